@@ -1,0 +1,45 @@
+"""From problems to a padded batch of prompt tokens."""
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxrl_llm.rollouts import Prompts
+from jaxrl_llm.tasks.base import Problem
+
+OVERLONG = ("fail", "skip", "truncate")
+
+
+def encode_problem(problem: Problem, tokenizer) -> list[int]:
+    """Token ids of one prompt: chat messages through the chat template, plain text as it is (with BOS if there is one)."""
+    if isinstance(problem.prompt, str):
+        return tokenizer.encode(problem.prompt, add_bos=tokenizer.bos_id is not None)
+    return tokenizer.encode_chat(problem.prompt)
+
+
+def fit(ids: list[int], problem: Problem, max_tokens: int, overlong: str) -> list[int] | None:
+    """`ids` if they fit; else an error, None (`skip`), or the last `max_tokens` of them (`truncate`)."""
+    if len(ids) <= max_tokens:
+        return ids
+    if overlong == "skip":
+        return None
+    if overlong == "truncate":
+        return ids[-max_tokens:]
+    raise ValueError(f"prompt {problem.id} has {len(ids)} tokens, the limit is prompts.max_tokens={max_tokens}: "
+                     f"{str(problem.prompt)[:120]!r}. Raise the limit, or set prompts.overlong to 'skip' or 'truncate'")
+
+
+def longest(problems: Sequence[Problem], tokenizer, look_at: int = 2000, multiple: int = 8) -> int:
+    """Length in tokens of the longest of the first `look_at` prompts, rounded up to a multiple."""
+    count = min(len(problems), look_at)
+    length = max(len(encode_problem(problems[i], tokenizer)) for i in range(count))
+    return -(-length // multiple) * multiple
+
+
+def pad(rows: Sequence[list[int]], ids: Sequence[int], length: int) -> Prompts:
+    """Rows of token ids as a right-padded `Prompts` batch on the host: `tokens i32[P, length]`, `mask bool[P, length]`."""
+    tokens = np.zeros((len(rows), length), np.int32)
+    mask = np.zeros((len(rows), length), bool)
+    for i, row in enumerate(rows):
+        tokens[i, :len(row)] = row
+        mask[i, :len(row)] = True
+    return Prompts(tokens, mask, np.asarray(ids, np.int32))

@@ -1,0 +1,104 @@
+"""From logits to one sampled token per row: temperature, top-k, top-p, min-p, and the exact log-prob of the draw."""
+from typing import NamedTuple
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+_BLOCK = 256  # width of the second level of the inverse-CDF draw; any value gives the same distribution
+
+
+@flax.struct.dataclass
+class Sampling:
+    """What distribution tokens are drawn from. Values are traced, so changing one never compiles again.
+
+    Attributes:
+      temperature: divides the logits; 0 means greedy.
+      top_k: keep the k most likely tokens (ties with the k-th are kept); `None`: off.
+      top_p: keep the smallest set of most likely tokens whose mass reaches p (arXiv 1904.09751); `None`: off.
+      min_p: drop tokens less likely than `min_p` times the most likely one (arXiv 2407.01082); `None`: off.
+    """
+
+    temperature: jax.Array | float = 1.0
+    top_k: jax.Array | int | None = None
+    top_p: jax.Array | float | None = None
+    min_p: jax.Array | float | None = None
+
+
+class Draw(NamedTuple):
+    """One draw per row: `token i32[N]`, its `logprob f32[N]` and the `entropy f32[N]` (nats) of what it was drawn from."""
+
+    token: jax.Array
+    logprob: jax.Array
+    entropy: jax.Array
+
+
+def check(sampling: Sampling) -> None:
+    """Raises ValueError for values outside their range (host-side: call before tracing)."""
+    if not sampling.temperature >= 0:
+        raise ValueError(f"temperature={sampling.temperature}: must be >= 0 (0 is greedy)")
+    if sampling.top_k is not None and sampling.top_k < 1:
+        raise ValueError(f"top_k={sampling.top_k}: must be >= 1, or None to switch it off")
+    if sampling.top_p is not None and not 0 < sampling.top_p <= 1:
+        raise ValueError(f"top_p={sampling.top_p}: must lie in (0, 1], or None to switch it off")
+    if sampling.min_p is not None and not 0 <= sampling.min_p < 1:
+        raise ValueError(f"min_p={sampling.min_p}: must lie in [0, 1), or None to switch it off")
+
+
+def restrict(logits: jax.Array, sampling: Sampling) -> jax.Array:
+    """Logits `f32[N, V]` of the distribution really sampled from: tempered, with dropped tokens at -inf."""
+    greedy = jnp.asarray(sampling.temperature) == 0
+    logits = logits / jnp.where(greedy, 1.0, sampling.temperature)
+    if sampling.top_k is not None or sampling.top_p is not None:
+        ranked = jnp.sort(logits, axis=-1, descending=True)
+        if sampling.top_k is not None:
+            kth = jnp.minimum(sampling.top_k, logits.shape[-1]) - 1
+            logits = jnp.where(logits < ranked[:, kth][:, None], -jnp.inf, logits)
+            ranked = jnp.where(jnp.arange(ranked.shape[-1]) > kth, -jnp.inf, ranked)
+        if sampling.top_p is not None:
+            probs = jax.nn.softmax(ranked, axis=-1)
+            inside = jnp.cumsum(probs, axis=-1) - probs < sampling.top_p
+            threshold = jnp.min(jnp.where(inside, ranked, jnp.inf), axis=-1, keepdims=True)
+            logits = jnp.where(logits < threshold, -jnp.inf, logits)
+    if sampling.min_p is not None:
+        floor = logits.max(-1, keepdims=True) + jnp.log(sampling.min_p)
+        logits = jnp.where(logits < floor, -jnp.inf, logits)
+    return logits
+
+
+def inverse_cdf(weights: jax.Array, uniform: jax.Array) -> jax.Array:
+    """Index drawn with probability proportional to `weights f32[N, W]`, from `uniform f32[N]` in [0, 1)."""
+    cumulative = jnp.cumsum(weights, axis=-1)
+    index = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1)
+    last_possible = weights.shape[-1] - 1 - jnp.argmax((weights > 0)[:, ::-1], axis=-1)
+    return jnp.minimum(index, last_possible).astype(jnp.int32)
+
+
+def draw(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:
+    """Draws one token per row.
+
+    The draw is by inverse CDF in two levels (a block of the vocabulary, then a token in it), each with a uniform of its
+    own: two random numbers a row instead of V, and a resolution of 2^-46.
+
+    Args:
+      keys: typed PRNG keys `[N]`, one per row, so that a row's draw does not depend on its neighbours.
+      logits: `f32[N, V]`.
+      sampling: the distribution.
+    """
+    chex.assert_rank(logits, 2)
+    rows, vocab = logits.shape
+    logits = restrict(logits.astype(jnp.float32), sampling)
+    top = logits.max(-1, keepdims=True)
+    weights = jnp.exp(logits - top)
+    total = weights.sum(-1)
+    blocks = jnp.pad(weights, ((0, 0), (0, -vocab % _BLOCK))).reshape(rows, -1, _BLOCK)
+    uniforms = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
+    block = inverse_cdf(blocks.sum(-1), uniforms[:, 0])
+    inside = inverse_cdf(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0], uniforms[:, 1])
+    sampled = block * _BLOCK + inside
+    token = jnp.where(jnp.asarray(sampling.temperature) == 0, jnp.argmax(logits, -1).astype(jnp.int32), sampled)
+    centred = jnp.where(weights > 0, logits - top, 0.0)
+    logprob = jnp.take_along_axis(centred, token[:, None], axis=1)[:, 0] - jnp.log(total)
+    entropy = jnp.log(total) - (weights * centred).sum(-1) / total
+    return Draw(token, logprob, entropy)

@@ -1,0 +1,314 @@
+"""One decoder-only transformer for the Llama, Qwen2, Qwen3 and Gemma 3 families, as pure functions of its parameters.
+
+Three ways through the same layers, all giving the same numbers:
+  `hidden_states`  every token of `[B, N]` rows, causal; the plain reference, and the prefill that fills a cache.
+  `packed_states`  a prompt and its G completions in one packed row, so that prompt tokens are computed once.
+  `decode_step`    one new token per row against a cache, for sampling.
+Parameters are one tree: `embed [V, D]`, `layers` (every leaf stacked over L), `final_norm`, and `unembed` if not tied.
+"""
+import dataclasses
+from typing import Any, NamedTuple
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.models.attention import apply_rotary, grouped_attention, in_window, layer_frequencies
+from jaxrl_llm.models.config import ModelConfig
+
+Params = Any
+
+
+class Dense(nn.Module):
+    """Matrix product with `kernel [in, out]`, optional bias, and a low-rank update when a `lora` collection is given."""
+
+    features: int
+    dtype: Any
+    bias: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        kernel = self.param("kernel", nn.initializers.normal(0.02), (x.shape[-1], self.features), jnp.float32)
+        y = x @ kernel.astype(self.dtype)
+        if self.bias:
+            y += self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32).astype(self.dtype)
+        if self.has_variable("lora", "a"):
+            a, b = self.get_variable("lora", "a"), self.get_variable("lora", "b")
+            y += (x @ a.astype(self.dtype)) @ b.astype(self.dtype)
+        return y
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * (scale + offset) over the last axis, in float32."""
+
+    eps: float
+    offset: float
+
+    @nn.compact
+    def __call__(self, x):
+        init = nn.initializers.constant(1.0 - self.offset)
+        scale = self.param("scale", init, (x.shape[-1],), jnp.float32)
+        y = x.astype(jnp.float32)
+        y *= jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
+        return (y * (scale + self.offset)).astype(x.dtype)
+
+
+class Block(nn.Module):
+    """Attention and gated MLP around a residual stream; how keys meet queries is the caller's `attend`."""
+
+    config: ModelConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x, positions, frequencies, attend):
+        """`x [..., D]`, `positions i32[...]`; `attend(q, k, v) -> (out, kept)`; returns `(x, kept)`."""
+        c = self.config
+        dense = lambda features, name, bias=False: Dense(features, self.dtype, bias, name=name)  # noqa: E731
+        norm = lambda name: RMSNorm(c.norm_eps, c.norm_offset, name=name)  # noqa: E731
+        heads = lambda y, n: y.reshape(*y.shape[:-1], n, c.head_dim)  # noqa: E731
+
+        h = norm("attention_norm")(x)
+        q = heads(dense(c.num_heads * c.head_dim, "q", c.qkv_bias)(h), c.num_heads)
+        k = heads(dense(c.num_kv_heads * c.head_dim, "k", c.qkv_bias)(h), c.num_kv_heads)
+        v = heads(dense(c.num_kv_heads * c.head_dim, "v", c.qkv_bias)(h), c.num_kv_heads)
+        if c.qk_norm:
+            q, k = norm("q_norm")(q), norm("k_norm")(k)
+        out, kept = attend(apply_rotary(q, positions, frequencies), apply_rotary(k, positions, frequencies), v)
+        out = dense(c.hidden_size, "o")(out.reshape(*out.shape[:-2], -1))
+        x = x + (norm("attention_post_norm")(out) if c.post_norms else out)
+
+        h = norm("mlp_norm")(x)
+        gate = dense(c.mlp_size, "gate")(h)
+        gate = nn.silu(gate) if c.activation == "silu" else nn.gelu(gate, approximate=True)
+        out = dense(c.hidden_size, "down")(gate * dense(c.mlp_size, "up")(h))
+        return x + (norm("mlp_post_norm")(out) if c.post_norms else out), kept
+
+
+class PromptCache(NamedTuple):
+    """Keys and values of the prompts, per layer, shared by every completion of a prompt.
+
+    keys, values: L arrays `[P, S, K, d]`; mask: `bool[P, S]`; length: `i32[P]`, real tokens of each prompt.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    mask: jax.Array
+    length: jax.Array
+
+
+class CompletionCache(NamedTuple):
+    """Keys and values of the completions so far: L arrays `[P, G, T, K, d]` each, filled from the left."""
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+
+
+def positions_of(mask: jax.Array) -> jax.Array:
+    """Position of each real token among the real tokens of its row: `i32[..., N]` from `mask bool[..., N]`."""
+    return jnp.maximum(jnp.cumsum(mask, axis=-1, dtype=jnp.int32) - 1, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformer:
+    """A model: architecture, compute dtype and whether backward recomputes each layer. Parameters are always arguments.
+
+    Attributes:
+      config: the architecture.
+      dtype: dtype of activations and matrix products; parameters are cast to it at use, norms and softmax stay float32.
+      remat: recompute each layer in the backward pass instead of storing its activations.
+    """
+
+    config: ModelConfig
+    dtype: Any = jnp.float32
+    remat: bool = False
+
+    @property
+    def block(self) -> Block:
+        return Block(self.config, self.dtype)
+
+    def init(self, key: jax.Array) -> Params:
+        """Fresh float32 parameters: normal(0, .02) matrices, residual outputs scaled by 1/sqrt(2L), unit norms."""
+        c = self.config
+        embed_key, layers_key, unembed_key = jax.random.split(key, 3)
+        x, positions = jnp.zeros((1, 1, c.hidden_size), self.dtype), jnp.zeros((1, 1), jnp.int32)
+        frequencies = jnp.zeros((c.head_dim // 2,))
+        one_layer = lambda k: self.block.init(k, x, positions, frequencies, lambda q, k, v: (q, None))  # noqa: E731
+        layers = jax.vmap(one_layer)(jax.random.split(layers_key, c.num_layers))["params"]
+        for name in ("o", "down"):
+            layers[name]["kernel"] *= (2 * c.num_layers) ** -0.5
+        normal = lambda k: 0.02 * jax.random.normal(k, (c.vocab_size, c.hidden_size), jnp.float32)  # noqa: E731
+        params = {"embed": normal(embed_key), "layers": layers,
+                  "final_norm": {"scale": jnp.full((c.hidden_size,), 1.0 - c.norm_offset)}}
+        return params if c.tie_embeddings else params | {"unembed": normal(unembed_key)}
+
+    def abstract_params(self) -> Params:
+        """Shapes and dtypes of the parameters, without making them."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
+    def embed(self, params: Params, tokens: jax.Array) -> jax.Array:
+        """Token embeddings `[..., D]` of `tokens i32[...]`."""
+        return params["embed"][tokens].astype(self.dtype) * jnp.asarray(self.config.embedding_scale, self.dtype)
+
+    def normed(self, params: Params, x: jax.Array) -> jax.Array:
+        """The final norm: what the unembedding reads."""
+        norm = RMSNorm(self.config.norm_eps, self.config.norm_offset)
+        return norm.apply({"params": params["final_norm"]}, x)
+
+    def unembedding(self, params: Params) -> jax.Array:
+        """The matrix `[V, D]` whose product with a normed state gives the logits."""
+        return params["embed" if self.config.tie_embeddings else "unembed"].astype(self.dtype)
+
+    def logits(self, params: Params, normed: jax.Array) -> jax.Array:
+        """Float32 logits `[..., V]` of normed states `[..., D]`."""
+        return jnp.einsum("...d,vd->...v", normed, self.unembedding(params), preferred_element_type=jnp.float32)
+
+    def _scan_layers(self, params, lora, x, positions, attend, pool):
+        """Runs all layers over `x [B, N, D]`; `attend(q, k, v, local)`. Returns `(x, kept, pooled [L, ..., D] | None)`.
+
+        `pool` (or None) maps a residual stream `[B, N, D]` to what is kept of it after each layer.
+        """
+        def layer(x, inputs):
+            weights, adapters, frequencies, local = inputs
+            variables = {"params": weights} if adapters is None else {"params": weights, "lora": adapters}
+            x, kept = self.block.apply(variables, x, positions, frequencies, lambda q, k, v: attend(q, k, v, local))
+            return x, (kept, None if pool is None else pool(jax.lax.stop_gradient(x)))
+
+        step = jax.checkpoint(layer, prevent_cse=False) if self.remat else layer
+        inputs = (params["layers"], lora, layer_frequencies(self.config), jnp.asarray(self.config.local_layers))
+        x, (kept, pooled) = jax.lax.scan(step, x, inputs)
+        return x, kept, pooled
+
+    def hidden_states(self, params, tokens, mask, *, lora=None, pool=None):
+        """Causal forward pass over plain rows.
+
+        Args:
+          params: parameter tree.
+          tokens: `i32[B, N]`, padded on either side.
+          mask: `bool[B, N]`, real tokens.
+          lora: optional adapter tree (see `models.lora`).
+          pool: optional function `[B, N, D] -> [...]` of each layer's residual stream.
+        Returns:
+          `(normed f32|bf16[B, N, D], kv, pooled)`: final normed states; keys and values, each `[L, B, N, K, d]`;
+          pooled states `[L, ...]` or None.
+        """
+        chex.assert_rank([tokens, mask], 2)
+        chex.assert_equal_shape([tokens, mask])
+        positions = positions_of(mask)
+        order = jnp.arange(tokens.shape[1])
+        causal = (order[:, None] >= order[None, :]) & mask[:, None, :]
+
+        def attend(q, k, v, local):
+            visible = causal & in_window(positions, positions, self.config.window, local)
+            rows = lambda y: y[:, None]  # noqa: E731  a plain row is a group of one
+            out = grouped_attention(rows(q), rows(k), rows(v), rows(visible), scale=self.config.attention_scale)
+            return out[:, 0], (k, v)
+
+        x, kv, pooled = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool)
+        return self.normed(params, x), kv, pooled
+
+    def packed_states(self, params, prompt_tokens, prompt_mask, tokens, mask, *, lora=None, pool=None):
+        """States that predict each completion token, with every prompt computed once for its whole group.
+
+        One packed row is `[prompt, completion_1, ..., completion_G]`; a completion sees the prompt and itself, and its
+        positions go on from the prompt's end (arXiv 2506.05433). Values and gradients equal those of `P * G` plain rows.
+
+        Args:
+          prompt_tokens, prompt_mask: `[P, S]`, at least one real token each.
+          tokens, mask: `[P, G, T]`.
+          pool: optional function `(prompt [P, S, D], completions [P, G, T, D]) -> pytree` of each layer's stream.
+        Returns:
+          `(normed [P, G, T, D], pooled)`: entry t is the state just before token t, the prompt's last one for t = 0.
+        """
+        P, S = prompt_tokens.shape
+        _, G, T = tokens.shape
+        chex.assert_shape(prompt_mask, (P, S))
+        chex.assert_shape([tokens, mask], (P, G, T))
+        prompt_positions = positions_of(prompt_mask)
+        length = prompt_mask.sum(-1, dtype=jnp.int32)
+        positions = jnp.broadcast_to(length[:, None, None] + jnp.arange(T), (P, G, T))
+        packed_positions = jnp.concatenate([prompt_positions, positions.reshape(P, G * T)], axis=1)
+        causal = lambda n: jnp.tril(jnp.ones((n, n), bool))  # noqa: E731
+        split = lambda y: (y[:, :S], y[:, S:].reshape(P, G, T, *y.shape[2:]))  # noqa: E731
+        window, scale = self.config.window, self.config.attention_scale
+
+        def attend(q, k, v, local):
+            (q_p, q_c), (k_p, k_c), (v_p, v_c) = split(q), split(k), split(v)
+            visible = causal(S) & prompt_mask[:, None, :] & in_window(prompt_positions, prompt_positions, window, local)
+            out_p = grouped_attention(q_p[:, None], k_p[:, None], v_p[:, None], visible[:, None], scale=scale)
+            own = causal(T) & in_window(positions, positions, window, local)
+            seen = prompt_mask[:, None, None, :] & in_window(positions, prompt_positions[:, None], window, local)
+            out_c = grouped_attention(q_c, k_c, v_c, own, (k_p, v_p, seen), scale=scale)
+            return jnp.concatenate([out_p[:, 0], out_c.reshape(P, G * T, *out_c.shape[3:])], axis=1), None
+
+        packed = jnp.concatenate([prompt_tokens, tokens.reshape(P, G * T)], axis=1)
+        x = self.embed(params, packed)
+        pool_packed = None if pool is None else (lambda x: pool(*split(x)))
+        x, _, pooled = self._scan_layers(params, lora, x, packed_positions, attend, pool_packed)
+        prompt, completions = split(x)
+        last = jnp.take_along_axis(prompt, last_index(prompt_mask)[:, None, None], axis=1)
+        before = jnp.broadcast_to(last[:, None], (P, G, 1, x.shape[-1]))
+        return self.normed(params, jnp.concatenate([before, completions[:, :, :-1]], axis=2)), pooled
+
+    def prefill(self, params, prompt_tokens, prompt_mask, *, lora=None):
+        """Fills the shared cache. Returns `(PromptCache, normed [P, D])`: the state that predicts the first token."""
+        normed, (keys, values), _ = self.hidden_states(params, prompt_tokens, prompt_mask, lora=lora)
+        last = jnp.take_along_axis(normed, last_index(prompt_mask)[:, None, None], axis=1)[:, 0]
+        cache = PromptCache(tuple(keys), tuple(values), prompt_mask, prompt_mask.sum(-1, dtype=jnp.int32))
+        return cache, last
+
+    def empty_completions(self, prompts: int, group: int, length: int) -> CompletionCache:
+        """A completion cache of `length` slots for `prompts x group` rows."""
+        c = self.config
+        make = lambda: tuple(  # noqa: E731
+            jnp.zeros((prompts, group, length, c.num_kv_heads, c.head_dim), self.dtype) for _ in range(c.num_layers))
+        return CompletionCache(make(), make())
+
+    def decode_step(self, params, layers, tokens, t, prompt: PromptCache, cache: CompletionCache):
+        """One token for every row.
+
+        Args:
+          params: parameter tree (embedding and final norm are read from it).
+          layers: per-layer parameters from `unstack_layers`, made once, outside the decode loop.
+          tokens: `i32[P, G]`, token number `t` of each completion.
+          t: `i32[]`, how many tokens of each completion came before.
+          prompt: shared cache.  cache: completion cache, slots below `t` filled.
+        Returns:
+          `(normed [P, G, D], cache)` with slot `t` filled: the state that predicts token `t + 1`.
+        """
+        chex.assert_rank(tokens, 2)
+        c = self.config
+        positions = (prompt.length[:, None] + t)[:, :, None]
+        frequencies = layer_frequencies(c)
+        prompt_positions = positions_of(prompt.mask)
+        slots = jnp.arange(cache.keys[0].shape[2])
+        own_positions = prompt.length[:, None, None] + slots
+        x = self.embed(params, tokens)[:, :, None]
+        keys, values = [], []
+        for i, (weights, adapters) in enumerate(layers):
+            local = c.local_layers[i]
+
+            def attend(q, k, v):
+                own_k = jax.lax.dynamic_update_slice_in_dim(cache.keys[i], k, t, axis=2)
+                own_v = jax.lax.dynamic_update_slice_in_dim(cache.values[i], v, t, axis=2)
+                own = (slots <= t) & in_window(positions, own_positions, c.window, local)
+                seen = prompt.mask[:, None, None, :] & in_window(positions, prompt_positions[:, None], c.window, local)
+                shared = (prompt.keys[i], prompt.values[i], seen)
+                return grouped_attention(q, own_k, own_v, own, shared, scale=c.attention_scale), (own_k, own_v)
+
+            variables = {"params": weights} if adapters is None else {"params": weights, "lora": adapters}
+            x, (k, v) = self.block.apply(variables, x, positions, frequencies[i], attend)
+            keys.append(k)
+            values.append(v)
+        return self.normed(params, x[:, :, 0]), CompletionCache(tuple(keys), tuple(values))
+
+    def unstack_layers(self, params, lora=None):
+        """Per-layer `(weights, adapters)` in the compute dtype: what a decode loop reads, sliced and cast only once."""
+        cast = lambda tree, i: jax.tree.map(lambda w: w[i].astype(self.dtype) if w.ndim > 2 else w[i], tree)  # noqa: E731
+        return [(cast(params["layers"], i), None if lora is None else cast(lora, i))
+                for i in range(self.config.num_layers)]
+
+
+def last_index(mask: jax.Array) -> jax.Array:
+    """Index of the last real token of each row, `i32[B]` from `mask bool[B, N]`."""
+    return (mask.shape[-1] - 1 - jnp.argmax(mask[..., ::-1], axis=-1)).astype(jnp.int32)

@@ -1,0 +1,43 @@
+"""One mesh with named axes; a laptop is a mesh of one."""
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+AXES = ("data", "fsdp", "tensor")
+
+
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
+    """A mesh over all devices with axes `data`, `fsdp`, `tensor`; one size may be -1 (what is left).
+
+    Raises:
+      ValueError: when the sizes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = [data, fsdp, tensor]
+    known = int(np.prod([n for n in sizes if n != -1]))
+    fits = min(n for n in sizes if n != -1) >= 1 if known != -1 else True
+    if sizes.count(-1) > 1 or not fits or len(devices) % known or (-1 not in sizes and known != len(devices)):
+        raise ValueError(f"mesh data={data} x fsdp={fsdp} x tensor={tensor} does not fit {len(devices)} devices: "
+                         "the sizes must multiply to that number; one of them may be -1")
+    sizes = [len(devices) // known if n == -1 else n for n in sizes]
+    return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Prompts (the leading axis) spread over `data` and `fsdp`."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The same on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def check_batch(mesh: Mesh, prompts: int, what: str) -> None:
+    """Raises ValueError when `prompts` cannot be spread evenly over the mesh; `what` names them."""
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    if prompts % shards:
+        below, above = prompts // shards * shards, (prompts // shards + 1) * shards
+        raise ValueError(f"{what}={prompts} prompts do not divide over the mesh's data x fsdp = "
+                         f"{mesh.shape['data']} x {mesh.shape['fsdp']} = {shards} shards; "
+                         f"use {above}{f' or {below}' if below else ''}, or a smaller mesh")

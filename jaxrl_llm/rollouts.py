@@ -1,0 +1,119 @@
+"""The data that flows through the library: `Prompts` go into the sampler, `Rollouts` come out and go into the learner.
+
+Axes: `P` prompts in the batch, `G` rollouts per prompt, `S` prompt tokens, `T` completion tokens, `K` reward components.
+All shapes are static. What varies in length is padded; `mask` and `valid` say what is real.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+
+@struct.dataclass
+class Prompts:
+    """A batch of tokenised prompts: `tokens` i32[P, S], `mask` bool[P, S] (True on real tokens), `ids` i32[P] (data-set rows)."""
+
+    tokens: Array
+    mask: Array
+    ids: Array | None = None
+
+
+def _axes(axes: str) -> Any:
+    return struct.field(default=None, kw_only=True, metadata={"axes": axes})
+
+
+@struct.dataclass
+class Rollouts:
+    """Sampled completions of P prompts, G each, with everything that was measured on them. Fields not needed are None.
+
+    `mask` is True on tokens that count in the loss (the stop token counts); `valid` is False on padding in the G axis.
+    `extras` holds the inputs of particular methods by name (each leaf starts with axis P): for instance
+    `truncated` bool[P, G], `traj`, `obs`, `act`, `agent`, `parent` i32[P, G], `teacher_logprobs` f32[P, G, T].
+    `loss_weights` is what `Objective.weights` returned for the whole mini-batch, when this is a part of one.
+    """
+
+    mask: Array = struct.field(metadata={"axes": "PGT"})
+    valid: Array = struct.field(metadata={"axes": "PG"})
+    rewards: Array | None = _axes("PG")
+    reward_components: Array | None = _axes("PGK")
+    tokens: Array | None = _axes("PGT")
+    prompt_tokens: Array | None = _axes("PS")
+    prompt_mask: Array | None = _axes("PS")
+    prompt_ids: Array | None = _axes("P")
+    behavior_logprobs: Array | None = _axes("PGT")
+    old_logprobs: Array | None = _axes("PGT")
+    ref_logprobs: Array | None = _axes("PGT")
+    entropies: Array | None = _axes("PGT")
+    policy_version: Array | None = _axes("PGT")
+    step_ids: Array | None = _axes("PGT")
+    features: Array | None = _axes("PGD")
+    extras: Mapping[str, Array] = struct.field(default_factory=dict, kw_only=True)
+    loss_weights: Mapping[str, Array] | None = struct.field(default=None, kw_only=True)
+
+    @property
+    def token_mask(self) -> Array:
+        """bool[P, G, T]: tokens that count, of rollouts that exist."""
+        return self.mask & self.valid[..., None]
+
+    @property
+    def lengths(self) -> Array:
+        """i32[P, G]: number of counting tokens of each rollout."""
+        return jnp.sum(self.token_mask, axis=-1, dtype=jnp.int32)
+
+    @property
+    def live(self) -> Array:
+        """bool[P, G]: rollouts with at least one counting token."""
+        return jnp.any(self.token_mask, axis=-1)
+
+
+def check(rollouts: Rollouts, *needs: str) -> Rollouts:
+    """`rollouts`, if its shapes agree and every field (or `extras` entry) named in `needs` is there; else ValueError."""
+    sizes: dict[str, int] = {}
+    for name, field in Rollouts.__dataclass_fields__.items():
+        axes, value = field.metadata.get("axes"), getattr(rollouts, name)
+        if axes is None or value is None:
+            continue
+        if len(value.shape) != len(axes) or any(sizes.setdefault(a, n) != n for a, n in zip(axes, value.shape)):
+            expected = ", ".join(f"{a}={sizes[a]}" if a in sizes else a for a in axes)
+            raise ValueError(f"rollouts.{name} has shape {tuple(value.shape)}, expected [{expected}] as the fields before it have")
+    for name in ("mask", "valid"):
+        if getattr(rollouts, name).dtype != jnp.bool_:
+            raise ValueError(f"rollouts.{name} must be boolean, got {getattr(rollouts, name).dtype}; compare or cast it first")
+    for name, value in rollouts.extras.items():
+        if not value.shape or value.shape[0] != sizes["P"]:
+            raise ValueError(f"rollouts.extras[{name!r}] has shape {tuple(value.shape)}, its first axis must be P={sizes['P']}")
+    for name in needs:
+        if getattr(rollouts, name, None) is None and name not in rollouts.extras:
+            where = f"field {name!r}" if name in Rollouts.__dataclass_fields__ else f"extras[{name!r}]"
+            raise ValueError(f"this method needs the rollouts' {where}, which is missing; record it before the update")
+    return rollouts
+
+
+def clean(rollouts: Rollouts, *needs: str) -> Rollouts:
+    """`check`, then zero every floating entry that is padding, so that no NaN or infinity can leak out of it."""
+    check(rollouts, *needs)
+    tokens, valid = rollouts.token_mask, rollouts.valid
+
+    def zero(x):
+        if x is None or not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        if x.shape[:3] == tokens.shape:
+            real = tokens
+        elif x.shape[:2] == valid.shape:
+            real = valid
+        else:
+            return x
+        return jnp.where(real.reshape(real.shape + (1,) * (x.ndim - real.ndim)), x, jnp.zeros((), x.dtype))
+
+    names = ("rewards", "reward_components", "behavior_logprobs", "old_logprobs", "ref_logprobs", "entropies")
+    cleaned = {name: zero(getattr(rollouts, name)) for name in names}
+    return rollouts.replace(**cleaned, extras=jax.tree.map(zero, dict(rollouts.extras)))
+
+
+def take(rollouts: Rollouts, start: int, size: int) -> Rollouts:
+    """The prompts `start : start + size` of a batch with all that belongs to them (`start` may be traced)."""
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=0), rollouts)

@@ -1,0 +1,47 @@
+"""Installs jaxrl_llm: `pip install -e .` for training, `pip install -e ".[test]"` for the test-suite."""
+from setuptools import find_packages, setup
+
+setup(
+    name="jaxrl_llm",
+    version="0.1.0",
+    description="JAX-native reinforcement learning of language models",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["jaxrl_llm", "jaxrl_llm.*"]),
+    install_requires=[
+        "jax>=0.8",
+        "flax>=0.12",
+        "optax>=0.2.5",
+        "orbax-checkpoint>=0.11.30",
+        "chex>=0.1.90",
+        "ml-collections>=1.0",
+        "absl-py>=2.1",
+        "numpy>=2.0",
+        "grain>=0.2.12",
+        "tokenizers>=0.21",
+        "sentencepiece>=0.2",
+        "safetensors>=0.5",
+        "gguf>=0.17",
+        "jinja2>=3.1",
+        "math-verify>=0.8",
+        "tensorboardX>=2.6",
+        "rich>=13.7",
+        "matplotlib>=3.9",
+        "psutil>=6.0",
+    ],
+    extras_require={
+        "tasks": ["tensorflow-datasets>=4.9.7", "reasoning-gym>=0.1.23"],
+        "gpu": ["jax[cuda12]>=0.8"],
+        "tpu": ["jax[tpu]>=0.8"],
+        "test": [
+            "pytest>=8.3",
+            "hypothesis>=6.120",
+            "tensorflow-datasets>=4.9.7",
+            "reasoning-gym>=0.1.23",
+            "torch==2.13.0",
+            "transformers>=5.0",
+        ],
+    },
+)
