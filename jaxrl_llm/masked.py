@@ -73,8 +73,8 @@ def leave_one_out_mean(x_PG: Array, valid_PG: Array) -> Array:
 
 def whiten(x: Array, mask: Array, *, eps: float, ddof: int) -> Array:
     """`(x - mean) / sqrt(var + eps)` over all True entries of `mask`, 0 elsewhere."""
-    scaled = (x - mean(x, mask, keepdims=True)) / jnp.sqrt(var(x, mask, ddof=ddof, keepdims=True) + eps)
-    return jnp.where(mask, scaled, 0)
+    centred = jnp.where(mask, x - mean(x, mask, keepdims=True), jnp.zeros((), x.dtype))
+    return centred / jnp.sqrt(var(x, mask, ddof=ddof, keepdims=True) + eps)
 
 
 def to_tokens(x_PG: Array, mask_PGT: Array) -> Array:

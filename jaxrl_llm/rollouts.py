@@ -4,11 +4,12 @@ Axes: `P` prompts in the batch, `G` rollouts per prompt, `S` prompt tokens, `T` 
 All shapes are static. What varies in length is padded; `mask` and `valid` say what is real.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import Array
 
@@ -109,11 +110,34 @@ def clean(rollouts: Rollouts, *needs: str) -> Rollouts:
             return x
         return jnp.where(real.reshape(real.shape + (1,) * (x.ndim - real.ndim)), x, jnp.zeros((), x.dtype))
 
-    names = ("rewards", "reward_components", "behavior_logprobs", "old_logprobs", "ref_logprobs", "entropies")
-    cleaned = {name: zero(getattr(rollouts, name)) for name in names}
+    measured = ("rewards", "reward_components", "behavior_logprobs", "old_logprobs", "ref_logprobs", "entropies", "features")
+    cleaned = {name: zero(getattr(rollouts, name)) for name in measured}
     return rollouts.replace(**cleaned, extras=jax.tree.map(zero, dict(rollouts.extras)))
 
 
 def take(rollouts: Rollouts, start: int, size: int) -> Rollouts:
     """The prompts `start : start + size` of a batch with all that belongs to them (`start` may be traced)."""
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=0), rollouts)
+
+
+def pad_lists(rows: Sequence[Sequence[Sequence[float]]], fill: float = 0.0) -> np.ndarray:
+    """[P, G, T] from nested lists of unequal length, `fill` where there is nothing; for notebooks and small examples."""
+    group, length = max(len(row) for row in rows), max(len(values) for row in rows for values in row)
+    padded = np.full((len(rows), group, length), fill, np.float32)
+    for p, row in enumerate(rows):
+        for g, values in enumerate(row):
+            padded[p, g, : len(values)] = values
+    return padded
+
+
+def from_lists(rewards: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]] | None = None, **fields: Any) -> Rollouts:
+    """Rollouts from one list of rewards per prompt (of unequal length, if groups differ) and the rollouts' lengths (default 1).
+
+    `fields` are passed on to `Rollouts`; per-token ones can be made with `pad_lists`.
+    """
+    lengths = [[1] * len(row) for row in rewards] if lengths is None else lengths
+    padded = pad_lists([[[r] for r in row] for row in rewards], fill=np.nan)[..., 0]
+    tokens = pad_lists([[[1] * n for n in row] for row in lengths])
+    valid = ~np.isnan(padded)
+    return Rollouts(mask=jnp.asarray(tokens == 1), valid=jnp.asarray(valid), rewards=jnp.asarray(np.where(valid, padded, 0)),
+                    **jax.tree.map(jnp.asarray, fields))

@@ -1,0 +1,55 @@
+"""Integer arithmetic with a checkable answer.
+
+  :tiny     (default) bytes, a 4-layer policy from scratch, supervised warm-up, then RL. Minutes on two CPU cores.
+            python experiments/train.py --config=configs/arithmetic.py --workdir=runs/tiny
+  :smollm2  SmolLM2-135M-Instruct with its chat template (get it with scripts/get_smollm2.sh).
+            python experiments/train.py --config=configs/arithmetic.py:smollm2 --workdir=runs/smollm2
+
+Every key can be set on the command line: --config.method=dr_grpo --config.steps=200 --config.objective="clip_high=0.28"
+"""
+from jaxrl_llm.registry import one_of
+from jaxrl_llm.training.config import default_config
+
+
+def get_config(variant: str = "tiny"):
+    one_of("variant of configs/arithmetic.py", variant, ("tiny", "smollm2"))
+    c = default_config()
+    return _tiny(c) if variant == "tiny" else _smollm2(c)
+
+
+def _tiny(c):
+    c.task.level = "add2"
+    c.task.chat = False
+    c.task.size = 8100
+    c.rewards = {"exact": {"weight": 1.0}}
+    c.model.hidden_size = 128
+    c.model.num_layers = 3
+    c.model.num_heads = 4
+    c.model.mlp_size = 384
+    c.warmup.steps = 300
+    c.warmup.batch = 128
+    c.warmup.learning_rate = 2e-3
+    c.steps = 100
+    c.prompts.per_step = 32
+    c.sampling.group = 8
+    c.sampling.max_tokens = 6
+    c.optimizer.learning_rate = 3e-4
+    c.eval.problems = 128
+    c.eval.every = 20
+    return c
+
+
+def _smollm2(c):
+    c.model.path = "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    c.task.level = "digit"
+    c.task.chat = True
+    c.rewards = {"last_number": {"weight": 1.0}}
+    c.steps = 60
+    c.prompts.per_step = 8
+    c.sampling.group = 8
+    c.sampling.max_tokens = 24
+    c.optimizer.learning_rate = 1e-5
+    c.eval.problems = 24
+    c.eval.every = 10
+    c.checkpoint.every = 30
+    return c

@@ -1,0 +1,66 @@
+"""What an estimator is: a pair of pure functions from rollouts to one advantage per token.
+
+To add one, write a file with a keyword-only factory under `@estimator` that returns `stateless(function)`:
+
+    @estimator
+    def centred(*, scale: float = 1.0) -> Estimator:
+        return stateless(lambda rollouts: scale * (rollouts.rewards - masked.group_mean(rollouts.rewards, rollouts.valid)))
+
+The function may return `[P, G]` or `[P, G, T]`. Checks, stop-gradient, broadcasting to tokens and exact zeros outside
+the mask are done here. Padding it sees is zeroed, but still has to be left out of means: use `jaxrl_llm.masked`.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxrl_llm import masked, registry
+from jaxrl_llm.rollouts import Rollouts, clean
+
+State = Any
+ESTIMATORS: dict[str, registry.Factory] = {}
+estimator = functools.partial(registry.register, ESTIMATORS, "estimator")
+
+
+class Estimator(NamedTuple):
+    """`init() -> state`; `update(rollouts, state) -> (advantages f32[P, G, T], state)`, both pure; no state is `()`.
+
+    `needs` names the fields of `Rollouts`, or entries of its `extras`, that `update` reads: a trainer records them first.
+    """
+
+    init: Callable[[], State]
+    update: Callable[[Rollouts, State], tuple[Array, State]]
+    needs: tuple[str, ...] = ()
+
+
+def stateless(function: Callable[[Rollouts], Array], *, needs: tuple[str, ...] = ("rewards",)) -> Estimator:
+    """The estimator of a plain function `rollouts -> advantages [P, G] or [P, G, T]`.
+
+    `needs` names the fields of `Rollouts`, or entries of its `extras`, without which the function cannot work.
+    """
+    return stateful(lambda: (), lambda rollouts, state: (function(rollouts), state), needs=needs)
+
+
+def stateful(
+    init: Callable[[], State],
+    function: Callable[[Rollouts, State], tuple[Array, State]],
+    *,
+    needs: tuple[str, ...] = ("rewards",),
+) -> Estimator:
+    """As `stateless`, for `(rollouts, state) -> (advantages, state)`; the state is a pytree of arrays of fixed shape."""
+
+    def update(rollouts, state):
+        rollouts = lax.stop_gradient(clean(rollouts, *needs))
+        advantages, state = function(rollouts, state)
+        mask = rollouts.token_mask
+        if advantages.shape == rollouts.valid.shape:
+            return masked.to_tokens(advantages, mask), state
+        if advantages.shape != mask.shape:
+            raise ValueError(f"estimator returned shape {advantages.shape}; it must be [P, G] = {rollouts.valid.shape} or "
+                             f"[P, G, T] = {mask.shape}")
+        return jnp.where(mask, advantages, jnp.zeros((), advantages.dtype)), state
+
+    return Estimator(init, update, needs)

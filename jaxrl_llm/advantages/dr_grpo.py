@@ -1,0 +1,14 @@
+"""Dr. GRPO: the group-centred reward, without division by the group's standard deviation (arXiv 2503.20783).
+
+Its other half, dividing each response by the generation budget and not by its own length, is the objective's
+`aggregation="fixed_length"`.
+"""
+
+from jaxrl_llm import masked
+from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+
+
+@estimator
+def dr_grpo() -> Estimator:
+    """`A_i = r_i - mean` over the valid rollouts of each prompt; a group of one gets 0."""
+    return stateless(lambda rollouts: rollouts.rewards - masked.group_mean(rollouts.rewards, rollouts.valid))

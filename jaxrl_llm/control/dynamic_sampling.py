@@ -1,0 +1,21 @@
+"""DAPO's dynamic sampling: train only on prompts whose rollouts disagree (arXiv 2503.14476)."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_llm import masked
+
+
+def informative(accuracy_PG: Array, valid_PG: Array) -> Array:
+    """bool[P]: prompts whose valid rollouts do not all have the same (unshaped) accuracy; a lone rollout is kept.
+
+    A prompt without valid rollouts is dropped.
+    """
+    n = masked.count(valid_PG, axis=1)
+    disagree = masked.std(accuracy_PG, valid_PG, axis=1, ddof=0) > 0
+    return (n == 1) | disagree
+
+
+def first(keep_P: Array, target: int) -> Array:
+    """bool[P]: the first `target` kept prompts in order of arrival; there may be fewer."""
+    return keep_P & (jnp.cumsum(keep_P, dtype=jnp.int32) <= target)

@@ -1,0 +1,95 @@
+"""The catalogue: method name -> composition, paper and vetted defaults. The table of contents of the field.
+
+    estimator, objective = methods.build("grpo", max_len=256)
+
+To add a method, write one `Method(...)` into the `ROWS` of the family's file in this folder (or start a file: it is found
+by itself). `python -m jaxrl_llm.methods` prints the table, `--write docs/methods.md` renews the page.
+"""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_llm import advantages, objectives, registry
+from jaxrl_llm.advantages import Estimator
+from jaxrl_llm.methods.base import Method
+from jaxrl_llm.objectives import Objective
+
+
+def _families() -> dict[str, tuple[Method, ...]]:
+    """Family name -> rows, from every module of this folder that has `ROWS`."""
+    found = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in ("base", "__main__"))
+    families = {name: importlib.import_module(f"{__name__}.{name}").ROWS for name in found}
+    slugs = [row.slug for rows in families.values() for row in rows]
+    twice = {slug for slug in slugs if slugs.count(slug) > 1}
+    if twice:
+        raise ValueError(f"methods listed twice: {', '.join(sorted(twice))}")
+    return families
+
+
+FAMILIES = _families()
+METHODS = {row.slug: row for rows in FAMILIES.values() for row in rows}
+
+
+def names() -> list[str]:
+    """All methods of the catalogue, sorted, also those that lack a part."""
+    return sorted(METHODS)
+
+
+def get(slug: str) -> Method:
+    """The row of `slug`. ValueError with the nearest match if there is none; NotImplementedError if a part is missing."""
+    if slug not in METHODS:
+        raise registry.unknown("method", slug, METHODS)
+    method = METHODS[slug]
+    if method.missing:
+        raise NotImplementedError(f"method {slug!r} is listed but cannot run yet: {method.missing}")
+    return method
+
+
+def build(
+    slug: str,
+    *,
+    max_len: int | None = None,
+    estimator: Mapping[str, Any] | None = None,
+    objective: Mapping[str, Any] | None = None,
+) -> tuple[Estimator, Objective]:
+    """The estimator and the objective of a method; the two mappings override its hyper-parameters.
+
+    `max_len` is the generation budget in tokens, given to the parts that have this keyword.
+    """
+    method = get(slug)
+
+    def part(package, table, row, overrides):
+        name, hyper = row
+        hyper = {**hyper, **(overrides or {})}
+        if max_len is not None and name in table and "max_len" in inspect.signature(table[name]).parameters:
+            hyper.setdefault("max_len", max_len)
+        return package.make(name, **hyper)
+
+    return (part(advantages, advantages.base.ESTIMATORS, method.estimator, estimator),
+            part(objectives, objectives.base.OBJECTIVES, method.objective, objective))
+
+
+def markdown() -> str:
+    """The catalogue as a Markdown page, one table per family."""
+    lines = ["# Methods", "", "Written by `python -m jaxrl_llm.methods --write docs/methods.md`; do not edit by hand.", ""]
+    for family, rows in FAMILIES.items():
+        lines += [f"## {family.replace('_', ' ').capitalize()}", "",
+                  "| method | paper | estimator | objective | equation | also needs |", "|---|---|---|---|---|---|"]
+        for row in sorted(rows, key=lambda row: row.slug):
+            papers = ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in row.arxiv)
+            needs = [f"`{name}`" for name in (*row.needs, *row.filters, *row.controllers)]
+            if row.missing:
+                needs.append(f"**missing: {row.missing}**")
+            cells = (f"`{row.slug}` {row.title}", papers, _call(row.estimator), _call(row.objective),
+                     f"`{row.equation}`", ", ".join(needs))
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _call(part: tuple[str, Mapping[str, Any]]) -> str:
+    name, hyper = part
+    return f"`{name}({', '.join(f'{key}={value!r}' for key, value in hyper.items())})`"

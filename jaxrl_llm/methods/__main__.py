@@ -1,0 +1,25 @@
+"""`python -m jaxrl_llm.methods` prints the catalogue; `--write PATH` writes it as Markdown."""
+
+import argparse
+import pathlib
+
+from jaxrl_llm import methods
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.methods", description="the catalogue of methods")
+    parser.add_argument("--write", metavar="PATH", type=pathlib.Path, help="write the Markdown page to PATH")
+    path = parser.parse_args().write
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(methods.markdown())
+        return
+    for family, rows in methods.FAMILIES.items():
+        print(f"\n{family}")
+        for row in sorted(rows, key=lambda row: row.slug):
+            state = f"   [missing: {row.missing}]" if row.missing else ""
+            print(f"  {row.slug:20} {row.estimator[0]:14} {row.objective[0]:14} {row.equation}{state}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Low-rank adapters: W + A B with A and B trained and W frozen (LoRA, arXiv 2106.09685).
+
+An adapter tree is separate from the parameters and goes beside them: `transformer.hidden_states(params, ..., lora=lora)`.
+"""
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+def init(key: jax.Array, params: Any, rank: int, alpha: float, targets: Sequence[str] = TARGETS) -> dict:
+    """Adapters `{target: {'a': f32[L, in, rank], 'b': f32[L, rank, out]}}` that change nothing yet (b = 0).
+
+    The paper's scale alpha/rank is folded into the start of A, normal(0, (alpha/rank)^2 / in): the product A B is then the
+    whole update, and nothing but the tree has to be kept. Raises ValueError for an unknown target or a rank below 1.
+    """
+    if rank < 1:
+        raise ValueError(f"rank={rank}; it must be at least 1")
+    for target in targets:
+        if target not in TARGETS:
+            near = difflib.get_close_matches(target, TARGETS, n=1, cutoff=0.0)
+            raise ValueError(f"unknown LoRA target {target!r}; allowed: {', '.join(TARGETS)}; nearest: {near[0]!r}")
+    lora = {}
+    for target, target_key in zip(targets, jax.random.split(key, len(targets))):
+        layers, fan_in, fan_out = params["layers"][target]["kernel"].shape
+        a = jax.random.normal(target_key, (layers, fan_in, rank), jnp.float32) * (alpha / rank * fan_in**-0.5)
+        lora[target] = {"a": a, "b": jnp.zeros((layers, rank, fan_out), jnp.float32)}
+    return lora
+
+
+def merge(params: Any, lora: Any) -> Any:
+    """Parameters with every adapter added into its matrix, W + A B; the model then runs, and is saved, without adapters."""
+    layers = dict(params["layers"])
+    for target, adapter in lora.items():
+        kernel = layers[target]["kernel"]
+        update = jnp.einsum("lir,lro->lio", adapter["a"], adapter["b"])
+        layers[target] = layers[target] | {"kernel": (kernel + update).astype(kernel.dtype)}
+    return params | {"layers": layers}

@@ -1,0 +1,113 @@
+"""Reads GGUF files: shape of the model from the metadata, weights dequantised tensor by tensor."""
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.models.attention import rotary_frequencies
+from jaxrl_llm.models.config import ModelConfig, RopeScaling
+from jaxrl_llm.models.weights import layout
+
+FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
+_GEMMA3_PATTERN = 6  # every sixth layer sees everything; the format does not store it
+_GEMMA3_27B_LAYERS = 62  # the one size whose attention scale is not 1/sqrt(head_dim); the format does not store that
+
+
+def load(path: Path, dtype: Any = jnp.float32) -> tuple[ModelConfig, dict]:
+    """`(ModelConfig, params)` of a GGUF file of the architectures `llama`, `qwen2`, `qwen3` or `gemma3`."""
+    from gguf import GGUFReader
+    from gguf.quants import dequantize
+
+    try:
+        reader = GGUFReader(path)
+    except (ValueError, IndexError, KeyError) as error:
+        raise ValueError(f"{path} is not a readable GGUF file of {path.stat().st_size} bytes ({error}); "
+                         "if its download was cut short, fetch it again") from error
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    metadata = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
+
+    def read_stored(name):
+        if name not in tensors:
+            raise ValueError(f"tensor {name!r} is missing from {path}, which holds {len(tensors)} tensors")
+        return np.asarray(dequantize(tensors[name].data, tensors[name].tensor_type))
+
+    config = config_from(metadata, {name: tuple(map(int, t.shape[::-1])) for name, t in tensors.items()}, path)
+    if "rope_freqs.weight" in tensors:
+        config = _with_llama3_scaling(config, read_stored("rope_freqs.weight"), path)
+    places = list(layout.places(config))
+    layout.check_nothing_left(tensors.keys() - {place.gguf for place in places} - {"rope_freqs.weight"}, path)
+
+    def read(place):
+        tensor = read_stored(place.gguf)
+        layout.check_shape(place.gguf, tensor.shape, place.shape, path)
+        if config.family == "llama" and place.path[1:2] in (("q",), ("k",)):
+            tensor = _halves_from_pairs(tensor, config.head_dim)
+        return tensor - config.norm_offset if place.path[-1] == "scale" else tensor  # Gemma's are stored offset included
+
+    return config, layout.assemble(config, read, dtype)
+
+
+def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any) -> ModelConfig:
+    """`ModelConfig` from GGUF metadata and tensor shapes (vocabulary size and tied embeddings are told by tensors)."""
+    arch = metadata.get("general.architecture")
+    if arch not in FAMILIES:
+        raise ValueError(f"{file}: architecture {arch!r} is not supported; supported: {', '.join(FAMILIES)}")
+    missing = object()
+
+    def get(key, default=missing):
+        value = metadata.get(f"{arch}.{key}", default)
+        if value is missing:
+            raise ValueError(f"{file}: metadata key '{arch}.{key}' is missing")
+        return value
+
+    if "token_embd.weight" not in shapes:
+        raise ValueError(f"tensor 'token_embd.weight' is missing from {file}, which holds {len(shapes)} tensors")
+    hidden_size, num_heads, num_layers = get("embedding_length"), get("attention.head_count"), get("block_count")
+    head_dim = get("attention.key_length", get("rope.dimension_count", hidden_size // num_heads))
+    if get("rope.dimension_count", head_dim) != head_dim or get("attention.value_length", head_dim) != head_dim:
+        raise ValueError(f"{file}: heads of {head_dim} dimensions with {get('rope.dimension_count', head_dim)} rotated and "
+                         f"{get('attention.value_length', head_dim)} of values; all three must be equal")
+    common = dict(
+        vocab_size=shapes["token_embd.weight"][0], hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads,
+        num_kv_heads=get("attention.head_count_kv", num_heads), head_dim=head_dim,
+        mlp_size=get("feed_forward_length"), max_positions=get("context_length"),
+        norm_eps=get("attention.layer_norm_rms_epsilon"), tie_embeddings="output.weight" not in shapes,
+        rope_theta=get("rope.freq_base", 1_000_000.0 if arch == "gemma3" else 10_000.0),
+        rope_scaling=_scaling_from(get, file), family=FAMILIES[arch],
+        qkv_bias=arch == "qwen2", qk_norm=arch in ("qwen3", "gemma3"))
+    if arch != "gemma3":
+        return ModelConfig(**common)
+    return ModelConfig(
+        **common, activation="gelu_tanh", norm_offset=1.0, post_norms=True, embedding_scale=hidden_size**0.5,
+        attention_scale=(hidden_size // num_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim) ** -0.5,
+        rope_local_theta=get("rope.freq_base_swa", 10_000.0), window=get("attention.sliding_window"),
+        local_layers=tuple(i % _GEMMA3_PATTERN != _GEMMA3_PATTERN - 1 for i in range(num_layers)))
+
+
+def _scaling_from(get, file) -> RopeScaling | None:
+    kind = get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind != "linear":
+        raise ValueError(f"{file}: rope scaling {kind!r} is not supported; supported: 'none', 'linear', or factors in "
+                         "the tensor 'rope_freqs.weight'")
+    return RopeScaling("linear", float(get("rope.scaling.factor")))
+
+
+def _with_llama3_scaling(config, divisors, file):
+    """Llama 3.1 and later store only each frequency's divisor: take the published ramp, and check that it gives them."""
+    scaling = RopeScaling("llama3", float(divisors.max()))
+    plain = rotary_frequencies(config.head_dim, config.rope_theta)
+    published = plain / rotary_frequencies(config.head_dim, config.rope_theta, scaling)
+    if divisors.shape != published.shape or not np.allclose(divisors, published, rtol=1e-3):
+        raise ValueError(f"tensor 'rope_freqs.weight' in {file} is not the frequency scaling of Llama 3.1 and later "
+                         f"(shape {divisors.shape}, largest divisor {divisors.max()}); no other is supported")
+    return dataclasses.replace(config, rope_scaling=scaling)
+
+
+def _halves_from_pairs(tensor, head_dim):
+    """Row order of rotary pairs (i, i + head_dim/2) from the adjacent pairs (2i, 2i + 1) that this format keeps."""
+    pairs = tensor.reshape(-1, head_dim // 2, 2, *tensor.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(tensor.shape)

@@ -1,0 +1,20 @@
+"""Policy objectives (losses to minimise), one file each: `objectives.make("ppo_clip", clip_high=0.28)`."""
+
+from jaxrl_llm import registry
+from jaxrl_llm.objectives.base import OBJECTIVES, Objective, objective, token_objective
+
+registry.discover(__name__, __path__)
+globals().update(OBJECTIVES)
+
+
+def names() -> list[str]:
+    """All objectives, sorted."""
+    return sorted(OBJECTIVES)
+
+
+def make(slug: str, **hyper) -> Objective:
+    """The objective called `slug` with hyper-parameters `hyper`; ValueError with the nearest match if there is none."""
+    return registry.make(OBJECTIVES, "objective", slug, hyper)
+
+
+__all__ = ["Objective", "make", "names", "objective", "token_objective", *sorted(OBJECTIVES)]

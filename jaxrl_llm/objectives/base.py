@@ -1,0 +1,116 @@
+"""What an objective is: pure functions from log-probs, rollouts and advantages to a loss that adds up over micro-batches.
+
+To add one, write a file with a keyword-only factory under `@objective` that returns `token_objective(function)`:
+
+    @objective
+    def plain(*, aggregation: str = "token_mean", max_len: int | None = None) -> Objective:
+        def token_loss(logprobs, rollouts, advantages):
+            return -advantages * logprobs, {"logprob": logprobs}
+
+        return token_objective(token_loss, aggregation=aggregation, max_len=max_len)
+
+The function returns token losses `[P, G, T]` (or one per rollout, `[P, G]`) and metrics in either shape, NOT reduced:
+the reduction is done here, with weights that know the whole mini-batch, which is why losses, gradients and metrics of
+micro-batches sum to those of the whole. A metric named `max/...` is the largest value (at least 0) and combines by max.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxrl_llm import masked, registry
+from jaxrl_llm.objectives.aggregation import check_aggregation, sequence_weights, token_weights
+from jaxrl_llm.rollouts import Rollouts, clean
+
+State = Any
+Metrics = dict[str, Array]
+OBJECTIVES: dict[str, registry.Factory] = {}
+objective = functools.partial(registry.register, OBJECTIVES, "objective")
+
+
+class Objective(NamedTuple):
+    """`init() -> state`; `update(logprobs, rollouts, advantages, state) -> (loss, (metrics, state))`; `weights(rollouts)`.
+
+    `weights` returns a dict of arrays with leading axis P. A trainer calls it once on the whole mini-batch and hands each
+    micro-batch its slice as `rollouts.loss_weights`; without them `update` takes the rollouts it got for the whole.
+    Each micro-batch of a step gets the same state. `whole_batch=True`: the loss of a rollout depends on the log-probs of
+    others, so the mini-batch must not be split (or must be differentiated with respect to all log-probs at once first).
+    `needs` names the fields of `Rollouts`, or entries of its `extras`, that `update` reads: a trainer records them first.
+    """
+
+    init: Callable[[], State]
+    update: Callable[[Array, Rollouts, Array, State], tuple[Array, tuple[Metrics, State]]]
+    weights: Callable[[Rollouts], Mapping[str, Array]]
+    whole_batch: bool = False
+    needs: tuple[str, ...] = ()
+
+
+def token_objective(
+    token_loss: Callable,
+    *,
+    aggregation: str = "token_mean",
+    max_len: int | None = None,
+    needs: tuple[str, ...] = (),
+    extra_weights: Callable[[Rollouts], Mapping[str, Array]] | None = None,
+    init: Callable[[], State] | None = None,
+    advance: Callable[[State], State] | None = None,
+    whole_batch: bool = False,
+) -> Objective:
+    """The objective of `token_loss(logprobs, rollouts, advantages) -> (loss, metrics)`.
+
+    Arguments arrive checked, detached (but for `logprobs`) and zero on padding; advantages are [P, G, T].
+    `needs` names fields of `Rollouts`, or of its `extras`, that have to be there.
+    Terms with other denominators: `extra_weights(rollouts) -> {name: [P, G, T] or [P, G]}` and a loss that is a dict
+    `{"loss": ..., name: ...}`; each term is summed with the weights of its name.
+    With `init` the function gets the state as fourth argument, and `advance(state)` makes the next one. It depends on
+    nothing else, so that every micro-batch of a step returns the same state (a step count, a random key).
+    """
+    check_aggregation(aggregation, max_len)
+
+    def weights(rollouts):
+        own = {"loss": token_weights(rollouts, aggregation, max_len),
+               "token": token_weights(rollouts, "token_mean"),
+               "sequence": sequence_weights(rollouts)}
+        return own if extra_weights is None else {**own, **extra_weights(rollouts)}
+
+    def update(logprobs, rollouts, advantages, state):
+        rollouts = lax.stop_gradient(clean(rollouts, *needs))
+        mask = rollouts.token_mask
+        for name, value in (("logprobs", logprobs), ("advantages", advantages)):
+            if value.shape != mask.shape:
+                raise ValueError(f"{name} has shape {value.shape}, expected [P, G, T] = {mask.shape}, that of rollouts.mask")
+        logprobs = jnp.where(mask, logprobs, 0)
+        advantages = lax.stop_gradient(jnp.where(mask, advantages, 0))
+        share = weights(rollouts) if rollouts.loss_weights is None else rollouts.loss_weights
+
+        arguments = (logprobs, rollouts, advantages) + (() if init is None else (state,))
+        losses, metrics = token_loss(*arguments)
+        if not isinstance(losses, Mapping):
+            losses = {"loss": losses}
+        total = sum(_reduce(values, share[name], rollouts) for name, values in losses.items())
+        metrics = {name: _metric(name, values, share, rollouts) for name, values in metrics.items()}
+        return total, (lax.stop_gradient(metrics), state if advance is None else advance(state))
+
+    return Objective((lambda: ()) if init is None else init, update, weights, whole_batch, needs)
+
+
+def _reduce(values: Array, share: Array, rollouts: Rollouts) -> Array:
+    """Sum of `values` times their weights, after giving both the shape [P, G, T] if one is per rollout."""
+    if share.ndim == 2 and values.ndim == 2:
+        return masked.sum(values * share, rollouts.live)
+    if share.ndim == 2:
+        share = masked.to_tokens(share, rollouts.token_mask)
+    if values.ndim == 2:
+        values = masked.to_tokens(values, rollouts.token_mask)
+    return masked.sum(values * share, rollouts.token_mask)
+
+
+def _metric(name: str, values: Array, share: Mapping[str, Array], rollouts: Rollouts) -> Array:
+    """Mean over tokens of [P, G, T], over live rollouts of [P, G]; the maximum for names that start with `max/`."""
+    per_token = values.ndim == 3
+    if name.startswith("max/"):
+        return masked.max(values, rollouts.token_mask if per_token else rollouts.live, initial=0)
+    return _reduce(values.astype(jnp.result_type(float)), share["token" if per_token else "sequence"], rollouts)

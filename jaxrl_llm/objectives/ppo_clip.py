@@ -1,0 +1,44 @@
+"""PPO's clipped surrogate per token (arXiv 1707.06347), with the options that GRPO, DAPO and their relatives share."""
+
+from jaxrl_llm import registry
+from jaxrl_llm.objectives import kl
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
+from jaxrl_llm.objectives.trust_region import clipped_surrogate, dual_clip as dual_clipped
+
+
+@objective
+def ppo_clip(
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    kl_coef: float = 0.0,
+    kl_estimator: str = "k3",
+    aggregation: str = "token_mean",
+    max_len: int | None = None,
+) -> Objective:
+    """`l_t = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) + kl_coef * KL_t`, `rho = exp(logprobs - old_logprobs)`.
+
+    `dual_clip` c > 1 bounds the loss of negative advantages by `-A c` (arXiv 1912.09729). `kl_coef` needs `ref_logprobs`.
+    Metrics: `clip_fraction`, `clip_fraction_lower` (tokens at the dual bound), `approx_kl` = mean(old - new), `kl`, `max/ratio`.
+    """
+    registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)
+    if dual_clip is not None and dual_clip <= 1:
+        raise ValueError(f"dual_clip={dual_clip} must be larger than 1, or None to switch it off")
+
+    def token_loss(logprobs, rollouts, advantages):
+        ratio = token_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)
+        loss, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
+        metrics = {"clip_fraction": clipped, "max/ratio": ratio,
+                   "approx_kl": -log_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)}
+        if dual_clip is not None:
+            loss, metrics["clip_fraction_lower"] = dual_clipped(loss, advantages, dual_clip)
+        if kl_coef:
+            divergence = kl.token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
+            loss, metrics["kl"] = loss + kl_coef * divergence, divergence
+        return loss, metrics
+
+    return token_objective(
+        token_loss, aggregation=aggregation, max_len=max_len, needs=("ref_logprobs",) if kl_coef else ()
+    )

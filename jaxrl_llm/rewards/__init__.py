@@ -1,0 +1,89 @@
+"""Verifiers: completions and reference answers in, rewards out. `make` one by name, `combine` several by weight."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxrl_llm import registry
+from jaxrl_llm.rewards import text
+from jaxrl_llm.rewards.base import BatchOutput, Combined, Reward, RewardError, Scores
+from jaxrl_llm.rewards.code import Code
+from jaxrl_llm.rewards.isolated import Isolated, score_reasoning_gym
+from jaxrl_llm.rewards.length import soft_overlong as overlong_penalty
+from jaxrl_llm.rewards.math import Boxed
+
+
+def exact(*, weight: float = 1.0) -> Reward:
+    """1 when the completion is the answer, white space at both ends aside."""
+    return Reward("exact", text.exact, weight)
+
+
+def last_number(*, weight: float = 1.0) -> Reward:
+    """1 when the last number in the completion equals the answer as a rational."""
+    return Reward("last_number", text.last_number, weight)
+
+
+def numeric(*, weight: float = 1.0) -> Reward:
+    """1 when the whole completion is one number equal to the answer as a rational."""
+    return Reward("numeric", text.numeric, weight)
+
+
+def boxed(*, weight: float = 1.0, workers: int = 2, deadline: float = 5.0) -> Reward:
+    r"""1 when the last `\boxed{}` equals the answer: as text, as a rational, or for math-verify within `deadline` s."""
+    return Reward("boxed", Boxed(workers, deadline), weight, per="batch")
+
+
+def format(*, pattern: str, weight: float = 1.0) -> Reward:
+    """1 when the regular expression matches the whole completion (the dot matches newlines)."""
+    return Reward("format", text.format_match(pattern), weight)
+
+
+def soft_overlong(*, max_length: int, cache: int, factor: float = 1.0, variant: str = "paper",
+                  weight: float = 1.0) -> Reward:
+    """Penalty from 0 down to -1 over the last `cache` tokens before `max_length` (DAPO, arXiv 2503.14476)."""
+    return Reward("soft_overlong", overlong_penalty(max_length, cache, factor, variant), weight, per="lengths")
+
+
+def reasoning_gym(*, weight: float = 1.0) -> Reward:
+    """The own scorer of a reasoning_gym data set, in [0, 1]; needs the problems."""
+    return Reward("reasoning_gym", score_reasoning_gym, weight)
+
+
+def isolated(*, target: str, workers: int = 2, deadline: float = 5.0, weight: float = 1.0) -> Reward:
+    """Your own `"module:function"` in processes that are killed after `deadline` seconds a completion."""
+    return Reward(target, Isolated(target, workers, deadline), weight, per="batch")
+
+
+def code(*, weight: float = 1.0, workers: int = 2, deadline: float = 5.0, memory_mb: int = 1024,
+         partial_credit: float = 0.0) -> Reward:
+    """1 when the last ```python block passes every test in `problem.extra["tests"]`; time and memory limited, see `Code`."""
+    return Reward("code", Code(workers, deadline, memory_mb, partial_credit), weight, per="batch")
+
+
+FACTORIES: dict[str, registry.Factory] = {}
+for _factory in (exact, last_number, numeric, boxed, format, soft_overlong, reasoning_gym, isolated, code):
+    registry.register(FACTORIES, "reward", _factory)
+
+
+def make(name: str, **options) -> Reward:
+    """The reward of that name; ValueError with the nearest match for an unknown name or option."""
+    return registry.make(FACTORIES, "reward", name, options)
+
+
+def combine(parts: Sequence[Reward | str | tuple[str | Reward, float]], on_error: str = "raise") -> Combined:
+    """`combine([("last_number", 1.0), (make("format", pattern=...), 0.1)])`: a callable on lists that gives `Scores`.
+
+    A part is a name, a Reward, or a pair of one of these and its weight. Raises ValueError for no parts, two of one name,
+    or an unknown `on_error`.
+    """
+    registry.one_of("on_error", on_error, ("raise", "zero"))
+    rewards = tuple(_weighted(part) for part in parts)
+    names = [reward.name for reward in rewards]
+    if not rewards or len(set(names)) < len(names):
+        raise ValueError(f"combine needs one or more rewards of different names, got {names}")
+    return Combined(rewards, on_error)
+
+
+def _weighted(part: Reward | str | tuple[str | Reward, float]) -> Reward:
+    reward, weight = part if isinstance(part, tuple) else (part, None)
+    reward = make(reward) if isinstance(reward, str) else reward
+    return reward if weight is None else dataclasses.replace(reward, weight=weight)

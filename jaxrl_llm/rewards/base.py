@@ -1,0 +1,151 @@
+"""What a reward is, and the one place where rewards are run, checked and added up."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+class RewardError(RuntimeError):
+    """A reward function failed (which reward, which completion, what to do), or its checker cannot work at all.
+
+    A reward function that raises it stops the run under any `on_error`.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Reward:
+    """A named score function.
+
+    `per` says what `fn` takes. "completion": `fn(completion, answer, problem) -> float`. "batch":
+    `fn(completions, answers, problems) -> f32[N]` or a `BatchOutput`. "lengths": `fn(lengths i32[N]) -> f32[N]`,
+    completion lengths in tokens.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    weight: float = 1.0
+    per: str = "completion"
+
+    def __post_init__(self):
+        if self.per not in ("completion", "batch", "lengths"):
+            raise ValueError(f"reward {self.name!r}: per={self.per!r}; allowed: 'completion', 'batch', 'lengths'")
+        if not np.isfinite(self.weight):
+            raise ValueError(f"reward {self.name!r}: weight {self.weight} is not finite")
+
+
+class BatchOutput(NamedTuple):
+    """`scores f32[N]`, NaN where scoring failed; `counts` of failures that are scored 0; `errors` of the NaN rows."""
+
+    scores: Any
+    counts: dict[str, int] = {}
+    errors: dict[int, Exception] = {}
+
+
+class _Batch(NamedTuple):
+    completions: Sequence[str]
+    answers: Sequence[str]
+    problems: Sequence
+    lengths: np.ndarray | None
+
+
+class Scores(NamedTuple):
+    """`total f32[N]` = components @ weights; `components f32[N, K]` unweighted; `names` of the K; `failures` counts."""
+
+    total: np.ndarray
+    components: np.ndarray
+    names: tuple[str, ...]
+    failures: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Combined:
+    """A weighted sum of rewards, called on lists: `combined(completions, answers, problems, lengths) -> Scores`.
+
+    `lengths` (tokens of each completion) is needed by length rewards only, `problems` by those that read them.
+
+    `on_error`: "raise" stops with a RewardError; "zero" scores the completion 0 and counts it in `failures`.
+    Time-outs and crashes of a checker's own worker are always scored 0 and counted.
+    """
+
+    rewards: tuple[Reward, ...]
+    on_error: str = "raise"
+
+    def __call__(self, completions: Sequence[str], answers: Sequence[str], problems: Sequence | None = None,
+                 lengths: Sequence[int] | None = None) -> Scores:
+        problems = [None] * len(completions) if problems is None else problems
+        batch = _Batch(completions, answers, problems, None if lengths is None else np.asarray(lengths))
+        for name, values in batch._asdict().items():
+            if values is not None and len(values) != len(completions):
+                raise ValueError(f"{len(values)} {name} for {len(completions)} completions; give one for each")
+        failures: Counter = Counter()
+        columns = [(_run_each if reward.per == "completion" else _run_batch)(reward, batch, self.on_error, failures)
+                   for reward in self.rewards]
+        components = np.stack(columns, axis=1).astype(np.float32)
+        weights = np.array([reward.weight for reward in self.rewards], np.float32)
+        return Scores(components @ weights, components, tuple(r.name for r in self.rewards), dict(failures))
+
+
+def _run_each(reward: Reward, batch: _Batch, on_error: str, failures: Counter) -> np.ndarray:
+    scores = np.zeros(len(batch.completions))
+    for row, arguments in enumerate(zip(batch.completions, batch.answers, batch.problems)):
+        try:
+            scores[row] = _checked(reward.fn(*arguments), ())
+        except RewardError:
+            raise
+        except Exception as error:
+            _fail(reward, error, batch, [row], on_error, failures)
+    return scores
+
+
+def _run_batch(reward: Reward, batch: _Batch, on_error: str, failures: Counter) -> np.ndarray:
+    count = len(batch.completions)
+    if reward.per == "lengths" and batch.lengths is None:
+        raise ValueError(f"reward {reward.name!r} needs the token count of each completion: pass lengths=mask.sum(-1)")
+    arguments = (batch.lengths,) if reward.per == "lengths" else batch[:3]
+    try:
+        output = reward.fn(*arguments)
+        output = output if isinstance(output, BatchOutput) else BatchOutput(output)
+        scores = _checked(output.scores, (count,), finite=False)
+    except RewardError:
+        raise
+    except Exception as error:
+        _fail(reward, error, batch, list(range(count)), on_error, failures)
+        return np.zeros(count)
+    failures.update({f"{reward.name}/{kind}": number for kind, number in output.counts.items() if number})
+    for row in np.flatnonzero(~np.isfinite(scores)):
+        error = output.errors.get(int(row)) or ValueError(f"returned {scores[row]}, not a finite number")
+        _fail(reward, error, batch, [int(row)], on_error, failures)
+    return np.where(np.isfinite(scores), scores, 0.0)
+
+
+def _checked(value: Any, shape: tuple[int, ...], finite: bool = True) -> np.ndarray:
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"returned {_shorten(value)}, which is not {'a number' if shape == () else 'numbers'}") from error
+    if array.shape != shape:
+        raise ValueError(f"returned shape {array.shape}, expected {shape}")
+    if value is None or (finite and not np.isfinite(array).all()):
+        raise ValueError(f"returned {value}, not a finite number")
+    return array
+
+
+def _fail(reward, error, batch, rows, on_error, failures) -> None:
+    if on_error == "zero":
+        failures[f"{reward.name}/{_kind(error)}"] += len(rows)
+        return
+    where = f"a batch of {len(rows)} completions" if len(rows) != 1 else (
+        f"completion {rows[0]} {_shorten(batch.completions[rows[0]])} (answer {_shorten(batch.answers[rows[0]])})")
+    raise RewardError(f"reward {reward.name!r} failed on {where}: {type(error).__name__}: {error}. Correct the reward or "
+                      "the data, or pass on_error='zero' to score such completions 0 and count them.") from error
+
+
+def _kind(error: Exception) -> str:
+    return "timeout" if isinstance(error, TimeoutError) else "crash" if isinstance(error, ChildProcessError) else "error"
+
+
+def _shorten(value: Any, limit: int = 200) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[:limit] + "..."

@@ -1,0 +1,110 @@
+r"""Mathematical answers: the last \boxed{}, compared as text, as exact rationals, and by math-verify in killable processes."""
+
+import re
+import threading
+
+import numpy as np
+
+from jaxrl_llm.rewards.base import BatchOutput, RewardError
+from jaxrl_llm.rewards.pool import WorkerPool
+from jaxrl_llm.rewards.rational import parse_rational
+
+CANARIES = (("x^2+2x+1", "(x+1)^2", True), ("x+1", "x+2", False), (r"\{1,2\}", r"\{2,1\}", True))
+_SPACING = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;:]|\{,\}")
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}`, or None when there is none or its braces do not close.
+
+    Braces are counted from the box's own; `\{` and `\}` are not counted. An unclosed last box never falls back to an
+    earlier one.
+    """
+    start = text.rfind(r"\boxed{")
+    if start < 0:
+        return None
+    begin = position = start + len(r"\boxed{")
+    depth = 1
+    while position < len(text):
+        character = text[position]
+        if character == "\\":
+            position += 1
+        elif character in "{}":
+            depth += 1 if character == "{" else -1
+            if depth == 0:
+                return text[begin:position].strip()
+        position += 1
+    return None
+
+
+def normalise(text: str) -> str:
+    r"""Layout only: dollars and a final full stop, `\left \right`, thin spaces, `\dfrac`, runs of white space."""
+    text = _SPACING.sub(lambda match: "," if match.group() == "{,}" else "", text.replace(r"\$", ""))
+    text = re.sub(r"\\[dt]frac", r"\\frac", text)
+    return " ".join(text.split()).lstrip("$ ").rstrip("$ .")
+
+
+def quick_verdict(answer: str, given: str) -> bool | None:
+    """Equal as text, or (un)equal as two exact rationals; None when only a symbolic check can tell.
+
+    Two numbers with a space between them (1 000) are no number; the symbolic checker would multiply them.
+    """
+    answer, given = normalise(answer), normalise(given)
+    if answer == given:
+        return True
+    if not given or (re.search(r"\d\s+\d", given) and "frac" not in given):
+        return False
+    numbers = parse_rational(answer), parse_rational(given)
+    return None if None in numbers else numbers[0] == numbers[1]
+
+
+def symbolic_equal(answer: str, given: str) -> bool:
+    """Runs in a worker: does math-verify hold `given` to be equal to the reference `answer`? Unreadable is unequal."""
+    import logging
+
+    from math_verify import parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own timer is off: the pool has one
+    # Its timer uses signals, which work in main threads only, so it is turned off.
+    read = [parse(rf"\boxed{{{text}}}", parsing_timeout=None, raise_on_error=True) for text in (answer, given)]
+    return bool(verify(*read, timeout_seconds=None, raise_on_error=True))
+
+
+class Boxed:
+    r"""Batch reward: 1 when the last `\boxed{}` of a completion equals the answer.
+
+    Order: same text, exact rationals, then math-verify, each distinct pair once. Time-outs, crashes and errors of the
+    symbolic check score 0 and are counted. Before the first symbolic check the canaries must be judged right; a RewardError
+    says so when they are not, whatever `on_error`.
+    """
+
+    def __init__(self, workers: int, deadline: float):
+        self._pool = WorkerPool("jaxrl_llm.rewards.math:symbolic_equal", workers, deadline)
+        self._tested = False
+        self._lock = threading.Lock()
+
+    def __call__(self, completions, answers, problems) -> BatchOutput:
+        pairs = [(answer, last_boxed(completion)) for completion, answer in zip(completions, answers)]
+        verdicts = {pair: False if pair[1] is None else quick_verdict(*pair) for pair in dict.fromkeys(pairs)}
+        open_pairs = [pair for pair, verdict in verdicts.items() if verdict is None]
+        counts = {"no_answer": sum(given is None for _, given in pairs), "timeout": 0, "crash": 0, "error": 0}
+        if open_pairs:
+            self._check_canaries()
+        for pair, outcome in zip(open_pairs, self._pool.map(open_pairs)):
+            verdicts[pair] = outcome.value is True
+            if outcome.status != "ok":
+                counts[outcome.status] += pairs.count(pair)
+        return BatchOutput(np.array([verdicts[pair] for pair in pairs], np.float32), counts)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _check_canaries(self) -> None:
+        with self._lock:
+            if self._tested:
+                return
+            outcomes = self._pool.map([(answer, given) for answer, given, _ in CANARIES])
+            for (answer, given, expected), outcome in zip(CANARIES, outcomes):
+                if outcome.status not in ("ok", "timeout") or outcome.status == "ok" and outcome.value is not expected:
+                    raise RewardError(f"the symbolic checker judged {given!r} against {answer!r} as {outcome}, expected "
+                                      f"{expected}; check the installation of math-verify")
+            self._tested = True

@@ -1,0 +1,120 @@
+"""Generated integer arithmetic in levels, split into train and held-out by a hash of the problem itself."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from jaxrl_llm.registry import one_of
+from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, split_position
+
+CHAT_TEMPLATE = "What is {expression}? Answer with just the number."
+ENUMERATE_UP_TO = 20_000  # larger spaces are sampled
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """All expressions `a op b op c ...` with operands in `[low, high]` and each operator from its string of choices."""
+
+    operators: tuple[str, ...]
+    low: int
+    high: int
+
+    @property
+    def radices(self) -> tuple[int, ...]:
+        width = self.high - self.low + 1
+        return (width,) * (len(self.operators) + 1) + tuple(len(choices) for choices in self.operators)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.radices)
+
+
+LEVELS = {
+    "digit": Level(("+",), 0, 9),
+    "add2": Level(("+",), 10, 99),
+    "add3": Level(("+",), 100, 999),
+    "sub2": Level(("-",), 10, 99),
+    "mul": Level(("*",), 0, 12),
+    "mul2": Level(("*",), 10, 99),
+    "sum3": Level(("+", "+"), 0, 99),
+    "sum4": Level(("+", "+", "+"), 0, 99),
+    "chain3": Level(("+-*", "+-*"), 0, 9),
+}
+MIXED = ("digit", "add2", "sub2", "mul", "sum3", "chain3")
+
+
+@dataclasses.dataclass(frozen=True)
+class Expression:
+    level: str
+    operands: tuple[int, ...]
+    operators: tuple[str, ...]
+
+    def text(self, space: str = "") -> str:
+        rest = (f"{space}{op}{space}{b}" for op, b in zip(self.operators, self.operands[1:]))
+        return str(self.operands[0]) + "".join(rest)
+
+    def value(self) -> int:
+        """The exact value; products bind tighter than sums."""
+        terms = [self.operands[0]]
+        for op, operand in zip(self.operators, self.operands[1:]):
+            if op == "*":
+                terms[-1] *= operand
+            else:
+                terms.append(operand if op == "+" else -operand)
+        return sum(terms)
+
+    def twin(self) -> str:
+        """One text for all orders of a pure sum or product, so that 3+5 and 5+3 fall on the same side of the split."""
+        if set(self.operators) in ({"+"}, {"*"}):
+            return self.operators[0].join(map(str, sorted(self.operands)))
+        return self.text()
+
+
+def expression(level: str, index: int) -> Expression:
+    """Number `index` of the level's space, by mixed-radix decoding."""
+    spec = LEVELS[level]
+    digits = [int(digit) for digit in np.unravel_index(index, spec.radices)]
+    count = len(spec.operators) + 1
+    operators = tuple(choices[digit] for choices, digit in zip(spec.operators, digits[count:]))
+    return Expression(level, tuple(spec.low + digit for digit in digits[:count]), operators)
+
+
+def _members(level: str, size: int | None, seed: int) -> list[Expression]:
+    space = LEVELS[level].size
+    wanted = min(space, ENUMERATE_UP_TO) if size is None else size
+    if not 0 < wanted <= space:
+        raise ValueError(f"size={size} problems asked of level {level!r}, which has {space}; give 1 to {space}")
+    if wanted == space:
+        indices = range(space)
+    else:  # distinct without building the whole space
+        indices = np.random.default_rng(seed).choice(space, wanted, replace=False, shuffle=False)
+    return [expression(level, int(index)) for index in indices]
+
+
+def arithmetic(*, level: str = "digit", chat: bool = False, heldout_fraction: float = 0.2,
+               size: int | None = None, seed: int = 0) -> Task:
+    """Integer arithmetic as `"7+5="` (byte policies) or, with `chat`, "What is 7 + 5? Answer with just the number."
+
+    `level` is one of `LEVELS` or `"mixed"` (several levels together; `Problem.level` says which). `size` is the number of
+    problems per level before the split: by default the whole space, or 20,000 drawn with `seed` where it is larger.
+    Raises ValueError for an unknown level, a size beyond the space, or a fraction that leaves a side empty.
+    """
+    names = MIXED if one_of("arithmetic level", level, (*LEVELS, "mixed")) == "mixed" else (level,)
+    members: dict[str, Expression] = {}
+    for name in names:
+        for member in _members(name, size, seed):
+            members.setdefault(member.text(), member)  # an expression of two levels belongs to the first
+    sides: tuple[list, list] = ([], [])
+    for member in members.values():
+        sides[split_position(member.twin()) < heldout_fraction].append(member)
+
+    def build(member: Expression, number: int) -> Problem:
+        if chat:
+            content = CHAT_TEMPLATE.format(expression=member.text(" "))
+            prompt = ({"role": "user", "content": content},)
+        else:
+            prompt = member.text() + "="
+        return Problem(prompt, str(member.value()), number, member.level)
+
+    return disjoint_task(f"arithmetic/{level}", *sides, build, reward="last_number" if chat else "exact")

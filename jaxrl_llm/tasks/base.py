@@ -1,0 +1,73 @@
+"""The two records every task is made of: a problem with a checkable answer, and a task with two disjoint sources."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Messages = tuple[dict[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One prompt and its reference answer.
+
+    `prompt` is raw text (a `str`, fed to the policy as it is) or chat messages (a tuple of `{"role", "content"}` dicts,
+    to be rendered by a chat template). `id` is the position of the problem in its task: training problems are
+    `0 .. len(train) - 1`, held-out ones follow, so ids index per-prompt tables and never collide.
+    """
+
+    prompt: str | Messages
+    answer: str
+    id: int
+    level: str = ""
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source(Sequence):
+    """Random-access problems: `source[i] == build(items[i], first_id + i)`, made when asked for."""
+
+    items: Sequence
+    build: Callable[[Any, int], Problem]
+    first_id: int = 0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Problem:
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(f"problem {index} of a source of {len(self)}")
+        return self.build(self.items[position], self.first_id + position)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """`train` and `heldout` never share a problem; `reward` names the verifier that fits (see `jaxrl_llm.rewards`)."""
+
+    name: str
+    train: Sequence[Problem]
+    heldout: Sequence[Problem]
+    reward: str
+
+
+def text_of(problem: Problem) -> str:
+    """The words of a prompt, whatever its form: the raw text, or the messages' contents joined by newlines."""
+    if isinstance(problem.prompt, str):
+        return problem.prompt
+    return "\n".join(message["content"] for message in problem.prompt)
+
+
+def disjoint_task(name: str, train: list, heldout: list, build: Callable[[Any, int], Problem], reward: str) -> Task:
+    """The task of two lists of raw items, ids running through both; ValueError when a side has nothing in it."""
+    for side, items in (("training", train), ("held-out", heldout)):
+        if not items:
+            raise ValueError(f"task {name!r} has no {side} problems ({len(train)} training, {len(heldout)} held-out); "
+                             "use more problems or another held-out share")
+    return Task(name, Source(train, build), Source(heldout, build, len(train)), reward)
+
+
+def split_position(key: str) -> float:
+    """A number in [0, 1) fixed by the problem's words alone; below the held-out fraction a problem is held out."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64

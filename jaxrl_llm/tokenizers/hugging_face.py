@@ -1,0 +1,108 @@
+"""Tokenizers of Hugging Face checkpoints: tokenizer.json and the small JSON files that lie beside it."""
+
+import json
+from pathlib import Path
+
+from jaxrl_llm.tokenizers.base import CodecTokenizer
+
+CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json")
+
+
+class HuggingFaceTokenizer(CodecTokenizer):
+    """tokenizer.json of a checkpoint directory, with its special tokens, stop tokens and chat template.
+
+    EOS, BOS and padding are the tokens named in tokenizer_config.json or special_tokens_map.json; without a name, EOS
+    is the first `eos_token_id` of generation_config.json or config.json. Every `eos_token_id` of generation_config.json
+    is a stop token. Raises FileNotFoundError without tokenizer.json, ValueError for a token that the vocabulary lacks.
+    """
+
+    def __init__(self, directory: str | Path, chat_template: str | None = None):
+        from tokenizers import Tokenizer
+
+        directory = Path(directory)
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"no tokenizer.json in {directory}")
+        backend = Tokenizer.from_file(str(path))
+        # Published files sometimes carry the padding and truncation of the run that wrote them.
+        backend.no_padding()
+        backend.no_truncation()
+        codec = FastCodec(backend)
+        configs = {name: _read_json(directory / name) for name in CONFIGS}
+        names = {key: _token_name(configs, key) for key in ("eos_token", "bos_token", "pad_token")}
+        ids = {key: _named_id(codec, key, name, directory) for key, name in names.items()}
+        stops = _eos_ids(configs["generation_config.json"])
+        eos_id = next((i for i in (ids["eos_token"], *stops, *_eos_ids(configs["config.json"])) if i is not None), None)
+        if eos_id is None:
+            raise ValueError(
+                f"{directory} names no end-of-sequence token: looked for eos_token and eos_token_id in "
+                f"{', '.join(CONFIGS)}; add a tokenizer_config.json with an eos_token"
+            )
+        codec.mark_special([name for name in names.values() if name is not None])
+        super().__init__(
+            codec,
+            eos_id=eos_id,
+            bos_id=ids["bos_token"],
+            pad_id=ids["pad_token"],
+            stop_ids=stops,
+            chat_template=chat_template or read_chat_template(directory),
+        )
+
+
+class FastCodec:
+    """Text <-> ids by a `tokenizers.Tokenizer`. Decoding never tidies up spaces: it gives back what was generated."""
+
+    def __init__(self, backend):
+        self._backend = backend
+        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
+
+    def mark_special(self, tokens: list[str]) -> None:
+        """Make sure that `skip_special` skips `tokens`, whatever their entry in tokenizer.json says."""
+        special = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special}
+        self._backend.add_special_tokens([token for token in tokens if token not in special])
+
+    def encode(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: list[int], skip_special: bool) -> str:
+        return self._backend.decode(ids, skip_special_tokens=skip_special)
+
+    def token(self, token_id: int) -> str:
+        return self._backend.id_to_token(token_id) or ""
+
+    def find(self, token: str) -> int | None:
+        return self._backend.token_to_id(token)
+
+
+def read_chat_template(directory: Path) -> str | None:
+    """The template of a checkpoint: chat_template.jinja, else tokenizer_config.json (the one named "default", or the
+    only one, where it lists several); None if there is none."""
+    if (directory / "chat_template.jinja").is_file():
+        return (directory / "chat_template.jinja").read_text(encoding="utf-8")
+    template = _read_json(directory / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = next(iter(named.values())) if len(named) == 1 else named.get("default")
+    return template
+
+
+def _read_json(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _token_name(configs: dict[str, dict], key: str) -> str | None:
+    entries = (configs[name].get(key) for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    entry = next((entry for entry in entries if entry), None)
+    return entry["content"] if isinstance(entry, dict) else entry
+
+
+def _named_id(codec: FastCodec, key: str, name: str | None, directory: Path) -> int | None:
+    token_id = None if name is None else codec.find(name)
+    if name is not None and token_id is None:
+        raise ValueError(f"{directory} names {key} {name!r}, which is not in the vocabulary of its tokenizer.json")
+    return token_id
+
+
+def _eos_ids(config: dict) -> list[int]:
+    ids = config.get("eos_token_id")
+    return [] if ids is None else list(ids) if isinstance(ids, list) else [ids]

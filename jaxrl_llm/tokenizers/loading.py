@@ -1,0 +1,59 @@
+"""One door to every tokenizer."""
+
+import difflib
+from pathlib import Path
+
+from jaxrl_llm.tokenizers.base import Tokenizer
+from jaxrl_llm.tokenizers.byte import ByteTokenizer
+from jaxrl_llm.tokenizers.gguf import GgufTokenizer
+from jaxrl_llm.tokenizers.hugging_face import HuggingFaceTokenizer, read_chat_template
+from jaxrl_llm.tokenizers.sentence_piece import SentencePieceTokenizer
+
+ALLOWED = (
+    "'bytes', a directory with tokenizer.json, tokenizer.model or one *.gguf, "
+    "or the path of a tokenizer.json, *.model or *.gguf"
+)
+
+
+def load(path_or_name: str | Path, chat_template: str | None = None) -> Tokenizer:
+    """The tokenizer called 'bytes', or the one at a path (a file, or a checkpoint directory). Nothing is downloaded.
+
+    `chat_template` (jinja2 source) replaces the tokenizer's own. Raises FileNotFoundError where nothing is found,
+    ValueError for a file of another kind.
+    """
+    if path_or_name == "bytes":
+        return ByteTokenizer(chat_template)
+    path = Path(path_or_name).expanduser()
+    if path.is_dir():
+        return _load_directory(path, chat_template)
+    if not path.is_file():
+        raise FileNotFoundError(f"no tokenizer called {str(path_or_name)!r}{_nearest(path)}; allowed: {ALLOWED}")
+    if path.name == "tokenizer.json":
+        return HuggingFaceTokenizer(path.parent, chat_template)
+    kinds = {".gguf": GgufTokenizer, ".model": SentencePieceTokenizer}
+    if path.suffix not in kinds:
+        raise ValueError(f"{str(path)!r} is not a kind of tokenizer file known here; allowed: {ALLOWED}")
+    return kinds[path.suffix](path, chat_template)
+
+
+def _load_directory(path: Path, chat_template: str | None) -> Tokenizer:
+    """tokenizer.json first (it is exact), then tokenizer.model, then the only *.gguf."""
+    if (path / "tokenizer.json").is_file():
+        return HuggingFaceTokenizer(path, chat_template)
+    if (path / "tokenizer.model").is_file():
+        return SentencePieceTokenizer(path / "tokenizer.model", chat_template or read_chat_template(path))
+    ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return GgufTokenizer(ggufs[0], chat_template)
+    found = sorted(entry.name for entry in path.iterdir())
+    shown = ", ".join(found[:10]) + (", ..." if len(found) > 10 else "") or "nothing"
+    problem = f"holds {len(ggufs)} *.gguf files, name one of them" if ggufs else "holds no tokenizer"
+    raise FileNotFoundError(
+        f"the directory {path} {problem}: looked for tokenizer.json, tokenizer.model and one *.gguf, found {shown}"
+    )
+
+
+def _nearest(path: Path) -> str:
+    siblings = [str(entry) for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    match = difflib.get_close_matches(str(path), ["bytes", *siblings], n=1)
+    return f", did you mean {match[0]!r}?" if match else ""

@@ -1,0 +1,62 @@
+"""Sentencepiece vocabularies (arXiv:1808.06226) from a .model file."""
+
+from pathlib import Path
+
+from jaxrl_llm.tokenizers.base import CodecTokenizer, split_specials
+
+
+class SentencePieceTokenizer(CodecTokenizer):
+    """A trained sentencepiece model, BPE or unigram.
+
+    Control pieces (`<s>`, `</s>`) spelled out in a text become their ids, as chat templates need; each stretch between
+    them is encoded on its own. Raises ValueError for a model without an end-of-sequence piece.
+    """
+
+    def __init__(self, path: str | Path, chat_template: str | None = None):
+        codec = SentencePieceCodec(Path(path).read_bytes(), source=str(path))
+        processor = codec.processor
+        if processor.eos_id() < 0:
+            raise ValueError(f"{path} defines no end-of-sequence piece; train it with eos_id >= 0")
+        super().__init__(
+            codec,
+            eos_id=processor.eos_id(),
+            bos_id=processor.bos_id() if processor.bos_id() >= 0 else None,
+            pad_id=processor.pad_id() if processor.pad_id() >= 0 else None,
+            chat_template=chat_template,
+        )
+
+
+class SentencePieceCodec:
+    """Text <-> ids by a serialised sentencepiece `ModelProto`; `source` names it in errors."""
+
+    def __init__(self, model: bytes, source: str):
+        from sentencepiece import SentencePieceProcessor
+
+        try:
+            self.processor = SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise ValueError(f"{source} is not a sentencepiece model ({error})") from error
+        self.vocab_size = self.processor.get_piece_size()
+        self._ids = {self.processor.id_to_piece(i): i for i in range(self.vocab_size)}
+        self._controls = {piece: i for piece, i in self._ids.items() if self.processor.is_control(i)}
+
+    def encode(self, text: str) -> list[int]:
+        parts = split_specials(text, self._controls)
+        return [i for part in parts for i in ([part] if isinstance(part, int) else self.processor.encode(part))]
+
+    def decode(self, ids: list[int], skip_special: bool) -> str:
+        if skip_special:
+            return self.processor.decode(ids)
+        text, stretch = "", []
+        for i in ids:
+            if self.processor.is_control(i):
+                text, stretch = text + self.processor.decode(stretch) + self.token(i), []
+            else:
+                stretch.append(i)
+        return text + self.processor.decode(stretch)
+
+    def token(self, token_id: int) -> str:
+        return self.processor.id_to_piece(token_id)
+
+    def find(self, token: str) -> int | None:
+        return self._ids.get(token)

@@ -1,0 +1,244 @@
+"""The loop: sample, score, estimate, update; evaluate and save now and then. Everything it calls is a pure step."""
+import dataclasses
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxrl_llm import parallel
+from jaxrl_llm.control import filters
+from jaxrl_llm.evaluation.accuracy import Accuracy, bootstrap_mean, pass_at_k
+from jaxrl_llm.rollouts import take
+from jaxrl_llm.tasks.loader import Batches, batches
+from jaxrl_llm.training import rollout, setup
+from jaxrl_llm.training.checkpoints import Checkpoints
+from jaxrl_llm.training.metrics import MetricWriter, PhaseTimer, host_memory
+from jaxrl_llm.training.plots import plot_curves
+from jaxrl_llm.training.progress import Progress
+from jaxrl_llm.training.samples import write_samples
+from jaxrl_llm.training.state import TrainState
+from jaxrl_llm.training.warmup import imitate
+from jaxrl_llm.training.workdir import open_workdir
+
+_EVAL_STREAM = 2**31 - 1  # folded into the run's key: evaluation draws never coincide with those of a training step
+
+
+class TrainingDiverged(RuntimeError):
+    """Too many updates in a row had a loss or gradient that was not finite."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Held-out performance of one policy."""
+
+    accuracy: Accuracy
+    any_right: float
+    length: float
+    truncated: float
+    sampled: rollout.Sampled
+
+    def metrics(self) -> dict[str, float]:
+        return {"eval/accuracy": self.accuracy.mean, "eval/accuracy_low": self.accuracy.low,
+                "eval/accuracy_high": self.accuracy.high, "eval/pass_at_group": self.any_right,
+                "eval/length": self.length, "eval/truncated": self.truncated}
+
+
+def evaluate(run: setup.Run, params, lora, *, problems: int, key, timer=None, temperature: float | None = None) -> Evaluation:
+    """Samples a group for each of the first `problems` held-out problems, through the compiled training sampler."""
+    c, timer = run.config, timer or PhaseTimer()
+    source = run.task.heldout
+    chosen = [source[i] for i in range(min(problems, len(source)))]
+    rows = rollout.fitting_problems(chosen, run.tokenizer, run.prompt_tokens, c.prompts.overlong)
+    generate, parts = run.sampler(params, lora, temperature), []
+    for start in range(0, len(rows), c.prompts.per_step):
+        parts.append(rollout.sample(
+            generate, rows[start:start + c.prompts.per_step], jax.random.fold_in(key, start), timer=timer,
+            prompt_tokens=run.prompt_tokens, prompts=c.prompts.per_step, group=c.sampling.group,
+            tokenizer=run.tokenizer, reward=run.reward, stop_strings=c.sampling.stop_strings))
+    sampled = rollout.concatenate(parts)
+    first_component = sampled.scores.components[:, 0].reshape(sampled.rewards.shape)
+    facts = rollout.metrics_of(sampled)
+    return Evaluation(bootstrap_mean(first_component), pass_at_k(first_component, first_component.shape[1]),
+                      facts["completion/length"], facts["completion/truncated"], sampled)
+
+
+def collect(run: setup.Run, state: TrainState, data: Batches, timer) -> tuple[rollout.Sampled, dict[str, float]]:
+    """One batch of rollouts; with filters, rounds of generation until enough prompts pass (or `sampling.max_rounds`)."""
+    c = run.config
+    P, key = c.prompts.per_step, jax.random.fold_in(state.key, state.step)
+    generate, kept, drawn, facts = run.sampler(state.params, state.lora), [], [], {}
+    rounds = c.sampling.max_rounds if run.method.filters else 1
+    for number in range(rounds):
+        rows = []
+        for _ in range(100):
+            rows += rollout.fitting_problems(next(data), run.tokenizer, run.prompt_tokens, c.prompts.overlong)
+            if len(rows) >= P:
+                break
+        if not rows:
+            raise ValueError(f"no prompt of 100 batches fits in prompts.max_tokens={run.prompt_tokens}; raise it")
+        sampled = rollout.sample(
+            generate, rows[:P], jax.random.fold_in(key, number), timer=timer, prompt_tokens=run.prompt_tokens, prompts=P,
+            group=c.sampling.group, tokenizer=run.tokenizer, reward=run.reward, stop_strings=c.sampling.stop_strings)
+        drawn.append(sampled)
+        keep = np.ones(len(sampled.problems), bool)
+        for name in run.method.filters:
+            accuracy = sampled.scores.components[:, 0].reshape(sampled.rewards.shape)
+            keep &= np.asarray(filters.FILTERS[name](accuracy, np.ones(accuracy.shape, bool)))
+        kept.append(rollout.select(sampled, keep))
+        if sum(len(part.problems) for part in kept) >= P:
+            break
+    facts = rollout.metrics_of(rollout.concatenate(drawn))
+    if run.method.filters:
+        facts |= {"filter/rounds": float(len(drawn)),
+                  "filter/kept": sum(len(p.problems) for p in kept) / sum(len(p.problems) for p in drawn)}
+    kept = [part for part in kept if part.problems] or drawn[-1:]
+    together = rollout.concatenate(kept)
+    first = np.arange(len(together.problems)) < P
+    return rollout.select(together, first), facts
+
+
+def improve(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference, timer):
+    """Advantages and optimiser steps on one batch. Returns `(state, metrics)`, the metrics of the last update."""
+    c = run.config
+    place = lambda tree: jax.device_put(tree, parallel.batch_sharding(run.mesh))  # noqa: E731
+    batch = place(rollout.to_rollouts(sampled, c.sampling.max_tokens, c.prompts.per_step, int(state.step)))
+    with timer("score"):
+        if run.updates_per_step > 1 or "old_logprobs" in run.needs:
+            logprobs, entropies = run.score(state.params, state.lora, batch)
+            batch = batch.replace(old_logprobs=logprobs, entropies=entropies)
+        if "ref_logprobs" in run.needs:
+            batch = batch.replace(ref_logprobs=run.score(reference, None, batch.replace(old_logprobs=None))[0])
+        advantages, estimator_state = jax.jit(run.estimator.update)(batch, state.estimator_state)
+        jax.block_until_ready(advantages)
+    state = state.replace(estimator_state=estimator_state)
+    size = c.prompts.per_step // c.learner.minibatches
+    shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), 1)
+    with timer("update"):
+        for epoch in range(c.learner.epochs):
+            if c.learner.minibatches == 1:
+                state, metrics = run.update(state, batch, advantages)
+                continue
+            order = jax.random.permutation(jax.random.fold_in(shuffle_key, epoch), c.prompts.per_step)
+            shuffled, shuffled_advantages = jax.tree.map(lambda x: x[order], (batch, advantages))
+            for start in range(0, c.prompts.per_step, size):
+                part = place(take(shuffled, start, size))
+                state, metrics = run.update(state, part, place(shuffled_advantages[start:start + size]))
+        metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    if int(state.skipped_in_row) >= c.learner.max_skipped:
+        raise TrainingDiverged(
+            f"{int(state.skipped_in_row)} updates in a row had a loss or gradient that was not finite (step "
+            f"{int(state.step)}). The weights are those before the first of them. Lower optimizer.learning_rate, check the "
+            "rewards and mismatch/kl in the metrics, then resume from the last checkpoint")
+    return state.replace(step=state.step + 1), metrics
+
+
+def write_page(path: Path, step: int, run: setup.Run, sampled: rollout.Sampled) -> None:
+    """Samples of a batch as readable text and JSON lines."""
+    P, G = sampled.rewards.shape
+    rows = lambda values: [list(values[p * G:(p + 1) * G]) for p in range(P)]  # noqa: E731
+    parts = [dict(zip(sampled.scores.names, map(float, row))) for row in sampled.scores.components]
+    prompts = [run.tokenizer.decode(sampled.prompts.tokens[p][sampled.prompts.mask[p]].tolist(), skip_special=False)
+               for p in range(P)]
+    reasons = np.where(sampled.completions.stopped, "stop", "length").tolist()
+    write_samples(path, step, prompts, [p.answer for p in sampled.problems], rows(sampled.texts),
+                  sampled.rewards.tolist(), rows(parts), sampled.completions.mask.sum(-1).tolist(), reasons)
+
+
+def warm_up(run: setup.Run, params, progress):
+    """The supervised warm-up, if the configuration asks for one."""
+    w = run.config.warmup
+    if not w.steps:
+        return params
+    data = batches(run.task.train, w.batch, seed=run.config.seed + 1)
+    params, _ = imitate(run.policy, params, data, run.tokenizer, steps=w.steps, learning_rate=w.learning_rate,
+                        prompt_tokens=run.prompt_tokens, max_tokens=run.config.sampling.max_tokens, progress=progress)
+    return params
+
+
+def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -> dict[str, Evaluation]:
+    """Runs `config` in `workdir` to its last step. Returns the held-out evaluations `{"before": ..., "after": ...}`.
+
+    "before" is missing when the run was resumed. The folder then holds config.json, metrics.jsonl, TensorBoard events,
+    samples/, curves.png and checkpoints/.
+
+    Raises:
+      ValueError, FileExistsError: for configurations that cannot work and folders that belong to another run.
+      TrainingDiverged: after `learner.max_skipped` non-finite updates in a row.
+      RecompilationError: when a step compiles again after its shapes are settled.
+    """
+    run, params = setup.build(config)
+    work = open_workdir(workdir, config, resume)
+    needs_reference = "ref_logprobs" in run.needs
+    data = batches(run.task.train, config.prompts.per_step, seed=config.seed)
+    with Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints, \
+            Checkpoints(work.path / "reference", keep=1) as reference_store, \
+            Progress(config.steps) as progress:
+        if work.resume:
+            progress.phase("restoring")
+            state = setup.initial_state(run, params)
+            found = checkpoints.restore(state)
+            state = found.state
+            data.set_state(found.host["data"])
+        else:
+            params = warm_up(run, params, progress)
+            state = setup.initial_state(run, params)
+        reference = None
+        if needs_reference and state.lora is not None:
+            reference = state.params
+        elif needs_reference:
+            if not work.resume:
+                reference_store.save(0, state.params)
+            reference = reference_store.restore(state.params).state
+        start = int(state.step)
+        with MetricWriter(work.path, restored_step=start if work.resume else None) as writer:
+            evaluations, state = _steps(run, state, data, reference, work, checkpoints, writer, progress)
+    plot_curves(work.path / "metrics.jsonl", work.path / "curves.png")
+    return evaluations
+
+
+def _steps(run, state, data, reference, work, checkpoints, writer, progress):
+    """All steps from `state.step` on; every `eval.every` steps the held-out evaluation, and so on."""
+    config, timer = run.config, PhaseTimer()
+    start, evaluations = int(state.step), {}
+    due = lambda step, every: (every and step % every == 0) or step == config.steps  # noqa: E731
+
+    def look(step):
+        progress.phase("evaluating")
+        with timer("evaluation_setup"):
+            key = jax.random.fold_in(state.key, _EVAL_STREAM)
+        found = evaluate(run, state.params, state.lora, problems=config.eval.problems, key=key, timer=timer)
+        write_page(work.path, step, run, found.sampled)
+        return found
+
+    def save(step):
+        progress.phase("saving")
+        with timer("checkpoint"):
+            checkpoints.save(step, state, {"data": data.get_state()})
+
+    if start == 0:
+        progress.phase("compiling the sampler, first evaluation")
+        evaluations["before"] = look(0)
+        save(0)
+        writer.write(0, evaluations["before"].metrics() | timer.collect())
+    for step in range(start + 1, config.steps + 1):
+        began = time.perf_counter()
+        progress.phase("sampling" if step > start + 1 else "sampling (compiles on the first step)")
+        sampled, metrics = collect(run, state, data, timer)
+        progress.phase("learning" if step > start + 1 else "learning (compiles on the first step)")
+        state, learned = improve(run, state, sampled, reference, timer)
+        metrics |= learned
+        seconds = time.perf_counter() - began
+        metrics |= {"learning_rate": float(run.schedule(step * run.updates_per_step - 1)), "time/step": seconds,
+                    "speed/tokens_per_second": float(sampled.completions.mask.sum()) / seconds}
+        if due(step, config.eval.every):
+            evaluations["after"] = look(step)
+            metrics |= evaluations["after"].metrics()
+        elif due(step, config.samples_every):
+            write_page(work.path, step, run, sampled)
+        if due(step, config.checkpoint.every):
+            save(step)
+        writer.write(step, metrics | timer.collect() | host_memory())
+        progress.step(step, metrics)
+    return evaluations, state

@@ -1,0 +1,135 @@
+"""Progress of a run on the terminal: a live line where there is one, plain lines in a log file, never silence."""
+
+import contextlib
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import TextIO
+
+# Label -> (metric, format): what a glance at a run asks for.
+_SHOWN = {
+    "reward": ("reward/mean", "{:.3f}"),
+    "accuracy": ("eval/accuracy", "{:.1%}"),
+    "length": ("completion/length", "{:.0f}"),
+    "tok/s": ("speed/tokens_per_second", "{:,.0f}"),
+}
+
+
+class Progress:
+    """Shows step, phase, reward, speed and time left; `with Progress(total_steps, start_step) as progress`.
+
+    On a terminal: a live bar (rich). Elsewhere: a line for each step but at most one per `interval` seconds, and a
+    sign of life naming the phase whenever nothing was printed for that long (compilation, a long rollout).
+    """
+
+    def __init__(self, total_steps: int, start_step: int = 0, interval: float = 30.0, stream: TextIO | None = None):
+        self.total_steps, self.interval = total_steps, interval
+        self._stream = sys.stdout if stream is None else stream
+        self._display = _Bar(self._stream, total_steps, start_step) if self._stream.isatty() else None
+        self._step, self._phase, self._metrics = start_step, "starting", {}
+        self._phase_start = time.monotonic()
+        self._step_ends: deque[float] = deque(maxlen=20)
+        self._seen_phases: set[str] = set()
+        self._last_line = -float("inf")
+        self._lock = threading.Lock()
+        self._finished = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="progress", daemon=True)
+
+    def __enter__(self) -> "Progress":
+        if self._display:
+            self._display.start()
+        self._heart.start()
+        return self
+
+    def __exit__(self, kind, value, traceback) -> None:
+        self._finished.set()
+        self._heart.join()
+        if self._display:
+            self._display.stop()
+        self._line(
+            f"{'done' if kind is None else f'stopped by {kind.__name__}'} at step {self._step}/{self.total_steps}"
+        )
+
+    def phase(self, text: str) -> None:
+        """Names what happens now ("compiling rollout"); a log file gets a line when a name is new."""
+        with self._lock:
+            self._phase, self._phase_start = text, time.monotonic()
+            if self._display:
+                self._display.update(self._step, self._summary(), text)
+            elif text not in self._seen_phases:
+                self._seen_phases.add(text)
+                self._line(f"step {self._step}/{self.total_steps}  {text}...")
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Reports `step` steps done; shows reward/mean, completion/length, speed/tokens_per_second, eval/accuracy."""
+        with self._lock:
+            now = time.monotonic()
+            self._step_ends.append(now)
+            self._step = step
+            self._metrics.update({name: float(metrics[name]) for name, _ in _SHOWN.values() if name in metrics})
+            if self._display:
+                self._display.update(step, self._summary(), self._phase)
+            elif now - self._last_line >= self.interval or len(self._step_ends) == 1 or step >= self.total_steps:
+                self._line(f"step {step}/{self.total_steps}  {self._summary()}")
+
+    def _summary(self) -> str:
+        shown = [
+            f"{label} {form.format(self._metrics[name])}"
+            for label, (name, form) in _SHOWN.items()
+            if name in self._metrics
+        ]
+        if len(self._step_ends) > 1:  # the first step compiles, so it only starts the clock
+            seconds = (self._step_ends[-1] - self._step_ends[0]) / (len(self._step_ends) - 1)
+            shown += [f"{seconds:.2f} s/step", f"{format_seconds(seconds * (self.total_steps - self._step))} left"]
+        return "  ".join(shown)
+
+    def _beat(self) -> None:
+        while not self._finished.wait(min(self.interval, 1.0) / 2):
+            with self._lock:
+                seconds = format_seconds(time.monotonic() - self._phase_start)
+                if self._display:
+                    self._display.update(self._step, self._summary(), f"{self._phase} {seconds}")
+                elif time.monotonic() - self._last_line >= self.interval:
+                    self._line(f"step {self._step}/{self.total_steps}  still {self._phase} ({seconds})")
+
+    def _line(self, text: str) -> None:
+        self._last_line = time.monotonic()
+        with contextlib.suppress(ValueError, OSError):  # a closed or broken pipe must not end the training
+            print(text, file=self._stream, flush=True)
+
+
+class _Bar:
+    """The live line: spinner, bar, step, metrics, phase."""
+
+    def __init__(self, stream: TextIO, total_steps: int, start_step: int):
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = (
+            SpinnerColumn(),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[summary]}", markup=False),
+            TextColumn("{task.fields[phase]}", style="dim", markup=False),
+        )
+        self._rich = RichProgress(*columns, console=Console(file=stream), expand=False)
+        self._task = self._rich.add_task("", total=total_steps, completed=start_step, summary="", phase="starting")
+        self.start, self.stop = self._rich.start, self._rich.stop
+
+    def update(self, step: int, summary: str, phase: str) -> None:
+        self._rich.update(self._task, completed=step, summary=summary, phase=phase)
+
+
+def format_seconds(seconds: float) -> str:
+    """12 s, 3 min 05 s, 2 h 07 min, 4 d 03 h."""
+    seconds = max(0, round(seconds))
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    if seconds < 86400:
+        return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+    return f"{seconds // 86400} d {seconds % 86400 // 3600:02d} h"

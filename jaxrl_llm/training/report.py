@@ -1,0 +1,42 @@
+"""The end of a run for people: a before/after table, where to look, and the trained model as a Hugging Face directory."""
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+from rich.console import Console
+from rich.table import Table
+
+from jaxrl_llm.models.lora import merge
+from jaxrl_llm.models.weights.export import save_hf
+from jaxrl_llm.training import setup
+from jaxrl_llm.training.checkpoints import Checkpoints
+
+
+def print_report(evaluations: dict, workdir: Path) -> None:
+    """Prints held-out results before and after training and what lies in the run folder."""
+    table = Table(title="Held-out problems")
+    table.add_column("")
+    for name in evaluations:
+        table.add_column(f"{name} training", justify="right")
+    rows = {
+        "accuracy (95% interval)": lambda e: f"{e.accuracy.mean:.1%} ({e.accuracy.low:.1%} to {e.accuracy.high:.1%})",
+        "one of the group right": lambda e: f"{e.any_right:.1%}",
+        "completion length, tokens": lambda e: f"{e.length:.1f}",
+        "cut at the limit": lambda e: f"{e.truncated:.1%}",
+    }
+    for label, show in rows.items():
+        table.add_row(label, *[show(e) for e in evaluations.values()])
+    console = Console()
+    console.print(table)
+    console.print(f"Curves: {workdir}/curves.png   samples: {workdir}/samples/   metrics: {workdir}/metrics.jsonl\n"
+                  f"TensorBoard: tensorboard --logdir {workdir}", highlight=False, soft_wrap=True)
+
+
+def export(config: ConfigDict, workdir: Path, directory: str) -> None:
+    """Writes the newest checkpoint's weights (adapters merged in) as a Hugging Face directory."""
+    run, params = setup.build(config)
+    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+        state = checkpoints.restore(setup.initial_state(run, params)).state
+    params = state.params if state.lora is None else merge(state.params, state.lora)
+    save_hf(directory, run.policy.model.config, jax.device_get(params), setup.model_source(config))
+    print(f"wrote {directory}")

@@ -1,0 +1,160 @@
+"""One rollout batch: problems -> prompts -> completions -> texts -> rewards -> `Rollouts`."""
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.generation.prompts import encode_problem, fit, pad
+from jaxrl_llm.generation.sampler import Completions, row_keys
+from jaxrl_llm.rewards import Combined, Scores
+from jaxrl_llm.rollouts import Prompts, Rollouts
+from jaxrl_llm.tasks.base import Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """A batch on the host: what was asked, what came back, and what it earned.
+
+    Attributes:
+      problems: P problems.  prompts: their tokens.  completions: numpy `Completions`, `[P, G, T]`.
+      texts: `P * G` decoded completions without the stop token or stop string, row after row.
+      scores: rewards of the `P * G` rows.
+    """
+
+    problems: Sequence[Problem]
+    prompts: Prompts
+    completions: Completions
+    texts: Sequence[str]
+    scores: Scores
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """`f32[P, G]`"""
+        return self.scores.total.reshape(self.completions.mask.shape[:2])
+
+
+def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, overlong: str):
+    """The problems whose prompts fit and their token ids (see `generation.prompts.fit`)."""
+    rows = [(problem, fit(encode_problem(problem, tokenizer), problem, max_tokens, overlong)) for problem in problems]
+    return [(problem, ids) for problem, ids in rows if ids is not None]
+
+
+def cut_at_stop_strings(ids: list[int], tokenizer, stop_strings: Sequence[str]) -> tuple[int, str] | None:
+    """Tokens to keep (through the one that completes a stop string) and the text before it; None without a hit."""
+    text = tokenizer.decode(ids)
+    hits = [text.find(stop) for stop in stop_strings if stop in text]
+    if not hits:
+        return None
+    reached = lambda n: any(stop in tokenizer.decode(ids[:n]) for stop in stop_strings)  # noqa: E731
+    low, high = 1, len(ids)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle + 1, high)
+    return low, text[:min(hits)]
+
+
+def decode(completions: Completions, tokenizer, stop_strings: Sequence[str] = ()) -> tuple[Completions, list[str]]:
+    """Texts of all rows; rows that contain a stop string are cut there and count as stopped."""
+    P, G, _ = completions.mask.shape
+    mask, stopped = np.array(completions.mask), np.array(completions.stopped)
+    lengths = mask.sum(-1)
+    texts = []
+    for p, g in np.ndindex(P, G):
+        ids = completions.tokens[p, g, :lengths[p, g] - int(stopped[p, g])].tolist()
+        cut = cut_at_stop_strings(ids, tokenizer, stop_strings) if stop_strings else None
+        if cut is not None:
+            mask[p, g, cut[0]:] = False
+            stopped[p, g] = True
+        texts.append(tokenizer.decode(ids) if cut is None else cut[1])
+    return completions.replace(mask=mask, stopped=stopped), texts
+
+
+def sample(generate: Callable[..., Any], rows: Sequence[tuple[Problem, list[int]]], key, *, prompt_tokens: int,
+           prompts: int, group: int, tokenizer, reward: Combined, stop_strings=(), timer) -> Sampled:
+    """Completions and rewards for up to `prompts` problems.
+
+    `generate(prompt_tokens, prompt_mask, keys) -> Completions` is called with exactly `prompts` rows: a short batch is
+    filled up with its first prompt, whose extra completions are dropped, so that no new shape compiles.
+    """
+    problems = [problem for problem, _ in rows]
+    filled = [ids for _, ids in rows] + [rows[0][1]] * (prompts - len(rows))
+    batch = pad(filled, [p.id for p in problems] + [-1] * (prompts - len(rows)), prompt_tokens)
+    with timer("rollout"):
+        keys = row_keys(key, np.arange(prompts * group, dtype=np.int32).reshape(prompts, group))
+        completions = jax.device_get(generate(batch.tokens, batch.mask, keys))
+    real = lambda x: x[:len(rows)] if np.ndim(x) else x  # noqa: E731
+    completions, batch = jax.tree.map(real, completions), jax.tree.map(real, batch)
+    with timer("reward"):
+        completions, texts = decode(completions, tokenizer, stop_strings)
+        repeated = [problem for problem in problems for _ in range(group)]
+        lengths = completions.mask.sum(-1).reshape(-1)
+        scores = reward(texts, [p.answer for p in repeated], repeated, lengths)
+    return Sampled(problems, batch, completions, texts, scores)
+
+
+def bucket_of(longest: int, max_tokens: int) -> int:
+    """Smallest of a quarter, half, three quarters and all of `max_tokens` that holds `longest` tokens."""
+    return next(b for b in buckets(max_tokens) if b >= longest)
+
+
+def buckets(max_tokens: int) -> list[int]:
+    """The completion lengths that the learner compiles for."""
+    return sorted({-(-max_tokens * quarter // 4) for quarter in (1, 2, 3, 4)})
+
+
+def to_rollouts(sampled: Sampled, max_tokens: int, prompts: int, version: int) -> Rollouts:
+    """The batch as `Rollouts` of `prompts` rows (missing ones invalid), trimmed to the shortest length bucket that holds it."""
+    c, P = sampled.completions, len(sampled.problems)
+    T = bucket_of(int(c.mask.sum(-1).max()), max_tokens)
+    fill = lambda x: np.concatenate([x, np.repeat(x[:1], prompts - P, axis=0)]) if prompts > P else x  # noqa: E731
+    cut = lambda x: fill(x[:, :, :T])  # noqa: E731
+    group = c.mask.shape[1]
+    valid = fill(np.ones((P, group), bool))
+    valid[P:] = False
+    mask = cut(c.mask)
+    return Rollouts(
+        mask=mask, valid=valid, rewards=fill(sampled.rewards.astype(np.float32)),
+        reward_components=fill(sampled.scores.components.reshape(P, group, -1)),
+        tokens=cut(c.tokens), prompt_tokens=fill(sampled.prompts.tokens), prompt_mask=fill(sampled.prompts.mask),
+        prompt_ids=fill(sampled.prompts.ids), behavior_logprobs=cut(c.logprobs), entropies=cut(c.entropies),
+        policy_version=np.full(mask.shape, version, np.int32), extras={"truncated": fill(~c.stopped)})
+
+
+def select(sampled: Sampled, keep: np.ndarray) -> Sampled:
+    """The prompts where `keep bool[P]` is True."""
+    rows, group = np.flatnonzero(keep), sampled.completions.mask.shape[1]
+    flat = (rows[:, None] * group + np.arange(group)).reshape(-1)
+    pick = lambda x: x[rows] if np.ndim(x) else x  # noqa: E731
+    scores = sampled.scores._replace(total=sampled.scores.total[flat], components=sampled.scores.components[flat])
+    return Sampled([sampled.problems[i] for i in rows], jax.tree.map(pick, sampled.prompts),
+                   jax.tree.map(pick, sampled.completions), [sampled.texts[i] for i in flat], scores)
+
+
+def concatenate(parts: Sequence[Sampled]) -> Sampled:
+    """Several batches as one."""
+    join = lambda *x: np.concatenate(x) if np.ndim(x[0]) else sum(x)  # noqa: E731
+    failures: dict[str, int] = {}
+    for part in parts:
+        for name, count in part.scores.failures.items():
+            failures[name] = failures.get(name, 0) + count
+    scores = Scores(np.concatenate([p.scores.total for p in parts]), np.concatenate([p.scores.components for p in parts]),
+                    parts[0].scores.names, failures)
+    return Sampled([x for p in parts for x in p.problems], jax.tree.map(join, *[p.prompts for p in parts]),
+                   jax.tree.map(join, *[p.completions for p in parts]), [t for p in parts for t in p.texts], scores)
+
+
+def metrics_of(sampled: Sampled) -> dict[str, float]:
+    """What a batch of rollouts looks like: rewards, lengths, truncation, groups without a learning signal."""
+    rewards, lengths = sampled.rewards, sampled.completions.mask.sum(-1)
+    found = {
+        "reward/mean": float(rewards.mean()), "reward/std": float(rewards.std()),
+        "completion/length": float(lengths.mean()), "completion/truncated": float(1 - sampled.completions.stopped.mean()),
+        "groups/all_equal": float((rewards.std(axis=1) == 0).mean()),
+    }
+    for k, name in enumerate(sampled.scores.names):
+        found[f"reward/{name}"] = float(sampled.scores.components[:, k].mean())
+    for name, count in sampled.scores.failures.items():
+        found[f"reward_failures/{name}"] = float(count)
+    return found

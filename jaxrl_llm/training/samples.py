@@ -1,0 +1,88 @@
+"""What the policy wrote at a step: a page for people and JSON lines for tools."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def write_samples(
+    workdir: str | Path,
+    step: int,
+    prompts: Sequence[str],
+    answers: Sequence[str],
+    completions: Sequence[Sequence[str]],
+    rewards: Sequence[Sequence[float]],
+    components: Sequence[Sequence[dict[str, float]]],
+    lengths: Sequence[Sequence[int]],
+    stop_reasons: Sequence[Sequence[str]],
+) -> Path:
+    """Writes samples/step_000010.txt and its .jsonl twin (one line per completion); returns the path of the page.
+
+    prompts, answers: [P] texts. completions, rewards, components (name -> value), lengths (tokens, stop token
+    included) and stop_reasons ("stop", "length", ...): [P][G]; groups may differ in size. Raises ValueError where
+    sizes disagree.
+    """
+    columns = {
+        "completions": completions,
+        "rewards": rewards,
+        "components": components,
+        "lengths": lengths,
+        "stop_reasons": stop_reasons,
+    }
+    _check_sizes(prompts, {"answers": answers, **columns}, columns)
+    page, lines = [f"step {step}: {len(prompts)} prompts, {sum(map(len, completions))} completions"], []
+    for p, (prompt, answer) in enumerate(zip(prompts, answers)):
+        group = list(zip(*(column[p] for column in columns.values())))
+        mean = sum(rewards[p]) / max(len(group), 1)
+        page += [
+            "",
+            "=" * 100,
+            f"prompt {p + 1} of {len(prompts)}   answer: {_printable(answer)}   mean reward: {mean:.3f}",
+            "=" * 100,
+        ]
+        page.append(_printable(prompt))
+        for g, (text, reward, parts, length, reason) in enumerate(group):
+            detail = "".join(f"   {name}: {value:.3f}" for name, value in parts.items())
+            page += [
+                "",
+                f"--- completion {g + 1} of {len(group)}   reward: {reward:.3f}{detail}   "
+                f"{length} tokens, {reason} ---",
+            ]
+            page.append(_printable(text))
+            lines.append(
+                json.dumps(
+                    {
+                        "step": step,
+                        "prompt_index": p,
+                        "completion_index": g,
+                        "prompt": prompt,
+                        "answer": answer,
+                        "completion": text,
+                        "reward": float(reward),
+                        "components": {name: float(value) for name, value in parts.items()},
+                        "length": int(length),
+                        "stop_reason": reason,
+                    }
+                )
+            )
+    folder = Path(workdir) / "samples"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step_{step:06d}.txt"
+    path.write_text("\n".join(page) + "\n", encoding="utf-8")
+    path.with_suffix(".jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def _check_sizes(prompts: Sequence, per_prompt: dict[str, Sequence], per_completion: dict[str, Sequence]) -> None:
+    for name, column in per_prompt.items():
+        if len(column) != len(prompts):
+            raise ValueError(f"{name} has {len(column)} entries for {len(prompts)} prompts")
+    for name, column in per_completion.items():
+        for p, (group, texts) in enumerate(zip(column, per_completion["completions"])):
+            if len(group) != len(texts):
+                raise ValueError(f"{name}[{p}] has {len(group)} entries for {len(texts)} completions")
+
+
+def _printable(text: str) -> str:
+    """The text with control characters and lone surrogates escaped: an untrained policy must not steer the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in text)

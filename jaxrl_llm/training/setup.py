@@ -1,0 +1,149 @@
+"""From a configuration to everything a run needs, checked before the first step."""
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from jaxrl_llm import methods, parallel, rewards, tasks, tokenizers
+from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.generation import sampling as sampling_lib
+from jaxrl_llm.generation.prompts import longest
+from jaxrl_llm.generation.sampler import generate
+from jaxrl_llm.models import lora as lora_lib
+from jaxrl_llm.models import weights
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.objectives.base import Objective
+from jaxrl_llm.training import config as config_lib
+from jaxrl_llm.training import state as state_lib
+from jaxrl_llm.training.guard import Guarded
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.rollout import buckets
+from jaxrl_llm.training.step import make_optimizer, make_update
+
+DTYPES = {"float32": np.float32, "bfloat16": jax.numpy.bfloat16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The parts of a run. Functions are pure; all that changes lives in the `TrainState`."""
+
+    config: ConfigDict
+    task: tasks.Task
+    tokenizer: Any
+    policy: Policy
+    method: methods.Method
+    estimator: Estimator
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule
+    reward: rewards.Combined
+    mesh: Mesh
+    prompt_tokens: int
+    generate: Guarded
+    score: Guarded
+    update: Guarded
+
+    @property
+    def needs(self) -> set[str]:
+        """Fields of `Rollouts` that the method reads beyond what every batch has."""
+        return set(self.method.needs) | set(self.estimator.needs) | set(self.objective.needs)
+
+    @property
+    def updates_per_step(self) -> int:
+        return self.config.learner.epochs * self.config.learner.minibatches
+
+    def sampler(self, params, lora, temperature: float | None = None):
+        """`(prompt_tokens, prompt_mask, keys) -> Completions` under these weights."""
+        s = self.config.sampling
+        chosen = sampling_lib.Sampling(
+            np.float32(s.temperature if temperature is None else temperature), s.top_k or None,
+            s.top_p if s.top_p < 1 else None, s.min_p or None)
+        place = functools.partial(jax.device_put, device=parallel.batch_sharding(self.mesh))
+        return lambda tokens, mask, keys: self.generate(params, place(tokens), place(mask), place(keys), chosen, lora=lora)
+
+
+def model_config(config: ConfigDict, vocab_size: int) -> ModelConfig:
+    """A small Llama-style architecture from the sizes in `config.model`."""
+    m = config.model
+    return ModelConfig(vocab_size=vocab_size, hidden_size=m.hidden_size, num_layers=m.num_layers, num_heads=m.num_heads,
+                       num_kv_heads=m.num_heads, head_dim=m.hidden_size // m.num_heads, mlp_size=m.mlp_size)
+
+
+def load_model(config: ConfigDict, mesh: Mesh):
+    """`(tokenizer, Transformer, params)` with the parameters laid out on the mesh; fresh ones without `model.path`."""
+    m = config.model
+    if m.dtype not in DTYPES:
+        raise ValueError(f"model.dtype={m.dtype!r}; allowed: {', '.join(DTYPES)}")
+    tokenizer = tokenizers.load(m.tokenizer or m.path or "bytes")
+    if m.path:
+        architecture, params = weights.load(m.path)
+        if tokenizer.vocab_size > architecture.vocab_size:
+            raise ValueError(f"tokenizer {m.tokenizer or m.path!r} has {tokenizer.vocab_size} tokens, the model embeds only "
+                             f"{architecture.vocab_size}; set model.tokenizer to the one the model was trained with")
+    else:
+        architecture, params = model_config(config, tokenizer.vocab_size), None
+    model = Transformer(architecture, dtype=DTYPES[m.dtype], remat=m.remat)
+    if params is None:
+        shardings = parallel.tree_shardings(model.abstract_params(), mesh)
+        params = jax.jit(model.init, out_shardings=shardings)(jax.random.key(config.seed))
+    else:
+        params = jax.device_put(params, parallel.tree_shardings(params, mesh))
+    return tokenizer, model, params
+
+
+def build(config: ConfigDict) -> tuple[Run, Any]:
+    """Everything but the state; returns `(run, params)`. Raises ValueError before any long work when something is off."""
+    config_lib.check(config)
+    method = methods.get(config.method)
+    T = config.sampling.max_tokens
+    estimator, objective = methods.build(config.method, max_len=T, estimator=config_lib.keywords(config.estimator),
+                                         objective=config_lib.keywords(config.objective))
+    options = config.task.to_dict()
+    task = tasks.make(options.pop("name"), **options)
+    reward = rewards.combine([rewards.make(name, **kw) for name, kw in config.rewards.to_dict().items()],
+                             on_error=config.reward_errors)
+    sampling_lib.check(sampling_lib.Sampling(config.sampling.temperature, config.sampling.top_k or None,
+                                             config.sampling.top_p, config.sampling.min_p or None))
+    mesh = parallel.make_mesh(**config.mesh.to_dict())
+    parallel.check_batch(mesh, config.prompts.per_step, "prompts.per_step")
+    parallel.check_batch(mesh, config.prompts.per_step // config.learner.minibatches // config.learner.micro_batches,
+                         "prompts of one micro-batch")
+    tokenizer, model, params = load_model(config, mesh)
+    policy = Policy(model, temperature=config.sampling.temperature or 1.0)
+    o = config.optimizer
+    optimizer, schedule = make_optimizer(
+        o.learning_rate, config.steps * config.learner.epochs * config.learner.minibatches,
+        warmup_updates=o.warmup_updates, schedule=o.schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2)
+    update = make_update(policy, objective, optimizer, clip_norm=o.clip_norm or None,
+                         micro_batches=config.learner.micro_batches)
+    sampler = functools.partial(generate, model, max_tokens=T, stop_ids=tuple(tokenizer.stop_ids))
+    shapes = len(buckets(T))
+    run = Run(config, task, tokenizer, policy, method, estimator, objective, optimizer, schedule, reward, mesh,
+              config.prompts.max_tokens or longest(task.train, tokenizer),
+              generate=Guarded("rollout", sampler), score=Guarded("score", jax.jit(policy.logprobs), shapes),
+              update=Guarded("update", update, shapes))
+    return run, params
+
+
+def initial_state(run: Run, params) -> state_lib.TrainState:
+    """The state before the first step, laid out on the mesh."""
+    config = run.config
+    key = jax.random.key(config.seed)
+    adapters = None
+    if config.lora.rank:
+        adapters = lora_lib.init(jax.random.fold_in(key, 1), params, rank=config.lora.rank, alpha=config.lora.alpha)
+    state = state_lib.create(params, adapters, run.optimizer, run.estimator, run.objective, jax.random.fold_in(key, 2))
+    return jax.device_put(state, parallel.tree_shardings(state, run.mesh))
+
+
+def model_source(config: ConfigDict) -> Path | None:
+    """Where tokenizer files of an exported model come from."""
+    path = Path(config.model.path)
+    return path if config.model.path and path.is_dir() else None

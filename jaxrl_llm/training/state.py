@@ -1,0 +1,53 @@
+"""Everything a run is, as one pytree: save it, load it, and the run goes on as if nothing had happened."""
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.objectives.base import Objective
+
+
+@flax.struct.dataclass
+class TrainState:
+    """State of a run between two steps.
+
+    Attributes:
+      step: `i32[]`, rollout batches consumed.
+      params: float32 master weights.
+      lora: adapter tree, or None. When there is one, it alone is trained.
+      opt_state: the optimiser's state for what is trained.
+      key: typed PRNG key of the run; step keys are `fold_in(key, step)`, so it never changes.
+      estimator_state, objective_state: whatever the method keeps.
+      skipped: `i32[]`, updates refused because loss or gradient was not finite.
+      skipped_in_row: `i32[]`, of those, the last uninterrupted ones.
+    """
+
+    step: jax.Array
+    params: Any
+    lora: Any
+    opt_state: Any
+    key: jax.Array
+    estimator_state: Any
+    objective_state: Any
+    skipped: jax.Array
+    skipped_in_row: jax.Array
+
+    @property
+    def trainable(self):
+        """The tree that the optimiser updates."""
+        return self.params if self.lora is None else self.lora
+
+    def with_trainable(self, tree):
+        return self.replace(params=tree) if self.lora is None else self.replace(lora=tree)
+
+
+def create(params, lora, optimizer: optax.GradientTransformation, estimator: Estimator, objective: Objective,
+           key: jax.Array) -> TrainState:
+    """The state before the first step. Every leaf is an array of its own, so that the whole state can be donated."""
+    zero = lambda: jnp.zeros((), jnp.int32)  # noqa: E731
+    return TrainState(step=zero(), params=params, lora=lora, opt_state=optimizer.init(params if lora is None else lora),
+                      key=key, estimator_state=estimator.init(), objective_state=objective.init(),
+                      skipped=zero(), skipped_in_row=zero())

@@ -1,0 +1,160 @@
+"""The update: from rollouts and advantages to new weights, as one pure jitted function of the state."""
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_llm import masked
+from jaxrl_llm.objectives.base import Objective
+from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.state import TrainState
+
+Update = Callable[[TrainState, Rollouts, jax.Array], tuple[TrainState, dict[str, jax.Array]]]
+
+
+def make_optimizer(learning_rate: float, total_updates: int, *, warmup_updates: int = 0, schedule: str = "constant",
+                   weight_decay: float = 0.0, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
+                   ) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """AdamW with linear warm-up to `learning_rate`, then `constant`, `linear` or `cosine` (the last two down to 0).
+
+    Clipping by global norm is done by the update itself, which needs the norm anyway. Returns the optimiser and its
+    schedule (for the log).
+    """
+    rest = max(total_updates - warmup_updates, 1)
+    shapes = {"constant": lambda: optax.constant_schedule(learning_rate),
+              "linear": lambda: optax.linear_schedule(learning_rate, 0.0, rest),
+              "cosine": lambda: optax.cosine_decay_schedule(learning_rate, rest)}
+    if schedule not in shapes:
+        raise ValueError(f"optimizer.schedule={schedule!r}; allowed: {', '.join(sorted(shapes))}")
+    ramp = optax.linear_schedule(0.0, learning_rate, warmup_updates)
+    # The first update has count 0: a ramp through (count + 1) keeps it from being wasted on a rate of zero.
+    joined = optax.join_schedules([lambda count: ramp(count + 1), shapes[schedule]()], [warmup_updates])
+    return optax.adamw(joined, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay), joined
+
+
+def split(tree, parts: int):
+    """Cuts the leading axis of every leaf into `parts` equal pieces: `[P, ...] -> [parts, P / parts, ...]`."""
+    return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), tree)
+
+
+def merge_metrics(metrics):
+    """Metrics of micro-batches, stacked on axis 0, into those of the whole: sums, and maxima for names in `max/`."""
+    return {name: x.max(0) if name.startswith("max/") else x.sum(0) for name, x in metrics.items()}
+
+
+def mismatch(rollouts: Rollouts, logprobs: jax.Array) -> dict[str, jax.Array]:
+    """How far sampler and learner disagree about the same tokens: `mean(lp_sampler - lp_learner)` and its largest size."""
+    if rollouts.behavior_logprobs is None:
+        return {}
+    mask = rollouts.token_mask
+    gap = jnp.where(mask, rollouts.behavior_logprobs - logprobs, 0.0)
+    weights = rollouts.loss_weights["token"]
+    return {"mismatch/kl": masked.sum(gap * weights, mask), "max/mismatch": jnp.abs(gap).max()}
+
+
+def loss_terms(policy: Policy, objective: Objective, params, lora, rollouts, advantages, objective_state):
+    """`(loss, (metrics, objective_state))` of one (micro-)batch; without `old_logprobs` the batch is on-policy."""
+    logprobs, entropies = policy.logprobs(params, lora, rollouts)
+    old = jax.lax.stop_gradient(logprobs) if rollouts.old_logprobs is None else rollouts.old_logprobs
+    before = rollouts.behavior_logprobs if rollouts.behavior_logprobs is not None else old
+    rollouts = rollouts.replace(old_logprobs=old, behavior_logprobs=before)
+    loss, (metrics, objective_state) = objective.update(logprobs, rollouts, advantages, objective_state)
+    weights, mask = rollouts.loss_weights["token"], rollouts.token_mask
+    metrics = metrics | mismatch(rollouts, old) | {"loss": loss, "entropy": masked.sum(entropies * weights, mask)}
+    return loss, (jax.lax.stop_gradient(metrics), objective_state)
+
+
+def whole_batch_cotangents(policy, objective, params, lora, parts, rollouts, advantages, objective_state):
+    """d loss / d logprobs `[P, G, T]` of an objective that must see all log-probs of the mini-batch at once.
+
+    One extra forward pass, micro-batch by micro-batch, buys an exact gradient at micro-batch memory.
+    """
+    logprobs = jax.lax.map(lambda part: policy.logprobs(params, lora, part)[0], parts)
+    logprobs = jax.lax.stop_gradient(logprobs.reshape(rollouts.mask.shape))
+    if rollouts.old_logprobs is None:
+        rollouts = rollouts.replace(old_logprobs=logprobs)
+    if rollouts.behavior_logprobs is None:
+        rollouts = rollouts.replace(behavior_logprobs=rollouts.old_logprobs)
+    differentiate = jax.value_and_grad(objective.update, has_aux=True)
+    (loss, (metrics, state)), cotangents = differentiate(logprobs, rollouts, advantages, objective_state)
+    return cotangents, metrics | mismatch(rollouts, rollouts.old_logprobs) | {"loss": loss}, state
+
+
+def gradients(policy: Policy, objective: Objective, micro_batches: int, state: TrainState, rollouts, advantages):
+    """Gradient of the mini-batch loss with respect to what is trained, plus metrics and the next objective state.
+
+    Micro-batches are scanned and their gradients summed; the loss weights were computed for the whole mini-batch, so
+    the sum is the gradient of the whole, whatever `micro_batches` is.
+    """
+    rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
+    parts, advantage_parts = split(rollouts, micro_batches), split(advantages, micro_batches)
+    place = lambda tree: (state.params, tree) if state.lora is not None else (tree, None)  # noqa: E731
+
+    if objective.whole_batch and micro_batches > 1:
+        cotangents, metrics, objective_state = whole_batch_cotangents(
+            policy, objective, state.params, state.lora, parts, rollouts, advantages, state.objective_state)
+
+        def pull_back(tree, part, cotangent):
+            logprobs, entropies = policy.logprobs(*place(tree), part)
+            entropy = masked.sum(entropies * part.loss_weights["token"], part.token_mask)
+            return (logprobs * cotangent).sum(), jax.lax.stop_gradient(entropy)
+
+        def add(total, inputs):
+            (_, entropy), gradient = jax.value_and_grad(pull_back, has_aux=True)(state.trainable, *inputs)
+            return jax.tree.map(jnp.add, total, gradient), entropy
+
+        zeros = jax.tree.map(jnp.zeros_like, state.trainable)
+        total, entropies = jax.lax.scan(add, zeros, (parts, split(cotangents, micro_batches)))
+        return total, metrics | {"entropy": entropies.sum()}, objective_state
+
+    def loss(tree, part, advantage):
+        return loss_terms(policy, objective, *place(tree), part, advantage, state.objective_state)
+
+    differentiate = jax.value_and_grad(loss, has_aux=True)
+    if micro_batches == 1:
+        (_, (metrics, objective_state)), total = differentiate(state.trainable, rollouts, advantages)
+        return total, metrics, objective_state
+
+    def add(carry, inputs):
+        (_, (metrics, objective_state)), gradient = differentiate(state.trainable, *inputs)
+        return (jax.tree.map(jnp.add, carry[0], gradient), objective_state), metrics
+
+    zeros = jax.tree.map(jnp.zeros_like, state.trainable)
+    (total, objective_state), metrics = jax.lax.scan(add, (zeros, state.objective_state), (parts, advantage_parts))
+    return total, merge_metrics(metrics), objective_state
+
+
+def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *,
+                clip_norm: float | None = 1.0, micro_batches: int = 1) -> Update:
+    """The jitted update `(state, rollouts, advantages) -> (state, metrics)`; the state is donated.
+
+    The gradient is scaled to `clip_norm` if its global norm is larger. An update with a loss or gradient that is not
+    finite leaves weights and optimiser as they were and is counted in `state.skipped`.
+
+    Raises:
+      ValueError: at trace time, when the prompts of a mini-batch do not divide by `micro_batches`.
+    """
+
+    def update(state: TrainState, rollouts: Rollouts, advantages: jax.Array):
+        P = rollouts.mask.shape[0]
+        if P % micro_batches:
+            raise ValueError(f"{P} prompts per mini-batch do not divide into learner.micro_batches={micro_batches}; "
+                             f"choose one of {[n for n in range(1, P + 1) if P % n == 0]}")
+        grads, metrics, objective_state = gradients(policy, objective, micro_batches, state, rollouts, advantages)
+        norm = optax.global_norm(grads)
+        finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
+        if clip_norm is not None:
+            scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
+            grads = jax.tree.map(lambda g: g * scale, grads)
+        changes, opt_state = optimizer.update(grads, state.opt_state, state.trainable)
+        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)  # noqa: E731
+        skip = (~finite).astype(jnp.int32)
+        state = state.with_trainable(keep(optax.apply_updates(state.trainable, changes), state.trainable)).replace(
+            opt_state=keep(opt_state, state.opt_state),
+            objective_state=keep(objective_state, state.objective_state),
+            skipped=state.skipped + skip, skipped_in_row=(state.skipped_in_row + 1) * skip)
+        return state, metrics | {"grad_norm": norm, "skipped_updates": state.skipped}
+
+    return jax.jit(update, donate_argnums=0)

@@ -1,0 +1,45 @@
+"""A short supervised warm-up on the task's own answers: gives a policy from scratch something for RL to sharpen."""
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import optax
+
+from jaxrl_llm import masked
+from jaxrl_llm.generation.prompts import encode_problem, pad
+from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.training.policy import Policy
+
+
+def demonstrations(problems: list[Problem], tokenizer, prompt_tokens: int, max_tokens: int) -> Rollouts:
+    """Answers, each followed by the end token, as a batch of groups of one."""
+    prompts = pad([encode_problem(p, tokenizer) for p in problems], [p.id for p in problems], prompt_tokens)
+    answers = [tokenizer.encode(p.answer)[:max_tokens - 1] + [tokenizer.eos_id] for p in problems]
+    rows = pad(answers, prompts.ids, max_tokens)
+    return Rollouts(mask=rows.mask[:, None], valid=np.ones((len(problems), 1), bool), tokens=rows.tokens[:, None],
+                    prompt_tokens=prompts.tokens, prompt_mask=prompts.mask)
+
+
+def imitate(policy: Policy, params, batches: Iterator[list[Problem]], tokenizer, *, steps: int, learning_rate: float,
+            prompt_tokens: int, max_tokens: int, progress) -> tuple[dict, list[float]]:
+    """Minimises -mean log p(answer token) for `steps` Adam steps. Returns `(params, losses per step in nats)`."""
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0),
+                            optax.adam(optax.warmup_cosine_decay_schedule(0.0, learning_rate, min(20, steps), steps)))
+
+    def step(params, opt_state, batch):
+        def loss(params):
+            return -masked.mean(policy.logprobs(params, None, batch)[0], batch.token_mask)
+        value, grads = jax.value_and_grad(loss)(params)
+        changes, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, changes), opt_state, value
+
+    step = jax.jit(step, donate_argnums=(0, 1))
+    opt_state, losses = optimizer.init(params), []
+    for number in range(steps):
+        batch = demonstrations(next(batches), tokenizer, prompt_tokens, max_tokens)
+        params, opt_state, value = step(params, opt_state, batch)
+        losses.append(value)
+        if number % 20 == 0:
+            progress.phase(f"supervised warm-up {number}/{steps}, loss {float(value):.2f}")
+    return params, [float(x) for x in losses]

@@ -1,0 +1,184 @@
+"""The folder of one run: which configuration it belongs to, and whether a new process may start or continue it."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_collections
+
+SCHEMA_VERSION = 1
+_PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "ml-collections", "numpy")
+
+
+class Workdir(NamedTuple):
+    """An opened run folder; `resume` says that a checkpoint is there and the run must continue from it."""
+
+    path: Path
+    resume: bool
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+
+def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bool | str = False) -> Workdir:
+    """Creates or reopens the folder of a run and records `config` (config.json) and the software (environment.json).
+
+    resume: False starts a run and refuses a folder that already holds checkpoints; True continues one, also with a
+    changed configuration (the change is reported, the old file kept); "auto" continues if there is something to
+    continue and starts otherwise, for launchers that restart a preempted job. Call it in the primary process only.
+
+    Raises FileExistsError (checkpoints, but no resume), FileNotFoundError (resume=True and nothing to resume),
+    ValueError (folder of another configuration), TypeError (a configuration value JSON cannot hold), OSError (cannot
+    be written).
+    """
+    if resume not in (True, False, "auto"):
+        raise ValueError(f"resume={resume!r}; allowed: True, False, 'auto'")
+    if "://" in str(path):
+        raise ValueError(f"workdir {str(path)!r} is a URL; give a local or mounted folder")
+    path = Path(path).expanduser().absolute()
+    resolved = resolve_config(config)
+    has_checkpoints = _has_checkpoints(path / "checkpoints")
+    if resume is True and not has_checkpoints:
+        raise FileNotFoundError(
+            f"nothing to resume: no checkpoint in {path}; start without --resume or correct --workdir"
+        )
+    stored = _read_config(path / "config.json")
+    changes = [] if stored is None else config_changes(stored, resolved)
+    if changes and resume is not True:
+        raise ValueError(
+            f"{path} belongs to a run of another configuration ({_list(changes)}). Choose another --workdir"
+            + (", or continue that run with the new values: --resume" if has_checkpoints else " or delete it")
+        )
+    if has_checkpoints and resume is False:
+        raise FileExistsError(
+            f"{path} holds checkpoints of this configuration; continue with --resume, "
+            "start afresh in another --workdir, or delete the folder"
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if changes:
+            warnings.warn(
+                f"resuming {path} with a changed configuration: {_list(changes)}", RuntimeWarning, stacklevel=2
+            )
+            os.replace(path / "config.json", path / f"config.{sum(1 for _ in path.glob('config.*.json'))}.json")
+        if changes or stored is None:
+            _write_json(path / "config.json", {"schema_version": SCHEMA_VERSION, "config": resolved})
+        _write_json(
+            path / "environment.json", {"starts": _earlier_starts(path / "environment.json") + [describe_environment()]}
+        )
+    except OSError as error:
+        raise type(error)(
+            error.errno,
+            f"cannot write to workdir {path}: {error.strerror}; check its permissions and free "
+            "space, or choose another --workdir",
+        ) from error
+    return Workdir(path, has_checkpoints)
+
+
+def resolve_config(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """The configuration as sorted JSON values, references resolved; TypeError names a value that JSON cannot hold."""
+    plain = config.copy_and_resolve_references().to_dict()
+    for key, value in _flatten(plain).items():
+        try:
+            json.dumps(value)
+        except TypeError:
+            raise TypeError(
+                f"config.{key} is a {type(value).__name__} ({value!r}); configurations hold numbers, strings, "
+                "booleans, None, lists and dicts: name the thing by a string"
+            ) from None
+    return json.loads(json.dumps(plain, sort_keys=True))
+
+
+def config_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """The differing keys of two resolved configurations as "a.b: old -> new", sorted."""
+    old, new = _flatten(old), _flatten(new)
+
+    def show(values: dict[str, Any], key: str) -> str:
+        return json.dumps(values[key]) if key in values else "(absent)"
+
+    return [
+        f"{key}: {show(old, key)} -> {show(new, key)}"
+        for key in sorted(old.keys() | new.keys())
+        if show(old, key) != show(new, key)
+    ]
+
+
+def describe_environment() -> dict[str, Any]:
+    """When, where and with which package versions this process runs."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None  # running from a source tree
+    return {
+        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "packages": versions,
+        "arguments": sys.argv,
+    }
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _has_checkpoints(directory: Path) -> bool:
+    return directory.is_dir() and any(child.name.isdecimal() for child in directory.iterdir())
+
+
+def _read_config(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text())
+        version, config = content["schema_version"], content["config"]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no run configuration ({error}); restore it or choose another --workdir") from error
+    if version != SCHEMA_VERSION:
+        raise ValueError(
+            f"{path} has schema version {version}, this release reads {SCHEMA_VERSION}; use the release that "
+            "wrote it (environment.json beside it) or choose another --workdir"
+        )
+    return config
+
+
+def _earlier_starts(path: Path) -> list[dict[str, Any]]:
+    try:
+        return json.loads(path.read_text())["starts"]
+    except (OSError, ValueError, KeyError, TypeError):  # a record only: a damaged one must not stop the run
+        return []
+
+
+def _write_json(path: Path, content: Any) -> None:
+    """Writes beside the target and renames, so that a full disk never leaves half a file behind."""
+    temporary = path.with_suffix(".tmp")
+    try:
+        with open(temporary, "w") as file:
+            json.dump(content, file, indent=2, sort_keys=True)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _list(changes: list[str]) -> str:
+    return "; ".join(changes[:12]) + (f"; and {len(changes) - 12} more" if len(changes) > 12 else "")

@@ -1,0 +1,135 @@
+"""Random batches, and the table of cases that the property tests run over.
+
+Every registered factory is tested with its defaults. A variant that needs more puts a `Case` for its slug into the dicts
+ESTIMATORS or OBJECTIVES of a file `cases_<family>.py` beside this one: `{"slug": [Case(...), ...]}`.
+"""
+
+import dataclasses
+import importlib
+import pathlib
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.rollouts import Rollouts
+
+P, G, T, K, D = 4, 5, 6, 3, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One way to call a factory.
+
+    `hyper`: its keywords. `inputs(rng, P, G, T)`: fields of `Rollouts` to set (arrays; `extras` as a dict), where random
+    defaults do not do. `exempt`: name of a property -> the reason why it cannot hold.
+    """
+
+    hyper: Mapping = dataclasses.field(default_factory=dict)
+    inputs: Callable[[np.random.Generator, int, int, int], Mapping] = lambda rng, p, g, t: {}
+    exempt: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def load(kind: str) -> dict[str, list[Case]]:
+    """All cases of `kind` ("ESTIMATORS" or "OBJECTIVES") from the files beside this one."""
+    cases: dict[str, list[Case]] = {}
+    for path in sorted(pathlib.Path(__file__).parent.glob("cases_*.py")):
+        for slug, rows in getattr(importlib.import_module(path.stem), kind, {}).items():
+            cases.setdefault(slug, []).extend(rows)
+    return cases
+
+
+def parameters(kind: str, slugs: list[str]):
+    """(list of (slug, case), list of ids): one default case for each slug that has none in the table."""
+    table = load(kind)
+    unknown = set(table) - set(slugs)
+    assert not unknown, f"cases for names that do not exist: {unknown}"
+    rows = [(slug, case) for slug in slugs for case in table.get(slug, [Case()])]
+    ids = [f"{slug}-{','.join(f'{k}={v}' for k, v in case.hyper.items()) or 'default'}" for slug, case in rows]
+    return rows, ids
+
+
+def batch(seed: int, case: Case, shape: tuple[int, int, int] = (P, G, T), edge: str = "none") -> Rollouts:
+    """A random batch: some rollouts invalid, some empty, some with holes in the mask.
+
+    `edge`: "equal" (all rewards and everything measured alike), "invalid" (no rollout), "empty" (no token).
+    """
+    rng = np.random.default_rng(seed)
+    p, g, t = shape
+    mask = np.arange(t) < rng.integers(0, t + 1, (p, g, 1))
+    mask &= (rng.random((p, g, 1)) < 0.5) | (rng.random((p, g, t)) < 0.7)
+    valid = rng.random((p, g)) < 0.85
+    behavior = -np.exp(rng.normal(size=(p, g, t)))
+    fields = dict(
+        mask=mask,
+        valid=valid,
+        rewards=rng.choice([0.0, 0.5, 1.0], (p, g)),
+        reward_components=rng.choice([0.0, 0.5, 1.0], (p, g, K)),
+        tokens=rng.integers(0, 50, (p, g, t)),
+        prompt_ids=np.arange(p) + 10,
+        behavior_logprobs=behavior,
+        old_logprobs=behavior + 0.3 * rng.normal(size=(p, g, t)),
+        ref_logprobs=behavior + 0.3 * rng.normal(size=(p, g, t)),
+        entropies=rng.gamma(2.0, size=(p, g, t)),
+        policy_version=rng.integers(0, 3, (p, g, t)),
+        step_ids=np.cumsum(rng.random((p, g, t)) < 0.4, axis=-1),
+        features=rng.normal(size=(p, g, D)),
+    )
+    fields |= case.inputs(rng, p, g, t)
+    if edge == "equal":
+        fields["rewards"] = np.full((p, g), 0.3)
+        fields["reward_components"] = np.full((p, g, K), 0.3)
+    elif edge == "invalid":
+        fields["valid"] = np.zeros((p, g), bool)
+    elif edge == "empty":
+        fields["mask"] = np.zeros((p, g, t), bool)
+    return Rollouts(**jax.tree.map(as_array, fields))
+
+
+def as_array(x, floating=None):
+    x = np.asarray(x)
+    kinds = {"f": floating or jnp.float32, "i": jnp.int32, "u": jnp.uint32, "b": jnp.bool_}
+    return jnp.asarray(x, kinds[x.dtype.kind])
+
+
+def logprobs(seed: int, shape: tuple[int, int, int] = (P, G, T)) -> jax.Array:
+    return as_array(-np.exp(np.random.default_rng(seed + 1).normal(size=shape)))
+
+
+def advantages(seed: int, shape: tuple[int, int, int] = (P, G, T)) -> jax.Array:
+    """One number per rollout on its tokens, both signs."""
+    values = np.random.default_rng(seed + 2).normal(size=shape[:2])
+    return as_array(np.broadcast_to(values[..., None], shape))
+
+
+def pad(x, extra: tuple[int, int, int] = (1, 1, 2)):
+    """`x` with more prompts, rollouts and tokens: NaN in measurements, 0 or False elsewhere (axes told by their size)."""
+    x = np.asarray(x)
+    widths = [(0, extra[0])]
+    if x.ndim > 1:
+        widths.append((0, extra[1] if x.shape[1] == G else 0))
+    if x.ndim > 2:
+        widths.append((0, extra[2] if x.shape[2] == T else 0))
+    widths += [(0, 0)] * (x.ndim - len(widths))
+    measured = x.dtype.kind == "f" and x.ndim > 1 and x.shape[1] == G
+    return jnp.asarray(np.pad(x, widths, constant_values=np.nan if measured else 0))
+
+
+def permute(x, order_P, order_G):
+    """`x` with prompts and, where it has that axis, rollouts in another order."""
+    x = jnp.asarray(x)[order_P]
+    return x[:, order_G] if x.ndim > 1 and x.shape[1] == G else x
+
+
+def double(x):
+    return jnp.asarray(x, jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def same(actual, expected, rtol=1e-5, atol=1e-6):
+    """Assert that two pytrees agree."""
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=rtol, atol=atol), actual, expected)
+
+
+def finite(tree) -> bool:
+    return all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating))

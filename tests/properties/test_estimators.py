@@ -1,0 +1,119 @@
+"""Rules that every registered estimator obeys."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import property_inputs as inputs
+import pytest
+from hypothesis import given, settings, strategies
+
+from jaxrl_llm import advantages
+
+ROWS, IDS = inputs.parameters("ESTIMATORS", advantages.names())
+each = pytest.mark.parametrize("slug, case", ROWS, ids=IDS)
+few = settings(max_examples=6, deadline=None, derandomize=True)
+seeds = given(seed=strategies.integers(0, 2**20))
+G, P, T = inputs.G, inputs.P, inputs.T
+
+
+@pytest.fixture(autouse=True, scope="module")
+def strict():
+    with jax.numpy_rank_promotion("raise"):
+        yield
+
+
+def run(slug, case, rollouts):
+    estimator = advantages.make(slug, **case.hyper)
+    return estimator.update(rollouts, estimator.init())
+
+
+def skip_if_exempt(case, name):
+    if name in case.exempt:
+        pytest.skip(case.exempt[name])
+
+
+@each
+@few
+@seeds
+def test_padding_changes_nothing(slug, case, seed):
+    skip_if_exempt(case, "padding")
+    rollouts = inputs.batch(seed, case)
+    expected, state = run(slug, case, rollouts)
+    padded, padded_state = run(slug, case, jax.tree.map(inputs.pad, rollouts))
+    inputs.same(padded[:P, :G, :T], expected)
+    inputs.same(padded_state, state)
+    for beyond in (padded[P:], padded[:, G:], padded[:, :, T:]):
+        assert not np.any(np.asarray(beyond))
+
+
+@each
+@few
+@seeds
+def test_order_of_prompts_and_rollouts_does_not_matter(slug, case, seed):
+    skip_if_exempt(case, "permutation")
+    rng = np.random.default_rng(seed)
+    orders = rng.permutation(P), rng.permutation(G)
+    rollouts = inputs.batch(seed, case)
+    expected, state = run(slug, case, rollouts)
+    actual, other_state = run(slug, case, jax.tree.map(lambda x: inputs.permute(x, *orders), rollouts))
+    inputs.same(actual, inputs.permute(expected, *orders))
+    if "permutation_of_state" not in case.exempt:
+        inputs.same(other_state, state)
+
+
+@each
+@few
+@seeds
+def test_masked_tokens_get_exactly_zero_and_others_are_finite(slug, case, seed):
+    rollouts = inputs.batch(seed, case)
+    values, _ = run(slug, case, rollouts)
+    assert values.shape == (P, G, T) and inputs.finite(values)
+    assert np.all(np.asarray(values)[~np.asarray(rollouts.token_mask)] == 0)
+
+
+@each
+@pytest.mark.parametrize("edge", ["equal", "invalid", "empty"])
+def test_degenerate_batches_are_finite(slug, case, edge):
+    values, state = run(slug, case, inputs.batch(0, case, edge=edge))
+    assert inputs.finite((values, state))
+    if edge != "equal":
+        assert not np.any(np.asarray(values))
+
+
+@each
+def test_group_of_one_is_finite(slug, case):
+    skip_if_exempt(case, "group_of_one")
+    assert inputs.finite(run(slug, case, inputs.batch(0, case, shape=(P, 1, T))))
+
+
+@each
+def test_jit_and_vmap_agree_with_eager(slug, case):
+    batches = [inputs.batch(seed, case) for seed in (0, 1)]
+    estimator = advantages.make(slug, **case.hyper)
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
+    actual = jax.jit(jax.vmap(estimator.update, in_axes=(0, None)))(stacked, estimator.init())
+    for i, rollouts in enumerate(batches):
+        inputs.same(jax.tree.map(lambda x: x[i], actual), estimator.update(rollouts, estimator.init()))
+
+
+@each
+def test_float32_agrees_with_float64(slug, case):
+    skip_if_exempt(case, "float64")
+    rollouts = inputs.batch(3, case)
+    single, _ = run(slug, case, rollouts)
+    with jax.enable_x64(True):
+        exact, _ = run(slug, case, jax.tree.map(inputs.double, rollouts))
+        assert exact.dtype == jnp.float64
+        inputs.same(single, exact, rtol=1e-4, atol=1e-5)
+
+
+@each
+def test_nothing_flows_back_through_an_advantage(slug, case):
+    rollouts = inputs.batch(0, case)
+
+    def total(rewards, old):
+        values, _ = run(slug, case, rollouts.replace(rewards=rewards, old_logprobs=old))
+        return jnp.sum(values**2)
+
+    gradient = jax.grad(total, argnums=(0, 1))(rollouts.rewards, rollouts.old_logprobs)
+    assert not any(np.any(np.asarray(x)) for x in gradient)

@@ -1,0 +1,28 @@
+"""Reward functions that misbehave on demand, imported by worker processes in the tests."""
+
+import os
+import sys
+import time
+
+
+def fault(completion, answer, problem):
+    """The completion says what happens."""
+    if completion == "sleep":
+        time.sleep(600)
+    if completion == "power":  # holds the interpreter lock: no thread or Python signal handler could stop it
+        return 3 ** (10 ** 9)
+    if completion == "exit":
+        os._exit(3)
+    if completion == "raise":
+        raise KeyError("on purpose")
+    if completion == "text":
+        return "one"
+    if completion == "memory":
+        return len(bytearray(8 << 30))
+    if completion == "print":
+        print("noise on stdout", file=sys.stdout, flush=True)
+        os.write(1, b'{"value": 99}\n')
+        return 0.5
+    if completion == "pid":
+        return os.getpid()
+    return float(completion == answer)

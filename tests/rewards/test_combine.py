@@ -1,0 +1,89 @@
+"""Adding rewards up, and what happens when one of them misbehaves."""
+
+import numpy as np
+import pytest
+
+from jaxrl_llm import rewards
+from jaxrl_llm.rewards import Reward, RewardError, combine
+
+
+def test_total_components_names():
+    scores = combine([("last_number", 2.0), ("exact", 0.5)])(["is 12", "12", "13"], ["12", "12", "12"])
+    np.testing.assert_array_equal(scores.components, [[1, 0], [1, 1], [0, 0]])
+    np.testing.assert_array_equal(scores.total, [2.0, 2.5, 0.0])
+    assert scores.components.dtype == scores.total.dtype == np.float32
+    assert scores.names == ("last_number", "exact") and scores.failures == {}
+
+
+def test_no_completions_give_empty_arrays():
+    scores = combine(["exact", rewards.make("boxed")])([], [])
+    assert scores.total.shape == (0,) and scores.components.shape == (0, 2)
+
+
+def misbehave(completion, answer, problem):
+    return {"raise": lambda: 1 / 0, "nan": lambda: float("nan"), "none": lambda: None, "text": lambda: "one",
+            "array": lambda: np.zeros(2), "inf": lambda: -np.inf, "fine": lambda: np.float64(1)}[completion]()
+
+
+@pytest.mark.parametrize(("completion", "message"), [
+    ("raise", "ZeroDivisionError"), ("nan", "returned nan, not a finite number"), ("none", "returned None"),
+    ("text", "'one', which is not a number"), ("array", r"returned shape \(2,\), expected \(\)"), ("inf", "returned -inf"),
+])
+def test_a_bad_completion_reward_is_named_or_counted(completion, message):
+    reward = Reward("mine", misbehave)
+    with pytest.raises(RewardError, match=f"reward 'mine' failed on completion 1 '{completion}' .*{message}.*on_error='zero'"):
+        combine([reward])(["fine", completion], ["", ""])
+    scores = combine([reward, "exact"], on_error="zero")(["fine", completion], ["", completion])
+    assert scores.components.tolist() == [[1, 0], [0, 1]] and scores.failures == {"mine/error": 1}
+
+
+@pytest.mark.parametrize(("output", "message", "expected", "failed"), [
+    ([1.0, 2.0, 3.0], r"a batch of 2 completions: ValueError: returned shape \(3,\), expected \(2,\)", [0, 0], 2),
+    (1.0, r"returned shape \(\), expected \(2,\)", [0, 0], 2),
+    ([[1.0], [1.0]], r"returned shape \(2, 1\)", [0, 0], 2),
+    ([1.0, float("nan")], "completion 1 'b' .*returned nan", [1, 0], 1),
+    ([1.0, None], "completion 1 'b' .*returned nan", [1, 0], 1),
+    ("ab", "not numbers", [0, 0], 2),
+])
+def test_a_bad_batch_reward_is_named_or_counted(output, message, expected, failed):
+    reward = Reward("mine", lambda completions, answers, problems: output, per="batch")
+    with pytest.raises(RewardError, match=f"reward 'mine' failed on .*{message}"):
+        combine([reward])(["a", "b"], ["", ""])
+    scores = combine([reward], on_error="zero")(["a", "b"], ["", ""])
+    assert scores.total.tolist() == expected and scores.failures == {"mine/error": failed}
+
+
+def test_a_reference_the_verifier_cannot_read_is_an_error():
+    with pytest.raises(RewardError, match="last_number needs a number as reference answer, got 'Paris'; use 'exact'"):
+        combine(["last_number"])(["5"], ["Paris"])
+
+
+def test_a_useless_checker_stops_the_run_under_any_policy():
+    def broken(completion, answer, problem):
+        raise RewardError("canary failed")
+
+    with pytest.raises(RewardError, match="canary failed"):
+        combine([Reward("mine", broken)], on_error="zero")(["a"], ["a"])
+
+
+def test_long_completions_are_shortened_in_messages():
+    with pytest.raises(RewardError) as caught:
+        combine(["last_number"])(["x" * 10_000], ["Paris"])
+    assert len(str(caught.value)) < 700
+
+
+def test_calls_that_make_no_sense():
+    with pytest.raises(ValueError, match="1 answers for 2 completions"):
+        combine(["exact"])(["a", "b"], ["a"])
+    with pytest.raises(ValueError, match="3 lengths for 1 completions"):
+        combine(["exact"])(["a"], ["a"], lengths=[1, 2, 3])
+    with pytest.raises(ValueError, match="needs the token count.*lengths=mask.sum"):
+        combine([rewards.make("soft_overlong", max_length=5, cache=1)])(["a"], ["a"])
+    with pytest.raises(ValueError, match=r"different names, got \['exact', 'exact'\]"):
+        combine(["exact", ("exact", 2.0)])
+    with pytest.raises(ValueError, match="one or more rewards"):
+        combine([])
+    with pytest.raises(ValueError, match="Unknown on_error 'ignore'"):
+        combine(["exact"], on_error="ignore")
+    with pytest.raises(ValueError, match="per='row'"):
+        Reward("mine", misbehave, per="row")

@@ -1,0 +1,86 @@
+r"""The \boxed{} verifier, and the table of tricky answers for every verifier."""
+
+import threading
+
+import pytest
+
+from jaxrl_llm import rewards
+from jaxrl_llm.rewards import RewardError, combine, math, self_test
+from jaxrl_llm.rewards.math import last_boxed, normalise, quick_verdict
+
+pytest.importorskip("math_verify")
+
+
+@pytest.fixture(scope="module")
+def boxed():
+    reward = rewards.make("boxed", workers=2, deadline=3.0)
+    yield reward
+    reward.fn.close()
+
+
+@pytest.mark.parametrize(("text", "content"), [
+    (r"\boxed{ 2 } and \boxed{x^{2}+1}", "x^{2}+1"), (r"first \boxed{3} then \boxed{4", None), ("5", None),
+    (r"\boxed{\{1,2\}}", r"\{1,2\}"), (r"\boxed{\left\{x\right.}", r"\left\{x\right."), (r"\boxed{}", ""),
+    (r"\boxed{a}}", "a"), (r"\boxed{\\}", r"\\"), ("\\boxed{a\\", None), (r"\boxed 7", None),
+])
+def test_last_boxed(text, content):
+    assert last_boxed(text) == content
+
+
+def test_quick_verdicts_need_no_worker():
+    assert normalise(r"$\left( 1{,}000 ,\ \dfrac{1}{2} \right)$.") == r"( 1,000 ,\ \frac{1}{2} )"
+    assert normalise(r"a \leftarrow b") == r"a \leftarrow b"
+    assert quick_verdict("0.5", r"\frac12") is True and quick_verdict("0.5", "0.51") is False
+    assert quick_verdict("0", "1 000") is False and quick_verdict("x+1", "1+x") is None
+
+
+def test_symbolic_verdicts_and_counts(boxed):
+    pairs = [(r"\boxed{(x+1)^2}", "x^2+2x+1", 1), (r"\boxed{x}", "y", 0), (r"\boxed{9^{9^{9^{9}}}}", "5", 0),
+             (r"\boxed{9^{9^{9^{9}}}}", "5", 0), ("no box", "5", 0), (r"\boxed{\frac{1}{2}}", "0.5", 1)]
+    scores = combine([boxed])([p[0] for p in pairs], [p[1] for p in pairs])
+    assert scores.total.tolist() == [p[2] for p in pairs]
+    assert scores.failures == {"boxed/no_answer": 1, "boxed/timeout": 2}
+
+
+def test_works_from_another_thread(boxed):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(combine([boxed])([r"\boxed{2(a+b)}"], ["2a+2b"])))
+    thread.start()
+    thread.join()
+    assert found[0].total.tolist() == [1.0] and found[0].failures == {}
+
+
+def test_canary_stops_a_checker_that_is_wrong(monkeypatch):
+    reward = rewards.make("boxed", workers=1)
+    monkeypatch.setattr(math, "CANARIES", (("x+1", "1+x", False),))  # the fault: sound checker, wrong known answer
+    with pytest.raises(RewardError, match=r"judged '1\+x' against 'x\+1' .* expected False; check the installation"):
+        combine([reward], on_error="zero")([r"\boxed{y}"], ["x"])
+    reward.fn.close()
+
+
+# verifier: (cases, false positives, false negatives). Each wrong verdict is listed by the module when it is run.
+EXPECTED = {"exact": (74, 0, 39), "numeric": (59, 0, 9), "last_number": (78, 8, 5), "boxed": (87, 3, 1)}
+
+
+def counts(result):
+    return result.cases, len(result.false_positives), len(result.false_negatives)
+
+
+@pytest.mark.parametrize("verifier", ["exact", "numeric", "last_number"])
+def test_counts_on_the_table_of_tricky_answers(verifier):
+    assert counts(self_test.report(verifier)) == EXPECTED[verifier]
+
+
+@pytest.mark.slow
+def test_counts_of_the_boxed_verifier():
+    result = self_test.report("boxed")
+    assert counts(result) == EXPECTED["boxed"]
+    assert result.false_positives == [(r"So \boxed{1,2}", "(1,2)"), (r"So \boxed{2,1,3}", "1,2,3"), (r"So \boxed{a}", "A")]
+    assert result.false_negatives == [(r"So \boxed{5 cm^2}", "5")]
+
+
+def test_known_false_positives_of_last_number():
+    assert self_test.report("last_number").false_positives == [
+        ("The answer is 1 000.", "0"), ("The answer is 2+3.", "3"), ("The answer is 5 or 6.", "6"),
+        (r"The answer is \sqrt{2}.", "2"), (r"\boxed{1} \boxed{2} \boxed{}", "2"), ("The answer is not 5", "5"),
+        ("It is 3, not 5", "5"), ("1 2 3 4 5 6 7 8 9", "9")]

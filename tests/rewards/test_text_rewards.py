@@ -1,0 +1,79 @@
+"""Text verifiers, number reading and length shaping against typed-in values."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from jaxrl_llm import rewards
+from jaxrl_llm.rewards.rational import last_number, parse_rational
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    (r"\frac12", Fraction(1, 2)), (r"\dfrac{3}{4}", Fraction(3, 4)), (".5", Fraction(1, 2)), ("2.50", Fraction(5, 2)),
+    ("1,234", Fraction(1234)), ("12,34", None), ("7/0", None), ("-1,024", Fraction(-1024)), ("- 3", Fraction(-3)),
+    ("\u22123", Fraction(-3)), ("5.", Fraction(5)), ("$1{,}000$", Fraction(1000)), (r"-1\frac{1}{2}", Fraction(-3, 2)),
+    (r"\frac{-2}{4}", Fraction(-1, 2)), (r"\frac 1 2", Fraction(1, 2)), ("1e3", Fraction(1000)), ("1E-2", Fraction(1, 100)),
+    ("", None), ("x", None), ("1 2", None), ("1,00", None), ("1e999", None), ("9" * 201, None), (r"\frac{1}{0}", None),
+    ("__import__('os')", None), ("2+3", None), ("1_000", None), ("nan", None), ("inf", None), ("5 cm", None),
+])
+def test_parse_rational(text, value):
+    assert parse_rational(text) == value
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    ("The answer is 1,000.", 1000), ("12", 12), ("7+5=12", 12), ("it is -3", -3), ("10-3", 3), ("(4)-3", 3), ("= -3", -3),
+    ("costs $1,234.50!", Fraction(2469, 2)), ("a half: 1/2.", Fraction(1, 2)), (r"so $\frac{3}{4}$.", Fraction(3, 4)),
+    ("x2 and y3", None), ("none", None), ("", None), ("list 12,34", None), ("1.2.3", None), ("5e1000", None), ("7/0", None),
+    ("3.", 3), ("50% of 8 is 4.0", 4), ("4 (four)", 4), ("12km", 12),
+])
+def test_last_number(text, value):
+    assert last_number(text) == value
+
+
+@pytest.mark.slow
+def test_number_reading_takes_linear_time():
+    # A quadratic pattern would need hours for these: the test would not end rather than fail by a clock.
+    for unit in ("1", "1,", "1.", "-", "1/", "1 ", ",111", "\\frac", "1e", "{"):
+        last_number(unit * 200_000)
+
+
+def score(name, completion, answer, **options):
+    return float(rewards.combine([rewards.make(name, **options)])([completion], [answer]).total[0])
+
+
+def test_exact_numeric_and_format():
+    assert score("exact", " 12\n", "12") == 1.0 and score("exact", "12.0", "12") == 0.0 and score("exact", "", "12") == 0.0
+    assert score("numeric", "12.0", "12") == 1.0 and score("numeric", "it is 12", "12") == 0.0
+    pattern = r"<think>.*</think>\s*<answer>[^<]+</answer>"
+    assert score("format", "<think>a\nb</think>\n<answer>3</answer>", "", pattern=pattern) == 1.0
+    assert score("format", "x<think>a</think><answer>3</answer>", "", pattern=pattern) == 0.0
+
+
+def test_soft_overlong_worked_example():
+    lengths = [10, 16384, 16385, 18432, 20480]
+    combined = rewards.combine([rewards.make("soft_overlong", max_length=20480, cache=4096)])
+    result = combined(["x"] * 5, [""] * 5, lengths=lengths)
+    np.testing.assert_allclose(result.total, [0, 0, -2.441406e-4, -0.5, -1], atol=1e-9)
+    np.testing.assert_allclose(result.total + np.array([1, 1, -1, 1, -1]), [1, 1, -1.000244, 0.5, -2], atol=1e-6)
+
+
+def test_soft_overlong_variants_differ_beyond_the_limit_and_scale():
+    both = [rewards.make("soft_overlong", max_length=20, cache=5, factor=2.0, variant=v).fn for v in ("paper", "code")]
+    assert [list(fn(np.array([15, 16, 20, 25]))) for fn in both] == [[0, -0.4, -2, -2], [0, -0.4, -2, -4]]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), [
+    ("soft_overlong", {"max_length": 5, "cache": 6}, "need 0 < cache <= max_length"),
+    ("soft_overlong", {"max_length": 5, "cache": 0}, "need 0 < cache <= max_length"),
+    ("soft_overlong", {"max_length": 5, "cache": 1, "variant": "papers"}, "Did you mean 'paper'"),
+    ("soft_overlong", {"cache": 1}, "needs the keyword 'max_length'"),
+    ("last_numbr", {}, "Did you mean 'last_number'"),
+    ("exact", {"wieght": 2.0}, "Did you mean 'weight'"),
+    ("exact", {"weight": float("nan")}, "not finite"),
+    ("boxed", {"workers": 0}, "at least one worker"),
+    ("boxed", {"deadline": 0.0}, "positive deadline"),
+])
+def test_make_refuses(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        rewards.make(name, **options)

@@ -1,0 +1,97 @@
+"""Generated arithmetic: every answer right, both sides disjoint, the same split on every machine."""
+
+import re
+
+import pytest
+
+from jaxrl_llm import tasks
+from jaxrl_llm.tasks.arithmetic import LEVELS, Expression
+
+
+def by_hand(text):
+    """An independent reading of `a op b op c`: split at + and - outside products."""
+    total = 0
+    for sign, product in re.findall(r"([+-]?)(\d+(?:\*\d+)*)", text):
+        value = 1
+        for factor in product.split("*"):
+            value *= int(factor)
+        total += -value if sign == "-" else value
+    return total
+
+
+@pytest.mark.parametrize("level", [*LEVELS, "mixed"])
+def test_every_problem_is_right_and_the_sides_are_disjoint(level):
+    task = tasks.make("arithmetic", level=level, size=100 if level != "mixed" else None)
+    everything = [*task.train, *task.heldout]
+    assert all(by_hand(p.prompt.removesuffix("=")) == int(p.answer) for p in everything)
+    prompts = [p.prompt for p in everything]
+    assert len(set(prompts)) == len(prompts)
+    assert [p.id for p in everything] == list(range(len(everything)))
+
+
+def test_one_digit_addition_is_all_hundred_problems():
+    task = tasks.make("arithmetic", level="digit")
+    assert (len(task.train), len(task.heldout)) == (82, 18)
+    assert {p.prompt for p in [*task.train, *task.heldout]} == {f"{a}+{b}=" for a in range(10) for b in range(10)}
+    # Typed in: the split must never move, or old checkpoints would be graded on what they were trained on.
+    assert [p.prompt for p in task.heldout] == [
+        "0+0=", "0+2=", "0+3=", "1+3=", "2+0=", "3+0=", "3+1=", "3+5=", "3+8=", "5+3=", "5+8=", "6+8=", "6+9=", "8+3=",
+        "8+5=", "8+6=", "8+8=", "9+6="]
+
+
+def test_mirror_images_fall_on_one_side():
+    task = tasks.make("arithmetic", level="add2")
+    swapped = {re.sub(r"(\d+)\+(\d+)", r"\2+\1", p.prompt) for p in task.heldout}
+    assert swapped == {p.prompt for p in task.heldout}
+
+
+def test_split_is_the_same_in_every_task_that_has_the_problem():
+    heldout = {p.prompt for p in tasks.make("arithmetic", level="digit").heldout}
+    mixed = tasks.make("arithmetic", level="mixed")
+    assert {p.prompt for p in mixed.heldout if p.level == "digit"} == heldout
+    assert not heldout & {p.prompt for p in mixed.train}
+
+
+def test_chat_wording():
+    problem = tasks.make("arithmetic", level="digit", chat=True).train[0]
+    assert problem.prompt == ({"role": "user", "content": "What is 0 + 1? Answer with just the number."},)
+    assert problem.answer == "1"
+    assert tasks.text_of(problem) == "What is 0 + 1? Answer with just the number."
+
+
+def test_precedence_and_sign():
+    assert Expression("chain3", (2, 3, 4), ("-", "*")).value() == -10
+    assert Expression("chain3", (2, 3, 4), ("*", "-")).value() == 2
+    assert Expression("sub2", (10, 99), ("-",)).value() == -89
+    assert Expression("chain3", (2, 3, 4), ("-", "*")).text(" ") == "2 - 3 * 4"
+
+
+def test_drawn_problems_depend_on_the_seed_only():
+    first, again, other = (tasks.make("arithmetic", level="sum4", size=50, seed=s) for s in (1, 1, 2))
+    assert [p.prompt for p in first.train] == [p.prompt for p in again.train]
+    assert [p.prompt for p in first.train] != [p.prompt for p in other.train]
+
+
+def test_sources_are_sequences():
+    train = tasks.make("arithmetic").train
+    assert train[-1] == train[81]
+    with pytest.raises(IndexError, match="problem 82 of a source of 82"):
+        train[82]
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"level": "add4"}, "Did you mean 'add3'"),
+    ({"levle": "digit"}, "Did you mean 'level'"),
+    ({"size": 101}, "size=101 problems asked of level 'digit', which has 100"),
+    ({"size": 0}, "give 1 to 100"),
+    ({"heldout_fraction": 0.0}, "no held-out problems"),
+    ({"heldout_fraction": 1.0}, "no training problems"),
+])
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        tasks.make("arithmetic", **options)
+
+
+def test_unknown_task_names_the_nearest_and_all():
+    with pytest.raises(ValueError, match="Did you mean 'arithmetic'.*Allowed: arithmetic, jsonl, reasoning_gym, tfds"):
+        tasks.make("arithmetics")

@@ -1,0 +1,77 @@
+"""JSONL problems: what is read, and where exactly a bad file is bad."""
+
+import json
+
+import pytest
+
+from jaxrl_llm import tasks
+from jaxrl_llm.tasks.jsonl import read_problems
+
+
+def write(path, *lines):
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+    return str(path)
+
+
+GOOD = {"prompt": "1+1=", "answer": "2"}
+
+
+def test_reads_text_messages_level_and_extra(tmp_path):
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2+2?"}]
+    path = write(tmp_path / "a.jsonl", {**GOOD, "level": "easy", "source": "me"}, "", {"messages": messages, "answer": 4})
+    first, second = read_problems(path)
+    assert (first.prompt, first.answer, first.id, first.level, first.extra) == ("1+1=", "2", 0, "easy", {"source": "me"})
+    assert (second.prompt, second.answer, second.id) == (tuple(messages), "4", 1)
+    assert tasks.text_of(second) == "Be short.\n2+2?"
+
+
+def test_split_by_hash_is_disjoint_and_independent_of_order(tmp_path):
+    rows = [{"prompt": f"question {i}", "answer": str(i)} for i in range(50)]
+    task = tasks.make("jsonl", path=write(tmp_path / "a.jsonl", *rows))
+    back = tasks.make("jsonl", path=write(tmp_path / "b.jsonl", *rows[::-1]))
+    heldout = {p.prompt for p in task.heldout}
+    assert 2 <= len(heldout) <= 20 and len(task.train) + len(heldout) == 50
+    assert not heldout & {p.prompt for p in task.train}
+    assert heldout == {p.prompt for p in back.heldout}
+    assert [p.id for p in [*task.train, *task.heldout]] == list(range(50))
+
+
+def test_two_files_may_not_share_a_prompt(tmp_path):
+    train = write(tmp_path / "train.jsonl", GOOD, {"prompt": "2+2=", "answer": "4"})
+    heldout = write(tmp_path / "test.jsonl", {"prompt": "3+3=", "answer": "6"})
+    task = tasks.make("jsonl", path=train, heldout_path=heldout)
+    assert [p.answer for p in task.train] == ["2", "4"] and [(p.answer, p.id) for p in task.heldout] == [("6", 2)]
+    with pytest.raises(ValueError, match=r"1 prompts are in both .*train.jsonl and .*shared.jsonl.*'1\+1='"):
+        tasks.make("jsonl", path=train, heldout_path=write(tmp_path / "shared.jsonl", GOOD))
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ('{"prompt": "x", "answer": ', "Expecting value"),
+    ("[1, 2]", "expected a JSON object, got list"),
+    ({"prompt": "x"}, "'answer' is missing"),
+    ({"question": "x", "answer": "1"}, "exactly one of 'prompt' and 'messages'"),
+    ({"prompt": "x", "messages": [], "answer": "1"}, "exactly one of"),
+    ({"prompt": "", "answer": "1"}, "'prompt' must be a non-empty string"),
+    ({"prompt": 3, "answer": "1"}, "'prompt' must be a non-empty string"),
+    ({"prompt": "x", "answer": ""}, "'answer' must be"),
+    ({"prompt": "x", "answer": 0.5}, "'answer' must be"),
+    ({"prompt": "x", "answer": True}, "'answer' must be"),
+    ({"messages": [{"role": "user"}], "answer": "1"}, "'messages' must be"),
+    ({"messages": [], "answer": "1"}, "'messages' must be"),
+])
+def test_bad_line_is_named(tmp_path, line, message):
+    with pytest.raises(ValueError, match=rf"bad\.jsonl, line 3: .*{message}"):
+        read_problems(write(tmp_path / "bad.jsonl", GOOD, "", line, GOOD))
+
+
+def test_bad_bytes_empty_file_and_missing_file(tmp_path):
+    path = tmp_path / "bytes.jsonl"
+    path.write_bytes(b'{"prompt": "\xff", "answer": "1"}\n')
+    with pytest.raises(ValueError, match=r"bytes\.jsonl, line 1: 'utf-8' codec"):
+        read_problems(str(path))
+    with pytest.raises(ValueError, match=r"empty\.jsonl holds no problems"):
+        read_problems(write(tmp_path / "empty.jsonl", ""))
+    with pytest.raises(FileNotFoundError):
+        read_problems(str(tmp_path / "none.jsonl"))
+    with pytest.raises(ValueError, match="needs the keyword 'path'"):
+        tasks.make("jsonl")

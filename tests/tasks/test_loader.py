@@ -1,0 +1,86 @@
+"""Batches: full epochs, shards, and a saved position that continues exactly."""
+
+import json
+
+import pytest
+
+from jaxrl_llm import tasks
+from jaxrl_llm.tasks.loader import batches
+
+
+@pytest.fixture(scope="module")
+def train():
+    return tasks.make("arithmetic", level="digit").train  # 82 problems
+
+
+def ids(iterator, count):
+    return [[problem.id for problem in next(iterator)] for _ in range(count)]
+
+
+def test_each_epoch_has_every_problem_once_in_a_new_order(train):
+    stream = sum(ids(batches(train, 41, seed=0), 4), [])
+    first, second = stream[:82], stream[82:]
+    assert sorted(first) == sorted(second) == list(range(82))
+    assert first != second and first != list(range(82))
+
+
+def test_restored_position_continues_exactly(train):
+    run = batches(train, 8, seed=3)
+    ids(run, 7)
+    saved = json.dumps(run.get_state())  # 7 * 8 = 56 problems in; the next 12 batches cross an epoch
+    rest = ids(run, 12)
+    restored = batches(train, 8, seed=3)
+    restored.set_state(json.loads(saved))
+    assert ids(restored, 12) == rest
+    assert json.loads(saved)["next_batch"] == 7
+    restored.set_state(json.loads(saved))  # going back works too
+    assert ids(restored, 12) == rest
+
+
+def test_processes_share_each_batch_without_overlap(train):
+    whole = ids(batches(train, 8, seed=5), 10)
+    shards = [ids(batches(train, 8, seed=5, process_index=i, process_count=4), 10) for i in range(4)]
+    assert all(len(batch) == 2 for shard in shards for batch in shard)
+    for k, batch in enumerate(whole):
+        assert sorted(sum((shard[k] for shard in shards), [])) == sorted(batch)
+    seen = [set(sum(shard, [])) for shard in shards]  # 80 of 82 problems: within the first epoch nobody shares one
+    assert sum(map(len, seen)) == len(set.union(*seen)) == 80
+
+
+def test_a_position_saved_by_one_process_is_good_for_two(train):
+    run = batches(train, 8, seed=5)
+    ids(run, 3)
+    expected = ids(batches(train, 8, seed=5), 4)[3]
+    shards = [batches(train, 8, seed=5, process_index=i, process_count=2) for i in range(2)]
+    for shard in shards:
+        shard.set_state(run.get_state())
+    assert sorted(sum((ids(shard, 1)[0] for shard in shards), [])) == sorted(expected)
+
+
+def test_batch_larger_than_the_data(train):
+    (batch,) = ids(batches(train, 200, seed=0), 1)
+    assert len(batch) == 200 and sorted(batch[:82]) == list(range(82))
+
+
+def test_seeds_differ(train):
+    assert ids(batches(train, 8, seed=0), 1) != ids(batches(train, 8, seed=1), 1)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"batch_size": 6, "process_count": 4}, "batch_size=6 problems cannot be shared by 4 processes"),
+    ({"batch_size": 0}, "positive multiple of 1"),
+    ({"batch_size": 4, "process_index": 2, "process_count": 2}, "process_index=2 is not in 0..1"),
+])
+def test_bad_arguments(train, options, message):
+    with pytest.raises(ValueError, match=message):
+        batches(train, seed=0, **options)
+
+
+def test_empty_source_and_foreign_state(train):
+    with pytest.raises(ValueError, match="no problems"):
+        batches([], 4, seed=0)
+    state = batches(train, 8, seed=0).get_state()
+    with pytest.raises(ValueError, match="seed=0, this run has seed=1"):
+        batches(train, 8, seed=1).set_state(state)
+    with pytest.raises(ValueError, match="problems=82, this run has problems=10"):
+        batches([train[i] for i in range(10)], 8, seed=0).set_state(state)

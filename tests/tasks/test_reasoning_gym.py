@@ -1,0 +1,42 @@
+"""reasoning_gym data sets as tasks, with their own scorer."""
+
+import pytest
+
+from jaxrl_llm import rewards, tasks
+
+pytest.importorskip("reasoning_gym")
+
+
+def test_sides_are_disjoint_and_reproducible():
+    task, again = (tasks.make("reasoning_gym", dataset="chain_sum", train_size=60, heldout_size=20, seed=7) for _ in "ab")
+    train, heldout = ({tasks.text_of(p) for p in side} for side in (task.train, task.heldout))
+    assert len(task.train) == 60 and not train & heldout
+    assert [p.prompt for p in task.train] == [p.prompt for p in again.train]
+    assert [p.id for p in task.heldout] == list(range(60, 60 + len(task.heldout)))
+
+
+def test_heldout_drops_what_training_has():
+    # One-digit sums of two: 81 questions, so 200 + 100 draws must collide.
+    config = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    task = tasks.make("reasoning_gym", dataset="chain_sum", train_size=60, heldout_size=100, config=config)
+    train, heldout = ({tasks.text_of(p) for p in side} for side in (task.train, task.heldout))
+    assert 0 < len(task.heldout) < 100 and not train & heldout
+
+
+def test_own_scorer():
+    task = tasks.make("reasoning_gym", dataset="countdown", train_size=4, heldout_size=2)
+    problem = task.train[0]
+    score = rewards.combine([task.reward])
+    right = problem.extra["entry"]["metadata"]["expression"]
+    completions = [f"I think 1+1. <answer>1+1</answer> no: <answer> {right} </answer>", right, "<answer>1+1</answer>"]
+    total = score(completions, [problem.answer] * 3, [problem] * 3).total
+    assert total[0] == total[1] == 1.0 and total[2] < 0.1
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="reasoning_gym data set 'leg_countin'. Did you mean 'leg_counting'"):
+        tasks.make("reasoning_gym", dataset="leg_countin")
+    with pytest.raises(ValueError, match="refused the configuration {'min_animal': 1}.*min_animal"):
+        tasks.make("reasoning_gym", dataset="leg_counting", config={"min_animal": 1})
+    with pytest.raises(rewards.RewardError, match="needs the problems of the reasoning_gym task"):
+        rewards.combine(["reasoning_gym"])(["5"], ["5"])

@@ -1,0 +1,81 @@
+"""A TFDS builder in ArrayRecord files, written and read without TensorFlow."""
+
+import subprocess
+import sys
+
+import pytest
+
+from jaxrl_llm import tasks
+
+tensorflow_datasets = pytest.importorskip("tensorflow_datasets")
+
+
+class TinySums(tensorflow_datasets.core.GeneratorBasedBuilder):
+    """Twelve sums to train on and four to hold out."""
+
+    VERSION = tensorflow_datasets.core.Version("1.0.0")
+
+    def _info(self):
+        text = tensorflow_datasets.features.Text
+        features = tensorflow_datasets.features.FeaturesDict({"sum": text(), "total": text(), "note": text()})
+        return tensorflow_datasets.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples(range(12)), "test": self._generate_examples(range(12, 16))}
+
+    def _generate_examples(self, numbers):
+        for number in numbers:
+            yield number, {"sum": f"{number} + 1 = ?", "total": str(number + 1), "note": "\u00e9"}
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    directory = str(tmp_path_factory.mktemp("tfds"))
+    TinySums(data_dir=directory, file_format="array_record").download_and_prepare()
+    return directory
+
+
+def make(data_dir, **options):
+    keys = {"builder": "tiny_sums", "data_dir": data_dir, "prompt_key": "sum", "answer_key": "total"}
+    return tasks.make("tfds", **(keys | options))
+
+
+def test_reads_every_example_as_text(data_dir):
+    task = make(data_dir)
+    assert {(tasks.text_of(p), p.answer) for p in task.train} == {(f"{n} + 1 = ?", str(n + 1)) for n in range(12)}
+    assert {p.answer for p in task.heldout} == {"13", "14", "15", "16"}
+    assert [p.id for p in task.heldout] == [12, 13, 14, 15]
+    assert task.train[0].prompt[0]["role"] == "user"
+    assert task.train[0].extra == {"note": "\u00e9"}
+    assert isinstance(make(data_dir, chat=False).train[0].prompt, str)
+
+
+def test_parts_of_one_split(data_dir):
+    task = make(data_dir, train_split="train[:75%]", heldout_split="train[75%:]")
+    assert (len(task.train), len(task.heldout)) == (9, 3)
+    assert not {p.answer for p in task.train} & {p.answer for p in task.heldout}
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"builder": "tiny_sumz"}, "no TFDS builder 'tiny_sumz'"),
+    ({"prompt_key": "question"}, "no feature 'question'; it has"),
+    ({"train_split": "training"}, "no split 'training'; it has"),
+    ({"heldout_split": "train[:10%]"}, "share examples"),
+    ({"heldout_split": "train[:0%]"}, "is empty"),
+])
+def test_bad_options(data_dir, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(data_dir, **options)
+
+
+def test_unprepared_builder(tmp_path):
+    with pytest.raises(ValueError, match="is not prepared in .*tfds build tiny_sums --file_format=array_record"):
+        make(str(tmp_path))
+
+
+def test_reading_does_not_import_tensorflow(data_dir):
+    code = ("import sys; from jaxrl_llm import tasks; "
+            f"t = tasks.make('tfds', builder='tiny_sums', data_dir={data_dir!r}, prompt_key='sum', answer_key='total'); "
+            "assert len([*t.train]) == 12 and t.heldout[0].answer; print('tensorflow' in sys.modules)")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False"]

@@ -1,0 +1,71 @@
+"""The catalogue: every row can be built, the page is up to date, errors help."""
+
+import dataclasses
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from jaxrl_llm import advantages, methods, objectives
+from jaxrl_llm.rollouts import Rollouts
+
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "methods.md"
+
+
+@pytest.mark.parametrize("slug", methods.names())
+def test_every_row_can_be_built_or_says_what_is_missing(slug):
+    row = methods.METHODS[slug]
+    assert row.title and row.equation and "\n" not in row.equation
+    if row.missing:
+        with pytest.raises(NotImplementedError) as error:
+            methods.get(slug)
+        assert row.missing in str(error.value)
+    else:
+        estimator, objective = methods.build(slug, max_len=128)
+        estimator.init(), objective.init()
+
+
+def test_every_estimator_and_objective_is_in_the_catalogue():
+    rows = methods.METHODS.values()
+    assert {row.estimator[0] for row in rows} >= set(advantages.names())
+    assert {row.objective[0] for row in rows} >= set(objectives.names())
+
+
+def test_page_is_up_to_date():
+    assert PAGE.read_text() == methods.markdown(), "run: python -m jaxrl_llm.methods --write docs/methods.md"
+
+
+def test_unknown_method_gets_the_nearest_match():
+    with pytest.raises(ValueError, match="'drgrpo'. Did you mean 'dr_grpo'"):
+        methods.get("drgrpo")
+
+
+def test_a_missing_part_is_named(monkeypatch):
+    row = dataclasses.replace(methods.METHODS["grpo"], slug="later", missing="a tree sampler")
+    monkeypatch.setitem(methods.METHODS, "later", row)
+    with pytest.raises(NotImplementedError, match="a tree sampler"):
+        methods.build("later")
+
+
+def test_budget_and_overrides_reach_the_parts():
+    with pytest.raises(ValueError, match="max_len"):
+        methods.build("dr_grpo")
+    with pytest.raises(ValueError, match="larger than 1"):
+        methods.build("grpo", objective={"dual_clip": 0.5})
+    with pytest.raises(ValueError, match="keyword of estimator 'grpo' 'epsilon'"):
+        methods.build("grpo", estimator={"epsilon": 1e-6})
+
+
+def test_command_prints_every_method():
+    result = subprocess.run([sys.executable, "-m", "jaxrl_llm.methods"], capture_output=True, text=True, check=True,
+                            cwd=PAGE.parent.parent)
+    assert all(slug in result.stdout for slug in methods.names())
+
+
+def test_needs_are_known_names():
+    """Either a field of Rollouts or a lower-case name of an entry of its extras."""
+    fields = {field.name for field in dataclasses.fields(Rollouts)}
+    for row in methods.METHODS.values():
+        for name in row.needs:
+            assert name in fields or name.isidentifier() and name.islower()

@@ -1,0 +1,83 @@
+"""Sample pages are readable by people and their JSON twins are exact."""
+
+import json
+
+import pytest
+
+from jaxrl_llm.training.samples import write_samples
+
+ARGUMENTS = {
+    "prompts": ["What is 2+3?", "Say é\x1b[31m"],
+    "answers": ["5", "é"],
+    "completions": [["It is 5.", "6\nor 7"], ["\udc80\x00ok"]],
+    "rewards": [[1.0, 0.0], [0.25]],
+    "components": [[{"exact": 1.0, "format": 0.5}, {"exact": 0.0, "format": 0.5}], [{}]],
+    "lengths": [[4, 64], [3]],
+    "stop_reasons": [["stop", "length"], ["stop"]],
+}
+
+PAGE = """step 10: 2 prompts, 3 completions
+
+{line}
+prompt 1 of 2   answer: 5   mean reward: 0.500
+{line}
+What is 2+3?
+
+--- completion 1 of 2   reward: 1.000   exact: 1.000   format: 0.500   4 tokens, stop ---
+It is 5.
+
+--- completion 2 of 2   reward: 0.000   exact: 0.000   format: 0.500   64 tokens, length ---
+6
+or 7
+
+{line}
+prompt 2 of 2   answer: é   mean reward: 0.250
+{line}
+Say é\\x1b[31m
+
+--- completion 1 of 1   reward: 0.250   3 tokens, stop ---
+\\udc80\\x00ok
+"""
+
+
+def test_page_and_twin(tmp_path):
+    path = write_samples(tmp_path, 10, **ARGUMENTS)
+    assert path == tmp_path / "samples" / "step_000010.txt"
+    assert path.read_text(encoding="utf-8") == PAGE.format(line="=" * 100)
+    rows = [json.loads(line) for line in path.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == 3
+    assert rows[1] == {
+        "step": 10,
+        "prompt_index": 0,
+        "completion_index": 1,
+        "prompt": "What is 2+3?",
+        "answer": "5",
+        "completion": "6\nor 7",
+        "reward": 0.0,
+        "components": {"exact": 0.0, "format": 0.5},
+        "length": 64,
+        "stop_reason": "length",
+    }
+    assert rows[2]["completion"] == "\udc80\x00ok"
+
+
+def test_writing_a_step_again_replaces_it(tmp_path):
+    write_samples(tmp_path, 10, **ARGUMENTS)
+    path = write_samples(tmp_path, 10, *([[]] * 7))
+    assert path.read_text() == "step 10: 0 prompts, 0 completions\n"
+    assert path.with_suffix(".jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("answers", ["5"], "answers has 1 entries for 2 prompts"),
+        ("rewards", [[1.0, 0.0]], "rewards has 1 entries for 2 prompts"),
+        ("lengths", [[4], [3]], r"lengths\[0\] has 1 entries for 2 completions"),
+        ("stop_reasons", [["stop", "length"], []], r"stop_reasons\[1\] has 0 entries for 1 completions"),
+    ],
+)
+def test_sizes_that_disagree(tmp_path, name, value, message):
+    with pytest.raises(ValueError, match=message):
+        write_samples(tmp_path, 10, **{**ARGUMENTS, name: value})
+    assert not (tmp_path / "samples").exists()
