@@ -1,7 +1,7 @@
 """Reductions over the real entries of padded arrays; the only place where a masked mean is spelled out.
 
-Every function ignores what lies outside `mask` (even NaN), never divides by zero (an empty set has sum, mean, variance and
-standard deviation 0) and has finite gradients. `mask` is boolean with the shape of `x`; statistics keep the dtype of `x`.
+Every function ignores what lies outside `mask` (even NaN), never divides by zero (an empty set has sum, mean, variance
+and standard deviation 0) and has finite gradients. `mask` is boolean with the shape of `x`; the dtype of `x` is kept.
 """
 
 import jax.numpy as jnp

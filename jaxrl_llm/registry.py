@@ -1,4 +1,4 @@
-"""Tables of named factories: registration, discovery of the files of a package, and errors that suggest the right name."""
+"""Tables of named factories: registration, discovery of a package's files, and errors that suggest the right name."""
 
 import difflib
 import functools

@@ -1,6 +1,6 @@
 """The data that flows through the library: `Prompts` go into the sampler, `Rollouts` come out and go into the learner.
 
-Axes: `P` prompts in the batch, `G` rollouts per prompt, `S` prompt tokens, `T` completion tokens, `K` reward components.
+Axes: `P` prompts in the batch, `G` rollouts per prompt, `S` prompt tokens, `T` completion tokens, `K` reward parts.
 All shapes are static. What varies in length is padded; `mask` and `valid` say what is real.
 """
 
@@ -16,7 +16,7 @@ from jax import Array
 
 @struct.dataclass
 class Prompts:
-    """A batch of tokenised prompts: `tokens` i32[P, S], `mask` bool[P, S] (True on real tokens), `ids` i32[P] (data-set rows)."""
+    """Tokenised prompts: `tokens` i32[P, S], `mask` bool[P, S] (True on real tokens), `ids` i32[P] (data-set rows)."""
 
     tokens: Array
     mask: Array
@@ -72,21 +72,24 @@ class Rollouts:
 
 
 def check(rollouts: Rollouts, *needs: str) -> Rollouts:
-    """`rollouts`, if its shapes agree and every field (or `extras` entry) named in `needs` is there; else ValueError."""
+    """`rollouts`, if shapes agree and every field (or `extras` entry) named in `needs` is there; else ValueError."""
     sizes: dict[str, int] = {}
     for name, field in Rollouts.__dataclass_fields__.items():
         axes, value = field.metadata.get("axes"), getattr(rollouts, name)
         if axes is None or value is None:
             continue
-        if len(value.shape) != len(axes) or any(sizes.setdefault(a, n) != n for a, n in zip(axes, value.shape)):
+        shape = tuple(value.shape)
+        if len(shape) != len(axes) or any(sizes.setdefault(a, n) != n for a, n in zip(axes, shape)):
             expected = ", ".join(f"{a}={sizes[a]}" if a in sizes else a for a in axes)
-            raise ValueError(f"rollouts.{name} has shape {tuple(value.shape)}, expected [{expected}] as the fields before it have")
+            raise ValueError(f"rollouts.{name} has shape {shape}, expected [{expected}] like the fields before it")
     for name in ("mask", "valid"):
-        if getattr(rollouts, name).dtype != jnp.bool_:
-            raise ValueError(f"rollouts.{name} must be boolean, got {getattr(rollouts, name).dtype}; compare or cast it first")
+        dtype = getattr(rollouts, name).dtype
+        if dtype != jnp.bool_:
+            raise ValueError(f"rollouts.{name} must be boolean, got {dtype}; compare or cast it first")
     for name, value in rollouts.extras.items():
-        if not value.shape or value.shape[0] != sizes["P"]:
-            raise ValueError(f"rollouts.extras[{name!r}] has shape {tuple(value.shape)}, its first axis must be P={sizes['P']}")
+        shape = tuple(value.shape)
+        if not shape or shape[0] != sizes["P"]:
+            raise ValueError(f"rollouts.extras[{name!r}] has shape {shape}; its first axis must be P={sizes['P']}")
     for name in needs:
         if getattr(rollouts, name, None) is None and name not in rollouts.extras:
             where = f"field {name!r}" if name in Rollouts.__dataclass_fields__ else f"extras[{name!r}]"
@@ -110,7 +113,8 @@ def clean(rollouts: Rollouts, *needs: str) -> Rollouts:
             return x
         return jnp.where(real.reshape(real.shape + (1,) * (x.ndim - real.ndim)), x, jnp.zeros((), x.dtype))
 
-    measured = ("rewards", "reward_components", "behavior_logprobs", "old_logprobs", "ref_logprobs", "entropies", "features")
+    logprobs = ("behavior_logprobs", "old_logprobs", "ref_logprobs")
+    measured = ("rewards", "reward_components", "entropies", "features", *logprobs)
     cleaned = {name: zero(getattr(rollouts, name)) for name in measured}
     return rollouts.replace(**cleaned, extras=jax.tree.map(zero, dict(rollouts.extras)))
 
@@ -121,7 +125,7 @@ def take(rollouts: Rollouts, start: int, size: int) -> Rollouts:
 
 
 def pad_lists(rows: Sequence[Sequence[Sequence[float]]], fill: float = 0.0) -> np.ndarray:
-    """[P, G, T] from nested lists of unequal length, `fill` where there is nothing; for notebooks and small examples."""
+    """[P, G, T] from nested lists of unequal length, `fill` where there is nothing; for small examples."""
     group, length = max(len(row) for row in rows), max(len(values) for row in rows for values in row)
     padded = np.full((len(rows), group, length), fill, np.float32)
     for p, row in enumerate(rows):
@@ -130,8 +134,10 @@ def pad_lists(rows: Sequence[Sequence[Sequence[float]]], fill: float = 0.0) -> n
     return padded
 
 
-def from_lists(rewards: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]] | None = None, **fields: Any) -> Rollouts:
-    """Rollouts from one list of rewards per prompt (of unequal length, if groups differ) and the rollouts' lengths (default 1).
+def from_lists(
+    rewards: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]] | None = None, **fields: Any
+) -> Rollouts:
+    """Rollouts from one list of rewards per prompt (of unequal length, if groups differ) and their lengths (default 1).
 
     `fields` are passed on to `Rollouts`; per-token ones can be made with `pad_lists`.
     """
@@ -139,5 +145,5 @@ def from_lists(rewards: Sequence[Sequence[float]], lengths: Sequence[Sequence[in
     padded = pad_lists([[[r] for r in row] for row in rewards], fill=np.nan)[..., 0]
     tokens = pad_lists([[[1] * n for n in row] for row in lengths])
     valid = ~np.isnan(padded)
-    return Rollouts(mask=jnp.asarray(tokens == 1), valid=jnp.asarray(valid), rewards=jnp.asarray(np.where(valid, padded, 0)),
-                    **jax.tree.map(jnp.asarray, fields))
+    arrays = {"mask": tokens == 1, "valid": valid, "rewards": np.where(valid, padded, 0), **fields}
+    return Rollouts(**jax.tree.map(jnp.asarray, arrays))

@@ -4,7 +4,10 @@ To add one, write a file with a keyword-only factory under `@estimator` that ret
 
     @estimator
     def centred(*, scale: float = 1.0) -> Estimator:
-        return stateless(lambda rollouts: scale * (rollouts.rewards - masked.group_mean(rollouts.rewards, rollouts.valid)))
+        def advantages(rollouts):
+            return scale * (rollouts.rewards - masked.group_mean(rollouts.rewards, rollouts.valid))
+
+        return stateless(advantages)
 
 The function may return `[P, G]` or `[P, G, T]`. Checks, stop-gradient, broadcasting to tokens and exact zeros outside
 the mask are done here. Padding it sees is zeroed, but still has to be left out of means: use `jaxrl_llm.masked`.
@@ -28,7 +31,7 @@ estimator = functools.partial(registry.register, ESTIMATORS, "estimator")
 class Estimator(NamedTuple):
     """`init() -> state`; `update(rollouts, state) -> (advantages f32[P, G, T], state)`, both pure; no state is `()`.
 
-    `needs` names the fields of `Rollouts`, or entries of its `extras`, that `update` reads: a trainer records them first.
+    `needs` names fields of `Rollouts`, or entries of its `extras`, that `update` reads: a trainer records them first.
     """
 
     init: Callable[[], State]
@@ -50,7 +53,7 @@ def stateful(
     *,
     needs: tuple[str, ...] = ("rewards",),
 ) -> Estimator:
-    """As `stateless`, for `(rollouts, state) -> (advantages, state)`; the state is a pytree of arrays of fixed shape."""
+    """As `stateless`, for `(rollouts, state) -> (advantages, state)`; the state is a pytree of static shapes."""
 
     def update(rollouts, state):
         rollouts = lax.stop_gradient(clean(rollouts, *needs))
@@ -59,8 +62,8 @@ def stateful(
         if advantages.shape == rollouts.valid.shape:
             return masked.to_tokens(advantages, mask), state
         if advantages.shape != mask.shape:
-            raise ValueError(f"estimator returned shape {advantages.shape}; it must be [P, G] = {rollouts.valid.shape} or "
-                             f"[P, G, T] = {mask.shape}")
+            allowed = f"[P, G] = {rollouts.valid.shape} or [P, G, T] = {mask.shape}"
+            raise ValueError(f"estimator returned shape {advantages.shape}; it must be {allowed}")
         return jnp.where(mask, advantages, jnp.zeros((), advantages.dtype)), state
 
     return Estimator(init, update, needs)

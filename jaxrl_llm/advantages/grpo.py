@@ -8,7 +8,7 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 
 
 def group_z_score(rewards_PG: Array, valid_PG: Array, *, eps: float, ddof: int = 1) -> Array:
-    """`(r - mean) / (std + eps)` over the valid rollouts of each prompt: `[P, G] -> [P, G]`; 0 for a group of equals."""
+    """`(r - mean) / (std + eps)` over the valid rollouts of each prompt, `[P, G] -> [P, G]`; 0 for equal rewards."""
     centred = rewards_PG - masked.group_mean(rewards_PG, valid_PG)
     return centred / (masked.group_std(rewards_PG, valid_PG, ddof=ddof) + eps)
 

@@ -69,10 +69,11 @@ def restrict(logits: jax.Array, sampling: Sampling) -> jax.Array:
 
 def inverse_cdf(weights: jax.Array, uniform: jax.Array) -> jax.Array:
     """Index drawn with probability proportional to `weights f32[N, W]`, from `uniform f32[N]` in [0, 1)."""
-    cumulative = jnp.cumsum(weights, axis=-1)
-    index = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1)
-    last_possible = weights.shape[-1] - 1 - jnp.argmax((weights > 0)[:, ::-1], axis=-1)
-    return jnp.minimum(index, last_possible).astype(jnp.int32)
+    cumulative, possible = jnp.cumsum(weights, axis=-1), weights > 0
+    # Parallel sums may round up at a weight of zero, and u * total up to the total: neither may pick an impossible index.
+    reached = possible & (cumulative > uniform[:, None] * cumulative[:, -1:])
+    last_possible = weights.shape[-1] - 1 - jnp.argmax(possible[:, ::-1], axis=-1)
+    return jnp.where(reached.any(-1), jnp.argmax(reached, axis=-1), last_possible).astype(jnp.int32)
 
 
 def draw(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:

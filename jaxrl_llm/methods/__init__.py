@@ -2,8 +2,8 @@
 
     estimator, objective = methods.build("grpo", max_len=256)
 
-To add a method, write one `Method(...)` into the `ROWS` of the family's file in this folder (or start a file: it is found
-by itself). `python -m jaxrl_llm.methods` prints the table, `--write docs/methods.md` renews the page.
+To add a method, write one `Method(...)` into the `ROWS` of the family's file in this folder (or start a file: it is
+found by itself). `python -m jaxrl_llm.methods` prints the table, `--write docs/methods.md` renews the page.
 """
 
 import importlib
@@ -39,7 +39,7 @@ def names() -> list[str]:
 
 
 def get(slug: str) -> Method:
-    """The row of `slug`. ValueError with the nearest match if there is none; NotImplementedError if a part is missing."""
+    """The row of `slug`; ValueError (nearest match) if there is none, NotImplementedError if a part is missing."""
     if slug not in METHODS:
         raise registry.unknown("method", slug, METHODS)
     method = METHODS[slug]
@@ -74,7 +74,8 @@ def build(
 
 def markdown() -> str:
     """The catalogue as a Markdown page, one table per family."""
-    lines = ["# Methods", "", "Written by `python -m jaxrl_llm.methods --write docs/methods.md`; do not edit by hand.", ""]
+    command = "python -m jaxrl_llm.methods --write docs/methods.md"
+    lines = ["# Methods", "", f"Written by `{command}`; do not edit by hand.", ""]
     for family, rows in FAMILIES.items():
         lines += [f"## {family.replace('_', ' ').capitalize()}", "",
                   "| method | paper | estimator | objective | equation | also needs |", "|---|---|---|---|---|---|"]

@@ -12,9 +12,9 @@ class Method:
     """A published method as a composition of parts.
 
     `arxiv`: paper ids. `estimator`, `objective`: (name, hyper-parameters that differ from the factory's defaults).
-    `needs`: fields of `Rollouts`, or entries of its `extras`, that the run has to record beyond the rewards and
-    `old_logprobs`. `filters`, `controllers`: parts of `jaxrl_llm.control` by name. `defaults`: what the paper sets outside
-    the parts, such as `group_size` and `epochs`. `equation`: its idea in one line. `missing`: why it cannot run yet.
+    `needs`: fields of `Rollouts`, or entries of its `extras`, that the run has to record beyond what the parts say.
+    `filters`, `controllers`: parts of `jaxrl_llm.control` by name. `defaults`: what the paper sets outside the parts,
+    such as `group_size` and `epochs`. `equation`: its idea in one line. `missing`: why it cannot run yet.
     """
 
     slug: str

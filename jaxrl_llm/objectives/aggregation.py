@@ -1,8 +1,8 @@
 """How token losses become one number: weights computed once per optimiser step, so that parts of a batch simply add up.
 
 Every aggregation is linear in the token losses, hence `loss = sum(weights * token_loss)`. The weights hold the global
-counts; computed for the whole mini-batch and sliced with it, they make the micro-batch losses (and gradients) sum to the
-whole batch's, whatever the padding and the split over devices.
+counts; computed for the whole mini-batch and sliced with it, they make the losses and gradients of micro-batches sum to
+the whole batch's, whatever the padding and the split over devices.
 """
 
 import jax.numpy as jnp
@@ -22,14 +22,14 @@ def check_aggregation(aggregation: str, max_len: int | None) -> None:
 
 
 def token_weights(rollouts: Rollouts, aggregation: str, max_len: int | None = None) -> Array:
-    """f32[P, G, T]: the share of each token in the aggregated loss; 0 outside the mask, all 0 for a batch without tokens.
+    """f32[P, G, T]: the share of each token in the aggregated loss; 0 outside the mask.
 
     m = the counting tokens, live = rollouts with at least one:
       `token_mean`           1 / sum of m over the batch
       `seq_mean_token_mean`  1 / (number of live rollouts * length of the own rollout)
       `seq_mean_token_sum`   1 / number of live rollouts
       `prompt_mean`          1 / (number of prompts with tokens * tokens of the own prompt)
-      `fixed_length`         1 / (number of live rollouts * max_len), max_len the generation budget in tokens, a constant
+      `fixed_length`         1 / (number of live rollouts * max_len), max_len the generation budget in tokens
     """
     check_aggregation(aggregation, max_len)
     mask = rollouts.token_mask

@@ -1,4 +1,4 @@
-"""What an objective is: pure functions from log-probs, rollouts and advantages to a loss that adds up over micro-batches.
+"""What an objective is: pure functions from log-probs and advantages to a loss that adds up over micro-batches.
 
 To add one, write a file with a keyword-only factory under `@objective` that returns `token_objective(function)`:
 
@@ -32,13 +32,13 @@ objective = functools.partial(registry.register, OBJECTIVES, "objective")
 
 
 class Objective(NamedTuple):
-    """`init() -> state`; `update(logprobs, rollouts, advantages, state) -> (loss, (metrics, state))`; `weights(rollouts)`.
+    """`init() -> state`; `update(logprobs, rollouts, advantages, state) -> (loss, (metrics, state))`.
 
-    `weights` returns a dict of arrays with leading axis P. A trainer calls it once on the whole mini-batch and hands each
-    micro-batch its slice as `rollouts.loss_weights`; without them `update` takes the rollouts it got for the whole.
-    Each micro-batch of a step gets the same state. `whole_batch=True`: the loss of a rollout depends on the log-probs of
-    others, so the mini-batch must not be split (or must be differentiated with respect to all log-probs at once first).
-    `needs` names the fields of `Rollouts`, or entries of its `extras`, that `update` reads: a trainer records them first.
+    `weights(rollouts)` returns a dict of arrays with leading axis P. A trainer calls it once on the whole mini-batch
+    and hands each micro-batch its slice as `rollouts.loss_weights`; without them `update` takes the rollouts it got for
+    the whole. Each micro-batch of a step gets the same state. `whole_batch=True`: the loss of a rollout depends on the
+    log-probs of others, so the mini-batch must not be split (or be differentiated by all its log-probs at once first).
+    `needs` names fields of `Rollouts`, or entries of its `extras`, that `update` reads: a trainer records them first.
     """
 
     init: Callable[[], State]
@@ -81,7 +81,7 @@ def token_objective(
         mask = rollouts.token_mask
         for name, value in (("logprobs", logprobs), ("advantages", advantages)):
             if value.shape != mask.shape:
-                raise ValueError(f"{name} has shape {value.shape}, expected [P, G, T] = {mask.shape}, that of rollouts.mask")
+                raise ValueError(f"{name} has shape {value.shape}, expected [P, G, T] = {mask.shape} as rollouts.mask")
         logprobs = jnp.where(mask, logprobs, 0)
         advantages = lax.stop_gradient(jnp.where(mask, advantages, 0))
         share = weights(rollouts) if rollouts.loss_weights is None else rollouts.loss_weights

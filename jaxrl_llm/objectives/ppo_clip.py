@@ -4,7 +4,8 @@ from jaxrl_llm import registry
 from jaxrl_llm.objectives import kl
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
-from jaxrl_llm.objectives.trust_region import clipped_surrogate, dual_clip as dual_clipped
+from jaxrl_llm.objectives.trust_region import clipped_surrogate
+from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
 
 
 @objective
@@ -18,10 +19,11 @@ def ppo_clip(
     aggregation: str = "token_mean",
     max_len: int | None = None,
 ) -> Objective:
-    """`l_t = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) + kl_coef * KL_t`, `rho = exp(logprobs - old_logprobs)`.
+    """`l_t = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) + kl_coef * KL_t`, `rho = exp(new - old log-prob)`.
 
-    `dual_clip` c > 1 bounds the loss of negative advantages by `-A c` (arXiv 1912.09729). `kl_coef` needs `ref_logprobs`.
-    Metrics: `clip_fraction`, `clip_fraction_lower` (tokens at the dual bound), `approx_kl` = mean(old - new), `kl`, `max/ratio`.
+    `dual_clip` c > 1 bounds the loss of negative advantages by `-A c` (arXiv 1912.09729). `kl_coef` needs the field
+    `ref_logprobs`. Metrics: `clip_fraction`, `clip_fraction_lower` (tokens at the dual bound), `approx_kl` = mean of
+    old - new log-prob, `kl`, `max/ratio`.
     """
     registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)
     if dual_clip is not None and dual_clip <= 1:

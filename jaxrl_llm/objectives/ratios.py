@@ -27,10 +27,11 @@ def token_ratio(logprobs: Array, old_logprobs: Array | None, mask: Array, *, lim
 def sequence_ratio(
     logprobs: Array, old_logprobs: Array | None, mask: Array, *, length_normalised: bool = True, limit: float = LIMIT
 ) -> Array:
-    """Ratio of whole completions, [P, G]: `exp(mean_t log_ratio)` (GSPO, arXiv 2507.18071) or `exp(sum_t log_ratio)`."""
+    """Ratio of completions, [P, G]: `exp(mean_t (new - old))` (GSPO, arXiv 2507.18071) or `exp(sum_t (new - old))`."""
     reduce = masked.mean if length_normalised else masked.sum
     old = lax.stop_gradient(logprobs if old_logprobs is None else old_logprobs)
-    return jnp.exp(jnp.clip(reduce(jnp.where(mask, logprobs, 0) - jnp.where(mask, old, 0), mask, axis=-1), -limit, limit))
+    difference = jnp.where(mask, logprobs, 0) - jnp.where(mask, old, 0)
+    return jnp.exp(jnp.clip(reduce(difference, mask, axis=-1), -limit, limit))
 
 
 def prefix_ratio(logprobs: Array, old_logprobs: Array | None, mask: Array, *, limit: float = LIMIT) -> Array:

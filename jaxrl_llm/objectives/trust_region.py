@@ -5,7 +5,7 @@ from jax import Array, lax
 
 
 def clipped_surrogate(ratio: Array, advantages: Array, clip_low: float, clip_high: float) -> tuple[Array, Array]:
-    """`max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high))` and where the second one won (arXiv 1707.06347)."""
+    """`max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high))` and where the second won (arXiv 1707.06347)."""
     free = -advantages * ratio
     clipped = -advantages * jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     return jnp.maximum(free, clipped), clipped > free
@@ -19,7 +19,7 @@ def dual_clip(loss: Array, advantages: Array, bound: float) -> tuple[Array, Arra
 
 
 def detached_weight(ratio: Array, low: float, high: float) -> Array:
-    """`stop_gradient(clip(ratio, low, high))`: an importance weight that never removes a token (CISPO, arXiv 2506.13585)."""
+    """`stop_gradient(clip(ratio, low, high))`: a weight that never removes a token (CISPO, arXiv 2506.13585)."""
     return lax.stop_gradient(jnp.clip(ratio, low, high))
 
 
@@ -29,6 +29,6 @@ def inside(ratio: Array, low: float, high: float) -> Array:
 
 
 def still_moving(ratio: Array, advantages: Array, clip_low: float, clip_high: float) -> Array:
-    """bool: False where a step along A would leave the region further, which is where `clipped_surrogate` has no gradient."""
+    """bool: False where a step along A leads further out, which is where `clipped_surrogate` has no gradient."""
     beyond = ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
     return ~beyond

@@ -15,7 +15,7 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> M
     devices = jax.devices() if devices is None else devices
     sizes = [data, fsdp, tensor]
     known = int(np.prod([n for n in sizes if n != -1]))
-    fits = min(n for n in sizes if n != -1) >= 1 if known != -1 else True
+    fits = all(n >= 1 for n in sizes if n != -1)
     if sizes.count(-1) > 1 or not fits or len(devices) % known or (-1 not in sizes and known != len(devices)):
         raise ValueError(f"mesh data={data} x fsdp={fsdp} x tensor={tensor} does not fit {len(devices)} devices: "
                          "the sizes must multiply to that number; one of them may be -1")

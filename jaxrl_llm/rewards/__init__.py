@@ -7,9 +7,12 @@ from jaxrl_llm import registry
 from jaxrl_llm.rewards import text
 from jaxrl_llm.rewards.base import BatchOutput, Combined, Reward, RewardError, Scores
 from jaxrl_llm.rewards.code import Code
-from jaxrl_llm.rewards.isolated import Isolated, score_reasoning_gym
+from jaxrl_llm.rewards.gym import Gym
+from jaxrl_llm.rewards.isolated import Isolated
 from jaxrl_llm.rewards.length import soft_overlong as overlong_penalty
 from jaxrl_llm.rewards.math import Boxed
+
+__all__ = ["FACTORIES", "BatchOutput", "Combined", "Reward", "RewardError", "Scores", "combine", "make"]
 
 
 def exact(*, weight: float = 1.0) -> Reward:
@@ -43,9 +46,9 @@ def soft_overlong(*, max_length: int, cache: int, factor: float = 1.0, variant: 
     return Reward("soft_overlong", overlong_penalty(max_length, cache, factor, variant), weight, per="lengths")
 
 
-def reasoning_gym(*, weight: float = 1.0) -> Reward:
-    """The own scorer of a reasoning_gym data set, in [0, 1]; needs the problems."""
-    return Reward("reasoning_gym", score_reasoning_gym, weight)
+def reasoning_gym(*, weight: float = 1.0, workers: int = 2, deadline: float = 5.0) -> Reward:
+    """The own scorer of a reasoning_gym data set, in [0, 1], on the last `<answer>` tags; needs the problems."""
+    return Reward("reasoning_gym", Gym(workers, deadline), weight, per="batch")
 
 
 def isolated(*, target: str, workers: int = 2, deadline: float = 5.0, weight: float = 1.0) -> Reward:
@@ -55,7 +58,7 @@ def isolated(*, target: str, workers: int = 2, deadline: float = 5.0, weight: fl
 
 def code(*, weight: float = 1.0, workers: int = 2, deadline: float = 5.0, memory_mb: int = 1024,
          partial_credit: float = 0.0) -> Reward:
-    """1 when the last ```python block passes every test in `problem.extra["tests"]`; time and memory limited, see `Code`."""
+    """1 when the last ```python block passes every test of `problem.extra["tests"]` within its limits, see `Code`."""
     return Reward("code", Code(workers, deadline, memory_mb, partial_credit), weight, per="batch")
 
 
@@ -72,8 +75,8 @@ def make(name: str, **options) -> Reward:
 def combine(parts: Sequence[Reward | str | tuple[str | Reward, float]], on_error: str = "raise") -> Combined:
     """`combine([("last_number", 1.0), (make("format", pattern=...), 0.1)])`: a callable on lists that gives `Scores`.
 
-    A part is a name, a Reward, or a pair of one of these and its weight. Raises ValueError for no parts, two of one name,
-    or an unknown `on_error`.
+    A part is a name, a Reward, or a pair of one of these and its weight. Raises ValueError for no parts, two of one
+    name, or an unknown `on_error`.
     """
     registry.one_of("on_error", on_error, ("raise", "zero"))
     rewards = tuple(_weighted(part) for part in parts)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+
 class RewardError(RuntimeError):
     """A reward function failed (which reward, which completion, what to do), or its checker cannot work at all.
 
@@ -64,7 +65,6 @@ class Combined:
     """A weighted sum of rewards, called on lists: `combined(completions, answers, problems, lengths) -> Scores`.
 
     `lengths` (tokens of each completion) is needed by length rewards only, `problems` by those that read them.
-
     `on_error`: "raise" stops with a RewardError; "zero" scores the completion 0 and counts it in `failures`.
     Time-outs and crashes of a checker's own worker are always scored 0 and counted.
     """
@@ -114,22 +114,27 @@ def _run_batch(reward: Reward, batch: _Batch, on_error: str, failures: Counter) 
         _fail(reward, error, batch, list(range(count)), on_error, failures)
         return np.zeros(count)
     failures.update({f"{reward.name}/{kind}": number for kind, number in output.counts.items() if number})
-    for row in np.flatnonzero(~np.isfinite(scores)):
+    for row in np.flatnonzero(~_finite(scores)):
         error = output.errors.get(int(row)) or ValueError(f"returned {scores[row]}, not a finite number")
         _fail(reward, error, batch, [int(row)], on_error, failures)
-    return np.where(np.isfinite(scores), scores, 0.0)
+    return np.where(_finite(scores), scores, 0.0)
 
 
 def _checked(value: Any, shape: tuple[int, ...], finite: bool = True) -> np.ndarray:
     try:
         array = np.asarray(value, np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"returned {_shorten(value)}, which is not {'a number' if shape == () else 'numbers'}") from error
+        kind = "a number" if shape == () else "numbers"
+        raise ValueError(f"returned {_shorten(value)}, which is not {kind}") from error
     if array.shape != shape:
         raise ValueError(f"returned shape {array.shape}, expected {shape}")
-    if value is None or (finite and not np.isfinite(array).all()):
+    if value is None or (finite and not _finite(array).all()):
         raise ValueError(f"returned {value}, not a finite number")
     return array
+
+
+def _finite(array: np.ndarray) -> np.ndarray:
+    return np.abs(array) <= np.finfo(np.float32).max  # False for NaN, and for what would overflow as f32
 
 
 def _fail(reward, error, batch, rows, on_error, failures) -> None:
@@ -138,12 +143,14 @@ def _fail(reward, error, batch, rows, on_error, failures) -> None:
         return
     where = f"a batch of {len(rows)} completions" if len(rows) != 1 else (
         f"completion {rows[0]} {_shorten(batch.completions[rows[0]])} (answer {_shorten(batch.answers[rows[0]])})")
-    raise RewardError(f"reward {reward.name!r} failed on {where}: {type(error).__name__}: {error}. Correct the reward or "
-                      "the data, or pass on_error='zero' to score such completions 0 and count them.") from error
+    raise RewardError(f"reward {reward.name!r} failed on {where}: {type(error).__name__}: {error}. Correct the reward "
+                      "or the data, or pass on_error='zero' to score such completions 0 and count them.") from error
 
 
 def _kind(error: Exception) -> str:
-    return "timeout" if isinstance(error, TimeoutError) else "crash" if isinstance(error, ChildProcessError) else "error"
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    return "crash" if isinstance(error, ChildProcessError) else "error"
 
 
 def _shorten(value: Any, limit: int = 200) -> str:

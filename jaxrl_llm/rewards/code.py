@@ -30,7 +30,7 @@ def extract_program(completion: str) -> str | None:
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Equal lines, white space at their ends aside; or, line by line, as many tokens, all numbers within 1e-5 relative."""
+    """Equal lines, white space at their ends aside; or, line by line, as many tokens, all numbers within rtol 1e-5."""
     left, right = ([line.strip() for line in text.strip().split("\n")] for text in (printed, expected))
     if left == right:
         return True
@@ -84,8 +84,9 @@ def _run(folder: pathlib.Path, deadline: float) -> int | None:
     """The exit code of the program, or None after the deadline, when it and what it started are killed."""
     environment = {"PATH": os.defpath, "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "HOME": str(folder)}
     with open(folder / "input") as given, open(folder / "output", "w") as printed:
-        process = subprocess.Popen([sys.executable, "-I", "-B", sandbox.__file__, "job.json"], cwd=folder, env=environment,
-                                   stdin=given, stdout=printed, stderr=subprocess.DEVNULL, start_new_session=True)
+        command = [sys.executable, "-I", "-B", sandbox.__file__, "job.json"]
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdin=given, stdout=printed,
+                                   stderr=subprocess.DEVNULL, start_new_session=True)
         try:
             return process.wait(deadline)
         except subprocess.TimeoutExpired:
@@ -99,17 +100,17 @@ def _run(folder: pathlib.Path, deadline: float) -> int | None:
 
 
 class Code:
-    """Batch reward: 1 when the program in a completion passes every test of `problem.extra["tests"]`, else partial credit.
+    """Batch reward: 1 when a completion's program passes every test of `problem.extra["tests"]`, else partial credit.
 
-    `partial_credit` times the share of passed tests (below 1, so that it never reaches full credit); with 0 the tests stop
-    at the first failure. Completions without a program score 0 and are counted, as are programs that fail, are late or do
-    not compile. A harness failure is an error, never a verdict.
+    `partial_credit` times the share of passed tests (below 1, so that it never reaches full credit); with 0 the tests
+    stop at the first failure. Completions without a program score 0 and are counted, as are programs that fail, are
+    late or do not compile. A harness failure is an error, never a verdict.
     """
 
     def __init__(self, workers: int, deadline: float, memory_mb: int, partial_credit: float):
         if workers < 1 or not deadline > 0 or not 0 <= partial_credit < 1:
-            raise ValueError(f"workers={workers}, deadline={deadline}, partial_credit={partial_credit}; need at least one "
-                             "worker, a positive deadline and a partial credit in [0, 1)")
+            raise ValueError(f"workers={workers}, deadline={deadline}, partial_credit={partial_credit}; need at least "
+                             "one worker, a positive deadline and a partial credit in [0, 1)")
         self.workers, self.deadline, self.memory_mb, self.partial_credit = workers, deadline, memory_mb, partial_credit
 
     def __call__(self, completions, answers, problems) -> BatchOutput:
@@ -130,8 +131,8 @@ class Code:
     def _outcomes(self, completion: str, problem) -> list[int] | Exception | None:
         tests = None if problem is None else problem.extra.get("tests")
         if not tests or not all(("function" in test and "result" in test) or "output" in test for test in tests):
-            return ValueError("the code reward needs problem.extra['tests'], a list of {'input', 'output'} or {'function', "
-                              f"'args', 'result'} objects, got {tests!r}")
+            return ValueError("the code reward needs problem.extra['tests'], a list of objects with input and output, "
+                              f"or with function, args and result, got {tests!r}")
         program = extract_program(completion)
         if program is None:
             return None

@@ -1,18 +1,15 @@
-"""Any per-completion reward function in killable processes, and the scorer of reasoning-gym."""
-
-import re
+"""Any per-completion reward function in killable processes."""
 
 import numpy as np
 
 from jaxrl_llm.rewards.base import BatchOutput
 from jaxrl_llm.rewards.pool import WorkerPool
 
-_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _ERRORS = {"timeout": TimeoutError, "crash": ChildProcessError, "error": ValueError}
 
 
 class Isolated:
-    """Batch reward that calls `target` ("module:function", `(completion, answer, problem) -> float`) in worker processes.
+    """Batch reward: `target` ("module:function", `(completion, answer, problem) -> float`) called in worker processes.
 
     A call that raises, crashes or is late is an error of that completion: raised, or scored 0 and counted.
     """
@@ -34,15 +31,3 @@ class Isolated:
 
     def close(self) -> None:
         self._pool.close()
-
-
-def score_reasoning_gym(completion: str, answer: str, problem) -> float:
-    """The data set's own `score_answer` of the text in the last `<answer>` tags, or of the whole completion without tags.
-
-    Raises ValueError for a problem that is not of the reasoning_gym task.
-    """
-    if problem is None or "generator" not in problem.extra:
-        raise ValueError("the reasoning_gym reward needs the problems of the reasoning_gym task, which carry the scorer")
-    tagged = _TAGS.findall(completion)
-    given = tagged[-1] if tagged else completion
-    return float(problem.extra["generator"].score_answer(given.strip(), problem.extra["entry"]))

@@ -29,14 +29,17 @@ class Outcome(NamedTuple):
 class WorkerPool:
     """`workers` processes that each call `target` ("module:function", importable) within `deadline` seconds a call.
 
-    Safe from any thread and from several at once: no signals are used in this process. Processes start at first use, hold
-    at most `memory_mb` MiB (0: no limit), and end when the pool is closed or this process ends.
+    Safe from any thread and from several at once: no signals are used in this process. Processes start at first use,
+    hold at most `memory_mb` MiB (0: no limit), and end when the pool is closed or this process ends. `restricted` ones
+    cannot write files, start programs or open connections (see `jaxrl_llm.rewards.worker`).
     """
 
-    def __init__(self, target: str, workers: int = 2, deadline: float = 5.0, memory_mb: int = 2048):
+    def __init__(self, target: str, workers: int = 2, deadline: float = 5.0, memory_mb: int = 2048,
+                 restricted: bool = False):
         if workers < 1 or not deadline > 0:
-            raise ValueError(f"workers={workers}, deadline={deadline}; need at least one worker and a positive deadline")
-        self.target, self.workers, self.deadline, self.memory_mb = target, workers, deadline, memory_mb
+            raise ValueError(f"workers={workers}, deadline={deadline}; need at least one worker, a positive deadline")
+        self.workers, self.deadline = workers, deadline
+        self._start = (target, str(deadline), str(memory_mb), "restricted" if restricted else "free")
         self._idle: queue.LifoQueue = queue.LifoQueue()  # the last used is the warmest; None: not started
         for _ in range(workers):
             self._idle.put(None)
@@ -62,8 +65,8 @@ class WorkerPool:
             return Outcome("error", message=f"the arguments cannot be sent to a process: {error}")
         process = self._idle.get()
         try:
-            for _ in range(2):  # a crash may be the after-effect of an earlier call, so it is tried once on a new process
-                process = process or _Process(self.target, self.deadline, self.memory_mb)
+            for _ in range(2):  # a crash may be the after-effect of an earlier call: tried again on a new process
+                process = process or _Process(*self._start)
                 outcome = process.ask(request, self.deadline)
                 if outcome.status in ("timeout", "crash"):
                     process = process.kill()
@@ -77,10 +80,10 @@ class WorkerPool:
 class _Process:
     """One worker in a process group of its own, and the pipes to it."""
 
-    def __init__(self, target: str, deadline: float, memory_mb: int):
+    def __init__(self, target: str, *settings: str):
         path = os.pathsep.join(entry for entry in sys.path if entry)
         environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "jaxrl_llm.rewards.worker", target, str(deadline), str(memory_mb)]
+        command = [sys.executable, "-m", "jaxrl_llm.rewards.worker", target, *settings]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                          stderr=subprocess.DEVNULL, env=environment, start_new_session=True)
         self._selector = selectors.DefaultSelector()
@@ -88,8 +91,8 @@ class _Process:
         started = self._receive(START_LIMIT)
         if started.status != "ok":
             self.kill()
-            raise RewardError(f"a worker process for {target!r} did not start: {started.status} {started.message}. Check "
-                              "that the module can be imported by a new Python process, and the memory limit")
+            raise RewardError(f"a worker process for {target!r} did not start: {started.status} {started.message}. "
+                              "Check that the module can be imported by a new Python process, and the memory limit")
 
     def ask(self, request: bytes, deadline: float) -> Outcome:
         try:

@@ -1,7 +1,7 @@
 r"""A table of right and wrong answers in tricky forms, and what each verifier makes of them.
 
-`python -m jaxrl_llm.rewards.self_test` prints, for each verifier, how many wrong answers it accepts (false positives) and
-how many right ones it rejects (false negatives), and which. Some are meant: `exact` rejects every other spelling.
+`python -m jaxrl_llm.rewards.self_test` prints, for each verifier, how many wrong answers it accepts (false positives)
+and how many right ones it rejects (false negatives), and which. Some are meant: `exact` rejects every other spelling.
 """
 
 from typing import NamedTuple

@@ -7,6 +7,8 @@ from jaxrl_llm.tasks.jsonl import jsonl
 from jaxrl_llm.tasks.reasoning_gym_task import reasoning_gym
 from jaxrl_llm.tasks.tfds import tfds
 
+__all__ = ["FACTORIES", "Problem", "Source", "Task", "make", "text_of"]
+
 FACTORIES: dict[str, registry.Factory] = {}
 for _factory in (arithmetic, jsonl, reasoning_gym, tfds):
     registry.register(FACTORIES, "task", _factory)

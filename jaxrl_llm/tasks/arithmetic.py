@@ -96,9 +96,9 @@ def arithmetic(*, level: str = "digit", chat: bool = False, heldout_fraction: fl
                size: int | None = None, seed: int = 0) -> Task:
     """Integer arithmetic as `"7+5="` (byte policies) or, with `chat`, "What is 7 + 5? Answer with just the number."
 
-    `level` is one of `LEVELS` or `"mixed"` (several levels together; `Problem.level` says which). `size` is the number of
-    problems per level before the split: by default the whole space, or 20,000 drawn with `seed` where it is larger.
-    Raises ValueError for an unknown level, a size beyond the space, or a fraction that leaves a side empty.
+    `level` is one of `LEVELS` or `"mixed"` (several levels together; `Problem.level` says which). `size` is the
+    number of problems per level before the split: by default the whole space, or 20,000 drawn with `seed` where it is
+    larger. Raises ValueError for an unknown level, a size beyond the space, or a fraction that leaves a side empty.
     """
     names = MIXED if one_of("arithmetic level", level, (*LEVELS, "mixed")) == "mixed" else (level,)
     members: dict[str, Expression] = {}

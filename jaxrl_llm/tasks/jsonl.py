@@ -11,9 +11,9 @@ RESERVED = ("prompt", "messages", "answer", "level")
 def jsonl(*, path: str, heldout_path: str | None = None, heldout_fraction: float = 0.2, reward: str = "boxed") -> Task:
     """The task in a JSONL file; held out is a second file, or the share of the first whose prompt hash is small.
 
-    Every line is an object with `answer` and exactly one of `prompt` and `messages`; `level` is optional and other keys go
-    to `Problem.extra`. Raises ValueError with file name and line number for a malformed line, and for an empty file or a
-    prompt that is in both files.
+    Every line is an object with `answer` and exactly one of `prompt` and `messages`; `level` is optional and other
+    keys go to `Problem.extra`. Raises ValueError with file name and line number for a malformed line, and for an
+    empty file or a prompt that is in both files.
     """
     train = read_problems(path)
     if heldout_path is None:

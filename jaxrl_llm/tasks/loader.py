@@ -6,7 +6,7 @@ from jaxrl_llm.tasks.base import Problem
 
 
 class Batches:
-    """An iterator of lists of problems; `get_state()` is a small JSON-able dict, `set_state` continues exactly there."""
+    """An iterator of lists of problems; `get_state()` is a small JSON-able dict, `set_state` continues from there."""
 
     def __init__(self, iterator, identity: dict[str, int]):
         self._iterator = iterator
@@ -35,9 +35,9 @@ def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index
     """Batches of `batch_size` problems (over all processes together; each process yields `batch_size / process_count`).
 
     The problems form one endless stream: a new permutation every epoch, each epoch having every problem exactly once; a
-    batch may span two epochs, so any batch size works. Process `i` of `n` takes elements `i, i + n, ...` of every global
-    batch: which problems a batch holds, and the saved state, do not depend on the number of processes.
-    Raises ValueError for an empty source or a batch size that the processes cannot share equally.
+    batch may span two epochs, so any batch size works. Process `i` of `n` takes elements `i, i + n, ...` of every
+    global batch: which problems a batch holds, and the saved state, do not depend on the number of processes. Raises
+    ValueError for an empty source or a batch size that the processes cannot share equally.
     """
     import grain
 

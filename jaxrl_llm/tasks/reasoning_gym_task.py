@@ -10,9 +10,9 @@ def reasoning_gym(*, dataset: str, train_size: int = 1000, heldout_size: int = 2
                   config: dict | None = None) -> Task:
     """`train_size + heldout_size` generated problems of one data set, scored by its own `score_answer`.
 
-    Item `i` of a data set is drawn with `seed + i`, so the two sides are two ranges of one seeded data set (data sets of
-    neighbouring seeds would share most items); held-out questions that also occur in training are dropped. `config` goes
-    to the data set. Raises ValueError for an unknown data set or a configuration that it refuses.
+    Item `i` of a data set is drawn with `seed + i`, so the two sides are two ranges of one seeded data set (data sets
+    of neighbouring seeds would share most items); held-out questions that also occur in training are dropped.
+    `config` goes to the data set. Raises ValueError for an unknown data set or a configuration that it refuses.
     """
     import reasoning_gym as package
     from reasoning_gym.factory import DATASETS
@@ -23,6 +23,7 @@ def reasoning_gym(*, dataset: str, train_size: int = 1000, heldout_size: int = 2
         generator = package.create_dataset(dataset, seed=seed, size=train_size + heldout_size, **(config or {}))
     except (TypeError, AssertionError) as error:
         raise ValueError(f"reasoning_gym data set {dataset!r} refused the configuration {config}: {error}") from error
+    scorer = (dataset, tuple((config or {}).items()))
     entries = [generator[i] for i in range(train_size + heldout_size)]
     train = entries[:train_size]
     seen = {entry["question"] for entry in train}
@@ -31,6 +32,6 @@ def reasoning_gym(*, dataset: str, train_size: int = 1000, heldout_size: int = 2
     def build(entry: dict, number: int) -> Problem:
         question = entry["question"].rstrip() + INSTRUCTION
         prompt = ({"role": "user", "content": question},) if chat else question + "\n"
-        return Problem(prompt, str(entry["answer"]), number, dataset, {"entry": entry, "generator": generator})
+        return Problem(prompt, str(entry["answer"]), number, dataset, {"entry": entry, "gym": scorer})
 
     return disjoint_task(f"reasoning_gym/{dataset}", train, heldout, build, reward="reasoning_gym")

@@ -7,21 +7,22 @@ def tfds(*, builder: str, data_dir: str | None = None, prompt_key: str = "questi
          train_split: str = "train", heldout_split: str = "test", chat: bool = True, reward: str = "boxed") -> Task:
     """Splits of a TFDS builder (`"name"`, `"name/config:version"`); each feature key names a text or an integer.
 
-    The data must have been prepared in the ArrayRecord format. Raises ValueError when it was not, for an unknown builder,
-    split or key, and for splits that share examples.
+    The data must have been prepared in the ArrayRecord format. Raises ValueError when it was not, for an unknown
+    builder, split or key, and for splits that share examples.
     """
     import tensorflow_datasets
 
     try:
         prepared = tensorflow_datasets.builder(builder, data_dir=data_dir)
     except tensorflow_datasets.core.DatasetNotFoundError as error:
-        raise ValueError(f"no TFDS builder {builder!r} (data_dir={data_dir}); check the spelling, import the module that "
-                         "defines it, or give the data_dir it was prepared in") from error
+        raise ValueError(f"no TFDS builder {builder!r} (data_dir={data_dir}); check the spelling, import the module "
+                         "that defines it, or give the data_dir it was prepared in") from error
     _check_prepared(prepared)
     _check_disjoint(prepared, train_split, heldout_split)
     for key in (prompt_key, answer_key):
         if key not in prepared.info.features:
-            raise ValueError(f"TFDS builder {builder!r} has no feature {key!r}; it has {sorted(prepared.info.features)}")
+            raise ValueError(f"TFDS builder {builder!r} has no feature {key!r}; "
+                             f"it has {sorted(prepared.info.features)}")
 
     def build(record: dict, number: int) -> Problem:
         question = _text(record[prompt_key])
@@ -39,8 +40,8 @@ def _check_prepared(prepared) -> None:
     if not prepared.is_prepared():
         raise ValueError(f"TFDS builder {prepared.name!r} is not prepared in {prepared.data_path}; {how}")
     if prepared.info.file_format.value != "array_record":
-        raise ValueError(f"TFDS builder {prepared.name!r} is prepared as {prepared.info.file_format.value}, which has no "
-                         f"random access; {how}")
+        raise ValueError(f"TFDS builder {prepared.name!r} is prepared as {prepared.info.file_format.value}, which has "
+                         f"no random access; {how}")
 
 
 def _check_disjoint(prepared, train_split: str, heldout_split: str) -> None:
@@ -57,8 +58,8 @@ def _check_disjoint(prepared, train_split: str, heldout_split: str) -> None:
     for name, start, stop in ranges[0]:
         for other, first, last in ranges[1]:
             if name == other and start < last and first < stop:
-                raise ValueError(f"splits {train_split!r} and {heldout_split!r} of TFDS builder {prepared.name!r} share "
-                                 "examples; use disjoint ones, for example 'train[:90%]' and 'train[90%:]'")
+                raise ValueError(f"splits {train_split!r} and {heldout_split!r} of TFDS builder {prepared.name!r} "
+                                 "share examples; use disjoint ones, for example 'train[:90%]' and 'train[90%:]'")
 
 
 def _text(value) -> str:

@@ -220,8 +220,8 @@ def _steps(run, state, data, reference, work, checkpoints, writer, progress):
     if start == 0:
         progress.phase("compiling the sampler, first evaluation")
         evaluations["before"] = look(0)
-        save(0)
         writer.write(0, evaluations["before"].metrics() | timer.collect())
+        save(0)
     for step in range(start + 1, config.steps + 1):
         began = time.perf_counter()
         progress.phase("sampling" if step > start + 1 else "sampling (compiles on the first step)")
@@ -237,8 +237,8 @@ def _steps(run, state, data, reference, work, checkpoints, writer, progress):
             metrics |= evaluations["after"].metrics()
         elif due(step, config.samples_every):
             write_page(work.path, step, run, sampled)
-        if due(step, config.checkpoint.every):
-            save(step)
         writer.write(step, metrics | timer.collect() | host_memory())
         progress.step(step, metrics)
+        if due(step, config.checkpoint.every):  # after the line, which a resume drops if the save did not finish
+            save(step)
     return evaluations, state

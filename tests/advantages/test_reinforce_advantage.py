@@ -49,7 +49,8 @@ def test_population_variance_and_singletons():
     np.testing.assert_allclose(values, rows(0.25 / np.sqrt(3 / 16), -0.75 / np.sqrt(3 / 16)), rtol=1e-6)
     lone = from_lists([[2.0], [5.0]])
     assert not np.any(run(lone, variant="rfpp_baseline")[0])
-    np.testing.assert_allclose(run(lone, variant="rfpp_baseline", singleton="raw")[0][:, 0, 0], [-0.5**0.5, 0.5**0.5], rtol=1e-6)
+    raw, _ = run(lone, variant="rfpp_baseline", singleton="raw")
+    np.testing.assert_allclose(raw[:, 0, 0], [-(0.5**0.5), 0.5**0.5], rtol=1e-6)
 
 
 def test_reinforce_pp_with_kl_discount_and_tool_output_in_the_middle():

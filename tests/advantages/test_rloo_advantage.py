@@ -1,4 +1,4 @@
-"""Leave-one-out advantages: literal numbers, and that their gradient is unbiased where the plain group mean shrinks it."""
+"""Leave-one-out advantages: literal numbers, and an unbiased gradient where the plain group mean shrinks it."""
 
 import itertools
 
@@ -38,5 +38,6 @@ def test_gradient_is_unbiased_by_enumeration():
     for slug, factor in (("rloo", 1.0), ("dr_grpo", (size - 1) / size)):
         rollouts = from_lists([[reward[a] for a in group] for group in groups])
         values = np.asarray(advantages.make(slug).update(rollouts, ())[0])[..., 0]
-        estimate = sum(np.prod(prob[list(group)]) * values[i] @ scores[list(group)] / size for i, group in enumerate(groups))
+        chances = [np.prod(prob[list(group)]) for group in groups]
+        estimate = sum(p * a @ scores[list(group)] / size for p, a, group in zip(chances, values, groups))
         np.testing.assert_allclose(estimate, factor * exact, atol=1e-6)

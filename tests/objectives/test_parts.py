@@ -18,8 +18,10 @@ MASK = ROLLOUTS.token_mask
 def test_ratios():
     np.testing.assert_allclose(ratios.token_ratio(NEW, OLD, MASK), [[[1.5, 1.1, 0.5], [0.5, 1.5, 1]]], rtol=1e-5)
     np.testing.assert_allclose(ratios.sequence_ratio(NEW, OLD, MASK), [[0.937889, 0.866025]], rtol=1e-5)
-    np.testing.assert_allclose(ratios.sequence_ratio(NEW, OLD, MASK, length_normalised=False), [[0.825, 0.75]], rtol=1e-5)
-    np.testing.assert_allclose(ratios.prefix_ratio(NEW, OLD, MASK), [[[1.5, 1.65, 0.825], [0.5, 0.75, 0.75]]], rtol=1e-5)
+    product = ratios.sequence_ratio(NEW, OLD, MASK, length_normalised=False)
+    np.testing.assert_allclose(product, [[0.825, 0.75]], rtol=1e-5)
+    prefix = ratios.prefix_ratio(NEW, OLD, MASK)
+    np.testing.assert_allclose(prefix, [[[1.5, 1.65, 0.825], [0.5, 0.75, 0.75]]], rtol=1e-5)
 
 
 def test_log_ratios_are_clamped_before_exp():
@@ -56,14 +58,20 @@ def test_weights_by_counting(name):
     for p, row in enumerate(lengths):
         for g, length in enumerate(row):
             own_prompt = sum(row)
-            expected = {"token_mean": 1 / 14, "seq_mean_token_mean": 1 / (5 * max(length, 1)), "seq_mean_token_sum": 1 / 5,
-                        "prompt_mean": 1 / (2 * max(own_prompt, 1)), "fixed_length": 1 / 25}[name]
+            expected = {
+                "token_mean": 1 / 14,
+                "seq_mean_token_mean": 1 / (5 * max(length, 1)),
+                "seq_mean_token_sum": 1 / 5,
+                "prompt_mean": 1 / (2 * max(own_prompt, 1)),
+                "fixed_length": 1 / 25,
+            }[name]
             np.testing.assert_allclose(weights[p, g], [expected] * length + [0] * (4 - length), rtol=1e-6)
 
 
 def test_terms_with_their_own_denominator_and_a_state():
     def loss(logprobs, rollouts, advantages, step):
-        return {"loss": -advantages * logprobs, "best": -logprobs * step}, {"reward": rollouts.rewards, "max/logit": -logprobs}
+        metrics = {"reward": rollouts.rewards, "max/surprise": -logprobs}
+        return {"loss": -advantages * logprobs, "best": -logprobs * step}, metrics
 
     def best(rollouts):
         chosen = rollouts.token_mask & (rollouts.rewards == 1)[..., None]
@@ -75,11 +83,12 @@ def test_terms_with_their_own_denominator_and_a_state():
     value, (metrics, state) = objective.update(logprobs, rollouts, jnp.ones((2, 2, 2)), objective.init())
     # counting tokens 1, 2 | 3 and 5 | none; the best ones 1, 2 and 5
     np.testing.assert_allclose(value, (1 + 2 + 3 + 5) / 4 + 2 * (1 + 2 + 5) / 3, rtol=1e-6)
-    np.testing.assert_allclose([metrics["reward"], metrics["max/logit"]], [2 / 3, 5], rtol=1e-6)
+    np.testing.assert_allclose([metrics["reward"], metrics["max/surprise"]], [2 / 3, 5], rtol=1e-6)
     assert state == 3
 
     whole = rollouts.replace(loss_weights=objective.weights(rollouts))
-    parts = [objective.update(logprobs[i : i + 1], take(whole, i, 1), jnp.ones((1, 2, 2)), jnp.int32(2))[0] for i in (0, 1)]
+    ones, two = jnp.ones((1, 2, 2)), jnp.int32(2)
+    parts = [objective.update(logprobs[i : i + 1], take(whole, i, 1), ones, two)[0] for i in (0, 1)]
     np.testing.assert_allclose(sum(parts), value, rtol=1e-6)
 
 
@@ -89,6 +98,7 @@ def test_local_denominators_would_not_add_up():
     logprobs, advantages = -jnp.ones((2, 2, 3)), jnp.ones((2, 2, 3)) * jnp.array([1.0, 3.0])[:, None, None]
     objective = objectives.reinforce()
     whole, _ = objective.update(logprobs, rollouts, advantages, ())
-    local = [float(objective.update(logprobs[i : i + 1], take(rollouts, i, 1), advantages[i : i + 1], ())[0]) for i in (0, 1)]
+    parts = [(logprobs[i : i + 1], take(rollouts, i, 1), advantages[i : i + 1]) for i in (0, 1)]
+    local = [float(objective.update(*part, ())[0]) for part in parts]
     np.testing.assert_allclose(whole, (6 * 1 + 2 * 3) / 8)
     assert abs(sum(local) / 2 - float(whole)) > 0.4

@@ -1,7 +1,7 @@
 """Random batches, and the table of cases that the property tests run over.
 
-Every registered factory is tested with its defaults. A variant that needs more puts a `Case` for its slug into the dicts
-ESTIMATORS or OBJECTIVES of a file `cases_<family>.py` beside this one: `{"slug": [Case(...), ...]}`.
+Every registered factory is tested with its defaults. A variant that needs more puts a `Case` for its slug into the
+dicts ESTIMATORS or OBJECTIVES of a file `cases_<family>.py` beside this one: `{"slug": [Case(...), ...]}`.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ P, G, T, K, D = 4, 5, 6, 3, 2
 class Case:
     """One way to call a factory.
 
-    `hyper`: its keywords. `inputs(rng, P, G, T)`: fields of `Rollouts` to set (arrays; `extras` as a dict), where random
-    defaults do not do. `exempt`: name of a property -> the reason why it cannot hold.
+    `hyper`: its keywords. `inputs(rng, P, G, T)`: fields of `Rollouts` to set (arrays; `extras` as a dict), where the
+    random ones do not do. `exempt`: name of a property -> the reason why it cannot hold.
     """
 
     hyper: Mapping = dataclasses.field(default_factory=dict)
@@ -104,7 +104,7 @@ def advantages(seed: int, shape: tuple[int, int, int] = (P, G, T)) -> jax.Array:
 
 
 def pad(x, extra: tuple[int, int, int] = (1, 1, 2)):
-    """`x` with more prompts, rollouts and tokens: NaN in measurements, 0 or False elsewhere (axes told by their size)."""
+    """`x` with more prompts, rollouts and tokens: NaN in measurements, 0 or False elsewhere; axes told by size."""
     x = np.asarray(x)
     widths = [(0, extra[0])]
     if x.ndim > 1:
@@ -128,7 +128,7 @@ def double(x):
 
 def same(actual, expected, rtol=1e-5, atol=1e-6):
     """Assert that two pytrees agree."""
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=rtol, atol=atol), actual, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), actual, expected)
 
 
 def finite(tree) -> bool:

@@ -4,6 +4,8 @@ import os
 import sys
 import time
 
+import numpy as np
+
 
 def fault(completion, answer, problem):
     """The completion says what happens."""
@@ -23,6 +25,8 @@ def fault(completion, answer, problem):
         print("noise on stdout", file=sys.stdout, flush=True)
         os.write(1, b'{"value": 99}\n')
         return 0.5
+    if completion == "numpy":
+        return np.float32(0.25)
     if completion == "pid":
         return os.getpid()
     return float(completion == answer)

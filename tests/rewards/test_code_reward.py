@@ -55,12 +55,12 @@ def test_outcomes():
 
 
 def test_the_expected_output_is_not_within_reach():
+    # The program reads every file it was given and fails (-2) should one of them hold the expected output.
     search = ("import os\nfor folder, _, files in os.walk('.'):\n    for name in files:\n"
-              "        print(open(os.path.join(folder, name), errors='ignore').read())")
-    secret = {"input": "", "output": "some" + "secret"}
-    assert outcome(f"{search}\nraise SystemExit(1 if False else 0)", secret) == 0
-    # what the program can see must not hold the secret: it exits with an error if it does
-    assert outcome(search.replace("print(", "assert 'some' + 'secret' not in (") + "\nprint('some' 'thing')", secret) == 0
+              "        assert 'some' + 'secret' not in open(os.path.join(folder, name)).read()\n"
+              "print('reached the end')")
+    assert outcome(search, {"input": "", "output": "some" + "secret"}) == 0
+    assert outcome(search, {"input": "", "output": "reached the end"}) == 1
 
 
 def test_reward_and_counts():
@@ -71,14 +71,15 @@ def test_reward_and_counts():
     scores = combine([rewards.make("code", deadline=20.0)])(completions, answers, problems)
     assert scores.total.tolist() == [1, 0, 0, 0, 0]
     assert scores.failures == {"code/compile": 1, "code/runtime": 1, "code/no_program": 1}
-    partial = combine([rewards.make("code", deadline=20.0, partial_credit=0.5)])(completions[:2], answers[:2], problems[:2])
+    half = combine([rewards.make("code", deadline=20.0, partial_credit=0.5)])
+    partial = half(completions[:2], answers[:2], problems[:2])
     assert partial.total.tolist() == [1, 0.25]
 
 
 def test_missing_tests_are_an_error():
     with pytest.raises(RewardError, match="completion 0 'x' .*needs problem.extra"):
         combine(["code"])(["x"], [""])
-    with pytest.raises(RewardError, match="'args', 'result'"):
+    with pytest.raises(RewardError, match="function, args and result"):
         combine(["code"])(["x"], [""], [Problem("", "", 0, extra={"tests": [{"input": "1"}]})])
     with pytest.raises(ValueError, match="partial credit in"):
         rewards.make("code", partial_credit=1.0)

@@ -22,16 +22,19 @@ def test_no_completions_give_empty_arrays():
 
 def misbehave(completion, answer, problem):
     return {"raise": lambda: 1 / 0, "nan": lambda: float("nan"), "none": lambda: None, "text": lambda: "one",
-            "array": lambda: np.zeros(2), "inf": lambda: -np.inf, "fine": lambda: np.float64(1)}[completion]()
+            "array": lambda: np.zeros(2), "inf": lambda: -np.inf,
+            "huge": lambda: 1e300, "fine": lambda: np.float64(1)}[completion]()
 
 
 @pytest.mark.parametrize(("completion", "message"), [
     ("raise", "ZeroDivisionError"), ("nan", "returned nan, not a finite number"), ("none", "returned None"),
-    ("text", "'one', which is not a number"), ("array", r"returned shape \(2,\), expected \(\)"), ("inf", "returned -inf"),
+    ("text", "'one', which is not a number"), ("inf", "returned -inf"), ("huge", "returned 1e\\+300"),
+    ("array", r"returned shape \(2,\), expected \(\)"),
 ])
 def test_a_bad_completion_reward_is_named_or_counted(completion, message):
     reward = Reward("mine", misbehave)
-    with pytest.raises(RewardError, match=f"reward 'mine' failed on completion 1 '{completion}' .*{message}.*on_error='zero'"):
+    expected = f"reward 'mine' failed on completion 1 '{completion}' .*{message}.*on_error='zero'"
+    with pytest.raises(RewardError, match=expected):
         combine([reward])(["fine", completion], ["", ""])
     scores = combine([reward, "exact"], on_error="zero")(["fine", completion], ["", completion])
     assert scores.components.tolist() == [[1, 0], [0, 1]] and scores.failures == {"mine/error": 1}

@@ -75,7 +75,8 @@ def test_counts_on_the_table_of_tricky_answers(verifier):
 def test_counts_of_the_boxed_verifier():
     result = self_test.report("boxed")
     assert counts(result) == EXPECTED["boxed"]
-    assert result.false_positives == [(r"So \boxed{1,2}", "(1,2)"), (r"So \boxed{2,1,3}", "1,2,3"), (r"So \boxed{a}", "A")]
+    assert result.false_positives == [
+        (r"So \boxed{1,2}", "(1,2)"), (r"So \boxed{2,1,3}", "1,2,3"), (r"So \boxed{a}", "A")]
     assert result.false_negatives == [(r"So \boxed{5 cm^2}", "5")]
 
 

@@ -18,9 +18,9 @@ GOOD = {"prompt": "1+1=", "answer": "2"}
 
 def test_reads_text_messages_level_and_extra(tmp_path):
     messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2+2?"}]
-    path = write(tmp_path / "a.jsonl", {**GOOD, "level": "easy", "source": "me"}, "", {"messages": messages, "answer": 4})
+    path = write(tmp_path / "a.jsonl", {**GOOD, "level": "easy", "by": "me"}, "", {"messages": messages, "answer": 4})
     first, second = read_problems(path)
-    assert (first.prompt, first.answer, first.id, first.level, first.extra) == ("1+1=", "2", 0, "easy", {"source": "me"})
+    assert (first.prompt, first.answer, first.id, first.level, first.extra) == ("1+1=", "2", 0, "easy", {"by": "me"})
     assert (second.prompt, second.answer, second.id) == (tuple(messages), "4", 1)
     assert tasks.text_of(second) == "Be short.\n2+2?"
 

@@ -8,7 +8,8 @@ pytest.importorskip("reasoning_gym")
 
 
 def test_sides_are_disjoint_and_reproducible():
-    task, again = (tasks.make("reasoning_gym", dataset="chain_sum", train_size=60, heldout_size=20, seed=7) for _ in "ab")
+    options = {"dataset": "chain_sum", "train_size": 60, "heldout_size": 20, "seed": 7}
+    task, again = (tasks.make("reasoning_gym", **options) for _ in "ab")
     train, heldout = ({tasks.text_of(p) for p in side} for side in (task.train, task.heldout))
     assert len(task.train) == 60 and not train & heldout
     assert [p.prompt for p in task.train] == [p.prompt for p in again.train]
@@ -33,10 +34,25 @@ def test_own_scorer():
     assert total[0] == total[1] == 1.0 and total[2] < 0.1
 
 
+def test_text_that_a_scorer_evaluates_cannot_act(tmp_path):
+    # The countdown scorer evaluates the answer: in an unrestricted process each of these leaves the marker.
+    task, marker = tasks.make("reasoning_gym", dataset="countdown", train_size=1, heldout_size=1), tmp_path / "marker"
+    problem = task.train[0]
+    attacks = [f"__import__('pathlib').Path({str(marker)!r}).write_text('x')",
+               f"__import__('os').system('touch {marker}')",
+               f"__import__('subprocess').run(['touch', {str(marker)!r}])"]
+    for attack in attacks:
+        eval(attack)
+        assert marker.exists()
+        marker.unlink()
+    scores = rewards.combine(["reasoning_gym"])(attacks, [problem.answer] * 3, [problem] * 3)
+    assert scores.total.max() < 0.1 and not marker.exists()
+
+
 def test_errors():
     with pytest.raises(ValueError, match="reasoning_gym data set 'leg_countin'. Did you mean 'leg_counting'"):
         tasks.make("reasoning_gym", dataset="leg_countin")
     with pytest.raises(ValueError, match="refused the configuration {'min_animal': 1}.*min_animal"):
         tasks.make("reasoning_gym", dataset="leg_counting", config={"min_animal": 1})
-    with pytest.raises(rewards.RewardError, match="needs the problems of the reasoning_gym task"):
+    with pytest.raises(rewards.RewardError, match="needs problems of the reasoning_gym task"):
         rewards.combine(["reasoning_gym"])(["5"], ["5"])

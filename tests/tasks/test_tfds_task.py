@@ -75,7 +75,8 @@ def test_unprepared_builder(tmp_path):
 
 def test_reading_does_not_import_tensorflow(data_dir):
     code = ("import sys; from jaxrl_llm import tasks; "
-            f"t = tasks.make('tfds', builder='tiny_sums', data_dir={data_dir!r}, prompt_key='sum', answer_key='total'); "
+            f"t = tasks.make('tfds', builder='tiny_sums', data_dir={data_dir!r}, prompt_key='sum', "
+            "answer_key='total'); "
             "assert len([*t.train]) == 12 and t.heldout[0].answer; print('tensorflow' in sys.modules)")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False"]

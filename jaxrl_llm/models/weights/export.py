@@ -54,7 +54,7 @@ def config_json(config: ModelConfig) -> dict:
     if c.family not in _CLASSES:
         raise ValueError(f"family {c.family!r} has no export format; supported: {', '.join(_CLASSES)}")
     gemma, scaling = c.family == "gemma3_text", c.rope_scaling
-    activation = "silu" if c.activation == "silu" else "gelu_pytorch_tanh"
+    activation = next(theirs for theirs, ours in hf.ACTIVATIONS.items() if ours == c.activation)
     described = dict(
         architectures=[_CLASSES[c.family]], model_type=c.family, vocab_size=c.vocab_size, hidden_size=c.hidden_size,
         num_hidden_layers=c.num_layers, num_attention_heads=c.num_heads, num_key_value_heads=c.num_kv_heads,

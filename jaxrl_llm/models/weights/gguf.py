@@ -1,5 +1,6 @@
 """Reads GGUF files: shape of the model from the metadata, weights dequantised tensor by tensor."""
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from jaxrl_llm.models.config import ModelConfig, RopeScaling
 from jaxrl_llm.models.weights import layout
 
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
-_GEMMA3_PATTERN = 6  # every sixth layer sees everything; the format does not store it
-_GEMMA3_27B_LAYERS = 62  # the one size whose attention scale is not 1/sqrt(head_dim); the format does not store that
+_GEMMA3_PERIOD = 6  # every sixth layer sees everything; files of this architecture do not say so
+_GEMMA3_27B_LAYERS = 62  # the one size whose attention scale is not 1/sqrt(head_dim); nor that
 
 
 def load(path: Path, dtype: Any = jnp.float32) -> tuple[ModelConfig, dict]:
@@ -54,36 +55,41 @@ def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any) -
     arch = metadata.get("general.architecture")
     if arch not in FAMILIES:
         raise ValueError(f"{file}: architecture {arch!r} is not supported; supported: {', '.join(FAMILIES)}")
-    missing = object()
-
-    def get(key, default=missing):
-        value = metadata.get(f"{arch}.{key}", default)
-        if value is missing:
-            raise ValueError(f"{file}: metadata key '{arch}.{key}' is missing")
-        return value
-
+    get = functools.partial(_get, metadata, arch, file)
     if "token_embd.weight" not in shapes:
         raise ValueError(f"tensor 'token_embd.weight' is missing from {file}, which holds {len(shapes)} tensors")
     hidden_size, num_heads, num_layers = get("embedding_length"), get("attention.head_count"), get("block_count")
     head_dim = get("attention.key_length", get("rope.dimension_count", hidden_size // num_heads))
-    if get("rope.dimension_count", head_dim) != head_dim or get("attention.value_length", head_dim) != head_dim:
-        raise ValueError(f"{file}: heads of {head_dim} dimensions with {get('rope.dimension_count', head_dim)} rotated and "
-                         f"{get('attention.value_length', head_dim)} of values; all three must be equal")
+    for key in ("rope.dimension_count", "attention.value_length"):
+        if get(key, head_dim) != head_dim:
+            raise ValueError(f"{file}: {arch}.{key}={get(key)} is not supported; supported: the head dimension {head_dim}")
     common = dict(
         vocab_size=shapes["token_embd.weight"][0], hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads,
         num_kv_heads=get("attention.head_count_kv", num_heads), head_dim=head_dim,
         mlp_size=get("feed_forward_length"), max_positions=get("context_length"),
         norm_eps=get("attention.layer_norm_rms_epsilon"), tie_embeddings="output.weight" not in shapes,
-        rope_theta=get("rope.freq_base", 1_000_000.0 if arch == "gemma3" else 10_000.0),
-        rope_scaling=_scaling_from(get, file), family=FAMILIES[arch],
-        qkv_bias=arch == "qwen2", qk_norm=arch in ("qwen3", "gemma3"))
+        rope_theta=get("rope.freq_base", 1e6 if arch == "gemma3" else 1e4), rope_scaling=_scaling_from(get, file),
+        family=FAMILIES[arch], qkv_bias=arch == "qwen2", qk_norm=arch in ("qwen3", "gemma3"))
     if arch != "gemma3":
         return ModelConfig(**common)
+    if get("final_logit_softcapping", 0.0):
+        raise ValueError(f"{file}: gemma3.final_logit_softcapping={get('final_logit_softcapping')} is not supported; "
+                         "supported: none")
     return ModelConfig(
         **common, activation="gelu_tanh", norm_offset=1.0, post_norms=True, embedding_scale=hidden_size**0.5,
         attention_scale=(hidden_size // num_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim) ** -0.5,
-        rope_local_theta=get("rope.freq_base_swa", 10_000.0), window=get("attention.sliding_window"),
-        local_layers=tuple(i % _GEMMA3_PATTERN != _GEMMA3_PATTERN - 1 for i in range(num_layers)))
+        rope_local_theta=get("rope.freq_base_swa", 1e4), window=get("attention.sliding_window"),
+        local_layers=tuple((i + 1) % _GEMMA3_PERIOD != 0 for i in range(num_layers)))
+
+
+def _get(metadata, arch, file, key, *default):
+    """One value that all layers share, of the architecture's own keys."""
+    if f"{arch}.{key}" not in metadata and not default:
+        raise ValueError(f"{file}: metadata key '{arch}.{key}' is missing")
+    value = metadata.get(f"{arch}.{key}", *default)
+    if isinstance(value, list):
+        raise ValueError(f"{file}: '{arch}.{key}' differs between layers ({value}); supported: one value for all")
+    return value
 
 
 def _scaling_from(get, file) -> RopeScaling | None:
@@ -91,7 +97,7 @@ def _scaling_from(get, file) -> RopeScaling | None:
     if kind == "none":
         return None
     if kind != "linear":
-        raise ValueError(f"{file}: rope scaling {kind!r} is not supported; supported: 'none', 'linear', or factors in "
+        raise ValueError(f"{file}: rope scaling {kind!r} is not supported; supported: 'none', 'linear', or divisors in "
                          "the tensor 'rope_freqs.weight'")
     return RopeScaling("linear", float(get("rope.scaling.factor")))
 

@@ -10,6 +10,7 @@ from jaxrl_llm.models.config import ModelConfig, RopeScaling
 from jaxrl_llm.models.weights import layout
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3_text")
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # their name -> ours
 _OFF = (None, False)
 _NOT_SUPPORTED_UNLESS = {  # key -> values with which the architecture is the plain one
     "attention_bias": _OFF, "mlp_bias": _OFF, "use_bidirectional_attention": _OFF, "final_logit_softcapping": _OFF,
@@ -31,21 +32,24 @@ def load(directory: Path, dtype: Any = jnp.float32) -> tuple[ModelConfig, dict]:
     config = config_from(json.loads(config_file.read_text()), config_file)
     tensors = _Tensors(directory)
     prefix = tensors.prefix()
-    stored = lambda name: name if name == "lm_head.weight" else prefix + name.removeprefix("model.")  # noqa: E731
-    if prefix == "language_model.model.":
-        stored = lambda name: f"language_model.{name}"  # noqa: E731
-    wanted = {stored(place.hf) for place in layout.places(config)}
-    if config.tie_embeddings:
-        wanted.add(stored("lm_head.weight"))  # some files repeat the embedding
+    wanted = {_stored_name(prefix, place.hf) for place in layout.places(config)}
+    wanted.add(_stored_name(prefix, "lm_head.weight"))  # some files repeat the tied embedding
     layout.check_nothing_left({name for name in tensors.file_of if not _IGNORED.search(name)} - wanted, directory)
 
     def read(place):
-        name = stored(place.hf)
+        name = _stored_name(prefix, place.hf)
         tensor = tensors.read(name)
         layout.check_shape(name, tensor.shape, place.shape, tensors.file_of[name])
         return tensor
 
     return config, layout.assemble(config, read, dtype)
+
+
+def _stored_name(prefix, name):
+    """Name of a tensor in files that call the embedding `{prefix}embed_tokens.weight`."""
+    if name == "lm_head.weight":
+        return "language_model.lm_head.weight" if prefix == "language_model.model." else name
+    return prefix + name.removeprefix("model.")
 
 
 class _Tensors:
@@ -84,8 +88,8 @@ class _Tensors:
 
     def read(self, name):
         if name not in self.file_of or name not in self._opened(self.file_of[name]).keys():
-            raise ValueError(f"tensor {name!r} is missing from {self.file_of.get(name, self.directory)}, "
-                             f"of {len(self.file_of)} tensors in {self.directory}")
+            raise ValueError(f"tensor {name!r} is missing from {self.file_of.get(name, self.directory)}; "
+                             f"{self.directory} holds {len(self.file_of)} tensors")
         return self._opened(self.file_of[name]).get_tensor(name)
 
 
@@ -102,10 +106,9 @@ def config_from(raw: dict, file: Any = "config.json") -> ModelConfig:
     for key, plain in _NOT_SUPPORTED_UNLESS.items():
         if raw.get(key) not in plain:
             raise ValueError(f"{file}: {key}={raw[key]!r} is not supported for {family}; supported: {plain[-1]!r}")
-    activation = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}.get(raw["hidden_activation" if gemma else "hidden_act"])
-    if activation is None:
-        raise ValueError(f"{file}: activation {raw['hidden_activation' if gemma else 'hidden_act']!r} is not supported; "
-                         "supported: 'silu', 'gelu_pytorch_tanh'")
+    stated = raw["hidden_activation" if gemma else "hidden_act"]
+    if stated not in ACTIVATIONS:
+        raise ValueError(f"{file}: activation {stated!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     need = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rms_norm_eps",
             "max_position_embeddings"] + ["head_dim"] * (family == "qwen3")
     if absent := [key for key in need if key not in raw]:
@@ -114,7 +117,8 @@ def config_from(raw: dict, file: Any = "config.json") -> ModelConfig:
     shape = dict(
         vocab_size=raw["vocab_size"], hidden_size=hidden_size, num_layers=raw["num_hidden_layers"], num_heads=num_heads,
         num_kv_heads=raw.get("num_key_value_heads", num_heads), head_dim=raw.get("head_dim", hidden_size // num_heads),
-        mlp_size=raw["intermediate_size"], max_positions=raw["max_position_embeddings"], activation=activation,
+        mlp_size=raw["intermediate_size"], max_positions=raw["max_position_embeddings"],
+        activation=ACTIVATIONS[stated],
         norm_eps=raw["rms_norm_eps"], tie_embeddings=raw.get("tie_word_embeddings", False), family=family,
         qkv_bias=family == "qwen2", qk_norm=family in ("qwen3", "gemma3_text"))
     if gemma:

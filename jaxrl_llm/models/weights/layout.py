@@ -77,10 +77,10 @@ def assemble(config: ModelConfig, read: Callable[[Place], np.ndarray], dtype: An
         for key in place.path[:-1]:
             parent = parent.setdefault(key, {})
         if place.layer is None:
-            parent[place.path[-1]] = jnp.asarray(tensor, dtype)
+            parent[place.path[-1]] = jnp.array(tensor, dtype)
             continue
         if place.layer == 0:
-            stack = np.empty((config.num_layers, *tensor.shape), dtype)
+            stack = np.empty((config.num_layers, *tensor.shape), dtype)  # assigning to a layer converts its precision
         stack[place.layer] = tensor
         if place.layer == config.num_layers - 1:
             parent[place.path[-1]] = jnp.array(stack)

@@ -1,0 +1,14 @@
+"""Symbolic equality by math-verify. Imported by worker processes only, at their start: no deadline pays for it."""
+
+import logging
+
+from math_verify import parse, verify
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own timer is off: the pool has one
+
+
+def symbolic_equal(answer: str, given: str) -> bool:
+    """Does math-verify hold `given` to be equal to the reference `answer`? What it cannot read is unequal."""
+    # Its timer uses signals, which work in main threads only and cannot stop every computation, so it is turned off.
+    read = [parse(rf"\boxed{{{text}}}", parsing_timeout=None, raise_on_error=True) for text in (answer, given)]
+    return bool(verify(*read, timeout_seconds=None, raise_on_error=True))

@@ -1,0 +1,184 @@
+"""The compiled sampler on a tiny real model: parity with a full forward pass, replay of a row, early stop, masks."""
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.generation import Sampling, generate, row_keys
+from jaxrl_llm.models import ModelConfig, Transformer
+from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.training.policy import Policy
+
+V, P, G, S, T = 64, 3, 4, 5, 12
+MODEL = Transformer(ModelConfig(vocab_size=V, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
+                                mlp_size=48, tie_embeddings=False))
+SEED = jax.random.key(11)
+STOP = 7  # drawn now and then: the random model below is close to uniform over 64 tokens
+
+
+@functools.cache
+def params():
+    fresh = MODEL.init(jax.random.key(0))
+    louder = jax.tree.map(lambda x: x * 8 if x.ndim == 3 else x, fresh["layers"])  # so that the context matters
+    return fresh | {"layers": louder, "embed": fresh["embed"] * 30, "unembed": fresh["unembed"] * 8}  # logits of spread 1
+
+
+def prompts():
+    mask = np.ones((P, S), bool)
+    mask[0, :2], mask[1, 3:] = False, False  # left and right padding
+    return np.random.default_rng(5).integers(0, V, (P, S)).astype(np.int32), mask
+
+
+def run(tokens=None, mask=None, rows=None, *, temperature=0.8, stop_ids=(STOP, 9), max_tokens=T, chunk=5, **options):
+    default = prompts()
+    rows = np.arange(P * G).reshape(P, G) if rows is None else np.asarray(rows)
+    tokens, mask = (default[0] if tokens is None else tokens), (default[1] if mask is None else mask)
+    sampling = Sampling(np.float32(temperature), **options)
+    return jax.device_get(generate(MODEL, params(), tokens, mask, row_keys(SEED, rows), sampling, max_tokens=max_tokens,
+                                   stop_ids=tuple(stop_ids), chunk=chunk))
+
+
+@functools.cache
+def reference():
+    return run()
+
+
+def rollouts_of(found):
+    tokens, mask = prompts()
+    return Rollouts(mask=found.mask, valid=np.ones(found.mask.shape[:2], bool), tokens=found.tokens, prompt_tokens=tokens,
+                    prompt_mask=mask)
+
+
+def full_logits(p, completion):
+    """Logits before each completion token, from one plain forward pass over the unpadded sequence."""
+    tokens, mask = prompts()
+    prompt = tokens[p][mask[p]]
+    row = np.zeros((1, S + T), np.int32)
+    row[0, :len(prompt) + len(completion)] = [*prompt, *completion]
+    states, _, _ = jax.jit(MODEL.hidden_states)(params(), row, np.arange(S + T)[None] < len(prompt) + len(completion))
+    logits = np.asarray(MODEL.logits(params(), states)[0], np.float64)
+    return logits[len(prompt) - 1:len(prompt) + len(completion) - 1]
+
+
+def test_cached_decoding_draws_from_the_distribution_of_a_full_forward_pass():
+    found = reference()
+    for p in range(P):
+        for g in (0, G - 1):
+            length = found.mask[p, g].sum()
+            completion = found.tokens[p, g, :length]
+            z = full_logits(p, completion) / 0.8
+            logp = z - np.log(np.exp(z).sum(-1, keepdims=True))
+            np.testing.assert_allclose(found.logprobs[p, g, :length], logp[np.arange(length), completion], atol=1e-4)
+            np.testing.assert_allclose(found.entropies[p, g, :length], -(np.exp(logp) * logp).sum(-1), atol=1e-4)
+
+
+def test_greedy_tokens_are_those_of_a_full_forward_pass():
+    found = run(temperature=0.0, stop_ids=())
+    assert found.mask.all() and not found.stopped.any()
+    for p in range(P):
+        assert (found.tokens[p] == found.tokens[p, 0]).all()
+        assert found.tokens[p, 0].tolist() == full_logits(p, found.tokens[p, 0]).argmax(-1).tolist()
+
+
+def test_sampler_and_learner_give_the_same_logprobs():
+    found = reference()
+    logprobs, entropies = jax.jit(Policy(MODEL, temperature=0.8, chunk=50).logprobs)(params(), None, rollouts_of(found))
+    np.testing.assert_allclose(np.where(found.mask, logprobs, 0), found.logprobs, atol=1e-4)
+    np.testing.assert_allclose(np.where(found.mask, entropies, 0), found.entropies, atol=1e-4)
+
+
+def test_masks_run_to_the_stop_token_and_nothing_follows():
+    found = reference()
+    lengths = found.mask.sum(-1)
+    assert found.stopped.any() and (~found.stopped).any()  # both endings occur in this batch
+    for p, g in np.ndindex(P, G):
+        length, row = lengths[p, g], found.tokens[p, g]
+        assert found.mask[p, g].tolist() == [True] * length + [False] * (T - length)
+        hits = np.flatnonzero(np.isin(row[:length], (STOP, 9)))
+        assert hits.tolist() == ([length - 1] if found.stopped[p, g] else [])  # counted, and only ever the last one
+        assert found.stopped[p, g] or length == T
+        for values in (row, found.logprobs[p, g], found.entropies[p, g]):
+            assert not values[length:].any()
+        assert (found.logprobs[p, g, :length] < 0).all()
+
+
+def test_a_row_drawn_alone_is_the_row_drawn_in_its_batch():
+    found, (tokens, mask) = reference(), prompts()
+    p, g = 1, 2
+    alone = run(tokens[p:p + 1], mask[p:p + 1], [[p * G + g]])
+    np.testing.assert_array_equal(alone.tokens[0, 0], found.tokens[p, g])
+    np.testing.assert_allclose(alone.logprobs[0, 0], found.logprobs[p, g], atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ("left", "right"))
+def test_padding_of_the_prompt_changes_nothing(side):
+    found, (tokens, mask) = reference(), prompts()
+    wide, wide_mask = np.full((P, S + 4), 63, np.int32), np.zeros((P, S + 4), bool)
+    for p in range(P):
+        real = tokens[p][mask[p]]
+        place = slice(S + 4 - len(real), None) if side == "left" else slice(len(real))
+        wide[p, place], wide_mask[p, place] = real, True
+    again = run(wide, wide_mask)
+    np.testing.assert_array_equal(again.tokens, found.tokens)
+    np.testing.assert_allclose(again.logprobs, found.logprobs, atol=1e-5)
+
+
+def test_another_order_of_prompts_and_a_larger_group_keep_every_row():
+    found, (tokens, mask) = reference(), prompts()
+    order = [2, 0, 1]
+    rows = np.concatenate([np.arange(P * G).reshape(P, G)[order], 100 + np.arange(P * 2).reshape(P, 2)], axis=1)
+    again = run(tokens[order], mask[order], rows)
+    np.testing.assert_array_equal(again.tokens[:, :G], found.tokens[order])
+    np.testing.assert_array_equal(again.stopped[:, :G], found.stopped[order])
+
+
+@pytest.mark.parametrize("chunk", (1, 4, 12, 64))
+def test_chunk_size_does_not_change_samples(chunk):
+    found, again = reference(), run(chunk=chunk)
+    for name in ("tokens", "mask", "stopped"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
+    np.testing.assert_allclose(again.logprobs, found.logprobs, atol=1e-5)
+
+
+def test_decoding_ends_with_the_longest_row():
+    assert run(stop_ids=range(V), chunk=3).decode_steps == 3  # every token stops: one chunk
+    one = run(stop_ids=range(V), chunk=1)
+    assert one.decode_steps == 1 and (one.mask.sum(-1) == 1).all() and one.stopped.all()
+    half = run(stop_ids=range(0, V, 2), chunk=1)
+    assert half.decode_steps == half.mask.sum(-1).max() < T
+    assert reference().decode_steps == T  # some row was cut
+
+
+def test_one_token_and_lengths_that_the_chunk_does_not_divide():
+    first = run(max_tokens=1)
+    np.testing.assert_array_equal(first.tokens[:, :, 0], reference().tokens[:, :, 0])
+    assert first.tokens.shape == (P, G, 1) and first.mask.all() and first.decode_steps == 1
+    seven = run(max_tokens=7, chunk=4)
+    np.testing.assert_array_equal(seven.tokens, reference().tokens[:, :, :7])
+    np.testing.assert_array_equal(seven.mask, reference().mask[:, :, :7])
+    np.testing.assert_array_equal(seven.stopped, reference().stopped & (reference().mask.sum(-1) <= 7))
+    assert seven.decode_steps == 7
+
+
+def test_a_stop_token_with_id_zero_counts_although_padding_is_zero_too():
+    found = run(stop_ids=(0,) + tuple(range(1, V, 3)), chunk=1)
+    ends = np.take_along_axis(found.tokens, found.mask.sum(-1, keepdims=True) - 1, axis=2)[..., 0]
+    assert ((ends == 0) & found.stopped).any()  # the case occurs
+    assert found.stopped[ends == 0].all()
+
+
+def test_top_k_restricts_tokens_and_logprobs_describe_the_restricted_distribution():
+    found = run(top_k=2, stop_ids=())
+    z = full_logits(0, found.tokens[0, 0]) / 0.8
+    best = np.sort(z, axis=-1)[:, -2:]
+    chosen = z[np.arange(T), found.tokens[0, 0]]
+    assert (chosen >= best[:, 0] - 1e-5).all()
+    np.testing.assert_allclose(found.logprobs[0, 0], chosen - np.log(np.exp(best).sum(-1)), atol=1e-4)
+
+
+def test_row_keys_depend_on_the_row_id_alone():
+    data = lambda rows: jax.random.key_data(row_keys(SEED, jnp.asarray(rows)))  # noqa: E731
+    np.testing.assert_array_equal(data([[0, 1], [2, 3]])[1, 0], data([[2]])[0, 0])
+    assert len(np.unique(data(np.arange(100)[None])[0], axis=0)) == 100
