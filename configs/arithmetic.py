@@ -48,7 +48,7 @@ def _smollm2(c):
     c.prompts.per_step = 8
     c.sampling.group = 8
     c.sampling.max_tokens = 24
-    c.optimizer.learning_rate = 1e-5
+    c.optimizer.learning_rate = 2e-5
     c.eval.problems = 24
     c.eval.every = 10
     c.checkpoint.every = 30

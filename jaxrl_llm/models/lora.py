@@ -1,6 +1,6 @@
 """Low-rank adapters: W + A B with A and B trained and W frozen (LoRA, arXiv 2106.09685).
 
-An adapter tree is separate from the parameters and goes beside them: `transformer.hidden_states(params, ..., lora=lora)`.
+An adapter tree is separate from the parameters and goes beside them: `model.hidden_states(params, ..., lora=lora)`.
 """
 import difflib
 from collections.abc import Sequence
@@ -15,8 +15,9 @@ TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 def init(key: jax.Array, params: Any, rank: int, alpha: float, targets: Sequence[str] = TARGETS) -> dict:
     """Adapters `{target: {'a': f32[L, in, rank], 'b': f32[L, rank, out]}}` that change nothing yet (b = 0).
 
-    The paper's scale alpha/rank is folded into the start of A, normal(0, (alpha/rank)^2 / in): the product A B is then the
-    whole update, and nothing but the tree has to be kept. Raises ValueError for an unknown target or a rank below 1.
+    The paper's scale alpha/rank is folded into the start of A, whose standard deviation is (alpha/rank) / sqrt(in): the
+    product A B is then the whole update, and nothing but the tree has to be kept. Raises ValueError for an unknown target
+    or a rank below 1.
     """
     if rank < 1:
         raise ValueError(f"rank={rank}; it must be at least 1")
@@ -33,7 +34,7 @@ def init(key: jax.Array, params: Any, rank: int, alpha: float, targets: Sequence
 
 
 def merge(params: Any, lora: Any) -> Any:
-    """Parameters with every adapter added into its matrix, W + A B; the model then runs, and is saved, without adapters."""
+    """Parameters with every adapter added into its matrix, W + A B; the model then runs and is saved without them."""
     layers = dict(params["layers"])
     for target, adapter in lora.items():
         kernel = layers[target]["kernel"]

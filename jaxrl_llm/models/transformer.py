@@ -21,7 +21,7 @@ Params = Any
 
 
 class Dense(nn.Module):
-    """Matrix product with `kernel [in, out]`, optional bias, and a low-rank update when a `lora` collection is given."""
+    """Matrix product with `kernel [in, out]`, optional bias, and a low-rank update where a `lora` collection has one."""
 
     features: int
     dtype: Any
@@ -211,7 +211,7 @@ class Transformer:
         """States that predict each completion token, with every prompt computed once for its whole group.
 
         One packed row is `[prompt, completion_1, ..., completion_G]`; a completion sees the prompt and itself, and its
-        positions go on from the prompt's end (arXiv 2506.05433). Values and gradients equal those of `P * G` plain rows.
+        positions go on from the prompt's end (arXiv 2506.05433). Values and gradients are those of `P * G` plain rows.
 
         Args:
           prompt_tokens, prompt_mask: `[P, S]`, at least one real token each.

@@ -27,7 +27,8 @@ def load(path: str | Path, dtype: Any = jnp.float32) -> tuple[ModelConfig, dict]
     if path.is_dir():
         return hf.load(path, dtype)
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; give a directory with config.json and safetensors, or a .gguf file")
+        raise FileNotFoundError(f"{path} does not exist; give a directory with config.json and safetensors, "
+                                "or a .gguf file")
     if path.suffix != ".gguf":
         raise ValueError(f"{path} is neither a directory with config.json and safetensors nor a .gguf file")
     return gguf.load(path, dtype)

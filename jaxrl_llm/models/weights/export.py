@@ -65,8 +65,9 @@ def config_json(config: ModelConfig) -> dict:
     if scaling is not None:
         described["rope_scaling"] = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling is not None and scaling.kind == "llama3":
-        described["rope_scaling"] |= dict(low_freq_factor=scaling.low_freq_factor, high_freq_factor=scaling.high_freq_factor,
-                                          original_max_position_embeddings=scaling.original_max_positions)
+        described["rope_scaling"] |= dict(
+            low_freq_factor=scaling.low_freq_factor, high_freq_factor=scaling.high_freq_factor,
+            original_max_position_embeddings=scaling.original_max_positions)
     if gemma or any(c.local_layers):
         described |= dict(sliding_window=c.window, use_sliding_window=True, layer_types=[
             "sliding_attention" if local else "full_attention" for local in c.local_layers])
@@ -82,8 +83,8 @@ def _check_says_all(described, config):
     lost = [f"{field.name}={getattr(config, field.name)!r}" for field in dataclasses.fields(ModelConfig)
             if getattr(config, field.name) != getattr(back, field.name)]
     if lost:
-        raise ValueError(f"the format of family {config.family!r} cannot say {', '.join(lost)}; choose the family whose "
-                         "architecture this is")
+        raise ValueError(f"the format of family {config.family!r} cannot say {', '.join(lost)}; choose the family "
+                         "whose architecture this is")
 
 
 def _write_weights(directory, config, params, shard_bytes):
@@ -97,7 +98,8 @@ def _write_weights(directory, config, params, shard_bytes):
                 raise ValueError(f"parameter {'/'.join(place.path)} is missing from params")
             leaf = leaf[key]
         layers = () if place.layer is None else (config.num_layers,)
-        layout.check_shape("/".join(place.path), leaf.shape, layers + place.shape[::-1 if place.transposed else 1], "params")
+        expected = layers + place.shape[::-1 if place.transposed else 1]
+        layout.check_shape("/".join(place.path), leaf.shape, expected, "params")
         leaves[place.path], sizes[place.hf] = leaf, math.prod(place.shape) * leaf.dtype.itemsize
         if shards[-1] and sum(sizes[p.hf] for p in shards[-1]) + sizes[place.hf] > shard_bytes:
             shards.append([])

@@ -45,7 +45,7 @@ def load(path: Path, dtype: Any = jnp.float32) -> tuple[ModelConfig, dict]:
         layout.check_shape(place.gguf, tensor.shape, place.shape, path)
         if config.family == "llama" and place.path[1:2] in (("q",), ("k",)):
             tensor = _halves_from_pairs(tensor, config.head_dim)
-        return tensor - config.norm_offset if place.path[-1] == "scale" else tensor  # Gemma's are stored offset included
+        return tensor - config.norm_offset if place.path[-1] == "scale" else tensor  # stored with the offset in it
 
     return config, layout.assemble(config, read, dtype)
 
@@ -62,7 +62,8 @@ def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any) -
     head_dim = get("attention.key_length", get("rope.dimension_count", hidden_size // num_heads))
     for key in ("rope.dimension_count", "attention.value_length"):
         if get(key, head_dim) != head_dim:
-            raise ValueError(f"{file}: {arch}.{key}={get(key)} is not supported; supported: the head dimension {head_dim}")
+            raise ValueError(f"{file}: {arch}.{key}={get(key)} is not supported; supported: the head dimension, "
+                             f"{head_dim}")
     common = dict(
         vocab_size=shapes["token_embd.weight"][0], hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads,
         num_kv_heads=get("attention.head_count_kv", num_heads), head_dim=head_dim,
@@ -103,7 +104,7 @@ def _scaling_from(get, file) -> RopeScaling | None:
 
 
 def _with_llama3_scaling(config, divisors, file):
-    """Llama 3.1 and later store only each frequency's divisor: take the published ramp, and check that it gives them."""
+    """Llama 3.1 and later store only each frequency's divisor: take the published ramp and check that it fits."""
     scaling = RopeScaling("llama3", float(divisors.max()))
     plain = rotary_frequencies(config.head_dim, config.rope_theta)
     published = plain / rotary_frequencies(config.head_dim, config.rope_theta, scaling)

@@ -109,8 +109,8 @@ def config_from(raw: dict, file: Any = "config.json") -> ModelConfig:
     stated = raw["hidden_activation" if gemma else "hidden_act"]
     if stated not in ACTIVATIONS:
         raise ValueError(f"{file}: activation {stated!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    need = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rms_norm_eps",
-            "max_position_embeddings"] + ["head_dim"] * (family == "qwen3")
+    need = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+            "max_position_embeddings", "rms_norm_eps"] + ["head_dim"] * (family == "qwen3")
     if absent := [key for key in need if key not in raw]:
         raise ValueError(f"{file}: {', '.join(absent)} missing")
     hidden_size, num_heads = raw["hidden_size"], raw["num_attention_heads"]
@@ -133,9 +133,10 @@ def _local_layers(raw, file) -> tuple[bool, ...]:
     """Which layers have a sliding window: `layer_types`, or the rules of configs that are older than that key."""
     layers = raw["num_hidden_layers"]
     if "layer_types" in raw:
-        if other := set(raw["layer_types"]) - {"sliding_attention", "full_attention"}:
-            raise ValueError(f"{file}: layer_types {sorted(other)} are not supported; supported: sliding_attention, "
-                             "full_attention")
+        known = {"full_attention"} | ({"sliding_attention"} if raw["model_type"] != "llama" else set())
+        if other := set(raw["layer_types"]) - known:
+            raise ValueError(f"{file}: layer_types {', '.join(sorted(other))} not supported for {raw['model_type']}; "
+                             f"supported: {', '.join(sorted(known))}")
         return tuple(kind == "sliding_attention" for kind in raw["layer_types"])
     if raw["model_type"] == "gemma3_text":
         return tuple((i + 1) % raw["sliding_window_pattern"] != 0 for i in range(layers))
@@ -156,7 +157,8 @@ def _rope(raw, any_local, file) -> dict:
     if not any_local:
         return dict(rope_theta=theta, rope_scaling=scaling)
     if _rope_scaling(local, file):
-        raise ValueError(f"{file}: rope scaling of sliding-window layers is not supported; supported: on full attention")
+        raise ValueError(f"{file}: rope scaling of sliding-window layers is not supported; "
+                         "supported: on full attention")
     local_theta = float(local.get("rope_theta", raw.get("rope_local_base_freq", theta)))
     return dict(rope_theta=theta, rope_scaling=scaling, rope_local_theta=local_theta)
 

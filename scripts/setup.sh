@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Makes .venv beside setup.py and installs jaxrl_llm into it; sourced by the other scripts.
+# usage: source scripts/setup.sh [EXTRAS]     e.g. "[test]"
+# PYTHON picks the interpreter (default: python3); JAXRL_LLM_VENV the folder of the environment (default: .venv).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python="${PYTHON:-python3}"
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  echo "jaxrl_llm needs Python 3.11 or newer; '$python' is $("$python" --version 2>&1 || echo missing)." \
+       "Set PYTHON=/path/to/python3.11" >&2
+  exit 1
+fi
+venv="${JAXRL_LLM_VENV:-.venv}"
+if [ ! -x "$venv/bin/python" ]; then
+  echo "Making $venv ..."
+  if ! "$python" -m venv "$venv"; then
+    rm -rf "$venv"
+    echo "could not make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv" >&2
+    exit 1
+  fi
+fi
+# Installing again is skipped while setup.py is what it was at the last install of these extras.
+stamp="$venv/installed${1:-}-$(cksum < setup.py | cut -d' ' -f1)"
+if [ ! -e "$stamp" ]; then
+  echo "Installing jaxrl_llm${1:-} and what it needs (a minute or two) ..."
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e ".${1:-}" 2> "$venv/pip.log" || {
+    cat "$venv/pip.log" >&2
+    exit 1
+  }
+  touch "$stamp"
+fi
+export PATH="$PWD/$venv/bin:$PATH"
