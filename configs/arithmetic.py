@@ -18,22 +18,21 @@ def get_config(variant: str = "tiny"):
 
 
 def _tiny(c):
-    c.task.level = "add2"
+    c.task.level = "nocarry3"
     c.task.chat = False
-    c.task.size = 8100
     c.rewards = {"exact": {"weight": 1.0}}
-    c.model.hidden_size = 128
-    c.model.num_layers = 3
+    c.model.hidden_size = 96
+    c.model.num_layers = 2
     c.model.num_heads = 4
     c.model.mlp_size = 384
-    c.warmup.steps = 300
-    c.warmup.batch = 128
-    c.warmup.learning_rate = 2e-3
-    c.steps = 100
+    c.warmup.steps = 150
+    c.warmup.batch = 64
+    c.warmup.learning_rate = 3e-3
+    c.steps = 200
     c.prompts.per_step = 32
     c.sampling.group = 8
     c.sampling.max_tokens = 6
-    c.optimizer.learning_rate = 3e-4
+    c.optimizer.learning_rate = 1.5e-3
     c.eval.problems = 128
     c.eval.every = 20
     return c

@@ -31,10 +31,19 @@ def main(_):
         export(config, Path(_WORKDIR.value), _EXPORT.value)
 
 
+def parse(arguments):
+    """Flags as absl reads them; a key that the configuration lacks is a plain error, not a stack trace."""
+    try:
+        return app.parse_flags_with_usage(arguments)
+    except AttributeError as error:  # ml_collections nests a KeyError, whose text says which key and what is near
+        reason = error.args[0].args[0] if isinstance(error.args[0], KeyError) else error
+        raise ValueError("the configuration has no key " + " ".join(str(reason).split())) from error
+
+
 if __name__ == "__main__":
     flags.mark_flag_as_required("workdir")
     try:
-        app.run(main)
+        app.run(main, flags_parser=parse)
     except (ValueError, NotImplementedError, OSError, RuntimeError) as error:
         if os.environ.get("JAXRL_LLM_TRACEBACK"):
             raise

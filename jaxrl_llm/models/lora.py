@@ -16,8 +16,8 @@ def init(key: jax.Array, params: Any, rank: int, alpha: float, targets: Sequence
     """Adapters `{target: {'a': f32[L, in, rank], 'b': f32[L, rank, out]}}` that change nothing yet (b = 0).
 
     The paper's scale alpha/rank is folded into the start of A, whose standard deviation is (alpha/rank) / sqrt(in): the
-    product A B is then the whole update, and nothing but the tree has to be kept. Raises ValueError for an unknown target
-    or a rank below 1.
+    product A B is then the whole update, and nothing but the tree has to be kept. Raises ValueError for an unknown
+    target or a rank below 1.
     """
     if rank < 1:
         raise ValueError(f"rank={rank}; it must be at least 1")
@@ -26,7 +26,7 @@ def init(key: jax.Array, params: Any, rank: int, alpha: float, targets: Sequence
             near = difflib.get_close_matches(target, TARGETS, n=1, cutoff=0.0)
             raise ValueError(f"unknown LoRA target {target!r}; allowed: {', '.join(TARGETS)}; nearest: {near[0]!r}")
     lora = {}
-    for target, target_key in zip(targets, jax.random.split(key, len(targets))):
+    for target, target_key in zip(targets, jax.random.split(key, len(targets)), strict=True):
         layers, fan_in, fan_out = params["layers"][target]["kernel"].shape
         a = jax.random.normal(target_key, (layers, fan_in, rank), jnp.float32) * (alpha / rank * fan_in**-0.5)
         lora[target] = {"a": a, "b": jnp.zeros((layers, rank, fan_out), jnp.float32)}

@@ -21,7 +21,7 @@ Params = Any
 
 
 class Dense(nn.Module):
-    """Matrix product with `kernel [in, out]`, optional bias, and a low-rank update where a `lora` collection has one."""
+    """Matrix product with `kernel [in, out]`, optional bias, and a low-rank update if the `lora` collection has one."""
 
     features: int
     dtype: Any
@@ -139,7 +139,7 @@ class Transformer:
             layers[name]["kernel"] *= (2 * c.num_layers) ** -0.5
         normal = lambda k: 0.02 * jax.random.normal(k, (c.vocab_size, c.hidden_size), jnp.float32)  # noqa: E731
         params = {"embed": normal(embed_key), "layers": layers,
-                  "final_norm": {"scale": jnp.full((c.hidden_size,), 1.0 - c.norm_offset)}}
+                  "final_norm": {"scale": jnp.full((c.hidden_size,), 1.0 - c.norm_offset, jnp.float32)}}
         return params if c.tie_embeddings else params | {"unembed": normal(unembed_key)}
 
     def abstract_params(self) -> Params:

@@ -1,6 +1,7 @@
 """Generated integer arithmetic in levels, split into train and held-out by a hash of the problem itself."""
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -14,16 +15,20 @@ ENUMERATE_UP_TO = 20_000  # larger spaces are sampled
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """All expressions `a op b op c ...` with operands in `[low, high]` and each operator from its string of choices."""
+    """All expressions `a op b op c ...`: operands in `[low, high]` without digits above `top_digit`, operators by choice."""
 
     operators: tuple[str, ...]
     low: int
     high: int
+    top_digit: int = 9
+
+    @functools.cached_property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(n for n in range(self.low, self.high + 1) if int(max(str(n))) <= self.top_digit)
 
     @property
     def radices(self) -> tuple[int, ...]:
-        width = self.high - self.low + 1
-        return (width,) * (len(self.operators) + 1) + tuple(len(choices) for choices in self.operators)
+        return (len(self.numbers),) * (len(self.operators) + 1) + tuple(len(choices) for choices in self.operators)
 
     @property
     def size(self) -> int:
@@ -32,6 +37,7 @@ class Level:
 
 LEVELS = {
     "digit": Level(("+",), 0, 9),
+    "nocarry3": Level(("+",), 100, 444, top_digit=4),  # every digit of the answer is the sum of two digits
     "add2": Level(("+",), 10, 99),
     "add3": Level(("+",), 100, 999),
     "sub2": Level(("-",), 10, 99),
@@ -77,7 +83,7 @@ def expression(level: str, index: int) -> Expression:
     digits = [int(digit) for digit in np.unravel_index(index, spec.radices)]
     count = len(spec.operators) + 1
     operators = tuple(choices[digit] for choices, digit in zip(spec.operators, digits[count:]))
-    return Expression(level, tuple(spec.low + digit for digit in digits[:count]), operators)
+    return Expression(level, tuple(spec.numbers[digit] for digit in digits[:count]), operators)
 
 
 def _members(level: str, size: int | None, seed: int) -> list[Expression]:

@@ -16,7 +16,7 @@ def default_config() -> ConfigDict:
     c.objective = ""                   # likewise, e.g. "kl_coef=0.01, clip_high=0.28"
 
     c.task = ConfigDict({"name": "arithmetic"})        # plus the task's own options
-    c.rewards = ConfigDict({"last_number": {"weight": 1.0}})
+    c.rewards = ConfigDict({"last_number": {"weight": 1.0}})   # the one of largest weight is the accuracy
     c.reward_errors = "raise"          # or "zero": a failing reward scores 0 and is counted
 
     c.model = ConfigDict()
@@ -77,14 +77,14 @@ def keywords(text: str) -> dict:
       ValueError: when a part is not `name=value`.
     """
     found = {}
-    for part in filter(None, (p.strip() for p in re.split(r"[,\s]+(?=[A-Za-z_]\w*\s*=)", text))):
-        name, equals, value = part.partition("=")
-        if not equals or not name.strip().isidentifier() or not value.strip():
-            raise ValueError(f"cannot read {part!r} in {text!r}; write hyper-parameters as name=value, name=value")
+    for part in filter(None, (p.strip(", \n") for p in re.split(r"[,\s]+(?=[A-Za-z_]\w*\s*=)", text))):
+        name, _, value = (piece.strip() for piece in part.partition("="))
         try:
-            found[name.strip()] = ast.literal_eval(value.strip())
+            found[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            found[name.strip()] = value.strip()
+            found[name] = value
+        if not name.isidentifier() or (found[name] is value and not re.fullmatch(r"[\w.+-]+", value)):
+            raise ValueError(f"cannot read {part!r} in {text!r}; write hyper-parameters as name=value, name=value")
     return found
 
 

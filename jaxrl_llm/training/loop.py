@@ -51,6 +51,8 @@ def evaluate(run: setup.Run, params, lora, *, problems: int, key, timer=None, te
     source = run.task.heldout
     chosen = [source[i] for i in range(min(problems, len(source)))]
     rows = rollout.fitting_problems(chosen, run.tokenizer, run.prompt_tokens, c.prompts.overlong)
+    if not rows:
+        raise ValueError(f"no held-out prompt fits in prompts.max_tokens={run.prompt_tokens}; raise it")
     generate, parts = run.sampler(params, lora, temperature), []
     for start in range(0, len(rows), c.prompts.per_step):
         parts.append(rollout.sample(
@@ -93,7 +95,6 @@ def collect(run: setup.Run, state: TrainState, data: Batches, timer) -> tuple[ro
     if run.method.filters:
         facts |= {"filter/rounds": float(len(drawn)),
                   "filter/kept": sum(len(p.problems) for p in kept) / sum(len(p.problems) for p in drawn)}
-    kept = [part for part in kept if part.problems] or drawn[-1:]
     together = rollout.concatenate(kept)
     first = np.arange(len(together.problems)) < P
     return rollout.select(together, first), facts
@@ -102,14 +103,18 @@ def collect(run: setup.Run, state: TrainState, data: Batches, timer) -> tuple[ro
 def improve(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference, timer):
     """Advantages and optimiser steps on one batch. Returns `(state, metrics)`, the metrics of the last update."""
     c = run.config
+    if not sampled.problems:  # the filters kept nothing: there is nothing to learn from
+        return state.replace(step=state.step + 1), {}
     place = lambda tree: jax.device_put(tree, parallel.batch_sharding(run.mesh))  # noqa: E731
     batch = place(rollout.to_rollouts(sampled, c.sampling.max_tokens, c.prompts.per_step, int(state.step)))
     with timer("score"):
+        sampled_batch = batch
         if run.updates_per_step > 1 or "old_logprobs" in run.needs:
-            logprobs, entropies = run.score(state.params, state.lora, batch)
+            logprobs, entropies = run.score(state.params, state.lora, sampled_batch)
             batch = batch.replace(old_logprobs=logprobs, entropies=entropies)
-        if "ref_logprobs" in run.needs:
-            batch = batch.replace(ref_logprobs=run.score(reference, None, batch.replace(old_logprobs=None))[0])
+        if "ref_logprobs" in run.needs:  # with adapters the reference is the model without them
+            frozen = reference if state.lora is None else state.params
+            batch = batch.replace(ref_logprobs=run.score(frozen, None, sampled_batch)[0])
         advantages, estimator_state = jax.jit(run.estimator.update)(batch, state.estimator_state)
         jax.block_until_ready(advantages)
     state = state.replace(estimator_state=estimator_state)
@@ -153,7 +158,8 @@ def warm_up(run: setup.Run, params, progress):
         return params
     data = batches(run.task.train, w.batch, seed=run.config.seed + 1)
     params, _ = imitate(run.policy, params, data, run.tokenizer, steps=w.steps, learning_rate=w.learning_rate,
-                        prompt_tokens=run.prompt_tokens, max_tokens=run.config.sampling.max_tokens, progress=progress)
+                        prompt_tokens=run.prompt_tokens, max_tokens=run.config.sampling.max_tokens,
+                        overlong=run.config.prompts.overlong, progress=progress)
     return params
 
 
@@ -185,14 +191,12 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
             params = warm_up(run, params, progress)
             state = setup.initial_state(run, params)
         reference = None
-        if needs_reference and state.lora is not None:
-            reference = state.params
-        elif needs_reference:
+        if needs_reference and state.lora is None:
             if not work.resume:
                 reference_store.save(0, state.params)
             reference = reference_store.restore(state.params).state
         start = int(state.step)
-        with MetricWriter(work.path, restored_step=start if work.resume else None) as writer:
+        with MetricWriter(work.path, restored_step=start or None) as writer:  # step 0 is evaluated and written again
             evaluations, state = _steps(run, state, data, reference, work, checkpoints, writer, progress)
     plot_curves(work.path / "metrics.jsonl", work.path / "curves.png")
     return evaluations
@@ -206,8 +210,7 @@ def _steps(run, state, data, reference, work, checkpoints, writer, progress):
 
     def look(step):
         progress.phase("evaluating")
-        with timer("evaluation_setup"):
-            key = jax.random.fold_in(state.key, _EVAL_STREAM)
+        key = jax.random.fold_in(state.key, _EVAL_STREAM)
         found = evaluate(run, state.params, state.lora, problems=config.eval.problems, key=key, timer=timer)
         write_page(work.path, step, run, found.sampled)
         return found

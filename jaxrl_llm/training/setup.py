@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import methods, parallel, rewards, tasks, tokenizers
 from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.control import filters
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.prompts import longest
 from jaxrl_llm.generation.sampler import generate
@@ -28,6 +29,9 @@ from jaxrl_llm.training.rollout import buckets
 from jaxrl_llm.training.step import make_optimizer, make_update
 
 DTYPES = {"float32": np.float32, "bfloat16": jax.numpy.bfloat16}
+# What this trainer records of every batch; a method that reads more is refused before anything is loaded.
+RECORDED = frozenset({"rewards", "reward_components", "tokens", "prompt_tokens", "prompt_mask", "prompt_ids",
+                      "behavior_logprobs", "old_logprobs", "ref_logprobs", "entropies", "policy_version", "truncated"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Run:
     @property
     def needs(self) -> set[str]:
         """Fields of `Rollouts` that the method reads beyond what every batch has."""
-        return set(self.method.needs) | set(self.estimator.needs) | set(self.objective.needs)
+        return needs_of(self.method, self.estimator, self.objective)
 
     @property
     def updates_per_step(self) -> int:
@@ -67,6 +71,22 @@ class Run:
             s.top_p if s.top_p < 1 else None, s.min_p or None)
         place = functools.partial(jax.device_put, device=parallel.batch_sharding(self.mesh))
         return lambda tokens, mask, keys: self.generate(params, place(tokens), place(mask), place(keys), chosen, lora=lora)
+
+
+def needs_of(method: methods.Method, estimator: Estimator, objective: Objective) -> set[str]:
+    """Fields of `Rollouts`, or entries of its `extras`, that a method and its parts ask for."""
+    return {*method.needs, *estimator.needs, *objective.needs}
+
+
+def check_method(method: methods.Method, estimator: Estimator, objective: Objective) -> None:
+    """Raises NotImplementedError when the method needs what this trainer does not record, filter or control."""
+    missing = sorted(needs_of(method, estimator, objective) - RECORDED)
+    missing += [f"filter {name!r}" for name in method.filters if name not in filters.FILTERS]
+    missing += [f"controller {name!r}" for name in method.controllers]
+    if missing:
+        raise NotImplementedError(
+            f"method {method.slug!r} needs {', '.join(missing)}, which this trainer does not provide; its parts can be used "
+            "from your own loop, and `python -m jaxrl_llm.methods` lists the other methods")
 
 
 def model_config(config: ConfigDict, vocab_size: int) -> ModelConfig:
@@ -105,10 +125,12 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     T = config.sampling.max_tokens
     estimator, objective = methods.build(config.method, max_len=T, estimator=config_lib.keywords(config.estimator),
                                          objective=config_lib.keywords(config.objective))
+    check_method(method, estimator, objective)
     options = config.task.to_dict()
     task = tasks.make(options.pop("name"), **options)
-    reward = rewards.combine([rewards.make(name, **kw) for name, kw in config.rewards.to_dict().items()],
-                             on_error=config.reward_errors)
+    parts = [rewards.make(name, **options) for name, options in config.rewards.to_dict().items()]
+    # The first component is the accuracy that is evaluated and filtered on; a ConfigDict forgets the order of its keys.
+    reward = rewards.combine(sorted(parts, key=lambda part: -part.weight), on_error=config.reward_errors)
     sampling_lib.check(sampling_lib.Sampling(config.sampling.temperature, config.sampling.top_k or None,
                                              config.sampling.top_p, config.sampling.min_p or None))
     mesh = parallel.make_mesh(**config.mesh.to_dict())
@@ -122,12 +144,13 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
         o.learning_rate, config.steps * config.learner.epochs * config.learner.minibatches,
         warmup_updates=o.warmup_updates, schedule=o.schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2)
     update = make_update(policy, objective, optimizer, clip_norm=o.clip_norm or None,
-                         micro_batches=config.learner.micro_batches)
+                         micro_batches=config.learner.micro_batches, mesh=mesh)
     sampler = functools.partial(generate, model, max_tokens=T, stop_ids=tuple(tokenizer.stop_ids))
     shapes = len(buckets(T))
+    scored = shapes * (2 if config.lora.rank else 1)  # the reference of adapters is scored without them
     run = Run(config, task, tokenizer, policy, method, estimator, objective, optimizer, schedule, reward, mesh,
-              config.prompts.max_tokens or longest(task.train, tokenizer),
-              generate=Guarded("rollout", sampler), score=Guarded("score", jax.jit(policy.logprobs), shapes),
+              config.prompts.max_tokens or max(longest(task.train, tokenizer), longest(task.heldout, tokenizer)),
+              generate=Guarded("rollout", sampler), score=Guarded("score", jax.jit(policy.logprobs), scored),
               update=Guarded("update", update, shapes))
     return run, params
 

@@ -4,9 +4,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from jaxrl_llm import masked
 from jaxrl_llm.objectives.base import Objective
+from jaxrl_llm.parallel import tree_shardings
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.state import TrainState
@@ -127,8 +129,11 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, state: T
 
 
 def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *,
-                clip_norm: float | None = 1.0, micro_batches: int = 1) -> Update:
+                clip_norm: float | None = 1.0, micro_batches: int = 1, mesh: Mesh | None = None) -> Update:
     """The jitted update `(state, rollouts, advantages) -> (state, metrics)`; the state is donated.
+
+    With a `mesh` the new state lies on it by the partition table, as the old one did: left to itself the compiler may lay
+    outputs out differently, and the next call would compile again.
 
     The gradient is scaled to `clip_norm` if its global norm is larger. An update with a loss or gradient that is not
     finite leaves weights and optimiser as they were and is counted in `state.skipped`.
@@ -155,6 +160,8 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
             opt_state=keep(opt_state, state.opt_state),
             objective_state=keep(objective_state, state.objective_state),
             skipped=state.skipped + skip, skipped_in_row=(state.skipped_in_row + 1) * skip)
+        if mesh is not None:
+            state = jax.lax.with_sharding_constraint(state, tree_shardings(state, mesh))
         return state, metrics | {"grad_norm": norm, "skipped_updates": state.skipped}
 
     return jax.jit(update, donate_argnums=0)

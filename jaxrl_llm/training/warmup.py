@@ -6,15 +6,20 @@ import numpy as np
 import optax
 
 from jaxrl_llm import masked
-from jaxrl_llm.generation.prompts import encode_problem, pad
+from jaxrl_llm.generation.prompts import encode_problem, fit, pad
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training.policy import Policy
 
 
-def demonstrations(problems: list[Problem], tokenizer, prompt_tokens: int, max_tokens: int) -> Rollouts:
-    """Answers, each followed by the end token, as a batch of groups of one."""
-    prompts = pad([encode_problem(p, tokenizer) for p in problems], [p.id for p in problems], prompt_tokens)
+def demonstrations(problems: list[Problem], tokenizer, prompt_tokens: int, max_tokens: int, overlong: str) -> Rollouts:
+    """Answers, each followed by the end token, as a batch of groups of one; those that fit stand in for skipped ones."""
+    fitted = [(p, fit(encode_problem(p, tokenizer), p, prompt_tokens, overlong)) for p in problems]
+    fitted = [(p, ids) for p, ids in fitted if ids is not None]
+    if not fitted:
+        raise ValueError(f"no prompt of a warm-up batch fits in prompts.max_tokens={prompt_tokens}; raise it")
+    problems, rows = zip(*(fitted * len(problems))[:len(problems)])
+    prompts = pad(rows, [p.id for p in problems], prompt_tokens)
     answers = [tokenizer.encode(p.answer)[:max_tokens - 1] + [tokenizer.eos_id] for p in problems]
     rows = pad(answers, prompts.ids, max_tokens)
     return Rollouts(mask=rows.mask[:, None], valid=np.ones((len(problems), 1), bool), tokens=rows.tokens[:, None],
@@ -22,7 +27,7 @@ def demonstrations(problems: list[Problem], tokenizer, prompt_tokens: int, max_t
 
 
 def imitate(policy: Policy, params, batches: Iterator[list[Problem]], tokenizer, *, steps: int, learning_rate: float,
-            prompt_tokens: int, max_tokens: int, progress) -> tuple[dict, list[float]]:
+            prompt_tokens: int, max_tokens: int, overlong: str, progress) -> tuple[dict, list[float]]:
     """Minimises -mean log p(answer token) for `steps` Adam steps. Returns `(params, losses per step in nats)`."""
     optimizer = optax.chain(optax.clip_by_global_norm(1.0),
                             optax.adam(optax.warmup_cosine_decay_schedule(0.0, learning_rate, min(20, steps), steps)))
@@ -37,7 +42,7 @@ def imitate(policy: Policy, params, batches: Iterator[list[Problem]], tokenizer,
     step = jax.jit(step, donate_argnums=(0, 1))
     opt_state, losses = optimizer.init(params), []
     for number in range(steps):
-        batch = demonstrations(next(batches), tokenizer, prompt_tokens, max_tokens)
+        batch = demonstrations(next(batches), tokenizer, prompt_tokens, max_tokens, overlong)
         params, opt_state, value = step(params, opt_state, batch)
         losses.append(value)
         if number % 20 == 0:

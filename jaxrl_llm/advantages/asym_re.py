@@ -1,0 +1,22 @@
+"""Asymmetric REINFORCE: off-policy without ratios, on a baseline a little below the mean (arXiv 2506.20520)."""
+
+import jax.numpy as jnp
+
+from jaxrl_llm import masked
+from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+
+
+@estimator
+def asym_re(*, baseline_shift: float = -0.1) -> Estimator:
+    """`A_i = r_i - (group mean + baseline_shift)`, for the plain loss `-A log p` of the objective `reinforce`.
+
+    The same as a centred reward plus `-baseline_shift` times the log-likelihood of every sample, which is what keeps
+    the support of the behaviour policy; so an all-equal group gets `-baseline_shift`, not 0. A shift of 0 or above
+    collapses sooner or later on stale data. A group of one gets its reward.
+    """
+
+    def advantages(rollouts):
+        baseline = masked.group_mean(rollouts.rewards, rollouts.valid) + baseline_shift
+        return rollouts.rewards - jnp.where(masked.group_count(rollouts.valid) == 1, 0, baseline)
+
+    return stateless(advantages)

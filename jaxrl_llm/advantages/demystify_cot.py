@@ -1,0 +1,114 @@
+"""Cosine length reward and repetition penalty, each with its own discount (arXiv 2502.03373)."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxrl_llm import masked
+from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+
+
+def cosine_reward(
+    right: Array,
+    lengths: Array,
+    *,
+    max_len: int,
+    correct: tuple[float, float] = (2.0, 1.0),
+    wrong: tuple[float, float] = (-10.0, 0.0),
+    exceed: float = -10.0,
+    margin: int = 16,
+) -> Array:
+    """`long + (short - long) (1 + cos(pi n / max_len)) / 2` for n tokens, `exceed` where `n + margin >= max_len`.
+
+    (short, long), the values at 0 and at `max_len` tokens, are `correct` or `wrong`: with the defaults a longer answer
+    is worth less when right and more when wrong. `right` bool, `lengths` int, of one shape.
+    """
+    share = (1 + jnp.cos(jnp.pi * lengths / max_len)) / 2
+    short, long = (jnp.where(right, good, bad) for good, bad in zip(correct, wrong))
+    return jnp.where(lengths + margin >= max_len, exceed, long + (short - long) * share)
+
+
+def _first_equal(a_T: Array, b_T: Array) -> Array:
+    """i32[T]: the first index with the same pair (a, b)."""
+    index = jnp.arange(a_T.shape[0], dtype=jnp.int32)
+    order = jnp.lexsort((index, b_T, a_T))
+    a, b = a_T[order], b_T[order]
+    begins = jnp.pad((a[1:] != a[:-1]) | (b[1:] != b[:-1]), (1, 0), constant_values=True)
+    head = lax.cummax(jnp.where(begins, index, 0))
+    return jnp.zeros_like(index).at[order].set(order[head].astype(jnp.int32))
+
+
+def repeated_starts(tokens_T: Array, mask_T: Array, size: int) -> Array:
+    """bool[T]: the `size` counting tokens from here on occurred before, overlaps included; exact, O(T log T log size).
+
+    The class of a window of 2m tokens is the pair of the classes of its halves (prefix doubling).
+    """
+    length = tokens_T.shape[0]
+    index = jnp.arange(length, dtype=jnp.int32)
+    # A token that does not count is equal to no other, and neither is a window with one in it.
+    classes = _first_equal(jnp.where(mask_T, tokens_T, -2 - index), jnp.zeros_like(index))
+    width = 1
+    while width < size:
+        shift = min(width, size - width)
+        further = jnp.pad(classes, (0, shift), constant_values=-1)[shift:]
+        classes, width = _first_equal(classes, further), width + shift
+    return (classes != index) & (index + size <= length)
+
+
+def repetition(tokens_PGT: Array, mask_PGT: Array, *, size: int, only_start: bool = False) -> Array:
+    """bool[P, G, T]: tokens inside a run of `size` tokens that occurred before; never those of its first occurrence.
+
+    `only_start` leaves out a repeat that begins less than `size + 1` tokens after the one before it.
+    """
+    starts = jax.vmap(jax.vmap(lambda tokens, mask: repeated_starts(tokens, mask, size)))(tokens_PGT, mask_PGT)
+
+    def recent(found, first, last):
+        """Whether `found` holds anywhere from `first` to `last` tokens back."""
+        count = jnp.pad(jnp.cumsum(found, axis=-1, dtype=jnp.int32), ((0, 0), (0, 0), (last + 1, 0)))
+        length = found.shape[-1]
+        return count[..., last + 1 - first : last + 1 - first + length] > count[..., :length]
+
+    if only_start:
+        starts = starts & ~recent(starts, 1, size)
+    return recent(starts, 0, size - 1) & mask_PGT
+
+
+@estimator
+def demystify_cot(
+    *,
+    max_len: int = 14336,
+    correct: tuple[float, float] = (2.0, 1.0),
+    wrong: tuple[float, float] = (-10.0, 0.0),
+    exceed: float = -10.0,
+    margin: int = 16,
+    ngram: int = 40,
+    penalty: float = -0.05,
+    only_start: bool = False,
+    gamma: float = 1.0,
+    gamma_penalty: float = 0.99,
+    kl_coef: float = 0.01,
+) -> Estimator:
+    """`A_t = G_t(outcome; gamma) + G_t(penalty; gamma_penalty) - V_t`, G the discounted sum to the end.
+
+    The outcome, on the last token, is `cosine_reward` of the length, right where the reward is above 1/2; `penalty`
+    falls on tokens of a repeated run of `ngram` tokens, see `repetition`, and its discount keeps the blame near them.
+    Half of `-kl_coef * (old_logprobs - ref_logprobs)` joins each channel. V is `extras["values"]` f32[P, G, T].
+    """
+    if ngram < 1 or max_len < 1:
+        raise ValueError(f"ngram={ngram} and max_len={max_len} are numbers of tokens; both must be at least 1")
+
+    def advantages(rollouts):
+        mask = rollouts.token_mask
+        outcome = cosine_reward(rollouts.rewards > 0.5, rollouts.lengths, max_len=max_len, correct=correct,
+                                wrong=wrong, exceed=exceed, margin=margin).astype(rollouts.rewards.dtype)
+        outcome = jnp.where(masked.last_token(mask), outcome[..., None], 0)
+        blame = penalty * repetition(rollouts.tokens, mask, size=ngram, only_start=only_start).astype(outcome.dtype)
+        if kl_coef:
+            half = kl_coef / 2 * (rollouts.old_logprobs - rollouts.ref_logprobs)
+            outcome, blame = outcome - half, blame - half
+        returns = masked.discounted_return(outcome, mask, gamma=gamma)
+        return returns + masked.discounted_return(blame, mask, gamma=gamma_penalty) - rollouts.extras["values"]
+
+    return stateless(
+        advantages, needs=("rewards", "tokens", "values", *(("old_logprobs", "ref_logprobs") if kl_coef else ()))
+    )

@@ -1,0 +1,28 @@
+"""ExOPD: on-policy distillation that goes on beyond its teachers, one teacher per domain (arXiv 2602.12125)."""
+
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.advantages.gopd import distillation_advantage
+
+
+@estimator
+def exopd(*, teacher_weight: float = 1.25) -> Estimator:
+    """`A_t = (log p_teacher - log p_old) + (teacher_weight - 1) * (log p_teacher - log p_base)`, as `gopd`.
+
+    `extras["teacher_logprobs"]` f32[P, G, T, E] holds the log-probs of the student's tokens under E teachers and
+    `extras["teacher_id"]` i32[P] says which of them teaches the prompt's domain; for one teacher, E = 1 and id 0.
+    `extras["base_logprobs"]` f32[P, G, T] is the start model of student and teachers, or, for a teacher that is larger
+    than the student, the teacher before its own RL.
+    """
+
+    def advantages(rollouts):
+        teachers, chosen = rollouts.extras["teacher_logprobs"], rollouts.extras["teacher_id"]
+        if teachers.ndim != 4:
+            raise ValueError(f"extras['teacher_logprobs'] has shape {teachers.shape}, expected [P, G, T, teachers]")
+        teacher = jnp.take_along_axis(teachers, chosen[:, None, None, None], axis=3)[..., 0]
+        return distillation_advantage(
+            rollouts.old_logprobs, teacher, rollouts.extras["base_logprobs"], teacher_weight
+        )
+
+    return stateless(advantages, needs=("old_logprobs", "teacher_logprobs", "teacher_id", "base_logprobs"))

@@ -1,0 +1,29 @@
+"""Generalised on-policy distillation: a dense reward from a teacher, weighted against a base (arXiv 2602.12125)."""
+
+from jax import Array
+
+from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+
+
+def distillation_advantage(old: Array, teacher: Array, base: Array, weight: float) -> Array:
+    """`-(old - base) + weight * (teacher - base)` of log-probs of the sampled tokens, any shape."""
+    return base - old + weight * (teacher - base)
+
+
+@estimator
+def gopd(*, teacher_weight: float = 1.0) -> Estimator:
+    """`A_t = -(log p_old - log p_base) + teacher_weight * (log p_teacher - log p_base)`, each token for itself.
+
+    `extras["teacher_logprobs"]` and `extras["base_logprobs"]` f32[P, G, T] are log-probs of the student's own tokens
+    under the teacher and under the base: the student's start, or the teacher before its own RL. Weight 1 is plain
+    on-policy distillation (the base cancels), 0 pulls back to the base, above 1 goes beyond the teacher. No group is
+    needed, rewards are not read.
+    """
+
+    def advantages(rollouts):
+        extras = rollouts.extras
+        return distillation_advantage(
+            rollouts.old_logprobs, extras["teacher_logprobs"], extras["base_logprobs"], teacher_weight
+        )
+
+    return stateless(advantages, needs=("old_logprobs", "teacher_logprobs", "base_logprobs"))

@@ -1,0 +1,31 @@
+"""LUFFY's advantage: expert traces sit in the group and are scored like the policy's own (arXiv 2504.14945)."""
+
+import jax.numpy as jnp
+
+from jaxrl_llm import masked, registry
+from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.experts import expert_rollouts
+
+
+@estimator
+def luffy(*, baseline: str = "all", use_std: bool = False, eps: float = 1e-6) -> Estimator:
+    """`A_i = r_i - b`, b the mean reward of the prompt's valid rollouts, expert traces included.
+
+    `baseline="on_policy"` takes b (and the deviation) from the policy's own rollouts only. `use_std` divides by their
+    sample standard deviation + eps, a deviation of 0 counting as 1. Where one rollout or none is left to make b from,
+    b is 0. All-equal groups get exactly 0.
+    """
+    registry.one_of("baseline", baseline, ("all", "on_policy"))
+
+    def advantages(rollouts):
+        members = rollouts.valid
+        if baseline == "on_policy":
+            members = members & ~expert_rollouts(rollouts)
+        alone = masked.group_count(members) <= 1
+        centred = rollouts.rewards - jnp.where(alone, 0, masked.group_mean(rollouts.rewards, members))
+        if not use_std:
+            return centred
+        deviation = masked.group_std(rollouts.rewards, members, ddof=1)
+        return centred / (jnp.where(deviation == 0, 1, deviation) + eps)
+
+    return stateless(advantages, needs=("rewards", "expert") if baseline == "on_policy" else ("rewards",))

@@ -1,0 +1,125 @@
+"""MSSR: one rollout per prompt, with a success tracker per prompt and an entropy bonus (arXiv 2512.18215)."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxrl_llm import masked, registry
+from jaxrl_llm.advantages.base import Estimator, estimator, stateful
+from jaxrl_llm.objectives.kl import token_kl
+
+
+class Tracker(NamedTuple):
+    """Discounted counts of successes and failures of N prompts, f32[N]; recent KLs f32[W]; number of steps so far."""
+
+    successes: Array
+    failures: Array
+    kls: Array
+    steps: Array
+
+
+def retention(kl: Array, *, target: float, rho_min: float, rho_max: float, rule: str) -> Array:
+    """Factor by which the tracker's counts shrink per outcome, between rho_min and rho_max, from the recent mean KL.
+
+    `monotone`: rho_max - (rho_max - rho_min) min(kl / target, 1), the faster the policy moves the more is forgotten.
+    `code`: as published, rho_min + (rho_max - rho_min) kl / target up to the target and rho_min beyond it: it forgets
+    most when nothing moves, against the stated intent.
+    """
+    share = jnp.minimum(kl / target, 1)
+    if rule == "code":
+        share = jnp.where(kl > target, 1, 1 - share)
+    return rho_max - share * (rho_max - rho_min)
+
+
+def success_rate(tracker: Tracker, ids: Array, v_init: float) -> Array:
+    """successes / (successes + failures) of the prompts `ids` (any shape), `v_init` for those never seen."""
+    known = (ids >= 0) & (ids < tracker.successes.size)
+    won, lost = (jnp.where(known, count[ids], 0) for count in (tracker.successes, tracker.failures))
+    seen = won + lost > 0
+    return jnp.where(seen, won / jnp.where(seen, won + lost, 1), v_init)
+
+
+def count_outcomes(tracker: Tracker, ids: Array, wins: Array, real: Array, rho: Array, prior: Array) -> Tracker:
+    """Counts after the outcomes `wins` bool[B] of prompts `ids` i32[B], one by one: count <- rho * count + [won].
+
+    A prompt that was never seen starts with `prior` = (successes, failures). Rows that are not `real`, or whose id is
+    not one of the tracker's, are skipped.
+    """
+    known = real & (ids >= 0) & (ids < tracker.successes.size)
+
+    def step(counts, row):
+        i, won, known = row
+        here = jnp.where(jnp.sum(counts[:, i]) > 0, counts[:, i], prior)
+        here = rho * here + jnp.stack([won, 1 - won])
+        return counts.at[:, jnp.where(known, i, counts.shape[1])].set(here, mode="drop"), None
+
+    counts = jnp.stack([tracker.successes, tracker.failures])
+    counts, _ = lax.scan(step, counts, (ids, wins.astype(counts.dtype), known))
+    return tracker._replace(successes=counts[0], failures=counts[1])
+
+
+@estimator
+def mssr(
+    *,
+    num_prompts: int = 65536,
+    rho_min: float = 0.875,
+    rho_max: float = 0.96,
+    rho_rule: str = "code",
+    target_kl: float = 0.01,
+    kl_window: int = 20,
+    kl_estimator: str = "k3",
+    v_init: float = 0.5,
+    entropy_coef: float = 0.4,
+    entropy_cap: float = 2.0,
+    entropy: str = "token",
+) -> Estimator:
+    """`A_t = A + min(|A| / entropy_cap, entropy_coef H_t)`, `A = r - v` whitened over the batch, v tracked per prompt.
+
+    v = successes / (successes + failures) of `prompt_ids` before this step; ids from `num_prompts` on are never
+    remembered and keep v = `v_init`. Whitening: (x - mean) / sqrt(max(population variance, 1e-6)), left out for a
+    batch of one. Then the tracker counts each outcome r > 0.5 (see `count_outcomes`), a new prompt starting with
+    1 / (1 - rho_min) pseudo-counts, and with `retention` given the mean over the last `kl_window` steps of the batch's
+    mean token KL between old and reference policy. H_t is the entropy, or with `entropy="sampled"` the published code's
+    -p log p of the sampled token. `entropy_coef=0` is the paper's vanilla form, MVSR, which collapses.
+    """
+    registry.one_of("rho_rule", rho_rule, ("code", "monotone"))
+    registry.one_of("entropy", entropy, ("token", "sampled"))
+    prior_count = 1 / (1 - rho_min)
+
+    def init():
+        empty = jnp.zeros(num_prompts)
+        return Tracker(empty, empty, jnp.zeros(kl_window), jnp.int32(0))
+
+    def observe(tracker, rollouts, ids):
+        kl = masked.mean(token_kl(rollouts.old_logprobs, rollouts.ref_logprobs, kl_estimator), rollouts.token_mask, 2)
+        measured = jnp.any(rollouts.live)
+        slot = jnp.where(measured, tracker.steps % kl_window, kl_window)
+        kls = tracker.kls.at[slot].set(masked.mean(kl, rollouts.live), mode="drop")
+        steps = tracker.steps + measured.astype(jnp.int32)
+        rho = retention(masked.mean(kls, jnp.arange(kl_window) < steps), target=target_kl, rho_min=rho_min,
+                        rho_max=rho_max, rule=rho_rule)
+        rho = jnp.where(steps > 0, rho, (rho_min + rho_max) / 2)
+        prior = jnp.asarray([v_init * prior_count, (1 - v_init) * prior_count], kls.dtype)
+        tracker = tracker._replace(kls=kls, steps=steps)
+        return count_outcomes(tracker, ids.ravel(), rollouts.rewards.ravel() > 0.5, rollouts.valid.ravel(), rho, prior)
+
+    def advantages(rollouts, tracker):
+        valid = rollouts.valid
+        ids = jnp.broadcast_to(rollouts.prompt_ids[:, None], valid.shape)
+        surprise = rollouts.rewards - success_rate(tracker, ids, v_init)
+        centred = surprise - masked.mean(surprise, valid, keepdims=True)
+        white = centred / jnp.sqrt(jnp.maximum(masked.var(surprise, valid, ddof=0, keepdims=True), 1e-6))
+        A = jnp.where(masked.count(valid) > 1, white, surprise)[..., None]
+        H = rollouts.entropies if entropy == "token" else -jnp.exp(rollouts.old_logprobs) * rollouts.old_logprobs
+        return A + jnp.minimum(jnp.abs(A) / entropy_cap, entropy_coef * H), observe(tracker, rollouts, ids)
+
+    needs = ("rewards", "prompt_ids", "old_logprobs", "ref_logprobs")
+    return stateful(init, advantages, needs=(*needs, "entropies") if entropy == "token" else needs)
+
+
+def warm_start(tracker: Tracker, ids: Array, rates: Array, *, rho_min: float = 0.875) -> Tracker:
+    """The tracker with measured success rates f32[B] of the start policy on prompts `ids`, at full pseudo-counts."""
+    prior_count = 1 / (1 - rho_min)
+    return tracker._replace(successes=tracker.successes.at[ids].set(prior_count * rates),
+                            failures=tracker.failures.at[ids].set(prior_count * (1 - rates)))

@@ -1,0 +1,52 @@
+"""OPRL / iStar: step rewards of an implicit process reward model beside the outcome (arXiv 2509.19199)."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_llm import masked, registry
+from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.advantages.steps import number_steps, spread_steps, sum_steps
+
+NORMS = ("grpo_std", "grpo", "rloo")
+
+
+def group_normalise(x_PGK: Array, counted_PGK: Array, norm: str, eps: float) -> Array:
+    """`x` against the `counted` entries of its prompt; a single one is no baseline, and x stays as it is.
+
+    `grpo_std` (x - mean) / (std + eps) with the sample deviation (1 for a single entry), `grpo` x - mean,
+    `rloo` (x - mean) n / (n - 1).
+    """
+    prompt = {"axis": (1, 2), "keepdims": True}
+    n = masked.count(counted_PGK, dtype=x_PGK.dtype, **prompt)
+    centred = x_PGK - jnp.where(n > 1, masked.mean(x_PGK, counted_PGK, **prompt), 0)
+    if norm == "grpo_std":
+        return centred / (jnp.where(n > 1, masked.std(x_PGK, counted_PGK, ddof=1, **prompt), 1) + eps)
+    return centred * jnp.where(n > 1, n / jnp.maximum(n - 1, 1), 1) if norm == "rloo" else centred
+
+
+@estimator
+def oprl(
+    *, beta: float = 0.05, alpha: float = 1.0, norm: str = "grpo_std", group_stats: str = "all_steps", eps: float = 1e-6
+) -> Estimator:
+    """`A = N(R) + alpha N(s)` on every token of a step, R the trajectory's outcome, s the score of the step.
+
+    `q_k = beta * sum over the step's tokens of (prm_logprobs - old_logprobs)`, `s = q / (max |q| of the batch + eps)`.
+    `extras["prm_logprobs"]` f32[P, G, T] is the reward model, a second copy of the policy; `step_ids` give the steps.
+    N is `group_normalise` over the trajectories of the prompt, and over all their steps or, with
+    `group_stats="first_step"` as in the released code, the first step of each. The scores lie in [-1, 1]: under
+    `rloo` and `grpo` outcomes of another scale drown them.
+    """
+    registry.one_of("norm", norm, NORMS)
+    registry.one_of("group_stats", group_stats, ("all_steps", "first_step"))
+
+    def advantages(rollouts):
+        mask = rollouts.token_mask
+        step, exists = number_steps(rollouts.step_ids, mask)
+        q = beta * sum_steps(rollouts.extras["prm_logprobs"] - rollouts.old_logprobs, step, mask)
+        scores = q / (masked.max(jnp.abs(q), exists, initial=0) + eps)
+        first = (jnp.arange(exists.shape[-1]) == 0)[None, None]
+        counted = exists & first if group_stats == "first_step" else exists
+        outcome = group_normalise(rollouts.rewards[..., None], rollouts.valid[..., None], norm, eps)
+        return outcome + alpha * spread_steps(group_normalise(scores, counted, norm, eps), step)
+
+    return stateless(advantages, needs=("rewards", "prm_logprobs", "old_logprobs", "step_ids"))

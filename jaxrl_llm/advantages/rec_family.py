@@ -1,0 +1,38 @@
+"""Group-relative REINFORCE with optional balancing of wrong and right rollouts, RED-Drop (arXiv 2509.24203)."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm import draws, masked, registry
+from jaxrl_llm.advantages.base import Estimator, estimator, stateful
+
+
+@estimator
+def rec_family(*, scale: bool = False, drop: str = "none", eps: float = 1e-6, seed: int = 0) -> Estimator:
+    """`A_i = r_i - mean` over the kept rollouts of the prompt; with `scale` divided by their population std + `eps`.
+
+    `drop="balance"`: rollouts below the group mean that outnumber the others are dropped at random until both are
+    equally many; dropped ones get 0. The state counts updates, so that every batch has its own draw. A group with
+    at most one kept rollout has mean 0 and std 1, hence A = r.
+    """
+    registry.one_of("drop", drop, ("none", "balance"))
+
+    def kept(rollouts, step):
+        valid = rollouts.valid
+        if drop == "none":
+            return valid
+        below = valid & (rollouts.rewards < masked.group_mean(rollouts.rewards, valid))
+        surplus = masked.group_count(below) - masked.group_count(valid & ~below)
+        scores = draws.uniform(jax.random.fold_in(jax.random.key(seed), step), valid.shape)
+        rank = jnp.argsort(jnp.argsort(jnp.where(below, scores, 2), axis=1), axis=1)  # 2 is above every score
+        return valid & ~(below & (rank < surplus))
+
+    def advantages(rollouts, step):
+        rewards, keep = rollouts.rewards, kept(rollouts, step)
+        several = masked.group_count(keep) > 1
+        values = rewards - jnp.where(several, masked.group_mean(rewards, keep), 0)
+        if scale:
+            values = values / (jnp.where(several, masked.group_std(rewards, keep, ddof=0), 1) + eps)
+        return jnp.where(keep, values, 0), step + 1
+
+    return stateful(lambda: jnp.int32(0), advantages)

@@ -1,0 +1,29 @@
+"""Reinforce-Rej and RAFT++: plain rewards, with prompts that teach nothing left out (arXiv 2504.11343)."""
+
+import jax.numpy as jnp
+
+from jaxrl_llm import registry
+from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.control.dynamic_sampling import informative
+
+
+@estimator
+def reinforce_rej(*, variant: str = "signed") -> Estimator:
+    """No baseline and no normalisation.
+
+    `variant`:
+      `signed`   A = 1 for a right answer (r > 0), -1 for a wrong one; 0 when all rewards of the prompt are equal
+      `raw`      A = r, 0 when all are equal; with rewards 0 and 1 only right answers count, as in the released code
+      `raft_pp`  A = 1 for a right answer, else 0 (RAFT++)
+    A lone rollout is kept. Which reward scale the paper means is not said; `signed` pushes wrong answers down.
+    """
+    registry.one_of("variant", variant, ("signed", "raw", "raft_pp"))
+
+    def advantages(rollouts):
+        right = (rollouts.rewards > 0).astype(rollouts.rewards.dtype)
+        if variant == "raft_pp":
+            return right
+        value = rollouts.rewards if variant == "raw" else 2 * right - 1
+        return jnp.where(informative(rollouts.rewards, rollouts.valid)[:, None], value, 0)
+
+    return stateless(advantages)

@@ -1,0 +1,9 @@
+"""TOPR's baseline: a shift that decides which rollouts count as positive (arXiv 2503.14286)."""
+
+from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+
+
+@estimator
+def topr(*, shift: float = 0.0) -> Estimator:
+    """`A = r - shift`. With rewards +1 and -1 the shift is 0; with 1 and 0 take 0.5, or failures teach nothing."""
+    return stateless(lambda rollouts: rollouts.rewards - shift)

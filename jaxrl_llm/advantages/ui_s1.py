@@ -1,0 +1,55 @@
+"""UI-S1: semi-online returns on recorded expert trajectories, compared per step and per task (arXiv 2509.11543)."""
+
+from jax import Array
+
+from jaxrl_llm import registry, segments
+from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+
+
+def step_score(format_ok: Array, type_ok: Array, arguments_ok: Array) -> Array:
+    """`0.1 f + 0.4 f t + 0.5 f t a` of an action, any shape: format, action type and arguments right (0 or 1)."""
+    return format_ok * (0.1 + type_ok * (0.4 + 0.5 * arguments_ok))
+
+
+def semi_online_return(
+    step_rewards_PG: Array, match_PG: Array, valid_PG: Array, traj_PG: Array, step_PG: Array, *, gamma: float = 0.5
+) -> Array:
+    """[P, G]: `R_t = r_t + gamma * R_{t+1}`; nothing passes over a step that was patched or failed (`match` False)."""
+    return segments.discounted_return(
+        step_rewards_PG, valid_PG, traj_PG, step_PG, gamma=gamma, flows_PG=match_PG.astype(bool)
+    )
+
+
+@estimator
+def ui_s1(
+    *,
+    gamma: float = 0.5,
+    episode_coef: float = 1.0,
+    step_coef: float = 1.0,
+    episode_source: str = "step_score",
+    mode: str = "mean_std_norm",
+    eps: float = 1e-6,
+) -> Estimator:
+    """`A = episode_coef * A_E + step_coef * A_S` for steps as rows on the G axis.
+
+    A_S compares `semi_online_return` between the rollouts at the same expert step, 0 where there is but one. A_E
+    compares, as the published code does, the step's own score with all steps of the task
+    (`episode_source="step_score"`), or, as the paper's text says, the sums of the trajectories (`"traj_return"`); where
+    there is only one it keeps its raw value. `mode`: `mean_std_norm` (sample std) or `mean_norm`.
+    Extras: `step_rewards` f32[P, G] (see `step_score`), `traj`, `step` i32[P, G], `match` bool[P, G].
+    """
+    registry.one_of("episode_source", episode_source, ("step_score", "traj_return"))
+    registry.one_of("mode", mode, segments.MODES)
+
+    def advantages(rollouts):
+        valid, extras = rollouts.valid, rollouts.extras
+        scores, traj, step = extras["step_rewards"], extras["traj"], extras["step"]
+        returns = semi_online_return(scores, extras["match"], valid, traj, step, gamma=gamma)
+        task, trajectory = segments.same(valid), segments.same(valid, traj)
+        if episode_source == "traj_return":
+            scores, task = segments.total(scores, trajectory), segments.once(task, trajectory)
+        by_episode = segments.relative(scores, task, mode=mode, eps=eps, singleton="raw")
+        by_step = segments.relative(returns, segments.same(valid, step), mode=mode, eps=eps)
+        return episode_coef * by_episode + step_coef * by_step
+
+    return stateless(advantages, needs=("step_rewards", "traj", "step", "match"))

@@ -1,0 +1,25 @@
+"""ADHint: how much of a reference solution to show, from how hard the prompt is unaided (arXiv 2512.13095)."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_llm import masked
+
+
+def hint_ratio(
+    unaided_rewards_PG: Array, valid_PG: Array, noise_P: Array, *, low: float = 0.0, high: float = 0.8
+) -> Array:
+    """f32[P]: `clip((high - low) * difficulty + low + noise, low, high)`, `difficulty = 1 - mean unaided reward`.
+
+    Rewards are in [0, 1]. A prompt that was always solved needs no hint and gets `low` whatever the noise (the paper's
+    is normal with deviation 0.05).
+    """
+    difficulty = 1 - masked.mean(unaided_rewards_PG, valid_PG, axis=1)
+    ratio = jnp.clip((high - low) * difficulty + low + noise_P, low, high)
+    return jnp.where(difficulty == 0, low, ratio)
+
+
+def hint_length(ratio_P: Array, reference_length_P: Array) -> Array:
+    """i32[P]: `floor(ratio * length)` tokens of the reference solution."""
+    # The tolerance makes 0.29 of 100 tokens 29 in float32 too, where the product is a little less.
+    return jnp.floor(ratio_P * reference_length_P + 1e-4).astype(jnp.int32)

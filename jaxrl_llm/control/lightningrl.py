@@ -1,0 +1,24 @@
+"""LightningRL's filter: a prompt needs a right answer and a spread in efficiency (SJTU-DENG-Lab/LightningRL)."""
+
+from jax import Array
+
+from jaxrl_llm import masked
+from jaxrl_llm.rollouts import Rollouts
+
+
+def accuracy(rollouts: Rollouts) -> Array:
+    """f32[P, G]: `rewards` (0 or 1), 0 where `extras["truncated"]`: an answer that ran out of budget is wrong."""
+    return rollouts.rewards * ~rollouts.extras["truncated"].astype(bool)
+
+
+def efficiency(rollouts: Rollouts, measure: str) -> Array:
+    """f32[P, G]: `extras["perf"]`, or for `measure="length"` minus the number of tokens."""
+    return rollouts.extras["perf"] if measure == "perf" else -rollouts.lengths.astype(rollouts.rewards.dtype)
+
+
+def has_signal(accuracy_PG: Array, perf_PG: Array, valid_PG: Array, *, min_range: float = 0.01) -> Array:
+    """bool[P]: some valid rollout is right, and the largest and smallest `perf` differ by at least `min_range`."""
+    solved = masked.max(accuracy_PG, valid_PG, axis=1, initial=0) > 0
+    spread = masked.max(perf_PG, valid_PG, axis=1, initial=-float("inf")) + masked.max(
+        -perf_PG, valid_PG, axis=1, initial=-float("inf"))
+    return solved & (spread >= min_range)

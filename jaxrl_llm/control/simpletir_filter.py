@@ -1,0 +1,33 @@
+"""SimpleTIR: rollouts with a turn that has neither code nor an answer are not trained on (arXiv 2509.02479)."""
+
+import re
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_llm.rewards.math import last_boxed
+from jaxrl_llm.rollouts import Rollouts
+
+_CODE = re.compile(r"```python\n.*?```", re.DOTALL)
+
+
+def is_void(turn: str) -> bool:
+    r"""Whether a finished turn of the model has neither a closed python block nor a closed `\boxed{}`.
+
+    Generation stops after such a turn. A turn that was cut off before either is void as well.
+    """
+    return _CODE.search(turn) is None and last_boxed(turn) is None
+
+
+def free_of_void(void_PGT: Array, mask_PGT: Array, valid_PG: Array) -> Array:
+    """bool[P, G]: valid rollouts without a counting token of a void turn (`void` marks the tokens of such turns)."""
+    return valid_PG & ~jnp.any(void_PGT & mask_PGT, axis=-1)
+
+
+def without(rollouts: Rollouts, keep_PG: Array) -> Rollouts:
+    """The rollouts with an empty mask where not kept: to be applied AFTER the advantages.
+
+    Dropped rollouts stay in the statistics of their group, usually with reward 0, but leave numerator and denominator
+    of the loss; if all are dropped, it is 0.
+    """
+    return rollouts.replace(mask=rollouts.mask & keep_PG[..., None])

@@ -1,0 +1,41 @@
+"""SPEAR: the yardstick of self-imitation, the median of recent group-mean rewards (arXiv 2509.22601)."""
+
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from jaxrl_llm import masked
+
+
+@struct.dataclass
+class History:
+    """The last means: `values` f32[size], NaN where none yet; `count` i32, how many were ever added."""
+
+    values: Array
+    count: Array
+
+
+def init(*, size: int = 10240) -> History:
+    """An empty history of at most `size` groups."""
+    return History(jnp.full(size, jnp.nan, jnp.float32), jnp.int32(0))
+
+
+def observe(history: History, rewards_PG: Array, valid_PG: Array) -> History:
+    """The history with the mean reward of every prompt that has valid rollouts; the oldest make room.
+
+    Raises:
+      ValueError: if the batch has more prompts than the history has places.
+    """
+    size, prompts = history.values.shape[0], valid_PG.shape[0]
+    if prompts > size:
+        raise ValueError(f"a history of size={size} cannot take {prompts} prompts at once; enlarge it")
+    real = jnp.any(valid_PG, axis=1)
+    place = jnp.where(real, (history.count + jnp.cumsum(real, dtype=jnp.int32) - 1) % size, size)
+    means = masked.mean(rewards_PG, valid_PG, axis=1).astype(jnp.float32)
+    values = history.values.at[place].set(means, mode="drop")
+    return History(values, history.count + jnp.sum(real, dtype=jnp.int32))
+
+
+def baseline(history: History) -> Array:
+    """f32: the median of the history, 0 while it is empty."""
+    return jnp.where(history.count > 0, jnp.nanmedian(history.values), 0)

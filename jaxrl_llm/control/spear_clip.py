@@ -1,0 +1,28 @@
+"""SPEAR's tool reward that fades, and which groups and rollouts it keeps (arXiv 2509.22601)."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_llm import masked
+
+
+def tool_coef(step: Array, *, decay: int = 200) -> Array:
+    """`(1 + cos(pi * step / decay)) / 2`, 0 from `decay` on: the weight of the tool-call reward."""
+    return (1 + jnp.cos(jnp.pi * jnp.minimum(step / decay, 1.0))) / 2
+
+
+def tool_reward(turns: Array, coef: Array) -> Array:
+    """`coef * min(0.1 * turns, 1)`: auxiliary reward of `turns` turns with tool calls."""
+    return coef * jnp.minimum(0.1 * turns, 1.0)
+
+
+def admit(advantages_PG: Array, valid_PG: Array) -> Array:
+    """bool[P, G]: fresh rollouts that go into the replay buffer, those with A > 0."""
+    return valid_PG & (advantages_PG > 0)
+
+
+def keep_groups(rewards_PG: Array, valid_PG: Array, *, share: float = 0.75) -> Array:
+    """bool[P]: the ceil(share * prompts) prompts of largest reward std, of those with any; ties by position."""
+    spread = masked.std(rewards_PG, valid_PG, axis=1, ddof=0)
+    rank = jnp.argsort(jnp.argsort(-spread))
+    return (spread > 0) & (rank < jnp.ceil(share * masked.count(jnp.any(valid_PG, axis=1))))

@@ -1,0 +1,49 @@
+"""Importance weights for data of another policy or another engine: at which level, how bounded, how spread."""
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxrl_llm import masked
+from jaxrl_llm.objectives.ratios import sequence_ratio, token_ratio
+from jaxrl_llm.objectives.trust_region import inside
+from jaxrl_llm.rollouts import Rollouts
+
+ANCHORS = ("old", "behavior")
+LEVELS = ("token", "sequence", "geometric")
+BOUNDS = ("truncate", "clip", "mask")
+
+
+def anchor_logprobs(rollouts: Rollouts, anchor: str) -> Array | None:
+    """[P, G, T]: what a ratio is taken against, the policy before the update ("old") or the one that sampled."""
+    return rollouts.old_logprobs if anchor == "old" else rollouts.behavior_logprobs
+
+
+def importance(logprobs: Array, other: Array | None, mask: Array, level: str = "token") -> Array:
+    """Detached ratio of two policies for each token, [P, G, T], with `d = logprobs - other`.
+
+    `token` exp(d_t), `sequence` exp(sum_t d_t), `geometric` exp(mean_t d_t); the last two repeated on every token.
+    """
+    if level == "token":
+        return lax.stop_gradient(token_ratio(logprobs, other, mask))
+    whole = sequence_ratio(logprobs, other, mask, length_normalised=level == "geometric")
+    return lax.stop_gradient(masked.to_tokens(whole, mask))
+
+
+def bounded(ratio: Array, how: str | None, low: float, high: float) -> Array:
+    """`truncate` min(ratio, high), `clip` to [low, high], `mask` 0 outside [low, high], None: as it is."""
+    if how == "truncate":
+        return jnp.minimum(ratio, high)
+    if how == "clip":
+        return jnp.clip(ratio, low, high)
+    return ratio if how is None else jnp.where(inside(ratio, low, high), ratio, 0)
+
+
+def carried(value: Array, logprobs: Array) -> Array:
+    """`value`, with the gradient `value * d logprobs`: a ratio whose value is detached but which can be clipped."""
+    return lax.stop_gradient(value) * jnp.exp(logprobs - lax.stop_gradient(logprobs))
+
+
+def effective_share(weights: Array, mask: Array, *, eps: float = 1e-8) -> Array:
+    """Effective sample size per sample, `(sum w)^2 / (n (sum w^2 + eps))`, one number; 1 for equal weights."""
+    total, squares = masked.sum(weights, mask), masked.sum(weights**2, mask)
+    return total**2 / ((squares + eps) * jnp.maximum(masked.count(mask, dtype=weights.dtype), 1))

@@ -1,0 +1,62 @@
+"""IcePop: tokens on which trainer and sampler disagree too much are masked out, the others re-weighted (2510.18855)."""
+
+import jax.numpy as jnp
+
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.corrections import bounded, importance
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.trust_region import clipped_surrogate
+
+
+@objective
+def icepop(
+    *,
+    min_ratio: float = 0.5,
+    max_ratio: float = 5.0,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    aggregation: str = "seq_mean_token_mean",
+    max_len: int | None = None,
+) -> Objective:
+    """`l_t = M_t max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))`, rho = exp(new - old log-prob).
+
+    `M = k` where `min_ratio <= k <= max_ratio`, else 0; `k = exp(old_logprobs - behavior_logprobs)`, detached. Masked
+    tokens stay in the denominator. Metric `mask_fraction`: share of tokens with M = 0.
+    """
+
+    def token_loss(logprobs, rollouts, advantages):
+        mask = rollouts.token_mask
+        discrepancy = importance(rollouts.old_logprobs, rollouts.behavior_logprobs, mask)
+        weight = bounded(discrepancy, "mask", min_ratio, max_ratio)
+        ratio = token_ratio(logprobs, rollouts.old_logprobs, mask)
+        loss, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
+        return weight * loss, {"mask_fraction": weight == 0, "clip_fraction": clipped, "max/ratio": ratio}
+
+    return token_objective(
+        token_loss, aggregation=aggregation, max_len=max_len, needs=("old_logprobs", "behavior_logprobs")
+    )
+
+
+@objective
+def icepop_direct(
+    *,
+    min_ratio: float = 0.5,
+    max_ratio: float = 5.0,
+    veto: float | None = 1e-5,
+    aggregation: str = "prompt_mean",
+    max_len: int | None = None,
+) -> Objective:
+    """`l_t = -M_t A_t log p_t`, with IcePop's band on `k = exp(new - behaviour log-prob)`, detached, and no clip.
+
+    A rollout that has a token with k < `veto` is dropped; it stays in the denominator.
+    """
+
+    def token_loss(logprobs, rollouts, advantages):
+        mask = rollouts.token_mask
+        ratio = importance(logprobs, rollouts.behavior_logprobs, mask)
+        weight = bounded(ratio, "mask", min_ratio, max_ratio)
+        if veto is not None:
+            weight = jnp.where(jnp.any(mask & (ratio < veto), axis=-1, keepdims=True), 0, weight)
+        return -weight * advantages * logprobs, {"mask_fraction": weight == 0, "max/ratio": ratio}
+
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",))

@@ -1,0 +1,98 @@
+"""KEPO: GRPO plus distillation from a teacher on the rollouts whose reward passes a gate (arXiv 2602.00400)."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxrl_llm import masked
+from jaxrl_llm.objectives.aggregation import token_weights
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.kl import token_kl
+from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
+
+
+def generalised_jsd(student_logits: Array, teacher_logits: Array, *, beta: float = 0.5) -> Array:
+    """`beta KL(T || M) + (1 - beta) KL(S || M)`, `M = (1 - beta) S + beta T`, over the vocabulary: `[..., V] -> [...]`.
+
+    The end points are the limits after division by beta (1 - beta): `beta=0` KL(T || S), `beta=1` KL(S || T).
+    """
+    student, teacher = jax.nn.log_softmax(student_logits), lax.stop_gradient(jax.nn.log_softmax(teacher_logits))
+
+    def divergence(p, q):
+        return jnp.sum(jnp.exp(p) * (p - q), axis=-1)
+
+    if beta == 0:
+        return divergence(teacher, student)
+    if beta == 1:
+        return divergence(student, teacher)
+    mixture = jnp.logaddexp(student + jnp.log1p(-beta), teacher + jnp.log(beta))
+    return beta * divergence(teacher, mixture) + (1 - beta) * divergence(student, mixture)
+
+
+def gated_distillation(
+    student_logits: Array, teacher_logits: Array, rewards_PG: Array, mask_PGT: Array, *, gate: float, beta: float = 0.5
+) -> Array:
+    """Mean of `generalised_jsd` over the tokens of rollouts with reward >= `gate`; 0 if there are none.
+
+    For code that holds both models' logits [P, G, T, V]: the exact distillation term, which `kepo` estimates.
+    """
+    return masked.mean(generalised_jsd(student_logits, teacher_logits, beta=beta),
+                       mask_PGT & (rewards_PG >= gate)[..., None])
+
+
+def sampled_jsd(logprobs: Array, teacher_logprobs: Array, mask: Array, beta: float) -> Array:
+    """[P, G, T]: estimate of `generalised_jsd` from the sampled token a, with an unbiased gradient for a ~ S.
+
+    The divergence is E_S[phi(u)], u = T(a) / S(a); its gradient is E_S[(phi - u phi') grad log S(a)], up to constants
+    -(1 - beta) log(1 - beta + beta u) inside (0, 1), -u at 0 and -log u at 1.
+    """
+    log_u = log_ratio(teacher_logprobs, lax.stop_gradient(logprobs), mask)
+    u = jnp.exp(log_u)
+    log_m = jnp.log(1 - beta + beta * u) if 0 < beta < 1 else jnp.zeros_like(u)
+    value, slope = {
+        0: (u * log_u, -u),
+        1: (-log_u, -log_u),
+    }.get(beta, (beta * u * (log_u - log_m) - (1 - beta) * log_m, -(1 - beta) * log_m))
+    return value + slope * (logprobs - lax.stop_gradient(logprobs))
+
+
+@objective
+def kepo(
+    *,
+    gate: float | None = 1.0,
+    kd_coef: float = 1.0,
+    jsd_beta: float = 0.5,
+    kl_coef: float = 0.0,
+    kl_estimator: str = "k3",
+) -> Objective:
+    """`mean over rollouts of mean_t [-exp(log p - sg(log p)) A + kl_coef KL_t] + kd_coef * mean of gated JSD_t`.
+
+    One update per batch: the ratio is 1. The distillation is on the policy's own tokens (mean over the tokens of all
+    rollouts with r >= gate) and uses `extras["teacher_logprobs"]` f32[P, G, T], the teacher's log-probs of the sampled tokens:
+    an estimate with unbiased gradient of the published full-vocabulary divergence (`gated_distillation`). `gate=None`
+    switches it off; with rewards >= 0 a gate of 0 passes all.
+    """
+    if not 0 <= jsd_beta <= 1:
+        raise ValueError(f"jsd_beta={jsd_beta} must lie in [0, 1]; 0 is KL(teacher || student), 1 the reverse")
+
+    def gated(rollouts):
+        if gate is None:
+            return {}
+        passed = rollouts.valid & (rollouts.rewards >= gate)
+        return {"gated": token_weights(rollouts.replace(valid=passed), "token_mean")}
+
+    def token_loss(logprobs, rollouts, advantages):
+        mask, metrics = rollouts.token_mask, {}
+        loss = -token_ratio(logprobs, None, mask) * advantages
+        if kl_coef:
+            metrics["kl"] = token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
+            loss = loss + kl_coef * metrics["kl"]
+        if gate is None:
+            return loss, metrics
+        distillation = sampled_jsd(logprobs, rollouts.extras["teacher_logprobs"], mask, jsd_beta)
+        metrics |= {"jsd": distillation, "gated_fraction": rollouts.rewards >= gate}
+        return {"loss": loss, "gated": kd_coef * distillation}, metrics
+
+    needs = () if gate is None else ("rewards", "teacher_logprobs")
+    return token_objective(token_loss, aggregation="seq_mean_token_mean", extra_weights=gated,
+                           needs=needs + (("ref_logprobs",) if kl_coef else ()))

@@ -1,0 +1,37 @@
+"""R3L: policy gradient on the part of a rollout and its retry where the two differ (arXiv 2601.03715)."""
+
+from jax import Array
+
+from jaxrl_llm.objectives.aggregation import token_weights
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.kl import token_kl
+from jaxrl_llm.rollouts import Rollouts
+
+
+def pivotal_mask(rollouts: Rollouts) -> Array:
+    """bool[P, G, T]: counting tokens of step `extras["retry_step"]` (i32[P, G], 0 = all) of their rollout and later.
+
+    `step_ids` number the model's own turns from 0. A base rollout and its retry share the steps before the retry, which
+    therefore get no credit in either.
+    """
+    return rollouts.token_mask & (rollouts.step_ids >= rollouts.extras["retry_step"][..., None])
+
+
+@objective
+def r3l(*, tau: float = 1.0, kl_coef: float = 0.0) -> Objective:
+    """`-A log p / (1 + tau)`, mean over the pivotal tokens of the batch; no ratio and no clipping, although retries are
+    off-policy. `kl_coef` adds the k2 estimate of the KL to `ref_logprobs` on the same tokens.
+    """
+
+    def shares(rollouts):
+        return {"pivotal": token_weights(rollouts.replace(mask=pivotal_mask(rollouts)), "token_mean")}
+
+    def token_loss(logprobs, rollouts, advantages):
+        loss, metrics = -advantages * logprobs / (1 + tau), {"pivotal_fraction": pivotal_mask(rollouts)}
+        if kl_coef:
+            metrics["kl"] = token_kl(logprobs, rollouts.ref_logprobs, "k2")
+            loss = loss + kl_coef * metrics["kl"]
+        return {"pivotal": loss}, metrics
+
+    return token_objective(token_loss, extra_weights=shares,
+                           needs=("retry_step", "step_ids") + (("ref_logprobs",) if kl_coef else ()))

@@ -1,0 +1,66 @@
+"""REC: one loss that holds REINFORCE, GRPO, mirror descent and AsymRE as corners (arXiv 2509.24203)."""
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxrl_llm import registry
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.ratios import log_ratio
+from jaxrl_llm.objectives.trust_region import inside, still_moving
+
+CLIPS = ("none", "one_side", "two_side", "ring")
+WEIGHTS = ("none", "importance_sampling", "advantage")
+REGULARISERS = ("none", "k2", "forward_kl")
+
+
+@objective
+def rec_family(
+    *,
+    clip: str = "one_side",
+    weight: str = "none",
+    regulariser: str = "none",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    ring_low: float = 0.6,
+    ring_high: float = 2.0,
+    kl_coef: float = 0.1,
+    temperature: float = 1.0,
+    aggregation: str = "token_mean",
+    max_len: int | None = None,
+) -> Objective:
+    """`l_t = -W_t M_t log p_t + regulariser`, W and M detached; masked tokens stay in the denominator.
+
+    M (`clip`): `none` 1; `one_side` PPO's region, where moving along A still leads inwards; `two_side`
+    `1 - clip_low <= rho <= 1 + clip_high`; `ring` two_side, or A >= 0 with `rho <= 1 - ring_low`, or A <= 0 with
+    `rho >= 1 + ring_high` (far outside, but moving back).
+    W (`weight`): `none` A; `importance_sampling` A rho; `advantage` `A exp(A / temperature)`.
+    `regulariser`, on all tokens: `k2` `kl_coef * (log rho)^2` (without 1/2); `forward_kl` `-kl_coef * log p`.
+    """
+    for what, given, allowed in (("clip", clip, CLIPS), ("weight", weight, WEIGHTS),
+                                 ("regulariser", regulariser, REGULARISERS)):
+        registry.one_of(what, given, allowed)
+
+    def region(ratio: Array, advantages: Array) -> Array:
+        if clip == "none":
+            return jnp.ones_like(ratio, bool)
+        if clip == "one_side":
+            return still_moving(ratio, advantages, clip_low, clip_high)
+        near = inside(ratio, 1 - clip_low, 1 + clip_high)
+        if clip == "two_side":
+            return near
+        returning = ((advantages >= 0) & (ratio <= 1 - ring_low)) | ((advantages <= 0) & (ratio >= 1 + ring_high))
+        return near | returning
+
+    def token_loss(logprobs, rollouts, advantages):
+        change = log_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)
+        ratio = lax.stop_gradient(jnp.exp(change))
+        keep = region(ratio, advantages)
+        scale = {"none": 1, "importance_sampling": ratio, "advantage": jnp.exp(advantages / temperature)}[weight]
+        loss = -jnp.where(keep, advantages * scale, 0) * logprobs
+        if regulariser == "k2":
+            loss = loss + kl_coef * change**2
+        elif regulariser == "forward_kl":
+            loss = loss - kl_coef * logprobs
+        return loss, {"clip_fraction": ~keep, "max/ratio": ratio, "approx_kl": -change}
+
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len)

@@ -1,0 +1,44 @@
+"""ReMix: rollouts of recent policies reused under a trust region around the current one (arXiv 2507.06892)."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.kl import token_kl
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.trust_region import clipped_surrogate
+
+
+def base_share(step: int | Array) -> Array:
+    """Weight of the base model in the KL term: 1 for 50 steps, then 0.1 less for every 10 begun, at least 0.5."""
+    return jnp.maximum(1 - 0.1 * jnp.ceil(jnp.maximum(step - 50, 0) / 10), 0.5)
+
+
+@objective
+def remix(
+    *, clip_low: float = 0.2, clip_high: float = 0.2, kl_coef: float = 1e-3, kl_estimator: str = "k3",
+    updates_per_step: int = 1,
+) -> Objective:
+    """`max(-A r, -A clip(r, c - clip_low, c + clip_high)) + kl_coef [share KL_base + (1 - share) KL_old]`, token mean.
+
+    `r = exp(new - behaviour)`, `c = exp(old - behaviour)` log-probs: behaviour is the stored policy that sampled the
+    row, old the policy at the start of this step, so that c = 1 (PPO) on fresh rows. KL_base is to `ref_logprobs`: the
+    start model, and after the switch to plain on-policy training the frozen policy of that moment, from when on only
+    fresh rows are used. `share` is `base_share` of the step, which lasts `updates_per_step` updates. No code is public:
+    clip range, `kl_coef`, the k3 estimator and the token mean are choices made here.
+    """
+
+    def token_loss(logprobs, rollouts, advantages, update):
+        mask = rollouts.token_mask
+        ratio = token_ratio(logprobs, rollouts.behavior_logprobs, mask)
+        centre = token_ratio(rollouts.old_logprobs, rollouts.behavior_logprobs, mask)
+        # clip(r, c - low, c + high) = clip(r, 1 - (1 - c + low), 1 + (c - 1 + high))
+        loss, clipped = clipped_surrogate(ratio, advantages, 1 - centre + clip_low, centre - 1 + clip_high)
+        base = token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
+        previous = token_kl(logprobs, rollouts.old_logprobs, kl_estimator)
+        share = base_share(update // updates_per_step)
+        loss = loss + kl_coef * (share * base + (1 - share) * previous)
+        return loss, {"clip_fraction": clipped, "kl": base, "kl_previous": previous, "max/ratio": ratio}
+
+    return token_objective(token_loss, needs=("behavior_logprobs", "old_logprobs", "ref_logprobs"),
+                           init=lambda: jnp.int32(0), advance=lambda update: update + 1)

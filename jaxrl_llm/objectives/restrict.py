@@ -1,0 +1,29 @@
+"""Leave rollouts out of an objective: out of the loss and out of what it is divided by."""
+
+from collections.abc import Callable
+
+from jax import Array
+
+from jaxrl_llm.objectives.base import Objective
+from jaxrl_llm.rollouts import Rollouts, check
+
+
+def restrict(objective: Objective, keep: Callable[[Rollouts], Array], *, needs: tuple[str, ...] = ()) -> Objective:
+    """`objective` on the rollouts where `keep(rollouts)` bool[P, G] holds; advantages were made with all of them.
+
+    Whether a rollout is kept may depend on its own prompt only, so that micro-batches agree. `needs` is what `keep`
+    reads. Setting the advantage to 0 instead would leave the tokens in the denominator.
+    """
+
+    def narrow(rollouts):
+        kept = keep(check(rollouts, *needs))
+        return rollouts.replace(mask=rollouts.mask & kept[..., None])
+
+    def update(logprobs, rollouts, advantages, state):
+        return objective.update(logprobs, narrow(rollouts), advantages, state)
+
+    return objective._replace(
+        update=update,
+        weights=lambda rollouts: objective.weights(narrow(rollouts)),
+        needs=(*objective.needs, *needs),
+    )

@@ -1,0 +1,76 @@
+"""Self-imitation: repeat what one did better than expected (arXiv 1806.05635), for groups SPEAR (arXiv 2509.22601)."""
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxrl_llm import masked
+from jaxrl_llm.objectives.aggregation import token_weights
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.trust_region import clipped_surrogate
+from jaxrl_llm.rollouts import Rollouts
+
+
+@objective
+def sil(*, min_count: int = 64, max_nlp: float = 5.0) -> Objective:
+    """`sum of w A min(-log p, max_nlp) / max(number of tokens with R > V, min_count)`, A = clip(R - V, 0, 1).
+
+    R and V are `extras["returns"]` and `extras["values"]`, w the replay buffer's importance weights
+    `extras["replay_weights"]`, all f32[P, G, T]; A comes from the estimator `sil`. The bound on -log p is on the value
+    only, its gradient passes. The entropy bonus of the paper is left to the trainer; the critic's part is `value_loss`.
+    """
+
+    def shares(rollouts):
+        better = rollouts.token_mask & (rollouts.extras["returns"] > rollouts.extras["values"])
+        share = 1 / jnp.maximum(masked.count(better), min_count)
+        return {"better": jnp.where(rollouts.token_mask, share, 0)}
+
+    def token_loss(logprobs, rollouts, advantages):
+        bounded = lax.stop_gradient(jnp.minimum(-logprobs, max_nlp) + logprobs) - logprobs
+        return {"better": rollouts.extras["replay_weights"] * advantages * bounded}, {"better_fraction": advantages > 0}
+
+    return token_objective(token_loss, needs=("returns", "values", "replay_weights"), extra_weights=shares)
+
+
+def value_loss(
+    values: Array, returns: Array, replay_weights: Array, mask: Array, *, coef: float = 0.01, min_count: int = 64
+) -> Array:
+    """Self-imitation's loss of the critic, differentiable in `values` [P, G, T]: it lifts V towards R where R > V.
+
+    `coef / 2 * sum of w V sg(clip(V - R, -1, 0)) / max(number of tokens with R > V, min_count)`.
+    """
+    count = masked.count(mask & (returns > values))
+    gap = lax.stop_gradient(jnp.clip(values - returns, -1, 0))
+    return coef / 2 * masked.sum(replay_weights * values * gap, mask) / jnp.maximum(count, min_count)
+
+
+def worth_replaying(rollouts: Rollouts, max_age: int) -> Array:
+    """bool[P, G]: stored at most `max_age` steps ago (`extras["age"]`) and better than `extras["reward_baseline"]`."""
+    better = rollouts.rewards > rollouts.extras["reward_baseline"][:, None]
+    return rollouts.valid & better & (rollouts.extras["age"] <= max_age)
+
+
+@objective
+def spear(
+    *, coef: float = 1.0, ramp: int = 200, max_age: int = 10, clip_low: float = 0.2, clip_high: float = 0.2
+) -> Objective:
+    """Replay alone, as SPEAR does without its covariance cut (`spear_clip` has that and the fresh rollouts too).
+
+    `coef (1 - cos(pi step / ramp)) / 2 * clipped surrogate`, mean over the tokens of the rollouts worth replaying; step
+    counts calls, from `ramp` on the factor stays `coef`. Rollouts are used if they beat `extras["reward_baseline"]`
+    f32[P] and `extras["age"]` i32[P, G] is at most `max_age`; their `old_logprobs` are those stored with them.
+    """
+
+    def shares(rollouts):
+        return {"replay": token_weights(rollouts.replace(valid=worth_replaying(rollouts, max_age)), "token_mean")}
+
+    def token_loss(logprobs, rollouts, advantages, step):
+        ratio = token_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)
+        loss, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
+        kept = worth_replaying(rollouts, max_age)
+        metrics = {"kept_fraction": kept, "clip_fraction": clipped & kept[..., None]}
+        progress = jnp.where(step >= ramp, 1, step / max(ramp, 1)).astype(loss.dtype)
+        return {"replay": coef * (1 - jnp.cos(jnp.pi * progress)) / 2 * loss}, metrics
+
+    return token_objective(token_loss, needs=("rewards", "old_logprobs", "age", "reward_baseline"),
+                           extra_weights=shares, init=lambda: jnp.int32(0), advance=lambda step: step + 1)

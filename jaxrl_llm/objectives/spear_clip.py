@@ -1,0 +1,72 @@
+"""SPEAR: clipped loss on fresh rollouts plus self-imitation of replays with growing weight (arXiv 2509.22601)."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_llm.objectives.aggregation import token_weights
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.clip_cov import clip_cov_loss
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.sil import worth_replaying
+from jaxrl_llm.objectives.trust_region import clipped_surrogate
+from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
+from jaxrl_llm.rollouts import check
+
+NEEDS = ("rewards", "old_logprobs", "replayed", "reward_baseline", "age")
+
+
+def imitation_coef(step: Array, *, coef: float, warmup: int) -> Array:
+    """`coef * (1 - cos(pi * min(step, warmup) / warmup)) / 2`: from 0 to `coef`; at once if `warmup` is 0."""
+    progress = jnp.minimum(step / warmup, 1.0) if warmup else jnp.ones_like(step, float)
+    return coef * (1 - jnp.cos(jnp.pi * progress)) / 2
+
+
+@objective
+def spear_clip(
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float = 10.0,
+    coef: float = 1.0,
+    warmup: int = 200,
+    max_age: int = 10,
+    fraction: float = 0.02,
+    cov_low: float = 1.0,
+    cov_high: float = 40.0,
+    seed: int = 0,
+    aggregation: str = "fixed_length",
+    max_len: int | None = None,
+) -> Objective:
+    """`L(fresh) + imitation_coef(step) * L_clip_cov(replayed)`, each aggregated over its own rollouts.
+
+    `extras["replayed"]` bool[P, G] tells the two apart. Of the replayed rollouts, which carry the `old_logprobs` they
+    were sampled with, those count that still beat `extras["reward_baseline"]` f32[P] at `extras["age"]` i32[P, G] of at
+    most `max_age`. Fresh tokens get the clipped surrogate, at most `-A * dual_clip` for A < 0, replayed ones `clip_cov`
+    with the same clip range. A step is one update.
+    """
+
+    def used(rollouts):
+        return rollouts.extras["replayed"] & worth_replaying(rollouts, max_age)
+
+    def weights(rollouts):
+        check(rollouts, *NEEDS)
+        parts = {"fresh": rollouts.valid & ~rollouts.extras["replayed"], "replayed": used(rollouts)}
+        return {name: token_weights(rollouts.replace(valid=part), aggregation, max_len) for name, part in parts.items()}
+
+    def token_loss(logprobs, rollouts, advantages, step):
+        mask, old = rollouts.token_mask, rollouts.old_logprobs
+        loss, clipped = clipped_surrogate(token_ratio(logprobs, old, mask), advantages, clip_low, clip_high)
+        loss, lower = dual_clipped(loss, advantages, dual_clip)
+        imitation, metrics = clip_cov_loss(
+            logprobs, old, advantages, mask & used(rollouts)[..., None],
+            jax.random.fold_in(jax.random.key(seed), step),
+            clip_low=clip_low, clip_high=clip_high, fraction=fraction, cov_low=cov_low, cov_high=cov_high)
+        scale = imitation_coef(step, coef=coef, warmup=warmup).astype(imitation.dtype)
+        metrics = {f"replay/{name}": value for name, value in metrics.items()}
+        metrics |= {"clip_fraction": clipped, "clip_fraction_lower": lower}
+        return {"fresh": loss, "replayed": scale * imitation}, metrics
+
+    return token_objective(
+        token_loss, aggregation=aggregation, max_len=max_len, needs=NEEDS, extra_weights=weights,
+        init=lambda: jnp.int32(0), advance=lambda step: step + 1, whole_batch=True)

@@ -1,0 +1,133 @@
+"""PPO's surrogate with bounded importance weights and rejection for a sampler that is not the trainer's old policy.
+
+Truncated and masked importance sampling: arXiv 2505.24034, 2509.23866, and the rollout corrections of trainers today.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_llm import masked, registry
+from jaxrl_llm.objectives import kl
+from jaxrl_llm.objectives.aggregation import token_weights
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.corrections import BOUNDS, LEVELS, bounded, effective_share, importance
+from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
+from jaxrl_llm.objectives.trust_region import clipped_surrogate, inside
+from jaxrl_llm.rollouts import Rollouts, clean
+
+SCOPES = {
+    "token": lambda x, mask: x,
+    "seq_sum": lambda x, mask: masked.sum(x, mask, axis=-1, keepdims=True),
+    "seq_mean": lambda x, mask: masked.mean(x, mask, axis=-1, keepdims=True),
+    "seq_max": lambda x, mask: masked.max(x, mask, axis=-1, initial=0)[..., None],
+}
+STATISTICS = {"k1": lambda d: -d, "k2": lambda d: d**2 / 2, "k3": lambda d: jnp.expm1(d) - d}
+REJECTIONS = tuple(f"{scope}_{k}" for scope in SCOPES for k in STATISTICS if (scope, k) != ("seq_max", "k1"))
+NEEDS = ("old_logprobs", "behavior_logprobs")
+
+
+def correction(rollouts: Rollouts, level: str, bound: str, low: float, high: float) -> Array:
+    """[P, G, T] weights `w` of `d = old - behaviour log-prob`: `corrections.importance` at `level`, then `bounded`.
+
+    `bound="seq_mask"` keeps the raw token weights of rollouts whose geometric mean lies in [low, high], else 0.
+    """
+    policies = rollouts.old_logprobs, rollouts.behavior_logprobs, rollouts.token_mask
+    if bound == "seq_mask":
+        return jnp.where(inside(importance(*policies, "geometric"), low, high), importance(*policies), 0)
+    return bounded(importance(*policies, level), bound, low, high)
+
+
+def accepted(rollouts: Rollouts, reject: str, low: float, high: float) -> Array:
+    """bool[P, G, T]: where the statistic of `d = old - behaviour log-prob` is within bounds.
+
+    `k1 = -d` must lie in [log low, log high], so the bounds are on the inverse ratio; `k2 = d^2 / 2` and
+    `k3 = exp(d) - d - 1` must be at most `high`. `token_k..` judges tokens; `seq_sum_`, `seq_mean_` and `seq_max_`
+    whole rollouts by that reduction.
+    """
+    mask = rollouts.token_mask
+    scope, k = reject.rsplit("_", 1)
+    d = log_ratio(rollouts.old_logprobs, rollouts.behavior_logprobs, mask)
+    value = SCOPES[scope](STATISTICS[k](d), mask)
+    keep = inside(value, jnp.log(low), jnp.log(high)) if k == "k1" else value <= high
+    return jnp.broadcast_to(keep, mask.shape)
+
+
+@objective
+def tis_mis(
+    *,
+    level: str = "token",
+    bound: str = "truncate",
+    min_ratio: float | None = None,
+    max_ratio: float = 2.0,
+    normalise: bool = False,
+    reject: str | None = None,
+    reject_min: float | None = None,
+    reject_max: float | None = None,
+    veto: float | None = None,
+    denominator: str = "kept",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    kl_coef: float = 0.0,
+    kl_estimator: str = "k3",
+    aggregation: str = "token_mean",
+    max_len: int | None = None,
+) -> Objective:
+    """`l_t = w_t max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) + kl_coef KL_t`, rho = exp(new - old log-prob).
+
+    `w` is `correction(level, bound, min_ratio, max_ratio)`; a lower bound left out is 1 / upper bound. `normalise`
+    divides it by its mean over the mini-batch (token level: over tokens; else over live rollouts). `reject` drops
+    tokens or rollouts by `accepted(reject, reject_min, reject_max)`, and `veto` rollouts with a token of
+    `exp(old - behaviour) < veto`; these leave the denominator unless it is "original". Tokens of weight 0 never do.
+    Metric `ess_share`: effective sample size per token, of the token weights clamped to [1 / max_ratio, max_ratio],
+    hence always near 1 where max_ratio is.
+    """
+    registry.one_of("level", level, LEVELS)
+    registry.one_of("bound", bound, (*BOUNDS, "seq_mask"))
+    registry.one_of("denominator", denominator, ("kept", "original"))
+    registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)
+    if reject is not None:
+        registry.one_of("reject", reject, REJECTIONS)
+        if reject_max is None:
+            raise ValueError(f"reject={reject!r} needs reject_max, the largest ratio (k1) or k2, k3 to keep")
+    lowest = 1 / max_ratio if min_ratio is None else min_ratio
+
+    def weigh(rollouts):
+        """(weights [P, G, T], tokens kept [P, G, T])."""
+        weight, keep = correction(rollouts, level, bound, lowest, max_ratio), rollouts.token_mask
+        if reject is not None:
+            keep &= accepted(rollouts, reject, 1 / reject_max if reject_min is None else reject_min, reject_max)
+        if veto is not None:
+            ratio = importance(rollouts.old_logprobs, rollouts.behavior_logprobs, rollouts.token_mask)
+            keep &= ~jnp.any(rollouts.token_mask & (ratio < veto), axis=-1, keepdims=True)
+        return weight, keep
+
+    def shares(rollouts):
+        """What depends on the whole mini-batch: each token's share of the loss, weight included, and the ESS."""
+        rollouts = clean(rollouts, *NEEDS)
+        mask, (weight, keep) = rollouts.token_mask, weigh(rollouts)
+        counted = rollouts.replace(mask=keep) if denominator == "kept" else rollouts
+        share = jnp.where(keep, token_weights(counted, aggregation, max_len) * weight, 0)
+        if normalise:
+            by_token = level == "token" or bound == "seq_mask"
+            mean = masked.mean(weight, mask) if by_token else masked.mean(
+                masked.mean(weight, mask, axis=-1), rollouts.live)
+            share = share / jnp.where(mean > 1e-8, mean, 1)
+        raw = importance(rollouts.old_logprobs, rollouts.behavior_logprobs, mask)
+        ess = effective_share(jnp.clip(raw, 1 / max_ratio, max_ratio), mask)
+        return {"corrected": share, "ess": jnp.broadcast_to(ess, rollouts.valid.shape)}
+
+    def token_loss(logprobs, rollouts, advantages):
+        whole = shares(rollouts) if rollouts.loss_weights is None else rollouts.loss_weights
+        ratio = token_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)
+        loss, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
+        weight, keep = weigh(rollouts)
+        terms = {"corrected": loss}
+        metrics = {"weight": weight, "kept_fraction": keep & (weight > 0), "ess_share": whole["ess"],
+                   "clip_fraction": clipped, "max/ratio": ratio}
+        if kl_coef:
+            metrics["kl"] = kl.token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
+            terms["loss"] = kl_coef * metrics["kl"]
+        return terms, metrics
+
+    needs = (*NEEDS, "ref_logprobs") if kl_coef else NEEDS
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs, extra_weights=shares)

@@ -1,0 +1,39 @@
+"""VCPO: sequence weights for stale data, and a step that shrinks with their effective sample size (2602.17616)."""
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.corrections import effective_share
+from jaxrl_llm.objectives.ratios import sequence_ratio
+
+
+@objective
+def vcpo(
+    *,
+    max_ratio: float = 8.0,
+    ess_base: float = 1.0,
+    exponent: float = 0.5,
+    aggregation: str = "seq_mean_token_mean",
+    max_len: int | None = None,
+) -> Objective:
+    """`l_t = -min(w_i, max_ratio) A_t log p_t`, `w_i = stop_gradient(exp(sum_t (new - behaviour log-prob)))`.
+
+    Metric `ess_share`: (sum w)^2 / (n sum w^2) over the live rollouts of the mini-batch, with untruncated w. Metric
+    `step_scale`: `min(1, ess_share / ess_base)^exponent`, by which the learning rate of this update has to be
+    multiplied; scaling the loss instead would do nothing under Adam. Both need the mini-batch unsplit (`whole_batch`).
+    """
+
+    def token_loss(logprobs, rollouts, advantages):
+        ratio = lax.stop_gradient(
+            sequence_ratio(logprobs, rollouts.behavior_logprobs, rollouts.token_mask, length_normalised=False)
+        )
+        share = effective_share(ratio, rollouts.live)
+        scale = jnp.minimum(share / ess_base, 1) ** exponent
+        metrics = {name: jnp.broadcast_to(x, ratio.shape) for name, x in (("ess_share", share), ("step_scale", scale))}
+        metrics |= {"truncated_fraction": ratio > max_ratio, "max/ratio": ratio}
+        return -jnp.minimum(ratio, max_ratio)[..., None] * advantages * logprobs, metrics
+
+    return token_objective(
+        token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",), whole_batch=True
+    )

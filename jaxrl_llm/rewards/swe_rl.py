@@ -1,0 +1,80 @@
+"""SWE-RL: how similar the patch of an answer is to the true one, without running anything (arXiv 2502.18449)."""
+
+import difflib
+import re
+from collections.abc import Mapping
+
+FORMAT_ERROR = -1.0
+_TAGS = ("<think>", "</think>", "<solution>", "</solution>")
+_EDIT = re.compile(
+    r"```[^\n]*\n### (?P<path>[^\n]*)\n"
+    r"<<<<<<< SEARCH\n(?P<old>.*?)\n=======\n(?P<new>.*?)\n>>>>>>> REPLACE\n```",
+    re.DOTALL,
+)
+
+
+def parse_edits(completion: str) -> list[tuple[str, str, str]]:
+    """(path, search, replace) of every edit in the solution; ValueError when the answer is not of the form.
+
+    Each of <think>, </think>, <solution>, </solution> occurs once, the thought is not empty, and the solution holds
+    fenced blocks of a line `### path`, then SEARCH, ======= and REPLACE markers.
+    """
+    for tag in _TAGS:
+        if completion.count(tag) != 1:
+            raise ValueError(f"{tag} must occur exactly once")
+    thought, solution = (completion.partition(start)[2].partition(end)[0] for start, end in (_TAGS[:2], _TAGS[2:]))
+    edits = [match.group("path", "old", "new") for match in _EDIT.finditer(solution)]
+    if not thought.strip() or not edits:
+        raise ValueError("the thought is empty" if edits else "no search/replace block")
+    return edits
+
+
+def apply_edits(files: Mapping[str, str], edits: list[tuple[str, str, str]]) -> dict[str, str]:
+    """New contents of the edited files; ValueError for an edit that changes nothing or whose search is not there.
+
+    Text is found at the start of a line only, so that indentation has to match, and replaced wherever it occurs.
+    """
+    changed: dict[str, str] = {}
+    for path, old, new in edits:
+        content = "\n" + changed.get(path, files.get(path, ""))
+        if old == new or "\n" + old not in content:
+            raise ValueError(f"{path}: the search text is not in the file, or equals its replacement")
+        changed[path] = content.replace("\n" + old, "\n" + new)[1:]
+    return changed
+
+
+def diffs(files: Mapping[str, str], changed: Mapping[str, str]) -> dict[str, str]:
+    """Unified diff (3 lines of context, no file header) of each file that really differs."""
+    result = {}
+    for path, content in changed.items():
+        lines = difflib.unified_diff(files.get(path, "").splitlines(), content.splitlines(), lineterm="")
+        if body := "\n".join(list(lines)[2:]):
+            result[path] = body
+    return result
+
+
+def patch_similarity(predicted: Mapping[str, str], true: Mapping[str, str]) -> float:
+    """Mean over the files of either patch of `2 M / (characters of both)`, M the matching characters; 0 for one-sided.
+
+    1 when both patches are empty. Not symmetric: the predicted diff comes first. Quadratic time in the worst case.
+    """
+    paths = predicted.keys() | true.keys()
+    ratios = [
+        difflib.SequenceMatcher(None, predicted[path], true[path], autojunk=False).ratio()
+        for path in predicted.keys() & true.keys()
+    ]
+    return sum(ratios) / len(paths) if paths else 1.0
+
+
+def swe_rl_reward(completion: str, answer: str, problem) -> float:
+    """`patch_similarity` in [0, 1], or -1 for an answer that is not of the form or cannot be applied.
+
+    `problem.extra["files"]` maps paths to the old contents, `problem.extra["new_files"]` to the true new ones. Run it
+    in processes with a deadline: `rewards.make("isolated", target="jaxrl_llm.rewards.swe_rl:swe_rl_reward")`.
+    """
+    files = problem.extra["files"]
+    try:
+        changed = apply_edits(files, parse_edits(completion))
+    except ValueError:
+        return FORMAT_ERROR
+    return patch_similarity(diffs(files, changed), diffs(files, problem.extra["new_files"]))

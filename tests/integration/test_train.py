@@ -1,0 +1,300 @@
+"""`train()` and the command line on a tiny model: files, resume bit for bit, every method, filters, references, refusals."""
+import concurrent.futures
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tiny_config
+
+from jaxrl_llm import methods
+from jaxrl_llm.models import weights
+from jaxrl_llm.training import loop, setup
+from jaxrl_llm.training.checkpoints import Checkpoints
+from jaxrl_llm.training.guard import Guarded
+from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.step import make_update
+
+ROOT = Path(__file__).parents[2]
+CONFIG_FILE = Path(tiny_config.__file__)
+
+
+def tiny(**changes):
+    config = tiny_config.get_config()
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+def run(workdir, resume=False, rewards=None, **changes):
+    config = tiny(**changes)
+    if rewards is not None:
+        config.rewards = rewards
+    return loop.train(config, workdir, resume)
+
+
+def lines(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def repeatable(line):
+    return {name: value for name, value in line.items() if not name.startswith(("time/", "host/", "speed/"))}
+
+
+def saved(workdir, step=None, **changes):
+    """The leaves of a checkpoint by name, on the host."""
+    run, params = setup.build(tiny(**changes))
+    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+        state = checkpoints.restore(setup.initial_state(run, params), step).state
+    state = state.replace(key=jax.random.key_data(state.key))
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state)}
+
+
+def assert_same(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
+
+
+def train_py(*arguments, cwd=ROOT):
+    """`python experiments/train.py ...` in a process of its own, which shares the session's compiled programs."""
+    cache = f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"
+    return subprocess.run([sys.executable, str(ROOT / "experiments/train.py"), cache, *map(str, arguments)], cwd=cwd,
+                          capture_output=True, text=True, timeout=600, env=os.environ | {"PYTHONPATH": str(ROOT)})
+
+
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory):
+    """A run of six steps without a break: its folder and what `train` returned."""
+    workdir = tmp_path_factory.mktemp("straight")
+    return workdir, run(workdir)
+
+
+@pytest.fixture(scope="session")
+def broken(tmp_path_factory):
+    """Three steps here, three more in a new process by the command line, exported at the end."""
+    workdir = tmp_path_factory.mktemp("broken")
+    run(workdir, steps=3)
+    exported = workdir / "exported"
+    return workdir, train_py(f"--config={CONFIG_FILE}", f"--workdir={workdir}", "--resume", f"--export={exported}")
+
+
+def test_a_run_writes_what_it_promises(straight):
+    workdir, evaluations = straight
+    for name in ("config.json", "environment.json", "metrics.jsonl", "curves.png", "checkpoints/3", "checkpoints/6"):
+        assert (workdir / name).exists(), name
+    assert list((workdir / "tensorboard").glob("events*"))
+    assert {f"step_{n:06d}.txt" for n in range(7)} <= {path.name for path in (workdir / "samples").iterdir()}
+    assert (workdir / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert set(evaluations) == {"before", "after"}
+    for found in evaluations.values():
+        assert 0 <= found.accuracy.low <= found.accuracy.mean <= found.accuracy.high <= 1
+
+
+def test_metrics_of_a_run(straight):
+    found = lines(straight[0])
+    assert [line["step"] for line in found] == list(range(7))
+    assert {"eval/accuracy", "eval/pass_at_group"} <= found[0].keys() & found[3].keys() & found[6].keys()
+    for line in found[1:]:
+        assert {"reward/mean", "reward/format", "loss", "entropy", "grad_norm", "clip_fraction", "mismatch/kl", "max/mismatch",
+                "learning_rate", "groups/all_equal", "time/rollout", "time/update", "time/step", "host/rss_gb"} <= line.keys()
+        assert line["max/ratio"] == 1.0 and line["max/mismatch"] < 1e-4
+        assert line["skipped_updates"] == 0 and line["grad_norm"] > 0
+        assert 0 < line["completion/length"] <= 6 and line["entropy"] > 0
+    assert [line["learning_rate"] for line in found[1:4]] == pytest.approx([1.5e-3, 3e-3, 3e-3])
+
+
+def test_samples_can_be_read(straight):
+    rows = [json.loads(line) for line in (straight[0] / "samples/step_000001.jsonl").read_text().splitlines()]
+    assert len(rows) == 16 and {row["stop_reason"] for row in rows} <= {"stop", "length"}
+    for row in rows:
+        assert row["prompt"].startswith("<|bos|>") and row["prompt"].endswith("=")
+        assert row["reward"] == float(any("a" <= c <= "z" for c in row["completion"]))
+
+
+def test_resuming_in_a_new_process_changes_no_bit(straight, broken):
+    workdir, done = broken
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_same(saved(workdir), saved(straight[0]))
+    assert saved(workdir)[".step"] == 6
+    assert [repeatable(line) for line in lines(workdir)] == [repeatable(line) for line in lines(straight[0])]
+    for name in ("step_000003.txt", "step_000005.txt", "step_000006.jsonl"):
+        assert (workdir / "samples" / name).read_text() == (straight[0] / "samples" / name).read_text()
+
+
+def test_the_report_and_the_exported_model(broken):
+    workdir, done = broken
+    assert "Held-out problems" in done.stdout and "after training" in done.stdout and "curves.png" in done.stdout
+    _, params = weights.load(workdir / "exported")
+    state = saved(workdir)
+    np.testing.assert_array_equal(params["embed"], state[".params['embed']"])
+    np.testing.assert_array_equal(params["layers"]["q"]["kernel"], state[".params['layers']['q']['kernel']"])
+
+
+def test_a_run_that_diverges_stops_and_goes_on_from_its_only_checkpoint(tmp_path):
+    with pytest.raises(loop.TrainingDiverged, match="1 updates in a row .* Lower optimizer.learning_rate"):
+        run(tmp_path, **{"optimizer.learning_rate": 1e38, "learner.max_skipped": 1, "steps": 4})
+    assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdecimal()) == [0]
+    with pytest.warns(RuntimeWarning, match="learning_rate"):
+        evaluations = run(tmp_path, resume=True, **{"learner.max_skipped": 1, "steps": 4})
+    assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2, 3, 4]
+    assert set(evaluations) == {"before", "after"}
+
+
+def test_a_reference_is_kept_over_a_resume(tmp_path):
+    options = {"objective": "kl_coef=0.1", "checkpoint.every": 2, "eval.every": 2, "optimizer.learning_rate": 3e-2}
+    run(tmp_path / "straight", **options, steps=4)
+    run(tmp_path / "broken", **options, steps=2)
+    with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
+        run(tmp_path / "broken", True, **options, steps=4)
+    found = lines(tmp_path / "straight")
+    assert abs(found[1]["kl"]) < 1e-9 and found[4]["kl"] > 1e-4
+    assert [repeatable(line) for line in lines(tmp_path / "broken")] == [repeatable(line) for line in found]
+    assert_same(saved(tmp_path / "broken", **options), saved(tmp_path / "straight", **options))
+
+
+def test_adapters_with_a_reference_and_several_updates(tmp_path):
+    options = {"lora.rank": 2, "objective": "kl_coef=0.1", "learner.epochs": 2, "optimizer.learning_rate": 3e-2}
+    run(tmp_path, **options, steps=3)
+    found, first = saved(tmp_path, **options), saved(tmp_path, 0, **options)
+    assert all((found[name] == first[name]).all() for name in found if name.startswith(".params"))
+    assert any((found[name] != first[name]).any() for name in found if name.startswith(".lora"))
+    assert lines(tmp_path)[3]["kl"] > 1e-5
+
+
+def test_minibatches_and_epochs(tmp_path):
+    options = {"learner.minibatches": 2, "learner.epochs": 2, "optimizer.warmup_updates": 8, "steps": 2}
+    run(tmp_path, **options)
+    assert saved(tmp_path, **options)[".opt_state[0].count"] == 2 * 2 * 2
+    found = lines(tmp_path)
+    assert [line["learning_rate"] for line in found[1:]] == pytest.approx([3e-3 * 4 / 8, 3e-3])
+    assert found[2]["max/ratio"] > 1.0001  # later updates are off-policy
+    assert found[2]["max/mismatch"] < 1e-4  # which is not a disagreement of sampler and learner
+
+
+def test_dynamic_sampling_draws_until_groups_disagree(tmp_path):
+    run(tmp_path, method="dapo", steps=2)
+    for line in lines(tmp_path)[1:]:
+        assert 1 <= line["filter/rounds"] <= 4 and 0 < line["filter/kept"] <= 1 and line["grad_norm"] > 0
+
+
+def test_batches_whose_groups_all_agree_change_nothing(tmp_path):
+    """An untrained model never solves anything: after `max_rounds` the run goes on, without a learning signal."""
+    options = {"method": "dapo", "steps": 2, "sampling.max_rounds": 2}
+    run(tmp_path, rewards={"exact": {"weight": 1.0}}, **options)
+    for line in lines(tmp_path)[1:]:
+        assert line["filter/rounds"] == 2 and line["filter/kept"] == 0 and line["groups/all_equal"] == 1
+        assert "loss" not in line
+    first, last = saved(tmp_path, 0, **options), saved(tmp_path, 2, **options)
+    assert first.pop(".step") == 0 and last.pop(".step") == 2
+    assert_same(last, first)
+
+
+def test_the_reward_of_largest_weight_is_the_accuracy(tmp_path):
+    config = tiny()
+    config.rewards = {"exact": {"weight": 0.1}, "format": {"pattern": "(?s).*[a-z].*", "weight": 1.0}}
+    assert [r.name for r in setup.build(config)[0].reward.rewards] == ["format", "exact"]
+
+
+@pytest.mark.slow
+def test_supervised_warm_up_teaches_the_answers(tmp_path):
+    evaluations = run(tmp_path, rewards={"exact": {"weight": 1.0}}, steps=1, **{
+        "warmup.steps": 60, "warmup.batch": 16, "warmup.learning_rate": 1e-2, "sampling.temperature": 0.3})
+    assert evaluations["before"].accuracy.mean > 0.03  # an untrained model: below 1 in 10,000
+    assert evaluations["before"].length < 4
+
+
+@pytest.fixture(scope="session")
+def shared():
+    """One compiled sampler for all methods."""
+    return setup.build(tiny())
+
+
+@pytest.mark.parametrize("slug", [
+    slug if slug in ("grpo", "dapo", "reinforce") else pytest.param(slug, marks=pytest.mark.slow)
+    for slug in methods.names() if not methods.METHODS[slug].missing])
+def test_every_method_takes_two_steps(shared, slug):
+    run, params = shared
+    config = run.config
+    estimator, objective = methods.build(slug, max_len=config.sampling.max_tokens)
+    method = methods.get(slug)
+    try:
+        setup.check_method(method, estimator, objective)
+    except NotImplementedError as error:
+        pytest.skip(str(error))
+    update = make_update(run.policy, objective, run.optimizer, mesh=run.mesh)
+    run = dataclasses.replace(run, method=method, estimator=estimator, objective=objective,
+                              update=Guarded("update", update, 4))
+    state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
+    data, timer = iter([[run.task.train[i] for i in range(4)]] * 100), PhaseTimer()
+    for number in range(2):
+        sampled, facts = loop.collect(run, state, data, timer)
+        sampled.scores.total[:] = np.linspace(0, 1, sampled.scores.total.size) > 0.4  # some right, some wrong, one mixed group
+        state, metrics = loop.improve(run, state, sampled, jax.tree.map(lambda x: 1.01 * x, params), timer)
+        assert np.isfinite([metrics["loss"], metrics["grad_norm"]]).all(), metrics
+        assert metrics["skipped_updates"] == 0
+    assert state.step == 2
+    assert all(bool(jax.numpy.isfinite(x).all()) for x in jax.tree.leaves(state.params))
+
+
+REFUSED = {
+    "unknown_key": (["--config.learner.epoch=3"], "no key 'epoch' Did you mean \"epochs\""),
+    "wrong_type": (["--config.steps=many"], "many"),
+    "unknown_method": (["--config.method=grop"], "Did you mean 'grpo'?"),
+    "unknown_hyper": (["--config.objective=clip_hihg=0.3"], "Did you mean 'clip_high'?"),
+    "unknown_reward_error": (["--config.reward_errors=rise"], "Did you mean 'raise'?"),
+    "bad_mesh": (["--config.mesh.data=3"], "mesh data=3 x fsdp=1 x tensor=1 does not fit 1 devices"),
+    "bad_batch": (["--config.learner.minibatches=3"], "their product must be one of [1, 2, 4]"),
+    "missing_model": (["--config.model.path=/nowhere/model"], "/nowhere/model"),
+    "long_prompt": (["--config.prompts.max_tokens=3"], "the limit is prompts.max_tokens=3"),
+    "unknown_variant": (["--config=configs/arithmetic.py:tniy"], "Did you mean 'tiny'?"),
+}
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory):
+    """What the command line says to each of the mistakes above, two processes at a time."""
+    workdirs = {name: tmp_path_factory.mktemp(name) / "run" for name in REFUSED}
+    call = lambda name: train_py(f"--config={CONFIG_FILE}", f"--workdir={workdirs[name]}", *REFUSED[name][0])  # noqa: E731
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        return dict(zip(REFUSED, pool.map(call, REFUSED))), workdirs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFUSED)
+def test_mistakes_on_the_command_line_are_explained(refusals, name):
+    done, workdirs = refusals
+    assert done[name].returncode != 0
+    assert REFUSED[name][1] in done[name].stderr, done[name].stderr[-2000:]
+    own = name != "unknown_variant"  # what a config file raises, ml_collections shows with its stack
+    assert not own or "Traceback" not in done[name].stderr, done[name].stderr[-2000:]
+    assert not (workdirs[name] / "checkpoints/0").exists()  # nothing was trained
+
+
+@pytest.mark.slow
+def test_a_folder_of_another_run_is_left_alone(straight):
+    workdir, before = straight[0], lines(straight[0])
+    again = train_py(f"--config={CONFIG_FILE}", f"--workdir={workdir}")
+    assert again.returncode != 0 and "continue with --resume" in again.stderr and "Traceback" not in again.stderr
+    other = train_py(f"--config={CONFIG_FILE}", f"--workdir={workdir}", "--config.seed=5")
+    assert other.returncode != 0 and "seed: 0 -> 5" in other.stderr and "another --workdir" in other.stderr
+    assert lines(workdir) == before and (workdir / "checkpoints/6").exists()
+
+
+@pytest.mark.slow
+def test_resuming_nothing_is_refused(tmp_path):
+    done = train_py(f"--config={CONFIG_FILE}", f"--workdir={tmp_path / 'empty'}", "--resume")
+    assert done.returncode != 0 and "nothing to resume" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "empty").exists()
+
+
+@pytest.mark.slow
+def test_help_and_a_missing_workdir():
+    told = train_py("--help")
+    assert "--workdir" in told.stdout and "--resume" in told.stdout and "Traceback" not in told.stderr
+    missing = train_py(f"--config={CONFIG_FILE}")
+    assert missing.returncode != 0 and "--workdir" in missing.stderr + missing.stdout

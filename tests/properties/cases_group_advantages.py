@@ -1,0 +1,72 @@
+"""Cases of the group-relative advantages."""
+
+from property_inputs import Case
+
+TIES = "equal accuracies, answers or penalties are ranked by their place in the batch"
+
+
+def continuous(rng, p, g, t):
+    return {"rewards": rng.normal(size=(p, g))}
+
+
+def flawed(rng, p, g, t):
+    return {"extras": {"flawed": rng.random((p, g)) < 0.5}}
+
+
+def answers(rng, p, g, t):
+    return {"extras": {"answers": rng.integers(-1, 3, (p, g))}}
+
+
+def task(rng, p, g, t):
+    return {"extras": {"task": rng.integers(0, 2, p)}}
+
+
+def with_nan(rng, p, g, t):
+    return {"reward_components": rng.choice([0.0, 0.5, 1.0, float("nan")], (p, g, 3))}
+
+
+def tool_use(rng, p, g, t):
+    calls = rng.integers(0, 4, (p, g))
+    return {"rewards": rng.integers(0, 2, (p, g)).astype(float),
+            "extras": {"tool_calls": calls, "tool_errors": rng.integers(0, calls + 1),
+                       "answer_blocks": rng.integers(0, 3, (p, g)), "turns": rng.integers(0, 5, (p, g)),
+                       "malformed": rng.random((p, g)) < 0.2}}
+
+
+ROC = {"train_rollouts": 3, "min_negative": 1, "min_positive": 1}
+MSSR = {"permutation_of_state": "outcomes of one prompt are counted one by one, so the last ones weigh most"}
+NOISE = "the random numbers depend on the shape and type of the batch"
+
+ESTIMATORS = {
+    "mc_grpo": [Case(), Case({"scale": "std"}), Case({"scale": "none", "compensate": False})],
+    "ace": [Case(), Case({"modulation": "relu", "norm": "mean", "shift_clip": 0.3})],
+    "gdpo": [
+        Case(inputs=with_nan),
+        Case({"whiten": "token", "weights": (1.0, 0.5, 2.0)}),
+        Case({"whiten": "none", "conditions": ((0, 2, 0.5),)}),
+    ],
+    "fapo": [Case(inputs=flawed), Case({"max_len": 6, "penalty": 0.5}, inputs=flawed)],
+    "xrpo_advantage": [Case(), Case({"baseline": "correct"})],
+    "mssr": [
+        Case({"num_prompts": 16}, exempt=MSSR),
+        Case({"num_prompts": 12, "entropy": "sampled", "rho_rule": "monotone"}, exempt=MSSR),
+    ],
+    "nsr_psr": [Case(), Case({"variant": "psr"}), Case({"variant": "nsr"})],
+    "grpo_lambda": [Case({"share": 0.5}, exempt={"permutation": TIES}), Case({"variant": "threshold", "threshold": 0.5})],
+    "rapo": [Case(), Case({"max_scale": 1.1})],
+    "ttrl": [Case({"train_rollouts": 3}, inputs=answers, exempt={"permutation": TIES})],
+    "ettrl_ear": [
+        Case(inputs=answers, exempt={"permutation": TIES}),
+        Case({"reward": "given", "factor_min": 0.0}),
+        Case({"reward": "given", "variant": "clip", "clip": 0.5}),
+    ],
+    "qwenlong_l15_adv": [Case(inputs=task), Case({"scope": "batch"}), Case({"scope": "group", "ddof": 0})],
+    "aepo_advantage": [Case(), Case({"scope": "batch"})],
+    "d3s": [Case(inputs=continuous), Case({"scope": "group", "tokens_init": 0.5}, inputs=continuous)],
+    "rstar2_roc": [
+        Case(ROC, inputs=tool_use, exempt={"permutation": TIES}),
+        Case({**ROC, "variant": "paper"}, inputs=tool_use,
+             exempt={"permutation": NOISE, "padding": NOISE, "float64": NOISE}),
+    ],
+    "scalerl": [Case()],
+}

@@ -1,0 +1,64 @@
+"""Cases of the covariance, divergence and off-policy REINFORCE family."""
+
+import numpy as np
+from property_inputs import Case
+
+BY_POSITION = {"permutation": "the random draw belongs to positions of the batch"}
+
+
+def replay(rng, p, g, t):
+    return {"extras": {"replayed": rng.random((p, g)) < 0.5, "reward_baseline": rng.random(p),
+                       "age": rng.integers(0, 15, (p, g))}}
+
+
+def tasks(rng, p, g, t):
+    return {"extras": {"task": rng.integers(0, 2, p)}}
+
+
+def few_tokens(rng, p, g, t):
+    return {"tokens": rng.integers(0, 2, (p, g, t))}
+
+
+ESTIMATORS = {
+    "qwenlong_aepo": [
+        Case(inputs=tasks),
+        Case({"scope": "batch", "gate": "token", "entropy_high": 1.5}),
+        Case({"scope": "batch", "gate": "sequence", "entropy_high": 1.5}),
+        Case({"scope": "batch", "entropy_low": 50.0, "entropy_high": 60.0}),
+    ],
+    "kimi_opmd": [Case(), Case({"baseline": "logavgexp", "tau": 0.5})],
+    "rec_family": [Case(), Case({"scale": True}), Case({"drop": "balance"}, exempt=BY_POSITION)],
+    "topr": [Case({"shift": 0.5})],
+    "t1": [Case(inputs=few_tokens, hyper={"threshold": 0.3}), Case({"n": 3}, inputs=few_tokens)],
+    "spear_clip": [Case(inputs=replay)],
+}
+
+OBJECTIVES = {
+    "clip_cov": [Case({"fraction": 0.2, "cov_low": 0.1, "clip_high": 0.3}, exempt=BY_POSITION)],
+    "kl_cov": [Case(), Case({"fraction": 0.3})],
+    "spear_clip": [
+        Case({"max_len": 16, "fraction": 0.3, "cov_low": 0.1, "warmup": 0}, inputs=replay, exempt=BY_POSITION),
+        Case({"aggregation": "token_mean"}, inputs=replay, exempt=BY_POSITION),
+    ],
+    "aepo_clip": [
+        Case(),
+        Case({"entropy_scale": 0.0, "dual_clip": 1.1}),
+        Case(inputs=lambda rng, p, g, t: {"entropies": np.full((p, g, t), 0.7)}),
+    ],
+    "kimi_opmd": [
+        Case(),
+        Case({"variant": "exact"}),
+        Case({"variant": "pairwise", "length_normalised": True}),
+        Case({"variant": "simple"}),
+        Case(inputs=lambda rng, p, g, t: {"old_logprobs": None}),
+    ],
+    "rec_family": [
+        Case(),
+        Case({"clip": "two_side", "weight": "importance_sampling", "regulariser": "forward_kl"}),
+        Case({"clip": "ring", "weight": "advantage", "ring_low": 0.3, "ring_high": 0.3}),
+        Case({"clip": "none", "regulariser": "k2"}),
+    ],
+    "topr": [Case(), Case({"level": "token", "aggregation": "token_mean"})],
+    "guirlvg_adv_kl": [Case({"kl_coef": 0.1, "max_reward": 0.8})],
+    "oneshot_entropy": [Case({"entropy_coef": 0.1}), Case({"policy_coef": 0.0, "kl_coef": 0.0})],
+}
