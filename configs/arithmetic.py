@@ -43,12 +43,12 @@ def _smollm2(c):
     c.task.level = "digit"
     c.task.chat = True
     c.rewards = {"last_number": {"weight": 1.0}}
-    c.steps = 60
+    c.steps = 40
     c.prompts.per_step = 8
     c.sampling.group = 8
     c.sampling.max_tokens = 24
     c.optimizer.learning_rate = 2e-5
     c.eval.problems = 24
     c.eval.every = 10
-    c.checkpoint.every = 30
+    c.checkpoint.every = 20
     return c

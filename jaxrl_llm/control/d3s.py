@@ -29,7 +29,9 @@ def max_variance_subset(x: Array, real: Array, share: Array) -> Array:
     smallest = sums[:, jnp.maximum(n - k, 0)]
     largest = sums[:, [-1]] - sums[:, jnp.maximum(total - k, 0)]
     first, second = (smallest + largest) / jnp.maximum(n, 1)
-    best = jnp.argmax(jnp.where(k <= n, second - first**2, -1))
+    variance = jnp.where(k <= n, second - first**2, -1)
+    # Subsets often tie on paper (all of size 1 do): rounding must not choose between them.
+    best = jnp.argmax(variance >= jnp.max(variance) - 1e-5 * jnp.max(x**2))
     rank = jnp.argsort(order)
     return real & ((rank < n - best) | (rank >= total - best))
 

@@ -105,7 +105,7 @@ ROWS = (
         slug="grpo_lambda",
         title="GRPO with a length reward on well-solved prompts only",
         arxiv=("2505.18086",),
-        equation="r = 1 - alpha sigmoid(z-score of length) if correct and the prompt is in the best fifth, else [correct]",
+        equation="r = [correct] (1 - alpha sigmoid(z-score of length) on the fifth of prompts solved best, else 1)",
         estimator=("grpo_lambda", {}),
         objective=("ppo_clip", {"aggregation": "seq_mean_token_mean"}),
     ),

@@ -37,8 +37,8 @@ def step_apo(
     `d` is the sum over the step's tokens of new - reference log-prob, `q` the value of the step; the value of the
     common parent cancels in the advantage gap. P are the nodes of a search tree, G their children, `sibling_pairs` says
     who is compared. Where `final`, q is multiplied by `final_scale`. `label_smoothing` s: `(1 - s) l(m) + s l(-m)`.
-    `alpha=0` is Step-DPO. Metrics over the rows that win a pair or none: `margin` mean implicit reward gap of the row's
-    pairs, `accuracy` share of them with a positive one.
+    `alpha=0` is Step-DPO. Metrics: `margin`, mean of `beta * (d_i - d_j)` over the pairs that a row wins, `accuracy`,
+    share of them above 0, both 0 for rows that win none; `paired`, the share of rows that win some.
     `rewards` [P, G]: q in [-1, 1]; children without a usable step have `valid` False. Extras: `final` bool[P].
     """
 
@@ -53,7 +53,8 @@ def step_apo(
         gap = beta * (d[:, :, None] - d[:, None, :])
         margin = gap - alpha * (q[:, :, None] - q[:, None, :])
         loss = (1 - label_smoothing) * jax.nn.softplus(-margin) + label_smoothing * jax.nn.softplus(margin)
-        metrics = {"margin": masked.mean(gap, pairs, axis=-1), "accuracy": masked.mean(1.0 * (gap > 0), pairs, axis=-1)}
+        metrics = {"margin": masked.mean(gap, pairs, axis=-1), "paired": jnp.any(pairs, axis=-1),
+                   "accuracy": masked.mean((gap > 0).astype(gap.dtype), pairs, axis=-1)}
         return {"pairs": masked.sum(loss, pairs, axis=-1)}, metrics
 
     return token_objective(pair_loss, needs=("rewards", "ref_logprobs", "final"), extra_weights=pair_weights)

@@ -17,7 +17,7 @@ def print_report(evaluations: dict, workdir: Path) -> None:
     table = Table(title="Held-out problems")
     table.add_column("")
     for name in evaluations:
-        table.add_column(f"{name} training", justify="right")
+        table.add_column(name, justify="right")
     rows = {
         "accuracy (95% interval)": lambda e: f"{e.accuracy.mean:.1%} ({e.accuracy.low:.1%} to {e.accuracy.high:.1%})",
         "one of the group right": lambda e: f"{e.any_right:.1%}",

@@ -229,7 +229,8 @@ def test_ui_s1_worked_example():
     expected = [1.1543178, 1.1543184, 0.4472123, -0.2598931, -2.4959554]
     np.testing.assert_allclose(per_row("ui_s1", rollouts)[0], expected, rtol=1e-6)
     extras = rollouts.extras
-    returns = semi_online_return(extras["step_rewards"], extras["match"], rollouts.valid, extras["traj"], extras["step"])
+    ids = (rollouts.valid, extras["traj"], extras["step"])
+    returns = semi_online_return(extras["step_rewards"], extras["match"], *ids)
     np.testing.assert_allclose(returns, [[1.75, 1.5, 1, 1, 0.2]], rtol=1e-6)
     assert diverse_start(returns, extras["step"], rollouts.valid)
     assert not diverse_start(returns, extras["step"], rollouts.valid, min_std=0.38)
@@ -266,8 +267,8 @@ CALLS = dict(traj=[[0, 0, 0, 1, 1]], agent=[[0, 1, 1, 0, 1]])
 
 def test_dr_mas_worked_example():
     rollouts = make_rollouts([[1, 1, 0.9, 0, 0]], **CALLS)
-    np.testing.assert_allclose(per_row("dr_mas", rollouts)[0], [0.7071058, 0.6657491, 0.4841811, -0.7071058, -1.1499302],
-                               rtol=1e-6)
+    expected = [0.7071058, 0.6657491, 0.4841811, -0.7071058, -1.1499302]
+    np.testing.assert_allclose(per_row("dr_mas", rollouts)[0], expected, rtol=1e-6)
     vanilla = per_row("dr_mas", rollouts, variant="vanilla")[0]
     np.testing.assert_allclose(vanilla, [0.7071057] * 3 + [-0.7071057] * 2, rtol=1e-6)
 
@@ -278,10 +279,9 @@ def test_dr_mas_mixed_variants():
     mean = np.array([rewards[agent == k].mean() for k in (0, 1)])[agent]
     std = np.array([rewards[agent == k].std(ddof=1) for k in (0, 1)])[agent]
     rollouts = make_rollouts([rewards], **CALLS)
-    np.testing.assert_allclose(per_row("dr_mas", rollouts, variant="agent_mean")[0], (rewards - mean) / score.std(ddof=1),
-                               rtol=1e-5)
-    np.testing.assert_allclose(per_row("dr_mas", rollouts, variant="agent_std")[0], (rewards - score.mean()) / std,
-                               rtol=1e-5)
+    centred = {"agent_mean": (rewards - mean) / score.std(ddof=1), "agent_std": (rewards - score.mean()) / std}
+    for variant, expected in centred.items():
+        np.testing.assert_allclose(per_row("dr_mas", rollouts, variant=variant)[0], expected, rtol=1e-5)
 
 
 def test_vanilla_second_moment_is_what_the_docstring_says():

@@ -71,7 +71,8 @@ def test_retention_rules():
 
 
 def test_a_batch_of_one_keeps_its_raw_advantage():
-    A, _ = advantages.mssr(num_prompts=2).update(single([1], [1], [0.0], [[0.0, 9.0]]), advantages.mssr(num_prompts=2).init())
+    estimator = advantages.mssr(num_prompts=2)
+    A, _ = estimator.update(single([1], [1], [0.0], [[0.0, 9.0]]), estimator.init())
     close(A[0, 0], [0.5, 0.75])
 
 

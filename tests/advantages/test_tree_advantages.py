@@ -78,7 +78,8 @@ def test_long_chains_are_followed_to_the_end():
     size = 37
     valid = jnp.ones((1, size), bool)
     node = jnp.arange(size)[None]
-    np.testing.assert_array_equal(trees.depth(trees.descendants(trees.children(valid, node, node - 1), valid)), node + 1)
+    reach = trees.descendants(trees.children(valid, node, node - 1), valid)
+    np.testing.assert_array_equal(trees.depth(reach), node + 1)
 
 
 # --- BranchGRPO ---
@@ -270,12 +271,14 @@ def test_rank_grpo_too_few_too_many_and_cut_off():
     ranks = [[0, 0, -1, 0], [0, 1, 2, 3], [0, 1, -1, 1], [0, 1, 1, 1]]
     eos = [[0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
     values, _ = advantages.rank_grpo().update(ranked(np.zeros((4, 2), int), ranks, eos), ())
-    np.testing.assert_allclose(values[0], [[0, 0, 0, -0.1], [0, 0, -0.1, -0.1], [0, 0, 0, 0.1], [0, 0, 0, 0]], atol=1e-7)
+    expected = [[0, 0, 0, -0.1], [0, 0, -0.1, -0.1], [0, 0, 0, 0.1], [0, 0, 0, 0]]
+    np.testing.assert_allclose(values[0], expected, atol=1e-7)
 
 
 def test_rank_grpo_rewards_only_what_is_still_to_come():
     hits = np.random.default_rng(0).integers(0, 2, (3, 4, 7)).astype(float)
-    expected = [[[sum(row[j] / np.log2(j + 2) for j in range(k, 7)) for k in range(7)] for row in group] for group in hits]
+    to_come = lambda row, k: sum(row[j] / np.log2(j + 2) for j in range(k, 7))  # noqa: E731
+    expected = [[[to_come(row, k) for k in range(7)] for row in group] for group in hits]
     np.testing.assert_allclose(rank_rewards(jnp.asarray(hits, jnp.float32)), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -303,7 +306,8 @@ def test_lightningrl_worked_example():
 
 
 def test_lightningrl_drops_prompts_without_signal():
-    acc, perf = jnp.array([[1.0, 0], [0, 0], [1, 1], [1, 0], [1, 1]]), jnp.array([[1.0, 2], [1, 2], [1, 2], [2, 2.005], [3, 9]])
+    acc = jnp.array([[1.0, 0], [0, 0], [1, 1], [1, 0], [1, 1]])
+    perf = jnp.array([[1.0, 2], [1, 2], [1, 2], [2, 2.005], [3, 9]])
     valid = jnp.ones((5, 2), bool).at[4, 1].set(False)
     np.testing.assert_array_equal(has_signal(acc, perf, valid), [True, False, True, False, False])
     overlong = priced(truncated=[[True, True, False, False], [False] * 4])
@@ -314,7 +318,8 @@ def test_lightningrl_against_numpy():
     rng = np.random.default_rng(3)
     acc, perf = rng.integers(0, 2, (5, 6)).astype(float), rng.uniform(1, 8, (5, 6))
     truncated = rng.random((5, 6)) < 0.2
-    acc[2], right = 0, np.where(truncated, 0, acc)
+    acc[2] = 0
+    right = np.where(truncated, 0, acc)
     part = lambda x: (x - x.mean()) / x.std() if x.std() > 0 else 0 * x  # noqa: E731
     rewards = np.array([part(right[p]) + 0.5 * part(perf[p]) for p in range(5)])
     keep = right.any(axis=1)

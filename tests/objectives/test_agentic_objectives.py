@@ -110,7 +110,8 @@ def test_step_apo_worked_example():
     np.testing.assert_allclose(loss, 0.9130153, rtol=1e-6)
     slope = 0.3 / (1 + np.exp(-0.4))
     np.testing.assert_allclose(gradient[0, :, 0], [-slope, slope], rtol=1e-5)
-    np.testing.assert_allclose(metrics["margin"], 0.6 / 2, rtol=1e-5)
+    np.testing.assert_allclose(metrics["margin"] / metrics["paired"], 0.6, rtol=1e-5)
+    assert metrics["paired"] == 0.5 and metrics["accuracy"] == 0.5
     loss, _, _ = run(objectives.step_apo(alpha=0.0), new, rollouts)
     np.testing.assert_allclose(loss, 0.437488, rtol=1e-5)
     loss, _, _ = run(objectives.step_apo(label_smoothing=0.1), new, rollouts)
@@ -180,8 +181,12 @@ def test_lightningrl_terms_have_their_own_denominators():
 
 
 def test_unknown_names_are_refused():
-    for slug, hyper in (("multi_context_grpo", {"aggregation": "trajectory"}), ("rank_grpo", {"aggregation": "item_mean"}),
-                        ("lightningrl", {"perf": "tokens"}), ("rank_grpo", {"kl_estimator": "k4"})):
+    for slug, hyper in (
+        ("multi_context_grpo", {"aggregation": "trajectory"}),
+        ("rank_grpo", {"aggregation": "item_mean"}),
+        ("rank_grpo", {"kl_estimator": "k4"}),
+        ("lightningrl", {"perf": "tokens"}),
+    ):
         with pytest.raises(ValueError, match="Allowed"):
             objectives.make(slug, **hyper)
     with pytest.raises(ValueError, match=r"extras\['final'\]"):

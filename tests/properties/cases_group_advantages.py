@@ -52,7 +52,10 @@ ESTIMATORS = {
         Case({"num_prompts": 12, "entropy": "sampled", "rho_rule": "monotone"}, exempt=MSSR),
     ],
     "nsr_psr": [Case(), Case({"variant": "psr"}), Case({"variant": "nsr"})],
-    "grpo_lambda": [Case({"share": 0.5}, exempt={"permutation": TIES}), Case({"variant": "threshold", "threshold": 0.5})],
+    "grpo_lambda": [
+        Case({"share": 0.5}, exempt={"permutation": TIES}),
+        Case({"variant": "threshold", "threshold": 0.5}),
+    ],
     "rapo": [Case(), Case({"max_scale": 1.1})],
     "ttrl": [Case({"train_rollouts": 3}, inputs=answers, exempt={"permutation": TIES})],
     "ettrl_ear": [

@@ -1,0 +1,38 @@
+"""What every experiment script shares: compiled programs kept between runs, quiet libraries, errors without tracebacks."""
+import os
+import sys
+from collections.abc import Callable
+
+from absl import app, flags, logging
+
+flags.DEFINE_string("compilation_cache", "~/.cache/jaxrl_llm/xla", "Compiled programs are kept here; '' turns it off.")
+
+
+def run(main: Callable[[], None], *required: str) -> None:
+    """Parses the flags (those `required` must be given) and calls `main()`; expected errors end with a message, exit code 1.
+
+    JAXRL_LLM_TRACEBACK=1 shows where an error came from.
+    """
+    def start(_):
+        import jax  # after the flags, so that --help is quick
+        logging.set_verbosity(logging.WARNING)  # orbax reports every rename
+        if flags.FLAGS.compilation_cache:
+            jax.config.update("jax_compilation_cache_dir", os.path.expanduser(flags.FLAGS.compilation_cache))
+        main()
+
+    flags.mark_flags_as_required(required)
+    try:
+        app.run(start, flags_parser=parse)
+    except (ValueError, NotImplementedError, OSError, RuntimeError) as error:
+        if os.environ.get("JAXRL_LLM_TRACEBACK"):
+            raise
+        sys.exit(f"{type(error).__name__}: {error}\n(JAXRL_LLM_TRACEBACK=1 shows where)")
+
+
+def parse(arguments: list[str]) -> list[str]:
+    """Flags as absl reads them; a key that the configuration lacks is a plain error, not a stack trace."""
+    try:
+        return app.parse_flags_with_usage(arguments)
+    except AttributeError as error:  # ml_collections nests a KeyError, whose text says which key and what is near
+        reason = error.args[0].args[0] if isinstance(error.args[0], KeyError) else error
+        raise ValueError("the configuration has no key " + " ".join(str(reason).split())) from error

@@ -1,0 +1,93 @@
+"""The same numbers as verl's public functions, where verl is installed; rewards, losses and gradients in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import advantages, objectives
+from jaxrl_llm.objectives import kl
+from jaxrl_llm.rollouts import Rollouts
+
+torch = pytest.importorskip("torch")
+verl = pytest.importorskip("verl.trainer.ppo.core_algos", exc_type=ImportError)
+
+P, G, T = 3, 4, 6
+AGGREGATIONS = {"token_mean": "token-mean", "seq_mean_token_sum": "seq-mean-token-sum",
+                "seq_mean_token_mean": "seq-mean-token-mean"}
+
+
+@pytest.fixture(autouse=True)
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def data():
+    rng = np.random.default_rng(0)
+    mask = np.arange(T) < rng.integers(1, T + 1, (P, G, 1))
+    old = -rng.gamma(1.0, size=(P, G, T))
+    return {"mask": mask, "old": old, "new": old + 0.4 * rng.normal(size=old.shape), "ref": old + 0.1,
+            "rewards": rng.choice([0.0, 0.5, 1.0], (P, G)), "advantages": np.repeat(rng.normal(size=(P, G, 1)), T, -1)}
+
+
+def rollouts(data):
+    return Rollouts(mask=jnp.asarray(data["mask"]), valid=jnp.ones((P, G), bool), rewards=jnp.asarray(data["rewards"]),
+                    old_logprobs=jnp.asarray(data["old"]), ref_logprobs=jnp.asarray(data["ref"]))
+
+
+def rows(x):
+    """[P, G, T] as verl's [batch, T]."""
+    return torch.tensor(np.asarray(x, np.float64).reshape(P * G, T))
+
+
+@pytest.mark.parametrize("slug, function, options", [
+    ("grpo", "compute_grpo_outcome_advantage", {}),
+    ("dr_grpo", "compute_grpo_outcome_advantage", {"norm_adv_by_std_in_grpo": False}),
+    ("rloo", "compute_rloo_outcome_advantage", {})])
+def test_advantages(data, slug, function, options):
+    token_rewards = np.zeros((P, G, T))
+    token_rewards[..., 0] = data["rewards"]
+    index = np.repeat(np.arange(P), G)
+    theirs, _ = getattr(verl, function)(rows(token_rewards), rows(data["mask"]), index, **options)
+    ours, _ = advantages.make(slug).update(rollouts(data), ())
+    np.testing.assert_allclose(np.asarray(ours).reshape(P * G, T), theirs.numpy(), rtol=1e-9, atol=1e-12)
+
+
+def actor_config(**options):
+    from verl.workers.config import ActorConfig
+
+    return ActorConfig(strategy="fsdp", rollout_n=G, ppo_micro_batch_size_per_gpu=1, **options)
+
+
+@pytest.mark.parametrize("mode, slug, hyper, options, aggregations", [
+    ("vanilla", "ppo_clip", {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 1.5},
+     {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 1.5}, tuple(AGGREGATIONS)),
+    ("gspo", "gspo", {"clip_low": 0.02, "clip_high": 0.03}, {"clip_ratio_low": 0.02, "clip_ratio_high": 0.03}, (None,)),
+    ("cispo", "cispo", {"min_ratio": 0.8, "max_ratio": 1.3}, {"clip_ratio_low": 0.2, "clip_ratio_high": 0.3},
+     tuple(AGGREGATIONS))], ids=["dapo", "gspo", "cispo"])
+def test_losses_and_gradients(data, mode, slug, hyper, options, aggregations):
+    for aggregation in aggregations:
+        new = rows(data["new"]).requires_grad_()
+        named = {} if aggregation is None else {"loss_agg_mode": AGGREGATIONS[aggregation]}
+        arrays = rows(data["old"]), new, rows(data["advantages"]), rows(data["mask"])
+        theirs, _ = verl.get_policy_loss_fn(mode)(*arrays, config=actor_config(**options), **named)
+        theirs.backward()
+        objective = objectives.make(slug, **hyper, **({} if aggregation is None else {"aggregation": aggregation}))
+        update = jax.value_and_grad(objective.update, has_aux=True)
+        (ours, _), gradient = update(
+            jnp.asarray(data["new"]), rollouts(data), jnp.asarray(data["advantages"]), objective.init())
+        np.testing.assert_allclose(ours, theirs.item(), rtol=1e-7)  # verl adds 1e-8 to lengths
+        np.testing.assert_allclose(np.asarray(gradient).reshape(P * G, T), new.grad.numpy(), rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("estimator", kl.ESTIMATORS)
+def test_kl_estimators(data, estimator):
+    new = rows(data["new"]).requires_grad_()
+    theirs = verl.kl_penalty(new, rows(data["ref"]), estimator)
+    theirs.sum().backward()
+    ours = kl.token_kl(jnp.asarray(data["new"]), jnp.asarray(data["ref"]), estimator)
+    gradient = jax.grad(lambda x: kl.token_kl(x, jnp.asarray(data["ref"]), estimator).sum())(jnp.asarray(data["new"]))
+    np.testing.assert_allclose(np.asarray(ours).reshape(P * G, T), theirs.detach().numpy(), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(np.asarray(gradient).reshape(P * G, T), new.grad.numpy(), rtol=1e-9, atol=1e-12)
