@@ -2,8 +2,8 @@
 
 An agent acts in turns, and each turn is a row of its own: the G axis of a task holds all turns of all its trajectories,
 in any order. Ids (`traj`, `step`, `obs`, `agent` ...) are i32[P, G] and mean something inside their task only; to split
-a task further, fold the other id into them. Statistics are those of `jaxrl_llm.masked` along j: deterministic on every
-device, and exact for rows that are all equal.
+a task further, fold the other id into them. Statistics are those of `jaxrl_llm.masked` along j: exact for rows that are
+all equal, and free of scatter-adds, whose order can vary. Memory grows as P * G^2: 39 MB for 16 tasks of 400 turns.
 """
 
 import jax.numpy as jnp

@@ -53,7 +53,8 @@ def test_oapl_value_is_a_soft_maximum():
         r = np.array(rewards)
         expected = r - beta * np.log(np.mean(np.exp(r / beta), axis=1, keepdims=True))
         np.testing.assert_allclose(values("karl_oapl", rewards, beta1=beta), expected, atol=1e-4 if beta > 1 else 2e-6)
-    np.testing.assert_allclose(values("karl_oapl", [[1, 0, 0, 1]])[0], [0.379885, -0.620115, -0.620115, 0.379885], atol=1e-6)
+    expected = [0.379885, -0.620115, -0.620115, 0.379885]
+    np.testing.assert_allclose(values("karl_oapl", [[1, 0, 0, 1]])[0], expected, atol=1e-6)
     assert not np.any(values("karl_oapl", [[0.3] * 5], beta1=0.07)) and values("karl_oapl", [[3.0]]) == 0
     np.testing.assert_allclose(values("karl_oapl", [[500.0, 0.0]], beta1=1.0)[0], [0.693147, -499.306853], rtol=1e-5)
 
@@ -85,7 +86,8 @@ def test_r3l_edges():
 
 def test_sil_keeps_only_what_went_better_than_expected():
     rollouts = from_lists([[0, 0]], lengths=[[3, 1]])
-    extras = {"returns": jnp.array([[[1.0, 0.2, 2.0], [1, 5, 5]]]), "values": jnp.array([[[0.4, 0.5, 0.3], [0.5, 0, 0]]])}
+    extras = {"returns": jnp.array([[[1.0, 0.2, 2.0], [1, 5, 5]]]),
+              "values": jnp.array([[[0.4, 0.5, 0.3], [0.5, 0, 0]]])}
     actual, _ = advantages.sil().update(rollouts.replace(extras=extras), ())
     np.testing.assert_allclose(actual, [[[0.6, 0, 1], [0.5, 0, 0]]], atol=1e-6)
 

@@ -240,7 +240,8 @@ def test_pacs_equal_labels_give_no_first_step_and_a_lone_rollout_needs_naive():
 
 
 @pytest.mark.parametrize("centre, weighting", [
-    ("rloo", "balanced"), ("grpo", "balanced"), ("grpo", "only_positive"), ("rloo", "none"), ("naive", "only_positive")])
+    ("rloo", "balanced"), ("grpo", "balanced"), ("grpo", "only_positive"), ("rloo", "none"),
+    ("naive", "only_positive")])
 def test_pacs_against_numpy(centre, weighting, double):
     b, beta = random_batch(2), 0.7
     real = tokens(b)
@@ -284,7 +285,7 @@ def test_remix_worked_example():
     new = np.log(np.float32([[[0.5, 0.4]]]))
     rollouts = one_group([[0.4, 0.5]], behavior_logprobs=np.log(np.float32([[[0.25, 0.5]]])),
                          ref_logprobs=np.log(np.float32([[[0.3, 0.5]]])))
-    hyper = dict(kl_coef=0.01, clip_low=0.201)  # at 0.2 the second ratio, 0.8, is on the bound, where the gradient jumps
+    hyper = dict(kl_coef=0.01, clip_low=0.201)  # at 0.2 the second ratio is on the bound, where the gradient jumps
     loss, metrics, gradient = run("remix", new, rollouts, [[[1.0, -1.0]]], state=61, **hyper)
     close(loss, -0.499399, atol=1e-6)
     close(gradient, [[[0.0018, 0.39875]]], atol=1e-6)
@@ -337,7 +338,8 @@ def test_r3l_against_numpy(double):
     real = [i for i in tokens(b) if steps[i] >= b["integers"][i[:2]]]
 
     def loss_of(new):
-        return sum(-b["advantage"][i[:2]] * new[i] / 1.5 + 0.1 * (b["ref"][i] - new[i]) ** 2 / 2 for i in real) / len(real)
+        terms = [-b["advantage"][i[:2]] * new[i] / 1.5 + 0.1 * (b["ref"][i] - new[i]) ** 2 / 2 for i in real]
+        return np.mean(terms)
 
     rollouts = to_rollouts(b, retry_step=b["integers"]).replace(step_ids=jnp.asarray(steps))
     check("r3l", b, rollouts, loss_of, tau=0.5, kl_coef=0.1)
@@ -370,7 +372,8 @@ def test_jsd_by_hand_and_its_estimate_by_enumeration(beta, double):
     kl = lambda p, q: np.sum(p * np.log(p / q))  # noqa: E731
     M = (1 - beta) * S + beta * T
     expected = {0.0: kl(T, S), 1.0: kl(S, T)}.get(beta, beta * kl(T, M) + (1 - beta) * kl(S, M))
-    exact, slope = jax.value_and_grad(lambda z: generalised_jsd(z, jnp.asarray(teacher), beta=beta))(jnp.asarray(student))
+    of_student = lambda z: generalised_jsd(z, jnp.asarray(teacher), beta=beta)  # noqa: E731
+    exact, slope = jax.value_and_grad(of_student)(jnp.asarray(student))
     close(exact, expected, rtol=1e-12)
 
     def estimate(logits):
@@ -405,7 +408,8 @@ def test_kepo_gate_counts_only_the_tokens_behind_it(double):
             gradient[i] += 2 * 0.5 * np.log(S / M) / len(behind)
         return loss, gradient
 
-    check("kepo", b, to_rollouts(b, teacher_logprobs=b["teacher"]), lambda x: each(x)[0], lambda x: each(x)[1], kd_coef=2.0)
+    rollouts = to_rollouts(b, teacher_logprobs=b["teacher"])
+    check("kepo", b, rollouts, lambda x: each(x)[0], lambda x: each(x)[1], kd_coef=2.0)
 
 
 # ---- OAPL
