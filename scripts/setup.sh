@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv beside setup.py and installs jaxrl_llm into it; sourced by the other scripts.
-# usage: source scripts/setup.sh [EXTRAS]     e.g. "[test]"
+# usage: source scripts/setup.sh ""       or, with extras: source scripts/setup.sh "[test]"
 # PYTHON picks the interpreter (default: python3); JAXRL_LLM_VENV the folder of the environment (default: .venv).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
