@@ -13,7 +13,7 @@ setup(
     install_requires=[
         "jax>=0.8",
         "flax>=0.12",
-        "optax>=0.2.5",
+        "optax>=0.2.6",
         "orbax-checkpoint>=0.11.30",
         "chex>=0.1.90",
         "ml-collections>=1.0",
@@ -38,6 +38,7 @@ setup(
         "tpu": ["jax[tpu]>=0.8"],
         "test": [
             "pytest>=8.3",
+            "pytest-xdist>=3.6",
             "hypothesis>=6.120",
             "tensorflow-datasets>=4.9.7",
             "reasoning-gym>=0.1.23",

@@ -28,7 +28,7 @@ def _tiny(c):
     c.warmup.steps = 150
     c.warmup.batch = 64
     c.warmup.learning_rate = 3e-3
-    c.steps = 200
+    c.steps = 300
     c.prompts.per_step = 32
     c.sampling.group = 8
     c.sampling.max_tokens = 6

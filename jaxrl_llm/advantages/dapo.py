@@ -23,7 +23,7 @@ def dapo(*, max_len: int = 20480, cache_len: int | None = None, factor: float = 
 
     `max_len` is the generation budget in tokens, `cache_len` the part of it that is punished (default: a fifth).
     """
-    cache_len = max_len // 5 if cache_len is None else cache_len
+    cache_len = max(max_len // 5, 1) if cache_len is None else cache_len
     if not 0 < cache_len <= max_len:
         raise ValueError(f"cache_len={cache_len} must be between 1 and max_len={max_len}")
 

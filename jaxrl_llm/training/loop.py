@@ -20,7 +20,7 @@ from jaxrl_llm.training.progress import Progress
 from jaxrl_llm.training.samples import write_samples
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.warmup import imitate
-from jaxrl_llm.training.workdir import open_workdir
+from jaxrl_llm.training.workdir import Workdir, open_workdir
 
 _EVAL_STREAM = 2**31 - 1  # folded into the run's key: evaluation draws never coincide with those of a training step
 
@@ -163,6 +163,19 @@ def warm_up(run: setup.Run, params, progress):
     return params
 
 
+def reference_weights(run: setup.Run, state: TrainState, work: Workdir):
+    """The frozen weights that `ref_logprobs` come from: those of step 0, kept beside the checkpoints. None if unneeded.
+
+    With adapters nothing has to be kept: the reference is the model without them.
+    """
+    if "ref_logprobs" not in run.needs or state.lora is not None:
+        return None
+    with Checkpoints(work.path / "reference", keep=1) as store:
+        if not work.resume:
+            store.save(0, state.params)
+        return store.restore(state.params).state
+
+
 def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -> dict[str, Evaluation]:
     """Runs `config` in `workdir` to its last step. Returns the held-out evaluations `{"before": ..., "after": ...}`.
 
@@ -176,25 +189,18 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
     """
     run, params = setup.build(config)
     work = open_workdir(workdir, config, resume)
-    needs_reference = "ref_logprobs" in run.needs
     data = batches(run.task.train, config.prompts.per_step, seed=config.seed)
-    with Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints, \
-            Checkpoints(work.path / "reference", keep=1) as reference_store, \
-            Progress(config.steps) as progress:
+    with Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints, Progress(config.steps) as progress:
         if work.resume:
             progress.phase("restoring")
-            state = setup.initial_state(run, params)
-            found = checkpoints.restore(state)
+            found = checkpoints.restore(setup.initial_state(run, params))
             state = found.state
             data.set_state(found.host["data"])
+            progress.step(found.step, {})
         else:
             params = warm_up(run, params, progress)
             state = setup.initial_state(run, params)
-        reference = None
-        if needs_reference and state.lora is None:
-            if not work.resume:
-                reference_store.save(0, state.params)
-            reference = reference_store.restore(state.params).state
+        reference = reference_weights(run, state, work)
         start = int(state.step)
         with MetricWriter(work.path, restored_step=start or None) as writer:  # step 0 is evaluated and written again
             evaluations, state = _steps(run, state, data, reference, work, checkpoints, writer, progress)

@@ -148,7 +148,7 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
             raise ValueError(f"{P} prompts per mini-batch do not divide into learner.micro_batches={micro_batches}; "
                              f"choose one of {[n for n in range(1, P + 1) if P % n == 0]}")
         grads, metrics, objective_state = gradients(policy, objective, micro_batches, state, rollouts, advantages)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
         if clip_norm is not None:
             scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))

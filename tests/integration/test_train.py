@@ -145,6 +145,7 @@ def test_a_run_that_diverges_stops_and_goes_on_from_its_only_checkpoint(tmp_path
     assert set(evaluations) == {"before", "after"}
 
 
+@pytest.mark.slow
 def test_a_reference_is_kept_over_a_resume(tmp_path):
     options = {"objective": "kl_coef=0.1", "checkpoint.every": 2, "eval.every": 2, "optimizer.learning_rate": 3e-2}
     run(tmp_path / "straight", **options, steps=4)
@@ -157,6 +158,7 @@ def test_a_reference_is_kept_over_a_resume(tmp_path):
     assert_same(saved(tmp_path / "broken", **options), saved(tmp_path / "straight", **options))
 
 
+@pytest.mark.slow
 def test_adapters_with_a_reference_and_several_updates(tmp_path):
     options = {"lora.rank": 2, "objective": "kl_coef=0.1", "learner.epochs": 2, "optimizer.learning_rate": 3e-2}
     run(tmp_path, **options, steps=3)
@@ -166,6 +168,7 @@ def test_adapters_with_a_reference_and_several_updates(tmp_path):
     assert lines(tmp_path)[3]["kl"] > 1e-5
 
 
+@pytest.mark.slow
 def test_minibatches_and_epochs(tmp_path):
     options = {"learner.minibatches": 2, "learner.epochs": 2, "optimizer.warmup_updates": 8, "steps": 2}
     run(tmp_path, **options)

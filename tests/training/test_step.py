@@ -106,7 +106,7 @@ def test_two_updates_equal_plain_ones_with_optax():
 
 def test_a_norm_below_the_limit_is_not_scaled():
     gradient = jax.jit(jax.grad(plain_loss))(fresh_params(), batch())
-    state, metrics = update_of(1, clip_norm=None)(fresh_state(), batch(), ADVANTAGES)
+    state, _ = update_of(1, clip_norm=None)(fresh_state(), batch(), ADVANTAGES)
     changes, _ = OPTIMIZER.update(gradient, OPTIMIZER.init(fresh_params()), fresh_params())
     close(state.params, optax.apply_updates(fresh_params(), changes), 2e-6)
     again, _ = update_of(1, clip_norm=1e6)(fresh_state(), batch(), ADVANTAGES)
@@ -123,6 +123,7 @@ def test_micro_batches_change_nothing(micro_batches):
         assert part_metrics[name] == pytest.approx(float(metrics[name]), rel=1e-4, abs=1e-6), name
 
 
+@pytest.mark.slow
 def test_micro_batches_of_an_objective_that_needs_the_whole_batch():
     """Here a token's weight depends on the log-probs of all rollouts, so that parts alone would give another gradient."""
     def token_loss(logprobs, rollouts, advantages):
