@@ -19,7 +19,7 @@ def main():
     from jaxrl_llm.training.loop import train
     from jaxrl_llm.training.report import export, print_report
     evaluations = train(_CONFIG.value, _WORKDIR.value, resume=_RESUME.value)
-    print_report({f"{when} training": found for when, found in evaluations.items()}, Path(_WORKDIR.value))
+    print_report(evaluations, Path(_WORKDIR.value))
     if _EXPORT.value:
         export(_CONFIG.value, Path(_WORKDIR.value), _EXPORT.value)
 

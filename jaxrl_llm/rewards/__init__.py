@@ -72,18 +72,19 @@ def make(name: str, **options) -> Reward:
     return registry.make(FACTORIES, "reward", name, options)
 
 
-def combine(parts: Sequence[Reward | str | tuple[str | Reward, float]], on_error: str = "raise") -> Combined:
+def combine(parts: Sequence[Reward | str | tuple[str | Reward, float]], on_error: str = "raise",
+            deadline: float | None = None) -> Combined:
     """`combine([("last_number", 1.0), (make("format", pattern=...), 0.1)])`: a callable on lists that gives `Scores`.
 
-    A part is a name, a Reward, or a pair of one of these and its weight. Raises ValueError for no parts, two of one
-    name, or an unknown `on_error`.
+    A part is a name, a Reward, or a pair of one of these and its weight. `deadline`: seconds per reward and batch, after
+    which a RewardError is raised. Raises ValueError for no parts, two of one name, or an unknown `on_error`.
     """
     registry.one_of("on_error", on_error, ("raise", "zero"))
     rewards = tuple(_weighted(part) for part in parts)
     names = [reward.name for reward in rewards]
     if not rewards or len(set(names)) < len(names):
         raise ValueError(f"combine needs one or more rewards of different names, got {names}")
-    return Combined(rewards, on_error)
+    return Combined(rewards, on_error, deadline)
 
 
 def _weighted(part: Reward | str | tuple[str | Reward, float]) -> Reward:

@@ -1,6 +1,9 @@
 """What a reward is, and the one place where rewards are run, checked and added up."""
 
 import dataclasses
+import functools
+import queue
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -67,10 +70,12 @@ class Combined:
     `lengths` (tokens of each completion) is needed by length rewards only, `problems` by those that read them.
     `on_error`: "raise" stops with a RewardError; "zero" scores the completion 0 and counts it in `failures`.
     Time-outs and crashes of a checker's own worker are always scored 0 and counted.
+    `deadline`: seconds that one reward may take for a whole batch; a reward that hangs then ends in a RewardError.
     """
 
     rewards: tuple[Reward, ...]
     on_error: str = "raise"
+    deadline: float | None = None
 
     def __call__(self, completions: Sequence[str], answers: Sequence[str], problems: Sequence | None = None,
                  lengths: Sequence[int] | None = None) -> Scores:
@@ -80,11 +85,34 @@ class Combined:
             if values is not None and len(values) != len(completions):
                 raise ValueError(f"{len(values)} {name} for {len(completions)} completions; give one for each")
         failures: Counter = Counter()
-        columns = [(_run_each if reward.per == "completion" else _run_batch)(reward, batch, self.on_error, failures)
-                   for reward in self.rewards]
+        columns = [_within(self.deadline, reward, batch, self.on_error, failures) for reward in self.rewards]
         components = np.stack(columns, axis=1).astype(np.float32)
         weights = np.array([reward.weight for reward in self.rewards], np.float32)
         return Scores(components @ weights, components, tuple(r.name for r in self.rewards), dict(failures))
+
+
+def _within(deadline: float | None, reward: Reward, batch: _Batch, on_error: str, failures: Counter) -> np.ndarray:
+    """Scores of one reward, computed in a thread that is abandoned at the deadline: Python cannot end it, but the run can."""
+    score = functools.partial(_run_each if reward.per == "completion" else _run_batch, reward, batch, on_error, failures)
+    if deadline is None:
+        return score()
+    outcome: queue.SimpleQueue = queue.SimpleQueue()
+
+    def work():
+        try:
+            outcome.put((score(), None))
+        except BaseException as error:  # handed to the caller, whatever it is
+            outcome.put((None, error))
+
+    threading.Thread(target=work, name=f"reward {reward.name}", daemon=True).start()
+    try:
+        scores, error = outcome.get(timeout=deadline)
+    except queue.Empty:
+        raise RewardError(f"reward {reward.name!r} did not score {len(batch.completions)} completions within {deadline:g} s; "
+                          "run it as the reward 'isolated', which kills what hangs, or raise the deadline") from None
+    if error is not None:
+        raise error
+    return scores
 
 
 def _run_each(reward: Reward, batch: _Batch, on_error: str, failures: Counter) -> np.ndarray:

@@ -18,6 +18,7 @@ def default_config() -> ConfigDict:
     c.task = ConfigDict({"name": "arithmetic"})        # plus the task's own options
     c.rewards = ConfigDict({"last_number": {"weight": 1.0}})   # the one of largest weight is the accuracy
     c.reward_errors = "raise"          # or "zero": a failing reward scores 0 and is counted
+    c.reward_deadline = 600.0          # seconds that a reward may take for one batch before the run stops
 
     c.model = ConfigDict()
     c.model.path = ""                  # Hugging Face directory or .gguf file; empty: from scratch with the sizes below

@@ -12,8 +12,8 @@ from jaxrl_llm.training import setup
 from jaxrl_llm.training.checkpoints import Checkpoints
 
 
-def print_report(evaluations: dict, workdir: Path) -> None:
-    """Prints held-out results before and after training and what lies in the run folder."""
+def print_table(evaluations: dict) -> None:
+    """Held-out results side by side, one column per evaluation."""
     table = Table(title="Held-out problems")
     table.add_column("")
     for name in evaluations:
@@ -26,10 +26,14 @@ def print_report(evaluations: dict, workdir: Path) -> None:
     }
     for label, show in rows.items():
         table.add_row(label, *[show(e) for e in evaluations.values()])
-    console = Console()
-    console.print(table)
-    console.print(f"Curves: {workdir}/curves.png   samples: {workdir}/samples/   metrics: {workdir}/metrics.jsonl\n"
-                  f"TensorBoard: tensorboard --logdir {workdir}", highlight=False, soft_wrap=True)
+    Console().print(table)
+
+
+def print_report(evaluations: dict, workdir: Path) -> None:
+    """The end of a training run: held-out results before and after, and what lies where in the run folder."""
+    print_table({f"{when} training": found for when, found in evaluations.items()})
+    Console().print(f"Curves: {workdir}/curves.png   samples: {workdir}/samples/   metrics: {workdir}/metrics.jsonl\n"
+                    f"TensorBoard: tensorboard --logdir {workdir}", highlight=False, soft_wrap=True)
 
 
 def export(config: ConfigDict, workdir: Path, directory: str) -> None:

@@ -130,7 +130,8 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     task = tasks.make(options.pop("name"), **options)
     parts = [rewards.make(name, **options) for name, options in config.rewards.to_dict().items()]
     # The first component is the accuracy that is evaluated and filtered on; a ConfigDict forgets the order of its keys.
-    reward = rewards.combine(sorted(parts, key=lambda part: -part.weight), on_error=config.reward_errors)
+    reward = rewards.combine(sorted(parts, key=lambda part: -part.weight), on_error=config.reward_errors,
+                             deadline=config.reward_deadline)
     sampling_lib.check(sampling_lib.Sampling(config.sampling.temperature, config.sampling.top_k or None,
                                              config.sampling.top_p, config.sampling.min_p or None))
     mesh = parallel.make_mesh(**config.mesh.to_dict())

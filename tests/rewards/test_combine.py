@@ -1,5 +1,7 @@
 """Adding rewards up, and what happens when one of them misbehaves."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -90,3 +92,22 @@ def test_calls_that_make_no_sense():
         combine(["exact"], on_error="ignore")
     with pytest.raises(ValueError, match="per='row'"):
         Reward("mine", misbehave, per="row")
+
+
+def test_a_reward_that_hangs_ends_in_an_error_at_the_deadline():
+    released = threading.Event()
+    hanging = Reward("slow", lambda *_: released.wait(60) and 1.0)
+    with pytest.raises(RewardError, match="'slow' did not score 2 completions within 0.2 s"):
+        combine([hanging], deadline=0.2)(["a", "b"], ["a", "b"])
+    released.set()
+
+
+def test_a_deadline_changes_neither_scores_nor_errors():
+    quick = combine(["exact"], deadline=60)
+    np.testing.assert_array_equal(quick(["a", "b"], ["a", "c"]).total, [1, 0])
+
+    def broken(*_):
+        raise KeyError("lost")
+
+    with pytest.raises(RewardError, match="KeyError"):
+        combine([Reward("broken", broken)], deadline=60)(["a"], ["a"])
