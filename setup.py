@@ -40,6 +40,7 @@ setup(
             "pytest>=8.3",
             "pytest-xdist>=3.6",
             "hypothesis>=6.120",
+            "ruff>=0.14",
             "tensorflow-datasets>=4.9.7",
             "reasoning-gym>=0.1.23",
             "torch==2.13.0",

@@ -9,7 +9,8 @@ from ml_collections import config_flags
 
 from jaxrl_llm import command_line
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file, e.g. configs/arithmetic.py or configs/arithmetic.py:smollm2.")
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Configuration file, e.g. configs/arithmetic.py or configs/arithmetic.py:smollm2.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run: config, metrics, curves, samples, checkpoints.")
 _RESUME = flags.DEFINE_bool("resume", False, "Continue the run in --workdir from its last good checkpoint.")
 _EXPORT = flags.DEFINE_string("export", None, "Also write the trained model as a Hugging Face directory here.")

@@ -13,7 +13,7 @@ class Accuracy(NamedTuple):
 
 
 def bootstrap_mean(scores: np.ndarray, seed: int = 0, resamples: int = 2000) -> Accuracy:
-    """Mean of `scores [problems, samples]` with a percentile bootstrap over problems (the samples of a problem stay together)."""
+    """Mean of `scores [problems, samples]` with a percentile bootstrap over problems: a problem's samples stay together."""
     per_problem = np.asarray(scores, np.float64).mean(axis=1)
     draws = np.random.default_rng(seed).integers(len(per_problem), size=(resamples, len(per_problem)))
     low, high = np.percentile(per_problem[draws].mean(axis=1), [2.5, 97.5])

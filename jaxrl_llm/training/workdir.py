@@ -119,7 +119,7 @@ def describe_environment() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None  # running from a source tree
     return {
-        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "host": platform.node(),
         "platform": platform.platform(),
         "python": platform.python_version(),

@@ -60,7 +60,8 @@ def main():
         "mismatch": metrics["max/mismatch"],
         "q": str(layers["q"]["kernel"].sharding.spec), "o": str(layers["o"]["kernel"].sharding.spec),
         "shard_of_q": layers["q"]["kernel"].addressable_shards[0].data.shape,
-        "as_ruled": all(x.sharding.is_equivalent_to(s, x.ndim) for x, s in zip(jax.tree.leaves(state), jax.tree.leaves(wanted))),
+        "as_ruled": all(x.sharding.is_equivalent_to(s, x.ndim)
+                        for x, s in zip(jax.tree.leaves(state), jax.tree.leaves(wanted))),
         "mesh_minus_one": [dict(make_mesh(**sizes).shape) for sizes in
                            ({}, {"fsdp": 2}, {"data": 2, "tensor": -1}, {"data": 1, "fsdp": 8})],
     }))
