@@ -28,13 +28,13 @@ def _tiny(c):
     c.warmup.steps = 150
     c.warmup.batch = 64
     c.warmup.learning_rate = 3e-3
-    c.steps = 300
+    c.steps = 400
     c.prompts.per_step = 32
-    c.sampling.group = 8
+    c.sampling.group = 16
     c.sampling.max_tokens = 6
-    c.optimizer.learning_rate = 1.5e-3
+    c.optimizer.learning_rate = 8e-4
     c.eval.problems = 128
-    c.eval.every = 20
+    c.eval.every = 40
     return c
 
 
