@@ -13,7 +13,8 @@ from jaxrl_llm import command_line
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of experiments/train.py; its newest checkpoint is measured.")
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Without --workdir: measure the model of this configuration.")
-_PROBLEMS = flags.DEFINE_integer("problems", 200, "Held-out problems, at most; a group of completions is drawn for each.")
+_PROBLEMS = flags.DEFINE_integer("problems", 200, "Held-out problems, at most; a group of completions is drawn for each.",
+                                 lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float("temperature", None, "Sampling temperature; default: that of training. 0 is greedy.")
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the draws.")
 

@@ -33,6 +33,8 @@ def parse(arguments: list[str]) -> list[str]:
     """Flags as absl reads them; a key that the configuration lacks is a plain error, not a stack trace."""
     try:
         return app.parse_flags_with_usage(arguments)
-    except AttributeError as error:  # ml_collections nests a KeyError, whose text says which key and what is near
-        reason = error.args[0].args[0] if isinstance(error.args[0], KeyError) else error
+    except (AttributeError, KeyError) as error:  # of ml_collections: a KeyError, often nested, says which key and what is near
+        reason = error
+        while isinstance(reason, Exception) and reason.args:
+            reason = reason.args[0]
         raise ValueError("the configuration has no key " + " ".join(str(reason).split())) from error

@@ -246,6 +246,7 @@ def test_every_method_takes_two_steps(shared, slug):
 
 REFUSED = {
     "unknown_key": (["--config.learner.epoch=3"], "no key 'epoch' Did you mean \"epochs\""),
+    "unknown_section": (["--config.optimiser.learning_rate=1e-3"], "no key 'optimiser' Did you mean \"optimizer\""),
     "wrong_type": (["--config.steps=many"], "many"),
     "unknown_method": (["--config.method=grop"], "Did you mean 'grpo'?"),
     "unknown_hyper": (["--config.objective=clip_hihg=0.3"], "Did you mean 'clip_high'?"),
