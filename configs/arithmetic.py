@@ -18,9 +18,7 @@ def get_config(variant: str = "tiny"):
 
 
 def _tiny(c):
-    c.task.level = "nocarry3"
-    c.task.chat = False
-    c.rewards = {"exact": {"weight": 1.0}}
+    c.task = "arithmetic(level=nocarry3)"
     c.model.hidden_size = 96
     c.model.num_layers = 2
     c.model.num_heads = 4
@@ -40,9 +38,7 @@ def _tiny(c):
 
 def _smollm2(c):
     c.model.path = "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-    c.task.level = "digit"
-    c.task.chat = True
-    c.rewards = {"last_number": {"weight": 1.0}}
+    c.task = "arithmetic(level=digit, chat=True)"
     c.steps = 40
     c.prompts.per_step = 8
     c.sampling.group = 8

@@ -8,7 +8,7 @@ from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, split_position, t
 RESERVED = ("prompt", "messages", "answer", "level")
 
 
-def jsonl(*, path: str, heldout_path: str | None = None, heldout_fraction: float = 0.2, reward: str = "boxed") -> Task:
+def jsonl(*, path: str, heldout_path: str | None = None, heldout_fraction: float = 0.2) -> Task:
     """The task in a JSONL file; held out is a second file, or the share of the first whose prompt hash is small.
 
     Every line is an object with `answer` and exactly one of `prompt` and `messages`; `level` is optional and other
@@ -31,7 +31,7 @@ def jsonl(*, path: str, heldout_path: str | None = None, heldout_fraction: float
     def build(item: Problem, number: int) -> Problem:
         return Problem(item.prompt, item.answer, number, item.level, item.extra)
 
-    return disjoint_task(f"jsonl/{os.path.basename(path)}", train, heldout, build, reward)
+    return disjoint_task(f"jsonl/{os.path.basename(path)}", train, heldout, build, reward="boxed")
 
 
 def read_problems(path: str) -> list[Problem]:

@@ -4,7 +4,7 @@ from jaxrl_llm.tasks.base import Problem, Source, Task
 
 
 def tfds(*, builder: str, data_dir: str | None = None, prompt_key: str = "question", answer_key: str = "answer",
-         train_split: str = "train", heldout_split: str = "test", chat: bool = True, reward: str = "boxed") -> Task:
+         train_split: str = "train", heldout_split: str = "test", chat: bool = True) -> Task:
     """Splits of a TFDS builder (`"name"`, `"name/config:version"`); each feature key names a text or an integer.
 
     The data must have been prepared in the ArrayRecord format. Raises ValueError when it was not, for an unknown
@@ -32,7 +32,7 @@ def tfds(*, builder: str, data_dir: str | None = None, prompt_key: str = "questi
         return Problem(prompt, _text(record[answer_key]), number, extra=extra)
 
     train, heldout = (prepared.as_data_source(split) for split in (train_split, heldout_split))
-    return Task(f"tfds/{builder}", Source(train, build), Source(heldout, build, len(train)), reward)
+    return Task(f"tfds/{builder}", Source(train, build), Source(heldout, build, len(train)), reward="boxed")
 
 
 def _check_prepared(prepared) -> None:

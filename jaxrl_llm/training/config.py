@@ -1,8 +1,22 @@
 """The keys of a run's configuration with safe defaults; config files start from here and change what they need."""
 import ast
+import functools
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from ml_collections import ConfigDict
+
+from jaxrl_llm.generation.prompts import OVERLONG
+from jaxrl_llm.registry import one_of
+
+_AT_LEAST = {
+    1: "steps prompts.per_step sampling.group sampling.max_tokens sampling.max_rounds learner.epochs learner.minibatches "
+       "learner.micro_batches learner.max_skipped eval.problems checkpoint.keep warmup.batch model.hidden_size "
+       "model.num_layers model.num_heads model.mlp_size",
+    0: "lora.rank prompts.max_tokens optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
+       "optimizer.clip_norm warmup.steps warmup.learning_rate eval.every checkpoint.every samples_every",
+}
 
 
 def default_config() -> ConfigDict:
@@ -15,8 +29,9 @@ def default_config() -> ConfigDict:
     c.estimator = ""                   # hyper-parameters that differ from the row's, e.g. "eps=1e-4"
     c.objective = ""                   # likewise, e.g. "kl_coef=0.01, clip_high=0.28"
 
-    c.task = ConfigDict({"name": "arithmetic"})        # plus the task's own options
-    c.rewards = ConfigDict({"last_number": {"weight": 1.0}})   # the one of largest weight is the accuracy
+    c.task = "arithmetic"              # name(option=value, ...) of a task
+    c.rewards = ""                     # "boxed, format(pattern='...', weight=0.2)"; empty: the one that fits the task
+    c.accuracy = ""                    # the reward that is evaluated and filtered on; empty: the one of largest weight
     c.reward_errors = "raise"          # or "zero": a failing reward scores 0 and is counted
     c.reward_deadline = 600.0          # seconds that a reward may take for one batch before the run stops
 
@@ -57,8 +72,8 @@ def default_config() -> ConfigDict:
     c.optimizer.clip_norm = 1.0        # 0: off
 
     c.learner = ConfigDict()
-    c.learner.epochs = 1                # passes over each rollout batch
-    c.learner.minibatches = 1           # optimiser steps per pass
+    c.learner.epochs = 0                # passes over each rollout batch; 0: the method's own
+    c.learner.minibatches = 0           # optimiser steps per pass; 0: the method's own
     c.learner.micro_batches = 1         # parts whose gradients are summed in one optimiser step: less memory
     c.learner.max_skipped = 5           # stop after so many non-finite updates in a row
 
@@ -68,40 +83,81 @@ def default_config() -> ConfigDict:
     c.checkpoint = ConfigDict({"every": 50, "keep": 2})
     c.samples_every = 25
     c.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})
-    return c
+    return c.lock()
 
 
-def keywords(text: str) -> dict:
-    """`"a=1, b='x'"` as a dict of Python literals; bare words are strings.
+def keywords(text: str) -> dict[str, Any]:
+    """`"a=1, b='x'"` as a dict of Python literals; bare words and paths are strings.
 
     Raises:
-      ValueError: when a part is not `name=value`.
+      ValueError: when a part is not `name=value`, or a name is given twice.
     """
     found = {}
-    for part in filter(None, (p.strip(", \n") for p in re.split(r"[,\s]+(?=[A-Za-z_]\w*\s*=)", text))):
+    for part in _parts(text):
         name, _, value = (piece.strip() for piece in part.partition("="))
         try:
-            found[name] = ast.literal_eval(value)
+            literal = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            found[name] = value
-        if not name.isidentifier() or (found[name] is value and not re.fullmatch(r"[\w.+-]+", value)):
-            raise ValueError(f"cannot read {part!r} in {text!r}; write hyper-parameters as name=value, name=value")
+            literal = value
+        if not name.isidentifier() or name in found or (literal is value and not re.fullmatch(r"[\w.+:/~-]+", value)):
+            raise ValueError(f"cannot read {part!r} in {text!r}; write options as name=value, name=value, each name once, "
+                             "and text with spaces or signs in quotes")
+        found[name] = literal
     return found
+
+
+def calls(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """`"exact, format(pattern='a*', weight=0.1)"` as names with their `keywords`; ValueError when it reads otherwise."""
+    found = []
+    for part in _parts(text):
+        call = re.fullmatch(r"(\w+)\s*(?:\((.*)\))?", part, re.DOTALL)
+        if call is None:
+            raise ValueError(f"cannot read {part!r} in {text!r}; write name, or name(option=value, option=value)")
+        found.append((call[1], keywords(call[2] or "")))
+    return found
+
+
+def _parts(text: str) -> list[str]:
+    """The stretches between the commas that are in no quotes and no brackets; empty ones are left out."""
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        else:
+            depth += (character in "([{") - (character in ")]}")
+        if character == "," and not quote and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
+    """A copy in which `learner.epochs` and `learner.minibatches` are numbers: where they are 0, those of `defaults`, else 1.
+
+    A default number of minibatches that does not divide the batch becomes the largest one below it that does.
+    """
+    config = config.copy_and_resolve_references()
+    learner, P = config.learner, config.prompts.per_step
+    learner.epochs = learner.epochs or defaults.get("epochs", 1)
+    if not learner.minibatches:
+        fits = (n for n in range(defaults.get("minibatches", 1), 1, -1) if P % (n * max(learner.micro_batches, 1)) == 0)
+        learner.minibatches = next(fits, 1)
+    return config
 
 
 def check(config: ConfigDict) -> None:
     """Raises ValueError for values that cannot work, before anything is loaded or compiled."""
-    rules = {
-        "steps": config.steps >= 1, "prompts.per_step": config.prompts.per_step >= 1,
-        "sampling.group": config.sampling.group >= 1, "sampling.max_tokens": config.sampling.max_tokens >= 1,
-        "sampling.max_rounds": config.sampling.max_rounds >= 1,
-        "learner.epochs": config.learner.epochs >= 1, "learner.minibatches": config.learner.minibatches >= 1,
-        "learner.micro_batches": config.learner.micro_batches >= 1, "eval.problems": config.eval.problems >= 1,
-        "lora.rank": config.lora.rank >= 0,
-    }
-    for name, holds in rules.items():
-        if not holds:
-            raise ValueError(f"config.{name} is too small: give a positive number")
+    for least, names in _AT_LEAST.items():
+        for name in names.split():
+            value = functools.reduce(getattr, name.split("."), config)
+            if not value >= least:  # refuses NaN too
+                raise ValueError(f"config.{name} is {value}; it must be at least {least}")
+    if not config.reward_deadline > 0:
+        raise ValueError(f"config.reward_deadline is {config.reward_deadline}; give a number of seconds above 0")
+    one_of("config.prompts.overlong", config.prompts.overlong, OVERLONG)
     P, parts = config.prompts.per_step, config.learner.minibatches * config.learner.micro_batches
     if P % parts:
         raise ValueError(

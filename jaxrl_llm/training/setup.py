@@ -21,6 +21,7 @@ from jaxrl_llm.models import weights
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
+from jaxrl_llm.registry import one_of
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.guard import Guarded
@@ -69,6 +70,7 @@ class Run:
         chosen = sampling_lib.Sampling(
             np.float32(s.temperature if temperature is None else temperature), s.top_k or None,
             s.top_p if s.top_p < 1 else None, s.min_p or None)
+        sampling_lib.check(chosen)
         place = functools.partial(jax.device_put, device=parallel.batch_sharding(self.mesh))
         return lambda tokens, mask, keys: self.generate(params, place(tokens), place(mask), place(keys), chosen, lora=lora)
 
@@ -96,6 +98,33 @@ def model_config(config: ConfigDict, vocab_size: int) -> ModelConfig:
                        num_kv_heads=m.num_heads, head_dim=m.hidden_size // m.num_heads, mlp_size=m.mlp_size)
 
 
+def make_task(text: str) -> tasks.Task:
+    """The task of `"name(option=value, ...)"`."""
+    found = config_lib.calls(text)
+    if len(found) != 1:
+        raise ValueError(f"config.task={text!r} names {len(found)} tasks; give one of {', '.join(tasks.FACTORIES)}, with its "
+                         "options in brackets, for example \"jsonl(path='problems.jsonl')\"")
+    name, options = found[0]
+    return tasks.make(name, **options)
+
+
+def make_reward(config: ConfigDict, task: tasks.Task) -> rewards.Combined:
+    """The weighted sum of `config.rewards`, or the task's own reward; the first component is the accuracy.
+
+    Raises:
+      ValueError: several rewards share the largest weight and `config.accuracy` does not say which one is the accuracy.
+    """
+    parts = [rewards.make(name, **options) for name, options in config_lib.calls(config.rewards) or [(task.reward, {})]]
+    names = [part.name for part in parts]
+    largest = [part.name for part in parts if part.weight == max(part.weight for part in parts)]
+    if not config.accuracy and len(largest) > 1:
+        raise ValueError(f"the rewards {', '.join(largest)} have the same weight; set config.accuracy to the name of the one "
+                         "that is evaluated and filtered on")
+    accuracy = one_of("reward for config.accuracy", config.accuracy or largest[0], names)
+    return rewards.combine(sorted(parts, key=lambda part: part.name != accuracy), on_error=config.reward_errors,
+                           deadline=config.reward_deadline)
+
+
 def load_model(config: ConfigDict, mesh: Mesh):
     """`(tokenizer, Transformer, params)` with the parameters laid out on the mesh; fresh ones without `model.path`."""
     m = config.model
@@ -119,25 +148,25 @@ def load_model(config: ConfigDict, mesh: Mesh):
 
 
 def build(config: ConfigDict) -> tuple[Run, Any]:
-    """Everything but the state; returns `(run, params)`. Raises ValueError before any long work when something is off."""
-    config_lib.check(config)
+    """Everything but the state; returns `(run, params)`. `run.config` has the method's own numbers filled in.
+
+    Raises ValueError before any long work when something is off.
+    """
     method = methods.get(config.method)
+    config = config_lib.resolve(config, method.defaults)
+    config_lib.check(config)
     T = config.sampling.max_tokens
     estimator, objective = methods.build(config.method, max_len=T, estimator=config_lib.keywords(config.estimator),
                                          objective=config_lib.keywords(config.objective))
     check_method(method, estimator, objective)
-    options = config.task.to_dict()
-    task = tasks.make(options.pop("name"), **options)
-    parts = [rewards.make(name, **options) for name, options in config.rewards.to_dict().items()]
-    # The first component is the accuracy that is evaluated and filtered on; a ConfigDict forgets the order of its keys.
-    reward = rewards.combine(sorted(parts, key=lambda part: -part.weight), on_error=config.reward_errors,
-                             deadline=config.reward_deadline)
+    task = make_task(config.task)
+    reward = make_reward(config, task)
     sampling_lib.check(sampling_lib.Sampling(config.sampling.temperature, config.sampling.top_k or None,
                                              config.sampling.top_p, config.sampling.min_p or None))
     mesh = parallel.make_mesh(**config.mesh.to_dict())
     parallel.check_batch(mesh, config.prompts.per_step, "prompts.per_step")
     parallel.check_batch(mesh, config.prompts.per_step // config.learner.minibatches // config.learner.micro_batches,
-                         "prompts of one micro-batch")
+                         "prompts.per_step / learner.minibatches / learner.micro_batches")
     tokenizer, model, params = load_model(config, mesh)
     policy = Policy(model, temperature=config.sampling.temperature or 1.0)
     o = config.optimizer

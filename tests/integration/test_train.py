@@ -30,11 +30,8 @@ def tiny(**changes):
     return config
 
 
-def run(workdir, resume=False, rewards=None, **changes):
-    config = tiny(**changes)
-    if rewards is not None:
-        config.rewards = rewards
-    return loop.train(config, workdir, resume)
+def run(workdir, resume=False, **changes):
+    return loop.train(tiny(**changes), workdir, resume)
 
 
 def lines(workdir):
@@ -187,8 +184,8 @@ def test_dynamic_sampling_draws_until_groups_disagree(tmp_path):
 
 def test_batches_whose_groups_all_agree_change_nothing(tmp_path):
     """An untrained model never solves anything: after `max_rounds` the run goes on, without a learning signal."""
-    options = {"method": "dapo", "steps": 2, "sampling.max_rounds": 2}
-    run(tmp_path, rewards={"exact": {"weight": 1.0}}, **options)
+    options = {"method": "dapo", "steps": 2, "sampling.max_rounds": 2, "rewards": "exact"}
+    run(tmp_path, **options)
     for line in lines(tmp_path)[1:]:
         assert line["filter/rounds"] == 2 and line["filter/kept"] == 0 and line["groups/all_equal"] == 1
         assert "loss" not in line
@@ -197,15 +194,9 @@ def test_batches_whose_groups_all_agree_change_nothing(tmp_path):
     assert_same(last, first)
 
 
-def test_the_reward_of_largest_weight_is_the_accuracy(tmp_path):
-    config = tiny()
-    config.rewards = {"exact": {"weight": 0.1}, "format": {"pattern": "(?s).*[a-z].*", "weight": 1.0}}
-    assert [r.name for r in setup.build(config)[0].reward.rewards] == ["format", "exact"]
-
-
 @pytest.mark.slow
 def test_supervised_warm_up_teaches_the_answers(tmp_path):
-    evaluations = run(tmp_path, rewards={"exact": {"weight": 1.0}}, steps=1, **{
+    evaluations = run(tmp_path, rewards="exact", steps=1, **{
         "warmup.steps": 60, "warmup.batch": 16, "warmup.learning_rate": 1e-2, "sampling.temperature": 0.3})
     assert evaluations["before"].accuracy.mean > 0.03  # an untrained model: below 1 in 10,000
     assert evaluations["before"].length < 4
@@ -250,6 +241,8 @@ REFUSED = {
     "wrong_type": (["--config.steps=many"], "many"),
     "unknown_method": (["--config.method=grop"], "Did you mean 'grpo'?"),
     "unknown_hyper": (["--config.objective=clip_hihg=0.3"], "Did you mean 'clip_high'?"),
+    "unknown_task": (["--config.task=arithmetc(level=digit)"], "Did you mean 'arithmetic'?"),
+    "unreadable_rewards": (["--config.rewards=0.2 * exact"], "write name, or name(option=value, option=value)"),
     "unknown_reward_error": (["--config.reward_errors=rise"], "Did you mean 'raise'?"),
     "bad_mesh": (["--config.mesh.data=3"], "mesh data=3 x fsdp=1 x tensor=1 does not fit 1 devices"),
     "bad_batch": (["--config.learner.minibatches=3"], "their product must be one of [1, 2, 4]"),

@@ -14,8 +14,7 @@ from jaxrl_llm.training.metrics import PhaseTimer
 
 def tiny(**mesh):
     c = default_config()
-    c.task.level, c.task.chat = "digit", False
-    c.rewards = {"exact": {"weight": 1.0}}
+    c.task = "arithmetic(level=digit)"
     c.model.hidden_size, c.model.num_layers, c.model.num_heads, c.model.mlp_size = 32, 2, 4, 48
     c.steps, c.prompts.per_step, c.sampling.group, c.sampling.max_tokens = 4, 4, 2, 4
     c.sampling.temperature, c.optimizer.learning_rate, c.optimizer.b2 = 0.8, 1e-3, 0.95

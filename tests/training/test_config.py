@@ -1,20 +1,20 @@
 """Defaults, hyper-parameters in a string, and refusals before anything is loaded."""
 import pytest
 
-from jaxrl_llm.training.config import arithmetic_table, check, default_config, keywords
+from jaxrl_llm.training.config import arithmetic_table, calls, check, default_config, keywords, resolve
 
 
 def test_defaults_pass_and_are_locked_against_typing_errors():
     config = default_config()
-    check(config)
+    check(resolve(config, {}))
     with pytest.raises(AttributeError, match="batch_size"):
-        config.lock()
         config.prompts.batch_size = 3
 
 
 @pytest.mark.parametrize("text, wanted", (
     ("", {}), ("  ", {}), ("eps=1e-4", {"eps": 1e-4}), ("kl_coef=0.01, clip_high=0.28", {"kl_coef": 0.01, "clip_high": 0.28}),
-    ("a=1 b=2", {"a": 1, "b": 2}), ("aggregation=token_mean", {"aggregation": "token_mean"}),
+    ("path=data/a-1.jsonl", {"path": "data/a-1.jsonl"}), ("pattern='a, b=(c'", {"pattern": "a, b=(c"}),
+    ("aggregation=token_mean", {"aggregation": "token_mean"}),
     ("aggregation='token_mean',max_len=None", {"aggregation": "token_mean", "max_len": None}),
     ("levels=(1, 2), whiten=True", {"levels": (1, 2), "whiten": True}), ("a = 1 , b = -2", {"a": 1, "b": -2}),
     ("a=1,", {"a": 1})))
@@ -22,27 +22,83 @@ def test_keywords(text, wanted):
     assert keywords(text) == wanted
 
 
-@pytest.mark.parametrize("text", ("0.1", "kl_coef 0.1", "=3", "a=", "a=1, 2b=3, =4"))
+@pytest.mark.parametrize("text", ("0.1", "kl_coef 0.1", "=3", "a=", "a=1, 2b=3, =4", "a=1 b=2", "a=1, a=2", "a=(1"))
 def test_keywords_that_cannot_be_read(text):
-    with pytest.raises(ValueError, match="write hyper-parameters as name=value"):
+    with pytest.raises(ValueError, match="write options as name=value"):
         keywords(text)
+
+
+@pytest.mark.parametrize("text, wanted", (
+    ("", []), ("exact", [("exact", {})]), ("exact,boxed( )", [("exact", {}), ("boxed", {})]),
+    ("boxed(deadline=3), format(pattern='(a, b)|c', weight=0.2)",
+     [("boxed", {"deadline": 3}), ("format", {"pattern": "(a, b)|c", "weight": 0.2})]),
+    ("reasoning_gym(dataset=chain_sum, config={'min_terms': 2, 'max_terms': 3})",
+     [("reasoning_gym", {"dataset": "chain_sum", "config": {"min_terms": 2, "max_terms": 3}})])))
+def test_calls(text, wanted):
+    assert calls(text) == wanted
+
+
+@pytest.mark.parametrize("text", ("exact boxed", "exact=1", "(exact)", "exact(weight=1", "0.2 * exact"))
+def test_calls_that_cannot_be_read(text):
+    with pytest.raises(ValueError, match=r"write name, or name\(option=value, option=value\)"):
+        calls(text)
 
 
 @pytest.mark.parametrize("key", (
     "steps", "prompts.per_step", "sampling.group", "sampling.max_tokens", "sampling.max_rounds", "learner.epochs",
     "learner.minibatches", "learner.micro_batches", "eval.problems"))
 def test_zero_is_refused_by_name(key):
-    config = default_config()
+    config = resolve(default_config(), {})
     config.update_from_flattened_dict({key: 0})
     with pytest.raises(ValueError, match=f"config.{key} "):
         check(config)
 
 
+@pytest.mark.parametrize("key, value, words", (
+    ("learner.max_skipped", 0, "config.learner.max_skipped is 0; it must be at least 1"),
+    ("optimizer.clip_norm", -1.0, "config.optimizer.clip_norm is -1.0; it must be at least 0"),
+    ("optimizer.learning_rate", -1e-4, "config.optimizer.learning_rate is -0.0001; it must be at least 0"),
+    ("optimizer.learning_rate", float("nan"), "config.optimizer.learning_rate is nan"),
+    ("warmup.learning_rate", -1e-4, "config.warmup.learning_rate"), ("warmup.batch", 0, "config.warmup.batch"),
+    ("eval.every", -1, "config.eval.every is -1; it must be at least 0"), ("checkpoint.every", -5, "config.checkpoint.every"),
+    ("checkpoint.keep", 0, "config.checkpoint.keep"), ("samples_every", -1, "config.samples_every"),
+    ("prompts.max_tokens", -1, "config.prompts.max_tokens is -1"), ("model.num_layers", 0, "config.model.num_layers"),
+    ("reward_deadline", 0.0, "config.reward_deadline is 0.0; give a number of seconds above 0"),
+    ("prompts.overlong", "skp", "Unknown config.prompts.overlong 'skp'. Did you mean 'skip'?")))
+def test_values_that_cannot_work_are_refused_by_name(key, value, words):
+    config = resolve(default_config(), {})
+    config.update_from_flattened_dict({key: value})
+    with pytest.raises(ValueError) as refusal:
+        check(config)
+    assert str(refusal.value).startswith(words)
+
+
 def test_batch_arithmetic_is_refused_with_what_would_work():
-    config = default_config()
+    config = resolve(default_config(), {})
     config.prompts.per_step, config.learner.minibatches, config.learner.micro_batches = 12, 2, 4
     with pytest.raises(ValueError, match=r"per_step=12 .*minibatches=2 x learner.micro_batches=4.*\[1, 2, 3, 4, 6, 12\]"):
         check(config)
+
+
+@pytest.mark.parametrize("prompts, micro_batches, wanted, used", (
+    (8, 1, 4, 4), (8, 1, 16, 8), (12, 1, 5, 4), (7, 1, 4, 1), (12, 3, 4, 4), (12, 4, 16, 3), (8, 3, 4, 1), (32, 1, 16, 16)))
+def test_a_methods_minibatches_are_cut_down_to_what_divides(prompts, micro_batches, wanted, used):
+    config = default_config()
+    config.prompts.per_step, config.learner.micro_batches = prompts, micro_batches
+    assert resolve(config, {"minibatches": wanted}).learner.minibatches == used
+    assert config.learner.minibatches == 0  # the given configuration stays as it is
+
+
+def test_numbers_that_are_given_win_over_those_of_the_method():
+    config = default_config()
+    assert resolve(config, {}).learner.to_dict() | {"epochs": 1, "minibatches": 1} == resolve(config, {}).learner.to_dict()
+    assert resolve(config, {"epochs": 3, "group_size": 64}).learner.epochs == 3
+    config.learner.epochs, config.learner.minibatches = 1, 3  # 8 prompts: not cut down but refused
+    found = resolve(config, {"epochs": 3, "minibatches": 4})
+    assert (found.learner.epochs, found.learner.minibatches) == (1, 3)
+    with pytest.raises(ValueError, match="minibatches=3"):
+        check(found)
+    assert resolve(found, {"epochs": 3, "minibatches": 4}).to_dict() == found.to_dict()  # as on a resume
 
 
 def test_table_of_the_batch_arithmetic():

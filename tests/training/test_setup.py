@@ -26,7 +26,7 @@ def test_methods_that_need_what_nobody_records_are_refused():
 
 def test_the_prompt_length_covers_held_out_problems_too():
     config = default_config()
-    config.task.level, config.task.chat = "digit", False
+    config.task = "arithmetic(level=digit)"
     config.model.hidden_size, config.model.num_layers = 32, 1
     run, _ = setup.build(config)
     assert run.prompt_tokens == 8  # BOS and "7+5=", rounded up to a multiple of 8
@@ -50,3 +50,56 @@ def test_demonstrations_of_prompts_that_are_too_long():
     np.testing.assert_array_equal(make("truncate").prompt_tokens[0], [*b"999+1="])
     with pytest.raises(ValueError, match="no prompt of a warm-up batch fits"):
         demonstrations(problems[:1], ByteTokenizer(), 6, 4, "skip")
+
+
+def configured(**changes):
+    config = default_config()
+    config.update_from_flattened_dict({"task": "arithmetic(level=digit)", **changes})
+    return config
+
+
+def reward_of(rewards, accuracy=""):
+    config = configured(rewards=rewards, accuracy=accuracy)
+    return setup.make_reward(config, setup.make_task(config.task))
+
+
+def test_a_task_in_a_string(tmp_path):
+    file = tmp_path / "sums.jsonl"
+    file.write_text("".join(f'{{"prompt": "{n}+1=", "answer": {n + 1}}}\n' for n in range(20)))
+    task = setup.make_task(f"jsonl(path={file}, heldout_fraction=0.5)")
+    assert len(task.train) + len(task.heldout) == 20 and task.train[0].prompt.endswith("+1=") and task.reward == "boxed"
+    assert setup.make_task("arithmetic").train[0].level == "digit"
+    with pytest.raises(ValueError, match="keyword of task 'jsonl' 'pth'. Did you mean 'path'"):
+        setup.make_task("jsonl(pth=x)")
+    for text, number in (("", 0), ("arithmetic, jsonl(path=x)", 2)):
+        with pytest.raises(ValueError, match=f"names {number} tasks; give one of arithmetic, jsonl"):
+            setup.make_task(text)
+
+
+def test_a_reasoning_gym_task_in_a_string():
+    pytest.importorskip("reasoning_gym")
+    task = setup.make_task("reasoning_gym(dataset=chain_sum, train_size=5, heldout_size=3, config={'max_terms': 2})")
+    assert len(task.train) == 5 and task.name == "reasoning_gym/chain_sum"
+    reward = setup.make_reward(configured(), task)  # no rewards given: the task's own
+    problem = task.train[0]
+    assert [part.name for part in reward.rewards] == ["reasoning_gym"]
+    assert reward([f"<answer>{problem.answer}</answer>"], [problem.answer], [problem]).total[0] == 1.0
+
+
+def test_the_accuracy_is_the_first_component():
+    names = lambda *given: [part.name for part in reward_of(*given).rewards]  # noqa: E731
+    assert names("") == ["exact"]
+    assert names("exact(weight=0.1), format(pattern='a+')") == ["format", "exact"]
+    assert names("format(pattern='a+'), numeric(weight=0.3), exact", "exact") == ["exact", "format", "numeric"]
+    assert names("format(pattern='a+'), exact(weight=0.1)", "exact") == ["exact", "format"]
+    scores = reward_of("format(pattern='1+', weight=0.25), exact")(["11", "12"], ["12", "12"])
+    assert scores.total.tolist() == [0.25, 1.0] and scores.components[:, 0].tolist() == [0, 1]
+
+
+def test_an_accuracy_that_is_not_clear_is_refused():
+    with pytest.raises(ValueError, match="rewards exact, format have the same weight; set config.accuracy"):
+        reward_of("exact, format(pattern='a+'), numeric(weight=0.5)")
+    with pytest.raises(ValueError, match="reward for config.accuracy 'exakt'. Did you mean 'exact'"):
+        reward_of("exact, numeric", "exakt")
+    with pytest.raises(ValueError, match="reward 'exat'. Did you mean 'exact'"):
+        reward_of("exat")
