@@ -6,6 +6,24 @@ from typing import Any
 
 Part = tuple[str, Mapping[str, Any]]
 
+# What `defaults` may name. The first two are what the trainer runs with when its configuration leaves them open (0); the
+# rest are the paper's setting, for whoever writes a configuration.
+DEFAULTS = {
+    "epochs": "passes over each batch of rollouts",
+    "minibatches": "optimiser steps per pass",
+    "prompts": "prompts per batch",
+    "group_size": "rollouts per prompt",
+    "temperature": "of sampling",
+    "top_p": "of sampling",
+    "entropy_coef": "weight of an entropy bonus in the loss",
+    "expert_traces": "expert completions in each group",
+    "max_staleness": "updates that a rollout may be old",
+    "buffer": "rollouts kept for replay",
+    "max_age": "steps after which a kept rollout is dropped",
+    "tool_reward_decay": "steps over which the reward for tool calls fades",
+    "optimizer_reset": "when the optimiser's state is cleared",
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
@@ -14,7 +32,8 @@ class Method:
     `arxiv`: paper ids. `estimator`, `objective`: (name, hyper-parameters that differ from the factory's defaults).
     `needs`: fields of `Rollouts`, or entries of its `extras`, that the run has to record beyond what the parts say.
     `filters`, `controllers`: parts of `jaxrl_llm.control` by name. `defaults`: what the paper sets outside the parts,
-    such as `group_size` and `epochs`. `equation`: its idea in one line. `missing`: why it cannot run yet.
+    by the names in `DEFAULTS`. `equation`: its idea in one line. `missing`: why it cannot run yet. `omits`: what the
+    published method has beyond this row, which runs without it.
     """
 
     slug: str
@@ -28,3 +47,4 @@ class Method:
     controllers: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     missing: str | None = None
+    omits: str | None = None

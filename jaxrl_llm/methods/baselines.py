@@ -58,7 +58,7 @@ ROWS = (
         estimator=("dapo", {}),
         objective=("ppo_clip", {"clip_high": 0.28, "dual_clip": 10.0}),
         filters=("dynamic_sampling",),
-        defaults={"group_size": 16},
+        defaults={"group_size": 16, "minibatches": 16},
     ),
     Method(
         slug="ppo_clip",
@@ -67,5 +67,6 @@ ROWS = (
         equation="l = max(-A rho, -A clip(rho, 1 - e, 1 + e)), at most -A c where A < 0",
         estimator=("dr_grpo", {}),
         objective=("ppo_clip", {"dual_clip": 3.0}),
+        defaults={"minibatches": 4},
     ),
 )

@@ -188,6 +188,7 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
       RecompilationError: when a step compiles again after its shapes are settled.
     """
     run, params = setup.build(config)
+    config = run.config  # what is written down, and compared on a resume, are the numbers that the run really uses
     work = open_workdir(workdir, config, resume)
     data = batches(run.task.train, config.prompts.per_step, seed=config.seed)
     with Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints, Progress(config.steps) as progress:

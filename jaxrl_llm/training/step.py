@@ -136,7 +136,8 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
     outputs out differently, and the next call would compile again.
 
     The gradient is scaled to `clip_norm` if its global norm is larger. An update with a loss or gradient that is not
-    finite leaves weights and optimiser as they were and is counted in `state.skipped`.
+    finite leaves weights and optimiser as they were and is counted in `state.skipped`. So does one without any gradient
+    (all advantages 0, nothing kept), which is not counted: momentum and weight decay alone must not move the weights.
 
     Raises:
       ValueError: at trace time, when the prompts of a mini-batch do not divide by `micro_batches`.
@@ -154,11 +155,11 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
             scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
             grads = jax.tree.map(lambda g: g * scale, grads)
         changes, opt_state = optimizer.update(grads, state.opt_state, state.trainable)
-        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)  # noqa: E731
-        skip = (~finite).astype(jnp.int32)
-        state = state.with_trainable(keep(optax.apply_updates(state.trainable, changes), state.trainable)).replace(
-            opt_state=keep(opt_state, state.opt_state),
-            objective_state=keep(objective_state, state.objective_state),
+        choose = lambda flag, new, old: jax.tree.map(lambda a, b: jnp.where(flag, a, b), new, old)  # noqa: E731
+        moved, skip = finite & (norm > 0), (~finite).astype(jnp.int32)
+        state = state.with_trainable(choose(moved, optax.apply_updates(state.trainable, changes), state.trainable)).replace(
+            opt_state=choose(moved, opt_state, state.opt_state),
+            objective_state=choose(finite, objective_state, state.objective_state),
             skipped=state.skipped + skip, skipped_in_row=(state.skipped_in_row + 1) * skip)
         if mesh is not None:
             state = jax.lax.with_sharding_constraint(state, tree_shardings(state, mesh))

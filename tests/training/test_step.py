@@ -173,6 +173,15 @@ def test_non_finite_updates_are_skipped_and_counted():
     assert any((np.asarray(a) != b).any() for a, b in zip(jax.tree.leaves(state.params), before))
 
 
+def test_an_update_without_a_gradient_changes_nothing_and_is_not_counted():
+    state, _ = update_of(1)(fresh_state(), batch(), ADVANTAGES)  # from here on there is momentum
+    before = jax.device_get(jax.tree.leaves((state.params, state.opt_state)))
+    state, metrics = update_of(1)(state, batch(), np.zeros_like(ADVANTAGES))
+    for a, b in zip(jax.tree.leaves((state.params, state.opt_state)), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert metrics["grad_norm"] == 0 and metrics["skipped_updates"] == 0 and state.skipped_in_row == 0
+
+
 def test_learning_rate_zero_gives_ratio_one_and_a_small_mismatch_at_another_temperature():
     params, prompts = fresh_params(), batch()
     keys = row_keys(jax.random.key(5), jnp.arange(P * G).reshape(P, G))
