@@ -71,6 +71,11 @@ def leave_one_out_mean(x_PG: Array, valid_PG: Array) -> Array:
     return centre + (centre - x_PG) / jnp.maximum(group_count(valid_PG).astype(x_PG.dtype) - 1, 1)
 
 
+def unless_alone(x: Array, valid_PG: Array, otherwise: float = 0.0) -> Array:
+    """`x` [P, 1] or [P, G], or `otherwise` where a prompt has fewer than two valid rollouts: nothing to compare with."""
+    return jnp.where(group_count(valid_PG) > 1, x, otherwise)
+
+
 def whiten(x: Array, mask: Array, *, eps: float, ddof: int) -> Array:
     """`(x - mean) / sqrt(var + eps)` over all True entries of `mask`, 0 elsewhere."""
     centred = jnp.where(mask, x - mean(x, mask, keepdims=True), jnp.zeros((), x.dtype))

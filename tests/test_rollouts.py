@@ -63,6 +63,9 @@ def test_group_statistics():
     np.testing.assert_allclose(others[0], [1 / 6, 0.5, 0.5, 1 / 3], rtol=1e-6)
     np.testing.assert_allclose(others[1, :2], [2, 4])
     assert masked.leave_one_out_mean(jnp.array([[5.0]]), jnp.array([[True]])) == 5
+    valid = jnp.array([[True, True], [True, False], [False, False]])
+    assert masked.unless_alone(jnp.array([[3.0], [4], [5]]), valid).tolist() == [[3], [0], [0]]
+    assert masked.unless_alone(jnp.full((3, 2), 7.0), valid, 1.0).tolist() == [[7, 7], [1, 1], [1, 1]]
 
 
 def test_last_token_and_return_skip_holes():

@@ -1,7 +1,5 @@
 """Asymmetric REINFORCE: off-policy without ratios, on a baseline a little below the mean (arXiv 2506.20520)."""
 
-import jax.numpy as jnp
-
 from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 
@@ -17,6 +15,6 @@ def asym_re(*, baseline_shift: float = -0.1) -> Estimator:
 
     def advantages(rollouts):
         baseline = masked.group_mean(rollouts.rewards, rollouts.valid) + baseline_shift
-        return rollouts.rewards - jnp.where(masked.group_count(rollouts.valid) == 1, 0, baseline)
+        return rollouts.rewards - masked.unless_alone(baseline, rollouts.valid)
 
     return stateless(advantages)

@@ -1,10 +1,8 @@
 """Kimi k1.5's baseline: the group mean, or the log of the mean exponentiated reward (arXiv 2501.12599)."""
 
-import jax
-import jax.numpy as jnp
-
 from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.advantages.soft_value import soft_value
 
 
 @estimator
@@ -18,12 +16,8 @@ def kimi_opmd(*, baseline: str = "mean", tau: float = 1.0) -> Estimator:
 
     def advantages(rollouts):
         rewards, valid = rollouts.rewards, rollouts.valid
-        n = masked.group_count(valid).astype(rewards.dtype)
-        if baseline == "mean":
-            b = masked.group_mean(rewards, valid)
-        else:
-            total = jax.nn.logsumexp(jnp.where(valid, rewards / tau, -jnp.inf), axis=1, keepdims=True)
-            b = tau * (total - jnp.log(jnp.maximum(n, 1)))
-        return rewards - jnp.where(n > 1, b, 0)
+        soft = baseline == "logavgexp"
+        b = soft_value(rewards, valid, temperature=tau) if soft else masked.group_mean(rewards, valid)
+        return rewards - masked.unless_alone(b, valid)
 
     return stateless(advantages)

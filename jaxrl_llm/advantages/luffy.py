@@ -21,8 +21,7 @@ def luffy(*, baseline: str = "all", use_std: bool = False, eps: float = 1e-6) ->
         members = rollouts.valid
         if baseline == "on_policy":
             members = members & ~expert_rollouts(rollouts)
-        alone = masked.group_count(members) <= 1
-        centred = rollouts.rewards - jnp.where(alone, 0, masked.group_mean(rollouts.rewards, members))
+        centred = rollouts.rewards - masked.unless_alone(masked.group_mean(rollouts.rewards, members), members)
         if not use_std:
             return centred
         deviation = masked.group_std(rollouts.rewards, members, ddof=1)

@@ -21,7 +21,7 @@ def r3l(*, alpha: float = 3.0, baseline: str = "mean", tau: float = 1.0) -> Esti
         rewards, valid = rollouts.rewards, rollouts.valid
         soft = baseline == "soft"
         centre = soft_value(rewards, valid, temperature=tau) if soft else masked.group_mean(rewards, valid)
-        score = rewards - jnp.where(masked.group_count(valid) == 1, 0, centre)
+        score = rewards - masked.unless_alone(centre, valid)
         return jnp.where(rewards >= 1, 1, jnp.where(score >= 0, alpha * score, score))
 
     return stateless(advantages)

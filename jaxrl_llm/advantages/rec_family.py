@@ -29,10 +29,9 @@ def rec_family(*, scale: bool = False, drop: str = "none", eps: float = 1e-6, se
 
     def advantages(rollouts, step):
         rewards, keep = rollouts.rewards, kept(rollouts, step)
-        several = masked.group_count(keep) > 1
-        values = rewards - jnp.where(several, masked.group_mean(rewards, keep), 0)
+        values = rewards - masked.unless_alone(masked.group_mean(rewards, keep), keep)
         if scale:
-            values = values / (jnp.where(several, masked.group_std(rewards, keep, ddof=0), 1) + eps)
+            values = values / (masked.unless_alone(masked.group_std(rewards, keep, ddof=0), keep, 1.0) + eps)
         return jnp.where(keep, values, 0), step + 1
 
     return stateful(lambda: jnp.int32(0), advantages)

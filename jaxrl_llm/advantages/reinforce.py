@@ -56,7 +56,7 @@ def reinforce(
     def rfpp_baseline(rollouts):
         baseline = masked.group_mean(rollouts.rewards, rollouts.valid)
         if singleton == "raw":
-            baseline = jnp.where(masked.group_count(rollouts.valid) == 1, 0, baseline)
+            baseline = masked.unless_alone(baseline, rollouts.valid)
         mask = rollouts.token_mask
         return whiten(masked.to_tokens(rollouts.rewards - baseline, mask), mask)
 

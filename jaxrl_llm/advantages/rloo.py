@@ -1,7 +1,5 @@
 """RLOO: each rollout is compared with the mean of the others, an unbiased baseline (arXiv 2402.14740)."""
 
-import jax.numpy as jnp
-
 from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 
@@ -17,7 +15,7 @@ def rloo(*, singleton: str = "zero") -> Estimator:
     def advantages(rollouts):
         baseline = masked.leave_one_out_mean(rollouts.rewards, rollouts.valid)
         if singleton == "raw":
-            baseline = jnp.where(masked.group_count(rollouts.valid) == 1, 0, baseline)
+            baseline = masked.unless_alone(baseline, rollouts.valid)
         return rollouts.rewards - baseline
 
     return stateless(advantages)

@@ -209,7 +209,7 @@ ROWS = (
         arxiv=("2510.13786",),
         equation="A = (r - group mean) / batch std of the same; l = -sg(min(p / p_sampler, 5)) A log p",
         estimator=("scalerl", {}),
-        objective=("cispo", {"max_ratio": 5.0, "anchor": "behavior", "aggregation": "prompt_mean"}),
+        objective=("scalerl", {}),
         defaults={"group_size": 16, "epochs": 1},
     ),
 )

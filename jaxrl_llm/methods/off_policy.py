@@ -33,7 +33,7 @@ ROWS = (
         arxiv=("2505.24034",),
         equation="A = r - group mean; l = -sg(min(p / p_sampler, 4)) A sum_t log p_t",
         estimator=("dr_grpo", {}),
-        objective=("cispo", {"anchor": "behavior", "max_ratio": 4.0, "aggregation": "seq_mean_token_sum"}),
+        objective=("llamarl", {}),
         defaults={"group_size": 4},
     ),
     Method(

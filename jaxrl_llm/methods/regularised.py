@@ -1,7 +1,5 @@
 """Methods that keep entropy up or stay near an old policy by covariance, divergence, ratio or imitation terms."""
 
-import math
-
 from jaxrl_llm.methods.base import Method
 
 ROWS = (
@@ -48,7 +46,7 @@ ROWS = (
         arxiv=("2512.12967",),
         equation="A = (r - group mean) / std of the task; A < 0 set to 0 while entropy is above a band",
         estimator=("qwenlong_aepo", {"scope": "batch"}),
-        objective=("ppo_clip", {"clip_low": 1.0, "clip_high": math.inf, "aggregation": "prompt_mean"}),
+        objective=("qwenlong_aepo", {}),
         defaults={"group_size": 8, "epochs": 1, "temperature": 0.7, "top_p": 0.95},
     ),
     Method(
@@ -133,7 +131,7 @@ ROWS = (
         title="ProRL: prolonged training with reference resets",
         arxiv=("2505.24864", "2507.12507"),
         equation="A = z-score; clip(rho, 0.8, 1.4) + beta KL(ref); ref <- policy when validation stagnates",
-        objective=("ppo_clip", {"clip_high": 0.4, "kl_coef": 1e-4}),
+        objective=("prorl", {}),
         filters=("dynamic_sampling",),
         controllers=("prorl",),
         defaults={"group_size": 16, "temperature": 1.2},
@@ -145,7 +143,7 @@ ROWS = (
         arxiv=("2501.11651",),
         equation="A = leave-one-out of r - [repetitive]; l = clipped + beta KL(anchor) - c H; anchor <- moving average",
         estimator=("t1", {}),
-        objective=("oneshot_entropy", {}),
+        objective=("t1", {}),
         controllers=("t1",),
         defaults={"group_size": 64, "temperature": 1.2},
         missing="a reference that follows the policy as control.t1 does",

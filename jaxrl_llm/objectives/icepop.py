@@ -4,8 +4,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.corrections import bounded, importance
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.trust_region import clipped_surrogate
+from jaxrl_llm.objectives.tis_mis import tis_mis
 
 
 @objective
@@ -21,20 +20,10 @@ def icepop(
     """`l_t = M_t max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))`, rho = exp(new - old log-prob).
 
     `M = k` where `min_ratio <= k <= max_ratio`, else 0; `k = exp(old_logprobs - behavior_logprobs)`, detached. Masked
-    tokens stay in the denominator. Metric `mask_fraction`: share of tokens with M = 0.
+    tokens stay in the denominator. It is `tis_mis` with weights by token that are masked by an asymmetric band.
     """
-
-    def token_loss(logprobs, rollouts, advantages):
-        mask = rollouts.token_mask
-        discrepancy = importance(rollouts.old_logprobs, rollouts.behavior_logprobs, mask)
-        weight = bounded(discrepancy, "mask", min_ratio, max_ratio)
-        ratio = token_ratio(logprobs, rollouts.old_logprobs, mask)
-        loss, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
-        return weight * loss, {"mask_fraction": weight == 0, "clip_fraction": clipped, "max/ratio": ratio}
-
-    return token_objective(
-        token_loss, aggregation=aggregation, max_len=max_len, needs=("old_logprobs", "behavior_logprobs")
-    )
+    return tis_mis(bound="mask", min_ratio=min_ratio, max_ratio=max_ratio, clip_low=clip_low, clip_high=clip_high,
+                   aggregation=aggregation, max_len=max_len)
 
 
 @objective

@@ -1,9 +1,9 @@
 """One-Token Rollout: expert text as one-step rollouts, K sampled tokens per position (arXiv 2509.26313).
 
-As a composition it is the plain policy gradient on rollouts of length one: a prompt per position (the expert text
-before it), G = K, reward 1 for the expert's token and `wrong` for others, no baseline. The functions here do the same
-in one forward pass, without generation, for code that holds the logits [..., V]. No code is public: that the loss takes
-log-probs at temperature 1 is a reading, the defaults of `wrong` and `temperature` are unconfirmed.
+As a composition it is the plain policy gradient on P expert texts with G = K tokens sampled at each position, which the
+estimator `otr` rewards. The functions here do the same in one forward pass, without generation, for code that holds the
+logits [..., V]. No code is public: that the loss takes log-probs at temperature 1 is a reading, the defaults of `wrong`
+and `temperature` are unconfirmed.
 """
 
 import jax
@@ -11,6 +11,18 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxrl_llm import masked
+from jaxrl_llm.objectives.base import Objective, objective
+from jaxrl_llm.objectives.reinforce import reinforce
+
+
+@objective
+def otr() -> Objective:
+    """`l_t = -A_t log p_t`, mean over the sampled tokens: `one_token_loss` from log-probs, A of the estimator `otr`.
+
+    `tokens` i32[P, G, T] holds G samples at each position, `logprobs` their log-probs after the expert's prefix, and
+    `mask` the expert text, G times. There is no ratio and no baseline.
+    """
+    return reinforce(aggregation="token_mean")
 
 
 def sample_tokens(key: Array, logits: Array, *, samples: int = 256, temperature: float = 1.3) -> Array:

@@ -34,9 +34,9 @@ def rank_grpo(
     """`l_t = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) + kl_coef * KL_t`, `rho = exp(mean over the item)`.
 
     The mean of the log-ratio is over the tokens of the token's own rank; items too many form one more rank. Tokens with
-    rank -1 are not in the loss. `aggregation`: `token_mean` over the tokens of items (published code), or `rank_mean`:
-    mean inside the item, over the ranks of the list, over the rollouts, without stop tokens and items too many (how we
-    read the paper).
+    rank -1 are not in the loss, except a stop token, which counts with its own ratio: after an empty list it carries
+    the penalty for stopping early. `aggregation`: `token_mean` (published code), or `rank_mean`: mean inside the item,
+    over the ranks of the list, over the rollouts, without stop tokens and items too many (how we read the paper).
     Extras as in the estimator `rank_grpo`: `hits` (only K), `ranks`, `eos`. `kl_coef` needs `ref_logprobs`.
     """
     registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)
@@ -45,7 +45,7 @@ def rank_grpo(
     def weights(rollouts):
         ranks, member = _bins(rollouts)
         if aggregation == "token_mean":
-            real = rollouts.token_mask & (ranks >= 0)
+            real = rollouts.token_mask & ((ranks >= 0) | rollouts.extras["eos"])
             return {"loss": jnp.where(real, 1 / jnp.maximum(masked.count(real), 1), 0)}
         member = (member & ~rollouts.extras["eos"][..., None])[..., :-1]
         sizes = masked.count(member, axis=2)
@@ -58,7 +58,8 @@ def rank_grpo(
         ranks, member = _bins(rollouts)
         per_token = log_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)
         per_item = masked.mean(jnp.broadcast_to(per_token[..., None], member.shape), member, axis=2)
-        ratio = jnp.exp(jnp.where(ranks >= 0, _gather(per_item, ranks), 0))
+        alone = jnp.where(rollouts.extras["eos"], per_token, 0)
+        ratio = jnp.exp(jnp.where(ranks >= 0, _gather(per_item, ranks), alone))
         loss, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
         metrics = {"clip_fraction": clipped, "max/ratio": ratio, "approx_kl": -per_token}
         if kl_coef:

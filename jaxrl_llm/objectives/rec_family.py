@@ -5,7 +5,7 @@ from jax import Array, lax
 
 from jaxrl_llm import registry
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
-from jaxrl_llm.objectives.ratios import log_ratio
+from jaxrl_llm.objectives.ratios import LIMIT, log_ratio
 from jaxrl_llm.objectives.trust_region import inside, still_moving
 
 CLIPS = ("none", "one_side", "two_side", "ring")
@@ -33,7 +33,8 @@ def rec_family(
     M (`clip`): `none` 1; `one_side` PPO's region, where moving along A still leads inwards; `two_side`
     `1 - clip_low <= rho <= 1 + clip_high`; `ring` two_side, or A >= 0 with `rho <= 1 - ring_low`, or A <= 0 with
     `rho >= 1 + ring_high` (far outside, but moving back).
-    W (`weight`): `none` A; `importance_sampling` A rho; `advantage` `A exp(A / temperature)`.
+    W (`weight`): `none` A; `importance_sampling` A rho; `advantage` `A exp(A / temperature)`,
+    the exponent clamped to +-20.
     `regulariser`, on all tokens: `k2` `kl_coef * (log rho)^2` (without 1/2); `forward_kl` `-kl_coef * log p`.
     """
     for what, given, allowed in (("clip", clip, CLIPS), ("weight", weight, WEIGHTS),
@@ -55,7 +56,8 @@ def rec_family(
         change = log_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)
         ratio = lax.stop_gradient(jnp.exp(change))
         keep = region(ratio, advantages)
-        scale = {"none": 1, "importance_sampling": ratio, "advantage": jnp.exp(advantages / temperature)}[weight]
+        growth = jnp.exp(jnp.clip(advantages / temperature, -LIMIT, LIMIT))
+        scale = {"none": 1, "importance_sampling": ratio, "advantage": growth}[weight]
         loss = -jnp.where(keep, advantages * scale, 0) * logprobs
         if regulariser == "k2":
             loss = loss + kl_coef * change**2

@@ -45,20 +45,29 @@ def value_loss(
 
 
 def worth_replaying(rollouts: Rollouts, max_age: int) -> Array:
-    """bool[P, G]: stored at most `max_age` steps ago (`extras["age"]`) and better than `extras["reward_baseline"]`."""
-    better = rollouts.rewards > rollouts.extras["reward_baseline"][:, None]
-    return rollouts.valid & better & (rollouts.extras["age"] <= max_age)
+    """bool[P, G]: at most `max_age` steps old (`extras["age"]`), with a reward of at least `extras["reward_baseline"]`.
+
+    One that only equals the baseline has advantage 0: it teaches nothing but counts in the mean.
+    """
+    reached = rollouts.rewards >= rollouts.extras["reward_baseline"][:, None]
+    return rollouts.valid & reached & (rollouts.extras["age"] <= max_age)
+
+
+def imitation_coef(step: Array, *, coef: float, warmup: int) -> Array:
+    """`coef * (1 - cos(pi * min(step, warmup) / warmup)) / 2`: from 0 to `coef`; at once if `warmup` is 0."""
+    progress = jnp.minimum(step / warmup, 1.0) if warmup else jnp.ones_like(step, float)
+    return coef * (1 - jnp.cos(jnp.pi * progress)) / 2
 
 
 @objective
 def spear(
-    *, coef: float = 1.0, ramp: int = 200, max_age: int = 10, clip_low: float = 0.2, clip_high: float = 0.2
+    *, coef: float = 1.0, warmup: int = 200, max_age: int = 10, clip_low: float = 0.2, clip_high: float = 0.2
 ) -> Objective:
     """Replay alone, as SPEAR does without its covariance cut (`spear_clip` has that and the fresh rollouts too).
 
-    `coef (1 - cos(pi step / ramp)) / 2 * clipped surrogate`, mean over the tokens of the rollouts worth replaying; step
-    counts calls, from `ramp` on the factor stays `coef`. Rollouts are used if they beat `extras["reward_baseline"]`
-    f32[P] and `extras["age"]` i32[P, G] is at most `max_age`; their `old_logprobs` are those stored with them.
+    `imitation_coef(step) * clipped surrogate`, mean over the tokens of the rollouts worth replaying; step counts calls.
+    Rollouts are used if they reach `extras["reward_baseline"]` f32[P] and `extras["age"]` i32[P, G] is at most
+    `max_age`; their `old_logprobs` are those stored with them.
     """
 
     def shares(rollouts):
@@ -69,8 +78,8 @@ def spear(
         loss, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
         kept = worth_replaying(rollouts, max_age)
         metrics = {"kept_fraction": kept, "clip_fraction": clipped & kept[..., None]}
-        progress = jnp.where(step >= ramp, 1, step / max(ramp, 1)).astype(loss.dtype)
-        return {"replay": coef * (1 - jnp.cos(jnp.pi * progress)) / 2 * loss}, metrics
+        scale = imitation_coef(step, coef=coef, warmup=warmup).astype(loss.dtype)
+        return {"replay": scale * loss}, metrics
 
     return token_objective(token_loss, needs=("rewards", "old_logprobs", "age", "reward_baseline"),
                            extra_weights=shares, init=lambda: jnp.int32(0), advance=lambda step: step + 1)

@@ -2,24 +2,17 @@
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.clip_cov import clip_cov_loss
 from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.sil import worth_replaying
+from jaxrl_llm.objectives.sil import imitation_coef, worth_replaying
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
 from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
 from jaxrl_llm.rollouts import check
 
 NEEDS = ("rewards", "old_logprobs", "replayed", "reward_baseline", "age")
-
-
-def imitation_coef(step: Array, *, coef: float, warmup: int) -> Array:
-    """`coef * (1 - cos(pi * min(step, warmup) / warmup)) / 2`: from 0 to `coef`; at once if `warmup` is 0."""
-    progress = jnp.minimum(step / warmup, 1.0) if warmup else jnp.ones_like(step, float)
-    return coef * (1 - jnp.cos(jnp.pi * progress)) / 2
 
 
 @objective
@@ -41,9 +34,9 @@ def spear_clip(
     """`L(fresh) + imitation_coef(step) * L_clip_cov(replayed)`, each aggregated over its own rollouts.
 
     `extras["replayed"]` bool[P, G] tells the two apart. Of the replayed rollouts, which carry the `old_logprobs` they
-    were sampled with, those count that still beat `extras["reward_baseline"]` f32[P] at `extras["age"]` i32[P, G] of at
-    most `max_age`. Fresh tokens get the clipped surrogate, at most `-A * dual_clip` for A < 0, replayed ones `clip_cov`
-    with the same clip range. A step is one update.
+    were sampled with, those count that still reach `extras["reward_baseline"]` f32[P] and are at most `max_age` old
+    (`extras["age"]` i32[P, G]). Fresh tokens get the clipped surrogate, at most `-A * dual_clip` for A < 0, replayed
+    ones `clip_cov` with the same clip range. A step is one update.
     """
 
     def used(rollouts):

@@ -13,6 +13,7 @@ from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.corrections import BOUNDS, LEVELS, bounded, effective_share, importance
 from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate, inside
+from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
 from jaxrl_llm.rollouts import Rollouts, clean
 
 SCOPES = {
@@ -67,6 +68,7 @@ def tis_mis(
     denominator: str = "kept",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    dual_clip: float | None = None,
     kl_coef: float = 0.0,
     kl_estimator: str = "k3",
     aggregation: str = "token_mean",
@@ -77,7 +79,9 @@ def tis_mis(
     `w` is `correction(level, bound, min_ratio, max_ratio)`; a lower bound left out is 1 / upper bound. `normalise`
     divides it by its mean over the mini-batch (token level: over tokens; else over live rollouts). `reject` drops
     tokens or rollouts by `accepted(reject, reject_min, reject_max)`, and `veto` rollouts with a token of
-    `exp(old - behaviour) < veto`; these leave the denominator unless it is "original". Tokens of weight 0 never do.
+    `exp(old - behaviour) < veto`; these leave the loss, and with `denominator="kept"` what it is divided by and the KL
+    term too, as if they had never been in the mask. Tokens of weight 0 stay in both. `dual_clip` c > 1 bounds the
+    surrogate of negative advantages by `-A c`, before the weight.
     Metric `ess_share`: effective sample size per token, of the token weights clamped to [1 / max_ratio, max_ratio],
     hence always near 1 where max_ratio is.
     """
@@ -85,6 +89,8 @@ def tis_mis(
     registry.one_of("bound", bound, (*BOUNDS, "seq_mask"))
     registry.one_of("denominator", denominator, ("kept", "original"))
     registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)
+    if dual_clip is not None and dual_clip <= 1:
+        raise ValueError(f"dual_clip={dual_clip} must be larger than 1, or None to switch it off")
     if reject is not None:
         registry.one_of("reject", reject, REJECTIONS)
         if reject_max is None:
@@ -105,8 +111,9 @@ def tis_mis(
         """What depends on the whole mini-batch: each token's share of the loss, weight included, and the ESS."""
         rollouts = clean(rollouts, *NEEDS)
         mask, (weight, keep) = rollouts.token_mask, weigh(rollouts)
-        counted = rollouts.replace(mask=keep) if denominator == "kept" else rollouts
-        share = jnp.where(keep, token_weights(counted, aggregation, max_len) * weight, 0)
+        counted = token_weights(
+            rollouts.replace(mask=keep) if denominator == "kept" else rollouts, aggregation, max_len)
+        share = jnp.where(keep, counted * weight, 0)
         if normalise:
             by_token = level == "token" or bound == "seq_mask"
             mean = masked.mean(weight, mask) if by_token else masked.mean(
@@ -114,7 +121,7 @@ def tis_mis(
             share = share / jnp.where(mean > 1e-8, mean, 1)
         raw = importance(rollouts.old_logprobs, rollouts.behavior_logprobs, mask)
         ess = effective_share(jnp.clip(raw, 1 / max_ratio, max_ratio), mask)
-        return {"corrected": share, "ess": jnp.broadcast_to(ess, rollouts.valid.shape)}
+        return {"corrected": share, "counted": counted, "ess": jnp.broadcast_to(ess, rollouts.valid.shape)}
 
     def token_loss(logprobs, rollouts, advantages):
         whole = shares(rollouts) if rollouts.loss_weights is None else rollouts.loss_weights
@@ -124,9 +131,11 @@ def tis_mis(
         terms = {"corrected": loss}
         metrics = {"weight": weight, "kept_fraction": keep & (weight > 0), "ess_share": whole["ess"],
                    "clip_fraction": clipped, "max/ratio": ratio}
+        if dual_clip is not None:
+            terms["corrected"], metrics["clip_fraction_lower"] = dual_clipped(loss, advantages, dual_clip)
         if kl_coef:
             metrics["kl"] = kl.token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
-            terms["loss"] = kl_coef * metrics["kl"]
+            terms["counted"] = kl_coef * metrics["kl"]
         return terms, metrics
 
     needs = (*NEEDS, "ref_logprobs") if kl_coef else NEEDS

@@ -19,6 +19,21 @@ def test_penalty_at_full_scale():
     np.testing.assert_allclose(penalty, [0, 0, -2.441406e-4, -0.5, -1, -1], rtol=1e-6)
 
 
+def test_released_penalty_goes_on_beyond_the_budget():
+    lengths = jnp.array([16, 18, 20, 22, 24])
+    for variant, beyond in (("paper", [-2, -2]), ("code", [-3, -4])):
+        penalty = overlong_penalty(lengths, max_len=20, cache_len=4, factor=2.0, variant=variant)
+        np.testing.assert_allclose(penalty, [0, -1, -2, *beyond])
+    rollouts = from_lists([[1, 1, 0]], lengths=[[24, 16, 16]])
+    for slug, hyper, shaped in (("dapo_overlong", {}, [0, 1, 0]), ("dapo", {}, [0, 1, 0]),
+                                ("dapo_overlong", {"variant": "code"}, [-1, 1, 0])):
+        values, _ = advantages.make(slug, max_len=20, cache_len=4, **hyper).update(rollouts, ())
+        expected = (shaped - np.mean(shaped)) / (np.std(shaped, ddof=1) + 1e-6)
+        np.testing.assert_allclose(values[0, :, 0], expected, rtol=1e-5)
+    with pytest.raises(ValueError, match="Allowed: code, paper"):
+        advantages.dapo_overlong(variant="soft")
+
+
 def test_worked_example():
     penalty = overlong_penalty(jnp.array(LENGTHS), max_len=20, cache_len=4)
     np.testing.assert_array_equal(2 * ACCURACY - 1 + np.asarray(penalty), [[0.5, -1], [1, 1], [-2, 0]])

@@ -83,6 +83,7 @@ def test_kimi_baselines_and_their_limits():
         np.testing.assert_allclose(actual[1, :2], expected[1], atol=1e-6)
     np.testing.assert_allclose(kimi(rewards, baseline="logavgexp", tau=1e3), kimi(rewards), atol=1e-3)
     np.testing.assert_allclose(kimi(rewards, baseline="logavgexp", tau=1e-3)[0], [0, -1, -0.5], atol=2e-3)
+    assert not kimi([[0.3] * 5], baseline="logavgexp", tau=0.5).any()  # equal rewards: exactly 0
     assert kimi([[0.7]]) == np.float32(0.7) and kimi([[0.7]], baseline="logavgexp") == np.float32(0.7)
 
 

@@ -200,3 +200,11 @@ def test_the_baseline_minimises_the_variance_of_the_estimate():
 def test_nearest_match(slug, hyper):
     with pytest.raises(ValueError, match="Did you mean"):
         advantages.make(slug, **hyper)
+
+
+def test_swe_rl_counts_partial_similarity_unless_discrete():
+    rollouts = from_lists([[1.0, 0.977273, 0.0, -1.0]])
+    for variant, counted in (("continuous", [1, 0.977273, 0, -1]), ("discrete", [1, 0, 0, -1])):
+        values, _ = advantages.swe_rl_reward(variant=variant).update(rollouts, ())
+        expected = (counted - np.mean(counted)) / (np.std(counted, ddof=1) + 1e-6)
+        np.testing.assert_allclose(values[0, :, 0], expected, rtol=1e-5)

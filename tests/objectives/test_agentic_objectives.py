@@ -92,6 +92,18 @@ def test_rank_grpo_clip_separators_and_surplus_items():
     np.testing.assert_allclose(gradient, [[[0, 0, -1 / 7, -1 / 7], [-1 / 7, 0, 0, 0]]], rtol=1e-6)
 
 
+def test_rank_grpo_pays_for_stopping_before_the_first_item():
+    """Nothing but a stop token: it has no rank, but its own ratio, and carries the penalty of -0.1."""
+    rollouts = ranked(ranks=((0, 1, 1, 1), (-1, -1, -1, -1)), eos=((0, 0, 0, 1), (1, 0, 0, 0)), hits=((0, 0), (0, 0)))
+    rollouts = rollouts.replace(mask=jnp.asarray([[[1, 1, 1, 1], [1, 0, 0, 0]]], bool))
+    values, _ = advantages.rank_grpo().update(rollouts, ())
+    np.testing.assert_allclose(values, [[[0, 0, 0, 0.1], [-0.1, 0, 0, 0]]], atol=1e-7)
+    new = np.array([[[0, 0, 0, 0], [0.05, 0, 0, 0]]])
+    loss, _, gradient = run(objectives.rank_grpo(kl_coef=0.0), new, rollouts, values)
+    np.testing.assert_allclose(loss, (-0.1 + 0.1 * np.exp(0.05)) / 5, atol=1e-8)
+    np.testing.assert_allclose(gradient[0, 1], [0.1 * np.exp(0.05) / 5, 0, 0, 0], rtol=1e-5)
+
+
 def test_rank_grpo_kl():
     plain, _, _ = run(objectives.rank_grpo(kl_coef=0.0), CHANGE, ranked())
     loss, metrics, _ = run(objectives.rank_grpo(kl_coef=0.5), CHANGE, ranked())

@@ -31,7 +31,7 @@ def test_worked_example(slug, rollouts, weight, expected, loss, gradient):
     (total, (metrics, _)), slope = update(NEW, rollouts, values, ())
     np.testing.assert_allclose(total, loss, atol=1e-6)
     np.testing.assert_allclose(slope[0, 0], gradient, atol=1e-6)
-    np.testing.assert_allclose(metrics["sampler_weight"], 1.1, rtol=1e-6)
+    np.testing.assert_allclose(metrics["weight"], 1.1, rtol=1e-6)
 
 
 def test_defaults_and_the_base():

@@ -464,17 +464,19 @@ def test_otr_samples_follow_the_heated_distribution():
     close(sampled, expected_one_token_loss(jnp.asarray(logits), targets, mask, temperature=2.0), atol=0.02)
 
 
-def test_otr_is_the_plain_policy_gradient_on_rollouts_of_one_token():
+def test_otr_is_the_plain_policy_gradient_on_samples_per_position():
     rng = np.random.default_rng(1)
     logits = jnp.asarray(rng.normal(size=(1, 3, 5)), jnp.float32)
     targets, drawn = rng.integers(0, 5, (1, 3)), jnp.asarray(rng.integers(0, 5, (1, 3, 4)))
-    rewards = np.where(np.asarray(drawn)[0] == targets[0][:, None], 1, -0.1)
-    rollouts = from_lists(rewards.tolist())
-    values, _ = advantages.reinforce(variant="none").update(rollouts, ())
+    samples = drawn.transpose(0, 2, 1)  # [P, G, T]
+    rollouts = Rollouts(mask=jnp.ones((1, 4, 3), bool), valid=jnp.ones((1, 4), bool), tokens=samples,
+                        extras={"targets": jnp.asarray(targets)[:, None]})
+    values, _ = advantages.otr().update(rollouts, ())
+    np.testing.assert_array_equal(values, np.where(samples == targets[:, None], np.float32(1), np.float32(-0.1)))
 
     def composed(logits):
         logprobs = jnp.take_along_axis(jax.nn.log_softmax(logits), drawn, axis=-1)
-        return objectives.reinforce().update(logprobs[0][..., None], rollouts, values, ())[0]
+        return objectives.otr().update(logprobs.transpose(0, 2, 1), rollouts, values, ())[0]
 
     direct = lambda x: one_token_loss(x, jnp.asarray(targets), jnp.ones((1, 3), bool), drawn)  # noqa: E731
     for a, b in zip(jax.value_and_grad(composed)(logits), jax.value_and_grad(direct)(logits)):
@@ -539,10 +541,18 @@ def test_spear_worked_example():
     assert run("spear", new, SPEAR, values, state=200, max_age=4)[0] == 0
 
 
+def test_a_reward_equal_to_the_baseline_still_counts():
+    """It has advantage 0 and no gradient, but its token is one of two in the mean."""
+    rollouts = SPEAR.replace(extras={"age": np.array([[5, 20, 1]]), "reward_baseline": np.float32([0.0])})
+    new = np.full((1, 3, 1), np.log(0.6), np.float32)
+    loss, metrics, _ = run("spear", new, rollouts, advantages.spear().update(rollouts, ())[0], state=200)
+    close([loss, metrics["kept_fraction"]], [-1.2 / 2, 2 / 3], atol=1e-6)
+
+
 def test_spear_is_ppo_on_what_is_kept(double):
     b = random_batch(8)
     age, base = b["rng"].integers(0, 20, b["valid"].shape), b["rng"].choice([0.3, 1.0], len(b["valid"]))
-    kept = b["valid"] & (age <= 10) & (b["rewards"] > base[:, None])
+    kept = b["valid"] & (age <= 10) & (b["rewards"] >= base[:, None])
     assert 0 < kept.sum() < b["valid"].sum()
     rollouts = to_rollouts(b, age=age, reward_baseline=base)
     loss, _, gradient = run("spear", b["new"], rollouts, b["advantage"], state=300, coef=0.5)

@@ -72,7 +72,7 @@ def test_scalerl_from_rewards_to_gradient():
     values, _ = advantages.scalerl().update(ROLLOUTS, ())
     np.testing.assert_allclose(values[0, :, 0], [0.999998, -0.999998], rtol=1e-6)
     advantage = [list(np.asarray(values)[0, 0]), list(np.asarray(values)[0, 1, :2])]
-    expect("cispo", 0.153029342, [-0.299999, -0.176, -0.25, 0.125, 0.12], advantage=advantage, anchor="behavior")
+    expect("scalerl", 0.153029342, [-0.299999, -0.176, -0.25, 0.125, 0.12], advantage=advantage)
 
 
 def test_llamarl():
@@ -80,11 +80,10 @@ def test_llamarl():
         [[0.1, 0.5, 0.3], [0.2, 0.2, 0.2]], [[0.8, 0.5, 0.15], [0.1, 0.2, 0.6]])]
     rollouts = from_lists([[1, 0]], lengths=[[3, 2]], behavior_logprobs=policies[0])
     values, _ = advantages.dr_grpo().update(rollouts, ())
-    options = dict(advantage=[list(values[0, 0]), list(values[0, 1, :2])], rollouts=rollouts, new=policies[1],
-                   anchor="behavior", max_ratio=4.0)
+    options = dict(advantage=[list(values[0, 0]), list(values[0, 1, :2])], rollouts=rollouts, new=policies[1])
     slope = np.array([-1, -0.25, -0.125, 0.125, 0.25])
-    expect("cispo", -0.0566122702, slope, aggregation="seq_mean_token_sum", **options)
-    expect("cispo", -0.0226449081, 0.4 * slope, aggregation="token_mean", **options)
+    expect("llamarl", -0.0566122702, slope, **options)
+    expect("llamarl", -0.0226449081, 0.4 * slope, aggregation="token_mean", **options)
 
 
 def test_minpro():
@@ -168,7 +167,7 @@ def test_r2vpo_and_its_multiplier():
 
 def test_icepop():
     slope = [0, -0.146667, -0.208333, 0, 0]
-    expect("icepop", -0.318333, slope, {"mask_fraction": 0.2}, clip_high=0.28)
+    expect("icepop", -0.318333, slope, {"kept_fraction": 0.8}, clip_high=0.28)
     expect("icepop_direct", 0.153029648, [-0.3, -0.176, -0.25, 0.125, 0.12], {"mask_fraction": 0})
     _, gradient, metrics, _ = run("icepop_direct", veto=0.61)
     np.testing.assert_allclose(gradient, [-0.3, -0.176, -0.25, 0, 0], atol=1e-6)
@@ -236,6 +235,7 @@ TIS = [
     ({"level": "geometric"}, -0.400445, [0, -0.277183, -0.125992, 0, 0.212132]),
     ({"bound": "clip", "min_ratio": 0.9}, (-1.28 - 0.99 - 1 + 1 + 1.35) / 5, [0, -0.198, -0.2, 0, 0.27]),
     ({"bound": "seq_mask", "max_ratio": 1.3}, (-1.28 - 0.88 - 1.25) / 5, [0, -0.176, -0.25, 0, 0]),
+    ({"dual_clip": 1.4}, (-1.28 - 0.88 - 1 + 1 + 0.4 * 1.4) / 5, [0, -0.176, -0.2, 0, 0]),
     ({"veto": 0.5}, (-1.28 - 0.88 - 1) / 3, [0, -0.88 / 3, -1 / 3, 0, 0]),
     # token weights 1, .8, 2 | 1.25, .4 have mean 1.09; sequence weights 2 and .5 have mean 1.25 over rollouts
     ({"normalise": True}, -0.312 / 1.09, np.array([0, -0.176, -0.2, 0, 0.12]) / 1.09),

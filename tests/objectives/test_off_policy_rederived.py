@@ -210,11 +210,17 @@ def test_value_and_gradient(slug, hyper, token_loss, aggregation):
     np.testing.assert_allclose(gradient, slopes * share, atol=1e-12)
 
 
-def test_kl_term_counts_every_token_unweighted():
-    plain = differentiate("tis_mis", reject="token_k2", reject_max=0.05)
-    with_kl = differentiate("tis_mis", reject="token_k2", reject_max=0.05, kl_coef=0.2, kl_estimator="k2")
-    np.testing.assert_allclose(with_kl[0] - plain[0], 0.2 * np.mean((NEW - REF)[MASK] ** 2 / 2), rtol=1e-9)
-    np.testing.assert_allclose(with_kl[1] - plain[1], np.where(MASK, 0.2 * (NEW - REF) / MASK.sum(), 0), atol=1e-12)
+@pytest.mark.parametrize("denominator", ["kept", "original"])
+def test_kl_term_is_unweighted_and_rejected_tokens_leave_it_with_the_denominator(denominator):
+    options = dict(reject="token_k2", reject_max=0.05, denominator=denominator)
+    plain, with_kl = (differentiate("tis_mis", **options, **kl) for kl in (
+        {}, {"kl_coef": 0.2, "kl_estimator": "k2"}))
+    kept = MASK & ((OLD - BEHAVIOR) ** 2 / 2 <= 0.05)
+    assert 0 < kept.sum() < MASK.sum()
+    counted = kept if denominator == "kept" else MASK
+    np.testing.assert_allclose(with_kl[0] - plain[0], 0.2 * np.mean((NEW - REF)[counted] ** 2 / 2), rtol=1e-9)
+    slope = np.where(counted, 0.2 * (NEW - REF) / counted.sum(), 0)
+    np.testing.assert_allclose(with_kl[1] - plain[1], slope, atol=1e-12)
 
 
 @pytest.mark.parametrize("order, statistic, target", [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, objectives
-from jaxrl_llm.objectives.spear_clip import imitation_coef
+from jaxrl_llm.objectives.sil import imitation_coef
 from jaxrl_llm.rollouts import Rollouts, from_lists, pad_lists
 
 # One prompt, two rollouts of 3 and 2 tokens; padded log-probs are log 0 = -inf on purpose.
@@ -100,7 +100,7 @@ def test_spear_schedule_and_loss():
         # ratios .5 and 1.5 with A = .5: the second is clipped at 1.28
         np.testing.assert_allclose(loss, fresh - share * (0.5 + 1.28) * 0.5 / 4, rtol=1e-5)
         np.testing.assert_allclose(gradient, [0, -1.1 / 4, -0.5 / 4, -share * 0.25 / 4, 0], atol=1e-6)
-    for change in ({"age": jnp.array([[0, 11]])}, {"reward_baseline": jnp.array([1.0])}):
+    for change in ({"age": jnp.array([[0, 11]])}, {"reward_baseline": jnp.array([1.1])}):
         stale = rollouts.replace(extras=extras | change)
         loss, gradient, _ = run(objective, stale, advantage, state=jnp.int32(400))
         np.testing.assert_allclose(loss, fresh, rtol=1e-6)
@@ -143,6 +143,15 @@ def test_rec_family_examples():
     check("rec_family", 0.132635575, [0.016219, -0.196188, -0.227726, -0.027726, 0.216219], regulariser="k2")
     ring = dict(clip="ring", weight="importance_sampling", ring_low=0.4, ring_high=0.4)
     check("rec_family", -0.144398821, [0, -0.22, -0.1, 0, 0.3], **ring)
+
+
+def test_rec_family_weights_of_huge_advantages_are_finite():
+    for scale, size in ((1.0, 1.0), (100.0, 20.0)):  # exp(A) up to the clamped exponent
+        loss, gradient, _ = run(objectives.rec_family(clip="none", weight="advantage"), example(), scale * SIGNS)
+        signs = SIGNS[REAL].astype(np.float64)
+        slope = -scale * signs * np.exp(size * signs) / 5
+        np.testing.assert_allclose(gradient, slope, rtol=1e-5)
+        np.testing.assert_allclose(loss, np.sum(slope * NEW[REAL]), rtol=1e-5)
 
 
 def test_rec_family_corners_are_the_named_methods():
@@ -191,13 +200,10 @@ def test_guirlvg_example():
         objectives.guirlvg_adv_kl(max_reward=0)
 
 
-def test_prorl_loss_is_a_row_of_known_parts():
-    from jaxrl_llm.methods import METHODS
-    row = METHODS["prorl"]
+def test_prorl_example():
     rollouts = example()
-    advantage, _ = advantages.make(row.estimator[0], **row.estimator[1]).update(rollouts, ())
-    objective = objectives.make(row.objective[0], **row.objective[1] | {"kl_coef": 0.1})
-    loss, gradient, _ = run(objective, rollouts, advantage)
+    advantage, _ = advantages.grpo().update(rollouts, ())
+    loss, gradient, _ = run(objectives.prorl(kl_coef=0.1), rollouts, advantage)
     np.testing.assert_allclose(loss, -0.088365724, rtol=1e-6)
     np.testing.assert_allclose(gradient, [0.006667, -0.162836, -0.090711, -0.005, 0.218798], atol=1e-6)
 
@@ -206,8 +212,21 @@ def test_t1_loss_from_reward_to_loss():
     rollouts = example(tokens=jnp.array([[[1, 1, 1], [1, 2, 0]]]))
     advantage, _ = advantages.t1().update(rollouts, ())
     np.testing.assert_array_equal(advantage[0, :, 0], [1, -1])
-    loss, _, _ = run(objectives.oneshot_entropy(), rollouts, advantage)
+    loss, _, _ = run(objectives.t1(), rollouts, advantage)
     np.testing.assert_allclose(loss, -0.100893709, rtol=1e-6)
+
+
+@pytest.mark.parametrize("gate, loss, gradient", [
+    ("adaptive", -0.619998760, [-0.299999, -0.22, -0.1, 0, 0]),
+    ("token", -0.519998960, [-0.299999, -0.22, -0.1, 0.1, 0])])
+def test_qwenlong_aepo_example(gate, loss, gradient):
+    bounds = {"entropy_low": 0.5, "entropy_high": 0.9} if gate == "adaptive" else {"entropy_high": 1.0}
+    estimator = advantages.qwenlong_aepo(scope="batch", gate=gate, **bounds)
+    advantage, _ = estimator.update(example(), estimator.init())
+    actual, slope, metrics = run(objectives.qwenlong_aepo(), example(), advantage)
+    np.testing.assert_allclose(actual, loss, rtol=1e-6)
+    np.testing.assert_allclose(slope, gradient, atol=1e-6)
+    assert metrics["clip_fraction"] == 0
 
 
 def test_oneshot_entropy_example():

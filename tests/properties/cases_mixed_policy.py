@@ -34,7 +34,12 @@ def stored(rng, p, g, t):
     return {"extras": {"age": rng.integers(0, 16, (p, g)), "reward_baseline": rng.choice([0.2, 0.6], p)}}
 
 
+def expert_text(rng, p, g, t):
+    return {"tokens": rng.integers(0, 2, (p, g, t)), "extras": {"targets": rng.integers(0, 2, (p, 1, t))}}
+
+
 ESTIMATORS = {
+    "otr": [Case(inputs=expert_text)],
     "luffy": [
         Case(inputs=expert),
         Case({"baseline": "on_policy", "use_std": True}, inputs=expert),
@@ -70,7 +75,7 @@ OBJECTIVES = {
     "r3l": [Case({"kl_coef": 0.1}, inputs=retries)],
     "karl_oapl": [Case({"beta2": 0.1})],
     "sil": [Case({"min_count": 4, "max_nlp": 0.5}, inputs=critic)],
-    "spear": [Case({"ramp": 0}, inputs=stored)],
+    "spear": [Case({"warmup": 0}, inputs=stored)],
     "kepo": [
         Case({"gate": 0.5, "kl_coef": 0.1}, inputs=teacher),
         Case({"gate": 0.5, "jsd_beta": 0.0}, inputs=teacher),

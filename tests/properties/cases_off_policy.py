@@ -20,7 +20,8 @@ OBJECTIVES = {
         Case({"bound": "seq_mask", "veto": 0.7, "aggregation": "seq_mean_token_mean"}),
         Case({"reject": "token_k1", "reject_max": 1.3, "normalise": True, "aggregation": "prompt_mean"}),
         Case({"reject": "seq_max_k3", "reject_max": 0.1, "bound": "mask", "level": "geometric",
-              "denominator": "original"}),
+              "denominator": "original", "kl_coef": 0.1}),
+        Case({"reject": "token_k1", "reject_max": 1.3, "kl_coef": 0.1, "dual_clip": 1.5}),
     ],
     "areal_decoupled_ppo": [
         Case(),
