@@ -33,7 +33,7 @@ class Rollouts:
 
     `mask` is True on tokens that count in the loss (the stop token counts); `valid` is False on padding in the G axis.
     `extras` holds the inputs of particular methods by name (each leaf starts with axis P): for instance
-    `truncated` bool[P, G], `traj`, `obs`, `act`, `agent`, `parent` i32[P, G], `teacher_logprobs` f32[P, G, T].
+    `truncated`, `correct` bool[P, G], `traj`, `obs`, `act`, `agent`, `parent` i32[P, G], `teacher_logprobs` f32[P, G, T].
     `loss_weights` is what `Objective.weights` returned for the whole mini-batch, when this is a part of one.
     """
 
@@ -69,6 +69,14 @@ class Rollouts:
     def live(self) -> Array:
         """bool[P, G]: rollouts with at least one counting token."""
         return jnp.any(self.token_mask, axis=-1)
+
+    @property
+    def correct(self) -> Array:
+        """bool[P, G]: right answers, as recorded in `extras["correct"]`; without that record, rewards above 0.5.
+
+        A total reward may hold bonuses and penalties: where it does, only the record tells right from wrong.
+        """
+        return self.extras["correct"].astype(bool) if "correct" in self.extras else self.rewards > 0.5
 
 
 def check(rollouts: Rollouts, *needs: str) -> Rollouts:

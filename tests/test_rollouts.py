@@ -120,3 +120,11 @@ def test_take_slices_everything_that_belongs_to_a_prompt():
     part = jax.jit(take, static_argnums=2)(rollouts.replace(loss_weights={"loss": jnp.arange(2.0)}), 1, 1)
     assert part.rewards.tolist() == [[2, 3]] and part.extras["traj"].tolist() == [[2, 3]]
     assert part.loss_weights["loss"].tolist() == [1] and part.old_logprobs is None
+
+
+def test_the_record_of_right_answers_wins_over_the_total_reward():
+    """A format bonus of 0.6 makes a wrong answer look right, a length penalty a right one wrong."""
+    rollouts = from_lists([[0.6, 0.4, 1.0]])
+    assert rollouts.correct.tolist() == [[True, False, True]]
+    recorded = rollouts.replace(extras={"correct": np.array([[False, True, True]])})
+    assert recorded.correct.tolist() == [[False, True, True]]

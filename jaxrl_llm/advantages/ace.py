@@ -28,8 +28,8 @@ def ace(
 ) -> Estimator:
     """`A' = A (1 + alpha softplus(c))` for wrong rollouts, A the group z-score, `c = sum_t (old - ref log-prob)`.
 
-    A rollout is wrong if its reward is at most 0.5. softplus(c) is near 0 for errors that the policy is unlearning and
-    near c for those it has become sure of; alpha = 0 is GRPO. `norm="mean"` divides c by the length and `shift_clip`
+    Wrong: not `Rollouts.correct`. softplus(c) is near 0 for errors that the policy is unlearning and near
+    c for those it has become sure of; alpha = 0 is GRPO. `norm="mean"` divides c by the length and `shift_clip`
     bounds |c|: the sum grows with the length of the answer. Reconstructed: the form 1 + alpha * softplus and alpha.
     """
     registry.one_of("modulation", modulation, MODULATIONS)
@@ -41,6 +41,6 @@ def ace(
         if shift_clip is not None:
             shift = jnp.clip(shift, -shift_clip, shift_clip)
         scores = group_z_score(rollouts.rewards, rollouts.valid, eps=eps)
-        return punish_confidence(scores, rollouts.rewards <= 0.5, shift, alpha=alpha, modulation=modulation)
+        return punish_confidence(scores, ~rollouts.correct, shift, alpha=alpha, modulation=modulation)
 
     return stateless(advantages, needs=("rewards", "old_logprobs", "ref_logprobs"))

@@ -60,17 +60,21 @@ def repetition(tokens_PGT: Array, mask_PGT: Array, *, size: int, only_start: boo
 
     `only_start` leaves out a repeat that begins less than `size + 1` tokens after the one before it.
     """
-    starts = jax.vmap(jax.vmap(lambda tokens, mask: repeated_starts(tokens, mask, size)))(tokens_PGT, mask_PGT)
-
     def recent(found, first, last):
         """Whether `found` holds anywhere from `first` to `last` tokens back."""
-        count = jnp.pad(jnp.cumsum(found, axis=-1, dtype=jnp.int32), ((0, 0), (0, 0), (last + 1, 0)))
+        count = jnp.pad(jnp.cumsum(found, axis=-1, dtype=jnp.int32), ((0, 0), (last + 1, 0)))
         length = found.shape[-1]
         return count[..., last + 1 - first : last + 1 - first + length] > count[..., :length]
 
-    if only_start:
-        starts = starts & ~recent(starts, 1, size)
-    return recent(starts, 0, size - 1) & mask_PGT
+    def of_prompt(rows):
+        tokens_GT, mask_GT = rows
+        starts = jax.vmap(lambda tokens, mask: repeated_starts(tokens, mask, size))(tokens_GT, mask_GT)
+        if only_start:
+            starts = starts & ~recent(starts, 1, size)
+        return recent(starts, 0, size - 1) & mask_GT
+
+    # One prompt after the other: the sorts need a dozen arrays of the size of what they sort.
+    return lax.map(of_prompt, (tokens_PGT, mask_PGT))
 
 
 @estimator
@@ -99,7 +103,7 @@ def demystify_cot(
 
     def advantages(rollouts):
         mask = rollouts.token_mask
-        outcome = cosine_reward(rollouts.rewards > 0.5, rollouts.lengths, max_len=max_len, correct=correct,
+        outcome = cosine_reward(rollouts.correct, rollouts.lengths, max_len=max_len, correct=correct,
                                 wrong=wrong, exceed=exceed, margin=margin).astype(rollouts.rewards.dtype)
         outcome = jnp.where(masked.last_token(mask), outcome[..., None], 0)
         blame = penalty * repetition(rollouts.tokens, mask, size=ngram, only_start=only_start).astype(outcome.dtype)

@@ -31,7 +31,7 @@ def fapo(
 ) -> Estimator:
     """Group z-score of `+1` (correct), `1 - penalty` (correct, but `extras["flawed"]` bool[P, G]), `-1` (wrong).
 
-    Correct means reward > 0.5. With penalty 1 a flawed answer has a positive advantage exactly while the group has more
+    Correct as in `Rollouts.correct`. With penalty 1 a flawed answer has a positive advantage exactly while the group has more
     wrong than clean answers. With `max_len` DAPO's overlong penalty over the last `cache_len` tokens (default: half) is
     added. The published code has penalty 1 built in.
     """
@@ -41,7 +41,7 @@ def fapo(
             raise ValueError(f"cache_len={cache_len} must be between 1 and max_len={max_len}")
 
     def advantages(rollouts):
-        rewards = flawed_reward(rollouts.rewards > 0.5, rollouts.extras["flawed"], penalty=penalty)
+        rewards = flawed_reward(rollouts.correct, rollouts.extras["flawed"], penalty=penalty)
         if max_len is not None:
             rewards = rewards + overlong_penalty(rollouts.lengths, max_len=max_len, cache_len=cache_len)
         return group_z_score(rewards.astype(rollouts.rewards.dtype), rollouts.valid, eps=eps)

@@ -31,7 +31,7 @@ def grpo_lambda(
 ) -> Estimator:
     """Group z-score of `1 - alpha sigmoid((L - mean L) / std L)` (correct, well-solved prompt), 1 (correct), 0 (wrong).
 
-    L are the lengths in tokens of the correct rollouts of the group (population std); correct means reward > 0.5.
+    L are the lengths in tokens of the correct rollouts of the group (population std); correct as in `Rollouts.correct`.
     Well-solved: `variant="top"` the ceil(share * P) prompts of the batch with the highest accuracy (ties in batch
     order), `variant="threshold"` those with an accuracy of at least `threshold`. alpha < 1 keeps every correct answer
     above every wrong one. Alpha, the kind of std and the tie rule are not from the paper.
@@ -41,7 +41,7 @@ def grpo_lambda(
         raise ValueError(f"alpha={alpha} must be in [0, 1), so that a long correct answer still beats a wrong one")
 
     def advantages(rollouts):
-        valid, correct = rollouts.valid, rollouts.rewards > 0.5
+        valid, correct = rollouts.valid, rollouts.correct
         plain = correct.astype(rollouts.rewards.dtype)
         accuracy = masked.mean(plain, valid, axis=1)
         solved = best_solved(accuracy, jnp.any(valid, axis=1), share) if variant == "top" else accuracy >= threshold

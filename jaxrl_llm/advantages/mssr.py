@@ -78,7 +78,7 @@ def mssr(
 
     v = successes / (successes + failures) of `prompt_ids` before this step; ids from `num_prompts` on are never
     remembered and keep v = `v_init`. Whitening: (x - mean) / sqrt(max(population variance, 1e-6)), left out for a
-    batch of one. Then the tracker counts each outcome r > 0.5 (see `count_outcomes`), a new prompt starting with
+    batch of one. Then the tracker counts each outcome, right or wrong (see `count_outcomes`), a new prompt starting with
     1 / (1 - rho_min) pseudo-counts, and with `retention` given the mean over the last `kl_window` steps of the batch's
     mean token KL between old and reference policy. H_t is the entropy, or with `entropy="sampled"` the published code's
     -p log p of the sampled token. `entropy_coef=0` is the paper's vanilla form, MVSR, which collapses.
@@ -102,7 +102,7 @@ def mssr(
         rho = jnp.where(steps > 0, rho, (rho_min + rho_max) / 2)
         prior = jnp.asarray([v_init * prior_count, (1 - v_init) * prior_count], kls.dtype)
         tracker = tracker._replace(kls=kls, steps=steps)
-        return count_outcomes(tracker, ids.ravel(), rollouts.rewards.ravel() > 0.5, rollouts.valid.ravel(), rho, prior)
+        return count_outcomes(tracker, ids.ravel(), rollouts.correct.ravel(), rollouts.valid.ravel(), rho, prior)
 
     def advantages(rollouts, tracker):
         valid = rollouts.valid

@@ -12,14 +12,14 @@ from jaxrl_llm.control.nsr_psr import VARIANTS, reinforced
 def nsr_psr(*, variant: str = "weighted", positive_weight: float = 0.1) -> Estimator:
     """`psr`: A = 1 on correct rollouts only; `nsr`: A = -1 on wrong ones only; `weighted`: all, positive_weight or -1.
 
-    Correct means reward > 0.5; there is no baseline. Left-out rollouts leave the token mean too: what is kept is
+    Correct as in `Rollouts.correct`; there is no baseline. Left-out rollouts leave the token mean too: what is kept is
     multiplied by (number of tokens) / (number of kept tokens), see `selection.over_kept`. Nothing kept gives 0.
     """
     registry.one_of("variant", variant, VARIANTS)
     positive = 1.0 if variant == "psr" else positive_weight
 
     def advantages(rollouts):
-        correct, mask = rollouts.rewards > 0.5, rollouts.token_mask
+        correct, mask = rollouts.correct, rollouts.token_mask
         keep = reinforced(correct, rollouts.valid, variant)
         signed = jnp.where(correct, positive, -1.0).astype(rollouts.rewards.dtype)
         return over_kept(masked.to_tokens(signed, mask), keep[..., None] & mask, mask)

@@ -12,7 +12,7 @@ def reinforce_rej(*, variant: str = "signed") -> Estimator:
     """No baseline and no normalisation.
 
     `variant`:
-      `signed`   A = 1 for a right answer (r > 0), -1 for a wrong one; 0 when all rewards of the prompt are equal
+      `signed`   A = 1 for a right answer (`Rollouts.correct`), -1 for a wrong one; 0 when all are right or all wrong
       `raw`      A = r, 0 when all are equal; with rewards 0 and 1 only right answers count, as in the released code
       `raft_pp`  A = 1 for a right answer, else 0 (RAFT++)
     A lone rollout is kept. Which reward scale the paper means is not said; `signed` pushes wrong answers down.
@@ -20,10 +20,10 @@ def reinforce_rej(*, variant: str = "signed") -> Estimator:
     registry.one_of("variant", variant, ("signed", "raw", "raft_pp"))
 
     def advantages(rollouts):
-        right = (rollouts.rewards > 0).astype(rollouts.rewards.dtype)
+        right = rollouts.correct.astype(rollouts.rewards.dtype)
         if variant == "raft_pp":
             return right
-        value = rollouts.rewards if variant == "raw" else 2 * right - 1
-        return jnp.where(informative(rollouts.rewards, rollouts.valid)[:, None], value, 0)
+        outcome, value = (rollouts.rewards,) * 2 if variant == "raw" else (right, 2 * right - 1)
+        return jnp.where(informative(outcome, rollouts.valid)[:, None], value, 0)
 
     return stateless(advantages)

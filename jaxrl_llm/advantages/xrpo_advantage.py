@@ -27,14 +27,14 @@ def xrpo_advantage(
     """`A + min(max(novelty_coef (1 - eta), 0), novelty_cap A)` for correct rollouts, A the group z-score.
 
     `eta = exp(s - mean s)` says how likely a rollout is next to its group, s being its mean token log-prob under the
-    policy that sampled it. Correct means reward > 0.5. Wrong and likelier-than-typical (eta >= 1) rollouts keep A, and
+    policy that sampled it. Correct as in `Rollouts.correct`. Wrong and likelier-than-typical (eta >= 1) rollouts keep A, and
     the bonus is at most `novelty_cap` of A. `baseline="correct"` takes mean s over the correct rollouts only.
     Rollouts without tokens do not count in mean s. Reconstructed: the min/max form.
     """
     registry.one_of("baseline", baseline, ("group", "correct"))
 
     def advantages(rollouts):
-        correct = rollouts.live & (rollouts.rewards > 0.5)
+        correct = rollouts.live & rollouts.correct
         reference = correct if baseline == "correct" else rollouts.live
         eta = relative_likelihood(rollouts.behavior_logprobs, rollouts.token_mask, reference)
         scores = group_z_score(rollouts.rewards, rollouts.valid, eps=eps)

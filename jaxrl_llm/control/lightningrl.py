@@ -7,8 +7,8 @@ from jaxrl_llm.rollouts import Rollouts
 
 
 def accuracy(rollouts: Rollouts) -> Array:
-    """f32[P, G]: `rewards` (0 or 1), 0 where `extras["truncated"]`: an answer that ran out of budget is wrong."""
-    return rollouts.rewards * ~rollouts.extras["truncated"].astype(bool)
+    """f32[P, G]: 1 where `Rollouts.correct`, but 0 where `extras["truncated"]`: what ran out of budget is wrong."""
+    return (rollouts.correct & ~rollouts.extras["truncated"].astype(bool)).astype(rollouts.rewards.dtype)
 
 
 def efficiency(rollouts: Rollouts, measure: str) -> Array:

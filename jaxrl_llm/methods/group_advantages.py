@@ -13,6 +13,7 @@ ROWS = (
         estimator=("mc_grpo", {}),
         objective=("ppo_clip", {"aggregation": "seq_mean_token_mean"}),
         defaults={"group_size": 5},
+        omits="the extra rollout that only serves the median (control.mc_grpo)",
     ),
     Method(
         slug="mc_grpo_std",
@@ -22,6 +23,7 @@ ROWS = (
         estimator=("mc_grpo", {"scale": "std"}),
         objective=("ppo_clip", {"aggregation": "seq_mean_token_mean"}),
         defaults={"group_size": 5},
+        omits="the extra rollout that only serves the median (control.mc_grpo)",
     ),
     Method(
         slug="ace",
@@ -83,7 +85,7 @@ ROWS = (
         arxiv=("2506.01347",),
         equation="A = 1 on correct rollouts, the others dropped",
         estimator=("nsr_psr", {"variant": "psr"}),
-        defaults={"group_size": 8},
+        defaults={"group_size": 8, "minibatches": 4},
     ),
     Method(
         slug="nsr",
@@ -91,7 +93,7 @@ ROWS = (
         arxiv=("2506.01347",),
         equation="A = -1 on wrong rollouts, the others dropped",
         estimator=("nsr_psr", {"variant": "nsr"}),
-        defaults={"group_size": 8},
+        defaults={"group_size": 8, "minibatches": 4},
     ),
     Method(
         slug="w_reinforce",
@@ -99,7 +101,7 @@ ROWS = (
         arxiv=("2506.01347",),
         equation="A = 0.1 on correct rollouts, -1 on wrong ones",
         estimator=("nsr_psr", {}),
-        defaults={"group_size": 8},
+        defaults={"group_size": 8, "minibatches": 4},
     ),
     Method(
         slug="grpo_lambda",
@@ -184,6 +186,7 @@ ROWS = (
         equation="A_t = A (1 + 0.2 z_t), z_t = z-score of the token entropy in the group",
         estimator=("aepo_advantage", {}),
         objective=("ppo_clip", {"clip_high": 0.28}),
+        omits="branching of rollouts at uncertain tool calls",
     ),
     Method(
         slug="d3s",
@@ -211,5 +214,6 @@ ROWS = (
         estimator=("scalerl", {}),
         objective=("scalerl", {}),
         defaults={"group_size": 16, "epochs": 1},
+        omits="leaving out solved prompts (control.pass_rate), forced interruption of long thoughts, asynchronous generation",
     ),
 )

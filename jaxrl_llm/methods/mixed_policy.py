@@ -23,7 +23,7 @@ ROWS = (
         equation="l = w BCE(sigmoid(s_i - mean of the others), r), s = beta sum_t (log p - old log p)",
         estimator=("rloo", {}),
         objective=("pacs", {}),
-        defaults={"group_size": 8},
+        defaults={"group_size": 8, "minibatches": 4},
     ),
     Method(
         slug="luffy",
@@ -125,6 +125,7 @@ ROWS = (
         needs=("behavior_logprobs",),
         filters=("dynamic_sampling",),
         defaults={"group_size": 8},
+        omits="a generator that lags by many steps: here it has the weights of the step",
     ),
     Method(
         slug="otr",

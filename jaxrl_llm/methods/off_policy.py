@@ -35,6 +35,7 @@ ROWS = (
         estimator=("dr_grpo", {}),
         objective=("llamarl", {}),
         defaults={"group_size": 4},
+        omits="asynchronous generation: here the sampler has the weights of the step",
     ),
     Method(
         slug="minpro",
@@ -42,6 +43,7 @@ ROWS = (
         arxiv=("2601.22718",),
         equation="w_t = rho_t min_{j<t} rho_j; l = -sg(w) A log p",
         objective=("minpro", {}),
+        defaults={"minibatches": 4},
     ),
     Method(
         slug="mhpo",
@@ -49,6 +51,7 @@ ROWS = (
         arxiv=("2603.16929",),
         equation="psi = c tanh(log rho / c); l = -A exp(psi - sg(hazard(psi)))",
         objective=("mhpo", {}),
+        defaults={"minibatches": 8},
     ),
     Method(
         slug="bapo",
@@ -56,6 +59,7 @@ ROWS = (
         arxiv=("2510.18927",),
         equation="raise low, then high, until positive tokens add as much as negative ones; PPO within [low, high]",
         objective=("bapo", {}),
+        defaults={"minibatches": 4},
     ),
     Method(
         slug="r2vpo",
@@ -63,6 +67,8 @@ ROWS = (
         arxiv=("2601.03320", "2605.26784"),
         equation="l = -rho A + lambda (rho - 1)^2; lambda <- max(0, lambda + eta (mean (rho - 1)^2 - delta))",
         objective=("r2vpo", {}),
+        defaults={"minibatches": 4},
+        omits="replay of older rollouts",
     ),
     Method(
         slug="icepop",
@@ -70,6 +76,7 @@ ROWS = (
         arxiv=("2510.18855",),
         equation="k = p_old / p_sampler; l = k [0.5 <= k <= 5] PPO(rho)",
         objective=("icepop", {}),
+        defaults={"minibatches": 4},
     ),
     Method(
         slug="icepop_direct",
@@ -85,6 +92,7 @@ ROWS = (
         arxiv=("2603.21065",),
         equation="r = p / p_sampler; l = [mean |k - 1| small][|k_t - 1| small] PPO(r), k = p_old / p_sampler",
         objective=("hispo", {}),
+        defaults={"minibatches": 4},
     ),
     Method(
         slug="tis_mis",
@@ -92,6 +100,7 @@ ROWS = (
         arxiv=("2505.24034",),
         equation="l = min(p_old / p_sampler, 2) PPO(rho)",
         objective=("tis_mis", {}),
+        defaults={"minibatches": 4},
     ),
     Method(
         slug="dart_tis",
@@ -99,24 +108,29 @@ ROWS = (
         arxiv=("2509.23866",),
         equation="l = min(p_old / p_sampler, 1) PPO(rho, 0.2, 0.28) + 0.1 KL",
         objective=("tis_mis", {"max_ratio": 1.0, "clip_high": 0.28, "kl_coef": 0.1}),
+        defaults={"minibatches": 4},
+        omits="choice of high-entropy steps, rollout counts by success rate, replayed successes, asynchronous generation",
     ),
     Method(
         slug="mis_token",
         title="Masked importance sampling, by token",
         equation="k = p_old / p_sampler; l = k [1/2 <= k <= 2] PPO(rho)",
         objective=("tis_mis", {"bound": "mask"}),
+        defaults={"minibatches": 4},
     ),
     Method(
         slug="mis_sequence",
         title="Masked importance sampling, by completion",
         equation="l = k_t [0.999 <= geometric mean of k <= 1.002] PPO(rho), k = p_old / p_sampler",
         objective=("tis_mis", {"bound": "seq_mask", "min_ratio": 0.999, "max_ratio": 1.002}),
+        defaults={"minibatches": 4},
     ),
     Method(
         slug="tis_rejection",
         title="Truncated weights and rejection by geometric mean",
         equation="no completion with geometric mean of k outside 1 +- 0.001 or a k < 1e-4; l = min(k, 2) PPO(rho)",
         objective=("tis_mis", {"reject": "seq_mean_k1", "reject_min": 0.999, "reject_max": 1.001, "veto": 1e-4}),
+        defaults={"minibatches": 4},
     ),
     Method(
         slug="areal_decoupled_ppo",
@@ -125,6 +139,7 @@ ROWS = (
         equation="w = p_prox / p_sampler, 0 above 5; l = w max(-A u, -A clip(u, 0.8, 1.2)), u = p / p_prox",
         objective=("areal_decoupled_ppo", {}),
         defaults={"group_size": 16, "minibatches": 4, "max_staleness": 4},
+        omits="asynchronous generation (control.staleness): here a rollout is never older than its step",
     ),
     Method(
         slug="areal_interpolated",
@@ -135,6 +150,7 @@ ROWS = (
         needs=("current_version",),
         defaults={"group_size": 16, "minibatches": 4, "max_staleness": 4},
         missing="the trainer's version beside the rollouts",
+        omits="asynchronous generation (control.staleness): here a rollout is never older than its step",
     ),
     Method(
         slug="vcpo",

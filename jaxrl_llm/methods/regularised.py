@@ -9,7 +9,7 @@ ROWS = (
         arxiv=("2505.22617",),
         equation="l = max(-A rho, -A clip(rho)), 0 on drawn tokens with 1 < (A - mean A)(log p - mean log p) < 5",
         objective=("clip_cov", {}),
-        defaults={"group_size": 8},
+        defaults={"group_size": 8, "minibatches": 8},
     ),
     Method(
         slug="kl_cov",
@@ -18,7 +18,7 @@ ROWS = (
         equation="l = -A rho + |log rho| on the top 0.2% of (A - mean A)(log p - mean log p)",
         objective=("kl_cov", {}),
         needs=("old_logprobs",),
-        defaults={"group_size": 8},
+        defaults={"group_size": 8, "minibatches": 8},
     ),
     Method(
         slug="spear_clip",
@@ -38,7 +38,8 @@ ROWS = (
         arxiv=("2510.14545",),
         equation="A' = A (1 + 0.2 z(H)); l = max(-A' rho, -A' b), b = (1 + e) rho / sg(rho) above 1 + e",
         objective=("aepo_clip", {}),
-        defaults={"group_size": 16},
+        defaults={"group_size": 16, "minibatches": 4},
+        omits="branching of rollouts at uncertain tool calls",
     ),
     Method(
         slug="qwenlong_aepo",
@@ -57,7 +58,8 @@ ROWS = (
         estimator=("kimi_opmd", {}),
         objective=("kimi_opmd", {}),
         needs=("old_logprobs",),
-        defaults={"optimizer_reset": "every batch"},
+        defaults={"optimizer_reset": "every batch", "minibatches": 4},
+        omits="clearing the optimiser before every batch, the length reward, sampling by difficulty",
     ),
     Method(
         slug="rec_family",
@@ -66,6 +68,7 @@ ROWS = (
         equation="l = -A M log p, M = 0 where rho left [1 - e, 1 + e] along A",
         estimator=("rec_family", {}),
         objective=("rec_family", {}),
+        defaults={"minibatches": 4},
     ),
     Method(
         slug="rec_ring",
@@ -74,6 +77,7 @@ ROWS = (
         equation="l = -A M log p, M = 1 for rho near 1, or far from 1 with A pointing back",
         estimator=("rec_family", {}),
         objective=("rec_family", {"clip": "ring"}),
+        defaults={"minibatches": 4},
     ),
     Method(
         slug="rec_opmd",
@@ -83,6 +87,7 @@ ROWS = (
         estimator=("rec_family", {}),
         objective=("rec_family", {"clip": "none", "regulariser": "k2"}),
         needs=("old_logprobs",),
+        defaults={"minibatches": 4},
     ),
     Method(
         slug="red_drop",
@@ -107,6 +112,7 @@ ROWS = (
         equation="A = r - 1/2; l = -A sum_t log p where A >= 0, times min(prod_t rho, 1) where A < 0",
         estimator=("topr", {"shift": 0.5}),
         objective=("topr", {}),
+        defaults={"minibatches": 4},
     ),
     Method(
         slug="qwen_stabilizing",
@@ -115,7 +121,7 @@ ROWS = (
         equation="A = r - group mean; l = -M min(p / p_sampler, 5) A sum_t log p, M = 0 where p / p_old is clipped",
         estimator=("dr_grpo", {}),
         objective=("qwen_stabilizing", {}),
-        defaults={"group_size": 16},
+        defaults={"group_size": 16, "minibatches": 4},
     ),
     Method(
         slug="guirlvg_adv_kl",
@@ -155,6 +161,7 @@ ROWS = (
         equation="l = clipped + 0.001 KL - 0.001 H, on one example that fills the batch",
         objective=("oneshot_entropy", {}),
         defaults={"group_size": 8, "temperature": 0.6},
+        omits="the choice of the one example (control.historical_variance): give a task that has only it",
     ),
     Method(
         slug="acereason_temperature",

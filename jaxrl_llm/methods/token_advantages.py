@@ -99,7 +99,7 @@ ROWS = (
         objective=("dapo_overlong", {}),
         needs=("truncated",),
         filters=("dynamic_sampling",),
-        defaults={"group_size": 16},
+        defaults={"group_size": 16, "minibatches": 16},
     ),
     Method(
         slug="dapo_soft_overlong",
@@ -139,7 +139,7 @@ ROWS = (
         equation="A = 1 if right, -1 if wrong, 0 if all rewards of the prompt are equal",
         estimator=("reinforce_rej", {}),
         objective=("reinforce_rej", {"variant": "clip"}),
-        defaults={"group_size": 4},
+        defaults={"group_size": 4, "minibatches": 4},
     ),
     Method(
         slug="raft_pp",
@@ -148,6 +148,6 @@ ROWS = (
         equation="A = 1 if right, 0 if wrong",
         estimator=("reinforce_rej", {"variant": "raft_pp"}),
         objective=("ppo_clip", {}),
-        defaults={"group_size": 4},
+        defaults={"group_size": 4, "minibatches": 4},
     ),
 )
