@@ -5,13 +5,13 @@ from jax import Array
 
 from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
-from jaxrl_llm.advantages.steps import number_steps, spread_steps, sum_steps
+from jaxrl_llm.advantages.steps import step_totals
 
 NORMS = ("grpo_std", "grpo", "rloo")
 
 
 def group_normalise(x_PGK: Array, counted_PGK: Array, norm: str, eps: float) -> Array:
-    """`x` against the `counted` entries of its prompt; a single one is no baseline, and x stays as it is.
+    """`x` against the `counted` entries of its prompt; a single one is no baseline, and x stays as it is (K any size).
 
     `grpo_std` (x - mean) / (std + eps) with the sample deviation (1 for a single entry), `grpo` x - mean,
     `rloo` (x - mean) n / (n - 1).
@@ -41,12 +41,12 @@ def oprl(
 
     def advantages(rollouts):
         mask = rollouts.token_mask
-        step, exists = number_steps(rollouts.step_ids, mask)
-        q = beta * sum_steps(rollouts.extras["prm_logprobs"] - rollouts.old_logprobs, step, mask)
-        scores = q / (masked.max(jnp.abs(q), exists, initial=0) + eps)
-        first = (jnp.arange(exists.shape[-1]) == 0)[None, None]
-        counted = exists & first if group_stats == "first_step" else exists
+        q, last = step_totals(beta * (rollouts.extras["prm_logprobs"] - rollouts.old_logprobs), rollouts.step_ids, mask)
+        scores = q / (masked.max(jnp.abs(q), mask, initial=0) + eps)
+        counted = last  # each step once
+        if group_stats == "first_step":
+            counted = last & (jnp.arange(mask.shape[-1])[None, None] == jnp.argmax(last, axis=-1, keepdims=True))
         outcome = group_normalise(rollouts.rewards[..., None], rollouts.valid[..., None], norm, eps)
-        return outcome + alpha * spread_steps(group_normalise(scores, counted, norm, eps), step)
+        return outcome + alpha * group_normalise(scores, counted, norm, eps)
 
     return stateless(advantages, needs=("rewards", "prm_logprobs", "old_logprobs", "step_ids"))

@@ -1,29 +1,30 @@
-"""Steps inside a completion (turns, thoughts): arrays `[P, G, K]` with K = T, from and to tokens `[P, G, T]`."""
+"""Steps inside a completion (turns, thoughts), read off the ids of its tokens; all arrays `[P, G, T]`."""
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 
-def number_steps(step_ids_PGT: Array, mask_PGT: Array) -> tuple[Array, Array]:
-    """(i32[P, G, T]: which of the rollout's own steps a token is in, from 0; bool[P, G, K]: steps that exist).
+def step_totals(x_PGT: Array, step_ids_PGT: Array, mask_PGT: Array) -> tuple[Array, Array]:
+    """([P, G, T] the sum of `x` over the own step on each of its tokens, bool[P, G, T] the last token of each step).
 
-    A step is a run of counting tokens with one id; ids are >= 0 and do not decrease along a rollout.
+    A step is a run of counting tokens with one id; ids do not decrease along a rollout. Tokens are added one after the
+    other, so that equal steps have exactly equal sums wherever they stand.
     """
-    reached = lax.cummax(jnp.where(mask_PGT, step_ids_PGT, -1), axis=2)
-    before = jnp.pad(reached, ((0, 0), (0, 0), (1, 0)), constant_values=-1)[..., :-1]
-    begun = jnp.cumsum(mask_PGT & (step_ids_PGT > before), axis=-1, dtype=jnp.int32)
-    exists = jnp.arange(mask_PGT.shape[-1], dtype=jnp.int32)[None, None] < begun[..., -1:]
-    return jnp.maximum(begun - 1, 0), exists
+    lowest, highest = jnp.iinfo(step_ids_PGT.dtype).min, jnp.iinfo(step_ids_PGT.dtype).max
 
+    def add(before, inputs):
+        (total, reached), (x, step, real) = before, inputs
+        total = jnp.where(real, x + jnp.where(step > reached, 0, total), total)
+        return (total, jnp.where(real, step, reached)), total
 
-def sum_steps(x_PGT: Array, step_PGT: Array, mask_PGT: Array) -> Array:
-    """[P, G, K]: sum of `x` over the counting tokens of each step, `step_PGT` from `number_steps`."""
-    length = mask_PGT.shape[-1]
-    add = jax.vmap(jax.vmap(lambda x, step: jax.ops.segment_sum(x, step, num_segments=length)))
-    return add(jnp.where(mask_PGT, x_PGT, 0), step_PGT)
+    def spread(after, inputs):
+        (total, coming), (so_far, step, real) = after, inputs
+        last = real & (step < coming)
+        total = jnp.where(last, so_far, total)
+        return (total, jnp.where(real, step, coming)), (total, last)
 
-
-def spread_steps(x_PGK: Array, step_PGT: Array) -> Array:
-    """[P, G, T]: the number of the step on each of its tokens."""
-    return jnp.take_along_axis(x_PGK, step_PGT, axis=-1)
+    x, step, real = (jnp.moveaxis(a, -1, 0) for a in (x_PGT, step_ids_PGT, mask_PGT))
+    nothing = jnp.zeros_like(x[0])
+    _, sums = lax.scan(add, (nothing, jnp.full_like(step[0], lowest)), (x, step, real))
+    _, (totals, last) = lax.scan(spread, (nothing, jnp.full_like(step[0], highest)), (sums, step, real), reverse=True)
+    return jnp.moveaxis(totals, 0, -1), jnp.moveaxis(last, 0, -1)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages
-from jaxrl_llm.advantages.steps import number_steps, spread_steps, sum_steps
+from jaxrl_llm.advantages.steps import step_totals
 from jaxrl_llm.rollouts import from_lists, pad_lists
 
 # Two tokens in the first step of the first trajectory, one in every other; q = beta * sum, the ids need not be dense.
@@ -44,14 +44,19 @@ def test_steps_against_a_loop():
     ids = np.cumsum(rng.integers(0, 3, (2, 3, 8)) == 0, axis=-1) * 2
     mask, x = rng.random((2, 3, 8)) < 0.7, rng.normal(size=(2, 3, 8))
     mask[0, 0] = False
-    step, exists = number_steps(jnp.asarray(ids), jnp.asarray(mask))
-    sums = sum_steps(jnp.float32(x), step, jnp.asarray(mask))
-    spread = np.asarray(spread_steps(sums, step))
+    totals, last = step_totals(jnp.float32(x), jnp.asarray(ids), jnp.asarray(mask))
     for p, g in np.ndindex(2, 3):
-        real = mask[p, g]
-        present = np.unique(ids[p, g][real])
-        totals = [x[p, g][real & (ids[p, g] == name)].sum() for name in present]
-        assert np.asarray(exists)[p, g].sum() == len(present)
-        np.testing.assert_allclose(sums[p, g, : len(present)], totals, atol=1e-6)
-        for t in np.flatnonzero(real):
-            np.testing.assert_allclose(spread[p, g, t], totals[list(present).index(ids[p, g, t])], atol=1e-6)
+        ends = []
+        for name in np.unique(ids[p, g][mask[p, g]]):
+            own = np.flatnonzero(mask[p, g] & (ids[p, g] == name))
+            np.testing.assert_allclose(totals[p, g, own], x[p, g, own].sum(), atol=1e-6)
+            ends.append(own[-1])
+        assert np.flatnonzero(last[p, g]).tolist() == ends
+
+
+def test_equal_steps_have_exactly_no_process_advantage():
+    """Thirty steps of the same three numbers, wherever they stand: no rounding noise for the deviation to blow up."""
+    x = np.tile(np.float32([0.1, -0.37, 0.013]), (1, 2, 10))
+    rollouts = from_lists([[1, 1]], lengths=[[30, 30]], step_ids=np.tile(np.arange(30) // 3, (1, 2, 1)),
+                          old_logprobs=np.zeros((1, 2, 30), np.float32), extras={"prm_logprobs": x})
+    assert not np.any(advantages.oprl().update(rollouts, ())[0])
