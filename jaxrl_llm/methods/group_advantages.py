@@ -140,7 +140,6 @@ ROWS = (
         objective=("ppo_clip", {"kl_coef": 0.001}),
         needs=("answers",),
         defaults={"group_size": 64},
-        missing="ids of the answers found in the completions",
     ),
     Method(
         slug="ettrl_ear",
@@ -150,7 +149,7 @@ ROWS = (
         estimator=("ettrl_ear", {}),
         objective=("ppo_clip", {"kl_coef": 0.001}),
         needs=("answers",),
-        missing="ids of the answers found in the completions",
+        omits="rollouts as trees that fork at uncertain tokens (ETMR)",
     ),
     Method(
         slug="ear",
@@ -168,7 +167,7 @@ ROWS = (
         objective=("ppo_clip", {"aggregation": "prompt_mean"}),
         needs=("task",),
         defaults={"group_size": 8, "epochs": 1},
-        missing="the task of each prompt",
+        omits="sampling of equally many prompts of each task: a run has one task",
     ),
     Method(
         slug="batch_std",

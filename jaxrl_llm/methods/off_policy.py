@@ -149,7 +149,6 @@ ROWS = (
         objective=("areal_decoupled_ppo", {"proximal": "interpolated"}),
         needs=("current_version",),
         defaults={"group_size": 16, "minibatches": 4, "max_staleness": 4},
-        missing="the trainer's version beside the rollouts",
         omits="asynchronous generation (control.staleness): here a rollout is never older than its step",
     ),
     Method(

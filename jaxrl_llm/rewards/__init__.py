@@ -7,32 +7,32 @@ from jaxrl_llm import registry
 from jaxrl_llm.rewards import text
 from jaxrl_llm.rewards.base import BatchOutput, Combined, Reward, RewardError, Scores
 from jaxrl_llm.rewards.code import Code
-from jaxrl_llm.rewards.gym import Gym
+from jaxrl_llm.rewards.gym import Gym, tagged_answer
 from jaxrl_llm.rewards.isolated import Isolated
 from jaxrl_llm.rewards.length import soft_overlong as overlong_penalty
-from jaxrl_llm.rewards.math import Boxed
+from jaxrl_llm.rewards.math import Boxed, boxed_answer
 
 __all__ = ["FACTORIES", "BatchOutput", "Combined", "Reward", "RewardError", "Scores", "combine", "make"]
 
 
 def exact(*, weight: float = 1.0) -> Reward:
     """1 when the completion is the answer, white space at both ends aside."""
-    return Reward("exact", text.exact, weight)
+    return Reward("exact", text.exact, weight, extract=text.whole_text)
 
 
 def last_number(*, weight: float = 1.0) -> Reward:
     """1 when the last number in the completion equals the answer as a rational."""
-    return Reward("last_number", text.last_number, weight)
+    return Reward("last_number", text.last_number, weight, extract=text.find_last_number)
 
 
 def numeric(*, weight: float = 1.0) -> Reward:
     """1 when the whole completion is one number equal to the answer as a rational."""
-    return Reward("numeric", text.numeric, weight)
+    return Reward("numeric", text.numeric, weight, extract=text.parse_rational)
 
 
 def boxed(*, weight: float = 1.0, workers: int = 2, deadline: float = 5.0) -> Reward:
     r"""1 when the last `\boxed{}` equals the answer: as text, as a rational, or for math-verify within `deadline` s."""
-    return Reward("boxed", Boxed(workers, deadline), weight, per="batch")
+    return Reward("boxed", Boxed(workers, deadline), weight, per="batch", extract=boxed_answer)
 
 
 def format(*, pattern: str, weight: float = 1.0) -> Reward:
@@ -48,7 +48,7 @@ def soft_overlong(*, max_length: int, cache: int, factor: float = 1.0, variant: 
 
 def reasoning_gym(*, weight: float = 1.0, workers: int = 2, deadline: float = 5.0) -> Reward:
     """The own scorer of a reasoning_gym data set, in [0, 1], on the last `<answer>` tags; needs the problems."""
-    return Reward("reasoning_gym", Gym(workers, deadline), weight, per="batch")
+    return Reward("reasoning_gym", Gym(workers, deadline), weight, per="batch", extract=tagged_answer)
 
 
 def isolated(*, target: str, workers: int = 2, deadline: float = 5.0, weight: float = 1.0) -> Reward:

@@ -5,7 +5,7 @@ import functools
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,12 +25,15 @@ class Reward:
     `per` says what `fn` takes. "completion": `fn(completion, answer, problem) -> float`. "batch":
     `fn(completions, answers, problems) -> f32[N]` or a `BatchOutput`. "lengths": `fn(lengths i32[N]) -> f32[N]`,
     completion lengths in tokens.
+    `extract(completion)` is the answer that the reward finds, in a form in which equal answers compare equal, or None;
+    methods that let the rollouts vote need it.
     """
 
     name: str
     fn: Callable[..., Any]
     weight: float = 1.0
     per: str = "completion"
+    extract: Callable[[str], Hashable | None] | None = None
 
     def __post_init__(self):
         if self.per not in ("completion", "batch", "lengths"):

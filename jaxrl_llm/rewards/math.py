@@ -2,6 +2,7 @@ r"""Mathematical answers: the last \boxed{}, compared as text, as rationals, and
 
 import re
 import threading
+from fractions import Fraction
 
 import numpy as np
 
@@ -55,6 +56,15 @@ def quick_verdict(answer: str, given: str) -> bool | None:
         return False
     numbers = parse_rational(answer), parse_rational(given)
     return None if None in numbers else numbers[0] == numbers[1]
+
+
+def boxed_answer(completion: str) -> Fraction | str | None:
+    r"""The last `\boxed{}` as an exact rational, else as normalised text; None without one.
+
+    Expressions that are equal only for a symbolic checker count as different answers.
+    """
+    answer = normalise(last_boxed(completion) or "")
+    return None if not answer else answer if (number := parse_rational(answer)) is None else number
 
 
 class Boxed:

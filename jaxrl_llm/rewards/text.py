@@ -12,6 +12,11 @@ def exact(completion: str, answer: str, problem) -> float:
     return float(completion.strip() == answer.strip())
 
 
+def whole_text(completion: str) -> str | None:
+    """The completion without white space at both ends; None when nothing is left."""
+    return completion.strip() or None
+
+
 def last_number(completion: str, answer: str, problem) -> float:
     """1 when the last number of the completion equals the answer as a rational (1,000 = 1000, 0.50 = 1/2).
 

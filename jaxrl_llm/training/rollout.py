@@ -1,6 +1,6 @@
 """One rollout batch: problems -> prompts -> completions -> texts -> rewards -> `Rollouts`."""
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ class Sampled:
       problems: P problems.  prompts: their tokens.  completions: numpy `Completions`, `[P, G, T]`.
       texts: `P * G` decoded completions without the stop token or stop string, row after row.
       scores: rewards of the `P * G` rows.
+      answers: what the first reward reads as the answer of each row (None: nothing), if it can tell at all.
     """
 
     problems: Sequence[Problem]
@@ -28,6 +29,7 @@ class Sampled:
     completions: Completions
     texts: Sequence[str]
     scores: Scores
+    answers: Sequence[Hashable | None] | None = None
 
     @property
     def rewards(self) -> np.ndarray:
@@ -91,7 +93,8 @@ def sample(generate: Callable[..., Any], rows: Sequence[tuple[Problem, list[int]
         repeated = [problem for problem in problems for _ in range(group)]
         lengths = completions.mask.sum(-1).reshape(-1)
         scores = reward(texts, [p.answer for p in repeated], repeated, lengths)
-    return Sampled(problems, batch, completions, texts, scores)
+        extract = reward.rewards[0].extract
+    return Sampled(problems, batch, completions, texts, scores, extract and [extract(text) for text in texts])
 
 
 def bucket_of(longest: int, max_tokens: int) -> int:
@@ -104,8 +107,23 @@ def buckets(max_tokens: int) -> list[int]:
     return sorted({-(-max_tokens * quarter // 4) for quarter in (1, 2, 3, 4)})
 
 
+def answer_ids(answers: Sequence[Hashable | None], group: int) -> np.ndarray:
+    """`i32[P, G]`: equal answers of a prompt have equal numbers, counted from 0 in order of appearance; None is -1."""
+    ids = np.full((len(answers) // group, group), -1, np.int32)
+    for p in range(ids.shape[0]):
+        row = answers[p * group:(p + 1) * group]
+        known = {answer: number for number, answer in enumerate(dict.fromkeys(a for a in row if a is not None))}
+        ids[p] = [-1 if answer is None else known[answer] for answer in row]
+    return ids
+
+
 def to_rollouts(sampled: Sampled, max_tokens: int, prompts: int, version: int) -> Rollouts:
-    """The batch as `Rollouts` of `prompts` rows (missing ones invalid), trimmed to the shortest length bucket that holds it."""
+    """The batch as `Rollouts` of `prompts` rows (missing ones invalid), trimmed to the shortest length bucket that holds it.
+
+    `extras`: `truncated` bool[P, G]; `correct` bool[P, G], first component above 0.5; `answers` i32[P, G], see
+    `answer_ids`, where the first reward reads answers; `task` i32[P], 0: a run has one task; `current_version` i32[P],
+    the version to be trained, which is also the one that sampled.
+    """
     c, P = sampled.completions, len(sampled.problems)
     T = bucket_of(int(c.mask.sum(-1).max()), max_tokens)
     fill = lambda x: np.concatenate([x, np.repeat(x[:1], prompts - P, axis=0)]) if prompts > P else x  # noqa: E731
@@ -113,13 +131,17 @@ def to_rollouts(sampled: Sampled, max_tokens: int, prompts: int, version: int) -
     group = c.mask.shape[1]
     valid = fill(np.ones((P, group), bool))
     valid[P:] = False
-    mask = cut(c.mask)
+    mask, components = cut(c.mask), sampled.scores.components.reshape(P, group, -1)
+    extras = {"truncated": fill(~c.stopped), "correct": fill(components[..., 0] > 0.5),
+              "task": np.zeros(len(mask), np.int32), "current_version": np.full(len(mask), version, np.int32)}
+    if sampled.answers is not None:
+        extras["answers"] = fill(answer_ids(sampled.answers, group))
     return Rollouts(
         mask=mask, valid=valid, rewards=fill(sampled.rewards.astype(np.float32)),
-        reward_components=fill(sampled.scores.components.reshape(P, group, -1)),
+        reward_components=fill(components),
         tokens=cut(c.tokens), prompt_tokens=fill(sampled.prompts.tokens), prompt_mask=fill(sampled.prompts.mask),
         prompt_ids=fill(sampled.prompts.ids), behavior_logprobs=cut(c.logprobs), entropies=cut(c.entropies),
-        policy_version=np.full(mask.shape, version, np.int32), extras={"truncated": fill(~c.stopped)})
+        policy_version=np.full(mask.shape, version, np.int32), extras=extras)
 
 
 def select(sampled: Sampled, keep: np.ndarray) -> Sampled:
@@ -129,7 +151,8 @@ def select(sampled: Sampled, keep: np.ndarray) -> Sampled:
     pick = lambda x: x[rows] if np.ndim(x) else x  # noqa: E731
     scores = sampled.scores._replace(total=sampled.scores.total[flat], components=sampled.scores.components[flat])
     return Sampled([sampled.problems[i] for i in rows], jax.tree.map(pick, sampled.prompts),
-                   jax.tree.map(pick, sampled.completions), [sampled.texts[i] for i in flat], scores)
+                   jax.tree.map(pick, sampled.completions), [sampled.texts[i] for i in flat], scores,
+                   sampled.answers and [sampled.answers[i] for i in flat])
 
 
 def concatenate(parts: Sequence[Sampled]) -> Sampled:
@@ -142,7 +165,8 @@ def concatenate(parts: Sequence[Sampled]) -> Sampled:
     scores = Scores(np.concatenate([p.scores.total for p in parts]), np.concatenate([p.scores.components for p in parts]),
                     parts[0].scores.names, failures)
     return Sampled([x for p in parts for x in p.problems], jax.tree.map(join, *[p.prompts for p in parts]),
-                   jax.tree.map(join, *[p.completions for p in parts]), [t for p in parts for t in p.texts], scores)
+                   jax.tree.map(join, *[p.completions for p in parts]), [t for p in parts for t in p.texts], scores,
+                   None if parts[0].answers is None else [answer for p in parts for answer in p.answers])
 
 
 def metrics_of(sampled: Sampled) -> dict[str, float]:

@@ -32,7 +32,8 @@ from jaxrl_llm.training.step import make_optimizer, make_update
 DTYPES = {"float32": np.float32, "bfloat16": jax.numpy.bfloat16}
 # What this trainer records of every batch; a method that reads more is refused before anything is loaded.
 RECORDED = frozenset({"rewards", "reward_components", "tokens", "prompt_tokens", "prompt_mask", "prompt_ids",
-                      "behavior_logprobs", "old_logprobs", "ref_logprobs", "entropies", "policy_version", "truncated"})
+                      "behavior_logprobs", "old_logprobs", "ref_logprobs", "entropies", "policy_version",
+                      "truncated", "correct", "answers", "task", "current_version"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +174,10 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     optimizer, schedule = make_optimizer(
         o.learning_rate, config.steps * config.learner.epochs * config.learner.minibatches,
         warmup_updates=o.warmup_updates, schedule=o.schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2)
+    if "answers" in needs_of(method, estimator, objective) and reward.rewards[0].extract is None:
+        raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and the reward "
+                         f"{reward.rewards[0].name!r} does not tell which text is the answer; set config.accuracy to one that "
+                         "does: exact, last_number, numeric, boxed or reasoning_gym")
     update = make_update(policy, objective, optimizer, clip_norm=o.clip_norm or None,
                          micro_batches=config.learner.micro_batches, mesh=mesh)
     sampler = functools.partial(generate, model, max_tokens=T, stop_ids=tuple(tokenizer.stop_ids))

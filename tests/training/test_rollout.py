@@ -110,6 +110,36 @@ def test_rollouts_are_trimmed_to_a_bucket_and_missing_prompts_are_invalid():
     np.testing.assert_array_equal(np.asarray(batch.lengths), [[3, 1], [2, 3], [0, 0], [0, 0]])
 
 
+def test_extras_of_every_batch():
+    found, _ = sampled([["12$", "1"], ["7$", "12$"]])
+    extras = rollout.to_rollouts(found, max_tokens=8, prompts=3, version=5).extras
+    np.testing.assert_array_equal(extras["correct"], [[True, False], [False, True], [True, False]])  # the last is filling
+    np.testing.assert_array_equal(extras["task"], [0, 0, 0])
+    np.testing.assert_array_equal(extras["current_version"], [5, 5, 5])
+    assert {name: x.dtype for name, x in extras.items()} == {
+        "truncated": bool, "correct": bool, "task": np.int32, "current_version": np.int32, "answers": np.int32}
+
+
+def test_a_format_bonus_does_not_make_an_answer_correct():
+    found, _ = sampled([["12$", "1"]])
+    scores = found.scores._replace(total=np.float32([0.4, 0.9]))  # components stay: the first is the accuracy
+    batch = rollout.to_rollouts(rollout.dataclasses.replace(found, scores=scores), max_tokens=8, prompts=1, version=0)
+    assert batch.correct.tolist() == [[True, False]]
+    assert batch.replace(extras={}).correct.tolist() == [[False, True]]
+
+
+def test_equal_answers_get_equal_numbers():
+    found, _ = sampled([[" 12 $", "7$", "12$", "$"], ["7$", "7$", "5$", "12$"]])
+    assert found.answers == ["12", "7", "12", None, "7", "7", "5", "12"]
+    batch = rollout.to_rollouts(found, max_tokens=8, prompts=2, version=0)
+    np.testing.assert_array_equal(batch.extras["answers"], [[0, 1, 0, -1], [0, 0, 1, 2]])
+    twice = rollout.concatenate([rollout.select(found, np.array([False, True])), found])
+    np.testing.assert_array_equal(rollout.answer_ids(twice.answers, 4), [[0, 0, 1, 2], [0, 1, 0, -1], [0, 0, 1, 2]])
+    silent = rollout.dataclasses.replace(found, answers=None)
+    assert "answers" not in rollout.to_rollouts(rollout.select(silent, np.array([True, False])), 8, 2, 0).extras
+    assert rollout.concatenate([silent, silent]).answers is None
+
+
 def test_selecting_and_joining_keep_rows_together():
     first, _ = sampled([["12$", "0$"], ["1$", "2$"], ["12$", "12$"]])
     second, _ = sampled([["7$", "8$"]], first_id=10)

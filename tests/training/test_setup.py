@@ -103,3 +103,19 @@ def test_an_accuracy_that_is_not_clear_is_refused():
         reward_of("exact, numeric", "exakt")
     with pytest.raises(ValueError, match="reward 'exat'. Did you mean 'exact'"):
         reward_of("exat")
+
+
+def test_methods_that_compare_answers_need_a_reward_that_reads_them():
+    small = {"method": "ttrl", "model.hidden_size": 32, "model.num_layers": 1}
+    with pytest.raises(ValueError, match="'ttrl' compares the answers .* 'format' does not tell"):
+        setup.build(configured(rewards="format(pattern='a+'), exact(weight=0.1)", **small))
+    run, _ = setup.build(configured(rewards="format(pattern='a+'), exact(weight=0.1)", accuracy="exact", **small))
+    assert run.needs >= {"answers"} and run.needs <= setup.RECORDED
+
+
+def test_a_methods_own_epochs_and_minibatches():
+    small = {"model.hidden_size": 32, "model.num_layers": 1}
+    run, _ = setup.build(configured(method="gspo", **small))
+    assert (run.config.learner.epochs, run.config.learner.minibatches, run.updates_per_step) == (1, 4, 4)
+    run, _ = setup.build(configured(method="gspo", **small, **{"learner.minibatches": 1}))
+    assert run.updates_per_step == 1
