@@ -19,6 +19,8 @@ _EXPORT = flags.DEFINE_string("export", None, "Also write the trained model as a
 def main():
     from jaxrl_llm.training.loop import train
     from jaxrl_llm.training.report import export, print_report
+    if _EXPORT.value:
+        Path(_EXPORT.value).mkdir(parents=True, exist_ok=True)  # what cannot be written is known before training
     evaluations = train(_CONFIG.value, _WORKDIR.value, resume=_RESUME.value)
     print_report(evaluations, Path(_WORKDIR.value))
     if _EXPORT.value:

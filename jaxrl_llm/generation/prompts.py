@@ -10,10 +10,16 @@ OVERLONG = ("fail", "skip", "truncate")
 
 
 def encode_problem(problem: Problem, tokenizer) -> list[int]:
-    """Token ids of one prompt: chat messages through the chat template, plain text as it is (with BOS if there is one)."""
-    if isinstance(problem.prompt, str):
-        return tokenizer.encode(problem.prompt, add_bos=tokenizer.bos_id is not None)
-    return tokenizer.encode_chat(problem.prompt)
+    """Token ids of one prompt: chat messages through the chat template, plain text as it is, with BOS if the model wants it.
+
+    Raises ValueError naming the prompt when the template refuses it or the model does not embed one of its tokens.
+    """
+    try:
+        if isinstance(problem.prompt, str):
+            return tokenizer.encode(problem.prompt, add_bos=tokenizer.adds_bos)
+        return tokenizer.encode_chat(problem.prompt)
+    except ValueError as error:
+        raise ValueError(f"prompt {problem.id}: {error}") from error
 
 
 def fit(ids: list[int], problem: Problem, max_tokens: int, overlong: str) -> list[int] | None:
@@ -28,10 +34,12 @@ def fit(ids: list[int], problem: Problem, max_tokens: int, overlong: str) -> lis
                      f"{str(problem.prompt)[:120]!r}. Raise the limit, or set prompts.overlong to 'skip' or 'truncate'")
 
 
-def longest(problems: Sequence[Problem], tokenizer, look_at: int = 2000, multiple: int = 8) -> int:
-    """Length in tokens of the longest of the first `look_at` prompts, rounded up to a multiple."""
-    count = min(len(problems), look_at)
-    length = max(len(encode_problem(problems[i], tokenizer)) for i in range(count))
+def longest(problems: Sequence[Problem], tokenizer, multiple: int = 8) -> int:
+    """Length in tokens of the longest of all prompts, rounded up to a multiple.
+
+    Every prompt is encoded (some 10,000 a second): a part of them, or a bound by characters, would be too short or too long.
+    """
+    length = max(len(encode_problem(problems[i], tokenizer)) for i in range(len(problems)))
     return -(-length // multiple) * multiple
 
 

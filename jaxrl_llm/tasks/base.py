@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,17 @@ def disjoint_task(name: str, train: list, heldout: list, build: Callable[[Any, i
             raise ValueError(f"task {name!r} has no {side} problems ({len(train)} training, {len(heldout)} held-out); "
                              "use more problems or another held-out share")
     return Task(name, Source(train, build), Source(heldout, build, len(train)), reward)
+
+
+def optional(package: str) -> Any:
+    """The package, imported; ValueError saying how to install it where it is missing."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:  # it is there, and lacks something itself
+            raise
+        raise ValueError(f"this task needs the package {package.replace('_', '-')}, which is not installed: "
+                         'pip install -e ".[tasks]"') from error
 
 
 def split_position(key: str) -> float:

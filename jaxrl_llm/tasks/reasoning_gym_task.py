@@ -1,7 +1,7 @@
 """Any data set of the reasoning-gym package, with its own scorer (reasoning-gym, arXiv 2505.24760)."""
 
 from jaxrl_llm.registry import unknown
-from jaxrl_llm.tasks.base import Problem, Task, disjoint_task
+from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, optional
 
 INSTRUCTION = "\nGive the final answer between <answer> and </answer>."
 
@@ -14,11 +14,9 @@ def reasoning_gym(*, dataset: str, train_size: int = 1000, heldout_size: int = 2
     of neighbouring seeds would share most items); held-out questions that also occur in training are dropped.
     `config` goes to the data set. Raises ValueError for an unknown data set or a configuration that it refuses.
     """
-    import reasoning_gym as package
-    from reasoning_gym.factory import DATASETS
-
-    if dataset not in DATASETS:
-        raise unknown("reasoning_gym data set", dataset, DATASETS)
+    package = optional("reasoning_gym")
+    if dataset not in package.factory.DATASETS:
+        raise unknown("reasoning_gym data set", dataset, package.factory.DATASETS)
     try:
         generator = package.create_dataset(dataset, seed=seed, size=train_size + heldout_size, **(config or {}))
     except (TypeError, AssertionError) as error:

@@ -1,6 +1,6 @@
 """A prepared TensorFlow Datasets builder read as random-access ArrayRecord files, without TensorFlow."""
 
-from jaxrl_llm.tasks.base import Problem, Source, Task
+from jaxrl_llm.tasks.base import Problem, Source, Task, optional
 
 
 def tfds(*, builder: str, data_dir: str | None = None, prompt_key: str = "question", answer_key: str = "answer",
@@ -10,8 +10,7 @@ def tfds(*, builder: str, data_dir: str | None = None, prompt_key: str = "questi
     The data must have been prepared in the ArrayRecord format. Raises ValueError when it was not, for an unknown
     builder, split or key, and for splits that share examples.
     """
-    import tensorflow_datasets
-
+    tensorflow_datasets = optional("tensorflow_datasets")
     try:
         prepared = tensorflow_datasets.builder(builder, data_dir=data_dir)
     except tensorflow_datasets.core.DatasetNotFoundError as error:

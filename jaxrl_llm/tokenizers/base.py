@@ -5,9 +5,12 @@ are made where tokens are made. Nothing here derives a mask from ids, so `pad_id
 checkpoints, and the fallback when no padding token is named) is harmless.
 """
 
+import copy
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, Self, runtime_checkable
 
 from jaxrl_llm.tokenizers.chat import render
 
@@ -23,11 +26,13 @@ class Tokenizer(Protocol):
     """Text <-> token ids, the ids with a meaning of their own, and the model's chat format.
 
     `vocab_size` is one more than the largest id the tokenizer knows; a model's embedding may have more rows.
+    `adds_bos` says that the model was trained on plain text that starts with `bos_id`.
     """
 
     vocab_size: int
     eos_id: int
     bos_id: int | None
+    adds_bos: bool
     pad_id: int
     stop_ids: tuple[int, ...]
     chat_template: str | None
@@ -44,11 +49,21 @@ class Tokenizer(Protocol):
     def encode_chat(self, messages: Messages, add_generation_prompt: bool = True, **variables) -> list[int]:
         """Ids of `render_chat(...)`. No BOS is put in front: where the model wants one, its template writes it."""
 
+    def limited_to(self, rows: int) -> Self:
+        """The same tokenizer for a model that embeds `rows` tokens: encoding text with a later one is an error."""
+
+    def save(self, directory: Path) -> None:
+        """Writes the files from which `load(directory)` and other libraries make the same tokenizer."""
+
 
 class Codec(Protocol):
-    """The part that differs between tokenizers: text <-> ids, and token spelling <-> id."""
+    """The part that differs between tokenizers: text <-> ids, token spelling <-> id, and the file that holds them.
+
+    `transformers_class` is the class by which transformers reads that file.
+    """
 
     vocab_size: int
+    transformers_class: str
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -57,6 +72,8 @@ class Codec(Protocol):
     def token(self, token_id: int) -> str: ...
 
     def find(self, token: str) -> int | None: ...
+
+    def save(self, directory: Path) -> None: ...
 
 
 class CodecTokenizer:
@@ -68,6 +85,7 @@ class CodecTokenizer:
         *,
         eos_id: int,
         bos_id: int | None = None,
+        adds_bos: bool = False,
         pad_id: int | None = None,
         stop_ids: Iterable[int] = (),
         chat_template: str | None = None,
@@ -76,6 +94,7 @@ class CodecTokenizer:
         self.vocab_size = codec.vocab_size
         self.eos_id = eos_id
         self.bos_id = bos_id
+        self.adds_bos = adds_bos and bos_id is not None
         self.pad_id = eos_id if pad_id is None else pad_id
         self.chat_template = chat_template
         turn_ends = (codec.find(name) for name in END_OF_TURN if name in (chat_template or ""))
@@ -87,10 +106,20 @@ class CodecTokenizer:
             raise ValueError(f"special token ids {beyond} lie outside the vocabulary, 0 to {self.vocab_size - 1}")
 
     def encode(self, text: str, add_bos: bool = False) -> list[int]:
-        """Ids of `text`, with `bos_id` first if `add_bos`. Raises ValueError if the vocabulary has no BOS."""
+        """Ids of `text`, with `bos_id` first if `add_bos`.
+
+        Raises ValueError if the vocabulary has no BOS, and for a token that the model does not embed (`limited_to`).
+        """
         if add_bos and self.bos_id is None:
             raise ValueError("add_bos=True, but this tokenizer has no beginning-of-sequence token; use add_bos=False")
-        return [self.bos_id] * add_bos + self._codec.encode(text)
+        ids = [self.bos_id] * add_bos + self._codec.encode(text)
+        beyond = [i for i in ids if i >= self.vocab_size]
+        if beyond:
+            raise ValueError(
+                f"the text holds {self._codec.token(beyond[0])!r}, token {beyond[0]}, but the model embeds only the tokens 0 "
+                f"to {self.vocab_size - 1}; take it out of {text[:120]!r}"
+            )
+        return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of `ids` i32[N] (list or array). Raises ValueError for a negative id."""
@@ -112,6 +141,35 @@ class CodecTokenizer:
     def encode_chat(self, messages: Messages, add_generation_prompt: bool = True, **variables) -> list[int]:
         """Ids of the rendered conversation, without an extra BOS."""
         return self.encode(self.render_chat(messages, add_generation_prompt, **variables))
+
+    def limited_to(self, rows: int) -> Self:
+        """A copy whose texts hold ids below `rows` only: text models share the vocabulary of larger, multimodal ones.
+
+        Raises ValueError if the begin, end or stop tokens lie beyond: then it is the tokenizer of another model.
+        """
+        beyond = sorted({i for i in (self.bos_id, *self.stop_ids) if i is not None and i >= rows})
+        if beyond:
+            raise ValueError(
+                f"the model embeds {rows} tokens, but the begin and end tokens of this tokenizer have the ids {beyond}; use "
+                "the tokenizer that the model was trained with"
+            )
+        limited = copy.copy(self)
+        limited.vocab_size = min(rows, self.vocab_size)
+        return limited
+
+    def save(self, directory: Path) -> None:
+        """Writes the vocabulary, tokenizer_config.json and, for the stop tokens, generation_config.json."""
+        self._codec.save(directory)
+        described = {
+            "tokenizer_class": self._codec.transformers_class,
+            "add_bos_token": self.adds_bos,
+            "clean_up_tokenization_spaces": False,
+            **self._template_tokens,
+            **({} if self.chat_template is None else {"chat_template": self.chat_template}),
+        }
+        (directory / "tokenizer_config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        stops = {"eos_token_id": list(self.stop_ids), "bos_token_id": self.bos_id, "pad_token_id": self.pad_id}
+        (directory / "generation_config.json").write_text(json.dumps(stops, indent=2) + "\n", encoding="utf-8")
 
 
 def split_specials(text: str, specials: Mapping[str, int]) -> Iterator[int | str]:

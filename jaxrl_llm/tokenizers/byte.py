@@ -1,6 +1,9 @@
 """The tokenizer that needs no file: one id per byte of UTF-8, and three special tokens."""
 
+from pathlib import Path
+
 from jaxrl_llm.tokenizers.base import CodecTokenizer, split_specials
+from jaxrl_llm.tokenizers.hugging_face import put_first
 
 SPECIALS = {"<|pad|>": 256, "<|bos|>": 257, "<|eos|>": 258}
 
@@ -9,11 +12,12 @@ class ByteTokenizer(CodecTokenizer):
     """Ids 0-255 are bytes, 256 pad, 257 bos, 258 eos: any text round-trips, in any language, with no training."""
 
     def __init__(self, chat_template: str | None = None):
-        super().__init__(_Bytes(), eos_id=258, bos_id=257, pad_id=256, chat_template=chat_template)
+        super().__init__(_Bytes(), eos_id=258, bos_id=257, adds_bos=True, pad_id=256, chat_template=chat_template)
 
 
 class _Bytes:
     vocab_size = 259
+    transformers_class = "PreTrainedTokenizerFast"
 
     def encode(self, text: str) -> list[int]:
         parts = split_specials(text, SPECIALS)
@@ -30,3 +34,22 @@ class _Bytes:
 
     def find(self, token: str) -> int | None:
         return SPECIALS.get(token)
+
+    def save(self, directory: Path) -> None:
+        """The same ids as a byte-level BPE without merges, whose alphabet spells every byte by a visible letter."""
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+        letters = {letter: i for i, letter in enumerate(_byte_letters())}
+        backend = Tokenizer(models.BPE(vocab=letters, merges=[]))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.decoder = decoders.ByteLevel()
+        backend.add_special_tokens(list(SPECIALS))
+        put_first(backend, "<|bos|>", SPECIALS["<|bos|>"])
+        backend.save(str(directory / "tokenizer.json"))
+
+
+def _byte_letters() -> list[str]:
+    """GPT-2's letter for each byte: printable ones are themselves, the others are U+0100 onwards in order."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxrl_llm.tokenizers.base import CodecTokenizer
-from jaxrl_llm.tokenizers.hugging_face import FastCodec
+from jaxrl_llm.tokenizers.hugging_face import FastCodec, put_first
 from jaxrl_llm.tokenizers.sentence_piece import SentencePieceCodec
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type; sentencepiece's own numbering
@@ -18,12 +18,13 @@ class PreTokenizer(NamedTuple):
     lone_digits: bool = False
     nfc: bool = False
     ignore_merges: bool = False
+    adds_bos: bool = False  # where the file does not say
 
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _PUNCTUATION_AND_SPACE = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = PreTokenizer(
-    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_PUNCTUATION_AND_SPACE}", ignore_merges=True
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_PUNCTUATION_AND_SPACE}", ignore_merges=True, adds_bos=True
 )
 _QWEN2 = PreTokenizer(rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_PUNCTUATION_AND_SPACE}", nfc=True)
 
@@ -65,6 +66,7 @@ class GgufTokenizer(CodecTokenizer):
             build(metadata, path),
             eos_id=metadata["ggml.eos_token_id"],
             bos_id=metadata.get("ggml.bos_token_id"),
+            adds_bos=_adds_bos(metadata),
             pad_id=metadata.get("ggml.padding_token_id"),
             stop_ids=[metadata[key] for key in ("ggml.eot_token_id", "ggml.eom_token_id") if key in metadata],
             chat_template=chat_template or metadata.get("chat_template"),
@@ -79,6 +81,12 @@ def _read_metadata(path: str | Path) -> dict:
     return {
         name.removeprefix(prefix): field.contents() for name, field in reader.fields.items() if name.startswith(prefix)
     }
+
+
+def _adds_bos(metadata: dict) -> bool:
+    """Whether plain text starts with BOS; a file that does not say follows the custom of its kind of vocabulary."""
+    custom = metadata["ggml.model"] == "llama" or PRE_TOKENIZERS.get(metadata.get("ggml.pre"), PreTokenizer()).adds_bos
+    return metadata.get("ggml.add_bos_token", custom)
 
 
 def _byte_level_bpe(metadata: dict, path: str | Path) -> FastCodec:
@@ -105,6 +113,8 @@ def _byte_level_bpe(metadata: dict, path: str | Path) -> FastCodec:
     for kind, add in ((CONTROL, backend.add_special_tokens), (USER_DEFINED, backend.add_tokens)):
         whole = [token for token, t in zip(tokens, metadata["ggml.token_type"]) if t == kind]
         add([AddedToken(token, normalized=False, special=kind == CONTROL) for token in whole])
+    if _adds_bos(metadata) and "ggml.bos_token_id" in metadata:
+        put_first(backend, tokens[metadata["ggml.bos_token_id"]], metadata["ggml.bos_token_id"])
     return FastCodec(backend)
 
 
@@ -132,6 +142,9 @@ def _sentencepiece_bpe(metadata: dict, path: str | Path) -> SentencePieceCodec:
         # User-defined pieces are stored as the text they match; in the model file a space is written U+2581.
         piece = piece.replace(" ", "\u2581") if kind == USER_DEFINED else piece
         model.pieces.add(piece=piece, score=score, type=kind)
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):  # by their spelling, as sentencepiece does
+        if f"ggml.{key}_token_id" in metadata:
+            setattr(model.trainer_spec, f"{name}_piece", metadata["ggml.tokens"][metadata[f"ggml.{key}_token_id"]])
     unknown = model.pieces[_unknown_id(metadata, path)]
     unknown.type, model.trainer_spec.unk_piece = UNKNOWN, unknown.piece
     return SentencePieceCodec(model.SerializeToString(), source=str(path))

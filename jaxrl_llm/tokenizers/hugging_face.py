@@ -13,7 +13,9 @@ class HuggingFaceTokenizer(CodecTokenizer):
 
     EOS, BOS and padding are the tokens named in tokenizer_config.json or special_tokens_map.json; without a name, EOS
     is the first `eos_token_id` of generation_config.json or config.json. Every `eos_token_id` of generation_config.json
-    is a stop token. Raises FileNotFoundError without tokenizer.json, ValueError for a token that the vocabulary lacks.
+    is a stop token. Plain text starts with BOS where the post-processor of tokenizer.json puts one, which is what
+    transformers goes by. Raises FileNotFoundError without tokenizer.json, ValueError for a token that the vocabulary
+    lacks.
     """
 
     def __init__(self, directory: str | Path, chat_template: str | None = None):
@@ -28,11 +30,11 @@ class HuggingFaceTokenizer(CodecTokenizer):
         backend.no_padding()
         backend.no_truncation()
         codec = FastCodec(backend)
-        configs = {name: _read_json(directory / name) for name in CONFIGS}
+        configs = {name: read_json(directory / name) for name in CONFIGS}
         names = {key: _token_name(configs, key) for key in ("eos_token", "bos_token", "pad_token")}
         ids = {key: _named_id(codec, key, name, directory) for key, name in names.items()}
-        stops = _eos_ids(configs["generation_config.json"])
-        eos_id = next((i for i in (ids["eos_token"], *stops, *_eos_ids(configs["config.json"])) if i is not None), None)
+        stops = eos_ids(configs["generation_config.json"])
+        eos_id = next((i for i in (ids["eos_token"], *stops, *eos_ids(configs["config.json"])) if i is not None), None)
         if eos_id is None:
             raise ValueError(
                 f"{directory} names no end-of-sequence token: looked for eos_token and eos_token_id in "
@@ -43,6 +45,7 @@ class HuggingFaceTokenizer(CodecTokenizer):
             codec,
             eos_id=eos_id,
             bos_id=ids["bos_token"],
+            adds_bos=codec.begins_with(ids["bos_token"]),
             pad_id=ids["pad_token"],
             stop_ids=stops,
             chat_template=chat_template or read_chat_template(directory),
@@ -52,6 +55,8 @@ class HuggingFaceTokenizer(CodecTokenizer):
 class FastCodec:
     """Text <-> ids by a `tokenizers.Tokenizer`. Decoding never tidies up spaces: it gives back what was generated."""
 
+    transformers_class = "PreTrainedTokenizerFast"
+
     def __init__(self, backend):
         self._backend = backend
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
@@ -60,6 +65,10 @@ class FastCodec:
         """Make sure that `skip_special` skips `tokens`, whatever their entry in tokenizer.json says."""
         special = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special}
         self._backend.add_special_tokens([token for token in tokens if token not in special])
+
+    def begins_with(self, token_id: int | None) -> bool:
+        """Whether the post-processor puts that token in front of a text."""
+        return self._backend.encode("", add_special_tokens=True).ids[:1] == [token_id]
 
     def encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
@@ -73,20 +82,31 @@ class FastCodec:
     def find(self, token: str) -> int | None:
         return self._backend.token_to_id(token)
 
+    def save(self, directory: Path) -> None:
+        self._backend.save(str(directory / "tokenizer.json"))
+
+
+def put_first(backend, token: str, token_id: int) -> None:
+    """Makes `backend` put a token in front of texts that are encoded with special tokens."""
+    from tokenizers import processors
+
+    backend.post_processor = processors.TemplateProcessing(single=f"{token} $A", special_tokens=[(token, token_id)])
+
 
 def read_chat_template(directory: Path) -> str | None:
     """The template of a checkpoint: chat_template.jinja, else tokenizer_config.json (the one named "default", or the
     only one, where it lists several); None if there is none."""
     if (directory / "chat_template.jinja").is_file():
         return (directory / "chat_template.jinja").read_text(encoding="utf-8")
-    template = _read_json(directory / "tokenizer_config.json").get("chat_template")
+    template = read_json(directory / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
         template = next(iter(named.values())) if len(named) == 1 else named.get("default")
     return template
 
 
-def _read_json(path: Path) -> dict:
+def read_json(path: Path) -> dict:
+    """The object in a file; an empty one where there is no file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
@@ -103,6 +123,7 @@ def _named_id(codec: FastCodec, key: str, name: str | None, directory: Path) -> 
     return token_id
 
 
-def _eos_ids(config: dict) -> list[int]:
+def eos_ids(config: dict) -> list[int]:
+    """`eos_token_id` of a generation_config.json or config.json as a list."""
     ids = config.get("eos_token_id")
     return [] if ids is None else list(ids) if isinstance(ids, list) else [ids]

@@ -6,7 +6,7 @@ from pathlib import Path
 from jaxrl_llm.tokenizers.base import Tokenizer
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
 from jaxrl_llm.tokenizers.gguf import GgufTokenizer
-from jaxrl_llm.tokenizers.hugging_face import HuggingFaceTokenizer, read_chat_template
+from jaxrl_llm.tokenizers.hugging_face import HuggingFaceTokenizer
 from jaxrl_llm.tokenizers.sentence_piece import SentencePieceTokenizer
 
 ALLOWED = (
@@ -41,7 +41,7 @@ def _load_directory(path: Path, chat_template: str | None) -> Tokenizer:
     if (path / "tokenizer.json").is_file():
         return HuggingFaceTokenizer(path, chat_template)
     if (path / "tokenizer.model").is_file():
-        return SentencePieceTokenizer(path / "tokenizer.model", chat_template or read_chat_template(path))
+        return SentencePieceTokenizer(path / "tokenizer.model", chat_template)
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) == 1:
         return GgufTokenizer(ggufs[0], chat_template)

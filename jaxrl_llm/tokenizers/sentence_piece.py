@@ -3,17 +3,21 @@
 from pathlib import Path
 
 from jaxrl_llm.tokenizers.base import CodecTokenizer, split_specials
+from jaxrl_llm.tokenizers.hugging_face import eos_ids, read_chat_template, read_json
 
 
 class SentencePieceTokenizer(CodecTokenizer):
     """A trained sentencepiece model, BPE or unigram.
 
     Control pieces (`<s>`, `</s>`) spelled out in a text become their ids, as chat templates need; each stretch between
-    them is encoded on its own. Raises ValueError for a model without an end-of-sequence piece.
+    them is encoded on its own. The chat template, further stop tokens and whether plain text starts with BOS (it does
+    where nothing else is said) come from the JSON files beside the model. Raises ValueError for a model without an
+    end-of-sequence piece.
     """
 
     def __init__(self, path: str | Path, chat_template: str | None = None):
-        codec = SentencePieceCodec(Path(path).read_bytes(), source=str(path))
+        path = Path(path)
+        codec = SentencePieceCodec(path.read_bytes(), source=str(path))
         processor = codec.processor
         if processor.eos_id() < 0:
             raise ValueError(f"{path} defines no end-of-sequence piece; train it with eos_id >= 0")
@@ -21,13 +25,17 @@ class SentencePieceTokenizer(CodecTokenizer):
             codec,
             eos_id=processor.eos_id(),
             bos_id=processor.bos_id() if processor.bos_id() >= 0 else None,
+            adds_bos=read_json(path.parent / "tokenizer_config.json").get("add_bos_token", True),
             pad_id=processor.pad_id() if processor.pad_id() >= 0 else None,
-            chat_template=chat_template,
+            stop_ids=eos_ids(read_json(path.parent / "generation_config.json")),
+            chat_template=chat_template or read_chat_template(path.parent),
         )
 
 
 class SentencePieceCodec:
     """Text <-> ids by a serialised sentencepiece `ModelProto`; `source` names it in errors."""
+
+    transformers_class = "LlamaTokenizer"
 
     def __init__(self, model: bytes, source: str):
         from sentencepiece import SentencePieceProcessor
@@ -60,3 +68,6 @@ class SentencePieceCodec:
 
     def find(self, token: str) -> int | None:
         return self._ids.get(token)
+
+    def save(self, directory: Path) -> None:
+        (directory / "tokenizer.model").write_bytes(self.processor.serialized_model_proto())

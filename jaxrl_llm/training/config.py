@@ -49,7 +49,7 @@ def default_config() -> ConfigDict:
 
     c.prompts = ConfigDict()
     c.prompts.per_step = 8             # P
-    c.prompts.max_tokens = 0           # S; 0: the longest prompt of the task
+    c.prompts.max_tokens = 0           # S; 0: the longest prompt of the task, found by encoding all of them
     c.prompts.overlong = "fail"        # or "skip", "truncate"
 
     c.sampling = ConfigDict()

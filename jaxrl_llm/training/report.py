@@ -37,10 +37,13 @@ def print_report(evaluations: dict, workdir: Path) -> None:
 
 
 def export(config: ConfigDict, workdir: Path, directory: str) -> None:
-    """Writes the newest checkpoint's weights (adapters merged in) as a Hugging Face directory."""
+    """Writes the newest checkpoint's weights (adapters merged in) and its tokenizer as a Hugging Face directory."""
     run, params = setup.build(config)
     with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
         state = checkpoints.restore(setup.initial_state(run, params)).state
     params = state.params if state.lora is None else merge(state.params, state.lora)
-    save_hf(directory, run.policy.model.config, jax.device_get(params), setup.model_source(config))
+    source = setup.tokenizer_source(config)
+    save_hf(directory, run.policy.model.config, jax.device_get(params), source)
+    if source is None:
+        run.tokenizer.save(Path(directory))
     print(f"wrote {directory}")

@@ -134,9 +134,7 @@ def load_model(config: ConfigDict, mesh: Mesh):
     tokenizer = tokenizers.load(m.tokenizer or m.path or "bytes")
     if m.path:
         architecture, params = weights.load(m.path)
-        if tokenizer.vocab_size > architecture.vocab_size:
-            raise ValueError(f"tokenizer {m.tokenizer or m.path!r} has {tokenizer.vocab_size} tokens, the model embeds only "
-                             f"{architecture.vocab_size}; set model.tokenizer to the one the model was trained with")
+        tokenizer = tokenizer.limited_to(architecture.vocab_size)
     else:
         architecture, params = model_config(config, tokenizer.vocab_size), None
     model = Transformer(architecture, dtype=DTYPES[m.dtype], remat=m.remat)
@@ -146,6 +144,20 @@ def load_model(config: ConfigDict, mesh: Mesh):
     else:
         params = jax.device_put(params, parallel.tree_shardings(params, mesh))
     return tokenizer, model, params
+
+
+def prompt_length(config: ConfigDict, task: tasks.Task, tokenizer, max_positions: int) -> int:
+    """S, the tokens that every prompt is padded to: the configured limit, or the longest prompt of the task.
+
+    Raises:
+      ValueError: prompt and completion together are longer than what a published model was made for.
+    """
+    S, T = config.prompts.max_tokens, config.sampling.max_tokens
+    S = S or max(longest(task.train, tokenizer), longest(task.heldout, tokenizer))
+    if config.model.path and S + T > max_positions:
+        raise ValueError(f"prompts of up to {S} tokens and completions of up to {T} make {S + T}, but the model was made for "
+                         f"{max_positions}; lower sampling.max_tokens, or prompts.max_tokens with prompts.overlong=skip")
+    return S
 
 
 def build(config: ConfigDict) -> tuple[Run, Any]:
@@ -162,6 +174,10 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     check_method(method, estimator, objective)
     task = make_task(config.task)
     reward = make_reward(config, task)
+    if "answers" in needs_of(method, estimator, objective) and reward.rewards[0].extract is None:
+        raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and the reward "
+                         f"{reward.rewards[0].name!r} does not tell which text is the answer; set config.accuracy to one that "
+                         "does: exact, last_number, numeric, boxed or reasoning_gym")
     sampling_lib.check(sampling_lib.Sampling(config.sampling.temperature, config.sampling.top_k or None,
                                              config.sampling.top_p, config.sampling.min_p or None))
     mesh = parallel.make_mesh(**config.mesh.to_dict())
@@ -174,17 +190,13 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     optimizer, schedule = make_optimizer(
         o.learning_rate, config.steps * config.learner.epochs * config.learner.minibatches,
         warmup_updates=o.warmup_updates, schedule=o.schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2)
-    if "answers" in needs_of(method, estimator, objective) and reward.rewards[0].extract is None:
-        raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and the reward "
-                         f"{reward.rewards[0].name!r} does not tell which text is the answer; set config.accuracy to one that "
-                         "does: exact, last_number, numeric, boxed or reasoning_gym")
     update = make_update(policy, objective, optimizer, clip_norm=o.clip_norm or None,
                          micro_batches=config.learner.micro_batches, mesh=mesh)
     sampler = functools.partial(generate, model, max_tokens=T, stop_ids=tuple(tokenizer.stop_ids))
     shapes = len(buckets(T))
     scored = shapes * (2 if config.lora.rank else 1)  # the reference of adapters is scored without them
     run = Run(config, task, tokenizer, policy, method, estimator, objective, optimizer, schedule, reward, mesh,
-              config.prompts.max_tokens or max(longest(task.train, tokenizer), longest(task.heldout, tokenizer)),
+              prompt_length(config, task, tokenizer, model.config.max_positions),
               generate=Guarded("rollout", sampler), score=Guarded("score", jax.jit(policy.logprobs), scored),
               update=Guarded("update", update, shapes))
     return run, params
@@ -201,7 +213,9 @@ def initial_state(run: Run, params) -> state_lib.TrainState:
     return jax.device_put(state, parallel.tree_shardings(state, run.mesh))
 
 
-def model_source(config: ConfigDict) -> Path | None:
-    """Where tokenizer files of an exported model come from."""
-    path = Path(config.model.path)
-    return path if config.model.path and path.is_dir() else None
+def tokenizer_source(config: ConfigDict) -> Path | None:
+    """The directory whose tokenizer files an exported model gets; None where the tokenizer came from no such files."""
+    name = config.model.tokenizer or config.model.path or "bytes"
+    path, files = Path(name).expanduser(), ("tokenizer.json", "tokenizer.model")
+    directory = path.parent if path.name in files else path
+    return directory if name != "bytes" and any((directory / file).is_file() for file in files) else None

@@ -16,6 +16,12 @@ def test_plain_text_gets_one_bos_and_chat_only_what_its_template_writes():
     assert encode_problem(chat, ByteTokenizer(chat_template=TEMPLATE)) == list(b"[user]7+5[bot]")
 
 
+def test_a_prompt_that_cannot_be_encoded_is_named():
+    limited = ByteTokenizer(chat_template="{{ raise_exception('no system role') }}")
+    with pytest.raises(ValueError, match="prompt 7: the chat template cannot render .* no system role"):
+        encode_problem(Problem(({"role": "system", "content": "x"},), "", 7), limited)
+
+
 def test_policies_for_prompts_that_are_too_long():
     problem = Problem("abcdef", "x", 7)
     assert fit([1, 2, 3], problem, 3, "fail") == [1, 2, 3]
@@ -25,11 +31,12 @@ def test_policies_for_prompts_that_are_too_long():
         fit([1, 2, 3, 4], problem, 3, "fail")
 
 
-def test_longest_looks_at_so_many_and_rounds_up():
+def test_longest_looks_at_every_prompt_and_rounds_up():
     problems = [Problem("a" * n, "", n) for n in (3, 7, 20)]
     assert longest(problems, ByteTokenizer()) == 24  # 20 bytes and BOS
     assert longest(problems, ByteTokenizer(), multiple=1) == 21
-    assert longest(problems, ByteTokenizer(), look_at=2) == 8
+    many = [Problem("ab", "", n) for n in range(3000)] + [Problem("a" * 100, "", 3000), Problem("é" * 60, "", 3001)]
+    assert longest(many, ByteTokenizer(), multiple=1) == 121  # by tokens, not by characters
 
 
 def test_padding_is_on_the_right_and_masked():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny_config
 
-from jaxrl_llm import methods
+from jaxrl_llm import methods, tokenizers
 from jaxrl_llm.models import weights
 from jaxrl_llm.training import loop, setup
 from jaxrl_llm.training.checkpoints import Checkpoints
@@ -130,6 +130,8 @@ def test_the_report_and_the_exported_model(broken):
     state = saved(workdir)
     np.testing.assert_array_equal(params["embed"], state[".params['embed']"])
     np.testing.assert_array_equal(params["layers"]["q"]["kernel"], state[".params['layers']['q']['kernel']"])
+    text = "7+5= é<|eos|>"
+    assert tokenizers.load(workdir / "exported").encode(text) == tokenizers.load("bytes").encode(text)
 
 
 def test_a_run_that_diverges_stops_and_goes_on_from_its_only_checkpoint(tmp_path):

@@ -1,4 +1,5 @@
 """reasoning_gym data sets as tasks, with their own scorer."""
+import sys
 
 import pytest
 
@@ -56,3 +57,9 @@ def test_errors():
         tasks.make("reasoning_gym", dataset="leg_counting", config={"min_animal": 1})
     with pytest.raises(rewards.RewardError, match="needs problems of the reasoning_gym task"):
         rewards.combine(["reasoning_gym"])(["5"], ["5"])
+
+
+def test_a_missing_package_is_named_with_the_way_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(ValueError, match=r'needs the package reasoning-gym, .*pip install -e "\.\[tasks\]"'):
+        tasks.make("reasoning_gym", dataset="chain_sum")

@@ -80,3 +80,9 @@ def test_reading_does_not_import_tensorflow(data_dir):
             "assert len([*t.train]) == 12 and t.heldout[0].answer; print('tensorflow' in sys.modules)")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False"]
+
+
+def test_a_missing_package_is_named_with_the_way_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(ValueError, match=r'needs the package tensorflow-datasets, .*pip install -e "\.\[tasks\]"'):
+        tasks.make("tfds", builder="gsm8k")

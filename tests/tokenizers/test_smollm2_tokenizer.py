@@ -39,6 +39,19 @@ def test_smollm2_literals(smollm2):
     )
 
 
+def test_smollm2_saved_for_transformers(smollm2, tmp_path):
+    from transformers import AutoTokenizer
+
+    assert not smollm2.adds_bos
+    smollm2.save(tmp_path)
+    theirs, again = AutoTokenizer.from_pretrained(str(tmp_path)), load(tmp_path)
+    for text in SAMPLES:
+        assert theirs.encode(text) == again.encode(text) == smollm2.encode(text), text
+    messages = [{"role": "user", "content": "2 + 13?"}]
+    chat = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert chat == again.encode_chat(messages) == smollm2.encode_chat(messages)
+
+
 @pytest.mark.slow
 def test_smollm2_equals_transformers_and_plain_bpe(smollm2, smollm2_path):
     from tokenizers import pre_tokenizers

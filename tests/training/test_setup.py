@@ -34,14 +34,21 @@ def test_the_prompt_length_covers_held_out_problems_too():
 
 
 def test_demonstrations_are_answers_with_the_end_token():
-    problems = [Problem("7+5=", "12", 3), Problem("99999+1=", "100000", 4)]
+    problems = [Problem("7+5=", "12", 3), Problem("99999+1=", "100", 4)]
     rows = demonstrations(problems, ByteTokenizer(), prompt_tokens=10, max_tokens=4, overlong="fail")
     np.testing.assert_array_equal(rows.tokens[:, 0], [[*b"12", 258, 0], [*b"100", 258]])
     assert rows.mask.sum(-1).tolist() == [[3], [4]] and rows.prompt_mask.sum(-1).tolist() == [5, 9]
 
 
+def test_answers_that_do_not_fit_are_never_imitated_in_part():
+    problems = [Problem("7+5=", "12", 3), Problem("999+1=", "1000", 4)]
+    with pytest.raises(ValueError, match="answer of problem 4 has 5 tokens with the end token.*sampling.max_tokens=4: '1000'"):
+        demonstrations(problems, ByteTokenizer(), prompt_tokens=10, max_tokens=4, overlong="fail")
+    assert demonstrations(problems, ByteTokenizer(), 10, 5, "fail").mask.sum(-1).tolist() == [[3], [5]]
+
+
 def test_demonstrations_of_prompts_that_are_too_long():
-    problems = [Problem("99999+1=", "100000", 4), Problem("7+5=", "12", 3)]
+    problems = [Problem("99999+1=", "100", 4), Problem("7+5=", "12", 3)]
     make = lambda policy: demonstrations(problems, ByteTokenizer(), 6, 4, policy)  # noqa: E731
     with pytest.raises(ValueError, match="prompt 4 has 9 tokens, the limit is prompts.max_tokens=6"):
         make("fail")
