@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Makes .venv beside setup.py and installs jaxrl_llm into it; sourced by the other scripts.
-# usage: source scripts/setup.sh ""       or, with extras: source scripts/setup.sh "[test]"
+# Makes .venv beside setup.py and installs jaxrl_llm into it; the other scripts source it.
+# usage: bash scripts/setup.sh [EXTRAS]     e.g. bash scripts/setup.sh tasks,gpu      then: source .venv/bin/activate
 # PYTHON picks the interpreter (default: python3); JAXRL_LLM_VENV the folder of the environment (default: .venv).
 set -euo pipefail
+case "${1:-}" in -h|--help) sed -n '2,4p' "${BASH_SOURCE[0]}" | sed 's/^# //'; exit 0;; esac
+extras="${1:+[$1]}"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python="${PYTHON:-python3}"
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
@@ -11,6 +13,7 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
   exit 1
 fi
 venv="${JAXRL_LLM_VENV:-.venv}"
+case "$venv" in /*) ;; *) venv="$PWD/$venv" ;; esac
 if [ ! -x "$venv/bin/python" ]; then
   echo "Making $venv ..."
   if ! "$python" -m venv "$venv"; then
@@ -20,13 +23,16 @@ if [ ! -x "$venv/bin/python" ]; then
   fi
 fi
 # Installing again is skipped while setup.py is what it was at the last install of these extras.
-stamp="$venv/installed${1:-}-$(cksum < setup.py | cut -d' ' -f1)"
+stamp="$venv/installed$extras-$(cksum < setup.py | cut -d' ' -f1)"
 if [ ! -e "$stamp" ]; then
-  echo "Installing jaxrl_llm${1:-} and what it needs (a minute or two) ..."
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e ".${1:-}" 2> "$venv/pip.log" || {
+  echo "Installing jaxrl_llm$extras and what it needs (a minute or two) ..."
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e ".$extras" 2> "$venv/pip.log" || {
     cat "$venv/pip.log" >&2
     exit 1
   }
   touch "$stamp"
 fi
-export PATH="$PWD/$venv/bin:$PATH"
+export PATH="$venv/bin:$PATH"
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+  echo "jaxrl_llm$extras is installed; now: source $venv/bin/activate"
+fi
