@@ -20,7 +20,7 @@ class Completions:
       logprobs: `f32[P, G, T]`, log-prob of each token under the distribution it was drawn from.
       entropies: `f32[P, G, T]`, entropy of that distribution, nats.
       stopped: `bool[P, G]`, ended by a stop token (False: cut at T).
-      decode_steps: `i32[]`, decode steps that were run, the same for all rows.
+      decode_steps: `i32[]`, decode steps that were run, the same for all rows; the first token needs none.
     """
 
     tokens: jax.Array
@@ -55,8 +55,10 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
     """
     chex.assert_rank([prompt_tokens, prompt_mask], 2)
     P, G = keys.shape
-    chunk = min(chunk, max_tokens)
-    slots = -(-max_tokens // chunk) * chunk
+    # The first token comes from the prefill; the others in chunks of equal size, so that few steps run in vain.
+    chunks = max(1, -(-(max_tokens - 1) // chunk))
+    chunk = -(-(max_tokens - 1) // chunks)
+    slots = chunks * chunk
     layers = model.unstack_layers(params, lora)
     prompt, last = model.prefill(params, prompt_tokens, prompt_mask, lora=lora)
     unembedding = model.unembedding(params)
@@ -71,24 +73,24 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
         return out, kept & ~jnp.isin(token, stops)
 
     def decode(carry, _):
-        t, normed, cache, alive = carry
-        out, alive = sample(normed, t, alive)
-        normed, cache = model.decode_step(params, layers, out[0], t, prompt, cache)
-        return (t + 1, normed, cache, alive), out
+        t, token, cache, alive = carry
+        normed, cache = model.decode_step(params, layers, token, t, prompt, cache)
+        out, alive = sample(normed, t + 1, alive)
+        return (t + 1, out[0], cache, alive), out
 
     def decode_chunk(loop):
         carry, buffers = loop
-        start = carry[0]
+        start = carry[0] + 1
         carry, outs = jax.lax.scan(decode, carry, None, length=chunk)
         write = lambda buffer, out: jax.lax.dynamic_update_slice_in_dim(  # noqa: E731
             buffer, jnp.moveaxis(out, 0, 2), start, axis=2)
         return carry, jax.tree.map(write, buffers, outs)
 
-    empty = tuple(jnp.zeros((P, G, slots), d) for d in (jnp.int32, bool, jnp.float32, jnp.float32))
-    first = jnp.broadcast_to(last[:, None], (P, G, last.shape[-1]))
-    carry = (jnp.int32(0), first, model.empty_completions(P, G, slots), jnp.ones((P, G), bool))
-    unfinished = lambda loop: (loop[0][0] < max_tokens) & loop[0][3].any()  # noqa: E731
-    (steps, _, _, alive), buffers = jax.lax.while_loop(unfinished, decode_chunk, (carry, empty))
+    first, alive = sample(jnp.broadcast_to(last[:, None], (P, G, last.shape[-1])), 0, jnp.ones((P, G), bool))
+    buffers = tuple(jnp.zeros((P, G, slots + 1), x.dtype).at[:, :, 0].set(x) for x in first)
+    carry = (jnp.int32(0), first[0], model.empty_completions(P, G, slots), alive)
+    unfinished = lambda loop: (loop[0][0] + 1 < max_tokens) & loop[0][3].any()  # noqa: E731
+    (steps, _, _, alive), buffers = jax.lax.while_loop(unfinished, decode_chunk, (carry, buffers))
     tokens, mask, logprobs, entropies = (b[:, :, :max_tokens] for b in buffers)
     stopped = ~alive & jnp.isin(jnp.take_along_axis(tokens, mask.sum(-1, keepdims=True) - 1, 2)[:, :, 0], stops)
-    return Completions(tokens, mask, logprobs, entropies, stopped, jnp.minimum(steps, max_tokens))
+    return Completions(tokens, mask, logprobs, entropies, stopped, steps)

@@ -98,7 +98,8 @@ def draw(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:
     block = inverse_cdf(blocks.sum(-1), uniforms[:, 0])
     inside = inverse_cdf(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0], uniforms[:, 1])
     sampled = block * _BLOCK + inside
-    token = jnp.where(jnp.asarray(sampling.temperature) == 0, jnp.argmax(logits, -1).astype(jnp.int32), sampled)
+    greedy = jnp.asarray(sampling.temperature) == 0
+    token = jax.lax.cond(greedy, lambda: jnp.argmax(logits, -1).astype(jnp.int32), lambda: sampled)
     centred = jnp.where(weights > 0, logits - top, 0.0)
     logprob = jnp.take_along_axis(centred, token[:, None], axis=1)[:, 0] - jnp.log(total)
     entropy = jnp.log(total) - (weights * centred).sum(-1) / total

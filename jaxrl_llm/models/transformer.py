@@ -14,29 +14,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models.attention import apply_rotary, grouped_attention, in_window, layer_frequencies
+from jaxrl_llm.models.attention import apply_rotary, grouped_attention, in_window, rotations
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.linear import Dense
 
 Params = Any
-
-
-class Dense(nn.Module):
-    """Matrix product with `kernel [in, out]`, optional bias, and a low-rank update if the `lora` collection has one."""
-
-    features: int
-    dtype: Any
-    bias: bool = False
-
-    @nn.compact
-    def __call__(self, x):
-        kernel = self.param("kernel", nn.initializers.normal(0.02), (x.shape[-1], self.features), jnp.float32)
-        y = x @ kernel.astype(self.dtype)
-        if self.bias:
-            y += self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32).astype(self.dtype)
-        if self.has_variable("lora", "a"):
-            a, b = self.get_variable("lora", "a"), self.get_variable("lora", "b")
-            y += (x @ a.astype(self.dtype)) @ b.astype(self.dtype)
-        return y
 
 
 class RMSNorm(nn.Module):
@@ -59,12 +41,13 @@ class Block(nn.Module):
 
     config: ModelConfig
     dtype: Any
+    transposed: bool = False
 
     @nn.compact
-    def __call__(self, x, positions, frequencies, attend):
-        """`x [..., D]`, `positions i32[...]`; `attend(q, k, v) -> (out, kept)`; returns `(x, kept)`."""
+    def __call__(self, x, rotation, attend):
+        """`x [..., D]`, `rotation = (cos, sin)`, see `rotations`; `attend(q, k, v) -> (out, kept)`; returns `(x, kept)`."""
         c = self.config
-        dense = lambda features, name, bias=False: Dense(features, self.dtype, bias, name=name)  # noqa: E731
+        dense = lambda features, name, bias=False: Dense(features, self.dtype, bias, self.transposed, name=name)  # noqa: E731
         norm = lambda name: RMSNorm(c.norm_eps, c.norm_offset, name=name)  # noqa: E731
         heads = lambda y, n: y.reshape(*y.shape[:-1], n, c.head_dim)  # noqa: E731
 
@@ -74,7 +57,7 @@ class Block(nn.Module):
         v = heads(dense(c.num_kv_heads * c.head_dim, "v", c.qkv_bias)(h), c.num_kv_heads)
         if c.qk_norm:
             q, k = norm("q_norm")(q), norm("k_norm")(k)
-        out, kept = attend(apply_rotary(q, positions, frequencies), apply_rotary(k, positions, frequencies), v)
+        out, kept = attend(apply_rotary(q, *rotation), apply_rotary(k, *rotation), v)
         out = dense(c.hidden_size, "o")(out.reshape(*out.shape[:-2], -1))
         x = x + (norm("attention_post_norm")(out) if c.post_norms else out)
 
@@ -88,7 +71,7 @@ class Block(nn.Module):
 class PromptCache(NamedTuple):
     """Keys and values of the prompts, per layer, shared by every completion of a prompt.
 
-    keys, values: L arrays `[P, S, K, d]`; mask: `bool[P, S]`; length: `i32[P]`, real tokens of each prompt.
+    keys, values: L arrays `[P, K, S, d]`; mask: `bool[P, S]`; length: `i32[P]`, real tokens of each prompt.
     """
 
     keys: tuple[jax.Array, ...]
@@ -98,7 +81,7 @@ class PromptCache(NamedTuple):
 
 
 class CompletionCache(NamedTuple):
-    """Keys and values of the completions so far: L arrays `[P, G, T, K, d]` each, filled from the left."""
+    """Keys and values of the completions so far: L arrays `[P, G, K, T, d]` each, filled from the left."""
 
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
@@ -116,7 +99,7 @@ class Transformer:
     Attributes:
       config: the architecture.
       dtype: dtype of activations and matrix products; parameters are cast to it at use, norms and softmax stay float32.
-      remat: recompute each layer in the backward pass instead of storing its activations.
+      remat: recompute all of each layer in the backward pass; otherwise the results of its matrix products are stored.
     """
 
     config: ModelConfig
@@ -131,9 +114,8 @@ class Transformer:
         """Fresh float32 parameters: normal(0, .02) matrices, residual outputs scaled by 1/sqrt(2L), unit norms."""
         c = self.config
         embed_key, layers_key, unembed_key = jax.random.split(key, 3)
-        x, positions = jnp.zeros((1, 1, c.hidden_size), self.dtype), jnp.zeros((1, 1), jnp.int32)
-        frequencies = jnp.zeros((c.head_dim // 2,))
-        one_layer = lambda k: self.block.init(k, x, positions, frequencies, lambda q, k, v: (q, None))  # noqa: E731
+        x, rotation = jnp.zeros((1, 1, c.hidden_size), self.dtype), rotations(c, jnp.zeros((1, 1), jnp.int32)).full
+        one_layer = lambda k: self.block.init(k, x, rotation, lambda q, k, v: (q, None))  # noqa: E731
         layers = jax.vmap(one_layer)(jax.random.split(layers_key, c.num_layers))["params"]
         for name in ("o", "down"):
             layers[name]["kernel"] *= (2 * c.num_layers) ** -0.5
@@ -168,14 +150,18 @@ class Transformer:
 
         `pool` (or None) maps a residual stream `[B, N, D]` to what is kept of it after each layer.
         """
+        tables = rotations(self.config, positions)
+
         def layer(x, inputs):
-            weights, adapters, frequencies, local = inputs
+            weights, adapters, local = inputs
             variables = {"params": weights} if adapters is None else {"params": weights, "lora": adapters}
-            x, kept = self.block.apply(variables, x, positions, frequencies, lambda q, k, v: attend(q, k, v, local))
+            x, kept = self.block.apply(variables, x, tables.of_layer(local), lambda q, k, v: attend(q, k, v, local))
             return x, (kept, None if pool is None else pool(jax.lax.stop_gradient(x)))
 
-        step = jax.checkpoint(layer, prevent_cse=False) if self.remat else layer
-        inputs = (params["layers"], lora, layer_frequencies(self.config), jnp.asarray(self.config.local_layers))
+        # Matrix products are worth storing for the backward pass; what lies between them is cheaper to compute again.
+        policy = None if self.remat else jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        step = jax.checkpoint(layer, prevent_cse=False, policy=policy)
+        inputs = (params["layers"], lora, jnp.asarray(self.config.local_layers))
         x, (kept, pooled) = jax.lax.scan(step, x, inputs)
         return x, kept, pooled
 
@@ -189,7 +175,7 @@ class Transformer:
           lora: optional adapter tree (see `models.lora`).
           pool: optional function `[B, N, D] -> [...]` of each layer's residual stream.
         Returns:
-          `(normed f32|bf16[B, N, D], kv, pooled)`: final normed states; keys and values, each `[L, B, N, K, d]`;
+          `(normed f32|bf16[B, N, D], kv, pooled)`: final normed states; keys and values, each `[L, B, K, N, d]`;
           pooled states `[L, ...]` or None.
         """
         chex.assert_rank([tokens, mask], 2)
@@ -200,6 +186,7 @@ class Transformer:
 
         def attend(q, k, v, local):
             visible = causal & in_window(positions, positions, self.config.window, local)
+            k, v = heads_first(k), heads_first(v)
             rows = lambda y: y[:, None]  # noqa: E731  a plain row is a group of one
             out = grouped_attention(rows(q), rows(k), rows(v), rows(visible), scale=self.config.attention_scale)
             return out[:, 0], (k, v)
@@ -233,7 +220,8 @@ class Transformer:
         window, scale = self.config.window, self.config.attention_scale
 
         def attend(q, k, v, local):
-            (q_p, q_c), (k_p, k_c), (v_p, v_c) = split(q), split(k), split(v)
+            q_p, q_c = split(q)
+            (k_p, k_c), (v_p, v_c) = (map(heads_first, split(y)) for y in (k, v))
             visible = causal(S) & prompt_mask[:, None, :] & in_window(prompt_positions, prompt_positions, window, local)
             out_p = grouped_attention(q_p[:, None], k_p[:, None], v_p[:, None], visible[:, None], scale=scale)
             own = causal(T) & in_window(positions, positions, window, local)
@@ -261,7 +249,7 @@ class Transformer:
         """A completion cache of `length` slots for `prompts x group` rows."""
         c = self.config
         make = lambda: tuple(  # noqa: E731
-            jnp.zeros((prompts, group, length, c.num_kv_heads, c.head_dim), self.dtype) for _ in range(c.num_layers))
+            jnp.zeros((prompts, group, c.num_kv_heads, length, c.head_dim), self.dtype) for _ in range(c.num_layers))
         return CompletionCache(make(), make())
 
     def decode_step(self, params, layers, tokens, t, prompt: PromptCache, cache: CompletionCache):
@@ -277,11 +265,11 @@ class Transformer:
           `(normed [P, G, D], cache)` with slot `t` filled: the state that predicts token `t + 1`.
         """
         chex.assert_rank(tokens, 2)
-        c = self.config
+        c, block = self.config, Block(self.config, self.dtype, transposed=True)
         positions = (prompt.length[:, None] + t)[:, :, None]
-        frequencies = layer_frequencies(c)
+        tables = rotations(c, positions)
         prompt_positions = positions_of(prompt.mask)
-        slots = jnp.arange(cache.keys[0].shape[2])
+        slots = jnp.arange(cache.keys[0].shape[3])
         own_positions = prompt.length[:, None, None] + slots
         x = self.embed(params, tokens)[:, :, None]
         keys, values = [], []
@@ -289,24 +277,29 @@ class Transformer:
             local = c.local_layers[i]
 
             def attend(q, k, v):
-                own_k = jax.lax.dynamic_update_slice_in_dim(cache.keys[i], k, t, axis=2)
-                own_v = jax.lax.dynamic_update_slice_in_dim(cache.values[i], v, t, axis=2)
+                own_k = jax.lax.dynamic_update_slice_in_dim(cache.keys[i], heads_first(k), t, axis=3)
+                own_v = jax.lax.dynamic_update_slice_in_dim(cache.values[i], heads_first(v), t, axis=3)
                 own = (slots <= t) & in_window(positions, own_positions, c.window, local)
                 seen = prompt.mask[:, None, None, :] & in_window(positions, prompt_positions[:, None], c.window, local)
                 shared = (prompt.keys[i], prompt.values[i], seen)
                 return grouped_attention(q, own_k, own_v, own, shared, scale=c.attention_scale), (own_k, own_v)
 
             variables = {"params": weights} if adapters is None else {"params": weights, "lora": adapters}
-            x, (k, v) = self.block.apply(variables, x, positions, frequencies[i], attend)
+            x, (k, v) = block.apply(variables, x, tables.of_layer(local), attend)
             keys.append(k)
             values.append(v)
         return self.normed(params, x[:, :, 0]), CompletionCache(tuple(keys), tuple(values))
 
     def unstack_layers(self, params, lora=None):
-        """Per-layer `(weights, adapters)` in the compute dtype: what a decode loop reads, sliced and cast only once."""
-        cast = lambda tree, i: jax.tree.map(lambda w: w[i].astype(self.dtype) if w.ndim > 2 else w[i], tree)  # noqa: E731
+        """Per-layer `(weights, adapters)` as a decode loop reads them: sliced, cast and transposed only once."""
+        cast = lambda tree, i: jax.tree.map(lambda w: w[i].T.astype(self.dtype) if w.ndim > 2 else w[i], tree)  # noqa: E731
         return [(cast(params["layers"], i), None if lora is None else cast(lora, i))
                 for i in range(self.config.num_layers)]
+
+
+def heads_first(y: jax.Array) -> jax.Array:
+    """`[..., N, heads, d] -> [..., heads, N, d]`."""
+    return jnp.swapaxes(y, -3, -2)
 
 
 def last_index(mask: jax.Array) -> jax.Array:

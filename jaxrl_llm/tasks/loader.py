@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from jaxrl_llm.tasks.base import Problem
 
+_EPOCHS = 2**31  # for ever; a repetition without a number has a length that overflows in batches of one
+
 
 class Batches:
     """An iterator of lists of problems; `get_state()` is a small JSON-able dict, `set_state` continues from there."""
@@ -48,7 +50,7 @@ def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index
     if batch_size < 1 or batch_size % process_count:
         raise ValueError(f"batch_size={batch_size} problems cannot be shared by {process_count} processes; "
                          f"use a positive multiple of {process_count}")
-    stream = grain.MapDataset.source(source).seed(seed).shuffle().repeat()
+    stream = grain.MapDataset.source(source).seed(seed).shuffle().repeat(_EPOCHS)
     shard = stream[process_index::process_count].batch(batch_size // process_count, batch_fn=list)
     iterator = iter(shard.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
     return Batches(iterator, {"problems": len(source), "seed": seed, "batch_size": batch_size})

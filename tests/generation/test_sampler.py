@@ -143,23 +143,24 @@ def test_chunk_size_does_not_change_samples(chunk):
 
 
 def test_decoding_ends_with_the_longest_row():
-    assert run(stop_ids=range(V), chunk=3).decode_steps == 3  # every token stops: one chunk
-    one = run(stop_ids=range(V), chunk=1)
-    assert one.decode_steps == 1 and (one.mask.sum(-1) == 1).all() and one.stopped.all()
+    one = run(stop_ids=range(V))
+    assert one.decode_steps == 0 and (one.mask.sum(-1) == 1).all() and one.stopped.all()  # the prefill's token stops
     half = run(stop_ids=range(0, V, 2), chunk=1)
-    assert half.decode_steps == half.mask.sum(-1).max() < T
-    assert reference().decode_steps == T  # some row was cut
+    longest = half.mask.sum(-1).max()
+    assert half.decode_steps == longest - 1 and 2 < longest < T
+    assert run(stop_ids=range(0, V, 2), chunk=3).decode_steps == -(-(longest - 1) // 3) * 3
+    assert reference().decode_steps == T - 1  # some row was cut
 
 
 def test_one_token_and_lengths_that_the_chunk_does_not_divide():
     first = run(max_tokens=1)
     np.testing.assert_array_equal(first.tokens[:, :, 0], reference().tokens[:, :, 0])
-    assert first.tokens.shape == (P, G, 1) and first.mask.all() and first.decode_steps == 1
+    assert first.tokens.shape == (P, G, 1) and first.mask.all() and first.decode_steps == 0
     seven = run(max_tokens=7, chunk=4)
     np.testing.assert_array_equal(seven.tokens, reference().tokens[:, :, :7])
     np.testing.assert_array_equal(seven.mask, reference().mask[:, :, :7])
     np.testing.assert_array_equal(seven.stopped, reference().stopped & (reference().mask.sum(-1) <= 7))
-    assert seven.decode_steps == 7
+    assert seven.decode_steps == 6
 
 
 def test_a_stop_token_with_id_zero_counts_although_padding_is_zero_too():

@@ -24,6 +24,11 @@ def test_each_epoch_has_every_problem_once_in_a_new_order(train):
     assert first != second and first != list(range(82))
 
 
+def test_batches_of_one(train):
+    stream = sum(ids(batches(train, 1, seed=0), 164), [])
+    assert stream == sum(ids(batches(train, 41, seed=0), 4), [])
+
+
 def test_restored_position_continues_exactly(train):
     run = batches(train, 8, seed=3)
     ids(run, 7)
