@@ -1,0 +1,62 @@
+"""Chunked log-probs and entropies against the plain formula; gradients; memory of one chunk only."""
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.models.logprobs import token_logprobs
+
+D, V = 8, 37
+
+
+def inputs(count, vocab=V):
+    random = np.random.default_rng(count)
+    return (random.normal(size=(count, D)).astype(np.float32), random.normal(size=(vocab, D)).astype(np.float32),
+            random.integers(0, vocab, count).astype(np.int32))
+
+
+def plain(normed, unembedding, tokens, temperature):
+    logp = jax.nn.log_softmax(normed @ unembedding.T / temperature)
+    return logp[jnp.arange(len(tokens)), tokens], -(jnp.exp(logp) * logp).sum(-1)
+
+
+@pytest.mark.parametrize("count, chunk", ((1, 512), (5, 5), (10, 4), (7, 3), (6, 1)))
+@pytest.mark.parametrize("temperature", (1.0, 0.6))
+def test_values_and_gradients_equal_the_plain_formula(count, chunk, temperature):
+    normed, unembedding, tokens = inputs(count)
+    weights = np.sin(1 + np.arange(count)).astype(np.float32)
+    ours = lambda h, w: token_logprobs(h, w, tokens, temperature=temperature, chunk=chunk)  # noqa: E731
+    theirs = lambda h, w: plain(h, w, tokens, temperature)  # noqa: E731
+    for found, wanted in zip(jax.jit(ours)(normed, unembedding), theirs(normed, unembedding)):
+        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
+    slope = lambda f: jax.grad(lambda h, w: (f(h, w)[0] * weights).sum(), argnums=(0, 1))  # noqa: E731
+    for found, wanted in zip(jax.jit(slope(ours))(normed, unembedding), slope(theirs)(normed, unembedding)):
+        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
+
+
+def test_entropies_carry_no_gradient():
+    normed, unembedding, tokens = inputs(5)
+    gradient = jax.grad(lambda h: token_logprobs(h, unembedding, tokens, chunk=2)[1].sum())(normed)
+    assert not np.any(gradient)
+
+
+def test_bfloat16_states_give_float32_results_from_float32_logits():
+    normed, unembedding, tokens = inputs(9)
+    half = lambda x: jnp.asarray(x, jnp.bfloat16)  # noqa: E731
+    found, entropies = token_logprobs(half(normed), half(unembedding), tokens, chunk=4)
+    assert found.dtype == entropies.dtype == jnp.float32
+    rounded = lambda x: np.asarray(half(x), np.float32)  # noqa: E731
+    np.testing.assert_allclose(found, plain(rounded(normed), rounded(unembedding), tokens, 1.0)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_memory_does_not_grow_with_the_number_of_tokens():
+    vocab, chunk = 4096, 16
+
+    def temporary_bytes(count):
+        normed, unembedding, tokens = inputs(count, vocab)
+        step = jax.grad(lambda h, w: token_logprobs(h, w, tokens, chunk=chunk)[0].sum(), argnums=(0, 1))
+        return jax.jit(step).lower(normed, unembedding).compile().memory_analysis().temp_size_in_bytes
+
+    few, many = temporary_bytes(4 * chunk), temporary_bytes(64 * chunk)
+    assert many - few < 2 * 60 * chunk * (D + 4) * 4  # the inputs of the extra rows and little else
+    assert many < 64 * chunk * vocab * 4 / 2  # far below one [tokens, V] array of float32
