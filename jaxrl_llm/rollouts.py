@@ -71,6 +71,11 @@ class Rollouts:
         return jnp.any(self.token_mask, axis=-1)
 
     @property
+    def accuracy(self) -> Array:
+        """f32[P, G]: the first reward component, the unshaped accuracy; the rewards where no components are recorded."""
+        return self.rewards if self.reward_components is None else self.reward_components[..., 0]
+
+    @property
     def correct(self) -> Array:
         """bool[P, G]: right answers, as recorded in `extras["correct"]`; without that record, rewards above 0.5.
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 import pathlib
+import pkgutil
 import subprocess
 import sys
 
 import pytest
 
-from jaxrl_llm import advantages, methods, objectives
+from jaxrl_llm import advantages, control, methods, objectives
+from jaxrl_llm.methods.base import DEFAULTS
 from jaxrl_llm.rollouts import Rollouts
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "methods.md"
@@ -69,3 +71,35 @@ def test_needs_are_known_names():
     for row in methods.METHODS.values():
         for name in row.needs:
             assert name in fields or name.isidentifier() and name.islower()
+
+
+def test_settings_are_known_and_those_that_the_trainer_takes_are_counts():
+    for row in methods.METHODS.values():
+        assert set(row.defaults) <= set(DEFAULTS), row.slug
+        assert all(type(row.defaults.get(name, 1)) is int and row.defaults.get(name, 1) >= 1
+                   for name in ("epochs", "minibatches", "group_size")), row.slug
+    assert {name for row in methods.METHODS.values() for name in row.defaults} == set(DEFAULTS)
+
+
+def test_filters_and_controllers_of_rows_exist():
+    modules = {module.name for module in pkgutil.iter_modules(control.__path__)}
+    for row in methods.METHODS.values():
+        assert set(row.filters) <= set(control.filter_names()), row.slug
+        assert set(row.controllers) <= modules, row.slug
+    named = {name for row in methods.METHODS.values() for name in (*row.filters, *row.controllers)}
+    assert named >= {*control.names(), *control.filter_names()}  # nothing is made that no method uses
+
+
+def test_the_page_names_settings_omissions_and_parts_for_ones_own_loop():
+    page = methods.markdown()
+    gspo = next(line for line in page.splitlines() if line.startswith("| `gspo` "))
+    assert "| minibatches 4 |" in gspo
+    scalerl = next(line for line in page.splitlines() if line.startswith("| `scalerl` "))
+    assert "*omits leaving out solved prompts" in scalerl
+    prorl = next(line for line in page.splitlines() if line.startswith("| `prorl` | "))
+    assert prorl.endswith("| **controller** `prorl` |")
+    d3s = next(line for line in page.splitlines() if line.startswith("| `d3s` | "))
+    assert "`down_sample`" in d3s and "D3S: the rollouts" in d3s
+    assert "| **filter** `lightningrl`, `accuracy`, `efficiency`, `has_signal` |" in page
+    columns = [line.replace("\\|", "").count("|") for line in page.splitlines() if line.startswith("| `")]
+    assert set(columns) == {8, 4}  # no cell breaks its table

@@ -1,1 +1,44 @@
-"""What closes the loop: which prompts and rollouts to train on, how to sample, what to replay, when to reset."""
+"""What closes the loop: which prompts and rollouts to train on, how to sample, what to replay, when to reset.
+
+    keep = control.make_filter("dynamic_sampling").keep(rollouts)
+    schedule = control.make("acereason_temperature", target=0.3)
+
+Other functions of this folder are parts for one's own loop; docs/methods.md lists them.
+"""
+
+import functools
+
+from jaxrl_llm import registry
+from jaxrl_llm.control.base import CONTROLLERS, FILTERS, Controller, Filter, controller, prompt_filter
+
+__all__ = ["Controller", "Filter", "controller", "filter_names", "make", "make_filter", "names", "prompt_filter"]
+
+
+@functools.cache
+def _discover() -> None:
+    """Imports the folder's files at the first question: estimators and objectives import some of them on their own."""
+    registry.discover(__name__, __path__)
+
+
+def names() -> list[str]:
+    """All controllers, sorted."""
+    _discover()
+    return sorted(CONTROLLERS)
+
+
+def make(slug: str, **hyper) -> Controller:
+    """The controller of that name; ValueError for unknown names and keywords."""
+    _discover()
+    return registry.make(CONTROLLERS, "controller", slug, hyper)
+
+
+def filter_names() -> list[str]:
+    """All filters, sorted."""
+    _discover()
+    return sorted(FILTERS)
+
+
+def make_filter(slug: str, **hyper) -> Filter:
+    """The filter of that name; ValueError for unknown names and keywords."""
+    _discover()
+    return registry.make(FILTERS, "filter", slug, hyper)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxrl_llm import masked
+from jaxrl_llm.control.base import Controller, controller
 
 
 def mean_entropy(logits: Array, mask: Array, temperature: Array) -> Array:
@@ -32,19 +33,19 @@ def solve(
     return (low + high) / 2
 
 
-def init(temperature: float = 1.0) -> Array:
-    """The state is the temperature."""
-    return jnp.float32(temperature)
+@controller
+def acereason_temperature(
+    *, start: float = 1.0, target: float = 0.3, low: float = 0.2, high: float = 0.4
+) -> Controller:
+    """`temperature` as it is while the entropy at it lies in [low, high] nats, else `solve`d for `target`.
 
+    Facts: `logits` f32[N, V] of N positions and `mask` bool[N], which of them count.
+    """
 
-def propose(temperature: Array) -> Array:
-    """The temperature to sample with."""
-    return temperature
+    def observe(temperature, facts):
+        logits, mask = facts["logits"], facts["mask"]
+        entropy = mean_entropy(logits, mask, temperature)
+        return jnp.where((entropy < low) | (entropy > high), solve(logits, mask, target=target), temperature)
 
-
-def observe(
-    temperature: Array, logits: Array, mask: Array, *, target: float = 0.3, low: float = 0.2, high: float = 0.4
-) -> Array:
-    """As it is while the entropy of `logits` at it lies in [low, high], else solved for `target`."""
-    entropy = mean_entropy(logits, mask, temperature)
-    return jnp.where((entropy < low) | (entropy > high), solve(logits, mask, target=target), temperature)
+    return Controller(lambda: jnp.float32(start), lambda temperature: {"temperature": temperature}, observe,
+                      facts=("logits", "mask"), knobs=("temperature",))

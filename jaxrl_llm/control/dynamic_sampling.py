@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm import masked
+from jaxrl_llm.control.base import Filter, prompt_filter
 
 
 def informative(accuracy_PG: Array, valid_PG: Array) -> Array:
@@ -14,6 +15,12 @@ def informative(accuracy_PG: Array, valid_PG: Array) -> Array:
     n = masked.count(valid_PG, axis=1)
     disagree = masked.std(accuracy_PG, valid_PG, axis=1, ddof=0) > 0
     return (n == 1) | disagree
+
+
+@prompt_filter
+def dynamic_sampling() -> Filter:
+    """Prompts with both right and wrong rollouts, by `Rollouts.accuracy`, which knows no shaping; see `informative`."""
+    return Filter(lambda rollouts: informative(rollouts.accuracy, rollouts.valid))
 
 
 def first(keep_P: Array, target: int) -> Array:

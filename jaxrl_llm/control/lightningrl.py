@@ -2,7 +2,8 @@
 
 from jax import Array
 
-from jaxrl_llm import masked
+from jaxrl_llm import masked, registry
+from jaxrl_llm.control.base import Filter, prompt_filter
 from jaxrl_llm.rollouts import Rollouts
 
 
@@ -22,3 +23,14 @@ def has_signal(accuracy_PG: Array, perf_PG: Array, valid_PG: Array, *, min_range
     spread = masked.max(perf_PG, valid_PG, axis=1, initial=-float("inf")) + masked.max(
         -perf_PG, valid_PG, axis=1, initial=-float("inf"))
     return solved & (spread >= min_range)
+
+
+@prompt_filter
+def lightningrl(*, perf: str = "length", min_range: float = 0.01) -> Filter:
+    """Prompts with a right answer and a spread of `efficiency` (`perf="length"` or `"perf"`), see `has_signal`."""
+    registry.one_of("perf", perf, ("perf", "length"))
+
+    def keep(rollouts):
+        return has_signal(accuracy(rollouts), efficiency(rollouts, perf), rollouts.valid, min_range=min_range)
+
+    return Filter(keep, needs=("rewards", "truncated", "perf") if perf == "perf" else ("rewards", "truncated"))

@@ -3,9 +3,16 @@
 from jax import Array
 
 from jaxrl_llm import masked
+from jaxrl_llm.control.base import Filter, prompt_filter
 
 
 def undecided(scores_PG: Array, valid_PG: Array) -> Array:
     """bool[P]: the mean of the raw scores, which are in [0, 1], is neither 0 nor 1."""
     mean = masked.mean(scores_PG, valid_PG, axis=1)
     return (mean > 0) & (mean < 1)
+
+
+@prompt_filter
+def mars2_path_adv() -> Filter:
+    """Trees that are `undecided` by `Rollouts.accuracy`."""
+    return Filter(lambda rollouts: undecided(rollouts.accuracy, rollouts.valid))

@@ -1,7 +1,11 @@
 """Leaving solved prompts out of later epochs (ScaleRL, arXiv 2510.13786; RAPO, arXiv 2509.24107)."""
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import Array
+
+from jaxrl_llm.control.base import Controller, controller
 
 
 def unsolved(pass_rate_P: Array, *, cut: float = 0.9, at_least: int = 0) -> Array:
@@ -12,3 +16,34 @@ def unsolved(pass_rate_P: Array, *, cut: float = 0.9, at_least: int = 0) -> Arra
     rate = jnp.where(jnp.isnan(pass_rate_P), -jnp.inf, pass_rate_P)
     rank = jnp.argsort(jnp.argsort(rate, stable=True))
     return (rate < cut) | (rank < at_least)
+
+
+class Record(NamedTuple):
+    """For each of N prompts, f32[N]: rollouts so far, and right ones among them."""
+
+    tried: Array
+    solved: Array
+
+
+@controller
+def pass_rate(*, cut: float = 0.9, at_least: int = 0) -> Controller:
+    """`prompts` bool[N], those of the next epoch: `unsolved` by the share of right rollouts in the whole history.
+
+    `init(N)`. Facts: `rollouts`, with `prompt_ids` in 0 .. N - 1 (others are not counted).
+    """
+
+    def propose(record):
+        rate = jnp.where(record.tried > 0, record.solved / jnp.maximum(record.tried, 1), jnp.nan)
+        return {"prompts": unsolved(rate, cut=cut, at_least=at_least)}
+
+    def observe(record, facts):
+        rollouts = facts["rollouts"]
+        ids = jnp.where(rollouts.prompt_ids < 0, record.tried.size, rollouts.prompt_ids)
+
+        def count(total, what):
+            return total.at[ids].add(jnp.sum(what, axis=1, dtype=total.dtype), mode="drop")
+
+        return Record(count(record.tried, rollouts.valid), count(record.solved, rollouts.valid & rollouts.correct))
+
+    return Controller(lambda prompts: Record(jnp.zeros(prompts), jnp.zeros(prompts)), propose, observe,
+                      facts=("rollouts",), knobs=("prompts",))

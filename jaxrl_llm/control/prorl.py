@@ -3,25 +3,41 @@
 The paper says in words that it resets when validation stagnates or drops; the rule and its numbers are ours.
 """
 
-History = tuple[float, ...]
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_llm.control.base import Controller, controller
 
 
-def init() -> History:
-    """No evaluation since the last reset (also the state after one)."""
-    return ()
+class Validation(NamedTuple):
+    """Scores since the last reset: the best, how many evaluations ago it was, and the last one (-inf: none yet)."""
+
+    best: Array
+    age: Array
+    last: Array
 
 
-def observe(history: History, score: float) -> History:
-    """Appends the validation score of one evaluation."""
-    return (*history, float(score))
+@controller
+def prorl(*, patience: int = 3, drop: float = 0.05) -> Controller:
+    """`reset` is True when the best score is `patience` evaluations old, or the last lies more than `drop` below it.
 
-
-def propose(history: History, *, patience: int = 3, drop: float = 0.05) -> bool:
-    """True: reset now. The best score is `patience` evaluations old, or the last one lies more than `drop` below it.
-
-    At least two evaluations are needed; of equal scores the first counts as the best.
+    Facts: `score`, of one evaluation; of equal scores the first counts as the best. The score after a reset is the first
+    of a new history.
     """
-    if len(history) < 2:
-        return False
-    best = max(history)
-    return len(history) - 1 - history.index(best) >= patience or history[-1] < best - drop
+
+    def init():
+        return Validation(jnp.float32(-jnp.inf), jnp.int32(0), jnp.float32(-jnp.inf))
+
+    def stagnates(found):
+        return (found.age >= patience) | (found.last < found.best - drop)
+
+    def observe(found, facts):
+        found = jax.tree.map(lambda fresh, old: jnp.where(stagnates(found), fresh, old), init(), found)
+        score = jnp.float32(facts["score"])
+        better = score > found.best
+        return Validation(jnp.where(better, score, found.best), jnp.where(better, 0, found.age + 1), score)
+
+    return Controller(init, lambda found: {"reset": stagnates(found)}, observe, facts=("score",), knobs=("reset",))

@@ -5,6 +5,7 @@ import re
 import jax.numpy as jnp
 from jax import Array
 
+from jaxrl_llm.control.base import Filter, prompt_filter
 from jaxrl_llm.rewards.math import last_boxed
 from jaxrl_llm.rollouts import Rollouts
 
@@ -31,3 +32,13 @@ def without(rollouts: Rollouts, keep_PG: Array) -> Rollouts:
     of the loss; if all are dropped, it is 0.
     """
     return rollouts.replace(mask=rollouts.mask & keep_PG[..., None])
+
+
+@prompt_filter
+def simpletir_filter() -> Filter:
+    """Rollouts that are `free_of_void` turns; `extras["void"]` bool[P, G, T] marks the tokens of such turns."""
+
+    def keep(rollouts):
+        return free_of_void(rollouts.extras["void"], rollouts.mask, rollouts.valid)
+
+    return Filter(keep, needs=("void",), per="rollout")

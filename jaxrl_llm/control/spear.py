@@ -5,6 +5,7 @@ from flax import struct
 from jax import Array
 
 from jaxrl_llm import masked
+from jaxrl_llm.control.base import Controller, controller
 
 
 @struct.dataclass
@@ -15,12 +16,7 @@ class History:
     count: Array
 
 
-def init(*, size: int = 10240) -> History:
-    """An empty history of at most `size` groups."""
-    return History(jnp.full(size, jnp.nan, jnp.float32), jnp.int32(0))
-
-
-def observe(history: History, rewards_PG: Array, valid_PG: Array) -> History:
+def record(history: History, rewards_PG: Array, valid_PG: Array) -> History:
     """The history with the mean reward of every prompt that has valid rollouts; the oldest make room.
 
     Raises:
@@ -39,3 +35,13 @@ def observe(history: History, rewards_PG: Array, valid_PG: Array) -> History:
 def baseline(history: History) -> Array:
     """f32: the median of the history, 0 while it is empty."""
     return jnp.where(history.count > 0, jnp.nanmedian(history.values), 0)
+
+
+@controller
+def spear(*, size: int = 10240) -> Controller:
+    """`reward_baseline`: the `baseline` of the last `size` group means. Facts: `rollouts`."""
+    return Controller(
+        lambda: History(jnp.full(size, jnp.nan, jnp.float32), jnp.int32(0)),
+        lambda history: {"reward_baseline": baseline(history)},
+        lambda history, facts: record(history, facts["rollouts"].rewards, facts["rollouts"].valid),
+        facts=("rollouts",), knobs=("reward_baseline",))

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm import masked
+from jaxrl_llm.control.base import Filter, prompt_filter
 
 
 def tool_coef(step: Array, *, decay: int = 200) -> Array:
@@ -26,3 +27,9 @@ def keep_groups(rewards_PG: Array, valid_PG: Array, *, share: float = 0.75) -> A
     spread = masked.std(rewards_PG, valid_PG, axis=1, ddof=0)
     rank = jnp.argsort(jnp.argsort(-spread))
     return (spread > 0) & (rank < jnp.ceil(share * masked.count(jnp.any(valid_PG, axis=1))))
+
+
+@prompt_filter
+def spear_clip(*, share: float = 0.75) -> Filter:
+    """The prompts of largest reward std, see `keep_groups`."""
+    return Filter(lambda rollouts: keep_groups(rollouts.rewards, rollouts.valid, share=share))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm import masked
+from jaxrl_llm.control.base import Controller, controller
 from jaxrl_llm.rollouts import Rollouts
 
 SUCCESS = 0.5
@@ -22,13 +23,13 @@ class SuccessBuffer(NamedTuple):
     rewards: Array
 
 
-def init(num_prompts: int, max_len: int) -> SuccessBuffer:
+def empty(num_prompts: int, max_len: int) -> SuccessBuffer:
     """An empty buffer; `max_len` is the largest T of the rollouts to come."""
     shape = num_prompts, max_len
     return SuccessBuffer(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape), jnp.zeros(num_prompts))
 
 
-def propose(buffer: SuccessBuffer, rollouts: Rollouts, key: Array) -> tuple[Rollouts, Array]:
+def replay(buffer: SuccessBuffer, rollouts: Rollouts, key: Array) -> tuple[Rollouts, Array]:
     """Rollouts in which one random member of each all-failed group is the stored success; and which one, bool[P, G].
 
     All-failed: no valid reward above 0.5. Entries longer than the rollouts' T are not used. A replayed completion
@@ -54,7 +55,7 @@ def propose(buffer: SuccessBuffer, rollouts: Rollouts, key: Array) -> tuple[Roll
     return replayed, chosen
 
 
-def observe(buffer: SuccessBuffer, rollouts: Rollouts, replayed: Array) -> SuccessBuffer:
+def store(buffer: SuccessBuffer, rollouts: Rollouts, replayed: Array) -> SuccessBuffer:
     """The buffer with the last success of each group, replayed ones (`replayed` bool[P, G]) not counted.
 
     Call it after the update. Prompt ids are rows of the buffer, each at most once in the batch.
@@ -65,11 +66,22 @@ def observe(buffer: SuccessBuffer, rollouts: Rollouts, replayed: Array) -> Succe
     last = G - 1 - jnp.argmax(won[:, ::-1], axis=1)
     rows = jnp.where(jnp.any(won, axis=1), rollouts.prompt_ids, N)
 
-    def store(old, new):
+    def put(old, new):
         new = jnp.take_along_axis(new, last.reshape(-1, *[1] * (new.ndim - 1)), axis=1)[:, 0]
         if new.ndim == 2:
             new = jnp.pad(new, ((0, 0), (0, max_len - T)))
         return old.at[rows].set(new.astype(old.dtype), mode="drop")
 
     fresh = SuccessBuffer(rollouts.tokens, rollouts.mask, rollouts.behavior_logprobs, rollouts.rewards)
-    return SuccessBuffer(*map(store, buffer, fresh))
+    return SuccessBuffer(*map(put, buffer, fresh))
+
+
+@controller
+def success_replay() -> Controller:
+    """`successes`: the buffer, from which `replay` fills the next batch. Facts: `rollouts`, `replayed`; see `store`.
+
+    `init(num_prompts, max_len)`, see `empty`.
+    """
+    return Controller(empty, lambda buffer: {"successes": buffer},
+                      lambda buffer, facts: store(buffer, facts["rollouts"], facts["replayed"]),
+                      facts=("rollouts", "replayed"), knobs=("successes",))

@@ -1,24 +1,21 @@
 """T1's dynamic anchor: a reference policy that follows the trained one (arXiv 2501.11651; form reconstructed)."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
 
-Params = Any
+from jaxrl_llm.control.base import Controller, controller
 
 
-def init(params: Params) -> Params:
-    """The anchor starts as a copy of the policy's parameters."""
-    return jax.tree.map(jnp.array, params)
+@controller
+def t1(*, decay: float = 0.99) -> Controller:
+    """`reference`, the parameters that give `ref_logprobs`: `decay * reference + (1 - decay) * params` at each update.
 
+    `init(params)` starts it as a copy of the policy. Facts: `params` after the update.
+    """
 
-def observe(anchor: Params, params: Params, *, decay: float = 0.99) -> Params:
-    """`decay * anchor + (1 - decay) * params`, after every update."""
-    return optax.incremental_update(params, anchor, 1 - decay)
+    def observe(anchor, facts):
+        return optax.incremental_update(facts["params"], anchor, 1 - decay)
 
-
-def propose(anchor: Params) -> Params:
-    """The parameters that give `ref_logprobs`."""
-    return anchor
+    return Controller(lambda params: jax.tree.map(jnp.array, params), lambda anchor: {"reference": anchor}, observe,
+                      facts=("params",), knobs=("reference",))

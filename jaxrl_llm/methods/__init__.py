@@ -14,13 +14,15 @@ from typing import Any
 
 from jaxrl_llm import advantages, objectives, registry
 from jaxrl_llm.advantages import Estimator
+from jaxrl_llm.methods import page
 from jaxrl_llm.methods.base import Method
 from jaxrl_llm.objectives import Objective
 
 
 def _families() -> dict[str, tuple[Method, ...]]:
     """Family name -> rows, from every module of this folder that has `ROWS`."""
-    found = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in ("base", "__main__"))
+    others = ("__main__", "base", "page")
+    found = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in others)
     families = {name: importlib.import_module(f"{__name__}.{name}").ROWS for name in found}
     slugs = [row.slug for rows in families.values() for row in rows]
     twice = {slug for slug in slugs if slugs.count(slug) > 1}
@@ -73,24 +75,5 @@ def build(
 
 
 def markdown() -> str:
-    """The catalogue as a Markdown page, one table per family."""
-    command = "python -m jaxrl_llm.methods --write docs/methods.md"
-    lines = ["# Methods", "", f"Written by `{command}`; do not edit by hand.", ""]
-    for family, rows in FAMILIES.items():
-        lines += [f"## {family.replace('_', ' ').capitalize()}", "",
-                  "| method | paper | estimator | objective | equation | also needs |", "|---|---|---|---|---|---|"]
-        for row in sorted(rows, key=lambda row: row.slug):
-            papers = ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in row.arxiv)
-            needs = [f"`{name}`" for name in (*row.needs, *row.filters, *row.controllers)]
-            if row.missing:
-                needs.append(f"**missing: {row.missing}**")
-            cells = (f"`{row.slug}` {row.title}", papers, _call(row.estimator), _call(row.objective),
-                     f"`{row.equation}`", ", ".join(needs))
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _call(part: tuple[str, Mapping[str, Any]]) -> str:
-    name, hyper = part
-    return f"`{name}({', '.join(f'{key}={value!r}' for key, value in hyper.items())})`"
+    """The catalogue as a Markdown page."""
+    return page.markdown(FAMILIES)

@@ -46,6 +46,7 @@ ROWS = (
         estimator=("ui_s1", {}),
         objective=("ppo_clip", {"kl_coef": 1e-4}),
         needs=("step_rewards", "traj", "step", "match"),
+        filters=("ui_s1",),
         defaults={"group_size": 8},
         missing="a sampler that walks along recorded trajectories and patches mismatches",
     ),
@@ -120,6 +121,7 @@ ROWS = (
         estimator=("mars2_path_adv", {}),
         objective=("gspo", {}),
         needs=("node", "parent"),
+        filters=("mars2_path_adv",),
         defaults={"group_size": 8},
         missing=TREE,
     ),
@@ -141,6 +143,7 @@ ROWS = (
         estimator=("lightningrl", {"perf": "length"}),
         objective=("lightningrl", {"perf": "length"}),
         needs=("truncated",),
+        filters=("lightningrl",),
         defaults={"group_size": 32},
     ),
 )

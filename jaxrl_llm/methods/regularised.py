@@ -28,6 +28,7 @@ ROWS = (
         estimator=("spear_clip", {}),
         objective=("spear_clip", {}),
         needs=("replayed", "reward_baseline", "age"),
+        filters=("spear_clip",),
         controllers=("spear", "spear_clip"),
         defaults={"buffer": 2048, "max_age": 10, "tool_reward_decay": 200},
         missing="a replay buffer",

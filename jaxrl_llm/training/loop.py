@@ -7,8 +7,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrl_llm import parallel
-from jaxrl_llm.control import filters
+from jaxrl_llm import control, parallel
 from jaxrl_llm.evaluation.accuracy import Accuracy, bootstrap_mean, pass_at_k
 from jaxrl_llm.rollouts import take
 from jaxrl_llm.tasks.loader import Batches, batches
@@ -71,7 +70,8 @@ def collect(run: setup.Run, state: TrainState, data: Batches, timer) -> tuple[ro
     c = run.config
     P, key = c.prompts.per_step, jax.random.fold_in(state.key, state.step)
     generate, kept, drawn, facts = run.sampler(state.params, state.lora), [], [], {}
-    rounds = c.sampling.max_rounds if run.method.filters else 1
+    filters = [control.make_filter(name) for name in run.method.filters]
+    rounds = c.sampling.max_rounds if filters else 1
     for number in range(rounds):
         rows = []
         for _ in range(100):
@@ -84,15 +84,14 @@ def collect(run: setup.Run, state: TrainState, data: Batches, timer) -> tuple[ro
             generate, rows[:P], jax.random.fold_in(key, number), timer=timer, prompt_tokens=run.prompt_tokens, prompts=P,
             group=c.sampling.group, tokenizer=run.tokenizer, reward=run.reward, stop_strings=c.sampling.stop_strings)
         drawn.append(sampled)
-        keep = np.ones(len(sampled.problems), bool)
-        for name in run.method.filters:
-            accuracy = sampled.scores.components[:, 0].reshape(sampled.rewards.shape)
-            keep &= np.asarray(filters.FILTERS[name](accuracy, np.ones(accuracy.shape, bool)))
+        keep, found = np.ones(len(sampled.problems), bool), len(sampled.problems)
+        for one in filters:
+            keep &= np.asarray(one.keep(rollout.to_rollouts(sampled, c.sampling.max_tokens, found, int(state.step))))
         kept.append(rollout.select(sampled, keep))
         if sum(len(part.problems) for part in kept) >= P:
             break
     facts = rollout.metrics_of(rollout.concatenate(drawn))
-    if run.method.filters:
+    if filters:
         facts |= {"filter/rounds": float(len(drawn)),
                   "filter/kept": sum(len(p.problems) for p in kept) / sum(len(p.problems) for p in drawn)}
     together = rollout.concatenate(kept)

@@ -10,9 +10,8 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxrl_llm import methods, parallel, rewards, tasks, tokenizers
+from jaxrl_llm import control, methods, parallel, rewards, tasks, tokenizers
 from jaxrl_llm.advantages.base import Estimator
-from jaxrl_llm.control import filters
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.prompts import longest
 from jaxrl_llm.generation.sampler import generate
@@ -78,13 +77,16 @@ class Run:
 
 def needs_of(method: methods.Method, estimator: Estimator, objective: Objective) -> set[str]:
     """Fields of `Rollouts`, or entries of its `extras`, that a method and its parts ask for."""
-    return {*method.needs, *estimator.needs, *objective.needs}
+    known = [control.make_filter(name) for name in method.filters if name in control.filter_names()]
+    return {*method.needs, *estimator.needs, *objective.needs, *(name for one in known for name in one.needs)}
 
 
 def check_method(method: methods.Method, estimator: Estimator, objective: Objective) -> None:
     """Raises NotImplementedError when the method needs what this trainer does not record, filter or control."""
     missing = sorted(needs_of(method, estimator, objective) - RECORDED)
-    missing += [f"filter {name!r}" for name in method.filters if name not in filters.FILTERS]
+    for name in method.filters:
+        if name not in control.filter_names() or control.make_filter(name).per != "prompt":
+            missing.append(f"filter {name!r}")
     missing += [f"controller {name!r}" for name in method.controllers]
     if missing:
         raise NotImplementedError(

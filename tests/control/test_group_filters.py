@@ -154,11 +154,11 @@ def rollouts_of(rewards, ids, seed=0, T=3, **fields):
 def test_replay_puts_the_latest_success_into_a_failed_group():
     first = rollouts_of([[1.1, 1.1, 0.1], [0.1, 0.1, 0.1]], [4, 0])
     none = jnp.zeros((2, 3), bool)
-    buffer = success_replay.observe(success_replay.init(6, 5), first, none)
+    buffer = success_replay.store(success_replay.empty(6, 5), first, none)
     assert np.array_equal(buffer.mask.any(1), [0, 0, 0, 0, 1, 0])
 
     later = rollouts_of([[0.1] * 3, [0.1] * 3, [0.1, 0.9, 0.1]], [0, 4, 5], seed=1)
-    mixed, replayed = success_replay.propose(buffer, later, jax.random.key(0))
+    mixed, replayed = success_replay.replay(buffer, later, jax.random.key(0))
     assert np.array_equal(np.sum(replayed, 1), [0, 1, 0])
     g = int(np.argmax(replayed[1]))
     for name in ("tokens", "mask", "behavior_logprobs", "rewards"):
@@ -166,25 +166,25 @@ def test_replay_puts_the_latest_success_into_a_failed_group():
         close(after[1, g], np.asarray(getattr(first, name))[0, 1])
         others = ~np.asarray(replayed)
         close(after[others], before[others])
-    again = success_replay.observe(buffer, mixed, replayed)
+    again = success_replay.store(buffer, mixed, replayed)
     assert np.array_equal(again.mask.any(1), [0, 0, 0, 0, 1, 1])
     close(again.tokens[4], buffer.tokens[4])
 
 
 def test_replay_spares_padding_and_groups_with_a_success_and_needs_room():
-    buffer = success_replay.observe(success_replay.init(2, 4), rollouts_of([[1.0], [1.0]], [0, 1], T=4).replace(
+    buffer = success_replay.store(success_replay.empty(2, 4), rollouts_of([[1.0], [1.0]], [0, 1], T=4).replace(
         mask=jnp.ones((2, 1, 4), bool)), jnp.zeros((2, 1), bool))
     valid = jnp.array([[0, 1, 0], [1, 1, 1]], bool)
     batch = rollouts_of([[0.0] * 3, [0.0, 1.0, 0.0]], [0, 1], T=4).replace(valid=valid)
     for seed in range(5):
-        _, replayed = success_replay.propose(buffer, batch, jax.random.key(seed))
+        _, replayed = success_replay.replay(buffer, batch, jax.random.key(seed))
         assert np.array_equal(replayed, [[0, 1, 0], [0, 0, 0]])
     short = rollouts_of([[0.0, 0.0]], [0], T=3)
-    assert not np.any(success_replay.propose(buffer, short, jax.random.key(0))[1])
+    assert not np.any(success_replay.replay(buffer, short, jax.random.key(0))[1])
 
 
 def test_replay_picks_members_evenly():
-    buffer = success_replay.observe(success_replay.init(1, 1), rollouts_of([[1.0]], [0], T=1), jnp.zeros((1, 1), bool))
+    buffer = success_replay.store(success_replay.empty(1, 1), rollouts_of([[1.0]], [0], T=1), jnp.zeros((1, 1), bool))
     batch = rollouts_of(np.zeros((3000, 3)), np.zeros(3000, int), T=1)
-    _, replayed = success_replay.propose(buffer, batch, jax.random.key(1))
+    _, replayed = success_replay.replay(buffer, batch, jax.random.key(1))
     close(np.mean(replayed, 0), [1 / 3] * 3, atol=0.03)

@@ -78,10 +78,10 @@ def test_kepo_replaces_rollouts_of_wanted_prompts():
 
 
 def test_spear_history_is_a_ring_of_group_means():
-    history = spear.init(size=3)
+    history = spear.spear(size=3).init()
     assert spear.baseline(history) == 0
     first = from_lists([[0.2], [0.0, 0.8], [0.6]])
-    observe = jax.jit(spear.observe)
+    observe = jax.jit(spear.record)
     history = observe(history, first.rewards, first.valid)
     np.testing.assert_allclose(spear.baseline(history), 0.4, rtol=1e-6)
     padded = jnp.array([[True], [False], [True]])  # the middle prompt is padding
@@ -90,4 +90,4 @@ def test_spear_history_is_a_ring_of_group_means():
     np.testing.assert_allclose(spear.baseline(history), 0.9, rtol=1e-6)
     assert history.count == 5
     with pytest.raises(ValueError, match="size=3"):
-        spear.observe(history, jnp.zeros((4, 1)), jnp.ones((4, 1), bool))
+        spear.record(history, jnp.zeros((4, 1)), jnp.ones((4, 1), bool))

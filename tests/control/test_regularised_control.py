@@ -4,29 +4,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.control import acereason_temperature, historical_variance, prorl, routing_replay, spear_clip, t1
+from jaxrl_llm import control
+from jaxrl_llm.control import acereason_temperature, historical_variance, routing_replay, spear_clip
 from jaxrl_llm.rollouts import from_lists
 
 
-def history(*scores):
-    state = prorl.init()
+def resets(*scores):
+    """What ProRL proposes after each of the scores."""
+    controller = control.make("prorl")
+    state, found = controller.init(), []
+    assert not controller.propose(state)["reset"]
     for score in scores:
-        state = prorl.observe(state, score)
-    return state
+        state = controller.observe(state, {"score": score})
+        found.append(bool(controller.propose(state)["reset"]))
+    return found
 
 
 def test_prorl_resets_on_a_drop_or_a_plateau():
-    assert prorl.propose(history(0.2, 0.3, 0.22))
-    assert prorl.propose(history(0.2, 0.3, 0.31, 0.30, 0.305, 0.308))
-    assert not prorl.propose(history(0.2, 0.3, 0.31, 0.30, 0.305))
-    assert not prorl.propose(history(0.2, 0.3, 0.26)) and not prorl.propose(history(0.9))
-    assert prorl.propose(history(0.3, 0.3, 0.3, 0.3)) and not prorl.propose(history())
+    assert resets(0.2, 0.3, 0.22) == [False, False, True]
+    assert resets(0.2, 0.3, 0.31, 0.30, 0.305, 0.308) == [False] * 5 + [True]
+    assert resets(0.2, 0.3, 0.26) == [False] * 3 and resets(0.9) == [False]
+    assert resets(0.3, 0.3, 0.3, 0.3) == [False] * 3 + [True]
+
+
+def test_prorl_starts_anew_after_a_reset():
+    assert resets(0.9, 0.5, 0.5, 0.5, 0.5, 0.5) == [False, True, False, False, False, True]
 
 
 def test_t1_anchor_follows():
-    anchor = t1.init({"w": jnp.zeros(2)})
-    anchor = t1.observe(anchor, {"w": jnp.array([1.0, 2.0])})
-    np.testing.assert_allclose(t1.propose(anchor)["w"], [0.01, 0.02], rtol=1e-5)
+    controller = control.make("t1")
+    anchor = controller.init({"w": jnp.zeros(2)})
+    anchor = controller.observe(anchor, {"params": {"w": jnp.array([1.0, 2.0])}})
+    np.testing.assert_allclose(controller.propose(anchor)["reference"]["w"], [0.01, 0.02], rtol=1e-5)
 
 
 def test_spear_tool_reward_and_groups():
@@ -56,15 +65,19 @@ def test_temperature_for_an_entropy():
 
 
 def test_temperature_changes_only_outside_the_band():
-    observe = jax.jit(acereason_temperature.observe)
+    controller = control.make("acereason_temperature")
     sharp = 1.3 * LOGITS[:1]  # entropy 0.2 to 0.4 at temperature 1
     one = LIVE[:1]
-    start = acereason_temperature.init()
+    start = controller.init()
+
+    def after(logits):
+        return controller.propose(jax.jit(controller.observe)(start, {"logits": logits, "mask": one}))["temperature"]
+
     assert 0.2 < acereason_temperature.mean_entropy(sharp, one, start) < 0.4
-    assert acereason_temperature.propose(observe(start, sharp, one)) == 1
-    flat = observe(start, LOGITS[:1] / 4, one)
+    assert after(sharp) == 1
+    flat = after(LOGITS[:1] / 4)
     np.testing.assert_allclose(acereason_temperature.mean_entropy(LOGITS[:1] / 4, one, flat), 0.3, atol=1e-5)
-    assert flat < 1 < observe(start, 4 * LOGITS[:1], one)
+    assert flat < 1 < after(4 * LOGITS[:1])
 
 
 def test_examples_are_ranked_by_how_much_they_moved():

@@ -1,0 +1,72 @@
+"""The catalogue as a Markdown page: one table per family, then the parts of `jaxrl_llm.control`."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Mapping
+
+from jaxrl_llm import control
+from jaxrl_llm.methods.base import DEFAULTS, Method, Part
+
+HEAD = """# Methods
+
+Written by `python -m jaxrl_llm.methods --write docs/methods.md`; do not edit by hand.
+
+*Setting* is what the paper sets outside the loss: {names}. The trainer takes `epochs` and `minibatches` from here where its
+configuration leaves them 0 (1 where the row says nothing); the others are for whoever writes a configuration.
+*Also needs* names what a run has to record, then the filters and controllers of `jaxrl_llm.control`. A row with **missing**
+cannot be run by the trainer; one with *omits* runs, without that part of the published method.
+"""
+
+CONTROL = """## Parts of `jaxrl_llm.control`
+
+The trainer calls the filters of single prompts. The rest is for your own loop: controllers by `control.make(name)`, the other
+functions from `jaxrl_llm.control.<module>`; the trainer calls none of them.
+"""
+
+
+def markdown(families: Mapping[str, tuple[Method, ...]]) -> str:
+    """The page of these families of rows."""
+    names = ", ".join(f"`{name}` ({meaning})" for name, meaning in DEFAULTS.items())
+    lines = [HEAD.format(names=names)]
+    for family, rows in families.items():
+        columns = ("method", "paper", "estimator", "objective", "equation", "setting", "also needs")
+        cells = [_cells(row) for row in sorted(rows, key=lambda row: row.slug)]
+        lines += [f"## {family.replace('_', ' ').capitalize()}", "", *_table(columns, cells), ""]
+    return "\n".join([*lines, CONTROL, *_table(("module", "what it is for", "parts"), _control_rows()), ""])
+
+
+def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    line = lambda cells: "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"  # noqa: E731
+    return [line(columns), "|" + "---|" * len(columns), *(line(row) for row in rows)]
+
+
+def _cells(row: Method) -> tuple[str, ...]:
+    notes = [f"`{name}`" for name in (*row.needs, *row.filters, *row.controllers)]
+    notes += [f"**missing: {row.missing}**"] if row.missing else []
+    notes += [f"*omits {row.omits}*"] if row.omits else []
+    return (f"`{row.slug}` {row.title}", ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in row.arxiv),
+            _call(row.estimator), _call(row.objective), f"`{row.equation}`",
+            ", ".join(f"{name} {value}" for name, value in row.defaults.items()), ", ".join(notes))
+
+
+def _call(part: Part) -> str:
+    name, hyper = part
+    return f"`{name}({', '.join(f'{key}={value!r}' for key, value in hyper.items())})`"
+
+
+def _control_rows() -> list[tuple[str, str, str]]:
+    """Every file of `jaxrl_llm.control` with the first line of its docstring, its filter or controller and its functions."""
+    rows = []
+    for found in sorted(pkgutil.iter_modules(control.__path__), key=lambda module: module.name):
+        if found.name == "base":
+            continue
+        module = importlib.import_module(f"{control.__name__}.{found.name}")
+        own = [name for name, value in vars(module).items()
+               if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")]
+        kinds = [kind for kind, names in (("filter", control.filter_names()), ("controller", control.names()))
+                 if found.name in names]
+        parts = [f"**{kind}** `{found.name}`" for kind in kinds]
+        parts += [f"`{name}`" for name in own if not (kinds and name == found.name)]
+        rows.append((f"`{found.name}`", inspect.getdoc(module).splitlines()[0], ", ".join(parts)))
+    return rows

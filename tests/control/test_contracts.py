@@ -1,0 +1,95 @@
+"""Filters and controllers by name: what they promise, on one batch of rollouts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import control
+from jaxrl_llm.rollouts import check, from_lists
+
+# Four prompts by (accuracy, total reward): mixed, all right with a varying bonus, all wrong, mixed but of equal totals.
+ACCURACY = np.array([[1, 0, 1], [1, 1, 1], [0, 0, 0], [1, 0, 0]], np.float32)
+ROLLOUTS = from_lists([[1.2, 0.1, 1.0], [1.2, 1.0, 1.1], [0.2, 0.2, 0.0], [0.6, 0.6, 0.6]],
+                      [[3, 1, 2], [2, 4, 2], [1, 2, 3], [2, 2, 2]]).replace(
+    reward_components=jnp.asarray(ACCURACY)[..., None], prompt_ids=jnp.array([4, 0, 2, 1]),
+    extras={"correct": jnp.asarray(ACCURACY) > 0.5, "truncated": jnp.zeros((4, 3), bool).at[0, 0].set(True),
+            "returns": jnp.asarray(ACCURACY), "step": jnp.zeros((4, 3), jnp.int32),
+            "perf": jnp.asarray(ACCURACY), "void": jnp.zeros((4, 3, 4), bool).at[1, 2, 0].set(True)})
+KEPT = {
+    "dynamic_sampling": [True, False, False, True],
+    "lightningrl": [True, True, False, False],  # the last has a right answer, but all of one length
+    "mars2_path_adv": [True, False, False, True],
+    "spear_clip": [True, True, True, False],
+    "ui_s1": [True, False, False, True],
+    "simpletir_filter": [[True] * 3, [True, True, False], [True] * 3, [True] * 3],
+}
+
+
+def test_every_filter_is_tested_here():
+    assert control.filter_names() == sorted(KEPT)
+
+
+@pytest.mark.parametrize("slug", KEPT)
+def test_filters(slug):
+    one = control.make_filter(slug)
+    check(ROLLOUTS, *one.needs)
+    kept = jax.jit(one.keep)(ROLLOUTS)
+    assert kept.tolist() == KEPT[slug] and kept.dtype == bool
+    assert kept.ndim == {"prompt": 1, "rollout": 2}[one.per]
+
+
+def test_an_answer_that_was_cut_off_is_wrong_for_lightningrl():
+    cut = ROLLOUTS.replace(extras=dict(ROLLOUTS.extras) | {"truncated": jnp.ones((4, 3), bool)})
+    assert not control.make_filter("lightningrl").keep(cut).any()
+    assert control.make_filter("lightningrl", perf="perf").keep(ROLLOUTS).tolist() == [True, False, False, True]
+
+
+def test_without_components_filters_look_at_the_rewards():
+    plain = ROLLOUTS.replace(reward_components=None)
+    assert control.make_filter("dynamic_sampling").keep(plain).tolist() == [True, True, True, False]
+
+
+STARTS = {"acereason_temperature": (), "pass_rate": (5,), "prorl": (), "spear": (), "success_replay": (5, 4),
+          "t1": ({"w": jnp.zeros(2)},)}
+FACTS = {"logits": jnp.array([[1.0, 2.0]]), "mask": jnp.array([True]), "score": 0.3, "params": {"w": jnp.ones(2)},
+         "rollouts": ROLLOUTS.replace(tokens=jnp.ones((4, 3, 4), jnp.int32), behavior_logprobs=jnp.zeros((4, 3, 4))),
+         "replayed": jnp.zeros((4, 3), bool)}
+
+
+def test_every_controller_is_tested_here():
+    assert control.names() == sorted(STARTS)
+
+
+@pytest.mark.parametrize("slug", STARTS)
+def test_controllers_are_pure_functions_of_pytrees_of_one_shape(slug):
+    controller = control.make(slug)
+    state = controller.init(*STARTS[slug])
+    facts = {name: FACTS[name] for name in controller.facts}  # reads no others
+    after = jax.jit(controller.observe)(state, facts)
+    shapes = lambda tree: jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)  # noqa: E731
+    assert shapes(after) == shapes(state)
+    jax.tree.map(np.testing.assert_array_equal, state, controller.init(*STARTS[slug]))
+    assert tuple(controller.propose(after)) == controller.knobs
+
+
+def test_pass_rate_over_the_whole_history():
+    controller = control.make("pass_rate")
+    state = controller.init(5)
+    assert controller.propose(state)["prompts"].all()
+    state = controller.observe(state, {"rollouts": ROLLOUTS})
+    assert state.tried.tolist() == [3, 3, 3, 0, 3] and state.solved.tolist() == [3, 1, 0, 0, 2]
+    assert controller.propose(state)["prompts"].tolist() == [False, True, True, True, True]
+    stranger = ROLLOUTS.replace(prompt_ids=jnp.array([-1, 0, 9, 0]), valid=ROLLOUTS.valid.at[1].set(False))
+    state = controller.observe(state, {"rollouts": stranger})  # prompt 0 again, with one right answer of three
+    assert state.tried.tolist() == [6, 3, 3, 0, 3] and state.solved.tolist() == [4, 1, 0, 0, 2]
+    assert controller.propose(state)["prompts"].all()
+
+
+def test_names_and_keywords_are_checked():
+    with pytest.raises(ValueError, match="controller 'prorI'. Did you mean 'prorl'"):
+        control.make("prorI")
+    with pytest.raises(ValueError, match="filter 'dynamic_samplin'. Did you mean 'dynamic_sampling'"):
+        control.make_filter("dynamic_samplin")
+    with pytest.raises(ValueError, match="keyword of controller 'prorl' 'patients'. Did you mean 'patience'"):
+        control.make("prorl", patients=2)
