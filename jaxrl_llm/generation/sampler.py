@@ -56,8 +56,9 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
     chex.assert_rank([prompt_tokens, prompt_mask], 2)
     P, G = keys.shape
     # The first token comes from the prefill; the others in chunks of equal size, so that few steps run in vain.
-    chunks = max(1, -(-(max_tokens - 1) // chunk))
-    chunk = -(-(max_tokens - 1) // chunks)
+    rest = max(1, max_tokens - 1)
+    chunks = -(-rest // chunk)
+    chunk = -(-rest // chunks)
     slots = chunks * chunk
     layers = model.unstack_layers(params, lora)
     prompt, last = model.prefill(params, prompt_tokens, prompt_mask, lora=lora)
