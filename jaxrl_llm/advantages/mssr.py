@@ -11,8 +11,13 @@ from jaxrl_llm.objectives.kl import token_kl
 
 
 class Tracker(NamedTuple):
-    """Discounted counts of successes and failures of N prompts, f32[N]; recent KLs f32[W]; number of steps so far."""
+    """What is known of N prompts: `ids` i32[N] (-1: none), discounted `successes` and `failures` f32[N].
 
+    The prompt with id i has the place i % N; another one with the same place takes it over. `kls` f32[W] are those of
+    the last W steps, `steps` i32 the number of steps so far.
+    """
+
+    ids: Array
     successes: Array
     failures: Array
     kls: Array
@@ -33,30 +38,31 @@ def retention(kl: Array, *, target: float, rho_min: float, rho_max: float, rule:
 
 
 def success_rate(tracker: Tracker, ids: Array, v_init: float) -> Array:
-    """successes / (successes + failures) of the prompts `ids` (any shape), `v_init` for those never seen."""
-    known = (ids >= 0) & (ids < tracker.successes.size)
-    won, lost = (jnp.where(known, count[ids], 0) for count in (tracker.successes, tracker.failures))
-    seen = won + lost > 0
+    """successes / (successes + failures) of the prompts `ids` (any shape), `v_init` for those not in the tracker."""
+    place = ids % tracker.ids.size
+    seen = (ids >= 0) & (tracker.ids[place] == ids)
+    won, lost = tracker.successes[place], tracker.failures[place]
     return jnp.where(seen, won / jnp.where(seen, won + lost, 1), v_init)
 
 
 def count_outcomes(tracker: Tracker, ids: Array, wins: Array, real: Array, rho: Array, prior: Array) -> Tracker:
     """Counts after the outcomes `wins` bool[B] of prompts `ids` i32[B], one by one: count <- rho * count + [won].
 
-    A prompt that was never seen starts with `prior` = (successes, failures). Rows that are not `real`, or whose id is
-    not one of the tracker's, are skipped.
+    A prompt that is not in the tracker starts with `prior` = (successes, failures). Rows that are not `real`, or whose
+    id is negative, are skipped.
     """
-    known = real & (ids >= 0) & (ids < tracker.successes.size)
+    size = tracker.ids.size
 
-    def step(counts, row):
-        i, won, known = row
-        here = jnp.where(jnp.sum(counts[:, i]) > 0, counts[:, i], prior)
+    def step(state, row):
+        (known, counts), (i, won, real) = state, row
+        here = jnp.where(known[i % size] == i, counts[:, i % size], prior)
         here = rho * here + jnp.stack([won, 1 - won])
-        return counts.at[:, jnp.where(known, i, counts.shape[1])].set(here, mode="drop"), None
+        place = jnp.where(real, i % size, size)
+        return (known.at[place].set(i, mode="drop"), counts.at[:, place].set(here, mode="drop")), None
 
     counts = jnp.stack([tracker.successes, tracker.failures])
-    counts, _ = lax.scan(step, counts, (ids, wins.astype(counts.dtype), known))
-    return tracker._replace(successes=counts[0], failures=counts[1])
+    (known, counts), _ = lax.scan(step, (tracker.ids, counts), (ids, wins.astype(counts.dtype), real & (ids >= 0)))
+    return tracker._replace(ids=known, successes=counts[0], failures=counts[1])
 
 
 @estimator
@@ -76,10 +82,11 @@ def mssr(
 ) -> Estimator:
     """`A_t = A + min(|A| / entropy_cap, entropy_coef H_t)`, `A = r - v` whitened over the batch, v tracked per prompt.
 
-    v = successes / (successes + failures) of `prompt_ids` before this step; ids from `num_prompts` on are never
-    remembered and keep v = `v_init`. Whitening: (x - mean) / sqrt(max(population variance, 1e-6)), left out for a
-    batch of one. Then the tracker counts each outcome, right or wrong (see `count_outcomes`), a new prompt starting with
-    1 / (1 - rho_min) pseudo-counts, and with `retention` given the mean over the last `kl_window` steps of the batch's
+    v = successes / (successes + failures) of `prompt_ids` before this step, `v_init` for a prompt that is new. The
+    tracker has `num_prompts` places: with more prompts than that, those that share one keep forgetting each other.
+    Whitening: (x - mean) / sqrt(max(population variance, 1e-6)), left out for a batch of one. Then the tracker counts
+    each outcome, right or wrong (see `count_outcomes`), a new prompt starting with 1 / (1 - rho_min) pseudo-counts,
+    and with `retention` given the mean over the last `kl_window` steps of the batch's
     mean token KL between old and reference policy. H_t is the entropy, or with `entropy="sampled"` the published code's
     -p log p of the sampled token. `entropy_coef=0` is the paper's vanilla form, MVSR, which collapses.
     """
@@ -89,7 +96,7 @@ def mssr(
 
     def init():
         empty = jnp.zeros(num_prompts)
-        return Tracker(empty, empty, jnp.zeros(kl_window), jnp.int32(0))
+        return Tracker(jnp.full(num_prompts, -1, jnp.int32), empty, empty, jnp.zeros(kl_window), jnp.int32(0))
 
     def observe(tracker, rollouts, ids):
         kl = masked.mean(token_kl(rollouts.old_logprobs, rollouts.ref_logprobs, kl_estimator), rollouts.token_mask, 2)
@@ -121,5 +128,7 @@ def mssr(
 def warm_start(tracker: Tracker, ids: Array, rates: Array, *, rho_min: float = 0.875) -> Tracker:
     """The tracker with measured success rates f32[B] of the start policy on prompts `ids`, at full pseudo-counts."""
     prior_count = 1 / (1 - rho_min)
-    return tracker._replace(successes=tracker.successes.at[ids].set(prior_count * rates),
-                            failures=tracker.failures.at[ids].set(prior_count * (1 - rates)))
+    place = ids % tracker.ids.size
+    return tracker._replace(ids=tracker.ids.at[place].set(ids),
+                            successes=tracker.successes.at[place].set(prior_count * rates),
+                            failures=tracker.failures.at[place].set(prior_count * (1 - rates)))

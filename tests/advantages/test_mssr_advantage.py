@@ -26,29 +26,29 @@ def single(ids, rewards, kls, entropies):
 
 def test_worked_example():
     estimator = advantages.mssr(num_prompts=3)
-    state = estimator.init()._replace(successes=jnp.array([4.0, 6, 0]), failures=jnp.array([4.0, 2, 0]))
+    start = estimator.init()._replace(
+        ids=jnp.array([0, 1, -1]), successes=jnp.array([4.0, 6, 0]), failures=jnp.array([4.0, 2, 0]))
     rollouts = single([0, 1, 2], [1, 0, 1], [0.002, 0.004, 0.006], [[0.5, 2], [0.5, 2], [0, 1]])
-    A, state = estimator.update(rollouts, state)
+    A, state = estimator.update(rollouts, start)
     close(A[:, 0], [[0.9071068, 1.0606602], [-1.2142136, -0.7071068], [0.7071068, 1.0606602]], rtol=1e-6)
     close(state.successes, [4.636, 5.454, 4.636], rtol=1e-5)
     close(state.failures, [3.636, 2.818, 3.636], rtol=1e-5)
-    assert state.steps == 1
-    vanilla, _ = advantages.mssr(num_prompts=3, entropy_coef=0.0).update(rollouts, state._replace(
-        successes=jnp.array([4.0, 6, 0]), failures=jnp.array([4.0, 2, 0])))
+    assert state.steps == 1 and state.ids.tolist() == [0, 1, 2]
+    vanilla, _ = advantages.mssr(num_prompts=3, entropy_coef=0.0).update(rollouts, start)
     close(vanilla[:, 0, 0], [0.7071068, -1.4142136, 0.7071068], rtol=1e-6)
 
 
 def test_several_steps_agree_with_numpy():
-    """Repeated prompts inside a batch, a KL window that wraps round, ids the tracker has no room for."""
+    """Repeated prompts inside a batch, a KL window that wraps round, two prompts (0 and 5) that share a place."""
     rng, N, window = np.random.default_rng(0), 5, 3
     estimator = advantages.mssr(num_prompts=N, kl_window=window, v_init=0.3)
-    state, counts, kls = estimator.init(), {}, []
-    for _ in range(5):
+    state, counts, kls, shared = estimator.init(), {}, [], set()
+    for _ in range(8):
         ids, won = rng.integers(0, N + 1, 4), rng.integers(0, 2, 4)
         kl, H = rng.uniform(0, 0.02, 4), rng.exponential(size=(4, 2))
         A, state = estimator.update(single(ids, won, kl, H), state)
 
-        rate = {i: a / (a + b) for i, (a, b) in counts.items()}
+        rate = {i: a / (a + b) for i, a, b in counts.values()}
         surprise = won - np.array([rate.get(i, 0.3) for i in ids])
         white = (surprise - surprise.mean()) / np.sqrt(max(surprise.var(), 1e-6))
         close(A[:, 0], white[:, None] + np.minimum(np.abs(white)[:, None] / 2, 0.4 * H), rtol=1e-3, atol=1e-5)
@@ -56,11 +56,13 @@ def test_several_steps_agree_with_numpy():
         m = np.mean(kls)
         rho = 0.875 if m > 0.01 else 0.875 + m / 0.01 * 0.085
         for i, o in zip(ids, won):
-            if i < N:
-                a, b = counts.get(i, (8 * 0.3, 8 * 0.7))
-                counts[i] = rho * a + o, rho * b + 1 - o
-    expected = [counts.get(i, (0, 0)) for i in range(N)]
-    close(np.stack([state.successes, state.failures], 1), expected, rtol=1e-3)
+            owner, a, b = counts.get(i % N, (None, 0, 0))
+            a, b = (a, b) if owner == i else (8 * 0.3, 8 * 0.7)
+            counts[i % N] = i, rho * a + o, rho * b + 1 - o
+            shared.add(i)
+    assert {0, 5} <= shared
+    expected = [counts.get(i, (-1, 0, 0)) for i in range(N)]
+    close(np.stack([state.ids, state.successes, state.failures], 1), expected, rtol=1e-3)
 
 
 def test_retention_rules():
@@ -93,7 +95,7 @@ def test_sampled_entropy_is_minus_p_log_p():
 def test_warm_start_sets_the_baseline():
     estimator = advantages.mssr(num_prompts=3, entropy_coef=0.0)
     state = warm_start(estimator.init(), jnp.array([2]), jnp.array([0.25]))
-    close([state.successes[2], state.failures[2]], [2, 6])
+    close([state.successes[2], state.failures[2], state.ids[2]], [2, 6, 2])
     close(estimator.update(single([2], [1], [0.0], [[0.0]]), state)[0][0, 0], [0.75])
 
 

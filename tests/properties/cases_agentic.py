@@ -26,6 +26,17 @@ def expert_steps(rng, p, g, t):
     return fields
 
 
+def even_turns(rng, p, g, t):
+    """Two trajectories without step rewards, one agent: equal rewards are equal in every comparison."""
+    traj, none = np.tile(np.arange(g) % 2, (p, 1)), np.zeros((p, g), int)
+    return {"valid": np.ones((p, g), bool),  # a trajectory that is alone keeps its reward
+            "extras": {"traj": traj, "agent": none, "step_rewards": none.astype(float)}}
+
+
+def even_steps(rng, p, g, t):
+    return {"extras": {"step_rewards": np.zeros((p, g)), "match": np.ones((p, g), bool)}}
+
+
 def calls(rng, p, g, t):
     """Agent calls with terms of their own in the reward."""
     return turns(rng, p, g, t) | {"rewards": rng.normal(size=(p, g))}
@@ -72,33 +83,42 @@ def siblings(rng, p, g, t):
     return {"rewards": rng.uniform(-1, 1, (p, g)), "extras": {"final": np.arange(p) % 2 == 0}}
 
 
-ARRIVAL = {"permutation": "the baseline moves from game to game in order of arrival"}
+ARRIVAL = {"permutation": "the baseline moves from game to game in order of arrival",
+           "equal": "the baseline is that of earlier games"}
+FORMAT = {"equal": "the reward for the form of a step is its own, and shorter paths are discounted less"}
+STOPS = {"equal": "stop tokens and items too many have advantages of their own"}
 
 ESTIMATORS = {
     "gigpo": [
-        Case(inputs=turns),
-        Case({"mode": "mean_std_norm", "singleton": "zero"}, inputs=turns),
-        Case({"cross_steps": True}, inputs=turns),
+        Case(inputs=turns, equal=even_turns),
+        Case({"mode": "mean_std_norm", "singleton": "zero"}, inputs=turns, equal=even_turns),
+        Case({"cross_steps": True}, inputs=turns, equal=even_turns),
     ],
     "hgpo": [
-        Case(inputs=turns),
-        Case({"mode": "mean_norm", "weight_offset": 2, "base_group": True, "alpha": 0.0}, inputs=turns),
+        Case(inputs=turns, equal=even_turns),
+        Case({"mode": "mean_norm", "weight_offset": 2, "base_group": True, "alpha": 0.0}, inputs=turns,
+             equal=even_turns),
     ],
     "salt": [Case(inputs=turns), Case({"base": "rloo", "history": 2, "use_next": False}, inputs=turns)],
     "ui_s1": [
-        Case(inputs=expert_steps),
-        Case({"episode_source": "traj_return", "mode": "mean_norm"}, inputs=expert_steps),
+        Case(inputs=expert_steps, equal=even_steps),
+        Case({"episode_source": "traj_return", "mode": "mean_norm"}, inputs=expert_steps, equal=even_steps),
     ],
-    "dr_mas": [Case({"variant": variant}, inputs=calls) for variant in ("agent", "vanilla", "agent_mean", "agent_std")],
+    "dr_mas": [
+        Case({"variant": variant}, inputs=calls, equal=even_turns)
+        for variant in ("agent", "vanilla", "agent_mean", "agent_std")
+    ],
     "multi_context_grpo": [Case(inputs=turns), Case({"singleton": "raw"}, inputs=turns)],
     "spiral_rae": [
         Case({"games": 2}, inputs=plays, exempt=ARRIVAL),
         Case({"games": 2, "gamma": 0.9, "update_first": True, "filter_zero": False}, inputs=plays, exempt=ARRIVAL),
     ],
-    "portool": [Case(inputs=paths), Case({"agg": "mean", "fork_coef": 0.5}, inputs=paths)],
+    "portool": [
+        Case(inputs=paths, exempt=FORMAT), Case({"agg": "mean", "fork_coef": 0.5}, inputs=paths, exempt=FORMAT)
+    ],
     "branchgrpo_depthwise": [Case({"variant": name}, inputs=tree) for name in ("mean", "prob", "use_group")],
     "mars2_path_adv": [Case(inputs=tree), Case({"parent_reward": "raw", "mix": 0.3}, inputs=tree)],
-    "rank_grpo": [Case(inputs=lists), Case({"variant": "exp_inf"}, inputs=lists)],
+    "rank_grpo": [Case(inputs=lists, exempt=STOPS), Case({"variant": "exp_inf"}, inputs=lists, exempt=STOPS)],
     "lightningrl": [Case(inputs=priced), Case({"perf": "length", "perf_coef": 0.5}, inputs=priced)],
 }
 

@@ -1,5 +1,6 @@
 """Cases of the group-relative advantages."""
 
+import numpy as np
 from property_inputs import Case
 
 TIES = "equal accuracies, answers or penalties are ranked by their place in the batch"
@@ -15,6 +16,10 @@ def flawed(rng, p, g, t):
 
 def answers(rng, p, g, t):
     return {"extras": {"answers": rng.integers(-1, 3, (p, g))}}
+
+
+def one_answer(rng, p, g, t):
+    return {"extras": {"answers": np.ones((p, g), int)}}
 
 
 def task(rng, p, g, t):
@@ -33,6 +38,7 @@ def tool_use(rng, p, g, t):
                        "malformed": rng.random((p, g)) < 0.2}}
 
 
+SIGNS = {"equal": "the advantage is a sign, compared with nothing"}
 ROC = {"train_rollouts": 3, "min_negative": 1, "min_positive": 1}
 MSSR = {"permutation_of_state": "outcomes of one prompt are counted one by one, so the last ones weigh most"}
 NOISE = "the random numbers depend on the shape and type of the batch"
@@ -45,21 +51,28 @@ ESTIMATORS = {
         Case({"whiten": "token", "weights": (1.0, 0.5, 2.0)}),
         Case({"whiten": "none", "conditions": ((0, 2, 0.5),)}),
     ],
-    "fapo": [Case(inputs=flawed), Case({"max_len": 6, "penalty": 0.5}, inputs=flawed)],
+    "fapo": [
+        Case(inputs=flawed),
+        Case({"max_len": 6, "penalty": 0.5}, inputs=flawed, exempt={"equal": "lengths are punished after that"}),
+    ],
     "xrpo_advantage": [Case(), Case({"baseline": "correct"})],
     "mssr": [
         Case({"num_prompts": 16}, exempt=MSSR),
         Case({"num_prompts": 12, "entropy": "sampled", "rho_rule": "monotone"}, exempt=MSSR),
     ],
-    "nsr_psr": [Case(), Case({"variant": "psr"}), Case({"variant": "nsr"})],
+    "nsr_psr": [
+        Case(exempt=SIGNS),
+        Case({"variant": "psr"}),  # equal rewards are below 1/2: none is right
+        Case({"variant": "nsr"}, exempt=SIGNS),
+    ],
     "grpo_lambda": [
         Case({"share": 0.5}, exempt={"permutation": TIES}),
         Case({"variant": "threshold", "threshold": 0.5}),
     ],
     "rapo": [Case(), Case({"max_scale": 1.1})],
-    "ttrl": [Case({"train_rollouts": 3}, inputs=answers, exempt={"permutation": TIES})],
+    "ttrl": [Case({"train_rollouts": 3}, inputs=answers, equal=one_answer, exempt={"permutation": TIES})],
     "ettrl_ear": [
-        Case(inputs=answers, exempt={"permutation": TIES}),
+        Case(inputs=answers, equal=one_answer, exempt={"permutation": TIES}),
         Case({"reward": "given", "factor_min": 0.0}),
         Case({"reward": "given", "variant": "clip", "clip": 0.5}),
     ],

@@ -39,7 +39,7 @@ def expert_text(rng, p, g, t):
 
 
 ESTIMATORS = {
-    "otr": [Case(inputs=expert_text)],
+    "otr": [Case(inputs=expert_text, exempt={"equal": "rewards come from the tokens, without a baseline"})],
     "luffy": [
         Case(inputs=expert),
         Case({"baseline": "on_policy", "use_std": True}, inputs=expert),
@@ -47,8 +47,8 @@ ESTIMATORS = {
     ],
     "karl_oapl": [Case(), Case({"beta1": 0.1})],
     "r3l": [Case(), Case({"baseline": "soft", "tau": 0.5})],
-    "sil": [Case(inputs=critic)],
-    "spear": [Case(inputs=stored)],
+    "sil": [Case(inputs=critic, exempt={"equal": "returns are compared with a critic"})],
+    "spear": [Case(inputs=stored, exempt={"equal": "rewards are compared with the recent past"})],
 }
 
 OBJECTIVES = {

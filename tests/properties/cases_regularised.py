@@ -19,6 +19,11 @@ def few_tokens(rng, p, g, t):
     return {"tokens": rng.integers(0, 2, (p, g, t))}
 
 
+def one_token(rng, p, g, t):
+    """Nothing is repeated."""
+    return {"tokens": np.tile(np.arange(t), (p, g, 1))}
+
+
 ESTIMATORS = {
     "qwenlong_aepo": [
         Case(inputs=tasks),
@@ -28,9 +33,12 @@ ESTIMATORS = {
     ],
     "kimi_opmd": [Case(), Case({"baseline": "logavgexp", "tau": 0.5})],
     "rec_family": [Case(), Case({"scale": True}), Case({"drop": "balance"}, exempt=BY_POSITION)],
-    "topr": [Case({"shift": 0.5})],
-    "t1": [Case(inputs=few_tokens, hyper={"threshold": 0.3}), Case({"n": 3}, inputs=few_tokens)],
-    "spear_clip": [Case(inputs=replay)],
+    "topr": [Case({"shift": 0.5}, exempt={"equal": "the baseline is a fixed number"})],
+    "t1": [
+        Case({"threshold": 0.3}, inputs=few_tokens, equal=one_token),
+        Case({"n": 3}, inputs=few_tokens, equal=one_token),
+    ],
+    "spear_clip": [Case(inputs=replay, exempt={"equal": "replayed rewards are compared with the recent past"})],
 }
 
 OBJECTIVES = {

@@ -1,5 +1,6 @@
 """Cases of critics, teachers, steps and shaped rewards."""
 
+import numpy as np
 from property_inputs import Case
 
 
@@ -32,22 +33,35 @@ def repetitive(rng, p, g, t):
     return {"extras": {"values": per_token(rng, p, g, t)}, "tokens": rng.integers(0, 2, (p, g, t))}
 
 
+def untrained(rng, p, g, t):
+    """A process reward model that still is the policy."""
+    same = np.full((p, g, t), -1.0)
+    return {"old_logprobs": same, "extras": {"prm_logprobs": same}}
+
+
+CRITIC = {"equal": "rewards are compared with a critic"}
+DISTILLED = {"equal": "advantages are log-ratios to a teacher; rewards are not used"}
+
 ESTIMATORS = {
+    "asym_re": [Case(exempt={"equal": "the baseline is a little below the mean on purpose"})],
     "ppo_gae": [
-        Case(inputs=values),
-        Case({"gamma": 0.9, "length_alpha": 0.5, "kl_coef": 0.1, "whiten": False}, inputs=values),
+        Case(inputs=values, exempt=CRITIC),
+        Case({"gamma": 0.9, "length_alpha": 0.5, "kl_coef": 0.1, "whiten": False}, inputs=values, exempt=CRITIC),
     ],
     "oprl": [
-        Case(inputs=prm),
-        Case({"norm": "grpo", "alpha": 0.5}, inputs=prm),
-        Case({"norm": "rloo", "group_stats": "first_step"}, inputs=prm),
+        Case(inputs=prm, equal=untrained),
+        Case({"norm": "grpo", "alpha": 0.5}, inputs=prm, equal=untrained),
+        Case({"norm": "rloo", "group_stats": "first_step"}, inputs=prm, equal=untrained),
     ],
-    "gopd": [Case({"teacher_weight": 0.5}, inputs=distilled)],
+    "gopd": [
+        Case(inputs=distilled, exempt=DISTILLED),
+        Case({"teacher_weight": 0.5}, inputs=distilled, exempt=DISTILLED),
+    ],
     "exopd": [Case(inputs=extras(
         teacher_logprobs=lambda rng, p, g, t: rng.normal(size=(p, g, t, 3)),
         teacher_id=lambda rng, p, g, t: rng.integers(0, 3, p),
         base_logprobs=per_token,
-    ))],
+    ), exempt=DISTILLED)],
     "advevo_baseline": [
         Case(inputs=agents),
         Case({"scope": "batch", "norm_std": True}, inputs=agents),
@@ -58,10 +72,13 @@ ESTIMATORS = {
     ],
     "gui_g1_weights": [Case(inputs=extras(target_weights=lambda rng, p, g, t: rng.uniform(0.5, 1.5, p)))],
     "demystify_cot": [
-        Case({"max_len": 8, "margin": 2, "ngram": 2}, inputs=repetitive),
-        Case({"max_len": 40, "ngram": 3, "penalty": -0.5, "only_start": True, "kl_coef": 0.0}, inputs=repetitive),
+        Case({"max_len": 8, "margin": 2, "ngram": 2}, inputs=repetitive, exempt=CRITIC),
+        Case({"max_len": 40, "ngram": 3, "penalty": -0.5, "only_start": True, "kl_coef": 0.0}, inputs=repetitive,
+             exempt=CRITIC),
     ],
-    "dapo_overlong": [Case({"max_len": 4, "cache_len": 2, "variant": "code"})],
+    "dapo_overlong": [
+        Case({"max_len": 4, "cache_len": 2, "variant": "code"}, exempt={"equal": "lengths are punished after that"})
+    ],
     "swe_rl_reward": [Case(), Case({"variant": "discrete"})],
     "reinforce_rej": [Case(), Case({"variant": "raw"}), Case({"variant": "raft_pp"})],
     "vcpo": [

@@ -1,11 +1,13 @@
 """Random batches, and the table of cases that the property tests run over.
 
-Every registered factory is tested with its defaults. A variant that needs more puts a `Case` for its slug into the
-dicts ESTIMATORS or OBJECTIVES of a file `cases_<family>.py` beside this one: `{"slug": [Case(...), ...]}`.
+Every registered factory is tested with its defaults and with the hyper-parameters of every row of the catalogue that
+uses it. A variant that needs more puts a `Case` for its slug into the dicts ESTIMATORS or OBJECTIVES of a file
+`cases_<family>.py` beside this one: `{"slug": [Case(...), ...]}`.
 """
 
 import dataclasses
 import importlib
+import inspect
 import pathlib
 from collections.abc import Callable, Mapping
 
@@ -13,6 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm import methods
+from jaxrl_llm.advantages.base import ESTIMATORS
+from jaxrl_llm.objectives.base import OBJECTIVES
 from jaxrl_llm.rollouts import Rollouts
 
 P, G, T, K, D = 4, 5, 6, 3, 2
@@ -23,11 +28,13 @@ class Case:
     """One way to call a factory.
 
     `hyper`: its keywords. `inputs(rng, P, G, T)`: fields of `Rollouts` to set (arrays; `extras` as a dict), where the
-    random ones do not do. `exempt`: name of a property -> the reason why it cannot hold.
+    random ones do not do. `equal`, alike: what else is the same when all rewards are, so that every advantage is exactly
+    0. `exempt`: name of a property -> the reason why it cannot hold ("equal": why it is not 0 even so).
     """
 
     hyper: Mapping = dataclasses.field(default_factory=dict)
     inputs: Callable[[np.random.Generator, int, int, int], Mapping] = lambda rng, p, g, t: {}
+    equal: Callable[[np.random.Generator, int, int, int], Mapping] = lambda rng, p, g, t: {}
     exempt: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -40,12 +47,34 @@ def load(kind: str) -> dict[str, list[Case]]:
     return cases
 
 
+def of_the_catalogue(kind: str, slug: str, cases: list[Case]) -> list[Case]:
+    """A case for every set of hyper-parameters that rows of the catalogue use for `slug` and that is not in `cases`.
+
+    Its inputs and exemptions are those of the case that shares most hyper-parameters with it; budgets are T tokens.
+    """
+    part, factories = ("estimator", ESTIMATORS) if kind == "ESTIMATORS" else ("objective", OBJECTIVES)
+    keywords = inspect.signature(factories[slug]).parameters
+    found: list[Case] = []
+    for row in methods.METHODS.values():
+        name, hyper = getattr(row, part)
+        if name != slug:
+            continue
+        reduced = hyper.get("aggregation", getattr(keywords.get("aggregation"), "default", "fixed_length"))
+        if "max_len" in keywords and reduced == "fixed_length":
+            hyper = {"max_len": T, **hyper}
+        if all(dict(case.hyper) != hyper for case in (*cases, *found)):
+            nearest = max(cases, key=lambda case: len(case.hyper.items() & hyper.items()))
+            found.append(dataclasses.replace(nearest, hyper=hyper))
+    return found
+
+
 def parameters(kind: str, slugs: list[str]):
     """(list of (slug, case), list of ids): one default case for each slug that has none in the table."""
     table = load(kind)
     unknown = set(table) - set(slugs)
     assert not unknown, f"cases for names that do not exist: {unknown}"
-    rows = [(slug, case) for slug in slugs for case in table.get(slug, [Case()])]
+    given = {slug: table.get(slug, [Case()]) for slug in slugs}
+    rows = [(slug, case) for slug in slugs for case in (*given[slug], *of_the_catalogue(kind, slug, given[slug]))]
     ids = [f"{slug}-{','.join(f'{k}={v}' for k, v in case.hyper.items()) or 'default'}" for slug, case in rows]
     return rows, ids
 
@@ -80,6 +109,8 @@ def batch(seed: int, case: Case, shape: tuple[int, int, int] = (P, G, T), edge: 
     if edge == "equal":
         fields["rewards"] = np.full((p, g), 0.3)
         fields["reward_components"] = np.full((p, g, K), 0.3)
+        alike = case.equal(rng, p, g, t)
+        fields |= {**alike, "extras": {**fields.get("extras", {}), **alike.get("extras", {})}}
     elif edge == "invalid":
         fields["valid"] = np.zeros((p, g), bool)
     elif edge == "empty":
