@@ -1,27 +1,47 @@
 """ScaleRL's advantage: group mean, batch standard deviation, prompts without a signal left out (arXiv 2510.13786)."""
 
+import math
+
 import jax.numpy as jnp
 
-from jaxrl_llm import masked
-from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm import masked, registry
+from jaxrl_llm.advantages.base import Estimator, estimator, stateful, stateless
 from jaxrl_llm.advantages.selection import over_kept
 
 
 @estimator
-def scalerl(*, eps: float = 1e-6) -> Estimator:
+def scalerl(*, variant: str = "batch", rate: float = 1e-3, eps: float | None = None) -> Estimator:
     """`A = a / (sigma + eps)`, `a = r - group mean`, sigma the population std of a over all rollouts of kept prompts.
 
     Prompts whose rewards are all equal are dropped, in the aggregation `prompt_mean` too: A is multiplied by (number of
-    prompts with tokens) / (number of kept ones). Nothing is sampled in their place. The paper leaves eps and the kind
-    of std open. Prompts that are solved nearly always leave the data set: `jaxrl_llm.control.pass_rate`.
+    prompts with tokens) / (number of kept ones). Nothing is sampled in their place. The paper leaves eps (1e-6) and the
+    kind of std open. `variant="running"`, as in the public trainer (with eps 1e-4), has for sigma the root of a moving
+    mean of a^2, the state, of which every kept rollout renews the share `rate`; the rollouts of a batch are counted
+    together, so that their order does not matter, and the first batch starts it.
+    Prompts that are solved nearly always leave the data set: `jaxrl_llm.control.pass_rate`.
     """
+    registry.one_of("variant", variant, ("batch", "running"))
+    if eps is None:
+        eps = 1e-6 if variant == "batch" else 1e-4
 
-    def advantages(rollouts):
+    def parts(rollouts):
+        """(a [P, G], prompts kept [P, 1], prompts with tokens [P, 1])."""
         rewards, valid = rollouts.rewards, rollouts.valid
-        centred = rewards - masked.group_mean(rewards, valid)
         real = jnp.any(rollouts.live, axis=1, keepdims=True)
         keep = real & (masked.group_std(rewards, valid, ddof=0) > 0)
-        sigma = masked.std(centred, valid & keep, ddof=0, keepdims=True)
+        return rewards - masked.group_mean(rewards, valid), keep, real
+
+    def by_batch(rollouts):
+        centred, keep, real = parts(rollouts)
+        sigma = masked.std(centred, rollouts.valid & keep, ddof=0, keepdims=True)
         return over_kept(centred / (sigma + eps), keep, real)
 
-    return stateless(advantages)
+    def by_history(rollouts, moment):
+        centred, keep, real = parts(rollouts)
+        counted = rollouts.valid & keep
+        renewed = jnp.where(moment > 0, -jnp.expm1(math.log1p(-rate) * masked.count(counted)), 1)
+        change = renewed * (masked.mean(centred**2, counted) - moment)
+        moment = jnp.where(jnp.any(counted), moment + change, moment).astype(moment.dtype)
+        return over_kept(centred / (jnp.sqrt(moment) + eps), keep, real), moment
+
+    return stateless(by_batch) if variant == "batch" else stateful(lambda: jnp.float32(0), by_history)

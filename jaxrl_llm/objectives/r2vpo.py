@@ -14,6 +14,7 @@ def r2vpo(
     multiplier: float = 0.04,
     variance_bound: float = 0.01,
     dual_rate: float = 0.1,
+    max_multiplier: float | None = None,
     anchor: str = "old",
     aggregation: str = "token_mean",
     max_len: int | None = None,
@@ -22,10 +23,13 @@ def r2vpo(
 
     The gradient is that of a surrogate with advantage `A - 2 lambda (rho - 1)`. The state is lambda; after each update
     `lambda <- max(0, lambda + dual_rate (V - variance_bound))`, V the mean over the mini-batch's tokens, which is
-    why it is not split (`whole_batch`) unless `dual_rate` is 0. `anchor="behavior"` is for replayed rollouts.
+    why it is not split (`whole_batch`) unless `dual_rate` is 0; it never rises above `max_multiplier`.
+    `anchor="behavior"` is for replayed rollouts.
     Reconstructed; the paper's lambda, bound and rate are not known.
     """
     registry.one_of("anchor", anchor, ANCHORS)
+    if max_multiplier is not None and max_multiplier < multiplier:
+        raise ValueError(f"max_multiplier={max_multiplier} must be at least multiplier={multiplier}, where it starts")
 
     def token_loss(logprobs, rollouts, advantages, lagrange):
         ratio = token_ratio(logprobs, anchor_logprobs(rollouts, anchor), rollouts.token_mask)
@@ -42,6 +46,6 @@ def r2vpo(
     def update(logprobs, rollouts, advantages, lagrange):
         loss, (metrics, lagrange) = penalised.update(logprobs, rollouts, advantages, lagrange)
         step = dual_rate * (metrics["ratio_variance"] - variance_bound)
-        return loss, (metrics, jnp.maximum(lagrange + step, 0).astype(lagrange.dtype))
+        return loss, (metrics, jnp.clip(lagrange + step, 0, max_multiplier).astype(lagrange.dtype))
 
     return penalised._replace(update=update) if dual_rate else penalised

@@ -14,21 +14,23 @@ def vcpo(
     max_ratio: float = 8.0,
     ess_base: float = 1.0,
     exponent: float = 0.5,
+    truncate_ess: bool = False,
     aggregation: str = "seq_mean_token_mean",
     max_len: int | None = None,
 ) -> Objective:
     """`l_t = -min(w_i, max_ratio) A_t log p_t`, `w_i = stop_gradient(exp(sum_t (new - behaviour log-prob)))`.
 
-    Metric `ess_share`: (sum w)^2 / (n sum w^2) over the live rollouts of the mini-batch, with untruncated w. Metric
-    `step_scale`: `min(1, ess_share / ess_base)^exponent`, by which the learning rate of this update has to be
-    multiplied; scaling the loss instead would do nothing under Adam. Both need the mini-batch unsplit (`whole_batch`).
+    Metric `ess_share`: (sum w)^2 / (n sum w^2) over the live rollouts of the mini-batch, with untruncated w, or with
+    `truncate_ess`, an option of the released code, with min(w, max_ratio). Metric `step_scale`:
+    `min(1, ess_share / ess_base)^exponent`, by which the learning rate of this update has to be multiplied; scaling
+    the loss instead would do nothing under Adam. Both need the mini-batch unsplit (`whole_batch`).
     """
 
     def token_loss(logprobs, rollouts, advantages):
         ratio = lax.stop_gradient(
             sequence_ratio(logprobs, rollouts.behavior_logprobs, rollouts.token_mask, length_normalised=False)
         )
-        share = effective_share(ratio, rollouts.live)
+        share = effective_share(jnp.minimum(ratio, max_ratio) if truncate_ess else ratio, rollouts.live)
         scale = jnp.minimum(share / ess_base, 1) ** exponent
         metrics = {name: jnp.broadcast_to(x, ratio.shape) for name, x in (("ess_share", share), ("step_scale", scale))}
         metrics |= {"truncated_fraction": ratio > max_ratio, "max/ratio": ratio}

@@ -474,6 +474,21 @@ def test_scalerl_drops_prompts_without_signal_from_std_and_mean():
     assert not np.any(values[1:])
 
 
+def test_scalerl_running_second_moment():
+    """The first batch starts it; 4 kept rollouts renew 1 - 0.999^4 of it; one without a signal leaves it alone."""
+    estimator = advantages.scalerl(variant="running")
+    first, second = from_lists([[1, 0], [1, 1]]), from_lists([[2, 0], [0, 4]])
+    A, state = estimator.update(first, estimator.init())
+    np.testing.assert_allclose(state, 0.25, rtol=1e-6)
+    np.testing.assert_allclose(A[..., 0], [[2 / 1.0002, -2 / 1.0002], [0, 0]], rtol=1e-6)  # one of two prompts kept
+    A, state = estimator.update(second, state)
+    moment = 0.999**4 * 0.25 + (1 - 0.999**4) * (1 + 1 + 4 + 4) / 4
+    np.testing.assert_allclose(state, moment, rtol=1e-6)
+    np.testing.assert_allclose(A[..., 0], np.array([[1, -1], [-2, 2]]) / (moment**0.5 + 1e-4), rtol=1e-6)
+    A, same = estimator.update(from_lists([[1, 1]]), state)
+    assert same == state and not np.any(A)
+
+
 def test_scalerl_agrees_with_numpy():
     rollouts = batch(11, P=5)
     r, live = f64(rollouts.rewards), np.asarray(rollouts.live)

@@ -162,6 +162,8 @@ def test_r2vpo_and_its_multiplier():
     assert state == 0.5
     _, _, _, state = run("r2vpo", new=OLD, multiplier=0.0005)
     assert state == 0  # on-policy the multiplier falls, but not below 0
+    for most, expected in ((0.51, 0.51), (0.52, 0.5192)):
+        np.testing.assert_allclose(run("r2vpo", multiplier=0.5, max_multiplier=most)[3], expected, rtol=1e-6)
     assert objectives.r2vpo().whole_batch and not objectives.r2vpo(dual_rate=0.0).whole_batch
 
 
@@ -222,6 +224,9 @@ def test_vcpo():
     _, gradient, metrics, _ = run("vcpo", advantage=advantage, max_ratio=1.0, ess_base=0.5, exponent=1.0)
     np.testing.assert_allclose(gradient, [-0.050352 / 6] * 3 + [0.182779] * 2, atol=1e-6)
     np.testing.assert_allclose([metrics["ess_share"], metrics["step_scale"]], [0.716110, 1], atol=1e-6)
+    _, same, metrics, _ = run("vcpo", advantage=advantage, max_ratio=1.0, truncate_ess=True)
+    np.testing.assert_allclose(same, gradient, rtol=1e-6)  # weights 1.65 -> 1 and .375
+    np.testing.assert_allclose(metrics["ess_share"], 1.375**2 / (2 * (1 + 0.375**2)), rtol=1e-6)
 
 
 TIS = [
@@ -284,6 +289,7 @@ def test_impossible_settings_are_refused():
         ("cispo", {"clip_low": 0.2}, "give both"),
         ("minpro", {"embed": "clip"}, "ppo_clip"),
         ("bapo", {"order": "low"}, "low_first"),
+        ("r2vpo", {"multiplier": 0.2, "max_multiplier": 0.1}, "at least multiplier=0.2"),
         ("bapo", {"statistic": "grad"}, "gradient"),
         ("hispo", {}, "generation budget"),
         ("tis_mis", {"reject": "seq_max_k1", "reject_max": 1.0}, "seq_max_k2"),

@@ -70,6 +70,10 @@ def gspo_token(n, o, b, a):
     return ppo(exp(np.sum(n - o) / len(n)), a, 0.9, 1.15)
 
 
+def mars2(n, o, b, a):
+    return np.minimum(exp(o - b), 1.2) * gspo(n, o, b, a)
+
+
 def cispo(n, o, b, a):
     return weighted(np.clip(exp(n - o), 0.5, 1.3), a, n)
 
@@ -159,6 +163,8 @@ CASES = [
     ("minpro", {"include_current": False, "embed": "ppo_clip", "cap": 1.1}, minpro_clipped, "token_mean"),
     ("mhpo", {}, mhpo, "seq_mean_token_mean"),
     ("r2vpo", {"multiplier": 0.25}, r2vpo, "token_mean"),
+    ("mars2_path_adv", {"clip_low": 0.1, "clip_high": 0.15, "max_ratio": 1.2, "kl_coef": 0.0}, mars2,
+     "seq_mean_token_mean"),
     ("icepop", {"min_ratio": 0.8, "max_ratio": 1.3}, icepop, "seq_mean_token_mean"),
     ("icepop_direct", {"min_ratio": 0.7, "max_ratio": 1.3, "veto": 0.5}, icepop_direct, "prompt_mean"),
     ("hispo", {"token_gate": 0.4, "sequence_gate": 0.2, "dual_clip": 1.4, "max_len": 9}, hispo, "fixed_length"),
@@ -221,6 +227,13 @@ def test_kl_term_is_unweighted_and_rejected_tokens_leave_it_with_the_denominator
     np.testing.assert_allclose(with_kl[0] - plain[0], 0.2 * np.mean((NEW - REF)[counted] ** 2 / 2), rtol=1e-9)
     slope = np.where(counted, 0.2 * (NEW - REF) / counted.sum(), 0)
     np.testing.assert_allclose(with_kl[1] - plain[1], slope, atol=1e-12)
+
+
+def test_mars2_adds_the_kl_of_every_token():
+    plain, with_kl = (differentiate("mars2_path_adv", kl_coef=coef, kl_estimator="k2") for coef in (0.0, 0.3))
+    share = 0.3 * shares("seq_mean_token_mean", MASK)
+    np.testing.assert_allclose(with_kl[0] - plain[0], np.sum((share * (NEW - REF) ** 2 / 2)[MASK]), rtol=1e-9)
+    np.testing.assert_allclose(with_kl[1] - plain[1], share * (NEW - REF), atol=1e-12)
 
 
 @pytest.mark.parametrize("order, statistic, target", [

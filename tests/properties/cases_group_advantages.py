@@ -84,5 +84,5 @@ ESTIMATORS = {
         Case({**ROC, "variant": "paper"}, inputs=tool_use,
              exempt={"permutation": NOISE, "padding": NOISE, "float64": NOISE}),
     ],
-    "scalerl": [Case()],
+    "scalerl": [Case(), Case({"variant": "running"})],
 }

@@ -13,7 +13,7 @@ OBJECTIVES = {
     "cispo": [Case(), Case({"max_ratio": 2.0, "clip_low": 0.2, "clip_high": 0.28, "anchor": "behavior"})],
     "minpro": [Case(), Case({"include_current": False, "embed": "ppo_clip", "cap": 1.5})],
     "bapo": [Case(), Case({"order": "high_first", "statistic": "gradient", "target": 2.0})],
-    "r2vpo": [Case(), Case({"dual_rate": 0.0, "anchor": "behavior"})],
+    "r2vpo": [Case(), Case({"dual_rate": 0.0, "anchor": "behavior"}), Case({"max_multiplier": 0.05})],
     "hispo": [Case({"max_len": 8, "sequence_gate": 0.3})],
     "tis_mis": [
         Case({"bound": "clip", "level": "sequence", "normalise": True, "kl_coef": 0.1}),
