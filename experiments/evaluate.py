@@ -23,6 +23,8 @@ def policy_of(workdir: str | None, config: ConfigDict | None):
     """`(run, params, lora, step)` of a run folder's newest checkpoint, or of a configuration before any training."""
     from jaxrl_llm.training import setup
     from jaxrl_llm.training.checkpoints import Checkpoints
+    if workdir is not None and config is not None:
+        raise ValueError("give --workdir (a trained policy) or --config (an untrained one), not both")
     if workdir is None:
         if config is None:
             raise ValueError("nothing to measure: give --workdir=RUN_FOLDER or --config=FILE")

@@ -26,7 +26,10 @@ def run(main: Callable[[], None], *required: str) -> None:
     except (ValueError, NotImplementedError, OSError, RuntimeError) as error:
         if os.environ.get("JAXRL_LLM_TRACEBACK"):
             raise
-        sys.exit(f"{type(error).__name__}: {error}\n(JAXRL_LLM_TRACEBACK=1 shows where)")
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        sys.exit(f"{type(error).__name__}: {error}{notes}\n(JAXRL_LLM_TRACEBACK=1 shows where)")
+    except KeyboardInterrupt as error:
+        sys.exit("\n".join(["interrupted", *getattr(error, "__notes__", ())]))
 
 
 def parse(arguments: list[str]) -> list[str]:

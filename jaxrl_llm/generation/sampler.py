@@ -62,7 +62,7 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
     slots = chunks * chunk
     layers = model.unstack_layers(params, lora)
     prompt, last = model.prefill(params, prompt_tokens, prompt_mask, lora=lora)
-    unembedding = model.unembedding(params)
+    unembedding = model.unembedding(params).astype(model.dtype)
     stops = jnp.asarray(stop_ids, jnp.int32)
 
     def sample(normed, t, alive):

@@ -80,7 +80,8 @@ def draw(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:
     """Draws one token per row.
 
     The draw is by inverse CDF in two levels (a block of the vocabulary, then a token in it), each with a uniform of its
-    own: two random numbers a row instead of V, and a resolution of 2^-46.
+    own: two random numbers a row instead of V, and a resolution of 2^-46. Greedy draws (temperature 0) report log-prob and
+    entropy of the softmax at temperature 1.
 
     Args:
       keys: typed PRNG keys `[N]`, one per row, so that a row's draw does not depend on its neighbours.

@@ -11,7 +11,7 @@ def token_logprobs(normed, unembedding, tokens, *, temperature=1.0, chunk: int =
 
     Args:
       normed: `[N, D]` final normed states.
-      unembedding: `[V, D]`.
+      unembedding: `[V, D]`, cast to the dtype of `normed` chunk by chunk, so that its gradient adds up in its own.
       tokens: `i32[N]`.
       temperature: the sampler's; log-probs of both then describe the same distribution.
       chunk: rows per chunk.
@@ -27,7 +27,7 @@ def token_logprobs(normed, unembedding, tokens, *, temperature=1.0, chunk: int =
 
     @jax.checkpoint
     def one_chunk(h, targets):
-        logits = jnp.einsum("nd,vd->nv", h, unembedding, preferred_element_type=jnp.float32) / temperature
+        logits = jnp.einsum("nd,vd->nv", h, unembedding.astype(h.dtype), preferred_element_type=jnp.float32) / temperature
         total = jax.nn.logsumexp(logits, axis=-1)
         logprobs = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0] - total
         fixed = jax.lax.stop_gradient(logits - total[:, None])

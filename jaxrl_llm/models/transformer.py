@@ -138,12 +138,13 @@ class Transformer:
         return norm.apply({"params": params["final_norm"]}, x)
 
     def unembedding(self, params: Params) -> jax.Array:
-        """The matrix `[V, D]` whose product with a normed state gives the logits."""
-        return params["embed" if self.config.tie_embeddings else "unembed"].astype(self.dtype)
+        """The float32 matrix `[V, D]` whose product with a normed state gives the logits."""
+        return params["embed" if self.config.tie_embeddings else "unembed"]
 
     def logits(self, params: Params, normed: jax.Array) -> jax.Array:
         """Float32 logits `[..., V]` of normed states `[..., D]`."""
-        return jnp.einsum("...d,vd->...v", normed, self.unembedding(params), preferred_element_type=jnp.float32)
+        matrix = self.unembedding(params).astype(self.dtype)
+        return jnp.einsum("...d,vd->...v", normed, matrix, preferred_element_type=jnp.float32)
 
     def _scan_layers(self, params, lora, x, positions, attend, pool):
         """Runs all layers over `x [B, N, D]`; `attend(q, k, v, local)`. Returns `(x, kept, pooled [L, ..., D] | None)`.

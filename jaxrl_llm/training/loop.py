@@ -1,4 +1,5 @@
 """The loop: sample, score, estimate, update; evaluate and save now and then. Everything it calls is a pure step."""
+import contextlib
 import dataclasses
 import time
 from pathlib import Path
@@ -21,7 +22,9 @@ from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.warmup import imitate
 from jaxrl_llm.training.workdir import Workdir, open_workdir
 
-_EVAL_STREAM = 2**31 - 1  # folded into the run's key: evaluation draws never coincide with those of a training step
+# Folded into the run's key, or into that of a step: draws of these streams never coincide with those of a sampling round.
+_EVAL_STREAM = 2**31 - 1
+_SHUFFLE_STREAM = 2**31 - 2
 
 
 class TrainingDiverged(RuntimeError):
@@ -44,12 +47,18 @@ class Evaluation:
                 "eval/length": self.length, "eval/truncated": self.truncated}
 
 
+def held_out(source, problems: int) -> list:
+    """`problems` of `source`, or all if there are fewer, drawn with a fixed seed.
+
+    Sources are often sorted: their first problems are no fair sample. Every run is measured on the same ones.
+    """
+    return [source[int(i)] for i in np.random.default_rng(0).permutation(len(source))[:problems]]
+
+
 def evaluate(run: setup.Run, params, lora, *, problems: int, key, timer=None, temperature: float | None = None) -> Evaluation:
-    """Samples a group for each of the first `problems` held-out problems, through the compiled training sampler."""
+    """Samples a group for each of `problems` held-out problems, through the compiled training sampler."""
     c, timer = run.config, timer or PhaseTimer()
-    source = run.task.heldout
-    chosen = [source[i] for i in range(min(problems, len(source)))]
-    rows = rollout.fitting_problems(chosen, run.tokenizer, run.prompt_tokens, c.prompts.overlong)
+    rows = rollout.fitting_problems(held_out(run.task.heldout, problems), run.tokenizer, run.prompt_tokens, c.prompts.overlong)
     if not rows:
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={run.prompt_tokens}; raise it")
     generate, parts = run.sampler(params, lora, temperature), []
@@ -99,8 +108,14 @@ def collect(run: setup.Run, state: TrainState, data: Batches, timer) -> tuple[ro
     return rollout.select(together, first), facts
 
 
+def mean_metrics(updates: list[dict]) -> dict[str, float]:
+    """Metrics of the updates of a step as one: means, and maxima for names in `max/`."""
+    return {name: float((np.max if name.startswith("max/") else np.mean)([found[name] for found in updates]))
+            for name in updates[0]}
+
+
 def improve(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference, timer):
-    """Advantages and optimiser steps on one batch. Returns `(state, metrics)`, the metrics of the last update."""
+    """Advantages and optimiser steps on one batch. Returns `(state, metrics)`, the metrics averaged over the updates."""
     c = run.config
     if not sampled.problems:  # the filters kept nothing: there is nothing to learn from
         return state.replace(step=state.step + 1), {}
@@ -118,18 +133,21 @@ def improve(run: setup.Run, state: TrainState, sampled: rollout.Sampled, referen
         jax.block_until_ready(advantages)
     state = state.replace(estimator_state=estimator_state)
     size = c.prompts.per_step // c.learner.minibatches
-    shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), 1)
+    shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), _SHUFFLE_STREAM)
+    updates = []
     with timer("update"):
         for epoch in range(c.learner.epochs):
             if c.learner.minibatches == 1:
-                state, metrics = run.update(state, batch, advantages)
+                state, found = run.update(state, batch, advantages)
+                updates.append(found)
                 continue
             order = jax.random.permutation(jax.random.fold_in(shuffle_key, epoch), c.prompts.per_step)
             shuffled, shuffled_advantages = jax.tree.map(lambda x: x[order], (batch, advantages))
             for start in range(0, c.prompts.per_step, size):
                 part = place(take(shuffled, start, size))
-                state, metrics = run.update(state, part, place(shuffled_advantages[start:start + size]))
-        metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
+                state, found = run.update(state, part, place(shuffled_advantages[start:start + size]))
+                updates.append(found)
+        metrics = mean_metrics(jax.device_get(updates))
     if int(state.skipped_in_row) >= c.learner.max_skipped:
         raise TrainingDiverged(
             f"{int(state.skipped_in_row)} updates in a row had a loss or gradient that was not finite (step "
@@ -169,6 +187,9 @@ def reference_weights(run: setup.Run, state: TrainState, work: Workdir):
     """
     if "ref_logprobs" not in run.needs or state.lora is not None:
         return None
+    if work.resume and not (work.path / "reference").is_dir():
+        raise ValueError(f"{work.path} was started without reference weights, which this configuration needs (kl_coef or a "
+                         "reference method); start a new run, or resume without it")
     with Checkpoints(work.path / "reference", keep=1) as store:
         if not work.resume:
             store.save(0, state.params)
@@ -189,6 +210,8 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
     run, params = setup.build(config)
     config = run.config  # what is written down, and compared on a resume, are the numbers that the run really uses
     work = open_workdir(workdir, config, resume)
+    if not work.resume:
+        work.record()
     data = batches(run.task.train, config.prompts.per_step, seed=config.seed)
     with Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints, Progress(config.steps) as progress:
         if work.resume:
@@ -201,11 +224,15 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
             params = warm_up(run, params, progress)
             state = setup.initial_state(run, params)
         reference = reference_weights(run, state, work)
+        if work.resume:  # only now is it known that the folder can go on with this configuration
+            work.record()
         start = int(state.step)
         with MetricWriter(work.path, restored_step=start or None) as writer:  # step 0 is evaluated and written again
-            evaluations, state = _steps(run, state, data, reference, work, checkpoints, writer, progress)
-    plot_curves(work.path / "metrics.jsonl", work.path / "curves.png")
-    return evaluations
+            try:
+                return _steps(run, state, data, reference, work, checkpoints, writer, progress)
+            finally:
+                if (work.path / "metrics.jsonl").stat().st_size:
+                    plot_curves(work.path / "metrics.jsonl", work.path / "curves.png")
 
 
 def _steps(run, state, data, reference, work, checkpoints, writer, progress):
@@ -224,30 +251,40 @@ def _steps(run, state, data, reference, work, checkpoints, writer, progress):
     def save(step):
         progress.phase("saving")
         with timer("checkpoint"):
-            checkpoints.save(step, state, {"data": data.get_state()})
+            checkpoints.save(step, state, {"data": position})
 
+    saved, position = start, data.get_state()
     if start == 0:
         progress.phase("compiling the sampler, first evaluation")
         evaluations["before"] = look(0)
         writer.write(0, evaluations["before"].metrics() | timer.collect())
         save(0)
-    for step in range(start + 1, config.steps + 1):
-        began = time.perf_counter()
-        progress.phase("sampling" if step > start + 1 else "sampling (compiles on the first step)")
-        sampled, metrics = collect(run, state, data, timer)
-        progress.phase("learning" if step > start + 1 else "learning (compiles on the first step)")
-        state, learned = improve(run, state, sampled, reference, timer)
-        metrics |= learned
-        seconds = time.perf_counter() - began
-        metrics |= {"learning_rate": float(run.schedule(step * run.updates_per_step - 1)), "time/step": seconds,
-                    "speed/tokens_per_second": float(sampled.completions.mask.sum()) / seconds}
-        if due(step, config.eval.every):
-            evaluations["after"] = look(step)
-            metrics |= evaluations["after"].metrics()
-        elif due(step, config.samples_every):
-            write_page(work.path, step, run, sampled)
-        writer.write(step, metrics | timer.collect() | host_memory())
-        progress.step(step, metrics)
-        if due(step, config.checkpoint.every):  # after the line, which a resume drops if the save did not finish
-            save(step)
-    return evaluations, state
+    try:
+        for step in range(start + 1, config.steps + 1):
+            began = time.perf_counter()
+            progress.phase("sampling" if step > start + 1 else "sampling (compiles on the first step)")
+            sampled, metrics = collect(run, state, data, timer)
+            progress.phase("learning" if step > start + 1 else "learning (compiles on the first step)")
+            state, learned = improve(run, state, sampled, reference, timer)
+            position, seconds = data.get_state(), time.perf_counter() - began
+            updates = step * run.updates_per_step - int(state.skipped)
+            metrics |= learned | {"learning_rate": float(run.schedule(max(updates - 1, 0))), "time/step": seconds,
+                                  "speed/tokens_per_second": float(sampled.completions.mask.sum()) / seconds}
+            if due(step, config.eval.every):
+                evaluations["after"] = look(step)
+                metrics |= evaluations["after"].metrics()
+            elif due(step, config.samples_every):
+                write_page(work.path, step, run, sampled)
+            writer.write(step, metrics | timer.collect() | host_memory())
+            progress.step(step, metrics)
+            if due(step, config.checkpoint.every):  # after the line, which a resume drops if the save did not finish
+                save(step)
+                saved = step
+    except BaseException as error:
+        # An update consumes the state it is given: what broke inside one leaves only the last checkpoint.
+        if not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)) and int(state.step) > saved:
+            with contextlib.suppress(OSError):
+                save(int(state.step))
+                error.add_note(f"step {int(state.step)} was saved; continue with --resume")
+        raise
+    return evaluations

@@ -14,7 +14,8 @@ class Policy:
 
     Attributes:
       model: the transformer.
-      temperature: the sampler's, so that learner and sampler describe the same distribution.
+      temperature: the sampler's, so that learner and sampler describe the same distribution (that of the whole vocabulary:
+        what top-k, top-p or min-p cut away counts here, and shows as mismatch/kl in the metrics).
       chunk: rows of logits held at a time.
     """
 

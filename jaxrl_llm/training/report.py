@@ -19,6 +19,7 @@ def print_table(evaluations: dict) -> None:
     for name in evaluations:
         table.add_column(name, justify="right")
     rows = {
+        "problems x completions": lambda e: "{} x {}".format(*e.sampled.rewards.shape),
         "accuracy (95% interval)": lambda e: f"{e.accuracy.mean:.1%} ({e.accuracy.low:.1%} to {e.accuracy.high:.1%})",
         "one of the group right": lambda e: f"{e.any_right:.1%}",
         "completion length, tokens": lambda e: f"{e.length:.1f}",
@@ -31,6 +32,9 @@ def print_table(evaluations: dict) -> None:
 
 def print_report(evaluations: dict, workdir: Path) -> None:
     """The end of a training run: held-out results before and after, and what lies where in the run folder."""
+    if not evaluations:
+        print("this run was already finished; raise --config.steps to go on")
+        return
     print_table({f"{when} training": found for when, found in evaluations.items()})
     Console().print(f"Curves: {workdir}/curves.png   samples: {workdir}/samples/   metrics: {workdir}/metrics.jsonl\n"
                     f"TensorBoard: tensorboard --logdir {workdir}", highlight=False, soft_wrap=True)

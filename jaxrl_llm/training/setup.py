@@ -176,6 +176,12 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     check_method(method, estimator, objective)
     task = make_task(config.task)
     reward = make_reward(config, task)
+    s = config.sampling
+    if "behavior_logprobs" in needs_of(method, estimator, objective) and (s.top_k or s.top_p < 1 or s.min_p):
+        raise ValueError(f"method {method.slug!r} weighs tokens by learner over sampler probability; top_k, top_p and min_p "
+                         "change only the latter: switch them off (0, 1, 0)")
+    if jax.process_count() > 1:
+        raise NotImplementedError("this trainer runs in one process (with any number of local devices); start only one")
     if "answers" in needs_of(method, estimator, objective) and reward.rewards[0].extract is None:
         raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and the reward "
                          f"{reward.rewards[0].name!r} does not tell which text is the answer; set config.accuracy to one that "
@@ -207,11 +213,11 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
 def initial_state(run: Run, params) -> state_lib.TrainState:
     """The state before the first step, laid out on the mesh."""
     config = run.config
-    key = jax.random.key(config.seed)
+    key = jax.random.key(config.seed)  # streams 0 to 2 are the weights', see Transformer.init
     adapters = None
     if config.lora.rank:
-        adapters = lora_lib.init(jax.random.fold_in(key, 1), params, rank=config.lora.rank, alpha=config.lora.alpha)
-    state = state_lib.create(params, adapters, run.optimizer, run.estimator, run.objective, jax.random.fold_in(key, 2))
+        adapters = lora_lib.init(jax.random.fold_in(key, 3), params, rank=config.lora.rank, alpha=config.lora.alpha)
+    state = state_lib.create(params, adapters, run.optimizer, run.estimator, run.objective, jax.random.fold_in(key, 4))
     return jax.device_put(state, parallel.tree_shardings(state, run.mesh))
 
 

@@ -17,26 +17,52 @@ _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", 
 
 
 class Workdir(NamedTuple):
-    """An opened run folder; `resume` says that a checkpoint is there and the run must continue from it."""
+    """A checked run folder; `resume` says that a checkpoint is there and the run must continue from it.
+
+    Nothing is written before `record()`: a resume that fails on the way leaves the folder as it was.
+    """
 
     path: Path
     resume: bool
+    config: dict[str, Any]
+    changes: list[str]
 
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def record(self) -> None:
+        """Writes the configuration (config.json; an older one is kept) and the software (environment.json)."""
+        path = self.path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if self.changes:
+                warnings.warn(
+                    f"resuming {path} with a changed configuration: {_list(self.changes)}", RuntimeWarning, stacklevel=2
+                )
+                os.replace(path / "config.json", path / f"config.{sum(1 for _ in path.glob('config.*.json'))}.json")
+            if not (path / "config.json").exists():
+                _write_json(path / "config.json", {"schema_version": SCHEMA_VERSION, "config": self.config})
+            starts = _earlier_starts(path / "environment.json") + [describe_environment()]
+            _write_json(path / "environment.json", {"starts": starts})
+        except OSError as error:
+            raise type(error)(
+                error.errno,
+                f"cannot write to workdir {path}: {error.strerror}; check its permissions and free "
+                "space, or choose another --workdir",
+            ) from error
+
 
 def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bool | str = False) -> Workdir:
-    """Creates or reopens the folder of a run and records `config` (config.json) and the software (environment.json).
+    """Checks the folder of a run, new or old, against `config`; `record()` then writes what belongs to the run.
 
     resume: False starts a run and refuses a folder that already holds checkpoints; True continues one, also with a
     changed configuration (the change is reported, the old file kept); "auto" continues if there is something to
     continue and starts otherwise, for launchers that restart a preempted job. Call it in the primary process only.
 
     Raises FileExistsError (checkpoints, but no resume), FileNotFoundError (resume=True and nothing to resume),
-    ValueError (folder of another configuration), TypeError (a configuration value JSON cannot hold), OSError (cannot
-    be written).
+    ValueError (folder of another configuration), TypeError (a configuration value JSON cannot hold); `record()` OSError
+    (cannot be written).
     """
     if resume not in (True, False, "auto"):
         raise ValueError(f"resume={resume!r}; allowed: True, False, 'auto'")
@@ -61,25 +87,7 @@ def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bo
             f"{path} holds checkpoints of this configuration; continue with --resume, "
             "start afresh in another --workdir, or delete the folder"
         )
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if changes:
-            warnings.warn(
-                f"resuming {path} with a changed configuration: {_list(changes)}", RuntimeWarning, stacklevel=2
-            )
-            os.replace(path / "config.json", path / f"config.{sum(1 for _ in path.glob('config.*.json'))}.json")
-        if changes or stored is None:
-            _write_json(path / "config.json", {"schema_version": SCHEMA_VERSION, "config": resolved})
-        _write_json(
-            path / "environment.json", {"starts": _earlier_starts(path / "environment.json") + [describe_environment()]}
-        )
-    except OSError as error:
-        raise type(error)(
-            error.errno,
-            f"cannot write to workdir {path}: {error.strerror}; check its permissions and free "
-            "space, or choose another --workdir",
-        ) from error
-    return Workdir(path, has_checkpoints)
+    return Workdir(path, has_checkpoints, resolved, changes)
 
 
 def resolve_config(config: ml_collections.ConfigDict) -> dict[str, Any]:

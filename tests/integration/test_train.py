@@ -3,6 +3,8 @@ import concurrent.futures
 import dataclasses
 import json
 import os
+import shutil
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +14,9 @@ import numpy as np
 import pytest
 import tiny_config
 
-from jaxrl_llm import methods, tokenizers
+from jaxrl_llm import methods, rewards, tokenizers
 from jaxrl_llm.models import weights
+from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import loop, setup
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.guard import Guarded
@@ -57,10 +60,10 @@ def assert_same(found, wanted):
         np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
 
 
-def train_py(*arguments, cwd=ROOT):
+def train_py(*arguments, cwd=ROOT, script="train.py"):
     """`python experiments/train.py ...` in a process of its own, which shares the session's compiled programs."""
     cache = f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"
-    return subprocess.run([sys.executable, str(ROOT / "experiments/train.py"), cache, *map(str, arguments)], cwd=cwd,
+    return subprocess.run([sys.executable, str(ROOT / "experiments" / script), cache, *map(str, arguments)], cwd=cwd,
                           capture_output=True, text=True, timeout=600, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
@@ -179,7 +182,7 @@ def test_minibatches_and_epochs(tmp_path):
 
 
 def test_dynamic_sampling_draws_until_groups_disagree(tmp_path):
-    run(tmp_path, method="dapo", steps=2)
+    run(tmp_path, method="dapo", steps=2, **{"learner.minibatches": 1})  # the last of more could hold filling only
     for line in lines(tmp_path)[1:]:
         assert 1 <= line["filter/rounds"] <= 4 and 0 < line["filter/kept"] <= 1 and line["grad_norm"] > 0
 
@@ -206,8 +209,10 @@ def test_supervised_warm_up_teaches_the_answers(tmp_path):
 
 @pytest.fixture(scope="session")
 def shared():
-    """One compiled sampler for all methods."""
-    return setup.build(tiny())
+    """One compiled sampler for all methods; the whole completion is its answer, for those that vote."""
+    run, params = setup.build(tiny())
+    reward = dataclasses.replace(run.reward.rewards[0], extract=str.strip)
+    return dataclasses.replace(run, reward=rewards.combine([reward])), params
 
 
 @pytest.mark.parametrize("slug", [
@@ -215,15 +220,14 @@ def shared():
     for slug in methods.names() if not methods.METHODS[slug].missing])
 def test_every_method_takes_two_steps(shared, slug):
     run, params = shared
-    config = run.config
-    estimator, objective = methods.build(slug, max_len=config.sampling.max_tokens)
     method = methods.get(slug)
-    try:
-        setup.check_method(method, estimator, objective)
-    except NotImplementedError as error:
-        pytest.skip(str(error))
+    config = config_lib.resolve(tiny(), method.defaults)
+    config.learner.epochs = max(2, config.learner.epochs)  # so that the ratio to the old policy is not 1
+    config.sampling.stop_strings = tuple(string.ascii_uppercase + string.digits)  # so that some completions end early
+    estimator, objective = methods.build(slug, max_len=config.sampling.max_tokens)
+    setup.check_method(method, estimator, objective)
     update = make_update(run.policy, objective, run.optimizer, mesh=run.mesh)
-    run = dataclasses.replace(run, method=method, estimator=estimator, objective=objective,
+    run = dataclasses.replace(run, config=config, method=method, estimator=estimator, objective=objective,
                               update=Guarded("update", update, 4))
     state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
     data, timer = iter([[run.task.train[i] for i in range(4)]] * 100), PhaseTimer()
@@ -232,8 +236,9 @@ def test_every_method_takes_two_steps(shared, slug):
         sampled.scores.total[:] = np.linspace(0, 1, sampled.scores.total.size) > 0.4  # some right, some wrong, one mixed group
         state, metrics = loop.improve(run, state, sampled, jax.tree.map(lambda x: 1.01 * x, params), timer)
         assert np.isfinite([metrics["loss"], metrics["grad_norm"]]).all(), metrics
-        assert metrics["skipped_updates"] == 0
+        assert metrics["skipped_updates"] == 0 and metrics.get("max/ratio") != 1
     assert state.step == 2
+    assert any((a != b).any() for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(params)))
     assert all(bool(jax.numpy.isfinite(x).all()) for x in jax.tree.leaves(state.params))
 
 
@@ -297,3 +302,60 @@ def test_help_and_a_missing_workdir():
     assert "--workdir" in told.stdout and "--resume" in told.stdout and "Traceback" not in told.stderr
     missing = train_py(f"--config={CONFIG_FILE}")
     assert missing.returncode != 0 and "--workdir" in missing.stderr + missing.stdout
+
+
+def test_a_run_that_breaks_keeps_its_last_step_and_goes_on_bit_for_bit(straight, tmp_path, monkeypatch):
+    def fails_at_five(*arguments, **options):
+        if int(arguments[1].step) == 4:
+            raise ValueError("a reward without an answer")
+        return collect(*arguments, **options)
+
+    collect = loop.collect
+    monkeypatch.setattr(loop, "collect", fails_at_five)
+    with pytest.raises(ValueError, match="without an answer") as caught:
+        run(tmp_path)
+    assert "step 4 was saved" in caught.value.__notes__[0]
+    assert (tmp_path / "curves.png").exists()
+    monkeypatch.undo()
+    run(tmp_path, resume=True)
+    assert [line["step"] for line in lines(tmp_path)] == list(range(7))
+    assert_same(saved(tmp_path, 6), saved(straight[0], 6))
+
+
+def test_a_failed_resume_leaves_the_folder_as_it_was(tmp_path):
+    run(tmp_path, steps=3)
+    before = (tmp_path / "config.json").read_text()
+    with pytest.raises(ValueError, match="reference"):
+        run(tmp_path, resume=True, objective="kl_coef=0.1")
+    assert (tmp_path / "config.json").read_text() == before
+
+
+def test_held_out_problems_are_a_fair_sample_of_a_sorted_source():
+    source = setup.build(tiny(task="arithmetic(level=nocarry3)"))[0].task.heldout
+    chosen = loop.held_out(source, 128)
+    hundreds = lambda problems: {str(p.prompt)[:1] for p in problems}  # noqa: E731
+    assert len({p.id for p in chosen}) == 128
+    assert hundreds(chosen) == hundreds(source[i] for i in range(len(source)))
+
+
+def test_truncated_sampling_is_refused_where_it_would_bias_the_weights():
+    with pytest.raises(ValueError, match="top_p"):
+        setup.build(tiny(method="tis_mis", **{"sampling.top_k": 5}))
+
+
+@pytest.mark.slow
+def test_reward_rises(tmp_path):
+    run(tmp_path, steps=40, **{"eval.every": 40, "checkpoint.every": 40, "samples_every": 0})
+    rewards = [line["reward/mean"] for line in lines(tmp_path)[1:]]
+    assert np.mean(rewards[-10:]) > np.mean(rewards[:5]) + 0.15
+
+
+def test_evaluate_measures_a_run_and_refuses_two_sources(straight, tmp_path):
+    workdir = shutil.copytree(straight[0], tmp_path / "run")
+    found = train_py(f"--workdir={workdir}", "--problems=4", script="evaluate.py")
+    assert found.returncode == 0, found.stderr
+    facts = json.loads((workdir / "evaluation_step6_temperature1_seed0.json").read_text())
+    assert facts["problems"] == 4 and facts["step"] == 6
+    assert facts["eval/accuracy_low"] <= facts["eval/accuracy"] <= facts["eval/accuracy_high"]
+    both = train_py(f"--workdir={workdir}", f"--config={CONFIG_FILE}", script="evaluate.py")
+    assert both.returncode == 1 and "not both" in both.stderr and "Traceback" not in both.stderr

@@ -60,3 +60,12 @@ def test_memory_does_not_grow_with_the_number_of_tokens():
     few, many = temporary_bytes(4 * chunk), temporary_bytes(64 * chunk)
     assert many - few < 2 * 60 * chunk * (D + 4) * 4  # the inputs of the extra rows and little else
     assert many < 64 * chunk * vocab * 4 / 2  # far below one [tokens, V] array of float32
+
+
+def test_bfloat16_states_leave_the_gradient_of_a_float32_unembedding_exact_over_many_chunks():
+    normed, unembedding, tokens = inputs(256)
+    half = jnp.asarray(normed, jnp.bfloat16)
+    slope = lambda chunk: jax.grad(lambda w: token_logprobs(half, w, tokens, chunk=chunk)[0].sum())(unembedding)  # noqa: E731
+    whole, chunks = slope(256), slope(2)
+    assert whole.dtype == jnp.float32
+    assert np.linalg.norm(chunks - whole) < 2e-3 * np.linalg.norm(whole)

@@ -7,7 +7,7 @@ import resource
 import ml_collections
 import pytest
 
-from jaxrl_llm.training.workdir import Workdir, config_changes, open_workdir, resolve_config
+from jaxrl_llm.training.workdir import config_changes, open_workdir, resolve_config
 
 
 def make_config(**overrides):
@@ -17,13 +17,19 @@ def make_config(**overrides):
     return config
 
 
+def recorded(path, config, resume=False):
+    work = open_workdir(path, config, resume)
+    work.record()
+    return work
+
+
 def add_checkpoint(path, step=10):
     (path / "checkpoints" / str(step)).mkdir(parents=True)
 
 
 def test_fresh_run_records_configuration_and_software(tmp_path):
-    opened = open_workdir(tmp_path / "a" / "run", make_config())
-    assert opened == Workdir(tmp_path / "a" / "run", False)
+    opened = recorded(tmp_path / "a" / "run", make_config())
+    assert (opened.path, opened.resume, opened.changes) == (tmp_path / "a" / "run", False, [])
     assert opened.checkpoints == tmp_path / "a" / "run" / "checkpoints"
     text = (opened.path / "config.json").read_text()
     assert json.loads(text) == {
@@ -40,56 +46,56 @@ def test_fresh_run_records_configuration_and_software(tmp_path):
 
 def test_same_configuration_without_checkpoints_starts_again(tmp_path):
     for count in (1, 2):
-        assert not open_workdir(tmp_path, make_config()).resume
+        assert not recorded(tmp_path, make_config()).resume
         assert len(json.loads((tmp_path / "environment.json").read_text())["starts"]) == count
 
 
 def test_checkpoints_without_resume_are_refused_with_the_way_on(tmp_path):
-    open_workdir(tmp_path, make_config())
+    recorded(tmp_path, make_config())
     add_checkpoint(tmp_path)
     with pytest.raises(FileExistsError, match="holds checkpoints.*--resume"):
-        open_workdir(tmp_path, make_config())
-    assert open_workdir(tmp_path, make_config(), resume=True).resume
-    assert open_workdir(tmp_path, make_config(), resume="auto").resume
+        recorded(tmp_path, make_config())
+    assert recorded(tmp_path, make_config(), resume=True).resume
+    assert recorded(tmp_path, make_config(), resume="auto").resume
 
 
 def test_auto_starts_where_there_is_nothing(tmp_path):
-    assert not open_workdir(tmp_path / "new", make_config(), resume="auto").resume
+    assert not recorded(tmp_path / "new", make_config(), resume="auto").resume
     (tmp_path / "new" / "checkpoints" / "10.orbax-checkpoint-tmp").mkdir(parents=True)  # an unfinished save is nothing
-    assert not open_workdir(tmp_path / "new", make_config(), resume="auto").resume
+    assert not recorded(tmp_path / "new", make_config(), resume="auto").resume
 
 
 def test_resume_needs_a_checkpoint(tmp_path):
     with pytest.raises(FileNotFoundError, match="nothing to resume.*missing"):
-        open_workdir(tmp_path / "missing", make_config(), resume=True)
+        recorded(tmp_path / "missing", make_config(), resume=True)
     assert not (tmp_path / "missing").exists()
-    open_workdir(tmp_path, make_config())
+    recorded(tmp_path, make_config())
     with pytest.raises(FileNotFoundError, match="nothing to resume"):
-        open_workdir(tmp_path, make_config(), resume=True)
+        recorded(tmp_path, make_config(), resume=True)
 
 
 @pytest.mark.parametrize("resume", [False, "auto"])
 def test_another_configuration_is_refused_key_by_key(tmp_path, resume):
-    open_workdir(tmp_path, make_config())
+    recorded(tmp_path, make_config())
     before = (tmp_path / "config.json").read_bytes()
     with pytest.raises(ValueError) as caught:
-        open_workdir(tmp_path, make_config(lr=0.01, **{"model.width": 32}), resume=resume)
+        recorded(tmp_path, make_config(lr=0.01, **{"model.width": 32}), resume=resume)
     assert "(half: 32 -> 16; lr: 0.001 -> 0.01; model.width: 64 -> 32)" in str(caught.value)
     assert "or delete it" in str(caught.value)
     add_checkpoint(tmp_path)
     with pytest.raises(
         ValueError, match="Choose another --workdir, or continue that run with the new values: --resume"
     ):
-        open_workdir(tmp_path, make_config(lr=0.01), resume=resume)
+        recorded(tmp_path, make_config(lr=0.01), resume=resume)
     assert (tmp_path / "config.json").read_bytes() == before
 
 
 def test_explicit_resume_takes_the_change_and_keeps_the_old_file(tmp_path):
-    open_workdir(tmp_path, make_config())
+    recorded(tmp_path, make_config())
     add_checkpoint(tmp_path)
     for lr in (0.01, 0.02):
         with pytest.warns(RuntimeWarning, match=f"changed configuration: lr: .* -> {lr}$"):
-            assert open_workdir(tmp_path, make_config(lr=lr), resume=True).resume
+            assert recorded(tmp_path, make_config(lr=lr), resume=True).resume
         assert json.loads((tmp_path / "config.json").read_text())["config"]["lr"] == lr
     assert [json.loads((tmp_path / f"config.{i}.json").read_text())["config"]["lr"] for i in (0, 1)] == [0.001, 0.01]
 
@@ -118,46 +124,55 @@ def test_values_that_json_cannot_hold_are_named():
 def test_damaged_or_foreign_config_file(tmp_path, content, message):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ValueError, match=message):
-        open_workdir(tmp_path, make_config())
+        recorded(tmp_path, make_config())
 
 
 def test_damaged_environment_does_not_stop_a_run(tmp_path):
     (tmp_path / "environment.json").write_text("{")
-    open_workdir(tmp_path, make_config())
+    recorded(tmp_path, make_config())
     assert len(json.loads((tmp_path / "environment.json").read_text())["starts"]) == 1
 
 
 def test_bad_arguments(tmp_path):
     with pytest.raises(ValueError, match="resume='yes'; allowed: True, False, 'auto'"):
-        open_workdir(tmp_path, make_config(), resume="yes")
+        recorded(tmp_path, make_config(), resume="yes")
     with pytest.raises(ValueError, match="gs://bucket/run' is a URL"):
-        open_workdir("gs://bucket/run", make_config())
+        recorded("gs://bucket/run", make_config())
 
 
 def test_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot write to workdir .*file/run"):
-        open_workdir(tmp_path / "file" / "run", make_config())
+        recorded(tmp_path / "file" / "run", make_config())
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
 def test_read_only_folder(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError, match="cannot write to workdir"):
-        open_workdir(tmp_path / "run", make_config())
+        recorded(tmp_path / "run", make_config())
 
 
 def test_failing_write_leaves_the_old_files(tmp_path):
     """A limit on file size makes write() fail as a full disk does."""
-    open_workdir(tmp_path, make_config())
+    recorded(tmp_path, make_config())
     add_checkpoint(tmp_path)
     before = {name: (tmp_path / name).read_bytes() for name in ("config.json", "environment.json")}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
         with pytest.raises(OSError, match="cannot write to workdir .*check its permissions and free space"):
-            open_workdir(tmp_path, make_config(), resume=True)
+            recorded(tmp_path, make_config(), resume=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     assert sorted(os.listdir(tmp_path)) == ["checkpoints", "config.json", "environment.json"]
+
+
+def test_nothing_is_written_before_the_record(tmp_path):
+    recorded(tmp_path, make_config())
+    add_checkpoint(tmp_path)
+    before = (tmp_path / "config.json").read_text()
+    work = open_workdir(tmp_path, make_config(lr=0.5), resume=True)
+    assert (tmp_path / "config.json").read_text() == before and work.changes == ["lr: 0.001 -> 0.5"]
+    assert not (tmp_path / "config.0.json").exists()
