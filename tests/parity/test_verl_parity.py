@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import advantages, objectives
+from jaxrl_llm import advantages, masked, objectives
+from jaxrl_llm.advantages.ppo_gae import value_targets
 from jaxrl_llm.objectives import kl
 from jaxrl_llm.rollouts import Rollouts
 
@@ -55,6 +56,42 @@ def test_advantages(data, slug, function, options):
     np.testing.assert_allclose(np.asarray(ours).reshape(P * G, T), theirs.numpy(), rtol=1e-9, atol=1e-12)
 
 
+@pytest.fixture
+def turns(data):
+    """The same with tool output inside the completions: rewards lie on the last counting token."""
+    data["mask"] &= np.random.default_rng(1).random((P, G, T)) < 0.7
+    data["mask"][..., 0] = True
+    last = np.asarray(masked.last_token(jnp.asarray(data["mask"])))
+    return data | {"token_rewards": np.where(last, data["rewards"][..., None], 0)}
+
+
+@pytest.mark.parametrize("variant, function, gamma", [
+    ("rfpp", "compute_reinforce_plus_plus_outcome_advantage", 1.0),
+    ("rfpp", "compute_reinforce_plus_plus_outcome_advantage", 0.9),
+    ("rfpp_baseline", "compute_reinforce_plus_plus_baseline_outcome_advantage", 1.0)])
+def test_reinforce_plus_plus(turns, variant, function, gamma):
+    from verl.trainer.config import AlgoConfig
+
+    rest = {"index": np.repeat(np.arange(P), G)} if variant == "rfpp_baseline" else {}
+    theirs, _ = getattr(verl, function)(
+        rows(turns["token_rewards"]), rows(turns["mask"]), config=AlgoConfig(gamma=gamma), **rest)
+    ours, _ = advantages.reinforce(variant=variant, gamma=gamma).update(rollouts(turns), ())
+    np.testing.assert_allclose(np.asarray(ours).reshape(P * G, T), theirs.numpy(), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("gamma, lam", [(1.0, 0.95), (0.9, 0.5), (1.0, 1.0)])
+def test_gae_and_value_targets(turns, gamma, lam):
+    values = np.random.default_rng(2).normal(size=(P, G, T))
+    arrays = rows(turns["token_rewards"]), rows(values), rows(turns["mask"])
+    theirs, targets = verl.compute_gae_advantage_return(*arrays, gamma, lam)
+    batch = rollouts(turns).replace(extras={"values": jnp.asarray(values)})
+    ours, _ = advantages.ppo_gae(gamma=gamma, lambda_policy=lam).update(batch, ())
+    mask = turns["mask"].reshape(P * G, T)  # verl leaves numbers outside the mask
+    np.testing.assert_allclose(np.asarray(ours).reshape(P * G, T)[mask], theirs.numpy()[mask], rtol=1e-7, atol=1e-9)
+    fitted = np.asarray(value_targets(batch, gamma=gamma, lambda_critic=lam)).reshape(P * G, T)
+    np.testing.assert_allclose(fitted[mask], targets.numpy()[mask], rtol=1e-9)
+
+
 def actor_config(**options):
     from verl.workers.config import ActorConfig
 
@@ -80,6 +117,29 @@ def test_losses_and_gradients(data, mode, slug, hyper, options, aggregations):
             jnp.asarray(data["new"]), rollouts(data), jnp.asarray(data["advantages"]), objective.init())
         np.testing.assert_allclose(ours, theirs.item(), rtol=1e-7)  # verl adds 1e-8 to lengths
         np.testing.assert_allclose(np.asarray(gradient).reshape(P * G, T), new.grad.numpy(), rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("slug, hyper, options, least", [
+    ("kl_cov", {"kl_coef": 0.7, "fraction": 0.3}, {"kl_cov_ratio": 0.3, "ppo_kl_coef": 0.7}, 3),
+    # All candidates are drawn, so that chance plays no part.
+    ("clip_cov", {"clip_low": 0.2, "clip_high": 0.28, "fraction": 1.0, "cov_low": 0.1, "cov_high": 0.8},
+     {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.1, "clip_cov_ub": 0.8}, 3)])
+def test_covariance_losses_and_gradients(data, slug, hyper, options, least):
+    from verl.workers.config import PolicyLossConfig
+
+    clips = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
+    config = actor_config(policy_loss=PolicyLossConfig(loss_mode=slug, **options), **clips)
+    objective = objectives.make(slug, **hyper)
+    new = rows(data["new"]).requires_grad_()
+    arrays = rows(data["old"]), new, rows(data["advantages"]), rows(data["mask"])
+    theirs, _ = verl.get_policy_loss_fn(slug)(*arrays, loss_agg_mode="token-mean", config=config)
+    theirs.backward()
+    (ours, (metrics, _)), gradient = jax.value_and_grad(objective.update, has_aux=True)(
+        jnp.asarray(data["new"]), rollouts(data), jnp.asarray(data["advantages"]), objective.init())
+    chosen = metrics["held" if slug == "kl_cov" else "drawn"] * data["mask"].sum()
+    assert least <= round(float(chosen)) < data["mask"].sum() - least
+    np.testing.assert_allclose(ours, theirs.item(), rtol=1e-7)
+    np.testing.assert_allclose(np.asarray(gradient).reshape(P * G, T), new.grad.numpy(), rtol=1e-7, atol=1e-12)
 
 
 @pytest.mark.parametrize("estimator", kl.ESTIMATORS)
