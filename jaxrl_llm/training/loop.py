@@ -109,9 +109,10 @@ def collect(run: setup.Run, state: TrainState, data: Batches, timer) -> tuple[ro
 
 
 def mean_metrics(updates: list[dict]) -> dict[str, float]:
-    """Metrics of the updates of a step as one: means, and maxima for names in `max/`."""
-    return {name: float((np.max if name.startswith("max/") else np.mean)([found[name] for found in updates]))
-            for name in updates[0]}
+    """Metrics of the updates of a step as one: means, maxima for names in `max/`, the last value of the running count."""
+    whole = {name: float((np.max if name.startswith("max/") else np.mean)([found[name] for found in updates]))
+             for name in updates[0]}
+    return whole | {"skipped_updates": float(updates[-1]["skipped_updates"])}
 
 
 def improve(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference, timer):

@@ -181,6 +181,11 @@ def test_minibatches_and_epochs(tmp_path):
     assert found[2]["max/mismatch"] < 1e-4  # which is not a disagreement of sampler and learner
 
 
+def test_metrics_of_several_updates():
+    updates = [{"loss": 1.0, "max/ratio": 3.0, "skipped_updates": 4}, {"loss": 2.0, "max/ratio": 1.0, "skipped_updates": 5}]
+    assert loop.mean_metrics(updates) == {"loss": 1.5, "max/ratio": 3.0, "skipped_updates": 5.0}
+
+
 def test_dynamic_sampling_draws_until_groups_disagree(tmp_path):
     run(tmp_path, method="dapo", steps=2, **{"learner.minibatches": 1})  # the last of more could hold filling only
     for line in lines(tmp_path)[1:]:
