@@ -51,15 +51,13 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
       sampling: distribution to draw from.
       max_tokens: `T`.
       stop_ids: tokens that end a completion; an empty tuple decodes T tokens in every row.
-      chunk: decode steps between two checks whether all rows have stopped.
+      chunk: decode steps between two checks whether all rows have stopped, at most; it is lowered to a divisor of T - 1.
     """
     chex.assert_rank([prompt_tokens, prompt_mask], 2)
     P, G = keys.shape
-    # The first token comes from the prefill; the others in chunks of equal size, so that few steps run in vain.
-    rest = max(1, max_tokens - 1)
-    chunks = -(-rest // chunk)
-    chunk = -(-rest // chunks)
-    slots = chunks * chunk
+    # The first token comes from the prefill; the others in chunks of equal size, so that no step runs in vain.
+    slots = max(1, max_tokens - 1)
+    chunk = max(n for n in range(1, chunk + 1) if slots % n == 0)
     layers = model.unstack_layers(params, lora)
     prompt, last = model.prefill(params, prompt_tokens, prompt_mask, lora=lora)
     unembedding = model.unembedding(params).astype(model.dtype)
@@ -69,9 +67,8 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
         logits = jnp.einsum("pgd,vd->pgv", normed, unembedding, preferred_element_type=jnp.float32)
         step_keys = jax.vmap(lambda k: jax.random.fold_in(k, t))(keys.reshape(-1))
         token, logprob, entropy = (x.reshape(P, G) for x in draw(step_keys, logits.reshape(P * G, -1), sampling))
-        kept = alive & (t < max_tokens)
-        out = (jnp.where(kept, token, 0), kept, jnp.where(kept, logprob, 0.0), jnp.where(kept, entropy, 0.0))
-        return out, kept & ~jnp.isin(token, stops)
+        out = (jnp.where(alive, token, 0), alive, jnp.where(alive, logprob, 0.0), jnp.where(alive, entropy, 0.0))
+        return out, alive & ~jnp.isin(token, stops)
 
     def decode(carry, _):
         t, token, cache, alive = carry

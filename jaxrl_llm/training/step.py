@@ -154,12 +154,17 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
         if clip_norm is not None:
             scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
             grads = jax.tree.map(lambda g: g * scale, grads)
-        changes, opt_state = optimizer.update(grads, state.opt_state, state.trainable)
-        choose = lambda flag, new, old: jax.tree.map(lambda a, b: jnp.where(flag, a, b), new, old)  # noqa: E731
-        moved, skip = finite & (norm > 0), (~finite).astype(jnp.int32)
-        state = state.with_trainable(choose(moved, optax.apply_updates(state.trainable, changes), state.trainable)).replace(
-            opt_state=choose(moved, opt_state, state.opt_state),
-            objective_state=choose(finite, objective_state, state.objective_state),
+
+        def move(tree, opt_state):
+            changes, opt_state = optimizer.update(grads, opt_state, tree)
+            return optax.apply_updates(tree, changes), opt_state
+
+        # A branch, not a selection: old and new weights need not both exist.
+        tree, opt_state = jax.lax.cond(finite & (norm > 0), move, lambda *old: old, state.trainable, state.opt_state)
+        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)  # noqa: E731
+        skip = (~finite).astype(jnp.int32)
+        state = state.with_trainable(tree).replace(
+            opt_state=opt_state, objective_state=keep(objective_state, state.objective_state),
             skipped=state.skipped + skip, skipped_in_row=(state.skipped_in_row + 1) * skip)
         if mesh is not None:
             state = jax.lax.with_sharding_constraint(state, tree_shardings(state, mesh))

@@ -1,0 +1,203 @@
+"""Where the time of a training step goes, against what the machine can do.
+
+  python experiments/benchmark.py [--config=configs/arithmetic.py:smollm2] [--steps=5] [--prompt_words=215] [--json=out.json]
+      [--config.prompts.per_step=4 --config.sampling.group=16 --config.sampling.max_tokens=128 ...] [--profile=DIR]
+
+Real steps of the training loop with the stop token ignored, so that every step samples exactly P x G x T tokens. Rates are
+useful operations (jaxrl_llm.evaluation.flops: no padding, no recomputation) per second, and shares are of the matrix product
+rate and the memory bandwidth measured in the same process. --profile writes a trace for Perfetto or TensorBoard.
+"""
+import contextlib
+import dataclasses
+import functools
+import json
+import random
+import resource
+import statistics
+import time
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_flags
+
+from jaxrl_llm import command_line
+
+_CONFIG = config_flags.DEFINE_config_file("config", "configs/arithmetic.py:smollm2", "Configuration of the measured step.")
+_STEPS = flags.DEFINE_integer("steps", 5, "Timed steps after one that compiles; medians are reported.", lower_bound=1)
+_PROMPT_WORDS = flags.DEFINE_integer("prompt_words", 0, "Filler words that lengthen each prompt.", lower_bound=0)
+_JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
+_PROFILE = flags.DEFINE_string("profile", None, "Write a trace of one more step into this folder.")
+
+
+def questions(prompts: int, words: int, seed: int = 0):
+    """Batches of chat problems `What is a + b?`, without end."""
+    from jaxrl_llm.tasks import Problem
+    rng, number = random.Random(seed), 0
+    filler = "Read this first. " + "word " * words if words else ""
+    while True:
+        batch = []
+        for _ in range(prompts):
+            a, b = rng.randrange(10), rng.randrange(10)
+            text = f"{filler}What is {a} + {b}? Answer with just the number."
+            batch.append(Problem(({"role": "user", "content": text},), str(a + b), number))
+            number += 1
+        yield batch
+
+
+def seconds_of(function, *arguments, repeats: int = 5) -> float:
+    """Median seconds of a compiled call."""
+    import jax
+    jax.block_until_ready(function(*arguments))
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        jax.block_until_ready(function(*arguments))
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def machine(dtype) -> dict[str, float]:
+    """What this device reaches: operations per second of a square matrix product, bytes read per second by a sum."""
+    import jax
+    import jax.numpy as jnp
+    large = jax.default_backend() != "cpu"
+    n, count = (8192, 2**30) if large else (2048, 2**27)
+    square = jnp.ones((n, n), dtype)
+    product = seconds_of(jax.jit(lambda a: a @ a), square, repeats=9)
+    vector = jnp.ones(count, jnp.float32)
+    read = seconds_of(jax.jit(jnp.sum), vector)
+    return {"gemm_flops_per_s": 2 * n**3 / product, "bytes_per_s": 4 * count / read}
+
+
+def build():
+    """`(run, state, data)` of the configuration, with stop tokens ignored and the benchmark's own prompts."""
+    from jaxrl_llm.generation.prompts import encode_problem
+    from jaxrl_llm.generation.sampler import generate
+    from jaxrl_llm.training import setup
+    from jaxrl_llm.training.guard import Guarded
+    config = _CONFIG.value
+    run, params = setup.build(config)
+    longest = max(len(encode_problem(p, run.tokenizer)) for p in next(questions(64, _PROMPT_WORDS.value)))
+    endless = functools.partial(generate, run.policy.model, max_tokens=config.sampling.max_tokens, stop_ids=())
+    run = dataclasses.replace(run, generate=Guarded("rollout", endless), prompt_tokens=longest)
+    return run, setup.initial_state(run, params), questions(config.prompts.per_step, _PROMPT_WORDS.value)
+
+
+def step(run, state, data):
+    """One step of the training loop: `(state, sampled, seconds per phase)`."""
+    from jaxrl_llm.training import loop
+    from jaxrl_llm.training.metrics import PhaseTimer
+    timer = PhaseTimer()
+    began = time.perf_counter()
+    sampled, _ = loop.collect(run, state, data, timer)
+    state, _ = loop.improve(run, state, sampled, None, timer)
+    return state, sampled, timer.collect() | {"time/step": time.perf_counter() - began}
+
+
+def prefill_seconds(run, state, sampled) -> float:
+    import jax
+    prefill = jax.jit(lambda params, tokens, mask: run.policy.model.prefill(params, tokens, mask, lora=state.lora))
+    return seconds_of(prefill, state.params, sampled.prompts.tokens, sampled.prompts.mask)
+
+
+def score_seconds(run, state, sampled) -> float:
+    from jaxrl_llm.training import rollout
+    c = run.config
+    batch = rollout.to_rollouts(sampled, c.sampling.max_tokens, c.prompts.per_step, 0)
+    return seconds_of(run.score, state.params, state.lora, batch, repeats=2)
+
+
+def rows_of(run, times: dict[str, float], sampled, limits) -> list[dict]:
+    """One row per phase: seconds, tokens, useful operations and the share of what the machine allows."""
+    from jaxrl_llm.evaluation import flops
+    model, c = run.policy.model, run.config
+    architecture, G, T = model.config, c.sampling.group, c.sampling.max_tokens
+    prompts = [int(n) for n in sampled.prompts.mask.sum(-1)]
+    rate, bandwidth = limits["gemm_flops_per_s"], limits["bytes_per_s"]
+    size = 2 if c.model.dtype == "bfloat16" else 4
+    packed = sum(flops.packed_flops(architecture, p, [T] * G) for p in prompts)
+    decode = sum(flops.decode_flops(architecture, p, T) * G for p in prompts)
+    weights_read = (T - 1) * flops.matmul_parameters(architecture) * size
+    updates = c.learner.epochs * 3 * packed
+
+    def row(name, seconds, tokens, operations, floor):
+        return {"phase": name, "seconds": seconds, "tokens_per_s": tokens / seconds if tokens else None,
+                "gflop_per_s": operations / seconds / 1e9 if operations else None,
+                "share_of_limit": floor / seconds if operations else None}
+
+    prefill = sum(flops.packed_flops(architecture, p - 1, [1]) for p in prompts)  # logits of the last token only
+    completion_tokens = len(prompts) * G * T
+    return [
+        row("prefill", times["prefill"], sum(prompts), prefill, prefill / rate),
+        row("decode", times["decode"], completion_tokens, decode, max(decode / rate, weights_read / bandwidth)),
+        row("score (not part of this step)" if not times["scored"] else "score", times["score"],
+            sum(prompts) + completion_tokens, packed, packed / rate),
+        row("update", times["update"], sum(prompts) + completion_tokens, updates, updates / rate),
+        row("host", times["host"], 0, 0, 0),
+        row("step", times["step"], completion_tokens, prefill + decode + updates, 0) | {"share_of_limit": None},
+    ]
+
+
+def main():
+    import jax
+
+    from jaxrl_llm.training.setup import DTYPES
+    run, state, data = build()
+    c, device = run.config, jax.devices()[0]
+    limits = machine(DTYPES[c.model.dtype])
+    began = time.perf_counter()
+    state, sampled, _ = step(run, state, data)
+    first, found = time.perf_counter() - began, []
+    compiling = run.generate.compile_seconds + run.update.compile_seconds + run.score.compile_seconds
+    for number in range(_STEPS.value):
+        state, sampled, times = step(run, state, data)
+        found.append(times)
+        print(json.dumps({"step": number + 1, "step_s": round(times["time/step"], 3),
+                          "rollout_s": round(times["time/rollout"], 3)}), flush=True)
+    if _PROFILE.value:
+        with jax.profiler.trace(_PROFILE.value):
+            state, sampled, _ = step(run, state, data)
+        print(f"trace: {_PROFILE.value}")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    with contextlib.suppress(AttributeError, KeyError, TypeError):  # CPUs report none
+        peak = device.memory_stats()["peak_bytes_in_use"] / 1e9
+    median = {name.removeprefix("time/"): statistics.median(t.get(name, 0.0) for t in found) for name in found[0]}
+    prefill = prefill_seconds(run, state, sampled)
+    scored = run.updates_per_step > 1 or "old_logprobs" in run.needs
+    times = {"prefill": prefill, "decode": median["rollout"] - prefill, "score": score_seconds(run, state, sampled),
+             "scored": scored, "update": median["update"], "step": median["step"],
+             "host": median["step"] - median["rollout"] - median["update"] - (median["score"] if scored else 0.0)}
+    results = {
+        "work": {"prompts": c.prompts.per_step, "group": c.sampling.group, "tokens": c.sampling.max_tokens,
+                 "prompt_tokens": run.prompt_tokens, "dtype": c.model.dtype, "micro_batches": c.learner.micro_batches},
+        "device": f"{device.device_kind} x {jax.device_count()}", "jax": jax.__version__,
+        "limits": limits, "first_step_s": first, "compile_s": compiling, "peak_memory_gb": peak,
+        "step_s": [t["time/step"] for t in found], "phases": rows_of(run, times, sampled, limits),
+    }
+    show(results)
+    if _JSON.value:
+        Path(_JSON.value).write_text(json.dumps(results, indent=1))
+
+
+def show(results: dict) -> None:
+    """The results as a table."""
+    from rich.console import Console
+    from rich.table import Table
+    w, limits = results["work"], results["limits"]
+    table = Table(title=f"{w['prompts']} x {w['group']} x {w['tokens']}, prompts <= {w['prompt_tokens']}, {w['dtype']}, "
+                        f"{results['device']}, jax {results['jax']}")
+    for name in ("phase", "seconds", "tokens/s", "GFLOP/s", "share of limit"):
+        table.add_column(name, justify="left" if name == "phase" else "right")
+    text = lambda value, form: "" if value is None else format(value, form)  # noqa: E731
+    for row in results["phases"]:
+        table.add_row(row["phase"], f"{row['seconds']:.3f}", text(row["tokens_per_s"], ",.0f"),
+                      text(row["gflop_per_s"], ",.0f"), text(row["share_of_limit"], ".0%"))
+    console = Console(width=110)
+    console.print(table)
+    console.print(f"matrix products {limits['gemm_flops_per_s'] / 1e9:,.0f} GFLOP/s, memory {limits['bytes_per_s'] / 1e9:,.1f} "
+                  f"GB/s, peak memory {results['peak_memory_gb']:.1f} GB, first step {results['first_step_s']:.1f} s of which "
+                  f"{results['compile_s']:.1f} s in the compiler or its cache", highlight=False)
+
+
+if __name__ == "__main__":
+    command_line.run(main)
