@@ -1,0 +1,108 @@
+"""Seconds per GRPO step and peak memory against Hugging Face TRL and google-tunix, on the same work and machine.
+
+  python experiments/benchmark_peers.py --model=DIR --trl=PYTHON --tunix=PYTHON [--work=8x8x24,2x4x24] [--json=out.json]
+
+DIR and the two environments are made as experiments/peers/README.md says. The programs take turns, ours before and after each
+peer; every one warms up for one step. Quote the ratios: seconds move with the machine.
+"""
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+from absl import app, flags
+
+_MODEL = flags.DEFINE_string("model", None, "Hugging Face directory that all of them load.", required=True)
+_TRL = flags.DEFINE_string("trl", None, "Python that has TRL; without it TRL is left out.")
+_TUNIX = flags.DEFINE_string("tunix", None, "Python that has tunix; without it tunix is left out.")
+_WORK = flags.DEFINE_list("work", ["8x8x24", "2x4x24"], "Prompts x rollouts x new tokens [x filler words of the prompt].")
+_STEPS = flags.DEFINE_integer("steps", 5, "Timed steps of each program.", lower_bound=1)
+_MICRO = flags.DEFINE_integer("micro", 1, "Micro-batches per update of the peers (large work does not fit in one).")
+_JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
+
+HERE = Path(__file__).parent
+
+
+def peak_of(process: psutil.Process, found: list[float], done: threading.Event) -> None:
+    """Keeps the largest resident memory of a process and its children, in GB, in `found[0]`."""
+    while not done.wait(0.2):
+        try:
+            family = [process, *process.children(recursive=True)]
+            found[0] = max(found[0], sum(one.memory_info().rss for one in family) / 1e9)
+        except psutil.Error:
+            return
+
+
+def run(command: list[str], environment: dict[str, str], log: Path) -> dict:
+    """`{"step_s": [...], "peak_gb": ...}` of a program that prints a JSON line per step; its first step is left out."""
+    peak, done, steps = [0.0], threading.Event(), []
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+        watcher = threading.Thread(target=peak_of, args=(psutil.Process(process.pid), peak, done), daemon=True)
+        watcher.start()
+        for line in process.stdout:
+            if line.startswith("{") and "step_s" in line:
+                steps.append(json.loads(line)["step_s"])
+        done.set()
+    if process.wait() or len(steps) < 2:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode} after {len(steps)} steps; see {log}")
+    return {"step_s": steps[1:], "peak_gb": peak[0]}
+
+
+def ours(work, steps: int) -> list[str]:
+    prompts, group, tokens, words = work
+    return [sys.executable, str(HERE / "benchmark.py"), f"--steps={steps + 1}", f"--prompt_words={words}",
+            f"--config.model.path={_MODEL.value}", f"--config.prompts.per_step={prompts}", f"--config.sampling.group={group}",
+            f"--config.sampling.max_tokens={tokens}"]
+
+
+def compare(work, folder: Path) -> dict:
+    """Results of every program on one piece of work, taking turns."""
+    prompts, group, tokens, words = work
+    environment = {"B": prompts, "G": group, "T": tokens, "PROMPT_WORDS": words, "STEPS": _STEPS.value + 1,
+                   "MICRO": _MICRO.value, "MODEL_DIR": str(Path(_MODEL.value).absolute()), "OUT_DIR": folder / "trl"}
+    environment = {name: str(value) for name, value in environment.items()}
+    peers = {"trl": _TRL.value, "tunix": _TUNIX.value}
+    half = -(-_STEPS.value // 2)
+    turns = [("jaxrl_llm", ours(work, half))]
+    for name, python in peers.items():
+        if python:
+            turns += [(name, [python, str(HERE / "peers" / f"{name}_grpo.py")]), ("jaxrl_llm", ours(work, half))]
+    found = {}
+    for number, (name, command) in enumerate(turns):
+        print(f"{time.strftime('%H:%M:%S')} {'x'.join(map(str, work))} {name} ...", flush=True)
+        one = run(command, environment, folder / f"{number}_{name}.log")
+        whole = found.setdefault(name, {"step_s": [], "peak_gb": 0.0})
+        whole["step_s"] += one["step_s"]
+        whole["peak_gb"] = max(whole["peak_gb"], one["peak_gb"])
+    return found
+
+
+def main(_):
+    results = {}
+    folder = Path(tempfile.mkdtemp(prefix="peers-"))
+    print(f"logs: {folder}")
+    for text in _WORK.value:
+        work = tuple(int(n) for n in text.split("x"))
+        if len(work) not in (3, 4):
+            raise app.UsageError(f"--work={text}: give PROMPTSxROLLOUTSxTOKENS, or a fourth number of filler words")
+        found = compare(work if len(work) == 4 else (*work, 0), folder)
+        base = statistics.median(found["jaxrl_llm"]["step_s"])
+        for name, one in found.items():
+            one["median_s"] = statistics.median(one["step_s"])
+            one["ratio"] = one["median_s"] / base
+            print(f"{text:>16} {name:10} {one['median_s']:8.2f} s ({min(one['step_s']):.2f} to {max(one['step_s']):.2f}, "
+                  f"{len(one['step_s'])} steps)  x {one['ratio']:.2f}  {one['peak_gb']:.1f} GB", flush=True)
+        results[text] = found
+        if _JSON.value:
+            Path(_JSON.value).write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    app.run(main)
