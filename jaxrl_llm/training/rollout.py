@@ -78,11 +78,13 @@ def sample(generate: Callable[..., Any], rows: Sequence[tuple[Problem, list[int]
     """Completions and rewards for up to `prompts` problems.
 
     `generate(prompt_tokens, prompt_mask, keys) -> Completions` is called with exactly `prompts` rows: a short batch is
-    filled up with its first prompt, whose extra completions are dropped, so that no new shape compiles.
+    filled up with its first prompt, whose extra completions are dropped, so that no new shape compiles. Prompts are padded to
+    the shortest of `prompt_buckets(prompt_tokens)` that holds them.
     """
     problems = [problem for problem, _ in rows]
     filled = [ids for _, ids in rows] + [rows[0][1]] * (prompts - len(rows))
-    batch = pad(filled, [p.id for p in problems] + [-1] * (prompts - len(rows)), prompt_tokens)
+    length = next(b for b in prompt_buckets(prompt_tokens) if b >= max(map(len, filled)))
+    batch = pad(filled, [p.id for p in problems] + [-1] * (prompts - len(rows)), length)
     with timer("rollout"):
         keys = row_keys(key, np.arange(prompts * group, dtype=np.int32).reshape(prompts, group))
         completions = jax.device_get(generate(batch.tokens, batch.mask, keys))
@@ -100,6 +102,11 @@ def sample(generate: Callable[..., Any], rows: Sequence[tuple[Problem, list[int]
 def bucket_of(longest: int, max_tokens: int) -> int:
     """Smallest of a quarter, half, three quarters and all of `max_tokens` that holds `longest` tokens."""
     return next(b for b in buckets(max_tokens) if b >= longest)
+
+
+def prompt_buckets(longest: int) -> list[int]:
+    """The prompt lengths that a run compiles for: quarters of the longest, in multiples of 64."""
+    return sorted({min(longest, -(-longest * quarter // 256) * 64) for quarter in (1, 2, 3, 4)})
 
 
 def buckets(max_tokens: int) -> list[int]:
@@ -164,7 +171,10 @@ def concatenate(parts: Sequence[Sampled]) -> Sampled:
             failures[name] = failures.get(name, 0) + count
     scores = Scores(np.concatenate([p.scores.total for p in parts]), np.concatenate([p.scores.components for p in parts]),
                     parts[0].scores.names, failures)
-    return Sampled([x for p in parts for x in p.problems], jax.tree.map(join, *[p.prompts for p in parts]),
+    widest = max(p.prompts.mask.shape[1] for p in parts)
+    widen = lambda x: np.pad(x, ((0, 0), (0, widest - x.shape[1]))) if np.ndim(x) == 2 else x  # noqa: E731
+    prompts = [jax.tree.map(widen, p.prompts) for p in parts]
+    return Sampled([x for p in parts for x in p.problems], jax.tree.map(join, *prompts),
                    jax.tree.map(join, *[p.completions for p in parts]), [t for p in parts for t in p.texts], scores,
                    None if parts[0].answers is None else [answer for p in parts for answer in p.answers])
 

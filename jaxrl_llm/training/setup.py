@@ -25,7 +25,7 @@ from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.rollout import buckets
+from jaxrl_llm.training.rollout import buckets, prompt_buckets
 from jaxrl_llm.training.step import make_optimizer, make_update
 
 DTYPES = {"float32": np.float32, "bfloat16": jax.numpy.bfloat16}
@@ -200,14 +200,21 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
         warmup_updates=o.warmup_updates, schedule=o.schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2)
     update = make_update(policy, objective, optimizer, clip_norm=o.clip_norm or None,
                          micro_batches=config.learner.micro_batches, mesh=mesh)
-    sampler = functools.partial(generate, model, max_tokens=T, stop_ids=tuple(tokenizer.stop_ids))
-    shapes = len(buckets(T))
+    sampler = functools.partial(generate, model, max_tokens=T, stop_ids=stop_ids(tokenizer, config.sampling.stop_strings))
+    prompt_tokens = prompt_length(config, task, tokenizer, model.config.max_positions)
+    sampled = len(prompt_buckets(prompt_tokens))
+    shapes = len(buckets(T)) * sampled
     scored = shapes * (2 if config.lora.rank else 1)  # the reference of adapters is scored without them
-    run = Run(config, task, tokenizer, policy, method, estimator, objective, optimizer, schedule, reward, mesh,
-              prompt_length(config, task, tokenizer, model.config.max_positions),
-              generate=Guarded("rollout", sampler), score=Guarded("score", jax.jit(policy.logprobs), scored),
+    run = Run(config, task, tokenizer, policy, method, estimator, objective, optimizer, schedule, reward, mesh, prompt_tokens,
+              generate=Guarded("rollout", sampler, sampled), score=Guarded("score", jax.jit(policy.logprobs), scored),
               update=Guarded("update", update, shapes))
     return run, params
+
+
+def stop_ids(tokenizer, stop_strings) -> tuple[int, ...]:
+    """Tokens that end a completion: the tokenizer's, and stop strings that are one token. Longer ones are cut afterwards."""
+    single = [ids[0] for ids in map(tokenizer.encode, stop_strings) if len(ids) == 1]
+    return tuple(dict.fromkeys([*tokenizer.stop_ids, *single]))
 
 
 def initial_state(run: Run, params) -> state_lib.TrainState:

@@ -364,3 +364,27 @@ def test_evaluate_measures_a_run_and_refuses_two_sources(straight, tmp_path):
     assert facts["eval/accuracy_low"] <= facts["eval/accuracy"] <= facts["eval/accuracy_high"]
     both = train_py(f"--workdir={workdir}", f"--config={CONFIG_FILE}", script="evaluate.py")
     assert both.returncode == 1 and "not both" in both.stderr and "Traceback" not in both.stderr
+
+
+@pytest.mark.slow
+def test_short_prompts_are_sampled_and_learned_from_in_shorter_shapes(tmp_path):
+    problems = [{"prompt": f"{n:020}" + "x" * (130 * (n % 2)), "answer": str(n)} for n in range(64)]
+    (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, problems)))
+    built, params = setup.build(tiny(task=f"jsonl(path={tmp_path / 'problems.jsonl'})", **{"prompts.per_step": 2}))
+    assert built.prompt_tokens == 152
+    state, shapes = setup.initial_state(built, params), set()
+    for length in (20, 150):
+        rows = [[p for p in built.task.train if len(p.prompt) == length][:2]]
+        sampled, _ = loop.collect(built, state, iter(rows), PhaseTimer())
+        shapes.add(sampled.prompts.mask.shape[1])
+        state, metrics = loop.improve(built, state, sampled, None, PhaseTimer())
+        assert np.isfinite(metrics["loss"])
+    assert shapes == {64, 152}
+
+
+def test_a_stop_string_of_one_token_ends_rows_in_the_sampler():
+    built, params = setup.build(tiny(**{"sampling.stop_strings": ("a", "bc")}))
+    assert setup.stop_ids(built.tokenizer, ("a", "bc")) == (*built.tokenizer.stop_ids, ord("a"))
+    sampled, _ = loop.collect(built, setup.initial_state(built, params), iter([list(built.task.train)[:4]] * 9), PhaseTimer())
+    after = [row[int(np.argmax(row == ord("a"))) + 1:] for row in sampled.completions.tokens.reshape(-1, 6) if ord("a") in row]
+    assert all((rest == 0).all() for rest in after) and not any("a" in text for text in sampled.texts)

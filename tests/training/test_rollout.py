@@ -172,3 +172,9 @@ def test_problems_that_do_not_fit():
     assert rollout.fitting_problems(problems, BYTES, 5, "truncate")[1][1] == [*b"defgh"]
     with pytest.raises(ValueError, match="prompt 1 has 9 tokens"):
         ids("fail")
+
+
+def test_prompt_buckets_are_quarters_in_multiples_of_64_and_hold_the_longest():
+    assert rollout.prompt_buckets(40) == [40] and rollout.prompt_buckets(64) == [64]
+    assert rollout.prompt_buckets(200) == [64, 128, 192, 200]
+    assert rollout.prompt_buckets(1000) == [256, 512, 768, 1000]
