@@ -30,7 +30,8 @@ def ace(
 
     Wrong: not `Rollouts.correct`. softplus(c) is near 0 for errors that the policy is unlearning and near
     c for those it has become sure of; alpha = 0 is GRPO. `norm="mean"` divides c by the length and `shift_clip`
-    bounds |c|: the sum grows with the length of the answer. Reconstructed: the form 1 + alpha * softplus and alpha.
+    bounds |c|: the sum grows with the length of the answer. Reconstructed: the form 1 + alpha * softplus and alpha;
+    eps as in `grpo`.
     """
     registry.one_of("modulation", modulation, MODULATIONS)
     registry.one_of("norm", norm, ("sum", "mean"))

@@ -10,7 +10,8 @@ def aepo_advantage(*, entropy_coef: float = 0.2, scope: str = "group", eps: floa
     """`A_t = A (1 + entropy_coef (H_t - mean H) / (std H + eps))`, A the group z-score of the reward.
 
     Mean and sample std of the entropy are over all tokens of the prompt's group, or with `scope="batch"` of the batch.
-    The sign turns only where the bracket is negative. Reconstructed: the value of `entropy_coef` and the scope.
+    The sign turns only where the bracket is negative. Reconstructed: the value of `entropy_coef` and the scope;
+    eps as in `grpo`.
     """
     registry.one_of("scope", scope, ("group", "batch"))
     axis = (1, 2) if scope == "group" else None

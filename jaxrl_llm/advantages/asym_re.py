@@ -10,7 +10,7 @@ def asym_re(*, baseline_shift: float = -0.1) -> Estimator:
 
     The same as a centred reward plus `-baseline_shift` times the log-likelihood of every sample, which is what keeps
     the support of the behaviour policy; so an all-equal group gets `-baseline_shift`, not 0. A shift of 0 or above
-    collapses sooner or later on stale data. A group of one gets its reward.
+    collapses sooner or later on stale data. A group of one gets its reward. -0.1 is the paper's shift for language models.
     """
 
     def advantages(rollouts):

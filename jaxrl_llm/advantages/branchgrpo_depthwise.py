@@ -37,7 +37,7 @@ def branchgrpo_depthwise(
       `use_group`  no v: the leaves' z-score in the prompt, each row the mean over the leaves at or below it
     0 where the std is under `min_std` or a depth has one row. A leaf takes part in its own depth only.
     The tree of diffusion steps is carried over to segments of text; the mean log-prob (instead of the sum, too peaked)
-    and the average in `use_group` belong to that.
+    and the average in `use_group` belong to that. The numbers are the published code's.
     `rewards` [P, G]: read at leaves only. Extras i32[P, G]: `node`, `parent` (see `jaxrl_llm.trees`); `prob` reads
     `old_logprobs`.
     """

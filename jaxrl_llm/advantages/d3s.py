@@ -24,7 +24,8 @@ def d3s(
 
     The shares of rollouts and tokens move linearly from `_init` to `_final` in `total_steps`. A is normalised over all
     rollouts and not again after the selection. Dropped tokens leave the token mean: what is kept is multiplied by
-    (number of tokens) / (number of kept tokens), see `selection.over_kept`. The shares' values are not from the paper.
+    (number of tokens) / (number of kept tokens), see `selection.over_kept`. The shares and steps are
+    ours, the paper's are unconfirmed; eps as in `grpo`.
     """
     registry.one_of("scope", scope, ("batch", "group"))
     if total_steps < 1:

@@ -34,7 +34,7 @@ def ettrl_ear(
 
     `reward="majority"` makes A of the pseudo-rewards of TTRL (`extras["answers"]`), `"given"` of the recorded rewards.
     The factor is negative, and turns the sign of A, for rollouts of more than twice the group's entropy unless
-    `factor_min=0`. `variant="clip"` is the paper's alternative `A' = clip(A, -clip, clip)`.
+    `factor_min=0`. `variant="clip"` is the paper's alternative `A' = clip(A, -clip, clip)`, 2 its number; eps as in `grpo`.
     """
     registry.one_of("reward", reward, ("majority", "given"))
     registry.one_of("variant", variant, ("reshape", "clip"))

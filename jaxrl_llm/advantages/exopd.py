@@ -13,7 +13,7 @@ def exopd(*, teacher_weight: float = 1.25) -> Estimator:
     `extras["teacher_logprobs"]` f32[P, G, T, E] holds the log-probs of the student's tokens under E teachers and
     `extras["teacher_id"]` i32[P] says which of them teaches the prompt's domain; for one teacher, E = 1 and id 0.
     `extras["base_logprobs"]` f32[P, G, T] is the start model of student and teachers, or, for a teacher that is larger
-    than the student, the teacher before its own RL.
+    than the student, the teacher before its own RL. The weight 1.25 is the paper's.
     """
 
     def advantages(rollouts):

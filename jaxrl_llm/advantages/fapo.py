@@ -34,7 +34,7 @@ def fapo(
     Correct as in `Rollouts.correct`. With penalty 1 a flawed answer has a positive advantage exactly while the group has more
     wrong than clean answers. With `max_len` DAPO's overlong penalty over the last `cache_len` tokens (default: half) is
     added; `methods.build` gives the generation budget to every part that has this keyword, so the catalogue's FAPO has
-    the penalty. The published code has penalty 1 built in.
+    the penalty. The published code has penalty 1 built in; eps as in `grpo`.
     """
     if max_len is not None:
         cache_len = max_len // 2 if cache_len is None else cache_len

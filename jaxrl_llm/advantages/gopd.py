@@ -17,7 +17,7 @@ def gopd(*, teacher_weight: float = 1.0) -> Estimator:
     `extras["teacher_logprobs"]` and `extras["base_logprobs"]` f32[P, G, T] are log-probs of the student's own tokens
     under the teacher and under the base: the student's start, or the teacher before its own RL. Weight 1 is plain
     on-policy distillation (the base cancels), 0 pulls back to the base, above 1 goes beyond the teacher. No group is
-    needed, rewards are not read.
+    needed, rewards are not read. To go beyond the teacher the paper takes 1.25, see `exopd`.
     """
 
     def advantages(rollouts):

@@ -18,7 +18,8 @@ def grpo(*, eps: float = 1e-6, ddof: int = 1, singleton: str = "zero") -> Estima
     """`A_i = (r_i - mean) / (std + eps)` over the valid rollouts of each prompt.
 
     `ddof=1` is the sample standard deviation. An all-equal group gets exactly 0. A group of one gets 0, or with
-    `singleton="raw"` its reward `r / (1 + eps)`.
+    `singleton="raw"` its reward `r / (1 + eps)`. eps and ddof are verl's and tunix's numbers (TRL has eps 1e-4, OpenRLHF
+    1e-9); the paper does not say which deviation it means.
     """
     registry.one_of("singleton", singleton, ("zero", "raw"))
 

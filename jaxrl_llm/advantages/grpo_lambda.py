@@ -34,7 +34,8 @@ def grpo_lambda(
     L are the lengths in tokens of the correct rollouts of the group (population std); correct as in `Rollouts.correct`.
     Well-solved: `variant="top"` the ceil(share * P) prompts of the batch with the highest accuracy (ties in batch
     order), `variant="threshold"` those with an accuracy of at least `threshold`. alpha < 1 keeps every correct answer
-    above every wrong one. Alpha, the kind of std and the tie rule are not from the paper.
+    above every wrong one. The share is the paper's, eps that of `grpo`; alpha (0.6 in a public re-implementation),
+    the kind of std and the tie rule are not from the paper.
     """
     registry.one_of("variant", variant, ("top", "threshold"))
     if not 0 <= alpha < 1:

@@ -24,7 +24,7 @@ def lightningrl(*, perf: str = "perf", perf_coef: float = 1.0, min_range: float 
     shift or a scale of `perf` changes nothing but that threshold.
     `rewards` [P, G]: 0 or 1. Extras: `truncated` bool[P, G] (counts as wrong) and, with `perf="perf"`, `perf`
     f32[P, G], such as tokens per forward pass; `perf="length"` takes minus the length.
-    No paper id; from the public code SJTU-DENG-Lab/LightningRL, without its parts for diffusion models.
+    No paper id; from the public code SJTU-DENG-Lab/LightningRL, as are the numbers, without its parts for diffusion models.
     """
     registry.one_of("perf", perf, ("perf", "length"))
 

@@ -13,7 +13,7 @@ def luffy(*, baseline: str = "all", use_std: bool = False, eps: float = 1e-6) ->
 
     `baseline="on_policy"` takes b (and the deviation) from the policy's own rollouts only. `use_std` divides by their
     sample standard deviation + eps, a deviation of 0 counting as 1. Where one rollout or none is left to make b from,
-    b is 0. All-equal groups get exactly 0.
+    b is 0. All-equal groups get exactly 0. eps as in `grpo`.
     """
     registry.one_of("baseline", baseline, ("all", "on_policy"))
 

@@ -47,6 +47,7 @@ def mars2_path_adv(
     """`A = (s - mean) / (sample std + eps)` of the `shaped_rewards` s over all nodes of the tree, whoever made them.
 
     Rows are nodes: candidate solutions that refine their parent's. An all-equal tree gets 0.
+    The numbers are those of the published code's class; its function has gamma 0.3.
     `rewards` [P, G]: raw scores in [0, 1]. Extras i32[P, G]: `node`, `parent` (-1 = direct answer to the prompt).
     """
     registry.one_of("parent_reward", parent_reward, ("shaped", "raw"))

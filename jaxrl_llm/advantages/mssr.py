@@ -88,7 +88,8 @@ def mssr(
     each outcome, right or wrong (see `count_outcomes`), a new prompt starting with 1 / (1 - rho_min) pseudo-counts,
     and with `retention` given the mean over the last `kl_window` steps of the batch's
     mean token KL between old and reference policy. H_t is the entropy, or with `entropy="sampled"` the published code's
-    -p log p of the sampled token. `entropy_coef=0` is the paper's vanilla form, MVSR, which collapses.
+    -p log p of the sampled token. `entropy_coef=0` is the paper's vanilla form, MVSR, which collapses. All numbers but
+    `num_prompts` are the published code's.
     """
     registry.one_of("rho_rule", rho_rule, ("code", "monotone"))
     registry.one_of("entropy", entropy, ("token", "sampled"))

@@ -10,7 +10,7 @@ def multi_context_grpo(*, eps: float = 1e-6, singleton: str = "zero") -> Estimat
 
     Each trajectory counts once, with the mean of its rows, so that those with many conversations do not shift the mean.
     `rewards` [P, G] is the trajectory's reward, repeated on its conversations. A task with one trajectory gets 0, or its raw
-    reward with `singleton="raw"`. Extras: `traj` i32[P, G].
+    reward with `singleton="raw"`. eps is the published code's, which has `singleton="raw"`. Extras: `traj` i32[P, G].
     """
     registry.one_of("singleton", singleton, ("zero", "raw"))
 

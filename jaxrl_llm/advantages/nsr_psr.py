@@ -14,6 +14,7 @@ def nsr_psr(*, variant: str = "weighted", positive_weight: float = 0.1) -> Estim
 
     Correct as in `Rollouts.correct`; there is no baseline. Left-out rollouts leave the token mean too: what is kept is
     multiplied by (number of tokens) / (number of kept tokens), see `selection.over_kept`. Nothing kept gives 0.
+    0.1 is the weight that the paper recommends.
     """
     registry.one_of("variant", variant, VARIANTS)
     positive = 1.0 if variant == "psr" else positive_weight

@@ -34,7 +34,8 @@ def oprl(
     `extras["prm_logprobs"]` f32[P, G, T] is the reward model, a second copy of the policy; `step_ids` give the steps.
     N is `group_normalise` over the trajectories of the prompt, and over all their steps or, with
     `group_stats="first_step"` as in the released code, the first step of each. The scores lie in [-1, 1]: under
-    `rloo` and `grpo` outcomes of another scale drown them.
+    `rloo` and `grpo` outcomes of another scale drown them. The numbers are the released code's, `norm` is the paper's
+    (the code has "grpo", or "rloo" for some tasks).
     """
     registry.one_of("norm", norm, NORMS)
     registry.one_of("group_stats", group_stats, ("all_steps", "first_step"))

@@ -34,7 +34,8 @@ def portool(
     A_fork is the z-score (sample std) of `step_scores` over the children of one parent, each child once; first steps
     are the children of the prompt, an only child gets 0. A_traj is the z-score over the trajectories of `r` + mean over
     their steps of the format score. Copies of a shared step carry their own trajectory's A_traj.
-    Reconstructed: the maximum in the score, the statistics of both z-scores and their weights of 1.
+    Reconstructed: the maximum in the score, the statistics of both z-scores and their weights of 1. gamma is the
+    paper's best, eps that of `grpo`.
     `rewards` [P, G]: +1 right, -1 wrong, 0 unanswerable. `step_ids` i32[P, G, T]: step of a token from 0. Extras:
     `path` i32[P, G, S], node numbers of the steps, equal where trajectories share a step, -1 after the last;
     `format_rewards` f32[P, G, T], each step's format score on one of its counting tokens, at most gamma^S / 2 in size

@@ -67,6 +67,7 @@ def ppo_gae(
     The variance is the sample variance. `length_alpha` replaces the fixed lambda by `max(0, 1 - 1 / (length_alpha l))`
     for a completion of l tokens (VAPO, arXiv 2504.05118; the floor, which takes effect for short completions, is
     ours). Value targets, with a lambda of their own, come from `value_targets`, before any whitening.
+    `lambda_policy` is VC-PPO's and `whiten_eps` verl's number; VAPO has `length_alpha=0.05`, for thousands of tokens.
     """
     if length_alpha is not None and length_alpha <= 0:
         raise ValueError(f"length_alpha={length_alpha} must be positive, or None for the fixed lambda_policy")

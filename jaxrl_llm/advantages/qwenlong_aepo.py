@@ -29,8 +29,8 @@ def qwenlong_aepo(
                   the switch, which is the state, stays.
       `token`     on tokens with entropy above `entropy_high`
       `sequence`  on rollouts with mean entropy above `entropy_high`
-    The paper prints no bounds (these are read off its plots of a 30B model; take quantiles of the entropy at the
-    start), and does not say what happens between them: keeping the switch is a reconstruction.
+    The paper prints no eps and no bounds (these are read off its plots of a 30B model; take quantiles of the entropy at
+    the start), and does not say what happens between them: keeping the switch is a reconstruction.
     """
     registry.one_of("scope", scope, ("task", "batch"))
     registry.one_of("gate", gate, ("adaptive", "token", "sequence"))

@@ -31,7 +31,7 @@ def rank_grpo(
     token of an item too many gets `overflow`, the stop token included.
     Extras: `hits` [P, G, K] relevance of the item at each rank, 0 where missing or unparsable; `ranks` i32[P, G, T]
     rank of a token from 0 (the published code counts a separator with the item before it), K or more for items too
-    many, -1 for tokens without; `eos` bool[P, G, T]. K must be smaller than T.
+    many, -1 for tokens without; `eos` bool[P, G, T]. K must be smaller than T. The numbers are the published code's.
     """
     registry.one_of("variant", variant, ("log_decay", "exp_inf"))
 

@@ -13,7 +13,7 @@ def rec_family(*, scale: bool = False, drop: str = "none", eps: float = 1e-6, se
 
     `drop="balance"`: rollouts below the group mean that outnumber the others are dropped at random until both are
     equally many; dropped ones get 0. The state counts updates, so that every batch has its own draw. A group with
-    at most one kept rollout has mean 0 and std 1, hence A = r.
+    at most one kept rollout has mean 0 and std 1, hence A = r. eps is that of the published code in Trinity-RFT.
     """
     registry.one_of("drop", drop, ("none", "balance"))
 

@@ -30,7 +30,8 @@ def reinforce(
                       tau_t = r * [t is the last token] - kl_coef * (old_logprobs - ref_logprobs)_t
       `rfpp_baseline` A = whiten(r - group mean); with `singleton="raw"` a group of one keeps its reward
     `whiten` is over all tokens of the batch, with the sample variance where `unbiased`. Because of it an all-equal
-    group does not get advantage 0 under `rfpp_baseline` when response lengths differ.
+    group does not get advantage 0 under `rfpp_baseline` when response lengths differ. `whiten_eps` and the sample variance
+    are verl's (OpenRLHF: population variance, at least 1e-8); the paper has a small `kl_coef` for `rfpp`.
     """
     registry.one_of("variant", variant, VARIANTS)
     registry.one_of("singleton", singleton, ("zero", "raw"))

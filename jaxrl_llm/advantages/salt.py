@@ -32,7 +32,8 @@ def salt(*, base: str = "grpo", history: int = 1, use_next: bool = True, eps: fl
     The trajectory advantage compares `rewards` (of the episode, repeated on its turns) inside the task: `base="grpo"`
     `(r - mean) / (sample std + eps)` or `"rloo"` `r - mean of the other trajectories`. An edge taken by all gets 0, one
     taken by winners only keeps theirs; sums inside an edge are conserved.
-    Reconstructed from the paper's text: which turns count as equal and the plain mean are our reading.
+    Reconstructed from the paper's text: which turns count as equal and the plain mean are our reading, `history=1` is ours;
+    eps as in `grpo`.
     Extras i32[P, G]: `traj`, `step`, `obs`, `act` (hash of the parsed action, not of the reasoning) and, with
     `use_next`, `next_obs`.
     """

@@ -15,7 +15,7 @@ def scalerl(*, variant: str = "batch", rate: float = 1e-3, eps: float | None = N
 
     Prompts whose rewards are all equal are dropped, in the aggregation `prompt_mean` too: A is multiplied by (number of
     prompts with tokens) / (number of kept ones). Nothing is sampled in their place. The paper leaves eps (1e-6) and the
-    kind of std open. `variant="running"`, as in the public trainer (with eps 1e-4), has for sigma the root of a moving
+    kind of std open. `variant="running"`, as in TRL's trainer (with rate 1e-3, eps 1e-4), has for sigma the root of a moving
     mean of a^2, the state, of which every kept rollout renews the share `rate`; the rollouts of a batch are counted
     together, so that their order does not matter, and the first batch starts it.
     Prompts that are solved nearly always leave the data set: `jaxrl_llm.control.pass_rate`.

@@ -18,7 +18,7 @@ def spiral_rae(
     f32[games, 2], one tracker for all actors, and starts at 0. `update_first` moves the baseline before it is used, as
     the paper's listing may be read. `filter_zero` leaves turns with an advantage of exactly 0 out of the loss and,
     under the aggregation `token_mean`, out of its denominator. A role that never moved is taken to have the negative of
-    the other's reward, which holds in zero-sum games only.
+    the other's reward, which holds in zero-sum games only. decay and gamma are the published code's.
     `rewards` [P, G]: the outcome for the role of the row. Extras: `game` i32[P] in 0..games-1, `role` i32[P, G] in
     {0, 1}, `step` i32[P, G] (order of the turns).
     """

@@ -47,7 +47,8 @@ def ttrl(*, train_rollouts: int = 32, eps: float = 1e-6) -> Estimator:
 
     All valid rollouts vote; `answers` i32[P, G] are ids of normalised answers, negative if unreadable. Rollouts that
     only vote leave the token mean as well: the others are multiplied by (number of tokens) / (number of trained ones).
-    The published code lets unreadable answers win the vote, this does not.
+    The published code lets unreadable answers win the vote, this does not; 32, out of 64 that vote, is its number, eps is
+    that of `grpo`.
     """
 
     def advantages(rollouts):

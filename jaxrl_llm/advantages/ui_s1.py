@@ -36,6 +36,7 @@ def ui_s1(
     compares, as the published code does, the step's own score with all steps of the task
     (`episode_source="step_score"`), or, as the paper's text says, the sums of the trajectories (`"traj_return"`); where
     there is only one it keeps its raw value. `mode`: `mean_std_norm` (sample std) or `mean_norm`.
+    The numbers are the published code's.
     Extras: `step_rewards` f32[P, G] (see `step_score`), `traj`, `step` i32[P, G], `match` bool[P, G].
     """
     registry.one_of("episode_source", episode_source, ("step_score", "traj_return"))

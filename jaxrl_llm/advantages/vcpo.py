@@ -17,7 +17,7 @@ def vcpo(
     over the rollouts with tokens of the prompt, or of the `batch`; std is the prompt's population deviation, 1 where it
     is not above eps. `double_weight` multiplies g once more by `min(w, max_weight)^2`, as the released trainer does.
     The sum is written around the mean, `b = mean + sum w^2 g (r - mean) / (sum w^2 g + eps)`, so that equal rewards
-    give exactly 0 and vanishing weights the mean.
+    give exactly 0 and vanishing weights the mean. `max_weight` and eps are the released trainer's.
     """
     registry.one_of("scope", scope, ("prompt", "batch"))
     axis = 1 if scope == "prompt" else (0, 1)

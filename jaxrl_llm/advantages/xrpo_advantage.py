@@ -29,7 +29,8 @@ def xrpo_advantage(
     `eta = exp(s - mean s)` says how likely a rollout is next to its group, s being its mean token log-prob under the
     policy that sampled it. Correct as in `Rollouts.correct`. Wrong and likelier-than-typical (eta >= 1) rollouts keep A, and
     the bonus is at most `novelty_cap` of A. `baseline="correct"` takes mean s over the correct rollouts only.
-    Rollouts without tokens do not count in mean s. Reconstructed: the min/max form.
+    Rollouts without tokens do not count in mean s. Reconstructed: the min/max form; `novelty_coef` and `novelty_cap` are the
+    paper's numbers, eps as in `grpo`.
     """
     registry.one_of("baseline", baseline, ("group", "correct"))
 
