@@ -37,7 +37,7 @@ def imitate(policy: Policy, params, batches: Iterator[list[Problem]], tokenizer,
             prompt_tokens: int, max_tokens: int, overlong: str, progress) -> tuple[dict, list[float]]:
     """Minimises -mean log p(answer token) for `steps` Adam steps. Returns `(params, losses per step in nats)`."""
     optimizer = optax.chain(optax.clip_by_global_norm(1.0),
-                            optax.adam(optax.warmup_cosine_decay_schedule(0.0, learning_rate, min(20, steps), steps)))
+                            optax.adam(optax.warmup_cosine_decay_schedule(0.0, learning_rate, min(20, steps - 1), steps)))
 
     def step(params, opt_state, batch):
         def loss(params):

@@ -388,3 +388,9 @@ def test_a_stop_string_of_one_token_ends_rows_in_the_sampler():
     sampled, _ = loop.collect(built, setup.initial_state(built, params), iter([list(built.task.train)[:4]] * 9), PhaseTimer())
     after = [row[int(np.argmax(row == ord("a"))) + 1:] for row in sampled.completions.tokens.reshape(-1, 6) if ord("a") in row]
     assert all((rest == 0).all() for rest in after) and not any("a" in text for text in sampled.texts)
+
+
+@pytest.mark.parametrize("steps", (1, 20))
+def test_a_short_warm_up_runs(tmp_path, steps):
+    run(tmp_path, steps=1, **{"warmup.steps": steps, "warmup.batch": 4, "eval.problems": 4})
+    assert np.isfinite(lines(tmp_path)[1]["loss"])
