@@ -41,6 +41,7 @@ def aepo_clip(
     bound. z is the z-score of `entropies` over the mini-batch's tokens (those recorded with the rollouts, detached). A'
     changes sign where `z < -1 / entropy_scale`; the metric `sign_flips` is their share. `entropy_scale=0` keeps A.
     The paper speaks of high-entropy tokens; like its code, this treats every token above the bound alike.
+    `entropy_scale` is its code's too; run scripts there have `clip_high` between 0.2 and 0.28.
     """
 
     def token_loss(logprobs, rollouts, advantages):

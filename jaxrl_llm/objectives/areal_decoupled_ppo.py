@@ -42,7 +42,8 @@ def areal_decoupled_ppo(
     completion; outside [min_ratio, max_ratio] it is 0 (`bound="mask"`; the token stays in the denominator), clamped
     (`"clip"`) or left alone (None). The proximal policy is `old_logprobs`, recomputed with the weights at the start of
     the step, or with `proximal="interpolated"` a guess that needs `policy_version` and
-    extras["current_version"] i32[P], the version being trained.
+    extras["current_version"] i32[P], the version being trained. The clip range is the paper's, `max_ratio` AReaL's
+    documented cap; its code has no weight without a bound.
     """
     registry.one_of("level", level, ("token", "sequence"))
     registry.one_of("proximal", proximal, ("old", "interpolated"))

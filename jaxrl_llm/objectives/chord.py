@@ -31,7 +31,8 @@ def chord(
     L_policy is the clipped surrogate on the policy's tokens; L_expert is `-w log p` on those of `extras["expert"]`, w
     detached: `phi` p (1 - p), `none` 1, `importance` p. mu rises linearly to `peak` in `warmup` updates, falls to
     `valley` along a cosine in `decay` updates and stays there. With `cutoff` < 1 expert tokens with p above it have no
-    gradient.
+    gradient. The defaults are those of the configuration shipped in Trinity-RFT; CHORD-mu has `warmup=0`, `decay=200`,
+    `peak=0.9`, `valley=0.05` and `weighting="none"`, CHORD-phi a constant mu of 0.1.
     """
     registry.one_of("weighting", weighting, ("phi", "none", "importance"))
     schedule = optax.warmup_cosine_decay_schedule(0.0, peak, warmup, warmup + decay, valley)

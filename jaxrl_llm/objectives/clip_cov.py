@@ -52,7 +52,8 @@ def clip_cov(
     """PPO's clipped surrogate, but 0 on `fraction` of the tokens, drawn where `cov_low < cov_t < cov_high`.
 
     `cov_t = (A_t - mean A) (log p_t - mean log p)` over the tokens of the mini-batch. Drawn tokens stay in the
-    denominator of the loss. The draw changes with every update; it is the same for the same `seed` and step.
+    denominator of the loss. The draw changes with every update; it is the same for the same `seed` and step. The
+    numbers are those of the authors' code; its clip range of 1 all but switches PPO's clip off.
     """
 
     def token_loss(logprobs, rollouts, advantages, step):

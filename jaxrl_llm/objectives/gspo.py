@@ -14,7 +14,7 @@ def gspo(*, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Objective:
     """`l_i = max(-A_i s_i, -A_i clip(s_i, 1 - clip_low, 1 + clip_high))`, `s_i = exp(mean_t (new - old log-prob))`.
 
     The mean of `l_i` over the live rollouts. `A_i` is the mean advantage of the rollout's tokens. The clip range is
-    two to three orders narrower than a token's, because `s_i` is a geometric mean.
+    two to three orders narrower than a token's, because `s_i` is a geometric mean. The range is the paper's.
     """
 
     def sequence_loss(logprobs, rollouts, advantages):

@@ -22,7 +22,7 @@ def guirlvg_adv_kl(
 
     `max_reward` is the largest total reward a rollout can get (the paper's: 1 for format and 1 for accuracy). A rollout
     with reward 0 has no KL term; a group of equal rewards still has one. Aggregation and clip range are those of GRPO,
-    which the paper does not restate.
+    which the paper does not restate; `kl_coef` is the paper's.
     """
     if max_reward <= 0:
         raise ValueError(f"max_reward={max_reward} must be positive: the largest reward that can be attained")

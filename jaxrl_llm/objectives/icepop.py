@@ -20,7 +20,8 @@ def icepop(
     """`l_t = M_t max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))`, rho = exp(new - old log-prob).
 
     `M = k` where `min_ratio <= k <= max_ratio`, else 0; `k = exp(old_logprobs - behavior_logprobs)`, detached. Masked
-    tokens stay in the denominator. It is `tis_mis` with weights by token that are masked by an asymmetric band.
+    tokens stay in the denominator. It is `tis_mis` with weights by token that are masked by an asymmetric band. The
+    band is Ring-1T's; GLM-5's is [1 / max_ratio, max_ratio] with a clip range of 0.2 and 0.28.
     """
     return tis_mis(bound="mask", min_ratio=min_ratio, max_ratio=max_ratio, clip_low=clip_low, clip_high=clip_high,
                    aggregation=aggregation, max_len=max_len)
@@ -37,7 +38,8 @@ def icepop_direct(
 ) -> Objective:
     """`l_t = -M_t A_t log p_t`, with IcePop's band on `k = exp(new - behaviour log-prob)`, detached, and no clip.
 
-    A rollout that has a token with k < `veto` is dropped; it stays in the denominator.
+    A rollout that has a token with k < `veto` is dropped; it stays in the denominator. This form and `veto` are
+    INTELLECT-3's, the band is Ring-1T's.
     """
 
     def token_loss(logprobs, rollouts, advantages):

@@ -10,7 +10,8 @@ def karl_oapl(*, beta2: float = 1e-3) -> Objective:
 
     The policy that generated is itself the anchor: no ratio, no clipping, no reference model, and it may lag by
     hundreds of updates. Gradients scale with `beta2`, which an optimiser of Adam's kind absorbs. Groups with A = 0
-    still pull the log-ratio to 0. Reconstructed from the papers' equations; no code is public.
+    still pull the log-ratio to 0. Reconstructed from the papers' equations; no code is public. `beta2` is as notes on
+    the papers quote it; in theory it equals `beta1` of the estimator.
     """
 
     def rollout_loss(logprobs, rollouts, advantages):

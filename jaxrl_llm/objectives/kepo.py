@@ -70,7 +70,8 @@ def kepo(
     One update per batch: the ratio is 1. The distillation is on the policy's own tokens (mean over the tokens of all
     rollouts with r >= gate) and uses `extras["teacher_logprobs"]` f32[P, G, T], the teacher's log-probs of the sampled
     tokens: an estimate with unbiased gradient of the published full-vocabulary divergence (`gated_distillation`).
-    `gate=None` switches it off; with rewards >= 0 a gate of 0 passes all.
+    `gate=None` switches it off; with rewards >= 0 a gate of 0, that of the authors' script, passes all. `kd_coef` and
+    `kl_coef` are their code's, `jsd_beta` is its library's default.
     """
     if not 0 <= jsd_beta <= 1:
         raise ValueError(f"jsd_beta={jsd_beta} must lie in [0, 1]; 0 is KL(teacher || student), 1 the reverse")

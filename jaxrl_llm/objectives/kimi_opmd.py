@@ -26,8 +26,9 @@ def kimi_opmd(*, tau: float = 1.0, variant: str = "canonical", length_normalised
       `exact`      (A - tau D)^2
       `pairwise`   sum over pairs i < j of a prompt of (a_i - a_j)^2, a = A - tau D, summed over prompts; log Z cancels
       `simple`     -A log p_t / (1 + tau), token mean, without D
-    `length_normalised` puts means over tokens in place of the sums over t. The report prints no `tau`, clears the
-    optimiser's state whenever the old policy is renewed, and averages over prompts here only by our reading.
+    `length_normalised` puts means over tokens in place of the sums over t. The report prints no `tau` (1 is
+    Trinity-RFT's, ROLL has 0.1), clears the optimiser's state whenever the old policy is renewed, and averages over
+    prompts here only by our reading.
     """
     registry.one_of("variant", variant, VARIANTS)
     over_tokens = masked.mean if length_normalised else masked.sum

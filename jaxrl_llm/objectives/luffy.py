@@ -62,9 +62,9 @@ def luffy(
     The gradient of f with respect to log p, `gamma p / (p + gamma)^2`, is largest at p = gamma, so rare expert tokens
     still learn. Other `shaping`: `none` p, `sqrt` p^0.5, `log` log p, `none_plus_log` p + log_coef * log p, `target`
     p / (expert probability + 1e-6) with `extras["expert_logprobs"]`. f is kept in [off_min, off_max] (no gradient
-    beyond; `log` wants off_min=-inf). By default nothing is clipped. The published loss is a sum over the micro-batch
-    divided by its padded length; `fixed_length` with the generation budget also divides by the number of rollouts and
-    is independent of batch size and padding.
+    beyond; `log` wants off_min=-inf). By default, as in the authors' code, gamma is 0.1 and nothing is clipped (0.2
+    where it is). The published loss is a sum over the micro-batch divided by its padded length; `fixed_length` with the
+    generation budget also divides by the number of rollouts and is independent of batch size and padding.
     """
     registry.one_of("shaping", shaping, SHAPINGS)
 

@@ -21,7 +21,8 @@ def mars2_path_adv(
     """`l_t = w_t max(-A s_i, -A clip(s_i, 1 - clip_low, 1 + clip_high)) + kl_coef KL_t`, mean over tokens, then rollouts.
 
     `s_i = exp(mean_t (new - old log-prob))`, whose gradient on each token is s_i times that of its own log-prob, and
-    `w_t = min(exp(old - behaviour log-prob), max_ratio)`, detached. With w = 1 the first term is `gspo`'s.
+    `w_t = min(exp(old - behaviour log-prob), max_ratio)`, detached. With w = 1 the first term is `gspo`'s. `max_ratio`
+    and `kl_coef` are those of the released code, the clip range is that of `gspo`.
     """
     registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)
 

@@ -23,7 +23,8 @@ def mhpo(
 
     `zeta = stop_gradient((softplus(psi) / scale_up)^shape_up + (softplus(-psi) / scale_down)^shape_down)`, two
     cumulative hazards of Weibull form. softplus(0) is not 0: on-policy every gradient is multiplied by 0.265 at the
-    defaults, so compare with other methods at matched step size. Reconstructed from secondary accounts that agree.
+    defaults, so compare with other methods at matched step size. Reconstructed, numbers included, from secondary
+    accounts that agree.
     """
 
     def token_loss(logprobs, rollouts, advantages):

@@ -33,7 +33,8 @@ def minpro(
     The first token has `w = rho`. `w_t` is at most the square of the largest ratio, however long the completion, where
     the exact product explodes; one token whose ratio vanishes silences everything after it. Reconstructed from the
     paper's abstract, which leaves two things open: `include_current=False` drops the factor `rho_t`, and
-    `embed="ppo_clip"` clips `w_t` in PPO's surrogate, through which the token's own log-prob is differentiated.
+    `embed="ppo_clip"` clips `w_t` in PPO's surrogate, through which the token's own log-prob is differentiated. The
+    paper's numbers are unconfirmed; those here are our choice.
     """
     registry.one_of("embed", embed, ("detached", "ppo_clip"))
 

@@ -30,7 +30,8 @@ def multi_context_grpo(
 
     `aggregation`: `token_mean` over all tokens of all conversations, as in the published code, where trajectories with
     more turns weigh more; or `trajectory_mean`: token mean inside each trajectory, then the mean over trajectories.
-    Extras: `traj` i32[P, G] for `trajectory_mean`. `kl_coef` needs `ref_logprobs`.
+    Extras: `traj` i32[P, G] for `trajectory_mean`. `kl_coef` needs `ref_logprobs`. The numbers are those of the
+    published code.
     """
     registry.one_of("aggregation", aggregation, ("token_mean", "trajectory_mean"))
     clipped = ppo_clip(

@@ -22,7 +22,8 @@ def oneshot_entropy(
 
     H has the value of the recorded `entropies` and, because the full logits are not at hand here, the gradient of the
     score-function estimate in `objectives.entropy`; the paper differentiates through all logits, whose expectation
-    this is. `policy_coef=0` is the control that trains on entropy alone, without rewards.
+    this is. `policy_coef=0` is the control that trains on entropy alone, without rewards. The coefficients are those of
+    the paper and its code.
     """
 
     def token_loss(logprobs, rollouts, advantages):

@@ -29,7 +29,7 @@ def pacs(*, beta: float = 1.0, score: str = "ratio", centre: str = "rloo", weigh
     gradient flows through every s in psi, means and deviations too. `weighting`: `balanced` gives both labels of a
     prompt the same total, `only_positive`, `only_negative`, `none`. The mean divides by the number of rollouts, not by
     the sum of w. There is no clipping and no KL term; a group of one has no gradient but under `naive`. Rollouts
-    without tokens are left out. Advantages are not used.
+    without tokens are left out. Advantages are not used. The defaults are those of the authors, who also use `beta=2`.
     """
     registry.one_of("score", score, ("ratio", "logprob"))
     registry.one_of("centre", centre, ("rloo", "grpo", "naive"))

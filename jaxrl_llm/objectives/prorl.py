@@ -16,8 +16,9 @@ def prorl(
 ) -> Objective:
     """`l_t = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) + kl_coef KL_t`, KL to `ref_logprobs`.
 
-    The coefficient is that of the follow-up report (arXiv 2507.12507), whose own recipe has `clip_high=0.27` and
-    `kl_estimator="k2"`. When the reference is replaced by the policy is decided by `jaxrl_llm.control.prorl`.
+    The clip range is the paper's, the coefficient that of the follow-up report (arXiv 2507.12507), whose own recipe has
+    `clip_high=0.27` and `kl_estimator="k2"`. When the reference is replaced by the policy is decided by
+    `jaxrl_llm.control.prorl`.
     """
     return ppo_clip(clip_low=clip_low, clip_high=clip_high, kl_coef=kl_coef, kl_estimator=kl_estimator,
                     aggregation=aggregation, max_len=max_len)

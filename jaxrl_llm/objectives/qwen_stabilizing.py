@@ -20,7 +20,7 @@ def qwen_stabilizing(
 
     w compares with the engine that sampled, so it covers both staleness and the numerical gap between sampler and
     learner. M is 0 where `rho = exp(log p - old log-prob)`, of the learner alone, has left the clip range in the
-    direction of A. Mixture-of-experts models also need `jaxrl_llm.control.routing_replay`.
+    direction of A. Mixture-of-experts models also need `jaxrl_llm.control.routing_replay`. The numbers are the paper's.
     """
 
     def token_loss(logprobs, rollouts, advantages):

@@ -20,7 +20,8 @@ def pivotal_mask(rollouts: Rollouts) -> Array:
 @objective
 def r3l(*, tau: float = 1.0, kl_coef: float = 0.0) -> Objective:
     """`-A log p / (1 + tau)`, mean over the pivotal tokens of the batch; no ratio and no clipping, although retries are
-    off-policy. `kl_coef` adds the k2 estimate of the KL to `ref_logprobs` on the same tokens.
+    off-policy. `kl_coef` adds the k2 estimate of the KL to `ref_logprobs` on the same tokens. `tau` is that of the
+    authors' code.
     """
 
     def shares(rollouts):

@@ -37,7 +37,8 @@ def rank_grpo(
     rank -1 are not in the loss, except a stop token, which counts with its own ratio: after an empty list it carries
     the penalty for stopping early. `aggregation`: `token_mean` (published code), or `rank_mean`: mean inside the item,
     over the ranks of the list, over the rollouts, without stop tokens and items too many (how we read the paper).
-    Extras as in the estimator `rank_grpo`: `hits` (only K), `ranks`, `eos`. `kl_coef` needs `ref_logprobs`.
+    Extras as in the estimator `rank_grpo`: `hits` (only K), `ranks`, `eos`. `kl_coef` needs `ref_logprobs`. The numbers
+    are those of the published code.
     """
     registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)
     registry.one_of("aggregation", aggregation, ("token_mean", "rank_mean"))

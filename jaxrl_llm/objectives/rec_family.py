@@ -36,6 +36,8 @@ def rec_family(
     W (`weight`): `none` A; `importance_sampling` A rho; `advantage` `A exp(A / temperature)`,
     the exponent clamped to +-20.
     `regulariser`, on all tokens: `k2` `kl_coef * (log rho)^2` (without 1/2); `forward_kl` `-kl_coef * log p`.
+    The defaults are Trinity-RFT's (its constructor has 0.4 for both ring bounds); the paper also tries `one_side` with
+    0.6 and 2.0.
     """
     for what, given, allowed in (("clip", clip, CLIPS), ("weight", weight, WEIGHTS),
                                  ("regulariser", regulariser, REGULARISERS)):

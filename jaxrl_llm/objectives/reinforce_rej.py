@@ -21,6 +21,7 @@ def reinforce_rej(
 
     With `drop` the prompts whose rewards are all equal leave the denominator (and the KL) too, so that the size of a
     step does not depend on how many were rejected; in the released code only their advantage is 0. Metric: `kl`.
+    `kl_coef` and the clip are the released code's, whose script runs `variant="clip"`.
     """
     registry.one_of("variant", variant, ("reinforce", "clip"))
 

@@ -18,6 +18,7 @@ def sil(*, min_count: int = 64, max_nlp: float = 5.0) -> Objective:
     R and V are `extras["returns"]` and `extras["values"]`, w the replay buffer's importance weights
     `extras["replay_weights"]`, all f32[P, G, T]; A comes from the estimator `sil`. The bound on -log p is on the value
     only, its gradient passes. The entropy bonus of the paper is left to the trainer; the critic's part is `value_loss`.
+    Both numbers are those of the authors' code.
     """
 
     def shares(rollouts):
@@ -67,7 +68,8 @@ def spear(
 
     `imitation_coef(step) * clipped surrogate`, mean over the tokens of the rollouts worth replaying; step counts calls.
     Rollouts are used if they reach `extras["reward_baseline"]` f32[P] and `extras["age"]` i32[P, G] is at most
-    `max_age`; their `old_logprobs` are those stored with them.
+    `max_age`; their `old_logprobs` are those stored with them. `coef`, `warmup` and `max_age` are the released code's,
+    where `warmup` is 100 to 300.
     """
 
     def shares(rollouts):

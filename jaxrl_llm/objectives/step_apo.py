@@ -39,7 +39,8 @@ def step_apo(
     who is compared. Where `final`, q is multiplied by `final_scale`. `label_smoothing` s: `(1 - s) l(m) + s l(-m)`.
     `alpha=0` is Step-DPO. Metrics: `margin`, mean of `beta * (d_i - d_j)` over the pairs that a row wins, `accuracy`,
     share of them above 0, both 0 for rows that win none; `paired`, the share of rows that win some.
-    `rewards` [P, G]: q in [-1, 1]; children without a usable step have `valid` False. Extras: `final` bool[P].
+    `rewards` [P, G]: q in [-1, 1]; children without a usable step have `valid` False. Extras: `final` bool[P]. `beta`,
+    `alpha` and `final_scale` are those of the published code.
     """
 
     def pair_weights(rollouts):

@@ -16,8 +16,8 @@ def t1(
 ) -> Objective:
     """`l_t = max(-A rho, -A clip(rho)) + kl_coef * k3_t - entropy_coef * H_t`, `ref_logprobs` of the moving anchor.
 
-    The same terms as `oneshot_entropy`. Reconstructed: the paper's coefficients are not known. The anchor itself is
-    `jaxrl_llm.control.t1`.
+    The same terms as `oneshot_entropy`. Reconstructed: the paper's coefficients are not known, those here are our
+    choice. The anchor itself is `jaxrl_llm.control.t1`.
     """
     return oneshot_entropy(kl_coef=kl_coef, entropy_coef=entropy_coef, clip_low=clip_low, clip_high=clip_high,
                            aggregation=aggregation, max_len=max_len)

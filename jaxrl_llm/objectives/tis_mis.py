@@ -84,6 +84,8 @@ def tis_mis(
     surrogate of negative advantages by `-A c`, before the weight.
     Metric `ess_share`: effective sample size per token, of the token weights clamped to [1 / max_ratio, max_ratio],
     hence always near 1 where max_ratio is.
+    `max_ratio=2` and the kept denominator are verl's; TRL has 3 and masks whole rollouts, AReaL and slime keep the
+    original denominator.
     """
     registry.one_of("level", level, LEVELS)
     registry.one_of("bound", bound, (*BOUNDS, "seq_mask"))

@@ -21,7 +21,7 @@ def topr(
 
     rho is the ratio of the whole completion to `behavior_logprobs`, not length-normalised (`level="token"`: of each
     token, a weaker taper). The sign is that of the rollout's mean advantage. Both ranges (1, 1): plain REINFORCE; both
-    (0, 1): truncated importance sampling.
+    (0, 1): truncated importance sampling. The default ranges are the paper's; Trinity-RFT and ROLL taper by token.
     """
     registry.one_of("level", level, ("sequence", "token"))
 
