@@ -207,7 +207,8 @@ def test_batches_whose_groups_all_agree_change_nothing(tmp_path):
 @pytest.mark.slow
 def test_supervised_warm_up_teaches_the_answers(tmp_path):
     evaluations = run(tmp_path, rewards="exact", steps=1, **{
-        "warmup.steps": 60, "warmup.batch": 16, "warmup.learning_rate": 1e-2, "sampling.temperature": 0.3})
+        "warmup.steps": 60, "warmup.batch": 16, "warmup.learning_rate": 1e-2, "sampling.temperature": 0.3,
+        "eval.problems": 100})
     assert evaluations["before"].accuracy.mean > 0.03  # an untrained model: below 1 in 10,000
     assert evaluations["before"].length < 4
 
