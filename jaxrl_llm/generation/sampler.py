@@ -86,7 +86,7 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
 
     first, alive = sample(jnp.broadcast_to(last[:, None], (P, G, last.shape[-1])), 0, jnp.ones((P, G), bool))
     buffers = tuple(jnp.zeros((P, G, slots + 1), x.dtype).at[:, :, 0].set(x) for x in first)
-    carry = (jnp.int32(0), first[0], model.empty_completions(P, G, slots), alive)
+    carry = (jnp.int32(0), first[0], model.empty_completions(prompt, G, slots), alive)
     unfinished = lambda loop: (loop[0][0] + 1 < max_tokens) & loop[0][3].any()  # noqa: E731
     (steps, _, _, alive), buffers = jax.lax.while_loop(unfinished, decode_chunk, (carry, buffers))
     tokens, mask, logprobs, entropies = (b[:, :, :max_tokens] for b in buffers)

@@ -14,9 +14,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models.attention import apply_rotary, grouped_attention, in_window, rotations
+from jaxrl_llm.models.attention import Rotations, apply_rotary, grouped_attention, in_window, rotations
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.linear import Dense
+from jaxrl_llm.models.linear import Dense, transpose
 
 Params = Any
 
@@ -81,10 +81,15 @@ class PromptCache(NamedTuple):
 
 
 class CompletionCache(NamedTuple):
-    """Keys and values of the completions so far: L arrays `[P, G, K, T, d]` each, filled from the left."""
+    """Keys and values of the completions so far: L arrays `[P, G, K, T, d]` each, filled from the left.
+
+    rotations: the rotary tables of all T positions, `[P, T, ...]`. Taken before the decode loop: within it the compiler would
+    compute the same cosines again in every layer and head.
+    """
 
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
+    rotations: Rotations
 
 
 def positions_of(mask: jax.Array) -> jax.Array:
@@ -246,12 +251,12 @@ class Transformer:
         cache = PromptCache(tuple(keys), tuple(values), prompt_mask, prompt_mask.sum(-1, dtype=jnp.int32))
         return cache, last
 
-    def empty_completions(self, prompts: int, group: int, length: int) -> CompletionCache:
-        """A completion cache of `length` slots for `prompts x group` rows."""
+    def empty_completions(self, prompt: PromptCache, group: int, length: int) -> CompletionCache:
+        """A completion cache of `length` slots for `group` rows of each prompt."""
         c = self.config
-        make = lambda: tuple(  # noqa: E731
-            jnp.zeros((prompts, group, c.num_kv_heads, length, c.head_dim), self.dtype) for _ in range(c.num_layers))
-        return CompletionCache(make(), make())
+        shape = (len(prompt.length), group, c.num_kv_heads, length, c.head_dim)
+        make = lambda: tuple(jnp.zeros(shape, self.dtype) for _ in range(c.num_layers))  # noqa: E731
+        return CompletionCache(make(), make(), rotations(c, prompt.length[:, None] + jnp.arange(length)))
 
     def decode_step(self, params, layers, tokens, t, prompt: PromptCache, cache: CompletionCache):
         """One token for every row.
@@ -268,7 +273,7 @@ class Transformer:
         chex.assert_rank(tokens, 2)
         c, block = self.config, Block(self.config, self.dtype, transposed=True)
         positions = (prompt.length[:, None] + t)[:, :, None]
-        tables = rotations(c, positions)
+        tables = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, t, 1, axis=1)[:, None], cache.rotations)
         prompt_positions = positions_of(prompt.mask)
         slots = jnp.arange(cache.keys[0].shape[3])
         own_positions = prompt.length[:, None, None] + slots
@@ -289,11 +294,11 @@ class Transformer:
             x, (k, v) = block.apply(variables, x, tables.of_layer(local), attend)
             keys.append(k)
             values.append(v)
-        return self.normed(params, x[:, :, 0]), CompletionCache(tuple(keys), tuple(values))
+        return self.normed(params, x[:, :, 0]), CompletionCache(tuple(keys), tuple(values), cache.rotations)
 
     def unstack_layers(self, params, lora=None):
         """Per-layer `(weights, adapters)` as a decode loop reads them: sliced, cast and transposed only once."""
-        cast = lambda tree, i: jax.tree.map(lambda w: w[i].T.astype(self.dtype) if w.ndim > 2 else w[i], tree)  # noqa: E731
+        cast = lambda tree, i: jax.tree.map(lambda w: transpose(w[i].astype(self.dtype)) if w.ndim > 2 else w[i], tree)  # noqa: E731
         return [(cast(params["layers"], i), None if lora is None else cast(lora, i))
                 for i in range(self.config.num_layers)]
 

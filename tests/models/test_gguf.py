@@ -182,7 +182,7 @@ def test_smollm2_equals_transformers():
             state, cache = model.decode_step(params, layers, chosen, t, prompt, cache)
             return (cache, state), chosen[:, 0]
 
-        return jax.lax.scan(step, (model.empty_completions(2, 1, 64), state[:, None]), jnp.arange(64))[1].T
+        return jax.lax.scan(step, (model.empty_completions(prompt, 1, 64), state[:, None]), jnp.arange(64))[1].T
 
     answers = np.asarray(greedy(params))
     rows, rows_mask = np.concatenate([tokens, answers], 1), np.pad(mask, ((0, 0), (0, 64)), constant_values=True)

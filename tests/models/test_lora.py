@@ -44,7 +44,7 @@ def test_merged_parameters_equal_adapters_in_every_path(pair):
         cache, first = model.prefill(params, prompt, MASK[:, :5], lora=adapters)
         layers = model.unstack_layers(params, adapters)
         decoded, _ = model.decode_step(params, layers, completions[:, :, 0], jnp.int32(0), cache,
-                                       model.empty_completions(2, 1, 4))
+                                       model.empty_completions(cache, 1, 4))
         return plain, packed, first, decoded
 
     merged = lora.merge(params, adapters)

@@ -43,8 +43,7 @@ def greedy(model, params, prompt_tokens, prompt_mask, new):
             state, cache = model.decode_step(params, layers, tokens, t, prompt, cache)
             return (cache, state), tokens[:, 0]
 
-        P = prompt_tokens.shape[0]
-        start = (model.empty_completions(P, 1, new), state[:, None])
+        start = (model.empty_completions(prompt, 1, new), state[:, None])
         return jax.lax.scan(step, start, jnp.arange(new))[1].T
 
     return np.asarray(run(params, jnp.asarray(prompt_tokens), jnp.asarray(prompt_mask)))

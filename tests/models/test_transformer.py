@@ -42,7 +42,7 @@ def decoded_states(model, params, prompt_tokens, prompt_mask, tokens):
         state, cache = model.decode_step(params, layers, tokens[:, :, t], t, prompt, cache)
         return cache, state
 
-    _, states = jax.lax.scan(step, model.empty_completions(P, G, T), jnp.arange(T - 1))
+    _, states = jax.lax.scan(step, model.empty_completions(prompt, G, T), jnp.arange(T - 1))
     first = jnp.broadcast_to(first[:, None, None], (P, G, 1, first.shape[-1]))
     return jnp.concatenate([first, jnp.moveaxis(states, 0, 2)], axis=2)
 
