@@ -24,7 +24,7 @@ def test_every_row_can_be_built_or_says_what_is_missing(slug):
             methods.get(slug)
         assert row.missing in str(error.value)
     else:
-        estimator, objective = methods.build(slug, max_len=128)
+        estimator, objective = methods.build(slug, max_len=128, feature_size=19)
         estimator.init(), objective.init()
 
 

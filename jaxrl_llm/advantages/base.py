@@ -32,19 +32,30 @@ class Estimator(NamedTuple):
     """`init() -> state`; `update(rollouts, state) -> (advantages f32[P, G, T], state)`, both pure; no state is `()`.
 
     `needs` names fields of `Rollouts`, or entries of its `extras`, that `update` reads: a trainer records them first.
+    `value_targets(rollouts, monte_carlo) -> f32[P, G, T]` is what the critic behind `extras["values"]` is fitted to, with
+    `monte_carlo` (a Python bool) the returns that were seen, whatever the values are. None: no critic is asked for.
+    `metrics(rollouts, advantages, state) -> scalars by name`, with the state from before the update, is what the estimator
+    tells about a batch. `history(state) -> (predicted [N], actual [N], group i32[N], real bool[N])` are its last predictions
+    of rewards beside what came, made before it came, and which prompt they belong to. None: there is nothing to tell.
     """
 
     init: Callable[[], State]
     update: Callable[[Rollouts, State], tuple[Array, State]]
     needs: tuple[str, ...] = ()
+    value_targets: Callable[[Rollouts, bool], Array] | None = None
+    metrics: Callable[[Rollouts, Array, State], dict[str, Array]] | None = None
+    history: Callable[[State], tuple[Array, Array, Array, Array]] | None = None
 
 
-def stateless(function: Callable[[Rollouts], Array], *, needs: tuple[str, ...] = ("rewards",)) -> Estimator:
+def stateless(function: Callable[[Rollouts], Array], *, needs: tuple[str, ...] = ("rewards",),
+              value_targets: Callable[[Rollouts, bool], Array] | None = None) -> Estimator:
     """The estimator of a plain function `rollouts -> advantages [P, G] or [P, G, T]`.
 
-    `needs` names the fields of `Rollouts`, or entries of its `extras`, without which the function cannot work.
+    `needs` names the fields of `Rollouts`, or entries of its `extras`, without which the function cannot work;
+    `value_targets` is for those that need a critic, see `Estimator`.
     """
-    return stateful(lambda: (), lambda rollouts, state: (function(rollouts), state), needs=needs)
+    found = stateful(lambda: (), lambda rollouts, state: (function(rollouts), state), needs=needs)
+    return found._replace(value_targets=value_targets)
 
 
 def stateful(
@@ -52,8 +63,13 @@ def stateful(
     function: Callable[[Rollouts, State], tuple[Array, State]],
     *,
     needs: tuple[str, ...] = ("rewards",),
+    metrics: Callable[[Rollouts, Array, State], dict[str, Array]] | None = None,
+    history: Callable[[State], tuple[Array, Array, Array, Array]] | None = None,
 ) -> Estimator:
-    """As `stateless`, for `(rollouts, state) -> (advantages, state)`; the state is a pytree of static shapes."""
+    """As `stateless`, for `(rollouts, state) -> (advantages, state)`; the state is a pytree of static shapes.
+
+    `metrics` and `history`: see `Estimator`.
+    """
 
     def update(rollouts, state):
         rollouts = lax.stop_gradient(clean(rollouts, *needs))
@@ -66,4 +82,5 @@ def stateful(
             raise ValueError(f"estimator returned shape {advantages.shape}; it must be {allowed}")
         return jnp.where(mask, advantages, jnp.zeros((), advantages.dtype)), state
 
-    return Estimator(init, update, needs)
+    tell = None if metrics is None else lambda rollouts, *rest: metrics(lax.stop_gradient(clean(rollouts, *needs)), *rest)
+    return Estimator(init, update, needs, metrics=tell, history=history)

@@ -6,6 +6,7 @@ from jax import Array, lax
 
 from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.rollouts import clean
 
 
 def cosine_reward(
@@ -98,12 +99,12 @@ def demystify_cot(
     falls on tokens of a repeated run of `ngram` tokens, see `repetition`, and its discount keeps the blame near them.
     Half of `-kl_coef * (old_logprobs - ref_logprobs)` joins each channel. V is `extras["values"]` f32[P, G, T].
     The numbers are those of the released scripts, which also have `correct` at (6, 5), (10, 9), or (0, 10) with `wrong`
-    at (0, 0).
+    at (0, 0). The critic is fitted to the sum of the two returns.
     """
     if ngram < 1 or max_len < 1:
         raise ValueError(f"ngram={ngram} and max_len={max_len} are numbers of tokens; both must be at least 1")
 
-    def advantages(rollouts):
+    def returns(rollouts):
         mask = rollouts.token_mask
         outcome = cosine_reward(rollouts.correct, rollouts.lengths, max_len=max_len, correct=correct,
                                 wrong=wrong, exceed=exceed, margin=margin).astype(rollouts.rewards.dtype)
@@ -112,9 +113,9 @@ def demystify_cot(
         if kl_coef:
             half = kl_coef / 2 * (rollouts.old_logprobs - rollouts.ref_logprobs)
             outcome, blame = outcome - half, blame - half
-        returns = masked.discounted_return(outcome, mask, gamma=gamma)
-        return returns + masked.discounted_return(blame, mask, gamma=gamma_penalty) - rollouts.extras["values"]
+        outcome = masked.discounted_return(outcome, mask, gamma=gamma)
+        return outcome + masked.discounted_return(blame, mask, gamma=gamma_penalty)
 
-    return stateless(
-        advantages, needs=("rewards", "tokens", "values", *(("old_logprobs", "ref_logprobs") if kl_coef else ()))
-    )
+    needs = ("rewards", "tokens", "values", *(("old_logprobs", "ref_logprobs") if kl_coef else ()))
+    return stateless(lambda rollouts: returns(rollouts) - rollouts.extras["values"], needs=needs,
+                     value_targets=lambda rollouts, monte_carlo: returns(lax.stop_gradient(clean(rollouts, *needs))))

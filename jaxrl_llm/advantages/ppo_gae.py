@@ -57,6 +57,7 @@ def ppo_gae(
     *,
     gamma: float = 1.0,
     lambda_policy: float = 0.95,
+    lambda_critic: float = 1.0,
     length_alpha: float | None = None,
     kl_coef: float = 0.0,
     whiten: bool = True,
@@ -66,8 +67,9 @@ def ppo_gae(
 
     The variance is the sample variance. `length_alpha` replaces the fixed lambda by `max(0, 1 - 1 / (length_alpha l))`
     for a completion of l tokens (VAPO, arXiv 2504.05118; the floor, which takes effect for short completions, is
-    ours). Value targets, with a lambda of their own, come from `value_targets`, before any whitening.
-    `lambda_policy` is VC-PPO's and `whiten_eps` verl's number; VAPO has `length_alpha=0.05`, for thousands of tokens.
+    ours). The critic is fitted to `value_targets` with `lambda_critic`, before any whitening.
+    The lambdas are VC-PPO's and `whiten_eps` verl's number; PPO has one lambda for both (0.95); VAPO has
+    `length_alpha=0.05`, for thousands of tokens.
     """
     if length_alpha is not None and length_alpha <= 0:
         raise ValueError(f"length_alpha={length_alpha} must be positive, or None for the fixed lambda_policy")
@@ -80,4 +82,7 @@ def ppo_gae(
         result = gae(token_rewards(rollouts, kl_coef), values, mask, gamma=gamma, lam=lam)
         return masked.whiten(result, mask, eps=whiten_eps, ddof=1) if whiten else result
 
-    return stateless(advantages, needs=_needs(kl_coef))
+    def targets(rollouts, monte_carlo):
+        return value_targets(rollouts, gamma=gamma, lambda_critic=1.0 if monte_carlo else lambda_critic, kl_coef=kl_coef)
+
+    return stateless(advantages, needs=_needs(kl_coef), value_targets=targets)

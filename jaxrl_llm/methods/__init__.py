@@ -54,20 +54,24 @@ def build(
     slug: str,
     *,
     max_len: int | None = None,
+    feature_size: int | None = None,
     estimator: Mapping[str, Any] | None = None,
     objective: Mapping[str, Any] | None = None,
 ) -> tuple[Estimator, Objective]:
     """The estimator and the objective of a method; the two mappings override its hyper-parameters.
 
-    `max_len` is the generation budget in tokens, given to the parts that have this keyword.
+    `max_len` is the generation budget in tokens and `feature_size` the width of `rollouts.features`; each is given to the
+    parts that have this keyword.
     """
     method = get(slug)
+    of_the_run = {"max_len": max_len, "feature_size": feature_size}
 
     def part(package, table, row, overrides):
         name, hyper = row
         hyper = {**hyper, **(overrides or {})}
-        if max_len is not None and name in table and "max_len" in inspect.signature(table[name]).parameters:
-            hyper.setdefault("max_len", max_len)
+        for keyword, value in of_the_run.items():
+            if value is not None and name in table and keyword in inspect.signature(table[name]).parameters:
+                hyper.setdefault(keyword, value)
         return package.make(name, **hyper)
 
     return (part(advantages, advantages.base.ESTIMATORS, method.estimator, estimator),

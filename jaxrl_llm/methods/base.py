@@ -6,11 +6,12 @@ from typing import Any
 
 Part = tuple[str, Mapping[str, Any]]
 
-# What `defaults` may name. The first two are what the trainer runs with when its configuration leaves them open (0); the
-# rest are the paper's setting, for whoever writes a configuration.
+# What `defaults` may name. The first three are what the trainer runs with when its configuration leaves them open; the rest
+# are the paper's setting, for whoever writes a configuration.
 DEFAULTS = {
     "epochs": "passes over each batch of rollouts",
     "minibatches": "optimiser steps per pass",
+    "pretrain_steps": "first steps, which train the critic alone",
     "prompts": "prompts per batch",
     "group_size": "rollouts per prompt",
     "temperature": "of sampling",

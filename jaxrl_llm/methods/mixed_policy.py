@@ -146,7 +146,7 @@ ROWS = (
         estimator=("sil", {}),
         objective=("sil", {}),
         needs=("returns", "values", "replay_weights"),
-        missing="a prioritised replay buffer and a critic",
+        missing="a prioritised replay buffer",
     ),
     Method(
         slug="spear",

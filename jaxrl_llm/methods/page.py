@@ -13,7 +13,8 @@ HEAD = """# Methods
 Written by `python -m jaxrl_llm.methods --write docs/methods.md`; do not edit by hand.
 
 *Setting* is what the paper sets outside the loss: {names}. The trainer takes `epochs` and `minibatches` from here where its
-configuration leaves them 0 (1 where the row says nothing); the others are for whoever writes a configuration.
+configuration leaves them 0 (1 where the row says nothing), and `pretrain_steps` where that is -1; the others are for whoever
+writes a configuration.
 *Also needs* names what a run has to record, then the filters and controllers of `jaxrl_llm.control`. A row with **missing**
 cannot be run by the trainer; one with *omits* runs, without that part of the published method.
 """

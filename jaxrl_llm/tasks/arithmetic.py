@@ -102,14 +102,18 @@ def arithmetic(*, level: str = "digit", chat: bool = False, heldout_fraction: fl
                size: int | None = None, seed: int = 0) -> Task:
     """Integer arithmetic as `"7+5="` (byte policies) or, with `chat`, "What is 7 + 5? Answer with just the number."
 
-    `level` is one of `LEVELS` or `"mixed"` (several levels together; `Problem.level` says which). `size` is the
+    `level` is one of `LEVELS`, several joined by "+" (`Problem.level` says which), or `"mixed"`, six of them. `size` is the
     number of problems per level before the split: by default the whole space, or 20,000 drawn with `seed` where it is
-    larger. Raises ValueError for an unknown level, a size beyond the space, or a fraction that leaves a side empty.
+    larger; of several levels the smaller ones stay whole. Raises ValueError for an unknown level, a size beyond the space,
+    or a fraction that leaves a side empty.
     """
-    names = MIXED if one_of("arithmetic level", level, (*LEVELS, "mixed")) == "mixed" else (level,)
+    names = MIXED if level == "mixed" else tuple(level.split("+"))
+    for name in names:
+        one_of("arithmetic level", name, (*LEVELS, "mixed") if len(names) == 1 else LEVELS)
     members: dict[str, Expression] = {}
     for name in names:
-        for member in _members(name, size, seed):
+        wanted = min(size, LEVELS[name].size) if size is not None and len(names) > 1 else size
+        for member in _members(name, wanted, seed):
             members.setdefault(member.text(), member)  # an expression of two levels belongs to the first
     sides: tuple[list, list] = ([], [])
     for member in members.values():

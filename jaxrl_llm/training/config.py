@@ -9,13 +9,15 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.generation.prompts import OVERLONG
 from jaxrl_llm.registry import one_of
+from jaxrl_llm.values.critic import KINDS
 
 _AT_LEAST = {
-    1: "steps prompts.per_step sampling.group sampling.max_tokens sampling.max_rounds learner.epochs learner.minibatches "
-       "learner.micro_batches learner.max_skipped eval.problems checkpoint.keep warmup.batch model.hidden_size "
-       "model.num_layers model.num_heads model.mlp_size",
+    1: "steps prompts.per_step sampling.group sampling.max_tokens sampling.micro_batches sampling.max_rounds probe.pool "
+       "learner.epochs learner.minibatches learner.micro_batches learner.max_skipped eval.problems checkpoint.keep "
+       "warmup.batch model.hidden_size model.num_layers model.num_heads model.mlp_size",
     0: "lora.rank prompts.max_tokens optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
-       "optimizer.clip_norm warmup.steps warmup.learning_rate eval.every checkpoint.every samples_every",
+       "optimizer.clip_norm critic.learning_rate critic.clip critic.pretrain_steps warmup.steps warmup.learning_rate "
+       "eval.every checkpoint.every samples_every",
 }
 
 
@@ -60,6 +62,7 @@ def default_config() -> ConfigDict:
     c.sampling.top_p = 1.0             # 1: off
     c.sampling.min_p = 0.0             # 0: off
     c.sampling.stop_strings = ()
+    c.sampling.micro_batches = 1       # parts of the prompts that are sampled one after another: less memory
     c.sampling.max_rounds = 4          # generation rounds that a filter may use to fill a batch
 
     c.optimizer = ConfigDict()
@@ -76,6 +79,17 @@ def default_config() -> ConfigDict:
     c.learner.minibatches = 0           # optimiser steps per pass; 0: the method's own
     c.learner.micro_batches = 1         # parts whose gradients are summed in one optimiser step: less memory
     c.learner.max_skipped = 5           # stop after so many non-finite updates in a row
+
+    c.probe = ConfigDict()             # read by methods whose baseline is a probe on the policy's hidden states
+    c.probe.layer = "0.55"             # output of this block: its index (-1: the last), or with a point a share of the depth
+    c.probe.pool = 10                  # prompt tokens and reasoning tokens, from the end, whose states are averaged
+    c.probe.think_end = "</think>"     # ends the reasoning; without it all of a completion is reasoning
+
+    c.critic = ConfigDict()            # read by methods that fit a value to every state
+    c.critic.kind = "separate"         # a second model, first a copy of the policy; "head": a layer on the policy's states
+    c.critic.learning_rate = 0.0       # 0: the policy's
+    c.critic.clip = 0.5                # change of a value that one batch rewards; 0: any
+    c.critic.pretrain_steps = -1       # first steps that train the critic alone; -1: the method's own
 
     c.warmup = ConfigDict({"steps": 0, "batch": 64, "learning_rate": 1e-3})   # supervised, on the task's own answers
 
@@ -137,7 +151,8 @@ def _parts(text: str) -> list[str]:
 def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
     """A copy in which `learner.epochs` and `learner.minibatches` are numbers: where they are 0, those of `defaults`, else 1.
 
-    A default number of minibatches that does not divide the batch becomes the largest one below it that does.
+    A default number of minibatches that does not divide the batch becomes the largest one below it that does. Likewise
+    `critic.pretrain_steps` where it is -1, else 0, and `critic.learning_rate` where it is 0.
     """
     config = config.copy_and_resolve_references()
     learner, P = config.learner, config.prompts.per_step
@@ -145,6 +160,10 @@ def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
     if not learner.minibatches:
         fits = (n for n in range(defaults.get("minibatches", 1), 1, -1) if P % (n * max(learner.micro_batches, 1)) == 0)
         learner.minibatches = next(fits, 1)
+    critic = config.critic
+    critic.learning_rate = critic.learning_rate or config.optimizer.learning_rate
+    if critic.pretrain_steps == -1:
+        critic.pretrain_steps = defaults.get("pretrain_steps", 0)
     return config
 
 
@@ -158,7 +177,11 @@ def check(config: ConfigDict) -> None:
     if not config.reward_deadline > 0:
         raise ValueError(f"config.reward_deadline is {config.reward_deadline}; give a number of seconds above 0")
     one_of("config.prompts.overlong", config.prompts.overlong, OVERLONG)
+    one_of("config.critic.kind", config.critic.kind, KINDS)
     P, parts = config.prompts.per_step, config.learner.minibatches * config.learner.micro_batches
+    if P % config.sampling.micro_batches:
+        raise ValueError(f"prompts.per_step={P} does not divide into sampling.micro_batches={config.sampling.micro_batches}; "
+                         f"choose one of {[n for n in range(1, P + 1) if P % n == 0]}")
     if P % parts:
         raise ValueError(
             f"prompts.per_step={P} does not divide into learner.minibatches={config.learner.minibatches} x "

@@ -1,16 +1,19 @@
 """The loop: sample, score, estimate, update; evaluate and save now and then. Everything it calls is a pure step."""
 import contextlib
 import dataclasses
+import functools
 import time
 from pathlib import Path
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm import control, parallel
+from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.evaluation.accuracy import Accuracy, bootstrap_mean, pass_at_k
-from jaxrl_llm.rollouts import take
+from jaxrl_llm.rollouts import Rollouts, take
 from jaxrl_llm.tasks.loader import Batches, batches
 from jaxrl_llm.training import rollout, setup
 from jaxrl_llm.training.checkpoints import Checkpoints
@@ -20,8 +23,11 @@ from jaxrl_llm.training.plots import plot_curves
 from jaxrl_llm.training.progress import Progress
 from jaxrl_llm.training.samples import write_samples
 from jaxrl_llm.training.state import TrainState
+from jaxrl_llm.training.step import adam_noise
+from jaxrl_llm.training.value_plots import plot_history
 from jaxrl_llm.training.warmup import imitate
 from jaxrl_llm.training.workdir import Workdir, open_workdir
+from jaxrl_llm.values.critic import metrics as value_metrics
 
 # Folded into the run's key, or into that of a step: draws of these streams never coincide with those of a sampling round.
 _EVAL_STREAM = 2**31 - 1
@@ -116,40 +122,96 @@ def mean_metrics(updates: list[dict]) -> dict[str, float]:
     return whole | {"skipped_updates": float(updates[-1]["skipped_updates"])}
 
 
+def record_values(run: setup.Run, state: TrainState, batch: Rollouts, alone: bool) -> tuple[Rollouts, dict]:
+    """The batch with the critic's `values` and `value_targets` (f32[P, G, T]) in its extras, and how good the values are.
+
+    Both are fixed for all updates of the step. A critic that is trained `alone` is fitted to the returns that were seen.
+    """
+    if run.critic is None:
+        return batch, {}
+    values = run.values(state.critic.params, (state.params, state.lora), batch)
+    batch = batch.replace(extras={**batch.extras, "values": values})
+    targets_of = jax.jit(run.estimator.value_targets, static_argnums=1)
+    returns = targets_of(batch, True)
+    targets = returns if alone else targets_of(batch, False)
+    batch = batch.replace(extras={**batch.extras, "value_targets": targets})
+    facts = jax.device_get(jax.jit(value_metrics)(values, returns, batch.token_mask))
+    return jax.device_put(batch, parallel.batch_sharding(run.mesh)), facts
+
+
+def update(run: setup.Run, state: TrainState, part: Rollouts, advantages, alone: bool) -> tuple[TrainState, dict]:
+    """One optimiser step of the critic, if there is one, then of the policy, unless the critic is trained `alone`.
+
+    Where `advantages` is None, the update estimates them itself.
+    """
+    found = {}
+    if run.critic is not None:
+        critic, found = run.fit(state.critic, (state.params, state.lora), part)
+        state = state.replace(critic=critic)
+    if alone:
+        return state, found | {"skipped_updates": state.skipped}
+    state, learned = run.joint(state, part) if advantages is None else run.update(state, part, advantages)
+    return state, found | learned
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def estimate(estimator: Estimator, mesh: Mesh, batch: Rollouts, state):
+    """`(advantages, state, metrics)` of an estimator; its state stays laid out by the partition table."""
+    advantages, new = estimator.update(batch, state)
+    told = {} if estimator.metrics is None else estimator.metrics(batch, advantages, state)
+    return advantages, jax.lax.with_sharding_constraint(new, parallel.tree_shardings(new, mesh)), told
+
+
+def score(run: setup.Run, state: TrainState, sampled: Rollouts, reference, alone: bool):
+    """Everything the updates of a batch need beside it: `(state, batch, advantages, metrics)`.
+
+    Advantages are None where the update makes them in its own forward pass (`run.joint`).
+    """
+    batch = sampled
+    if run.joint is None and "features" in run.needs:
+        logprobs, entropies, features = run.capture(state.params, state.lora, sampled)
+        batch = batch.replace(old_logprobs=logprobs, entropies=entropies, features=features)
+    elif run.updates_per_step > 1 or "old_logprobs" in run.needs:
+        logprobs, entropies = run.score(state.params, state.lora, sampled)
+        batch = batch.replace(old_logprobs=logprobs, entropies=entropies)
+    if "ref_logprobs" in run.needs:  # with adapters the reference is the model without them
+        frozen = reference if state.lora is None else state.params
+        batch = batch.replace(ref_logprobs=run.score(frozen, None, sampled)[0])
+    batch, facts = record_values(run, state, batch, alone)
+    if run.joint is not None:
+        return state, batch, None, facts
+    advantages, estimator_state, told = estimate(run.estimator, run.mesh, batch, state.estimator_state)
+    jax.block_until_ready(advantages)
+    return state.replace(estimator_state=estimator_state), batch, advantages, facts | told
+
+
 def improve(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference, timer):
     """Advantages and optimiser steps on one batch. Returns `(state, metrics)`, the metrics averaged over the updates."""
-    c = run.config
+    c, alone = run.config, int(state.step) < run.pretrain_steps
     if not sampled.problems:  # the filters kept nothing: there is nothing to learn from
         return state.replace(step=state.step + 1), {}
     place = lambda tree: jax.device_put(tree, parallel.batch_sharding(run.mesh))  # noqa: E731
     batch = place(rollout.to_rollouts(sampled, c.sampling.max_tokens, c.prompts.per_step, int(state.step)))
     with timer("score"):
-        sampled_batch = batch
-        if run.updates_per_step > 1 or "old_logprobs" in run.needs:
-            logprobs, entropies = run.score(state.params, state.lora, sampled_batch)
-            batch = batch.replace(old_logprobs=logprobs, entropies=entropies)
-        if "ref_logprobs" in run.needs:  # with adapters the reference is the model without them
-            frozen = reference if state.lora is None else state.params
-            batch = batch.replace(ref_logprobs=run.score(frozen, None, sampled_batch)[0])
-        advantages, estimator_state = jax.jit(run.estimator.update)(batch, state.estimator_state)
-        jax.block_until_ready(advantages)
-    state = state.replace(estimator_state=estimator_state)
+        state, batch, advantages, facts = score(run, state, batch, reference, alone)
     size = c.prompts.per_step // c.learner.minibatches
     shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), _SHUFFLE_STREAM)
     updates = []
     with timer("update"):
         for epoch in range(c.learner.epochs):
             if c.learner.minibatches == 1:
-                state, found = run.update(state, batch, advantages)
+                state, found = update(run, state, batch, advantages, alone)
                 updates.append(found)
                 continue
             order = jax.random.permutation(jax.random.fold_in(shuffle_key, epoch), c.prompts.per_step)
             shuffled, shuffled_advantages = jax.tree.map(lambda x: x[order], (batch, advantages))
             for start in range(0, c.prompts.per_step, size):
                 part = place(take(shuffled, start, size))
-                state, found = run.update(state, part, place(shuffled_advantages[start:start + size]))
+                state, found = update(run, state, part, place(shuffled_advantages[start:start + size]), alone)
                 updates.append(found)
-        metrics = mean_metrics(jax.device_get(updates))
+        o = run.config.optimizer
+        metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(
+            facts | {"adam_noise": jax.jit(adam_noise)(state.opt_state, o.b1, o.b2)})
     if int(state.skipped_in_row) >= c.learner.max_skipped:
         raise TrainingDiverged(
             f"{int(state.skipped_in_row)} updates in a row had a loss or gradient that was not finite (step "
@@ -273,10 +335,12 @@ def _steps(run, state, data, reference, work, checkpoints, writer, progress):
             progress.phase("learning" if step > start + 1 else "learning (compiles on the first step)")
             state, learned = improve(run, state, sampled, reference, timer)
             position, seconds = data.get_state(), time.perf_counter() - began
-            updates = step * run.updates_per_step - int(state.skipped)
+            updates = max(step - run.pretrain_steps, 0) * run.updates_per_step - int(state.skipped)
             metrics |= learned | {"learning_rate": float(run.schedule(max(updates - 1, 0))), "time/step": seconds,
                                   "speed/tokens_per_second": float(sampled.completions.mask.sum()) / seconds}
             if due(step, config.eval.every):
+                if run.estimator.history is not None:
+                    plot_history(*run.estimator.history(state.estimator_state), work.path / "values.png")
                 evaluations["after"] = look(step)
                 metrics |= evaluations["after"].metrics()
             elif due(step, config.samples_every):

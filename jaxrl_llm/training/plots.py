@@ -10,9 +10,9 @@ import numpy as np
 from jaxrl_llm.training.metrics import read_metrics
 
 # Okabe and Ito's palette: told apart with any colour vision, and in print.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#000000")
 _PHASE_ORDER = ("rollout", "reward", "score", "update", "evaluation_setup", "checkpoint")
-_STYLE = {
+STYLE = {
     "font.size": 10,
     "axes.titlesize": 11.5,
     "axes.titleweight": "bold",
@@ -57,7 +57,7 @@ def plot_curves(metrics_path: str | Path, out_png: str | Path) -> Path:
         )
     columns = min(4, len(panels)) if len(panels) != 6 else 3
     rows = math.ceil(len(panels) / columns)
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(figsize=(4.3 * columns, 3.4 * rows), layout="constrained")
         FigureCanvasAgg(figure)
         figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, hspace=0.04, wspace=0.03)
@@ -139,7 +139,7 @@ def _draw_lines(
     axes: Any, metrics: Metrics, labels: dict[str, str], ylabel: str, color: int = 0, log: bool = False
 ) -> None:
     for index, (name, label) in enumerate(labels.items()):
-        _curve(axes, metrics["step"], metrics[name], _COLORS[(color + index) % len(_COLORS)], label)
+        _curve(axes, metrics["step"], metrics[name], COLORS[(color + index) % len(COLORS)], label)
     values = np.concatenate([metrics[name] for name in labels])
     values = values[np.isfinite(values)]
     if log and values.min() > 0 and values.max() / values.min() > 30:
@@ -149,7 +149,7 @@ def _draw_lines(
 
 def _draw_reward(axes: Any, metrics: Metrics, present: set[str]) -> None:
     if "reward/mean" in present:
-        _curve(axes, metrics["step"], metrics["reward/mean"], _COLORS[0], "training reward")
+        _curve(axes, metrics["step"], metrics["reward/mean"], COLORS[0], "training reward")
     if "eval/accuracy" in present:
         at = np.isfinite(metrics["eval/accuracy"])
         steps, accuracy = metrics["step"][at], metrics["eval/accuracy"][at]
@@ -163,7 +163,7 @@ def _draw_reward(axes: Any, metrics: Metrics, present: set[str]) -> None:
             steps,
             accuracy,
             yerr=bars,
-            color=_COLORS[1],
+            color=COLORS[1],
             linestyle="-",
             linewidth=1.2,
             marker="o",
@@ -193,7 +193,7 @@ def _draw_times(axes: Any, metrics: Metrics, names: list[str]) -> None:
         metrics["step"],
         seconds,
         labels=[name.removeprefix("time/").replace("_", " ") for name in names],
-        colors=_COLORS,
+        colors=COLORS,
         alpha=0.85,
         linewidth=0,
     )

@@ -14,7 +14,7 @@ from jaxrl_llm import control, methods, parallel, rewards, tasks, tokenizers
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.prompts import longest
-from jaxrl_llm.generation.sampler import generate
+from jaxrl_llm.generation.sampler import Completions, generate
 from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.config import ModelConfig
@@ -24,15 +24,17 @@ from jaxrl_llm.registry import one_of
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.guard import Guarded
-from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.rollout import buckets, prompt_buckets
-from jaxrl_llm.training.step import make_optimizer, make_update
+from jaxrl_llm.training.step import in_parts, make_joint_update, make_optimizer, make_update
+from jaxrl_llm.values import critic as critic_lib
+from jaxrl_llm.values import features
 
 DTYPES = {"float32": np.float32, "bfloat16": jax.numpy.bfloat16}
 # What this trainer records of every batch; a method that reads more is refused before anything is loaded.
 RECORDED = frozenset({"rewards", "reward_components", "tokens", "prompt_tokens", "prompt_mask", "prompt_ids",
                       "behavior_logprobs", "old_logprobs", "ref_logprobs", "entropies", "policy_version",
-                      "truncated", "correct", "answers", "task", "current_version"})
+                      "truncated", "correct", "answers", "task", "current_version", "features"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,12 @@ class Run:
     prompt_tokens: int
     generate: Guarded
     score: Guarded
+    capture: Guarded
     update: Guarded
+    joint: Guarded | None = None  # update that estimates in its own forward pass; None: capture or score comes first
+    critic: critic_lib.Critic | None = None
+    values: Guarded | None = None
+    fit: Guarded | None = None
 
     @property
     def needs(self) -> set[str]:
@@ -64,6 +71,16 @@ class Run:
     def updates_per_step(self) -> int:
         return self.config.learner.epochs * self.config.learner.minibatches
 
+    @property
+    def feature_size(self) -> int:
+        """Columns of `rollouts.features`."""
+        return features.feature_size(self.policy.model.config.hidden_size)
+
+    @property
+    def pretrain_steps(self) -> int:
+        """First steps, in which only the critic is trained."""
+        return self.config.critic.pretrain_steps if self.critic is not None else 0
+
     def sampler(self, params, lora, temperature: float | None = None):
         """`(prompt_tokens, prompt_mask, keys) -> Completions` under these weights."""
         s = self.config.sampling
@@ -72,7 +89,17 @@ class Run:
             s.top_p if s.top_p < 1 else None, s.min_p or None)
         sampling_lib.check(chosen)
         place = functools.partial(jax.device_put, device=parallel.batch_sharding(self.mesh))
-        return lambda tokens, mask, keys: self.generate(params, place(tokens), place(mask), place(keys), chosen, lora=lora)
+
+        def sample(tokens, mask, keys):
+            if s.micro_batches == 1:
+                return self.generate(params, place(tokens), place(mask), place(keys), chosen, lora=lora)
+            size, parts = len(tokens) // s.micro_batches, []
+            for start in range(0, len(tokens), size):
+                part = (place(x[start:start + size]) for x in (tokens, mask, keys))
+                parts.append(jax.device_get(self.generate(params, *part, chosen, lora=lora)))
+            return join(parts)
+
+        return sample
 
 
 def needs_of(method: methods.Method, estimator: Estimator, objective: Objective) -> set[str]:
@@ -83,7 +110,8 @@ def needs_of(method: methods.Method, estimator: Estimator, objective: Objective)
 
 def check_method(method: methods.Method, estimator: Estimator, objective: Objective) -> None:
     """Raises NotImplementedError when the method needs what this trainer does not record, filter or control."""
-    missing = sorted(needs_of(method, estimator, objective) - RECORDED)
+    by_critic = set() if estimator.value_targets is None else {"values"}
+    missing = sorted(needs_of(method, estimator, objective) - RECORDED - by_critic)
     for name in method.filters:
         if name not in control.filter_names() or control.make_filter(name).per != "prompt":
             missing.append(f"filter {name!r}")
@@ -171,9 +199,13 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     config = config_lib.resolve(config, method.defaults)
     config_lib.check(config)
     T = config.sampling.max_tokens
-    estimator, objective = methods.build(config.method, max_len=T, estimator=config_lib.keywords(config.estimator),
-                                         objective=config_lib.keywords(config.objective))
+    make_parts = functools.partial(methods.build, config.method, max_len=T, estimator=config_lib.keywords(config.estimator),
+                                   objective=config_lib.keywords(config.objective))
+    estimator, objective = make_parts(feature_size=features.feature_size(config.model.hidden_size))
     check_method(method, estimator, objective)
+    if estimator.value_targets is not None and config.critic.pretrain_steps >= config.steps:
+        raise ValueError(f"config.critic.pretrain_steps={config.critic.pretrain_steps} leave none of the {config.steps} steps "
+                         "to the policy; set fewer (0: none), or more steps")
     task = make_task(config.task)
     reward = make_reward(config, task)
     s = config.sampling
@@ -192,23 +224,72 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     parallel.check_batch(mesh, config.prompts.per_step, "prompts.per_step")
     parallel.check_batch(mesh, config.prompts.per_step // config.learner.minibatches // config.learner.micro_batches,
                          "prompts.per_step / learner.minibatches / learner.micro_batches")
+    parallel.check_batch(mesh, config.prompts.per_step // config.sampling.micro_batches,
+                         "prompts.per_step / sampling.micro_batches")
     tokenizer, model, params = load_model(config, mesh)
+    if config.model.path:  # only now is the width of its states known
+        estimator, objective = make_parts(feature_size=features.feature_size(model.config.hidden_size))
     policy = Policy(model, temperature=config.sampling.temperature or 1.0)
-    o = config.optimizer
-    optimizer, schedule = make_optimizer(
-        o.learning_rate, config.steps * config.learner.epochs * config.learner.minibatches,
-        warmup_updates=o.warmup_updates, schedule=o.schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2)
-    update = make_update(policy, objective, optimizer, clip_norm=o.clip_norm or None,
+    alone = 0 if estimator.value_targets is None else config.critic.pretrain_steps
+    optimizer, schedule = optimizer_of(config, config.optimizer.learning_rate, config.steps - alone)
+    update = make_update(policy, objective, optimizer, clip_norm=config.optimizer.clip_norm or None,
                          micro_batches=config.learner.micro_batches, mesh=mesh)
     sampler = functools.partial(generate, model, max_tokens=T, stop_ids=stop_ids(tokenizer, config.sampling.stop_strings))
     prompt_tokens = prompt_length(config, task, tokenizer, model.config.max_positions)
     sampled = len(prompt_buckets(prompt_tokens))
     shapes = len(buckets(T)) * sampled
     scored = shapes * (2 if config.lora.rank else 1)  # the reference of adapters is scored without them
+    learner = config.learner  # where memory is short, scoring needs no more than an update
+    parts = learner.minibatches * learner.micro_batches if learner.micro_batches > 1 else 1
+    read = capture_of(config, tokenizer, model.config.num_layers)
+    capture = functools.partial(policy.logprobs_and_features, capture=read)
+    joint = None
+    if "features" in needs_of(method, estimator, objective) and config.learner.epochs * parts == 1:
+        joint = Guarded("update", make_joint_update(policy, read, objective, estimator, optimizer, mesh=mesh,
+                                                    clip_norm=config.optimizer.clip_norm or None), shapes)
     run = Run(config, task, tokenizer, policy, method, estimator, objective, optimizer, schedule, reward, mesh, prompt_tokens,
-              generate=Guarded("rollout", sampler, sampled), score=Guarded("score", jax.jit(policy.logprobs), scored),
-              update=Guarded("update", update, shapes))
+              generate=Guarded("rollout", sampler, sampled),
+              score=Guarded("score", jax.jit(in_parts(policy.logprobs, parts)), scored),
+              capture=Guarded("score", jax.jit(in_parts(capture, parts)), shapes),
+              update=Guarded("update", update, shapes), joint=joint, **critic_parts(config, model, estimator, mesh, shapes))
     return run, params
+
+
+def optimizer_of(config: ConfigDict, learning_rate: float, steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """The configured optimiser, for `steps` rollout batches at this rate, and its schedule."""
+    o, learner = config.optimizer, config.learner
+    return make_optimizer(learning_rate, steps * learner.epochs * learner.minibatches, warmup_updates=o.warmup_updates,
+                          schedule=o.schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2)
+
+
+def critic_parts(config: ConfigDict, model: Transformer, estimator: Estimator, mesh: Mesh, shapes: int) -> dict[str, Any]:
+    """The fields `critic`, `values` and `fit` of a `Run`; none where the estimator asks for no critic."""
+    if estimator.value_targets is None:
+        return {}
+    critic = critic_lib.Critic(model, optimizer_of(config, config.critic.learning_rate, config.steps)[0],
+                               kind=config.critic.kind, clip=config.critic.clip or None)
+    fit = critic_lib.make_update(critic, clip_norm=config.optimizer.clip_norm or None,
+                                 micro_batches=config.learner.micro_batches, mesh=mesh)
+    parts = config.learner.minibatches * config.learner.micro_batches
+    return {"critic": critic, "values": Guarded("values", jax.jit(in_parts(critic.values, parts)), shapes),
+            "fit": Guarded("update of the critic", fit, shapes)}
+
+
+def capture_of(config: ConfigDict, tokenizer, num_layers: int) -> Capture:
+    """What `config.probe` asks to be read of a model with `num_layers` blocks; ValueError if there is no such block."""
+    p = config.probe
+    try:
+        layer = float(p.layer) if "." in p.layer else int(p.layer)
+    except ValueError:
+        raise ValueError(f"config.probe.layer={p.layer!r}; give the number of a block such as 19, or a share of the depth "
+                         "such as 0.55") from None
+    return Capture(features.layer_index(layer, num_layers), p.pool, tuple(tokenizer.encode(p.think_end)))
+
+
+def join(parts: list[Completions]) -> Completions:
+    """Completions of successive prompts, on the host, as one batch."""
+    rows = lambda *x: np.concatenate(x) if np.ndim(x[0]) else sum(x)  # noqa: E731
+    return jax.tree.map(rows, *parts)
 
 
 def stop_ids(tokenizer, stop_strings) -> tuple[int, ...]:
@@ -225,6 +306,8 @@ def initial_state(run: Run, params) -> state_lib.TrainState:
     if config.lora.rank:
         adapters = lora_lib.init(jax.random.fold_in(key, 3), params, rank=config.lora.rank, alpha=config.lora.alpha)
     state = state_lib.create(params, adapters, run.optimizer, run.estimator, run.objective, jax.random.fold_in(key, 4))
+    if run.critic is not None:
+        state = state.replace(critic=run.critic.init(params))
     return jax.device_put(state, parallel.tree_shardings(state, run.mesh))
 
 

@@ -23,6 +23,7 @@ class TrainState:
       estimator_state, objective_state: whatever the method keeps.
       skipped: `i32[]`, updates refused because loss or gradient was not finite.
       skipped_in_row: `i32[]`, of those, the last uninterrupted ones.
+      critic: `values.critic.CriticState`, or None where the method has no critic.
     """
 
     step: jax.Array
@@ -34,6 +35,7 @@ class TrainState:
     objective_state: Any
     skipped: jax.Array
     skipped_in_row: jax.Array
+    critic: Any = None
 
     @property
     def trainable(self):

@@ -7,10 +7,11 @@ import optax
 from jax.sharding import Mesh
 
 from jaxrl_llm import masked
+from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.parallel import tree_shardings
 from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.state import TrainState
 
 Update = Callable[[TrainState, Rollouts, jax.Array], tuple[TrainState, dict[str, jax.Array]]]
@@ -41,6 +42,25 @@ def split(tree, parts: int):
     return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), tree)
 
 
+def in_parts(function: Callable, parts: int) -> Callable:
+    """`function(params, lora, rollouts)` with `[P, ...]` results, run on `parts` equal parts of the prompts in turn."""
+    if parts == 1:
+        return function
+
+    def whole(params, lora, rollouts):
+        found = jax.lax.map(lambda part: function(params, lora, part), split(rollouts, parts))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+
+    return whole
+
+
+def adam_noise(opt_state, b1: float, b2: float) -> jax.Array:
+    """`sum_k (v_k - m_k^2)` over all weights, with Adam's bias-corrected moments: the variance of its gradients, f32[]."""
+    adam = optax.tree.get(opt_state, "ScaleByAdamState")
+    scale = lambda b: 1.0 / (1.0 - b ** jnp.maximum(adam.count, 1).astype(jnp.float32))  # noqa: E731
+    return scale(b2) * optax.tree.sum(adam.nu) - scale(b1) ** 2 * optax.tree.norm(adam.mu, squared=True)
+
+
 def merge_metrics(metrics):
     """Metrics of micro-batches, stacked on axis 0, into those of the whole: sums, and maxima for names in `max/`."""
     return {name: x.max(0) if name.startswith("max/") else x.sum(0) for name, x in metrics.items()}
@@ -56,9 +76,8 @@ def mismatch(rollouts: Rollouts, logprobs: jax.Array) -> dict[str, jax.Array]:
     return {"mismatch/kl": masked.sum(gap * weights, mask), "max/mismatch": jnp.abs(gap).max()}
 
 
-def loss_terms(policy: Policy, objective: Objective, params, lora, rollouts, advantages, objective_state):
+def loss_terms(objective: Objective, logprobs, entropies, rollouts, advantages, objective_state):
     """`(loss, (metrics, objective_state))` of one (micro-)batch; without `old_logprobs` the batch is on-policy."""
-    logprobs, entropies = policy.logprobs(params, lora, rollouts)
     old = jax.lax.stop_gradient(logprobs) if rollouts.old_logprobs is None else rollouts.old_logprobs
     before = rollouts.behavior_logprobs if rollouts.behavior_logprobs is not None else old
     rollouts = rollouts.replace(old_logprobs=old, behavior_logprobs=before)
@@ -112,7 +131,7 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, state: T
         return total, metrics | {"entropy": entropies.sum()}, objective_state
 
     def loss(tree, part, advantage):
-        return loss_terms(policy, objective, *place(tree), part, advantage, state.objective_state)
+        return loss_terms(objective, *policy.logprobs(*place(tree), part), part, advantage, state.objective_state)
 
     differentiate = jax.value_and_grad(loss, has_aux=True)
     if micro_batches == 1:
@@ -126,6 +145,62 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, state: T
     zeros = jax.tree.map(jnp.zeros_like, state.trainable)
     (total, objective_state), metrics = jax.lax.scan(add, (zeros, state.objective_state), (parts, advantage_parts))
     return total, merge_metrics(metrics), objective_state
+
+
+def joint_gradients(policy: Policy, capture: Capture, objective: Objective, estimator: Estimator, state: TrainState, rollouts):
+    """As `gradients` of an on-policy batch whose estimator reads features: one forward pass serves both.
+
+    The advantages are made of the features that this very pass captures, between its two directions. Returns
+    `(gradient, metrics, objective_state, estimator_state)`; the metrics include the estimator's own.
+    """
+    rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
+
+    def loss(tree):
+        params, lora = (state.params, tree) if state.lora is not None else (tree, None)
+        logprobs, entropies, features = policy.logprobs_and_features(params, lora, rollouts, capture)
+        fixed = dict(zip(("old_logprobs", "entropies", "features"), jax.lax.stop_gradient((logprobs, entropies, features))))
+        seen = rollouts.replace(**fixed)
+        advantages, estimator_state = estimator.update(seen, state.estimator_state)
+        told = {} if estimator.metrics is None else estimator.metrics(seen, advantages, state.estimator_state)
+        value, (metrics, objective_state) = loss_terms(
+            objective, logprobs, entropies, seen, advantages, state.objective_state)
+        return value, (metrics | told, objective_state, estimator_state)
+
+    (_, found), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
+    return gradient, *found
+
+
+def descend(optimizer: optax.GradientTransformation, clip_norm: float | None, grads, loss: jax.Array, tree, opt_state):
+    """One optimiser step, refused where the loss or the gradient is not finite, or all of the gradient is 0.
+
+    The gradient is scaled to `clip_norm` if its global norm is larger. Returns `(tree, opt_state, norm, finite)`.
+    """
+    norm = optax.tree.norm(grads)
+    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+    if clip_norm is not None:
+        scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
+        grads = jax.tree.map(lambda g: g * scale, grads)
+
+    def move(tree, opt_state):
+        changes, opt_state = optimizer.update(grads, opt_state, tree)
+        return optax.apply_updates(tree, changes), opt_state
+
+    # A branch, not a selection: old and new weights need not both exist.
+    tree, opt_state = jax.lax.cond(finite & (norm > 0), move, lambda *old: old, tree, opt_state)
+    return tree, opt_state, norm, finite
+
+
+def advance(optimizer, clip_norm, mesh, state: TrainState, grads, metrics, objective_state):
+    """`(state, metrics)` after one optimiser step with `grads`, or after its refusal, see `make_update`."""
+    tree, opt_state, norm, finite = descend(optimizer, clip_norm, grads, metrics["loss"], state.trainable, state.opt_state)
+    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)  # noqa: E731
+    skip = (~finite).astype(jnp.int32)
+    state = state.with_trainable(tree).replace(
+        opt_state=opt_state, objective_state=keep(objective_state, state.objective_state),
+        skipped=state.skipped + skip, skipped_in_row=(state.skipped_in_row + 1) * skip)
+    if mesh is not None:
+        state = jax.lax.with_sharding_constraint(state, tree_shardings(state, mesh))
+    return state, metrics | {"grad_norm": norm, "skipped_updates": state.skipped}
 
 
 def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *,
@@ -149,25 +224,19 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
             raise ValueError(f"{P} prompts per mini-batch do not divide into learner.micro_batches={micro_batches}; "
                              f"choose one of {[n for n in range(1, P + 1) if P % n == 0]}")
         grads, metrics, objective_state = gradients(policy, objective, micro_batches, state, rollouts, advantages)
-        norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
-        if clip_norm is not None:
-            scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
-            grads = jax.tree.map(lambda g: g * scale, grads)
+        return advance(optimizer, clip_norm, mesh, state, grads, metrics, objective_state)
 
-        def move(tree, opt_state):
-            changes, opt_state = optimizer.update(grads, opt_state, tree)
-            return optax.apply_updates(tree, changes), opt_state
+    return jax.jit(update, donate_argnums=0)
 
-        # A branch, not a selection: old and new weights need not both exist.
-        tree, opt_state = jax.lax.cond(finite & (norm > 0), move, lambda *old: old, state.trainable, state.opt_state)
-        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)  # noqa: E731
-        skip = (~finite).astype(jnp.int32)
-        state = state.with_trainable(tree).replace(
-            opt_state=opt_state, objective_state=keep(objective_state, state.objective_state),
-            skipped=state.skipped + skip, skipped_in_row=(state.skipped_in_row + 1) * skip)
-        if mesh is not None:
-            state = jax.lax.with_sharding_constraint(state, tree_shardings(state, mesh))
-        return state, metrics | {"grad_norm": norm, "skipped_updates": state.skipped}
+
+def make_joint_update(policy: Policy, capture: Capture, objective: Objective, estimator: Estimator,
+                      optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0, mesh: Mesh | None = None):
+    """The jitted update `(state, rollouts) -> (state, metrics)` that estimates as well, see `joint_gradients`."""
+
+    def update(state: TrainState, rollouts: Rollouts):
+        grads, metrics, objective_state, estimator_state = joint_gradients(
+            policy, capture, objective, estimator, state, rollouts)
+        return advance(optimizer, clip_norm, mesh, state.replace(estimator_state=estimator_state), grads, metrics,
+                       objective_state)
 
     return jax.jit(update, donate_argnums=0)

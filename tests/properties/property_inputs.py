@@ -20,7 +20,7 @@ from jaxrl_llm.advantages.base import ESTIMATORS
 from jaxrl_llm.objectives.base import OBJECTIVES
 from jaxrl_llm.rollouts import Rollouts
 
-P, G, T, K, D = 4, 5, 6, 3, 2
+P, G, T, K, D = 4, 5, 6, 3, 7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +62,8 @@ def of_the_catalogue(kind: str, slug: str, cases: list[Case]) -> list[Case]:
         reduced = hyper.get("aggregation", getattr(keywords.get("aggregation"), "default", "fixed_length"))
         if "max_len" in keywords and reduced == "fixed_length":
             hyper = {"max_len": T, **hyper}
+        if "feature_size" in keywords:
+            hyper = {"feature_size": D, **hyper}
         if all(dict(case.hyper) != hyper for case in (*cases, *found)):
             nearest = max(cases, key=lambda case: len(case.hyper.items() & hyper.items()))
             found.append(dataclasses.replace(nearest, hyper=hyper))

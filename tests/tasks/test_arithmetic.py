@@ -95,3 +95,14 @@ def test_bad_options(options, message):
 def test_unknown_task_names_the_nearest_and_all():
     with pytest.raises(ValueError, match="Did you mean 'arithmetic'.*Allowed: arithmetic, jsonl, reasoning_gym, tfds"):
         tasks.make("arithmetics")
+
+
+def test_levels_can_be_joined_and_the_smaller_ones_stay_whole():
+    task = tasks.make("arithmetic", level="digit+add2", size=500)
+    everything = [*task.train, *task.heldout]
+    levels = [p.level for p in everything]
+    assert (levels.count("digit"), levels.count("add2")) == (100, 500)
+    assert {p.prompt for p in task.heldout if p.level == "digit"} == {
+        p.prompt for p in tasks.make("arithmetic", level="digit").heldout}
+    with pytest.raises(ValueError, match="add22.*add2"):
+        tasks.make("arithmetic", level="digit+add22")

@@ -1,0 +1,78 @@
+"""A fixed policy, and batches of its rollouts with everything a value model may read."""
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+
+from jaxrl_llm.tasks.loader import batches
+from jaxrl_llm.training import loop, rollout, setup
+from jaxrl_llm.training.guard import Guarded
+from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.policy import Capture
+from jaxrl_llm.training.progress import Progress
+
+
+def fixed(config, prompts: int, group: int):
+    """`(run, params)`: the configuration's policy after its warm-up, sampling `prompts x group` completions at a time."""
+    config = config.copy_and_resolve_references()
+    config.method, config.prompts.per_step, config.sampling.group = "poise", prompts, group
+    run, params = setup.build(config)
+    if not config.warmup.steps:
+        return run, params
+    with Progress(config.warmup.steps) as progress:
+        return run, loop.warm_up(run, params, progress)
+
+
+def resized(run: setup.Run, prompts: int, group: int) -> setup.Run:
+    """The same policy with other batches."""
+    config = run.config.copy_and_resolve_references()
+    config.prompts.per_step, config.sampling.group = prompts, group
+    return dataclasses.replace(run, config=config, generate=Guarded("rollout", run.generate.function, run.generate.shapes))
+
+
+def sample(run: setup.Run, params, problems, key):
+    """`Rollouts` with one group for each of `prompts.per_step` problems, padded to one length whatever was sampled."""
+    c = run.config
+    rows = rollout.fitting_problems(problems, run.tokenizer, run.prompt_tokens, c.prompts.overlong)
+    found = rollout.sample(run.sampler(params, None), rows, key, prompt_tokens=run.prompt_tokens, prompts=c.prompts.per_step,
+                           group=c.sampling.group, tokenizer=run.tokenizer, reward=run.reward,
+                           stop_strings=c.sampling.stop_strings, timer=PhaseTimer())
+    batch, T = rollout.to_rollouts(found, c.sampling.max_tokens, c.prompts.per_step, 0), c.sampling.max_tokens
+    beyond = ((0, 0), (0, 0), (0, T - batch.mask.shape[2]))
+    return jax.device_put(jax.tree.map(lambda x: np.pad(x, beyond) if x.shape == batch.mask.shape else x, batch))
+
+
+def training_problems(run: setup.Run, seed: int):
+    """Batches of `prompts.per_step` training problems, without end."""
+    return batches(run.task.train, run.config.prompts.per_step, seed=seed)
+
+
+@functools.lru_cache
+def _capture(policy, capture: Capture):
+    return jax.jit(lambda params, batch: policy.logprobs_and_features(params, None, batch, capture))
+
+
+def with_features(run: setup.Run, params, batch, layers=None):
+    """The batch with log-probs, entropies and features: of the configured block, or of all `layers`, `[P, G, K, F]`."""
+    own = setup.capture_of(run.config, run.tokenizer, run.policy.model.config.num_layers)
+    capture = own if layers is None else dataclasses.replace(own, layer=tuple(layers))
+    logprobs, entropies, features = _capture(run.policy, capture)(params, batch)
+    return batch.replace(old_logprobs=logprobs, entropies=entropies), features
+
+
+def style():
+    """The look of the training curves."""
+    from matplotlib import rc_context
+
+    from jaxrl_llm.training.plots import STYLE
+    return rc_context(STYLE)
+
+
+def figure(width: float, height: float):
+    """An empty figure that needs no window."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    made = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(made)
+    return made

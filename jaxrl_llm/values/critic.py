@@ -1,0 +1,131 @@
+"""A critic: the value of every state along a completion, fitted to returns (PPO, arXiv 1707.06347).
+
+V_t is the value of the state before token t: the prompt and the tokens up to t - 1. Two kinds:
+  `separate`  a transformer of its own that starts from the policy's weights, all of it trained;
+  `head`      one linear layer on the policy's own final states; no gradient reaches the policy.
+
+    critic = Critic(model, optimizer)
+    state = critic.init(params)
+    rollouts = rollouts.replace(extras={"values": critic.values(state.params, policy, rollouts), "value_targets": ...})
+    state, metrics = make_update(critic)(state, policy, rollouts)          # policy = (params, lora)
+"""
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.sharding import Mesh
+
+from jaxrl_llm import masked
+from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.objectives.aggregation import token_weights
+from jaxrl_llm.parallel import tree_shardings
+from jaxrl_llm.rollouts import Rollouts, clean
+from jaxrl_llm.training.step import descend, split
+
+KINDS = ("separate", "head")
+
+
+@flax.struct.dataclass
+class CriticState:
+    """`params`: `head` = (`weight` f32[D], `bias` f32[]) and, in a separate critic, the transformer's tree as `trunk`."""
+
+    params: Any
+    opt_state: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Critic:
+    """A critic as pure functions of its parameters.
+
+    Attributes:
+      model: the policy's transformer; a separate critic has the same architecture.
+      optimizer: of everything in `CriticState.params`.
+      kind: one of `KINDS`.
+      clip: largest change of a value, against the recorded one, that a batch rewards (see `value_loss`); None: any.
+    """
+
+    model: Transformer
+    optimizer: optax.GradientTransformation
+    kind: str = "separate"
+    clip: float | None = 0.5
+
+    def init(self, policy_params) -> CriticState:
+        """The state before the first fit: every value is 0, a separate critic has copies of the policy's weights."""
+        params = {"head": {"weight": jnp.zeros(self.model.config.hidden_size), "bias": jnp.zeros(())}}
+        if self.kind == "separate":
+            trunk = {name: tree for name, tree in policy_params.items() if name != "unembed"}
+            params["trunk"] = jax.tree.map(jnp.copy, trunk)
+        return CriticState(params, self.optimizer.init(params))
+
+    def values(self, params, policy: tuple[Any, Any], rollouts: Rollouts) -> Array:
+        """V_t f32[P, G, T], 0 outside the mask. `policy` = (parameters, adapters or None) is read by the kind `head` only."""
+        r = rollouts
+        trunk, lora = policy if self.kind == "head" else (params["trunk"], None)
+        states, _ = self.model.packed_states(trunk, r.prompt_tokens, r.prompt_mask, r.tokens, r.mask, lora=lora)
+        values = states.astype(jnp.float32) @ params["head"]["weight"] + params["head"]["bias"]
+        return jnp.where(r.token_mask, values, 0)
+
+
+def value_loss(values: Array, old_values: Array, targets: Array, clip: float | None) -> tuple[Array, Array]:
+    """`max((V - R)^2, (V_c - R)^2) / 2`, `V_c = V_old + clip(V - V_old, -clip, clip)`, per token, and where V_c decided.
+
+    There the gradient is 0: a value that left the range towards its target is not drawn further by this batch.
+    """
+    loss = (values - targets) ** 2 / 2
+    if clip is None:
+        return loss, jnp.zeros(loss.shape, bool)
+    near = jax.lax.stop_gradient(old_values + jnp.clip(values - old_values, -clip, clip))
+    bound = (near - targets) ** 2 / 2
+    clipped = (jnp.abs(values - old_values) > clip) & (bound > loss)
+    return jnp.where(clipped, bound, loss), clipped
+
+
+def metrics(values: Array, returns: Array, mask: Array) -> dict[str, Array]:
+    """Means of V and R over the tokens of `mask`, and `value/explained_variance` = `1 - var(R - V) / var(R)`.
+
+    That is 1 for perfect values and 0 for values no better than a constant, or where R is one.
+    """
+    spread = masked.var(returns, mask, ddof=0)
+    left = masked.var(returns - values, mask, ddof=0) / jnp.where(spread > 0, spread, 1)
+    return {"value/mean": masked.mean(values, mask), "value/return": masked.mean(returns, mask),
+            "value/explained_variance": jnp.where(spread > 0, 1 - left, 0)}
+
+
+def make_update(critic: Critic, *, clip_norm: float | None = 1.0, micro_batches: int = 1, mesh: Mesh | None = None
+                ) -> Callable[[CriticState, tuple[Any, Any], Rollouts], tuple[CriticState, dict[str, Array]]]:
+    """The jitted update `(state, policy, rollouts) -> (state, metrics)` on the mean of `value_loss` over all tokens.
+
+    Reads `extras["values"]` (recorded when the rollouts were made) and `extras["value_targets"]`; the state is donated.
+    Micro-batches, `clip_norm`, `mesh` and the refusal of gradients that are not finite are those of
+    `training.step.make_update`; `value/skipped` is 1 for a refused update.
+    """
+
+    def part_loss(params, policy, part):
+        values, weights = critic.values(params, policy, part), part.loss_weights["token"]
+        loss, clipped = value_loss(values, part.extras["values"], part.extras["value_targets"], critic.clip)
+        loss = (loss * weights).sum()
+        return loss, {"value/loss": loss, "value/clip_fraction": (clipped * weights).sum()}
+
+    def update(state: CriticState, policy, rollouts: Rollouts):
+        rollouts = clean(rollouts, "values", "value_targets")
+        parts = split(rollouts.replace(loss_weights={"token": token_weights(rollouts, "token_mean")}), micro_batches)
+
+        def add(total, part):
+            (_, found), gradient = jax.value_and_grad(part_loss, has_aux=True)(state.params, policy, part)
+            return jax.tree.map(jnp.add, total, gradient), found
+
+        gradient, found = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, state.params), parts)
+        found = jax.tree.map(jnp.sum, found)
+        params, opt_state, norm, finite = descend(
+            critic.optimizer, clip_norm, gradient, found["value/loss"], state.params, state.opt_state)
+        state = CriticState(params, opt_state)
+        if mesh is not None:
+            state = jax.lax.with_sharding_constraint(state, tree_shardings(state, mesh))
+        return state, found | {"value/grad_norm": norm, "value/skipped": (~finite).astype(jnp.float32)}
+
+    return jax.jit(update, donate_argnums=0)
