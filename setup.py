@@ -19,6 +19,7 @@ setup(
         "ml-collections>=1.0",
         "absl-py>=2.1",
         "numpy>=2.0",
+        "scipy>=1.13",
         "grain>=0.2.12",
         "tokenizers>=0.21",
         "sentencepiece>=0.2",

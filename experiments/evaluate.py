@@ -1,9 +1,14 @@
-"""Measures a policy on the held-out problems of its task: that of a run, or the untrained one of a configuration.
+"""Measures a policy on held-out problems: that of a run, or the untrained one of a configuration.
 
-  python experiments/evaluate.py --workdir=runs/first [--problems=200] [--temperature=0]
-  python experiments/evaluate.py --config=configs/arithmetic.py:smollm2 [--config.model.path=DIR ...]
+  python experiments/evaluate.py --workdir=runs/first [--problems=200] [--samples=64] [--temperature=0]
+  python experiments/evaluate.py --config=configs/arithmetic.py:smollm2 --out=runs/base [--config.model.path=DIR ...]
+  python experiments/evaluate.py --workdir=runs/first --against=runs/base        # a paired test on the same problems
+
+pass@k, votes (maj@k), lengths and rates with 95% intervals, by level where the task has levels. The same command continues
+a measurement that was interrupted.
 """
 import json
+import re
 from pathlib import Path
 
 from absl import flags
@@ -12,15 +17,22 @@ from ml_collections import ConfigDict, config_flags
 from jaxrl_llm import command_line
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of experiments/train.py; its newest checkpoint is measured.")
+_STEP = flags.DEFINE_integer("step", None, "With --workdir: the checkpoint of this step.")
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Without --workdir: measure the model of this configuration.")
-_PROBLEMS = flags.DEFINE_integer("problems", 200, "Held-out problems, at most; a group of completions is drawn for each.",
-                                 lower_bound=1)
+_TASK = flags.DEFINE_string("task", None, "Another task than the configured one, e.g. arithmetic(level=mixed).")
+_PROBLEMS = flags.DEFINE_integer("problems", 200, "Held-out problems, at most.", lower_bound=1)
+_SAMPLES = flags.DEFINE_integer("samples", 1, "Completions per problem, rounded up to whole groups.", lower_bound=1)
+_UNTIL = flags.DEFINE_integer("until", 0, "For tiny success rates: sample a problem until it is solved so often (2 is usual), "
+                              "or --samples times.", lower_bound=0)
 _TEMPERATURE = flags.DEFINE_float("temperature", None, "Sampling temperature; default: that of training. 0 is greedy.")
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the draws.")
+_OUT = flags.DEFINE_string("out", None, "Folder of completions, numbers and picture; default with --workdir: a folder in it.")
+_AGAINST = flags.DEFINE_string("against", None, "Folder of another measurement on the same problems: the paired difference.")
 
 
-def policy_of(workdir: str | None, config: ConfigDict | None):
-    """`(run, params, lora, step)` of a run folder's newest checkpoint, or of a configuration before any training."""
+def policy_of(workdir: str | None, config: ConfigDict | None, *, step: int | None = None, task: str | None = None):
+    """`(run, params, lora, step)` of a checkpoint of a run folder, or of a configuration before any training."""
+    from jaxrl_llm.compare.ledger import stored_config
     from jaxrl_llm.training import setup
     from jaxrl_llm.training.checkpoints import Checkpoints
     if workdir is not None and config is not None:
@@ -28,32 +40,63 @@ def policy_of(workdir: str | None, config: ConfigDict | None):
     if workdir is None:
         if config is None:
             raise ValueError("nothing to measure: give --workdir=RUN_FOLDER or --config=FILE")
+        if task:
+            config.task = task
         run, params = setup.build(config)
         return run, params, None, 0
-    stored = Path(workdir) / "config.json"
-    if not stored.is_file():
-        raise FileNotFoundError(f"{workdir} is no run folder: config.json is missing; give the --workdir of a training run")
-    run, params = setup.build(ConfigDict(json.loads(stored.read_text())["config"]))
+    config = stored_config(Path(workdir))
+    if task:
+        config.task = task
+    run, params = setup.build(config)
     with Checkpoints(Path(workdir) / "checkpoints", read_only=True) as checkpoints:
-        found = checkpoints.restore(setup.initial_state(run, params))
+        found = checkpoints.restore(setup.initial_state(run, params), step)
     return run, found.state.params, found.state.lora, found.step
+
+
+def folder_of(step: int, temperature: float) -> Path | None:
+    """Where the measurement is kept; nowhere for a configuration without --out."""
+    if _OUT.value:
+        return Path(_OUT.value)
+    if not _WORKDIR.value:
+        return None
+    task = "_" + re.sub(r"\W+", "_", _TASK.value).strip("_") if _TASK.value else ""
+    return Path(_WORKDIR.value) / f"evaluation_step{step}_temperature{temperature:g}_seed{_SEED.value}{task}"
 
 
 def main():
     import jax
 
-    from jaxrl_llm.training import loop
-    from jaxrl_llm.training.report import print_table
-    run, params, lora, step = policy_of(_WORKDIR.value, _CONFIG.value)
+    from jaxrl_llm.compare import evaluation_page, held_out
+    from jaxrl_llm.evaluation import summary
+    run, params, lora, step = policy_of(_WORKDIR.value, _CONFIG.value, step=_STEP.value, task=_TASK.value)
+    if _UNTIL.value and _AGAINST.value:
+        raise ValueError("--until draws another number of completions for each problem, which --against cannot pair; give one")
+    theirs = held_out.measured(Path(_AGAINST.value), run.config.task) if _AGAINST.value else None  # fails before sampling
     temperature = run.config.sampling.temperature if _TEMPERATURE.value is None else _TEMPERATURE.value
-    found = loop.evaluate(run, params, lora, problems=_PROBLEMS.value, key=jax.random.key(_SEED.value),
-                          temperature=temperature)
-    print_table({f"step {step}, temperature {temperature:g}": found})
-    if _WORKDIR.value:
-        path = Path(_WORKDIR.value) / f"evaluation_step{step}_temperature{temperature:g}_seed{_SEED.value}.json"
-        facts = found.metrics() | {"problems": len(found.sampled.problems), "step": step}
-        path.write_text(json.dumps(facts, indent=2))
-        print(f"wrote {path}")
+    folder = folder_of(step, temperature)
+    what = {"task": run.config.task, "step": step, "temperature": temperature, "seed": _SEED.value, "problems": _PROBLEMS.value,
+            "group": run.config.sampling.group, "max_tokens": run.config.sampling.max_tokens, "model": run.config.model.path,
+            "workdir": _WORKDIR.value}
+    file = folder / held_out.FILE if folder else None
+    joined = held_out.by_problem(held_out.draw(
+        run, params, lora, problems=_PROBLEMS.value, samples=_SAMPLES.value, temperature=temperature,
+        until=_UNTIL.value, key=jax.random.key(_SEED.value), say=print, done=held_out.stored(file, what) if file else (),
+        keep=(lambda rows: held_out.append(file, rows)) if file else lambda rows: None))
+    title = f"step {step}, temperature {temperature:g}"
+    if _UNTIL.value:
+        facts = {**what, "until": summary.measure_until(joined, _UNTIL.value)}
+        evaluation_page.print_until(title, facts["until"])
+    else:
+        facts = {**what, "all": summary.measure(joined), "levels": summary.by_level(joined)}
+        if theirs is not None:
+            facts["against"] = {"file": _AGAINST.value, **summary.compare(joined, theirs)}
+        evaluation_page.print_evaluation(title, facts)
+    if folder:
+        file = folder / ("until.json" if _UNTIL.value else "evaluation.json")
+        file.write_text(json.dumps(facts, indent=1, allow_nan=False))
+        if not _UNTIL.value:
+            evaluation_page.draw(facts, folder / "pass_at_k.png")
+        print(f"wrote {file}")
 
 
 if __name__ == "__main__":

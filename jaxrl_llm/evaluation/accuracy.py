@@ -3,6 +3,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.evaluation.pass_at_k import pass_at_k as pass_at_k_of_counts
+
 
 class Accuracy(NamedTuple):
     """Mean score and its 95% bootstrap interval over problems."""
@@ -28,6 +30,4 @@ def pass_at_k(scores: np.ndarray, k: int) -> float:
     n = scores.shape[1]
     if not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs at least {k} samples per problem; there are {n}")
-    correct = (scores > 0).sum(axis=1)
-    misses = np.array([np.prod(1 - k / np.arange(n - c + 1, n + 1)) if n - c >= k else 0.0 for c in correct])
-    return float(1 - misses.mean())
+    return float(pass_at_k_of_counts(n, (scores > 0).sum(axis=1), k).mean())

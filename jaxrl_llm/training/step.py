@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.descent import descend, split
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.parallel import tree_shardings
 from jaxrl_llm.rollouts import Rollouts
@@ -35,11 +36,6 @@ def make_optimizer(learning_rate: float, total_updates: int, *, warmup_updates: 
     # The first update has count 0: a ramp through (count + 1) keeps it from being wasted on a rate of zero.
     joined = optax.join_schedules([lambda count: ramp(count + 1), shapes[schedule]()], [warmup_updates])
     return optax.adamw(joined, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay), joined
-
-
-def split(tree, parts: int):
-    """Cuts the leading axis of every leaf into `parts` equal pieces: `[P, ...] -> [parts, P / parts, ...]`."""
-    return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), tree)
 
 
 def in_parts(function: Callable, parts: int) -> Callable:
@@ -168,26 +164,6 @@ def joint_gradients(policy: Policy, capture: Capture, objective: Objective, esti
 
     (_, found), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
     return gradient, *found
-
-
-def descend(optimizer: optax.GradientTransformation, clip_norm: float | None, grads, loss: jax.Array, tree, opt_state):
-    """One optimiser step, refused where the loss or the gradient is not finite, or all of the gradient is 0.
-
-    The gradient is scaled to `clip_norm` if its global norm is larger. Returns `(tree, opt_state, norm, finite)`.
-    """
-    norm = optax.tree.norm(grads)
-    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
-    if clip_norm is not None:
-        scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
-        grads = jax.tree.map(lambda g: g * scale, grads)
-
-    def move(tree, opt_state):
-        changes, opt_state = optimizer.update(grads, opt_state, tree)
-        return optax.apply_updates(tree, changes), opt_state
-
-    # A branch, not a selection: old and new weights need not both exist.
-    tree, opt_state = jax.lax.cond(finite & (norm > 0), move, lambda *old: old, tree, opt_state)
-    return tree, opt_state, norm, finite
 
 
 def advance(optimizer, clip_norm, mesh, state: TrainState, grads, metrics, objective_state):

@@ -21,11 +21,11 @@ from jax import Array
 from jax.sharding import Mesh
 
 from jaxrl_llm import masked
+from jaxrl_llm.descent import descend, split
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.parallel import tree_shardings
 from jaxrl_llm.rollouts import Rollouts, clean
-from jaxrl_llm.training.step import descend, split
 
 KINDS = ("separate", "head")
 

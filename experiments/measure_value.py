@@ -1,0 +1,106 @@
+"""How well V0 predicts policies and prompts that it was not trained on, beside simpler predictions.
+
+  python experiments/measure_value.py --weights=runs/v0/v0.npz --history=runs/history/policy_history/1.0.0 \\
+      --encoder=models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --out=runs/v0/report
+
+Weights with an adapter read the encoder's tokens; a bare head of --stage=prior reads the leading principal components of
+pooled states. Prints a table for unseen prompts and one for seen prompts of unseen policies; writes results.json and a figure.
+"""
+import json
+from pathlib import Path
+
+from absl import flags
+
+from jaxrl_llm import command_line
+
+_WEIGHTS = flags.DEFINE_string("weights", None, "File of experiments/pretrain_value.py.")
+_HISTORY = flags.DEFINE_string("history", None, "Folder that experiments/record_history.py printed.")
+_ENCODER = flags.DEFINE_string("encoder", None, "Model directory, .gguf file or run folder.")
+_OUT = flags.DEFINE_string("out", None, "Folder for results.json and the figure.")
+_SEED = flags.DEFINE_integer("seed", 0, "That of the training: decides what is held out.")
+_SIZES = flags.DEFINE_list("sizes", ["8", "16", "32", "64", "128"], "Context sizes.")
+
+
+def measured(data, unseen, hidden, model, params, features, sizes):
+    """Rows of the table: setting, method, context size and scores."""
+    import numpy as np
+    from value_parts import measure
+    rows, rng = [], np.random.default_rng(_SEED.value)
+    half = ~hidden & (rng.random(len(hidden)) < 0.5)
+    for setting, askable in (("unseen prompts", hidden), ("seen prompts", half)):
+        for size in sizes:
+            found = measure.cases(data, unseen, askable, size, rng)
+            add = lambda name, p: rows.append(  # noqa: E731
+                {"setting": setting, "method": name, "context": size} | measure.scores(p, found))
+            for name, (x, function) in measure.predictors(model, params, features).items():
+                add(name, measure.in_context_predictions(found, x, function))
+            everyone = measure.cases(data, np.ones_like(unseen), askable, size, rng)
+            other = measure.strangers(found, everyone, rng)
+            x, function = measure.predictors(model, params, features)["V0"]
+            add("V0, context of another policy", measure.in_context_predictions(other, x, function))
+            add("earlier visits", measure.earlier_visits(found))
+            if size == sizes[-1]:
+                add("conventional value model", measure.conventional(data, ~unseen, ~hidden, features["summary"], found))
+                if setting == "seen prompts":
+                    add("mean of other policies", measure.other_policies(data, ~unseen, found))
+    return rows
+
+
+def draw(rows, path: Path) -> None:
+    """Ranking and squared error against the size of the context, for both settings."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from jaxrl_llm.training.plots import COLORS, STYLE
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9, 6.4), layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = [(s, metric) for s in ("unseen prompts", "seen prompts") for metric in ("gAUC", "Brier")]
+        for place, (setting, metric) in enumerate(panels, start=1):
+            axes = figure.add_subplot(2, 2, place)
+            methods = dict.fromkeys(row["method"] for row in rows if row["setting"] == setting)
+            for color, method in enumerate(methods):
+                points = [(r["context"], r[metric]) for r in rows if r["setting"] == setting and r["method"] == method]
+                axes.plot(*zip(*points), marker="os"[color // len(COLORS)], markersize=4, color=COLORS[color % len(COLORS)],
+                          label=method, linestyle="--" if "another" in method else "-")
+            sizes = sorted({row["context"] for row in rows})
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(sizes, map(str, sizes))
+            axes.set_title(f"{setting} of unseen policies")
+            axes.set_xlabel("context, prompts")
+            axes.set_ylabel("AUC within a policy" if metric == "gAUC" else "squared error (Brier)")
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        figure.savefig(path, dpi=130, facecolor="white")
+
+
+def main():
+    import numpy as np
+    from rich.console import Console
+    from rich.table import Table
+    from value_parts import fleet, measure
+
+    from jaxrl_llm.values import encoder, history, v0
+    (model, params), data = v0.load(_WEIGHTS.value), history.load(_HISTORY.value)
+    unseen, hidden = history.held_out(data, np.random.default_rng(_SEED.value))
+    states, mask = fleet.load_encoder(_ENCODER.value).encode(data.prompts)
+    summary = np.asarray(encoder.summary(states, mask))
+    z = measure.principal(summary, ~hidden, model.head.features) if model.adapter is None else np.asarray(
+        model.encode(params, states, mask))
+    rows = measured(data, unseen, hidden, model, params, {"summary": summary, "z": z}, [int(n) for n in _SIZES.value])
+    table = Table(title=f"{unseen.sum()} of {len(unseen)} policies and {hidden.sum()} of {len(hidden)} prompts unseen")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
+    for row in rows:
+        table.add_row(*(x if isinstance(x, str) else f"{x:.4g}" for x in row.values()))
+    Console(width=120).print(table)
+    out = Path(_OUT.value)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps({"unseen policies": [n for n, u in zip(data.policies, unseen) if u],
+                                                  "rows": rows}, indent=1) + "\n")
+    draw(rows, out / "v0.png")
+    print(f"wrote {out / 'results.json'} and {out / 'v0.png'}")
+
+
+if __name__ == "__main__":
+    command_line.run(main, "weights", "history", "encoder", "out")

@@ -1,0 +1,43 @@
+"""Writes what policies made of prompts, as a TFDS data set in ArrayRecord: what the generalist value model V0 learns from.
+
+  python experiments/record_history.py --runs=runs/a,runs/b --out=runs/history
+      Every checkpoint of every run answers the same problems (keep many: --config.checkpoint.keep=100 when training).
+  python experiments/record_history.py --runs=runs/a,runs/b --out=runs/history --source=samples
+      Nothing is generated: the completions that the runs wrote down are read.
+"""
+from absl import flags
+
+from jaxrl_llm import command_line
+
+_RUNS = flags.DEFINE_list("runs", None, "Folders of experiments/train.py.")
+_OUT = flags.DEFINE_string("out", None, "Folder for the data set.")
+_SOURCE = flags.DEFINE_enum("source", "checkpoints", ("checkpoints", "samples"), "Where outcomes come from.")
+_PROBLEMS = flags.DEFINE_integer("problems", 256, "Problems that each checkpoint answers, half of them held out from training.",
+                                 lower_bound=4)
+_SEED = flags.DEFINE_integer("seed", 0, "Of the completions.")
+
+
+def main():
+    import jax
+    from value_parts import fleet
+
+    from jaxrl_llm.values import history
+    rows = []
+    for folder in _RUNS.value:
+        if _SOURCE.value == "samples":
+            found = [(folder, step, prompt, right) for step, prompt, right in fleet.written_outcomes(folder)]
+            print(f"{folder}: {len(found)} completions")
+            rows += found
+            continue
+        for step, run, params, lora in fleet.checkpoints(folder):
+            key = jax.random.fold_in(jax.random.key(_SEED.value), step)
+            answered = fleet.outcomes(run, params, lora, fleet.problems_of(run, _PROBLEMS.value), key)
+            rows += [(folder, step, prompt, right) for prompt, right in answered]
+            print(f"{folder} step {step}: {len(answered)} prompts, accuracy {sum(x for _, x in answered) / len(answered):.3f}",
+                  flush=True)
+    written = history.save(history.of_rows(rows), _OUT.value)
+    print(f"wrote {len(rows)} outcomes of {len(_RUNS.value)} policies to {written}")
+
+
+if __name__ == "__main__":
+    command_line.run(main, "runs", "out")

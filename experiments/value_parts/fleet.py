@@ -1,0 +1,64 @@
+"""Policies of run folders: their checkpoints, and what they make of prompts."""
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxrl_llm.tasks import text_of
+from jaxrl_llm.training import loop, setup
+from jaxrl_llm.training.checkpoints import Checkpoints
+from jaxrl_llm.values import encoder
+
+
+def is_run(folder: str | Path) -> bool:
+    """A folder of experiments/train.py; the config.json of a published model has no such key."""
+    stored = Path(folder) / "config.json"
+    return stored.is_file() and "config" in json.loads(stored.read_text())
+
+
+def checkpoints(folder: str | Path, *, newest: bool = False) -> Iterator[tuple[int, setup.Run, dict, dict | None]]:
+    """`(step, run, params, lora)` of every checkpoint of a run, or of the newest alone; FileNotFoundError if it is no run."""
+    if not is_run(folder):
+        raise FileNotFoundError(f"{folder} is no run folder: its config.json is missing; give the --workdir of a training run")
+    run, params = setup.build(ConfigDict(json.loads((Path(folder) / "config.json").read_text())["config"]))
+    target = setup.initial_state(run, params)
+    with Checkpoints(Path(folder) / "checkpoints", read_only=True) as stored:
+        steps = stored.steps()
+        for step in steps[-1:] if newest else steps:
+            found = stored.restore(target, step)
+            yield step, run, found.state.params, found.state.lora
+
+
+def problems_of(run: setup.Run, count: int) -> list:
+    """`count` problems, half of them held out from training; the same for every policy of a task."""
+    return loop.held_out(run.task.train, count - count // 2) + loop.held_out(run.task.heldout, count // 2)
+
+
+def outcomes(run: setup.Run, params, lora, problems: list, key) -> list[tuple[str, float]]:
+    """(prompt, share of right completions in one group) of every problem that fits."""
+    run = dataclasses.replace(run, task=dataclasses.replace(run.task, heldout=problems))
+    found = loop.evaluate(run, params, lora, problems=len(problems), key=key).sampled
+    right = found.scores.components[:, 0].reshape(found.rewards.shape).mean(1)
+    return [(text_of(problem), float(np.clip(share, 0, 1))) for problem, share in zip(found.problems, right)]
+
+
+def written_outcomes(folder: str | Path) -> Iterator[tuple[int, str, float]]:
+    """(step, prompt, accuracy) of every completion in a run's samples: prompts as the policy saw them, special tokens too."""
+    for path in sorted((Path(folder) / "samples").glob("step_*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            yield row["step"], row["prompt"], float(np.clip(next(iter(row["components"].values())), 0, 1))
+
+
+def load_encoder(path: str, **options) -> encoder.Encoder:
+    """The encoder of a published model, or the newest policy of a run folder."""
+    if not is_run(path):
+        return encoder.load(path, **options)
+    _, run, params, lora = next(checkpoints(path, newest=True))
+    if lora is not None:
+        raise ValueError(f"{path} was trained with adapters; give its base model, {run.config.model.path}, as the encoder")
+    return encoder.of_model(run.policy.model, jax.device_put(params), run.tokenizer, **options)

@@ -1,0 +1,1 @@
+"""Which method is better, by how much, at equal compute: plan the runs, launch them, count what they spent, report."""

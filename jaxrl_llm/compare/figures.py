@@ -1,0 +1,161 @@
+"""The pictures of a comparison: curves with bands, finals with intervals, probabilities of improvement, time."""
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.compare.plan import UNITS, Budget
+from jaxrl_llm.compare.report import METRIC, Result, curves
+from jaxrl_llm.evaluation.comparison import mean_over_runs
+
+# Okabe and Ito's palette, then others for long lists; dashes tell apart what colours cannot.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C", "#7A4FBF", "#8B5A2B")
+_DASHES = ("-", "--", ":")
+_PHASES = ("rollout", "reward", "score", "update")
+_STYLE = {"font.size": 10, "axes.titlesize": 11.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+          "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E6E6E6",
+          "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 9}
+
+
+def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Writes curves, axes, final, improvement, diagnostics and time as PNG files into `folder`."""
+    budget = Budget(**report["budget"])
+    ordered = {label: results[label] for label in report["order"]}
+    style = {label: {"color": COLORS[i % len(COLORS)], "linestyle": _DASHES[i // len(COLORS) % len(_DASHES)]}
+             for i, label in enumerate(ordered)}
+    chart = {
+        "curves": ((9, 4.2), 1, 2, lambda axes: _curves(axes, ordered, budget, report, style)),
+        "axes": ((11, 7), 2, 2, lambda axes: _axes(axes, ordered, report, style)),
+        "diagnostics": ((12, 3.6), 1, 3, lambda axes: _diagnostics(axes, ordered, budget, style)),
+        "final": ((7, 1.2 + 0.45 * len(ordered)), 1, 1, lambda axes: _final(axes[0], report, style)),
+        "time": ((8, 1.4 + 0.45 * len(ordered)), 1, 1, lambda axes: _time(axes[0], report)),
+    }
+    if len(ordered) > 1:
+        side = 1.2 + 0.8 * len(ordered) + 0.07 * max(map(len, ordered))
+        chart["improvement"] = ((side, side), 1, 1, lambda axes: _improvement(axes[0], report))
+    return [save_figure(folder / f"{name}.png", *parts) for name, parts in chart.items()]
+
+
+def save_figure(path: Path, size: tuple[float, float], rows: int, columns: int, draw: Callable[[list], None]) -> Path:
+    """A PNG file of `size` inches; `draw` gets its `rows x columns` axes."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        draw([figure.add_subplot(rows, columns, i + 1) for i in range(rows * columns)])
+        figure.savefig(path, dpi=130, facecolor="white")
+    return path
+
+
+def _band(axes, x, y, label, style) -> None:
+    """Interquartile mean of the runs `y [S, N]` with the interval of each point; the runs themselves stay faint."""
+    found = mean_over_runs(y, resamples=500)
+    axes.plot(x, found.value, linewidth=2, label=label, **style)
+    axes.fill_between(x, found.low, found.high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _learning(axes, results, unit, budget, style, metric=METRIC) -> None:
+    for label, found in results.items():
+        x, y = curves(found, unit, budget, metric)
+        if np.isfinite(y).any():
+            _band(axes, x, y, f"{label} ({len(found)} seeds)", style[label])
+    _budget_axis(axes, unit)
+
+
+def _budget_axis(axes, unit) -> None:
+    from matplotlib.ticker import EngFormatter
+    axes.set_xlabel(UNITS[unit])
+    axes.set_xlim(left=0)
+    if axes.get_xlim()[1] >= 1e4:
+        axes.xaxis.set_major_formatter(EngFormatter())
+
+
+def _accuracy_axis(axes) -> None:
+    from matplotlib.ticker import PercentFormatter
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None))
+    axes.set_ylabel("held-out accuracy")
+
+
+def _curves(axes, results, budget, report, style) -> None:
+    other = "tokens" if budget.unit == "seconds" else "seconds"
+    for panel, unit in zip(axes, (budget.unit, other)):
+        _learning(panel, results, unit, report["common"][unit], style)
+        _accuracy_axis(panel)
+        panel.set_title(f"Against {UNITS[unit]}")
+    axes[0].legend(loc="best")
+
+
+def _axes(axes, results, report, style) -> None:
+    for panel, unit in zip(axes, UNITS):
+        _learning(panel, results, unit, report["common"][unit], style)
+        _accuracy_axis(panel)
+        panel.set_title(f"Equal {UNITS[unit]}")
+    axes[0].legend(loc="best")
+
+
+def _diagnostics(axes, results, budget, style) -> None:
+    for panel, (metric, title) in zip(axes, (("reward/mean", "Training reward"), ("entropy", "Policy entropy, nats per token"),
+                                             ("completion/length", "Completion length, tokens"))):
+        for label, found in results.items():
+            x, y = curves(found, budget.unit, budget.size, metric)
+            if not np.isfinite(y).any():
+                continue
+            width = 10  # of 101 points: batches are noisy
+            kernel = np.ones(width) / width
+            smooth = np.array([np.convolve(row, kernel, mode="valid") for row in y])
+            _band(panel, x[width // 2:width // 2 + smooth.shape[1]], smooth, label, style[label])
+        panel.set_title(title)
+        _budget_axis(panel, budget.unit)
+    axes[0].legend(loc="best")
+
+
+def _final(axes, report, style) -> None:
+    from matplotlib.ticker import PercentFormatter
+    for row, (label, found) in enumerate(reversed(report["methods"].items())):
+        final = found["final"]
+        axes.plot([final["low"], final["high"]], [row, row], color=style[label]["color"], linewidth=5, alpha=0.35,
+                  solid_capstyle="butt")
+        axes.plot([run["final"] for run in found["runs"]], [row] * len(found["runs"]), linestyle="", marker="|",
+                  color=style[label]["color"], markersize=10)
+        axes.plot(final["value"], row, marker="o", color=style[label]["color"], markeredgecolor="white", markersize=8)
+    axes.set_yticks(range(len(report["order"])), list(reversed(report["order"])))
+    axes.grid(axis="y", visible=False)
+    axes.set_ylim(-0.6, len(report["order"]) - 0.4)
+    axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None))
+    axes.set_title("Final held-out accuracy")
+    axes.set_xlabel("interquartile mean (dot), 95% interval (bar), runs (ticks)")
+
+
+def _improvement(axes, report) -> None:
+    order = report["order"]
+    table = np.array([[report["improvement"][a][b]["value"] if a != b else np.nan for b in order] for a in order])
+    axes.imshow(table, cmap="RdBu", vmin=0, vmax=1)
+    for i, a in enumerate(order):
+        for j, b in enumerate(order):
+            if a != b:
+                axes.text(j, i, f"{table[i, j]:.2f}", ha="center", va="center", fontsize=9,
+                          color="white" if abs(table[i, j] - 0.5) > 0.35 else "black")
+    axes.set_xticks(range(len(order)), order, rotation=40, ha="right")
+    axes.set_yticks(range(len(order)), order)
+    axes.grid(visible=False)
+    axes.set_title("Row ends above column", fontsize=10)
+
+
+def _time(axes, report) -> None:
+    names = {name for found in report["methods"].values() for name in found["phases"]}
+    names = sorted(names, key=lambda name: (_PHASES.index(name) if name in _PHASES else len(_PHASES), name))
+    labels = list(reversed(report["order"]))
+    left = np.zeros(len(labels))
+    for i, name in enumerate(names):
+        width = np.array([1000 * report["methods"][label]["phases"].get(name, 0.0) for label in labels])
+        axes.barh(range(len(labels)), width, left=left, color=COLORS[i % len(COLORS)], label=name, height=0.6)
+        left += width
+    axes.set_yticks(range(len(labels)), labels)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("milliseconds per step (median)")
+    axes.set_title("Where the time went")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))

@@ -1,0 +1,144 @@
+"""Runs one after the other, or a few at a time, each in a process of its own; stops each when its budget is used up."""
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.compare.ledger import read_run
+from jaxrl_llm.compare.plan import Budget, Job, write_config
+from jaxrl_llm.training.progress import format_seconds
+
+TRAIN = Path(__file__).parents[2] / "experiments" / "train.py"
+PATIENCE = 300.0  # seconds that a stopped run may take to save its last step
+
+
+class Share(NamedTuple):
+    """Shares of a budget: used by now, and used at the last held-out evaluation. A run ends when the second reaches 1."""
+
+    now: float
+    evaluated: float
+
+    @property
+    def done(self) -> bool:
+        return self.evaluated >= 1
+
+
+def used(folder: Path, budget: Budget) -> Share:
+    """How much of the budget the run in `folder` has used."""
+    run = read_run(folder, (budget.unit,))
+    if run is None:
+        return Share(0.0, 0.0)
+    return Share(float(run.spent[budget.unit][-1]) / budget.size, run.evaluated(budget.unit) / budget.size)
+
+
+def command(job: Job, options: Sequence[str] = ()) -> list[str]:
+    """The command line that starts a job, or continues it where it stopped."""
+    checkpoints = job.folder / "checkpoints"
+    begun = checkpoints.is_dir() and any(child.name.isdecimal() for child in checkpoints.iterdir())
+    return [sys.executable, str(TRAIN), f"--config={job.config_file}", f"--config.seed={job.seed}",
+            f"--workdir={job.folder}", *options, *(["--resume"] if begun else [])]
+
+
+def run_all(jobs: Sequence[Job], budget: Budget, *, parallel: int = 1, options: Sequence[str] = (),
+            say: Callable[[str], None] = print, poll: float = 1.0, interval: float = 30.0) -> list[Job]:
+    """Runs what is not finished yet; returns the jobs that failed, whose log.txt says why. The others go on.
+
+    A job is stopped after the first held-out evaluation at or beyond its budget. On an interrupt all running jobs save
+    their last step, so that the same call continues them.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores interrupts, and children inherit that
+    shares = {job: used(job.folder, budget) for job in jobs}
+    waiting = [job for job in jobs if not shares[job].done]
+    finished, failed, running, stopping = len(jobs) - len(waiting), [], {}, {}
+    clock = _Clock(_runs(shares), len(jobs), say, interval)
+    if finished:
+        say(f"{finished} of {len(jobs)} runs are finished already")
+    try:
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                job = waiting.pop(0)
+                running[job] = _start(job, budget, options)
+                say(f"[{finished + len(failed) + len(running)}/{len(jobs)}] {job.title}: started, log in {job.folder}/log.txt")
+            time.sleep(poll)
+            for job, process in list(running.items()):
+                ended = process.poll() is not None
+                shares[job] = used(job.folder, budget)
+                if not ended and shares[job].done and job not in stopping:
+                    process.send_signal(signal.SIGINT)
+                    stopping[job] = time.monotonic()
+                if not ended and job in stopping and time.monotonic() - stopping[job] > PATIENCE:
+                    process.kill()
+                if ended:
+                    del running[job]
+                    if shares[job].done:
+                        finished += 1
+                        say(f"    {job.title}: finished, {_accuracy(job)}")
+                    else:
+                        failed.append(job)
+                        say(f"    {job.title}: FAILED with exit code {process.returncode}: {last_words(job.folder)}")
+            clock.tick(_runs(shares), running, shares)
+    except KeyboardInterrupt as error:
+        _interrupt(running.values())
+        error.add_note("the same command goes on from here")
+        raise
+    return failed
+
+
+def last_words(folder: Path) -> str:
+    """The last lines of a run's log, on one line."""
+    log = folder / "log.txt"
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    return " | ".join(line.strip() for line in lines[-3:] if line.strip()) or "no log"
+
+
+def _start(job: Job, budget: Budget, options) -> subprocess.Popen:
+    write_config(job, budget)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with open(job.folder / "log.txt", "a") as log:
+        return subprocess.Popen(command(job, options), stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+
+def _interrupt(processes) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + PATIENCE
+    for process in processes:
+        try:
+            process.wait(max(deadline - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _accuracy(job: Job) -> str:
+    scores = read_run(job.folder, ("steps",)).metrics["eval/accuracy"]
+    scores = scores[np.isfinite(scores)]
+    return f"held-out accuracy {scores[0]:.1%} -> {scores[-1]:.1%}"
+
+
+def _runs(shares: dict[Job, Share]) -> float:
+    """How many runs' worth of work is done."""
+    return sum(min(share.now, 1) for share in shares.values())
+
+
+class _Clock:
+    """A line on where things stand, every `interval` seconds, with the time left at the speed so far."""
+
+    def __init__(self, done: float, total: int, say, interval: float):
+        self._start, self._done, self._total = time.monotonic(), done, total
+        self._say, self._interval, self._last = say, interval, time.monotonic()
+
+    def tick(self, done: float, running, shares) -> None:
+        now = time.monotonic()
+        if now - self._last < self._interval or not running:
+            return
+        self._last = now
+        speed = (done - self._done) / (now - self._start)
+        left = f", {format_seconds((self._total - done) / speed)} left" if speed > 0 else ""
+        each = ", ".join(f"{job.title} {min(shares[job].now, 1):.0%}" for job in running)
+        self._say(f"    {done:.1f} of {self._total} runs{left}: {each}")

@@ -1,0 +1,152 @@
+"""What a run spent by each line of its metrics, on four axes: steps, generated tokens, operations, training seconds."""
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxrl_llm import methods, tokenizers
+from jaxrl_llm.evaluation import flops
+from jaxrl_llm.generation.prompts import encode_problem
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.training import config as config_lib
+from jaxrl_llm.training import setup
+from jaxrl_llm.training.metrics import read_metrics
+from jaxrl_llm.values.features import feature_size
+
+# A step this many times slower than the run's median was waiting for the compiler (a filter draws at most a few rounds).
+SLOW = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Metrics of a run, one entry `[N]` per line, and what had been spent when that line was written.
+
+    `spent["tokens"]`: all completion tokens that were sampled, filtered ones included. `spent["flops"]`: operations of
+    sampling, scoring and updates over useful tokens. `spent["seconds"]`: collecting and learning, without evaluations,
+    checkpoints and compilation. Evaluations and the supervised warm-up are in none of them.
+    """
+
+    metrics: dict[str, np.ndarray]
+    spent: dict[str, np.ndarray]
+
+    def evaluated(self, unit: str) -> float:
+        """What had been spent at the last held-out evaluation; 0 before any."""
+        made = np.isfinite(self.metrics.get("eval/accuracy", np.zeros(0)))
+        return float(self.spent[unit][made][-1]) if made.any() else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """What a step of given lengths costs."""
+
+    model: ModelConfig
+    prompt: float
+    prompts: int
+    group: int
+    epochs: int
+    scores: int
+    critic: int = 0
+    pretrain_steps: int = 0
+
+    def step_flops(self, length: np.ndarray, rounds: np.ndarray) -> np.ndarray:
+        """Operations of the first N steps, whose completions have mean length `length` and came in `rounds` batches of prompts.
+
+        `scores` forward passes of the policy and `critic` passes of a model of its size without logits are made per step; the
+        policy is not updated in the first `pretrain_steps`. Means stand for lengths: exact but for the spread of lengths in
+        the attention's small quadratic term.
+        """
+        model, prompt = self.model, round(self.prompt)
+        found = np.zeros(len(length))
+        for i, (mean, drawn) in enumerate(zip(length, rounds)):
+            below, share = int(mean), mean - int(mean)
+            between = lambda count: (1 - share) * count(below) + share * count(below + 1)  # noqa: E731
+            sampling = flops.prefill_flops(model, [prompt]) + self.group * between(
+                lambda n: flops.decode_flops(model, prompt, max(n, 1)))
+            forward = between(lambda n: flops.packed_flops(model, prompt, [n] * self.group))
+            states = forward - 2 * model.vocab_size * model.hidden_size * self.group * mean
+            passes = self.scores + 3 * self.epochs * (i >= self.pretrain_steps)
+            found[i] = self.prompts * (drawn * sampling + passes * forward + self.critic * states)
+        return found
+
+
+def costs_of(config: ConfigDict) -> Costs:
+    """The costs of a run's stored configuration."""
+    method = methods.get(config.method)
+    estimator, objective = methods.build(  # only what they need is read, and no size changes that
+        config.method, max_len=1, feature_size=feature_size(config.model.hidden_size),
+        estimator=config_lib.keywords(config.estimator), objective=config_lib.keywords(config.objective))
+    needs = setup.needs_of(method, estimator, objective)
+    updates = config.learner.epochs * config.learner.minibatches
+    model, prompt = _model_and_prompt(json.dumps(config.model.to_dict(), sort_keys=True), config.task)
+    captures = "features" in needs and config.learner.micro_batches > 1  # else the update's own forward pass gives them
+    scores = int(updates > 1 or "old_logprobs" in needs or captures) + int("ref_logprobs" in needs)
+    costs = Costs(model, prompt, config.prompts.per_step, config.sampling.group, config.learner.epochs, scores)
+    if estimator.value_targets is None:
+        return costs
+    fit = 3 if config.critic.kind == "separate" else 1  # a head is fitted to states that no gradient goes through
+    return dataclasses.replace(costs, critic=1 + fit * config.learner.epochs, pretrain_steps=config.critic.pretrain_steps)
+
+
+@functools.cache
+def _model_and_prompt(model_json: str, task_text: str) -> tuple[ModelConfig, float]:
+    """The architecture, and the mean length in tokens of 256 training prompts drawn with a fixed seed."""
+    from jaxrl_llm.models import weights
+    model = ConfigDict(json.loads(model_json))
+    tokenizer = tokenizers.load(model.tokenizer or model.path or "bytes")
+    if model.path:
+        architecture = weights.load(model.path)[0]
+    else:
+        architecture = setup.model_config(ConfigDict({"model": model}), tokenizer.vocab_size)
+    problems = setup.make_task(task_text).train
+    drawn = np.random.default_rng(0).permutation(len(problems))[:256]
+    return architecture, float(np.mean([len(encode_problem(problems[int(i)], tokenizer)) for i in drawn]))
+
+
+def without_compiling(seconds: np.ndarray) -> np.ndarray:
+    """`seconds [N]` per step with those of more than `SLOW` medians replaced by the median."""
+    median = np.median(seconds) if len(seconds) else 0.0
+    return np.where(seconds > SLOW * median, median, seconds)
+
+
+def stored_config(folder: Path) -> ConfigDict:
+    """The configuration that a run folder was trained with; keys that are younger than the run have their defaults.
+
+    Raises FileNotFoundError where there is none.
+    """
+    file = folder / "config.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} is no run folder: config.json is missing; give the --workdir of a training run")
+    stored = json.loads(file.read_text())["config"]
+    config = config_lib.default_config().to_dict()
+    for key, value in stored.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) and key in config else value
+    return ConfigDict(config)
+
+
+def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops", "seconds")) -> Run | None:
+    """The run in `folder`; None where nothing has been measured yet. Only `units` are counted."""
+    if not (folder / "metrics.jsonl").is_file() or not (folder / "config.json").is_file():
+        return None
+    metrics, config = read_metrics(folder), stored_config(folder)
+    steps = metrics["step"]
+    if not len(steps):
+        return None
+    trained = steps > 0
+    zeros = np.zeros(len(steps))
+    length = metrics.get("completion/length", zeros)[trained]
+    rounds = np.nan_to_num(metrics.get("filter/rounds", zeros)[trained], nan=1.0)
+    rounds = np.maximum(rounds, 1)
+    per_step = {
+        "steps": lambda: np.ones(trained.sum()),
+        "tokens": lambda: length * rounds * config.prompts.per_step * config.sampling.group,
+        "flops": lambda: costs_of(config).step_flops(length, rounds),
+        "seconds": lambda: without_compiling(metrics.get("time/step", zeros)[trained]),
+    }
+    spent = {}
+    for unit in units:
+        spent[unit] = zeros.copy()
+        spent[unit][trained] = np.cumsum(per_step[unit]())
+    return Run(metrics, spent)

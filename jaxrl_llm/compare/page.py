@@ -1,0 +1,174 @@
+"""The report as Markdown: the answer first, then the tables and pictures behind it."""
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrl_llm.compare.plan import UNITS
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """`report.md` of the numbers that `report.analyse` made, with its figures beside it."""
+    sections = [_answer(report), _finals(report), _equal(report), _improvement(report), _efficiency(report), _health(report),
+                _pass_at(report), _tuning(report), _how(report)]
+    return "\n\n".join(part for part in sections if part) + "\n"
+
+
+def amount(unit: str, size: float) -> str:
+    """A budget for people: "2.0 million generated tokens"."""
+    for power, word in ((1e15, " x 10^15"), (1e12, " x 10^12"), (1e9, " x 10^9"), (1e6, " million"), (1e3, " thousand")):
+        if size >= power and (unit != "seconds" and unit != "steps" or size >= 1e6):
+            return f"{size / power:.3g}{word} {UNITS[unit]}"
+    return f"{size:.4g} {UNITS[unit]}"
+
+
+def summary(report: Mapping[str, Any]) -> str:
+    """The result as a table for the terminal."""
+    rows = [(label, _percent(m["final"]), f"{_number(m['spent']['tokens'])} tokens", f"{m['spent']['seconds']:.0f} s")
+            for label, m in report["methods"].items()]
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return "\n".join([f"held-out accuracy at {amount(**report['budget'])}, from {report['start']:.1%}:", *lines,
+                      *[f"note: {warning}" for warning in report["warnings"]]])
+
+
+def _answer(report) -> str:
+    order, methods = report["order"], report["methods"]
+    best = order[0]
+    lines = [f"# {len(order)} methods at {amount(**report['budget'])}", ""]
+    first = methods[best]["final"]
+    lines.append(f"**{best}** ends highest: held-out accuracy {_percent(first)} from {report['start']:.1%} before training.")
+    for other in order[1:]:
+        found = report["differences"][best][other]
+        if found is None:
+            continue
+        clear = found["low"] > 0 or found["high"] < 0
+        verdict = "its interval excludes 0" if clear else "not told apart: the interval includes 0"
+        if found["seeds"] < 3:
+            verdict = "too few seeds to tell"
+        lines.append(f"- against {other}: {_points(found)} points over {found['seeds']} shared seeds "
+                     f"(p = {found['p_value']:.2g}); {verdict}.")
+    lines += ["", *[f"> {warning}" + "\n>" * (i + 1 < len(report["warnings"])) for i, warning in enumerate(report["warnings"])]]
+    lines += ["", "![learning curves](curves.png)"]
+    return "\n".join(lines).rstrip()
+
+
+def _finals(report) -> str:
+    rows = [[label, str(len(m["seeds"])), _percent(m["final"]), _percent(m["best"]), _percent(m["mean"])]
+            for label, m in report["methods"].items()]
+    return ("## Final and best\n\nInterquartile mean over seeds and its 95% bootstrap interval. *Final*: at the budget, linear "
+            "between evaluations. *Best*: the highest point of the curve, which noise pushes up. *Mean*: of the curve.\n\n"
+            + table(["method", "seeds", "final", "best", "mean of the curve"], rows) + "\n\n![final accuracy](final.png)")
+
+
+def _equal(report) -> str:
+    heads = ["method"] + [amount(unit, report["common"][unit]) for unit in UNITS]
+    rows = [[label] + [_percent(m["at_equal"][unit]) for unit in UNITS] for label, m in report["methods"].items()]
+    return ("## At equal budgets of each kind\n\nThe same runs at the largest budget that all of them reached on each axis: "
+            "a ranking that holds on one axis only is about that axis.\n\n" + table(heads, rows) + "\n\n![axes](axes.png)")
+
+
+def _improvement(report) -> str:
+    order = report["order"]
+    if len(order) < 2:
+        return ""
+    rows = [[a] + ["" if a == b else _plain(report["improvement"][a][b]) for b in order] for a in order]
+    return ("## Probability of improvement\n\nChance that a run of the row's method ends above one of the column's "
+            "(Mann-Whitney, ties half), with 95% bootstrap interval.\n\n" + table(["", *order], rows)
+            + "\n\n![probability of improvement](improvement.png)")
+
+
+def _efficiency(report) -> str:
+    budget = report["budget"]
+    rows = []
+    for label, m in report["methods"].items():
+        reached, runs = m["to_reach"]["median"], len(m["seeds"])
+        reach = "not reached" if isinstance(reached, str) else f"{reached:.3g}"
+        rows.append([label, f"{reach} ({m['to_reach']['runs']} of {runs} runs)",
+                     _scaled(m["gain_per"]["tokens"], 1e8), _scaled(m["gain_per"]["flops"], 1e14),
+                     _scaled(m["gain_per"]["seconds"], 6e3), _number(m["spent"]["tokens"]), _number(m["spent"]["flops"]),
+                     _number(m["spent"]["seconds"]), _number(m["spent"]["steps"])])
+    heads = ["method", f"{UNITS[budget['unit']]} to reach {report['target']:.1%} (median)", "points per million tokens",
+             "points per 10^12 operations", "points per minute", "tokens", "operations", "seconds", "steps"]
+    return ("## What it cost\n\nPoints of held-out accuracy gained per unit spent, and what was spent when the budget was used "
+            "up. Tokens that a filter threw away are counted; evaluations, warm-up and compilation are not.\n\n"
+            + table(heads, rows) + "\n\n![where the time went](time.png)")
+
+
+def _health(report) -> str:
+    names = {"entropy": "entropy, nats", "length": "completion length", "truncated": "cut at the limit",
+             "silent_groups": "groups without signal"}
+    show = lambda name, x: "" if x is None else f"{x:.1%}" if name in ("truncated", "silent_groups") else f"{x:.3g}"  # noqa: E731
+    rows = [[label] + [show(name, m[name]) for name in names] for label, m in report["methods"].items()]
+    return ("## Health\n\nMeans over the last tenth of the budget.\n\n" + table(["method", *names.values()], rows)
+            + "\n\n![diagnostics](diagnostics.png)")
+
+
+def _pass_at(report) -> str:
+    found = {label: m["pass_at"] for label, m in report["methods"].items() if m["pass_at"]}
+    sizes = sorted({int(k) for table in found.values() for k in table["after"]})
+    if not sizes:
+        return ""
+    show = lambda t, k: f"{t['before'][k]:.1%} -> {t['after'][k]:.1%}" if k in t["after"] else ""  # noqa: E731
+    rows = [[label] + [show(table, str(k)) for k in sizes] for label, table in found.items()]
+    return ("## pass@k before and after\n\nUnbiased, mean over seeds, on the held-out problems of each run, at its evaluation "
+            "nearest to the budget.\n\n"
+            + table(["method"] + [f"pass@{k}" for k in sizes], rows))
+
+
+def _tuning(report) -> str:
+    if not report.get("tuning"):
+        return ""
+    rows = []
+    for label, found in report["tuning"].items():
+        for choice, scores, mean in zip(found["grid"], found["scores"], found["means"]):
+            kept = "x" if choice == found["chosen"] else ""
+            rows.append([label, choice, ", ".join(map(_score, scores)), _score(mean), kept])
+    gaps = [f"{label} {found['gap']:+.1%}" for label, found in report["tuning"].items()
+            if isinstance(found.get("gap"), float)]
+    seeds = next(iter(report["tuning"].values()))["seeds"]
+    return (f"## Tuning\n\nThe same grid and budget for every method, on seeds {', '.join(map(str, seeds))}, which no table "
+            "above uses; the setting with the highest mean final accuracy was kept.\n\n"
+            + table(["method", "setting", "final accuracy per seed", "mean", "kept"], rows)
+            + (f"\n\nMean on tuning seeds minus mean on testing seeds: {', '.join(gaps)}." if gaps else ""))
+
+
+def _how(report) -> str:
+    lines = ["## How this was made", "", "```bash", report["command"], "```", "", report["facts"]]
+    differing = {label: lines for label, lines in report["settings"].items() if lines}
+    if differing:
+        lines += ["", f"Settings that differ from those of {next(iter(report['settings']))}:", ""]
+        lines += [f"- {label}: `{'`, `'.join(found)}`" for label, found in differing.items()]
+    return "\n".join(lines)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    line = lambda cells: "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"  # noqa: E731
+    return "\n".join([line(heads), line(["---"] * len(heads)), *map(line, rows)])
+
+
+def _score(x) -> str:
+    return f"{x:.1%}" if isinstance(x, float) else "failed"
+
+
+def _percent(found) -> str:
+    if any(isinstance(x, str) for x in found.values()):
+        return "n/a"
+    return f"{found['value']:.1%} [{found['low']:.1%}, {found['high']:.1%}]"
+
+
+def _points(found) -> str:
+    return f"{100 * found['mean']:+.1f} [{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"
+
+
+def _plain(found) -> str:
+    return f"{found['value']:.2f} [{found['low']:.2f}, {found['high']:.2f}]"
+
+
+def _scaled(found, factor: float) -> str:
+    if any(isinstance(x, str) for x in found.values()):
+        return "n/a"
+    return f"{found['value'] * factor:.3g} [{found['low'] * factor:.3g}, {found['high'] * factor:.3g}]"
+
+
+def _number(x: float) -> str:
+    return f"{x:,.0f}" if x < 1e9 else f"{x:.3g}"

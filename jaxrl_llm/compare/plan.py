@@ -1,0 +1,194 @@
+"""What is to be run: methods with their overrides, a grid, seeds and a budget, each written as one line of text."""
+import dataclasses
+import itertools
+import json
+import pprint
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from jaxrl_llm import methods
+from jaxrl_llm.registry import one_of, unknown
+from jaxrl_llm.training import config as config_lib
+from jaxrl_llm.training.workdir import config_changes, resolve_config
+
+UNITS = {"tokens": "generated tokens", "flops": "floating-point operations", "seconds": "training seconds", "steps": "steps"}
+# Steps of a run whose budget is in another unit: it is stopped when the budget is used up, long before.
+ENDLESS = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Entry:
+    """One contestant: its text, and the whole configuration but for seed and steps."""
+
+    label: str
+    config: ConfigDict
+
+    @property
+    def name(self) -> str:
+        """The label as the name of a folder."""
+        return re.sub(r"[^\w.=+-]+", "_", self.label).strip("_")
+
+
+class Budget(NamedTuple):
+    """What a run may spend: `size` of `unit`, one of `UNITS`."""
+
+    unit: str
+    size: float
+
+
+class Job(NamedTuple):
+    """One run: who, with which seed, where, and its configuration file."""
+
+    entry: Entry
+    seed: int
+    folder: Path
+    config_file: Path
+
+    @property
+    def title(self) -> str:
+        return f"{self.entry.label} seed {self.seed}"
+
+
+def read_entries(text: str, base: ConfigDict) -> list[Entry]:
+    """`"grpo, rloo(sampling.group=8, objective='clip_high=0.3')"`: catalogue names, in brackets what differs from `base`.
+
+    Raises:
+      ValueError: an unknown method or key, a value of another type, the same contestant twice.
+    """
+    found = []
+    for part in _parts(text):
+        call = re.fullmatch(r"(\w+)\s*(?:\((.*)\))?", part, re.DOTALL)
+        if call is None:
+            raise ValueError(f"cannot read {part!r} in {text!r}; write method, or method(key=value, key=value)")
+        methods.get(call[1])
+        found.append(Entry(part, changed(base, {"method": call[1]} | read_options(call[2] or ""))))
+    names = [entry.name for entry in found]
+    twice = sorted({entry.label for entry in found if names.count(entry.name) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)} would share a folder; give each method once, or with other settings")
+    if not found:
+        raise ValueError("no methods to compare; give for example --methods=grpo,rloo")
+    return found
+
+
+def read_options(text: str) -> dict[str, object]:
+    """`"a.b=1, c='x'"` as `config.keywords` reads it, with dotted names."""
+    found = {}
+    for part in _parts(text):
+        name, equals, value = part.partition("=")
+        if not equals or not re.fullmatch(r"[\w.]+", name.strip()) or name.strip() in found:
+            raise ValueError(f"cannot read {part!r} in {text!r}; write key=value, key=value, each key once")
+        found[name.strip()] = config_lib.keywords(f"value={value}")["value"]
+    return found
+
+
+def read_grid(text: str) -> list[dict[str, object]]:
+    """`"optimizer.learning_rate=1e-4|3e-4, sampling.group=8|16"`: every combination, the last key varying fastest."""
+    keys, values = [], []
+    for part in _parts(text):
+        name, _, choices = part.partition("=")
+        keys.append(name.strip())
+        values.append([read_options(f"{name}={choice}")[name.strip()] for choice in choices.split("|")])
+    return [dict(zip(keys, chosen)) for chosen in itertools.product(*values)]
+
+
+def read_budget(text: str, config: ConfigDict) -> Budget:
+    """`"tokens=2e6"`; without text the steps of `config`.
+
+    Raises:
+      ValueError: an unknown unit; or a schedule that has to know the number of steps, which only a budget in steps tells.
+    """
+    found = read_options(text) or {"steps": config.steps}
+    unit, size = next(iter(found.items()))
+    one_of("unit of --budget", unit, UNITS)
+    if len(found) > 1 or isinstance(size, str) or not size > 0:
+        raise ValueError(f"--budget={text!r}: give one unit and its size above 0, for example tokens=2e6")
+    if unit == "steps" and size != int(size):
+        raise ValueError(f"--budget={text!r}: a number of steps is whole")
+    return Budget(unit, float(size))
+
+
+def check_schedule(entry: Entry, budget: Budget) -> None:
+    """Raises ValueError where the learning rate depends on a number of steps that the budget leaves open."""
+    schedule = entry.config.optimizer.schedule
+    if budget.unit != "steps" and schedule != "constant":
+        raise ValueError(f"{entry.label}: optimizer.schedule={schedule!r} needs the number of steps, which a budget in "
+                         f"{budget.unit} leaves open; use optimizer.schedule=constant or --budget=steps=N")
+
+
+def changed(base: ConfigDict, changes: dict[str, object]) -> ConfigDict:
+    """A copy of `base` with dotted keys changed; ValueError names an unknown key or a value of another type."""
+    config = base.copy_and_resolve_references()
+    known = _flat(config.to_dict())
+    for key, value in changes.items():
+        if key not in known:
+            raise unknown("key of the configuration", key, known)
+        try:
+            config.update_from_flattened_dict({key: value})
+        except (TypeError, ValueError) as error:
+            kind = type(known[key]).__name__
+            raise ValueError(f"config.{key}={value!r}: it is {known[key]!r} here, of type {kind}") from error
+    return config
+
+
+def tuned(entry: Entry, choice: dict[str, object]) -> Entry:
+    """The contestant with the settings of a grid point, under the same label."""
+    return Entry(entry.label, changed(entry.config, choice))
+
+
+def jobs_of(entries: list[Entry], seeds: list[int], budget: Budget, root: Path) -> list[Job]:
+    """All runs under `root`, seed by seed, so that what is finished early is already a comparison."""
+    return [Job(entry, seed, root / entry.name / f"seed{seed}", root / entry.name / "config.py")
+            for seed in seeds for entry in entries]
+
+
+def share(jobs: list[Job], text: str) -> list[Job]:
+    """The jobs of part `"i/n"`, counted from 1; the n parts are disjoint and hold all jobs."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise ValueError(f"--share={text!r}; write part/parts, for example 2/8")
+    return jobs[int(found[1]) - 1::int(found[2])]
+
+
+def run_config(job: Job, budget: Budget) -> ConfigDict:
+    """The configuration that the trainer gets. What is evaluated is saved: the run may be stopped right after."""
+    steps = int(budget.size) if budget.unit == "steps" else ENDLESS
+    saved = min(filter(None, (job.entry.config.checkpoint.every, job.entry.config.eval.every)), default=0)
+    return changed(job.entry.config, {"seed": job.seed, "steps": steps, "checkpoint.every": saved})
+
+
+def check_folder(job: Job, budget: Budget) -> None:
+    """Raises ValueError when the folder of a job holds a run of other settings; the number of steps and saves may differ."""
+    file = job.folder / "config.json"
+    if not file.is_file():
+        return
+    stored = json.loads(file.read_text())["config"]
+    config = run_config(job, budget)
+    wanted = resolve_config(config_lib.resolve(config, methods.get(config.method).defaults))
+    differ = [line for line in config_changes(stored, wanted)
+              if not line.startswith(("steps:", "checkpoint.")) and "(absent)" not in line]
+    if differ:
+        raise ValueError(f"{job.folder} holds a run of other settings ({'; '.join(differ)}); delete it or choose another --out")
+
+
+def write_config(job: Job, budget: Budget) -> None:
+    """The configuration of a job as a file that experiments/train.py reads; the seed is given beside it."""
+    values = changed(run_config(job, budget), {"seed": 0}).to_dict()
+    text = (f'"""{job.entry.label}, written by experiments/compare.py."""\nfrom ml_collections import ConfigDict\n\n\n'
+            f"def get_config():\n    return ConfigDict({pprint.pformat(values, width=120, indent=1)}).lock()\n")
+    job.config_file.parent.mkdir(parents=True, exist_ok=True)
+    job.config_file.write_text(text)
+
+
+def _flat(tree: dict, prefix: str = "") -> dict[str, object]:
+    flat = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _parts(text: str) -> list[str]:
+    return config_lib._parts(text)

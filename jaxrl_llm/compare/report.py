@@ -1,0 +1,229 @@
+"""From finished runs to numbers, and from numbers to a page: all that a report says is in `report.json`."""
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.compare.launch import last_words, used
+from jaxrl_llm.compare.ledger import Run, read_run, stored_config
+from jaxrl_llm.compare.plan import UNITS, Budget, Job
+from jaxrl_llm.evaluation import comparison
+from jaxrl_llm.evaluation.accuracy import pass_at_k
+from jaxrl_llm.evaluation.paired import paired_difference
+from jaxrl_llm.training.workdir import config_changes
+
+METRIC = "eval/accuracy"
+POINTS = 101  # of a curve
+# Of the best method's gain: what "budget to reach" asks for.
+REACH = 0.8
+
+
+class Result(NamedTuple):
+    """A finished run: its job and what it measured."""
+
+    job: Job
+    run: Run
+
+
+def finished_runs(jobs: Sequence[Job], budget: Budget) -> tuple[dict[str, list[Result]], list[str]]:
+    """The finished runs of each contestant, and a warning for each one that is not."""
+    results, warnings = {job.entry.label: [] for job in jobs}, []
+    for job in jobs:
+        share = used(job.folder, budget)
+        if share.done:
+            results[job.entry.label].append(Result(job, read_run(job.folder)))
+        else:
+            warnings.append(f"{job.title} is not finished ({share.now:.0%} of the budget) and is left out: "
+                            f"{last_words(job.folder)}")
+    missing = [label for label, found in results.items() if not found]
+    warnings += [f"{label} has no finished run and is left out" for label in missing]
+    return {label: found for label, found in results.items() if found}, warnings
+
+
+def curves(found: Sequence[Result], unit: str, budget: float, metric: str = METRIC) -> tuple[np.ndarray, np.ndarray]:
+    """`metric` of each run on a common grid of `unit` from 0 to `budget`: `x [POINTS]`, `y [S, POINTS]`."""
+    x = np.linspace(0, budget, POINTS)
+    absent = np.full(POINTS, np.nan)
+    return x, np.array([comparison.at_budget(r.run.spent[unit], r.run.metrics[metric], x) if metric in r.run.metrics
+                        else absent for r in found])
+
+
+def analyse(results: Mapping[str, list[Result]], budget: Budget, warnings: Sequence[str] = ()) -> dict[str, Any]:
+    """All numbers of the report as plain JSON values."""
+    everyone = [result for found in results.values() for result in found]
+    common = {unit: min(result.run.evaluated(unit) for result in everyone) for unit in UNITS}
+    common[budget.unit] = budget.size
+    start = float(np.mean([result.run.metrics[METRIC][0] for result in everyone]))
+    finals = {label: scores_of(found, *budget)["final"] for label, found in results.items()}
+    target = start + REACH * (max(float(comparison.iqm(x)) for x in finals.values()) - start)
+    rows = {label: method_numbers(found, budget, common, target) for label, found in results.items()}
+    order = sorted(rows, key=lambda label: -rows[label]["final"]["value"])
+    pairs = lambda compare: {a: {b: compare(a, b) for b in order if b != a} for a in order}  # noqa: E731
+    return {
+        "budget": budget._asdict(), "common": common, "target": target, "start": start,
+        "order": order, "methods": {label: rows[label] for label in order},
+        "improvement": pairs(lambda a, b: _interval(comparison.improvement(finals[a], finals[b]))),
+        "differences": pairs(lambda a, b: difference(results[a], results[b], budget)),
+        "warnings": [*warnings, *cautions(results)],
+    }
+
+
+def scores_of(found: Sequence[Result], unit: str, budget: float) -> dict[str, np.ndarray]:
+    """Per run `[S]`: accuracy at the budget, the highest up to there, and mean of the curve."""
+    pairs = [(r.run.spent[unit], r.run.metrics[METRIC]) for r in found]
+    final = np.array([float(comparison.at_budget(x, y, np.float64(budget))) for x, y in pairs])
+    return {"final": final, "best": np.fmax(final, [comparison.best_within(x, y, budget) for x, y in pairs]),
+            "mean": np.array([comparison.mean_within(x, y, budget) for x, y in pairs])}
+
+
+def method_numbers(found: Sequence[Result], budget: Budget, common: Mapping[str, float], target: float) -> dict[str, Any]:
+    """One contestant's part of the report."""
+    scores = scores_of(found, *budget)
+    numbers = {name: _interval(comparison.mean_over_runs(values)) for name, values in scores.items()}
+    starts = np.array([r.run.metrics[METRIC][0] for r in found])
+    spent = {unit: np.array([np.interp(budget.size, r.run.spent[budget.unit], r.run.spent[unit]) for r in found])
+             for unit in UNITS}
+    reached = np.array([comparison.budget_to_reach(r.run.spent[budget.unit], r.run.metrics[METRIC], target) for r in found])
+    reached[reached > budget.size] = math.inf
+    return numbers | {
+        "final_mean": float(scores["final"].mean()),
+        "seeds": [r.job.seed for r in found],
+        "runs": [{"seed": r.job.seed, "folder": str(r.job.folder), **{name: float(x[i]) for name, x in scores.items()}}
+                 for i, r in enumerate(found)],
+        "at_equal": {unit: _interval(comparison.mean_over_runs(scores_of(found, unit, common[unit])["final"]))
+                     for unit in UNITS},
+        "spent": {unit: float(np.mean(values)) for unit, values in spent.items()},
+        "gain_per": {unit: _interval(comparison.mean_over_runs((scores["final"] - starts) / values))
+                     for unit, values in spent.items()},
+        "to_reach": {"median": _json(float(np.median(reached))), "runs": int(np.isfinite(reached).sum())},
+        "entropy": late_mean(found, budget, "entropy"),
+        "length": late_mean(found, budget, "completion/length"),
+        "truncated": late_mean(found, budget, "completion/truncated"),
+        "silent_groups": late_mean(found, budget, "groups/all_equal"),
+        "pass_at": pass_at(found, budget),
+        "phases": phases(found),
+    }
+
+
+def late_mean(found: Sequence[Result], budget: Budget, metric: str) -> float | None:
+    """Mean of a metric over the last tenth of the budget and all runs; None where no run has it."""
+    values = []
+    for result in found:
+        spent = result.run.spent[budget.unit]
+        late = (spent > 0.9 * budget.size) & (spent <= budget.size)
+        chosen = result.run.metrics.get(metric, np.full(len(spent), np.nan))[late]
+        values += chosen[np.isfinite(chosen)].tolist()
+    return float(np.mean(values)) if values else None
+
+
+def pass_at(found: Sequence[Result], budget: Budget) -> dict[str, dict[str, float]] | None:
+    """Mean unbiased pass@k over the runs for k = 1, 2, 4, ... before training and at the evaluation nearest to the budget.
+
+    Counted from the completions of held-out evaluations that a run keeps; None where they are missing.
+    """
+    tables = {"before": [], "after": []}
+    for result in found:
+        evaluated = np.isfinite(result.run.metrics[METRIC])
+        steps, spent = result.run.metrics["step"][evaluated], result.run.spent[budget.unit][evaluated]
+        for name, step in (("before", steps[0]), ("after", steps[np.abs(spent - budget.size).argmin()])):
+            correct = held_out_correct(result.job.folder / "samples" / f"step_{step:06d}.jsonl")
+            if correct is None:
+                return None
+            tables[name].append(correct)
+    group = min(table.shape[1] for found in tables.values() for table in found)
+    sizes = [2**i for i in range(int(math.log2(group)) + 1)]
+    return {name: {str(k): float(np.mean([pass_at_k(table, k) for table in found])) for k in sizes}
+            for name, found in tables.items()}
+
+
+def held_out_correct(file: Path) -> np.ndarray | None:
+    """First reward component of the completions on a page of samples `[problems, G]`; None without the page."""
+    if not file.is_file():
+        return None
+    rows = {}
+    for line in file.read_text().splitlines():
+        row = json.loads(line)
+        rows.setdefault(row["prompt_index"], []).append(next(iter(row["components"].values())))
+    return np.array(list(rows.values()))
+
+
+def phases(found: Sequence[Result]) -> dict[str, float]:
+    """Median seconds per step of each phase, over the steps of all runs that had no evaluation."""
+    names = dict.fromkeys(name for r in found for name in r.run.metrics if name.startswith("time/") and name != "time/step")
+    training = lambda run: (run.metrics["step"] > 0) & np.isnan(run.metrics[METRIC])  # noqa: E731
+    shown = {}
+    for name in names:
+        values = np.concatenate([np.nan_to_num(r.run.metrics[name][training(r.run)]) for r in found if name in r.run.metrics])
+        shown[name.removeprefix("time/")] = float(np.median(values)) if len(values) else 0.0
+    return {name: seconds for name, seconds in shown.items() if seconds > 0}
+
+
+def difference(a: Sequence[Result], b: Sequence[Result], budget: Budget) -> dict[str, Any] | None:
+    """Final accuracy of `a` minus `b`, paired by the seeds that both have; None without one."""
+    by_seed = lambda found: dict(zip([r.job.seed for r in found], scores_of(found, *budget)["final"]))  # noqa: E731
+    ours, theirs = by_seed(a), by_seed(b)
+    shared = sorted(ours.keys() & theirs.keys())
+    if not shared:
+        return None
+    found = paired_difference(np.array([ours[s] for s in shared]), np.array([theirs[s] for s in shared]))
+    return found._asdict() | {"seeds": len(shared)}
+
+
+def cautions(results: Mapping[str, list[Result]]) -> list[str]:
+    """What a reader must know before believing the table."""
+    counts = {label: len(found) for label, found in results.items()}
+    said = []
+    if len(set(counts.values())) > 1:
+        said.append("methods have different numbers of finished seeds: " + ", ".join(f"{k}: {v}" for k, v in counts.items()))
+    if min(counts.values()) < 3:
+        said.append("fewer than three seeds: the intervals say next to nothing")
+    elif min(counts.values()) < 10:
+        said.append("with few seeds a 95% bootstrap interval is too narrow (right in about 73, 89, 93% of cases for 3, 5, 10 "
+                    "seeds), and a paired test of n seeds cannot give a p-value below 2^(1-n): read small differences as ties")
+    return said
+
+
+def finals_by_seed(jobs: Sequence[Job], budget: Budget, seeds: Sequence[int]) -> list[float]:
+    """Accuracy at the budget for each seed; NaN where the run is not finished."""
+    results, _ = finished_runs(jobs, budget)
+    found = [result for runs in results.values() for result in runs]
+    by_seed = dict(zip([r.job.seed for r in found], scores_of(found, *budget)["final"].tolist()))
+    return [by_seed.get(seed, math.nan) for seed in seeds]
+
+
+def facts(results: Mapping[str, list[Result]]) -> str:
+    """One paragraph: task, model, batch, evaluation and software of the first run."""
+    run = next(iter(results.values()))[0]
+    c = stored_config(run.job.folder)
+    software = json.loads((run.job.folder / "environment.json").read_text())["starts"][-1]
+    model = c.model.path or f"{c.model.num_layers} layers of width {c.model.hidden_size} from scratch"
+    warm = f", after {c.warmup.steps} supervised steps" if c.warmup.steps else ""
+    return (f"Task {c.task}; {model}{warm}; {c.prompts.per_step} prompts x {c.sampling.group} completions of at most "
+            f"{c.sampling.max_tokens} tokens; learning rate {c.optimizer.learning_rate:g}; {c.eval.problems} held-out problems "
+            f"every {c.eval.every} steps. jax {software['packages']['jax']} on {software['platform']}.")
+
+
+def settings(results: Mapping[str, list[Result]]) -> dict[str, list[str]]:
+    """How the configuration of each contestant differs from that of the first one."""
+    flat = {label: stored_config(found[0].job.folder).to_dict() for label, found in results.items()}
+    first = next(iter(flat.values()))
+    skip = ("method:", "seed:")
+    return {label: [line for line in config_changes(first, values) if not line.startswith(skip)]
+            for label, values in flat.items()}
+
+
+def _interval(found: comparison.Interval) -> dict[str, float]:
+    return {name: _json(float(value)) for name, value in found._asdict().items()}
+
+
+def plain(values: Sequence) -> list:
+    """Nested lists of numbers as JSON values."""
+    return [plain(value) if isinstance(value, (list, tuple)) else _json(float(value)) for value in values]
+
+
+def _json(value: float) -> float | str:
+    """Strict JSON has no infinity and no NaN."""
+    return value if math.isfinite(value) else str(value)

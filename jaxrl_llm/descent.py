@@ -1,0 +1,29 @@
+"""One optimiser step that refuses what is not finite, and batches cut into micro-batches: shared by policies and critics."""
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def split(tree, parts: int):
+    """Cuts the leading axis of every leaf into `parts` equal pieces: `[P, ...] -> [parts, P / parts, ...]`."""
+    return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), tree)
+
+
+def descend(optimizer: optax.GradientTransformation, clip_norm: float | None, grads, loss: jax.Array, tree, opt_state):
+    """One optimiser step, refused where the loss or the gradient is not finite, or all of the gradient is 0.
+
+    The gradient is scaled to `clip_norm` if its global norm is larger. Returns `(tree, opt_state, norm, finite)`.
+    """
+    norm = optax.tree.norm(grads)
+    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+    if clip_norm is not None:
+        scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
+        grads = jax.tree.map(lambda g: g * scale, grads)
+
+    def move(tree, opt_state):
+        changes, opt_state = optimizer.update(grads, opt_state, tree)
+        return optax.apply_updates(tree, changes), opt_state
+
+    # A branch, not a selection: old and new weights need not both exist.
+    tree, opt_state = jax.lax.cond(finite & (norm > 0), move, lambda *old: old, tree, opt_state)
+    return tree, opt_state, norm, finite

@@ -1,0 +1,107 @@
+"""All that can be said of a policy from its completions of held-out problems, and of two policies on the same ones."""
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.evaluation.accuracy import bootstrap_mean
+from jaxrl_llm.evaluation.intervals import wilson
+from jaxrl_llm.evaluation.paired import paired_difference
+from jaxrl_llm.evaluation.pass_at_k import MOST_VOTES, boundary, count_votes, majority_at_k, pass_at_k
+from jaxrl_llm.evaluation.pass_until import pass_until, pass_until_interval
+
+Joined = Mapping[int, Mapping[str, Any]]
+
+
+def sizes(samples: int) -> list[int]:
+    """1, 2, 4, ... up to `samples`, which is the last one."""
+    return sorted({*[2**i for i in range(samples.bit_length()) if 2**i <= samples], samples})
+
+
+def estimates(joined: Joined) -> dict[str, np.ndarray]:
+    """Per problem `[Q]`: pass@k and, where answers were read, maj@k for all `sizes`.
+
+    Raises ValueError unless all problems have the same number of completions.
+    """
+    counts = {len(row["correct"]) for row in joined.values()}
+    if len(counts) != 1:
+        raise ValueError(f"problems have {sorted(counts)} completions; finish the measurement first")
+    n = counts.pop()
+    correct = np.array([sum(row["correct"]) for row in joined.values()])
+    found = {f"pass@{k}": pass_at_k(np.full(len(correct), n), correct, k) for k in sizes(n)}
+    if all(row["answers"] is not None for row in joined.values()) and n <= MOST_VOTES:
+        votes = [count_votes(row["answers"], row["correct"]) for row in joined.values()]
+        found |= {f"maj@{k}": np.array([majority_at_k(v, k) for v in votes]) for k in sizes(n)}
+    return found
+
+
+def measure(joined: Joined) -> dict[str, Any]:
+    """The numbers of a policy as JSON values; every rate as `[mean, low, high]` with a 95% interval.
+
+    Intervals of means over completions resample problems; shares of problems have Wilson's.
+    """
+    rows = list(joined.values())
+    n, lengths = len(rows[0]["correct"]), np.concatenate([row["lengths"] for row in rows])
+    right = np.concatenate([row["correct"] for row in rows]).astype(bool)
+    solved = sum(any(row["correct"]) for row in rows)
+    rate = lambda values: list(bootstrap_mean(np.asarray(values, np.float64)))  # noqa: E731
+    found = {
+        "problems": len(rows), "samples": n,
+        "accuracy": list(wilson(solved, len(rows))) if n == 1 else rate([row["correct"] for row in rows]),
+        "solved": list(wilson(solved, len(rows))),
+        **{name: rate(values[:, None]) for name, values in estimates(joined).items()},
+        "truncated": rate([1 - np.array(row["stopped"]) for row in rows]),
+        "components": {name: rate([row["components"][name] for row in rows]) for name in rows[0]["components"]},
+        "length": {"mean": float(lengths.mean()), "median": float(np.median(lengths)),
+                   "p95": float(np.percentile(lengths, 95)), "right": float(lengths[right].mean()) if right.any() else None,
+                   "wrong": float(lengths[~right].mean()) if (~right).any() else None},
+    }
+    if f"maj@{n}" in found:
+        found["cons"] = found[f"maj@{n}"]
+    return found
+
+
+def measure_until(joined: Joined, wanted: int) -> dict[str, Any]:
+    """Mean success rate when each problem is sampled until it is solved `wanted` times, as JSON values (arXiv 2310.03262).
+
+    `rate`: the mean of the unbiased rates (of r / K for wanted = 1) with an interval that resamples problems. `given_up`: share
+    of problems that were not solved so often, which count with their plain share. `tries`: samples up to the last success.
+    """
+    streams = {i: np.flatnonzero(row["correct"])[:wanted] for i, row in joined.items()}
+    tries = {i: int(hits[-1]) + 1 if len(hits) == wanted else len(joined[i]["correct"]) for i, hits in streams.items()}
+    rates = [pass_until(tries[i], len(hits), wanted, unbiased=wanted > 1) for i, hits in streams.items()]
+    return {"problems": len(rates), "wanted": wanted, "rate": list(bootstrap_mean(np.array(rates)[:, None])),
+            "given_up": float(np.mean([len(hits) < wanted for hits in streams.values()])), "tries": sum(tries.values()),
+            "per_problem": {str(i): list(pass_until_interval(tries[i], len(hits), wanted)) for i, hits in streams.items()}}
+
+
+def by_level(joined: Joined) -> dict[str, dict[str, Any]]:
+    """`measure` for the problems of each level; nothing where all have the same one."""
+    levels = sorted({row["level"] for row in joined.values()})
+    if len(levels) < 2:
+        return {}
+    return {level: measure({i: row for i, row in joined.items() if row["level"] == level}) for level in levels}
+
+
+def compare(ours: Joined, theirs: Joined) -> dict[str, Any]:
+    """Ours minus theirs on the problems that both have: a paired test for accuracy, for each pass@k and maj@k.
+
+    The longer measurement is cut to the number of completions of the shorter one.
+
+    Raises:
+      ValueError: they share no problem.
+    """
+    shared = [i for i in ours if i in theirs]
+    if not shared:
+        raise ValueError("the two measurements have no problem in common; use the same task and number of problems")
+    n = min(len(rows[i]["correct"]) for rows in (ours, theirs) for i in shared)
+    a, b = ({i: _first(rows[i], n) for i in shared} for rows in (ours, theirs))
+    mine, other = estimates(a), estimates(b)
+    accuracy = [np.array([np.mean(row["correct"]) for row in rows.values()]) for rows in (a, b)]
+    return {"problems": len(shared), "samples": n, "accuracy": paired_difference(*accuracy)._asdict(),
+            **{name: paired_difference(mine[name], other[name])._asdict() for name in mine if name in other},
+            "boundary": boundary(accuracy[1], accuracy[0])._asdict()}
+
+
+def _first(row: Mapping[str, Any], n: int) -> dict[str, Any]:
+    return {"correct": row["correct"][:n], "answers": None if row["answers"] is None else row["answers"][:n]}

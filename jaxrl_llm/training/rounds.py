@@ -1,0 +1,84 @@
+"""Groups of unequal size: draws in rounds for the prompts that want more, and updates that pay only for what was drawn."""
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.training.rollout import Sampled
+
+
+def in_rounds(draw: Callable[[np.ndarray, int], Sampled], wants: Callable[[np.ndarray, np.ndarray], np.ndarray], prompts: int,
+              rounds: int) -> tuple[Sampled, np.ndarray]:
+    """`(sampled, valid bool[P, G])` after at most `rounds` rounds; G is the size of the largest group.
+
+    `draw(rows i32[R], round)` samples one more group for each of these of the P prompts, the first time for all of them;
+    `wants(rewards f32[P, G], valid) -> bool[P]` says who draws again, for instance `values.v0_5.wants_more`.
+    """
+    everyone = np.arange(prompts)
+    sampled = draw(everyone, 0)
+    valid = np.ones(sampled.rewards.shape, bool)
+    for number in range(1, rounds):
+        rows = np.flatnonzero(np.asarray(wants(sampled.rewards, valid)))
+        if not len(rows):
+            break
+        sampled, valid = append(sampled, valid, draw(rows, number), rows)
+    return sampled, valid
+
+
+def append(sampled: Sampled, valid: np.ndarray, extra: Sampled, rows: np.ndarray) -> tuple[Sampled, np.ndarray]:
+    """The draws of P prompts with `extra`, those of the prompts `rows`, behind them; what others lack is not valid."""
+    (P, G), g = valid.shape, extra.rewards.shape[1]
+
+    def behind(x, y):  # [P, G, ...] and [R, g, ...]
+        more = np.zeros((P, g, *x.shape[2:]), x.dtype)
+        more[rows] = y
+        return np.concatenate([x, more], axis=1)
+
+    def texts(x, y, fill):  # P * G and R * g entries
+        grid = [[fill] * g for _ in range(P)]
+        for place, row in enumerate(rows):
+            grid[row] = list(y[place * g:(place + 1) * g])
+        return [entry for p in range(P) for entry in (*x[p * G:(p + 1) * G], *grid[p])]
+
+    steps = sampled.completions.decode_steps + extra.completions.decode_steps
+    completions = jax.tree.map(lambda x, y: behind(x, y) if np.ndim(x) else steps, sampled.completions, extra.completions)
+    failures = {name: sampled.scores.failures.get(name, 0) + extra.scores.failures.get(name, 0)
+                for name in {**sampled.scores.failures, **extra.scores.failures}}
+    parts = sampled.scores.components.shape[1]
+    components = behind(sampled.scores.components.reshape(P, G, parts), extra.scores.components.reshape(-1, g, parts))
+    scores = sampled.scores._replace(total=behind(sampled.rewards, extra.rewards).reshape(-1),
+                                     components=components.reshape(-1, parts), failures=failures)
+    answers = sampled.answers and texts(sampled.answers, extra.answers, None)
+    drawn = dataclasses.replace(sampled, completions=completions, scores=scores, answers=answers,
+                                texts=texts(sampled.texts, extra.texts, ""))
+    return drawn, behind(valid, np.ones((len(rows), g), bool))
+
+
+def regroup(rollouts: Rollouts, advantages, size: int, multiple: int) -> tuple[Rollouts, np.ndarray]:
+    """The same rollouts in rows of at most `size`, without the rows that hold none: `[P, G, ...] -> [R, size, ...]`.
+
+    To be called when the advantages are known, which need whole groups. R is filled up to a `multiple` with rows that are not
+    valid, so that few shapes compile. Means over tokens or rollouts stay what they were, a mean over prompts would not.
+    Raises ValueError when `size` does not divide G.
+    """
+    P, G = rollouts.valid.shape
+    if G % size:
+        raise ValueError(f"groups of up to {G} rollouts do not split into rows of {size}")
+    rows = np.asarray(rollouts.valid).reshape(-1, size)
+    chosen = np.flatnonzero(rows.any(axis=1))
+    total = max(-(-len(chosen) // multiple), 1) * multiple
+    index = np.concatenate([chosen, np.zeros(total - len(chosen), int)])
+
+    def cut(x):
+        x = np.asarray(x)
+        if x.ndim > 1 and x.shape[1] == G:
+            return x.reshape(-1, size, *x.shape[2:])[index]
+        return np.repeat(x, G // size, axis=0)[index]
+
+    per_prompt = {name: getattr(rollouts, name) for name in ("prompt_tokens", "prompt_mask")}  # S may equal G
+    split = jax.tree.map(cut, rollouts.replace(prompt_tokens=None, prompt_mask=None))
+    whole = {name: None if x is None else np.repeat(np.asarray(x), G // size, axis=0)[index] for name, x in per_prompt.items()}
+    valid = split.valid & (np.arange(total) < len(chosen))[:, None]
+    return split.replace(valid=valid, **whole), cut(advantages)

@@ -1,0 +1,37 @@
+"""Run folders as the trainer leaves them, with made-up metrics."""
+import json
+
+from jaxrl_llm.compare import plan
+from jaxrl_llm.training import config as config_lib
+from jaxrl_llm.training.metrics import MetricWriter
+from jaxrl_llm.training.workdir import Workdir, resolve_config
+
+
+def base(**changes):
+    config = config_lib.default_config()
+    config.model.hidden_size, config.model.num_layers, config.model.num_heads, config.model.mlp_size = 16, 1, 2, 32
+    config.prompts.per_step, config.sampling.group, config.sampling.max_tokens = 4, 2, 8
+    config.task, config.steps = "arithmetic(level=digit)", 4
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+def write_run(job, budget, accuracies, *, length=5.0, seconds=2.0, rounds=None, every=2, samples=True):
+    """Held-out `accuracies` at steps 0, every, 2 every ...; a first step that compiles for a hundred seconds."""
+    config = plan.run_config(job, budget)
+    resolved = resolve_config(config_lib.resolve(config, plan.methods.get(config.method).defaults))
+    Workdir(job.folder, False, resolved, []).record()
+    with MetricWriter(job.folder) as writer:
+        for step in range((len(accuracies) - 1) * every + 1):
+            line = {"eval/accuracy": accuracies[step // every]} if step % every == 0 else {}
+            if step:
+                line |= {"completion/length": length, "time/step": 100.0 if step == 1 else seconds, "time/rollout": 0.5,
+                         "time/update": 1.0, "entropy": 0.5, "reward/mean": 0.3}
+                line |= {"filter/rounds": rounds} if rounds else {}
+            writer.write(step, line)
+            if samples and step % every == 0:
+                page = job.folder / "samples" / f"step_{step:06d}.jsonl"
+                page.parent.mkdir(exist_ok=True)
+                rows = [{"prompt_index": p, "components": {"exact": float((p + g + step) % 3 == 0), "format": 1.0}}
+                        for p in range(3) for g in range(config.sampling.group)]
+                page.write_text("".join(json.dumps(row) + "\n" for row in rows))

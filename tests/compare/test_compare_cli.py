@@ -1,0 +1,75 @@
+"""`experiments/compare.py` as people start it: runs, stops at the budget, goes on, survives a run that breaks, tunes."""
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from run_folders import write_run
+
+from jaxrl_llm.compare import plan
+
+ROOT = Path(__file__).parents[2]
+CONFIG_FILE = ROOT / "tests/integration/tiny_config.py"
+
+
+def compare_py(out, *arguments):
+    cache = f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"
+    return subprocess.run(
+        [sys.executable, str(ROOT / "experiments/compare.py"), cache, f"--config={CONFIG_FILE}", f"--out={out}",
+         "--config.eval.every=1", *arguments],
+        capture_output=True, text=True, timeout=600, env=os.environ | {"PYTHONPATH": str(ROOT)})
+
+
+@pytest.mark.slow
+def test_two_methods_two_seeds_then_more_of_one_beside_one_that_breaks(tmp_path):
+    done = compare_py(tmp_path, "--methods=rloo, grpo", "--seeds=0,1", "--budget=steps=2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert set(found["methods"]) == {"rloo", "grpo"} and found["methods"]["rloo"]["seeds"] == [0, 1]
+    assert found["methods"]["grpo"]["spent"]["steps"] == 2 and found["common"]["tokens"] > 0
+    metrics = (tmp_path / "runs/rloo/seed1/metrics.jsonl").read_bytes()
+
+    # More of one method, counted in tokens: the run goes on from where it was, and is stopped at the budget.
+    budget = 1.5 * found["common"]["tokens"]
+    more = compare_py(tmp_path, "--methods=tis_mis(sampling.top_k=5), rloo", "--seeds=1", f"--budget=tokens={budget}")
+    assert more.returncode == 1 and "1 of 2 runs failed" in more.stderr, more.stderr[-3000:]
+    assert "tis_mis(sampling.top_k=5) seed 1: FAILED with exit code 1" in more.stdout and "top_p and min_p" in more.stdout
+    again = (tmp_path / "runs/rloo/seed1/metrics.jsonl").read_bytes()
+    assert again.startswith(metrics) and again.count(b"\n") >= 4  # steps 0 to 3 at least
+    assert json.loads((tmp_path / "runs/rloo/seed1/config.json").read_text())["config"]["steps"] == 1_000_000
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert list(found["methods"]) == ["rloo"] and "tis_mis(sampling.top_k=5) has no finished run" in " ".join(found["warnings"])
+
+
+@pytest.mark.slow
+def test_settings_are_chosen_on_tuning_seeds(tmp_path):
+    """The better setting on the tuning seeds is the worse one on the testing seed, which must not matter."""
+    config = runpy.run_path(str(CONFIG_FILE))["get_config"]()
+    config.eval.every = 1
+    budget, grid = plan.Budget("tokens", 100.0), [{"optimizer.learning_rate": 1e-3}, {"optimizer.learning_rate": 2e-3}]
+    rloo, = plan.read_entries("rloo", config)
+    for i, (choice, scores) in enumerate(zip(grid, ((0.3, 0.5), (0.2, 0.4)))):
+        for job, score in zip(plan.jobs_of([plan.tuned(rloo, choice)], [7, 8], budget, tmp_path / "tuning" / str(i)), scores):
+            write_run(job, budget, [0.1, score], every=10)
+    job, = plan.jobs_of([plan.tuned(rloo, grid[0])], [0], budget, tmp_path / "runs")
+    write_run(job, budget, [0.1, 0.25], every=10)
+    done = compare_py(tmp_path, "--methods=rloo", "--seeds=0", "--budget=tokens=100", "--tuning_seeds=7,8", "--only_report",
+                      "--grid=optimizer.learning_rate=1e-3|2e-3")
+    assert done.returncode == 0, done.stderr[-3000:]
+    tuning = json.loads((tmp_path / "report.json").read_text())["tuning"]["rloo"]
+    share = 100 / 800  # of the ten steps of 16 completions of 5 tokens
+    assert tuning["grid"] == ["optimizer.learning_rate=0.001", "optimizer.learning_rate=0.002"]
+    assert tuning["chosen"] == tuning["grid"][0]
+    assert tuning["means"] == pytest.approx([0.1 + share * 0.3, 0.1 + share * 0.2])
+    assert tuning["gap"] == pytest.approx(share * 0.15)
+    text = (tmp_path / "report.md").read_text()
+    assert "## Tuning" in text and "on seeds 7, 8, which no table" in text
+
+
+def test_mistakes_are_explained_before_anything_runs(tmp_path):
+    shared = compare_py(tmp_path / "a", "--methods=rloo", "--seeds=0,7", "--grid=sampling.group=2|4", "--tuning_seeds=7")
+    assert shared.returncode == 1 and "share a seed" in shared.stderr and "Traceback" not in shared.stderr
+    assert not (tmp_path / "a").exists()

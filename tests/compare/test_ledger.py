@@ -1,0 +1,75 @@
+"""What runs spent: tokens with filters, seconds without the compiler, operations against a count by hand."""
+import numpy as np
+import pytest
+from run_folders import base, write_run
+
+from jaxrl_llm.compare import ledger, plan
+from jaxrl_llm.evaluation import flops
+from jaxrl_llm.training import config as config_lib
+
+BUDGET = plan.Budget("steps", 4)
+
+
+def job_of(tmp_path, text, **changes):
+    return plan.jobs_of(plan.read_entries(text, base(**changes)), [0], BUDGET, tmp_path)[0]
+
+
+def costs(text, **changes):
+    config = plan.read_entries(text, base(**changes))[0].config
+    return ledger.costs_of(config_lib.resolve(config, plan.methods.get(config.method).defaults))
+
+
+def test_tokens_seconds_and_steps(tmp_path):
+    job = job_of(tmp_path, "grpo")
+    write_run(job, BUDGET, [0.1, 0.2, 0.4])
+    run = ledger.read_run(job.folder)
+    np.testing.assert_array_equal(run.spent["steps"], [0, 1, 2, 3, 4])
+    np.testing.assert_array_equal(run.spent["tokens"], [0, 40, 80, 120, 160])  # 4 prompts x 2 completions x 5 tokens
+    np.testing.assert_array_equal(run.spent["seconds"], [0, 2, 4, 6, 8])  # the first took 100 s in the compiler
+    assert run.evaluated("tokens") == 160
+
+
+def test_what_a_filter_threw_away_is_paid_for(tmp_path):
+    job = job_of(tmp_path, "dapo")
+    write_run(job, BUDGET, [0.1, 0.2], rounds=3.0)
+    run = ledger.read_run(job.folder)
+    np.testing.assert_array_equal(run.spent["tokens"], [0, 120, 240])
+    once, thrice = costs("dapo").step_flops(np.array([5.0, 5.0]), np.array([1.0, 3.0]))
+    sampling = costs("dapo(learner.epochs=1)")
+    rollouts = 4 * (flops.prefill_flops(sampling.model, [round(sampling.prompt)])
+                    + 2 * flops.decode_flops(sampling.model, round(sampling.prompt), 5))
+    assert thrice - once == 2 * rollouts
+
+
+def test_operations_of_a_step_by_hand():
+    found = costs("rloo")
+    model, prompt = found.model, round(found.prompt)
+    assert (model.hidden_size, model.num_layers, found.prompts, found.group) == (16, 1, 4, 2)
+    group = flops.packed_flops(model, prompt, [5, 5])
+    rollouts = flops.prefill_flops(model, [prompt]) + 2 * flops.decode_flops(model, prompt, 5)
+    assert found.step_flops(np.array([5.0]), np.array([1.0]))[0] == 4 * (rollouts + 3 * group)
+    between = found.step_flops(np.array([5.0, 5.25, 6.0]), np.ones(3))
+    assert between[1] == pytest.approx(0.75 * between[0] + 0.25 * between[2], rel=1e-12)
+    assert costs("rloo(learner.epochs=2)").step_flops(np.array([5.0]), np.ones(1))[0] == 4 * (rollouts + 7 * group)
+    assert costs("grpo(objective='kl_coef=0.1')").scores == 1 + costs("grpo").scores
+    assert (costs("poise").scores, costs("poise(learner.micro_batches=2)").scores) == (0, 1)
+
+
+def test_a_critic_costs_as_much_as_a_policy_without_logits():
+    plain, separate = costs("rloo"), costs("ppo(learner.minibatches=1, learner.epochs=1)")
+    head = costs("ppo(learner.minibatches=1, learner.epochs=1, critic.kind=head)")
+    assert (plain.critic, separate.critic, head.critic) == (0, 4, 2)
+    states = flops.packed_flops(plain.model, round(plain.prompt), [5, 5]) - 2 * plain.model.vocab_size * 16 * 10
+    step = lambda c: c.step_flops(np.array([5.0]), np.ones(1))[0]  # noqa: E731
+    assert step(separate) - step(head) == 4 * 2 * states
+    alone = costs("vc_ppo(learner.minibatches=1, learner.epochs=1, critic.pretrain_steps=1)")
+    first, second = alone.step_flops(np.array([5.0, 5.0]), np.ones(2))
+    assert second - first == 4 * 3 * flops.packed_flops(plain.model, round(plain.prompt), [5, 5])
+
+
+def test_a_run_that_has_not_begun(tmp_path):
+    assert ledger.read_run(tmp_path / "nothing") is None
+    job = job_of(tmp_path, "grpo")
+    write_run(job, BUDGET, [0.1])
+    run = ledger.read_run(job.folder)
+    assert run.evaluated("flops") == 0 and run.spent["tokens"].tolist() == [0]

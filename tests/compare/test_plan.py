@@ -1,0 +1,94 @@
+"""Methods, grids and budgets as text; what is refused before anything runs."""
+import importlib.util
+
+import pytest
+from run_folders import base, write_run
+
+from jaxrl_llm.compare import plan
+from jaxrl_llm.training import config as config_lib
+
+
+def test_entries_carry_their_overrides_and_leave_the_base_alone():
+    config = base()
+    grpo, rloo = plan.read_entries(
+        "grpo, rloo(sampling.group=8, optimizer.learning_rate=1e-3, objective='clip_high=0.3')", config)
+    assert (grpo.label, grpo.config.method, grpo.config.sampling.group) == ("grpo", "grpo", 2)
+    assert (rloo.config.method, rloo.config.sampling.group, rloo.config.optimizer.learning_rate) == ("rloo", 8, 1e-3)
+    assert rloo.config.objective == "clip_high=0.3"
+    assert rloo.name == "rloo_sampling.group=8_optimizer.learning_rate=1e-3_objective=_clip_high=0.3"
+    assert config.method == "grpo" and config.sampling.group == 2
+
+
+@pytest.mark.parametrize("text, said", (
+    ("gropo", "Did you mean 'grpo'"),
+    ("grpo(sampling.grup=8)", "Did you mean 'sampling.group'"),
+    ("grpo(sampling.group=many)", "config.sampling.group='many': it is 2 here, of type int"),
+    ("grpo(sampling.group)", "write key=value"),
+    ("grpo(steps=1, steps=2)", "each key once"),
+    ("grpo rloo", "write method, or method"),
+    ("grpo, rloo, grpo", "grpo would share a folder"),
+    ("", "no methods to compare"),
+))
+def test_entries_that_cannot_be_read(text, said):
+    with pytest.raises(ValueError, match=said.replace("(", r"\(")):
+        plan.read_entries(text, base())
+
+
+def test_a_grid_is_every_combination():
+    assert plan.read_grid("optimizer.learning_rate=1e-4|3e-4, sampling.group=8|16") == [
+        {"optimizer.learning_rate": 1e-4, "sampling.group": 8}, {"optimizer.learning_rate": 1e-4, "sampling.group": 16},
+        {"optimizer.learning_rate": 3e-4, "sampling.group": 8}, {"optimizer.learning_rate": 3e-4, "sampling.group": 16}]
+
+
+def test_budgets():
+    assert plan.read_budget("tokens=2e6", base()) == ("tokens", 2e6)
+    assert plan.read_budget("", base()) == ("steps", 4)
+    for text, said in (("token=3", "Did you mean 'tokens'"), ("steps=2.5", "whole"), ("seconds=0", "above 0"),
+                       ("seconds=5, steps=3", "one unit"), ("seconds=long", "above 0")):
+        with pytest.raises(ValueError, match=said):
+            plan.read_budget(text, base())
+    entry, = plan.read_entries("grpo", base(**{"optimizer.schedule": "cosine"}))
+    plan.check_schedule(entry, plan.Budget("steps", 10))
+    with pytest.raises(ValueError, match="'cosine' needs the number of steps"):
+        plan.check_schedule(entry, plan.Budget("tokens", 10))
+
+
+def test_jobs_come_seed_by_seed(tmp_path):
+    jobs = plan.jobs_of(plan.read_entries("grpo, rloo", base()), [3, 5], plan.Budget("steps", 2), tmp_path)
+    assert [(job.entry.label, job.seed) for job in jobs] == [("grpo", 3), ("rloo", 3), ("grpo", 5), ("rloo", 5)]
+    assert jobs[2].folder == tmp_path / "grpo" / "seed5" and jobs[2].title == "grpo seed 5"
+
+
+def test_shares_are_a_partition(tmp_path):
+    jobs = plan.jobs_of(plan.read_entries("grpo, rloo", base()), [0, 1, 2], plan.Budget("steps", 2), tmp_path)
+    parts = [plan.share(jobs, f"{i}/4") for i in (1, 2, 3, 4)]
+    assert sorted(jobs.index(job) for part in parts for job in part) == list(range(6)) and plan.share(jobs, "1/1") == jobs
+    for wrong in ("0/4", "5/4", "half"):
+        with pytest.raises(ValueError, match="part/parts"):
+            plan.share(jobs, wrong)
+
+
+def test_a_written_configuration_reads_back(tmp_path):
+    entries = plan.read_entries("dapo(sampling.stop_strings=('a', 'b'))", base())
+    budget = plan.Budget("steps", 7)
+    job, = plan.jobs_of(entries, [3], budget, tmp_path)
+    plan.write_config(job, budget)
+    spec = importlib.util.spec_from_file_location("written", job.config_file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found, wanted = module.get_config(), plan.changed(entries[0].config, {"steps": 7, "seed": 0, "checkpoint.every": 10})
+    assert found.to_dict() == wanted.to_dict() and found.is_locked
+    assert found.sampling.stop_strings == ("a", "b")
+    assert plan.run_config(job, plan.Budget("tokens", 7.0)).steps == plan.ENDLESS
+    config_lib.check(config_lib.resolve(found, {}))
+
+
+def test_a_folder_of_other_settings_is_refused(tmp_path):
+    budget = plan.Budget("steps", 4)
+    job, = plan.jobs_of(plan.read_entries("grpo", base()), [0], budget, tmp_path)
+    write_run(job, budget, [0.1, 0.2])
+    plan.check_folder(job, budget)
+    plan.check_folder(job, plan.Budget("tokens", 1e5))  # another number of steps is the same run, continued
+    other, = plan.jobs_of(plan.read_entries("grpo", base(**{"sampling.group": 4})), [0], budget, tmp_path)
+    with pytest.raises(ValueError, match="sampling.group: 2 -> 4"):
+        plan.check_folder(other, budget)

@@ -1,0 +1,145 @@
+"""The report of made-up runs whose numbers are known, what it warns of, and that every picture is drawn."""
+import json
+import re
+
+import numpy as np
+import pytest
+from run_folders import base, write_run
+
+from jaxrl_llm.compare import figures, page, plan, report, scaling_page
+from jaxrl_llm.evaluation import scaling
+
+BUDGET = plan.Budget("tokens", 100.0)  # half way between the evaluations at 80 and 160
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """grpo is better on every seed and slower; the last seed of rloo broke off after its first evaluation."""
+    root = tmp_path_factory.mktemp("compared")
+    jobs = plan.jobs_of(plan.read_entries("grpo(sampling.group=4), rloo", base()), [0, 1, 2, 3], BUDGET, root / "runs")
+    for job in jobs:
+        if job.entry.config.method == "grpo":
+            write_run(job, BUDGET, [0.1, 0.3 + 0.01 * job.seed, 0.5 + 0.01 * job.seed], length=2.5, seconds=4.0)
+        elif job.seed < 3:
+            write_run(job, BUDGET, [0.1, 0.2, 0.2 + 0.04 * job.seed])
+        else:
+            write_run(job, BUDGET, [0.1])
+            (job.folder / "log.txt").write_text("step 1/9\nRuntimeError: no more memory\n")
+    results, warnings = report.finished_runs(jobs, BUDGET)
+    found = report.analyse(results, BUDGET, warnings)
+    found |= {"settings": report.settings(results), "facts": report.facts(results), "command": "python experiments/compare.py"}
+    return root, results, json.loads(json.dumps(found, allow_nan=False))
+
+
+def test_final_best_and_mean_at_the_budget(compared):
+    found = compared[2]
+    assert found["order"] == ["grpo(sampling.group=4)", "rloo"]
+    grpo, rloo = found["methods"].values()
+    # A quarter of the way from 0.3 to 0.5 (budget 100 between 80 and 160); four seeds lose one at each end.
+    assert [run["final"] for run in grpo["runs"]] == pytest.approx([0.35, 0.36, 0.37, 0.38])
+    assert grpo["final"]["value"] == pytest.approx(0.365) and 0.35 <= grpo["final"]["low"] < 0.365 < grpo["final"]["high"]
+    assert [run["final"] for run in rloo["runs"]] == pytest.approx([0.2, 0.21, 0.22])
+    assert rloo["best"]["value"] == pytest.approx(0.21)
+    assert rloo["runs"][0]["mean"] == pytest.approx((80 * 0.15 + 20 * 0.2) / 100)
+    assert rloo["seeds"] == [0, 1, 2]
+
+
+def test_who_is_better_and_by_how_much(compared):
+    found = compared[2]
+    grpo, rloo = found["order"]
+    assert found["improvement"][grpo][rloo] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert found["improvement"][rloo][grpo]["value"] == 0.0
+    paired = found["differences"][grpo][rloo]
+    assert paired["mean"] == pytest.approx(0.15) and paired["seeds"] == 3 and paired["p_value"] == 0.25
+
+
+def test_what_was_spent(compared):
+    grpo, rloo = compared[2]["methods"].values()
+    assert grpo["spent"]["tokens"] == rloo["spent"]["tokens"] == 100
+    assert grpo["spent"]["steps"] == rloo["spent"]["steps"] == 2.5
+    assert grpo["spent"]["seconds"] == 2 * rloo["spent"]["seconds"] == 10
+    assert rloo["gain_per"]["seconds"]["value"] == pytest.approx(0.11 / 5)
+    # 80% of the best gain: 0.1 + 0.8 * 0.265 = 0.312, which rloo never reaches; grpo's middle seeds do after 80 * 212 / 220
+    # (from 0.1 to 0.32) and 80 + 80 * 2 / 200 (from 0.31 to 0.51).
+    assert compared[2]["target"] == pytest.approx(0.312)
+    assert rloo["to_reach"] == {"median": "inf", "runs": 0}
+    assert grpo["to_reach"] == {"median": pytest.approx((80 * 212 / 220 + 80.8) / 2), "runs": 4}
+    common = compared[2]["common"]
+    assert (common["tokens"], common["steps"], common["seconds"]) == (100, 4, 8)
+    assert rloo["at_equal"]["seconds"]["value"] == pytest.approx(0.24)  # the end of its curve
+    assert grpo["at_equal"]["seconds"]["value"] == pytest.approx(0.315)  # half of its steps
+
+
+def test_health_phases_and_pass_at_k(compared):
+    grpo, rloo = compared[2]["methods"].values()
+    assert (rloo["entropy"], rloo["length"], grpo["length"]) == (None, None, None)  # no step ends within the last tenth
+    assert rloo["phases"] == {"rollout": 0.5, "update": 1.0}
+    # Pages of three prompts x G: at step 0 the groups of two have one right for prompts 0 and 2.
+    assert rloo["pass_at"]["before"] == {"1": pytest.approx(1 / 3), "2": pytest.approx(2 / 3)}
+    assert grpo["pass_at"]["before"]["4"] == 1.0 and set(grpo["pass_at"]["after"]) == {"1", "2", "4"}
+
+
+def test_means_of_the_last_tenth(compared):
+    _, results, _ = compared
+    assert report.late_mean(results["rloo"], plan.Budget("tokens", 80.0), "entropy") == 0.5
+    assert report.late_mean(results["rloo"], BUDGET, "no such metric") is None
+
+
+def test_what_is_missing_is_said(compared):
+    root, results, found = compared
+    warnings = " ".join(found["warnings"])
+    assert "rloo seed 3 is not finished (0% of the budget)" in warnings and "RuntimeError: no more memory" in warnings
+    assert "different numbers of finished seeds: grpo(sampling.group=4): 4, rloo: 3" in warnings
+    assert found["settings"]["rloo"] == ["sampling.group: 4 -> 2"]
+    one = {"grpo": results["rloo"][:1]}
+    assert "next to nothing" in report.cautions(one)[0]
+
+
+def test_the_page_and_its_pictures(compared):
+    root, results, found = compared
+    text = page.markdown(found)
+    drawn = {path.name for path in figures.draw_all(results, found, root)}
+    assert drawn == set(re.findall(r"\]\((\w+\.png)\)", text))
+    assert all((root / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for name in drawn)
+    assert "# 2 methods at 100 generated tokens" in text and "**grpo(sampling.group=4)** ends highest" in text
+    assert "+15.0 [" in text and "its interval excludes 0" in text and "not reached (0 of 3 runs)" in text
+    assert "| rloo | 3 | 21.0% [" in text
+    for line in text.splitlines():
+        assert not line.startswith("|") or line.count("|") >= 3
+    assert "21.0%" in page.summary(found) and "note: rloo seed 3" in page.summary(found)
+
+
+def test_curves_are_read_on_a_common_grid(compared):
+    x, y = report.curves(compared[1]["rloo"], "tokens", 80.0)
+    assert x[0] == 0 and x[-1] == 80 and y.shape == (3, 101)
+    np.testing.assert_allclose(y[0], 0.1 + 0.1 * x / 80, atol=1e-12)
+    assert np.isnan(report.curves(compared[1]["rloo"], "tokens", 80.0, "absent")[1]).all()
+
+
+def test_amounts_for_people():
+    assert page.amount("tokens", 2.5e6) == "2.5 million generated tokens"
+    assert page.amount("flops", 3e13) == "30 x 10^12 floating-point operations"
+    assert page.amount("seconds", 1200) == "1200 training seconds"
+
+
+def test_scaling_fits_from_run_folders(tmp_path):
+    """Three seeds of a recipe whose accuracy follows a sigmoid, and one that falls: a fit, a problem, a page, a picture."""
+    law = scaling.Sigmoid(0.1, 0.8, 1.5, 300)
+    for name, sign in (("good", 1), ("bad", -1)):
+        jobs = plan.jobs_of(plan.read_entries("rloo", base()), [0, 1, 2], BUDGET, tmp_path / name)
+        for job in jobs:
+            tokens = 80 * np.arange(30.0)  # an evaluation every two steps of 40 tokens
+            noise = np.random.default_rng(job.seed).normal(0, 0.003, 30)
+            write_run(job, BUDGET, (law.predict(tokens)[::sign] + noise).tolist(), samples=False)
+    recipes = {name: scaling_page.runs_of(tmp_path / name / "rloo") for name in ("good", "bad")}
+    fits = {name: scaling_page.fit_recipe(runs, "tokens", resamples=20) for name, runs in recipes.items()}
+    found = json.loads(json.dumps(fits, allow_nan=False))
+    low, high = found["good"]["sigmoid"]["intervals"]["ceiling"]
+    assert found["good"]["runs"] == 3 and low - 0.02 <= 0.8 <= high + 0.02 and found["good"]["entropy"] is None
+    assert found["good"]["extrapolation"]["sigmoid"] < found["good"]["extrapolation"]["logarithm"]
+    assert "does not rise" in found["bad"]["problem"]
+    text = scaling_page.markdown(fits, "tokens", "python experiments/scaling.py")
+    assert "| good | 3 |" in text and "- bad: the reward does not rise" in text
+    assert scaling_page.draw(fits, recipes, "tokens", tmp_path / "scaling.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        scaling_page.runs_of(tmp_path)

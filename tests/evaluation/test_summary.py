@@ -1,0 +1,84 @@
+"""The numbers of an evaluation from completions that can be counted by hand, and two policies on the same problems."""
+import json
+
+import numpy as np
+import pytest
+
+from jaxrl_llm.evaluation import summary
+
+
+def row(correct, answers=None, lengths=None, stopped=None, level=""):
+    n = len(correct)
+    return {"level": level, "correct": correct, "answers": answers, "lengths": lengths or [3] * n,
+            "stopped": stopped or [1] * n, "components": {"exact": [float(c) for c in correct], "format": [1.0] * n}}
+
+
+JOINED = {
+    4: row([1, 1, 0, 0], ["7", "7", "8", None], [2, 2, 4, 8], [1, 1, 1, 0], "easy"),
+    9: row([0, 0, 0, 0], ["1", "1", "1", "2"], [4, 4, 4, 4], level="hard"),
+}
+
+
+def test_all_numbers_of_two_problems():
+    found = summary.measure(JOINED)
+    json.dumps(found, allow_nan=False)
+    assert (found["problems"], found["samples"]) == (2, 4)
+    assert found["accuracy"] == found["pass@1"] == [0.25, 0.0, 0.5]
+    assert found["pass@2"][0] == pytest.approx((5 / 6) / 2) and found["pass@4"][0] == 0.5
+    assert found["maj@2"][0] == pytest.approx((2 / 3) / 2) and found["maj@4"] == found["cons"] == [0.5, 0.0, 1.0]
+    assert found["solved"][0] == 0.5 and 0 < found["solved"][1] and found["solved"][2] < 1
+    assert found["truncated"][0] == 1 / 8 and found["components"] == {"exact": [0.25, 0.0, 0.5], "format": [1.0, 1.0, 1.0]}
+    assert found["length"] == {"mean": 4.0, "median": 4.0, "p95": pytest.approx(6.6), "right": 2.0,
+                               "wrong": pytest.approx(28 / 6)}
+
+
+def test_one_completion_each_has_wilsons_interval():
+    found = summary.measure({i: row([int(i < 3)]) for i in range(10)})
+    assert found["accuracy"] == found["solved"] and found["accuracy"][:2] == [0.3, pytest.approx(0.1077912674)]
+    assert "cons" not in found  # no answers were read
+
+
+def test_sizes_end_with_all_samples():
+    assert summary.sizes(1) == [1] and summary.sizes(8) == [1, 2, 4, 8] and summary.sizes(12) == [1, 2, 4, 8, 12]
+    assert len(summary.sizes(1024)) == 11
+
+
+def test_levels_apart():
+    found = summary.by_level(JOINED)
+    assert list(found) == ["easy", "hard"] and found["easy"]["accuracy"][0] == 0.5 and found["hard"]["accuracy"][0] == 0
+    assert summary.by_level({4: JOINED[4]}) == {}
+
+
+def test_sampling_until_solved_twice():
+    joined = {1: row([0, 1, 0, 0, 1, 1]), 2: row([1, 1]), 3: row([0, 0, 1, 0])}
+    found = json.loads(json.dumps(summary.measure_until(joined, 2)))
+    assert found["rate"][0] == pytest.approx((1 / 4 + 1 + 1 / 4) / 3)  # (r - 1) / (K - 1), and 1 of 4 where it was given up
+    assert found["given_up"] == pytest.approx(1 / 3) and found["tries"] == 5 + 2 + 4
+    assert found["per_problem"]["1"] == pytest.approx([0.4, 0.0527450, 0.8058796], abs=1e-6)
+    assert summary.measure_until(joined, 1)["rate"][0] == pytest.approx((1 / 2 + 1 + 1 / 3) / 3)
+
+
+def test_problems_with_different_numbers_of_completions():
+    with pytest.raises(ValueError, match=r"\[1, 4\] completions"):
+        summary.estimates(JOINED | {5: row([1])})
+
+
+def test_a_better_policy_on_the_same_problems():
+    random = np.random.default_rng(0)
+    skill = random.random(60)
+    draw = lambda p, n: {i: row((random.random(n) < s).astype(int).tolist()) for i, s in enumerate(p)}  # noqa: E731
+    better, base = draw(np.minimum(skill + 0.2, 1), 8), draw(skill, 16)
+    del base[3]
+    found = summary.compare(better, base)
+    json.dumps(found, allow_nan=False)
+    assert (found["problems"], found["samples"]) == (59, 8)
+    assert found["accuracy"]["low"] > 0.08 and found["accuracy"]["high"] < 0.3 and found["accuracy"]["p_value"] < 0.01
+    assert found["pass@8"]["mean"] < found["accuracy"]["mean"]  # most problems are within reach of both
+    assert "pass@16" not in found
+    solved = lambda rows: sum(any(rows[i]["correct"][:8]) for i in base)  # noqa: E731
+    b = found["boundary"]
+    assert b["expansion"] + b["preserved"] == solved(better) and b["shrinkage"] + b["preserved"] == solved(base)
+    same = summary.compare(base, base)
+    assert same["accuracy"] == {"mean": 0, "low": 0, "high": 0, "p_value": 1} and same["boundary"]["expansion"] == 0
+    with pytest.raises(ValueError, match="no problem in common"):
+        summary.compare({1: row([1])}, {2: row([1])})
