@@ -296,7 +296,7 @@ def test_reader_sees_what_a_live_run_publishes(tmp_path):
             assert reader.restore({"w": jnp.zeros(2, int)}).step == step
 
 
-def run_child(directory, body, prefix=()):
+def run_child(directory, body, prefix=(), flags=None):
     """Runs `body` in a process of its own with `checkpoints` open on `directory` (keep=1) and step 1 safely saved."""
     head = f"""
         import os, signal, sys, threading, time
@@ -309,6 +309,8 @@ def run_child(directory, body, prefix=()):
     """
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": root}
+    if flags is not None:
+        environment["XLA_FLAGS"] = flags
     return subprocess.run(
         [*prefix, sys.executable, "-c", textwrap.dedent(head) + textwrap.dedent(body)],
         env=environment,
@@ -451,14 +453,25 @@ def test_restores_onto_another_mesh(tmp_path):
         print("SHARDINGS", all(a.sharding == s.sharding for a, s in pairs))
         checkpoints.close()
     """
-    environment = dict(os.environ)
-    try:
-        os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
-        result = run_child(tmp_path, body)
-    finally:
-        os.environ.clear()
-        os.environ.update(environment)
+    result = run_child(tmp_path, body, flags="--xla_force_host_platform_device_count=4")
     assert "SHARDINGS True" in result.stdout, result.stderr
     expected = {"w": jnp.arange(48.0).reshape(8, 6), "k": jax.random.split(jax.random.key(3), 8), "r": jnp.int32(9)}
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), expected)
     assert_identical(Checkpoints(tmp_path, read_only=True).restore(target).state, expected)
+
+
+def test_checksums_of_many_sharded_tensors_do_not_wait_for_each_other(tmp_path):
+    """Each tensor's checksum is a program with an all-reduce; forty in flight at once once held up all threads of a CPU."""
+    body = """
+        from jax.sharding import NamedSharding, PartitionSpec as P
+        mesh = jax.make_mesh((2,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
+        put = lambda i, spec: jax.device_put(jnp.arange(1024.0 * (1 + i % 4)).reshape(16, -1), NamedSharding(mesh, spec))
+        state = {f"w{i}": put(i, P("fsdp") if i % 3 else P()) for i in range(40)}
+        for step in range(2, 12):
+            checkpoints.save(step, state)
+        print("RESTORED", checkpoints.restore(state).step)
+        checkpoints.close()
+    """
+    flags = "--xla_force_host_platform_device_count=2 --xla_cpu_collective_call_terminate_timeout_seconds=15"
+    result = run_child(tmp_path, body, flags=flags)
+    assert "RESTORED 11" in result.stdout, result.stderr[-2000:]
