@@ -59,7 +59,7 @@ def read_entries(text: str, base: ConfigDict) -> list[Entry]:
       ValueError: an unknown method or key, a value of another type, the same contestant twice.
     """
     found = []
-    for part in _parts(text):
+    for part in config_lib.parts(text):
         call = re.fullmatch(r"(\w+)\s*(?:\((.*)\))?", part, re.DOTALL)
         if call is None:
             raise ValueError(f"cannot read {part!r} in {text!r}; write method, or method(key=value, key=value)")
@@ -77,7 +77,7 @@ def read_entries(text: str, base: ConfigDict) -> list[Entry]:
 def read_options(text: str) -> dict[str, object]:
     """`"a.b=1, c='x'"` as `config.keywords` reads it, with dotted names."""
     found = {}
-    for part in _parts(text):
+    for part in config_lib.parts(text):
         name, equals, value = part.partition("=")
         if not equals or not re.fullmatch(r"[\w.]+", name.strip()) or name.strip() in found:
             raise ValueError(f"cannot read {part!r} in {text!r}; write key=value, key=value, each key once")
@@ -88,7 +88,7 @@ def read_options(text: str) -> dict[str, object]:
 def read_grid(text: str) -> list[dict[str, object]]:
     """`"optimizer.learning_rate=1e-4|3e-4, sampling.group=8|16"`: every combination, the last key varying fastest."""
     keys, values = [], []
-    for part in _parts(text):
+    for part in config_lib.parts(text):
         name, _, choices = part.partition("=")
         keys.append(name.strip())
         values.append([read_options(f"{name}={choice}")[name.strip()] for choice in choices.split("|")])
@@ -189,6 +189,3 @@ def _flat(tree: dict, prefix: str = "") -> dict[str, object]:
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
 
-
-def _parts(text: str) -> list[str]:
-    return config_lib._parts(text)

@@ -107,7 +107,7 @@ def keywords(text: str) -> dict[str, Any]:
       ValueError: when a part is not `name=value`, or a name is given twice.
     """
     found = {}
-    for part in _parts(text):
+    for part in parts(text):
         name, _, value = (piece.strip() for piece in part.partition("="))
         try:
             literal = ast.literal_eval(value)
@@ -123,7 +123,7 @@ def keywords(text: str) -> dict[str, Any]:
 def calls(text: str) -> list[tuple[str, dict[str, Any]]]:
     """`"exact, format(pattern='a*', weight=0.1)"` as names with their `keywords`; ValueError when it reads otherwise."""
     found = []
-    for part in _parts(text):
+    for part in parts(text):
         call = re.fullmatch(r"(\w+)\s*(?:\((.*)\))?", part, re.DOTALL)
         if call is None:
             raise ValueError(f"cannot read {part!r} in {text!r}; write name, or name(option=value, option=value)")
@@ -131,9 +131,9 @@ def calls(text: str) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def _parts(text: str) -> list[str]:
+def parts(text: str) -> list[str]:
     """The stretches between the commas that are in no quotes and no brackets; empty ones are left out."""
-    parts, depth, quote = [""], 0, ""
+    found, depth, quote = [""], 0, ""
     for character in text:
         if quote:
             quote = "" if character == quote else quote
@@ -142,10 +142,10 @@ def _parts(text: str) -> list[str]:
         else:
             depth += (character in "([{") - (character in ")]}")
         if character == "," and not quote and not depth:
-            parts.append("")
+            found.append("")
         else:
-            parts[-1] += character
-    return [part.strip() for part in parts if part.strip()]
+            found[-1] += character
+    return [part.strip() for part in found if part.strip()]
 
 
 def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
