@@ -25,9 +25,9 @@ def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], fol
     style = {label: {"color": COLORS[i % len(COLORS)], "linestyle": _DASHES[i // len(COLORS) % len(_DASHES)]}
              for i, label in enumerate(ordered)}
     chart = {
-        "curves": ((9, 4.2), 1, 2, lambda axes: _curves(axes, ordered, budget, report, style)),
-        "axes": ((11, 7), 2, 2, lambda axes: _axes(axes, ordered, report, style)),
-        "diagnostics": ((12, 3.6), 1, 3, lambda axes: _diagnostics(axes, ordered, budget, style)),
+        "curves": ((10, 4.4), 1, 2, lambda axes: _curves(axes, ordered, budget, report, style)),
+        "axes": ((10, 7.4), 2, 2, lambda axes: _axes(axes, ordered, report, style)),
+        "diagnostics": ((12, 4), 1, 3, lambda axes: _diagnostics(axes, ordered, budget, style)),
         "final": ((7, 1.2 + 0.45 * len(ordered)), 1, 1, lambda axes: _final(axes[0], report, style)),
         "time": ((8, 1.4 + 0.45 * len(ordered)), 1, 1, lambda axes: _time(axes[0], report)),
     }
@@ -58,12 +58,19 @@ def _band(axes, x, y, label, style) -> None:
     axes.fill_between(x, found.low, found.high, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def _learning(axes, results, unit, budget, style, metric=METRIC) -> None:
+def _learning(axes, results, unit, budget, style, since_start: bool = False) -> None:
     for label, found in results.items():
-        x, y = curves(found, unit, budget, metric)
+        x, y = curves(found, unit, budget, METRIC)
         if np.isfinite(y).any():
-            _band(axes, x, y, f"{label} ({len(found)} seeds)", style[label])
+            _band(axes, x, y - y[:, :1] if since_start else y, f"{label} ({len(found)} seeds)", style[label])
     _budget_axis(axes, unit)
+    _accuracy_axis(axes)
+
+
+def _legend(axes) -> None:
+    handles, labels = axes[0].get_legend_handles_labels()
+    columns = min(len(labels), max(1, 110 // max(map(len, labels))))
+    axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def _budget_axis(axes, unit) -> None:
@@ -81,20 +88,20 @@ def _accuracy_axis(axes) -> None:
 
 
 def _curves(axes, results, budget, report, style) -> None:
-    other = "tokens" if budget.unit == "seconds" else "seconds"
-    for panel, unit in zip(axes, (budget.unit, other)):
-        _learning(panel, results, unit, report["common"][unit], style)
-        _accuracy_axis(panel)
-        panel.set_title(f"Against {UNITS[unit]}")
-    axes[0].legend(loc="best")
+    for panel, since_start in zip(axes, (False, True)):
+        _learning(panel, results, budget.unit, budget.size, style, since_start)
+    axes[0].set_title("Held-out accuracy")
+    axes[1].set_title("Gain since the start, seed by seed")
+    axes[1].set_ylabel("")
+    _legend(axes)
 
 
 def _axes(axes, results, report, style) -> None:
     for panel, unit in zip(axes, UNITS):
-        _learning(panel, results, unit, report["common"][unit], style)
-        _accuracy_axis(panel)
+        _learning(panel, results, unit, report["common"][unit], style, since_start=True)
+        panel.set_ylabel("gain of held-out accuracy")
         panel.set_title(f"Equal {UNITS[unit]}")
-    axes[0].legend(loc="best")
+    _legend(axes)
 
 
 def _diagnostics(axes, results, budget, style) -> None:
@@ -110,7 +117,7 @@ def _diagnostics(axes, results, budget, style) -> None:
             _band(panel, x[width // 2:width // 2 + smooth.shape[1]], smooth, label, style[label])
         panel.set_title(title)
         _budget_axis(panel, budget.unit)
-    axes[0].legend(loc="best")
+    _legend(axes)
 
 
 def _final(axes, report, style) -> None:

@@ -21,15 +21,16 @@ ENDLESS = 1_000_000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Entry:
-    """One contestant: its text, and the whole configuration but for seed and steps."""
+    """One contestant: what tables call it, the whole configuration but for seed and steps, and its text in the list."""
 
     label: str
     config: ConfigDict
+    text: str
 
     @property
     def name(self) -> str:
-        """The label as the name of a folder."""
-        return re.sub(r"[^\w.=+-]+", "_", self.label).strip("_")
+        """The text as the name of a folder."""
+        return re.sub(r"[^\w.=+-]+", "_", self.text).strip("_")
 
 
 class Budget(NamedTuple):
@@ -55,6 +56,8 @@ class Job(NamedTuple):
 def read_entries(text: str, base: ConfigDict) -> list[Entry]:
     """`"grpo, rloo(sampling.group=8, objective='clip_high=0.3')"`: catalogue names, in brackets what differs from `base`.
 
+    A contestant is called by its method alone where no other has the same.
+
     Raises:
       ValueError: an unknown method or key, a value of another type, the same contestant twice.
     """
@@ -64,14 +67,15 @@ def read_entries(text: str, base: ConfigDict) -> list[Entry]:
         if call is None:
             raise ValueError(f"cannot read {part!r} in {text!r}; write method, or method(key=value, key=value)")
         methods.get(call[1])
-        found.append(Entry(part, changed(base, {"method": call[1]} | read_options(call[2] or ""))))
+        found.append(Entry(call[1], changed(base, {"method": call[1]} | read_options(call[2] or "")), part))
     names = [entry.name for entry in found]
-    twice = sorted({entry.label for entry in found if names.count(entry.name) > 1})
+    twice = sorted({entry.text for entry in found if names.count(entry.name) > 1})
     if twice:
         raise ValueError(f"{', '.join(twice)} would share a folder; give each method once, or with other settings")
     if not found:
         raise ValueError("no methods to compare; give for example --methods=grpo,rloo")
-    return found
+    methods_of = [entry.label for entry in found]
+    return [entry if methods_of.count(entry.label) == 1 else dataclasses.replace(entry, label=entry.text) for entry in found]
 
 
 def read_options(text: str) -> dict[str, object]:
@@ -136,7 +140,7 @@ def changed(base: ConfigDict, changes: dict[str, object]) -> ConfigDict:
 
 def tuned(entry: Entry, choice: dict[str, object]) -> Entry:
     """The contestant with the settings of a grid point, under the same label."""
-    return Entry(entry.label, changed(entry.config, choice))
+    return dataclasses.replace(entry, config=changed(entry.config, choice))
 
 
 def jobs_of(entries: list[Entry], seeds: list[int], budget: Budget, root: Path) -> list[Job]:
@@ -177,7 +181,7 @@ def check_folder(job: Job, budget: Budget) -> None:
 def write_config(job: Job, budget: Budget) -> None:
     """The configuration of a job as a file that experiments/train.py reads; the seed is given beside it."""
     values = changed(run_config(job, budget), {"seed": 0}).to_dict()
-    text = (f'"""{job.entry.label}, written by experiments/compare.py."""\nfrom ml_collections import ConfigDict\n\n\n'
+    text = (f'"""{job.entry.text}, written by experiments/compare.py."""\nfrom ml_collections import ConfigDict\n\n\n'
             f"def get_config():\n    return ConfigDict({pprint.pformat(values, width=120, indent=1)}).lock()\n")
     job.config_file.parent.mkdir(parents=True, exist_ok=True)
     job.config_file.write_text(text)

@@ -17,6 +17,9 @@ def test_entries_carry_their_overrides_and_leave_the_base_alone():
     assert rloo.config.objective == "clip_high=0.3"
     assert rloo.name == "rloo_sampling.group=8_optimizer.learning_rate=1e-3_objective=_clip_high=0.3"
     assert config.method == "grpo" and config.sampling.group == 2
+    assert rloo.label == "rloo" and rloo.text.startswith("rloo(sampling.group=8")
+    same = plan.read_entries("grpo, grpo(sampling.group=8), rloo(sampling.group=8)", config)
+    assert [entry.label for entry in same] == ["grpo", "grpo(sampling.group=8)", "rloo"]
 
 
 @pytest.mark.parametrize("text, said", (

@@ -33,7 +33,7 @@ def compared(tmp_path_factory):
 
 def test_final_best_and_mean_at_the_budget(compared):
     found = compared[2]
-    assert found["order"] == ["grpo(sampling.group=4)", "rloo"]
+    assert found["order"] == ["grpo", "rloo"]
     grpo, rloo = found["methods"].values()
     # A quarter of the way from 0.3 to 0.5 (budget 100 between 80 and 160); four seeds lose one at each end.
     assert [run["final"] for run in grpo["runs"]] == pytest.approx([0.35, 0.36, 0.37, 0.38])
@@ -89,7 +89,7 @@ def test_what_is_missing_is_said(compared):
     root, results, found = compared
     warnings = " ".join(found["warnings"])
     assert "rloo seed 3 is not finished (0% of the budget)" in warnings and "RuntimeError: no more memory" in warnings
-    assert "different numbers of finished seeds: grpo(sampling.group=4): 4, rloo: 3" in warnings
+    assert "different numbers of finished seeds: grpo: 4, rloo: 3" in warnings
     assert found["settings"]["rloo"] == ["sampling.group: 4 -> 2"]
     one = {"grpo": results["rloo"][:1]}
     assert "next to nothing" in report.cautions(one)[0]
@@ -101,7 +101,7 @@ def test_the_page_and_its_pictures(compared):
     drawn = {path.name for path in figures.draw_all(results, found, root)}
     assert drawn == set(re.findall(r"\]\((\w+\.png)\)", text))
     assert all((root / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for name in drawn)
-    assert "# 2 methods at 100 generated tokens" in text and "**grpo(sampling.group=4)** ends highest" in text
+    assert "# 2 methods at 100 generated tokens" in text and "**grpo** ends highest" in text
     assert "+15.0 [" in text and "its interval excludes 0" in text and "not reached (0 of 3 runs)" in text
     assert "| rloo | 3 | 21.0% [" in text
     for line in text.splitlines():
