@@ -37,6 +37,8 @@ class Estimator(NamedTuple):
     `metrics(rollouts, advantages, state) -> scalars by name`, with the state from before the update, is what the estimator
     tells about a batch. `history(state) -> (predicted [N], actual [N], group i32[N], real bool[N])` are its last predictions
     of rewards beside what came, made before it came, and which prompt they belong to. None: there is nothing to tell.
+    `wants_more(rollouts, first, most) -> bool[P]`, of rollouts with `rewards`, `valid` and the `extras` that `needs` names,
+    says which prompts to sample again, when a prompt gets `first` rollouts at once and at most `most`. None: all get the same.
     """
 
     init: Callable[[], State]
@@ -45,6 +47,7 @@ class Estimator(NamedTuple):
     value_targets: Callable[[Rollouts, bool], Array] | None = None
     metrics: Callable[[Rollouts, Array, State], dict[str, Array]] | None = None
     history: Callable[[State], tuple[Array, Array, Array, Array]] | None = None
+    wants_more: Callable[[Rollouts, int, int], Array] | None = None
 
 
 def stateless(function: Callable[[Rollouts], Array], *, needs: tuple[str, ...] = ("rewards",),
@@ -65,10 +68,11 @@ def stateful(
     needs: tuple[str, ...] = ("rewards",),
     metrics: Callable[[Rollouts, Array, State], dict[str, Array]] | None = None,
     history: Callable[[State], tuple[Array, Array, Array, Array]] | None = None,
+    wants_more: Callable[[Rollouts, int, int], Array] | None = None,
 ) -> Estimator:
     """As `stateless`, for `(rollouts, state) -> (advantages, state)`; the state is a pytree of static shapes.
 
-    `metrics` and `history`: see `Estimator`.
+    `metrics`, `history` and `wants_more`: see `Estimator`.
     """
 
     def update(rollouts, state):
@@ -83,4 +87,4 @@ def stateful(
         return jnp.where(mask, advantages, jnp.zeros((), advantages.dtype)), state
 
     tell = None if metrics is None else lambda rollouts, *rest: metrics(lax.stop_gradient(clean(rollouts, *needs)), *rest)
-    return Estimator(init, update, needs, metrics=tell, history=history)
+    return Estimator(init, update, needs, metrics=tell, history=history, wants_more=wants_more)

@@ -4,11 +4,13 @@ import jax.numpy as jnp
 
 from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful
+from jaxrl_llm.values import v0_5 as shrinkage
 from jaxrl_llm.values.v0_5 import fuse
 
 
 @estimator
-def v0_5(*, variance: float = 0.25, leave_one_out: bool = False, norm_std: bool = False, eps: float = 1e-6) -> Estimator:
+def v0_5(*, variance: float = 0.25, cost: float | None = None, leave_one_out: bool = False, norm_std: bool = False,
+         eps: float = 1e-6) -> Estimator:
     """`A_i = r_i - b`, `b = prior + w (mean - prior)`, see `jaxrl_llm.values.v0_5.fuse`; groups may differ in size.
 
     `extras["prior"]` f32[P] is a guess of each prompt's mean reward, made without these rollouts. `variance` bounds the
@@ -18,6 +20,9 @@ def v0_5(*, variance: float = 0.25, leave_one_out: bool = False, norm_std: bool 
     The baseline depends on the rewards it is subtracted from wherever the prior is not believed. `leave_one_out` takes the
     mean, its weight included, over the other rollouts of the group, which removes this bias (not in the paper).
     `norm_std` divides by the group's sample deviation + eps where rewards differ; the paper does not.
+
+    A prompt is sampled again while one more rollout lowers the baseline's squared error by more than `cost`, see
+    `jaxrl_llm.values.v0_5.wants_more`.
 
     Metrics, means over prompts: `rollouts` used, share of priors `rejected`, `weight` of the mean, `prior_mean`, and
     `prior_error`, the squared distance of prior and group mean, noise of the mean included.
@@ -45,4 +50,10 @@ def v0_5(*, variance: float = 0.25, leave_one_out: bool = False, norm_std: bool 
                 "prior_mean": prior, "prior_error": (prior - mean) ** 2}
         return {f"v0_5/{name}": masked.mean(x, some) for name, x in told.items()}
 
-    return stateful(lambda: (), advantages, needs=("rewards", "prior"), metrics=metrics)
+    def wants_more(rollouts, first, most):
+        rewards, valid = rollouts.rewards, rollouts.valid
+        count, mean = masked.group_count(valid)[:, 0], masked.group_mean(rewards, valid)[:, 0]
+        fused = fuse(rollouts.extras["prior"], mean, count, variance=variance)
+        return shrinkage.wants_more(fused, count, variance=variance, k_init=first, k_max=most, cost=cost)
+
+    return stateful(lambda: (), advantages, needs=("rewards", "prior"), metrics=metrics, wants_more=wants_more)

@@ -24,9 +24,9 @@ SLOW = 5.0
 class Run:
     """Metrics of a run, one entry `[N]` per line, and what had been spent when that line was written.
 
-    `spent["tokens"]`: all completion tokens that were sampled, filtered ones included. `spent["flops"]`: operations of
-    sampling, scoring and updates over useful tokens. `spent["seconds"]`: collecting and learning, without evaluations,
-    checkpoints and compilation. Evaluations and the supervised warm-up are in none of them.
+    `spent["tokens"]`: all completion tokens that were sampled, those that a filter dropped or that were drawn in further rounds
+    included. `spent["flops"]`: operations of sampling, scoring and updates over useful tokens. `spent["seconds"]`: collecting
+    and learning, without evaluations, checkpoints and compilation. Evaluations and the supervised warm-up are in none of them.
     """
 
     metrics: dict[str, np.ndarray]
@@ -50,13 +50,15 @@ class Costs:
     scores: int
     critic: int = 0
     pretrain_steps: int = 0
+    all_rounds: bool = False
 
     def step_flops(self, length: np.ndarray, rounds: np.ndarray) -> np.ndarray:
-        """Operations of the first N steps, whose completions have mean length `length` and came in `rounds` batches of prompts.
+        """Operations of the first N steps, whose completions have mean length `length` and filled `rounds` batches of prompts.
 
         `scores` forward passes of the policy and `critic` passes of a model of its size without logits are made per step; the
-        policy is not updated in the first `pretrain_steps`. Means stand for lengths: exact but for the spread of lengths in
-        the attention's small quadratic term.
+        policy is not updated in the first `pretrain_steps`. All this is done on one batch, what a filter kept, or with
+        `all_rounds` on all that was sampled. Means stand for lengths: exact but for the spread of lengths in the attention's
+        small quadratic term.
         """
         model, prompt = self.model, round(self.prompt)
         found = np.zeros(len(length))
@@ -68,7 +70,8 @@ class Costs:
             forward = between(lambda n: flops.packed_flops(model, prompt, [n] * self.group))
             states = forward - 2 * model.vocab_size * model.hidden_size * self.group * mean
             passes = self.scores + 3 * self.epochs * (i >= self.pretrain_steps)
-            found[i] = self.prompts * (drawn * sampling + passes * forward + self.critic * states)
+            kept = drawn if self.all_rounds else 1
+            found[i] = self.prompts * (drawn * sampling + kept * (passes * forward + self.critic * states))
         return found
 
 
@@ -83,7 +86,8 @@ def costs_of(config: ConfigDict) -> Costs:
     model, prompt = _model_and_prompt(json.dumps(config.model.to_dict(), sort_keys=True), config.task)
     captures = "features" in needs and config.learner.micro_batches > 1  # else the update's own forward pass gives them
     scores = int(updates > 1 or "old_logprobs" in needs or captures) + int("ref_logprobs" in needs)
-    costs = Costs(model, prompt, config.prompts.per_step, config.sampling.group, config.learner.epochs, scores)
+    costs = Costs(model, prompt, config.prompts.per_step, config.sampling.group, config.learner.epochs, scores,
+                  all_rounds=estimator.wants_more is not None)
     if estimator.value_targets is None:
         return costs
     fit = 3 if config.critic.kind == "separate" else 1  # a head is fitted to states that no gradient goes through
@@ -137,11 +141,16 @@ def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops",
     trained = steps > 0
     zeros = np.zeros(len(steps))
     length = metrics.get("completion/length", zeros)[trained]
+    batch = config.prompts.per_step * config.sampling.group
     rounds = np.nan_to_num(metrics.get("filter/rounds", zeros)[trained], nan=1.0)
     rounds = np.maximum(rounds, 1)
+    tokens = length * rounds * batch
+    if "completion/tokens" in metrics:  # younger runs count them
+        tokens = metrics["completion/tokens"][trained]
+        rounds = tokens / np.maximum(length * batch, 1)
     per_step = {
         "steps": lambda: np.ones(trained.sum()),
-        "tokens": lambda: length * rounds * config.prompts.per_step * config.sampling.group,
+        "tokens": lambda: tokens,
         "flops": lambda: costs_of(config).step_flops(length, rounds),
         "seconds": lambda: without_compiling(metrics.get("time/step", zeros)[trained]),
     }

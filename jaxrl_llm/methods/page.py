@@ -22,7 +22,7 @@ cannot be run by the trainer; one with *omits* runs, without that part of the pu
 CONTROL = """## Parts of `jaxrl_llm.control`
 
 The trainer calls the filters of single prompts. The rest is for your own loop: controllers by `control.make(name)`, the other
-functions from `jaxrl_llm.control.<module>`; the trainer calls none of them.
+functions from `jaxrl_llm.control.<module>`; of those the trainer calls `prompt_average`, where a method needs a `prior`.
 """
 
 

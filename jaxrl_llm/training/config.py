@@ -9,12 +9,13 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.generation.prompts import OVERLONG
 from jaxrl_llm.registry import one_of
+from jaxrl_llm.training.prior import SOURCES
 from jaxrl_llm.values.critic import KINDS
 
 _AT_LEAST = {
-    1: "steps prompts.per_step sampling.group sampling.max_tokens sampling.micro_batches sampling.max_rounds probe.pool "
-       "learner.epochs learner.minibatches learner.micro_batches learner.max_skipped eval.problems checkpoint.keep "
-       "warmup.batch model.hidden_size model.num_layers model.num_heads model.mlp_size",
+    1: "steps prompts.per_step sampling.group sampling.max_group sampling.max_tokens sampling.micro_batches "
+       "sampling.max_rounds probe.pool learner.epochs learner.minibatches learner.micro_batches learner.max_skipped "
+       "eval.problems checkpoint.keep warmup.batch model.hidden_size model.num_layers model.num_heads model.mlp_size",
     0: "lora.rank prompts.max_tokens optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
        "optimizer.clip_norm critic.learning_rate critic.clip critic.pretrain_steps warmup.steps warmup.learning_rate "
        "eval.every checkpoint.every samples_every",
@@ -56,6 +57,7 @@ def default_config() -> ConfigDict:
 
     c.sampling = ConfigDict()
     c.sampling.group = 8               # G, completions per prompt
+    c.sampling.max_group = 16          # most of them, for methods that sample some prompts again; a multiple of group
     c.sampling.max_tokens = 32         # T
     c.sampling.temperature = 1.0
     c.sampling.top_k = 0               # 0: off
@@ -84,6 +86,9 @@ def default_config() -> ConfigDict:
     c.probe.layer = "0.55"             # output of this block: its index (-1: the last), or with a point a share of the depth
     c.probe.pool = 10                  # prompt tokens and reasoning tokens, from the end, whose states are averaged
     c.probe.think_end = "</think>"     # ends the reasoning; without it all of a completion is reasoning
+
+    c.prior = ConfigDict()             # read by methods that expect something of a prompt before they sample it
+    c.prior.source = "moving_average"  # of its earlier rewards; or as a control "shuffled", that of another prompt
 
     c.critic = ConfigDict()            # read by methods that fit a value to every state
     c.critic.kind = "separate"         # a second model, first a copy of the policy; "head": a layer on the policy's states
@@ -178,6 +183,7 @@ def check(config: ConfigDict) -> None:
         raise ValueError(f"config.reward_deadline is {config.reward_deadline}; give a number of seconds above 0")
     one_of("config.prompts.overlong", config.prompts.overlong, OVERLONG)
     one_of("config.critic.kind", config.critic.kind, KINDS)
+    one_of("config.prior.source", config.prior.source, SOURCES)
     P, parts = config.prompts.per_step, config.learner.minibatches * config.learner.micro_batches
     if P % config.sampling.micro_batches:
         raise ValueError(f"prompts.per_step={P} does not divide into sampling.micro_batches={config.sampling.micro_batches}; "
@@ -189,12 +195,13 @@ def check(config: ConfigDict) -> None:
             f"{[n for n in range(1, P + 1) if P % n == 0]}")
 
 
-def arithmetic_table(config: ConfigDict, prompt_tokens: int) -> list[tuple[str, str]]:
-    """The batch arithmetic of a run, for people: what one step samples and how it is cut up."""
+def arithmetic_table(config: ConfigDict, prompt_tokens: int, rounds: int = 1) -> list[tuple[str, str]]:
+    """The batch arithmetic of a run, for people: what one step samples, in up to `rounds` rounds, and how it is cut up."""
     P, G, T = config.prompts.per_step, config.sampling.group, config.sampling.max_tokens
     updates = config.learner.epochs * config.learner.minibatches
+    most = f" to {G * rounds} = {P * G} to {P * G * rounds}" if rounds > 1 else f" = {P * G}"
     return [
-        ("prompts x completions per step", f"{P} x {G} = {P * G}"),
+        ("prompts x completions per step", f"{P} x {G}{most}"),
         ("tokens per sequence", f"prompt <= {prompt_tokens}, completion <= {T}"),
         ("updates per step", f"{config.learner.epochs} epochs x {config.learner.minibatches} minibatches = {updates}"),
         ("prompts per update", f"{P // config.learner.minibatches} in {config.learner.micro_batches} micro-batches"),

@@ -15,7 +15,7 @@ from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.evaluation.accuracy import Accuracy, bootstrap_mean, pass_at_k
 from jaxrl_llm.rollouts import Rollouts, take
 from jaxrl_llm.tasks.loader import Batches, batches
-from jaxrl_llm.training import rollout, setup
+from jaxrl_llm.training import prior, rollout, rounds, setup
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.config import arithmetic_table
 from jaxrl_llm.training.metrics import MetricWriter, PhaseTimer, host_memory
@@ -81,14 +81,44 @@ def evaluate(run: setup.Run, params, lora, *, problems: int, key, timer=None, te
                       facts["completion/length"], facts["completion/truncated"], sampled)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expected):
+    """bool[P]: the prompts that an estimator samples again."""
+    rollouts = Rollouts(mask=valid[..., None], valid=valid, rewards=rewards, extras={"prior": expected})
+    return estimator.wants_more(rollouts, first, most)
+
+
+def sample_groups(run: setup.Run, state: TrainState, generate, rows, key_of, timer) -> rollout.Sampled:
+    """Completions of these prompts. Round n, for those that the estimator wants more of, is drawn with `key_of(n)`."""
+    c, most = run.config, run.rounds * run.config.sampling.group
+
+    def draw(chosen, number):
+        return rollout.sample(
+            generate, [rows[i] for i in chosen], key_of(number), timer=timer, prompt_tokens=run.prompt_tokens,
+            prompts=c.prompts.per_step, group=c.sampling.group, tokenizer=run.tokenizer, reward=run.reward,
+            stop_strings=c.sampling.stop_strings)
+
+    if "prior" not in run.needs:
+        return draw(range(len(rows)), 0)
+    ids = np.array([problem.id for problem, _ in rows], np.int32)
+    expected = np.asarray(prior.predict(c.prior.source, state.prior, ids))
+
+    def wants(rewards, valid):
+        room = ((0, 0), (0, most - valid.shape[1]))  # one shape for all rounds
+        return wants_more(run.estimator, c.sampling.group, most, np.pad(rewards, room), np.pad(valid, room), expected)
+
+    sampled, valid = rounds.in_rounds(draw, wants, len(rows), run.rounds)
+    return dataclasses.replace(rounds.widen(sampled, valid, most), prior=expected)
+
+
 def collect(run: setup.Run, state: TrainState, data: Batches, timer) -> tuple[rollout.Sampled, dict[str, float]]:
     """One batch of rollouts; with filters, rounds of generation until enough prompts pass (or `sampling.max_rounds`)."""
     c = run.config
     P, key = c.prompts.per_step, jax.random.fold_in(state.key, state.step)
     generate, kept, drawn, facts = run.sampler(state.params, state.lora), [], [], {}
     filters = [control.make_filter(name) for name in run.method.filters]
-    rounds = c.sampling.max_rounds if filters else 1
-    for number in range(rounds):
+    attempts = c.sampling.max_rounds if filters else 1
+    for number in range(attempts):
         rows = []
         for _ in range(100):
             rows += rollout.fitting_problems(next(data), run.tokenizer, run.prompt_tokens, c.prompts.overlong)
@@ -96,9 +126,8 @@ def collect(run: setup.Run, state: TrainState, data: Batches, timer) -> tuple[ro
                 break
         if not rows:
             raise ValueError(f"no prompt of 100 batches fits in prompts.max_tokens={run.prompt_tokens}; raise it")
-        sampled = rollout.sample(
-            generate, rows[:P], jax.random.fold_in(key, number), timer=timer, prompt_tokens=run.prompt_tokens, prompts=P,
-            group=c.sampling.group, tokenizer=run.tokenizer, reward=run.reward, stop_strings=c.sampling.stop_strings)
+        key_of = lambda again: jax.random.fold_in(key, again * attempts + number)  # noqa: B023, E731
+        sampled = sample_groups(run, state, generate, rows[:P], key_of, timer)
         drawn.append(sampled)
         keep, found = np.ones(len(sampled.problems), bool), len(sampled.problems)
         for one in filters:
@@ -162,11 +191,8 @@ def estimate(estimator: Estimator, mesh: Mesh, batch: Rollouts, state):
     return advantages, jax.lax.with_sharding_constraint(new, parallel.tree_shardings(new, mesh)), told
 
 
-def score(run: setup.Run, state: TrainState, sampled: Rollouts, reference, alone: bool):
-    """Everything the updates of a batch need beside it: `(state, batch, advantages, metrics)`.
-
-    Advantages are None where the update makes them in its own forward pass (`run.joint`).
-    """
+def measure(run: setup.Run, state: TrainState, sampled: Rollouts, reference) -> Rollouts:
+    """The batch with what the method needs of forward passes."""
     batch = sampled
     if run.joint is None and "features" in run.needs:
         logprobs, entropies, features = run.capture(state.params, state.lora, sampled)
@@ -177,6 +203,21 @@ def score(run: setup.Run, state: TrainState, sampled: Rollouts, reference, alone
     if "ref_logprobs" in run.needs:  # with adapters the reference is the model without them
         frozen = reference if state.lora is None else state.params
         batch = batch.replace(ref_logprobs=run.score(frozen, None, sampled)[0])
+    return batch
+
+
+def score(run: setup.Run, state: TrainState, sampled: Rollouts, reference, alone: bool):
+    """Everything the updates of a batch need beside it: `(state, batch, advantages, metrics)`.
+
+    Advantages are None where the update makes them in its own forward pass (`run.joint`).
+    """
+    place = functools.partial(jax.device_put, device=parallel.batch_sharding(run.mesh))
+    if run.rounds > 1:  # advantages of whole groups, which differ in size; all else in rows of one size, as few as hold them
+        advantages, estimator_state, told = estimate(run.estimator, run.mesh, place(sampled), state.estimator_state)
+        rows, advantages = rounds.regroup(sampled, advantages, run.config.sampling.group, run.config.prompts.per_step)
+        batch = measure(run, state, place(rows), reference)
+        return state.replace(estimator_state=estimator_state), batch, place(advantages), told
+    batch = measure(run, state, place(sampled), reference)
     batch, facts = record_values(run, state, batch, alone)
     if run.joint is not None:
         return state, batch, None, facts
@@ -191,10 +232,13 @@ def improve(run: setup.Run, state: TrainState, sampled: rollout.Sampled, referen
     if not sampled.problems:  # the filters kept nothing: there is nothing to learn from
         return state.replace(step=state.step + 1), {}
     place = lambda tree: jax.device_put(tree, parallel.batch_sharding(run.mesh))  # noqa: E731
-    batch = place(rollout.to_rollouts(sampled, c.sampling.max_tokens, c.prompts.per_step, int(state.step)))
+    whole = rollout.to_rollouts(sampled, c.sampling.max_tokens, c.prompts.per_step, int(state.step))
     with timer("score"):
-        state, batch, advantages, facts = score(run, state, batch, reference, alone)
-    size = c.prompts.per_step // c.learner.minibatches
+        state, batch, advantages, facts = score(run, state, whole, reference, alone)
+    if state.prior is not None:
+        state = state.replace(prior=prior.observe(run.mesh, state.prior, whole.prompt_ids, whole.rewards, whole.valid))
+    rows = batch.mask.shape[0]
+    size = rows // c.learner.minibatches
     shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), _SHUFFLE_STREAM)
     updates = []
     with timer("update"):
@@ -203,9 +247,9 @@ def improve(run: setup.Run, state: TrainState, sampled: rollout.Sampled, referen
                 state, found = update(run, state, batch, advantages, alone)
                 updates.append(found)
                 continue
-            order = jax.random.permutation(jax.random.fold_in(shuffle_key, epoch), c.prompts.per_step)
+            order = jax.random.permutation(jax.random.fold_in(shuffle_key, epoch), rows)
             shuffled, shuffled_advantages = jax.tree.map(lambda x: x[order], (batch, advantages))
-            for start in range(0, c.prompts.per_step, size):
+            for start in range(0, rows, size):
                 part = place(take(shuffled, start, size))
                 state, found = update(run, state, part, place(shuffled_advantages[start:start + size]), alone)
                 updates.append(found)
@@ -223,13 +267,14 @@ def improve(run: setup.Run, state: TrainState, sampled: rollout.Sampled, referen
 def write_page(path: Path, step: int, run: setup.Run, sampled: rollout.Sampled) -> None:
     """Samples of a batch as readable text and JSON lines."""
     P, G = sampled.rewards.shape
-    rows = lambda values: [list(values[p * G:(p + 1) * G]) for p in range(P)]  # noqa: E731
+    rows = lambda values: [[values[p * G + g] for g in np.flatnonzero(sampled.drawn[p])] for p in range(P)]  # noqa: E731
     parts = [dict(zip(sampled.scores.names, map(float, row))) for row in sampled.scores.components]
     prompts = [run.tokenizer.decode(sampled.prompts.tokens[p][sampled.prompts.mask[p]].tolist(), skip_special=False)
                for p in range(P)]
-    reasons = np.where(sampled.completions.stopped, "stop", "length").tolist()
+    reasons = np.where(sampled.completions.stopped, "stop", "length")
     write_samples(path, step, prompts, [p.answer for p in sampled.problems], rows(sampled.texts),
-                  sampled.rewards.tolist(), rows(parts), sampled.completions.mask.sum(-1).tolist(), reasons)
+                  *(rows(x) for x in (sampled.scores.total.tolist(), parts, sampled.completions.mask.sum(-1).ravel().tolist(),
+                                      reasons.ravel().tolist())))
 
 
 def warm_up(run: setup.Run, params, progress):
@@ -278,7 +323,7 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
         work.record()
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
     for name, value in [("model", f"{weights:,} weights on {jax.device_count()} x {jax.devices()[0].device_kind}"),
-                        *arithmetic_table(run.config, run.prompt_tokens)]:
+                        *arithmetic_table(run.config, run.prompt_tokens, run.rounds)]:
         print(f"{name:32}{value}")
     data = batches(run.task.train, config.prompts.per_step, seed=config.seed)
     with Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints, Progress(config.steps) as progress:

@@ -22,6 +22,8 @@ class Sampled:
       texts: `P * G` decoded completions without the stop token or stop string, row after row.
       scores: rewards of the `P * G` rows.
       answers: what the first reward reads as the answer of each row (None: nothing), if it can tell at all.
+      valid: `bool[P, G]`, the completions that were drawn, where prompts have unequally many; None: all.
+      prior: `f32[P]`, the reward that was expected of each prompt before it was sampled, if anyone asked.
     """
 
     problems: Sequence[Problem]
@@ -30,11 +32,18 @@ class Sampled:
     texts: Sequence[str]
     scores: Scores
     answers: Sequence[Hashable | None] | None = None
+    valid: np.ndarray | None = None
+    prior: np.ndarray | None = None
 
     @property
     def rewards(self) -> np.ndarray:
-        """`f32[P, G]`"""
+        """`f32[P, G]`, 0 where nothing was drawn"""
         return self.scores.total.reshape(self.completions.mask.shape[:2])
+
+    @property
+    def drawn(self) -> np.ndarray:
+        """`bool[P, G]`"""
+        return np.ones(self.completions.mask.shape[:2], bool) if self.valid is None else self.valid
 
 
 def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, overlong: str):
@@ -128,21 +137,23 @@ def to_rollouts(sampled: Sampled, max_tokens: int, prompts: int, version: int) -
     """The batch as `Rollouts` of `prompts` rows (missing ones invalid), trimmed to the shortest length bucket that holds it.
 
     `extras`: `truncated` bool[P, G]; `correct` bool[P, G], first component above 0.5; `answers` i32[P, G], see
-    `answer_ids`, where the first reward reads answers; `task` i32[P], 0: a run has one task; `current_version` i32[P],
-    the version to be trained, which is also the one that sampled.
+    `answer_ids`, where the first reward reads answers; `prior` f32[P] where it was asked for; `task` i32[P], 0: a run has one
+    task; `current_version` i32[P], the version to be trained, which is also the one that sampled.
     """
     c, P = sampled.completions, len(sampled.problems)
     T = bucket_of(int(c.mask.sum(-1).max()), max_tokens)
     fill = lambda x: np.concatenate([x, np.repeat(x[:1], prompts - P, axis=0)]) if prompts > P else x  # noqa: E731
     cut = lambda x: fill(x[:, :, :T])  # noqa: E731
     group = c.mask.shape[1]
-    valid = fill(np.ones((P, group), bool))
+    valid = fill(sampled.drawn)
     valid[P:] = False
     mask, components = cut(c.mask), sampled.scores.components.reshape(P, group, -1)
-    extras = {"truncated": fill(~c.stopped), "correct": fill(components[..., 0] > 0.5),
+    extras = {"truncated": fill(~c.stopped & sampled.drawn), "correct": fill(components[..., 0] > 0.5),
               "task": np.zeros(len(mask), np.int32), "current_version": np.full(len(mask), version, np.int32)}
     if sampled.answers is not None:
         extras["answers"] = fill(answer_ids(sampled.answers, group))
+    if sampled.prior is not None:
+        extras["prior"] = fill(sampled.prior)
     return Rollouts(
         mask=mask, valid=valid, rewards=fill(sampled.rewards.astype(np.float32)),
         reward_components=fill(components),
@@ -155,15 +166,15 @@ def select(sampled: Sampled, keep: np.ndarray) -> Sampled:
     """The prompts where `keep bool[P]` is True."""
     rows, group = np.flatnonzero(keep), sampled.completions.mask.shape[1]
     flat = (rows[:, None] * group + np.arange(group)).reshape(-1)
-    pick = lambda x: x[rows] if np.ndim(x) else x  # noqa: E731
+    pick = lambda x: x[rows] if np.ndim(x) else x  # noqa: E731 (also of None)
     scores = sampled.scores._replace(total=sampled.scores.total[flat], components=sampled.scores.components[flat])
     return Sampled([sampled.problems[i] for i in rows], jax.tree.map(pick, sampled.prompts),
                    jax.tree.map(pick, sampled.completions), [sampled.texts[i] for i in flat], scores,
-                   sampled.answers and [sampled.answers[i] for i in flat])
+                   sampled.answers and [sampled.answers[i] for i in flat], pick(sampled.valid), pick(sampled.prior))
 
 
 def concatenate(parts: Sequence[Sampled]) -> Sampled:
-    """Several batches as one."""
+    """Several batches as one; their groups have the same size."""
     join = lambda *x: np.concatenate(x) if np.ndim(x[0]) else sum(x)  # noqa: E731
     failures: dict[str, int] = {}
     for part in parts:
@@ -174,21 +185,35 @@ def concatenate(parts: Sequence[Sampled]) -> Sampled:
     widest = max(p.prompts.mask.shape[1] for p in parts)
     widen = lambda x: np.pad(x, ((0, 0), (0, widest - x.shape[1]))) if np.ndim(x) == 2 else x  # noqa: E731
     prompts = [jax.tree.map(widen, p.prompts) for p in parts]
+    maybe = lambda name: None if getattr(parts[0], name) is None else np.concatenate([getattr(p, name) for p in parts])  # noqa: E731
     return Sampled([x for p in parts for x in p.problems], jax.tree.map(join, *prompts),
                    jax.tree.map(join, *[p.completions for p in parts]), [t for p in parts for t in p.texts], scores,
-                   None if parts[0].answers is None else [answer for p in parts for answer in p.answers])
+                   None if parts[0].answers is None else [answer for p in parts for answer in p.answers],
+                   maybe("valid"), maybe("prior"))
 
 
 def metrics_of(sampled: Sampled) -> dict[str, float]:
-    """What a batch of rollouts looks like: rewards, lengths, truncation, groups without a learning signal."""
-    rewards, lengths = sampled.rewards, sampled.completions.mask.sum(-1)
+    """What a batch of rollouts looks like: rewards, lengths, truncation, groups without a learning signal.
+
+    `completion/tokens` counts all that were drawn. Where groups are unequal every prompt has the same weight in means of
+    rewards, because prompts that are drawn most often are no fair sample; `groups/largest` is the size of the largest group.
+    """
+    rewards, drawn, weights = sampled.rewards, sampled.drawn, None
+    if sampled.valid is not None:
+        weights = drawn / drawn.sum(axis=1, keepdims=True)
+    lengths = sampled.completions.mask.sum(-1)[drawn]
+    lowest, highest = (pick(np.where(drawn, rewards, fill), axis=1) for pick, fill in ((np.min, np.inf), (np.max, -np.inf)))
     found = {
-        "reward/mean": float(rewards.mean()), "reward/std": float(rewards.std()),
-        "completion/length": float(lengths.mean()), "completion/truncated": float(1 - sampled.completions.stopped.mean()),
-        "groups/all_equal": float((rewards.std(axis=1) == 0).mean()),
+        "reward/mean": float(np.average(rewards, weights=weights)), "reward/std": float(rewards[drawn].std()),
+        "completion/length": float(lengths.mean()), "completion/tokens": float(lengths.sum()),
+        "completion/truncated": float(1 - sampled.completions.stopped[drawn].mean()),
+        "groups/all_equal": float((lowest == highest).mean()),
     }
+    if sampled.valid is not None:
+        found["groups/largest"] = float(drawn.sum(axis=1).max())
     for k, name in enumerate(sampled.scores.names):
-        found[f"reward/{name}"] = float(sampled.scores.components[:, k].mean())
+        component = sampled.scores.components[:, k].reshape(rewards.shape)
+        found[f"reward/{name}"] = float(np.average(component, weights=weights))
     for name, count in sampled.scores.failures.items():
         found[f"reward_failures/{name}"] = float(count)
     return found

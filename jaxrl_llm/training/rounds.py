@@ -56,6 +56,19 @@ def append(sampled: Sampled, valid: np.ndarray, extra: Sampled, rows: np.ndarray
     return drawn, behind(valid, np.ones((len(rows), g), bool))
 
 
+def widen(sampled: Sampled, valid: np.ndarray, size: int) -> Sampled:
+    """The draws with room for `size` of every prompt, `[P, G, ...] -> [P, size, ...]`; what is added is not valid."""
+    room = size - valid.shape[1]
+    if room:
+        parts = sampled.scores.components.shape[1]
+        completions = jax.tree.map(lambda x: np.zeros((0, room, *x.shape[2:]), x.dtype) if np.ndim(x) else np.zeros_like(x),
+                                   sampled.completions)
+        scores = sampled.scores._replace(total=np.zeros(0), components=np.zeros((0, parts)), failures={})
+        nothing = dataclasses.replace(sampled, completions=completions, scores=scores, texts=[], answers=[])
+        sampled, valid = append(sampled, valid, nothing, np.arange(0))
+    return dataclasses.replace(sampled, valid=valid)
+
+
 def regroup(rollouts: Rollouts, advantages, size: int, multiple: int) -> tuple[Rollouts, np.ndarray]:
     """The same rollouts in rows of at most `size`, without the rows that hold none: `[P, G, ...] -> [R, size, ...]`.
 

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import control, methods, parallel, rewards, tasks, tokenizers
 from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.control import prompt_average
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.prompts import longest
 from jaxrl_llm.generation.sampler import Completions, generate
@@ -34,7 +35,7 @@ DTYPES = {"float32": np.float32, "bfloat16": jax.numpy.bfloat16}
 # What this trainer records of every batch; a method that reads more is refused before anything is loaded.
 RECORDED = frozenset({"rewards", "reward_components", "tokens", "prompt_tokens", "prompt_mask", "prompt_ids",
                       "behavior_logprobs", "old_logprobs", "ref_logprobs", "entropies", "policy_version",
-                      "truncated", "correct", "answers", "task", "current_version", "features"})
+                      "truncated", "correct", "answers", "task", "current_version", "features", "prior"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,11 @@ class Run:
         return self.config.learner.epochs * self.config.learner.minibatches
 
     @property
+    def rounds(self) -> int:
+        """How often a prompt may be sampled in one step: once, unless the estimator says who is sampled again."""
+        return rounds_of(self.config, self.estimator)
+
+    @property
     def feature_size(self) -> int:
         """Columns of `rollouts.features`."""
         return features.feature_size(self.policy.model.config.hidden_size)
@@ -100,6 +106,17 @@ class Run:
             return join(parts)
 
         return sample
+
+
+def rounds_of(config: ConfigDict, estimator: Estimator) -> int:
+    """Rounds of `sampling.group` completions that a prompt may get; ValueError where they do not make `sampling.max_group`."""
+    if estimator.wants_more is None:
+        return 1
+    group, most = config.sampling.group, config.sampling.max_group
+    if most % group:
+        raise ValueError(f"sampling.max_group={most} is no multiple of sampling.group={group}: prompts are sampled again "
+                         f"{group} completions at a time; the paper of V0.5 has group=4 and max_group=16")
+    return most // group
 
 
 def needs_of(method: methods.Method, estimator: Estimator, objective: Objective) -> set[str]:
@@ -203,6 +220,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
                                    objective=config_lib.keywords(config.objective))
     estimator, objective = make_parts(feature_size=features.feature_size(config.model.hidden_size))
     check_method(method, estimator, objective)
+    rounds = rounds_of(config, estimator)
     if estimator.value_targets is not None and config.critic.pretrain_steps >= config.steps:
         raise ValueError(f"config.critic.pretrain_steps={config.critic.pretrain_steps} leave none of the {config.steps} steps "
                          "to the policy; set fewer (0: none), or more steps")
@@ -237,7 +255,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     sampler = functools.partial(generate, model, max_tokens=T, stop_ids=stop_ids(tokenizer, config.sampling.stop_strings))
     prompt_tokens = prompt_length(config, task, tokenizer, model.config.max_positions)
     sampled = len(prompt_buckets(prompt_tokens))
-    shapes = len(buckets(T)) * sampled
+    shapes = len(buckets(T)) * sampled * rounds  # up to so many rows per prompt are learned from
     scored = shapes * (2 if config.lora.rank else 1)  # the reference of adapters is scored without them
     learner = config.learner  # where memory is short, scoring needs no more than an update
     parts = learner.minibatches * learner.micro_batches if learner.micro_batches > 1 else 1
@@ -308,6 +326,8 @@ def initial_state(run: Run, params) -> state_lib.TrainState:
     state = state_lib.create(params, adapters, run.optimizer, run.estimator, run.objective, jax.random.fold_in(key, 4))
     if run.critic is not None:
         state = state.replace(critic=run.critic.init(params))
+    if "prior" in run.needs:
+        state = state.replace(prior=prompt_average.empty(len(run.task.train)))
     return jax.device_put(state, parallel.tree_shardings(state, run.mesh))
 
 

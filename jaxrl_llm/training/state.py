@@ -24,6 +24,7 @@ class TrainState:
       skipped: `i32[]`, updates refused because loss or gradient was not finite.
       skipped_in_row: `i32[]`, of those, the last uninterrupted ones.
       critic: `values.critic.CriticState`, or None where the method has no critic.
+      prior: what is known about each prompt from earlier rollouts, see `training.prior`, or None where nobody asks.
     """
 
     step: jax.Array
@@ -36,6 +37,7 @@ class TrainState:
     skipped: jax.Array
     skipped_in_row: jax.Array
     critic: Any = None
+    prior: Any = None
 
     @property
     def trainable(self):
