@@ -1,5 +1,7 @@
 """Draws in rounds: every draw lands with its prompt, and rows of unequal groups give the loss of the whole."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from jaxrl_llm import objectives
 from jaxrl_llm.generation.sampler import Completions
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollouts import Prompts, Rollouts
-from jaxrl_llm.training import rounds
+from jaxrl_llm.training import rollout, rounds
 from jaxrl_llm.training.rollout import Sampled
 from jaxrl_llm.values.v0_5 import fuse, wants_more
 
@@ -23,8 +25,9 @@ def drawn(rewards, number):
                               np.ones(shape[:2], bool), np.int32(5))
     texts = [f"round {number}: {r:g}" for r in rewards.ravel()]
     scores = Scores(rewards.ravel(), rewards.reshape(-1, 1), ("exact",), {"exact": 1})
-    return Sampled([None] * len(rewards), Prompts(np.zeros((len(rewards), 4)), np.ones((len(rewards), 4), bool)), completions,
-                   texts, scores, [int(r) for r in rewards.ravel()])
+    R = len(rewards)
+    prompts = Prompts(np.zeros((R, 4)), np.ones((R, 4), bool), np.arange(R))
+    return Sampled([None] * R, prompts, completions, texts, scores, [int(r) for r in rewards.ravel()])
 
 
 def test_those_who_disagree_with_their_prior_draw_again():
@@ -55,6 +58,38 @@ def test_those_who_disagree_with_their_prior_draw_again():
 def test_nobody_has_to_draw_again():
     sampled, valid = rounds.in_rounds(lambda rows, number: drawn([[1], [0], [1]], number), lambda r, v: np.zeros(P, bool), P, 4)
     assert valid.shape == (P, 1) and sampled.rewards.ravel().tolist() == [1, 0, 1]
+
+
+def uneven():
+    """Three prompts with 1, 2 and 1 draws, with room for three."""
+    truth = {0: [[1], [0], [0]], 1: [[1]]}
+    wants = lambda rewards, valid: np.array([False, True, False])  # noqa: E731
+    sampled, valid = rounds.in_rounds(lambda rows, number: drawn(truth[number], number), wants, P, 2)
+    return dataclasses.replace(rounds.widen(sampled, valid, 3), prior=np.array([0.2, 0.9, 0.4], np.float32))
+
+
+def test_what_was_never_drawn_is_in_no_metric_and_no_loss():
+    sampled = uneven()
+    assert sampled.valid.tolist() == [[True, False, False], [True, True, False], [True, False, False]]
+    assert sampled.rewards.shape == (P, 3) and len(sampled.texts) == len(sampled.answers) == 9
+    facts = rollout.metrics_of(sampled)
+    assert facts["completion/tokens"] == 4 * T and facts["completion/length"] == T and facts["completion/truncated"] == 0
+    assert facts["reward/mean"] == facts["reward/exact"] == pytest.approx((1 + 0.5 + 0) / 3)
+    assert facts["groups/all_equal"] == pytest.approx(2 / 3) and facts["groups/largest"] == 2
+    whole = rollout.to_rollouts(sampled, T, 4, 0)  # one prompt is missing
+    assert whole.valid.sum(1).tolist() == [1, 2, 1, 0] and whole.extras["prior"].tolist()[:3] == sampled.prior.tolist()
+    assert not whole.token_mask[~whole.valid].any() and not whole.extras["truncated"][:3][~sampled.valid].any()
+    assert rounds.widen(sampled, sampled.valid, 3).texts == sampled.texts  # there is room already
+
+
+def test_unequal_groups_are_chosen_and_joined_with_all_that_belongs_to_them():
+    sampled = uneven()
+    part = rollout.select(sampled, np.array([False, True, True]))
+    assert part.valid.tolist() == sampled.valid[1:].tolist() and part.prior.tolist() == sampled.prior[1:].tolist()
+    assert part.rewards.tolist() == [[0, 1, 0], [0, 0, 0]] and part.texts[:2] == ["round 0: 0", "round 1: 1"]
+    both = rollout.concatenate([part, sampled])
+    assert both.valid.tolist() == [*part.valid.tolist(), *sampled.valid.tolist()]
+    assert both.prior.tolist() == [*part.prior.tolist(), *sampled.prior.tolist()]
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean"])
