@@ -18,6 +18,7 @@ ROWS = (
         arxiv=("2602.03584",),
         equation="max sum_i n_i q_i (1 - q_i^(n_i - 1)), q = 1 - V0(prompt, policy)",
         controllers=("budget",),
+        missing="a trainer that splits a batch's rollouts by what is expected of each prompt (control.budget says how)",
     ),
     Method(
         slug="knapsack_rl",
@@ -25,6 +26,7 @@ ROWS = (
         arxiv=("2509.25849",),
         equation="max sum_i (1 - p_i^n_i - q_i^n_i) p_i q_i^2, sum_i n_i = total",
         controllers=("budget",),
+        missing="a trainer that splits a batch's rollouts by what is expected of each prompt (control.budget says how)",
         defaults={"group_size": 8},
     ),
     Method(
@@ -33,6 +35,7 @@ ROWS = (
         arxiv=("2505.02391",),
         equation="n_i ~ g_i / sqrt(p_i + alpha / p_i^(beta - 1))",
         controllers=("gvm_raft",),
+        missing="gradient norms of a pilot batch (control.gvm_raft says how to split by them)",
     ),
     Method(
         slug="reinforce_ada",
@@ -42,6 +45,7 @@ ROWS = (
         estimator=("reinforce_ada", {}),
         objective=("ppo_clip", {"clip_high": 0.28, "dual_clip": 10.0}),
         controllers=("reinforce_ada",),
+        missing="a trainer that keeps a balanced few of all draws (control.reinforce_ada says which)",
         defaults={"group_size": 4},
     ),
 )
