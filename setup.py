@@ -10,6 +10,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["jaxrl_llm", "jaxrl_llm.*"]),
+    package_data={"jaxrl_llm.show": ["page.html", "page.css", "page.js"]},
     install_requires=[
         "jax>=0.8",
         "flax>=0.12",

@@ -6,21 +6,26 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 AXES = ("data", "fsdp", "tensor")
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
-    """A mesh over all devices with axes `data`, `fsdp`, `tensor`; one size may be -1 (what is left).
+def mesh_sizes(count: int, data: int = -1, fsdp: int = 1, tensor: int = 1) -> dict[str, int]:
+    """The axes of a mesh of `count` devices; one size may be -1 (what is left).
 
     Raises:
       ValueError: when the sizes do not multiply to the number of devices.
     """
-    devices = jax.devices() if devices is None else devices
     sizes = [data, fsdp, tensor]
     known = int(np.prod([n for n in sizes if n != -1]))
     fits = all(n >= 1 for n in sizes if n != -1)
-    if sizes.count(-1) > 1 or not fits or len(devices) % known or (-1 not in sizes and known != len(devices)):
-        raise ValueError(f"mesh data={data} x fsdp={fsdp} x tensor={tensor} does not fit {len(devices)} devices: "
+    if sizes.count(-1) > 1 or not fits or count % known or (-1 not in sizes and known != count):
+        raise ValueError(f"mesh data={data} x fsdp={fsdp} x tensor={tensor} does not fit {count} devices: "
                          "the sizes must multiply to that number; one of them may be -1")
-    sizes = [len(devices) // known if n == -1 else n for n in sizes]
-    return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    return {axis: count // known if n == -1 else n for axis, n in zip(AXES, sizes)}
+
+
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
+    """A mesh over all devices with axes `data`, `fsdp`, `tensor`, see `mesh_sizes`."""
+    devices = jax.devices() if devices is None else devices
+    sizes = mesh_sizes(len(devices), data, fsdp, tensor)
+    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

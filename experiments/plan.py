@@ -1,0 +1,69 @@
+"""Memory and ideal time of a training step on hardware that need not be there: does it fit, on which mesh, and what would.
+
+  python experiments/plan.py --model=qwen3_8b --devices=v5p-64 [--mesh="fsdp=32"] [--config=configs/... --config.KEY=VALUE ...]
+  python experiments/plan.py --model=qwen3_0.6b,qwen3_8b --devices=h100-8,v5p-64      # a table, changed until it fits
+
+Ends with exit code 1 and advice when it does not fit.
+"""
+import json
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_flags
+
+from jaxrl_llm import command_line
+
+_MODEL = flags.DEFINE_list("model", None, "Names of published models, or directories with a config.json.")
+_DEVICES = flags.DEFINE_list("devices", None, "Devices and their number, e.g. h100-8; v4 and v5p count cores, two a chip.")
+_MESH = flags.DEFINE_string("mesh", "", "Sizes of data, fsdp, tensor, e.g. \"data=4, fsdp=8\"; default: the first that fits.")
+_CONFIG = config_flags.DEFINE_config_file("config", str(Path(__file__).parents[1] / "configs" / "plan.py"),
+                                          "The step that is planned; its model section says dtype and remat alone.")
+
+
+def model_of(name: str):
+    """Sizes of a published model, or of a directory."""
+    from jaxrl_llm.models.weights import hf
+    from jaxrl_llm.parallel.presets import MODELS
+    from jaxrl_llm.registry import one_of
+    file = Path(name).expanduser() / "config.json"
+    return hf.config_from(json.loads(file.read_text()), file) if file.is_file() else MODELS[one_of("model", name, MODELS)]
+
+
+def work_of(config, architecture):
+    """The step that a configuration describes."""
+    from jaxrl_llm import methods
+    from jaxrl_llm.parallel import plan
+    from jaxrl_llm.training import config as config_lib
+    from jaxrl_llm.training import setup
+    from jaxrl_llm.values import features
+    method = methods.get(config.method)
+    config = config_lib.resolve(config, method.defaults)
+    config_lib.check(config)
+    if not config.prompts.max_tokens:
+        raise ValueError("config.prompts.max_tokens=0 would be read from the task; give the longest prompt to plan for")
+    estimator, objective = methods.build(
+        config.method, max_len=config.sampling.max_tokens, estimator=config_lib.keywords(config.estimator),
+        objective=config_lib.keywords(config.objective), feature_size=features.feature_size(architecture.hidden_size))
+    return plan.work_of(config, config.prompts.max_tokens, setup.needs_of(method, estimator, objective),
+                        critic=estimator.value_targets is not None)
+
+
+def main():
+    from jaxrl_llm.parallel import mesh_sizes, plan, plan_page
+    from jaxrl_llm.parallel.presets import parse_devices
+    from jaxrl_llm.training.config import keywords
+    models = {name: model_of(name) for name in _MODEL.value}
+    machines = {name: parse_devices(name) for name in _DEVICES.value}
+    if len(models) * len(machines) > 1:
+        if _MESH.value:
+            raise ValueError("--mesh goes with one model and one kind of device; a table chooses its own")
+        print(plan_page.table({name: (c, work_of(_CONFIG.value, c)) for name, c in models.items()}, machines))
+        return
+    (name, c), (device, count) = models.popitem(), machines.popitem()[1]
+    mesh, work = mesh_sizes(count, **keywords(_MESH.value)) if _MESH.value else None, work_of(_CONFIG.value, c)
+    found = plan.check(c, work, device, count, mesh)
+    print(plan_page.page(name, c, work, device, found))
+
+
+if __name__ == "__main__":
+    command_line.run(main, "model", "devices")

@@ -1,0 +1,33 @@
+"""Shows runs: a summary in the terminal and one HTML page that needs no server, no network and no other file.
+
+  python experiments/show.py runs/first [runs/second ...] [--out=runs/first/page.html] [--completions=1000]
+
+Several runs are drawn over each other, with the settings in which they differ. See docs/looking_at_runs.md.
+"""
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from jaxrl_llm import command_line
+
+_OUT = flags.DEFINE_string("out", None, "The page; default: page.html in the first run folder.")
+_COMPLETIONS = flags.DEFINE_integer("completions", 1000, "Sampled completions of each run in the page, about.", lower_bound=0)
+_PAGE = flags.DEFINE_bool("page", True, "Write the page; --nopage prints the summary only.")
+
+
+def main():
+    from jaxrl_llm.show.page import write_page
+    from jaxrl_llm.show.runs import read_runs
+    from jaxrl_llm.show.terminal import print_summary
+    folders = flags.FLAGS(sys.argv)[1:]  # what is no flag
+    if not folders:
+        raise ValueError("no run folder is given; usage: python experiments/show.py runs/first [runs/second ...]")
+    runs = read_runs(folders)
+    print_summary(runs)
+    if _PAGE.value:
+        print(f"page: {write_page(runs, Path(_OUT.value or runs[0].path / 'page.html'), _COMPLETIONS.value)}")
+
+
+if __name__ == "__main__":
+    command_line.run(main)

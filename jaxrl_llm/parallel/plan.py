@@ -1,0 +1,311 @@
+"""Memory and time of a training step on a mesh, estimated from shapes alone: does it fit, and if not, what would.
+
+Memory is what the compiled programs hold at their peak, found by following them: the float32 weights and moments, then the
+update (gradients, what the checkpoint policy of `models.transformer` stores, one layer's intermediate results) or the sampler
+(its own copy of the weights, the caches), whichever needs more. Every prompt and completion is taken at its limit.
+Within 25% of the compiler's own figures for tiny models and SmolLM2 in float32, on one device and on meshes of eight
+(tests/parallel/test_plan.py).
+"""
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
+from ml_collections import ConfigDict
+
+from jaxrl_llm.evaluation import flops
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.parallel.mesh import AXES
+from jaxrl_llm.parallel.presets import Device
+from jaxrl_llm.parallel.rules import path_name, spec_of
+
+USABLE = 0.9  # share of a device's memory that is planned with: the runtime, its programs and fragmentation have the rest
+_CHUNK = 512  # rows of logits at a time, see `training.policy.Policy`
+_ITEMSIZE = {"float32": 4, "bfloat16": 2}
+Bytes = dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What one step computes.
+
+    Attributes:
+      prompts, group, prompt_tokens, completion_tokens: P, G, S, T.
+      minibatches, micro_batches, sampling_parts: into how many parts the prompts are cut, see `training.config`.
+      epochs: passes over each batch.
+      dtype: of activations, `float32` or `bfloat16`.
+      remat: layers are computed again in the backward pass.
+      lora_rank: 0 where all weights are trained.
+      passes: forward passes over the batch beside the update's own (old and reference log-probs).
+      reference: frozen weights are kept beside the trained ones.
+      critic: a second transformer is trained.
+    """
+
+    prompts: int
+    group: int
+    prompt_tokens: int
+    completion_tokens: int
+    minibatches: int = 1
+    micro_batches: int = 1
+    sampling_parts: int = 1
+    epochs: int = 1
+    dtype: str = "float32"
+    remat: bool = False
+    lora_rank: int = 0
+    passes: int = 0
+    reference: bool = False
+    critic: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        return _ITEMSIZE[self.dtype]
+
+    @property
+    def learned_at_once(self) -> float:
+        """Prompts of a micro-batch."""
+        return self.prompts / (self.minibatches * self.micro_batches)
+
+    @property
+    def sampled_at_once(self) -> float:
+        """Prompts that are decoded together."""
+        return self.prompts / self.sampling_parts
+
+    def fits_mesh(self, mesh: Mapping[str, int]) -> bool:
+        """Whether the prompts of every part divide over the mesh."""
+        shards = mesh["data"] * mesh["fsdp"]
+        return self.learned_at_once % shards == 0 and self.sampled_at_once % shards == 0
+
+
+def work_of(config: ConfigDict, prompt_tokens: int, needs: set[str], critic: bool) -> Work:
+    """The step of a resolved configuration; `needs`, the fields of `Rollouts` that its method reads."""
+    c, learner = config, config.learner
+    several = learner.epochs * learner.minibatches > 1 or "old_logprobs" in needs or "features" in needs
+    return Work(c.prompts.per_step, c.sampling.group, prompt_tokens, c.sampling.max_tokens, learner.minibatches,
+                learner.micro_batches, c.sampling.micro_batches, learner.epochs, c.model.dtype, c.model.remat, c.lora.rank,
+                passes=int(several) + ("ref_logprobs" in needs), critic=critic and c.critic.kind == "separate",
+                reference="ref_logprobs" in needs and not c.lora.rank)
+
+
+@functools.lru_cache(maxsize=64)
+def _leaves(c: ModelConfig) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Path and shape of every parameter."""
+    found = jax.tree.leaves_with_path(Transformer(c).abstract_params())
+    return tuple((path_name(path), leaf.shape) for path, leaf in found)
+
+
+def parameters(c: ModelConfig) -> int:
+    """How many weights a model has."""
+    return sum(math.prod(shape) for _, shape in _leaves(c))
+
+
+def weights_per_device(c: ModelConfig, mesh: Mapping[str, int]) -> float:
+    """Weights that each device holds under the partition table: what does not divide is whole everywhere."""
+    abstract = AbstractMesh(tuple(mesh[axis] for axis in AXES), AXES)
+
+    def share(path, shape):
+        axes = [(part,) if isinstance(part, str) else part or () for part in spec_of(path, shape, abstract)]
+        return math.prod(shape) / math.prod(mesh[axis] for part in axes for axis in part)
+
+    return sum(share(path, shape) for path, shape in _leaves(c))
+
+
+def adapter_weights(c: ModelConfig, rank: int) -> int:
+    """Weights of adapters of that rank on all matrices of the layers."""
+    q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    ends = [(c.hidden_size, q), (c.hidden_size, kv), (c.hidden_size, kv), (q, c.hidden_size)]
+    ends += [(c.hidden_size, c.mlp_size)] * 2 + [(c.mlp_size, c.hidden_size)]
+    return c.num_layers * rank * sum(a + b for a, b in ends)
+
+
+def kept_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
+    """Bytes per device that live through the whole run: float32 weights, two moments, and what the method adds."""
+    weights = 4 * weights_per_device(c, mesh)
+    trained = 4 * adapter_weights(c, w.lora_rank) if w.lora_rank else weights
+    return {"weights": weights + (trained if w.lora_rank else 0), "optimiser": 2 * trained,
+            "reference": weights * w.reference, "critic": 3 * weights * w.critic}
+
+
+def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
+    """Bytes per device at the peak of an update, beside `kept_memory`.
+
+    stored: for every token and layer the residual stream and, unless layers are recomputed, the results of the matrix
+    products that the backward pass reads. one layer: scores, gated products and norms of the layer being differentiated,
+    either around its attention or around its MLP. gathered: weights that live in pieces, for two layers at a time.
+    """
+    shards, tensor, item = mesh["data"] * mesh["fsdp"], mesh["tensor"], w.itemsize
+    P, G, S, T, D, M = w.learned_at_once / shards, w.group, w.prompt_tokens, w.completion_tokens, c.hidden_size, c.mlp_size
+    tokens = P * (S + G * T)
+    held = weights_per_device(c, mesh)
+    products = (1 + c.post_norms) * D + ((c.num_heads + 2 * c.num_kv_heads) * c.head_dim + 2 * M) / tensor
+    stored = tokens * c.num_layers * item * (D + (0 if w.remat else products))
+    scores = 4 * c.num_heads * P * (G * T * (T + S) + S * S) / tensor
+    layer = max(5 * M / tensor * tokens * item, 4 * scores) + 6 * 4 * D * tokens + (tokens * products * item if w.remat else 0)
+    table = 4 * c.vocab_size * D / (mesh["fsdp"] * tensor)
+    gradients = 4 * (adapter_weights(c, w.lora_rank) if w.lora_rank else held) * (2 if w.micro_batches > 1 else 1)
+    layer += 0 if w.lora_rank or not c.tie_embeddings else table  # its gradient as unembedding, until that as embedding
+    # Where the logits are, no gradient of a layer is yet; sums over micro-batches are.
+    logits = 3 * 4 * min(_CHUNK, w.learned_at_once * G * T) * c.vocab_size / (mesh["fsdp"] * tensor)
+    waiting = max(layer + gradients, logits + table + (gradients / 2 if w.micro_batches > 1 else 0))
+    whole_layers = 2 * 4 * (flops.matmul_parameters(c, unembedding=False) / c.num_layers) / tensor
+    return {"gradients": gradients, "stored activations": stored, "one layer or the logits": waiting - gradients,
+            "gathered weights": whole_layers if mesh["fsdp"] > 1 else 0.0,
+            # Rows of logits are taken in turn from the whole micro-batch, which every device therefore holds.
+            "gathered states": 2 * item * w.learned_at_once * G * T * D if shards > 1 else 0.0,
+            "batch": 32 * w.prompts * G * T / shards}
+
+
+def sampler_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
+    """Bytes per device at the peak of sampling, beside `kept_memory`: a copy of the matrices as decoding reads them, caches.
+
+    The copy is whole on every device, whatever the mesh: the decode loop pins the layout of its matrices, which the
+    partitioner does only for whole ones.
+    """
+    shards, tensor, item = mesh["data"] * mesh["fsdp"], mesh["tensor"], w.itemsize
+    P, G, S, T = w.sampled_at_once / shards, w.group, w.prompt_tokens, w.completion_tokens
+    matrices = flops.matmul_parameters(c, unembedding=False) * item
+    table = c.vocab_size * c.hidden_size * item / (mesh["fsdp"] * tensor) if item < 4 else 0
+    slots = 2 * c.num_layers * c.num_kv_heads * c.head_dim * item / tensor
+    prefill = P * (3 * 4 * c.num_heads * S * S / tensor + S * item * (3 * c.mlp_size / tensor + 6 * c.hidden_size))
+    return {"copy of the weights": matrices + table, "caches": slots * P * (G * (T - 1) + 2 * S),
+            "logits": 4 * 4 * P * G * c.vocab_size / tensor, "prefill": prefill}
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Bytes per device on a mesh, by phase and purpose."""
+
+    mesh: dict[str, int]
+    kept: Bytes
+    update: Bytes
+    sampler: Bytes
+
+    @property
+    def updating(self) -> float:
+        return sum(self.kept.values()) + sum(self.update.values())
+
+    @property
+    def sampling(self) -> float:
+        return sum(self.kept.values()) + sum(self.sampler.values())
+
+    @property
+    def peak(self) -> float:
+        return max(self.updating, self.sampling)
+
+    def fits(self, device: Device) -> bool:
+        return self.peak <= USABLE * device.memory
+
+
+def estimate(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Estimate:
+    """Memory per device of the work on a mesh `{data, fsdp, tensor}`."""
+    return Estimate(dict(mesh), kept_memory(c, w, mesh), update_memory(c, w, mesh), sampler_memory(c, w, mesh))
+
+
+def step_flops(c: ModelConfig, w: Work) -> dict[str, float]:
+    """Useful operations of one step over all devices, by phase (see `evaluation.flops`)."""
+    P, S, lengths = w.prompts, w.prompt_tokens, [w.completion_tokens] * w.group
+    return {"prefill": P * flops.prefill_flops(c, [S]),
+            "decode": P * w.group * flops.decode_flops(c, S, w.completion_tokens),
+            "score": w.passes * P * flops.packed_flops(c, S, lengths),
+            "update": (1 + w.critic) * w.epochs * P * flops.update_flops(c, S, lengths)}
+
+
+def ideal_seconds(c: ModelConfig, w: Work, mesh: Mapping[str, int], device: Device) -> dict[str, float]:
+    """Least seconds of each phase: its operations at the bfloat16 peak, and for decoding the memory traffic if that is longer.
+
+    A decode step reads the sampler's copy of the weights and, on average, half the completion caches. Communication and
+    the host are not counted: nothing measured will reach these.
+    """
+    count = math.prod(mesh.values())
+    seconds = {phase: found / (count * device.flops) for phase, found in step_flops(c, w).items()}
+    held = sampler_memory(c, w, mesh)
+    traffic = (held["copy of the weights"] + held["caches"] / 2) * (w.completion_tokens - 1) * w.sampling_parts
+    return seconds | {"decode": max(seconds["decode"], traffic / device.bandwidth)}
+
+
+def meshes(c: ModelConfig, w: Work, count: int) -> Iterator[dict[str, int]]:
+    """Meshes of `count` devices that the batch divides over, those with the least communication first.
+
+    `tensor` stays within 8 devices, one host's worth, and divides the key/value heads.
+    """
+    powers = [2**n for n in range(count.bit_length()) if count % 2**n == 0]
+    sizes = [1, *(n for n in range(2, count + 1) if count % n == 0)]
+    for tensor in (n for n in powers if n <= 8 and c.num_kv_heads % n == 0):
+        for fsdp in (n for n in sizes if count // tensor % n == 0):
+            mesh = {"data": count // tensor // fsdp, "fsdp": fsdp, "tensor": tensor}
+            if w.fits_mesh(mesh):
+                yield mesh
+
+
+def best(c: ModelConfig, w: Work, device: Device, count: int) -> Estimate | None:
+    """The first mesh that fits, else the one that needs least; None where the batch divides over no mesh."""
+    found = [estimate(c, w, mesh) for mesh in meshes(c, w, count)]
+    return next((e for e in found if e.fits(device)), min(found, key=lambda e: e.peak, default=None))
+
+
+_KEYS = {"micro_batches": "learner.micro_batches", "sampling_parts": "sampling.micro_batches", "dtype": "model.dtype",
+         "remat": "model.remat"}
+
+
+def remedies(c: ModelConfig, w: Work, device: Device, count: int) -> tuple[dict[str, Any], Work, Estimate | None]:
+    """What to change, in order of cost, until the work fits: `(changes, changed work, estimate)`; estimate None: nothing does.
+
+    Cheapest first: more parts, which cost nothing but idle units; bfloat16; recomputing layers, a third more work.
+    """
+    changes, found = {}, best(c, w, device, count)
+    while found is not None and not found.fits(device):
+        by_update = found.updating >= found.sampling
+        options = [{"micro_batches": 2 * w.micro_batches} if by_update else {"sampling_parts": 2 * w.sampling_parts}]
+        options += [{"dtype": "bfloat16"}] * (w.dtype == "float32") + [{"remat": True}] * (by_update and not w.remat)
+        for option in options:
+            changed = dataclasses.replace(w, **option)
+            better = best(c, changed, device, count)
+            if better is not None and better.peak < 0.98 * found.peak:
+                w, found, changes = changed, better, changes | option
+                break
+        else:
+            found = None
+    return {_KEYS[name]: value for name, value in changes.items()}, w, found
+
+
+def check(c: ModelConfig, w: Work, device: Device, count: int, mesh: Mapping[str, int] | None = None) -> Estimate:
+    """The estimate on this mesh, or on the mesh with the least communication on which it fits.
+
+    Raises:
+      ValueError: it does not fit, or the batch does not divide; says what takes the room and what to change.
+    """
+    found = best(c, w, device, count) if mesh is None else estimate(c, w, mesh)
+    if found is None or not w.fits_mesh(found.mesh):
+        parts = f"{w.learned_at_once:g} per micro-batch and {w.sampled_at_once:g} per sampling part"
+        where = f"{count} devices" if mesh is None else named(mesh)
+        raise ValueError(f"prompts.per_step={w.prompts} ({parts}) do not divide over data x fsdp of {where}; use more prompts "
+                         "per step, fewer parts, a larger mesh.tensor (up to 8), or fewer devices")
+    if found.fits(device):
+        return found
+    phase, parts = ("an update", found.update) if found.updating >= found.sampling else ("sampling", found.sampler)
+    largest = sorted((found.kept | parts).items(), key=lambda item: -item[1])[:3]
+    told = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in largest)
+    raise ValueError(
+        f"{phase} needs {found.peak / 1e9:.1f} GB on each of {count} devices ({named(found.mesh)}), of which {device.name} has "
+        f"{device.memory / 1e9:.0f}, {USABLE:.0%} of it usable: mostly {told}. {advice(c, w, device, count)}")
+
+
+def advice(c: ModelConfig, w: Work, device: Device, count: int) -> str:
+    """A sentence on how work that does not fit on `count` devices could."""
+    for factor in (1, 2, 4, 8, 16, 32, 64):
+        changes, _, found = remedies(c, w, device, factor * count)
+        if found is not None:
+            where = "It fits" if factor == 1 else f"It would fit on {factor * count} devices"
+            keys = " ".join([*(f"{key}={value}" for key, value in changes.items()), named(found.mesh)])
+            return f"{where} ({found.peak / 1e9:.1f} GB) with {keys}"
+    return ("No mesh of up to 64 times as many devices helps: one prompt with its group is the least that is worked on at a "
+            "time, and sampling needs a whole copy of the weights. Lower sampling.max_tokens, sampling.group or "
+            "prompts.max_tokens, train adapters (lora.rank=16), or take a smaller model")
+
+
+def named(mesh: Mapping[str, int]) -> str:
+    """A mesh as the keys of a configuration."""
+    return " ".join(f"mesh.{axis}={mesh[axis]}" for axis in AXES)

@@ -1,0 +1,47 @@
+"""A plan as text: one step in detail, or models by hardware as a Markdown table."""
+from collections.abc import Mapping
+
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.parallel import plan
+from jaxrl_llm.parallel.presets import Device
+
+
+def page(name: str, c: ModelConfig, w: plan.Work, device: Device, found: plan.Estimate) -> str:
+    """Bytes by purpose, operations and least seconds by phase."""
+    count = found.mesh["data"] * found.mesh["fsdp"] * found.mesh["tensor"]
+    lines = [f"{name}: {plan.parameters(c):,} weights on {count} x {device.name}, {plan.named(found.mesh)}",
+             f"one step: {w.prompts} prompts of {w.prompt_tokens} tokens x {w.group} completions of {w.completion_tokens}, "
+             f"{w.dtype}, {w.minibatches} x {w.micro_batches} parts learned, {w.sampling_parts} sampled"
+             + (", layers computed again" if w.remat else ""), "", f"{'GB per device':32}{'updating':>10}{'sampling':>10}"]
+    row = lambda label, *cells: f"  {label:30}" + "".join(f"{cell:>10}" for cell in cells)  # noqa: E731
+    size = lambda x: f"{x / 1e9:.2f}"  # noqa: E731
+    counts = lambda x: x >= 5e6  # noqa: E731  what would show as 0.00
+    lines += [row(label, size(x), size(x)) for label, x in found.kept.items() if counts(x)]
+    lines += [row(label, size(x), "") for label, x in found.update.items() if counts(x)]
+    lines += [row(label, "", size(x)) for label, x in found.sampler.items() if counts(x)]
+    lines += [row("together", size(found.updating), size(found.sampling)),
+              row(f"usable of {device.memory / 1e9:.0f}", *[size(plan.USABLE * device.memory)] * 2), "",
+              f"{'per step':32}{'PFLOP':>10}{'seconds >':>10}"]
+    seconds, operations = plan.ideal_seconds(c, w, found.mesh, device), plan.step_flops(c, w)
+    lines += [row(label, f"{x / 1e15:.1f}", f"{seconds[label]:.2f}") for label, x in operations.items() if x]
+    lines += [row("together", f"{sum(operations.values()) / 1e15:.1f}", f"{sum(seconds.values()):.2f}"),
+              "Seconds are lower bounds: bfloat16 peak and memory bandwidth, without communication."]
+    return "\n".join(lines)
+
+
+def table(models: Mapping[str, tuple[ModelConfig, plan.Work]], machines: Mapping[str, tuple[Device, int]]) -> str:
+    """One row per model and machine, with the changes that make it fit; Markdown."""
+    rows = [("model", "weights", "devices", "data x fsdp x tensor", "changed", "GB updating", "GB sampling", "seconds >"),
+            ("---",) * 8]
+    for name, (c, w) in models.items():
+        for machine, (device, count) in machines.items():
+            changes, changed, found = plan.remedies(c, w, device, count)
+            told = (name, f"{plan.parameters(c) / 1e9:.2f}e9", f"{machine} ({count})")
+            if found is None:
+                rows.append((*told, "does not fit", "", "", "", ""))
+                continue
+            seconds = sum(plan.ideal_seconds(c, changed, found.mesh, device).values())
+            rows.append((*told, " x ".join(map(str, found.mesh.values())),
+                         ", ".join(f"{key}={value}" for key, value in changes.items()),
+                         f"{found.updating / 1e9:.1f}", f"{found.sampling / 1e9:.1f}", f"{seconds:.1f}"))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

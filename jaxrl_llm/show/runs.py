@@ -1,0 +1,107 @@
+"""What a run folder holds, read for people: settings, metrics, what was spent, what stands out."""
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from jaxrl_llm.compare.ledger import read_run, stored_config
+from jaxrl_llm.show.health import findings
+from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.progress import format_seconds
+
+_FIRST_AND_LAST = (("training reward", "reward/mean", "{:.3f}"), ("completion length", "completion/length", "{:.1f}"),
+                   ("truncated", "completion/truncated", "{:.1%}"), ("entropy", "entropy", "{:.3f}"))
+Metrics = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """A run: `config` is flat ("sampling.group" -> 8), `metrics` one `f64[N]` per name, `facts` label -> text."""
+
+    path: Path
+    name: str
+    config: dict[str, Any]
+    metrics: Metrics
+    facts: dict[str, str]
+    findings: list[str]
+    starts: list[dict[str, Any]]
+
+
+def read_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
+    """The runs in these folders, each with the shortest name that tells it from the others.
+
+    Raises FileNotFoundError for a folder without config.json or metrics, ValueError for one that is given twice.
+    """
+    paths = [Path(path).expanduser().absolute() for path in paths]
+    if len(set(paths)) < len(paths):
+        raise ValueError(f"a run folder is given twice: {', '.join(map(str, paths))}")
+    return [_read(path, name) for path, name in zip(paths, short_names(paths))]
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as many as it takes to tell all of them apart."""
+    for depth in range(1, max((len(path.parts) for path in paths), default=1) + 1):
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def differences(runs: Sequence[RunFolder]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """`(columns, rows)`: settings in which the runs differ, or a single run from the library's defaults, and their values."""
+    columns = {run.name: run.config for run in runs}
+    if len(runs) == 1:
+        columns = {"default": flat(default_config().to_dict()), **columns}
+    show = lambda config, key: json.dumps(config[key]) if key in config else "(absent)"  # noqa: E731
+    rows = [(key, [show(config, key) for config in columns.values()]) for key in sorted(set().union(*columns.values()))]
+    return list(columns), [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Nested settings with dotted keys."""
+    return flatten_dict(config, sep=".")
+
+
+def phases(metrics: Metrics) -> dict[str, float]:
+    """Seconds of each phase of the whole run, longest first; they add up to its wall time."""
+    total = {name.removeprefix("time/"): float(np.nansum(values)) for name, values in metrics.items()
+             if name.startswith("time/") and name != "time/step"}
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+
+def _read(path: Path, name: str) -> RunFolder:
+    config = stored_config(path)
+    ledger = read_run(path, ("steps", "tokens", "seconds"))
+    if ledger is None:
+        raise FileNotFoundError(f"{path} holds no metrics yet; wait for its first step")
+    starts = []
+    if (path / "environment.json").is_file():
+        starts = json.loads((path / "environment.json").read_text()).get("starts", [])
+    facts = {"method": config.method, "task": config.task, **_facts(ledger.metrics, ledger.spent, config.steps)}
+    return RunFolder(path, name, flat(config.to_dict()), ledger.metrics, facts, findings(ledger.metrics), starts)
+
+
+def _facts(metrics: Metrics, spent: dict[str, np.ndarray], steps: int) -> dict[str, str]:
+    """What a glance at a run asks for."""
+    facts = {"steps": f"{int(metrics['step'][-1])} of {steps}"}
+    accuracy = metrics.get("eval/accuracy", np.zeros(0))
+    at = np.flatnonzero(np.isfinite(accuracy))
+    if len(at):
+        low, high = (metrics.get(f"eval/accuracy_{side}", accuracy)[at[-1]] for side in ("low", "high"))
+        facts["held-out accuracy, first"] = f"{accuracy[at[0]]:.1%}"
+        facts["held-out accuracy, last"] = f"{accuracy[at[-1]]:.1%} ({low:.1%} to {high:.1%})"
+        best = at[np.argmax(accuracy[at])]
+        facts["held-out accuracy, best"] = f"{accuracy[best]:.1%} at step {int(metrics['step'][best])}"
+    for label, name, form in _FIRST_AND_LAST:
+        values = metrics.get(name, np.zeros(0))
+        values = values[np.isfinite(values)]
+        if len(values):
+            facts[label] = f"{form.format(values[0])} \N{RIGHTWARDS ARROW} {form.format(values[-1])}"
+    facts["tokens sampled"] = f"{spent['tokens'][-1]:,.0f}"
+    facts["collecting and learning"] = format_seconds(float(spent["seconds"][-1]))
+    facts["wall time"] = format_seconds(sum(phases(metrics).values()))
+    return facts

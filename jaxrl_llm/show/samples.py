@@ -1,0 +1,59 @@
+"""Sampled completions of a run for the page: whole groups, spread over the run, at most so many."""
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# What a sample page may say of each token, see training/samples.py. A ratio is probability after over before the update.
+PER_TOKEN = ("advantages", "entropies", "logprobs", "ratios")
+
+
+def read_groups(folder: Path, limit: int) -> tuple[list[dict[str, Any]], int]:
+    """`(groups, completions in the folder)`: about `limit` completions, as many of each step, first prompts first.
+
+    A group is {"step", "prompt", "answer", "rows"}; a row {"text", "reward", "parts", "length", "stop"} and, where the run
+    recorded them, "tokens" and the lists of `PER_TOKEN`. A line that is cut short by a kill is left out.
+    """
+    pages = sorted((folder / "samples").glob("step_*.jsonl"))
+    chosen, total = [], 0
+    for number, page in enumerate(pages):
+        share = limit // len(pages) + (number < limit % len(pages))
+        for group in _groups(page):
+            total += len(group["rows"])
+            if share > 0:
+                chosen.append(group)
+            share -= len(group["rows"])
+    return chosen, total
+
+
+def _groups(page: Path) -> Iterator[dict[str, Any]]:
+    """The groups of one page, in order."""
+    last, group = None, None
+    for line in page.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if row["prompt_index"] != last:
+            if group:
+                yield group
+            last = row["prompt_index"]
+            group = {"step": row["step"], "prompt": row["prompt"], "answer": row["answer"], "rows": []}
+        group["rows"].append(_row(row))
+    if group:
+        yield group
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    found = {"text": row["completion"], "reward": _finite(row["reward"]), "length": row["length"], "stop": row["stop_reason"],
+             "parts": {name: _finite(value) for name, value in row["components"].items()}}
+    if "tokens" in row:
+        found["tokens"] = row["tokens"]
+        found |= {name: [_finite(value) for value in row[name]] for name in PER_TOKEN if name in row}
+    return found
+
+
+def _finite(value: float) -> float | None:
+    """The page's JSON knows no NaN."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None

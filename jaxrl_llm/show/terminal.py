@@ -1,0 +1,55 @@
+"""The summary of runs for a terminal."""
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxrl_llm.show.runs import RunFolder, differences, phases
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def print_summary(runs: Sequence[RunFolder], console: Console | None = None) -> None:
+    """Results, curves in one line each, where the time went, what stands out and in which settings the runs differ."""
+    console = console or Console()
+    table = Table(title="Runs")
+    table.add_column("")
+    for run in runs:
+        table.add_column(Text(run.name), justify="right")
+    for label in dict.fromkeys(label for run in runs for label in run.facts):
+        table.add_row(label, *[Text(run.facts.get(label, "")) for run in runs])
+    for label, name in (("reward over steps", "reward/mean"), ("accuracy over steps", "eval/accuracy")):
+        table.add_row(label, *[sparkline(run.metrics.get(name, np.zeros(0))) for run in runs])
+    table.add_row("where the time went", *[_shares(phases(run.metrics)) for run in runs])
+    console.print(table)
+    columns, rows = differences(runs)
+    if rows:
+        settings = Table(title="Settings that differ" + (" from the defaults" if len(runs) == 1 else ""))
+        for column in ("key", *columns):
+            settings.add_column(Text(column), overflow="fold")
+        for key, values in rows:
+            settings.add_row(key, *map(Text, values))
+        console.print(settings)
+    for run in runs:
+        for finding in run.findings:
+            console.print(Text(f"{run.name}: {finding}", style="yellow"))
+    if any(run.findings for run in runs):
+        console.print("docs/troubleshooting.md says what to do about these.", style="dim", highlight=False)
+
+
+def sparkline(values: np.ndarray, width: int = 24) -> str:
+    """The finite values as a line of bars from their lowest to their highest, means of stretches where there are many."""
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return ""
+    means = np.array([part.mean() for part in np.array_split(values, min(width, len(values)))])
+    span = means.max() - means.min()
+    levels = np.zeros(len(means), int) if span == 0 else np.round((means - means.min()) / span * (len(_BARS) - 1)).astype(int)
+    return "".join(_BARS[level] for level in levels)
+
+
+def _shares(seconds: dict[str, float]) -> str:
+    total = sum(seconds.values())
+    return ", ".join(f"{name} {part / total:.0%}" for name, part in list(seconds.items())[:3]) if total else ""

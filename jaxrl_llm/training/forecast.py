@@ -1,0 +1,48 @@
+"""What a run is going to need on the devices it has, told before its first step."""
+import warnings
+
+import jax
+import psutil
+
+from jaxrl_llm.parallel import plan
+from jaxrl_llm.parallel.presets import DEVICES, Device
+from jaxrl_llm.training.setup import Run
+
+# Beginnings of `device_kind`, the longer before the shorter.
+_KINDS = {"NVIDIA H100": "h100", "NVIDIA H200": "h200", "NVIDIA A100": "a100-80", "TPU v4": "v4", "TPU v5 lite": "v5e",
+          "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v6": "v6e"}
+
+
+def device_of(device: jax.Device) -> Device:
+    """The published figures of a device, with the memory that it really has; a CPU's is its share of the host's."""
+    known = next((name for kind, name in _KINDS.items() if device.device_kind.startswith(kind)), None)
+    facts = DEVICES[known] if known else Device(device.device_kind, 0.0, float("nan"), float("nan"))
+    if device.platform == "cpu":
+        memory = psutil.virtual_memory().total / device.client.device_count()
+    else:
+        memory = (device.memory_stats() or {}).get("bytes_limit", facts.memory) / plan.USABLE  # a limit is usable in full
+    return Device(facts.name, memory, facts.flops, facts.bandwidth)
+
+
+def forecast(run: Run) -> list[tuple[str, str]]:
+    """Rows for the head of a run: memory per device and the useful operations of a step, at the limits of all lengths.
+
+    Raises:
+      ValueError: the run does not fit its accelerators; says what to change. On CPUs, whose memory others share and swap
+        extends, it is a warning.
+    """
+    c, device = run.policy.model.config, device_of(run.mesh.devices.flat[0])
+    w = plan.work_of(run.config, run.prompt_tokens, run.needs, run.critic is not None)
+    found = plan.estimate(c, w, run.mesh.shape)
+    if not found.fits(device):
+        try:
+            plan.check(c, w, device, run.mesh.size, run.mesh.shape)
+        except ValueError as error:
+            if run.mesh.devices.flat[0].platform != "cpu":
+                raise
+            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+    operations = sum(plan.step_flops(c, w).values())
+    rows = [("memory per device, estimated", f"{found.updating / 1e9:.2f} GB updating, {found.sampling / 1e9:.2f} GB sampling, "
+             f"of {device.memory / 1e9:.1f}"), ("operations per step", f"{operations / 1e12:.3g} TFLOP")]
+    seconds = sum(plan.ideal_seconds(c, w, run.mesh.shape, device).values())
+    return rows if seconds != seconds else [*rows, ("seconds per step, at least", f"{seconds:.2f} (bfloat16 peak)")]

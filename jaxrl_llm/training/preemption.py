@@ -1,0 +1,56 @@
+"""Notice of a coming kill, as clusters send it: the run finishes what it is at, saves and ends with a code of its own.
+
+    with preemption.watch():
+        for step in ...:
+            ...
+            preemption.check()      # raises Preempted here, between two steps, once a signal has come
+"""
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, start the same command again
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+_received: list[int] = []
+
+
+class Preempted(SystemExit):
+    """The process was asked to end; it exits with `EXIT_CODE` after everything on the way out has saved and closed."""
+
+    def __init__(self):
+        super().__init__(EXIT_CODE)
+
+
+@contextlib.contextmanager
+def watch() -> Iterator[None]:
+    """Within it SIGTERM and SIGUSR1 no longer end the process but are remembered for `check`; the first is acknowledged.
+
+    Python lets only the main thread handle signals: in any other nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _received.clear()
+    before = {number: signal.signal(number, _remember) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _received.clear()
+
+
+def check() -> None:
+    """Raises `Preempted` if a signal came since `watch` began."""
+    if _received:
+        raise Preempted
+
+
+def _remember(number: int, frame) -> None:
+    if not _received:
+        print(f"{signal.Signals(number).name}: the run saves and stops after this step; continue it with --resume "
+              f"(exit code {EXIT_CODE})", file=sys.stderr, flush=True)
+    _received.append(number)

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Trains to the last step: goes on from the newest checkpoint if there is one, and starts again after a crash.
+# usage: bash scripts/keep_training.sh [--dry-run] [--restarts=10] --workdir=DIR --config=FILE [options of experiments/train.py]
+# Exit codes: 0 finished; 75 told to stop (SIGTERM, SIGUSR1): saved, run this again; 1 an error that would come again;
+# 2 wrong usage; 128 + n killed by signal n more often than --restarts allows. PYTHON picks the interpreter (default: python).
+set -uo pipefail
+case "${1:-}" in ""|-h|--help) sed -n '2,5p' "$0" | sed 's/^# //'; exit 0;; esac
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+dry="" restarts=10 workdir="" options=()
+for option in "$@"; do
+  case "$option" in
+    --dry-run) dry=1 ;;
+    --restarts=*) restarts="${option#*=}" ;;
+    --resume|--resume=*) echo "leave out $option: resuming is decided here" >&2; exit 2 ;;
+    --workdir=*) workdir="${option#*=}"; options+=("$option") ;;
+    *) options+=("$option") ;;
+  esac
+done
+[ -n "$workdir" ] || { echo "--workdir=DIR is missing" >&2; exit 2; }
+[[ "$restarts" =~ ^[0-9]+$ ]] || { echo "--restarts=$restarts is no number" >&2; exit 2; }
+
+told="" child=""
+trap 'told=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM USR1
+for ((attempt = 0; ; attempt++)); do
+  command=("${PYTHON:-python}" experiments/train.py "${options[@]}")
+  if compgen -G "$workdir/checkpoints/[0-9]*" > /dev/null; then command+=(--resume); fi
+  printf '%q ' "${command[@]}" | sed 's/ $/\n/'
+  [ -z "$dry" ] || exit 0
+  "${command[@]}" &
+  child=$!
+  wait "$child"; code=$?
+  while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done  # a trap ends `wait` before the child has ended
+  child=""
+  if [ -n "$told" ] || [ "$code" = 75 ]; then echo "stopped as told; the same command continues" >&2; exit 75; fi
+  # A signal that nobody here sent: out of memory, an abort of the runtime. Anything else would fail again.
+  if [ "$code" -le 128 ] || [ "$attempt" -ge "$restarts" ]; then exit "$code"; fi
+  echo "killed by signal $((code - 128)); start $((attempt + 1)) of $restarts again in ${JAXRL_LLM_PAUSE:-10} s" >&2
+  sleep "${JAXRL_LLM_PAUSE:-10}"
+done

@@ -1,0 +1,209 @@
+"""Plans: published sizes, figures by hand, the compiler's own memory analysis, refusals whose advice works."""
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import psutil
+import pytest
+
+from jaxrl_llm.evaluation import flops
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.parallel import mesh_sizes, plan, plan_page
+from jaxrl_llm.parallel.presets import DEVICES, MODELS, Device, parse_devices
+from jaxrl_llm.training import setup
+from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.forecast import device_of, forecast
+
+ROOT = Path(__file__).parents[2]
+ONE = {"data": 1, "fsdp": 1, "tensor": 1}
+SMALL = ModelConfig(vocab_size=1000, hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, mlp_size=192)
+WORK = plan.Work(prompts=8, group=4, prompt_tokens=16, completion_tokens=32)
+PUBLISHED = {  # numbers of parameters, text models alone
+    "smollm2_135m": 134_515_008, "smollm2_360m": 361_821_120, "smollm2_1.7b": 1_711_376_384, "qwen2.5_0.5b": 494_032_768,
+    "qwen2.5_1.5b": 1_543_714_304, "qwen2.5_3b": 3_085_938_688, "qwen2.5_7b": 7_615_616_512, "qwen2.5_14b": 14_770_033_664,
+    "qwen2.5_32b": 32_763_876_352, "qwen3_0.6b": 596_049_920, "qwen3_1.7b": 1_720_574_976, "qwen3_4b": 4_022_468_096,
+    "qwen3_8b": 8_190_735_360, "qwen3_14b": 14_768_307_200, "qwen3_32b": 32_762_123_264, "llama3.2_1b": 1_235_814_400,
+    "llama3.2_3b": 3_212_749_824, "llama3_8b": 8_030_261_248, "llama3_70b": 70_553_706_496, "gemma3_270m": 268_098_176,
+    "gemma3_1b": 999_885_952, "gemma3_4b": 3_880_263_168, "gemma3_12b": 11_766_034_176,
+}
+
+
+def test_presets_have_the_published_numbers_of_parameters():
+    assert MODELS.keys() == PUBLISHED.keys()
+    for name, c in MODELS.items():
+        norms = c.num_layers * c.hidden_size * (4 if c.post_norms else 2) + c.hidden_size
+        norms += 2 * c.num_layers * c.head_dim * c.qk_norm
+        bias = c.num_layers * c.head_dim * (c.num_heads + 2 * c.num_kv_heads) * c.qkv_bias
+        tables = c.vocab_size * c.hidden_size * (0 if c.tie_embeddings else 1)
+        assert flops.matmul_parameters(c) + tables + norms + bias == PUBLISHED[name], name
+    for name in ("smollm2_135m", "gemma3_270m"):
+        assert plan.parameters(MODELS[name]) == PUBLISHED[name]
+
+
+def test_slices_of_cores_and_of_chips():
+    assert parse_devices("v5p-64") == (DEVICES["v5p"], 32)
+    assert parse_devices("v4-8")[1] == 4
+    assert parse_devices("v6e-8") == (DEVICES["v6e"], 8)
+    assert parse_devices("v5litepod-16") == (DEVICES["v5e"], 16)
+    assert parse_devices("h100-8") == (DEVICES["h100"], 8)
+    assert parse_devices("a100-80") == (DEVICES["a100-80"], 1)
+    assert parse_devices("a100-80-16") == parse_devices("a100-16") == (DEVICES["a100-80"], 16)
+    for text, told in (("h10-8", "Did you mean 'h100'"), ("v5p-3", "multiple of 2"), ("h100-0", "multiple of 1")):
+        with pytest.raises(ValueError, match=told):
+            parse_devices(text)
+
+
+def test_what_is_kept_by_hand():
+    """SMALL: 64,000 embeddings, 98,304 matrix weights, 320 norm weights; all but the norms lie in pieces over fsdp x tensor."""
+    assert plan.parameters(SMALL) == 162_624
+    kept = plan.kept_memory(SMALL, dataclasses.replace(WORK, reference=True, critic=True), ONE)
+    assert kept == {"weights": 650_496, "optimiser": 1_300_992, "reference": 650_496, "critic": 1_951_488}
+    assert plan.weights_per_device(SMALL, {"data": 2, "fsdp": 4, "tensor": 2}) == 162_304 / 8 + 320
+    # 7 pieces divide neither table nor matrices: everything is whole
+    assert plan.weights_per_device(SMALL, {"data": 1, "fsdp": 7, "tensor": 1}) == 162_624
+    # a single axis is written as a string in the partition of a leaf
+    odd = dataclasses.replace(SMALL, vocab_size=1002)
+    assert plan.weights_per_device(odd, {"data": 1, "fsdp": 4, "tensor": 2}) == 98_304 / 8 + 64 * 1002 / 2 + 320
+    adapted = plan.kept_memory(SMALL, dataclasses.replace(WORK, lora_rank=8), ONE)
+    adapters = 2 * 8 * (128 + 96 + 96 + 128 + 3 * 256)  # per layer and rank: q, k, v, o and three matrices of the MLP
+    assert plan.adapter_weights(SMALL, 8) == adapters
+    assert adapted["weights"] == 4 * (162_624 + adapters) and adapted["optimiser"] == 8 * adapters
+
+
+def test_activations_and_caches_by_hand():
+    found = plan.update_memory(SMALL, WORK, ONE)
+    tokens = 8 * (16 + 4 * 32)
+    # per token and layer: the stream, q, k, v, the attention's output, gate and up
+    assert found["stored activations"] == 4 * tokens * 2 * (64 + 64 + 32 + 32 + 64 + 192 + 192)
+    assert plan.update_memory(SMALL, dataclasses.replace(WORK, remat=True), ONE)["stored activations"] == 4 * tokens * 2 * 64
+    halved = plan.update_memory(SMALL, dataclasses.replace(WORK, micro_batches=2, dtype="bfloat16"), ONE)
+    assert halved["stored activations"] == found["stored activations"] / 4
+    assert halved["gradients"] == 2 * found["gradients"] == 2 * 4 * 162_624
+    caches = plan.sampler_memory(SMALL, WORK, ONE)["caches"]
+    assert caches == 8 * 2 * 2 * 2 * 16 * 4 * (4 * 31 + 2 * 16)  # P, layers, keys and values, heads, width, bytes, slots
+    spread = {"data": 2, "fsdp": 2, "tensor": 2}
+    assert plan.sampler_memory(SMALL, WORK, spread)["caches"] == caches / 8
+    assert plan.sampler_memory(SMALL, WORK, spread)["copy of the weights"] == 4 * 98_304  # whole, see the docstring
+
+
+def test_operations_and_ideal_seconds_by_hand():
+    device = Device("x", 1e9, flops=1e9, bandwidth=1e6)
+    w = dataclasses.replace(WORK, epochs=2, passes=1)
+    found = plan.step_flops(SMALL, w)
+    assert found["prefill"] == 8 * flops.prefill_flops(SMALL, [16])
+    assert found["decode"] == 8 * 4 * flops.decode_flops(SMALL, 16, 32)
+    assert found["score"] * 6 == found["update"] == 2 * 8 * 3 * flops.packed_flops(SMALL, 16, [32] * 4)
+    seconds = plan.ideal_seconds(SMALL, w, ONE, device)
+    assert seconds["update"] == found["update"] / 1e9
+    caches = plan.sampler_memory(SMALL, w, ONE)["caches"]
+    assert seconds["decode"] == pytest.approx((4 * 98_304 + caches / 2) * 31 / 1e6)  # memory is what limits it here
+    assert plan.ideal_seconds(SMALL, w, ONE, dataclasses.replace(device, bandwidth=1e12))["decode"] == found["decode"] / 1e9
+    two = {"data": 2, "fsdp": 1, "tensor": 1}
+    assert plan.ideal_seconds(SMALL, w, two, device)["update"] == seconds["update"] / 2
+
+
+def test_a_configuration_as_work():
+    c = default_config()
+    c.prompts.per_step, c.sampling.group, c.sampling.max_tokens, c.learner.epochs, c.learner.minibatches = 16, 4, 32, 1, 2
+    c.model.remat, c.critic.kind = True, "head"
+    w = plan.work_of(c, 20, {"ref_logprobs"}, critic=True)
+    assert (w.prompts, w.group, w.prompt_tokens, w.completion_tokens, w.learned_at_once) == (16, 4, 20, 32, 8)
+    assert w.remat and w.reference and not w.critic and w.passes == 2
+    c.lora.rank, c.learner.minibatches = 8, 1
+    assert not plan.work_of(c, 20, {"ref_logprobs"}, critic=False).reference
+
+
+def test_meshes_divide_devices_batch_and_heads():
+    found = list(plan.meshes(SMALL, WORK, 8))
+    assert found[0] == {"data": 8, "fsdp": 1, "tensor": 1} and {"data": 2, "fsdp": 2, "tensor": 2} in found
+    assert {m["tensor"] for m in found} == {1, 2}  # two key/value heads
+    assert all(m["data"] * m["fsdp"] * m["tensor"] == 8 for m in found) and len(found) == 4 + 3
+    assert [m["tensor"] for m in plan.meshes(SMALL, WORK, 16)] == [2] * 4  # 8 prompts are no 16 shards
+    assert not list(plan.meshes(SMALL, WORK, 24))
+    assert mesh_sizes(12, fsdp=3, tensor=2) == {"data": 2, "fsdp": 3, "tensor": 2}
+
+
+def test_a_plan_that_cannot_fit_is_refused_and_its_advice_works():
+    c, device = MODELS["qwen3_0.6b"], DEVICES["h100"]
+    w = plan.Work(64, 8, 512, 1024, dtype="bfloat16")
+    with pytest.raises(ValueError, match=r"needs .* GB on each of 1 devices .* h100 has 80, 90% .* mostly stored") as refused:
+        plan.check(c, w, device, 1)
+    told = str(refused.value)
+    assert "It fits (" in told and "learner.micro_batches=" in told
+    parts = int(told.split("learner.micro_batches=")[1].split()[0])
+    samples = int(told.split("sampling.micro_batches=")[1].split()[0]) if "sampling.micro_batches=" in told else 1
+    plan.check(c, dataclasses.replace(w, micro_batches=parts, sampling_parts=samples), device, 1)
+    small = dataclasses.replace(device, memory=0.2e9)
+    with pytest.raises(ValueError, match="No mesh of up to 64 times as many devices helps.*lora.rank=16"):
+        plan.check(c, w, small, 1)
+    with pytest.raises(ValueError, match="It would fit on [0-9]+ devices"):
+        plan.check(MODELS["qwen3_8b"], dataclasses.replace(w, prompts=256), dataclasses.replace(device, memory=48e9), 1)
+    with pytest.raises(ValueError, match=r"prompts.per_step=64 .* do not divide over data x fsdp of 1024 devices"):
+        plan.check(c, w, device, 1024)
+    with pytest.raises(ValueError, match=r"do not divide over data x fsdp of mesh.data=48"):
+        plan.check(c, w, device, 48, mesh_sizes(48))
+
+
+def test_remedies_change_nothing_that_fits_and_cut_what_is_too_large():
+    w = plan.Work(8, 4, 64, 64)
+    changes, same, found = plan.remedies(SMALL, w, DEVICES["v5e"], 4)
+    assert changes == {} and same == w and found.mesh == {"data": 4, "fsdp": 1, "tensor": 1}
+    less = dataclasses.replace(DEVICES["v5e"], memory=found.updating * 0.8)
+    changes, changed, found = plan.remedies(SMALL, w, less, 4)
+    assert changes and found.fits(less) and changed != w
+    page = plan_page.page("small", SMALL, changed, less, found)
+    assert "together" in page and f"{162_624:,} weights on 4 x v5e" in page
+    lines = plan_page.table({"small": (SMALL, w)}, {"v5e-4": (less, 4), "none": (dataclasses.replace(less, memory=1.0), 4)})
+    assert [line.count("|") for line in lines.splitlines()] == [9] * 4
+    assert "learner.micro_batches=" in lines and lines.splitlines()[3].count("does not fit") == 1
+
+
+def test_the_device_at_hand_has_its_memory():
+    device = device_of(jax.devices()[0])
+    assert 1e8 < device.memory < 1e13 and device.flops != device.flops  # nobody published a CPU's peak here
+
+
+def test_a_run_tells_what_it_will_need_and_warns_on_a_cpu_that_is_too_small(monkeypatch):
+    c = default_config()
+    c.task = "arithmetic(level=digit)"
+    c.model.hidden_size, c.model.num_layers, c.model.num_heads, c.model.mlp_size = 32, 2, 4, 48
+    c.prompts.per_step, c.sampling.group, c.sampling.max_tokens = 4, 2, 4
+    run, _ = setup.build(c)
+    rows = dict(forecast(run))
+    w = plan.work_of(run.config, run.prompt_tokens, run.needs, critic=False)
+    architecture = run.policy.model.config
+    found = plan.estimate(architecture, w, run.mesh.shape)
+    assert rows["memory per device, estimated"].startswith(f"{found.updating / 1e9:.2f} GB updating, ")
+    assert rows["operations per step"] == f"{sum(plan.step_flops(architecture, w).values()) / 1e12:.3g} TFLOP"
+    memory = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(total=100_000))
+    with pytest.warns(RuntimeWarning, match="an update needs 0.0 GB on each of"):
+        forecast(run)
+
+
+@pytest.mark.slow
+def test_memory_is_what_the_compiler_says():
+    """Updates and samplers compiled, not run: tiny ones, SmolLM2, and meshes of eight devices."""
+    flags = "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=8"
+    done = subprocess.run([sys.executable, str(Path(__file__).with_name("plan_cases.py"))], capture_output=True, text=True,
+                          cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr[-3000:]
+    cases = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(cases) == 5
+    for case in cases:
+        for what, bytes_measured in case["measured"].items():
+            tolerance = 0.02 if what == "given" else 0.25  # given: the batch as well
+            assert case["planned"][what] == pytest.approx(bytes_measured, rel=tolerance), (case["case"], what)
+
+
+@pytest.mark.slow
+def test_the_command_refuses_what_does_not_fit():
+    options = ("--model=llama3_8b", "--devices=v5e-4", "--mesh=fsdp=2, tensor=2", "--config.method=dr_grpo")
+    done = subprocess.run([sys.executable, "experiments/plan.py", *options], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1 and not done.stdout and "Traceback" not in done.stderr
+    assert "ValueError: an update needs" in done.stderr
+    assert "each of 4 devices (mesh.data=1 mesh.fsdp=2 mesh.tensor=2), of which v5e has 16" in done.stderr

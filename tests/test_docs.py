@@ -1,0 +1,151 @@
+"""The documents tell the truth: links lead somewhere, commands and settings exist, names can be imported, examples run."""
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
+import urllib.parse
+from pathlib import Path
+
+import pytest
+
+from jaxrl_llm.training.config import default_config
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+YOURS = {"configs/mine.py"}  # written by the reader, as the page says
+
+
+def text_of(page: Path) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def prose(text: str) -> str:
+    """Without fenced blocks and inline code, where brackets are no links and a hash is no heading."""
+    return re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, made as hosts of repositories make them."""
+    titles = re.findall(r"^#+ +(.*)$", FENCE.sub("", text_of(page)), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
+    return {re.sub(r"[^\w\- ]", "", title).strip().replace(" ", "-") for title in plain}
+
+
+def commands(text: str) -> list[tuple[str, list[str]]]:
+    """(script, flags given to it) of every command of a page, continued lines joined."""
+    text = re.sub(r"\\\n\s*", " ", text)
+    return [(found[1], re.findall(r"(?<![\w-])--([\w.]+)", found[2]))
+            for found in re.finditer(r"((?:experiments|scripts)/[\w/]+\.(?:py|sh))([^\n`#|]*)", text)]
+
+
+def flags_of(script: str) -> set[str]:
+    """Names of the flags that a script defines, and those that all share."""
+    names = {"config", "compilation_cache", "help"} if script.endswith(".py") else {"help"}
+    for call in ast.walk(ast.parse((ROOT / script).read_text())) if script.endswith(".py") else ():
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr.startswith("DEFINE_"):
+            name = call.args[0].value
+            names |= {name, f"no{name}"} if call.func.attr == "DEFINE_bool" else {name}
+    return names
+
+
+def is_key(dotted: str) -> bool:
+    node = default_config()
+    for part in dotted.split("."):
+        if not hasattr(node, "keys") or part not in node:
+            return False
+        node = node[part]
+    return True
+
+
+def test_the_pages_are_found():
+    assert {"README.md", "docs/concepts.md", "docs/guides/method.md", "CONTRIBUTING.md"} <= {str(page) for page in PAGES}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(text_of(page))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = urllib.parse.unquote(target).partition("#")
+        file = (ROOT / page).parent / name if name else ROOT / page
+        assert file.exists(), f"{page} links to {target}, which is not there"
+        if anchor and file.suffix == ".md":
+            known = anchors(file.resolve().relative_to(ROOT))
+            assert anchor in known, f"{page} links to {target}; {name or page} has the anchors {sorted(known)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_commands_exist_with_their_flags(page):
+    for script, given in commands(text_of(page)):
+        assert (ROOT / script).is_file(), f"{page} runs {script}, which is not there"
+        known = flags_of(script)
+        for flag in given:
+            if not flag.startswith("config.") and script.endswith(".py"):
+                assert flag in known, f"{page}: {script} has no flag --{flag}; it has {sorted(known)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_settings_and_modules_exist(page):
+    text = text_of(page)
+    for key in re.findall(r"--config\.([a-z][a-z_.]*)", text):
+        assert is_key(key), f"{page} sets --config.{key}, which is no key of the configuration"
+    sections = "|".join(key for key, value in default_config().items() if hasattr(value, "keys"))
+    for key in re.findall(rf"`((?:{sections})\.[a-z_]+)[`=]", text):
+        file = re.fullmatch(r"\w+\.(py|md|png|json)", key)
+        assert file or is_key(key), f"{page} names the setting {key}, which is no key of the configuration"
+    for config in re.findall(r"(configs/\w+\.py)", text):
+        assert config in YOURS or (ROOT / config).is_file(), f"{page} names {config}, which is not there"
+    for module in re.findall(r"python -m (jaxrl_llm[\w.]*)", text):
+        assert importlib.util.find_spec(module), f"{page} runs the module {module}, which is not there"
+
+
+def resolve(dotted: str):
+    """The module, or what a module has under this name."""
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(dotted)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_names_of_the_library_exist(page):
+    for name in set(re.findall(r"`(jaxrl_llm(?:\.\w+)+)[`(]", text_of(page))):
+        try:
+            resolve(name)
+        except (ModuleNotFoundError, AttributeError):
+            pytest.fail(f"{page} names {name}, which cannot be imported")
+
+
+def test_the_checks_fail_where_they_should():
+    assert anchors(Path("docs/troubleshooting.md")) >= {"recompilationerror", "updates-are-refused-or-training-diverged"}
+    found = commands("python experiments/show.py runs/x \\\n  --nopage --bogus=1")
+    assert found == [("experiments/show.py", ["nopage", "bogus"])]
+    assert "nopage" in flags_of("experiments/show.py") and "bogus" not in flags_of("experiments/show.py")
+    assert is_key("sampling.group") and not is_key("sampling.groups") and not is_key("steps.x")
+    with pytest.raises(AttributeError):
+        resolve("jaxrl_llm.masked.nothing")
+
+
+@pytest.mark.slow
+def test_python_examples_run(tmp_path):
+    """The examples of each page, one after the other as a reader would run them, all in one new process."""
+    pages = [page for page in PAGES if page == Path("README.md") or page.parent == Path("docs/guides")]
+    script = tmp_path / "examples.py"
+    blocks = [(str(page), "\n".join(code for language, code in FENCE.findall(text_of(page)) if language == "python"))
+              for page in pages]
+    run = "exec(compile({1!r}, {0!r}, 'exec'), {{'__name__': 'example'}})"
+    script.write_text("\n".join(run.format(*block) for block in blocks))
+    done = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "[1.1 0. ]" in done.stdout  # as the page on rewards says
+    assert sum(bool(code) for _, code in blocks) >= 4

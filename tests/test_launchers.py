@@ -1,0 +1,152 @@
+"""The launchers: what they say they would run is what they run, what cannot work is refused, restarts end when they should."""
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LAUNCHERS = ("scripts/keep_training.sh", "scripts/launch_tpu_pod.sh", "scripts/slurm.sbatch")
+VM = ("vm", "--name=a", "--type=v6e-8", "--zone=z")
+TRAIN = ("--config=configs/arithmetic.py", "--config.objective=clip_high=0.28, kl_coef=0", "--workdir=/mnt/a's")
+
+
+def bash(script, *options, **variables):
+    return subprocess.run(["bash", str(ROOT / script), *options], capture_output=True, text=True, cwd=ROOT, timeout=60,
+                          env=os.environ | variables)
+
+
+def program(folder: Path, name: str, body: str) -> Path:
+    """An executable of this name that runs `body`."""
+    path = folder / name
+    path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("script", LAUNCHERS)
+def test_scripts_parse_and_tell_their_usage(script):
+    assert subprocess.run(["bash", "-n", str(ROOT / script)]).returncode == 0
+    for options in ((), ("--help",)):
+        told = bash(script, *options)
+        assert told.returncode == 0 and told.stdout.startswith(("Trains", "usage")) and "xit codes: " in told.stdout
+        assert "set -" not in told.stdout and "#!" not in told.stdout
+
+
+def test_a_dry_run_of_a_tpu_vm_prints_four_commands():
+    told = bash("scripts/launch_tpu_pod.sh", *VM, "--project=p", "--spot", "--dry-run", "--", *TRAIN)
+    assert told.returncode == 0 and not told.stderr
+    archive, create, copy, start, follow = told.stdout.splitlines()
+    assert archive == "tar czf /tmp/a.tar.gz --exclude=./.git --exclude=./.venv --exclude=./runs --exclude=./models ."
+    assert create == ("gcloud compute tpus tpu-vm describe a --zone=z --project=p > /dev/null 2>&1 || gcloud compute tpus "
+                      "tpu-vm create a --zone=z --project=p --accelerator-type=v6e-8 --version=v2-alpha-tpuv6e --spot")
+    assert copy == "gcloud compute tpus tpu-vm scp /tmp/a.tar.gz a: --zone=z --project=p --worker=all"
+    assert start.startswith("gcloud compute tpus tpu-vm ssh a --zone=z --project=p --worker=all --command='mkdir -p jaxrl_llm ")
+    assert "keep_training.sh --config=configs/arithmetic.py" in start and follow.startswith("# follow it: gcloud")
+
+
+def test_what_is_run_is_what_was_printed(tmp_path):
+    """With programs in their place that write down their arguments."""
+    for name in ("gcloud", "tar", "xpk"):
+        program(tmp_path, name, f'printf "%s\\n" "$0 $#" "$@" >> {tmp_path}/calls; [ "$4" != describe ]')
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert bash("scripts/launch_tpu_pod.sh", *VM, "--", *TRAIN, **path).returncode == 0
+    calls = (tmp_path / "calls").read_text()
+    assert calls.count("gcloud ") == 4 and "\ncreate\na\n--zone=z\n--accelerator-type=v6e-8\n" in calls
+    remote = calls.split("--command=")[1].splitlines()[0]  # what the shell of the machine gets, quoted once more
+    program(tmp_path, "setsid", 'shift 3; printf "%s\\n" "$@"')
+    words = subprocess.run(["bash", "-c", remote[remote.index("{ setsid"):].replace(">> train.log", "")], capture_output=True,
+                           text=True, env=os.environ | path, cwd=tmp_path).stdout.splitlines()
+    assert words == list(TRAIN)
+    (tmp_path / "calls").unlink()
+    gke = ("xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i")
+    assert bash("scripts/launch_tpu_pod.sh", *gke, "--", *TRAIN, **path).returncode == 0
+    printed = bash("scripts/launch_tpu_pod.sh", *gke, "--dry-run", "--", *TRAIN).stdout
+    xpk = (tmp_path / "calls").read_text().splitlines()
+    assert {"--workload=a", "--cluster=c", "--tpu-type=v6e-8", "--docker-image=i", "--max-restarts=50"} <= set(xpk)
+    assert printed.startswith("xpk workload create --workload=a --cluster=c --project=p --zone=z --tpu-type=v6e-8 ")
+    command = next(line for line in xpk if line.startswith("--command=")).removeprefix("--command=")
+    assert command.startswith("exec bash scripts/keep_training.sh --config=configs/arithmetic.py --config.objective=clip_high")
+
+
+@pytest.mark.parametrize("options, told", (
+    (("pod", *VM[1:], "--", *TRAIN), "the first word is vm or xpk, not 'pod'"),
+    (("vm", "--name=a", "--zone=z", "--", *TRAIN), "--type=... is missing"),
+    (("xpk", *VM[1:], "--project=p", "--image=i", "--", *TRAIN), "--cluster=... is missing"),
+    ((*VM, *TRAIN), "unknown option --config=configs/arithmetic.py"),
+    (VM, "come after --"),
+    ((*VM, "--", TRAIN[0]), "--workdir=... is missing"),
+    (("vm", "--name=a", "--type=h100-8", "--zone=z", "--", *TRAIN), "unknown type 'h100-8'"),
+    (("vm", "--name=a", "--type=v5p-64", "--zone=z", "--", *TRAIN), "a slice of several hosts"),
+))
+def test_a_launch_that_cannot_work_is_refused(options, told):
+    found = bash("scripts/launch_tpu_pod.sh", *options, PATH="/usr/bin:/bin")
+    assert found.returncode == 2 and told in found.stderr and not found.stdout
+
+
+def test_the_slurm_job_prints_what_it_runs_and_needs_slurm():
+    told = bash("scripts/slurm.sbatch", "--dry-run", *TRAIN[::2])
+    words = " ".join(TRAIN[::2]).replace("'", "\\'")
+    assert told.returncode == 0 and told.stdout.splitlines()[0] == f"sbatch scripts/slurm.sbatch {words}"
+    assert "  #SBATCH --signal=TERM@300" in told.stdout and "  #SBATCH --requeue" in told.stdout
+    assert f"  XLA_PYTHON_CLIENT_MEM_FRACTION=0.92 srun bash scripts/keep_training.sh {words}\n" in told.stdout
+    alone = bash("scripts/slurm.sbatch", *TRAIN, SLURM_JOB_ID="")
+    assert alone.returncode == 2 and "no SLURM job" in alone.stderr
+
+
+def test_a_slurm_job_that_was_told_to_stop_is_queued_again(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "setup.sh").write_text("set -euo pipefail\n")  # as the real one does
+    program(tmp_path, "srun", 'echo "$XLA_PYTHON_CLIENT_MEM_FRACTION $*"; exit $CODE')
+    program(tmp_path, "scontrol", 'echo "scontrol $*"')
+    run = lambda code: bash("scripts/slurm.sbatch", "--workdir=w", SLURM_JOB_ID="7", SLURM_SUBMIT_DIR=str(tmp_path),  # noqa: E731
+                            PATH=f"{tmp_path}:{os.environ['PATH']}", CODE=str(code))
+    told = run(75)
+    assert told.returncode == 75
+    assert told.stdout.splitlines() == ["0.92 bash scripts/keep_training.sh --workdir=w", "scontrol requeue 7"]
+    for code in (0, 1):
+        assert run(code).returncode == code and "scontrol" not in run(code).stdout
+
+
+def test_training_is_kept_up_through_crashes_and_ends_when_it_should(tmp_path):
+    """A stand-in for the training that ends with the next of the given codes, and saves from its second start on."""
+    python = program(tmp_path, "python3000", f"""
+        echo "$@" >> {tmp_path}/starts; n=$(wc -l < {tmp_path}/starts)
+        [ "$n" -lt 2 ] || mkdir -p {tmp_path}/run/checkpoints/4
+        code=$(cut -d, -f"$n" <<< "$CODES"); [ "$code" -lt 128 ] || kill -$((code - 128)) $$; exit "$code" """)
+
+    def keep(codes, *options):
+        for file in (tmp_path / "starts", tmp_path / "run" / "checkpoints" / "4"):
+            if file.exists():
+                file.unlink() if file.is_file() else file.rmdir()
+        found = bash("scripts/keep_training.sh", f"--workdir={tmp_path}/run", "--config=c.py", *options,
+                     PYTHON=str(python), CODES=codes, JAXRL_LLM_PAUSE="0")
+        return found.returncode, [line.split()[-1] == "--resume" for line in (tmp_path / "starts").read_text().splitlines()]
+
+    assert keep("0") == (0, [False])
+    assert keep("137,139,134,0") == (0, [False, False, True, True])  # killed, segmentation fault, abort
+    assert keep("1") == (1, [False])
+    assert keep("137,75,0") == (75, [False, False])
+    assert keep("137,137,137,137", "--restarts=2") == (137, [False, False, True])
+    line = bash("scripts/keep_training.sh", "--dry-run", f"--workdir={tmp_path}/run", "--config=c.py", PYTHON="py").stdout
+    assert line == f"py experiments/train.py --workdir={tmp_path}/run --config=c.py --resume\n"
+    for wrong in (("--config=c.py",), ("--workdir=w", "--resume"), ("--workdir=w", "--restarts=x")):
+        assert bash("scripts/keep_training.sh", *wrong).returncode == 2
+
+
+def test_a_signal_reaches_the_training_which_may_take_its_time(tmp_path):
+    python = program(tmp_path, "python3000", f"""
+        trap 'sleep 0.3; echo saved >> {tmp_path}/log; exit 75' TERM
+        touch {tmp_path}/ready; while true; do sleep 0.05; done""")
+    kept = subprocess.Popen(["bash", str(ROOT / "scripts/keep_training.sh"), f"--workdir={tmp_path}/run"], text=True,
+                            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHON": str(python)})
+    while not (tmp_path / "ready").exists():
+        assert kept.poll() is None
+        time.sleep(0.02)
+    kept.send_signal(signal.SIGTERM)
+    kept.send_signal(signal.SIGUSR1)
+    _, told = kept.communicate(timeout=30)
+    assert kept.returncode == 75 and "the same command continues" in told
+    assert (tmp_path / "log").read_text() == "saved\n"

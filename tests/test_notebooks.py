@@ -1,0 +1,123 @@
+"""The notebooks run from top to bottom, here with fewer steps, say what they claim, and are kept without outputs."""
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+# Runs the cells in one namespace, as a kernel does, then prints the value of an expression in it.
+RUNNER = """
+import json, sys
+cells, asked = json.load(sys.stdin)
+space = {"__name__": "__main__"}
+for number, source in cells:
+    exec(compile(source, f"cell {number}", "exec"), space)
+print("\\nASKED", json.dumps(eval(asked, space)))
+"""
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def run(name: str, tmp_path: Path, asked: str, **fewer) -> tuple[dict, str]:
+    """The value of `asked` after all cells, and what they printed; each of `fewer` is NAME = number, to be set to less."""
+    cells = [(number, "".join(cell["source"])) for number, cell in enumerate(read(ROOT / "notebooks" / name)["cells"])
+             if cell["cell_type"] == "code"]
+    cells = [(number, re.sub(r"^( *)%pip .*$", r"\1pass", source, flags=re.MULTILINE)) for number, source in cells]
+    for setting, value in fewer.items():
+        pattern = rf"^( *{re.escape(setting)} = ).*$"
+        assert sum(len(re.findall(pattern, source, re.MULTILINE)) for _, source in cells) == 1, setting
+        cells = [(number, re.sub(pattern, rf"\g<1>{value}", source, flags=re.MULTILINE)) for number, source in cells]
+    done = subprocess.run([sys.executable, "-c", RUNNER], input=json.dumps([cells, asked]), capture_output=True, text=True,
+                          cwd=ROOT / "notebooks", env=os.environ | {
+                              "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg", "TMPDIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr[-3000:]
+    printed, _, answer = done.stdout.rpartition("ASKED ")
+    return json.loads(answer), printed
+
+
+def test_there_are_notebooks():
+    assert [path.name[0] for path in NOTEBOOKS] == sorted(path.name[0] for path in NOTEBOOKS) and len(NOTEBOOKS) >= 4
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_clean(path):
+    notebook = read(path)
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    for cell in notebook["cells"]:
+        parts = {"cell_type", "id", "metadata", "source"}
+        if cell["cell_type"] == "code":
+            parts |= {"execution_count", "outputs"}
+            assert cell["outputs"] == [] and cell["execution_count"] is None
+        assert set(cell) == parts
+    first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+    assert "%pip install" in "".join(first["source"])  # the first cell installs
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_links_of_notebooks_lead_somewhere(path):
+    for cell in read(path)["cells"]:
+        for target in re.findall(r"\]\(([^)\s]+)\)", "".join(cell["source"]) if cell["cell_type"] == "markdown" else ""):
+            assert target.startswith("https://") or (path.parent / target.partition("#")[0]).is_file(), target
+
+
+@pytest.mark.slow
+def test_quickstart(tmp_path):
+    found, printed = run("1_quickstart.ipynb", tmp_path, "[sorted(evaluations), list(np.shape(answers)), str(workdir), "
+                         "[int(x) for x in metrics['step']], len(pages)]",
+                         **{"STEPS": 2, "config.warmup.steps, config.warmup.batch, config.warmup.learning_rate": "3, 8, 3e-3",
+                            "config.prompts.per_step, config.sampling.group, config.sampling.max_tokens": "4, 4, 6",
+                            "config.eval.every, config.eval.problems": "2, 4"})
+    evaluations, shape, workdir, steps, pages = found
+    assert evaluations == ["after", "before"] and shape == [12] and steps == [0, 1, 2] and pages == 2
+    assert (Path(workdir) / "page.html").stat().st_size > 20_000
+    for text in ("123+456=", "700+77=", "111+888="):
+        assert re.search(re.escape(text) + "   .*   .*   .*   ", printed)
+    assert "curves.png" in printed and "held-out accuracy, last" in printed and "prompt 1 of 4" in printed
+
+
+@pytest.mark.slow
+def test_anatomy_of_a_step(tmp_path):
+    found, printed = run("2_anatomy_of_a_step.ipynb", tmp_path, "[float(difference), float(np.abs(gap).max()), float(loss), "
+                         "float(per_rollout.mean()), float(better.mean()), rewards.sum(1).tolist(), list(A.shape), losses]")
+    difference, gap, loss, by_hand, better, right, shape, losses = found
+    assert difference < 1e-5 and gap < 1e-4 and abs(loss - by_hand) < 1e-5 and shape == [4, 6, 4]
+    assert losses[-1] < 0.5 * losses[0]
+    assert 0 < sum(right) < 24  # or the notebook would show advantages of 0 only
+    assert better > 0  # what was better than its group has become more likely
+    assert "largest mismatch in nats" in printed
+
+
+@pytest.mark.slow
+def test_poise(tmp_path):
+    found, printed = run("3_poise.ipynb", tmp_path, "[cross, own, moved.tolist(), float(told['value/variance_reduction']), "
+                         "sorted(found)]",
+                         **{"STEPS, COMPLETIONS": "2, 16",
+                            "c.warmup.steps, c.warmup.batch, c.warmup.learning_rate": "2, 8, 3e-3",
+                            "c.eval.every, c.eval.problems": "1, 2"})
+    cross, own, moved, reduction, methods = found
+    assert abs(cross - 0.21) < 1e-9 and abs(own - 0.105) < 1e-9
+    assert "true 0.210   baseline from the other rollout 0.210   from the own one 0.105" in printed
+    assert moved[0] < 1e-6 < 1e-3 < moved[1]  # only the other one's baseline reads the changed features
+    assert reduction > 0.1 and methods == ["poise", "rloo"]
+
+
+@pytest.mark.slow
+def test_your_own_algorithm(tmp_path):
+    found, printed = run("5_your_own_algorithm.ipynb", tmp_path, "[A[:, 0, 0].tolist(), "
+                         "{method: found.shape for method, found in curves.items()}, float(chance.value)]",
+                         **{"STEPS, SEEDS, METHODS": '2, (0,), ("grpo", "rare_success")',
+                            "c.warmup.steps, c.warmup.batch, c.warmup.learning_rate": "2, 8, 3e-3",
+                            "c.prompts.per_step, c.sampling.group, c.sampling.max_tokens": "4, 2, 6",
+                            "c.eval.every, c.eval.problems": "1, 2"})
+    right, curves, chance = found
+    assert right == pytest.approx([0.875 / 0.175, 0.75 / 0.3, 0.5 / 0.55, 0.0])
+    assert curves == {"grpo": [1, 3], "rare_success": [1, 3]} and 0 <= chance <= 1
+    assert "probability that a run of rare_success beats one of grpo" in printed
