@@ -326,7 +326,8 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
                         *arithmetic_table(run.config, run.prompt_tokens, run.rounds)]:
         print(f"{name:32}{value}")
     data = batches(run.task.train, config.prompts.per_step, seed=config.seed)
-    with Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints, Progress(config.steps) as progress:
+    with (preemption.watch(), Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints,
+          Progress(config.steps) as progress):
         if work.resume:
             progress.phase("restoring")
             found = checkpoints.restore(setup.initial_state(run, params))
@@ -395,6 +396,7 @@ def _steps(run, state, data, reference, work, checkpoints, writer, progress):
             if due(step, config.checkpoint.every):  # after the line, which a resume drops if the save did not finish
                 save(step)
                 saved = step
+            preemption.check()  # leaves through the handler below, which saves
     except BaseException as error:
         # An update consumes the state it is given: what broke inside one leaves only the last checkpoint.
         if not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)) and int(state.step) > saved:
