@@ -15,7 +15,7 @@ from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.evaluation.accuracy import Accuracy, bootstrap_mean, pass_at_k
 from jaxrl_llm.rollouts import Rollouts, take
 from jaxrl_llm.tasks.loader import Batches, batches
-from jaxrl_llm.training import prior, rollout, rounds, setup
+from jaxrl_llm.training import preemption, prior, rollout, rounds, setup
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.config import arithmetic_table
 from jaxrl_llm.training.metrics import MetricWriter, PhaseTimer, host_memory
