@@ -87,6 +87,7 @@ ARRIVAL = {"permutation": "the baseline moves from game to game in order of arri
            "equal": "the baseline is that of earlier games"}
 FORMAT = {"equal": "the reward for the form of a step is its own, and shorter paths are discounted less"}
 STOPS = {"equal": "stop tokens and items too many have advantages of their own"}
+ALONE = {"equal": "a task with one trajectory keeps its reward"}
 
 ESTIMATORS = {
     "gigpo": [
@@ -108,7 +109,7 @@ ESTIMATORS = {
         Case({"variant": variant}, inputs=calls, equal=even_turns)
         for variant in ("agent", "vanilla", "agent_mean", "agent_std")
     ],
-    "multi_context_grpo": [Case(inputs=turns), Case({"singleton": "raw"}, inputs=turns)],
+    "multi_context_grpo": [Case(inputs=turns), Case({"singleton": "raw"}, inputs=turns, exempt=ALONE)],
     "spiral_rae": [
         Case({"games": 2}, inputs=plays, exempt=ARRIVAL),
         Case({"games": 2, "gamma": 0.9, "update_first": True, "filter_zero": False}, inputs=plays, exempt=ARRIVAL),
