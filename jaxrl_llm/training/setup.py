@@ -261,8 +261,8 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     parts = learner.minibatches * learner.micro_batches if learner.micro_batches > 1 else 1
     read = capture_of(config, tokenizer, model.config.num_layers)
     capture = functools.partial(policy.logprobs_and_features, capture=read)
-    joint = None
-    if "features" in needs_of(method, estimator, objective) and config.learner.epochs * parts == 1:
+    joint, whole = None, learner.epochs * learner.minibatches * learner.micro_batches == 1  # a batch is one update in one piece
+    if whole and "features" in needs_of(method, estimator, objective):
         joint = Guarded("update", make_joint_update(policy, read, objective, estimator, optimizer, mesh=mesh,
                                                     clip_norm=config.optimizer.clip_norm or None), shapes)
     run = Run(config, task, tokenizer, policy, method, estimator, objective, optimizer, schedule, reward, mesh, prompt_tokens,

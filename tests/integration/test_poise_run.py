@@ -72,6 +72,12 @@ def test_in_parts_the_run_is_the_same_but_for_rounding(straight, tmp_path):
             [wanted[name] for name in ("grad_norm", "value/variance_reduction", "loss")], rel=1e-3, abs=1e-5)
 
 
+def test_several_updates_of_a_batch_share_its_advantages(tmp_path):
+    loop.train(config(**{"learner.minibatches": 2, "steps": 1, "eval.every": 1}), tmp_path)
+    found = lines(tmp_path)[1]
+    assert found["grad_norm"] > 0 and found["max/ratio"] > 1 + 1e-4 and np.isfinite(found["value/variance_reduction"])
+
+
 def test_adams_noise_on_the_papers_numbers():
     import optax
     state = optax.adamw(1e-3).init({"w": np.zeros(2, np.float32)})
