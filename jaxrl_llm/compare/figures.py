@@ -25,7 +25,7 @@ def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], fol
     style = {label: {"color": COLORS[i % len(COLORS)], "linestyle": _DASHES[i // len(COLORS) % len(_DASHES)]}
              for i, label in enumerate(ordered)}
     chart = {
-        "curves": ((10, 4.4), 1, 2, lambda axes: _curves(axes, ordered, budget, report, style)),
+        "curves": ((10, 4.4), 1, 2, lambda axes: _curves(axes, ordered, budget, style)),
         "axes": ((10, 7.4), 2, 2, lambda axes: _axes(axes, ordered, report, style)),
         "diagnostics": ((12, 4), 1, 3, lambda axes: _diagnostics(axes, ordered, budget, style)),
         "final": ((7, 1.2 + 0.45 * len(ordered)), 1, 1, lambda axes: _final(axes[0], report, style)),
@@ -87,7 +87,7 @@ def _accuracy_axis(axes) -> None:
     axes.set_ylabel("held-out accuracy")
 
 
-def _curves(axes, results, budget, report, style) -> None:
+def _curves(axes, results, budget, style) -> None:
     for panel, since_start in zip(axes, (False, True)):
         _learning(panel, results, budget.unit, budget.size, style, since_start)
     axes[0].set_title("Held-out accuracy")

@@ -173,9 +173,13 @@ def select(sampled: Sampled, keep: np.ndarray) -> Sampled:
                    sampled.answers and [sampled.answers[i] for i in flat], pick(sampled.valid), pick(sampled.prior))
 
 
+def join(*leaves):
+    """The same leaf of successive batches as one: rows one after another, counts summed."""
+    return np.concatenate(leaves) if np.ndim(leaves[0]) else sum(leaves)
+
+
 def concatenate(parts: Sequence[Sampled]) -> Sampled:
     """Several batches as one; their groups have the same size."""
-    join = lambda *x: np.concatenate(x) if np.ndim(x[0]) else sum(x)  # noqa: E731
     failures: dict[str, int] = {}
     for part in parts:
         for name, count in part.scores.failures.items():

@@ -15,7 +15,7 @@ from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.control import prompt_average
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.prompts import longest
-from jaxrl_llm.generation.sampler import Completions, generate
+from jaxrl_llm.generation.sampler import generate
 from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.config import ModelConfig
@@ -26,7 +26,7 @@ from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.policy import Capture, Policy
-from jaxrl_llm.training.rollout import buckets, prompt_buckets
+from jaxrl_llm.training.rollout import buckets, join, prompt_buckets
 from jaxrl_llm.training.step import in_parts, make_joint_update, make_optimizer, make_update
 from jaxrl_llm.values import critic as critic_lib
 from jaxrl_llm.values import features
@@ -103,7 +103,7 @@ class Run:
             for start in range(0, len(tokens), size):
                 part = (place(x[start:start + size]) for x in (tokens, mask, keys))
                 parts.append(jax.device_get(self.generate(params, *part, chosen, lora=lora)))
-            return join(parts)
+            return jax.tree.map(join, *parts)
 
         return sample
 
@@ -302,12 +302,6 @@ def capture_of(config: ConfigDict, tokenizer, num_layers: int) -> Capture:
         raise ValueError(f"config.probe.layer={p.layer!r}; give the number of a block such as 19, or a share of the depth "
                          "such as 0.55") from None
     return Capture(features.layer_index(layer, num_layers), p.pool, tuple(tokenizer.encode(p.think_end)))
-
-
-def join(parts: list[Completions]) -> Completions:
-    """Completions of successive prompts, on the host, as one batch."""
-    rows = lambda *x: np.concatenate(x) if np.ndim(x[0]) else sum(x)  # noqa: E731
-    return jax.tree.map(rows, *parts)
 
 
 def stop_ids(tokenizer, stop_strings) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """Runs with a critic: first it learns alone, then with the policy; a resume changes no bit of either."""
 import numpy as np
 import pytest
-from test_train import assert_same, lines, repeatable, run, saved
+from run_files import assert_same, lines, repeatable
+from test_train import run, saved
 
 OPTIONS = {"method": "vc_ppo", "critic.pretrain_steps": 2, "learner.minibatches": 2, "checkpoint.every": 1,
            "checkpoint.keep": 9, "eval.every": 4}

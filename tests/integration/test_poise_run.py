@@ -1,13 +1,11 @@
 """POISE in the training loop: resume bit for bit, what is logged and drawn, parts of a batch, refusals."""
-import json
 
-import jax
 import numpy as np
 import pytest
+import run_files
 import tiny_config
 
 from jaxrl_llm.training import loop, setup
-from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.step import adam_noise
 from jaxrl_llm.training.value_plots import plot_history
 
@@ -23,16 +21,7 @@ def config(**changes):
 
 
 def lines(workdir):
-    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: x for name, x in row.items() if not name.startswith(("time/", "host/", "speed/"))} for row in rows]
-
-
-def saved(workdir, **changes):
-    run, params = setup.build(config(**changes))
-    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
-        state = checkpoints.restore(setup.initial_state(run, params)).state
-    state = state.replace(key=jax.random.key_data(state.key))
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state)}
+    return [run_files.repeatable(line) for line in run_files.lines(workdir)]
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +35,9 @@ def test_a_resumed_run_is_the_same_run(straight, tmp_path):
     loop.train(config(steps=2), tmp_path)
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
         loop.train(config(), tmp_path, resume=True)
-    found, wanted = saved(tmp_path), saved(straight)
-    assert found.keys() == wanted.keys() and any("buffer" in name for name in found)
-    for name in wanted:
-        np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
+    found, wanted = (run_files.saved(workdir, config()) for workdir in (tmp_path, straight))
+    assert any("buffer" in name for name in found)
+    run_files.assert_same(found, wanted)
     assert lines(tmp_path) == lines(straight)
 
 

@@ -12,13 +12,14 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import run_files
 import tiny_config
+from run_files import assert_same, lines, repeatable
 
 from jaxrl_llm import methods, rewards, tokenizers
 from jaxrl_llm.models import weights
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import loop, setup
-from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.step import make_update
@@ -37,27 +38,8 @@ def run(workdir, resume=False, **changes):
     return loop.train(tiny(**changes), workdir, resume)
 
 
-def lines(workdir):
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-
-
-def repeatable(line):
-    return {name: value for name, value in line.items() if not name.startswith(("time/", "host/", "speed/"))}
-
-
 def saved(workdir, step=None, **changes):
-    """The leaves of a checkpoint by name, on the host."""
-    run, params = setup.build(tiny(**changes))
-    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
-        state = checkpoints.restore(setup.initial_state(run, params), step).state
-    state = state.replace(key=jax.random.key_data(state.key))
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state)}
-
-
-def assert_same(found, wanted):
-    assert found.keys() == wanted.keys()
-    for name in wanted:
-        np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
+    return run_files.saved(workdir, tiny(**changes), step)
 
 
 def train_py(*arguments, cwd=ROOT, script="train.py"):

@@ -5,12 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import run_files
 import tiny_config
 
 from jaxrl_llm.compare import ledger
 from jaxrl_llm.control.prompt_average import PromptAverage
 from jaxrl_llm.training import loop, setup
-from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.values.v0_5 import draws_used
 
@@ -26,20 +26,11 @@ def config(**changes):
 
 
 def lines(workdir):
-    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: x for name, x in row.items() if not name.startswith(("time/", "host/", "speed/"))} for row in rows]
+    return [run_files.repeatable(line) for line in run_files.lines(workdir)]
 
 
 def page(workdir, step):
     return [json.loads(line) for line in (workdir / f"samples/step_{step:06d}.jsonl").read_text().splitlines()]
-
-
-def saved(workdir):
-    run, params = setup.build(config())
-    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
-        state = checkpoints.restore(setup.initial_state(run, params)).state
-    state = state.replace(key=jax.random.key_data(state.key))
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state)}
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +44,9 @@ def test_a_resumed_run_is_the_same_run(straight, tmp_path):
     loop.train(config(steps=2), tmp_path)
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
         loop.train(config(), tmp_path, resume=True)
-    found, wanted = saved(tmp_path), saved(straight)
-    assert found.keys() == wanted.keys() and wanted[".prior.weight"].sum() > 0
-    for name in wanted:
-        np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
+    found, wanted = (run_files.saved(workdir, config()) for workdir in (tmp_path, straight))
+    assert wanted[".prior.weight"].sum() > 0
+    run_files.assert_same(found, wanted)
     assert lines(tmp_path) == lines(straight)
 
 

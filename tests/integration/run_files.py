@@ -1,0 +1,31 @@
+"""What a finished run left in its folder, for comparing runs."""
+import json
+
+import jax
+import numpy as np
+
+from jaxrl_llm.training import setup
+from jaxrl_llm.training.checkpoints import Checkpoints
+
+
+def lines(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def repeatable(line):
+    return {name: value for name, value in line.items() if not name.startswith(("time/", "host/", "speed/"))}
+
+
+def saved(workdir, config, step=None):
+    """The leaves of a checkpoint by name, on the host."""
+    run, params = setup.build(config)
+    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+        state = checkpoints.restore(setup.initial_state(run, params), step).state
+    state = state.replace(key=jax.random.key_data(state.key))
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state)}
+
+
+def assert_same(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
