@@ -21,7 +21,7 @@ from jaxrl_llm.training.config import arithmetic_table
 from jaxrl_llm.training.metrics import MetricWriter, PhaseTimer, host_memory
 from jaxrl_llm.training.plots import plot_curves
 from jaxrl_llm.training.progress import Progress
-from jaxrl_llm.training.samples import write_samples
+from jaxrl_llm.training.samples import per_token, write_samples
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import adam_noise
 from jaxrl_llm.training.value_plots import plot_history
@@ -228,9 +228,14 @@ def score(run: setup.Run, state: TrainState, sampled: Rollouts, reference, alone
 
 def improve(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference, timer):
     """Advantages and optimiser steps on one batch. Returns `(state, metrics)`, the metrics averaged over the updates."""
+    return learn(run, state, sampled, reference, timer)[:2]
+
+
+def learn(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference, timer):
+    """As `improve`, and what it learned from: `(state, metrics, Rollouts, advantages f32[P, G, T])`, None without prompts."""
     c, alone = run.config, int(state.step) < run.pretrain_steps
     if not sampled.problems:  # the filters kept nothing: there is nothing to learn from
-        return state.replace(step=state.step + 1), {}
+        return state.replace(step=state.step + 1), {}, None, None
     place = lambda tree: jax.device_put(tree, parallel.batch_sharding(run.mesh))  # noqa: E731
     whole = rollout.to_rollouts(sampled, c.sampling.max_tokens, c.prompts.per_step, int(state.step))
     with timer("score"):
@@ -240,11 +245,12 @@ def improve(run: setup.Run, state: TrainState, sampled: rollout.Sampled, referen
     rows = batch.mask.shape[0]
     size = rows // c.learner.minibatches
     shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), _SHUFFLE_STREAM)
-    updates = []
+    updates, estimated = [], advantages
     with timer("update"):
         for epoch in range(c.learner.epochs):
             if c.learner.minibatches == 1:
                 state, found = update(run, state, batch, advantages, alone)
+                estimated = found.pop("advantages", advantages)
                 updates.append(found)
                 continue
             order = jax.random.permutation(jax.random.fold_in(shuffle_key, epoch), rows)
@@ -261,20 +267,31 @@ def improve(run: setup.Run, state: TrainState, sampled: rollout.Sampled, referen
             f"{int(state.skipped_in_row)} updates in a row had a loss or gradient that was not finite (step "
             f"{int(state.step)}). The weights are those before the first of them. Lower optimizer.learning_rate, check the "
             "rewards and mismatch/kl in the metrics, then resume from the last checkpoint")
-    return state.replace(step=state.step + 1), metrics
+    return state.replace(step=state.step + 1), metrics, batch, estimated
 
 
-def write_page(path: Path, step: int, run: setup.Run, sampled: rollout.Sampled) -> None:
-    """Samples of a batch as readable text and JSON lines."""
+def taught(run: setup.Run, state: TrainState, batch: Rollouts | None, advantages) -> dict[str, np.ndarray]:
+    """What a page tells of the tokens of a batch after it was learned from: advantages, and what became of probabilities."""
+    if batch is None or run.rounds > 1:  # rows of unequal groups no longer lie as they were sampled
+        return {}
+    ratios = jax.numpy.exp(run.score(state.params, state.lora, batch)[0] - batch.behavior_logprobs)
+    return jax.device_get({"advantages": advantages, "ratios": ratios})
+
+
+def write_page(path: Path, step: int, run: setup.Run, sampled: rollout.Sampled, numbers: dict[str, np.ndarray]) -> None:
+    """Samples of a batch as readable text and JSON lines, with the sampler's and further `numbers` f32[P, G, T] per token."""
     P, G = sampled.rewards.shape
     rows = lambda values: [[values[p * G + g] for g in np.flatnonzero(sampled.drawn[p])] for p in range(P)]  # noqa: E731
     parts = [dict(zip(sampled.scores.names, map(float, row))) for row in sampled.scores.components]
     prompts = [run.tokenizer.decode(sampled.prompts.tokens[p][sampled.prompts.mask[p]].tolist(), skip_special=False)
                for p in range(P)]
-    reasons = np.where(sampled.completions.stopped, "stop", "length")
-    write_samples(path, step, prompts, [p.answer for p in sampled.problems], rows(sampled.texts),
-                  *(rows(x) for x in (sampled.scores.total.tolist(), parts, sampled.completions.mask.sum(-1).ravel().tolist(),
-                                      reasons.ravel().tolist())))
+    made, reasons = sampled.completions, np.where(sampled.completions.stopped, "stop", "length")
+    spellings = [[run.tokenizer.decode([i], skip_special=False) for i in made.tokens[place][made.mask[place]].tolist()]
+                 for place in np.ndindex(P, G)]
+    numbers = {"logprobs": made.logprobs, "entropies": made.entropies, **numbers}
+    tokens = per_token(spellings, {name: x[:P].reshape(P * G, -1) for name, x in numbers.items()})
+    columns = sampled.scores.total.tolist(), parts, made.mask.sum(-1).ravel().tolist(), reasons.ravel().tolist(), tokens
+    write_samples(path, step, prompts, [p.answer for p in sampled.problems], rows(sampled.texts), *map(rows, columns))
 
 
 def warm_up(run: setup.Run, params, progress):
@@ -359,7 +376,7 @@ def _steps(run, state, data, reference, work, checkpoints, writer, progress):
         progress.phase("evaluating")
         key = jax.random.fold_in(state.key, _EVAL_STREAM)
         found = evaluate(run, state.params, state.lora, problems=config.eval.problems, key=key, timer=timer)
-        write_page(work.path, step, run, found.sampled)
+        write_page(work.path, step, run, found.sampled, {})
         return found
 
     def save(step):
@@ -379,7 +396,7 @@ def _steps(run, state, data, reference, work, checkpoints, writer, progress):
             progress.phase("sampling" if step > start + 1 else "sampling (compiles on the first step)")
             sampled, metrics = collect(run, state, data, timer)
             progress.phase("learning" if step > start + 1 else "learning (compiles on the first step)")
-            state, learned = improve(run, state, sampled, reference, timer)
+            state, learned, batch, advantages = learn(run, state, sampled, reference, timer)
             position, seconds = data.get_state(), time.perf_counter() - began
             updates = max(step - run.pretrain_steps, 0) * run.updates_per_step - int(state.skipped)
             metrics |= learned | {"learning_rate": float(run.schedule(max(updates - 1, 0))), "time/step": seconds,
@@ -390,7 +407,7 @@ def _steps(run, state, data, reference, work, checkpoints, writer, progress):
                 evaluations["after"] = look(step)
                 metrics |= evaluations["after"].metrics()
             elif due(step, config.samples_every):
-                write_page(work.path, step, run, sampled)
+                write_page(work.path, step, run, sampled, taught(run, state, batch, advantages))
             writer.write(step, metrics | timer.collect() | host_memory())
             progress.step(step, metrics)
             if due(step, config.checkpoint.every):  # after the line, which a resume drops if the save did not finish

@@ -1,8 +1,12 @@
 """What the policy wrote at a step: a page for people and JSON lines for tools."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
+
+TOKENS_PER_PAGE = 20_000  # completions beyond have a text, but no numbers per token: pages of long ones would be huge
 
 
 def write_samples(
@@ -15,12 +19,13 @@ def write_samples(
     components: Sequence[Sequence[dict[str, float]]],
     lengths: Sequence[Sequence[int]],
     stop_reasons: Sequence[Sequence[str]],
+    tokens: Sequence[Sequence[dict[str, list]]] | None = None,
 ) -> Path:
     """Writes samples/step_000010.txt and its .jsonl twin (one line per completion); returns the path of the page.
 
     prompts, answers: [P] texts. completions, rewards, components (name -> value), lengths (tokens, stop token
-    included) and stop_reasons ("stop", "length", ...): [P][G]; groups may differ in size. Raises ValueError where
-    sizes disagree.
+    included) and stop_reasons ("stop", "length", ...): [P][G]; groups may differ in size. tokens: [P][G] entries for
+    the JSON lines, see `per_token`. Raises ValueError where sizes disagree.
     """
     columns = {
         "completions": completions,
@@ -29,7 +34,8 @@ def write_samples(
         "lengths": lengths,
         "stop_reasons": stop_reasons,
     }
-    _check_sizes(prompts, {"answers": answers, **columns}, columns)
+    extra = {} if tokens is None else {"tokens": tokens}
+    _check_sizes(prompts, {"answers": answers, **columns, **extra}, {**columns, **extra})
     page, lines = [f"step {step}: {len(prompts)} prompts, {sum(map(len, completions))} completions"], []
     for p, (prompt, answer) in enumerate(zip(prompts, answers)):
         group = list(zip(*(column[p] for column in columns.values())))
@@ -62,6 +68,7 @@ def write_samples(
                         "components": {name: float(value) for name, value in parts.items()},
                         "length": int(length),
                         "stop_reason": reason,
+                        **({} if tokens is None else tokens[p][g]),
                     }
                 )
             )
@@ -71,6 +78,20 @@ def write_samples(
     path.write_text("\n".join(page) + "\n", encoding="utf-8")
     path.with_suffix(".jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return path
+
+
+def per_token(spellings: Sequence[Sequence[str]], numbers: Mapping[str, np.ndarray]) -> list[dict[str, list]]:
+    """For each completion {"tokens": its spellings, name: its numbers, ...}, for as many as `TOKENS_PER_PAGE` allow.
+
+    spellings: [N] lists of texts; numbers: name -> f32[N, T], of which as many as there are spellings are kept. The viewer
+    knows "logprobs" (of the sampler), "entropies", "advantages" and "ratios" (probability after over before the update).
+    """
+    found, left = [], TOKENS_PER_PAGE
+    for row, texts in enumerate(spellings):
+        left -= len(texts)
+        values = {name: [float(f"{x:.4g}") for x in rows[row, :len(texts)]] for name, rows in numbers.items()}
+        found.append({"tokens": list(texts), **values} if left >= 0 else {})
+    return found
 
 
 def _check_sizes(prompts: Sequence, per_prompt: dict[str, Sequence], per_completion: dict[str, Sequence]) -> None:

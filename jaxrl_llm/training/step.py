@@ -160,7 +160,7 @@ def joint_gradients(policy: Policy, capture: Capture, objective: Objective, esti
         told = {} if estimator.metrics is None else estimator.metrics(seen, advantages, state.estimator_state)
         value, (metrics, objective_state) = loss_terms(
             objective, logprobs, entropies, seen, advantages, state.objective_state)
-        return value, (metrics | told, objective_state, estimator_state)
+        return value, (metrics | told | {"advantages": advantages}, objective_state, estimator_state)
 
     (_, found), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
     return gradient, *found

@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
-from jaxrl_llm.training.samples import write_samples
+from jaxrl_llm.training import samples
+from jaxrl_llm.training.samples import per_token, write_samples
 
 ARGUMENTS = {
     "prompts": ["What is 2+3?", "Say é\x1b[31m"],
@@ -81,3 +83,22 @@ def test_sizes_that_disagree(tmp_path, name, value, message):
     with pytest.raises(ValueError, match=message):
         write_samples(tmp_path, 10, **{**ARGUMENTS, name: value})
     assert not (tmp_path / "samples").exists()
+
+
+def test_numbers_per_token(tmp_path, monkeypatch):
+    spellings = [["4", "2"], ["x"], ["a", "b", "c"], []]
+    numbers = {"entropies": np.array([[1 / 3, 2.0, 9.0], [0.5, 9.0, 9.0], [1.0, 2.0, 3.0], [9.0, 9.0, 9.0]])}
+    found = per_token(spellings, numbers)
+    assert found == [{"tokens": ["4", "2"], "entropies": [0.3333, 2.0]}, {"tokens": ["x"], "entropies": [0.5]},
+                     {"tokens": ["a", "b", "c"], "entropies": [1.0, 2.0, 3.0]}, {"tokens": [], "entropies": []}]
+    path = write_samples(tmp_path, 1, ["p"], ["a"], [["42", "x"]], [[1.0, 0.0]], [[{}, {}]], [[2, 1]], [["stop", "stop"]],
+                         [found[:2]])
+    rows = [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
+    assert rows[0]["tokens"] == ["4", "2"] and rows[1]["entropies"] == [0.5] and rows[0]["completion"] == "42"
+    monkeypatch.setattr(samples, "TOKENS_PER_PAGE", 3)
+    assert per_token(spellings, numbers)[:2] == found[:2] and per_token(spellings, numbers)[2] == {}
+
+
+def test_numbers_of_another_batch_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="tokens has 1 entries for 2 prompts"):
+        write_samples(tmp_path, 1, **ARGUMENTS, tokens=[[{}]])
