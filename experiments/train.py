@@ -17,12 +17,16 @@ _EXPORT = flags.DEFINE_string("export", None, "Also write the trained model as a
 
 
 def main():
+    from jaxrl_llm import parallel
     from jaxrl_llm.training.loop import train
     from jaxrl_llm.training.report import export, print_report
+    if _EXPORT.value and parallel.several():
+        raise ValueError("--export needs a single process: when the run has ended, start one with --resume --export")
     if _EXPORT.value:
         Path(_EXPORT.value).mkdir(parents=True, exist_ok=True)  # what cannot be written is known before training
     evaluations = train(_CONFIG.value, _WORKDIR.value, resume=_RESUME.value)
-    print_report(evaluations, Path(_WORKDIR.value))
+    if parallel.is_primary():
+        print_report(evaluations, Path(_WORKDIR.value))
     if _EXPORT.value:
         export(_CONFIG.value, Path(_WORKDIR.value), _EXPORT.value)
 

@@ -2,6 +2,7 @@
 import contextlib
 import dataclasses
 import functools
+import io
 import time
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import adam_noise
 from jaxrl_llm.training.value_plots import plot_history
 from jaxrl_llm.training.warmup import imitate
-from jaxrl_llm.training.workdir import Workdir, open_workdir
+from jaxrl_llm.training.workdir import Workdir, open_workdir, records
 from jaxrl_llm.values.critic import metrics as value_metrics
 
 # Folded into the run's key, or into that of a step: draws of these streams never coincide with those of a sampling round.
@@ -101,7 +102,7 @@ def sample_groups(run: setup.Run, state: TrainState, generate, rows, key_of, tim
     if "prior" not in run.needs:
         return draw(range(len(rows)), 0)
     ids = np.array([problem.id for problem, _ in rows], np.int32)
-    expected = np.asarray(prior.predict(c.prior.source, state.prior, ids))
+    expected = parallel.fetch(prior.predict(c.prior.source, state.prior, ids))
 
     def wants(rewards, valid):
         room = ((0, 0), (0, most - valid.shape[1]))  # one shape for all rounds
@@ -165,7 +166,7 @@ def record_values(run: setup.Run, state: TrainState, batch: Rollouts, alone: boo
     targets = returns if alone else targets_of(batch, False)
     batch = batch.replace(extras={**batch.extras, "value_targets": targets})
     facts = jax.device_get(jax.jit(value_metrics)(values, returns, batch.token_mask))
-    return jax.device_put(batch, parallel.batch_sharding(run.mesh)), facts
+    return parallel.put(batch, parallel.batch_sharding(run.mesh)), facts
 
 
 def update(run: setup.Run, state: TrainState, part: Rollouts, advantages, alone: bool) -> tuple[TrainState, dict]:
@@ -211,10 +212,11 @@ def score(run: setup.Run, state: TrainState, sampled: Rollouts, reference, alone
 
     Advantages are None where the update makes them in its own forward pass (`run.joint`).
     """
-    place = functools.partial(jax.device_put, device=parallel.batch_sharding(run.mesh))
+    place = functools.partial(parallel.put, sharding=parallel.batch_sharding(run.mesh))
     if run.rounds > 1:  # advantages of whole groups, which differ in size; all else in rows of one size, as few as hold them
         advantages, estimator_state, told = estimate(run.estimator, run.mesh, place(sampled), state.estimator_state)
-        rows, advantages = rounds.regroup(sampled, advantages, run.config.sampling.group, run.config.prompts.per_step)
+        rows, advantages = rounds.regroup(
+            sampled, parallel.fetch(advantages), run.config.sampling.group, run.config.prompts.per_step)
         batch = measure(run, state, place(rows), reference)
         return state.replace(estimator_state=estimator_state), batch, place(advantages), told
     batch = measure(run, state, place(sampled), reference)
@@ -236,7 +238,7 @@ def learn(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference
     c, alone = run.config, int(state.step) < run.pretrain_steps
     if not sampled.problems:  # the filters kept nothing: there is nothing to learn from
         return state.replace(step=state.step + 1), {}, None, None
-    place = lambda tree: jax.device_put(tree, parallel.batch_sharding(run.mesh))  # noqa: E731
+    place = functools.partial(parallel.put, sharding=parallel.batch_sharding(run.mesh))
     whole = rollout.to_rollouts(sampled, c.sampling.max_tokens, c.prompts.per_step, int(state.step))
     with timer("score"):
         state, batch, advantages, facts = score(run, state, whole, reference, alone)
@@ -275,7 +277,7 @@ def taught(run: setup.Run, state: TrainState, batch: Rollouts | None, advantages
     if batch is None or run.rounds > 1:  # rows of unequal groups no longer lie as they were sampled
         return {}
     ratios = jax.numpy.exp(run.score(state.params, state.lora, batch)[0] - batch.behavior_logprobs)
-    return jax.device_get({"advantages": advantages, "ratios": ratios})
+    return parallel.fetch({"advantages": advantages, "ratios": ratios})
 
 
 def write_page(path: Path, step: int, run: setup.Run, sampled: rollout.Sampled, numbers: dict[str, np.ndarray]) -> None:
@@ -334,17 +336,18 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
       RecompilationError: when a step compiles again after its shapes are settled.
     """
     run, params = setup.build(config)
-    config = run.config  # what is written down, and compared on a resume, are the numbers that the run really uses
-    work = open_workdir(workdir, config, resume)
-    if not work.resume:
+    config, primary = run.config, parallel.is_primary()
+    work = open_workdir(workdir, config, resume)  # compares the numbers that the run really uses
+    parallel.barrier("opened")  # nothing is written before every process has looked
+    if not work.resume and primary:
         work.record()
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
     for name, value in [("model", f"{weights:,} weights on {jax.device_count()} x {jax.devices()[0].device_kind}"),
-                        *arithmetic_table(run.config, run.prompt_tokens, run.rounds)]:
+                        *arithmetic_table(run.config, run.prompt_tokens, run.rounds)] if primary else []:
         print(f"{name:32}{value}")
     data = batches(run.task.train, config.prompts.per_step, seed=config.seed)
     with (preemption.watch(), Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints,
-          Progress(config.steps) as progress):
+          records(work) as folder, Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
         if work.resume:
             progress.phase("restoring")
             found = checkpoints.restore(setup.initial_state(run, params))
@@ -355,18 +358,18 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
             params = warm_up(run, params, progress)
             state = setup.initial_state(run, params)
         reference = reference_weights(run, state, work)
-        if work.resume:  # only now is it known that the folder can go on with this configuration
+        if work.resume and primary:  # only now is it known that the folder can go on with this configuration
             work.record()
         start = int(state.step)
-        with MetricWriter(work.path, restored_step=start or None) as writer:  # step 0 is evaluated and written again
+        with MetricWriter(folder, restored_step=start or None) as writer:  # step 0 is evaluated and written again
             try:
-                return _steps(run, state, data, reference, work, checkpoints, writer, progress)
+                return _steps(run, state, data, reference, folder, checkpoints, writer, progress)
             finally:
-                if (work.path / "metrics.jsonl").stat().st_size:
-                    plot_curves(work.path / "metrics.jsonl", work.path / "curves.png")
+                if (folder / "metrics.jsonl").stat().st_size:
+                    plot_curves(folder / "metrics.jsonl", folder / "curves.png")
 
 
-def _steps(run, state, data, reference, work, checkpoints, writer, progress):
+def _steps(run, state, data, reference, folder, checkpoints, writer, progress):
     """All steps from `state.step` on; every `eval.every` steps the held-out evaluation, and so on."""
     config, timer = run.config, PhaseTimer()
     start, evaluations = int(state.step), {}
@@ -376,7 +379,7 @@ def _steps(run, state, data, reference, work, checkpoints, writer, progress):
         progress.phase("evaluating")
         key = jax.random.fold_in(state.key, _EVAL_STREAM)
         found = evaluate(run, state.params, state.lora, problems=config.eval.problems, key=key, timer=timer)
-        write_page(work.path, step, run, found.sampled, {})
+        write_page(folder, step, run, found.sampled, {})
         return found
 
     def save(step):
@@ -403,11 +406,11 @@ def _steps(run, state, data, reference, work, checkpoints, writer, progress):
                                   "speed/tokens_per_second": float(sampled.completions.mask.sum()) / seconds}
             if due(step, config.eval.every):
                 if run.estimator.history is not None:
-                    plot_history(*run.estimator.history(state.estimator_state), work.path / "values.png")
+                    plot_history(*run.estimator.history(state.estimator_state), folder / "values.png")
                 evaluations["after"] = look(step)
                 metrics |= evaluations["after"].metrics()
             elif due(step, config.samples_every):
-                write_page(work.path, step, run, sampled, taught(run, state, batch, advantages))
+                write_page(folder, step, run, sampled, taught(run, state, batch, advantages))
             writer.write(step, metrics | timer.collect() | host_memory())
             progress.step(step, metrics)
             if due(step, config.checkpoint.every):  # after the line, which a resume drops if the save did not finish
@@ -415,8 +418,10 @@ def _steps(run, state, data, reference, work, checkpoints, writer, progress):
                 saved = step
             preemption.check()  # leaves through the handler below, which saves
     except BaseException as error:
-        # An update consumes the state it is given: what broke inside one leaves only the last checkpoint.
-        if not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)) and int(state.step) > saved:
+        # An update consumes the state it is given: what broke inside one leaves only the last checkpoint. What broke in one
+        # of several processes did not break in the others, which would not take part in saving.
+        alone = not parallel.several() or isinstance(error, preemption.Preempted)
+        if alone and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)) and int(state.step) > saved:
             with contextlib.suppress(OSError):
                 save(int(state.step))
                 error.add_note(f"step {int(state.step)} was saved; continue with --resume")

@@ -11,6 +11,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from jaxrl_llm import parallel
+
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, start the same command again
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -44,8 +46,8 @@ def watch() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raises `Preempted` if a signal came since `watch` began."""
-    if _received:
+    """Raises `Preempted` if a signal came to this process, or to any of several, since `watch` began."""
+    if parallel.agree(len(_received)):
         raise Preempted
 
 

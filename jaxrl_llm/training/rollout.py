@@ -1,11 +1,13 @@
 """One rollout batch: problems -> prompts -> completions -> texts -> rewards -> `Rollouts`."""
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxrl_llm import parallel
 from jaxrl_llm.generation.prompts import encode_problem, fit, pad
 from jaxrl_llm.generation.sampler import Completions, row_keys
 from jaxrl_llm.rewards import Combined, Scores
@@ -96,16 +98,41 @@ def sample(generate: Callable[..., Any], rows: Sequence[tuple[Problem, list[int]
     batch = pad(filled, [p.id for p in problems] + [-1] * (prompts - len(rows)), length)
     with timer("rollout"):
         keys = row_keys(key, np.arange(prompts * group, dtype=np.int32).reshape(prompts, group))
-        completions = jax.device_get(generate(batch.tokens, batch.mask, keys))
+        completions = parallel.fetch(generate(batch.tokens, batch.mask, keys))
     real = lambda x: x[:len(rows)] if np.ndim(x) else x  # noqa: E731
     completions, batch = jax.tree.map(real, completions), jax.tree.map(real, batch)
     with timer("reward"):
         completions, texts = decode(completions, tokenizer, stop_strings)
         repeated = [problem for problem in problems for _ in range(group)]
         lengths = completions.mask.sum(-1).reshape(-1)
-        scores = reward(texts, [p.answer for p in repeated], repeated, lengths)
+        scores = shared_scores(reward, texts, repeated, lengths)
         extract = reward.rewards[0].extract
     return Sampled(problems, batch, completions, texts, scores, extract and [extract(text) for text in texts])
+
+
+def shared_scores(reward: Combined, texts: Sequence[str], problems: Sequence[Problem], lengths: np.ndarray) -> Scores:
+    """The scores of these rows. Of several processes each scores its share, and all get the whole.
+
+    Where a reward sees the whole batch at once all of them score it, and what the first found counts.
+    """
+    def score(rows):
+        chosen = [problems[i] for i in rows]
+        return reward([texts[i] for i in rows], [p.answer for p in chosen], chosen, lengths[rows])
+
+    if not parallel.several():
+        return score(np.arange(len(texts)))
+    count, everything = jax.process_count(), np.arange(len(texts))
+    by_row = all(part.per == "completion" for part in reward.rewards)
+    shares = np.array_split(everything, count) if by_row else [everything] + [everything[:0]] * (count - 1)
+    mine = score(shares[jax.process_index()] if by_row else everything)
+    room = (0, len(shares[0]) - len(mine.total))  # the first share is among the longest
+    real = np.concatenate([np.arange(len(shares[0])) < len(share) for share in shares])
+    failures = Counter()
+    told = parallel.gather_objects(mine.failures)
+    for found in told if by_row else told[:1]:
+        failures.update(found)
+    total, components = np.pad(mine.total, room), np.pad(mine.components, (room, (0, 0)))
+    return Scores(parallel.gather(total)[real], parallel.gather(components)[real], mine.names, dict(failures))
 
 
 def bucket_of(longest: int, max_tokens: int) -> int:

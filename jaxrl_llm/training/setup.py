@@ -94,7 +94,7 @@ class Run:
             np.float32(s.temperature if temperature is None else temperature), s.top_k or None,
             s.top_p if s.top_p < 1 else None, s.min_p or None)
         sampling_lib.check(chosen)
-        place = functools.partial(jax.device_put, device=parallel.batch_sharding(self.mesh))
+        place = functools.partial(parallel.put, sharding=parallel.batch_sharding(self.mesh))
 
         def sample(tokens, mask, keys):
             if s.micro_batches == 1:
@@ -102,7 +102,7 @@ class Run:
             size, parts = len(tokens) // s.micro_batches, []
             for start in range(0, len(tokens), size):
                 part = (place(x[start:start + size]) for x in (tokens, mask, keys))
-                parts.append(jax.device_get(self.generate(params, *part, chosen, lora=lora)))
+                parts.append(parallel.fetch(self.generate(params, *part, chosen, lora=lora)))
             return jax.tree.map(join, *parts)
 
         return sample
@@ -189,7 +189,7 @@ def load_model(config: ConfigDict, mesh: Mesh):
         shardings = parallel.tree_shardings(model.abstract_params(), mesh)
         params = jax.jit(model.init, out_shardings=shardings)(jax.random.key(config.seed))
     else:
-        params = jax.device_put(params, parallel.tree_shardings(params, mesh))
+        params = parallel.put(params, parallel.tree_shardings(params, mesh))
     return tokenizer, model, params
 
 
@@ -230,8 +230,6 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     if "behavior_logprobs" in needs_of(method, estimator, objective) and (s.top_k or s.top_p < 1 or s.min_p):
         raise ValueError(f"method {method.slug!r} weighs tokens by learner over sampler probability; top_k, top_p and min_p "
                          "change only the latter: switch them off (0, 1, 0)")
-    if jax.process_count() > 1:
-        raise NotImplementedError("this trainer runs in one process (with any number of local devices); start only one")
     if "answers" in needs_of(method, estimator, objective) and reward.rewards[0].extract is None:
         raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and the reward "
                          f"{reward.rewards[0].name!r} does not tell which text is the answer; set config.accuracy to one that "
@@ -322,7 +320,7 @@ def initial_state(run: Run, params) -> state_lib.TrainState:
         state = state.replace(critic=run.critic.init(params))
     if "prior" in run.needs:
         state = state.replace(prior=prompt_average.empty(len(run.task.train)))
-    return jax.device_put(state, parallel.tree_shardings(state, run.mesh))
+    return parallel.put(state, parallel.tree_shardings(state, run.mesh))
 
 
 def tokenizer_source(config: ConfigDict) -> Path | None:

@@ -1,16 +1,21 @@
 """The folder of one run: which configuration it belongs to, and whether a new process may start or continue it."""
 
+import contextlib
 import datetime
 import importlib.metadata
 import json
 import os
 import platform
 import sys
+import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_collections
+
+from jaxrl_llm import parallel
 
 SCHEMA_VERSION = 1
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "ml-collections", "numpy")
@@ -58,7 +63,7 @@ def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bo
 
     resume: False starts a run and refuses a folder that already holds checkpoints; True continues one, also with a
     changed configuration (the change is reported, the old file kept); "auto" continues if there is something to
-    continue and starts otherwise, for launchers that restart a preempted job. Call it in the primary process only.
+    continue and starts otherwise, for launchers that restart a preempted job.
 
     Raises FileExistsError (checkpoints, but no resume), FileNotFoundError (resume=True and nothing to resume),
     ValueError (folder of another configuration), TypeError (a configuration value JSON cannot hold); `record()` OSError
@@ -88,6 +93,16 @@ def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bo
             "start afresh in another --workdir, or delete the folder"
         )
     return Workdir(path, has_checkpoints, resolved, changes)
+
+
+@contextlib.contextmanager
+def records(work: Workdir) -> Iterator[Path]:
+    """Where this process puts metrics, curves and samples: the run folder, or where that is another's, one that is dropped."""
+    if parallel.is_primary():
+        yield work.path
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
 
 
 def resolve_config(config: ml_collections.ConfigDict) -> dict[str, Any]:

@@ -1,0 +1,126 @@
+"""Several processes as one program: how they find each other, and the few things that must cross between their hosts.
+
+Every process runs the same host code on the same host data, in the same order; what could differ between them is decided by
+one and told to all (`agree`), or worked on in shares and put together again (`gather`).
+"""
+import functools
+import json
+import os
+import sys
+import traceback
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+HEARTBEAT_SECONDS = 25  # a process that is silent for so long is given up, and with it the job
+_TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # set by launchers that start several
+
+
+def start(coordinator: str | None = None, processes: int | None = None, process_id: int | None = None,
+          multihost: bool = False) -> None:
+    """Joins the other processes of a job, if it has any. To be called before anything touches a device.
+
+    They are given (`coordinator` "host:port", their number, and which of them this is), or found: by SLURM or Open MPI where
+    those started several tasks, and with `multihost` also on TPU slices and under Kubernetes (see `jax.distributed`).
+
+    Raises ValueError when only some of the three are given.
+    """
+    given = [x is not None for x in (coordinator, processes, process_id)]
+    if any(given) and not all(given):
+        raise ValueError(f"coordinator={coordinator!r}, processes={processes}, process_id={process_id}: give all three, or "
+                         "none and multihost=True where the cluster tells them")
+    if not (any(given) or multihost or any(int(os.environ.get(name, "1")) > 1 for name in _TASKS)):
+        return
+    jax.distributed.initialize(coordinator, processes, process_id, heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+                               shutdown_timeout_seconds=60)
+
+
+def several() -> bool:
+    """Whether this process is one of several."""
+    return jax.process_count() > 1
+
+
+def is_primary() -> bool:
+    """Whether this process is the one that prints, and writes what is no checkpoint."""
+    return jax.process_index() == 0
+
+
+def fail(error: Exception) -> None:
+    """Ends this process at once when it is one of several, so that the others do not wait for it; returns otherwise.
+
+    Exit code 134 where the runtime failed, as it does when another process is gone (it may also abort with that code by
+    itself): starting the whole job again will help. Otherwise 1.
+    """
+    if not (jax.distributed.is_initialized() and several()):
+        return
+    lost = isinstance(error, jax.errors.JaxRuntimeError)
+    traceback.print_exception(error)
+    print(f"process {jax.process_index()} of {jax.process_count()} ends, and with it the job"
+          + (": a process was lost, or the connection to it" if lost else f": {type(error).__name__}: {error}"),
+          file=sys.stderr, flush=True)
+    os._exit(134 if lost else 1)
+
+
+def barrier(name: str) -> None:
+    """Waits until every process has come here."""
+    if several():
+        multihost_utils.sync_global_devices(name)
+
+
+def agree(value: int) -> int:
+    """The largest of the processes' values."""
+    return int(gather(np.array([value], np.int64)).max())
+
+
+def gather(rows: np.ndarray) -> np.ndarray:
+    """The rows of all processes, one after another `[processes * N, ...]`, bit by bit; N must be equal in all."""
+    if not several():
+        return rows
+    rows = np.ascontiguousarray(rows)
+    found = np.asarray(multihost_utils.process_allgather(rows.view(np.uint8).reshape(-1)))
+    return found.reshape(-1).view(rows.dtype).reshape(-1, *rows.shape[1:])
+
+
+def gather_objects(value) -> list:
+    """What JSON can hold, of all processes in order."""
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    longest = agree(len(text))
+    rows = gather(np.pad(text, (0, longest - len(text)), constant_values=ord(" "))[None])
+    return [json.loads(row.tobytes()) for row in rows]
+
+
+def put(tree, sharding):
+    """Arrays of the host (equal in all processes) or of the devices, laid out by `sharding`: one, or a tree of them."""
+    if not several():
+        return jax.device_put(tree, sharding)
+    shardings = jax.tree.broadcast(sharding, tree)
+    return jax.tree.map(_put, tree, shardings)
+
+
+def _put(x, sharding):
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return x if x.sharding.is_equivalent_to(sharding, x.ndim) else _lay(sharding)(x)
+    if isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(_put(np.asarray(jax.random.key_data(x)), sharding), impl=jax.random.key_impl(x))
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+@functools.cache
+def _lay(sharding):
+    """Moves an array between layouts of the same devices, which `device_put` does not do across processes on CPUs."""
+    return jax.jit(lambda x: x, out_shardings=sharding)
+
+
+def fetch(tree):
+    """Arrays of the devices as whole arrays of the host, in every process."""
+    if not several():
+        return jax.device_get(tree)
+    return jax.tree.map(_fetch, tree)
+
+
+def _fetch(x):
+    if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+    return jax.device_get(x)

@@ -1,0 +1,47 @@
+"""Starts the processes of one job, as a cluster would, and never leaves one behind."""
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TINY = ["--config=configs/arithmetic.py"] + [f"--config.{option}" for option in (
+    "task=arithmetic(level=digit)", "model.hidden_size=32", "model.num_layers=2", "model.num_heads=4", "model.mlp_size=48",
+    "warmup.steps=60", "warmup.learning_rate=1e-2", "warmup.batch=32", "prompts.per_step=8", "sampling.group=4",
+    "sampling.max_tokens=4", "eval.problems=8", "eval.every=0", "samples_every=2", "checkpoint.every=2")]
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def start(processes: int, devices: int, arguments: list[str], logs: Path) -> list[subprocess.Popen]:
+    """`experiments/train.py` in so many processes of so many virtual devices each; they print to logs/0, logs/1, ..."""
+    flags = " ".join(part for part in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in part)
+    flags += f" --xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    logs.mkdir(parents=True, exist_ok=True)
+    port, started = free_port(), []
+    for number in range(processes):
+        joining = [f"--coordinator=127.0.0.1:{port}", f"--processes={processes}", f"--process_id={number}"]
+        command = [sys.executable, "experiments/train.py", *TINY, *arguments, *(joining if processes > 1 else [])]
+        with (logs / str(number)).open("w") as log:
+            started.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT))
+    return started
+
+
+def finish(started: list[subprocess.Popen], seconds: float) -> list[int | None]:
+    """Exit codes once all have ended; whoever has not after `seconds` is killed and counts as None."""
+    end = time.monotonic() + seconds
+    try:
+        while any(one.poll() is None for one in started) and time.monotonic() < end:
+            time.sleep(0.1)
+        return [one.poll() for one in started]
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()

@@ -1,0 +1,178 @@
+"""Two processes with two devices each against one with four; and what becomes of a job that loses one, or is told to go."""
+import json
+import signal
+import time
+from pathlib import Path
+
+import jax
+import job
+import numpy as np
+import pytest
+
+from jaxrl_llm.parallel import runtime
+from jaxrl_llm.training import preemption, setup
+from jaxrl_llm.training.checkpoints import Checkpoints
+from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.rollout import shared_scores
+
+STEPS = 4
+DATA, MIXED = ["--config.mesh.data=4"], ["--config.mesh.data=1", "--config.mesh.fsdp=2", "--config.mesh.tensor=2"]
+
+
+def trained(processes: int, folder: Path, *arguments: str) -> Path:
+    """The run folder of a job with four devices in so many processes."""
+    run = folder / "run"
+    started = job.start(processes, 4 // processes, [f"--workdir={run}", f"--config.steps={STEPS}", *arguments], folder / "logs")
+    codes = job.finish(started, 400)
+    assert codes == [0] * processes, "\n".join((folder / "logs" / str(i)).read_text()[-3000:] for i in range(processes))
+    return run
+
+
+def told(run: Path) -> list[dict]:
+    """The metrics of every step that do not depend on the clock."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: x for name, x in line.items() if not name.startswith(("time/", "host/", "speed/"))} for line in lines]
+
+
+def weights(run: Path) -> list[np.ndarray]:
+    """Parameters and moments of the last checkpoint, read by one process with one device."""
+    config = default_config()
+    config.update(json.loads((run / "config.json").read_text())["config"])
+    config.mesh.update({"data": 1, "fsdp": 1, "tensor": 1})
+    built, params = setup.build(config)
+    with Checkpoints(run / "checkpoints", read_only=True) as checkpoints:
+        state = checkpoints.restore(setup.initial_state(built, params), STEPS).state
+    return [np.asarray(x) for x in jax.tree.leaves((state.params, state.opt_state))]
+
+
+def assert_same(one: Path, other: Path, distance: float):
+    """Equal samples; metrics and weights equal up to the order of sums."""
+    pages = sorted(path.name for path in (one / "samples").glob("*.txt"))
+    assert pages == sorted(path.name for path in (other / "samples").glob("*.txt")) and len(pages) == 3
+    for page in pages:
+        assert (one / "samples" / page).read_text() == (other / "samples" / page).read_text()
+    for ours, theirs in zip(told(one), told(other), strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-2, abs=1e-4), ours["step"]
+    assert max(np.abs(a - b).max() for a, b in zip(weights(one), weights(other), strict=True)) < distance
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The run of one process."""
+    return trained(1, tmp_path_factory.mktemp("alone"), *DATA)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", (DATA, MIXED), ids=("data", "fsdp-tensor"))
+def test_two_processes_do_what_one_does(alone, tmp_path, mesh):
+    together = trained(2, tmp_path, *mesh)
+    assert_same(alone, together, 1e-4)
+    assert [entry["step"] for entry in told(together)] == list(range(STEPS + 1))
+    assert "step 4/4" in (tmp_path / "logs" / "0").read_text()
+    assert "step" not in (tmp_path / "logs" / "1").read_text()  # one of them speaks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ("poise", "v0_5"))
+def test_methods_with_a_state_of_their_own(tmp_path, method):
+    options = [*DATA, f"--config.method={method}"]
+    if method == "poise":
+        options.append("--config.estimator=bootstrap=1,first_fit=2")
+    assert_same(trained(1, tmp_path / "one", *options), trained(2, tmp_path / "two", *options), 1e-3)
+
+
+@pytest.mark.slow
+def test_a_job_that_is_told_to_go_saves_and_goes_on_in_one_process(alone, tmp_path):
+    run = tmp_path / "run"
+    arguments = [f"--workdir={run}", f"--config.steps={STEPS}", *DATA, "--config.checkpoint.every=100"]
+    started = job.start(2, 2, arguments, tmp_path / "logs")
+    wait_for(lambda: (run / "metrics.jsonl").is_file() and len((run / "metrics.jsonl").read_text().splitlines()) > 1, started)
+    started[1].send_signal(signal.SIGTERM)  # only one of them hears of it
+    assert job.finish(started, 120) == [preemption.EXIT_CODE] * 2
+    assert job.finish(job.start(1, 4, [*arguments, "--resume"], tmp_path / "again"), 300) == [0]
+    assert_same(alone, run, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", (0, 1))
+def test_a_job_that_loses_a_process_ends(tmp_path, victim):
+    run = tmp_path / "run"
+    started = job.start(2, 2, [f"--workdir={run}", "--config.steps=1000", *DATA], tmp_path / "logs")
+    wait_for(lambda: (run / "metrics.jsonl").is_file() and len((run / "metrics.jsonl").read_text().splitlines()) > 1, started)
+    started[victim].kill()
+    codes = job.finish(started, 60)
+    text = (tmp_path / "logs" / str(1 - victim)).read_text()
+    assert codes[1 - victim] in (134, -signal.SIGABRT), text[-3000:]  # launchers start such a job again
+    assert "a process was lost" in text or "task" in text, text[-3000:]
+
+
+def wait_for(done, started, seconds: float = 200):
+    """Waits for `done()`; fails when a process ends before it is."""
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end or any(one.poll() is not None for one in started):
+            codes = job.finish(started, 0)
+            raise AssertionError(f"the job did not come so far: exit codes {codes}")
+        time.sleep(0.1)
+
+
+def test_a_process_alone_needs_no_other():
+    runtime.start()
+    runtime.barrier("here")
+    assert not runtime.several() and runtime.is_primary() and runtime.agree(3) == 3
+    rows = np.arange(6.0).reshape(3, 2)
+    assert runtime.gather(rows) is rows and runtime.gather_objects({"a": [1, "x"]}) == [{"a": [1, "x"]}]
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    tree = {"a": rows.astype(np.float32), "key": jax.random.key(1)}
+    put = runtime.put(tree, sharding)
+    np.testing.assert_array_equal(runtime.fetch(put)["a"], tree["a"])
+    runtime.fail(ValueError("nothing happens"))
+
+
+@pytest.mark.parametrize("given", ({"coordinator": "localhost:1"}, {"processes": 2, "process_id": 0}, {"process_id": 1}))
+def test_half_an_address_is_refused(given):
+    with pytest.raises(ValueError, match="give all three, or none"):
+        runtime.start(**given)
+
+
+@pytest.mark.parametrize("per", ("completion", "batch"))
+def test_shares_of_a_batch_make_the_whole(monkeypatch, per):
+    """Each process scores its rows once, rewards of the batch see it whole, and failures are counted once."""
+    from jaxrl_llm import parallel, rewards
+
+    seen = []
+
+    def by_row(completion, answer, problem):
+        seen.append(completion)
+        if completion == "3":
+            raise RuntimeError("no number")
+        return float(completion)
+
+    def by_batch(completions, answers, problems):
+        seen.append(list(completions))
+        return np.array([float(x) for x in completions]) / sum(float(x) for x in completions)
+
+    one = rewards.Reward(name="r", fn=by_row if per == "completion" else by_batch, per=per, weight=2.0)
+    combined = rewards.combine([one], on_error="zero")
+    texts, problems = [str(i) for i in range(7)], [type("P", (), {"answer": ""})()] * 7
+    whole = shared_scores(combined, texts, problems, np.ones(7, int))
+    seen.clear()
+    monkeypatch.setattr(parallel, "several", lambda: True)
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+
+    def run(process, gather, gather_objects):
+        monkeypatch.setattr(jax, "process_index", lambda: process)
+        monkeypatch.setattr(parallel, "gather", gather)
+        monkeypatch.setattr(parallel, "gather_objects", gather_objects)
+        return shared_scores(combined, texts, problems, np.ones(7, int))
+
+    sent, told = [[], [], []], [[], [], []]  # by process
+    for process in range(3):
+        run(process, lambda rows: sent[process].append(rows) or np.concatenate([rows] * 3),  # noqa: B023
+            lambda value: told[process].append(value) or [value] * 3)  # noqa: B023
+    assert len(seen) == (7 if per == "completion" else 3)
+    arrived = iter([np.concatenate([one[k] for one in sent]) for k in range(2)])
+    found = run(1, lambda rows: next(arrived), lambda value: [one[0] for one in told])
+    np.testing.assert_array_equal(found.total, whole.total)
+    np.testing.assert_array_equal(found.components, whole.components)
+    assert found.failures == whole.failures and found.names == whole.names
