@@ -6,11 +6,6 @@ from collections.abc import Callable
 from absl import app, flags, logging
 
 flags.DEFINE_string("compilation_cache", "~/.cache/jaxrl_llm/xla", "Compiled programs are kept here; '' turns it off.")
-_COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0, for processes that are started by hand.")
-_PROCESSES = flags.DEFINE_integer("processes", None, "Their number.", lower_bound=1)
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.", lower_bound=0)
-_MULTIHOST = flags.DEFINE_bool("multihost", False, "Join the other processes of the job, as the cluster tells them (TPU "
-                               "slices, Kubernetes; SLURM and Open MPI are recognised without it).")
 
 
 def run(main: Callable[[], None], *required: str) -> None:
@@ -20,17 +15,10 @@ def run(main: Callable[[], None], *required: str) -> None:
     """
     def start(_):
         import jax  # after the flags, so that --help is quick
-
-        from jaxrl_llm.parallel import runtime
         logging.set_verbosity(logging.WARNING)  # orbax reports every rename
         if flags.FLAGS.compilation_cache:
             jax.config.update("jax_compilation_cache_dir", os.path.expanduser(flags.FLAGS.compilation_cache))
-        runtime.start(_COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value, _MULTIHOST.value)
-        try:
-            main()
-        except Exception as error:  # the others would wait for a process that unwinds
-            runtime.fail(error)
-            raise
+        main()
 
     flags.mark_flags_as_required(required)
     try:

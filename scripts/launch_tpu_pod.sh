@@ -2,7 +2,7 @@
 # Trains on a Cloud TPU slice, on a TPU VM of its own or on a GKE cluster through XPK. Run it again to continue a run.
 # usage: bash scripts/launch_tpu_pod.sh vm  --name=N --type=v6e-8 --zone=Z [--project=P] [--spot] [--dry-run] -- TRAIN
 #        bash scripts/launch_tpu_pod.sh xpk --name=N --type=v6e-8 --zone=Z --project=P --cluster=C --image=I [--dry-run] -- TRAIN
-# TRAIN: options of experiments/train.py, with --workdir on storage that outlives the machine (a mounted bucket or disk).
+# TRAIN: options of experiments/train.py, with --workdir on storage that outlives the machine and that all hosts of a slice see.
 # --dry-run prints the commands, which are then run as printed. Exit codes: 0 launched, 2 wrong usage, others of gcloud or xpk.
 set -euo pipefail
 case "${1:-}" in ""|-h|--help) sed -n '2,6p' "$0" | sed 's/^# //'; exit 0;; esac
@@ -34,10 +34,7 @@ case "$type" in
 esac
 size="${type#*-}"
 [[ "$size" =~ ^[0-9]+$ ]] || fail "'$type' has no size"
-if [ "$size" -gt "$per_host" ]; then
-  echo "$type is a slice of several hosts; this release trains in one process on one host (docs/scaling.md): $per_host at most" >&2
-  [ -n "$dry" ] || exit 2
-fi
+if [ "$size" -gt "$per_host" ]; then set -- "$@" --multihost; fi  # a process on each host, which find each other
 
 training="$(printf '%q ' "$@")"; training="${training% }"
 quote() { printf "'%s'" "$(sed "s/'/'\\\\''/g" <<< "$1")"; }

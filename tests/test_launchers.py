@@ -79,11 +79,16 @@ def test_what_is_run_is_what_was_printed(tmp_path):
     (VM, "come after --"),
     ((*VM, "--", TRAIN[0]), "--workdir=... is missing"),
     (("vm", "--name=a", "--type=h100-8", "--zone=z", "--", *TRAIN), "unknown type 'h100-8'"),
-    (("vm", "--name=a", "--type=v5p-64", "--zone=z", "--", *TRAIN), "a slice of several hosts"),
 ))
 def test_a_launch_that_cannot_work_is_refused(options, told):
     found = bash("scripts/launch_tpu_pod.sh", *options, PATH="/usr/bin:/bin")
     assert found.returncode == 2 and told in found.stderr and not found.stdout
+
+
+def test_the_hosts_of_a_larger_slice_are_told_to_find_each_other():
+    for kind, several in (("v5p-8", False), ("v5p-64", True), ("v6e-8", False), ("v6e-16", True)):
+        told = bash("scripts/launch_tpu_pod.sh", "vm", "--name=a", f"--type={kind}", "--zone=z", "--dry-run", "--", *TRAIN)
+        assert told.returncode == 0 and ("--multihost" in told.stdout) == several, kind
 
 
 def test_the_slurm_job_prints_what_it_runs_and_needs_slurm():
@@ -99,13 +104,13 @@ def test_the_slurm_job_prints_what_it_runs_and_needs_slurm():
 def test_a_slurm_job_that_was_told_to_stop_is_queued_again(tmp_path):
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "setup.sh").write_text("set -euo pipefail\n")  # as the real one does
-    program(tmp_path, "srun", 'echo "$XLA_PYTHON_CLIENT_MEM_FRACTION $*"; exit $CODE')
+    program(tmp_path, "srun", 'echo "$XLA_PYTHON_CLIENT_MEM_FRACTION $JAX_LOCAL_DEVICE_IDS $*"; exit $CODE')
     program(tmp_path, "scontrol", 'echo "scontrol $*"')
     run = lambda code: bash("scripts/slurm.sbatch", "--workdir=w", SLURM_JOB_ID="7", SLURM_SUBMIT_DIR=str(tmp_path),  # noqa: E731
-                            PATH=f"{tmp_path}:{os.environ['PATH']}", CODE=str(code))
+                            PATH=f"{tmp_path}:{os.environ['PATH']}", CODE=str(code), SLURM_GPUS_ON_NODE="4")
     told = run(75)
     assert told.returncode == 75
-    assert told.stdout.splitlines() == ["0.92 bash scripts/keep_training.sh --workdir=w", "scontrol requeue 7"]
+    assert told.stdout.splitlines() == ["0.92 0,1,2,3 bash scripts/keep_training.sh --workdir=w", "scontrol requeue 7"]
     for code in (0, 1):
         assert run(code).returncode == code and "scontrol" not in run(code).stdout
 

@@ -3,11 +3,13 @@
 Every process runs the same host code on the same host data, in the same order; what could differ between them is decided by
 one and told to all (`agree`), or worked on in shares and put together again (`gather`).
 """
+import contextlib
 import functools
 import json
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -17,12 +19,17 @@ HEARTBEAT_SECONDS = 25  # a process that is silent for so long is given up, and 
 _TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # set by launchers that start several
 
 
-def start(coordinator: str | None = None, processes: int | None = None, process_id: int | None = None,
-          multihost: bool = False) -> None:
-    """Joins the other processes of a job, if it has any. To be called before anything touches a device.
+@contextlib.contextmanager
+def job(coordinator: str | None = None, processes: int | None = None, process_id: int | None = None,
+        multihost: bool = False) -> Iterator[None]:
+    """Joins the other processes of a job, if it has any. To be entered before anything touches a device.
 
     They are given (`coordinator` "host:port", their number, and which of them this is), or found: by SLURM or Open MPI where
     those started several tasks, and with `multihost` also on TPU slices and under Kubernetes (see `jax.distributed`).
+
+    When this process leaves with an error and is one of several, it ends at once so that the others do not wait for it, with
+    exit code 134 where the runtime failed, as it does when another process is gone (it may also abort with that code by
+    itself): starting the whole job again will help. Otherwise with 1.
 
     Raises ValueError when only some of the three are given.
     """
@@ -30,10 +37,15 @@ def start(coordinator: str | None = None, processes: int | None = None, process_
     if any(given) and not all(given):
         raise ValueError(f"coordinator={coordinator!r}, processes={processes}, process_id={process_id}: give all three, or "
                          "none and multihost=True where the cluster tells them")
-    if not (any(given) or multihost or any(int(os.environ.get(name, "1")) > 1 for name in _TASKS)):
-        return
-    jax.distributed.initialize(coordinator, processes, process_id, heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-                               shutdown_timeout_seconds=60)
+    if any(given) or multihost or any(int(os.environ.get(name, "1")) > 1 for name in _TASKS):
+        jax.distributed.initialize(coordinator, processes, process_id, initialization_timeout=120,
+                                   heartbeat_timeout_seconds=HEARTBEAT_SECONDS, shutdown_timeout_seconds=60)
+    try:
+        yield
+    except Exception as error:
+        if several():
+            _end(error)
+        raise
 
 
 def several() -> bool:
@@ -46,14 +58,7 @@ def is_primary() -> bool:
     return jax.process_index() == 0
 
 
-def fail(error: Exception) -> None:
-    """Ends this process at once when it is one of several, so that the others do not wait for it; returns otherwise.
-
-    Exit code 134 where the runtime failed, as it does when another process is gone (it may also abort with that code by
-    itself): starting the whole job again will help. Otherwise 1.
-    """
-    if not (jax.distributed.is_initialized() and several()):
-        return
+def _end(error: Exception) -> None:
     lost = isinstance(error, jax.errors.JaxRuntimeError)
     traceback.print_exception(error)
     print(f"process {jax.process_index()} of {jax.process_count()} ends, and with it the job"

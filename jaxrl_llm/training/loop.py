@@ -19,6 +19,7 @@ from jaxrl_llm.tasks.loader import Batches, batches
 from jaxrl_llm.training import preemption, prior, rollout, rounds, setup
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.config import arithmetic_table
+from jaxrl_llm.training.forecast import forecast
 from jaxrl_llm.training.metrics import MetricWriter, PhaseTimer, host_memory
 from jaxrl_llm.training.plots import plot_curves
 from jaxrl_llm.training.progress import Progress
@@ -343,7 +344,7 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
         work.record()
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
     for name, value in [("model", f"{weights:,} weights on {jax.device_count()} x {jax.devices()[0].device_kind}"),
-                        *arithmetic_table(run.config, run.prompt_tokens, run.rounds)] if primary else []:
+                        *arithmetic_table(run.config, run.prompt_tokens, run.rounds), *forecast(run)] if primary else []:
         print(f"{name:32}{value}")
     data = batches(run.task.train, config.prompts.per_step, seed=config.seed)
     with (preemption.watch(), Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints,

@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import jax
+import numpy as np
 import psutil
 import pytest
 
@@ -167,12 +169,16 @@ def test_the_device_at_hand_has_its_memory():
     assert 1e8 < device.memory < 1e13 and device.flops != device.flops  # nobody published a CPU's peak here
 
 
-def test_a_run_tells_what_it_will_need_and_warns_on_a_cpu_that_is_too_small(monkeypatch):
+def small():
     c = default_config()
     c.task = "arithmetic(level=digit)"
     c.model.hidden_size, c.model.num_layers, c.model.num_heads, c.model.mlp_size = 32, 2, 4, 48
     c.prompts.per_step, c.sampling.group, c.sampling.max_tokens = 4, 2, 4
-    run, _ = setup.build(c)
+    return c
+
+
+def test_a_run_tells_what_it_will_need_and_warns_on_a_cpu_that_is_too_small(monkeypatch):
+    run, _ = setup.build(small())
     rows = dict(forecast(run))
     w = plan.work_of(run.config, run.prompt_tokens, run.needs, critic=False)
     architecture = run.policy.model.config
@@ -182,6 +188,21 @@ def test_a_run_tells_what_it_will_need_and_warns_on_a_cpu_that_is_too_small(monk
     memory = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(total=100_000))
     with pytest.warns(RuntimeWarning, match="an update needs 0.0 GB on each of"):
+        forecast(run)
+
+
+@pytest.mark.parametrize("memory, refused", ((0.9, False), (0.7, True)))
+def test_an_accelerator_that_is_certainly_too_small_is_refused(monkeypatch, memory, refused):
+    """Of a device with this share of what is estimated; the estimate may be 25% off."""
+    run, _ = setup.build(small())
+    w = plan.work_of(run.config, run.prompt_tokens, run.needs, critic=False)
+    peak = plan.estimate(run.policy.model.config, w, run.mesh.shape).peak
+    device = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB",
+                                   memory_stats=lambda: {"bytes_limit": peak * memory})
+    mesh = types.SimpleNamespace(devices=np.array([device]), shape=run.mesh.shape, size=1)
+    run = dataclasses.replace(run, mesh=mesh)
+    told = "an update needs"
+    with pytest.raises(ValueError, match=told) if refused else pytest.warns(RuntimeWarning, match=told):
         forecast(run)
 
 

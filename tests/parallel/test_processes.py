@@ -117,8 +117,10 @@ def wait_for(done, started, seconds: float = 200):
 
 
 def test_a_process_alone_needs_no_other():
-    runtime.start()
-    runtime.barrier("here")
+    with runtime.job():
+        runtime.barrier("here")
+    with pytest.raises(ZeroDivisionError), runtime.job():
+        1 / 0  # noqa: B018
     assert not runtime.several() and runtime.is_primary() and runtime.agree(3) == 3
     rows = np.arange(6.0).reshape(3, 2)
     assert runtime.gather(rows) is rows and runtime.gather_objects({"a": [1, "x"]}) == [{"a": [1, "x"]}]
@@ -126,13 +128,12 @@ def test_a_process_alone_needs_no_other():
     tree = {"a": rows.astype(np.float32), "key": jax.random.key(1)}
     put = runtime.put(tree, sharding)
     np.testing.assert_array_equal(runtime.fetch(put)["a"], tree["a"])
-    runtime.fail(ValueError("nothing happens"))
 
 
 @pytest.mark.parametrize("given", ({"coordinator": "localhost:1"}, {"processes": 2, "process_id": 0}, {"process_id": 1}))
 def test_half_an_address_is_refused(given):
-    with pytest.raises(ValueError, match="give all three, or none"):
-        runtime.start(**given)
+    with pytest.raises(ValueError, match="give all three, or none"), runtime.job(**given):
+        pass
 
 
 @pytest.mark.parametrize("per", ("completion", "batch"))
