@@ -25,6 +25,7 @@ from jaxrl_llm import command_line
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/arithmetic.py:smollm2", "Configuration of the measured step.")
 _STEPS = flags.DEFINE_integer("steps", 5, "Timed steps after one that compiles; medians are reported.", lower_bound=1)
 _PROMPT_WORDS = flags.DEFINE_integer("prompt_words", 0, "Filler words that lengthen each prompt.", lower_bound=0)
+_PHASES = flags.DEFINE_bool("phases", True, "Also time the parts of a step by themselves, against the machine's limits.")
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
 _PROFILE = flags.DEFINE_string("profile", None, "Write a trace of one more step into this folder.")
 
@@ -144,16 +145,20 @@ def main():
     from jaxrl_llm.training.setup import DTYPES
     run, state, data = build()
     c, device = run.config, jax.devices()[0]
-    measured = [machine(DTYPES[c.model.dtype])]  # and once more after the steps: other tenants come and go
+    # Measured before and after the steps: other tenants come and go.
+    measured = [machine(DTYPES[c.model.dtype])] if _PHASES.value else []
     began = time.perf_counter()
     state, sampled, _ = step(run, state, data)
     first, found = time.perf_counter() - began, []
+    print(json.dumps({"step": 0, "step_s": round(first, 3)}), flush=True)  # the one that compiles
     compiling = run.generate.compile_seconds + run.update.compile_seconds + run.score.compile_seconds
     for number in range(_STEPS.value):
         state, sampled, times = step(run, state, data)
         found.append(times)
         print(json.dumps({"step": number + 1, "step_s": round(times["time/step"], 3),
                           "rollout_s": round(times["time/rollout"], 3)}), flush=True)
+    if not _PHASES.value:
+        return
     if _PROFILE.value:
         with jax.profiler.trace(_PROFILE.value):
             state, sampled, _ = step(run, state, data)

@@ -57,7 +57,7 @@ def run(command: list[str], environment: dict[str, str], log: Path) -> dict:
 
 def ours(work, steps: int) -> list[str]:
     prompts, group, tokens, words = work
-    return [sys.executable, str(HERE / "benchmark.py"), f"--steps={steps + 1}", f"--prompt_words={words}",
+    return [sys.executable, str(HERE / "benchmark.py"), f"--steps={steps}", "--nophases", f"--prompt_words={words}",
             f"--config.model.path={_MODEL.value}", f"--config.prompts.per_step={prompts}", f"--config.sampling.group={group}",
             f"--config.sampling.max_tokens={tokens}"]
 
