@@ -110,6 +110,27 @@ def test_poise(tmp_path):
 
 
 @pytest.mark.slow
+def test_v0_budgets_and_routing(tmp_path):
+    found, printed = run("4_v0_budgets_and_routing.ipynb", tmp_path, "[mean_of_four, [risk.mse for risk in four], [risk.draws for "
+                         "risk in more], {name: float(n.mean()) for name, n in used.items()}, [x for _, x in losses], spent, "
+                         "shares, curves['oracle'].accuracy.max(), alone.tolist(), runs['moving_average']['v0_5/rollouts'].tolist()]",
+                         **{"HEAD_STEPS, F, N, Q": "40, 4, 16, 8", "TASKS": "20", "STEPS, SOURCES": '2, ("moving_average",)',
+                            "TRUTH, priors": "0.4, np.linspace(0, 1, 6)",
+                            "c.warmup.steps, c.warmup.batch, c.warmup.learning_rate": "2, 8, 3e-3",
+                            "c.eval.every, c.eval.problems": "1, 2"})
+    alone_mse, four, more, used, losses, spent, shares, oracle, alone, completions = found
+    assert alone_mse == pytest.approx(0.4 * 0.6 / 4)
+    assert four[2] < 0.4 * alone_mse and max(four) > 1.5 * alone_mse  # a right prior helps, a wrong one is a hump
+    assert min(more) == more[2] < 6 < 11 < more[5] <= 16  # and costs rollouts
+    assert 4 < used["the truth"] < used["that of another prompt"] < 16
+    assert losses and all(0 < x < 2 for x in losses) and spent == [8 * 8]  # every split of every policy spends what uniform groups do
+    assert all(0 < share < 1 for share in shares.values()) and shares["knapsack, truth"] > shares["uniform"]
+    assert oracle >= max(alone) and len(completions) == 3
+    assert all(4 <= n <= 16 for n in completions[1:])
+    assert "outcomes of every context shuffled:" in printed
+
+
+@pytest.mark.slow
 def test_your_own_algorithm(tmp_path):
     found, printed = run("5_your_own_algorithm.ipynb", tmp_path, "[A[:, 0, 0].tolist(), "
                          "{method: found.shape for method, found in curves.items()}, float(chance.value)]",

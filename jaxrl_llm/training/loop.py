@@ -292,7 +292,7 @@ def write_page(path: Path, step: int, run: setup.Run, sampled: rollout.Sampled, 
     spellings = [[run.tokenizer.decode([i], skip_special=False) for i in made.tokens[place][made.mask[place]].tolist()]
                  for place in np.ndindex(P, G)]
     numbers = {"logprobs": made.logprobs, "entropies": made.entropies, **numbers}
-    tokens = per_token(spellings, {name: x[:P].reshape(P * G, -1) for name, x in numbers.items()})
+    tokens = per_token(spellings, {name: x[:P].reshape(P * G, x.shape[-1]) for name, x in numbers.items()})
     columns = sampled.scores.total.tolist(), parts, made.mask.sum(-1).ravel().tolist(), reasons.ravel().tolist(), tokens
     write_samples(path, step, prompts, [p.answer for p in sampled.problems], rows(sampled.texts), *map(rows, columns))
 
