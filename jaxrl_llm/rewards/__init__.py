@@ -32,7 +32,7 @@ def numeric(*, weight: float = 1.0) -> Reward:
 
 def boxed(*, weight: float = 1.0, workers: int = 2, deadline: float = 5.0) -> Reward:
     r"""1 when the last `\boxed{}` equals the answer: as text, as a rational, or for math-verify within `deadline` s."""
-    return Reward("boxed", Boxed(workers, deadline), weight, per="batch", extract=boxed_answer)
+    return Reward("boxed", Boxed(workers, deadline), weight, per="batch", extract=boxed_answer, splits=True)
 
 
 def format(*, pattern: str, weight: float = 1.0) -> Reward:
@@ -48,18 +48,18 @@ def soft_overlong(*, max_length: int, cache: int, factor: float = 1.0, variant: 
 
 def reasoning_gym(*, weight: float = 1.0, workers: int = 2, deadline: float = 5.0) -> Reward:
     """The own scorer of a reasoning_gym data set, in [0, 1], on the last `<answer>` tags; needs the problems."""
-    return Reward("reasoning_gym", Gym(workers, deadline), weight, per="batch", extract=tagged_answer)
+    return Reward("reasoning_gym", Gym(workers, deadline), weight, per="batch", extract=tagged_answer, splits=True)
 
 
 def isolated(*, target: str, workers: int = 2, deadline: float = 5.0, weight: float = 1.0) -> Reward:
     """Your own `"module:function"` in processes that are killed after `deadline` seconds a completion."""
-    return Reward(target, Isolated(target, workers, deadline), weight, per="batch")
+    return Reward(target, Isolated(target, workers, deadline), weight, per="batch", splits=True)
 
 
 def code(*, weight: float = 1.0, workers: int = 2, deadline: float = 5.0, memory_mb: int = 1024,
          partial_credit: float = 0.0) -> Reward:
     """1 when the last ```python block passes every test of `problem.extra["tests"]` within its limits, see `Code`."""
-    return Reward("code", Code(workers, deadline, memory_mb, partial_credit), weight, per="batch")
+    return Reward("code", Code(workers, deadline, memory_mb, partial_credit), weight, per="batch", splits=True)
 
 
 FACTORIES: dict[str, registry.Factory] = {}

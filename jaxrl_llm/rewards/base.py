@@ -25,6 +25,7 @@ class Reward:
     `per` says what `fn` takes. "completion": `fn(completion, answer, problem) -> float`. "batch":
     `fn(completions, answers, problems) -> f32[N]` or a `BatchOutput`. "lengths": `fn(lengths i32[N]) -> f32[N]`,
     completion lengths in tokens.
+    `splits`: a "batch" reward scores every row by itself, so that several processes may each score a part.
     `extract(completion)` is the answer that the reward finds, in a form in which equal answers compare equal, or None;
     methods that let the rollouts vote need it.
     """
@@ -34,6 +35,12 @@ class Reward:
     weight: float = 1.0
     per: str = "completion"
     extract: Callable[[str], Hashable | None] | None = None
+    splits: bool = False
+
+    @property
+    def by_row(self) -> bool:
+        """Whether the score of a completion does not depend on the others of its batch."""
+        return self.per != "batch" or self.splits
 
     def __post_init__(self):
         if self.per not in ("completion", "batch", "lengths"):

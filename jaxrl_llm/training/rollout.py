@@ -122,7 +122,7 @@ def shared_scores(reward: Combined, texts: Sequence[str], problems: Sequence[Pro
     if not parallel.several():
         return score(np.arange(len(texts)))
     count, everything = jax.process_count(), np.arange(len(texts))
-    by_row = all(part.per == "completion" for part in reward.rewards)
+    by_row = all(part.by_row for part in reward.rewards)
     shares = np.array_split(everything, count) if by_row else [everything] + [everything[:0]] * (count - 1)
     mine = score(shares[jax.process_index()] if by_row else everything)
     room = (0, len(shares[0]) - len(mine.total))  # the first share is among the longest

@@ -13,6 +13,13 @@ TINY = ["--config=configs/arithmetic.py"] + [f"--config.{option}" for option in 
     "sampling.max_tokens=4", "eval.problems=8", "eval.every=0", "samples_every=2", "checkpoint.every=2")]
 
 
+def picky(completion, answer, problem) -> float:
+    """A reward that fails in process 1 alone."""
+    if os.environ["JOB_PROCESS"] == "1":
+        raise ValueError("not in process 1")
+    return float(len(completion) > 1)
+
+
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -23,14 +30,15 @@ def start(processes: int, devices: int, arguments: list[str], logs: Path) -> lis
     """`experiments/train.py` in so many processes of so many virtual devices each; they print to logs/0, logs/1, ..."""
     flags = " ".join(part for part in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in part)
     flags += f" --xla_force_host_platform_device_count={devices}"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}
     logs.mkdir(parents=True, exist_ok=True)
     port, started = free_port(), []
     for number in range(processes):
         joining = [f"--coordinator=127.0.0.1:{port}", f"--processes={processes}", f"--process_id={number}"]
         command = [sys.executable, "experiments/train.py", *TINY, *arguments, *(joining if processes > 1 else [])]
         with (logs / str(number)).open("w") as log:
-            started.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT))
+            started.append(subprocess.Popen(command, cwd=ROOT, env=environment | {"JOB_PROCESS": str(number)}, stdout=log,
+                                            stderr=subprocess.STDOUT))
     return started
 
 

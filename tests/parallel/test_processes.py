@@ -106,6 +106,16 @@ def test_a_job_that_loses_a_process_ends(tmp_path, victim):
     assert "a process was lost" in text or "task" in text, text[-3000:]
 
 
+@pytest.mark.slow
+def test_what_fails_in_one_process_ends_the_job_and_is_told(tmp_path):
+    started = job.start(2, 2, [f"--workdir={tmp_path / 'run'}", "--config.steps=1000", *DATA, "--config.warmup.steps=0",
+                               "--config.rewards=isolated(target='job:picky')"], tmp_path / "logs")
+    codes = job.finish(started, 150)
+    failed, other = ((tmp_path / "logs" / name).read_text() for name in "10")
+    assert codes[1] == 1 and codes[0] in (134, -signal.SIGABRT), other[-2000:]
+    assert "not in process 1" in failed and "process 1 of 2 ends, and with it the job: RewardError" in failed
+
+
 def wait_for(done, started, seconds: float = 200):
     """Waits for `done()`; fails when a process ends before it is."""
     end = time.monotonic() + seconds
@@ -134,6 +144,14 @@ def test_a_process_alone_needs_no_other():
 def test_half_an_address_is_refused(given):
     with pytest.raises(ValueError, match="give all three, or none"), runtime.job(**given):
         pass
+
+
+def test_built_in_rewards_are_scored_in_shares():
+    from jaxrl_llm import rewards
+    made = [rewards.make(name) for name in ("exact", "numeric", "boxed")] + [
+        rewards.make("soft_overlong", max_length=8, cache=4), rewards.make("isolated", target="math:sqrt")]
+    assert all(one.by_row for one in made)
+    assert not rewards.Reward("mine", lambda *a: 0, per="batch").by_row
 
 
 @pytest.mark.parametrize("per", ("completion", "batch"))
