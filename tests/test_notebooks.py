@@ -111,20 +111,22 @@ def test_poise(tmp_path):
 
 @pytest.mark.slow
 def test_v0_budgets_and_routing(tmp_path):
-    found, printed = run("4_v0_budgets_and_routing.ipynb", tmp_path, "[mean_of_four, [risk.mse for risk in four], [risk.draws for "
-                         "risk in more], {name: float(n.mean()) for name, n in used.items()}, [x for _, x in losses], spent, "
-                         "shares, curves['oracle'].accuracy.max(), alone.tolist(), runs['moving_average']['v0_5/rollouts'].tolist()]",
+    found, printed = run("4_v0_budgets_and_routing.ipynb", tmp_path, "[mean_of_four, [risk.mse for risk in four], "
+                         "[risk.draws for risk in more], {name: float(n.mean()) for name, n in used.items()}, "
+                         "[x for _, x in losses], spent, shares, curves['oracle'].accuracy.max(), alone.tolist(), "
+                         "runs['moving_average']['v0_5/rollouts'].tolist()]",
                          **{"HEAD_STEPS, F, N, Q": "40, 4, 16, 8", "TASKS": "20", "STEPS, SOURCES": '2, ("moving_average",)',
-                            "TRUTH, priors": "0.4, np.linspace(0, 1, 6)",
+                            "TRUTH, priors": "0.2, np.linspace(0, 1, 6)",
                             "c.warmup.steps, c.warmup.batch, c.warmup.learning_rate": "2, 8, 3e-3",
                             "c.eval.every, c.eval.problems": "1, 2"})
     alone_mse, four, more, used, losses, spent, shares, oracle, alone, completions = found
-    assert alone_mse == pytest.approx(0.4 * 0.6 / 4)
-    assert four[2] < 0.4 * alone_mse and max(four) > 1.5 * alone_mse  # a right prior helps, a wrong one is a hump
-    assert min(more) == more[2] < 6 < 11 < more[5] <= 16  # and costs rollouts
+    assert alone_mse == pytest.approx(0.2 * 0.8 / 4)
+    assert four[1] < 0.4 * alone_mse and max(four) > 1.5 * alone_mse  # a right prior helps, a wrong one is a hump
+    assert min(more) == more[1] < 6 < 11 < more[5] <= 16  # and costs rollouts
     assert 4 < used["the truth"] < used["that of another prompt"] < 16
-    assert losses and all(0 < x < 2 for x in losses) and spent == [8 * 8]  # every split of every policy spends what uniform groups do
-    assert all(0 < share < 1 for share in shares.values()) and shares["knapsack, truth"] > shares["uniform"]
+    assert losses and all(0 < x < 2 for x in losses)
+    assert spent == [8 * 8]  # every split of every policy spends what uniform groups do
+    assert all(0 < share < 1 for share in shares.values())
     assert oracle >= max(alone) and len(completions) == 3
     assert all(4 <= n <= 16 for n in completions[1:])
     assert "outcomes of every context shuffled:" in printed
@@ -142,3 +144,22 @@ def test_your_own_algorithm(tmp_path):
     assert right == pytest.approx([0.875 / 0.175, 0.75 / 0.3, 0.5 / 0.55, 0.0])
     assert curves == {"grpo": [1, 3], "rare_success": [1, 3]} and 0 <= chance <= 1
     assert "probability that a run of rare_success beats one of grpo" in printed
+
+
+@pytest.mark.slow
+def test_from_laptop_to_pod(tmp_path):
+    found, printed = run("6_from_laptop_to_pod.ipynb", tmp_path, "[same, float(max(apart)), held(one), held(eight), refusal, "
+                         "fits.peak / 1e9, codes, two['step'].tolist(), compared, code, stopped, saved, resumed]",
+                         STEPS=2, MANY=150)
+    same, apart, on_one, on_eight, refusal, peak, codes, steps, compared, code, stopped, saved, resumed = found
+    assert same == [True, True, True] and apart < 1e-4 and 0.45 < on_eight / on_one < 0.55
+    assert "as the table says: True" in printed and "mesh data=-1 x fsdp=3 x tensor=1 does not fit 8 devices" in printed
+    for size in (on_one, on_eight):
+        planned = re.search(rf"planned ([\d,]+) bytes per device, held {size:,}\n", printed)
+        assert abs(int(planned[1].replace(",", "")) - size) < 0.02 * size
+    assert "It fits (54.9 GB) with learner.micro_batches=8" in refusal and round(peak, 1) == 54.9
+    assert codes == [0, 0] and "--- printed by process 1\n\n" in printed  # one of them speaks
+    assert steps == [1, 2, 3, 4] and max(compared.values()) < 1e-3
+    assert code == 75 and stopped == list(range(saved + 1)) and 5 <= saved < 150 and resumed == list(range(151))
+    assert "SIGTERM: the run saves and stops after this step" in printed
+    assert "--multihost" in printed and "#SBATCH --signal=TERM@300" in printed

@@ -32,6 +32,19 @@ def seconds(function, *arguments, repeats: int) -> float:
     return float(np.median(found))
 
 
+def side_by_side(functions: dict, *arguments, repeats: int) -> dict[str, float]:
+    """Median seconds of two compiled calls that take turns, and of their difference."""
+    found = {name: [] for name in functions}
+    for number in range(repeats + 1):  # the first compiles
+        for name, function in functions.items():
+            began = time.perf_counter()
+            jax.block_until_ready(function(*arguments))
+            if number:
+                found[name].append(time.perf_counter() - began)
+    first, second = map(np.array, found.values())
+    return {name: float(np.median(x)) for name, x in found.items()} | {"difference": float(np.median(second - first))}
+
+
 def measure(config, *, rows: int, repeats: int) -> dict:
     """Seconds of every part at the width of the configured policy and at 2560, both with `rows` rows."""
     own, score = steps(config, repeats)
@@ -39,7 +52,7 @@ def measure(config, *, rows: int, repeats: int) -> dict:
     large = large_step_flops() / gemm
     table = []
     for width, prompts, step, captured, how in (
-            (own["width"], own["prompts"], own["step"], score["captured"] - score["plain"], "measured"),
+            (own["width"], own["prompts"], own["step"], score["difference"], "measured"),
             (LARGE.hidden_size, PROMPTS, large, pooling_flops() / gemm, "counted operations / matrix product rate")):
         found = probe_seconds(width, prompts, rows, repeats)
         total = max(captured, 0.0) + found["all"]
@@ -82,8 +95,8 @@ def steps(config, repeats: int) -> tuple[dict, dict]:
         found.append(timer.collect() | {"time/step": time.perf_counter() - began})
     median = {name.removeprefix("time/"): float(np.median([f[name] for f in found[2:]])) for name in found[-1]}
     batch = fixed_policy.sample(run, state.params, next(data), jax.random.key(1))
-    score = {name: seconds(function, state.params, None, batch, repeats=repeats)
-             for name, function in (("plain", jax.jit(run.policy.logprobs)), ("captured", run.capture.function))}
+    score = side_by_side({"plain": jax.jit(run.policy.logprobs), "captured": run.capture.function}, state.params, None, batch,
+                         repeats=2 * repeats)
     phases = {name: round(x, 4) for name, x in median.items() if name != "step"}
     return {"width": run.policy.model.config.hidden_size, "prompts": prompts, "step": median["step"], "phases": phases}, score
 

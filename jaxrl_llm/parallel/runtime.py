@@ -7,7 +7,9 @@ import contextlib
 import functools
 import json
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 
@@ -16,6 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 HEARTBEAT_SECONDS = 25  # a process that is silent for so long is given up, and with it the job
+_LOST = 134  # exit code of an abort, which is how the runtime itself ends a process that lost another
 _TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # set by launchers that start several
 
 
@@ -38,8 +41,14 @@ def job(coordinator: str | None = None, processes: int | None = None, process_id
         raise ValueError(f"coordinator={coordinator!r}, processes={processes}, process_id={process_id}: give all three, or "
                          "none and multihost=True where the cluster tells them")
     if any(given) or multihost or any(int(os.environ.get(name, "1")) > 1 for name in _TASKS):
-        jax.distributed.initialize(coordinator, processes, process_id, initialization_timeout=120,
-                                   heartbeat_timeout_seconds=HEARTBEAT_SECONDS, shutdown_timeout_seconds=60)
+        try:
+            jax.distributed.initialize(coordinator, processes, process_id, heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+                                       shutdown_timeout_seconds=60)
+        except jax.errors.JaxRuntimeError as error:
+            print(f"the processes of the job did not find each other: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(_LOST) from error
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX takes it for itself, and nobody would hear of it
     try:
         yield
     except Exception as error:
@@ -59,12 +68,19 @@ def is_primary() -> bool:
 
 
 def _end(error: Exception) -> None:
-    lost = isinstance(error, jax.errors.JaxRuntimeError)
+    lost = _is_loss(error)
     traceback.print_exception(error)
     print(f"process {jax.process_index()} of {jax.process_count()} ends, and with it the job"
           + (": a process was lost, or the connection to it" if lost else f": {type(error).__name__}: {error}"),
           file=sys.stderr, flush=True)
-    os._exit(134 if lost else 1)
+    os._exit(_LOST if lost else 1)
+
+
+def _is_loss(error: BaseException | None) -> bool:
+    """Whether the runtime failed, for a reason that is not the program's own: it would fail again."""
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        return not str(error).startswith(("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED"))
+    return error is not None and _is_loss(error.__cause__)
 
 
 def barrier(name: str) -> None:

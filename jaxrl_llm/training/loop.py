@@ -28,7 +28,7 @@ from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import adam_noise
 from jaxrl_llm.training.value_plots import plot_history
 from jaxrl_llm.training.warmup import imitate
-from jaxrl_llm.training.workdir import Workdir, open_workdir, records
+from jaxrl_llm.training.workdir import Workdir, check_agreement, open_workdir, records
 from jaxrl_llm.values.critic import metrics as value_metrics
 
 # Folded into the run's key, or into that of a step: draws of these streams never coincide with those of a sampling round.
@@ -200,12 +200,18 @@ def measure(run: setup.Run, state: TrainState, sampled: Rollouts, reference) -> 
         logprobs, entropies, features = run.capture(state.params, state.lora, sampled)
         batch = batch.replace(old_logprobs=logprobs, entropies=entropies, features=features)
     elif run.updates_per_step > 1 or "old_logprobs" in run.needs:
-        logprobs, entropies = run.score(state.params, state.lora, sampled)
+        logprobs, entropies = run.score(state.params, state.lora, texts_of(sampled))
         batch = batch.replace(old_logprobs=logprobs, entropies=entropies)
     if "ref_logprobs" in run.needs:  # with adapters the reference is the model without them
         frozen = reference if state.lora is None else state.params
-        batch = batch.replace(ref_logprobs=run.score(frozen, None, sampled)[0])
+        batch = batch.replace(ref_logprobs=run.score(frozen, None, texts_of(sampled))[0])
     return batch
+
+
+def texts_of(batch: Rollouts) -> Rollouts:
+    """What log-probs are computed from: one program scores a batch, whatever else is known of it."""
+    return Rollouts(mask=batch.mask, valid=batch.valid, tokens=batch.tokens, prompt_tokens=batch.prompt_tokens,
+                    prompt_mask=batch.prompt_mask)
 
 
 def score(run: setup.Run, state: TrainState, sampled: Rollouts, reference, alone: bool):
@@ -277,23 +283,30 @@ def taught(run: setup.Run, state: TrainState, batch: Rollouts | None, advantages
     """What a page tells of the tokens of a batch after it was learned from: advantages, and what became of probabilities."""
     if batch is None or run.rounds > 1:  # rows of unequal groups no longer lie as they were sampled
         return {}
-    ratios = jax.numpy.exp(run.score(state.params, state.lora, batch)[0] - batch.behavior_logprobs)
+    s, before = run.config.sampling, batch.old_logprobs
+    if before is None and s.temperature > 0 and not s.top_k and s.top_p == 1 and not s.min_p:
+        before = batch.behavior_logprobs  # of the sampler, which drew from the very same distribution
+    if before is None:
+        return parallel.fetch({"advantages": advantages})
+    ratios = jax.numpy.exp(run.score(state.params, state.lora, texts_of(batch))[0] - before)
     return parallel.fetch({"advantages": advantages, "ratios": ratios})
 
 
 def write_page(path: Path, step: int, run: setup.Run, sampled: rollout.Sampled, numbers: dict[str, np.ndarray]) -> None:
     """Samples of a batch as readable text and JSON lines, with the sampler's and further `numbers` f32[P, G, T] per token."""
+    if not parallel.is_primary():
+        return
     P, G = sampled.rewards.shape
     rows = lambda values: [[values[p * G + g] for g in np.flatnonzero(sampled.drawn[p])] for p in range(P)]  # noqa: E731
     parts = [dict(zip(sampled.scores.names, map(float, row))) for row in sampled.scores.components]
     prompts = [run.tokenizer.decode(sampled.prompts.tokens[p][sampled.prompts.mask[p]].tolist(), skip_special=False)
                for p in range(P)]
     made, reasons = sampled.completions, np.where(sampled.completions.stopped, "stop", "length")
-    spellings = [[run.tokenizer.decode([i], skip_special=False) for i in made.tokens[place][made.mask[place]].tolist()]
-                 for place in np.ndindex(P, G)]
+    lengths, flat = made.mask.sum(-1).ravel().tolist(), lambda x: x[:P].reshape(P * G, x.shape[-1])
     numbers = {"logprobs": made.logprobs, "entropies": made.entropies, **numbers}
-    tokens = per_token(spellings, {name: x[:P].reshape(P * G, x.shape[-1]) for name, x in numbers.items()})
-    columns = sampled.scores.total.tolist(), parts, made.mask.sum(-1).ravel().tolist(), reasons.ravel().tolist(), tokens
+    tokens = per_token(flat(made.tokens), lengths, lambda i: run.tokenizer.decode([i], skip_special=False),
+                       {name: flat(x) for name, x in numbers.items()})
+    columns = sampled.scores.total.tolist(), parts, lengths, reasons.ravel().tolist(), tokens
     write_samples(path, step, prompts, [p.answer for p in sampled.problems], rows(sampled.texts), *map(rows, columns))
 
 
@@ -339,13 +352,14 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
     run, params = setup.build(config)
     config, primary = run.config, parallel.is_primary()
     work = open_workdir(workdir, config, resume)  # compares the numbers that the run really uses
-    parallel.barrier("opened")  # nothing is written before every process has looked
+    check_agreement(work)  # and nothing is written before every process has looked
     if not work.resume and primary:
         work.record()
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
     for name, value in [("model", f"{weights:,} weights on {jax.device_count()} x {jax.devices()[0].device_kind}"),
-                        *arithmetic_table(run.config, run.prompt_tokens, run.rounds), *forecast(run)] if primary else []:
-        print(f"{name:32}{value}")
+                        *arithmetic_table(run.config, run.prompt_tokens, run.rounds), *forecast(run)]:
+        if primary:
+            print(f"{name:32}{value}")
     data = batches(run.task.train, config.prompts.per_step, seed=config.seed)
     with (preemption.watch(), Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints,
           records(work) as folder, Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
@@ -355,6 +369,7 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
             state = found.state
             data.set_state(found.host["data"])
             progress.step(found.step, {})
+            params = None  # those of the state are used, and room for both there may not be
         else:
             params = warm_up(run, params, progress)
             state = setup.initial_state(run, params)
@@ -412,6 +427,7 @@ def _steps(run, state, data, reference, folder, checkpoints, writer, progress):
                 metrics |= evaluations["after"].metrics()
             elif due(step, config.samples_every):
                 write_page(folder, step, run, sampled, taught(run, state, batch, advantages))
+            batch = advantages = None  # makes room for the next ones
             writer.write(step, metrics | timer.collect() | host_memory())
             progress.step(step, metrics)
             if due(step, config.checkpoint.every):  # after the line, which a resume drops if the save did not finish

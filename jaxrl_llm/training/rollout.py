@@ -113,9 +113,12 @@ def sample(generate: Callable[..., Any], rows: Sequence[tuple[Problem, list[int]
 def shared_scores(reward: Combined, texts: Sequence[str], problems: Sequence[Problem], lengths: np.ndarray) -> Scores:
     """The scores of these rows. Of several processes each scores its share, and all get the whole.
 
-    Where a reward sees the whole batch at once all of them score it, and what the first found counts.
+    Where a reward sees the whole batch at once the first scores all of it.
     """
     def score(rows):
+        if not len(rows):
+            names = tuple(part.name for part in reward.rewards)
+            return Scores(np.zeros(0, np.float32), np.zeros((0, len(names)), np.float32), names, {})
         chosen = [problems[i] for i in rows]
         return reward([texts[i] for i in rows], [p.answer for p in chosen], chosen, lengths[rows])
 
@@ -124,12 +127,11 @@ def shared_scores(reward: Combined, texts: Sequence[str], problems: Sequence[Pro
     count, everything = jax.process_count(), np.arange(len(texts))
     by_row = all(part.by_row for part in reward.rewards)
     shares = np.array_split(everything, count) if by_row else [everything] + [everything[:0]] * (count - 1)
-    mine = score(shares[jax.process_index()] if by_row else everything)
+    mine = score(shares[jax.process_index()])
     room = (0, len(shares[0]) - len(mine.total))  # the first share is among the longest
     real = np.concatenate([np.arange(len(shares[0])) < len(share) for share in shares])
     failures = Counter()
-    told = parallel.gather_objects(mine.failures)
-    for found in told if by_row else told[:1]:
+    for found in parallel.gather_objects({name: int(number) for name, number in mine.failures.items()}):
         failures.update(found)
     total, components = np.pad(mine.total, room), np.pad(mine.components, (room, (0, 0)))
     return Scores(parallel.gather(total)[real], parallel.gather(components)[real], mine.names, dict(failures))

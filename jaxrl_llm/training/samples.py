@@ -1,7 +1,7 @@
 """What the policy wrote at a step: a page for people and JSON lines for tools."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -80,17 +80,21 @@ def write_samples(
     return path
 
 
-def per_token(spellings: Sequence[Sequence[str]], numbers: Mapping[str, np.ndarray]) -> list[dict[str, list]]:
+def per_token(tokens: np.ndarray, lengths: Sequence[int], spell: Callable[[int], str],
+              numbers: Mapping[str, np.ndarray]) -> list[dict[str, list]]:
     """For each completion {"tokens": its spellings, name: its numbers, ...}, for as many as `TOKENS_PER_PAGE` allow.
 
-    spellings: [N] lists of texts; numbers: name -> f32[N, T], of which as many as there are spellings are kept. The viewer
-    knows "logprobs" (of the sampler), "entropies", "advantages" and "ratios" (probability after over before the update).
+    tokens: i32[N, T], of which the first `lengths` [N] count; numbers: name -> f32[N, T]. The viewer knows "logprobs" (of the
+    sampler), "entropies", "advantages" and "ratios" (probability after over before the update).
     """
     found, left = [], TOKENS_PER_PAGE
-    for row, texts in enumerate(spellings):
-        left -= len(texts)
-        values = {name: [float(f"{x:.4g}") for x in rows[row, :len(texts)]] for name, rows in numbers.items()}
-        found.append({"tokens": list(texts), **values} if left >= 0 else {})
+    for row, length in enumerate(lengths):
+        left -= length
+        if left < 0:
+            found.append({})
+            continue
+        values = {name: [float(f"{x:.4g}") for x in rows[row, :length]] for name, rows in numbers.items()}
+        found.append({"tokens": [spell(int(i)) for i in tokens[row, :length]], **values})
     return found
 
 

@@ -95,6 +95,16 @@ def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bo
     return Workdir(path, has_checkpoints, resolved, changes)
 
 
+def check_agreement(work: Workdir) -> None:
+    """Waits for all processes. Raises ValueError when they were given different configurations or see different folders."""
+    steps = sorted(int(path.name) for path in work.checkpoints.glob("*") if path.name.isdecimal())
+    seen = parallel.gather_objects({"configuration": work.config, "checkpoints": steps if work.resume else []})
+    different = [name for name in seen[0] if any(one[name] != seen[0][name] for one in seen)]
+    if different:
+        raise ValueError(f"the processes of this job differ in {' and '.join(different)}: start them with the same options, in "
+                         f"a workdir that all of them see ({work.path} is not, or is shown late)")
+
+
 @contextlib.contextmanager
 def records(work: Workdir) -> Iterator[Path]:
     """Where this process puts metrics, curves and samples: the run folder, or where that is another's, one that is dropped."""

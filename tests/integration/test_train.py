@@ -186,6 +186,13 @@ def test_batches_whose_groups_all_agree_change_nothing(tmp_path):
     assert_same(last, first)
 
 
+def test_pages_compile_no_second_program_for_scores(tmp_path):
+    """One length and so one shape: what a page asks for must be what the updates asked for."""
+    run(tmp_path, **{"learner.minibatches": 2, "sampling.max_tokens": 1, "samples_every": 1, "steps": 2, "eval.every": 0})
+    told = [json.loads(line) for line in (tmp_path / "samples" / "step_000001.jsonl").read_text().splitlines()]
+    assert all(len(row["tokens"]) == len(row["ratios"]) == len(row["advantages"]) == row["length"] == 1 for row in told)
+
+
 @pytest.mark.slow
 def test_supervised_warm_up_teaches_the_answers(tmp_path):
     evaluations = run(tmp_path, rewards="exact", steps=1, **{

@@ -8,7 +8,6 @@ import types
 from pathlib import Path
 
 import jax
-import numpy as np
 import psutil
 import pytest
 
@@ -199,7 +198,7 @@ def test_an_accelerator_that_is_certainly_too_small_is_refused(monkeypatch, memo
     peak = plan.estimate(run.policy.model.config, w, run.mesh.shape).peak
     device = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB",
                                    memory_stats=lambda: {"bytes_limit": peak * memory})
-    mesh = types.SimpleNamespace(devices=np.array([device]), shape=run.mesh.shape, size=1)
+    mesh = types.SimpleNamespace(local_devices=[device], shape=run.mesh.shape, size=1)
     run = dataclasses.replace(run, mesh=mesh)
     told = "an update needs"
     with pytest.raises(ValueError, match=told) if refused else pytest.warns(RuntimeWarning, match=told):

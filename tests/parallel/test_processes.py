@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.parallel import runtime
-from jaxrl_llm.training import preemption, setup
+from jaxrl_llm.training import preemption, setup, workdir
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.rollout import shared_scores
@@ -72,12 +72,18 @@ def test_two_processes_do_what_one_does(alone, tmp_path, mesh):
     assert "step" not in (tmp_path / "logs" / "1").read_text()  # one of them speaks
 
 
+METHODS = {
+    "poise": ("estimator=bootstrap=1,first_fit=2",),
+    "v0_5": (),
+    "ppo": ("learner.minibatches=2", "sampling.micro_batches=2"),
+    "dapo": ("lora.rank=2", "objective=kl_coef=0.1", "learner.epochs=2"),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ("poise", "v0_5"))
-def test_methods_with_a_state_of_their_own(tmp_path, method):
-    options = [*DATA, f"--config.method={method}"]
-    if method == "poise":
-        options.append("--config.estimator=bootstrap=1,first_fit=2")
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_with_more_to_keep_together(tmp_path, method):
+    options = [*DATA, f"--config.method={method}", *(f"--config.{option}" for option in METHODS[method])]
     assert_same(trained(1, tmp_path / "one", *options), trained(2, tmp_path / "two", *options), 1e-3)
 
 
@@ -146,6 +152,22 @@ def test_half_an_address_is_refused(given):
         pass
 
 
+def test_only_what_starting_again_may_help_counts_as_the_loss_of_a_process():
+    lost, full = (jax.errors.JaxRuntimeError(text) for text in ("UNKNOWN: Gloo failed", "RESOURCE_EXHAUSTED: memory"))
+    saving = OSError("checkpoint of step 3 was not written")
+    saving.__cause__ = lost
+    assert runtime._is_loss(lost) and runtime._is_loss(saving)
+    assert not runtime._is_loss(full) and not runtime._is_loss(OSError("disk full")) and not runtime._is_loss(ValueError())
+
+
+def test_processes_that_see_different_things_are_refused(monkeypatch, tmp_path):
+    work = workdir.Workdir(tmp_path, True, {"steps": 3}, [])
+    workdir.check_agreement(work)
+    monkeypatch.setattr(workdir.parallel, "gather_objects", lambda mine: [mine, {**mine, "checkpoints": [4]}])
+    with pytest.raises(ValueError, match="differ in checkpoints: start them"):
+        workdir.check_agreement(work)
+
+
 def test_built_in_rewards_are_scored_in_shares():
     from jaxrl_llm import rewards
     made = [rewards.make(name) for name in ("exact", "numeric", "boxed")] + [
@@ -156,7 +178,7 @@ def test_built_in_rewards_are_scored_in_shares():
 
 @pytest.mark.parametrize("per", ("completion", "batch"))
 def test_shares_of_a_batch_make_the_whole(monkeypatch, per):
-    """Each process scores its rows once, rewards of the batch see it whole, and failures are counted once."""
+    """Each row is scored once, rewards of the batch see it whole, and failures are counted once."""
     from jaxrl_llm import parallel, rewards
 
     seen = []
@@ -189,7 +211,7 @@ def test_shares_of_a_batch_make_the_whole(monkeypatch, per):
     for process in range(3):
         run(process, lambda rows: sent[process].append(rows) or np.concatenate([rows] * 3),  # noqa: B023
             lambda value: told[process].append(value) or [value] * 3)  # noqa: B023
-    assert len(seen) == (7 if per == "completion" else 3)
+    assert len(seen) == (7 if per == "completion" else 1)
     arrived = iter([np.concatenate([one[k] for one in sent]) for k in range(2)])
     found = run(1, lambda rows: next(arrived), lambda value: [one[0] for one in told])
     np.testing.assert_array_equal(found.total, whole.total)

@@ -1,0 +1,78 @@
+"""Runs that are killed again and again, also in the middle of a save, and a long one that neither leaks nor recompiles."""
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import run_files
+import tiny_config
+
+from jaxrl_llm.training import loop
+
+ROOT = Path(__file__).parents[2]
+KILLS = int(os.environ.get("JAXRL_LLM_KILLS", "4"))  # docs/scaling.md tells of twenty
+
+
+def config(**changes):
+    c = tiny_config.get_config()
+    c.update_from_flattened_dict({"eval.every": 0, "samples_every": 0, **changes})
+    return c
+
+
+def start(workdir: Path) -> subprocess.Popen:
+    """A training of sixty steps, saved after each one, from the newest checkpoint if there is one."""
+    options = [f"--config={tiny_config.__file__}", "--config.steps=60", "--config.eval.every=0", "--config.samples_every=0",
+               "--config.checkpoint.every=1", f"--workdir={workdir}",
+               f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"]
+    if any(path.name.isdecimal() for path in (workdir / "checkpoints").glob("*")):
+        options.append("--resume")
+    with (workdir.parent / "log").open("w") as log:
+        return subprocess.Popen([sys.executable, ROOT / "experiments" / "train.py", *options], stdout=log, stderr=log,
+                                env=os.environ | {"PYTHONPATH": str(ROOT)})
+
+
+def written(workdir: Path) -> int:
+    file = workdir / "metrics.jsonl"
+    return file.stat().st_size if file.is_file() else 0
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_ends_as_if_nothing_had_been(tmp_path):
+    chance, run = random.Random(0), tmp_path / "killed" / "run"
+    run.mkdir(parents=True)
+    unfinished = killed = 0
+    for _ in range(10 * KILLS):
+        process, before, end = start(run), written(run), time.monotonic() + 120
+        while process.poll() is None and written(run) == before and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.6))  # a few steps and saves
+        process.kill()
+        if process.wait() != -9:
+            break
+        killed += 1
+        unfinished += any("tmp" in path.name for path in (run / "checkpoints").iterdir())
+        if killed == KILLS:
+            break
+    log = (run.parent / "log").read_text()
+    assert killed == KILLS, f"the run ended after {killed} kills, before all {KILLS} were made: {log[-2000:]}"
+    print(f"{killed} kills, {unfinished} of them during a save")
+    assert start(run).wait(timeout=300) == 0, (run.parent / "log").read_text()[-3000:]
+    whole = tmp_path / "whole" / "run"
+    whole.mkdir(parents=True)
+    assert start(whole).wait(timeout=300) == 0
+    settings = config(**{"steps": 60, "checkpoint.every": 1})
+    run_files.assert_same(run_files.saved(run, settings), run_files.saved(whole, settings))
+    repeatable = [[run_files.repeatable(line) for line in run_files.lines(folder)] for folder in (run, whole)]
+    assert repeatable[0] == repeatable[1]
+
+
+@pytest.mark.slow
+def test_three_hundred_steps_in_constant_memory(tmp_path):
+    loop.train(config(**{"steps": 300, "checkpoint.every": 50}), tmp_path / "run")  # a step that recompiles raises
+    memory = [line["host/rss_gb"] for line in run_files.lines(tmp_path / "run") if "host/rss_gb" in line]
+    early, late = np.median(memory[100:150]), np.median(memory[250:])
+    assert late < 1.03 * early, (early, late)
