@@ -15,6 +15,7 @@ from jaxrl_llm.training import loop
 
 ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("JAXRL_LLM_KILLS", "4"))  # docs/scaling.md tells of twenty
+STEPS = 15 * KILLS
 
 
 def config(**changes):
@@ -24,8 +25,8 @@ def config(**changes):
 
 
 def start(workdir: Path) -> subprocess.Popen:
-    """A training of sixty steps, saved after each one, from the newest checkpoint if there is one."""
-    options = [f"--config={tiny_config.__file__}", "--config.steps=60", "--config.eval.every=0", "--config.samples_every=0",
+    """A training of `STEPS` steps, saved after each one, from the newest checkpoint if there is one."""
+    options = [f"--config={tiny_config.__file__}", f"--config.steps={STEPS}", "--config.eval.every=0", "--config.samples_every=0",
                "--config.checkpoint.every=1", f"--workdir={workdir}",
                f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"]
     if any(path.name.isdecimal() for path in (workdir / "checkpoints").glob("*")):
@@ -64,7 +65,7 @@ def test_killed_at_random_moments_it_ends_as_if_nothing_had_been(tmp_path):
     whole = tmp_path / "whole" / "run"
     whole.mkdir(parents=True)
     assert start(whole).wait(timeout=300) == 0
-    settings = config(**{"steps": 60, "checkpoint.every": 1})
+    settings = config(**{"steps": STEPS, "checkpoint.every": 1})
     run_files.assert_same(run_files.saved(run, settings), run_files.saved(whole, settings))
     repeatable = [[run_files.repeatable(line) for line in run_files.lines(folder)] for folder in (run, whole)]
     assert repeatable[0] == repeatable[1]
