@@ -26,8 +26,8 @@ def config(**changes):
 
 def start(workdir: Path) -> subprocess.Popen:
     """A training of `STEPS` steps, saved after each one, from the newest checkpoint if there is one."""
-    options = [f"--config={tiny_config.__file__}", f"--config.steps={STEPS}", "--config.eval.every=0", "--config.samples_every=0",
-               "--config.checkpoint.every=1", f"--workdir={workdir}",
+    options = [f"--config={tiny_config.__file__}", f"--config.steps={STEPS}", "--config.eval.every=0",
+               "--config.samples_every=0", "--config.checkpoint.every=1", f"--workdir={workdir}",
                f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"]
     if any(path.name.isdecimal() for path in (workdir / "checkpoints").glob("*")):
         options.append("--resume")
