@@ -41,6 +41,8 @@ def job(coordinator: str | None = None, processes: int | None = None, process_id
         raise ValueError(f"coordinator={coordinator!r}, processes={processes}, process_id={process_id}: give all three, or "
                          "none and multihost=True where the cluster tells them")
     if any(given) or multihost or any(int(os.environ.get(name, "1")) > 1 for name in _TASKS):
+        # On CPUs programs would run side by side, each with collectives that wait for each other's threads, for ever.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
         try:
             jax.distributed.initialize(coordinator, processes, process_id, heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
                                        shutdown_timeout_seconds=60)

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import control, parallel
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.evaluation.accuracy import Accuracy, bootstrap_mean, pass_at_k
-from jaxrl_llm.rollouts import Rollouts, take
+from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.loader import Batches, batches
 from jaxrl_llm.training import preemption, prior, rollout, rounds, setup
 from jaxrl_llm.training.checkpoints import Checkpoints
@@ -263,10 +263,9 @@ def learn(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference
                 updates.append(found)
                 continue
             order = jax.random.permutation(jax.random.fold_in(shuffle_key, epoch), rows)
-            shuffled, shuffled_advantages = jax.tree.map(lambda x: x[order], (batch, advantages))
             for start in range(0, rows, size):
-                part = place(take(shuffled, start, size))
-                state, found = update(run, state, part, place(shuffled_advantages[start:start + size]), alone)
+                part, its_advantages = place(rows_of((batch, advantages), order, start, size))
+                state, found = update(run, state, part, its_advantages, alone)
                 updates.append(found)
         o = run.config.optimizer
         metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(
@@ -277,6 +276,13 @@ def learn(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference
             f"{int(state.step)}). The weights are those before the first of them. Lower optimizer.learning_rate, check the "
             "rewards and mismatch/kl in the metrics, then resume from the last checkpoint")
     return state.replace(step=state.step + 1), metrics, batch, estimated
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def rows_of(tree, order, start, size: int):
+    """Of every leaf `[P, ...]` the rows `order[start:start + size]`."""
+    chosen = jax.lax.dynamic_slice_in_dim(order, start, size)
+    return jax.tree.map(lambda x: x[chosen], tree)
 
 
 def taught(run: setup.Run, state: TrainState, batch: Rollouts | None, advantages) -> dict[str, np.ndarray]:
