@@ -12,6 +12,7 @@ import numpy as np
 from jaxrl_llm.compare.ledger import read_run
 from jaxrl_llm.compare.plan import Budget, Job, write_config
 from jaxrl_llm.training.progress import format_seconds
+from jaxrl_llm.training.workdir import checkpoint_steps
 
 TRAIN = Path(__file__).parents[2] / "experiments" / "train.py"
 PATIENCE = 300.0  # seconds that a stopped run may take to save its last step
@@ -38,8 +39,7 @@ def used(folder: Path, budget: Budget) -> Share:
 
 def command(job: Job, options: Sequence[str] = ()) -> list[str]:
     """The command line that starts a job, or continues it where it stopped."""
-    checkpoints = job.folder / "checkpoints"
-    begun = checkpoints.is_dir() and any(child.name.isdecimal() for child in checkpoints.iterdir())
+    begun = checkpoint_steps(job.folder / "checkpoints")
     return [sys.executable, str(TRAIN), f"--config={job.config_file}", f"--config.seed={job.seed}",
             f"--workdir={job.folder}", *options, *(["--resume"] if begun else [])]
 

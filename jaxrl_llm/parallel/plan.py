@@ -4,7 +4,7 @@ Memory is what the compiled programs hold at their peak, found by following them
 update (gradients, what the checkpoint policy of `models.transformer` stores, one layer's intermediate results) or the sampler
 (its own copy of the weights, the caches), whichever needs more. Every prompt and completion is taken at its limit.
 Within 25% of the compiler's own figures for tiny models and SmolLM2 in float32, on one device and on meshes of eight
-(tests/parallel/test_plan.py).
+(tests/parallel/test_memory_plan.py).
 """
 import dataclasses
 import functools

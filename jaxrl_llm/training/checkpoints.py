@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import psutil
-from jax.experimental import multihost_utils
+
+from jaxrl_llm import parallel
 
 PyTree = Any
 
@@ -202,8 +203,8 @@ class Checkpoints:
     def _abandon(self, step: int) -> None:
         """Moves checkpoints at or after `step` aside: orbax skips a save in silence when a newer step exists."""
         newer = [s for s in self.steps() if s >= step]
-        _barrier(f"listed_{step}")  # nothing moves before every process has looked
-        if newer and jax.process_index() == 0:
+        parallel.barrier(f"listed_{step}")  # nothing moves before every process has looked
+        if newer and parallel.is_primary():
             aside = self.directory / "abandoned"
             aside.mkdir(exist_ok=True)
             for s in newer:
@@ -215,7 +216,7 @@ class Checkpoints:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        _barrier(f"abandoned_{step}")
+        parallel.barrier(f"abandoned_{step}")
         self._manager.reload()
 
     def _fail(self, error: Exception) -> None:
@@ -228,15 +229,10 @@ class Checkpoints:
 
     def _discard(self, step: int) -> None:
         """Removes the remains of a failed save: on a full disk they would make the next one fail too."""
-        if jax.process_index() == 0:
+        if parallel.is_primary():
             for path in self.directory.glob(f"{step}.orbax-checkpoint-tmp*"):
                 shutil.rmtree(path, ignore_errors=True)
         self._manager.reload()
-
-
-def _barrier(name: str) -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
 
 
 def _is_key(leaf: Any) -> bool:

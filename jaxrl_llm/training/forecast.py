@@ -32,14 +32,15 @@ def forecast(run: Run) -> list[tuple[str, str]]:
       ValueError: the run does not fit its accelerators, by more than the estimate may be wrong; says what to change. It is a
         warning where it is a matter of less, and on CPUs, whose memory swap extends.
     """
-    c, device = run.policy.model.config, device_of(run.mesh.local_devices[0])
+    c, own = run.policy.model.config, run.mesh.local_devices[0]
+    device = device_of(own)
     w = plan.work_of(run.config, run.prompt_tokens, run.needs, run.critic is not None)
     found = plan.estimate(c, w, run.mesh.shape)
     if not found.fits(device):
         try:
             plan.check(c, w, device, run.mesh.size, run.mesh.shape)
         except ValueError as error:
-            if run.mesh.local_devices[0].platform != "cpu" and found.peak > _CERTAIN * plan.USABLE * device.memory:
+            if own.platform != "cpu" and found.peak > _CERTAIN * plan.USABLE * device.memory:
                 raise
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
     operations = sum(plan.step_flops(c, w).values())

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import control, parallel
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.evaluation.accuracy import Accuracy, bootstrap_mean, pass_at_k
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.rollouts import Rollouts, take
 from jaxrl_llm.tasks.loader import Batches, batches
 from jaxrl_llm.training import preemption, prior, rollout, rounds, setup
 from jaxrl_llm.training.checkpoints import Checkpoints
@@ -167,7 +167,7 @@ def record_values(run: setup.Run, state: TrainState, batch: Rollouts, alone: boo
     targets = returns if alone else targets_of(batch, False)
     batch = batch.replace(extras={**batch.extras, "value_targets": targets})
     facts = jax.device_get(jax.jit(value_metrics)(values, returns, batch.token_mask))
-    return parallel.put(batch, parallel.batch_sharding(run.mesh)), facts
+    return run.place(batch), facts
 
 
 def update(run: setup.Run, state: TrainState, part: Rollouts, advantages, alone: bool) -> tuple[TrainState, dict]:
@@ -219,14 +219,13 @@ def score(run: setup.Run, state: TrainState, sampled: Rollouts, reference, alone
 
     Advantages are None where the update makes them in its own forward pass (`run.joint`).
     """
-    place = functools.partial(parallel.put, sharding=parallel.batch_sharding(run.mesh))
     if run.rounds > 1:  # advantages of whole groups, which differ in size; all else in rows of one size, as few as hold them
-        advantages, estimator_state, told = estimate(run.estimator, run.mesh, place(sampled), state.estimator_state)
+        advantages, estimator_state, told = estimate(run.estimator, run.mesh, run.place(sampled), state.estimator_state)
         rows, advantages = rounds.regroup(
             sampled, parallel.fetch(advantages), run.config.sampling.group, run.config.prompts.per_step)
-        batch = measure(run, state, place(rows), reference)
-        return state.replace(estimator_state=estimator_state), batch, place(advantages), told
-    batch = measure(run, state, place(sampled), reference)
+        batch = measure(run, state, run.place(rows), reference)
+        return state.replace(estimator_state=estimator_state), batch, run.place(advantages), told
+    batch = measure(run, state, run.place(sampled), reference)
     batch, facts = record_values(run, state, batch, alone)
     if run.joint is not None:
         return state, batch, None, facts
@@ -245,7 +244,6 @@ def learn(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference
     c, alone = run.config, int(state.step) < run.pretrain_steps
     if not sampled.problems:  # the filters kept nothing: there is nothing to learn from
         return state.replace(step=state.step + 1), {}, None, None
-    place = functools.partial(parallel.put, sharding=parallel.batch_sharding(run.mesh))
     whole = rollout.to_rollouts(sampled, c.sampling.max_tokens, c.prompts.per_step, int(state.step))
     with timer("score"):
         state, batch, advantages, facts = score(run, state, whole, reference, alone)
@@ -264,7 +262,7 @@ def learn(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference
                 continue
             order = jax.random.permutation(jax.random.fold_in(shuffle_key, epoch), rows)
             for start in range(0, rows, size):
-                part, its_advantages = place(rows_of((batch, advantages), order, start, size))
+                part, its_advantages = run.place(rows_of((batch, advantages), order, start, size))
                 state, found = update(run, state, part, its_advantages, alone)
                 updates.append(found)
         o = run.config.optimizer
@@ -281,7 +279,7 @@ def learn(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference
 @functools.partial(jax.jit, static_argnums=3)
 def rows_of(tree, order, start, size: int):
     """Of every leaf `[P, ...]` the rows `order[start:start + size]`."""
-    chosen = jax.lax.dynamic_slice_in_dim(order, start, size)
+    chosen = take(order, start, size)
     return jax.tree.map(lambda x: x[chosen], tree)
 
 

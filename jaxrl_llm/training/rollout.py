@@ -1,7 +1,7 @@
 """One rollout batch: problems -> prompts -> completions -> texts -> rewards -> `Rollouts`."""
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -130,11 +130,9 @@ def shared_scores(reward: Combined, texts: Sequence[str], problems: Sequence[Pro
     mine = score(shares[jax.process_index()])
     room = (0, len(shares[0]) - len(mine.total))  # the first share is among the longest
     real = np.concatenate([np.arange(len(shares[0])) < len(share) for share in shares])
-    failures = Counter()
-    for found in parallel.gather_objects({name: int(number) for name, number in mine.failures.items()}):
-        failures.update(found)
+    failures = total_failures(parallel.gather_objects({name: int(number) for name, number in mine.failures.items()}))
     total, components = np.pad(mine.total, room), np.pad(mine.components, (room, (0, 0)))
-    return Scores(parallel.gather(total)[real], parallel.gather(components)[real], mine.names, dict(failures))
+    return Scores(parallel.gather(total)[real], parallel.gather(components)[real], mine.names, failures)
 
 
 def bucket_of(longest: int, max_tokens: int) -> int:
@@ -207,12 +205,17 @@ def join(*leaves):
     return np.concatenate(leaves) if np.ndim(leaves[0]) else sum(leaves)
 
 
+def total_failures(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Failures of several batches of scores by name."""
+    total: Counter = Counter()
+    for found in counts:
+        total.update(found)
+    return dict(total)
+
+
 def concatenate(parts: Sequence[Sampled]) -> Sampled:
     """Several batches as one; their groups have the same size."""
-    failures: dict[str, int] = {}
-    for part in parts:
-        for name, count in part.scores.failures.items():
-            failures[name] = failures.get(name, 0) + count
+    failures = total_failures(part.scores.failures for part in parts)
     scores = Scores(np.concatenate([p.scores.total for p in parts]), np.concatenate([p.scores.components for p in parts]),
                     parts[0].scores.names, failures)
     widest = max(p.prompts.mask.shape[1] for p in parts)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training.rollout import Sampled
+from jaxrl_llm.training.rollout import Sampled, total_failures
 
 
 def in_rounds(draw: Callable[[np.ndarray, int], Sampled], wants: Callable[[np.ndarray, np.ndarray], np.ndarray], prompts: int,
@@ -44,8 +44,7 @@ def append(sampled: Sampled, valid: np.ndarray, extra: Sampled, rows: np.ndarray
 
     steps = sampled.completions.decode_steps + extra.completions.decode_steps
     completions = jax.tree.map(lambda x, y: behind(x, y) if np.ndim(x) else steps, sampled.completions, extra.completions)
-    failures = {name: sampled.scores.failures.get(name, 0) + extra.scores.failures.get(name, 0)
-                for name in {**sampled.scores.failures, **extra.scores.failures}}
+    failures = total_failures((sampled.scores.failures, extra.scores.failures))
     parts = sampled.scores.components.shape[1]
     components = behind(sampled.scores.components.reshape(P, G, parts), extra.scores.components.reshape(-1, g, parts))
     scores = sampled.scores._replace(total=behind(sampled.rewards, extra.rewards).reshape(-1),

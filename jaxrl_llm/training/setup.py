@@ -87,6 +87,10 @@ class Run:
         """First steps, in which only the critic is trained."""
         return self.config.critic.pretrain_steps if self.critic is not None else 0
 
+    def place(self, tree):
+        """A batch on the devices: every leaf `[P, ...]` spread over the mesh by prompts."""
+        return parallel.put(tree, parallel.batch_sharding(self.mesh))
+
     def sampler(self, params, lora, temperature: float | None = None):
         """`(prompt_tokens, prompt_mask, keys) -> Completions` under these weights."""
         s = self.config.sampling
@@ -94,14 +98,13 @@ class Run:
             np.float32(s.temperature if temperature is None else temperature), s.top_k or None,
             s.top_p if s.top_p < 1 else None, s.min_p or None)
         sampling_lib.check(chosen)
-        place = functools.partial(parallel.put, sharding=parallel.batch_sharding(self.mesh))
 
         def sample(tokens, mask, keys):
             if s.micro_batches == 1:
-                return self.generate(params, place(tokens), place(mask), place(keys), chosen, lora=lora)
+                return self.generate(params, *map(self.place, (tokens, mask, keys)), chosen, lora=lora)
             size, parts = len(tokens) // s.micro_batches, []
             for start in range(0, len(tokens), size):
-                part = (place(x[start:start + size]) for x in (tokens, mask, keys))
+                part = (self.place(x[start:start + size]) for x in (tokens, mask, keys))
                 parts.append(parallel.fetch(self.generate(params, *part, chosen, lora=lora)))
             return jax.tree.map(join, *parts)
 

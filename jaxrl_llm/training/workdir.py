@@ -75,7 +75,7 @@ def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bo
         raise ValueError(f"workdir {str(path)!r} is a URL; give a local or mounted folder")
     path = Path(path).expanduser().absolute()
     resolved = resolve_config(config)
-    has_checkpoints = _has_checkpoints(path / "checkpoints")
+    has_checkpoints = bool(checkpoint_steps(path / "checkpoints"))
     if resume is True and not has_checkpoints:
         raise FileNotFoundError(
             f"nothing to resume: no checkpoint in {path}; start without --resume or correct --workdir"
@@ -97,8 +97,8 @@ def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bo
 
 def check_agreement(work: Workdir) -> None:
     """Waits for all processes. Raises ValueError when they were given different configurations or see different folders."""
-    steps = sorted(int(path.name) for path in work.checkpoints.glob("*") if path.name.isdecimal())
-    seen = parallel.gather_objects({"configuration": work.config, "checkpoints": steps if work.resume else []})
+    steps = checkpoint_steps(work.checkpoints) if work.resume else []
+    seen = parallel.gather_objects({"configuration": work.config, "checkpoints": steps})
     different = [name for name in seen[0] if any(one[name] != seen[0][name] for one in seen)]
     if different:
         raise ValueError(f"the processes of this job differ in {' and '.join(different)}: start them with the same options, in "
@@ -171,8 +171,9 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _has_checkpoints(directory: Path) -> bool:
-    return directory.is_dir() and any(child.name.isdecimal() for child in directory.iterdir())
+def checkpoint_steps(directory: Path) -> list[int]:
+    """Steps of the published checkpoints in a folder that need not be there, ascending."""
+    return sorted(int(child.name) for child in directory.iterdir() if child.name.isdecimal()) if directory.is_dir() else []
 
 
 def _read_config(path: Path) -> dict[str, Any] | None:

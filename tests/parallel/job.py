@@ -26,16 +26,31 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
+def with_devices(count: int, flags: str | None = None) -> dict[str, str]:
+    """The environment of a process on a CPU with so many virtual devices, and other XLA `flags` (None: as they are)."""
+    others = os.environ.get("XLA_FLAGS", "") if flags is None else flags
+    kept = [part for part in others.split() if "device_count" not in part]
+    return os.environ | {"XLA_FLAGS": " ".join([*kept, f"--xla_force_host_platform_device_count={count}"]),
+                         "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}
+
+
+def lines_of(script: str, devices: int, flags: str | None = None) -> list[str]:
+    """What a script of this folder prints in a process of its own; it must end well."""
+    done = subprocess.run([sys.executable, str(Path(__file__).with_name(script))], capture_output=True, text=True, cwd=ROOT,
+                          env=with_devices(devices, flags))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
 def start(processes: int, devices: int, arguments: list[str], logs: Path) -> list[subprocess.Popen]:
     """`experiments/train.py` in so many processes of so many virtual devices each; they print to logs/0, logs/1, ..."""
-    flags = " ".join(part for part in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in part)
-    flags += f" --xla_force_host_platform_device_count={devices}"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}
+    environment = with_devices(devices)
+    cache = f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"  # the session's, not the user's
     logs.mkdir(parents=True, exist_ok=True)
     port, started = free_port(), []
     for number in range(processes):
         joining = [f"--coordinator=127.0.0.1:{port}", f"--processes={processes}", f"--process_id={number}"]
-        command = [sys.executable, "experiments/train.py", *TINY, *arguments, *(joining if processes > 1 else [])]
+        command = [sys.executable, "experiments/train.py", cache, *TINY, *arguments, *(joining if processes > 1 else [])]
         with (logs / str(number)).open("w") as log:
             started.append(subprocess.Popen(command, cwd=ROOT, env=environment | {"JOB_PROCESS": str(number)}, stdout=log,
                                             stderr=subprocess.STDOUT))

@@ -1,13 +1,13 @@
 """Plans: published sizes, figures by hand, the compiler's own memory analysis, refusals whose advice works."""
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 import types
 from pathlib import Path
 
 import jax
+import job
 import psutil
 import pytest
 
@@ -208,11 +208,8 @@ def test_an_accelerator_that_is_certainly_too_small_is_refused(monkeypatch, memo
 @pytest.mark.slow
 def test_memory_is_what_the_compiler_says():
     """Updates and samplers compiled, not run: tiny ones, SmolLM2, and meshes of eight devices."""
-    flags = "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=8"
-    done = subprocess.run([sys.executable, str(Path(__file__).with_name("plan_cases.py"))], capture_output=True, text=True,
-                          cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0, done.stderr[-3000:]
-    cases = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    printed = job.lines_of("plan_cases.py", 8, "--xla_backend_optimization_level=0")
+    cases = [json.loads(line) for line in printed if line.startswith("{")]
     assert len(cases) == 5
     for case in cases:
         for what, bytes_measured in case["measured"].items():

@@ -1,19 +1,14 @@
 """The partition table, refusals, and a training step on eight virtual devices that equals one device's."""
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
+import job
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.parallel import check_batch, make_mesh
 from jaxrl_llm.parallel.rules import path_name, spec_of
-
-ROOT = Path(__file__).parents[2]
 
 
 def mesh(data, fsdp, tensor):
@@ -61,11 +56,7 @@ def test_meshes_that_do_not_fit_one_device_are_refused(sizes):
 @pytest.fixture(scope="module")
 def eight():
     """What `mesh_cases.py` prints under eight virtual devices."""
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    done = subprocess.run([sys.executable, str(Path(__file__).with_name("mesh_cases.py"))], capture_output=True, text=True,
-                          cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(job.lines_of("mesh_cases.py", 8)[-1])
 
 
 @pytest.mark.slow

@@ -8,10 +8,10 @@ import jax
 import job
 import numpy as np
 import pytest
+import run_files
 
 from jaxrl_llm.parallel import runtime
-from jaxrl_llm.training import preemption, setup, workdir
-from jaxrl_llm.training.checkpoints import Checkpoints
+from jaxrl_llm.training import preemption, workdir
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.rollout import shared_scores
 
@@ -30,19 +30,16 @@ def trained(processes: int, folder: Path, *arguments: str) -> Path:
 
 def told(run: Path) -> list[dict]:
     """The metrics of every step that do not depend on the clock."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: float(x) for name, x in line.items() if not name.startswith(("time/", "host/", "speed/"))} for line in lines]
+    return [{name: float(x) for name, x in run_files.repeatable(line).items()} for line in run_files.lines(run)]
 
 
-def weights(run: Path) -> list[np.ndarray]:
-    """Parameters and moments of the last checkpoint, read by one process with one device."""
+def weights(run: Path) -> dict[str, np.ndarray]:
+    """Parameters and moments of the last checkpoint by name, read by one process with one device."""
     config = default_config()
     config.update(json.loads((run / "config.json").read_text())["config"])
     config.mesh.update({"data": 1, "fsdp": 1, "tensor": 1})
-    built, params = setup.build(config)
-    with Checkpoints(run / "checkpoints", read_only=True) as checkpoints:
-        state = checkpoints.restore(setup.initial_state(built, params), STEPS).state
-    return [np.asarray(x) for x in jax.tree.leaves((state.params, state.opt_state))]
+    leaves = run_files.saved(run, config, STEPS)
+    return {name: leaf for name, leaf in leaves.items() if name.startswith((".params", ".opt_state"))}
 
 
 def assert_same(one: Path, other: Path, distance: float):
@@ -53,7 +50,8 @@ def assert_same(one: Path, other: Path, distance: float):
         assert (one / "samples" / page).read_text() == (other / "samples" / page).read_text()
     for ours, theirs in zip(told(one), told(other), strict=True):
         assert ours == pytest.approx(theirs, rel=2e-2, abs=1e-4, nan_ok=True), ours["step"]
-    assert max(np.abs(a - b).max() for a, b in zip(weights(one), weights(other), strict=True)) < distance
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys() and max(np.abs(ours[name] - theirs[name]).max() for name in ours) < distance
 
 
 @pytest.fixture(scope="module")
