@@ -149,8 +149,8 @@ def test_your_own_algorithm(tmp_path):
 @pytest.mark.slow
 def test_from_laptop_to_pod(tmp_path):
     found, printed = run("6_from_laptop_to_pod.ipynb", tmp_path, "[same, float(max(apart)), held(one), held(eight), refusal, "
-                         "fits.peak / 1e9, codes, two['step'].tolist(), compared, code, stopped, saved, resumed, printed('log1')]",
-                         STEPS=2, MANY=150)
+                         "fits.peak / 1e9, codes, two['step'].tolist(), compared, code, stopped, saved, resumed, "
+                         "printed('log1')]", STEPS=2, MANY=150)
     same, apart, on_one, on_eight, refusal, peak, codes, steps, compared, code, stopped, saved, resumed, by_other = found
     assert same == [True, True, True] and apart < 1e-4 and 0.45 < on_eight / on_one < 0.55
     assert "as the table says: True" in printed and "mesh data=-1 x fsdp=3 x tensor=1 does not fit 8 devices" in printed
