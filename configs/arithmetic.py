@@ -1,6 +1,6 @@
 """Integer arithmetic with a checkable answer.
 
-  :tiny     (default) bytes, a 4-layer policy from scratch, supervised warm-up, then RL. Minutes on two CPU cores.
+  :tiny     (default) bytes, a 2-layer policy from scratch, supervised warm-up, then RL. Minutes on two CPU cores.
             python experiments/train.py --config=configs/arithmetic.py --workdir=runs/tiny
   :smollm2  SmolLM2-135M-Instruct with its chat template (get it with scripts/get_smollm2.sh).
             python experiments/train.py --config=configs/arithmetic.py:smollm2 --workdir=runs/smollm2

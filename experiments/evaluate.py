@@ -1,7 +1,7 @@
 """Measures a policy on held-out problems: that of a run, or the untrained one of a configuration.
 
   python experiments/evaluate.py --workdir=runs/first [--problems=200] [--samples=64] [--temperature=0]
-  python experiments/evaluate.py --config=configs/arithmetic.py:smollm2 --out=runs/base [--config.model.path=DIR ...]
+  python experiments/evaluate.py --config=configs/arithmetic.py --out=runs/base [--config.model.path=DIR ...]
   python experiments/evaluate.py --workdir=runs/first --against=runs/base        # a paired test on the same problems
 
 pass@k, votes (maj@k), lengths and rates with 95% intervals, by level where the task has levels. The same command continues

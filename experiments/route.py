@@ -1,7 +1,7 @@
 """A router over a fleet of policies: which one answers which prompt, and what success costs for every trade-off.
 
-  python experiments/route.py --weights=runs/v0/v0.npz --history=runs/history/policy_history/1.0.0 --encoder=runs/a \\
-      --costs=runs/a=1,runs/b=4,runs/c=16 --out=runs/route [--beta=0.6]
+  python experiments/route.py --weights=runs/v0/v0.npz --history=runs/history/policy_history/1.0.0 \\
+      --encoder=models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --costs=runs/a=1,runs/b=4,runs/c=16 --out=runs/route [--beta=0.6]
 
 The last recorded step of each policy in --costs is its context on half of the prompts; the other half is routed, and scored
 with the recorded outcomes. Prints the dispatch of some prompts and writes curve.json and pareto.png.

@@ -15,8 +15,8 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run: config, metr
 _RESUME = flags.DEFINE_bool("resume", False, "Continue the run in --workdir from its last good checkpoint.")
 _EXPORT = flags.DEFINE_string("export", None, "Also write the trained model as a Hugging Face directory here.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0, for processes that are started by hand.")
-_PROCESSES = flags.DEFINE_integer("processes", None, "Their number.", lower_bound=1)
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.", lower_bound=0)
+_PROCESSES = flags.DEFINE_integer("processes", None, "Number of the processes that are started by hand.", lower_bound=1)
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of these processes this is, from 0.", lower_bound=0)
 _MULTIHOST = flags.DEFINE_bool("multihost", False, "Join the other processes of the job, as the cluster tells them (TPU "
                                "slices, Kubernetes; SLURM and Open MPI are recognised without it).")
 

@@ -22,6 +22,7 @@ done
 shift
 needed="name type zone"; [ "$form" = vm ] || needed="$needed project cluster image"
 for option in $needed; do [ -n "${!option}" ] || fail "--$option=... is missing"; done
+[ "$form" = vm ] || [ -z "$spot" ] || fail "--spot is for vm; with xpk the cluster decides"
 [[ " $* " == *" --workdir="* ]] || fail "--workdir=... is missing after --"
 
 # Software image, and how many of what the type counts (cores for v4 and v5p, chips otherwise) one host has.

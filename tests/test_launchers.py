@@ -75,6 +75,7 @@ def test_what_is_run_is_what_was_printed(tmp_path):
     (("pod", *VM[1:], "--", *TRAIN), "the first word is vm or xpk, not 'pod'"),
     (("vm", "--name=a", "--zone=z", "--", *TRAIN), "--type=... is missing"),
     (("xpk", *VM[1:], "--project=p", "--image=i", "--", *TRAIN), "--cluster=... is missing"),
+    (("xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i", "--spot", "--", *TRAIN), "--spot is for vm"),
     ((*VM, *TRAIN), "unknown option --config=configs/arithmetic.py"),
     (VM, "come after --"),
     ((*VM, "--", TRAIN[0]), "--workdir=... is missing"),

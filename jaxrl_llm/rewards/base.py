@@ -79,7 +79,7 @@ class Combined:
 
     `lengths` (tokens of each completion) is needed by length rewards only, `problems` by those that read them.
     `on_error`: "raise" stops with a RewardError; "zero" scores the completion 0 and counts it in `failures`.
-    Time-outs and crashes of a checker's own worker are always scored 0 and counted.
+    Time-outs and crashes that a verifier handles itself (`boxed`, `code`, `reasoning_gym`) are scored 0 and counted.
     `deadline`: seconds that one reward may take for a whole batch; a reward that hangs then ends in a RewardError.
     """
 
