@@ -9,6 +9,14 @@ def split(tree, parts: int):
     return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), tree)
 
 
+def keep_finite(new, old):
+    """`new`, or `old` if a number of `new` is NaN or infinite that is finite in `old`: states outlive refused batches."""
+    broken = [jnp.any(~jnp.isfinite(a) & jnp.isfinite(b)) for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(old))
+              if jnp.issubdtype(a.dtype, jnp.inexact)]
+    bad = jnp.any(jnp.stack(broken)) if broken else False
+    return jax.tree.map(lambda a, b: jnp.where(bad, b, a), new, old)
+
+
 def descend(optimizer: optax.GradientTransformation, clip_norm: float | None, grads, loss: jax.Array, tree, opt_state):
     """One optimiser step, refused where the loss or the gradient is not finite, or all of the gradient is 0.
 

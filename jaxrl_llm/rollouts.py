@@ -115,21 +115,21 @@ def clean(rollouts: Rollouts, *needs: str) -> Rollouts:
     check(rollouts, *needs)
     tokens, valid = rollouts.token_mask, rollouts.valid
 
-    def zero(x):
+    def zero(x, real):
         if x is None or not jnp.issubdtype(x.dtype, jnp.floating):
-            return x
-        if x.shape[:3] == tokens.shape:
-            real = tokens
-        elif x.shape[:2] == valid.shape:
-            real = valid
-        else:
             return x
         return jnp.where(real.reshape(real.shape + (1,) * (x.ndim - real.ndim)), x, jnp.zeros((), x.dtype))
 
+    def of_shape(x):  # what lies in extras has no declared axes
+        if x.shape[:3] == tokens.shape:
+            return zero(x, tokens)
+        return zero(x, valid) if x.shape[:2] == valid.shape else x
+
     logprobs = ("behavior_logprobs", "old_logprobs", "ref_logprobs")
     measured = ("rewards", "reward_components", "entropies", "features", *logprobs)
-    cleaned = {name: zero(getattr(rollouts, name)) for name in measured}
-    return rollouts.replace(**cleaned, extras=jax.tree.map(zero, dict(rollouts.extras)))
+    axes = {name: Rollouts.__dataclass_fields__[name].metadata["axes"] for name in measured}
+    cleaned = {name: zero(getattr(rollouts, name), tokens if axes[name] == "PGT" else valid) for name in measured}
+    return rollouts.replace(**cleaned, extras=jax.tree.map(of_shape, dict(rollouts.extras)))
 
 
 def take(rollouts: Rollouts, start: int, size: int) -> Rollouts:

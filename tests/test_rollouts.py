@@ -95,6 +95,13 @@ def test_clean_removes_garbage_from_padding_only():
     assert rollouts.extras["quality"].tolist() == [[1, 0]] and rollouts.extras["traj"].tolist() == [[7, 7]]
 
 
+def test_clean_tells_tokens_from_features_of_the_same_number():
+    rollouts = from_lists([[1, 0]], lengths=[[2, 1]], features=np.float32([[[1, 2], [3, 4]]]),
+                          reward_components=np.float32([[[5, 6], [7, 8]]]))
+    found = clean(rollouts)
+    assert found.features.tolist() == [[[1, 2], [3, 4]]] and found.reward_components.tolist() == [[[5, 6], [7, 8]]]
+
+
 @pytest.mark.parametrize("change, message", [
     ({"rewards": jnp.ones((1, 3))}, r"rollouts.rewards has shape \(1, 3\), expected \[P=1, G=2\]"),
     ({"old_logprobs": jnp.ones((1, 2))}, r"old_logprobs has shape \(1, 2\), expected \[P=1, G=2, T=2\]"),

@@ -20,7 +20,7 @@ class MetricWriter:
     """Writes flat dicts of scalars to `workdir`/metrics.jsonl and `workdir`/tensorboard.
 
     After a resume pass the step that was restored: what the dead process wrote beyond it is dropped, because those
-    steps are about to be trained again. Without it both files start empty.
+    steps are about to be trained again. Without it both files start empty. `last_step` is that of the last line, or None.
     """
 
     def __init__(self, workdir: str | Path, restored_step: int | None = None):
@@ -32,7 +32,7 @@ class MetricWriter:
         kept = [] if restored_step is None else _lines_up_to(self.path, restored_step)
         if kept or self.path.is_file():
             _replace_text(self.path, "".join(kept))
-        self._last_step = json.loads(kept[-1])["step"] if kept else None
+        self.last_step = json.loads(kept[-1])["step"] if kept else None
         self._file = open(self.path, "a")
         # TensorBoard itself hides the events at and after `purge_step` that older files of the folder hold.
         purge_step = 0 if restored_step is None else restored_step + 1
@@ -50,9 +50,9 @@ class MetricWriter:
         Waits for the device if values are still being computed. Raises ValueError if `step` does not increase, a name
         is taken or a value is no scalar; OSError if the line cannot be written.
         """
-        if self._last_step is not None and step <= self._last_step:
+        if self.last_step is not None and step <= self.last_step:
             raise ValueError(
-                f"write(step={step}) after step {self._last_step}: one line per step, in order; "
+                f"write(step={step}) after step {self.last_step}: one line per step, in order; "
                 "put all metrics of a step in one call"
             )
         if "step" in metrics:
@@ -66,7 +66,7 @@ class MetricWriter:
             raise OSError(
                 error.errno, f"cannot append step {step} to {self.path}: {error.strerror}; check the free space"
             ) from error
-        self._last_step = int(step)
+        self.last_step = int(step)
         for name, value in values.items():
             if math.isfinite(value):  # tensorboardX warns about each other value without saying which
                 self._events.add_scalar(name, value, step)

@@ -10,7 +10,8 @@ from jax import Array
 
 from jaxrl_llm import masked
 
-_EXACT = jax.lax.Precision.HIGHEST  # accelerators would otherwise multiply in fewer bits than a Gram matrix can spare
+EXACT = jax.lax.Precision.HIGHEST  # accelerators would otherwise multiply in fewer bits than a Gram matrix can spare
+_NOISE = 1e-5  # of the largest spread: what is less along an axis is rounding
 SEED = 42  # of what is drawn at random inside a fit: equal rows give equal fits
 
 
@@ -54,7 +55,7 @@ def _cut(features, sizes):
 def _reduce(features, blocks, sizes):
     if all(block is None for block in blocks):
         return features
-    product = lambda x, map: jnp.matmul(x - map[0], map[1], precision=_EXACT)  # noqa: E731
+    product = lambda x, map: jnp.matmul(x - map[0], map[1], precision=EXACT)  # noqa: E731
     return jnp.concatenate([x if map is None else product(x, map) for x, map in zip(_cut(features, sizes), blocks)], axis=1)
 
 
@@ -65,8 +66,8 @@ def _rows(real, x):
 def principal_components(x: Array, count: int, *, iterations: int = 8) -> Array:
     """The `count` leading principal axes of centred rows `[N, F]`, `[F, count]`: randomised subspace iteration.
 
-    The draw is fixed, so the same rows give the same axes (arXiv 0909.4061, algorithm 4.4). Raises ValueError when there
-    are not so many.
+    The draw is fixed, so the same rows give the same axes (arXiv 0909.4061, algorithm 4.4); axes beyond the rank of the rows
+    are 0. Raises ValueError when there cannot be so many.
     """
     if not 1 <= count <= min(x.shape):
         raise ValueError(f"{count} principal components of {x.shape[1]} columns and at most {x.shape[0]} rows; give 1 to "
@@ -74,10 +75,13 @@ def principal_components(x: Array, count: int, *, iterations: int = 8) -> Array:
     wide = min(count + 10, *x.shape)
     basis = jax.random.normal(jax.random.key(SEED), (x.shape[1], wide), x.dtype)
     for _ in range(iterations):
-        basis = jnp.linalg.qr(jnp.matmul(x.T, jnp.matmul(x, basis, precision=_EXACT), precision=_EXACT))[0]
-    inside = jnp.matmul(x, basis, precision=_EXACT)
-    _, axes = jnp.linalg.eigh(jnp.matmul(inside.T, inside, precision=_EXACT))  # ascending
-    return jnp.matmul(basis, axes[:, ::-1][:, :count], precision=_EXACT)
+        basis = jnp.linalg.qr(jnp.matmul(x.T, jnp.matmul(x, basis, precision=EXACT), precision=EXACT))[0]
+    inside = jnp.matmul(x, basis, precision=EXACT)
+    _, axes = jnp.linalg.eigh(jnp.matmul(inside.T, inside, precision=EXACT))  # ascending
+    found = jnp.matmul(basis, axes[:, ::-1][:, :count], precision=EXACT)
+    # Rows of lower rank leave axes of rounding noise, which standardised would drown the others in every new row.
+    spread = jnp.linalg.norm(jnp.matmul(x, found, precision=EXACT), axis=0)
+    return jnp.where(spread > _NOISE * spread.max(), found, 0.0)
 
 
 def ridge_weights(x: Array, y: Array, alpha: float, *, dual: bool | None = None) -> Array:
@@ -88,10 +92,10 @@ def ridge_weights(x: Array, y: Array, alpha: float, *, dual: bool | None = None)
     """
     dual = x.shape[1] > x.shape[0] if dual is None else dual
     side = x if dual else x.T
-    gram = jnp.matmul(side, side.T, precision=_EXACT)
+    gram = jnp.matmul(side, side.T, precision=EXACT)
     alpha = jnp.maximum(alpha, 2 * jnp.finfo(x.dtype).eps * jnp.trace(gram))
     factor = jax.scipy.linalg.cho_factor(gram + alpha * jnp.eye(gram.shape[0], dtype=x.dtype))
-    times = lambda a, v: jnp.matmul(a, v, precision=_EXACT)  # noqa: E731
+    times = lambda a, v: jnp.matmul(a, v, precision=EXACT)  # noqa: E731
 
     if dual:
         refine = lambda u: u + jax.scipy.linalg.cho_solve(factor, y - times(x, times(x.T, u)) - alpha * u)  # noqa: E731

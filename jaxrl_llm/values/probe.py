@@ -87,12 +87,16 @@ def _scaled(inner: Probe, sizes, components, low, high) -> Probe:
     return Probe(fit, predict)
 
 
+def _product(x, weights):
+    return jnp.matmul(x, weights, precision=linear.EXACT)
+
+
 def _ridge(*, alpha, low, high) -> Probe:
     def fit(x, y, real, group):
         intercept = masked.mean(y, real)
         return {"weights": linear.ridge_weights(x, jnp.where(real, y - intercept, 0.0), alpha), "intercept": intercept}
 
-    return Probe(fit, lambda params, x: x @ params["weights"] + params["intercept"])
+    return Probe(fit, lambda params, x: _product(x, params["weights"]) + params["intercept"])
 
 
 def _sigmoid_bce(*, alpha, low, high) -> Probe:
@@ -100,7 +104,7 @@ def _sigmoid_bce(*, alpha, low, high) -> Probe:
         y, n = jnp.clip((y - low) / (high - low), 0.0, 1.0), jnp.maximum(masked.count(real, dtype=x.dtype), 1.0)
 
         def loss(params):
-            logits = x @ params["weights"] + params["intercept"]
+            logits = _product(x, params["weights"]) + params["intercept"]
             bce = masked.sum(optax.sigmoid_binary_cross_entropy(logits, y), real)
             return (bce + alpha / 2 * jnp.sum(params["weights"] ** 2)) / n
 
@@ -108,14 +112,17 @@ def _sigmoid_bce(*, alpha, low, high) -> Probe:
         start = {"weights": jnp.zeros_like(x[0]), "intercept": jnp.log(rate) - jnp.log1p(-rate)}
         return linear.minimised(loss, start, _ITERATIONS)
 
-    return Probe(fit, lambda params, x: low + (high - low) * jax.nn.sigmoid(x @ params["weights"] + params["intercept"]))
+    def predict(params, x):
+        return low + (high - low) * jax.nn.sigmoid(_product(x, params["weights"]) + params["intercept"])
+
+    return Probe(fit, predict)
 
 
 def _mlp(*, alpha, low, high) -> Probe:
     """tanh(x A / sqrt(F) + a) b + c by 300 full-batch steps of Adam on the squared error + alpha / N (|A|^2 + |b|^2)."""
     def predict(params, x):
-        hidden = jnp.tanh(x @ params["first"] / jnp.sqrt(x.shape[1]) + params["shift"])
-        return hidden @ params["second"] + params["intercept"]
+        hidden = jnp.tanh(_product(x, params["first"]) / jnp.sqrt(x.shape[1]) + params["shift"])
+        return _product(hidden, params["second"]) + params["intercept"]
 
     def fit(x, y, real, group):
         optimizer, n = optax.adam(1e-2), jnp.maximum(masked.count(real, dtype=x.dtype), 1.0)
@@ -141,7 +148,7 @@ def _hl_gauss(*, alpha, low, high) -> Probe:
     borders = functools.partial(hl_gauss.widened, low, high, _BINS)  # not an array yet: nothing runs when a probe is made
 
     def logits(params, x):
-        return x @ params["weights"] + params["intercept"]
+        return _product(x, params["weights"]) + params["intercept"]
 
     def fit(x, y, real, group):
         weights, n = real.astype(x.dtype), jnp.maximum(masked.count(real, dtype=x.dtype), 1.0)

@@ -87,6 +87,16 @@ def test_principal_components_are_numpys():
         linear.principal_components(jnp.zeros((90, 30)), 31)
 
 
+def test_axes_beyond_the_rank_of_the_rows_are_left_out():
+    """Standardised, their rounding noise would be thousands of deviations in a row that was not fitted to."""
+    rng = np.random.default_rng(0)
+    x = np.repeat(rng.normal(size=(6, 30)), 10, axis=0).astype(np.float32)
+    axes = np.asarray(linear.principal_components(x - x.mean(0), 8))
+    np.testing.assert_allclose(np.linalg.norm(axes, axis=0), [1] * 5 + [0] * 3, atol=1e-4)
+    scaler = linear.fit_scaler(jnp.asarray(x), jnp.ones(60, bool), (30,), (8,))
+    assert np.abs(linear.scaled(scaler, rng.normal(size=(50, 30)).astype(np.float32), (30,))).max() < 10
+
+
 def test_ridge_on_principal_components_is_ridge_on_numpys():
     x, y, real, group, _ = table()
     x64, n = x[:120].astype(float), 120
