@@ -16,7 +16,7 @@ _GEMMA3_PERIOD = 6  # every sixth layer sees everything; files of this architect
 _GEMMA3_27B_LAYERS = 62  # the one size whose attention scale is not 1/sqrt(head_dim); nor that
 
 
-def load(path: Path, dtype: Any = jnp.float32) -> tuple[ModelConfig, dict]:
+def load(path: Path, dtype: Any = jnp.float32, shardings: layout.Layout | None = None) -> tuple[ModelConfig, dict]:
     """`(ModelConfig, params)` of a GGUF file of the architectures `llama`, `qwen2`, `qwen3` or `gemma3`."""
     from gguf import GGUFReader
     from gguf.quants import dequantize
@@ -40,14 +40,15 @@ def load(path: Path, dtype: Any = jnp.float32) -> tuple[ModelConfig, dict]:
     places = list(layout.places(config))
     layout.check_nothing_left(tensors.keys() - {place.gguf for place in places} - {"rope_freqs.weight"}, path)
 
-    def read(place):
+    @functools.lru_cache(maxsize=config.num_layers)  # a parameter's: all devices in turn ask for their pieces of it
+    def whole(place):
         tensor = read_stored(place.gguf)
         layout.check_shape(place.gguf, tensor.shape, place.shape, path)
         if config.family == "llama" and place.path[1:2] in (("q",), ("k",)):
             tensor = _halves_from_pairs(tensor, config.head_dim)
         return tensor - config.norm_offset if place.path[-1] == "scale" else tensor  # stored with the offset in it
 
-    return config, layout.assemble(config, read, dtype)
+    return config, layout.assemble(config, lambda place, index: whole(place)[index], dtype, shardings)
 
 
 def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any) -> ModelConfig:

@@ -24,8 +24,8 @@ _GEMMA3_DEFAULTS = {  # the published configs of this family leave out what equa
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|multi_modal_projector)\.")
 
 
-def load(directory: Path, dtype: Any = jnp.float32) -> tuple[ModelConfig, dict]:
-    """`(ModelConfig, params)` of a directory with `config.json` and safetensors."""
+def load(directory: Path, dtype: Any = jnp.float32, shardings: layout.Layout | None = None) -> tuple[ModelConfig, dict]:
+    """`(ModelConfig, params)` of a directory with `config.json` and safetensors; see `layout.assemble`."""
     config_file = directory / "config.json"
     if not config_file.exists():
         raise FileNotFoundError(f"{directory} has no config.json; give a directory with config.json and safetensors")
@@ -36,13 +36,13 @@ def load(directory: Path, dtype: Any = jnp.float32) -> tuple[ModelConfig, dict]:
     wanted.add(_stored_name(prefix, "lm_head.weight"))  # some files repeat the tied embedding
     layout.check_nothing_left({name for name in tensors.file_of if not _IGNORED.search(name)} - wanted, directory)
 
-    def read(place):
+    def read(place, index):
         name = _stored_name(prefix, place.hf)
-        tensor = tensors.read(name)
-        layout.check_shape(name, tensor.shape, place.shape, tensors.file_of[name])
-        return tensor
+        tensor = tensors.find(name)
+        layout.check_shape(name, tensor.get_shape(), place.shape, tensors.file_of[name])
+        return tensor[index]
 
-    return config, layout.assemble(config, read, dtype)
+    return config, layout.assemble(config, read, dtype, shardings)
 
 
 def _stored_name(prefix, name):
@@ -53,7 +53,7 @@ def _stored_name(prefix, name):
 
 
 class _Tensors:
-    """The named tensors of a directory's safetensors files, each read when it is asked for."""
+    """The named tensors of a directory's safetensors files, of which parts are read when they are asked for."""
 
     def __init__(self, directory: Path):
         index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
@@ -86,11 +86,12 @@ class _Tensors:
         raise ValueError(f"tensor 'model.embed_tokens.weight' is missing from {self.directory}, "
                          f"which holds {len(self.file_of)} tensors")
 
-    def read(self, name):
+    def find(self, name):
+        """A tensor of which parts can be read."""
         if name not in self.file_of or name not in self._opened(self.file_of[name]).keys():
             raise ValueError(f"tensor {name!r} is missing from {self.file_of.get(name, self.directory)}; "
                              f"{self.directory} holds {len(self.file_of)} tensors")
-        return self._opened(self.file_of[name]).get_tensor(name)
+        return self._opened(self.file_of[name]).get_slice(name)
 
 
 def config_from(raw: dict, file: Any = "config.json") -> ModelConfig:

@@ -1,4 +1,6 @@
 """Where every parameter lies in a checkpoint: one table, read by the loaders and by the export."""
+import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -35,6 +37,10 @@ _POST_NORMS = {  # Gemma 3 gives `post_attention_layernorm` its literal meaning
 }
 
 
+Index = tuple[slice, ...]
+Layout = Callable[[Any], Any]  # a tree of shapes -> a tree of shardings
+
+
 class Place(NamedTuple):
     """One stored tensor: our `path` and `layer` (None outside the stack), its names in files, its shape there."""
 
@@ -48,6 +54,9 @@ class Place(NamedTuple):
     def transposed(self) -> bool:
         """Files keep matrices as `[out, in]`, we keep them as `[in, out]`."""
         return self.path[-1] == "kernel"
+
+
+Read = Callable[[Place, Index], np.ndarray]
 
 
 def places(config: ModelConfig) -> Iterator[Place]:
@@ -66,25 +75,31 @@ def places(config: ModelConfig) -> Iterator[Place]:
             yield Place(path, i, f"model.layers.{i}.{hf}.{suffix}", f"blk.{i}.{gguf}.{suffix}", shape)
 
 
-def assemble(config: ModelConfig, read: Callable[[Place], np.ndarray], dtype: Any) -> dict:
-    """The parameter tree from `read(place)`, tensor by tensor; peak memory is the tree and one stacked parameter."""
-    params: dict = {}
-    stack = None
-    for place in places(config):
-        tensor = read(place)
-        tensor = tensor.T if place.transposed else tensor
-        parent = params
-        for key in place.path[:-1]:
-            parent = parent.setdefault(key, {})
-        if place.layer is None:
-            parent[place.path[-1]] = jnp.array(tensor, dtype)
-            continue
-        if place.layer == 0:
-            stack = np.empty((config.num_layers, *tensor.shape), dtype)  # assigning to a layer converts its precision
-        stack[place.layer] = tensor
-        if place.layer == config.num_layers - 1:
-            parent[place.path[-1]] = jnp.array(stack)
-    return params
+def assemble(config: ModelConfig, read: Read, dtype: Any, layout: Layout | None = None) -> dict:
+    """The parameter tree from `read(place, index)`, the part `index` of a stored tensor; without a `layout` on one device.
+
+    With one each device gets its piece and nothing else, and of the tensors only what the devices of this process hold is
+    asked for. The host has one parameter at a time.
+    """
+    abstract = Transformer(config).abstract_params()
+    shardings = [None] * len(jax.tree.leaves(abstract)) if layout is None else jax.tree.leaves(layout(abstract))
+    found = []
+    for (_, stored), leaf, sharding in zip(
+            itertools.groupby(places(config), lambda place: place.path), jax.tree.leaves(abstract), shardings, strict=True):
+        part = functools.partial(_part, tuple(stored), leaf.shape, read, dtype)
+        found.append(jnp.array(part(())) if sharding is None else jax.make_array_from_callback(leaf.shape, sharding, part))
+    return jax.tree.unflatten(jax.tree.structure(abstract), found)
+
+
+def _part(stored: tuple[Place, ...], shape: tuple[int, ...], read: Read, dtype: Any, index: Index) -> np.ndarray:
+    """The part `index` of a parameter of that `shape`; `()` is all of it."""
+    index = tuple(slice(*one.indices(size)[:2]) for one, size in zip(index or (slice(None),) * len(shape), shape))
+    if stored[0].layer is None:
+        return np.array(read(stored[0], index), dtype)
+    part = np.empty([one.stop - one.start for one in index], dtype)  # assigning to a layer converts its precision
+    for own, place in zip(part, stored[index[0]]):
+        own[...] = read(place, index[:0:-1]).T if place.transposed else read(place, index[1:])
+    return part
 
 
 def check_shape(tensor_name: str, found: tuple[int, ...], expected: tuple[int, ...], file: Any) -> None:
