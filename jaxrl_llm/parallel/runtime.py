@@ -5,6 +5,7 @@ one and told to all (`agree`), or worked on in shares and put together again (`g
 """
 import contextlib
 import functools
+import itertools
 import json
 import os
 import signal
@@ -18,8 +19,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 HEARTBEAT_SECONDS = 25  # a process that is silent for so long is given up, and with it the job
+START_SECONDS = 300  # the last process of a job may come so much later than the first
+BARRIER_SECONDS = 600  # and to a barrier; within it falls what the processes do not share, such as a slow disk of one
 _LOST = 134  # exit code of an abort, which is how the runtime itself ends a process that lost another
 _TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # set by launchers that start several
+_barriers = itertools.count()  # all processes come to the same ones in the same order; a name may come again
 
 
 @contextlib.contextmanager
@@ -41,22 +45,35 @@ def job(coordinator: str | None = None, processes: int | None = None, process_id
         raise ValueError(f"coordinator={coordinator!r}, processes={processes}, process_id={process_id}: give all three, or "
                          "none and multihost=True where the cluster tells them")
     if any(given) or multihost or any(int(os.environ.get(name, "1")) > 1 for name in _TASKS):
-        # On CPUs programs would run side by side, each with collectives that wait for each other's threads, for ever.
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
-        try:
-            jax.distributed.initialize(coordinator, processes, process_id, heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-                                       shutdown_timeout_seconds=60)
-        except jax.errors.JaxRuntimeError as error:
-            print(f"the processes of the job did not find each other: {error}", file=sys.stderr, flush=True)
-            raise SystemExit(_LOST) from error
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX takes it for itself, and nobody would hear of it
+        _join(coordinator, processes, process_id)
     try:
         yield
     except Exception as error:
         if several():
             _end(error)
         raise
+
+
+def _join(coordinator: str | None, processes: int | None, process_id: int | None) -> None:
+    # On CPUs programs would run side by side, each with collectives that wait for each other's threads, for ever.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    where = coordinator or "the address that the cluster tells"
+    notice = threading.Timer(START_SECONDS / 10, functools.partial(print, (
+        f"still waiting for the other processes of the job, until {START_SECONDS} s have passed: see whether all "
+        f"{processes or ''} were started, each with an id of its own, and reach process 0 at {where}"),
+        file=sys.stderr, flush=True))
+    notice.daemon = True
+    notice.start()  # said in time: the runtime mostly aborts when it gives up
+    try:
+        jax.distributed.initialize(coordinator, processes, process_id, initialization_timeout=START_SECONDS,
+                                   heartbeat_timeout_seconds=HEARTBEAT_SECONDS, shutdown_timeout_seconds=60)
+    except jax.errors.JaxRuntimeError as error:
+        print(f"the processes of the job did not find each other: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(_LOST) from error
+    finally:
+        notice.cancel()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX takes it for itself, and nobody would hear of it
 
 
 def several() -> bool:
@@ -86,9 +103,22 @@ def _is_loss(error: BaseException | None) -> bool:
 
 
 def barrier(name: str) -> None:
-    """Waits until every process has come here."""
-    if several():
-        multihost_utils.sync_global_devices(name)
+    """Waits until every process has come here.
+
+    Raises TimeoutError when one has not after `BARRIER_SECONDS`: it hangs, or waits for something else. It is no collective
+    of the devices, which would wait for ever.
+    """
+    if not several():
+        return
+    from orbax.checkpoint import multihost
+
+    try:
+        multihost.get_barrier_sync_fn()(key=f"{name}:{next(_barriers)}", timeout_ms=1000 * BARRIER_SECONDS)
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
+        raise TimeoutError(f"not all {jax.process_count()} processes came to the barrier {name!r} within {BARRIER_SECONDS} s; "
+                           "the last lines of the others' logs tell where they hang") from error
 
 
 def agree(value: int) -> int:

@@ -8,6 +8,7 @@ a compressed chunk can otherwise be read back in silence.
 import json
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,8 +55,8 @@ class Checkpoints:
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=keep, keep_period=keep_every, cleanup_tmp_directories=True
             )
-        handlers = {"state": ocp.StandardCheckpointHandler(), "host": ocp.JsonCheckpointHandler()}
-        self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
+        self._handlers = {"state": ocp.StandardCheckpointHandler(), "host": ocp.JsonCheckpointHandler()}
+        self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=self._handlers)
         self._pending: int | None = None  # the step being written in the background
         self._current: int | None = None  # the step that this process last saved or restored
 
@@ -133,18 +134,16 @@ class Checkpoints:
             skipped = [(s, "its save was cut short") for s in self._unfinished if s > available[-1]]
             candidates = available[::-1]
         for candidate in candidates:
-            try:
-                found = self._stored_tensors(candidate)
-            except Exception as error:
-                skipped.append((candidate, _first_line(error)))
-                continue
-            _check_tensors(abstract, found, f"{self.directory}/{candidate}")
-            try:
-                state, host = self._read(candidate, abstract)
-            except Exception as error:
-                skipped.append((candidate, _first_line(error)))
-                continue
-            return self._restored(candidate, _from_storage(target, state), host, skipped)
+            found, problem = _in_all(self._stored_tensors, candidate)
+            if problem is None:
+                _check_tensors(abstract, found, f"{self.directory}/{candidate}")
+                found, problem = _in_all(self._read, candidate, abstract)
+            if problem is None:  # now that every process has its pieces, which the checksums need all at once
+                (state, content), (_, problem) = found, _in_all(_check_sums, *found)
+            if problem is None:
+                return self._restored(candidate, _from_storage(target, state), content["host"], skipped)
+            skipped.append((candidate, problem))
+            found = state = None  # makes room for the next one
         reasons = "; ".join(f"step {s}: {reason}" for s, reason in skipped)
         others = [s for s in available if s != step]
         hint = f"other steps: {others}" if step is not None and others else "no other checkpoint is left"
@@ -170,15 +169,13 @@ class Checkpoints:
         return {leaf.name: leaf for leaf in leaves if hasattr(leaf, "shape")}
 
     def _read(self, step: int, abstract: PyTree) -> tuple[PyTree, Any]:
-        arguments = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), host=ocp.args.JsonRestore())
-        items = self._manager.restore(step, args=arguments)
-        actual, expected = _checksums(items["state"]), items["host"]["checksums"]
-        damaged = [name for name in actual if actual[name] != expected[name]]
-        if damaged:
-            raise OSError(
-                f"checksum of {', '.join(damaged[:3])} differs ({len(damaged)} of {len(actual)} tensors damaged)"
-            )
-        return items["state"], items["host"]["host"]
+        """The stored arrays and `{"host": ..., "checksums": ...}`. The handlers of the manager, without its barriers: a
+        process that cannot read its pieces must be able to say so to the others.
+        """
+        folder = self.directory / str(step)
+        content = self._handlers["host"].restore(folder / "host", args=ocp.args.JsonRestore())
+        state = self._handlers["state"].restore(folder / "state", args=ocp.args.StandardRestore(abstract))
+        return state, content
 
     def _check_room(self, step: int, arrays: PyTree) -> None:
         leaves = jax.tree.leaves(arrays)
@@ -295,6 +292,28 @@ def _checksums(arrays: PyTree) -> dict[str, int]:
     # One program at a time: several in flight, each with a collective, can take all threads of a CPU and wait for ever
     # for the device that got none.
     return {name: int(_checksum(leaf)) for name, leaf in _named_leaves(arrays).items()}
+
+
+def _check_sums(arrays: PyTree, content: dict[str, Any]) -> None:
+    """Raises OSError naming tensors that are not as they were saved."""
+    actual, expected = _checksums(arrays), content["checksums"]
+    damaged = [name for name in actual if actual[name] != expected[name]]
+    if damaged:
+        raise OSError(f"checksum of {', '.join(damaged[:3])} differs ({len(damaged)} of {len(actual)} tensors damaged)")
+
+
+def _in_all(function: Callable, *arguments) -> tuple[Any, str | None]:
+    """`(result, None)` where every process could do it, else `(None, why the first of them could not)`: the same in all."""
+    result = problem = None
+    try:
+        result = function(*arguments)
+    except Exception as error:
+        problem = _first_line(error)
+    told = parallel.gather_objects(problem)
+    number = next((i for i, one in enumerate(told) if one is not None), None)
+    if number is None:
+        return result, None
+    return None, told[number] + (f" (in process {number})" if len(told) > 1 else "")
 
 
 def _check_tensors(abstract: PyTree, found: dict[str, Any], source: str) -> None:

@@ -36,6 +36,17 @@ def start(workdir: Path) -> subprocess.Popen:
                                 env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
+@pytest.mark.slow
+def test_what_interruptions_cost_is_measured():
+    done = subprocess.run([sys.executable, "experiments/checkpoint_times.py", f"--config={tiny_config.__file__}", "--saves=1",
+                           f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"], capture_output=True, text=True,
+                          cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = {line[:30].strip(): float(line[30:].replace(",", "")) for line in done.stdout.splitlines()}
+    assert len(told) == 8 and all(number > 0 for number in told.values())
+    assert told["state, MB"] == pytest.approx(3 * 4 * told["weights"] / 1e6, rel=0.05)  # weights and two moments
+
+
 def written(workdir: Path) -> int:
     file = workdir / "metrics.jsonl"
     return file.stat().st_size if file.is_file() else 0

@@ -1,4 +1,5 @@
 """Starts the processes of one job, as a cluster would, and never leaves one behind."""
+import functools
 import os
 import socket
 import subprocess
@@ -34,6 +35,7 @@ def with_devices(count: int, flags: str | None = None) -> dict[str, str]:
                          "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}
 
 
+@functools.cache
 def lines_of(script: str, devices: int, flags: str | None = None) -> list[str]:
     """What a script of this folder prints in a process of its own; it must end well."""
     done = subprocess.run([sys.executable, str(Path(__file__).with_name(script))], capture_output=True, text=True, cwd=ROOT,
@@ -54,6 +56,17 @@ def start(processes: int, devices: int, arguments: list[str], logs: Path) -> lis
         with (logs / str(number)).open("w") as log:
             started.append(subprocess.Popen(command, cwd=ROOT, env=environment | {"JOB_PROCESS": str(number)}, stdout=log,
                                             stderr=subprocess.STDOUT))
+    return started
+
+
+def start_script(script: str, processes: int, devices: int, logs: Path, *arguments: str) -> list[subprocess.Popen]:
+    """`script ARGUMENTS PORT PROCESS` of this folder in so many processes; they print to logs/0, logs/1, ..."""
+    logs.mkdir(parents=True, exist_ok=True)
+    environment, port, started = with_devices(devices), free_port(), []
+    for number in range(processes):
+        command = [sys.executable, str(Path(__file__).with_name(script)), *arguments, str(port), str(number)]
+        with (logs / str(number)).open("w") as log:
+            started.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT))
     return started
 
 

@@ -1,6 +1,8 @@
 """Two processes with two devices each against one with four; and what becomes of a job that loses one, or is told to go."""
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -98,13 +100,15 @@ def test_a_job_that_is_told_to_go_saves_and_goes_on_in_one_process(alone, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", (0, 1))
-def test_a_job_that_loses_a_process_ends(tmp_path, victim):
+@pytest.mark.parametrize(("victim", "number"), ((0, signal.SIGKILL), (1, signal.SIGSTOP)), ids=("killed", "silent"))
+def test_a_job_that_loses_a_process_ends(tmp_path, victim, number):
+    """Killed, its connections break; stopped, as when its machine is gone from the network, only its silence tells."""
     run = tmp_path / "run"
     started = job.start(2, 2, [f"--workdir={run}", "--config.steps=1000", *DATA], tmp_path / "logs")
     wait_for(lambda: (run / "metrics.jsonl").is_file() and len((run / "metrics.jsonl").read_text().splitlines()) > 1, started)
-    started[victim].kill()
-    codes = job.finish(started, 60)
+    started[victim].send_signal(number)
+    job.finish(started[1 - victim:2 - victim], 60)
+    codes = job.finish(started, 0)
     text = (tmp_path / "logs" / str(1 - victim)).read_text()
     assert codes[1 - victim] in (134, -signal.SIGABRT), text[-3000:]  # launchers start such a job again
     assert "a process was lost" in text or "task" in text, text[-3000:]
@@ -118,6 +122,45 @@ def test_what_fails_in_one_process_ends_the_job_and_is_told(tmp_path):
     failed, other = ((tmp_path / "logs" / name).read_text() for name in "10")
     assert codes[1] == 1 and codes[0] in (134, -signal.SIGABRT), other[-2000:]
     assert "not in process 1" in failed and "process 1 of 2 ends, and with it the job: RewardError" in failed
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory):
+    """Exit codes and logs of `restore_cases.py`."""
+    folder = tmp_path_factory.mktemp("damaged")
+    codes = job.finish(job.start_script("restore_cases.py", 2, 2, folder / "logs", str(folder / "checkpoints")), 120)
+    return codes, [(folder / "logs" / name).read_text() for name in "01"]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_one_process_cannot_read_is_skipped_by_all(damaged):
+    for log in damaged[1]:
+        found = json.loads(next(line for line in log.splitlines() if line.startswith("{")))
+        assert (found["step"], found["host"], found["same"]) == (1, "of 1", [True] * 4), log[-2000:]
+        (late, why_late), (early, why_early) = found["skipped"]
+        assert (late, early) == (3, 2) and why_late.endswith("(in process 1)") and why_early.endswith("(in process 0)")
+        assert len(found["warnings"]) == 1 and "unusable: step 3: " in found["warnings"][0]
+        assert found["again"] == [2, "again"]
+        assert "no intact checkpoint" in found["refusal"] and "no other checkpoint is left" in found["refusal"]
+
+
+@pytest.mark.slow
+def test_a_barrier_to_which_one_does_not_come_ends_the_job(damaged):
+    (first, second), logs = damaged
+    assert first == 134 and second in (134, -signal.SIGABRT), logs  # launchers start such a job again
+    assert "not all 2 processes came to the barrier 'the end of the world' within 2 s" in logs[0] and "waited True" in logs[0]
+
+
+@pytest.mark.slow
+def test_a_job_that_is_not_complete_does_not_start(tmp_path):
+    """Nobody but process 0 was started."""
+    with (tmp_path / "log").open("w") as log:
+        alone = subprocess.Popen([sys.executable, "-c", "from jaxrl_llm.parallel import runtime; runtime.START_SECONDS = 3\n"
+                                  f"with runtime.job('127.0.0.1:{job.free_port()}', 2, 0): print('started')"],
+                                 cwd=job.ROOT, env=job.with_devices(1), stdout=log, stderr=log)
+    codes, text = job.finish([alone], 60), (tmp_path / "log").read_text()
+    assert codes[0] in (134, -signal.SIGABRT) and "started" not in text.splitlines(), text[-2000:]
+    assert "until 3 s have passed: see whether all 2 were started" in text and "reach process 0 at 127.0.0.1:" in text
 
 
 def wait_for(done, started, seconds: float = 200):

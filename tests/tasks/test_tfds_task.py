@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from jaxrl_llm import tasks
+from jaxrl_llm.tasks.loader import batches
 
 tensorflow_datasets = pytest.importorskip("tensorflow_datasets")
 
@@ -66,6 +67,16 @@ def test_parts_of_one_split(data_dir):
 def test_bad_options(data_dir, options, message):
     with pytest.raises(ValueError, match=message):
         make(data_dir, **options)
+
+
+def test_files_that_vanish_are_named(tmp_path):
+    """They are opened when they are first read, which may be in the middle of a run."""
+    TinySums(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    task = make(str(tmp_path))
+    for file in tmp_path.rglob("*train.array_record*"):
+        file.unlink()
+    with pytest.raises(RuntimeError, match="No such file or directory.*tiny_sums-train.array_record-00000-of-00001"):
+        next(batches(task.train, 2, seed=0))
 
 
 def test_unprepared_builder(tmp_path):

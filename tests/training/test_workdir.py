@@ -3,6 +3,9 @@
 import json
 import os
 import resource
+import subprocess
+import sys
+import textwrap
 
 import ml_collections
 import pytest
@@ -151,6 +154,24 @@ def test_read_only_folder(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError, match="cannot write to workdir"):
         recorded(tmp_path / "run", make_config())
+
+
+def test_read_only_file_system(tmp_path):
+    """A real one, mounted: not even root may write there."""
+    body = f"""
+        from ml_collections import ConfigDict
+        from jaxrl_llm.training.workdir import open_workdir
+        open_workdir("{tmp_path}/run", ConfigDict({{"seed": 1}})).record()
+    """
+    mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c",
+             f'mount -t tmpfs -o ro tmpfs "{tmp_path}" && exec "$@"', "sh"]
+    try:
+        subprocess.run([*mount, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this system does not let a test mount a file system")
+    told = subprocess.run([*mount, sys.executable, "-c", textwrap.dedent(body)], capture_output=True, text=True)
+    assert told.returncode == 1
+    assert f"cannot write to workdir {tmp_path}/run: Read-only file system; check its permissions" in told.stderr
 
 
 def test_failing_write_leaves_the_old_files(tmp_path):
