@@ -26,8 +26,8 @@ _CONFIG = config_flags.DEFINE_config_file("config", "configs/arithmetic.py:smoll
 _STEPS = flags.DEFINE_integer("steps", 5, "Timed steps after one that compiles; medians are reported.", lower_bound=1)
 _PROMPT_WORDS = flags.DEFINE_integer("prompt_words", 0, "Filler words that lengthen each prompt.", lower_bound=0)
 _PHASES = flags.DEFINE_bool("phases", True, "Also time the parts of a step by themselves, against the machine's limits.")
-_JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
-_PROFILE = flags.DEFINE_string("profile", None, "Write a trace of one more step into this folder.")
+_JSON = flags.DEFINE_string("json", None, "Also write the results to this file (not with --nophases).")
+_PROFILE = flags.DEFINE_string("profile", None, "Write a trace of one more step into this folder (not with --nophases).")
 
 
 def questions(prompts: int, words: int, seed: int = 0):
@@ -79,7 +79,7 @@ def build():
     config = _CONFIG.value
     run, params = setup.build(config)
     longest = max(len(encode_problem(p, run.tokenizer)) for p in next(questions(64, _PROMPT_WORDS.value)))
-    endless = functools.partial(generate, run.policy.model, max_tokens=config.sampling.max_tokens, stop_ids=())
+    endless = functools.partial(generate, run.policy.model, max_tokens=config.sampling.max_tokens, stop_ids=(), mesh=run.mesh)
     run = dataclasses.replace(run, generate=Guarded("rollout", endless), prompt_tokens=longest)
     return run, setup.initial_state(run, params), questions(config.prompts.per_step, _PROMPT_WORDS.value)
 

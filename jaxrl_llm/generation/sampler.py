@@ -5,9 +5,11 @@ import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 
-from jaxrl_llm.generation.sampling import Sampling, draw
+from jaxrl_llm.generation.sampling import Draw, Sampling, draw
 from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.parallel.mesh import batch_sharding
 
 
 @flax.struct.dataclass
@@ -20,7 +22,8 @@ class Completions:
       logprobs: `f32[P, G, T]`, log-prob of each token under the distribution it was drawn from.
       entropies: `f32[P, G, T]`, entropy of that distribution, nats.
       stopped: `bool[P, G]`, ended by a stop token (False: cut at T).
-      decode_steps: `i32[]`, decode steps that were run, the same for all rows; the first token needs none.
+      decode_steps: `i32[]`, decode steps that were run, the same for all rows; the first token needs none. On a mesh `i32[N]`,
+        one number for each of the N shards of the batch, which stop by themselves.
     """
 
     tokens: jax.Array
@@ -36,9 +39,9 @@ def row_keys(key: jax.Array, row_ids: jax.Array) -> jax.Array:
     return jax.vmap(lambda row: jax.random.fold_in(key, row))(row_ids.reshape(-1)).reshape(row_ids.shape)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "max_tokens", "stop_ids", "chunk"))
+@functools.partial(jax.jit, static_argnames=("model", "max_tokens", "stop_ids", "chunk", "mesh"))
 def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampling: Sampling, *,
-             max_tokens: int, stop_ids: tuple[int, ...], chunk: int = 16, lora=None) -> Completions:
+             max_tokens: int, stop_ids: tuple[int, ...], chunk: int = 16, lora=None, mesh: Mesh | None = None) -> Completions:
     """Samples a group of completions for every prompt.
 
     Token t of a row is drawn with `fold_in(row key, t)`. Decoding runs in chunks of `chunk` steps (`lax.scan`) inside a
@@ -52,13 +55,35 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
       max_tokens: `T`.
       stop_ids: tokens that end a completion; an empty tuple decodes T tokens in every row.
       chunk: decode steps between two checks whether all rows have stopped, at most; it is lowered to a divisor of T - 1.
+      mesh: where the arrays lie; None: on one device. Prompts are spread over `data` x `fsdp`; each of these shards decodes in
+        a loop of its own. `params` lie best as `parallel.reshard` lays them: matrices and key/value heads stay in pieces over
+        `tensor`, if it divides these heads (else every device works with all of them); what is in other pieces is gathered.
     """
     chex.assert_rank([prompt_tokens, prompt_mask], 2)
+    pieces = 1 if mesh is None or model.config.num_kv_heads % mesh.shape["tensor"] else mesh.shape["tensor"]
+    sample = functools.partial(_sample, model, max_tokens=max_tokens, stop_ids=stop_ids, chunk=chunk, pieces=pieces)
+    if mesh is None or mesh.size == 1:
+        return sample(params, lora, prompt_tokens, prompt_mask, keys, sampling)
+
+    def shard(*arguments):
+        # Not summed here: shards that are done would wait for the others, which CPUs take for a hang after 40 seconds.
+        found = sample(*arguments)
+        return found.replace(decode_steps=found.decode_steps[None])
+
+    rows, same = batch_sharding(mesh).spec, PartitionSpec()
+    axes = {*mesh.axis_names} - ({"tensor"} if pieces > 1 else set())
+    return jax.shard_map(shard, mesh=mesh, axis_names=axes, in_specs=(same, same, rows, rows, rows, same), out_specs=rows,
+                         check_vma=False)(params, lora, prompt_tokens, prompt_mask, keys, sampling)
+
+
+def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
+            stop_ids: tuple[int, ...], chunk: int, pieces: int) -> Completions:
+    """As `generate`, for rows that stop together; the compiler spreads matrices and heads over `pieces` devices, `tensor`."""
     P, G = keys.shape
     # The first token comes from the prefill; the others in chunks of equal size, so that no step runs in vain.
     slots = max(1, max_tokens - 1)
     chunk = max(n for n in range(1, chunk + 1) if slots % n == 0)
-    layers = model.unstack_layers(params, lora)
+    layers = model.unstack_layers(params, lora, transposed=pieces == 1)
     prompt, last = model.prefill(params, prompt_tokens, prompt_mask, lora=lora)
     unembedding = model.unembedding(params).astype(model.dtype)
     stops = jnp.asarray(stop_ids, jnp.int32)
@@ -66,13 +91,14 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
     def sample(normed, t, alive):
         logits = jnp.einsum("pgd,vd->pgv", normed, unembedding, preferred_element_type=jnp.float32)
         step_keys = jax.vmap(lambda k: jax.random.fold_in(k, t))(keys.reshape(-1))
-        token, logprob, entropy = (x.reshape(P, G) for x in draw(step_keys, logits.reshape(P * G, -1), sampling))
+        drawn = (draw if pieces == 1 else functools.partial(_draw, pieces))(step_keys, logits.reshape(P * G, -1), sampling)
+        token, logprob, entropy = (x.reshape(P, G) for x in drawn)
         out = (jnp.where(alive, token, 0), alive, jnp.where(alive, logprob, 0.0), jnp.where(alive, entropy, 0.0))
         return out, alive & ~jnp.isin(token, stops)
 
     def decode(carry, _):
         t, token, cache, alive = carry
-        normed, cache = model.decode_step(params, layers, token, t, prompt, cache)
+        normed, cache = model.decode_step(params, layers, token, t, prompt, cache, transposed=pieces == 1)
         out, alive = sample(normed, t + 1, alive)
         return (t + 1, out[0], cache, alive), out
 
@@ -92,3 +118,14 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
     tokens, mask, logprobs, entropies = (b[:, :, :max_tokens] for b in buffers)
     stopped = ~alive & jnp.isin(jnp.take_along_axis(tokens, mask.sum(-1, keepdims=True) - 1, 2)[:, :, 0], stops)
     return Completions(tokens, mask, logprobs, entropies, stopped, steps)
+
+
+def _draw(pieces: int, keys, logits, sampling: Sampling) -> Draw:
+    """As `draw`, from logits in pieces over `tensor`, which exchanges its parts of the vocabulary for parts of the rows.
+
+    Each row is then drawn by one device, from the whole vocabulary. The partitioner left alone would permute between
+    neighbours, in which CPUs wait for every device of the mesh, also for those whose shard has stopped.
+    """
+    lay = lambda x, *axes: jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))  # noqa: E731
+    rows, vocab = ("tensor" if size % pieces == 0 else None for size in logits.shape)
+    return lay(draw(lay(keys), lay(lay(logits, None, vocab), rows), sampling))

@@ -151,15 +151,17 @@ class Transformer:
         matrix = self.unembedding(params).astype(self.dtype)
         return jnp.einsum("...d,vd->...v", normed, matrix, preferred_element_type=jnp.float32)
 
-    def _scan_layers(self, params, lora, x, positions, attend, pool):
+    def _scan_layers(self, params, lora, x, positions, attend, pool, whole=lambda layer: layer):
         """Runs all layers over `x [B, N, D]`; `attend(q, k, v, local)`. Returns `(x, kept, pooled [L, ..., D] | None)`.
 
-        `pool` (or None) maps a residual stream `[B, N, D]` to what is kept of it after each layer.
+        `pool` (or None) maps a residual stream `[B, N, D]` to what is kept of it after each layer; `whole` the weights of a
+        layer as they are given to those that are used.
         """
         tables = rotations(self.config, positions)
 
         def layer(x, inputs):
             weights, adapters, local = inputs
+            weights = whole(weights)
             variables = {"params": weights} if adapters is None else {"params": weights, "lora": adapters}
             x, kept = self.block.apply(variables, x, tables.of_layer(local), lambda q, k, v: attend(q, k, v, local))
             return x, (kept, None if pool is None else pool(jax.lax.stop_gradient(x)))
@@ -200,7 +202,8 @@ class Transformer:
         x, kv, pooled = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool)
         return self.normed(params, x), kv, pooled
 
-    def packed_states(self, params, prompt_tokens, prompt_mask, tokens, mask, *, lora=None, pool=None):
+    def packed_states(self, params, prompt_tokens, prompt_mask, tokens, mask, *, lora=None, pool=None,
+                      whole=lambda layer: layer):
         """States that predict each completion token, with every prompt computed once for its whole group.
 
         One packed row is `[prompt, completion_1, ..., completion_G]`; a completion sees the prompt and itself, and its
@@ -210,6 +213,7 @@ class Transformer:
           prompt_tokens, prompt_mask: `[P, S]`, at least one real token each.
           tokens, mask: `[P, G, T]`.
           pool: optional function `(prompt [P, S, D], completions [P, G, T, D]) -> pytree` of each layer's stream.
+          whole: what makes the weights of a layer, given in pieces, whole, see `parallel.fsdp`.
         Returns:
           `(normed [P, G, T, D], pooled)`: entry t is the state just before token t, the prompt's last one for t = 0.
         """
@@ -238,7 +242,7 @@ class Transformer:
         packed = jnp.concatenate([prompt_tokens, tokens.reshape(P, G * T)], axis=1)
         x = self.embed(params, packed)
         pool_packed = None if pool is None else (lambda x: pool(*split(x)))
-        x, _, pooled = self._scan_layers(params, lora, x, packed_positions, attend, pool_packed)
+        x, _, pooled = self._scan_layers(params, lora, x, packed_positions, attend, pool_packed, whole)
         prompt, completions = split(x)
         last = jnp.take_along_axis(prompt, last_index(prompt_mask)[:, None, None], axis=1)
         before = jnp.broadcast_to(last[:, None], (P, G, 1, x.shape[-1]))
@@ -258,7 +262,7 @@ class Transformer:
         make = lambda: tuple(jnp.zeros(shape, self.dtype) for _ in range(c.num_layers))  # noqa: E731
         return CompletionCache(make(), make(), rotations(c, prompt.length[:, None] + jnp.arange(length)))
 
-    def decode_step(self, params, layers, tokens, t, prompt: PromptCache, cache: CompletionCache):
+    def decode_step(self, params, layers, tokens, t, prompt: PromptCache, cache: CompletionCache, *, transposed: bool = True):
         """One token for every row.
 
         Args:
@@ -267,11 +271,12 @@ class Transformer:
           tokens: `i32[P, G]`, token number `t` of each completion.
           t: `i32[]`, how many tokens of each completion came before.
           prompt: shared cache.  cache: completion cache, slots below `t` filled.
+          transposed: as `layers` were made.
         Returns:
           `(normed [P, G, D], cache)` with slot `t` filled: the state that predicts token `t + 1`.
         """
         chex.assert_rank(tokens, 2)
-        c, block = self.config, Block(self.config, self.dtype, transposed=True)
+        c, block = self.config, Block(self.config, self.dtype, transposed)
         positions = (prompt.length[:, None] + t)[:, :, None]
         tables = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, t, 1, axis=1)[:, None], cache.rotations)
         prompt_positions = positions_of(prompt.mask)
@@ -296,9 +301,13 @@ class Transformer:
             values.append(v)
         return self.normed(params, x[:, :, 0]), CompletionCache(tuple(keys), tuple(values), cache.rotations)
 
-    def unstack_layers(self, params, lora=None):
-        """Per-layer `(weights, adapters)` as a decode loop reads them: sliced, cast and transposed only once."""
-        cast = lambda tree, i: jax.tree.map(lambda w: transpose(w[i].astype(self.dtype)) if w.ndim > 2 else w[i], tree)  # noqa: E731
+    def unstack_layers(self, params, lora=None, *, transposed: bool = True):
+        """Per-layer `(weights, adapters)` as a decode loop reads them: sliced, cast and transposed only once.
+
+        Matrices that lie in pieces over a mesh must not be `transposed`: it pins their layout, which no partitioner cuts.
+        """
+        turn = transpose if transposed else (lambda kernel: kernel)
+        cast = lambda tree, i: jax.tree.map(lambda w: turn(w[i].astype(self.dtype)) if w.ndim > 2 else w[i], tree)  # noqa: E731
         return [(cast(params["layers"], i), None if lora is None else cast(lora, i))
                 for i in range(self.config.num_layers)]
 

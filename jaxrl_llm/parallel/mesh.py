@@ -1,9 +1,15 @@
 """One mesh with named axes; a laptop is a mesh of one."""
+from collections.abc import Mapping
+
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "tensor")  # whose sizes are chosen
+# All that rules may name; `seq` and `expert` have size 1 until something is laid out over them. Neighbours of the last axis
+# are nearest to each other.
+MESH_AXES = ("data", "fsdp", "seq", "expert", "tensor")
 
 
 def mesh_sizes(count: int, data: int = -1, fsdp: int = 1, tensor: int = 1) -> dict[str, int]:
@@ -22,10 +28,17 @@ def mesh_sizes(count: int, data: int = -1, fsdp: int = 1, tensor: int = 1) -> di
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
-    """A mesh over all devices with axes `data`, `fsdp`, `tensor`, see `mesh_sizes`."""
+    """A mesh over all devices with the axes `MESH_AXES`, see `mesh_sizes`."""
     devices = jax.devices() if devices is None else devices
-    sizes = mesh_sizes(len(devices), data, fsdp, tensor)
-    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    shape = mesh_shape(mesh_sizes(len(devices), data, fsdp, tensor))
+    # An axis may take a part of a side of a TPU slice: otherwise most sizes fit few slices.
+    laid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return Mesh(laid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def mesh_shape(sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The sizes of `MESH_AXES`: those given, else 1."""
+    return tuple(sizes.get(axis, 1) for axis in MESH_AXES)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -2,7 +2,7 @@
 
 Memory is what the compiled programs hold at their peak, found by following them: the float32 weights and moments, then the
 update (gradients, what the checkpoint policy of `models.transformer` stores, one layer's intermediate results) or the sampler
-(its own copy of the weights, the caches), whichever needs more. Every prompt and completion is taken at its limit.
+(the weights as it reads them, the caches), whichever needs more. Every prompt and completion is taken at its limit.
 Within 25% of the compiler's own figures for tiny models and SmolLM2 in float32, on one device and on meshes of eight
 (tests/parallel/test_memory_plan.py).
 """
@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
-from jaxrl_llm.parallel.mesh import AXES
+from jaxrl_llm.parallel.mesh import AXES, MESH_AXES, mesh_shape
 from jaxrl_llm.parallel.presets import Device
 from jaxrl_llm.parallel.rules import path_name, spec_of
 
@@ -43,6 +43,7 @@ class Work:
       passes: forward passes over the batch beside the update's own (old and reference log-probs).
       reference: frozen weights are kept beside the trained ones.
       critic: a second transformer is trained.
+      offload: of `optimizer` and `reference`, those that wait in the memory of the host.
     """
 
     prompts: int
@@ -59,6 +60,7 @@ class Work:
     passes: int = 0
     reference: bool = False
     critic: bool = False
+    offload: tuple[str, ...] = ()
 
     @property
     def itemsize(self) -> int:
@@ -87,7 +89,7 @@ def work_of(config: ConfigDict, prompt_tokens: int, needs: set[str], critic: boo
     return Work(c.prompts.per_step, c.sampling.group, prompt_tokens, c.sampling.max_tokens, learner.minibatches,
                 learner.micro_batches, c.sampling.micro_batches, learner.epochs, c.model.dtype, c.model.remat, c.lora.rank,
                 passes=int(several) + ("ref_logprobs" in needs), critic=critic and c.critic.kind == "separate",
-                reference="ref_logprobs" in needs and not c.lora.rank)
+                reference="ref_logprobs" in needs and not c.lora.rank, offload=tuple(learner.offload.replace(",", " ").split()))
 
 
 @functools.lru_cache(maxsize=64)
@@ -104,7 +106,7 @@ def parameters(c: ModelConfig) -> int:
 
 def weights_per_device(c: ModelConfig, mesh: Mapping[str, int]) -> float:
     """Weights that each device holds under the partition table: what does not divide is whole everywhere."""
-    abstract = AbstractMesh(tuple(mesh[axis] for axis in AXES), AXES)
+    abstract = AbstractMesh(mesh_shape(mesh), MESH_AXES)
 
     def share(path, shape):
         axes = [(part,) if isinstance(part, str) else part or () for part in spec_of(path, shape, abstract)]
@@ -122,11 +124,17 @@ def adapter_weights(c: ModelConfig, rank: int) -> int:
 
 
 def kept_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
-    """Bytes per device that live through the whole run: float32 weights, two moments, and what the method adds."""
+    """Bytes per device that live through the whole run: float32 weights, two moments, and what the method adds.
+
+    What is off-loaded comes back when it is used: the moments in updates (see `update_memory`), the reference in scoring,
+    which needs less than an update all the same.
+    """
     weights = 4 * weights_per_device(c, mesh)
     trained = 4 * adapter_weights(c, w.lora_rank) if w.lora_rank else weights
-    return {"weights": weights + (trained if w.lora_rank else 0), "optimiser": 2 * trained,
-            "reference": weights * w.reference, "critic": 3 * weights * w.critic}
+    moments = 0 if "optimizer" in w.offload else 1
+    return {"weights": weights + (trained if w.lora_rank else 0), "optimiser": 2 * trained * moments,
+            "reference": weights * (w.reference and "reference" not in w.offload),
+            "critic": (1 + 2 * moments) * weights * w.critic}
 
 
 def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
@@ -134,7 +142,7 @@ def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
 
     stored: for every token and layer the residual stream and, unless layers are recomputed, the results of the matrix
     products that the backward pass reads. one layer: scores, gated products and norms of the layer being differentiated,
-    either around its attention or around its MLP. gathered: weights that live in pieces, for two layers at a time.
+    either around its attention or around its MLP. gathered: tables that live in pieces, and two layers at a time.
     """
     shards, tensor, item = mesh["data"] * mesh["fsdp"], mesh["tensor"], w.itemsize
     P, G, S, T, D, M = w.learned_at_once / shards, w.group, w.prompt_tokens, w.completion_tokens, c.hidden_size, c.mlp_size
@@ -144,33 +152,42 @@ def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     stored = tokens * c.num_layers * item * (D + (0 if w.remat else products))
     scores = 4 * c.num_heads * P * (G * T * (T + S) + S * S) / tensor
     layer = max(5 * M / tensor * tokens * item, 4 * scores) + 6 * 4 * D * tokens + (tokens * products * item if w.remat else 0)
-    table = 4 * c.vocab_size * D / (mesh["fsdp"] * tensor)
+    table = 4 * c.vocab_size * D / tensor
     gradients = 4 * (adapter_weights(c, w.lora_rank) if w.lora_rank else held) * (2 if w.micro_batches > 1 else 1)
     layer += 0 if w.lora_rank or not c.tie_embeddings else table  # its gradient as unembedding, until that as embedding
     # Where the logits are, no gradient of a layer is yet; sums over micro-batches are.
-    logits = 3 * 4 * min(_CHUNK, w.learned_at_once * G * T) * c.vocab_size / (mesh["fsdp"] * tensor)
+    logits = 3 * 4 * min(_CHUNK, P * G * T) * c.vocab_size / tensor
     waiting = max(layer + gradients, logits + table + (gradients / 2 if w.micro_batches > 1 else 0))
-    whole_layers = 2 * 4 * (flops.matmul_parameters(c, unembedding=False) / c.num_layers) / tensor
-    return {"gradients": gradients, "stored activations": stored, "one layer or the logits": waiting - gradients,
-            "gathered weights": whole_layers if mesh["fsdp"] > 1 else 0.0,
-            # Rows of logits are taken in turn from the whole micro-batch, which every device therefore holds.
-            "gathered states": 2 * item * w.learned_at_once * G * T * D if shards > 1 else 0.0,
+    gathered = table * (1 if c.tie_embeddings else 2)
+    gathered += 2 * 4 * (flops.matmul_parameters(c, unembedding=False) / c.num_layers) / tensor
+    trained = held if not w.lora_rank else adapter_weights(c, w.lora_rank)
+    returned = 2 * 4 * (trained + w.critic * held) if "optimizer" in w.offload else 0.0
+    return {"gradients": gradients, "moments from the host": returned, "stored activations": stored,
+            "one layer or the logits": waiting - gradients,
+            "gathered weights": gathered if mesh["fsdp"] > 1 else 0.0,
             "batch": 32 * w.prompts * G * T / shards}
 
 
-def sampler_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
-    """Bytes per device at the peak of sampling, beside `kept_memory`: a copy of the matrices as decoding reads them, caches.
+def _heads_over(c: ModelConfig, mesh: Mapping[str, int]) -> int:
+    """Into how many pieces sampling cuts the heads and with them all matrices: one, where they do not divide."""
+    return mesh["tensor"] if c.num_kv_heads % mesh["tensor"] == 0 else 1
 
-    The copy is whole on every device, whatever the mesh: the decode loop pins the layout of its matrices, which the
-    partitioner does only for whole ones.
+
+def sampler_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
+    """Bytes per device at the peak of sampling, beside `kept_memory`: weights as sampling needs them, caches.
+
+    gathered: the weights in the layout of rollouts, in pieces over `tensor` alone, where they are not kept so; and whole
+    ones where heads do not divide by `tensor`. copy: their matrices one by one, as decoding reads them.
     """
-    shards, tensor, item = mesh["data"] * mesh["fsdp"], mesh["tensor"], w.itemsize
+    shards, tensor, item = mesh["data"] * mesh["fsdp"], _heads_over(c, mesh), w.itemsize
     P, G, S, T = w.sampled_at_once / shards, w.group, w.prompt_tokens, w.completion_tokens
-    matrices = flops.matmul_parameters(c, unembedding=False) * item
-    table = c.vocab_size * c.hidden_size * item / (mesh["fsdp"] * tensor) if item < 4 else 0
+    matrices = flops.matmul_parameters(c, unembedding=False) * item / tensor
+    gathered = weights_per_device(c, {**mesh, "fsdp": 1}) * item if mesh["fsdp"] > 1 else 0.0
+    gathered += parameters(c) * item if tensor < mesh["tensor"] else 0.0
+    table = c.vocab_size * c.hidden_size * item / tensor if item < 4 and not gathered else 0
     slots = 2 * c.num_layers * c.num_kv_heads * c.head_dim * item / tensor
     prefill = P * (3 * 4 * c.num_heads * S * S / tensor + S * item * (3 * c.mlp_size / tensor + 6 * c.hidden_size))
-    return {"copy of the weights": matrices + table, "caches": slots * P * (G * (T - 1) + 2 * S),
+    return {"gathered weights": gathered, "copy of the weights": matrices + table, "caches": slots * P * (G * (T - 1) + 2 * S),
             "logits": 4 * 4 * P * G * c.vocab_size / tensor, "prefill": prefill}
 
 
@@ -216,13 +233,13 @@ def step_flops(c: ModelConfig, w: Work) -> dict[str, float]:
 def ideal_seconds(c: ModelConfig, w: Work, mesh: Mapping[str, int], device: Device) -> dict[str, float]:
     """Least seconds of each phase: its operations at the bfloat16 peak, and for decoding the memory traffic if that is longer.
 
-    A decode step reads the sampler's copy of the weights and, on average, half the completion caches. Communication and
-    the host are not counted: nothing measured will reach these.
+    A decode step reads the weights and, on average, half the completion caches. Communication and the host are not counted:
+    nothing measured will reach these.
     """
     count = math.prod(mesh.values())
     seconds = {phase: found / (count * device.flops) for phase, found in step_flops(c, w).items()}
-    held = sampler_memory(c, w, mesh)
-    traffic = (held["copy of the weights"] + held["caches"] / 2) * (w.completion_tokens - 1) * w.sampling_parts
+    weights = flops.matmul_parameters(c) * w.itemsize / _heads_over(c, mesh)
+    traffic = (weights + sampler_memory(c, w, mesh)["caches"] / 2) * (w.completion_tokens - 1) * w.sampling_parts
     return seconds | {"decode": max(seconds["decode"], traffic / device.bandwidth)}
 
 
@@ -302,7 +319,7 @@ def advice(c: ModelConfig, w: Work, device: Device, count: int) -> str:
             keys = " ".join([*(f"{key}={value}" for key, value in changes.items()), named(found.mesh)])
             return f"{where} ({found.peak / 1e9:.1f} GB) with {keys}"
     return ("No mesh of up to 64 times as many devices helps: one prompt with its group is the least that is worked on at a "
-            "time, and sampling needs a whole copy of the weights. Lower sampling.max_tokens, sampling.group or "
+            "time, and sampling spreads the weights over mesh.tensor alone. Lower sampling.max_tokens, sampling.group or "
             "prompts.max_tokens, train adapters (lora.rank=16), or take a smaller model")
 
 

@@ -12,6 +12,7 @@ from jaxrl_llm.registry import one_of
 from jaxrl_llm.training.prior import SOURCES
 from jaxrl_llm.values.critic import KINDS
 
+OFFLOADABLE = ("optimizer", "reference")
 _AT_LEAST = {
     1: "steps prompts.per_step sampling.group sampling.max_group sampling.max_tokens sampling.micro_batches "
        "sampling.max_rounds probe.pool learner.epochs learner.minibatches learner.micro_batches learner.max_skipped "
@@ -81,6 +82,7 @@ def default_config() -> ConfigDict:
     c.learner.minibatches = 0           # optimiser steps per pass; 0: the method's own
     c.learner.micro_batches = 1         # parts whose gradients are summed in one optimiser step: less memory
     c.learner.max_skipped = 5           # stop after so many non-finite updates in a row
+    c.learner.offload = ""              # "optimizer", "reference" or both: in the host's memory while they are not used
 
     c.probe = ConfigDict()             # read by methods whose baseline is a probe on the policy's hidden states
     c.probe.layer = "0.55"             # output of this block: its index (-1: the last), or with a point a share of the depth
@@ -182,13 +184,15 @@ def check(config: ConfigDict) -> None:
     if not config.reward_deadline > 0:
         raise ValueError(f"config.reward_deadline is {config.reward_deadline}; give a number of seconds above 0")
     one_of("config.prompts.overlong", config.prompts.overlong, OVERLONG)
+    for name in parts(config.learner.offload):
+        one_of("config.learner.offload", name, OFFLOADABLE)
     one_of("config.critic.kind", config.critic.kind, KINDS)
     one_of("config.prior.source", config.prior.source, SOURCES)
-    P, parts = config.prompts.per_step, config.learner.minibatches * config.learner.micro_batches
+    P, pieces = config.prompts.per_step, config.learner.minibatches * config.learner.micro_batches
     if P % config.sampling.micro_batches:
         raise ValueError(f"prompts.per_step={P} does not divide into sampling.micro_batches={config.sampling.micro_batches}; "
                          f"choose one of {[n for n in range(1, P + 1) if P % n == 0]}")
-    if P % parts:
+    if P % pieces:
         raise ValueError(
             f"prompts.per_step={P} does not divide into learner.minibatches={config.learner.minibatches} x "
             f"learner.micro_batches={config.learner.micro_batches}; their product must be one of "

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm import control, parallel
 from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.descent import keep_finite
 from jaxrl_llm.evaluation.accuracy import Accuracy, bootstrap_mean, pass_at_k
 from jaxrl_llm.rollouts import Rollouts, take
 from jaxrl_llm.tasks.loader import Batches, batches
-from jaxrl_llm.training import preemption, prior, rollout, rounds, setup
+from jaxrl_llm.training import offload, preemption, prior, rollout, rounds, setup
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.config import arithmetic_table
 from jaxrl_llm.training.forecast import forecast
@@ -79,7 +81,7 @@ def evaluate(run: setup.Run, params, lora, *, problems: int, key, timer=None, te
     sampled = rollout.concatenate(parts)
     first_component = sampled.scores.components[:, 0].reshape(sampled.rewards.shape)
     facts = rollout.metrics_of(sampled)
-    return Evaluation(bootstrap_mean(first_component), pass_at_k(first_component, first_component.shape[1]),
+    return Evaluation(bootstrap_mean(first_component), pass_at_k(first_component > 0.5, first_component.shape[1]),
                       facts["completion/length"], facts["completion/truncated"], sampled)
 
 
@@ -187,8 +189,9 @@ def update(run: setup.Run, state: TrainState, part: Rollouts, advantages, alone:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def estimate(estimator: Estimator, mesh: Mesh, batch: Rollouts, state):
-    """`(advantages, state, metrics)` of an estimator; its state stays laid out by the partition table."""
+    """`(advantages, state, metrics)` of an estimator; its state stays laid out by the partition table, and finite."""
     advantages, new = estimator.update(batch, state)
+    new = keep_finite(new, state)
     told = {} if estimator.metrics is None else estimator.metrics(batch, advantages, state)
     return advantages, jax.lax.with_sharding_constraint(new, parallel.tree_shardings(new, mesh)), told
 
@@ -203,7 +206,7 @@ def measure(run: setup.Run, state: TrainState, sampled: Rollouts, reference) -> 
         logprobs, entropies = run.score(state.params, state.lora, texts_of(sampled))
         batch = batch.replace(old_logprobs=logprobs, entropies=entropies)
     if "ref_logprobs" in run.needs:  # with adapters the reference is the model without them
-        frozen = reference if state.lora is None else state.params
+        frozen = offload.near(run.config, "reference", reference) if state.lora is None else state.params
         batch = batch.replace(ref_logprobs=run.score(frozen, None, texts_of(sampled))[0])
     return batch
 
@@ -252,8 +255,9 @@ def learn(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference
     rows = batch.mask.shape[0]
     size = rows // c.learner.minibatches
     shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), _SHUFFLE_STREAM)
-    updates, estimated = [], advantages
+    updates, estimated, real = [], advantages, parallel.fetch(batch.valid).any(1)
     with timer("update"):
+        state = offload.moments_near(c, state)
         for epoch in range(c.learner.epochs):
             if c.learner.minibatches == 1:
                 state, found = update(run, state, batch, advantages, alone)
@@ -262,12 +266,15 @@ def learn(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference
                 continue
             order = jax.random.permutation(jax.random.fold_in(shuffle_key, epoch), rows)
             for start in range(0, rows, size):
+                if not real[np.asarray(order[start:start + size])].any():  # nothing but filling, where filters kept too few
+                    continue
                 part, its_advantages = run.place(rows_of((batch, advantages), order, start, size))
                 state, found = update(run, state, part, its_advantages, alone)
                 updates.append(found)
         o = run.config.optimizer
         metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(
             facts | {"adam_noise": jax.jit(adam_noise)(state.opt_state, o.b1, o.b2)})
+        state = offload.moments_away(c, state)
     if int(state.skipped_in_row) >= c.learner.max_skipped:
         raise TrainingDiverged(
             f"{int(state.skipped_in_row)} updates in a row had a loss or gradient that was not finite (step "
@@ -377,7 +384,8 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
         else:
             params = warm_up(run, params, progress)
             state = setup.initial_state(run, params)
-        reference = reference_weights(run, state, work)
+        state = offload.moments_away(config, state)
+        reference = offload.away(config, "reference", reference_weights(run, state, work))
         if work.resume and primary:  # only now is it known that the folder can go on with this configuration
             work.record()
         start = int(state.step)
@@ -405,7 +413,7 @@ def _steps(run, state, data, reference, folder, checkpoints, writer, progress):
     def save(step):
         progress.phase("saving")
         with timer("checkpoint"):
-            checkpoints.save(step, state, {"data": position})
+            checkpoints.save(step, offload.moments_near(config, state), {"data": position})
 
     saved, position = start, data.get_state()
     if start == 0:
@@ -413,6 +421,9 @@ def _steps(run, state, data, reference, folder, checkpoints, writer, progress):
         evaluations["before"] = look(0)
         writer.write(0, evaluations["before"].metrics() | timer.collect())
         save(0)
+    elif due(start, config.eval.every) and parallel.agree(writer.last_step or 0) < start:
+        evaluations["after"] = look(start)  # in which the run broke off, after its step had been saved
+        writer.write(start, evaluations["after"].metrics() | timer.collect())
     try:
         for step in range(start + 1, config.steps + 1):
             began = time.perf_counter()
@@ -421,7 +432,7 @@ def _steps(run, state, data, reference, folder, checkpoints, writer, progress):
             progress.phase("learning" if step > start + 1 else "learning (compiles on the first step)")
             state, learned, batch, advantages = learn(run, state, sampled, reference, timer)
             position, seconds = data.get_state(), time.perf_counter() - began
-            updates = max(step - run.pretrain_steps, 0) * run.updates_per_step - int(state.skipped)
+            updates = int(optax.tree.get(state.opt_state, "ScaleByAdamState").count)
             metrics |= learned | {"learning_rate": float(run.schedule(max(updates - 1, 0))), "time/step": seconds,
                                   "speed/tokens_per_second": float(sampled.completions.mask.sum()) / seconds}
             if due(step, config.eval.every):

@@ -3,9 +3,11 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxrl_llm.models.logprobs import token_logprobs
 from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.parallel import over_rows
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.values import features
 
@@ -33,12 +35,14 @@ class Policy:
       model: the transformer.
       temperature: the sampler's, so that learner and sampler describe the same distribution (that of the whole vocabulary:
         what top-k, top-p or min-p cut away counts here, and shows as mismatch/kl in the metrics).
-      chunk: rows of logits held at a time.
+      chunk: rows of logits held at a time, on each device.
+      mesh: where parameters and rollouts lie; None: on one device.
     """
 
     model: Transformer
     temperature: float = 1.0
     chunk: int = 512
+    mesh: Mesh | None = None
 
     def logprobs(self, params, lora, rollouts: Rollouts) -> tuple[jax.Array, jax.Array]:
         """Log-prob of every completion token and entropy at its place: `(f32[P, G, T], f32[P, G, T])`, nats."""
@@ -51,19 +55,24 @@ class Policy:
         """
         r = rollouts
         spans = features.spans(r.tokens, r.token_mask, capture.marker)
-        prompt_span = features.last_tokens(r.prompt_mask, capture.pool)
-        span = features.last_tokens(spans.reasoning, capture.pool)
-        pool = lambda prompt, states: (features.pooled(prompt, prompt_span), features.pooled(states, span))  # noqa: E731
-        logprobs, entropies, pooled = self._forward(params, lora, rollouts, pool)
+        last = features.last_tokens(r.prompt_mask, capture.pool), features.last_tokens(spans.reasoning, capture.pool)
+        logprobs, entropies, pooled = self._forward(params, lora, rollouts, last)
         means = features.mean_entropies(entropies, r.token_mask, spans)
-        of_layer = lambda i: features.phi(pooled[0][i], pooled[1][i], means)  # noqa: E731
+        of_layer = lambda i: features.phi(pooled[0][:, i], pooled[1][:, i], means)  # noqa: E731
         single = isinstance(capture.layer, int)
         return logprobs, entropies, of_layer(capture.layer) if single else jnp.stack(list(map(of_layer, capture.layer)), axis=2)
 
-    def _forward(self, params, lora, rollouts: Rollouts, pool=None):
-        r, model = rollouts, self.model
-        states, pooled = model.packed_states(params, r.prompt_tokens, r.prompt_mask, r.tokens, r.mask, lora=lora, pool=pool)
-        flat = states.reshape(-1, states.shape[-1])
-        logprobs, entropies = token_logprobs(
-            flat, model.unembedding(params), r.tokens.reshape(-1), temperature=self.temperature, chunk=self.chunk)
-        return logprobs.reshape(r.tokens.shape), entropies.reshape(r.tokens.shape), pooled
+    def _forward(self, params, lora, rollouts: Rollouts, last=None):
+        """Log-probs, entropies, and of every layer `[P, L, ...]` the means over the `last` tokens, see `features`."""
+        def forward(params, lora, rows, whole):
+            prompt_tokens, prompt_mask, tokens, mask, last = rows
+            pool = None if last is None else (lambda *states: tuple(map(features.pooled, states, last)))
+            states, pooled = self.model.packed_states(params, prompt_tokens, prompt_mask, tokens, mask, lora=lora, pool=pool,
+                                                      whole=whole)
+            found = token_logprobs(states.reshape(-1, states.shape[-1]), self.model.unembedding(params), tokens.reshape(-1),
+                                   temperature=self.temperature, chunk=self.chunk)
+            return *(x.reshape(tokens.shape) for x in found), jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), pooled)
+
+        r = rollouts
+        rows = (r.prompt_tokens, r.prompt_mask, r.tokens, r.mask, last)
+        return over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)

@@ -99,6 +99,7 @@ def sample(generate: Callable[..., Any], rows: Sequence[tuple[Problem, list[int]
     with timer("rollout"):
         keys = row_keys(key, np.arange(prompts * group, dtype=np.int32).reshape(prompts, group))
         completions = parallel.fetch(generate(batch.tokens, batch.mask, keys))
+        completions = completions.replace(decode_steps=np.sum(completions.decode_steps))  # of shards that stop by themselves
     real = lambda x: x[:len(rows)] if np.ndim(x) else x  # noqa: E731
     completions, batch = jax.tree.map(real, completions), jax.tree.map(real, batch)
     with timer("reward"):

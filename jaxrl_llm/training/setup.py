@@ -98,6 +98,7 @@ class Run:
             np.float32(s.temperature if temperature is None else temperature), s.top_k or None,
             s.top_p if s.top_p < 1 else None, s.min_p or None)
         sampling_lib.check(chosen)
+        params = parallel.reshard(params, self.mesh, self.policy.model.dtype)
 
         def sample(tokens, mask, keys):
             if s.micro_batches == 1:
@@ -183,7 +184,7 @@ def load_model(config: ConfigDict, mesh: Mesh):
         raise ValueError(f"model.dtype={m.dtype!r}; allowed: {', '.join(DTYPES)}")
     tokenizer = tokenizers.load(m.tokenizer or m.path or "bytes")
     if m.path:
-        architecture, params = weights.load(m.path)
+        architecture, params = weights.load(m.path, shardings=lambda shapes: parallel.tree_shardings(shapes, mesh))
         tokenizer = tokenizer.limited_to(architecture.vocab_size)
     else:
         architecture, params = model_config(config, tokenizer.vocab_size), None
@@ -191,8 +192,6 @@ def load_model(config: ConfigDict, mesh: Mesh):
     if params is None:
         shardings = parallel.tree_shardings(model.abstract_params(), mesh)
         params = jax.jit(model.init, out_shardings=shardings)(jax.random.key(config.seed))
-    else:
-        params = parallel.put(params, parallel.tree_shardings(params, mesh))
     return tokenizer, model, params
 
 
@@ -224,6 +223,9 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     estimator, objective = make_parts(feature_size=features.feature_size(config.model.hidden_size))
     check_method(method, estimator, objective)
     rounds = rounds_of(config, estimator)
+    if "features" in needs_of(method, estimator, objective) and config.sampling.group * rounds < 2:
+        raise ValueError(f"method {method.slug!r} compares the completions of a prompt, but sampling.group is "
+                         f"{config.sampling.group}; give 2 or more")
     if estimator.value_targets is not None and config.critic.pretrain_steps >= config.steps:
         raise ValueError(f"config.critic.pretrain_steps={config.critic.pretrain_steps} leave none of the {config.steps} steps "
                          "to the policy; set fewer (0: none), or more steps")
@@ -248,12 +250,13 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     tokenizer, model, params = load_model(config, mesh)
     if config.model.path:  # only now is the width of its states known
         estimator, objective = make_parts(feature_size=features.feature_size(model.config.hidden_size))
-    policy = Policy(model, temperature=config.sampling.temperature or 1.0)
+    policy = Policy(model, temperature=config.sampling.temperature or 1.0, mesh=mesh)
     alone = 0 if estimator.value_targets is None else config.critic.pretrain_steps
     optimizer, schedule = optimizer_of(config, config.optimizer.learning_rate, config.steps - alone)
     update = make_update(policy, objective, optimizer, clip_norm=config.optimizer.clip_norm or None,
-                         micro_batches=config.learner.micro_batches, mesh=mesh)
-    sampler = functools.partial(generate, model, max_tokens=T, stop_ids=stop_ids(tokenizer, config.sampling.stop_strings))
+                         micro_batches=config.learner.micro_batches)
+    sampler = functools.partial(generate, model, max_tokens=T, stop_ids=stop_ids(tokenizer, config.sampling.stop_strings),
+                                mesh=mesh)
     prompt_tokens = prompt_length(config, task, tokenizer, model.config.max_positions)
     sampled = len(prompt_buckets(prompt_tokens))
     shapes = len(buckets(T)) * sampled * rounds  # up to so many rows per prompt are learned from
@@ -264,7 +267,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     capture = functools.partial(policy.logprobs_and_features, capture=read)
     joint, whole = None, learner.epochs * learner.minibatches * learner.micro_batches == 1  # a batch is one update in one piece
     if whole and "features" in needs_of(method, estimator, objective):
-        joint = Guarded("update", make_joint_update(policy, read, objective, estimator, optimizer, mesh=mesh,
+        joint = Guarded("update", make_joint_update(policy, read, objective, estimator, optimizer,
                                                     clip_norm=config.optimizer.clip_norm or None), shapes)
     run = Run(config, task, tokenizer, policy, method, estimator, objective, optimizer, schedule, reward, mesh, prompt_tokens,
               generate=Guarded("rollout", sampler, sampled),
@@ -286,9 +289,9 @@ def critic_parts(config: ConfigDict, model: Transformer, estimator: Estimator, m
     if estimator.value_targets is None:
         return {}
     critic = critic_lib.Critic(model, optimizer_of(config, config.critic.learning_rate, config.steps)[0],
-                               kind=config.critic.kind, clip=config.critic.clip or None)
+                               kind=config.critic.kind, clip=config.critic.clip or None, mesh=mesh)
     fit = critic_lib.make_update(critic, clip_norm=config.optimizer.clip_norm or None,
-                                 micro_batches=config.learner.micro_batches, mesh=mesh)
+                                 micro_batches=config.learner.micro_batches)
     parts = config.learner.minibatches * config.learner.micro_batches
     return {"critic": critic, "values": Guarded("values", jax.jit(in_parts(critic.values, parts)), shapes),
             "fit": Guarded("update of the critic", fit, shapes)}

@@ -4,11 +4,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
 from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator
-from jaxrl_llm.descent import descend, split
+from jaxrl_llm.descent import descend, keep_finite, split
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.parallel import tree_shardings
 from jaxrl_llm.rollouts import Rollouts
@@ -162,8 +161,8 @@ def joint_gradients(policy: Policy, capture: Capture, objective: Objective, esti
             objective, logprobs, entropies, seen, advantages, state.objective_state)
         return value, (metrics | told | {"advantages": advantages}, objective_state, estimator_state)
 
-    (_, found), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
-    return gradient, *found
+    (_, (*found, estimator_state)), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
+    return gradient, *found, keep_finite(estimator_state, state.estimator_state)
 
 
 def advance(optimizer, clip_norm, mesh, state: TrainState, grads, metrics, objective_state):
@@ -180,10 +179,10 @@ def advance(optimizer, clip_norm, mesh, state: TrainState, grads, metrics, objec
 
 
 def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *,
-                clip_norm: float | None = 1.0, micro_batches: int = 1, mesh: Mesh | None = None) -> Update:
+                clip_norm: float | None = 1.0, micro_batches: int = 1) -> Update:
     """The jitted update `(state, rollouts, advantages) -> (state, metrics)`; the state is donated.
 
-    With a `mesh` the new state lies on it by the partition table, as the old one did: left to itself the compiler may lay
+    The new state lies on the policy's mesh by the partition table, as the old one did: left to itself the compiler may lay
     outputs out differently, and the next call would compile again.
 
     The gradient is scaled to `clip_norm` if its global norm is larger. An update with a loss or gradient that is not
@@ -200,19 +199,19 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
             raise ValueError(f"{P} prompts per mini-batch do not divide into learner.micro_batches={micro_batches}; "
                              f"choose one of {[n for n in range(1, P + 1) if P % n == 0]}")
         grads, metrics, objective_state = gradients(policy, objective, micro_batches, state, rollouts, advantages)
-        return advance(optimizer, clip_norm, mesh, state, grads, metrics, objective_state)
+        return advance(optimizer, clip_norm, policy.mesh, state, grads, metrics, objective_state)
 
     return jax.jit(update, donate_argnums=0)
 
 
 def make_joint_update(policy: Policy, capture: Capture, objective: Objective, estimator: Estimator,
-                      optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0, mesh: Mesh | None = None):
+                      optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0):
     """The jitted update `(state, rollouts) -> (state, metrics)` that estimates as well, see `joint_gradients`."""
 
     def update(state: TrainState, rollouts: Rollouts):
         grads, metrics, objective_state, estimator_state = joint_gradients(
             policy, capture, objective, estimator, state, rollouts)
-        return advance(optimizer, clip_norm, mesh, state.replace(estimator_state=estimator_state), grads, metrics,
+        return advance(optimizer, clip_norm, policy.mesh, state.replace(estimator_state=estimator_state), grads, metrics,
                        objective_state)
 
     return jax.jit(update, donate_argnums=0)

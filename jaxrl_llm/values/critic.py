@@ -24,7 +24,7 @@ from jaxrl_llm import masked
 from jaxrl_llm.descent import descend, split
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.aggregation import token_weights
-from jaxrl_llm.parallel import tree_shardings
+from jaxrl_llm.parallel import over_rows, tree_shardings
 from jaxrl_llm.rollouts import Rollouts, clean
 
 KINDS = ("separate", "head")
@@ -47,12 +47,14 @@ class Critic:
       optimizer: of everything in `CriticState.params`.
       kind: one of `KINDS`.
       clip: largest change of a value, against the recorded one, that a batch rewards (see `value_loss`); None: any.
+      mesh: where parameters and rollouts lie; None: on one device.
     """
 
     model: Transformer
     optimizer: optax.GradientTransformation
     kind: str = "separate"
     clip: float | None = 0.5
+    mesh: Mesh | None = None
 
     def init(self, policy_params) -> CriticState:
         """The state before the first fit: every value is 0, a separate critic has copies of the policy's weights."""
@@ -64,10 +66,14 @@ class Critic:
 
     def values(self, params, policy: tuple[Any, Any], rollouts: Rollouts) -> Array:
         """V_t f32[P, G, T], 0 outside the mask. `policy` = (parameters, adapters or None) is read by the kind `head` only."""
-        r = rollouts
-        trunk, lora = policy if self.kind == "head" else (params["trunk"], None)
-        states, _ = self.model.packed_states(trunk, r.prompt_tokens, r.prompt_mask, r.tokens, r.mask, lora=lora)
-        values = states.astype(jnp.float32) @ params["head"]["weight"] + params["head"]["bias"]
+        def forward(trunk, others, rows, whole):
+            (lora, head), (prompt_tokens, prompt_mask, tokens, mask) = others, rows
+            states, _ = self.model.packed_states(trunk, prompt_tokens, prompt_mask, tokens, mask, lora=lora, whole=whole)
+            return states.astype(jnp.float32) @ head["weight"] + head["bias"]
+
+        r, (trunk, lora) = rollouts, policy if self.kind == "head" else (params["trunk"], None)
+        rows = r.prompt_tokens, r.prompt_mask, r.tokens, r.mask
+        values = over_rows(forward, self.mesh, self.model.dtype, trunk, (lora, params["head"]), rows)
         return jnp.where(r.token_mask, values, 0)
 
 
@@ -96,12 +102,12 @@ def metrics(values: Array, returns: Array, mask: Array) -> dict[str, Array]:
             "value/explained_variance": jnp.where(spread > 0, 1 - left, 0)}
 
 
-def make_update(critic: Critic, *, clip_norm: float | None = 1.0, micro_batches: int = 1, mesh: Mesh | None = None
+def make_update(critic: Critic, *, clip_norm: float | None = 1.0, micro_batches: int = 1
                 ) -> Callable[[CriticState, tuple[Any, Any], Rollouts], tuple[CriticState, dict[str, Array]]]:
     """The jitted update `(state, policy, rollouts) -> (state, metrics)` on the mean of `value_loss` over all tokens.
 
     Reads `extras["values"]` (recorded when the rollouts were made) and `extras["value_targets"]`; the state is donated.
-    Micro-batches, `clip_norm`, `mesh` and the refusal of gradients that are not finite are those of
+    Micro-batches, `clip_norm` and the refusal of gradients that are not finite are those of
     `training.step.make_update`; `value/skipped` is 1 for a refused update.
     """
 
@@ -124,8 +130,8 @@ def make_update(critic: Critic, *, clip_norm: float | None = 1.0, micro_batches:
         params, opt_state, norm, finite = descend(
             critic.optimizer, clip_norm, gradient, found["value/loss"], state.params, state.opt_state)
         state = CriticState(params, opt_state)
-        if mesh is not None:
-            state = jax.lax.with_sharding_constraint(state, tree_shardings(state, mesh))
+        if critic.mesh is not None:
+            state = jax.lax.with_sharding_constraint(state, tree_shardings(state, critic.mesh))
         return state, found | {"value/grad_norm": norm, "value/skipped": (~finite).astype(jnp.float32)}
 
     return jax.jit(update, donate_argnums=0)

@@ -86,6 +86,7 @@ def test_what_cannot_work_is_refused():
     for changes, words in (({"probe.layer": "7"}, "layer=7 of a model with 2 layers"),
                            ({"probe.layer": "half"}, "config.probe.layer='half'"),
                            ({"sampling.micro_batches": 3}, "sampling.micro_batches=3; choose one of \\[1, 2, 4, 8\\]"),
+                           ({"sampling.group": 1}, "compares the completions of a prompt, but sampling.group is 1; give 2"),
                            ({"probe.pool": 0}, "config.probe.pool is 0"),
                            ({"estimator": "feature_size=4"}, "feature_size=4")):
         with pytest.raises(ValueError, match=words):

@@ -129,17 +129,36 @@ def test_a_run_that_diverges_stops_and_goes_on_from_its_only_checkpoint(tmp_path
     assert set(evaluations) == {"before", "after"}
 
 
+KEPT = {"objective": "kl_coef=0.1", "checkpoint.every": 2, "eval.every": 2, "optimizer.learning_rate": 3e-2}
+
+
+@pytest.fixture(scope="module")
+def with_reference(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("reference")
+    run(workdir, **KEPT, steps=4)
+    return workdir
+
+
 @pytest.mark.slow
-def test_a_reference_is_kept_over_a_resume(tmp_path):
-    options = {"objective": "kl_coef=0.1", "checkpoint.every": 2, "eval.every": 2, "optimizer.learning_rate": 3e-2}
-    run(tmp_path / "straight", **options, steps=4)
-    run(tmp_path / "broken", **options, steps=2)
+@pytest.mark.parametrize("changes", ({}, {"learner.offload": "optimizer, reference"}), ids=("plain", "offloaded"))
+def test_a_reference_is_kept_over_a_resume(with_reference, tmp_path, monkeypatch, changes):
+    """Also where it and the moments wait on the host: looked at before each step, it changes no bit."""
+    kinds, learn = [], loop.learn
+
+    def watched(one, state, sampled, reference, timer):
+        kinds.append([{x.sharding.memory_kind for x in jax.tree.leaves(tree)}
+                      for tree in (state.opt_state, reference, state.params)])
+        return learn(one, state, sampled, reference, timer)
+
+    monkeypatch.setattr(loop, "learn", watched)
+    run(tmp_path, **KEPT | changes, steps=2)
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
-        run(tmp_path / "broken", True, **options, steps=4)
-    found = lines(tmp_path / "straight")
+        run(tmp_path, True, **KEPT | changes, steps=4)
+    assert kinds == [[{"pinned_host" if changes else "device"}] * 2 + [{"device"}]] * 4
+    found = lines(with_reference)
     assert abs(found[1]["kl"]) < 1e-9 and found[4]["kl"] > 1e-4
-    assert [repeatable(line) for line in lines(tmp_path / "broken")] == [repeatable(line) for line in found]
-    assert_same(saved(tmp_path / "broken", **options), saved(tmp_path / "straight", **options))
+    assert [repeatable(line) for line in lines(tmp_path)] == [repeatable(line) for line in found]
+    assert_same(saved(tmp_path, **KEPT, steps=4), saved(with_reference, **KEPT, steps=4))
 
 
 @pytest.mark.slow
@@ -168,8 +187,9 @@ def test_metrics_of_several_updates():
     assert loop.mean_metrics(updates) == {"loss": 1.5, "max/ratio": 3.0, "skipped_updates": 5.0}
 
 
-def test_dynamic_sampling_draws_until_groups_disagree(tmp_path):
-    run(tmp_path, method="dapo", steps=2, **{"learner.minibatches": 1})  # the last of more could hold filling only
+@pytest.mark.parametrize("minibatches", (1, 4))  # those of filling alone are left out
+def test_dynamic_sampling_draws_until_groups_disagree(tmp_path, minibatches):
+    run(tmp_path, method="dapo", steps=2, **{"learner.minibatches": minibatches})
     for line in lines(tmp_path)[1:]:
         assert 1 <= line["filter/rounds"] <= 4 and 0 < line["filter/kept"] <= 1 and line["grad_norm"] > 0
 
@@ -222,7 +242,7 @@ def test_every_method_takes_two_steps(shared, slug):
     config.sampling.stop_strings = tuple(string.ascii_uppercase + string.digits)  # so that some completions end early
     estimator, objective = methods.build(slug, max_len=config.sampling.max_tokens, feature_size=run.feature_size)
     setup.check_method(method, estimator, objective)
-    update = make_update(run.policy, objective, run.optimizer, mesh=run.mesh)
+    update = make_update(run.policy, objective, run.optimizer)
     run = dataclasses.replace(run, config=config, method=method, estimator=estimator, objective=objective,
                               update=Guarded("update", update, 4),
                               **setup.critic_parts(config, run.policy.model, estimator, run.mesh, 4))
@@ -320,6 +340,48 @@ def test_a_run_that_breaks_keeps_its_last_step_and_goes_on_bit_for_bit(straight,
     assert_same(saved(tmp_path, 6), saved(straight[0], 6))
 
 
+def test_an_evaluation_that_breaks_is_made_up_for(straight, tmp_path, monkeypatch):
+    def fails_at_six(one, params, lora, *, problems, key, timer=None):
+        if (tmp_path / "checkpoints/3").exists():
+            raise OSError("the disk is full")
+        return evaluate(one, params, lora, problems=problems, key=key, timer=timer)
+
+    evaluate = loop.evaluate
+    monkeypatch.setattr(loop, "evaluate", fails_at_six)
+    with pytest.raises(OSError, match="the disk is full"):
+        run(tmp_path)
+    monkeypatch.undo()
+    assert lines(tmp_path)[-1]["step"] == 5
+    assert run(tmp_path, resume=True)["after"].accuracy == straight[1]["after"].accuracy
+    last = lines(tmp_path)[-1]
+    assert last["step"] == 6 and last["eval/accuracy"] == lines(straight[0])[-1]["eval/accuracy"]
+
+
+@pytest.mark.slow
+def test_a_data_file_that_vanishes(tmp_path, monkeypatch):
+    """The run that has read it ends as it would have; one that goes on from it is told, and goes on once the file is back."""
+    problems, workdir, collect = tmp_path / "problems.jsonl", tmp_path / "run", loop.collect
+    options = {"task": f"jsonl(path='{problems}')", "eval.every": 0, "samples_every": 0}
+    rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(4)]
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def vanishing(one, state, *others):
+        if int(state.step) == 1:
+            problems.rename(tmp_path / "elsewhere")
+        return collect(one, state, *others)
+
+    monkeypatch.setattr(loop, "collect", vanishing)
+    run(workdir, **options, steps=3)
+    assert [line["step"] for line in lines(workdir)] == [0, 1, 2, 3] and not problems.exists()
+    with pytest.raises(FileNotFoundError, match="problems.jsonl"):
+        run(workdir, True, **options, steps=4)
+    assert json.loads((workdir / "config.json").read_text())["config"]["steps"] == 3
+    (tmp_path / "elsewhere").rename(problems)
+    with pytest.warns(RuntimeWarning, match="steps: 3 -> 4"):
+        run(workdir, True, **options, steps=4)
+    assert lines(workdir)[-1]["step"] == 4
+
+
 def test_a_failed_resume_leaves_the_folder_as_it_was(tmp_path):
     run(tmp_path, steps=3)
     before = (tmp_path / "config.json").read_text()
@@ -388,3 +450,4 @@ def test_a_stop_string_of_one_token_ends_rows_in_the_sampler():
 def test_a_short_warm_up_runs(tmp_path, steps):
     run(tmp_path, steps=1, **{"warmup.steps": steps, "warmup.batch": 4, "eval.problems": 4})
     assert np.isfinite(lines(tmp_path)[1]["loss"])
+

@@ -3,11 +3,18 @@ import json
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import rollout_cases
+from jax.sharding import PartitionSpec
 
-from jaxrl_llm.parallel import make_mesh, tree_shardings
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.models.weights import layout
+from jaxrl_llm.parallel import communication, make_mesh, plan, reshard, tree_shardings
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import loop, setup
+from jaxrl_llm.training.ahead import lower_update
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.metrics import PhaseTimer
 
@@ -44,13 +51,87 @@ def steps(config, count, devices):
     return run, state, tokens, found
 
 
+def on_first_device() -> int:
+    """Bytes of all arrays that live there."""
+    pieces = [shard.data for x in jax.live_arrays() for shard in x.addressable_shards if shard.device == jax.devices()[0]]
+    return sum({piece.unsafe_buffer_pointer(): piece.nbytes for piece in pieces}.values())
+
+
+def published():
+    """Weights of a file, read for a 2 x 2 x 2 mesh, with what the first device holds whenever a tensor is asked for."""
+    c = ModelConfig(vocab_size=64, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=4, head_dim=8, mlp_size=48,
+                    tie_embeddings=False, qkv_bias=True)
+    stored = {place.hf: np.random.default_rng(i).standard_normal(place.shape).astype(np.float32)
+              for i, place in enumerate(layout.places(c))}
+    mesh, before, held, asked = make_mesh(fsdp=2, tensor=2), on_first_device(), [], {}
+
+    def read(place, index):
+        held.append(on_first_device() - before)
+        asked.setdefault(place.path, set()).add(stored[place.hf][index].size / stored[place.hf].size)
+        return stored[place.hf][index]
+
+    params = layout.assemble(c, read, np.float32, lambda shapes: tree_shardings(shapes, mesh))
+    held.append(on_first_device() - before)
+    own = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(params))
+    wanted = layout.assemble(c, lambda place, index: stored[place.hf][index], np.float32)
+    as_ruled = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), params, tree_shardings(params, mesh))
+    return {"equal": all(bool((np.asarray(a) == np.asarray(b)).all()) for a, b in zip(*map(jax.tree.leaves, (params, wanted)))),
+            "as_ruled": all(jax.tree.leaves(as_ruled)), "peak": max(held), "own": own,
+            "whole": sum(x.nbytes for x in stored.values()),
+            "asked": [sorted(asked[path]) for path in (("layers", "q", "kernel"), ("layers", "o", "kernel"), ("embed",))]}
+
+
+def known_by_hand():
+    """A program whose collectives are written down: `f32[16, 8]` on each of 2 x 2 x 2 devices, loops of 5 and of 3 trips."""
+    def inner(x, _):
+        return jnp.sin(jax.lax.psum(x, ("data", "tensor"))), None
+
+    def outer(x, _):
+        x, _ = jax.lax.scan(inner, x, None, length=3)
+        x = jnp.sin(jax.lax.all_gather(x, ("data", "fsdp", "tensor"), tiled=True))  # [128, 8]
+        x = jnp.sin(jax.lax.psum_scatter(x, ("data", "fsdp"), tiled=True))[:16]  # of [32, 8]
+        x = jnp.sin(jax.lax.all_to_all(x, "fsdp", 0, 0, tiled=True))
+        return jax.lax.ppermute(x, "data", [(0, 1), (1, 0)]), None
+
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)
+    spread = PartitionSpec(("data", "fsdp", "tensor"))
+    run = jax.shard_map(lambda x: jax.lax.scan(outer, x, None, length=5)[0], mesh=mesh, in_specs=spread, out_specs=spread,
+                        check_vma=False)
+    return jax.jit(run).lower(jax.ShapeDtypeStruct((128, 8), jnp.float32)).compile().as_text()
+
+
+def communicated():
+    """Bytes sent: by the program known by hand, by an update with `data` alone, by the gathering of weights for sampling."""
+    sent = lambda text: communication.by_kind(communication.collectives(text))  # noqa: E731
+    c = ModelConfig(vocab_size=64, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8, mlp_size=48,
+                    tie_embeddings=False)
+    work, mesh = plan.Work(8, 2, 4, 4), make_mesh(data=8)
+    update = lower_update(c, work, mesh).compile().as_text()
+    pieces = make_mesh(data=2, fsdp=4)
+    in_pieces = lower_update(c, work, pieces).compile().as_text()
+    mixed = make_mesh(data=2, fsdp=2, tensor=2)
+    params = Transformer(c).abstract_params()
+    params = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params,
+                          tree_shardings(params, mixed))
+    gathered = jax.jit(lambda params: reshard(params, mixed, jnp.float32)).lower(params).compile().as_text()
+    return {"by_hand": sent(known_by_hand()), "update": sent(update), "reshard": sent(gathered),
+            "least": communication.minimum(c, work, mesh.shape)["update"],
+            "in_pieces": sent(in_pieces),
+            "least_in_pieces": communication.minimum(c, work, pieces.shape)["update"],
+            "least_reshard": communication.minimum(c, work, mixed.shape)["rollout"]["weights gathered"]}
+
+
 def main():
+    loaded = published()
     run, state, tokens, metrics = steps(tiny(data=2, fsdp=2, tensor=2), 3, 8)
     one_run, one_state, one_tokens, one_metrics = steps(tiny(data=1), 3, 1)
     layers = state.params["layers"]
     leaves = lambda s: jax.tree.leaves(jax.device_get((s.params, s.opt_state)))  # noqa: E731
     wanted = tree_shardings(state, run.mesh)
     print(json.dumps({
+        "published": loaded,
+        "rollouts": rollout_cases.cases(),
+        "communicated": communicated(),
         "devices": [len(run.mesh.devices.flat), len(one_run.mesh.devices.flat)],
         "same_tokens": [bool((a == b).all()) for a, b in zip(tokens, one_tokens)],
         "difference": max(float(np.abs(a - b).max()) for a, b in zip(leaves(state), leaves(one_state), strict=True)),

@@ -67,8 +67,8 @@ def test_what_is_kept_by_hand():
     # 7 pieces divide neither table nor matrices: everything is whole
     assert plan.weights_per_device(SMALL, {"data": 1, "fsdp": 7, "tensor": 1}) == 162_624
     # a single axis is written as a string in the partition of a leaf
-    odd = dataclasses.replace(SMALL, vocab_size=1002)
-    assert plan.weights_per_device(odd, {"data": 1, "fsdp": 4, "tensor": 2}) == 98_304 / 8 + 64 * 1002 / 2 + 320
+    odd = dataclasses.replace(SMALL, vocab_size=1001)
+    assert plan.weights_per_device(odd, {"data": 1, "fsdp": 4, "tensor": 2}) == 98_304 / 8 + 64 * 1001 / 4 + 320
     adapted = plan.kept_memory(SMALL, dataclasses.replace(WORK, lora_rank=8), ONE)
     adapters = 2 * 8 * (128 + 96 + 96 + 128 + 3 * 256)  # per layer and rank: q, k, v, o and three matrices of the MLP
     assert plan.adapter_weights(SMALL, 8) == adapters
@@ -88,7 +88,11 @@ def test_activations_and_caches_by_hand():
     assert caches == 8 * 2 * 2 * 2 * 16 * 4 * (4 * 31 + 2 * 16)  # P, layers, keys and values, heads, width, bytes, slots
     spread = {"data": 2, "fsdp": 2, "tensor": 2}
     assert plan.sampler_memory(SMALL, WORK, spread)["caches"] == caches / 8
-    assert plan.sampler_memory(SMALL, WORK, spread)["copy of the weights"] == 4 * 98_304  # whole, see the docstring
+    assert plan.sampler_memory(SMALL, WORK, spread)["copy of the weights"] == 4 * 98_304 / 2  # in pieces over tensor alone
+    assert plan.sampler_memory(SMALL, WORK, spread)["gathered weights"] == 4 * (162_304 / 2 + 320)
+    assert plan.sampler_memory(SMALL, WORK, {"data": 4, "fsdp": 1, "tensor": 2})["gathered weights"] == 0
+    four = plan.sampler_memory(SMALL, WORK, {"data": 1, "fsdp": 1, "tensor": 4})  # two key/value heads: all is whole
+    assert four["caches"] == caches and four["gathered weights"] == 4 * 162_624 and four["copy of the weights"] == 4 * 98_304
 
 
 def test_operations_and_ideal_seconds_by_hand():
@@ -101,7 +105,7 @@ def test_operations_and_ideal_seconds_by_hand():
     seconds = plan.ideal_seconds(SMALL, w, ONE, device)
     assert seconds["update"] == found["update"] / 1e9
     caches = plan.sampler_memory(SMALL, w, ONE)["caches"]
-    assert seconds["decode"] == pytest.approx((4 * 98_304 + caches / 2) * 31 / 1e6)  # memory is what limits it here
+    assert seconds["decode"] == pytest.approx((4 * (98_304 + 64_000) + caches / 2) * 31 / 1e6)  # memory is what limits it here
     assert plan.ideal_seconds(SMALL, w, ONE, dataclasses.replace(device, bandwidth=1e12))["decode"] == found["decode"] / 1e9
     two = {"data": 2, "fsdp": 1, "tensor": 1}
     assert plan.ideal_seconds(SMALL, w, two, device)["update"] == seconds["update"] / 2
@@ -114,7 +118,8 @@ def test_a_configuration_as_work():
     w = plan.work_of(c, 20, {"ref_logprobs"}, critic=True)
     assert (w.prompts, w.group, w.prompt_tokens, w.completion_tokens, w.learned_at_once) == (16, 4, 20, 32, 8)
     assert w.remat and w.reference and not w.critic and w.passes == 2
-    c.lora.rank, c.learner.minibatches = 8, 1
+    c.lora.rank, c.learner.minibatches, c.learner.offload = 8, 1, "optimizer, reference"
+    assert plan.work_of(c, 20, set(), critic=False).offload == ("optimizer", "reference") and w.offload == ()
     assert not plan.work_of(c, 20, {"ref_logprobs"}, critic=False).reference
 
 
@@ -203,6 +208,19 @@ def test_an_accelerator_that_is_certainly_too_small_is_refused(monkeypatch, memo
     told = "an update needs"
     with pytest.raises(ValueError, match=told) if refused else pytest.warns(RuntimeWarning, match=told):
         forecast(run)
+
+
+def test_what_waits_on_the_host_is_not_on_the_devices():
+    c, w = MODELS["smollm2_135m"], dataclasses.replace(WORK, reference=True)
+    plain = plan.estimate(c, w, ONE)
+    moments, weights = 8 * plan.parameters(c), 4 * plan.parameters(c)
+    for names, sampling, updating in ((("optimizer",), moments, 0), (("reference",), weights, weights),
+                                      (("optimizer", "reference"), moments + weights, weights)):
+        found = plan.estimate(c, dataclasses.replace(w, offload=names), ONE)
+        assert plain.sampling - found.sampling == sampling and plain.updating - found.updating == updating
+    with_critic = [plan.estimate(c, dataclasses.replace(w, critic=True, offload=names), ONE) for names in ((), ("optimizer",))]
+    assert with_critic[0].updating == with_critic[1].updating
+    assert with_critic[0].sampling - with_critic[1].sampling == 2 * moments
 
 
 @pytest.mark.slow

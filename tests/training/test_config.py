@@ -64,7 +64,8 @@ def test_zero_is_refused_by_name(key):
     ("checkpoint.keep", 0, "config.checkpoint.keep"), ("samples_every", -1, "config.samples_every"),
     ("prompts.max_tokens", -1, "config.prompts.max_tokens is -1"), ("model.num_layers", 0, "config.model.num_layers"),
     ("reward_deadline", 0.0, "config.reward_deadline is 0.0; give a number of seconds above 0"),
-    ("prompts.overlong", "skp", "Unknown config.prompts.overlong 'skp'. Did you mean 'skip'?")))
+    ("prompts.overlong", "skp", "Unknown config.prompts.overlong 'skp'. Did you mean 'skip'?"),
+    ("learner.offload", "optimiser", "Unknown config.learner.offload 'optimiser'. Did you mean 'optimizer'?")))
 def test_values_that_cannot_work_are_refused_by_name(key, value, words):
     config = resolve(default_config(), {})
     config.update_from_flattened_dict({key: value})

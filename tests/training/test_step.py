@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from jaxrl_llm import advantages, masked, objectives
+from jaxrl_llm.descent import keep_finite
 from jaxrl_llm.generation import Sampling, generate, row_keys
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.models import lora as lora_lib
@@ -171,6 +172,16 @@ def test_non_finite_updates_are_skipped_and_counted():
     state, _ = update_of(1)(state, batch(), ADVANTAGES)
     assert (state.skipped, state.skipped_in_row) == (2, 0)
     assert any((np.asarray(a) != b).any() for a, b in zip(jax.tree.leaves(state.params), before))
+
+
+@pytest.mark.parametrize("wrong", (np.nan, np.inf))
+def test_states_of_estimators_survive_a_batch_that_is_refused(wrong):
+    old = {"count": jnp.int32(1), "best": jnp.array([-jnp.inf, 2.0])}
+    new = {"count": jnp.int32(2), "best": jnp.array([1.0, 3.0])}
+    assert jax.device_get(keep_finite(new, old))["best"].tolist() == [1, 3]
+    broken = keep_finite(new | {"best": jnp.array([1.0, wrong])}, old)
+    assert int(broken["count"]) == 1 and broken["best"].tolist() == [-np.inf, 2]
+    assert keep_finite((), ()) == ()
 
 
 def test_an_update_without_a_gradient_changes_nothing_and_is_not_counted():

@@ -1,0 +1,71 @@
+"""Forward passes over a mesh, every shard of `data` x `fsdp` with its own rows: weights travel, activations stay.
+
+Left to itself the compiler splits matrix products over `fsdp` as over `tensor`, gathers activations instead of weights, and in
+loops over rows lets every device work on those of all.
+"""
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxrl_llm.parallel.mesh import batch_sharding
+from jaxrl_llm.parallel.rules import path_name, spec_of
+
+Tree = Any
+_LAYERS = "layers/"
+
+
+def over_rows(function: Callable, mesh: Mesh | None, dtype: Any, weights: Tree, others: Tree, rows: Tree) -> Tree:
+    """`function(weights, others, rows, whole)`, whose results are those of each row alone, on every shard's own rows.
+
+    The weights lie in pieces by the partition table. Tables come to `function` whole over `fsdp`; layers in pieces, which
+    `whole(layer) -> layer` puts together when they are used, and again in the backward pass if they are not kept. Gradients
+    go the way back: scattered over `fsdp`, then summed over `data`. `tensor` is left to the compiler.
+
+    Args:
+      function: see above; where there is one shard it is called as it is, `whole` being the identity.
+      mesh: or None.
+      dtype: layers are cast to it before they travel, as they are at use.
+      weights: parameters of a `Transformer`.
+      others: arrays that every device has whole.
+      rows: arrays `[P, ...]`; P is a multiple of data x fsdp.
+    Returns:
+      Arrays `[P, ...]`, spread like the rows.
+    """
+    if mesh is None or mesh.shape["data"] * mesh.shape["fsdp"] == 1:
+        return function(weights, others, rows, lambda layer: layer)
+    spread = batch_sharding(mesh).spec
+    table = {path_name(path): spec_of(path_name(path), leaf.shape, mesh) for path, leaf in jax.tree.leaves_with_path(weights)}
+    pieces = jax.tree.map_with_path(lambda path, _: _along("fsdp", table[path_name(path)]), weights)
+
+    def whole(layer):
+        return jax.tree.map_with_path(  # of the stack, which has one axis more
+            lambda path, leaf: _gathered(leaf, PartitionSpec(*table[_LAYERS + path_name(path)][1:]), dtype), layer)
+
+    def shard(weights, others, rows):
+        tables = {name: _gathered(leaf, table[name], leaf.dtype) for name, leaf in weights.items() if name in table}
+        return function({**weights, **tables}, others, rows, whole)
+
+    return jax.shard_map(shard, mesh=mesh, axis_names={"data", "fsdp"}, in_specs=(pieces, PartitionSpec(), spread),
+                         out_specs=spread, check_vma=False)(weights, others, rows)
+
+
+def _along(axis: str, spec: PartitionSpec) -> PartitionSpec:
+    """Of a partition what it says of one axis."""
+    return PartitionSpec(*(axis if axis in (axes or ()) else None for axes in spec))
+
+
+def _gathered(leaf: jax.Array, spec: PartitionSpec, dtype: Any) -> jax.Array:
+    """A leaf that lies by `spec`, put together over `fsdp`; over `tensor` it stays as it lies."""
+    if "fsdp" not in _along("fsdp", spec):
+        return leaf
+
+    def gather(leaf):
+        return jax.lax.all_gather(leaf.astype(dtype), "fsdp", axis=tuple(_along("fsdp", spec)).index("fsdp"), tiled=True)
+
+    kept = _along("tensor", spec)
+    if "tensor" not in kept:
+        return gather(leaf)
+    # Said by hand too: a gathering in which an axis is left to the compiler makes it whole over that one first.
+    return jax.shard_map(gather, axis_names={"tensor"}, in_specs=kept, out_specs=kept, check_vma=False)(leaf)

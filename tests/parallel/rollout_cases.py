@@ -1,0 +1,91 @@
+"""Part of `mesh_cases.py`: weights moved to the layout of rollouts, and shards that decode by themselves, on eight devices."""
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxrl_llm import parallel
+from jaxrl_llm.generation import Sampling, generate, row_keys
+from jaxrl_llm.models import ModelConfig, Transformer
+from jaxrl_llm.parallel import rules
+from jaxrl_llm.parallel.communication import collectives
+
+V, P, G, S, T = 64, 4, 2, 5, 24
+MODEL = Transformer(ModelConfig(vocab_size=V, hidden_size=32, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8,
+                                mlp_size=48, tie_embeddings=False, qkv_bias=True))
+
+
+def mesh_of(*sizes):
+    return parallel.make_mesh(*sizes, devices=jax.devices()[:int(np.prod(sizes))])
+
+
+def told(text: str, unknown_trips=None) -> dict:
+    found = collectives(text, unknown_trips)
+    return {"kinds": sorted({c.kind for c in found}), "groups": sorted({c.group for c in found}),
+            "bytes": sum(c.size for c in found), "sizes": sorted(c.size for c in found)}
+
+
+def weights():
+    """Random weights under which the context matters, with logits of spread 1."""
+    random, spread = np.random.default_rng(1), {"embed": 0.6, "kernel": 0.2, "unembed": 0.2, "bias": 0.1, "scale": 0.0}
+
+    def one(path, leaf):
+        name = rules.path_name(path).split("/")[-1]
+        return jnp.asarray((name == "scale") + spread[name] * random.standard_normal(leaf.shape), leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(one, MODEL.abstract_params())
+
+
+def moved(params, *sizes) -> dict:
+    """What becomes of `params` by a reshard, in bfloat16 and in float32, and what the latter's program sends."""
+    mesh, named = mesh_of(*sizes), lambda tree: {rules.path_name(path): x for path, x in jax.tree.leaves_with_path(tree)}
+    ruled, lain = parallel.rollout_shardings(params, mesh), parallel.put(params, parallel.tree_shardings(params, mesh))
+    found = parallel.reshard(lain, mesh, jnp.bfloat16)
+    program = lambda dtype: jax.jit(functools.partial(parallel.reshard, mesh=mesh, dtype=dtype)).lower(lain)  # noqa: E731
+    equal = jax.tree.map(lambda x, y: bool((np.asarray(x.astype(y.dtype)) == np.asarray(y)).all()), params, found)
+    as_ruled = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), found, ruled)
+    return {"untouched": found is lain, "equal": all(jax.tree.leaves(equal)), "as_ruled": all(jax.tree.leaves(as_ruled)),
+            "kept": not any(x.is_deleted() for x in jax.tree.leaves(lain)),
+            "dtypes": {name: str(x.dtype) for name, x in named(found).items()},
+            "shards": {name: x.addressable_shards[0].data.shape for name, x in named(found).items()},
+            "laid": re.findall(r"sdy.sharding_constraint .*x(\w+)>\n", program(jnp.bfloat16).as_text()),
+            "sent": told(program(np.float32).compile().as_text())}
+
+
+def moved_from_the_wrong_order() -> dict:
+    """A matrix with `fsdp` as the major axis: its pieces must change places before they can be gathered."""
+    mesh = mesh_of(2, 2, 2)
+    x = jax.ShapeDtypeStruct((32, 16), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(None, ("fsdp", "tensor"))))
+    to = NamedSharding(mesh, PartitionSpec(None, "tensor"))
+    return told(jax.jit(lambda x: x + 0, out_shardings=to).lower(x).compile().as_text())
+
+
+def inputs(mesh):
+    tokens = np.random.default_rng(0).integers(0, V, (P, S)).astype(np.int32)
+    keys = row_keys(jax.random.key(15), np.arange(P * G).reshape(P, G))
+    return parallel.put((tokens, np.ones((P, S), bool), keys), parallel.batch_sharding(mesh))
+
+
+def sampled(params, *sizes):
+    """Completions of P prompts, and what the program sends that made them."""
+    mesh = mesh_of(*sizes)
+    lain = parallel.reshard(parallel.put(params, parallel.tree_shardings(params, mesh)), mesh, MODEL.dtype)
+    arguments = (lain, *inputs(mesh), Sampling(np.float32(0.8)))
+    program = generate.lower(MODEL, *arguments, max_tokens=T, stop_ids=(7, 9, 20, 33), chunk=1, mesh=mesh).compile()
+    return parallel.fetch(program(*arguments)), told(program.as_text(), unknown_trips=1)
+
+
+def cases() -> dict:
+    params = weights()
+    one, _ = sampled(params, 1, 1, 1)
+    found = {"moved": {"mixed": moved(params, 2, 2, 2), "fsdp": moved(params, 1, 8, 1), "without": moved(params, 4, 1, 2)},
+             "wrong_order": moved_from_the_wrong_order(), "lengths": one.mask.sum(-1).tolist(), "sampled": {}}
+    for name, sizes in {"pieces": (2, 2, 2), "whole": (2, 2, 1), "undivided": (1, 1, 4)}.items():
+        other, sent = sampled(params, *sizes)
+        same = all(bool((getattr(one, field) == getattr(other, field)).all()) for field in ("tokens", "mask", "stopped"))
+        found["sampled"][name] = {"same": same, "steps": other.decode_steps.tolist(), "sent": sent,
+                                  "difference": float(np.abs(one.logprobs - other.logprobs).max())}
+    return found
