@@ -121,17 +121,29 @@ def communicated():
             "least_reshard": communication.minimum(c, work, mixed.shape)["rollout"]["weights gathered"]}
 
 
+def leaves(state):
+    return jax.tree.leaves(jax.device_get((state.params, state.opt_state)))
+
+
+def along_one_axis(axis, tokens, state, metrics):
+    """Three steps on four devices along one axis, against those on one device."""
+    _, found, sampled, told = steps(tiny(**{"data": 1, axis: 4}), 3, 4)
+    return {"same_tokens": all(bool((a == b).all()) for a, b in zip(sampled, tokens, strict=True)),
+            "difference": max(float(np.abs(a - b).max()) for a, b in zip(leaves(found), leaves(state), strict=True)),
+            "metrics": {name: [told[name], metrics[name]] for name in ("loss", "grad_norm", "kl", "entropy")}}
+
+
 def main():
     loaded = published()
     run, state, tokens, metrics = steps(tiny(data=2, fsdp=2, tensor=2), 3, 8)
     one_run, one_state, one_tokens, one_metrics = steps(tiny(data=1), 3, 1)
     layers = state.params["layers"]
-    leaves = lambda s: jax.tree.leaves(jax.device_get((s.params, s.opt_state)))  # noqa: E731
     wanted = tree_shardings(state, run.mesh)
     print(json.dumps({
         "published": loaded,
         "rollouts": rollout_cases.cases(),
         "communicated": communicated(),
+        "alone": {axis: along_one_axis(axis, one_tokens, one_state, one_metrics) for axis in ("data", "fsdp", "tensor")},
         "devices": [len(run.mesh.devices.flat), len(one_run.mesh.devices.flat)],
         "same_tokens": [bool((a == b).all()) for a, b in zip(tokens, one_tokens)],
         "difference": max(float(np.abs(a - b).max()) for a, b in zip(leaves(state), leaves(one_state), strict=True)),

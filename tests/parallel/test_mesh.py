@@ -69,6 +69,15 @@ def test_three_steps_on_eight_devices_equal_those_on_one(eight):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("axis", ("data", "fsdp", "tensor"))
+def test_three_steps_along_one_axis_equal_those_on_one_device(eight, axis):
+    found = eight["alone"][axis]
+    assert found["same_tokens"] and found["difference"] < 2e-4
+    for name, (ours, wanted) in found["metrics"].items():
+        assert ours == pytest.approx(wanted, rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.slow
 def test_weights_keep_the_layout_of_the_table_through_updates(eight):
     assert eight["as_ruled"]
     assert eight["shard_of_q"] == [2, 16, 16]

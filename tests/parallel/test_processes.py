@@ -107,7 +107,7 @@ def test_a_job_that_loses_a_process_ends(tmp_path, victim, number):
     started = job.start(2, 2, [f"--workdir={run}", "--config.steps=1000", *DATA], tmp_path / "logs")
     wait_for(lambda: (run / "metrics.jsonl").is_file() and len((run / "metrics.jsonl").read_text().splitlines()) > 1, started)
     started[victim].send_signal(number)
-    job.finish(started[1 - victim:2 - victim], 60)
+    job.finish(started[1 - victim:2 - victim], 150)
     codes = job.finish(started, 0)
     text = (tmp_path / "logs" / str(1 - victim)).read_text()
     assert codes[1 - victim] in (134, -signal.SIGABRT), text[-3000:]  # launchers start such a job again
