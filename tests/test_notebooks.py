@@ -152,7 +152,7 @@ def test_from_laptop_to_pod(tmp_path):
                          "fits.peak / 1e9, codes, two['step'].tolist(), compared, code, stopped, saved, resumed, "
                          "printed('log1')]", STEPS=2, MANY=150)
     same, apart, on_one, on_eight, refusal, peak, codes, steps, compared, code, stopped, saved, resumed, by_other = found
-    assert same == [True, True, True] and apart < 1e-4 and 0.45 < on_eight / on_one < 0.55
+    assert same == [True, True, True] and apart < 1e-4 and 0.32 < on_eight / on_one < 0.35
     assert "as the table says: True" in printed and "mesh data=-1 x fsdp=3 x tensor=1 does not fit 8 devices" in printed
     for size in (on_one, on_eight):
         planned = re.search(rf"planned ([\d,]+) bytes per device, held {size:,}\n", printed)

@@ -247,6 +247,8 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
                          "prompts.per_step / learner.minibatches / learner.micro_batches")
     parallel.check_batch(mesh, config.prompts.per_step // config.sampling.micro_batches,
                          "prompts.per_step / sampling.micro_batches")
+    if config.warmup.steps:
+        parallel.check_batch(mesh, config.warmup.batch, "warmup.batch")
     tokenizer, model, params = load_model(config, mesh)
     if config.model.path:  # only now is the width of its states known
         estimator, objective = make_parts(feature_size=features.feature_size(model.config.hidden_size))
