@@ -61,9 +61,16 @@ def _gathered(leaf: jax.Array, spec: PartitionSpec, dtype: Any) -> jax.Array:
     if "fsdp" not in _along("fsdp", spec):
         return leaf
 
-    def gather(leaf):
-        return jax.lax.all_gather(leaf.astype(dtype), "fsdp", axis=tuple(_along("fsdp", spec)).index("fsdp"), tiled=True)
+    dimension, stored = tuple(_along("fsdp", spec)).index("fsdp"), leaf.dtype
 
+    @jax.custom_vjp
+    def gather(leaf):
+        return jax.lax.all_gather(leaf.astype(dtype), "fsdp", axis=dimension, tiled=True)
+
+    def scatter(_, gradient):  # summed in the precision of the weights, not in that of the products
+        return jax.lax.psum_scatter(gradient.astype(stored), "fsdp", scatter_dimension=dimension, tiled=True),
+
+    gather.defvjp(lambda leaf: (gather(leaf), None), scatter)
     kept = _along("tensor", spec)
     if "tensor" not in kept:
         return gather(leaf)

@@ -133,6 +133,13 @@ def along_one_axis(axis, tokens, state, metrics):
             "metrics": {name: [told[name], metrics[name]] for name in ("loss", "grad_norm", "kl", "entropy")}}
 
 
+def in_bfloat16(**mesh) -> float:
+    """Norm of the first gradient, computed in bfloat16."""
+    c = tiny(**mesh)
+    c.model.dtype = "bfloat16"
+    return float(steps(c, 1, int(np.prod(list(mesh.values()))))[3]["grad_norm"])
+
+
 def main():
     loaded = published()
     run, state, tokens, metrics = steps(tiny(data=2, fsdp=2, tensor=2), 3, 8)
@@ -143,6 +150,7 @@ def main():
         "published": loaded,
         "rollouts": rollout_cases.cases(),
         "communicated": communicated(),
+        "bfloat16": [in_bfloat16(data=2, fsdp=2), in_bfloat16(data=1)],
         "alone": {axis: along_one_axis(axis, one_tokens, one_state, one_metrics) for axis in ("data", "fsdp", "tensor")},
         "devices": [len(run.mesh.devices.flat), len(one_run.mesh.devices.flat)],
         "same_tokens": [bool((a == b).all()) for a, b in zip(tokens, one_tokens)],

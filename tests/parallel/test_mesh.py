@@ -78,6 +78,12 @@ def test_three_steps_along_one_axis_equal_those_on_one_device(eight, axis):
 
 
 @pytest.mark.slow
+def test_gradients_in_bfloat16_are_summed_in_float32(eight):
+    """Also because CPUs crash on sums in bfloat16 within a shard_map."""
+    assert eight["bfloat16"][0] == pytest.approx(eight["bfloat16"][1], rel=0.02)
+
+
+@pytest.mark.slow
 def test_weights_keep_the_layout_of_the_table_through_updates(eight):
     assert eight["as_ruled"]
     assert eight["shard_of_q"] == [2, 16, 16]
