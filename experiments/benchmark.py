@@ -91,7 +91,7 @@ def step(run, state, data):
     timer = PhaseTimer()
     began = time.perf_counter()
     sampled, _ = loop.collect(run, state, data, timer)
-    state, _ = loop.improve(run, state, sampled, None, timer)
+    state, *_ = loop.learn(run, state, sampled, None, timer)
     return state, sampled, timer.collect() | {"time/step": time.perf_counter() - began}
 
 

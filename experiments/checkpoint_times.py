@@ -51,13 +51,14 @@ def wait_for_step(process: subprocess.Popen, folder: Path, step: int) -> None:
 
 def interrupted(folder: Path) -> dict[str, float]:
     """Seconds that a run takes to stop when told to, and to its first new step when it is started again."""
+    from jaxrl_llm.training.workdir import checkpoint_steps
     with training(folder) as process:
         wait_for_step(process, folder, 2)
         began = time.perf_counter()
         process.send_signal(signal.SIGTERM)
         process.wait()
         stopping = time.perf_counter() - began
-    step = max(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())
+    step = checkpoint_steps(folder / "checkpoints")[-1]
     began = time.perf_counter()
     with training(folder, "--resume") as process:
         wait_for_step(process, folder, step + 1)

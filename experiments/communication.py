@@ -87,8 +87,7 @@ def measured(count: int) -> dict:
     found = communication.collectives(lower_update(c, w, mesh).compile().as_text())
     seconds = time.perf_counter() - start
     params = Transformer(c).abstract_params()
-    params = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params,
-                          parallel.tree_shardings(params, mesh))
+    params = parallel.with_shardings(params, parallel.tree_shardings(params, mesh))
     gather = jax.jit(lambda params: parallel.reshard(params, mesh, jax.numpy.dtype(w.dtype))).lower(params).compile()
     told = [{**dataclasses.asdict(one), "sent": one.sent} for one in sorted(found, key=lambda one: -one.sent)]
     return {"devices": count, "mesh": sizes, "work": dataclasses.asdict(w), "sent": communication.by_kind(found),

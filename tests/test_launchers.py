@@ -76,6 +76,8 @@ def test_what_is_run_is_what_was_printed(tmp_path):
     (("vm", "--name=a", "--zone=z", "--", *TRAIN), "--type=... is missing"),
     (("xpk", *VM[1:], "--project=p", "--image=i", "--", *TRAIN), "--cluster=... is missing"),
     (("xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i", "--spot", "--", *TRAIN), "--spot is for vm"),
+    ((*VM, "--slices=2", "--", *TRAIN), "--slices is for xpk; a TPU VM is one slice"),
+    (("xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i", "--slices=0", "--", *TRAIN), "--slices=0 is no number"),
     ((*VM, *TRAIN), "unknown option --config=configs/arithmetic.py"),
     (VM, "come after --"),
     ((*VM, "--", TRAIN[0]), "--workdir=... is missing"),
@@ -90,6 +92,14 @@ def test_the_hosts_of_a_larger_slice_are_told_to_find_each_other():
     for kind, several in (("v5p-8", False), ("v5p-64", True), ("v6e-8", False), ("v6e-16", True)):
         told = bash("scripts/launch_tpu_pod.sh", "vm", "--name=a", f"--type={kind}", "--zone=z", "--dry-run", "--", *TRAIN)
         assert told.returncode == 0 and ("--multihost" in told.stdout) == several, kind
+
+
+def test_several_slices_are_one_job():
+    gke = ("xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i", "--dry-run")
+    told = bash("scripts/launch_tpu_pod.sh", *gke, "--slices=2", "--", *TRAIN).stdout
+    assert "--tpu-type=v6e-8 --num-slices=2 " in told and "--multihost" in told
+    alone = bash("scripts/launch_tpu_pod.sh", *gke, "--", *TRAIN).stdout
+    assert "--num-slices=1 " in alone and "--multihost" not in alone
 
 
 def test_the_slurm_job_prints_what_it_runs_and_needs_slurm():

@@ -91,7 +91,7 @@ def steps(config, repeats: int) -> tuple[dict, dict]:
     for number in range(repeats + 2):  # the first compiles; a batch may still be in a length of its own
         timer, began = PhaseTimer(), time.perf_counter()
         sampled, _ = loop.collect(run, state, data, timer)
-        state, _ = loop.improve(run, state, sampled, None, timer)
+        state, *_ = loop.learn(run, state, sampled, None, timer)
         found.append(timer.collect() | {"time/step": time.perf_counter() - began})
     median = {name.removeprefix("time/"): float(np.median([f[name] for f in found[2:]])) for name in found[-1]}
     batch = fixed_policy.sample(run, state.params, next(data), jax.random.key(1))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.generation.sampling import Draw, Sampling, draw
+from jaxrl_llm.models.linear import row_matmul
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.parallel.mesh import batch_sharding
 
@@ -89,7 +90,10 @@ def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, 
     stops = jnp.asarray(stop_ids, jnp.int32)
 
     def sample(normed, t, alive):
-        logits = jnp.einsum("pgd,vd->pgv", normed, unembedding, preferred_element_type=jnp.float32)
+        if pieces == 1:
+            logits = row_matmul(normed, unembedding, jnp.float32)
+        else:  # see `Transformer.unstack_layers`
+            logits = jnp.einsum("pgd,vd->pgv", normed, unembedding, preferred_element_type=jnp.float32)
         step_keys = jax.vmap(lambda k: jax.random.fold_in(k, t))(keys.reshape(-1))
         drawn = (draw if pieces == 1 else functools.partial(_draw, pieces))(step_keys, logits.reshape(P * G, -1), sampling)
         token, logprob, entropy = (x.reshape(P, G) for x in drawn)

@@ -6,6 +6,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.models.logprobs import exponential_sums
+
 _BLOCK = 256  # width of the second level of the inverse-CDF draw; any value gives the same distribution
 
 
@@ -92,16 +94,15 @@ def draw(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:
     rows, vocab = logits.shape
     logits = restrict(logits.astype(jnp.float32), sampling)
     top = logits.max(-1, keepdims=True)
-    weights = jnp.exp(logits - top)
-    total = weights.sum(-1)
-    blocks = jnp.pad(weights, ((0, 0), (0, -vocab % _BLOCK))).reshape(rows, -1, _BLOCK)
+    blocks = jnp.pad(logits, ((0, 0), (0, -vocab % _BLOCK)), constant_values=-jnp.inf).reshape(rows, -1, _BLOCK)
+    masses, spreads = exponential_sums(blocks - top[:, None], axis=2)
+    total = masses.sum(-1)
     uniforms = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
-    block = inverse_cdf(blocks.sum(-1), uniforms[:, 0])
-    inside = inverse_cdf(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0], uniforms[:, 1])
-    sampled = block * _BLOCK + inside
+    block = inverse_cdf(masses, uniforms[:, 0])
+    chosen = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    sampled = block * _BLOCK + inverse_cdf(jnp.exp(chosen - top), uniforms[:, 1])
     greedy = jnp.asarray(sampling.temperature) == 0
     token = jax.lax.cond(greedy, lambda: jnp.argmax(logits, -1).astype(jnp.int32), lambda: sampled)
-    centred = jnp.where(weights > 0, logits - top, 0.0)
-    logprob = jnp.take_along_axis(centred, token[:, None], axis=1)[:, 0] - jnp.log(total)
-    entropy = jnp.log(total) - (weights * centred).sum(-1) / total
+    logprob = (jnp.take_along_axis(logits, token[:, None], axis=1) - top)[:, 0] - jnp.log(total)
+    entropy = jnp.log(total) - spreads.sum(-1) / total
     return Draw(token, logprob, entropy)

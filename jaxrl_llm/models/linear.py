@@ -33,14 +33,15 @@ def _backward(saved, dy):
 matmul.defvjp(_forward, _backward)
 
 
-def row_matmul(x, kernel):
-    """`x [..., in] @ kernel^T` from `kernel [out, in]`: the faster order when rows are few, as in decoding.
+def row_matmul(x, kernel, dtype=None):
+    """`x [..., in] @ kernel^T` in `dtype` from `kernel [out, in]`: the faster order when rows are few, as in decoding.
 
     Computed as kernel @ x^T with both sides as they lie in memory. The layouts are pinned because the compiler would
     fold the transpositions into a product of another order, which takes up to twice as long on CPUs.
     """
     rows = x.reshape(-1, x.shape[-1])
-    y = with_layout_constraint(kernel @ with_layout_constraint(rows.T, _ROW_MAJOR), _ROW_MAJOR)
+    y = jnp.matmul(kernel, with_layout_constraint(rows.T, _ROW_MAJOR), preferred_element_type=dtype)
+    y = with_layout_constraint(y, _ROW_MAJOR)
     return y.T.reshape(*x.shape[:-1], kernel.shape[0])
 
 

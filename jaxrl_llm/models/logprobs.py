@@ -1,10 +1,12 @@
 """Log-probs and entropies of given tokens in chunks of rows, so that no `[tokens, V]` array outlives a chunk."""
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
 
 
-def token_logprobs(normed, unembedding, tokens, *, temperature=1.0, chunk: int = 512):
+def token_logprobs(normed, unembedding, tokens, *, temperature: float = 1.0, chunk: int = 512):
     """Log-prob of each token and entropy of its distribution, softmax(h W^T / temperature), in float32.
 
     The backward pass computes each chunk's logits again: memory is one chunk of logits, whatever the vocabulary.
@@ -19,19 +21,65 @@ def token_logprobs(normed, unembedding, tokens, *, temperature=1.0, chunk: int =
       `(logprobs f32[N], entropies f32[N])`; entropies carry no gradient.
     """
     chex.assert_rank([normed, unembedding, tokens], [2, 2, 1])
-    count = normed.shape[0]
-    chunk = min(chunk, count)
-    pad = -count % chunk
-    rows = jnp.pad(normed, ((0, pad), (0, 0))).reshape(-1, chunk, normed.shape[1])
-    targets = jnp.pad(tokens, (0, pad)).reshape(-1, chunk)
+    return _token_logprobs(temperature, min(chunk, len(tokens)), normed, unembedding, tokens)
 
-    @jax.checkpoint
-    def one_chunk(h, targets):
-        logits = jnp.einsum("nd,vd->nv", h, unembedding.astype(h.dtype), preferred_element_type=jnp.float32) / temperature
-        total = jax.nn.logsumexp(logits, axis=-1)
-        logprobs = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0] - total
-        fixed = jax.lax.stop_gradient(logits - total[:, None])
-        return logprobs, -(jnp.exp(fixed) * fixed).sum(-1)
 
-    logprobs, entropies = jax.lax.map(lambda x: one_chunk(*x), (rows, targets))
-    return logprobs.reshape(-1)[:count], entropies.reshape(-1)[:count]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _token_logprobs(temperature, chunk, normed, unembedding, tokens):
+    return _forward(temperature, chunk, normed, unembedding, tokens)[0]
+
+
+def _forward(temperature, chunk, normed, unembedding, tokens):
+    def one_chunk(rows):
+        h, targets = rows
+        logits = _logits(h, unembedding, temperature)
+        top = logits.max(-1, keepdims=True)
+        shifted = logits - top
+        total, spread = exponential_sums(shifted, axis=1)
+        normalizers = top[:, 0] + jnp.log(total)
+        logprobs = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0] - normalizers
+        return logprobs, jnp.log(total) - spread / total, normalizers
+
+    found = jax.lax.map(one_chunk, (_chunks(normed, chunk), _chunks(tokens, chunk)))
+    logprobs, entropies, normalizers = (x.reshape(-1)[:len(tokens)] for x in found)
+    return (logprobs, entropies), (normed, unembedding, tokens, normalizers)
+
+
+def _backward(temperature, chunk, saved, cotangents):
+    """d logprob_n / d logits_nv = [v = token_n] - softmax_nv, from the saved normalisers: nothing is reduced over V again."""
+    normed, unembedding, tokens, normalizers = saved
+
+    def one_chunk(total, rows):
+        h, targets, normalizers, cotangents = rows
+        chances = jnp.exp(_logits(h, unembedding, temperature) - normalizers[:, None])
+        hit = targets[:, None] == jnp.arange(unembedding.shape[0])
+        slope = ((hit - chances) * (cotangents / temperature)[:, None]).astype(h.dtype)
+        float32 = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
+        dh = float32(slope, unembedding.astype(h.dtype), (((1,), (0,)), ((), ())))
+        return total + float32(slope, h, (((0,), (0,)), ((), ()))).astype(total.dtype), dh.astype(h.dtype)
+
+    rows = [_chunks(x, chunk) for x in (normed, tokens, normalizers, cotangents[0])]
+    d_unembedding, d_normed = jax.lax.scan(one_chunk, jnp.zeros_like(unembedding), rows)
+    return d_normed.reshape(-1, normed.shape[1])[:len(tokens)], d_unembedding, None
+
+
+_token_logprobs.defvjp(_forward, _backward)
+
+
+def exponential_sums(x, axis: int):
+    """`(sum e^x, sum x e^x)` along an axis, -inf counting as nothing.
+
+    In one pass: as two sums the exponentials are computed, or written to memory, twice.
+    """
+    odds, zero = jnp.exp(x), jnp.zeros((), x.dtype)
+    return jax.lax.reduce((odds, jnp.where(odds > 0, x * odds, 0.0)), (zero, zero), lambda a, b: (a[0] + b[0], a[1] + b[1]),
+                          (axis,))
+
+
+def _logits(h, unembedding, temperature):
+    return jnp.einsum("nd,vd->nv", h, unembedding.astype(h.dtype), preferred_element_type=jnp.float32) / temperature
+
+
+def _chunks(x, chunk: int):
+    """`[N, ...]` as `[N / chunk, chunk, ...]`, filled up with zeros."""
+    return jnp.pad(x, ((0, -len(x) % chunk), *((0, 0),) * (x.ndim - 1))).reshape(-1, chunk, *x.shape[1:])

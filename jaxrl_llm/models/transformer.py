@@ -71,7 +71,8 @@ class Block(nn.Module):
 class PromptCache(NamedTuple):
     """Keys and values of the prompts, per layer, shared by every completion of a prompt.
 
-    keys, values: L arrays `[P, K, S, d]`; mask: `bool[P, S]`; length: `i32[P]`, real tokens of each prompt.
+    keys: L arrays `[P, K, d, S]`, positions last, as products with few queries read them.  values: L arrays `[P, K, S, d]`.
+    mask: `bool[P, S]`.  length: `i32[P]`, real tokens of each prompt.
     """
 
     keys: tuple[jax.Array, ...]
@@ -81,7 +82,7 @@ class PromptCache(NamedTuple):
 
 
 class CompletionCache(NamedTuple):
-    """Keys and values of the completions so far: L arrays `[P, G, K, T, d]` each, filled from the left.
+    """Keys `[P, G, K, d, T]` and values `[P, G, K, T, d]` of the completions so far: L arrays each, filled from the left.
 
     rotations: the rotary tables of all T positions, `[P, T, ...]`. Taken before the decode loop: within it the compiler would
     compute the same cosines again in every layer and head.
@@ -252,15 +253,16 @@ class Transformer:
         """Fills the shared cache. Returns `(PromptCache, normed [P, D])`: the state that predicts the first token."""
         normed, (keys, values), _ = self.hidden_states(params, prompt_tokens, prompt_mask, lora=lora)
         last = jnp.take_along_axis(normed, last_index(prompt_mask)[:, None, None], axis=1)[:, 0]
-        cache = PromptCache(tuple(keys), tuple(values), prompt_mask, prompt_mask.sum(-1, dtype=jnp.int32))
+        cache = PromptCache(tuple(swap_last(keys)), tuple(values), prompt_mask, prompt_mask.sum(-1, dtype=jnp.int32))
         return cache, last
 
     def empty_completions(self, prompt: PromptCache, group: int, length: int) -> CompletionCache:
         """A completion cache of `length` slots for `group` rows of each prompt."""
         c = self.config
-        shape = (len(prompt.length), group, c.num_kv_heads, length, c.head_dim)
-        make = lambda: tuple(jnp.zeros(shape, self.dtype) for _ in range(c.num_layers))  # noqa: E731
-        return CompletionCache(make(), make(), rotations(c, prompt.length[:, None] + jnp.arange(length)))
+        heads = (len(prompt.length), group, c.num_kv_heads)
+        make = lambda *shape: tuple(jnp.zeros(heads + shape, self.dtype) for _ in range(c.num_layers))  # noqa: E731
+        tables = rotations(c, prompt.length[:, None] + jnp.arange(length))
+        return CompletionCache(make(c.head_dim, length), make(length, c.head_dim), tables)
 
     def decode_step(self, params, layers, tokens, t, prompt: PromptCache, cache: CompletionCache, *, transposed: bool = True):
         """One token for every row.
@@ -280,7 +282,7 @@ class Transformer:
         positions = (prompt.length[:, None] + t)[:, :, None]
         tables = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, t, 1, axis=1)[:, None], cache.rotations)
         prompt_positions = positions_of(prompt.mask)
-        slots = jnp.arange(cache.keys[0].shape[3])
+        slots = jnp.arange(cache.values[0].shape[3])
         own_positions = prompt.length[:, None, None] + slots
         x = self.embed(params, tokens)[:, :, None]
         keys, values = [], []
@@ -288,12 +290,13 @@ class Transformer:
             local = c.local_layers[i]
 
             def attend(q, k, v):
-                own_k = jax.lax.dynamic_update_slice_in_dim(cache.keys[i], heads_first(k), t, axis=3)
+                own_k = jax.lax.dynamic_update_slice_in_dim(cache.keys[i], swap_last(heads_first(k)), t, axis=4)
                 own_v = jax.lax.dynamic_update_slice_in_dim(cache.values[i], heads_first(v), t, axis=3)
                 own = (slots <= t) & in_window(positions, own_positions, c.window, local)
                 seen = prompt.mask[:, None, None, :] & in_window(positions, prompt_positions[:, None], c.window, local)
-                shared = (prompt.keys[i], prompt.values[i], seen)
-                return grouped_attention(q, own_k, own_v, own, shared, scale=c.attention_scale), (own_k, own_v)
+                shared = (swap_last(prompt.keys[i]), prompt.values[i], seen)
+                out = grouped_attention(q, swap_last(own_k), own_v, own, shared, scale=c.attention_scale)
+                return out, (own_k, own_v)
 
             variables = {"params": weights} if adapters is None else {"params": weights, "lora": adapters}
             x, (k, v) = block.apply(variables, x, tables.of_layer(local), attend)
@@ -315,6 +318,11 @@ class Transformer:
 def heads_first(y: jax.Array) -> jax.Array:
     """`[..., N, heads, d] -> [..., heads, N, d]`."""
     return jnp.swapaxes(y, -3, -2)
+
+
+def swap_last(y: jax.Array) -> jax.Array:
+    """`[..., a, b] -> [..., b, a]`."""
+    return jnp.swapaxes(y, -1, -2)
 
 
 def last_index(mask: jax.Array) -> jax.Array:

@@ -13,13 +13,12 @@ import jax
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
-from jaxrl_llm.parallel.mesh import AXES, MESH_AXES, mesh_shape
+from jaxrl_llm.parallel.mesh import AXES
 from jaxrl_llm.parallel.plan import Bytes, Work
-from jaxrl_llm.parallel.rules import path_name, spec_of
+from jaxrl_llm.parallel.rules import axes_of, path_name, spec_of
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 _STATISTICS = 4  # of a token's logits, float32: largest, sum of exponentials, the token's own, sum for the entropy
-_AGAIN = 2  # of them, once more in the backward pass: largest, sum of exponentials
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,11 +176,9 @@ def _reducing(size: float, n: int) -> float:
 
 def _leaves(c: ModelConfig, mesh: Mapping[str, int]) -> Iterator[tuple[str, int, int, int]]:
     """Path and size of every parameter, and into how many pieces it is cut over `tensor` and over `fsdp`."""
-    abstract = jax.sharding.AbstractMesh(mesh_shape(mesh), MESH_AXES)
     for path, leaf in jax.tree.leaves_with_path(Transformer(c).abstract_params()):
         name = path_name(path)
-        spec = spec_of(name, leaf.shape, abstract)
-        axes = {axis for part in spec for axis in ((part,) if isinstance(part, str) else part or ())}
+        axes = {axis for entry in spec_of(name, leaf.shape, mesh) for axis in axes_of(entry)}
         yield name, math.prod(leaf.shape), *(mesh[axis] if axis in axes else 1 for axis in ("tensor", "fsdp"))
 
 
@@ -232,7 +229,7 @@ def update_minimum(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     summed = (4 * L + L * w.remat + 1) * tokens + completion
     return {"weights gathered": gathered, "gradients scattered": scattered, "gradients over data": reduced,
             "tables over fsdp": tables, "activations over tensor": m * _reducing(summed * D * item, t),
-            "statistics of logits": m * _reducing(4 * (_STATISTICS + _AGAIN) * completion, t)}
+            "statistics of logits": m * _reducing(4 * _STATISTICS * completion, t)}
 
 
 def rollout_minimum(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:

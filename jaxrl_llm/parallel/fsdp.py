@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.parallel.mesh import batch_sharding
-from jaxrl_llm.parallel.rules import path_name, spec_of
+from jaxrl_llm.parallel.rules import axes_of, path_name, spec_of
 
 Tree = Any
 _LAYERS = "layers/"
@@ -36,7 +36,8 @@ def over_rows(function: Callable, mesh: Mesh | None, dtype: Any, weights: Tree, 
     if mesh is None or mesh.shape["data"] * mesh.shape["fsdp"] == 1:
         return function(weights, others, rows, lambda layer: layer)
     spread = batch_sharding(mesh).spec
-    table = {path_name(path): spec_of(path_name(path), leaf.shape, mesh) for path, leaf in jax.tree.leaves_with_path(weights)}
+    leaves = [(path_name(path), leaf.shape) for path, leaf in jax.tree.leaves_with_path(weights)]
+    table = {name: spec_of(name, shape, mesh.shape) for name, shape in leaves}
     pieces = jax.tree.map_with_path(lambda path, _: _along("fsdp", table[path_name(path)]), weights)
 
     def whole(layer):
@@ -53,15 +54,15 @@ def over_rows(function: Callable, mesh: Mesh | None, dtype: Any, weights: Tree, 
 
 def _along(axis: str, spec: PartitionSpec) -> PartitionSpec:
     """Of a partition what it says of one axis."""
-    return PartitionSpec(*(axis if axis in (axes or ()) else None for axes in spec))
+    return PartitionSpec(*(axis if axis in axes_of(entry) else None for entry in spec))
 
 
 def _gathered(leaf: jax.Array, spec: PartitionSpec, dtype: Any) -> jax.Array:
     """A leaf that lies by `spec`, put together over `fsdp`; over `tensor` it stays as it lies."""
-    if "fsdp" not in _along("fsdp", spec):
+    pieces, kept = tuple(_along("fsdp", spec)), _along("tensor", spec)
+    if "fsdp" not in pieces:
         return leaf
-
-    dimension, stored = tuple(_along("fsdp", spec)).index("fsdp"), leaf.dtype
+    dimension, stored = pieces.index("fsdp"), leaf.dtype
 
     @jax.custom_vjp
     def gather(leaf):
@@ -71,7 +72,6 @@ def _gathered(leaf: jax.Array, spec: PartitionSpec, dtype: Any) -> jax.Array:
         return jax.lax.psum_scatter(gradient.astype(stored), "fsdp", scatter_dimension=dimension, tiled=True),
 
     gather.defvjp(lambda leaf: (gather(leaf), None), scatter)
-    kept = _along("tensor", spec)
     if "tensor" not in kept:
         return gather(leaf)
     # Said by hand too: a gathering in which an axis is left to the compiler makes it whole over that one first.

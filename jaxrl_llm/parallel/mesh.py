@@ -30,10 +30,25 @@ def mesh_sizes(count: int, data: int = -1, fsdp: int = 1, tensor: int = 1) -> di
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
     """A mesh over all devices with the axes `MESH_AXES`, see `mesh_sizes`."""
     devices = jax.devices() if devices is None else devices
-    shape = mesh_shape(mesh_sizes(len(devices), data, fsdp, tensor))
-    # An axis may take a part of a side of a TPU slice: otherwise most sizes fit few slices.
-    laid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    laid = lay_out(mesh_shape(mesh_sizes(len(devices), data, fsdp, tensor)), devices)
     return Mesh(laid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def lay_out(shape: tuple[int, ...], devices) -> np.ndarray:
+    """The devices as an array of this shape. TPU slices, which a slower network joins, share the first axis and no other.
+
+    Raises:
+      ValueError: the first axis does not divide by the number of slices.
+    """
+    slices = len({device.slice_index for device in devices}) if devices[0].platform == "tpu" else 1
+    if shape[0] % slices:
+        raise ValueError(f"mesh data={shape[0]} does not divide by {slices} TPU slices: between slices there is only data; "
+                         f"use {slices} or a multiple of it")
+    # An axis may take a part of a side of a TPU slice: otherwise most sizes fit few slices.
+    if slices == 1:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return mesh_utils.create_hybrid_device_mesh((shape[0] // slices, *shape[1:]), (slices, *(1 for _ in shape[1:])), devices,
+                                                allow_split_physical_axes=True)
 
 
 def mesh_shape(sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -13,15 +13,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh
-from ml_collections import ConfigDict
 
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
-from jaxrl_llm.parallel.mesh import AXES, MESH_AXES, mesh_shape
+from jaxrl_llm.parallel.mesh import AXES
 from jaxrl_llm.parallel.presets import Device
-from jaxrl_llm.parallel.rules import path_name, spec_of
+from jaxrl_llm.parallel.rules import axes_of, path_name, spec_of
 
 USABLE = 0.9  # share of a device's memory that is planned with: the runtime, its programs and fragmentation have the rest
 _CHUNK = 512  # rows of logits at a time, see `training.policy.Policy`
@@ -82,16 +80,6 @@ class Work:
         return self.learned_at_once % shards == 0 and self.sampled_at_once % shards == 0
 
 
-def work_of(config: ConfigDict, prompt_tokens: int, needs: set[str], critic: bool) -> Work:
-    """The step of a resolved configuration; `needs`, the fields of `Rollouts` that its method reads."""
-    c, learner = config, config.learner
-    several = learner.epochs * learner.minibatches > 1 or "old_logprobs" in needs or "features" in needs
-    return Work(c.prompts.per_step, c.sampling.group, prompt_tokens, c.sampling.max_tokens, learner.minibatches,
-                learner.micro_batches, c.sampling.micro_batches, learner.epochs, c.model.dtype, c.model.remat, c.lora.rank,
-                passes=int(several) + ("ref_logprobs" in needs), critic=critic and c.critic.kind == "separate",
-                reference="ref_logprobs" in needs and not c.lora.rank, offload=tuple(learner.offload.replace(",", " ").split()))
-
-
 @functools.lru_cache(maxsize=64)
 def _leaves(c: ModelConfig) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Path and shape of every parameter."""
@@ -106,11 +94,8 @@ def parameters(c: ModelConfig) -> int:
 
 def weights_per_device(c: ModelConfig, mesh: Mapping[str, int]) -> float:
     """Weights that each device holds under the partition table: what does not divide is whole everywhere."""
-    abstract = AbstractMesh(mesh_shape(mesh), MESH_AXES)
-
     def share(path, shape):
-        axes = [(part,) if isinstance(part, str) else part or () for part in spec_of(path, shape, abstract)]
-        return math.prod(shape) / math.prod(mesh[axis] for part in axes for axis in part)
+        return math.prod(shape) / math.prod(mesh[axis] for entry in spec_of(path, shape, mesh) for axis in axes_of(entry))
 
     return sum(share(path, shape) for path, shape in _leaves(c))
 

@@ -1,7 +1,9 @@
 """The partition table: path of a leaf -> how its axes lie on the mesh."""
 import functools
 import logging
+import math
 import re
+from collections.abc import Mapping
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -23,8 +25,13 @@ def path_name(path) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def spec_of(path: str, shape: tuple[int, ...], mesh: Mesh, left_out: str | None = None) -> PartitionSpec:
-    """Partition of the leaf at `path`; an axis that does not divide its dimension stays whole there, and is logged.
+def axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The mesh axes that one dimension of a partition lies over."""
+    return (entry,) if isinstance(entry, str) else entry or ()
+
+
+def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int], left_out: str | None = None) -> PartitionSpec:
+    """Partition of the leaf at `path` over mesh axes of these `sizes`; one that does not divide is logged and left away.
 
     One axis can be `left_out`: what the table spreads over it is then whole.
     """
@@ -34,13 +41,10 @@ def spec_of(path: str, shape: tuple[int, ...], mesh: Mesh, left_out: str | None 
     fitted = []
     for size, axes in zip(shape, rule):
         kept = []
-        for axis in (axes,) if isinstance(axes, str) else axes or ():
+        for axis in axes_of(axes):
             if axis == left_out:
                 continue
-            parts = mesh.shape[axis]
-            for other in kept:
-                parts *= mesh.shape[other]
-            if size % parts == 0:
+            if size % math.prod(sizes[name] for name in (*kept, axis)) == 0:
                 kept.append(axis)
             else:
                 _log.info("%s %s: dimension %d does not divide by mesh axis %r, kept whole", path, shape, size, axis)
@@ -50,16 +54,20 @@ def spec_of(path: str, shape: tuple[int, ...], mesh: Mesh, left_out: str | None 
     return PartitionSpec(*fitted)
 
 
-def tree_shardings(tree, mesh: Mesh):
+def tree_shardings(tree, mesh: Mesh, left_out: str | None = None):
     """A sharding for every leaf of `tree` (arrays or shapes), by its path: parameters and optimiser moments alike."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: NamedSharding(mesh, spec_of(path_name(path), leaf.shape, mesh)), tree)
+    return jax.tree.map_with_path(
+        lambda path, leaf: NamedSharding(mesh, spec_of(path_name(path), leaf.shape, mesh.shape, left_out)), tree)
 
 
 def rollout_shardings(tree, mesh: Mesh):
     """As `tree_shardings`, for sampling, which reads all weights for every token: in pieces over `tensor` alone."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: NamedSharding(mesh, spec_of(path_name(path), leaf.shape, mesh, left_out="fsdp")), tree)
+    return tree_shardings(tree, mesh, left_out="fsdp")
+
+
+def with_shardings(shapes, shardings):
+    """Shapes of arrays that lie so, to compile for without having them."""
+    return jax.tree.map(lambda shape, sharding: shape.update(sharding=sharding), shapes, shardings)
 
 
 def reshard(params, mesh: Mesh, dtype):

@@ -1,13 +1,13 @@
 """Several processes as one program: how they find each other, and the few things that must cross between their hosts.
 
 Every process runs the same host code on the same host data, in the same order; what could differ between them is decided by
-one and told to all (`agree`), or worked on in shares and put together again (`gather`).
+one and told to all (`agree`), or read or worked on in shares and put together again (`gather`).
 """
 import contextlib
 import functools
 import itertools
-import json
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -136,11 +136,12 @@ def gather(rows: np.ndarray) -> np.ndarray:
 
 
 def gather_objects(value) -> list:
-    """What JSON can hold, of all processes in order."""
-    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    longest = agree(len(text))
-    rows = gather(np.pad(text, (0, longest - len(text)), constant_values=ord(" "))[None])
-    return [json.loads(row.tobytes()) for row in rows]
+    """Values of any kind, of all processes in order."""
+    if not several():
+        return [value]
+    packed = np.frombuffer(pickle.dumps(value), np.uint8)
+    rows = gather(np.pad(packed, (0, agree(len(packed)) - len(packed)))[None])  # a pickle knows where it ends
+    return [pickle.loads(row) for row in rows]
 
 
 def put(tree, sharding):

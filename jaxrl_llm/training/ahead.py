@@ -24,8 +24,7 @@ def lower_update(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
     optimizer, _ = make_optimizer(1e-3, 100)
     create = lambda params: state_lib.create(params, None, optimizer, estimator, objective, jax.random.key(0))  # noqa: E731
     state = jax.eval_shape(create, model.abstract_params())
-    state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state,
-                         parallel.tree_shardings(state, mesh))
+    state = parallel.with_shardings(state, parallel.tree_shardings(state, mesh))
     array = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.batch_sharding(mesh))  # noqa: E731
     tokens, mask, floats = array(np.int32, P, G, T), array(bool, P, G, T), array(np.float32, P, G, T)
     rollouts = Rollouts(mask=mask, valid=array(bool, P, G), rewards=array(np.float32, P, G), tokens=tokens,

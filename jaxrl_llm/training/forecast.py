@@ -3,15 +3,27 @@ import warnings
 
 import jax
 import psutil
+from ml_collections import ConfigDict
 
 from jaxrl_llm.parallel import plan
 from jaxrl_llm.parallel.presets import DEVICES, Device
+from jaxrl_llm.training.config import parts
 from jaxrl_llm.training.setup import Run
 
 # Beginnings of `device_kind`, the longer before the shorter.
 _KINDS = {"NVIDIA H100": "h100", "NVIDIA H200": "h200", "NVIDIA A100": "a100-80", "TPU v4": "v4", "TPU v5 lite": "v5e",
           "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v6": "v6e"}
 _CERTAIN = 1.25  # estimates are within 25% of what compilers allocate
+
+
+def work_of(config: ConfigDict, prompt_tokens: int, needs: set[str], critic: bool) -> plan.Work:
+    """The step of a resolved configuration; `needs`, the fields of `Rollouts` that its method reads."""
+    c, learner = config, config.learner
+    several = learner.epochs * learner.minibatches > 1 or "old_logprobs" in needs or "features" in needs
+    return plan.Work(c.prompts.per_step, c.sampling.group, prompt_tokens, c.sampling.max_tokens, learner.minibatches,
+                     learner.micro_batches, c.sampling.micro_batches, learner.epochs, c.model.dtype, c.model.remat, c.lora.rank,
+                     passes=int(several) + ("ref_logprobs" in needs), critic=critic and c.critic.kind == "separate",
+                     reference="ref_logprobs" in needs and not c.lora.rank, offload=tuple(parts(learner.offload)))
 
 
 def device_of(device: jax.Device) -> Device:
@@ -34,7 +46,7 @@ def forecast(run: Run) -> list[tuple[str, str]]:
     """
     c, own = run.policy.model.config, run.mesh.local_devices[0]
     device = device_of(own)
-    w = plan.work_of(run.config, run.prompt_tokens, run.needs, run.critic is not None)
+    w = work_of(run.config, run.prompt_tokens, run.needs, run.critic is not None)
     found = plan.estimate(c, w, run.mesh.shape)
     if not found.fits(device):
         try:

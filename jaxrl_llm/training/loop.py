@@ -125,7 +125,8 @@ def collect(run: setup.Run, state: TrainState, data: Batches, timer) -> tuple[ro
     for number in range(attempts):
         rows = []
         for _ in range(100):
-            rows += rollout.fitting_problems(next(data), run.tokenizer, run.prompt_tokens, c.prompts.overlong)
+            rows += rollout.fitting_problems(next(data), run.tokenizer, run.prompt_tokens, c.prompts.overlong,
+                                             run.readers)
             if len(rows) >= P:
                 break
         if not rows:
@@ -237,13 +238,11 @@ def score(run: setup.Run, state: TrainState, sampled: Rollouts, reference, alone
     return state.replace(estimator_state=estimator_state), batch, advantages, facts | told
 
 
-def improve(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference, timer):
-    """Advantages and optimiser steps on one batch. Returns `(state, metrics)`, the metrics averaged over the updates."""
-    return learn(run, state, sampled, reference, timer)[:2]
-
-
 def learn(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference, timer):
-    """As `improve`, and what it learned from: `(state, metrics, Rollouts, advantages f32[P, G, T])`, None without prompts."""
+    """Advantages and optimiser steps on one batch: `(state, metrics, Rollouts, advantages f32[P, G, T])`.
+
+    The metrics are averaged over the updates; the last two, what was learned from, are None without prompts.
+    """
     c, alone = run.config, int(state.step) < run.pretrain_steps
     if not sampled.problems:  # the filters kept nothing: there is nothing to learn from
         return state.replace(step=state.step + 1), {}, None, None
@@ -371,7 +370,7 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
                         *arithmetic_table(run.config, run.prompt_tokens, run.rounds), *forecast(run)]:
         if primary:
             print(f"{name:32}{value}")
-    data = batches(run.task.train, config.prompts.per_step, seed=config.seed)
+    data = batches(run.task.train, config.prompts.per_step, config.seed, jax.process_index() % run.readers, run.readers)
     with (preemption.watch(), Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints,
           records(work) as folder, Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
         if work.resume:

@@ -48,10 +48,14 @@ class Sampled:
         return np.ones(self.completions.mask.shape[:2], bool) if self.valid is None else self.valid
 
 
-def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, overlong: str):
-    """The problems whose prompts fit and their token ids (see `generation.prompts.fit`)."""
-    rows = [(problem, fit(encode_problem(problem, tokenizer), problem, max_tokens, overlong)) for problem in problems]
-    return [(problem, ids) for problem, ids in rows if ids is not None]
+def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, overlong: str, processes: int = 1):
+    """The problems whose prompts fit and their token ids (see `generation.prompts.fit`).
+
+    Where several `processes` read a batch in turns, each gives its own problems, and all get those of all in order.
+    """
+    mine = [(problem, fit(encode_problem(problem, tokenizer), problem, max_tokens, overlong)) for problem in problems]
+    shares = [mine] if processes == 1 else parallel.gather_objects(mine)[:processes]
+    return [(problem, ids) for turn in zip(*shares, strict=True) for problem, ids in turn if ids is not None]
 
 
 def cut_at_stop_strings(ids: list[int], tokenizer, stop_strings: Sequence[str]) -> tuple[int, str] | None:

@@ -1,6 +1,7 @@
 """From a configuration to everything a run needs, checked before the first step."""
 import dataclasses
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,11 @@ class Run:
     def rounds(self) -> int:
         """How often a prompt may be sampled in one step: once, unless the estimator says who is sampled again."""
         return rounds_of(self.config, self.estimator)
+
+    @property
+    def readers(self) -> int:
+        """Processes that read a batch of prompts together, each its share: as many as divide it."""
+        return math.gcd(self.config.prompts.per_step, jax.process_count())
 
     @property
     def feature_size(self) -> int:

@@ -85,7 +85,7 @@ def step_with(built, average, truth=None):
     before = jax.tree.map(np.asarray, state.prior)
     problems = [run.task.train[i] for i in (5, 0, 9, 2)]
     sampled, facts = loop.collect(run, state, iter([problems] * 9), PhaseTimer())
-    state, metrics = loop.improve(run, state, sampled, None, PhaseTimer())
+    state, metrics, *_ = loop.learn(run, state, sampled, None, PhaseTimer())
     return before, sampled, state, metrics | facts
 
 

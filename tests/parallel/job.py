@@ -1,4 +1,5 @@
 """Starts the processes of one job, as a cluster would, and never leaves one behind."""
+import fcntl
 import functools
 import os
 import socket
@@ -37,11 +38,23 @@ def with_devices(count: int, flags: str | None = None) -> dict[str, str]:
 
 @functools.cache
 def lines_of(script: str, devices: int, flags: str | None = None) -> list[str]:
-    """What a script of this folder prints in a process of its own; it must end well."""
+    """What a script of this folder prints in a process of its own, once for all workers of a test run; it must end well."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.getpid())
+    kept = Path(os.environ["JAX_COMPILATION_CACHE_DIR"], f"{run}-{script}-{devices}{flags or ''}")
+    with kept.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # a worker that comes while another runs the script waits for its lines
+        file.seek(0)
+        if not (found := file.read()):
+            found = printed(script, devices, flags)
+            file.write(found)
+    return found.splitlines()
+
+
+def printed(script: str, devices: int, flags: str | None) -> str:
     done = subprocess.run([sys.executable, str(Path(__file__).with_name(script))], capture_output=True, text=True, cwd=ROOT,
                           env=with_devices(devices, flags))
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
+    return done.stdout
 
 
 def start(processes: int, devices: int, arguments: list[str], logs: Path) -> list[subprocess.Popen]:

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.models.weights import layout
-from jaxrl_llm.parallel import communication, make_mesh, plan, reshard, tree_shardings
+from jaxrl_llm.parallel import communication, make_mesh, plan, reshard, tree_shardings, with_shardings
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import loop, setup
 from jaxrl_llm.training.ahead import lower_update
@@ -46,7 +46,7 @@ def steps(config, count, devices):
         sampled, _ = loop.collect(run, state, data, PhaseTimer())
         sampled.scores.total[:] = np.linspace(-1, 1, sampled.scores.total.size)  # so that there is something to learn
         tokens.append(sampled.completions.tokens)
-        state, found = loop.improve(run, state, sampled, reference, PhaseTimer())
+        state, found, *_ = loop.learn(run, state, sampled, reference, PhaseTimer())
     loop.evaluate(run, state.params, state.lora, problems=4, key=jax.random.key(1))
     return run, state, tokens, found
 
@@ -111,8 +111,7 @@ def communicated():
     in_pieces = lower_update(c, work, pieces).compile().as_text()
     mixed = make_mesh(data=2, fsdp=2, tensor=2)
     params = Transformer(c).abstract_params()
-    params = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params,
-                          tree_shardings(params, mixed))
+    params = with_shardings(params, tree_shardings(params, mixed))
     gathered = jax.jit(lambda params: reshard(params, mixed, jnp.float32)).lower(params).compile().as_text()
     return {"by_hand": sent(known_by_hand()), "update": sent(update), "reshard": sent(gathered),
             "least": communication.minimum(c, work, mesh.shape)["update"],

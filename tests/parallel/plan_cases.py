@@ -35,8 +35,7 @@ def measured(c: ModelConfig, w: plan.Work, mesh, sampler: bool) -> dict[str, flo
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (P, G)))
     array = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.batch_sharding(mesh))  # noqa: E731
     params = model.abstract_params()
-    params = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params,
-                          parallel.rollout_shardings(params, mesh))
+    params = parallel.with_shardings(params, parallel.rollout_shardings(params, mesh))
     sample = generate.lower(model, params, array(np.int32, P, S), array(bool, P, S), array(keys.dtype, P, G), mesh=mesh,
                             sampling=Sampling(np.float32(1.0)), max_tokens=T, stop_ids=(1,)).compile().memory_analysis()
     gathered = sample.argument_size_in_bytes if mesh.shape["fsdp"] > 1 else 0  # else they are the weights that are kept

@@ -184,7 +184,7 @@ def test_tensor_sums_activations():
     tokens, completion = 4 * (16 + 128), 4 * 128
     least = communication.update_minimum(SMALL, WORK, mesh)
     assert least["activations over tensor"] == 1.5 * 4 * D * ((4 * L + 1) * tokens + completion)
-    assert least["statistics of logits"] == 1.5 * 4 * 6 * completion
+    assert least["statistics of logits"] == 1.5 * 4 * 4 * completion
     again = communication.update_minimum(SMALL, dataclasses.replace(WORK, remat=True, micro_batches=2), mesh)
     assert again["activations over tensor"] == 1.5 * 4 * D * ((5 * L + 1) * tokens + completion)
     assert least["gradients over data"] == 4 * ((MATRICES + TABLE) / 4 + NORMS)
@@ -256,3 +256,15 @@ def test_the_command_refuses_what_it_cannot_compile_for():
     done = command("--devices=8,4096")
     assert done.returncode == 1 and not done.stdout and "Traceback" not in done.stderr
     assert "--devices=4096: a CPU plays at most 2048 devices; give fewer, or --platform=tpu" in done.stderr
+
+
+@pytest.mark.slow
+def test_statistics_of_methods_are_summed_where_the_batch_lies():
+    """Advantages of prompts on eight shards: no estimator gathers tokens, but for two that look at those of the whole batch.
+
+    POISE fits its probe to the features of all rollouts, which its window has on every device.
+    """
+    found = json.loads(job.lines_of("estimator_cases.py", 8)[-1])
+    whole = {"d3s", "demystify_cot", "poise"}
+    assert {slug for slug, sent in found.items() if sent > 3} == whole
+    assert sum(sent == 0 for sent in found.values()) >= 40 and len(found) > 60

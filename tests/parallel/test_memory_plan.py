@@ -17,7 +17,7 @@ from jaxrl_llm.parallel import mesh_sizes, plan, plan_page
 from jaxrl_llm.parallel.presets import DEVICES, MODELS, Device, parse_devices
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.forecast import device_of, forecast
+from jaxrl_llm.training.forecast import device_of, forecast, work_of
 
 ROOT = Path(__file__).parents[2]
 ONE = {"data": 1, "fsdp": 1, "tensor": 1}
@@ -115,12 +115,12 @@ def test_a_configuration_as_work():
     c = default_config()
     c.prompts.per_step, c.sampling.group, c.sampling.max_tokens, c.learner.epochs, c.learner.minibatches = 16, 4, 32, 1, 2
     c.model.remat, c.critic.kind = True, "head"
-    w = plan.work_of(c, 20, {"ref_logprobs"}, critic=True)
+    w = work_of(c, 20, {"ref_logprobs"}, critic=True)
     assert (w.prompts, w.group, w.prompt_tokens, w.completion_tokens, w.learned_at_once) == (16, 4, 20, 32, 8)
     assert w.remat and w.reference and not w.critic and w.passes == 2
     c.lora.rank, c.learner.minibatches, c.learner.offload = 8, 1, "optimizer, reference"
-    assert plan.work_of(c, 20, set(), critic=False).offload == ("optimizer", "reference") and w.offload == ()
-    assert not plan.work_of(c, 20, {"ref_logprobs"}, critic=False).reference
+    assert work_of(c, 20, set(), critic=False).offload == ("optimizer", "reference") and w.offload == ()
+    assert not work_of(c, 20, {"ref_logprobs"}, critic=False).reference
 
 
 def test_meshes_divide_devices_batch_and_heads():
@@ -184,7 +184,7 @@ def small():
 def test_a_run_tells_what_it_will_need_and_warns_on_a_cpu_that_is_too_small(monkeypatch):
     run, _ = setup.build(small())
     rows = dict(forecast(run))
-    w = plan.work_of(run.config, run.prompt_tokens, run.needs, critic=False)
+    w = work_of(run.config, run.prompt_tokens, run.needs, critic=False)
     architecture = run.policy.model.config
     found = plan.estimate(architecture, w, run.mesh.shape)
     assert rows["memory per device, estimated"].startswith(f"{found.updating / 1e9:.2f} GB updating, ")
@@ -199,7 +199,7 @@ def test_a_run_tells_what_it_will_need_and_warns_on_a_cpu_that_is_too_small(monk
 def test_an_accelerator_that_is_certainly_too_small_is_refused(monkeypatch, memory, refused):
     """Of a device with this share of what is estimated; the estimate may be 25% off."""
     run, _ = setup.build(small())
-    w = plan.work_of(run.config, run.prompt_tokens, run.needs, critic=False)
+    w = work_of(run.config, run.prompt_tokens, run.needs, critic=False)
     peak = plan.estimate(run.policy.model.config, w, run.mesh.shape).peak
     device = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB",
                                    memory_stats=lambda: {"bytes_limit": peak * memory})

@@ -1,18 +1,20 @@
 """The partition table, refusals, and a training step on eight virtual devices that equals one device's."""
 import json
+import types
 
 import jax
 import job
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.parallel import check_batch, make_mesh
+from jaxrl_llm.parallel.mesh import lay_out
 from jaxrl_llm.parallel.rules import path_name, spec_of
 
 
 def mesh(data, fsdp, tensor):
-    return AbstractMesh((data, fsdp, tensor), ("data", "fsdp", "tensor"))
+    return {"data": data, "fsdp": fsdp, "tensor": tensor}
 
 
 def test_every_matrix_of_the_model_has_a_rule():
@@ -39,11 +41,12 @@ def test_moments_lie_as_their_parameters_and_what_does_not_divide_stays_whole():
 
 
 def test_batches_that_do_not_divide_are_refused_with_what_would():
-    check_batch(mesh(2, 3, 4), 12, "prompts.per_step")
+    laid = lambda *sizes: types.SimpleNamespace(shape=mesh(*sizes))  # noqa: E731
+    check_batch(laid(2, 3, 4), 12, "prompts.per_step")
     with pytest.raises(ValueError, match=r"prompts.per_step=10 prompts .* 2 x 3 = 6 shards; use 12 or 6, or a smaller mesh"):
-        check_batch(mesh(2, 3, 4), 10, "prompts.per_step")
+        check_batch(laid(2, 3, 4), 10, "prompts.per_step")
     with pytest.raises(ValueError, match=r"per_step=1 .* use 2, or a smaller mesh"):
-        check_batch(mesh(2, 1, 1), 1, "prompts.per_step")
+        check_batch(laid(2, 1, 1), 1, "prompts.per_step")
 
 
 @pytest.mark.parametrize("sizes", ((-1, -1, 1), (-1, -1, -1), (0, 1, 1), (2, 1, 1), (-1, 2, 1), (-2, 1, 1), (-1, 0, 1)))
@@ -102,6 +105,20 @@ def test_no_device_ever_holds_more_of_published_weights_than_its_share(eight):
     assert found["equal"] and found["as_ruled"]
     assert found["peak"] == found["own"] < 0.27 * found["whole"]  # norms and what does not divide are whole everywhere
     assert found["asked"] == [[0.25], [0.25], [0.25]]  # nor is more read than the pieces
+
+
+def slices_of(count: int, chips: int) -> list:
+    """TPU slices as jax tells of them: a line of chips each."""
+    return [types.SimpleNamespace(id=i, platform="tpu", device_kind="TPU v5p", slice_index=i // chips, process_index=i // 4,
+                                  coords=(i % chips, 0, 0), core_on_chip=0) for i in range(count * chips)]
+
+
+def test_tpu_slices_share_the_data_axis_alone():
+    laid = lay_out((4, 2, 1, 1, 2), slices_of(2, 8))
+    assert laid.shape == (4, 2, 1, 1, 2)
+    assert [{device.slice_index for device in part.flat} for part in laid] == [{0}, {0}, {1}, {1}]
+    with pytest.raises(ValueError, match="data=3 does not divide by 2 TPU slices: between slices there is only data; use 2"):
+        lay_out((3, 1, 1, 1, 4), slices_of(2, 6))
 
 
 def test_rules_may_name_axes_that_nothing_is_laid_out_over_yet():

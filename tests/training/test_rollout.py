@@ -174,6 +174,20 @@ def test_problems_that_do_not_fit():
         ids("fail")
 
 
+def test_processes_that_read_in_turns_all_get_the_batch_in_order(monkeypatch):
+    """Two of three read: each its problems, of which those that do not fit are left out afterwards."""
+    problems = [Problem("abcdefgh"[:n], "", i) for i, n in enumerate((1, 8, 3, 2, 8, 4))]
+    one_alone = rollout.fitting_problems(problems, BYTES, 5, "skip")
+    sent = []
+    for reader in range(2):
+        monkeypatch.setattr(rollout.parallel, "gather_objects", lambda mine: sent.append(mine) or [mine] * 3)
+        rollout.fitting_problems(problems[reader::2], BYTES, 5, "skip", processes=2)
+    monkeypatch.setattr(rollout.parallel, "gather_objects", lambda mine: [*sent, "read nothing"])
+    for reader in range(3):
+        assert rollout.fitting_problems(problems[reader % 2::2], BYTES, 5, "skip", processes=2) == one_alone
+    assert [problem.id for problem, _ in one_alone] == [0, 2, 3, 5]
+
+
 def test_prompt_buckets_are_quarters_in_multiples_of_64_and_hold_the_longest():
     assert rollout.prompt_buckets(40) == [40] and rollout.prompt_buckets(64) == [64]
     assert rollout.prompt_buckets(200) == [64, 128, 192, 200]

@@ -1,0 +1,35 @@
+"""Runs in a process of its own with eight virtual devices: what every estimator sends between shards of a batch, as JSON."""
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxrl_llm import advantages, parallel
+from jaxrl_llm.parallel import communication
+from jaxrl_llm.training.loop import estimate
+
+sys.path.append(str(Path(__file__).parents[1] / "properties"))
+import property_inputs as inputs  # noqa: E402
+
+P, G, T = 16, 4, 64
+
+
+def sent(mesh, batch, case, slug: str) -> float:
+    """Bytes that a device sends, in copies of one f32[P, G]."""
+    estimator = advantages.make(slug, **case.hyper)
+    own = jax.tree.map(inputs.as_array, dict(case.inputs(np.random.default_rng(0), P, G, T)))
+    place = lambda x: jax.device_put(x, parallel.batch_sharding(mesh)) if np.shape(x)[:1] == (P,) else x  # noqa: E731
+    state = parallel.put(estimator.init(), parallel.tree_shardings(estimator.init(), mesh))
+    text = estimate.lower(estimator, mesh, jax.tree.map(place, batch.replace(**own)), state).compile().as_text()
+    return sum(one.sent for one in communication.collectives(text, unknown_trips=1)) / (4 * P * G)
+
+
+def main():
+    mesh, cases, batch = parallel.make_mesh(data=8), inputs.load("ESTIMATORS"), inputs.batch(0, inputs.Case(), (P, G, T))
+    print(json.dumps({slug: sent(mesh, batch, cases.get(slug, [inputs.Case()])[0], slug) for slug in advantages.names()}))
+
+
+if __name__ == "__main__":
+    main()
