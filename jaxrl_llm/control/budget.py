@@ -51,8 +51,8 @@ def greedy(gain: Callable[[Array], Array], prompts: int, *, total: int, low: int
     return lax.fori_loop(0, spare, add, jnp.full(prompts, low, jnp.int32))
 
 
-def allocate(success_P: Array, *, total: int, low: int = 2, high: int = 128, utility: str = "paper") -> Array:
-    """i32[P]: rollouts for prompts with these success rates, `greedy` in a utility of `UTILITIES`.
+def allocate(success_P: Array, *, total: int, low: int = 2, high: int = 128, utility: str = "paper", unit: int = 1) -> Array:
+    """i32[P]: rollouts for prompts with these success rates, `greedy` in a utility of `UTILITIES`, `unit` of them at a time.
 
     Prompts that are sure to be solved or failed gain nothing and keep `low` while others do. The paper's utility with its
     cap of 128 concentrates: a cap of three or four times the average is kinder.
@@ -61,5 +61,12 @@ def allocate(success_P: Array, *, total: int, low: int = 2, high: int = 128, uti
         allocate([0, 1, .386, .611, .664], total=40, utility="per_rollout")  # 2 2 17 10 9
     """
     gain = UTILITIES[registry.one_of("utility", utility, UTILITIES)]
-    success_P = jnp.asarray(success_P, jnp.float32)
-    return greedy(lambda counts: gain(success_P, counts), success_P.size, total=total, low=low, high=high)
+    if total % unit or low % unit or high % unit:
+        raise ValueError(f"total={total}, low={low} and high={high} rollouts must be multiples of unit={unit}")
+    success_P = jnp.asarray(success_P, jnp.float32)[:, None]
+
+    def of_unit(counts):
+        n = unit * counts[:, None] + jnp.arange(unit)
+        return jnp.where(n > 0, gain(success_P, n), 0).sum(1)  # one rollout alone teaches nothing
+
+    return unit * greedy(of_unit, success_P.size, total=total // unit, low=low // unit, high=high // unit)

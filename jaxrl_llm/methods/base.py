@@ -6,12 +6,13 @@ from typing import Any
 
 Part = tuple[str, Mapping[str, Any]]
 
-# What `defaults` may name. The first three are what the trainer runs with when its configuration leaves them open; the rest
+# What `defaults` may name. The first four are what the trainer runs with when its configuration leaves them open; the rest
 # are the paper's setting, for whoever writes a configuration.
 DEFAULTS = {
     "epochs": "passes over each batch of rollouts",
     "minibatches": "optimiser steps per pass",
     "pretrain_steps": "first steps, which train the critic alone",
+    "budget": "utility by which rollouts are shared out among prompts",
     "prompts": "prompts per batch",
     "group_size": "rollouts per prompt",
     "temperature": "of sampling",

@@ -13,8 +13,8 @@ HEAD = """# Methods
 Written by `python -m jaxrl_llm.methods --write docs/methods.md`; do not edit by hand.
 
 *Setting* is what the paper sets outside the loss: {names}. The trainer takes `epochs` and `minibatches` from here where its
-configuration leaves them 0 (1 where the row says nothing), and `pretrain_steps` where that is -1; the others are for whoever
-writes a configuration.
+configuration leaves them 0 (1 where the row says nothing), `pretrain_steps` where that is -1 and `budget` where that is
+empty; the others are for whoever writes a configuration.
 *Also needs* names what a run has to record, then the filters and controllers of `jaxrl_llm.control`. A row with **missing**
 cannot be run by the trainer; one with *omits* runs, without that part of the published method.
 """
@@ -22,7 +22,8 @@ cannot be run by the trainer; one with *omits* runs, without that part of the pu
 CONTROL = """## Parts of `jaxrl_llm.control`
 
 The trainer calls the filters of single prompts. The rest is for your own loop: controllers by `control.make(name)`, the other
-functions from `jaxrl_llm.control.<module>`; of those the trainer calls `prompt_average`, where a method needs a `prior`.
+functions from `jaxrl_llm.control.<module>`; of those the trainer calls `prompt_average`, where a method needs a `prior`, and
+`budget`.
 """
 
 

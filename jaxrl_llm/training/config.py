@@ -7,6 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxrl_llm.control.budget import UTILITIES
 from jaxrl_llm.generation.prompts import OVERLONG
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.training.prior import SOURCES
@@ -17,7 +18,7 @@ _AT_LEAST = {
     1: "steps prompts.per_step sampling.group sampling.max_group sampling.max_tokens sampling.micro_batches "
        "sampling.max_rounds probe.pool learner.epochs learner.minibatches learner.micro_batches learner.max_skipped "
        "eval.problems checkpoint.keep warmup.batch model.hidden_size model.num_layers model.num_heads model.mlp_size",
-    0: "lora.rank prompts.max_tokens optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
+    0: "lora.rank prompts.max_tokens budget.prompts optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
        "optimizer.clip_norm critic.learning_rate critic.clip critic.pretrain_steps warmup.steps warmup.learning_rate "
        "eval.every checkpoint.every samples_every",
 }
@@ -90,7 +91,13 @@ def default_config() -> ConfigDict:
     c.probe.think_end = "</think>"     # ends the reasoning; without it all of a completion is reasoning
 
     c.prior = ConfigDict()             # read by methods that expect something of a prompt before they sample it
-    c.prior.source = "moving_average"  # of its earlier rewards; or as a control "shuffled", that of another prompt
+    c.prior.source = "moving_average"  # of its earlier rewards; "probe": from the policy's states; "v0"; "shuffled": a control
+    c.prior.weights = ""               # of V0, a file of experiments/pretrain_value.py
+    c.prior.encoder = ""               # of V0, the model that it was trained with
+
+    c.budget = ConfigDict()            # shares per_step x group completions out by what is expected of a step's prompts
+    c.budget.utility = ""              # "paper" (V0), "per_rollout", "knapsack"; empty: the method's own, or all get as many
+    c.budget.prompts = 0               # that a step draws and the completions are for; 0: half of per_step
 
     c.critic = ConfigDict()            # read by methods that fit a value to every state
     c.critic.kind = "separate"         # a second model, first a copy of the policy; "head": a layer on the policy's states
@@ -159,7 +166,7 @@ def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
     """A copy in which `learner.epochs` and `learner.minibatches` are numbers: where they are 0, those of `defaults`, else 1.
 
     A default number of minibatches that does not divide the batch becomes the largest one below it that does. Likewise
-    `critic.pretrain_steps` where it is -1, else 0, and `critic.learning_rate` where it is 0.
+    `critic.pretrain_steps` where it is -1, else 0, `critic.learning_rate` where it is 0, and `budget`.
     """
     config = config.copy_and_resolve_references()
     learner, P = config.learner, config.prompts.per_step
@@ -167,6 +174,8 @@ def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
     if not learner.minibatches:
         fits = (n for n in range(defaults.get("minibatches", 1), 1, -1) if P % (n * max(learner.micro_batches, 1)) == 0)
         learner.minibatches = next(fits, 1)
+    budget = config.budget
+    budget.utility, budget.prompts = budget.utility or defaults.get("budget", ""), budget.prompts or max(P // 2, 1)
     critic = config.critic
     critic.learning_rate = critic.learning_rate or config.optimizer.learning_rate
     if critic.pretrain_steps == -1:
@@ -188,6 +197,7 @@ def check(config: ConfigDict) -> None:
         one_of("config.learner.offload", name, OFFLOADABLE)
     one_of("config.critic.kind", config.critic.kind, KINDS)
     one_of("config.prior.source", config.prior.source, SOURCES)
+    one_of("config.budget.utility", config.budget.utility, ("", *UTILITIES))
     P, pieces = config.prompts.per_step, config.learner.minibatches * config.learner.micro_batches
     if P % config.sampling.micro_batches:
         raise ValueError(f"prompts.per_step={P} does not divide into sampling.micro_batches={config.sampling.micro_batches}; "
@@ -203,9 +213,10 @@ def arithmetic_table(config: ConfigDict, prompt_tokens: int, rounds: int = 1) ->
     """The batch arithmetic of a run, for people: what one step samples, in up to `rounds` rounds, and how it is cut up."""
     P, G, T = config.prompts.per_step, config.sampling.group, config.sampling.max_tokens
     updates = config.learner.epochs * config.learner.minibatches
-    most = f" to {G * rounds} = {P * G} to {P * G * rounds}" if rounds > 1 else f" = {P * G}"
+    budget, most = config.budget, f" to {G * rounds} = {P * G} to {P * G * rounds}" if rounds > 1 else f" = {P * G}"
+    sizes = f"{budget.prompts} x {G} to {G * rounds}, together {P * G}" if budget.utility else f"{P} x {G}{most}"
     return [
-        ("prompts x completions per step", f"{P} x {G}{most}"),
+        ("prompts x completions per step", sizes),
         ("tokens per sequence", f"prompt <= {prompt_tokens}, completion <= {T}"),
         ("updates per step", f"{config.learner.epochs} epochs x {config.learner.minibatches} minibatches = {updates}"),
         ("prompts per update", f"{P // config.learner.minibatches} in {config.learner.micro_batches} micro-batches"),

@@ -93,7 +93,10 @@ def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expe
 
 
 def sample_groups(run: setup.Run, state: TrainState, generate, rows, key_of, timer) -> rollout.Sampled:
-    """Completions of these prompts. Round n, for those that the estimator wants more of, is drawn with `key_of(n)`."""
+    """Completions of these prompts, by the budget of each if there are budgets.
+
+    Round n, for those that the estimator wants more of, is drawn with `key_of(n)`.
+    """
     c, most = run.config, run.rounds * run.config.sampling.group
 
     def draw(chosen, number):
@@ -102,23 +105,28 @@ def sample_groups(run: setup.Run, state: TrainState, generate, rows, key_of, tim
             prompts=c.prompts.per_step, group=c.sampling.group, tokenizer=run.tokenizer, reward=run.reward,
             stop_strings=c.sampling.stop_strings)
 
-    if "prior" not in run.needs:
+    if run.prior is None:
         return draw(range(len(rows)), 0)
-    ids = np.array([problem.id for problem, _ in rows], np.int32)
-    expected = parallel.fetch(prior.predict(c.prior.source, state.prior, ids))
+    facts = run.prior.read(rows, state.params, state.lora)
+    expected = parallel.fetch(prior.predict(run.prior, state.prior, facts))
+    if run.budget:
+        owner = np.repeat(np.arange(len(rows)), run.shares(expected))
+        sampled, valid = rounds.merge(draw(owner, 0), owner)
+        known = jax.tree.map(lambda x: x[np.unique(owner)], {"expected": expected, **facts})
+        return dataclasses.replace(rounds.widen(sampled, valid, most), prior=known)
 
     def wants(rewards, valid):
         room = ((0, 0), (0, most - valid.shape[1]))  # one shape for all rounds
         return wants_more(run.estimator, c.sampling.group, most, np.pad(rewards, room), np.pad(valid, room), expected)
 
     sampled, valid = rounds.in_rounds(draw, wants, len(rows), run.rounds)
-    return dataclasses.replace(rounds.widen(sampled, valid, most), prior=expected)
+    return dataclasses.replace(rounds.widen(sampled, valid, most), prior={"expected": expected, **facts})
 
 
 def collect(run: setup.Run, state: TrainState, data: Batches, timer) -> tuple[rollout.Sampled, dict[str, float]]:
     """One batch of rollouts; with filters, rounds of generation until enough prompts pass (or `sampling.max_rounds`)."""
     c = run.config
-    P, key = c.prompts.per_step, jax.random.fold_in(state.key, state.step)
+    P, key = run.drawn_prompts, jax.random.fold_in(state.key, state.step)
     generate, kept, drawn, facts = run.sampler(state.params, state.lora), [], [], {}
     filters = [control.make_filter(name) for name in run.method.filters]
     attempts = c.sampling.max_rounds if filters else 1
@@ -250,7 +258,9 @@ def learn(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference
     with timer("score"):
         state, batch, advantages, facts = score(run, state, whole, reference, alone)
     if state.prior is not None:
-        state = state.replace(prior=prior.observe(run.mesh, state.prior, whole.prompt_ids, whole.rewards, whole.valid))
+        order = np.arange(len(whole.prompt_ids))  # as the rows that fill a batch up, whose rewards do not count
+        known = jax.tree.map(lambda x: x[np.where(order < len(x), order, 0)], sampled.prior)
+        state = state.replace(prior=prior.observe(run.mesh, run.prior, state.prior, known, whole.rewards, whole.valid))
     rows = batch.mask.shape[0]
     size = rows // c.learner.minibatches
     shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), _SHUFFLE_STREAM)
@@ -370,7 +380,7 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
                         *arithmetic_table(run.config, run.prompt_tokens, run.rounds), *forecast(run)]:
         if primary:
             print(f"{name:32}{value}")
-    data = batches(run.task.train, config.prompts.per_step, config.seed, jax.process_index() % run.readers, run.readers)
+    data = batches(run.task.train, run.drawn_prompts, config.seed, jax.process_index() % run.readers, run.readers)
     with (preemption.watch(), Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints,
           records(work) as folder, Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
         if work.resume:

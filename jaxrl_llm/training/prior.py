@@ -1,29 +1,146 @@
-"""What is expected of a prompt before it is sampled: `extras["prior"]`, learned from the run's own rollouts."""
+"""What a run expects of prompts before it samples them: the prior of V0.5, and what rollout budgets go by."""
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
-from jaxrl_llm import parallel
+from jaxrl_llm import masked, parallel
 from jaxrl_llm.control import prompt_average
-from jaxrl_llm.control.prompt_average import PromptAverage
+from jaxrl_llm.generation.prompts import pad
 from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.tasks import text_of
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.values import buffer, encoder, features, probe, v0
 
-# The second is a control: every prompt gets what is expected of its neighbour in the (shuffled) batch.
-SOURCES = ("moving_average", "shuffled")
+# "shuffled" is a control: every prompt gets what is expected of its neighbour in the (shuffled) batch.
+SOURCES = ("moving_average", "shuffled", "probe", "v0")
+_WINDOW = 512   # latest groups that the probe is fitted to
+_CONTEXT = 256  # latest groups that V0 reads, the paper's number
+Facts = dict[str, Any]
+
+
+class Prior(NamedTuple):
+    """Pure functions around a state, a pytree that is saved with the run. `facts`: arrays `[P, ...]`, `ids i32[P]` among them.
+
+    init() -> state. read(rows, params, lora) -> facts of problems and their token ids, on the host. predict(state, facts) ->
+    f32[P], the expected reward. observe(state, facts, rewards f32[P, G], valid bool[P, G]) -> state.
+    """
+
+    init: Callable[[], Any]
+    read: Callable[[Sequence[tuple[Problem, list[int]]], Any, Any], Facts]
+    predict: Callable[[Any, Facts], Array]
+    observe: Callable[[Any, Facts, Array, Array], Any]
+
+
+def make(config: ConfigDict, policy: Policy, prompts: int, prompt_tokens: int, layer: int) -> Prior:
+    """The prior that `config.prior` names, of a task with so many training prompts; `layer` is the one that a probe reads."""
+    source = config.prior.source
+    if source == "probe":
+        return of_probe(policy, layer, config.probe.pool, prompt_tokens)
+    if source == "v0":
+        return of_v0(config.prior.weights, config.prior.encoder)
+    return of_averages(prompts, shuffled=source == "shuffled")
+
+
+def ids_of(rows) -> np.ndarray:
+    return np.array([problem.id for problem, _ in rows], np.int32)
+
+
+def of_averages(prompts: int, *, shuffled: bool = False) -> Prior:
+    """The moving average of each prompt's rewards, see `control.prompt_average`."""
+    def predict(state, facts):
+        expected = prompt_average.predict(state, facts["ids"])
+        return jnp.roll(expected, 1) if shuffled else expected
+
+    def observe(state, facts, rewards, valid):
+        return prompt_average.observe(state, Rollouts(
+            mask=valid[..., None], valid=valid, rewards=rewards, prompt_ids=facts["ids"]))
+
+    return Prior(lambda: prompt_average.empty(prompts), lambda rows, params, lora: {"ids": ids_of(rows)}, predict, observe)
+
+
+def of_probe(policy: Policy, layer: int, pool: int, prompt_tokens: int) -> Prior:
+    """Ridge regression from the policy's own states at the end of the prompt to the mean reward of its group.
+
+    It is fitted again after every batch to the latest groups; predictions stay between the lowest and the highest of them.
+    """
+    fitted = probe.make("ridge", sizes=(policy.model.config.hidden_size,))
+
+    @jax.jit
+    def look(params, lora, tokens, mask):
+        last = features.last_tokens(mask, pool)
+        return policy.model.hidden_states(params, tokens, mask, lora=lora, pool=lambda x: features.pooled(x, last))[2][layer]
+
+    def init():
+        row = {"x": jnp.zeros(policy.model.config.hidden_size), "y": jnp.zeros(())}
+        return {"window": buffer.empty(_WINDOW, row), "probe": fitted.blank(_WINDOW, row["x"].size)}
+
+    def read(rows, params, lora):
+        ids = ids_of(rows)
+        batch = pad([tokens for _, tokens in rows], ids, prompt_tokens)
+        placed = parallel.put((batch.tokens, batch.mask), parallel.replicated(policy.mesh))
+        return {"ids": ids, "features": parallel.fetch(look(params, lora, *placed))}
+
+    def predict(state, facts):
+        window = state["window"]
+        label, some = window.rows["y"], window.real.any()
+        low, high = (pick(jnp.where(window.real, label, fill)) for pick, fill in ((jnp.min, jnp.inf), (jnp.max, -jnp.inf)))
+        return jnp.where(some, jnp.clip(fitted.predict(state["probe"], facts["features"]), low, high), 0.5)
+
+    def observe(state, facts, rewards, valid):
+        rows = {"x": facts["features"], "y": masked.mean(rewards, valid, axis=1)}
+        window = buffer.append(state["window"], jax.tree.map(lambda x: x[:, None], rows), valid.any(axis=1)[:, None])
+        return {"window": window, "probe": fitted.fit(window.rows["x"], window.rows["y"], window.real, window.group)}
+
+    return Prior(init, read, predict, observe)
+
+
+def of_v0(weights: str, encoder_path: str) -> Prior:
+    """V0 with the running policy's latest groups as its context; rewards are taken between 0 and 1.
+
+    Raises:
+      ValueError: a path is missing, or the weights have no adapter, which turns the encoder's states into features.
+    """
+    if not weights or not encoder_path:
+        raise ValueError(f"config.prior.source='v0' needs config.prior.weights (given: {weights!r}), a file of "
+                         f"experiments/pretrain_value.py, and config.prior.encoder ({encoder_path!r}), the model that it was "
+                         "trained with")
+    model, params = v0.load(weights)
+    if model.adapter is None:
+        raise ValueError(f"{weights} holds a head without adapter; make one with experiments/pretrain_value.py --stage=adapter")
+    encode_text, known = encoder.load(encoder_path).encode, {}
+    encode = jax.jit(functools.partial(model.encode, params))
+
+    def read(rows, params, lora):
+        del params, lora  # frozen: a prompt is read once in a run
+        new = [problem for problem, _ in rows if problem.id not in known]
+        if new:
+            known.update(zip([problem.id for problem in new], np.asarray(encode(*encode_text([text_of(p) for p in new])))))
+        return {"ids": ids_of(rows), "features": np.stack([known[problem.id] for problem, _ in rows])}
+
+    def observe(state, facts, rewards, valid):
+        outcomes = jnp.clip(masked.mean(rewards, valid, axis=1), 0, 1)
+        return v0.remember(state, facts["features"], outcomes, facts["ids"], valid.any(axis=1))
+
+    return Prior(lambda: v0.empty_context(_CONTEXT, model.head.features), read,
+                 lambda state, facts: v0.judge(model, params, state, facts["features"], facts["ids"]), observe)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def predict(source: str, state: PromptAverage, prompt_ids_P: Array) -> Array:
-    """f32[P]: the expected reward of these prompts, from one of `SOURCES`."""
-    expected = prompt_average.predict(state, prompt_ids_P)
-    return jax.numpy.roll(expected, 1) if source == "shuffled" else expected
+def predict(prior: Prior, state, facts: Facts) -> Array:
+    """f32[P], see `Prior`."""
+    return prior.predict(state, facts)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def observe(mesh: Mesh, state: PromptAverage, prompt_ids_P: Array, rewards_PG: Array, valid_PG: Array) -> PromptAverage:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def observe(mesh: Mesh, prior: Prior, state, facts: Facts, rewards: Array, valid: Array):
     """The state after these rewards, laid out as the one before."""
-    rollouts = Rollouts(mask=valid_PG[..., None], valid=valid_PG, rewards=rewards_PG, prompt_ids=prompt_ids_P)
-    new = prompt_average.observe(state, rollouts)
+    new = prior.observe(state, facts, rewards, valid)
     return jax.lax.with_sharding_constraint(new, parallel.tree_shardings(new, mesh))

@@ -25,7 +25,8 @@ class Sampled:
       scores: rewards of the `P * G` rows.
       answers: what the first reward reads as the answer of each row (None: nothing), if it can tell at all.
       valid: `bool[P, G]`, the completions that were drawn, where prompts have unequally many; None: all.
-      prior: `f32[P]`, the reward that was expected of each prompt before it was sampled, if anyone asked.
+      prior: what was known of each prompt before it was sampled, if anyone asked: `expected f32[P]`, its reward, and the facts
+        that say so, `[P, ...]` (see `training.prior`).
     """
 
     problems: Sequence[Problem]
@@ -35,7 +36,7 @@ class Sampled:
     scores: Scores
     answers: Sequence[Hashable | None] | None = None
     valid: np.ndarray | None = None
-    prior: np.ndarray | None = None
+    prior: Mapping[str, np.ndarray] | None = None
 
     @property
     def rewards(self) -> np.ndarray:
@@ -185,7 +186,7 @@ def to_rollouts(sampled: Sampled, max_tokens: int, prompts: int, version: int) -
     if sampled.answers is not None:
         extras["answers"] = fill(answer_ids(sampled.answers, group))
     if sampled.prior is not None:
-        extras["prior"] = fill(sampled.prior)
+        extras["prior"] = fill(sampled.prior["expected"])
     return Rollouts(
         mask=mask, valid=valid, rewards=fill(sampled.rewards.astype(np.float32)),
         reward_components=fill(components),
@@ -202,7 +203,8 @@ def select(sampled: Sampled, keep: np.ndarray) -> Sampled:
     scores = sampled.scores._replace(total=sampled.scores.total[flat], components=sampled.scores.components[flat])
     return Sampled([sampled.problems[i] for i in rows], jax.tree.map(pick, sampled.prompts),
                    jax.tree.map(pick, sampled.completions), [sampled.texts[i] for i in flat], scores,
-                   sampled.answers and [sampled.answers[i] for i in flat], pick(sampled.valid), pick(sampled.prior))
+                   sampled.answers and [sampled.answers[i] for i in flat], pick(sampled.valid),
+                   jax.tree.map(pick, sampled.prior))
 
 
 def join(*leaves):
@@ -230,7 +232,7 @@ def concatenate(parts: Sequence[Sampled]) -> Sampled:
     return Sampled([x for p in parts for x in p.problems], jax.tree.map(join, *prompts),
                    jax.tree.map(join, *[p.completions for p in parts]), [t for p in parts for t in p.texts], scores,
                    None if parts[0].answers is None else [answer for p in parts for answer in p.answers],
-                   maybe("valid"), maybe("prior"))
+                   maybe("valid"), jax.tree.map(lambda *x: np.concatenate(x), *[p.prior for p in parts]))
 
 
 def metrics_of(sampled: Sampled) -> dict[str, float]:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training.rollout import Sampled, total_failures
+from jaxrl_llm.training.rollout import Sampled, select, total_failures
 
 
 def in_rounds(draw: Callable[[np.ndarray, int], Sampled], wants: Callable[[np.ndarray, np.ndarray], np.ndarray], prompts: int,
@@ -53,6 +53,22 @@ def append(sampled: Sampled, valid: np.ndarray, extra: Sampled, rows: np.ndarray
     drawn = dataclasses.replace(sampled, completions=completions, scores=scores, answers=answers,
                                 texts=texts(sampled.texts, extra.texts, ""))
     return drawn, behind(valid, np.ones((len(rows), g), bool))
+
+
+def merge(sampled: Sampled, owner: np.ndarray) -> tuple[Sampled, np.ndarray]:
+    """Rows of one prompt as one group: `[R, g, ...] -> [P, G, ...]`, `owner i32[R]` saying whose each row is.
+
+    Prompts come in the order of their first rows. Returns `(sampled, valid bool[P, G])`, G the size of the largest group.
+    """
+    turn = np.array([np.sum(owner[:row] == one) for row, one in enumerate(owner)])
+    merged, prompts = select(sampled, turn == 0), owner[turn == 0].tolist()
+    valid = np.ones(merged.rewards.shape, bool)
+    for number in range(1, turn.max() + 1):
+        extra = select(sampled, turn == number)  # what is told of the whole batch is counted with the first rows
+        extra = dataclasses.replace(extra, scores=extra.scores._replace(failures={}),
+                                    completions=extra.completions.replace(decode_steps=0))
+        merged, valid = append(merged, valid, extra, np.array([prompts.index(one) for one in owner[turn == number]]))
+    return merged, valid
 
 
 def widen(sampled: Sampled, valid: np.ndarray, size: int) -> Sampled:

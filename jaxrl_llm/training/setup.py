@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import control, methods, parallel, rewards, tasks, tokenizers
 from jaxrl_llm.advantages.base import Estimator
-from jaxrl_llm.control import prompt_average
+from jaxrl_llm.control.budget import allocate
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.prompts import longest
 from jaxrl_llm.generation.sampler import generate
@@ -24,6 +24,7 @@ from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.training import config as config_lib
+from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.policy import Capture, Policy
@@ -59,6 +60,7 @@ class Run:
     score: Guarded
     capture: Guarded
     update: Guarded
+    prior: prior_lib.Prior | None = None  # where the method, or a budget, asks what is expected of prompts
     joint: Guarded | None = None  # update that estimates in its own forward pass; None: capture or score comes first
     critic: critic_lib.Critic | None = None
     values: Guarded | None = None
@@ -81,7 +83,27 @@ class Run:
     @property
     def readers(self) -> int:
         """Processes that read a batch of prompts together, each its share: as many as divide it."""
-        return math.gcd(self.config.prompts.per_step, jax.process_count())
+        return math.gcd(self.drawn_prompts, jax.process_count())
+
+    @property
+    def budget(self) -> str:
+        """The utility by which the completions of a step are shared out among its prompts; empty: all get as many."""
+        return self.config.budget.utility
+
+    @property
+    def drawn_prompts(self) -> int:
+        """Prompts that a step draws from the task."""
+        return self.config.budget.prompts if self.budget else self.config.prompts.per_step
+
+    def shares(self, expected) -> np.ndarray:
+        """i32[prompts]: how many rows of `sampling.group` completions each gets of the `prompts.per_step` of a step.
+
+        One at least, unless the prompts are more than the rows.
+        """
+        unit, rows, count = self.config.sampling.group, self.config.prompts.per_step, len(expected)
+        found = allocate(np.clip(expected, 0, 1), total=unit * rows, low=unit if count <= rows else 0, unit=unit,
+                         high=self.config.sampling.max_group, utility=self.budget)
+        return np.asarray(found) // unit
 
     @property
     def feature_size(self) -> int:
@@ -120,13 +142,30 @@ class Run:
 
 def rounds_of(config: ConfigDict, estimator: Estimator) -> int:
     """Rounds of `sampling.group` completions that a prompt may get; ValueError where they do not make `sampling.max_group`."""
-    if estimator.wants_more is None:
+    if estimator.wants_more is None and not config.budget.utility:
         return 1
     group, most = config.sampling.group, config.sampling.max_group
     if most % group:
         raise ValueError(f"sampling.max_group={most} is no multiple of sampling.group={group}: prompts are sampled again "
                          f"{group} completions at a time; the paper of V0.5 has group=4 and max_group=16")
     return most // group
+
+
+def check_budget(config: ConfigDict, method: methods.Method, estimator: Estimator, objective: Objective) -> None:
+    """Raises ValueError where budgets cannot go together with what else decides who is sampled, or needs equal groups."""
+    if not config.budget.utility:
+        return
+    others = [f"the filter {name!r}" for name in method.filters]
+    others += ["an estimator that asks for more rollouts itself"] * (estimator.wants_more is not None)
+    others += ["a baseline from hidden states"] * ("features" in needs_of(method, estimator, objective))
+    others += ["a critic"] * (estimator.value_targets is not None)
+    if others:
+        raise ValueError(f"config.budget.utility={config.budget.utility!r} does not go together with {', '.join(others)} of "
+                         f"method {method.slug!r}; leave it empty, or take another method, for example grpo")
+    c, most = config, config.budget.prompts * config.sampling.max_group
+    if most < c.prompts.per_step * c.sampling.group:
+        raise ValueError(f"budget.prompts={c.budget.prompts} of at most sampling.max_group={c.sampling.max_group} completions "
+                         f"each take {most} of the {c.prompts.per_step} x {c.sampling.group} of a step; raise one of the two")
 
 
 def needs_of(method: methods.Method, estimator: Estimator, objective: Objective) -> set[str]:
@@ -228,6 +267,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
                                    objective=config_lib.keywords(config.objective))
     estimator, objective = make_parts(feature_size=features.feature_size(config.model.hidden_size))
     check_method(method, estimator, objective)
+    check_budget(config, method, estimator, objective)
     rounds = rounds_of(config, estimator)
     if "features" in needs_of(method, estimator, objective) and config.sampling.group * rounds < 2:
         raise ValueError(f"method {method.slug!r} compares the completions of a prompt, but sampling.group is "
@@ -259,6 +299,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     if config.model.path:  # only now is the width of its states known
         estimator, objective = make_parts(feature_size=features.feature_size(model.config.hidden_size))
     policy = Policy(model, temperature=config.sampling.temperature or 1.0, mesh=mesh)
+    read = capture_of(config, tokenizer, model.config.num_layers)
     alone = 0 if estimator.value_targets is None else config.critic.pretrain_steps
     optimizer, schedule = optimizer_of(config, config.optimizer.learning_rate, config.steps - alone)
     update = make_update(policy, objective, optimizer, clip_norm=config.optimizer.clip_norm or None,
@@ -271,7 +312,8 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     scored = shapes * (2 if config.lora.rank else 1)  # the reference of adapters is scored without them
     learner = config.learner  # where memory is short, scoring needs no more than an update
     parts = learner.minibatches * learner.micro_batches if learner.micro_batches > 1 else 1
-    read = capture_of(config, tokenizer, model.config.num_layers)
+    asked = config.budget.utility or "prior" in needs_of(method, estimator, objective)
+    expected = prior_lib.make(config, policy, len(task.train), prompt_tokens, read.layer) if asked else None
     capture = functools.partial(policy.logprobs_and_features, capture=read)
     joint, whole = None, learner.epochs * learner.minibatches * learner.micro_batches == 1  # a batch is one update in one piece
     if whole and "features" in needs_of(method, estimator, objective):
@@ -281,7 +323,8 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
               generate=Guarded("rollout", sampler, sampled),
               score=Guarded("score", jax.jit(in_parts(policy.logprobs, parts)), scored),
               capture=Guarded("score", jax.jit(in_parts(capture, parts)), shapes),
-              update=Guarded("update", update, shapes), joint=joint, **critic_parts(config, model, estimator, mesh, shapes))
+              update=Guarded("update", update, shapes), prior=expected, joint=joint,
+              **critic_parts(config, model, estimator, mesh, shapes))
     return run, params
 
 
@@ -332,8 +375,8 @@ def initial_state(run: Run, params) -> state_lib.TrainState:
     state = state_lib.create(params, adapters, run.optimizer, run.estimator, run.objective, jax.random.fold_in(key, 4))
     if run.critic is not None:
         state = state.replace(critic=run.critic.init(params))
-    if "prior" in run.needs:
-        state = state.replace(prior=prompt_average.empty(len(run.task.train)))
+    if run.prior is not None:
+        state = state.replace(prior=run.prior.init())
     return parallel.put(state, parallel.tree_shardings(state, run.mesh))
 
 

@@ -115,7 +115,7 @@ def test_what_was_drawn_is_what_the_prior_learns(built):
                                    rtol=1e-5)
     others = np.setdiff1d(np.arange(before.average.size), [problem.id for problem in sampled.problems])
     np.testing.assert_array_equal(np.asarray(state.prior.average)[others], before.average[others])
-    np.testing.assert_array_equal(sampled.prior, np.float32(0.25))
+    np.testing.assert_array_equal(sampled.prior["expected"], np.float32(0.25))
 
 
 def test_every_rollout_drawn_has_its_share_of_the_gradient(built):

@@ -1,4 +1,4 @@
-"""Two processes with two devices each against one with four; and what becomes of a job that loses one, or is told to go."""
+"""Two processes with four devices each against one device; and what becomes of a job that loses one, or is told to go."""
 import json
 import signal
 import subprocess
@@ -18,13 +18,19 @@ from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.rollout import shared_scores
 
 STEPS = 4
-DATA, MIXED = ["--config.mesh.data=4"], ["--config.mesh.data=1", "--config.mesh.fsdp=2", "--config.mesh.tensor=2"]
+DATA = ["--config.mesh.data=4"]
+MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "mixed": (2, 2, 2)}
 
 
-def trained(processes: int, folder: Path, *arguments: str) -> Path:
-    """The run folder of a job with four devices in so many processes."""
+def on(data: int, fsdp: int, tensor: int) -> list[str]:
+    return [f"--config.mesh.data={data}", f"--config.mesh.fsdp={fsdp}", f"--config.mesh.tensor={tensor}"]
+
+
+def trained(processes: int, folder: Path, *arguments: str, devices: int = 4) -> Path:
+    """The run folder of a job with so many devices in so many processes."""
     run = folder / "run"
-    started = job.start(processes, 4 // processes, [f"--workdir={run}", f"--config.steps={STEPS}", *arguments], folder / "logs")
+    options = [f"--workdir={run}", f"--config.steps={STEPS}", *arguments]
+    started = job.start(processes, devices // processes, options, folder / "logs")
     codes = job.finish(started, 400)
     assert codes == [0] * processes, "\n".join((folder / "logs" / str(i)).read_text()[-3000:] for i in range(processes))
     return run
@@ -58,16 +64,17 @@ def assert_same(one: Path, other: Path, distance: float):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The run of one process."""
-    return trained(1, tmp_path_factory.mktemp("alone"), *DATA)
+    """The run of one process with one device."""
+    return trained(1, tmp_path_factory.mktemp("alone"), devices=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", (DATA, MIXED), ids=("data", "fsdp-tensor"))
-def test_two_processes_do_what_one_does(alone, tmp_path, mesh):
-    together = trained(2, tmp_path, *mesh)
+@pytest.mark.parametrize("mesh", MESHES)
+def test_two_processes_do_what_one_device_does(alone, tmp_path, mesh):
+    together = trained(2, tmp_path, *on(*MESHES[mesh]), devices=8)
     assert_same(alone, together, 1e-4)
     assert [entry["step"] for entry in told(together)] == list(range(STEPS + 1))
+    assert min(entry["grad_norm"] for entry in told(together)[1:]) > 0
     assert "step 4/4" in (tmp_path / "logs" / "0").read_text()
     assert "step" not in (tmp_path / "logs" / "1").read_text()  # one of them speaks
 

@@ -65,7 +65,7 @@ def uneven():
     truth = {0: [[1], [0], [0]], 1: [[1]]}
     wants = lambda rewards, valid: np.array([False, True, False])  # noqa: E731
     sampled, valid = rounds.in_rounds(lambda rows, number: drawn(truth[number], number), wants, P, 2)
-    return dataclasses.replace(rounds.widen(sampled, valid, 3), prior=np.array([0.2, 0.9, 0.4], np.float32))
+    return dataclasses.replace(rounds.widen(sampled, valid, 3), prior={"expected": np.array([0.2, 0.9, 0.4], np.float32)})
 
 
 def test_what_was_never_drawn_is_in_no_metric_and_no_loss():
@@ -77,7 +77,8 @@ def test_what_was_never_drawn_is_in_no_metric_and_no_loss():
     assert facts["reward/mean"] == facts["reward/exact"] == pytest.approx((1 + 0.5 + 0) / 3)
     assert facts["groups/all_equal"] == pytest.approx(2 / 3) and facts["groups/largest"] == 2
     whole = rollout.to_rollouts(sampled, T, 4, 0)  # one prompt is missing
-    assert whole.valid.sum(1).tolist() == [1, 2, 1, 0] and whole.extras["prior"].tolist()[:3] == sampled.prior.tolist()
+    assert whole.valid.sum(1).tolist() == [1, 2, 1, 0]
+    assert whole.extras["prior"].tolist()[:3] == sampled.prior["expected"].tolist()
     assert not whole.token_mask[~whole.valid].any() and not whole.extras["truncated"][:3][~sampled.valid].any()
     assert rounds.widen(sampled, sampled.valid, 3).texts == sampled.texts  # there is room already
 
@@ -85,11 +86,25 @@ def test_what_was_never_drawn_is_in_no_metric_and_no_loss():
 def test_unequal_groups_are_chosen_and_joined_with_all_that_belongs_to_them():
     sampled = uneven()
     part = rollout.select(sampled, np.array([False, True, True]))
-    assert part.valid.tolist() == sampled.valid[1:].tolist() and part.prior.tolist() == sampled.prior[1:].tolist()
+    assert part.valid.tolist() == sampled.valid[1:].tolist()
+    assert part.prior["expected"].tolist() == sampled.prior["expected"][1:].tolist()
     assert part.rewards.tolist() == [[0, 1, 0], [0, 0, 0]] and part.texts[:2] == ["round 0: 0", "round 1: 1"]
     both = rollout.concatenate([part, sampled])
     assert both.valid.tolist() == [*part.valid.tolist(), *sampled.valid.tolist()]
-    assert both.prior.tolist() == [*part.prior.tolist(), *sampled.prior.tolist()]
+    assert both.prior["expected"].tolist() == [*part.prior["expected"].tolist(), *sampled.prior["expected"].tolist()]
+
+
+def test_rows_of_one_prompt_become_its_group():
+    """Five rows of one draw, of prompts 2, 0, 2, 2 and 0."""
+    rows = drawn([[1], [0], [1], [0], [1]], 0)
+    rows = dataclasses.replace(rows, scores=rows.scores._replace(failures={"exact/error": 1}))
+    merged, valid = rounds.merge(rows, np.array([2, 0, 2, 2, 0]))
+    assert valid.tolist() == [[True, True, True], [True, True, False]]
+    assert merged.rewards.tolist() == [[1, 1, 0], [0, 1, 0]]
+    assert merged.prompts.ids.tolist() == [0, 1]
+    assert merged.texts == [rows.texts[i] for i in (0, 2, 3, 1, 4)] + [""]
+    assert merged.scores.failures == {"exact/error": 1}
+    assert int(merged.completions.decode_steps) == int(rows.completions.decode_steps)
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean"])

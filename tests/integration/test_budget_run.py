@@ -1,0 +1,130 @@
+"""Budgets in the training loop: what each prompt gets, resume bit for bit, every source of what is expected, refusals."""
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import run_files
+import tiny_config
+
+from jaxrl_llm.training import loop, setup
+from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.values import v0
+
+ROWS, G, MOST, PROMPTS = 6, 2, 8, 3
+
+
+def config(**changes):
+    c = tiny_config.get_config()
+    c.method, c.prompts.per_step, c.sampling.group, c.sampling.max_group = "knapsack_rl", ROWS, G, MOST
+    c.budget.prompts = PROMPTS
+    c.samples_every, c.eval.every, c.checkpoint.every, c.steps = 1, 4, 2, 4
+    c.update_from_flattened_dict(changes)
+    return c
+
+
+def sizes(workdir, step):
+    rows = [json.loads(line) for line in (workdir / f"samples/step_{step:06d}.jsonl").read_text().splitlines()]
+    return np.bincount([row["prompt_index"] for row in rows])
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("budget")
+    loop.train(config(), workdir)
+    return workdir
+
+
+def test_the_completions_of_a_step_are_shared_out(straight):
+    for line in run_files.lines(straight)[1:]:
+        if line["step"] < 4:  # the page of the last holds held-out problems
+            found = sizes(straight, line["step"])
+            assert len(found) == PROMPTS and found.sum() == ROWS * G and (found % G == 0).all() and found.max() <= MOST
+            assert line["groups/largest"] == found.max()
+        assert line["skipped_updates"] == 0 and np.isfinite(line["loss"]) and abs(line["max/ratio"] - 1) < 1e-4
+
+
+def test_a_resumed_run_is_the_same_run(straight, tmp_path):
+    loop.train(config(steps=2), tmp_path)
+    with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
+        loop.train(config(), tmp_path, resume=True)
+    run_files.assert_same(*(run_files.saved(workdir, config()) for workdir in (tmp_path, straight)))
+
+
+@pytest.fixture(scope="module")
+def built():
+    return setup.build(config(**{"budget.prompts": 8, "budget.utility": "per_rollout"}))
+
+
+def test_of_more_prompts_than_rows_those_with_most_to_gain_are_sampled(built):
+    run, params = built
+    state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
+    expected = np.full(len(run.task.train), 0.5, np.float32)
+    expected[[3, 4, 5, 6, 7]] = 0, 1, 0, 1, 1  # nothing to learn from
+    state = state.replace(prior=state.prior._replace(average=jnp.asarray(expected), weight=jnp.ones(len(expected))))
+    problems = [run.task.train[i] for i in range(8)]
+    sampled, facts = loop.collect(run, state, iter([problems]), PhaseTimer())
+    assert [problem.id for problem in sampled.problems] == [0, 1, 2]
+    assert sampled.valid.sum(1).tolist() == [4, 4, 4] and sampled.valid.shape == (3, MOST)
+    np.testing.assert_array_equal(sampled.prior["expected"], np.float32(0.5))
+    state, metrics, batch, advantages = loop.learn(run, state, sampled, None, PhaseTimer())
+    A = np.where(sampled.valid, sampled.rewards - np.mean(sampled.rewards, 1, where=sampled.valid)[:, None], 0)
+    assert batch.mask.shape[:2] == (ROWS, G) and advantages.shape[0] == ROWS
+    norms = np.sort(np.abs(np.asarray(advantages)).max(-1).ravel())
+    if A.any():  # groups of four, not of the rows of two that the learner sees
+        assert (norms > 0).sum() == (A != 0).sum()
+
+
+@pytest.mark.parametrize("source", ["probe", "shuffled"])
+def test_other_sources_of_what_is_expected_resume_too(tmp_path, source):
+    changes = {"prior.source": source, "budget.utility": "per_rollout", "method": "grpo"}
+    loop.train(config(**changes), tmp_path / "straight")
+    loop.train(config(steps=2, **changes), tmp_path / "resumed")
+    with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
+        loop.train(config(**changes), tmp_path / "resumed", resume=True)
+    found, wanted = (run_files.saved(tmp_path / name, config(**changes)) for name in ("resumed", "straight"))
+    run_files.assert_same(found, wanted)
+    if source == "probe":
+        window = {name: leaf for name, leaf in wanted.items() if "prior" in name}
+        assert any(np.any(leaf) for name, leaf in window.items() if "probe" in name), sorted(window)
+
+
+def test_v0_judges_prompts_and_learns_its_context(monkeypatch, tmp_path):
+    """V0.5 with V0 as its prior: an untrained V0 on an encoder of one number per character."""
+    from jaxrl_llm.values import encoder
+    model = v0.V0(v0.Head(features=12, width=16, layers=1, heads=2), v0.Adapter(queries=4, size=3, heads=1, hidden=8), states=5)
+    path = v0.save(tmp_path / "v0.npz", model, model.init(jax.random.key(0)))
+    asked = []
+
+    def encode(texts):
+        asked.extend(texts)
+        mask = np.arange(16) < np.array([len(text) for text in texts])[:, None]
+        codes = np.array([[*text.encode().ljust(16)] for text in texts])
+        return np.sin(codes[..., None] * np.arange(1, 6)).astype(np.float32), mask
+
+    monkeypatch.setattr(encoder, "load", lambda path: encoder.Encoder(encode, 5))
+    changes = {"method": "v0_5", "prior.source": "v0", "prior.weights": str(path), "prior.encoder": "somewhere"}
+    c = config(**changes)
+    loop.train(c, tmp_path / "run")
+    saved = run_files.saved(tmp_path / "run", c)
+    prompts = next(leaf for name, leaf in saved.items() if "prior" in name and "prompt" in name)
+    outcomes = next(leaf for name, leaf in saved.items() if "prior" in name and "outcome" in name)
+    assert (outcomes >= 0).all() and (outcomes <= 1).all() and len(set(prompts.tolist())) > 1
+    assert len(asked) == len(set(asked)) * (1 + len(asked) // (len(set(asked)) + 1))  # each prompt once in a built run
+
+
+@pytest.mark.parametrize(("changes", "told"), (
+    ({"budget.utility": "most"}, "config.budget.utility"),
+    ({"budget.prompts": 1, "sampling.max_group": 8}, "budget.prompts=1 of at most sampling.max_group=8 .* take 8 of"),
+    ({"method": "dapo", "budget.utility": "paper"}, "does not go together with the filter"),
+    ({"method": "v0_5", "budget.utility": "paper"}, "an estimator that asks for more rollouts itself"),
+    ({"method": "poise", "budget.utility": "paper"}, "a baseline from hidden states"),
+    ({"method": "ppo", "budget.utility": "paper"}, "a critic of method 'ppo'"),
+    ({"sampling.max_group": 7}, "sampling.max_group=7 is no multiple of sampling.group=2"),
+    ({"prior.source": "v0"}, "needs config.prior.weights"),
+    ({"prior.source": "oracle"}, "config.prior.source"),
+))
+def test_what_cannot_work_is_refused(changes, told):
+    with pytest.raises(ValueError, match=told):
+        setup.build(config(**changes))
