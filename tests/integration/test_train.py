@@ -19,7 +19,7 @@ from run_files import assert_same, lines, repeatable
 from jaxrl_llm import methods, rewards, tokenizers
 from jaxrl_llm.models import weights
 from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training import loop, setup
+from jaxrl_llm.training import loop, prior, setup
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.step import make_update
@@ -243,14 +243,17 @@ def test_every_method_takes_two_steps(shared, slug):
     estimator, objective = methods.build(slug, max_len=config.sampling.max_tokens, feature_size=run.feature_size)
     setup.check_method(method, estimator, objective)
     update = make_update(run.policy, objective, run.optimizer)
+    asked = config.budget.utility or "prior" in setup.needs_of(method, estimator, objective)
+    expected = prior.make(config, run.policy, len(run.task.train), run.prompt_tokens, layer=0) if asked else None
     run = dataclasses.replace(run, config=config, method=method, estimator=estimator, objective=objective,
-                              update=Guarded("update", update, 4),
+                              update=Guarded("update", update, 4), prior=expected,
                               **setup.critic_parts(config, run.policy.model, estimator, run.mesh, 4))
     state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
     data, timer = iter([[run.task.train[i] for i in range(4)]] * 100), PhaseTimer()
     for number in range(2):
         sampled, facts = loop.collect(run, state, data, timer)
-        sampled.scores.total[:] = np.linspace(0, 1, sampled.scores.total.size) > 0.4  # some right, some wrong, one mixed group
+        order = np.arange(sampled.scores.total.size)  # some right, some wrong, one mixed group; all mixed where sizes differ
+        sampled.scores.total[:] = order > 0.4 * order[-1] if sampled.valid is None else order % 2
         state, metrics, *_ = loop.learn(run, state, sampled, jax.tree.map(lambda x: 1.01 * x, params), timer)
         assert np.isfinite([metrics["loss"], metrics["grad_norm"]]).all(), metrics
         assert metrics["skipped_updates"] == 0
