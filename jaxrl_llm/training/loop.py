@@ -258,8 +258,7 @@ def learn(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference
     with timer("score"):
         state, batch, advantages, facts = score(run, state, whole, reference, alone)
     if state.prior is not None:
-        order = np.arange(len(whole.prompt_ids))  # as the rows that fill a batch up, whose rewards do not count
-        known = jax.tree.map(lambda x: x[np.where(order < len(x), order, 0)], sampled.prior)
+        known = jax.tree.map(lambda x: rollout.filled(x, len(whole.prompt_ids)), sampled.prior)
         state = state.replace(prior=prior.observe(run.mesh, run.prior, state.prior, known, whole.rewards, whole.valid))
     rows = batch.mask.shape[0]
     size = rows // c.learner.minibatches

@@ -121,8 +121,10 @@ def of_v0(weights: str, encoder_path: str) -> Prior:
     def read(rows, params, lora):
         del params, lora  # frozen: a prompt is read once in a run
         new = [problem for problem, _ in rows if problem.id not in known]
-        if new:
-            known.update(zip([problem.id for problem in new], np.asarray(encode(*encode_text([text_of(p) for p in new])))))
+        if new:  # few shapes compile: as many rows as the batch has, however many are new
+            states, mask = (np.pad(x, ((0, len(rows) - len(new)), *((0, 0),) * (x.ndim - 1)))
+                            for x in encode_text([text_of(problem) for problem in new]))
+            known.update(zip([problem.id for problem in new], np.asarray(encode(states, mask))))
         return {"ids": ids_of(rows), "features": np.stack([known[problem.id] for problem, _ in rows])}
 
     def observe(state, facts, rewards, valid):

@@ -166,6 +166,11 @@ def answer_ids(answers: Sequence[Hashable | None], group: int) -> np.ndarray:
     return ids
 
 
+def filled(x: np.ndarray, prompts: int) -> np.ndarray:
+    """`[P, ...]` with its first row repeated until there are `prompts`."""
+    return np.concatenate([x, np.repeat(x[:1], prompts - len(x), axis=0)]) if prompts > len(x) else x
+
+
 def to_rollouts(sampled: Sampled, max_tokens: int, prompts: int, version: int) -> Rollouts:
     """The batch as `Rollouts` of `prompts` rows (missing ones invalid), trimmed to the shortest length bucket that holds it.
 
@@ -175,7 +180,7 @@ def to_rollouts(sampled: Sampled, max_tokens: int, prompts: int, version: int) -
     """
     c, P = sampled.completions, len(sampled.problems)
     T = bucket_of(int(c.mask.sum(-1).max()), max_tokens)
-    fill = lambda x: np.concatenate([x, np.repeat(x[:1], prompts - P, axis=0)]) if prompts > P else x  # noqa: E731
+    fill = lambda x: filled(x, prompts)  # noqa: E731
     cut = lambda x: fill(x[:, :, :T])  # noqa: E731
     group = c.mask.shape[1]
     valid = fill(sampled.drawn)

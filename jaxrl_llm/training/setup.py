@@ -33,6 +33,7 @@ from jaxrl_llm.training.step import in_parts, make_joint_update, make_optimizer,
 from jaxrl_llm.values import critic as critic_lib
 from jaxrl_llm.values import features
 
+_allocate = jax.jit(allocate, static_argnames=("total", "low", "high", "utility", "unit"))  # its loop compiles once
 DTYPES = {"float32": np.float32, "bfloat16": jax.numpy.bfloat16}
 # What this trainer records of every batch; a method that reads more is refused before anything is loaded.
 RECORDED = frozenset({"rewards", "reward_components", "tokens", "prompt_tokens", "prompt_mask", "prompt_ids",
@@ -101,8 +102,8 @@ class Run:
         One at least, unless the prompts are more than the rows.
         """
         unit, rows, count = self.config.sampling.group, self.config.prompts.per_step, len(expected)
-        found = allocate(np.clip(expected, 0, 1), total=unit * rows, low=unit if count <= rows else 0, unit=unit,
-                         high=self.config.sampling.max_group, utility=self.budget)
+        found = _allocate(np.clip(expected, 0, 1), total=unit * rows, low=unit if count <= rows else 0, unit=unit,
+                          high=self.config.sampling.max_group, utility=self.budget)
         return np.asarray(found) // unit
 
     @property

@@ -18,12 +18,14 @@ from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.rollout import shared_scores
 
 STEPS = 4
-DATA = ["--config.mesh.data=4"]
 MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "mixed": (2, 2, 2)}
 
 
 def on(data: int, fsdp: int, tensor: int) -> list[str]:
     return [f"--config.mesh.data={data}", f"--config.mesh.fsdp={fsdp}", f"--config.mesh.tensor={tensor}"]
+
+
+DATA = on(4, 1, 1)
 
 
 def trained(processes: int, folder: Path, *arguments: str, devices: int = 4) -> Path:
