@@ -45,6 +45,7 @@ setup(
             "pytest-xdist>=3.6",
             "hypothesis>=6.120",
             "ruff>=0.14",
+            "mypy>=2.0",
             "setuptools>=70.1",  # builds a wheel
             "tensorflow-datasets>=4.9.7",
             "reasoning-gym>=0.1.23",

@@ -108,17 +108,32 @@ def score_seconds(run, state, sampled) -> float:
     return seconds_of(run.score, state.params, state.lora, batch, repeats=2)
 
 
+def decode_floor(architecture, prompts: list[int], G: int, T: int, size: int, limits: dict[str, float]) -> float:
+    """The least seconds of decoding: products with the weights and attention, one after the other as each needs the other.
+
+    Either takes the longer of its operations and its reads: all weights in each step; of the caches, the prompt's once for a
+    group and of a completion what has been sampled.
+    """
+    from jaxrl_llm.evaluation import flops
+    rate, bandwidth = limits["gemm_flops_per_s"], limits["bytes_per_s"]
+    steps, rows, weights = T - 1, len(prompts) * G, flops.matmul_parameters(architecture)
+    products = steps * max(2 * weights * rows / rate, weights * size / bandwidth)
+    attention = sum(G * flops.attention_flops(architecture, steps, before=p) for p in prompts)
+    positions = sum(steps * p + G * steps * (steps + 1) // 2 for p in prompts)
+    position = 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * size
+    return products + max(attention / rate, positions * position / bandwidth)
+
+
 def rows_of(run, times: dict[str, float], sampled, limits) -> list[dict]:
     """One row per phase: seconds, tokens, useful operations and the share of what the machine allows."""
     from jaxrl_llm.evaluation import flops
     model, c = run.policy.model, run.config
     architecture, G, T = model.config, c.sampling.group, c.sampling.max_tokens
     prompts = [int(n) for n in sampled.prompts.mask.sum(-1)]
-    rate, bandwidth = limits["gemm_flops_per_s"], limits["bytes_per_s"]
+    rate = limits["gemm_flops_per_s"]
     size = 2 if c.model.dtype == "bfloat16" else 4
     packed = sum(flops.packed_flops(architecture, p, [T] * G) for p in prompts)
     decode = sum(flops.decode_flops(architecture, p, T) * G for p in prompts)
-    weights_read = (T - 1) * flops.matmul_parameters(architecture) * size
     updates = c.learner.epochs * 3 * packed
 
     def row(name, seconds, tokens, operations, floor):
@@ -130,7 +145,7 @@ def rows_of(run, times: dict[str, float], sampled, limits) -> list[dict]:
     completion_tokens = len(prompts) * G * T
     return [
         row("prefill", times["prefill"], sum(prompts), prefill, prefill / rate),
-        row("decode", times["decode"], completion_tokens, decode, max(decode / rate, weights_read / bandwidth)),
+        row("decode", times["decode"], completion_tokens, decode, decode_floor(architecture, prompts, G, T, size, limits)),
         row("score (not part of this step)" if not times["scored"] else "score", times["score"],
             sum(prompts) + completion_tokens, packed, packed / rate),
         row("update", times["update"], sum(prompts) + completion_tokens, updates, updates / rate),

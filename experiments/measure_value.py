@@ -18,7 +18,7 @@ _HISTORY = flags.DEFINE_string("history", None, "Folder that experiments/record_
 _ENCODER = flags.DEFINE_string("encoder", None, "Model directory, .gguf file or run folder.")
 _OUT = flags.DEFINE_string("out", None, "Folder for results.json and the figure.")
 _SEED = flags.DEFINE_integer("seed", 0, "That of the training: decides what is held out.")
-_SIZES = flags.DEFINE_list("sizes", ["8", "16", "32", "64", "128"], "Context sizes.")
+_SIZES = flags.DEFINE_list("sizes", ["32", "64", "128", "256", "512"], "Context sizes.")
 
 
 def measured(data, unseen, hidden, model, params, features, sizes):
@@ -48,14 +48,8 @@ def measured(data, unseen, hidden, model, params, features, sizes):
 
 def draw(rows, path: Path) -> None:
     """Ranking and squared error against the size of the context, for both settings."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from jaxrl_llm.training.plots import COLORS, STYLE
-    with rc_context(STYLE):
-        figure = Figure(figsize=(9, 6.4), layout="constrained")
-        FigureCanvasAgg(figure)
+    from jaxrl_llm.figures import COLORS, figure_file
+    with figure_file(path, 9, 6.4) as figure:
         panels = [(s, metric) for s in ("unseen prompts", "seen prompts") for metric in ("gAUC", "Brier")]
         for place, (setting, metric) in enumerate(panels, start=1):
             axes = figure.add_subplot(2, 2, place)
@@ -71,29 +65,18 @@ def draw(rows, path: Path) -> None:
             axes.set_xlabel("context, prompts")
             axes.set_ylabel("AUC within a policy" if metric == "gAUC" else "squared error (Brier)")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-        figure.savefig(path, dpi=130, facecolor="white")
 
 
 def main():
     import numpy as np
-    from rich.console import Console
-    from rich.table import Table
-    from value_parts import fleet, measure
+    from value_parts import measure
 
-    from jaxrl_llm.values import encoder, history, v0
+    from jaxrl_llm.values import history, v0
     (model, params), data = v0.load(_WEIGHTS.value), history.load(_HISTORY.value)
     unseen, hidden = history.held_out(data, np.random.default_rng(_SEED.value))
-    states, mask = fleet.load_encoder(_ENCODER.value).encode(data.prompts)
-    summary = np.asarray(encoder.summary(states, mask))
-    z = measure.principal(summary, ~hidden, model.head.features) if model.adapter is None else np.asarray(
-        model.encode(params, states, mask))
-    rows = measured(data, unseen, hidden, model, params, {"summary": summary, "z": z}, [int(n) for n in _SIZES.value])
-    table = Table(title=f"{unseen.sum()} of {len(unseen)} policies and {hidden.sum()} of {len(hidden)} prompts unseen")
-    for name in rows[0]:
-        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
-    for row in rows:
-        table.add_row(*(x if isinstance(x, str) else f"{x:.4g}" for x in row.values()))
-    Console(width=120).print(table)
+    features = measure.features_of(_ENCODER.value, data, ~hidden, model, params)
+    rows = measured(data, unseen, hidden, model, params, features, [int(n) for n in _SIZES.value])
+    command_line.print_table(rows, f"{unseen.sum()} of {len(unseen)} policies and {hidden.sum()} of {len(hidden)} prompts unseen")
     out = Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps({"unseen policies": [n for n, u in zip(data.policies, unseen) if u],

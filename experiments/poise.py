@@ -33,19 +33,6 @@ _CRITIC_EPOCHS = flags.DEFINE_integer("critic_epochs", 0, "quality: also train a
 _REPEATS = flags.DEFINE_integer("repeats", 5, "overhead: timed calls, of which the median is reported.", lower_bound=1)
 
 
-def show(title: str, rows: list[dict]) -> None:
-    """Rows of equal keys as a table."""
-    from rich.console import Console
-    from rich.table import Table
-    table = Table(title=title)
-    for name in rows[0]:
-        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
-    text = lambda x: x if isinstance(x, str) else f"{x:,}" if isinstance(x, int) else f"{x:.4g}"  # noqa: E731
-    for row in rows:
-        table.add_row(*map(text, row.values()))
-    Console(width=130).print(table)
-
-
 def main():
     from poise_parts import bias, overhead, quality
     out = Path(_OUT.value)
@@ -63,7 +50,7 @@ def main():
         part = overhead
     (out / "results.json").write_text(json.dumps(results, indent=1))
     for title, rows in results["tables"].items():
-        show(title, rows)
+        command_line.print_table(rows, title)
     part.draw(results, out / f"{_PART.value}.png")
     print(f"written: {out / 'results.json'}, {out / f'{_PART.value}.png'}")
 

@@ -14,6 +14,8 @@ _OUT = flags.DEFINE_string("out", None, "Folder for the data set.")
 _SOURCE = flags.DEFINE_enum("source", "checkpoints", ("checkpoints", "samples"), "Where outcomes come from.")
 _PROBLEMS = flags.DEFINE_integer("problems", 256, "Problems that each checkpoint answers, half of them held out from training.",
                                  lower_bound=4)
+_REPEATS = flags.DEFINE_integer("repeats", 1, "Groups of completions per problem and checkpoint; outcomes are their mean.",
+                                lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Of the completions.")
 
 
@@ -30,10 +32,11 @@ def main():
             rows += found
             continue
         for step, run, params, lora in fleet.checkpoints(folder):
-            key = jax.random.fold_in(jax.random.key(_SEED.value), step)
-            answered = fleet.outcomes(run, params, lora, fleet.problems_of(run, _PROBLEMS.value), key)
+            problems, key = fleet.problems_of(run, _PROBLEMS.value), jax.random.fold_in(jax.random.key(_SEED.value), step)
+            answered = [pair for repeat in range(_REPEATS.value)
+                        for pair in fleet.outcomes(run, params, lora, problems, jax.random.fold_in(key, repeat))]
             rows += [(folder, step, prompt, right) for prompt, right in answered]
-            print(f"{folder} step {step}: {len(answered)} prompts, accuracy {sum(x for _, x in answered) / len(answered):.3f}",
+            print(f"{folder} step {step}: {len(answered)} groups, accuracy {sum(x for _, x in answered) / len(answered):.3f}",
                   flush=True)
     written = history.save(history.of_rows(rows), _OUT.value)
     print(f"wrote {len(rows)} outcomes of {len(_RUNS.value)} policies to {written}")

@@ -57,15 +57,9 @@ def predictions(model, params, z, summary, outcomes, shown, asked):
 
 def draw(curves, names, costs, single, path: Path) -> None:
     """Accuracy against mean cost: one line per router, one point per policy on its own."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from jaxrl_llm.training.plots import COLORS, STYLE
+    from jaxrl_llm.figures import COLORS, figure_file
     from jaxrl_llm.values.routing import pareto
-    with rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-        FigureCanvasAgg(figure)
+    with figure_file(path, 6.4, 4.4) as figure:
         axes = figure.add_subplot()
         for color, (name, found) in zip(COLORS, curves.items()):
             best = pareto(found.cost, found.accuracy)
@@ -78,25 +72,21 @@ def draw(curves, names, costs, single, path: Path) -> None:
         axes.set_xlabel("mean cost of an answer")
         axes.set_ylabel("share of right answers")
         axes.legend()
-        figure.savefig(path, dpi=130, facecolor="white")
 
 
 def main():
     import numpy as np
-    from value_parts import fleet, measure
+    from value_parts import measure
 
-    from jaxrl_llm.values import encoder, history, routing, v0
+    from jaxrl_llm.values import history, routing, v0
     (model, params), data = v0.load(_WEIGHTS.value), history.load(_HISTORY.value)
     names, costs, outcomes = fleet_of(data, _COSTS.value)
     common = np.random.default_rng(_SEED.value).permutation(np.flatnonzero(~np.isnan(outcomes).any(0)))
     shown, asked = common[:len(common) // 2][:_CONTEXT.value], common[len(common) // 2:]
     if len(shown) < 2:
         raise ValueError(f"only {len(common)} prompts were answered by all of {', '.join(names)}; record more")
-    states, mask = fleet.load_encoder(_ENCODER.value).encode(data.prompts)
-    summary = np.asarray(encoder.summary(states, mask))
-    z = measure.principal(summary, shown, model.head.features) if model.adapter is None else np.asarray(
-        model.encode(params, states, mask))
-    predicted = predictions(model, params, z, summary, outcomes, shown, asked)
+    features = measure.features_of(_ENCODER.value, data, shown, model, params)
+    predicted = predictions(model, params, features["z"], features["summary"], outcomes, shown, asked)
     betas, actual = np.linspace(0, 1, 41), outcomes[:, asked].T
     curves = {name: routing.curve(p, actual, costs, betas) for name, p in predicted.items()}
     chosen = np.asarray(routing.route(predicted["V0"], costs, beta=_BETA.value))

@@ -1,7 +1,7 @@
 """What every experiment script shares: compiled programs kept between runs, quiet libraries, errors without tracebacks."""
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from absl import app, flags, logging
 
@@ -30,6 +30,19 @@ def run(main: Callable[[], None], *required: str) -> None:
         sys.exit(f"{type(error).__name__}: {error}{notes}\n(JAXRL_LLM_TRACEBACK=1 shows where)")
     except KeyboardInterrupt as error:
         sys.exit("\n".join(["interrupted", *getattr(error, "__notes__", ())]))
+
+
+def print_table(rows: Sequence[Mapping[str, str | int | float]], title: str) -> None:
+    """Rows of the same columns, `{column: value}`, for the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    table = Table(title=title)
+    for name, value in rows[0].items():
+        table.add_column(name, justify="left" if isinstance(value, str) else "right")
+    text = lambda x: x if isinstance(x, str) else f"{x:,}" if isinstance(x, int) else f"{x:.4g}"  # noqa: E731
+    for row in rows:
+        table.add_row(*map(text, row.values()))
+    Console(width=130).print(table)
 
 
 def parse(arguments: list[str]) -> list[str]:

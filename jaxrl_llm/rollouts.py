@@ -14,8 +14,7 @@ from flax import struct
 from jax import Array
 
 
-@struct.dataclass
-class Prompts:
+class Prompts(struct.PyTreeNode):
     """Tokenised prompts: `tokens` i32[P, S], `mask` bool[P, S] (True on real tokens), `ids` i32[P] (data-set rows)."""
 
     tokens: Array
@@ -27,8 +26,7 @@ def _axes(axes: str) -> Any:
     return struct.field(default=None, kw_only=True, metadata={"axes": axes})
 
 
-@struct.dataclass
-class Rollouts:
+class Rollouts(struct.PyTreeNode):
     """Sampled completions of P prompts, G each, with everything that was measured on them. Fields not needed are None.
 
     `mask` is True on tokens that count in the loss (the stop token counts); `valid` is False on padding in the G axis.

@@ -4,4 +4,5 @@
 case "${1:-}" in -h|--help) sed -n '2,3p' "$0" | sed 's/^# //'; exit 0;; esac
 source "$(dirname "$0")/setup.sh" test
 ruff check .
+mypy
 exec python -m pytest -q --durations=15 -n "${JAXRL_LLM_TEST_WORKERS:-auto}" --dist worksteal "$@"

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import advantages
-from jaxrl_llm.training.plots import COLORS
+from jaxrl_llm.figures import COLORS, figure_file
 from jaxrl_llm.values.poise import cross_rollout
 from poise_parts import policy as fixed_policy
 
@@ -15,7 +15,7 @@ def enumeration(p: float = 0.3) -> list[dict]:
     """One Bernoulli token with P(a = 1) = p, r = a, g = .2 + .5 a, two rollouts: expected gradient for the logit."""
     rows = {"true gradient p (1 - p)": p * (1 - p), "cross-rollout baseline": 0.0, "own-feature baseline": 0.0}
     for a in itertools.product((0, 1), repeat=2):
-        chance = np.prod([p if x else 1 - p for x in a])
+        chance = float(np.prod([p if x else 1 - p for x in a]))
         for i in (0, 1):
             score = a[i] - p
             rows["cross-rollout baseline"] += chance * (a[i] - (0.2 + 0.5 * a[1 - i])) * score / 2
@@ -35,7 +35,7 @@ def measure(config, *, batches: int, completions: int, reference: int, rows: int
         found, features = fixed_policy.with_features(run, params, found)
         return found.replace(features=features)
 
-    estimator = advantages.poise(feature_size=pairs.feature_size, capacity=rows, bootstrap=0, first_fit=1)
+    estimator = advantages.make("poise", feature_size=pairs.feature_size, capacity=rows, bootstrap=0, first_fit=1)
     state, observe = estimator.init(), jax.jit(estimator.update)
     while int(state[0].buffer.real.sum()) < rows // completions * completions:
         state = observe(batch(pairs), state)[1]
@@ -47,7 +47,7 @@ def measure(config, *, batches: int, completions: int, reference: int, rows: int
             return -jnp.sum(jnp.where(rollouts.token_mask, logprobs * weights, 0.0)) / rollouts.valid.size
         return jnp.concatenate([x.ravel() for x in jax.tree.leaves(jax.grad(loss)(params))])
 
-    rloo, grpo, quality = advantages.rloo(), advantages.grpo(), []
+    rloo, grpo, quality = advantages.make("rloo"), advantages.make("grpo"), []
     vectors: dict[str, list] = {name: [] for name in ("POISE", "own features", "RLOO", "GRPO", "RLOO of 8", "reference")}
     for _ in range(max(2, reference // completions)):
         found = batch(pairs)
@@ -116,8 +116,7 @@ def cross(gram: np.ndarray) -> float:
 def draw(results: dict, path) -> None:
     """Bars with standard errors, one panel per number."""
     rows = results["tables"]["Gradients of the small model"]
-    with fixed_policy.style():
-        made = fixed_policy.figure(12, 3.6)
+    with figure_file(path, 12, 3.6) as made:
         panels = (("scale", "gradient in units of the true one", 1.0),
                   ("cosine without noise", "cosine with the reference", 1.0),
                   ("bias", "bias / gradient length", 0.0), ("noise", "variance of an estimate / RLOO's", 1.0))
@@ -127,4 +126,3 @@ def draw(results: dict, path) -> None:
                      color=COLORS[:len(rows)], capsize=4)
             axes.axhline(truth, color="#666666", linestyle="--", linewidth=1)
             axes.set_title(title, fontsize=10)
-        made.savefig(path, dpi=130, facecolor="white")

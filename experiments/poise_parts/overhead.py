@@ -8,11 +8,11 @@ import numpy as np
 
 from jaxrl_llm import advantages
 from jaxrl_llm.evaluation import flops
+from jaxrl_llm.figures import COLORS, figure_file
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import loop, setup
 from jaxrl_llm.training.metrics import PhaseTimer
-from jaxrl_llm.training.plots import COLORS
 from poise_parts import policy as fixed_policy
 
 # The paper's larger policy and its step, counted instead of run: 1024 prompts x 2, here with 512 + 2048 tokens.
@@ -67,7 +67,7 @@ def measure(config, *, rows: int, repeats: int) -> dict:
 def probe_seconds(width: int, prompts: int, rows: int, repeats: int) -> dict[str, float]:
     """The estimator at its defaults with a full window of `rows`: one whole update, and prediction alone."""
     size, rng = 2 * width + 3, np.random.default_rng(0)
-    estimator = advantages.poise(feature_size=size, capacity=rows, bootstrap=0, first_fit=1)
+    estimator = advantages.make("poise", feature_size=size, capacity=rows, bootstrap=0, first_fit=1)
     update = jax.jit(estimator.update)
 
     def batch(count):
@@ -123,8 +123,7 @@ def pooling_flops() -> float:
 def draw(results: dict, path) -> None:
     """The parts of the probe's share of a step at each width, beside the 3% it may cost."""
     rows = results["tables"]["Probe"]
-    with fixed_policy.style():
-        made = fixed_policy.figure(6.4, 3.6)
+    with figure_file(path, 6.4, 3.6) as made:
         axes, left = made.subplots(), np.zeros(len(rows))
         labels = [f"width {row['width']}\n(step {row['step is'].split()[0]})" for row in rows]
         refit = [row["predict, append and refit s"] - row["predict s"] for row in rows]
@@ -137,4 +136,3 @@ def draw(results: dict, path) -> None:
         axes.set_xlabel("% of a step (dashed: 3%)")
         axes.set_title(f"Cost of the probe, {rows[0]['rows']:,} rows")
         axes.legend(loc="best")
-        made.savefig(path, dpi=130, facecolor="white")

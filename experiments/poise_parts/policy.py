@@ -59,20 +59,3 @@ def with_features(run: setup.Run, params, batch, layers=None):
     capture = own if layers is None else dataclasses.replace(own, layer=tuple(layers))
     logprobs, entropies, features = _capture(run.policy, capture)(params, batch)
     return batch.replace(old_logprobs=logprobs, entropies=entropies), features
-
-
-def style():
-    """The look of the training curves."""
-    from matplotlib import rc_context
-
-    from jaxrl_llm.training.plots import STYLE
-    return rc_context(STYLE)
-
-
-def figure(width: float, height: float):
-    """An empty figure that needs no window."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    made = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(made)
-    return made

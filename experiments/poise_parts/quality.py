@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.figures import COLORS, figure_file
 from jaxrl_llm.training import loop
-from jaxrl_llm.training.plots import COLORS
 from jaxrl_llm.training.setup import capture_of
 from jaxrl_llm.training.value_plots import draw_reliability
 from jaxrl_llm.values import diagnostics, probe
@@ -126,7 +126,8 @@ def noisy(rewards: np.ndarray, seed: int) -> np.ndarray:
 
 def judge(predicted: np.ndarray, target: np.ndarray) -> dict[str, float]:
     """Errors, correlation and calibration of predictions `[M, samples]` against Monte-Carlo values."""
-    found = diagnostics.quality(*(jnp.asarray(x, jnp.float32) for x in (predicted, target)), jnp.ones(target.shape, bool))
+    single = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
+    found = diagnostics.quality(single(predicted), single(target), jnp.ones(target.shape, bool))
     names = ("mae", "rmse", "bias", "pearson")
     return {name: float(found[name]) for name in names} | {
         "calibration error": diagnostics.calibration_error(predicted.ravel(), target.ravel())}
@@ -150,8 +151,7 @@ def search(fitted, x, z, target, D: int) -> list[dict]:
 def draw(results: dict, path) -> None:
     """Reliability of some models, predicted beside Monte-Carlo values, and correlation by layer."""
     target, shape = np.array(results["target"]), (results["work"]["prompts"], -1)
-    with fixed_policy.style():
-        made = fixed_policy.figure(14, 4.2)
+    with figure_file(path, 14, 4.2) as made:
         left, middle, right = made.subplots(1, 3)
         shown = [name for name in results["predictions"]
                  if name in ("POISE (all features)", "entropies", "prompt state") or name.startswith("critic")]
@@ -173,4 +173,3 @@ def draw(results: dict, path) -> None:
         right.xaxis.get_major_locator().set_params(integer=True)
         right.set_ylabel("Pearson with Monte-Carlo values")
         right.set_title("Layers")
-        made.savefig(path, dpi=130, facecolor="white")

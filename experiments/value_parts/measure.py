@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.values import diagnostics, in_context, probe, v0
+from jaxrl_llm.values import diagnostics, encoder, in_context, probe, v0
 from jaxrl_llm.values.history import History
+from value_parts import fleet
 
 
 class Cases(NamedTuple):
@@ -96,6 +97,18 @@ def other_policies(data: History, policies: np.ndarray, found: Cases) -> np.ndar
     total = np.bincount(data.prompt[rows], data.outcome[rows], minlength=len(data.prompts))
     count = np.bincount(data.prompt[rows], minlength=len(data.prompts))
     return np.where(found.asked, np.where(count > 0, total / np.maximum(count, 1), 0.5)[None], np.nan)
+
+
+def features_of(path: str, data: History, training: np.ndarray, model: v0.V0, params) -> dict[str, np.ndarray]:
+    """What predictions read of the prompts, `[U, ...]`: `summary`, pooled states of the encoder at `path`, and `z`, V0's.
+
+    A head without an adapter reads the leading principal components of the summary, found on the prompts in `training`.
+    """
+    states, mask = map(jnp.asarray, fleet.load_encoder(path).encode(data.prompts))
+    summary = np.asarray(encoder.summary(states, mask))
+    if model.adapter is None:
+        return {"summary": summary, "z": principal(summary, training, model.head.features)}
+    return {"summary": summary, "z": np.asarray(model.encode(params, states, mask))}
 
 
 def principal(features: np.ndarray, training: np.ndarray, size: int) -> np.ndarray:

@@ -1,5 +1,7 @@
 """OPRL / iStar: step rewards of an implicit process reward model beside the outcome (arXiv 2509.19199)."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -16,7 +18,7 @@ def group_normalise(x_PGK: Array, counted_PGK: Array, norm: str, eps: float) -> 
     `grpo_std` (x - mean) / (std + eps) with the sample deviation (1 for a single entry), `grpo` x - mean,
     `rloo` (x - mean) n / (n - 1).
     """
-    prompt = {"axis": (1, 2), "keepdims": True}
+    prompt: dict[str, Any] = {"axis": (1, 2), "keepdims": True}
     n = masked.count(counted_PGK, dtype=x_PGK.dtype, **prompt)
     centred = x_PGK - jnp.where(n > 1, masked.mean(x_PGK, counted_PGK, **prompt), 0)
     if norm == "grpo_std":

@@ -17,10 +17,10 @@ def edges(
     """
     before, has_before = segments.previous(valid_PG, traj_PG, step_PG)
     edge = segments.same(valid_PG, obs_PG, act_PG, *(() if next_PG is None else (next_PG,)))
-    past, known = (obs_PG, act_PG), valid_PG
+    past, known = [obs_PG, act_PG], valid_PG
     for _ in range(history):
         known = has_before & jnp.take_along_axis(known, before, axis=1)
-        past = tuple(jnp.take_along_axis(x, before, axis=1) for x in past)
+        past = [jnp.take_along_axis(x, before, axis=1) for x in past]
         edge &= segments.same(valid_PG, known, *(jnp.where(known, x, 0) for x in past))
     return edge
 

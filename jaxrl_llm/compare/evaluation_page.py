@@ -3,7 +3,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.compare.figures import COLORS, save_figure
+from jaxrl_llm.compare.figures import save_figure
+from jaxrl_llm.figures import COLORS
 
 
 def rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:

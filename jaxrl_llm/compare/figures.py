@@ -8,14 +8,10 @@ import numpy as np
 from jaxrl_llm.compare.plan import UNITS, Budget
 from jaxrl_llm.compare.report import METRIC, Result, curves
 from jaxrl_llm.evaluation.comparison import mean_over_runs
+from jaxrl_llm.figures import COLORS, figure_file
 
-# Okabe and Ito's palette, then others for long lists; dashes tell apart what colours cannot.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C", "#7A4FBF", "#8B5A2B")
 _DASHES = ("-", "--", ":")
 _PHASES = ("rollout", "reward", "score", "update")
-_STYLE = {"font.size": 10, "axes.titlesize": 11.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
-          "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E6E6E6",
-          "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 9}
 
 
 def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -24,7 +20,7 @@ def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], fol
     ordered = {label: results[label] for label in report["order"]}
     style = {label: {"color": COLORS[i % len(COLORS)], "linestyle": _DASHES[i // len(COLORS) % len(_DASHES)]}
              for i, label in enumerate(ordered)}
-    chart = {
+    chart: dict[str, tuple] = {
         "curves": ((10, 4.4), 1, 2, lambda axes: _curves(axes, ordered, budget, style)),
         "axes": ((10, 7.4), 2, 2, lambda axes: _axes(axes, ordered, report, style)),
         "diagnostics": ((12, 4), 1, 3, lambda axes: _diagnostics(axes, ordered, budget, style)),
@@ -39,15 +35,8 @@ def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], fol
 
 def save_figure(path: Path, size: tuple[float, float], rows: int, columns: int, draw: Callable[[list], None]) -> Path:
     """A PNG file of `size` inches; `draw` gets its `rows x columns` axes."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with rc_context(_STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
+    with figure_file(path, *size) as figure:
         draw([figure.add_subplot(rows, columns, i + 1) for i in range(rows * columns)])
-        figure.savefig(path, dpi=130, facecolor="white")
     return path
 
 

@@ -95,11 +95,17 @@ def _efficiency(report) -> str:
 
 def _health(report) -> str:
     names = {"entropy": "entropy, nats", "length": "completion length", "truncated": "cut at the limit",
-             "silent_groups": "groups without signal"}
+             "silent_groups": "groups without signal", "gradient_variance": "variance of the gradient"}
     show = lambda name, x: "" if x is None else f"{x:.1%}" if name in ("truncated", "silent_groups") else f"{x:.3g}"  # noqa: E731
     rows = [[label] + [show(name, m[name]) for name in names] for label, m in report["methods"].items()]
     return ("## Health\n\nMeans over the last tenth of the budget.\n\n" + table(["method", *names.values()], rows)
-            + "\n\n![diagnostics](diagnostics.png)")
+            + "\n\n![diagnostics](diagnostics.png)" + _own(report))
+
+
+def _own(report) -> str:
+    told = {label: ", ".join(f"{name} {x:.3g}" for name, x in m["own"].items()) for label, m in report["methods"].items()}
+    lines = [f"- {label}: {text}" for label, text in told.items() if text]
+    return "\n\nWhat methods tell of themselves:\n\n" + "\n".join(lines) if lines else ""
 
 
 def _pass_at(report) -> str:

@@ -5,7 +5,7 @@ import json
 import pprint
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -78,7 +78,7 @@ def read_entries(text: str, base: ConfigDict) -> list[Entry]:
     return [entry if methods_of.count(entry.label) == 1 else dataclasses.replace(entry, label=entry.text) for entry in found]
 
 
-def read_options(text: str) -> dict[str, object]:
+def read_options(text: str) -> dict[str, Any]:
     """`"a.b=1, c='x'"` as `config.keywords` reads it, with dotted names."""
     found = {}
     for part in config_lib.parts(text):

@@ -59,7 +59,9 @@ def analyse(results: Mapping[str, list[Result]], budget: Budget, warnings: Seque
     start = float(np.mean([result.run.metrics[METRIC][0] for result in everyone]))
     finals = {label: scores_of(found, *budget)["final"] for label, found in results.items()}
     target = start + REACH * (max(float(comparison.iqm(x)) for x in finals.values()) - start)
-    rows = {label: method_numbers(found, budget, common, target) for label, found in results.items()}
+    shared = set.intersection(*(set(result.run.metrics) for result in everyone))
+    rows = {label: method_numbers(found, budget, common, target) | {"own": own_metrics(found, budget, shared)}
+            for label, found in results.items()}
     order = sorted(rows, key=lambda label: -rows[label]["final"]["value"])
     pairs = lambda compare: {a: {b: compare(a, b) for b in order if b != a} for a in order}  # noqa: E731
     return {
@@ -103,6 +105,7 @@ def method_numbers(found: Sequence[Result], budget: Budget, common: Mapping[str,
         "length": late_mean(found, budget, "completion/length"),
         "truncated": late_mean(found, budget, "completion/truncated"),
         "silent_groups": late_mean(found, budget, "groups/all_equal"),
+        "gradient_variance": late_mean(found, budget, "adam_noise"),
         "pass_at": pass_at(found, budget),
         "phases": phases(found),
     }
@@ -117,6 +120,14 @@ def late_mean(found: Sequence[Result], budget: Budget, metric: str) -> float | N
         chosen = result.run.metrics.get(metric, np.full(len(spent), np.nan))[late]
         values += chosen[np.isfinite(chosen)].tolist()
     return float(np.mean(values)) if values else None
+
+
+def own_metrics(found: Sequence[Result], budget: Budget, shared: set[str]) -> dict[str, float]:
+    """Late means of the metrics `part/name` that runs of this contestant write and not all runs do: its method's own."""
+    names = dict.fromkeys(name for result in found for name in result.run.metrics
+                          if "/" in name and name not in shared and not name.startswith(("time/", "eval/")))
+    means = {name: late_mean(found, budget, name) for name in names}
+    return {name: mean for name, mean in means.items() if mean is not None}
 
 
 def pass_at(found: Sequence[Result], budget: Budget) -> dict[str, dict[str, float]] | None:
@@ -215,7 +226,7 @@ def settings(results: Mapping[str, list[Result]]) -> dict[str, list[str]]:
             for label, values in flat.items()}
 
 
-def _interval(found: comparison.Interval) -> dict[str, float]:
+def _interval(found: comparison.Interval) -> dict[str, float | str]:
     return {name: _json(float(value)) for name, value in found._asdict().items()}
 
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.compare.figures import COLORS, save_figure
+from jaxrl_llm.compare.figures import save_figure
 from jaxrl_llm.compare.ledger import Run, read_run
 from jaxrl_llm.compare.page import table
 from jaxrl_llm.compare.plan import UNITS
 from jaxrl_llm.compare.report import METRIC
 from jaxrl_llm.evaluation import scaling
+from jaxrl_llm.figures import COLORS
 
 EARLY = 0.15  # of the evaluations: what the entropy law is fitted to before it predicts the rest
 

@@ -38,12 +38,13 @@ class Filter(NamedTuple):
 
 
 class Controller(NamedTuple):
-    """`init() -> state`; `propose(state) -> settings by name`; `observe(state, facts by name) -> state`, all pure.
+    """`init(...) -> state`; `propose(state) -> settings by name`; `observe(state, facts by name) -> state`, all pure.
 
-    States are pytrees, to be saved with a run. `facts` names what `observe` reads, `knobs` what `propose` sets.
+    `init` takes what the state's shape depends on, if anything: sizes, parameters. States are pytrees, to be saved with a run.
+    `facts` names what `observe` reads, `knobs` what `propose` sets.
     """
 
-    init: Callable[[], State]
+    init: Callable[..., State]
     propose: Callable[[State], dict[str, Any]]
     observe: Callable[[State, Mapping[str, Any]], State]
     facts: tuple[str, ...]

@@ -1,7 +1,9 @@
 """How many rollouts each prompt gets from a fixed total, by the largest gain of one more (arXiv 2602.03584, 2509.25849)."""
 
+import functools
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -51,6 +53,7 @@ def greedy(gain: Callable[[Array], Array], prompts: int, *, total: int, low: int
     return lax.fori_loop(0, spare, add, jnp.full(prompts, low, jnp.int32))
 
 
+@functools.partial(jax.jit, static_argnames=("total", "low", "high", "utility", "unit"))  # every call would compile its loop
 def allocate(success_P: Array, *, total: int, low: int = 2, high: int = 128, utility: str = "paper", unit: int = 1) -> Array:
     """i32[P]: rollouts for prompts with these success rates, `greedy` in a utility of `UTILITIES`, `unit` of them at a time.
 

@@ -7,14 +7,14 @@ from jax import Array
 from jaxrl_llm import masked
 
 
-def portion(share: Array, total: Array) -> Array:
+def portion(share: Array | float, total: Array) -> Array:
     """i32: `ceil(share * total)`, at least 1 and at most `total`."""
     # The small number keeps a product that is an integer on paper, but not in floats, from being rounded up.
     wanted = jnp.ceil(share * total - 1e-4).astype(jnp.int32)
     return jnp.clip(wanted, jnp.minimum(total, 1), total)
 
 
-def max_variance_subset(x: Array, real: Array, share: Array) -> Array:
+def max_variance_subset(x: Array, real: Array, share: Array | float) -> Array:
     """bool[N]: the `portion(share)` real entries of x f32[N] whose population variance is largest.
 
     Such a subset consists of the k largest and the n - k smallest entries; all k are tried in O(N log N). Among equal
@@ -36,7 +36,7 @@ def max_variance_subset(x: Array, real: Array, share: Array) -> Array:
     return real & ((rank < n - best) | (rank >= total - best))
 
 
-def top_portion(score: Array, real: Array, share: Array) -> Array:
+def top_portion(score: Array, real: Array, share: Array | float) -> Array:
     """bool, shape of `score`: the `portion(share)` real entries of highest score; ties go to the first."""
     flat, n = jnp.where(real, -score, jnp.inf).ravel(), portion(share, jnp.sum(real, dtype=jnp.int32))
     rank = jnp.argsort(jnp.argsort(flat, stable=True)).reshape(score.shape)

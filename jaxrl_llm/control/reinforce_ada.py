@@ -25,10 +25,10 @@ def wants_more(rewards_PK: Array, valid_PK: Array, *, keep: int = 4, rule: str =
 
 
 class Kept(NamedTuple):
-    """`index` i32[P, n] into the draws, right ones first; `valid` bool[P, n]; of all draws of a prompt, i32[P]: how many
+    """`draws` i32[P, n], which ones, right ones first; `valid` bool[P, n]; of all draws of a prompt, i32[P]: how many
     were `right`, and how many there were, `seen`."""
 
-    index: Array
+    draws: Array
     valid: Array
     right: Array
     seen: Array
@@ -52,8 +52,8 @@ def select(rewards_PK: Array, valid_PK: Array, *, keep: int = 4, rule: str = "ba
     order = jnp.where(positive, jnp.cumsum(positive, 1), jnp.cumsum(valid_PK & ~positive, 1))
     chosen = valid_PK & (order <= jnp.where(positive, first[:, None], (take - first)[:, None]))
     rank = jnp.where(chosen, jnp.where(positive, 0, 1), 2)
-    index = jnp.argsort(rank, axis=1, stable=True)[:, :keep].astype(jnp.int32)
-    return Kept(index, jnp.take_along_axis(chosen, index, axis=1), right, right + wrong)
+    draws = jnp.argsort(rank, axis=1, stable=True)[:, :keep].astype(jnp.int32)
+    return Kept(draws, jnp.take_along_axis(chosen, draws, axis=1), right, right + wrong)
 
 
 def _counts(rewards_PK, valid_PK, threshold):

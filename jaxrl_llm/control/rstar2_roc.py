@@ -20,7 +20,7 @@ def mess_penalty(
     return errors + jnp.where(malformed | (answer_blocks == 0) | (turns == 0), 1, surplus)
 
 
-def kept_counts(negatives: Array, positives: Array, size: int, *, min_negative: int, min_positive: int):
+def kept_counts(negatives: Array, positives: Array, size: Array | int, *, min_negative: int, min_positive: int):
     """How many of n negatives and positives to keep for a group of `size`: their shares, but at least the minima.
 
     Shares are rounded half to even; any shape, i32. A group of at most `size` rollouts is kept whole.
@@ -52,9 +52,9 @@ def resample_on_correct(
     uniformly. Groups with all-equal rewards lose every rollout.
     """
     negative, positive = valid_PG & (rewards_PG <= 0), valid_PG & (rewards_PG > 0)
-    k_negative, k_positive = kept_counts(
-        *(jnp.sum(m, axis=1, keepdims=True, dtype=jnp.int32) for m in (negative, positive)), size,
-        min_negative=min_negative, min_positive=min_positive)
+    count = lambda m: jnp.sum(m, axis=1, keepdims=True, dtype=jnp.int32)  # noqa: E731
+    k_negative, k_positive = kept_counts(count(negative), count(positive), size, min_negative=min_negative,
+                                         min_positive=min_positive)
     bad, good = jnp.zeros_like(penalty_PG), penalty_PG
     if key is not None:  # the top k of log-weight plus Gumbel noise are a draw without replacement
         noise = jax.random.gumbel(key, (2, *penalty_PG.shape), penalty_PG.dtype)

@@ -8,8 +8,7 @@ from jaxrl_llm import masked
 from jaxrl_llm.control.base import Controller, controller
 
 
-@struct.dataclass
-class History:
+class History(struct.PyTreeNode):
     """The last means: `values` f32[size], NaN where none yet; `count` i32, how many were ever added."""
 
     values: Array

@@ -3,6 +3,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 class Interval(NamedTuple):
@@ -38,7 +39,7 @@ def probability_of_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray])
     return float(np.mean(shares))
 
 
-def stratified_bootstrap(statistic: Callable[[list[np.ndarray]], np.ndarray], strata: Sequence[np.ndarray], *,
+def stratified_bootstrap(statistic: Callable[[list[np.ndarray]], ArrayLike], strata: Sequence[np.ndarray], *,
                          resamples: int = 2000, level: float = 0.95, seed: int = 0) -> Interval:
     """`statistic(strata)` with its percentile interval; the rows of each stratum are resampled apart from the others.
 
@@ -71,7 +72,7 @@ def performance_profile(scores: np.ndarray, thresholds: Sequence[float]) -> np.n
     return (np.asarray(scores, np.float64).reshape(-1)[:, None] > np.asarray(thresholds)).mean(axis=0)
 
 
-def at_budget(spent: np.ndarray, scores: np.ndarray, budget: np.ndarray) -> np.ndarray:
+def at_budget(spent: np.ndarray, scores: np.ndarray, budget: np.ndarray | float) -> np.ndarray:
     """Linear interpolation of the evaluations `scores [N]`, made after `spent [N]`, at `budget`; NaN beyond the last one."""
     finite = np.isfinite(scores)
     if not finite.any():
@@ -108,7 +109,7 @@ def budget_to_reach(spent: np.ndarray, scores: np.ndarray, target: float) -> flo
     return float(spent[after - 1] + share * (spent[after] - spent[after - 1]))
 
 
-def choose(tuning: np.ndarray) -> int:
+def choose(tuning: ArrayLike) -> int:
     """Row of the best configuration of `tuning [configurations, seeds]`: highest mean over the tuning seeds.
 
     A configuration with a failed run (NaN) is never chosen; ValueError if all have one.

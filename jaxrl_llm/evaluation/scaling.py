@@ -52,14 +52,15 @@ def fit_sigmoid(compute: np.ndarray, reward: np.ndarray, start: float, *, ceilin
         middles = np.geomspace(compute.min() / 10, 3 * compute.max(), 100)
     ceiling, middle = (grid.reshape(-1, 1) for grid in np.meshgrid(ceilings, middles, indexing="ij"))
     error = lambda rate: ((_sigmoid(compute, start, ceiling, rate[:, None], middle) - reward) ** 2).sum(axis=1)  # noqa: E731
-    rate = np.exp(_golden(lambda log_rate: error(np.exp(log_rate)), *np.log(rates), len(ceiling)))
+    rate = np.exp(_golden(lambda log_rate: error(np.exp(log_rate)), np.log(rates), len(ceiling)))
     errors = error(rate)
     best = int(errors.argmin())
     return Sigmoid(float(start), float(ceiling[best, 0]), float(rate[best]), float(middle[best, 0]), float(errors[best]))
 
 
-def _golden(error: Callable[[np.ndarray], np.ndarray], low: float, high: float, size: int, steps: int = 34) -> np.ndarray:
-    """Golden-section search of `size` functions at once for their minima between `low` and `high`."""
+def _golden(error: Callable[[np.ndarray], np.ndarray], between: np.ndarray, size: int, steps: int = 34) -> np.ndarray:
+    """Golden-section search of `size` functions at once for their minima between two numbers, `between`."""
+    low, high = between
     a, b = np.full(size, low), np.full(size, high)
     c, d = b - GOLDEN * (b - a), a + GOLDEN * (b - a)
     at_c, at_d = error(c), error(d)
@@ -192,7 +193,8 @@ def fit_entropy_law(entropy: np.ndarray, reward: np.ndarray) -> EntropyLaw:
     squares = float(((columns @ [a, b] - reward) ** 2).sum())
     spread = np.linalg.inv(columns.T @ columns) * squares / (len(x) - 2)
     contrast = np.array([-1.0, 1.0])  # b - a
-    return EntropyLaw(float(a), float(b), *np.sqrt(np.diag(spread)).tolist(), float(b - a),
+    a_error, b_error = np.sqrt(np.diag(spread)).tolist()
+    return EntropyLaw(float(a), float(b), a_error, b_error, float(b - a),
                       float(np.sqrt(contrast @ spread @ contrast)), float(np.sqrt(squares / len(x))))
 
 

@@ -13,8 +13,7 @@ from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.parallel.mesh import batch_sharding
 
 
-@flax.struct.dataclass
-class Completions:
+class Completions(flax.struct.PyTreeNode):
     """What the sampler returns for P prompts and G completions each, at most T tokens long.
 
     Attributes:
@@ -46,7 +45,8 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
     """Samples a group of completions for every prompt.
 
     Token t of a row is drawn with `fold_in(row key, t)`. Decoding runs in chunks of `chunk` steps (`lax.scan`) inside a
-    `while_loop` that ends as soon as every row has stopped; finished rows are inert.
+    `while_loop` that ends as soon as every row has stopped; finished rows are inert. Caches of long completions grow on the
+    way (`stages`), a loop for each length.
 
     Args:
       model, params, lora: the policy.
@@ -75,6 +75,16 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
     axes = {*mesh.axis_names} - ({"tensor"} if pieces > 1 else set())
     return jax.shard_map(shard, mesh=mesh, axis_names=axes, in_specs=(same, same, rows, rows, rows, same), out_specs=rows,
                          check_vma=False)(params, lora, prompt_tokens, prompt_mask, keys, sampling)
+
+
+def stages(slots: int, chunk: int) -> tuple[int, ...]:
+    """Lengths in which a cache of `slots` positions is allocated one after another, multiples of `chunk`; the last is `slots`.
+
+    Attention reads all positions of its cache, filled or not: with four lengths, 5/8 of those of one. Every length is a loop to
+    compile, so none is added for fewer than 32 positions.
+    """
+    count = max(1, min(4, slots // 32))
+    return tuple(min(slots, -(-slots * k // (count * chunk)) * chunk) for k in range(1, count + 1))
 
 
 def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
@@ -116,9 +126,12 @@ def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, 
 
     first, alive = sample(jnp.broadcast_to(last[:, None], (P, G, last.shape[-1])), 0, jnp.ones((P, G), bool))
     buffers = tuple(jnp.zeros((P, G, slots + 1), x.dtype).at[:, :, 0].set(x) for x in first)
-    carry = (jnp.int32(0), first[0], model.empty_completions(prompt, G, slots), alive)
-    unfinished = lambda loop: (loop[0][0] + 1 < max_tokens) & loop[0][3].any()  # noqa: E731
-    (steps, _, _, alive), buffers = jax.lax.while_loop(unfinished, decode_chunk, (carry, buffers))
+    lengths = stages(slots, chunk)
+    steps, token, cache = jnp.int32(0), first[0], model.empty_completions(prompt, G, lengths[0], most=slots)
+    for length in lengths:
+        unfinished = lambda loop: (loop[0][0] < min(length, max_tokens - 1)) & loop[0][3].any()  # noqa: E731, B023
+        loop = ((steps, token, cache.lengthened(length), alive), buffers)
+        (steps, token, cache, alive), buffers = jax.lax.while_loop(unfinished, decode_chunk, loop)
     tokens, mask, logprobs, entropies = (b[:, :, :max_tokens] for b in buffers)
     stopped = ~alive & jnp.isin(jnp.take_along_axis(tokens, mask.sum(-1, keepdims=True) - 1, 2)[:, :, 0], stops)
     return Completions(tokens, mask, logprobs, entropies, stopped, steps)

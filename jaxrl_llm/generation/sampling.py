@@ -5,14 +5,16 @@ import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.models.logprobs import exponential_sums
 
 _BLOCK = 256  # width of the second level of the inverse-CDF draw; any value gives the same distribution
 
+Number = jax.Array | np.floating | float
 
-@flax.struct.dataclass
-class Sampling:
+
+class Sampling(flax.struct.PyTreeNode):
     """What distribution tokens are drawn from. Values are traced, so changing one never compiles again.
 
     Attributes:
@@ -22,10 +24,10 @@ class Sampling:
       min_p: drop tokens less likely than `min_p` times the most likely one (arXiv 2407.01082); `None`: off.
     """
 
-    temperature: jax.Array | float = 1.0
-    top_k: jax.Array | int | None = None
-    top_p: jax.Array | float | None = None
-    min_p: jax.Array | float | None = None
+    temperature: Number = 1.0
+    top_k: Number | None = None
+    top_p: Number | None = None
+    min_p: Number | None = None
 
 
 class Draw(NamedTuple):

@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jaxrl_llm import control
 from jaxrl_llm.methods.base import DEFAULTS, Method, Part
@@ -38,7 +38,7 @@ def markdown(families: Mapping[str, tuple[Method, ...]]) -> str:
     return "\n".join([*lines, CONTROL, *_table(("module", "what it is for", "parts"), _control_rows()), ""])
 
 
-def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     line = lambda cells: "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"  # noqa: E731
     return [line(columns), "|" + "---|" * len(columns), *(line(row) for row in rows)]
 

@@ -40,7 +40,8 @@ class Rotations(NamedTuple):
         """`(cos, sin)` of a layer; `local` (bool scalar, may be traced) says whether it has a sliding window."""
         if self.local is None:
             return self.full
-        return tuple(jnp.where(jnp.asarray(local), a, b) for a, b in zip(self.local, self.full))
+        cos, sin = (jnp.where(jnp.asarray(local), a, b) for a, b in zip(self.local, self.full))
+        return cos, sin
 
 
 def rotations(config: ModelConfig, positions: jax.Array) -> Rotations:

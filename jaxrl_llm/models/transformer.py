@@ -84,13 +84,22 @@ class PromptCache(NamedTuple):
 class CompletionCache(NamedTuple):
     """Keys `[P, G, K, d, T]` and values `[P, G, K, T, d]` of the completions so far: L arrays each, filled from the left.
 
-    rotations: the rotary tables of all T positions, `[P, T, ...]`. Taken before the decode loop: within it the compiler would
-    compute the same cosines again in every layer and head.
+    rotations: the rotary tables of all positions there will ever be, `[P, >= T, ...]`. Taken before the decode loop: within it
+    the compiler would compute the same cosines again in every layer and head.
     """
 
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
     rotations: Rotations
+
+    def lengthened(self, length: int) -> "CompletionCache":
+        """The same cache with `length` slots in all: attention costs what its cache has room for, filled or not."""
+        def longer(arrays, axis):
+            more = length - arrays[0].shape[axis]
+            chex.assert_scalar_non_negative(more)
+            return tuple(jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)]) for x in arrays)
+
+        return CompletionCache(longer(self.keys, 4), longer(self.values, 3), self.rotations)
 
 
 def positions_of(mask: jax.Array) -> jax.Array:
@@ -141,7 +150,7 @@ class Transformer:
     def normed(self, params: Params, x: jax.Array) -> jax.Array:
         """The final norm: what the unembedding reads."""
         norm = RMSNorm(self.config.norm_eps, self.config.norm_offset)
-        return norm.apply({"params": params["final_norm"]}, x)
+        return norm.apply({"params": params["final_norm"]}, x)  # type: ignore[return-value]
 
     def unembedding(self, params: Params) -> jax.Array:
         """The float32 matrix `[V, D]` whose product with a normed state gives the logits."""
@@ -256,12 +265,12 @@ class Transformer:
         cache = PromptCache(tuple(swap_last(keys)), tuple(values), prompt_mask, prompt_mask.sum(-1, dtype=jnp.int32))
         return cache, last
 
-    def empty_completions(self, prompt: PromptCache, group: int, length: int) -> CompletionCache:
-        """A completion cache of `length` slots for `group` rows of each prompt."""
+    def empty_completions(self, prompt: PromptCache, group: int, length: int, most: int | None = None) -> CompletionCache:
+        """A completion cache of `length` slots for `group` rows of each prompt, to be `lengthened` to `most` of them."""
         c = self.config
         heads = (len(prompt.length), group, c.num_kv_heads)
         make = lambda *shape: tuple(jnp.zeros(heads + shape, self.dtype) for _ in range(c.num_layers))  # noqa: E731
-        tables = rotations(c, prompt.length[:, None] + jnp.arange(length))
+        tables = rotations(c, prompt.length[:, None] + jnp.arange(most or length))
         return CompletionCache(make(c.head_dim, length), make(length, c.head_dim), tables)
 
     def decode_step(self, params, layers, tokens, t, prompt: PromptCache, cache: CompletionCache, *, transposed: bool = True):
@@ -285,7 +294,7 @@ class Transformer:
         slots = jnp.arange(cache.values[0].shape[3])
         own_positions = prompt.length[:, None, None] + slots
         x = self.embed(params, tokens)[:, :, None]
-        keys, values = [], []
+        kept = []
         for i, (weights, adapters) in enumerate(layers):
             local = c.local_layers[i]
 
@@ -299,10 +308,10 @@ class Transformer:
                 return out, (own_k, own_v)
 
             variables = {"params": weights} if adapters is None else {"params": weights, "lora": adapters}
-            x, (k, v) = block.apply(variables, x, tables.of_layer(local), attend)
-            keys.append(k)
-            values.append(v)
-        return self.normed(params, x[:, :, 0]), CompletionCache(tuple(keys), tuple(values), cache.rotations)
+            x, pair = block.apply(variables, x, tables.of_layer(local), attend)
+            kept.append(pair)
+        keys, values = zip(*kept)
+        return self.normed(params, x[:, :, 0]), CompletionCache(keys, values, cache.rotations)
 
     def unstack_layers(self, params, lora=None, *, transposed: bool = True):
         """Per-layer `(weights, adapters)` as a decode loop reads them: sliced, cast and transposed only once.

@@ -48,11 +48,13 @@ def sampled_jsd(logprobs: Array, teacher_logprobs: Array, mask: Array, beta: flo
     """
     log_u = log_ratio(teacher_logprobs, lax.stop_gradient(logprobs), mask)
     u = jnp.exp(log_u)
-    log_m = jnp.log(1 - beta + beta * u) if 0 < beta < 1 else jnp.zeros_like(u)
-    value, slope = {
-        0: (u * log_u, -u),
-        1: (-log_u, -log_u),
-    }.get(beta, (beta * u * (log_u - log_m) - (1 - beta) * log_m, -(1 - beta) * log_m))
+    if beta == 0:
+        value, slope = u * log_u, -u
+    elif beta == 1:
+        value, slope = -log_u, -log_u
+    else:
+        log_m = jnp.log(1 - beta + beta * u)
+        value, slope = beta * u * (log_u - log_m) - (1 - beta) * log_m, -(1 - beta) * log_m
     return value + slope * (logprobs - lax.stop_gradient(logprobs))
 
 

@@ -23,7 +23,7 @@ def detached_weight(ratio: Array, low: float, high: float) -> Array:
     return lax.stop_gradient(jnp.clip(ratio, low, high))
 
 
-def inside(ratio: Array, low: float, high: float) -> Array:
+def inside(ratio: Array, low: Array | float, high: Array | float) -> Array:
     """bool: `low <= ratio <= high`, for masking a token or a sequence out altogether."""
     return (ratio >= low) & (ratio <= high)
 

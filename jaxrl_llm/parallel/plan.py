@@ -260,7 +260,8 @@ def remedies(c: ModelConfig, w: Work, device: Device, count: int) -> tuple[dict[
     changes, found = {}, best(c, w, device, count)
     while found is not None and not found.fits(device):
         by_update = found.updating >= found.sampling
-        options = [{"micro_batches": 2 * w.micro_batches} if by_update else {"sampling_parts": 2 * w.sampling_parts}]
+        options: list[dict[str, Any]] = [
+            {"micro_batches": 2 * w.micro_batches} if by_update else {"sampling_parts": 2 * w.sampling_parts}]
         options += [{"dtype": "bfloat16"}] * (w.dtype == "float32") + [{"remat": True}] * (by_update and not w.remat)
         for option in options:
             changed = dataclasses.replace(w, **option)

@@ -40,11 +40,11 @@ def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int], left_ou
         return PartitionSpec()
     fitted = []
     for size, axes in zip(shape, rule):
-        kept = []
+        kept: list[str] = []
         for axis in axes_of(axes):
             if axis == left_out:
                 continue
-            if size % math.prod(sizes[name] for name in (*kept, axis)) == 0:
+            if size % math.prod([sizes[name] for name in (*kept, axis)]) == 0:
                 kept.append(axis)
             else:
                 _log.info("%s %s: dimension %d does not divide by mesh axis %r, kept whole", path, shape, size, axis)

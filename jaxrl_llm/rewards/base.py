@@ -153,8 +153,8 @@ def _run_batch(reward: Reward, batch: _Batch, on_error: str, failures: Counter) 
         return np.zeros(count)
     failures.update({f"{reward.name}/{kind}": number for kind, number in output.counts.items() if number})
     for row in np.flatnonzero(~_finite(scores)):
-        error = output.errors.get(int(row)) or ValueError(f"returned {scores[row]}, not a finite number")
-        _fail(reward, error, batch, [int(row)], on_error, failures)
+        why = output.errors.get(int(row)) or ValueError(f"returned {scores[row]}, not a finite number")
+        _fail(reward, why, batch, [int(row)], on_error, failures)
     return np.where(_finite(scores), scores, 0.0)
 
 

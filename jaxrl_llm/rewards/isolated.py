@@ -5,7 +5,7 @@ import numpy as np
 from jaxrl_llm.rewards.base import BatchOutput
 from jaxrl_llm.rewards.pool import WorkerPool
 
-_ERRORS = {"timeout": TimeoutError, "crash": ChildProcessError, "error": ValueError}
+_ERRORS: dict[str, type[Exception]] = {"timeout": TimeoutError, "crash": ChildProcessError, "error": ValueError}
 
 
 class Isolated:
@@ -19,7 +19,8 @@ class Isolated:
 
     def __call__(self, completions, answers, problems) -> BatchOutput:
         outcomes = self._pool.map(list(zip(completions, answers, problems)))
-        scores, errors = np.full(len(outcomes), np.nan), {}
+        scores = np.full(len(outcomes), np.nan)
+        errors: dict[int, Exception] = {}
         for row, outcome in enumerate(outcomes):
             if outcome.status == "ok" and isinstance(outcome.value, (bool, int, float)):
                 scores[row] = outcome.value

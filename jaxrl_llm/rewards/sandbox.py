@@ -7,6 +7,7 @@ user that runs it. Where completions are not trusted, run the training job in a 
 import json
 import resource
 import sys
+from typing import Any
 
 COMPILE_ERROR = 90  # exit code
 
@@ -30,7 +31,7 @@ def main(job_path: str) -> None:
         compiled = compile(job["program"], "<completion>", "exec")
     except (SyntaxError, ValueError):
         sys.exit(COMPILE_ERROR)
-    names = {"__name__": "__main__"}
+    names: dict[str, Any] = {"__name__": "__main__"}
     exec(compiled, names)
     if job["function"]:
         value = names[job["function"]](*job["args"])

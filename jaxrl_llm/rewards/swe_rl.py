@@ -23,7 +23,7 @@ def parse_edits(completion: str) -> list[tuple[str, str, str]]:
         if completion.count(tag) != 1:
             raise ValueError(f"{tag} must occur exactly once")
     thought, solution = (completion.partition(start)[2].partition(end)[0] for start, end in (_TAGS[:2], _TAGS[2:]))
-    edits = [match.group("path", "old", "new") for match in _EDIT.finditer(solution)]
+    edits = [(match["path"], match["old"], match["new"]) for match in _EDIT.finditer(solution)]
     if not thought.strip() or not edits:
         raise ValueError("the thought is empty" if edits else "no search/replace block")
     return edits

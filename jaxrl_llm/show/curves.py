@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxrl_llm.training.plots import COLORS, smooth
+from jaxrl_llm.figures import COLORS
+from jaxrl_llm.training.plots import smooth
 
 # What is shown first: metric -> title. Every other metric follows under its own name.
 TITLES = {
@@ -68,12 +69,13 @@ def thin(x: np.ndarray, y: np.ndarray, points: int = _POINTS) -> tuple[np.ndarra
     """At most `points` points: means of stretches of equally many."""
     if len(x) <= points:
         return x, y
-    return tuple(np.array([part.mean() for part in np.array_split(values, points)]) for values in (x, y))
+    means = lambda values: np.array([part.mean() for part in np.array_split(values, points)])  # noqa: E731
+    return means(x), means(y)
 
 
 def data_of(all_metrics: Sequence[dict[str, np.ndarray]], name: str) -> list[dict | None]:
     """The numbers under the pointer, one entry per run: {"x": steps, "y": values to four digits}."""
-    found = []
+    found: list[dict | None] = []
     for metrics in all_metrics:
         lines = lines_of([metrics], name)
         if not lines:

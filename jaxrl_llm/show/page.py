@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.figures import COLORS
 from jaxrl_llm.show import curves, samples
 from jaxrl_llm.show.runs import RunFolder, differences, phases
 
@@ -54,7 +55,7 @@ def _facts(number: int, run: RunFolder) -> dict[str, Any]:
     seconds = phases(run.metrics)
     total = sum(seconds.values()) or 1.0
     parts = [{"name": name, "seconds": f"{part:.1f}", "percent": f"{100 * part / total:.2f}",
-              "color": curves.COLORS[_PHASES.index(name) if name in _PHASES else -1]} for name, part in seconds.items()]
+              "color": COLORS[_PHASES.index(name) if name in _PHASES else -1]} for name, part in seconds.items()]
     figure = run.path / "values.png"
     return {"name": run.name, "path": str(run.path), "color": curves.color_of(number), "facts": run.facts,
             "findings": run.findings, "phases": parts, "config": sorted(run.config.items()),

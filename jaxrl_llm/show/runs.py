@@ -36,10 +36,10 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
 
     Raises FileNotFoundError for a folder without config.json or metrics, ValueError for one that is given twice.
     """
-    paths = [Path(path).expanduser().absolute() for path in paths]
-    if len(set(paths)) < len(paths):
-        raise ValueError(f"a run folder is given twice: {', '.join(map(str, paths))}")
-    return [_read(path, name) for path, name in zip(paths, short_names(paths))]
+    folders = [Path(path).expanduser().absolute() for path in paths]
+    if len(set(folders)) < len(folders):
+        raise ValueError(f"a run folder is given twice: {', '.join(map(str, folders))}")
+    return [_read(folder, name) for folder, name in zip(folders, short_names(folders))]
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

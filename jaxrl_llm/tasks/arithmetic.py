@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -91,9 +92,8 @@ def _members(level: str, size: int | None, seed: int) -> list[Expression]:
     wanted = min(space, ENUMERATE_UP_TO) if size is None else size
     if not 0 < wanted <= space:
         raise ValueError(f"size={size} problems asked of level {level!r}, which has {space}; give 1 to {space}")
-    if wanted == space:
-        indices = range(space)
-    else:  # distinct without building the whole space
+    indices: Sequence[int] | np.ndarray = range(space)
+    if wanted < space:  # distinct without building the whole space
         indices = np.random.default_rng(seed).choice(space, wanted, replace=False, shuffle=False)
     return [expression(level, int(index)) for index in indices]
 
@@ -120,11 +120,7 @@ def arithmetic(*, level: str = "digit", chat: bool = False, heldout_fraction: fl
         sides[split_position(member.twin()) < heldout_fraction].append(member)
 
     def build(member: Expression, number: int) -> Problem:
-        if chat:
-            content = CHAT_TEMPLATE.format(expression=member.text(" "))
-            prompt = ({"role": "user", "content": content},)
-        else:
-            prompt = member.text() + "="
-        return Problem(prompt, str(member.value()), number, member.level)
+        chat_turn = {"role": "user", "content": CHAT_TEMPLATE.format(expression=member.text(" "))}
+        return Problem((chat_turn,) if chat else member.text() + "=", str(member.value()), number, member.level)
 
     return disjoint_task(f"arithmetic/{level}", *sides, build, reward="last_number" if chat else "exact")

@@ -36,7 +36,7 @@ class Source(Sequence):
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, index: int) -> Problem:
+    def __getitem__(self, index):
         position = index + len(self) if index < 0 else index
         if not 0 <= position < len(self):
             raise IndexError(f"problem {index} of a source of {len(self)}")

@@ -1,6 +1,7 @@
 """The vocabulary inside a GGUF file: byte-level BPE ("gpt2") and sentencepiece BPE ("llama")."""
 
 import difflib
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ class GgufTokenizer(CodecTokenizer):
     def __init__(self, path: str | Path, chat_template: str | None = None):
         metadata = _read_metadata(path)
         model = metadata.get("ggml.model")
-        builders = {
+        builders: dict[str, tuple[Callable, tuple[str, ...]]] = {
             "gpt2": (_byte_level_bpe, ("ggml.tokens", "ggml.token_type", "ggml.merges")),
             "llama": (_sentencepiece_bpe, ("ggml.tokens", "ggml.token_type", "ggml.scores")),
         }

@@ -8,10 +8,10 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 _counts = threading.local()
 
 
-def _listen(event: str, duration: float, **_) -> None:
+def _listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
     if event == _COMPILED:
         _counts.number = getattr(_counts, "number", 0) + 1
-        _counts.seconds = getattr(_counts, "seconds", 0.0) + duration
+        _counts.seconds = getattr(_counts, "seconds", 0.0) + duration_secs
 
 
 _listening: list[bool] = []

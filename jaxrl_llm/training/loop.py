@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import io
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -81,7 +82,7 @@ def evaluate(run: setup.Run, params, lora, *, problems: int, key, timer=None, te
     sampled = rollout.concatenate(parts)
     first_component = sampled.scores.components[:, 0].reshape(sampled.rewards.shape)
     facts = rollout.metrics_of(sampled)
-    return Evaluation(bootstrap_mean(first_component), pass_at_k(first_component > 0.5, first_component.shape[1]),
+    return Evaluation(bootstrap_mean(first_component), pass_at_k(first_component > 0.5, c.sampling.group),
                       facts["completion/length"], facts["completion/truncated"], sampled)
 
 
@@ -311,7 +312,7 @@ def taught(run: setup.Run, state: TrainState, batch: Rollouts | None, advantages
     return parallel.fetch({"advantages": advantages, "ratios": ratios})
 
 
-def write_page(path: Path, step: int, run: setup.Run, sampled: rollout.Sampled, numbers: dict[str, np.ndarray]) -> None:
+def write_page(path: Path, step: int, run: setup.Run, sampled: rollout.Sampled, numbers: Mapping[str, jax.Array]) -> None:
     """Samples of a batch as readable text and JSON lines, with the sampler's and further `numbers` f32[P, G, T] per token."""
     if not parallel.is_primary():
         return

@@ -7,29 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.figures import COLORS, figure_file
 from jaxrl_llm.training.metrics import read_metrics
 
-# Okabe and Ito's palette: told apart with any colour vision, and in print.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#000000")
 _PHASE_ORDER = ("rollout", "reward", "score", "update", "evaluation_setup", "checkpoint")
-STYLE = {
-    "font.size": 10,
-    "axes.titlesize": 11.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#888888",
-    "axes.labelcolor": "#333333",
-    "axes.grid": True,
-    "grid.color": "#E6E6E6",
-    "grid.linewidth": 0.8,
-    "axes.axisbelow": True,
-    "xtick.color": "#555555",
-    "ytick.color": "#555555",
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-}
 _KL_LABELS = {"kl": "policy vs reference", "kl/ref": "policy vs reference", "mismatch/kl": "sampler vs trainer"}
 _SHARE_LABELS = {
     "groups/all_equal": "groups without signal",
@@ -45,10 +26,6 @@ def plot_curves(metrics_path: str | Path, out_png: str | Path) -> Path:
     Faint lines are the values of each step, strong ones a centred Gaussian mean over them. Raises FileNotFoundError
     without metrics and ValueError if none of them can be drawn.
     """
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     metrics = read_metrics(metrics_path)
     panels = _panels(metrics)
     if not panels:
@@ -57,9 +34,7 @@ def plot_curves(metrics_path: str | Path, out_png: str | Path) -> Path:
         )
     columns = min(4, len(panels)) if len(panels) != 6 else 3
     rows = math.ceil(len(panels) / columns)
-    with rc_context(STYLE):
-        figure = Figure(figsize=(4.3 * columns, 3.4 * rows), layout="constrained")
-        FigureCanvasAgg(figure)
+    with figure_file(out_png, 4.3 * columns, 3.4 * rows) as figure:
         figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, hspace=0.04, wspace=0.03)
         for position, (title, draw) in enumerate(panels, start=1):
             axes = figure.add_subplot(rows, columns, position)
@@ -70,10 +45,7 @@ def plot_curves(metrics_path: str | Path, out_png: str | Path) -> Path:
             axes.set_xlabel("step")
             if not axes.get_legend() and len(axes.get_legend_handles_labels()[1]) > 1:
                 axes.legend(loc="best", handlelength=1.4)
-        out_png = Path(out_png)
-        out_png.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out_png, dpi=130, facecolor="white")
-    return out_png
+    return Path(out_png)
 
 
 def smooth(values: np.ndarray, width: float) -> np.ndarray:

@@ -59,8 +59,9 @@ class Policy:
         logprobs, entropies, pooled = self._forward(params, lora, rollouts, last)
         means = features.mean_entropies(entropies, r.token_mask, spans)
         of_layer = lambda i: features.phi(pooled[0][:, i], pooled[1][:, i], means)  # noqa: E731
-        single = isinstance(capture.layer, int)
-        return logprobs, entropies, of_layer(capture.layer) if single else jnp.stack(list(map(of_layer, capture.layer)), axis=2)
+        if isinstance(capture.layer, int):
+            return logprobs, entropies, of_layer(capture.layer)
+        return logprobs, entropies, jnp.stack([of_layer(i) for i in capture.layer], axis=2)
 
     def _forward(self, params, lora, rollouts: Rollouts, last=None):
         """Log-probs, entropies, and of every layer `[P, L, ...]` the means over the `last` tokens, see `features`."""

@@ -16,7 +16,7 @@ from jaxrl_llm.generation.prompts import pad
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks import text_of
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.values import buffer, encoder, features, probe, v0
 
 # "shuffled" is a control: every prompt gets what is expected of its neighbour in the (shuffled) batch.
@@ -39,11 +39,11 @@ class Prior(NamedTuple):
     observe: Callable[[Any, Facts, Array, Array], Any]
 
 
-def make(config: ConfigDict, policy: Policy, prompts: int, prompt_tokens: int, layer: int) -> Prior:
-    """The prior that `config.prior` names, of a task with so many training prompts; `layer` is the one that a probe reads."""
+def make(config: ConfigDict, policy: Policy, prompts: int, prompt_tokens: int, capture: Capture) -> Prior:
+    """The prior that `config.prior` names, of a task with so many training prompts; a probe reads what `capture` says."""
     source = config.prior.source
     if source == "probe":
-        return of_probe(policy, layer, config.probe.pool, prompt_tokens)
+        return of_probe(policy, capture, prompt_tokens)
     if source == "v0":
         return of_v0(config.prior.weights, config.prior.encoder)
     return of_averages(prompts, shuffled=source == "shuffled")
@@ -66,7 +66,7 @@ def of_averages(prompts: int, *, shuffled: bool = False) -> Prior:
     return Prior(lambda: prompt_average.empty(prompts), lambda rows, params, lora: {"ids": ids_of(rows)}, predict, observe)
 
 
-def of_probe(policy: Policy, layer: int, pool: int, prompt_tokens: int) -> Prior:
+def of_probe(policy: Policy, capture: Capture, prompt_tokens: int) -> Prior:
     """Ridge regression from the policy's own states at the end of the prompt to the mean reward of its group.
 
     It is fitted again after every batch to the latest groups; predictions stay between the lowest and the highest of them.
@@ -75,8 +75,9 @@ def of_probe(policy: Policy, layer: int, pool: int, prompt_tokens: int) -> Prior
 
     @jax.jit
     def look(params, lora, tokens, mask):
-        last = features.last_tokens(mask, pool)
-        return policy.model.hidden_states(params, tokens, mask, lora=lora, pool=lambda x: features.pooled(x, last))[2][layer]
+        last = features.last_tokens(mask, capture.pool)
+        pooled = policy.model.hidden_states(params, tokens, mask, lora=lora, pool=lambda x: features.pooled(x, last))[2]
+        return pooled[capture.layer]
 
     def init():
         row = {"x": jnp.zeros(policy.model.config.hidden_size), "y": jnp.zeros(())}

@@ -203,10 +203,10 @@ def to_rollouts(sampled: Sampled, max_tokens: int, prompts: int, version: int) -
 def select(sampled: Sampled, keep: np.ndarray) -> Sampled:
     """The prompts where `keep bool[P]` is True."""
     rows, group = np.flatnonzero(keep), sampled.completions.mask.shape[1]
-    flat = (rows[:, None] * group + np.arange(group)).reshape(-1)
+    flat = (rows[:, None] * group + np.arange(group)).ravel().tolist()
     pick = lambda x: x[rows] if np.ndim(x) else x  # noqa: E731 (also of None)
     scores = sampled.scores._replace(total=sampled.scores.total[flat], components=sampled.scores.components[flat])
-    return Sampled([sampled.problems[i] for i in rows], jax.tree.map(pick, sampled.prompts),
+    return Sampled([sampled.problems[i] for i in rows.tolist()], jax.tree.map(pick, sampled.prompts),
                    jax.tree.map(pick, sampled.completions), [sampled.texts[i] for i in flat], scores,
                    sampled.answers and [sampled.answers[i] for i in flat], pick(sampled.valid),
                    jax.tree.map(pick, sampled.prior))

@@ -93,7 +93,7 @@ def per_token(tokens: np.ndarray, lengths: Sequence[int], spell: Callable[[int],
         if left < 0:
             found.append({})
             continue
-        values = {name: [float(f"{x:.4g}") for x in rows[row, :length]] for name, rows in numbers.items()}
+        values: dict[str, list] = {name: [float(f"{x:.4g}") for x in rows[row, :length]] for name, rows in numbers.items()}
         found.append({"tokens": [spell(int(i)) for i in tokens[row, :length]], **values})
     return found
 

@@ -33,7 +33,6 @@ from jaxrl_llm.training.step import in_parts, make_joint_update, make_optimizer,
 from jaxrl_llm.values import critic as critic_lib
 from jaxrl_llm.values import features
 
-_allocate = jax.jit(allocate, static_argnames=("total", "low", "high", "utility", "unit"))  # its loop compiles once
 DTYPES = {"float32": np.float32, "bfloat16": jax.numpy.bfloat16}
 # What this trainer records of every batch; a method that reads more is refused before anything is loaded.
 RECORDED = frozenset({"rewards", "reward_components", "tokens", "prompt_tokens", "prompt_mask", "prompt_ids",
@@ -102,8 +101,8 @@ class Run:
         One at least, unless the prompts are more than the rows.
         """
         unit, rows, count = self.config.sampling.group, self.config.prompts.per_step, len(expected)
-        found = _allocate(np.clip(expected, 0, 1), total=unit * rows, low=unit if count <= rows else 0, unit=unit,
-                          high=self.config.sampling.max_group, utility=self.budget)
+        found = allocate(np.clip(expected, 0, 1), total=unit * rows, low=unit if count <= rows else 0, unit=unit,
+                         high=self.config.sampling.max_group, utility=self.budget)
         return np.asarray(found) // unit
 
     @property
@@ -219,8 +218,8 @@ def make_reward(config: ConfigDict, task: tasks.Task) -> rewards.Combined:
         raise ValueError(f"the rewards {', '.join(largest)} have the same weight; set config.accuracy to the name of the one "
                          "that is evaluated and filtered on")
     accuracy = one_of("reward for config.accuracy", config.accuracy or largest[0], names)
-    return rewards.combine(sorted(parts, key=lambda part: part.name != accuracy), on_error=config.reward_errors,
-                           deadline=config.reward_deadline)
+    ordered = sorted(parts, key=lambda part: part.name != accuracy)
+    return rewards.combine(ordered, on_error=config.reward_errors, deadline=config.reward_deadline)
 
 
 def load_model(config: ConfigDict, mesh: Mesh):
@@ -314,7 +313,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     learner = config.learner  # where memory is short, scoring needs no more than an update
     parts = learner.minibatches * learner.micro_batches if learner.micro_batches > 1 else 1
     asked = config.budget.utility or "prior" in needs_of(method, estimator, objective)
-    expected = prior_lib.make(config, policy, len(task.train), prompt_tokens, read.layer) if asked else None
+    expected = prior_lib.make(config, policy, len(task.train), prompt_tokens, read) if asked else None
     capture = functools.partial(policy.logprobs_and_features, capture=read)
     joint, whole = None, learner.epochs * learner.minibatches * learner.micro_batches == 1  # a batch is one update in one piece
     if whole and "features" in needs_of(method, estimator, objective):

@@ -10,8 +10,7 @@ from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.objectives.base import Objective
 
 
-@flax.struct.dataclass
-class TrainState:
+class TrainState(flax.struct.PyTreeNode):
     """State of a run between two steps.
 
     Attributes:

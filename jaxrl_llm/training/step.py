@@ -14,7 +14,7 @@ from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.state import TrainState
 
-Update = Callable[[TrainState, Rollouts, jax.Array], tuple[TrainState, dict[str, jax.Array]]]
+Update = jax.stages.Wrapped  # (TrainState, Rollouts, advantages f32[P, G, T]) -> (TrainState, metrics)
 
 
 def make_optimizer(learning_rate: float, total_updates: int, *, warmup_updates: int = 0, schedule: str = "constant",
@@ -133,12 +133,12 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, state: T
         (_, (metrics, objective_state)), total = differentiate(state.trainable, rollouts, advantages)
         return total, metrics, objective_state
 
-    def add(carry, inputs):
+    def add_part(carry, inputs):
         (_, (metrics, objective_state)), gradient = differentiate(state.trainable, *inputs)
         return (jax.tree.map(jnp.add, carry[0], gradient), objective_state), metrics
 
     zeros = jax.tree.map(jnp.zeros_like, state.trainable)
-    (total, objective_state), metrics = jax.lax.scan(add, (zeros, state.objective_state), (parts, advantage_parts))
+    (total, objective_state), metrics = jax.lax.scan(add_part, (zeros, state.objective_state), (parts, advantage_parts))
     return total, merge_metrics(metrics), objective_state
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl_llm.training.plots import COLORS, STYLE
+from jaxrl_llm.figures import COLORS, figure_file
 from jaxrl_llm.values import diagnostics
 
 
@@ -14,22 +14,14 @@ def plot_history(predicted, actual, group, real, out_png: str | Path) -> Path | 
     bool[N]: which entries count. Left: predictions in bins of equally many against the mean reward in each, with standard
     errors. Right: one dot per prompt, means over its rollouts.
     """
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     predicted, actual, group = (np.asarray(x)[np.asarray(real)] for x in (predicted, actual, group))
     if not len(predicted):
         return None
-    with rc_context(STYLE):
-        figure = Figure(figsize=(9.6, 4.4), layout="constrained")
-        FigureCanvasAgg(figure)
+    with figure_file(out_png, 9.6, 4.4) as figure:
         left, right = figure.subplots(1, 2)
         draw_reliability(left, predicted, actual)
         draw_scatter(right, predicted, actual, group)
-        out_png = Path(out_png)
-        figure.savefig(out_png, dpi=130, facecolor="white")
-    return out_png
+    return Path(out_png)
 
 
 def draw_reliability(axes, predicted: np.ndarray, actual: np.ndarray, color: str = COLORS[0], label: str | None = None) -> None:

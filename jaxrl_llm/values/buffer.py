@@ -7,8 +7,7 @@ from flax import struct
 from jax import Array
 
 
-@struct.dataclass
-class Buffer:
+class Buffer(struct.PyTreeNode):
     """N rows, some of them in use.
 
     Attributes:

@@ -30,8 +30,7 @@ from jaxrl_llm.rollouts import Rollouts, clean
 KINDS = ("separate", "head")
 
 
-@flax.struct.dataclass
-class CriticState:
+class CriticState(flax.struct.PyTreeNode):
     """`params`: `head` = (`weight` f32[D], `bias` f32[]) and, in a separate critic, the transformer's tree as `trunk`."""
 
     params: Any

@@ -45,10 +45,11 @@ def of_rows(rows: Sequence[tuple[str, int, str, float]]) -> History:
         groups.setdefault((policy, int(step), prompt), []).append(float(outcome))
     if not groups:
         raise ValueError("no rows to make a history of")
-    policies, prompts = (sorted({key[i] for key in groups}) for i in (0, 2))
+    policies, prompts = sorted({policy for policy, _, _ in groups}), sorted({prompt for _, _, prompt in groups})
     place = [{name: i for i, name in enumerate(names)} for names in (policies, prompts)]
     columns = np.array([(place[0][policy], step, place[1][prompt]) for policy, step, prompt in groups], np.int32).T
-    return History(policies, prompts, *columns, np.array([np.mean(x) for x in groups.values()], np.float32))
+    outcomes = np.array([np.mean(x) for x in groups.values()], np.float32)
+    return History(policies, prompts, columns[0], columns[1], columns[2], outcomes)
 
 
 def select(history: History, rows: np.ndarray) -> History:
@@ -71,7 +72,7 @@ def save(history: History, directory: str | Path) -> Path:
     rows = [{"policy": history.policies[m], "step": step, "prompt": history.prompts[u], "outcome": outcome}
             for m, step, u, outcome in columns]
 
-    class PolicyHistory(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    class PolicyHistory(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
         """Shares of right answers of policies at training steps on prompts."""
 
         VERSION = tfds.core.Version(VERSION)

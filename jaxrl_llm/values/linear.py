@@ -15,8 +15,7 @@ _NOISE = 1e-5  # of the largest spread: what is less along an axis is rounding
 SEED = 42  # of what is drawn at random inside a fit: equal rows give equal fits
 
 
-@struct.dataclass
-class Scaler:
+class Scaler(struct.PyTreeNode):
     """Per block `(mean, principal axes)` or None; then mean and deviation `[1, F']` of the columns, where 0 means 1."""
 
     blocks: tuple[tuple[Array, Array] | None, ...]
@@ -29,7 +28,7 @@ def fit_scaler(features: Array, real: Array, sizes: tuple[int, ...], components:
 
     `sizes` cuts F into blocks; a block with a number in `components` is reduced to so many, the others are kept.
     """
-    blocks = []
+    blocks: list[tuple[Array, Array] | None] = []
     for block, count in zip(_cut(features, sizes), components):
         if count is None:
             blocks.append(None)

@@ -18,8 +18,7 @@ from jaxrl_llm.values import probe as probes
 from jaxrl_llm.values.base import Value
 
 
-@struct.dataclass
-class PoiseState:
+class PoiseState(struct.PyTreeNode):
     """The table that the probe is fitted to, the probe, and how many batches with something to learn came so far.
 
     Rows of the buffer: `features f32[F]`, `label`, and, to judge the probe later, `prediction` of the probe of the time,

@@ -166,7 +166,7 @@ def _hl_gauss(*, alpha, low, high) -> Probe:
 
 def _mean(probes: Sequence[Probe]) -> Probe:
     return Probe(lambda *table: tuple(probe.fit(*table) for probe in probes),
-                 lambda params, x: sum(probe.predict(p, x) for probe, p in zip(probes, params)) / len(probes))
+                 lambda params, x: jnp.stack([probe.predict(p, x) for probe, p in zip(probes, params)]).mean(axis=0))
 
 
 def _stack(probes: Sequence[Probe], alpha, low, high) -> Probe:

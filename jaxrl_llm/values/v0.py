@@ -131,11 +131,11 @@ class V0:
         """z f32[B, F] of prompts: `states` f32[B, S, D], `mask` bool[B, S]. With a key, as in training."""
         training = dropout_key is not None
         rngs = {"dropout": dropout_key} if training else None
-        return self.adapter.apply({"params": params["adapter"]}, states, mask, training=training, rngs=rngs)
+        return self.adapter.apply({"params": params["adapter"]}, states, mask, training=training, rngs=rngs)  # type: ignore[return-value]
 
     def logits(self, params, context: Array, outcomes: Array, mask: Array, queries: Array) -> Array:
         """f32[Q, 2] for one policy, see `Head`."""
-        return self.head.apply({"params": params["head"]}, context, outcomes, mask, queries)
+        return self.head.apply({"params": params["head"]}, context, outcomes, mask, queries)  # type: ignore[return-value]
 
     def predict(self, params, context: Array, outcomes: Array, mask: Array, queries: Array) -> Array:
         """f32[M, Q], probabilities that M policies, each with a context of its own (`[M, N, F]`, `[M, N]`), solve Q prompts."""
@@ -173,7 +173,7 @@ def save(path: str | Path, model: V0, params) -> Path:
     sizes = {"head": fields(model.head), "adapter": model.adapter and fields(model.adapter), "states": model.states}
     arrays = {name: np.asarray(x, np.float16) for name, x in traverse_util.flatten_dict(params, sep="/").items()}
     with path.open("wb") as file:
-        np.savez_compressed(file, sizes=json.dumps(sizes), **arrays)
+        np.savez_compressed(file, sizes=json.dumps(sizes), **arrays)  # type: ignore[arg-type]
     return path
 
 

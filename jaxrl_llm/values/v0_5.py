@@ -35,7 +35,7 @@ class Fused(NamedTuple):
         return self.bias2 > 0
 
 
-def fuse(prior: Array, mean: Array, count: Array, *, variance: float) -> Fused:
+def fuse(prior: Array | float, mean: Array, count: Array, *, variance: float) -> Fused:
     """The baseline of least squared error, if the prior's bias were what it is estimated to be.
 
         bias2 = max(0, (mean - prior)^2 - variance / count),   weight = bias2 / (bias2 + variance / count)

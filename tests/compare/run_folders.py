@@ -16,7 +16,7 @@ def base(**changes):
     return config
 
 
-def write_run(job, budget, accuracies, *, length=5.0, seconds=2.0, rounds=None, every=2, samples=True):
+def write_run(job, budget, accuracies, *, length=5.0, seconds=2.0, rounds=None, every=2, samples=True, told=None):
     """Held-out `accuracies` at steps 0, every, 2 every ...; a first step that compiles for a hundred seconds."""
     config = plan.run_config(job, budget)
     resolved = resolve_config(config_lib.resolve(config, plan.methods.get(config.method).defaults))
@@ -27,7 +27,7 @@ def write_run(job, budget, accuracies, *, length=5.0, seconds=2.0, rounds=None, 
             if step:
                 line |= {"completion/length": length, "time/step": 100.0 if step == 1 else seconds, "time/rollout": 0.5,
                          "time/update": 1.0, "entropy": 0.5, "reward/mean": 0.3}
-                line |= {"filter/rounds": rounds} if rounds else {}
+                line |= ({"filter/rounds": rounds} if rounds else {}) | (told or {})
             writer.write(step, line)
             if samples and step % every == 0:
                 page = job.folder / "samples" / f"step_{step:06d}.jsonl"

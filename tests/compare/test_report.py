@@ -19,7 +19,8 @@ def compared(tmp_path_factory):
     jobs = plan.jobs_of(plan.read_entries("grpo(sampling.group=4), rloo", base()), [0, 1, 2, 3], BUDGET, root / "runs")
     for job in jobs:
         if job.entry.config.method == "grpo":
-            write_run(job, BUDGET, [0.1, 0.3 + 0.01 * job.seed, 0.5 + 0.01 * job.seed], length=2.5, seconds=4.0)
+            write_run(job, BUDGET, [0.1, 0.3 + 0.01 * job.seed, 0.5 + 0.01 * job.seed], length=2.5, seconds=4.0,
+                      told={"grpo/kept": 0.25})
         elif job.seed < 3:
             write_run(job, BUDGET, [0.1, 0.2, 0.2 + 0.04 * job.seed])
         else:
@@ -83,6 +84,16 @@ def test_means_of_the_last_tenth(compared):
     _, results, _ = compared
     assert report.late_mean(results["rloo"], plan.Budget("tokens", 80.0), "entropy") == 0.5
     assert report.late_mean(results["rloo"], BUDGET, "no such metric") is None
+
+
+def test_what_a_method_tells_of_itself(compared):
+    _, results, found = compared
+    assert report.own_metrics(results["grpo"], plan.Budget("tokens", 80.0), {"reward/mean"}) == {
+        "completion/length": 2.5, "grpo/kept": 0.25}
+    assert found["methods"]["grpo"]["own"] == {}  # no step ends within the last tenth of this budget
+    own = {label: m | {"own": {"grpo/kept": 0.25} if label == "grpo" else {}} for label, m in found["methods"].items()}
+    assert "What methods tell of themselves:\n\n- grpo: grpo/kept 0.25" in page.markdown(found | {"methods": own})
+    assert "tell of themselves" not in page.markdown(found)
 
 
 def test_what_is_missing_is_said(compared):

@@ -138,16 +138,16 @@ def test_rounds_until_both_outcomes_are_seen():
     assert [wants(STREAM, drawn(n)).item() for n in (0, 4, 8)] == [True, True, False]
     assert [wants(STREAM, drawn(n), rule="positive_focused").item() for n in (0, 3, 4)] == [True, True, False]
     kept = reinforce_ada.select(STREAM, drawn(8))
-    assert kept.index.tolist() == [[3, 6, 0, 1]] and kept.valid.all() and (kept.right, kept.seen) == (2, 8)
+    assert kept.draws.tolist() == [[3, 6, 0, 1]] and kept.valid.all() and (kept.right, kept.seen) == (2, 8)
     assert advantages_of(STREAM, kept).tolist() == [[0.75, 0.75, -0.25, -0.25]]
     focused = reinforce_ada.select(STREAM, drawn(4), rule="positive_focused")
-    assert focused.index.tolist() == [[3, 0, 1, 2]]
+    assert focused.draws.tolist() == [[3, 0, 1, 2]]
     assert advantages_of(STREAM, focused).tolist() == [[0.75, -0.25, -0.25, -0.25]]
 
 
 def advantages_of(rewards, kept, **hyper):
     """[P, n], those of the kept draws."""
-    rollouts = Rollouts(mask=kept.valid[..., None], valid=kept.valid, rewards=jnp.take_along_axis(rewards, kept.index, 1),
+    rollouts = Rollouts(mask=kept.valid[..., None], valid=kept.valid, rewards=jnp.take_along_axis(rewards, kept.draws, 1),
                         extras={"right": kept.right, "seen": kept.seen})
     return advantages.reinforce_ada(**hyper).update(rollouts, ())[0][..., 0]
 
@@ -174,7 +174,7 @@ def test_kept_draws_agree_with_the_loop(rule):
     kept = reinforce_ada.select(rollouts.rewards, rollouts.valid, keep=4, rule=rule)
     A = np.asarray(advantages_of(rollouts.rewards, kept))
     for p, row in enumerate(rows):
-        valid, index = np.asarray(kept.valid[p]), np.asarray(kept.index[p])
+        valid, index = np.asarray(kept.valid[p]), np.asarray(kept.draws[p])
         assert index[valid].tolist() == reference(row, 4, rule), row
         mean = np.mean(row) if len(row) > 1 else 0
         close(A[p, valid], np.array(row)[index[valid]] - mean, atol=1e-6)

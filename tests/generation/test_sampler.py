@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.generation import Sampling, generate, row_keys
+from jaxrl_llm.generation.sampler import stages
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training.policy import Policy
@@ -161,6 +162,30 @@ def test_one_token_and_lengths_that_the_chunk_does_not_divide():
     np.testing.assert_array_equal(seven.mask, reference().mask[:, :, :7])
     np.testing.assert_array_equal(seven.stopped, reference().stopped & (reference().mask.sum(-1) <= 7))
     assert seven.decode_steps == 6
+
+
+def test_caches_grow_on_the_way_of_long_completions():
+    """67 slots are two stages: rows end in either, and every log-prob is the learner's, who knows of no stages."""
+    assert stages(66, 11) == (33, 66)
+    found = run(max_tokens=67, chunk=11, stop_ids=(STOP,))
+    lengths = found.mask.sum(-1)
+    assert (lengths <= 33).any() and (lengths > 34).any()
+    logprobs, entropies = jax.jit(Policy(MODEL, temperature=0.8, chunk=300).logprobs)(params(), None, rollouts_of(found))
+    np.testing.assert_allclose(np.where(found.mask, logprobs, 0), found.logprobs, atol=1e-4)
+    np.testing.assert_allclose(np.where(found.mask, entropies, 0), found.entropies, atol=1e-4)
+    np.testing.assert_array_equal(found.tokens[:, :, :T], run(stop_ids=(STOP,)).tokens)
+    assert run(max_tokens=67, chunk=11, stop_ids=range(V)).decode_steps == 0
+    early = run(max_tokens=67, chunk=11, stop_ids=range(0, V, 2))
+    longest = early.mask.sum(-1).max()
+    assert early.decode_steps == 11 * -(-(longest - 1) // 11) <= 22  # later stages run no step
+
+
+@pytest.mark.parametrize("slots,chunk,expected", [
+    (1, 1, (1,)), (23, 1, (23,)), (63, 9, (63,)), (64, 16, (32, 64)), (66, 11, (33, 66)), (127, 1, (43, 85, 127)),
+    (2047, 1, (512, 1024, 1536, 2047)), (4095, 15, (1035, 2055, 3075, 4095))])
+def test_stages_of_a_cache(slots, chunk, expected):
+    assert stages(slots, chunk) == expected
+    assert all(length % chunk == 0 for length in expected)
 
 
 def test_a_stop_token_with_id_zero_counts_although_padding_is_zero_too():

@@ -33,7 +33,9 @@ def with_devices(count: int, flags: str | None = None) -> dict[str, str]:
     others = os.environ.get("XLA_FLAGS", "") if flags is None else flags
     kept = [part for part in others.split() if "device_count" not in part]
     return os.environ | {"XLA_FLAGS": " ".join([*kept, f"--xla_force_host_platform_device_count={count}"]),
-                         "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}
+                         "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}",
+                         # A device that waits for others keeps a thread; with one per core all may wait for one that has none.
+                         "PJRT_NPROC": str(8 * count)}
 
 
 @functools.cache

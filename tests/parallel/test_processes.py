@@ -28,6 +28,14 @@ def on(data: int, fsdp: int, tensor: int) -> list[str]:
 DATA = on(4, 1, 1)
 
 
+def starts_again(code: int | None) -> bool:
+    """Whether launchers start a job again that ended so: killed by a signal, itself or as a shell reports it.
+
+    The runtime aborts, and prints every thread's stack on its way, in which it may also crash.
+    """
+    return code is not None and (code < 0 or code > 128)
+
+
 def trained(processes: int, folder: Path, *arguments: str, devices: int = 4) -> Path:
     """The run folder of a job with so many devices in so many processes."""
     run = folder / "run"
@@ -119,7 +127,7 @@ def test_a_job_that_loses_a_process_ends(tmp_path, victim, number):
     job.finish(started[1 - victim:2 - victim], 150)
     codes = job.finish(started, 0)
     text = (tmp_path / "logs" / str(1 - victim)).read_text()
-    assert codes[1 - victim] in (134, -signal.SIGABRT), text[-3000:]  # launchers start such a job again
+    assert starts_again(codes[1 - victim]), text[-3000:]
     assert "a process was lost" in text or "task" in text, text[-3000:]
 
 
@@ -129,7 +137,7 @@ def test_what_fails_in_one_process_ends_the_job_and_is_told(tmp_path):
                                "--config.rewards=isolated(target='job:picky')"], tmp_path / "logs")
     codes = job.finish(started, 150)
     failed, other = ((tmp_path / "logs" / name).read_text() for name in "10")
-    assert codes[1] == 1 and codes[0] in (134, -signal.SIGABRT), other[-2000:]
+    assert codes[1] == 1 and starts_again(codes[0]), other[-2000:]
     assert "not in process 1" in failed and "process 1 of 2 ends, and with it the job: RewardError" in failed
 
 
@@ -156,7 +164,7 @@ def test_a_checkpoint_that_one_process_cannot_read_is_skipped_by_all(damaged):
 @pytest.mark.slow
 def test_a_barrier_to_which_one_does_not_come_ends_the_job(damaged):
     (first, second), logs = damaged
-    assert first == 134 and second in (134, -signal.SIGABRT), logs  # launchers start such a job again
+    assert first == 134 and starts_again(second), logs
     assert "not all 2 processes came to the barrier 'the end of the world' within 2 s" in logs[0] and "waited True" in logs[0]
 
 
@@ -168,7 +176,7 @@ def test_a_job_that_is_not_complete_does_not_start(tmp_path):
                                   f"with runtime.job('127.0.0.1:{job.free_port()}', 2, 0): print('started')"],
                                  cwd=job.ROOT, env=job.with_devices(1), stdout=log, stderr=log)
     codes, text = job.finish([alone], 60), (tmp_path / "log").read_text()
-    assert codes[0] in (134, -signal.SIGABRT) and "started" not in text.splitlines(), text[-2000:]
+    assert starts_again(codes[0]) and "started" not in text.splitlines(), text[-2000:]
     assert "until 3 s have passed: see whether all 2 were started" in text and "reach process 0 at 127.0.0.1:" in text
 
 

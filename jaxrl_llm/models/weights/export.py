@@ -63,11 +63,11 @@ def config_json(config: ModelConfig) -> dict:
         bos_token_id=None, eos_token_id=None, pad_token_id=None)
     described["hidden_activation" if gemma else "hidden_act"] = activation
     if scaling is not None:
-        described["rope_scaling"] = {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling is not None and scaling.kind == "llama3":
-        described["rope_scaling"] |= dict(
-            low_freq_factor=scaling.low_freq_factor, high_freq_factor=scaling.high_freq_factor,
-            original_max_position_embeddings=scaling.original_max_positions)
+        rope = {"rope_type": scaling.kind, "factor": scaling.factor}
+        if scaling.kind == "llama3":
+            rope |= dict(low_freq_factor=scaling.low_freq_factor, high_freq_factor=scaling.high_freq_factor,
+                         original_max_position_embeddings=scaling.original_max_positions)
+        described["rope_scaling"] = rope
     if gemma or any(c.local_layers):
         described |= dict(sliding_window=c.window, use_sliding_window=True, layer_types=[
             "sliding_attention" if local else "full_attention" for local in c.local_layers])

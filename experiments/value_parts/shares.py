@@ -1,0 +1,56 @@
+"""Expected worth of rollout budgets: how many groups hold both outcomes when a fixed total is shared out."""
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.control import reinforce_ada
+
+
+def mixed(success: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """`1 - p^n - q^n`: the chance that n rollouts at success p hold both outcomes."""
+    return 1 - success**counts - (1 - success) ** counts
+
+
+def signal(success: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """V0's utility `n q (1 - q^(n-1))`: wrong rollouts expected in a group of n that holds both outcomes."""
+    wrong = 1 - success
+    return counts * wrong * (1 - wrong ** (counts - 1.0))
+
+
+def in_rounds(rewards: np.ndarray, total: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    """Reinforce-Ada with the same total: pairs of rollouts for whoever lacks a right or a wrong one, until all are spent.
+
+    `rewards` [P, K] holds what would be drawn. Returns how many each prompt draws, i32[P], and the rounds it took. Who is
+    served is drawn by lot where the rest of the total does not last for all.
+    """
+    prompts, most = rewards.shape
+    counts, rounds = np.full(prompts, 2), 1
+    while counts.sum() + 2 <= total:
+        drawn = jnp.arange(most) < counts[:, None]
+        wants = reinforce_ada.wants_more(jnp.asarray(rewards), drawn, keep=2)
+        asking = np.flatnonzero(np.asarray(wants) & (counts + 2 <= most))
+        if not len(asking):
+            break
+        chosen = rng.permutation(asking)[:(total - counts.sum()) // 2]
+        counts[chosen] += 2
+        rounds += 1
+    return counts, rounds
+
+
+def outcome_of(success: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+    """Means over prompts of `mixed` and of `signal` per rollout, the rollouts per prompt, and the rounds they are drawn in."""
+    return {"mixed groups": float(mixed(success, counts).mean()), "rollouts": float(counts.mean()), "rounds": 1.0,
+            "signal per rollout": float(signal(success, counts).sum() / counts.sum())}
+
+
+def outcome_in_rounds(success: np.ndarray, total: int, most: int, rng: np.random.Generator, repeats: int = 20
+                      ) -> dict[str, float]:
+    """As `outcome_of`, of `in_rounds`: counts depend on what was drawn, so groups are looked at instead of expected."""
+    found = []
+    for _ in range(repeats):
+        draws = (rng.random((len(success), most)) < success[:, None]).astype(np.float32)
+        counts, rounds = in_rounds(draws, total, rng)
+        seen = np.arange(most) < counts[:, None]
+        right, wrong = (draws * seen).sum(1), ((1 - draws) * seen).sum(1)
+        both = (right > 0) & (wrong > 0)
+        found.append((both.mean(), counts.mean(), rounds, (wrong * both).sum() / counts.sum()))
+    return dict(zip(("mixed groups", "rollouts", "rounds", "signal per rollout"), map(float, np.mean(found, axis=0))))

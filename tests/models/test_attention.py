@@ -1,0 +1,62 @@
+"""Attention over own and shared keys, values and gradients, against one softmax over all keys written out."""
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.models.attention import grouped_attention
+
+P, G, T, H, K, S, d = 2, 3, 5, 4, 2, 6, 8
+
+
+def plain(queries, keys, values, mask, shared=None, *, scale):
+    """The same with every key copied to every head and row that reads it."""
+    heads = lambda y: jnp.repeat(y, H // K, axis=2)  # noqa: E731  [P, G, H, U, d]
+    if shared is not None:
+        copies = lambda y: jnp.broadcast_to(y[:, None], (P, G, *y.shape[1:]))  # noqa: E731
+        keys, values = (jnp.concatenate([copies(s), own], axis=3) for s, own in zip(shared, (keys, values)))
+        mask = jnp.concatenate([jnp.broadcast_to(shared[2], (P, G, T, S)), jnp.broadcast_to(mask, (P, G, T, T))], axis=3)
+    scores = jnp.einsum("pgthd,pghud->pghtu", queries * scale, heads(keys))
+    weights = jax.nn.softmax(jnp.where(mask[:, :, None], scores, -1e30), axis=-1)
+    return jnp.einsum("pghtu,pghud->pgthd", weights, heads(values))
+
+
+def inputs(shared: bool):
+    random = np.random.default_rng(3)
+    normal = lambda *shape: jnp.asarray(2 * random.normal(size=shape), jnp.float32)  # noqa: E731
+    causal = np.tril(np.ones((T, T), bool))[None, None] & np.ones((P, G, 1, 1), bool)
+    causal[1, 2, 0] = False  # with its prompt this query sees something, without it nothing at all
+    prompt = np.arange(S) < np.array([4, 6])[:, None]
+    own = normal(P, G, T, H, d), normal(P, G, K, T, d), normal(P, G, K, T, d), jnp.asarray(causal)
+    return own, (normal(P, K, S, d), normal(P, K, S, d), jnp.asarray(prompt)[:, None, None]) if shared else None
+
+
+@pytest.mark.parametrize("shared", (False, True))
+@pytest.mark.parametrize("recomputed", (False, True))
+def test_values_and_gradients_are_those_of_one_softmax(shared, recomputed):
+    (queries, keys, values, mask), prompt = inputs(shared)
+    floats = (queries, keys, values, *(prompt[:2] if shared else ()))
+
+    def loss(attention, floats):
+        seen = (*floats[3:], prompt[2]) if shared else None
+        run = lambda q, k, v, seen: attention(q, k, v, mask, seen, scale=0.5)  # noqa: E731
+        out = (jax.checkpoint(run) if recomputed else run)(*floats[:3], seen)
+        return jnp.sum(jnp.sin(out)), out
+
+    found, expected = (jax.jit(jax.value_and_grad(lambda x: loss(a, x), has_aux=True))(floats)  # noqa: B023
+                       for a in (grouped_attention, plain))
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert np.isfinite(ours).all()
+        np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+def test_bfloat16_keeps_its_dtype_in_both_directions():
+    (queries, keys, values, mask), prompt = inputs(True)
+    low = lambda *arrays: tuple(x.astype(jnp.bfloat16) for x in arrays)  # noqa: E731
+    floats = low(queries, keys, values, *prompt[:2])
+    loss = lambda x: grouped_attention(*x[:3], mask, (*x[3:], prompt[2]), scale=0.5).astype(jnp.float32).sum()  # noqa: E731
+    gradient = jax.grad(loss)(floats)
+    assert {g.dtype for g in gradient} == {jnp.dtype(jnp.bfloat16)}
+    exact = jax.grad(loss)((queries, keys, values, *prompt[:2]))
+    for ours, theirs in zip(gradient, exact):
+        assert np.abs(ours.astype(jnp.float32) - theirs).max() < 0.06 * np.abs(theirs).max()
