@@ -74,8 +74,8 @@ def main():
     rows = measured(found, {"V0": measure.in_context_predictions(found, x, function),
                             "earlier visits": measure.earlier_visits(found),
                             "oracle": np.where(found.asked, found.known, np.nan)})
-    command_line.print_table(rows, f"{_ROLLOUTS.value} rollouts per prompt, 2 to {_MOST.value}; {len(found.asked)} snapshots of "
-                                   f"{unseen.sum()} policies, {hidden.sum()} prompts")
+    title = f"{_ROLLOUTS.value} rollouts per prompt, 2 to {_MOST.value}"
+    command_line.print_table(rows, f"{title}; {len(found.asked)} snapshots of {unseen.sum()} policies, {hidden.sum()} prompts")
     out = Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
     (out / "budgets.json").write_text(json.dumps(rows, indent=1) + "\n")

@@ -76,7 +76,8 @@ def main():
     unseen, hidden = history.held_out(data, np.random.default_rng(_SEED.value))
     features = measure.features_of(_ENCODER.value, data, ~hidden, model, params)
     rows = measured(data, unseen, hidden, model, params, features, [int(n) for n in _SIZES.value])
-    command_line.print_table(rows, f"{unseen.sum()} of {len(unseen)} policies and {hidden.sum()} of {len(hidden)} prompts unseen")
+    counts = f"{unseen.sum()} of {len(unseen)} policies and {hidden.sum()} of {len(hidden)} prompts"
+    command_line.print_table(rows, f"{counts} unseen")
     out = Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps({"unseen policies": [n for n, u in zip(data.policies, unseen) if u],
