@@ -39,6 +39,7 @@ class Estimator(NamedTuple):
     of rewards beside what came, made before it came, and which prompt they belong to. None: there is nothing to tell.
     `wants_more(rollouts, first, most) -> bool[P]`, of rollouts with `rewards`, `valid` and the `extras` that `needs` names,
     says which prompts to sample again, when a prompt gets `first` rollouts at once and at most `most`. None: all get the same.
+    `keeps(rollouts) -> bool[P, G]` says which of them are learned from, once advantages are known. None: all.
     """
 
     init: Callable[[], State]
@@ -48,6 +49,7 @@ class Estimator(NamedTuple):
     metrics: Callable[[Rollouts, Array, State], dict[str, Array]] | None = None
     history: Callable[[State], tuple[Array, Array, Array, Array]] | None = None
     wants_more: Callable[[Rollouts, int, int], Array] | None = None
+    keeps: Callable[[Rollouts], Array] | None = None
 
 
 def stateless(function: Callable[[Rollouts], Array], *, needs: tuple[str, ...] = ("rewards",),
@@ -69,10 +71,11 @@ def stateful(
     metrics: Callable[[Rollouts, Array, State], dict[str, Array]] | None = None,
     history: Callable[[State], tuple[Array, Array, Array, Array]] | None = None,
     wants_more: Callable[[Rollouts, int, int], Array] | None = None,
+    keeps: Callable[[Rollouts], Array] | None = None,
 ) -> Estimator:
     """As `stateless`, for `(rollouts, state) -> (advantages, state)`; the state is a pytree of static shapes.
 
-    `metrics`, `history` and `wants_more`: see `Estimator`.
+    `metrics`, `history`, `wants_more` and `keeps`: see `Estimator`.
     """
 
     def update(rollouts, state):
@@ -87,4 +90,4 @@ def stateful(
         return jnp.where(mask, advantages, jnp.zeros((), advantages.dtype)), state
 
     tell = None if metrics is None else lambda rollouts, *rest: metrics(lax.stop_gradient(clean(rollouts, *needs)), *rest)
-    return Estimator(init, update, needs, metrics=tell, history=history, wants_more=wants_more)
+    return Estimator(init, update, needs, metrics=tell, history=history, wants_more=wants_more, keeps=keeps)

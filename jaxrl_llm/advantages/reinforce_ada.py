@@ -1,28 +1,47 @@
-"""Reinforce-Ada: kept rollouts compared with the success rate of all that were drawn (arXiv 2510.04996)."""
+"""Reinforce-Ada: a balanced few of all draws, compared with the success rate of all of them (arXiv 2510.04996)."""
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm import masked
+from jaxrl_llm.advantages.base import Estimator, estimator, stateful
+from jaxrl_llm.control import reinforce_ada as control
 
 
 @estimator
-def reinforce_ada(*, threshold: float = 0.7, norm_std: bool = False) -> Estimator:
-    """`A = 1{r > threshold} - right / seen`, over the draws of the prompt before any were left out.
+def reinforce_ada(*, keep: int = 4, rule: str = "balanced", threshold: float = 0.7, norm_std: bool = False) -> Estimator:
+    """`A = 1{r > threshold} - right / seen`, over all draws of the prompt; groups may differ in size.
 
-    `extras["right"]`, `extras["seen"]` i32[P] are these counts (see `jaxrl_llm.control.reinforce_ada.select`). The kept
-    group is richer in the rare outcome than the policy, so its advantages do not sum to 0. A lone draw is compared with 0.
-    `norm_std` divides by the sample deviation of the outcomes of all draws, at least 1e-6, plus 1e-6: one right
-    rollout among 512 then weighs 22 times as much as its reward, which is why it is off. Where all draws agree A is 0.
+    A prompt is sampled again until it shows both outcomes, and `keep` of its draws are learned from, both as `rule` says, see
+    `jaxrl_llm.control.reinforce_ada`. They are richer in the rare outcome than the policy, so their advantages do not sum
+    to 0. A lone draw is compared with 0. `norm_std` divides by the sample deviation of the outcomes of all draws, at least
+    1e-6, plus 1e-6: one right rollout among 512 then weighs 22 times as much as its reward, which is why it is off. Where
+    all draws agree A is 0.
+
+    Metrics, means over prompts: `rollouts` drawn, share of those with `mixed` outcomes.
     """
 
-    def advantages(rollouts):
-        outcome = (rollouts.rewards > threshold).astype(rollouts.rewards.dtype)
-        right, seen = (rollouts.extras[name].astype(outcome.dtype)[:, None] for name in ("right", "seen"))
-        share = right / jnp.maximum(seen, 1)
-        values = outcome - jnp.where(seen > 1, share, 0)
-        if norm_std:
-            deviation = jnp.sqrt(share * (1 - share) * seen / jnp.maximum(seen - 1, 1))
-            values = values / jnp.where(seen > 1, jnp.maximum(deviation, 1e-6) + 1e-6, 1)
-        return values
+    def outcome(rollouts):
+        return (rollouts.rewards > threshold).astype(rollouts.rewards.dtype)
 
-    return stateless(advantages, needs=("rewards", "right", "seen"))
+    def advantages(rollouts, state):
+        right, valid = outcome(rollouts), rollouts.valid
+        count = masked.group_count(valid)
+        values = right - jnp.where(count > 1, masked.group_mean(right, valid), 0)
+        if norm_std:
+            deviation = masked.group_std(right, valid, ddof=1)
+            values = values / jnp.where(count > 1, jnp.maximum(deviation, 1e-6) + 1e-6, 1)
+        return values, state
+
+    def metrics(rollouts, advantages, state):
+        valid = rollouts.valid
+        mean, some = masked.group_mean(outcome(rollouts), valid)[:, 0], jnp.any(valid, axis=1)
+        told = {"rollouts": masked.group_count(valid)[:, 0], "mixed": ((mean > 0) & (mean < 1)).astype(mean.dtype)}
+        return {f"reinforce_ada/{name}": masked.mean(x, some) for name, x in told.items()}
+
+    def wants_more(rollouts, first, most):
+        return control.wants_more(rollouts.rewards, rollouts.valid, keep=keep, rule=rule, threshold=threshold)
+
+    def keeps(rollouts):
+        return control.kept(rollouts.rewards, rollouts.valid, keep=keep, rule=rule, threshold=threshold)
+
+    return stateful(lambda: (), advantages, metrics=metrics, wants_more=wants_more, keeps=keeps)

@@ -3,8 +3,6 @@
 Rewards are right (1) or wrong (0), in the order of their draws along the second axis; `valid` marks those drawn.
 """
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -24,18 +22,8 @@ def wants_more(rewards_PK: Array, valid_PK: Array, *, keep: int = 4, rule: str =
     return (right < keep // 2) | (wrong < keep - keep // 2)
 
 
-class Kept(NamedTuple):
-    """`draws` i32[P, n], which ones, right ones first; `valid` bool[P, n]; of all draws of a prompt, i32[P]: how many
-    were `right`, and how many there were, `seen`."""
-
-    draws: Array
-    valid: Array
-    right: Array
-    seen: Array
-
-
-def select(rewards_PK: Array, valid_PK: Array, *, keep: int = 4, rule: str = "balanced", threshold: float = 0.7) -> Kept:
-    """The first right and wrong rollouts of each prompt, to be learned from with the estimator `reinforce_ada`.
+def kept(rewards_PK: Array, valid_PK: Array, *, keep: int = 4, rule: str = "balanced", threshold: float = 0.7) -> Array:
+    """bool[P, K]: of each prompt's draws the at most `keep` that are learned from, the first right and the first wrong ones.
 
     `balanced`: `min(keep // 2, right)` right ones, then wrong ones; what is missing is filled with more of the other kind.
     `positive_focused`: right ones in proportion to their share, rounded up, but at least one of each kind where there is.
@@ -50,10 +38,7 @@ def select(rewards_PK: Array, valid_PK: Array, *, keep: int = 4, rule: str = "ba
         wanted = jnp.clip(-(-right * keep // jnp.maximum(right + wrong, 1)), 1, jnp.maximum(take - 1, 1))
     first = jnp.clip(wanted, take - jnp.minimum(take, wrong), jnp.minimum(take, right))
     order = jnp.where(positive, jnp.cumsum(positive, 1), jnp.cumsum(valid_PK & ~positive, 1))
-    chosen = valid_PK & (order <= jnp.where(positive, first[:, None], (take - first)[:, None]))
-    rank = jnp.where(chosen, jnp.where(positive, 0, 1), 2)
-    draws = jnp.argsort(rank, axis=1, stable=True)[:, :keep].astype(jnp.int32)
-    return Kept(draws, jnp.take_along_axis(chosen, draws, axis=1), right, right + wrong)
+    return valid_PK & (order <= jnp.where(positive, first[:, None], (take - first)[:, None]))
 
 
 def _counts(rewards_PK, valid_PK, threshold):

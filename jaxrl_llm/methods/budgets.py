@@ -41,8 +41,6 @@ ROWS = (
         equation="sample until 2 right and 2 wrong; A = r - mean of all drawn",
         estimator=("reinforce_ada", {}),
         objective=("ppo_clip", {"clip_high": 0.28, "dual_clip": 10.0}),
-        controllers=("reinforce_ada",),
-        missing="a trainer that keeps a balanced few of all draws (control.reinforce_ada says which)",
         defaults={"group_size": 4},
     ),
 )

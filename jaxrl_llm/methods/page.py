@@ -64,8 +64,8 @@ def _control_rows() -> list[tuple[str, str, str]]:
         if found.name == "base":
             continue
         module = importlib.import_module(f"{control.__name__}.{found.name}")
-        own = [name for name, value in vars(module).items()
-               if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")]
+        own = [name for name, value in vars(module).items() if inspect.isfunction(inspect.unwrap(value))
+               and value.__module__ == module.__name__ and not name.startswith("_")]
         kinds = [kind for kind, names in (("filter", control.filter_names()), ("controller", control.names()))
                  if found.name in names]
         parts = [f"**{kind}** `{found.name}`" for kind in kinds]

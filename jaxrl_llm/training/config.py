@@ -91,7 +91,7 @@ def default_config() -> ConfigDict:
     c.probe.think_end = "</think>"     # ends the reasoning; without it all of a completion is reasoning
 
     c.prior = ConfigDict()             # read by methods that expect something of a prompt before they sample it
-    c.prior.source = "moving_average"  # of its earlier rewards; "probe": from the policy's states; "v0"; "shuffled": a control
+    c.prior.source = "moving_average"  # of its earlier rewards; "probe": from the policy's states; "v0"; "shuffled", "oracle"
     c.prior.weights = ""               # of V0, a file of experiments/pretrain_value.py
     c.prior.encoder = ""               # of V0, the model that it was trained with
 

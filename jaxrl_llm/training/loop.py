@@ -37,6 +37,7 @@ from jaxrl_llm.values.critic import metrics as value_metrics
 # Folded into the run's key, or into that of a step: draws of these streams never coincide with those of a sampling round.
 _EVAL_STREAM = 2**31 - 1
 _SHUFFLE_STREAM = 2**31 - 2
+_ORACLE_ROUND = 2**20
 
 
 class TrainingDiverged(RuntimeError):
@@ -87,8 +88,8 @@ def evaluate(run: setup.Run, params, lora, *, problems: int, key, timer=None, te
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expected):
-    """bool[P]: the prompts that an estimator samples again."""
+def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expected=None):
+    """bool[P]: the prompts that an estimator samples again, by what was `expected` of them if it asks for that."""
     rollouts = Rollouts(mask=valid[..., None], valid=valid, rewards=rewards, extras={"prior": expected})
     return estimator.wants_more(rollouts, first, most)
 
@@ -106,22 +107,29 @@ def sample_groups(run: setup.Run, state: TrainState, generate, rows, key_of, tim
             prompts=c.prompts.per_step, group=c.sampling.group, tokenizer=run.tokenizer, reward=run.reward,
             stop_strings=c.sampling.stop_strings)
 
-    if run.prior is None:
+    if run.rounds == 1 and run.prior is None:
         return draw(range(len(rows)), 0)
-    facts = run.prior.read(rows, state.params, state.lora)
-    expected = parallel.fetch(prior.predict(run.prior, state.prior, facts))
+    known = {}
+    if run.prior is not None:
+        known = run.prior.read(rows, state.params, state.lora)
+        if run.prior.draws:
+            owner = np.resize(np.arange(len(rows)), c.prompts.per_step)
+            found = np.mean([draw(owner, _ORACLE_ROUND + i).rewards.mean(1) for i in range(run.prior.draws)], axis=0)
+            known["sampled"] = (np.bincount(owner, found) / np.bincount(owner)).astype(np.float32)
+        known["expected"] = parallel.fetch(prior.predict(run.prior, state.prior, known))
     if run.budget:
-        owner = np.repeat(np.arange(len(rows)), run.shares(expected))
+        owner = np.repeat(np.arange(len(rows)), run.shares(known["expected"]))
         sampled, valid = rounds.merge(draw(owner, 0), owner)
-        known = jax.tree.map(lambda x: x[np.unique(owner)], {"expected": expected, **facts})
+        known = jax.tree.map(lambda x: x[np.unique(owner)], known)
         return dataclasses.replace(rounds.widen(sampled, valid, most), prior=known)
 
     def wants(rewards, valid):
         room = ((0, 0), (0, most - valid.shape[1]))  # one shape for all rounds
-        return wants_more(run.estimator, c.sampling.group, most, np.pad(rewards, room), np.pad(valid, room), expected)
+        rewards, valid = np.pad(rewards, room), np.pad(valid, room)
+        return wants_more(run.estimator, c.sampling.group, most, rewards, valid, known.get("expected"))
 
     sampled, valid = rounds.in_rounds(draw, wants, len(rows), run.rounds)
-    return dataclasses.replace(rounds.widen(sampled, valid, most), prior={"expected": expected, **facts})
+    return dataclasses.replace(rounds.widen(sampled, valid, most), prior=known or None)
 
 
 def collect(run: setup.Run, state: TrainState, data: Batches, timer) -> tuple[rollout.Sampled, dict[str, float]]:
@@ -233,7 +241,10 @@ def score(run: setup.Run, state: TrainState, sampled: Rollouts, reference, alone
     Advantages are None where the update makes them in its own forward pass (`run.joint`).
     """
     if run.rounds > 1:  # advantages of whole groups, which differ in size; all else in rows of one size, as few as hold them
-        advantages, estimator_state, told = estimate(run.estimator, run.mesh, run.place(sampled), state.estimator_state)
+        placed = run.place(sampled)
+        advantages, estimator_state, told = estimate(run.estimator, run.mesh, placed, state.estimator_state)
+        if run.estimator.keeps is not None:
+            sampled = sampled.replace(valid=parallel.fetch(jax.jit(run.estimator.keeps)(placed)))
         rows, advantages = rounds.regroup(
             sampled, parallel.fetch(advantages), run.config.sampling.group, run.config.prompts.per_step)
         batch = measure(run, state, run.place(rows), reference)

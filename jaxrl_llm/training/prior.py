@@ -19,8 +19,10 @@ from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.values import buffer, encoder, features, probe, v0
 
-# "shuffled" is a control: every prompt gets what is expected of its neighbour in the (shuffled) batch.
-SOURCES = ("moving_average", "shuffled", "probe", "v0")
+# Two are controls. "shuffled": every prompt gets what is expected of its neighbour in the (shuffled) batch. "oracle": the
+# policy itself is asked, with completions that nothing is learned from and no budget counts.
+SOURCES = ("moving_average", "shuffled", "probe", "v0", "oracle")
+_ORACLE_DRAWS = 4
 _WINDOW = 512   # latest groups that the probe is fitted to
 _CONTEXT = 256  # latest groups that V0 reads, the paper's number
 Facts = dict[str, Any]
@@ -30,13 +32,15 @@ class Prior(NamedTuple):
     """Pure functions around a state, a pytree that is saved with the run. `facts`: arrays `[P, ...]`, `ids i32[P]` among them.
 
     init() -> state. read(rows, params, lora) -> facts of problems and their token ids, on the host. predict(state, facts) ->
-    f32[P], the expected reward. observe(state, facts, rewards f32[P, G], valid bool[P, G]) -> state.
+    f32[P], the expected reward. observe(state, facts, rewards f32[P, G], valid bool[P, G]) -> state. `draws`: how many calls
+    of the sampler fill `facts["sampled"]` f32[P], the prompts' mean rewards, beside those that are learned from.
     """
 
     init: Callable[[], Any]
     read: Callable[[Sequence[tuple[Problem, list[int]]], Any, Any], Facts]
     predict: Callable[[Any, Facts], Array]
     observe: Callable[[Any, Facts, Array, Array], Any]
+    draws: int = 0
 
 
 def make(config: ConfigDict, policy: Policy, prompts: int, prompt_tokens: int, capture: Capture) -> Prior:
@@ -46,6 +50,9 @@ def make(config: ConfigDict, policy: Policy, prompts: int, prompt_tokens: int, c
         return of_probe(policy, capture, prompt_tokens)
     if source == "v0":
         return of_v0(config.prior.weights, config.prior.encoder)
+    if source == "oracle":
+        return Prior(lambda: (), lambda rows, params, lora: {"ids": ids_of(rows)}, lambda state, facts: facts["sampled"],
+                     lambda state, *_: state, draws=_ORACLE_DRAWS)
     return of_averages(prompts, shuffled=source == "shuffled")
 
 

@@ -94,7 +94,9 @@ def regroup(rollouts: Rollouts, advantages, size: int, multiple: int) -> tuple[R
     P, G = rollouts.valid.shape
     if G % size:
         raise ValueError(f"groups of up to {G} rollouts do not split into rows of {size}")
-    rows = np.asarray(rollouts.valid).reshape(-1, size)
+    first = np.argsort(~np.asarray(rollouts.valid), axis=1, kind="stable")  # the valid ones, wherever they are
+    together = np.arange(P)[:, None], first
+    rows = np.asarray(rollouts.valid)[together].reshape(-1, size)
     chosen = np.flatnonzero(rows.any(axis=1))
     total = max(-(-len(chosen) // multiple), 1) * multiple
     index = np.concatenate([chosen, np.zeros(total - len(chosen), int)])
@@ -102,7 +104,7 @@ def regroup(rollouts: Rollouts, advantages, size: int, multiple: int) -> tuple[R
     def cut(x):
         x = np.asarray(x)
         if x.ndim > 1 and x.shape[1] == G:
-            return x.reshape(-1, size, *x.shape[2:])[index]
+            return x[together].reshape(-1, size, *x.shape[2:])[index]
         return np.repeat(x, G // size, axis=0)[index]
 
     per_prompt = {name: getattr(rollouts, name) for name in ("prompt_tokens", "prompt_mask")}  # S may equal G

@@ -137,19 +137,16 @@ def test_rounds_until_both_outcomes_are_seen():
     wants = reinforce_ada.wants_more
     assert [wants(STREAM, drawn(n)).item() for n in (0, 4, 8)] == [True, True, False]
     assert [wants(STREAM, drawn(n), rule="positive_focused").item() for n in (0, 3, 4)] == [True, True, False]
-    kept = reinforce_ada.select(STREAM, drawn(8))
-    assert kept.draws.tolist() == [[3, 6, 0, 1]] and kept.valid.all() and (kept.right, kept.seen) == (2, 8)
-    assert advantages_of(STREAM, kept).tolist() == [[0.75, 0.75, -0.25, -0.25]]
-    focused = reinforce_ada.select(STREAM, drawn(4), rule="positive_focused")
-    assert focused.draws.tolist() == [[3, 0, 1, 2]]
-    assert advantages_of(STREAM, focused).tolist() == [[0.75, -0.25, -0.25, -0.25]]
+    assert advantages_of(STREAM, drawn(8)) == [{3: 0.75, 6: 0.75, 0: -0.25, 1: -0.25}]
+    assert advantages_of(STREAM, drawn(4), rule="positive_focused") == [{3: 0.75, 0: -0.25, 1: -0.25, 2: -0.25}]
 
 
-def advantages_of(rewards, kept, **hyper):
-    """[P, n], those of the kept draws."""
-    rollouts = Rollouts(mask=kept.valid[..., None], valid=kept.valid, rewards=jnp.take_along_axis(rewards, kept.draws, 1),
-                        extras={"right": kept.right, "seen": kept.seen})
-    return advantages.reinforce_ada(**hyper).update(rollouts, ())[0][..., 0]
+def advantages_of(rewards, valid, **hyper):
+    """Per prompt `{draw: advantage}` of the draws that are learned from."""
+    rollouts = Rollouts(mask=valid[..., None], valid=valid, rewards=rewards)
+    chosen = advantages.reinforce_ada(**hyper)
+    A, kept = chosen.update(rollouts, ())[0][..., 0], np.asarray(chosen.keeps(rollouts))
+    return [{int(i): float(A[p, i]) for i in np.flatnonzero(row)} for p, row in enumerate(kept)]
 
 
 def reference(row, keep, rule):
@@ -171,23 +168,21 @@ def reference(row, keep, rule):
 def test_kept_draws_agree_with_the_loop(rule):
     rows = [row for n in (1, 2, 5, 6) for row in itertools.product([0.0, 1.0], repeat=n)]
     rollouts = from_lists([list(row) for row in rows])
-    kept = reinforce_ada.select(rollouts.rewards, rollouts.valid, keep=4, rule=rule)
-    A = np.asarray(advantages_of(rollouts.rewards, kept))
-    for p, row in enumerate(rows):
-        valid, index = np.asarray(kept.valid[p]), np.asarray(kept.draws[p])
-        assert index[valid].tolist() == reference(row, 4, rule), row
+    for row, found in zip(rows, advantages_of(rollouts.rewards, rollouts.valid, rule=rule)):
+        assert sorted(found) == sorted(reference(row, 4, rule)), row
         mean = np.mean(row) if len(row) > 1 else 0
-        close(A[p, valid], np.array(row)[index[valid]] - mean, atol=1e-6)
+        close([found[i] for i in sorted(found)], [row[i] - mean for i in sorted(found)], atol=1e-6)
 
 
 def test_one_outcome_gives_no_signal_and_a_rare_one_much_with_std():
     rollouts = from_lists([[1.0] * 6, [0, 0, 0, 1.0, 0, 0]])
-    kept = reinforce_ada.select(rollouts.rewards, rollouts.valid)
-    A = advantages_of(rollouts.rewards, kept, norm_std=True)
-    assert not A[0].any()
-    close(A[1, 0], (1 - 1 / 6) / np.std([0, 0, 0, 1, 0, 0], ddof=1), rtol=1e-5)
+    same, rare = advantages_of(rollouts.rewards, rollouts.valid, norm_std=True)
+    assert set(same.values()) == {0.0}
+    close(rare[3], (1 - 1 / 6) / np.std([0, 0, 0, 1, 0, 0], ddof=1), rtol=1e-5)
+    told = advantages.reinforce_ada().metrics(rollouts, None, ())
+    assert {name: float(x) for name, x in told.items()} == {"reinforce_ada/rollouts": 6, "reinforce_ada/mixed": 0.5}
     with pytest.raises(ValueError, match="rule 'balance'. Did you mean 'balanced'"):
-        reinforce_ada.select(rollouts.rewards, rollouts.valid, rule="balance")
+        reinforce_ada.kept(rollouts.rewards, rollouts.valid, rule="balance")
 
 
 # A moving average per prompt

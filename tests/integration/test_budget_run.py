@@ -1,4 +1,5 @@
 """Budgets in the training loop: what each prompt gets, resume bit for bit, every source of what is expected, refusals."""
+import dataclasses
 import json
 
 import jax
@@ -8,8 +9,10 @@ import pytest
 import run_files
 import tiny_config
 
-from jaxrl_llm.training import loop, setup
+from jaxrl_llm.rewards import Scores
+from jaxrl_llm.training import loop, prior, setup
 from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.values import v0
 
 ROWS, G, MOST, PROMPTS = 6, 2, 8, 3
@@ -74,7 +77,7 @@ def test_of_more_prompts_than_rows_those_with_most_to_gain_are_sampled(built):
     assert A.any() and (np.abs(advantages).max(-1) > 0).sum() == (A != 0).sum()  # of groups of four, not of the rows of two
 
 
-@pytest.mark.parametrize("source", ["probe", "shuffled"])
+@pytest.mark.parametrize("source", ["probe", "shuffled", "oracle"])
 def test_other_sources_of_what_is_expected_resume_too(tmp_path, source):
     changes = {"prior.source": source, "budget.utility": "per_rollout", "method": "grpo"}
     loop.train(config(**changes), tmp_path / "straight")
@@ -86,6 +89,27 @@ def test_other_sources_of_what_is_expected_resume_too(tmp_path, source):
     if source == "probe":
         window = {name: leaf for name, leaf in wanted.items() if "prior" in name}
         assert any(np.any(leaf) for name, leaf in window.items() if "probe" in name), sorted(window)
+
+
+def test_the_oracle_asks_the_policy(built):
+    """With a reward that says who was asked, it expects exactly that, and its completions are not among those learned from."""
+    run, params = built
+    asked = []
+
+    def told(texts, answers, problems, lengths):
+        asked.append(len(problems))
+        total = np.array([problem.id / 100 for problem in problems], np.float32)
+        return Scores(total, total[:, None], ("exact",), {})
+
+    c = config(**{"budget.prompts": 4, "budget.utility": "per_rollout", "prior.source": "oracle"})
+    oracle = prior.make(c, run.policy, len(run.task.train), run.prompt_tokens, Capture(0))
+    told.rewards = run.reward.rewards
+    run = dataclasses.replace(run, config=c, prior=oracle, reward=told)
+    state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
+    sampled, facts = loop.collect(run, state, iter([[run.task.train[i] for i in (5, 9, 2, 7)]]), PhaseTimer())
+    np.testing.assert_allclose(sampled.prior["expected"], np.float32([0.05, 0.09, 0.02, 0.07]), rtol=1e-6)
+    assert sampled.valid.sum() == ROWS * G and asked == [ROWS * G] * (oracle.draws + 1)
+    assert facts["completion/tokens"] == sampled.completions.mask[sampled.valid].sum()
 
 
 def test_v0_judges_prompts_and_learns_its_context(monkeypatch, tmp_path):
@@ -121,7 +145,7 @@ def test_v0_judges_prompts_and_learns_its_context(monkeypatch, tmp_path):
     ({"method": "ppo", "budget.utility": "paper"}, "a critic of method 'ppo'"),
     ({"sampling.max_group": 7}, "sampling.max_group=7 is no multiple of sampling.group=2"),
     ({"prior.source": "v0"}, "needs config.prior.weights"),
-    ({"prior.source": "oracle"}, "config.prior.source"),
+    ({"prior.source": "stars"}, "config.prior.source"),
 ))
 def test_what_cannot_work_is_refused(changes, told):
     with pytest.raises(ValueError, match=told):

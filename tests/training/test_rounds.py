@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -126,6 +127,12 @@ def test_rows_of_equal_size_give_the_loss_of_unequal_groups(aggregation):
     assert np.allclose(rows.extras["prior"][:6], np.array([0, 1, 1, 1, 2, 2]) / 10)
     objective = objectives.ppo_clip(aggregation=aggregation)
     loss = lambda batch, values: objective.update(jnp.asarray(batch.old_logprobs) + 0.1, batch, jnp.asarray(values), ())[0]  # noqa: E731
+    np.testing.assert_allclose(loss(rows, cut), loss(rollouts, A), rtol=1e-5)
+    scattered = rng.permuted(np.arange(P * G).reshape(P, G), axis=1) % G  # what is kept may lie anywhere
+    mixed = jax.tree.map(lambda x: x[np.arange(P)[:, None], scattered],
+                         rollouts.replace(prompt_ids=None, prompt_tokens=None, prompt_mask=None, extras={}))
+    rows, cut = rounds.regroup(mixed, A[np.arange(P)[:, None], scattered], 2, 4)
+    assert rows.valid.shape == (8, 2) and rows.valid.sum() == valid.sum()
     np.testing.assert_allclose(loss(rows, cut), loss(rollouts, A), rtol=1e-5)
     with pytest.raises(ValueError, match="rows of 4"):
         rounds.regroup(rollouts, A, 4, 1)
