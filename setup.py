@@ -43,6 +43,7 @@ setup(
         "test": [
             "pytest>=8.3",
             "pytest-xdist>=3.6",
+            "pytest-rerunfailures>=16",
             "hypothesis>=6.120",
             "ruff>=0.14",
             "mypy>=2.0",

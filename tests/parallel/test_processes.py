@@ -17,6 +17,9 @@ from jaxrl_llm.training import preemption, workdir
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.rollout import shared_scores
 
+# On a busy machine the processes' connections to each other may stall, which is nothing that a job could mend.
+several = lambda test: pytest.mark.slow(pytest.mark.flaky(reruns=2)(test))  # noqa: E731
+
 STEPS = 4
 MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "mixed": (2, 2, 2)}
 
@@ -78,7 +81,7 @@ def alone(tmp_path_factory):
     return trained(1, tmp_path_factory.mktemp("alone"), devices=1)
 
 
-@pytest.mark.slow
+@several
 @pytest.mark.parametrize("mesh", MESHES)
 def test_two_processes_do_what_one_device_does(alone, tmp_path, mesh):
     together = trained(2, tmp_path, *on(*MESHES[mesh]), devices=8)
@@ -97,14 +100,14 @@ METHODS = {
 }
 
 
-@pytest.mark.slow
+@several
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_with_more_to_keep_together(tmp_path, method):
     options = [*DATA, f"--config.method={method}", *(f"--config.{option}" for option in METHODS[method])]
     assert_same(trained(1, tmp_path / "one", *options), trained(2, tmp_path / "two", *options), 1e-3)
 
 
-@pytest.mark.slow
+@several
 def test_a_job_that_is_told_to_go_saves_and_goes_on_in_one_process(alone, tmp_path):
     run = tmp_path / "run"
     arguments = [f"--workdir={run}", f"--config.steps={STEPS}", *DATA, "--config.checkpoint.every=100"]
@@ -116,7 +119,7 @@ def test_a_job_that_is_told_to_go_saves_and_goes_on_in_one_process(alone, tmp_pa
     assert_same(alone, run, 1e-4)
 
 
-@pytest.mark.slow
+@several
 @pytest.mark.parametrize(("victim", "number"), ((0, signal.SIGKILL), (1, signal.SIGSTOP)), ids=("killed", "silent"))
 def test_a_job_that_loses_a_process_ends(tmp_path, victim, number):
     """Killed, its connections break; stopped, as when its machine is gone from the network, only its silence tells."""
@@ -131,7 +134,7 @@ def test_a_job_that_loses_a_process_ends(tmp_path, victim, number):
     assert "a process was lost" in text or "task" in text, text[-3000:]
 
 
-@pytest.mark.slow
+@several
 def test_what_fails_in_one_process_ends_the_job_and_is_told(tmp_path):
     started = job.start(2, 2, [f"--workdir={tmp_path / 'run'}", "--config.steps=1000", *DATA, "--config.warmup.steps=0",
                                "--config.rewards=isolated(target='job:picky')"], tmp_path / "logs")
@@ -149,7 +152,7 @@ def damaged(tmp_path_factory):
     return codes, [(folder / "logs" / name).read_text() for name in "01"]
 
 
-@pytest.mark.slow
+@several
 def test_a_checkpoint_that_one_process_cannot_read_is_skipped_by_all(damaged):
     for log in damaged[1]:
         found = json.loads(next(line for line in log.splitlines() if line.startswith("{")))
@@ -161,14 +164,14 @@ def test_a_checkpoint_that_one_process_cannot_read_is_skipped_by_all(damaged):
         assert "no intact checkpoint" in found["refusal"] and "no other checkpoint is left" in found["refusal"]
 
 
-@pytest.mark.slow
+@several
 def test_a_barrier_to_which_one_does_not_come_ends_the_job(damaged):
     (first, second), logs = damaged
     assert first == 134 and starts_again(second), logs
     assert "not all 2 processes came to the barrier 'the end of the world' within 2 s" in logs[0] and "waited True" in logs[0]
 
 
-@pytest.mark.slow
+@several
 def test_a_job_that_is_not_complete_does_not_start(tmp_path):
     """Nobody but process 0 was started."""
     with (tmp_path / "log").open("w") as log:
