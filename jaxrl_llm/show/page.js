@@ -177,7 +177,19 @@ function draw() {
     }
   }
 }
-form.addEventListener("input", () => { page = 0; draw(); });
+// The view is part of the address, page.html#samples?color=entropies&step=40, so that it can be bookmarked and sent.
+const given = new URLSearchParams(location.hash.split("?")[1] || "");
+for (const [name, value] of given) {
+  const field = form.elements.namedItem(name);
+  if (field && (!field.options || [...field.options].some((option) => option.value === value))) field.value = value;
+}
+if (given.size) document.getElementById("samples").scrollIntoView();
+form.addEventListener("input", () => {
+  const view = [...new FormData(form)].filter(([, value]) => value !== "");
+  history.replaceState(null, "", view.length ? `#samples?${new URLSearchParams(view)}` : "#samples");
+  page = 0;
+  draw();
+});
 form.addEventListener("submit", (event) => event.preventDefault());
 document.getElementById("previous").addEventListener("click", () => { page -= 1; draw(); });
 document.getElementById("next").addEventListener("click", () => { page += 1; draw(); });

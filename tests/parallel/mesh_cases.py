@@ -17,6 +17,7 @@ from jaxrl_llm.training import loop, setup
 from jaxrl_llm.training.ahead import lower_update
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.values import v0
 
 
 def tiny(**mesh):
@@ -139,6 +140,27 @@ def in_bfloat16(**mesh) -> float:
     return float(steps(c, 1, int(np.prod(list(mesh.values()))))[3]["grad_norm"])
 
 
+def judged():
+    """V0 on 2 x 4 devices, policies spread over one axis, prompts over the other: what is sent, the distance to one device."""
+    model = v0.V0(v0.Head(features=12, width=16, layers=2, heads=2), v0.Adapter(queries=4, size=3, heads=1, hidden=8), states=5)
+    params, rng = model.init(jax.random.key(0)), np.random.default_rng(0)
+    contexts, outcomes, mask = rng.normal(size=(4, 6, 12)), rng.uniform(size=(4, 6)), rng.uniform(size=(4, 6)) > 0.3
+    states, real = rng.normal(size=(8, 7, 5)), np.arange(7) < rng.integers(1, 8, (8, 1))
+    policies, prompts = PartitionSpec("data"), PartitionSpec("fsdp")
+
+    def predict(params, contexts, outcomes, mask, states, real):
+        return model.predict(params, contexts, outcomes, mask, model.encode(params, states, real))
+
+    spread = jax.jit(jax.shard_map(predict, mesh=make_mesh(data=2, fsdp=4), out_specs=PartitionSpec("data", "fsdp"),
+                                   in_specs=(PartitionSpec(), policies, policies, policies, prompts, prompts)))
+    given = params, contexts, outcomes, mask, states, real
+    compiled = spread.lower(*given).compile()
+    found, alone = spread(*given), jax.jit(predict)(*given)
+    return {"sent": communication.by_kind(communication.collectives(compiled.as_text())),
+            "distance": float(np.abs(np.asarray(found) - np.asarray(alone)).max()), "shape": found.shape,
+            "on_each": found.addressable_shards[0].data.shape}
+
+
 def main():
     loaded = published()
     run, state, tokens, metrics = steps(tiny(data=2, fsdp=2, tensor=2), 3, 8)
@@ -149,6 +171,7 @@ def main():
         "published": loaded,
         "rollouts": rollout_cases.cases(),
         "communicated": communicated(),
+        "judged": judged(),
         "bfloat16": [in_bfloat16(data=2, fsdp=2), in_bfloat16(data=1)],
         "alone": {axis: along_one_axis(axis, one_tokens, one_state, one_metrics) for axis in ("data", "fsdp", "tensor")},
         "devices": [len(run.mesh.devices.flat), len(one_run.mesh.devices.flat)],

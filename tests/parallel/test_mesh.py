@@ -160,6 +160,14 @@ def test_weights_that_are_whole_over_fsdp_already_stay_as_they_are(eight):
 
 
 @pytest.mark.slow
+def test_policies_and_prompts_are_judged_apart(eight):
+    """V0's success of M policies on Q prompts needs nothing of other policies and prompts."""
+    found = eight["judged"]
+    assert not any(found["sent"].values()) and found["distance"] < 1e-6
+    assert found["shape"] == [4, 8] and found["on_each"] == [2, 2]
+
+
+@pytest.mark.slow
 def test_every_shard_of_a_batch_decodes_until_its_own_rows_have_stopped(eight):
     longest = [max(lengths) for lengths in eight["rollouts"]["lengths"]]
     assert min(longest) < 6 and max(longest) == 24 and len(set(longest)) == 4  # of four prompts on one device

@@ -161,6 +161,15 @@ def test_page_in_a_browser(page):
         assert option in dom
 
 
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
+def test_the_address_chooses_the_view(page, tmp_path):
+    view = f"{page.as_uri()}#samples?color=advantages&step=3&nothing=1"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=900,700", f"--screenshot={tmp_path / 'page.png'}"]
+    found = subprocess.run([BROWSER, *options, "--dump-dom", view], capture_output=True, text=True, timeout=60)
+    rows = found.stdout[found.stdout.index('<table id="rows"'):found.stdout.index('class="pager"')]
+    assert 0 < rows.count('<tr class="prompt">') < 8 and "background: rgba(0, 114, 178" in rows and "rgba(213, 94, 0" in rows
+
+
 def test_the_installed_package_has_the_files_of_the_page():
     folder = Path(curves.__file__).parent
     call = next(node for node in ast.walk(ast.parse((folder.parents[1] / "setup.py").read_text()))
