@@ -39,6 +39,7 @@ setup(
         "tasks": ["tensorflow-datasets>=4.9.7", "reasoning-gym>=0.1.23"],
         "gpu": ["jax[cuda12]>=0.8"],
         "tpu": ["jax[tpu]>=0.8"],
+        "wandb": ["wandb>=0.22"],
         "parity": ["trl==1.16.0", "verl==0.9.1"],  # compared with in tests/parity, which skips what is absent
         "test": [
             "pytest>=8.3",

@@ -110,6 +110,7 @@ def default_config() -> ConfigDict:
     c.eval = ConfigDict({"every": 10, "problems": 64})
     c.checkpoint = ConfigDict({"every": 50, "keep": 2})
     c.samples_every = 25
+    c.wandb = ""                       # project of Weights & Biases that is told the metrics as well
     c.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})
     return c.lock()
 

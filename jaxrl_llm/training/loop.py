@@ -29,6 +29,7 @@ from jaxrl_llm.training.progress import Progress
 from jaxrl_llm.training.samples import per_token, write_samples
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import adam_noise
+from jaxrl_llm.training.tracking import tracked
 from jaxrl_llm.training.value_plots import plot_history
 from jaxrl_llm.training.warmup import imitate
 from jaxrl_llm.training.workdir import Workdir, check_agreement, open_workdir, records
@@ -393,7 +394,8 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
             print(f"{name:32}{value}")
     data = batches(run.task.train, run.drawn_prompts, config.seed, jax.process_index() % run.readers, run.readers)
     with (preemption.watch(), Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints,
-          records(work) as folder, Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
+          records(work) as folder, tracked(config.wandb if primary else "", folder, config.to_dict(), work.resume) as log,
+          Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
         if work.resume:
             progress.phase("restoring")
             found = checkpoints.restore(setup.initial_state(run, params))
@@ -409,7 +411,7 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
         if work.resume and primary:  # only now is it known that the folder can go on with this configuration
             work.record()
         start = int(state.step)
-        with MetricWriter(folder, restored_step=start or None) as writer:  # step 0 is evaluated and written again
+        with MetricWriter(folder, restored_step=start or None, also=log) as writer:  # step 0 is evaluated and written again
             try:
                 return _steps(run, state, data, reference, folder, checkpoints, writer, progress)
             finally:

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ class MetricWriter:
 
     After a resume pass the step that was restored: what the dead process wrote beyond it is dropped, because those
     steps are about to be trained again. Without it both files start empty. `last_step` is that of the last line, or None.
+    `also(step, metrics)` is told the same.
     """
 
-    def __init__(self, workdir: str | Path, restored_step: int | None = None):
+    def __init__(self, workdir: str | Path, restored_step: int | None = None,
+                 also: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None):
         from tensorboardX import SummaryWriter
 
         workdir = Path(workdir)
@@ -33,7 +35,7 @@ class MetricWriter:
         if kept or self.path.is_file():
             _replace_text(self.path, "".join(kept))
         self.last_step = json.loads(kept[-1])["step"] if kept else None
-        self._file = open(self.path, "a")
+        self._file, self._also = open(self.path, "a"), also
         # TensorBoard itself hides the events at and after `purge_step` that older files of the folder hold.
         purge_step = 0 if restored_step is None else restored_step + 1
         self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=purge_step)
@@ -70,6 +72,7 @@ class MetricWriter:
         for name, value in values.items():
             if math.isfinite(value):  # tensorboardX warns about each other value without saying which
                 self._events.add_scalar(name, value, step)
+        self._also(int(step), values)
 
     def close(self) -> None:
         """Flushes and closes both files."""

@@ -1,0 +1,33 @@
+"""The metrics of a run on Weights & Biases, beside the files of its folder."""
+import contextlib
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ID_FILE = "wandb_id"
+
+
+@contextlib.contextmanager
+def tracked(project: str, workdir: Path, config: Mapping[str, Any], resume: bool
+            ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+    """`log(step, metrics)` into a run of this project, the same one where a folder is resumed; "" is no project.
+
+    Where it goes is up to that package: WANDB_API_KEY and WANDB_ENTITY, or WANDB_MODE=offline for the folder alone.
+    Raises ValueError when the package is missing.
+    """
+    if not project:
+        yield lambda step, metrics: None
+        return
+    try:
+        import wandb
+    except ImportError as error:
+        raise ValueError(f"config.wandb={project!r} needs a package: pip install 'jaxrl_llm[wandb]'; or leave the key "
+                         "empty") from error
+    known = workdir / ID_FILE
+    if not (resume and known.is_file()):
+        known.write_text(uuid.uuid4().hex)
+    with wandb.init(project=project, name=workdir.name, id=known.read_text(), resume="allow", dir=workdir,
+                    config=dict(config)) as run:
+        run.define_metric("*", step_metric="step")  # a resumed run tells some steps again, which its own counter forbids
+        yield lambda step, metrics: run.log({"step": step, **metrics})
