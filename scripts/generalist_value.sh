@@ -36,11 +36,11 @@ history="$out/history/policy_history/1.0.0"
 [ -d "$history" ] || python experiments/record_history.py --runs="$policies" --out="$out/history" --problems=1024
 known=(--history="$history" --encoder="$encoder")
 [ -f "$out/head.npz" ] || python experiments/pretrain_value.py --stage=prior --out="$out/head.npz"
-[ -f "$out/v0.npz" ] || python experiments/pretrain_value.py --stage=adapter --weights="$out/head.npz" "${known[@]}" --out="$out/v0.npz"
+[ -f "$out/v0.npz" ] || python experiments/pretrain_value.py --stage=adapter --steps=1000 --weights="$out/head.npz" "${known[@]}" --out="$out/v0.npz"
 for weights in head v0; do
   python experiments/measure_value.py --weights="$out/$weights.npz" "${known[@]}" --out="$out/report_$weights"
   python experiments/budgets.py --weights="$out/$weights.npz" "${known[@]}" --out="$out/budgets_$weights"
 done
 # The cost of an answer: thousands of weights.
 python experiments/route.py --weights="$out/v0.npz" "${known[@]}" --out="$out/route" \
-  --costs="$out/shallow=160,$out/narrow=85,$out/seed0=320,$out/deep=617,$out/wide=1083"
+  --costs="$out/narrow=86,$out/shallow=173,$out/seed0=320,$out/deep=616,$out/wide=1230"

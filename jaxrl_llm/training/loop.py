@@ -95,6 +95,19 @@ def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expe
     return estimator.wants_more(rollouts, first, most)
 
 
+def expectations(run: setup.Run, state: TrainState, rows, draw) -> prior.Facts:
+    """What is known of these prompts before they are sampled: the facts that the prior reads, and what it makes of them.
+
+    A prior that asks the policy itself may do so by `draw(rows, round) -> Sampled`.
+    """
+    facts = run.prior.read(rows, state.params, state.lora)
+    if run.prior.draws:
+        owner = np.resize(np.arange(len(rows)), run.config.prompts.per_step)
+        found = np.mean([draw(owner, _ORACLE_ROUND + i).rewards.mean(1) for i in range(run.prior.draws)], axis=0)
+        facts["sampled"] = (np.bincount(owner, found) / np.bincount(owner)).astype(np.float32)
+    return {**facts, "expected": parallel.fetch(prior.predict(run.prior, state.prior, facts))}
+
+
 def sample_groups(run: setup.Run, state: TrainState, generate, rows, key_of, timer) -> rollout.Sampled:
     """Completions of these prompts, by the budget of each if there are budgets.
 
@@ -110,14 +123,7 @@ def sample_groups(run: setup.Run, state: TrainState, generate, rows, key_of, tim
 
     if run.rounds == 1 and run.prior is None:
         return draw(range(len(rows)), 0)
-    known = {}
-    if run.prior is not None:
-        known = run.prior.read(rows, state.params, state.lora)
-        if run.prior.draws:
-            owner = np.resize(np.arange(len(rows)), c.prompts.per_step)
-            found = np.mean([draw(owner, _ORACLE_ROUND + i).rewards.mean(1) for i in range(run.prior.draws)], axis=0)
-            known["sampled"] = (np.bincount(owner, found) / np.bincount(owner)).astype(np.float32)
-        known["expected"] = parallel.fetch(prior.predict(run.prior, state.prior, known))
+    known = {} if run.prior is None else expectations(run, state, rows, draw)
     if run.budget:
         owner = np.repeat(np.arange(len(rows)), run.shares(known["expected"]))
         sampled, valid = rounds.merge(draw(owner, 0), owner)

@@ -33,10 +33,11 @@ def of_model(model: Any, params: Any, tokenizer: Any, *, max_tokens: int = 2048,
         for i, row in enumerate(rows):
             tokens[i, :len(row)], mask[i, :len(row)] = row, True
         states = np.zeros((len(rows), length, model.config.hidden_size), np.float32)
-        for start in range(0, len(rows), batch):  # every call has the same shape: the last one is filled up
-            part = np.minimum(np.arange(start, start + batch), len(rows) - 1)
-            found = np.asarray(forward(tokens[part], mask[part]))
-            states[start:start + batch] = found[:len(rows) - start]
+        order = np.argsort([len(row) for row in rows])
+        for start in range(0, len(rows), batch):  # few shapes: the last call is filled up, widths are powers of two
+            part = order[np.minimum(np.arange(start, start + batch), len(rows) - 1)]
+            width = min(max(8, 1 << (len(rows[part[-1]]) - 1).bit_length()), length)
+            states[part, :width] = forward(tokens[part, :width], mask[part, :width])
         return states, mask
 
     return Encoder(encode, model.config.hidden_size)

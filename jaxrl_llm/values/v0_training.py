@@ -102,23 +102,22 @@ def fit_adapter(model: V0, params, states: np.ndarray, mask: np.ndarray, episode
 
     `states` [U, S, D], `mask` bool[U, S]: the encoder's token states of the prompts that episodes name by row. Each
     step takes the mean gradient over `batch` episodes (the paper accumulates 2); context and queries go through the same
-    adapter, and gradients flow through the head.
+    adapter, each prompt once, and gradients flow through the head.
     """
     optimizer = make_optimizer(learning_rate, steps)
     frozen = {} if tune_head else {"head": params["head"]}
 
-    def one(trained, episode, key):
-        rows = jnp.concatenate([episode.context, episode.queries])
-        z = model.encode(trained, states[rows].astype(jnp.float32), mask[rows], dropout_key=key)
-        N = episode.context.size
+    def one(trained, z, episode):
         # Only the head's parameters are frozen: what the adapter learns, it learns through the head.
-        logits = model.logits(trained | frozen, z[:N], episode.outcomes, episode.mask, z[N:])
+        logits = model.logits(trained | frozen, z[episode.context], episode.outcomes, episode.mask, z[episode.queries])
         return loss(logits, episode.labels, episode.positive, episode.negative, episode.real, ranking=ranking)[0]
 
     @jax.jit
-    def step(trained, state, batch_of_episodes, key):
-        keys = jax.random.split(key, batch)
-        mean = lambda tree: jnp.mean(jax.vmap(one, in_axes=(None, 0, 0))(tree, batch_of_episodes, keys))  # noqa: E731
+    def step(trained, state, rows, drawn, key):
+        def mean(tree):
+            z = model.encode(tree, states[rows].astype(jnp.float32), mask[rows], dropout_key=key)
+            return jnp.mean(jax.vmap(one, in_axes=(None, None, 0))(tree, z, drawn))
+
         value, gradient = jax.value_and_grad(mean)(trained)
         change, state = optimizer.update(gradient, state, trained)
         return optax.apply_updates(trained, change), state, value
@@ -128,7 +127,12 @@ def fit_adapter(model: V0, params, states: np.ndarray, mask: np.ndarray, episode
     state = optimizer.init(trained)
     for number in range(steps):
         drawn = Episode(*(np.stack(x) for x in zip(*(next(episodes) for _ in range(batch)))))
-        trained, state, value = step(trained, state, drawn, jax.random.fold_in(key, number))
+        named = np.concatenate([drawn.context, drawn.queries], axis=1)
+        rows, places = np.unique(named, return_inverse=True)
+        rows = np.pad(rows, (0, min(len(states), named.size) - len(rows)), mode="edge")  # one shape for all steps
+        context, queries = np.split(places.reshape(named.shape), [drawn.context.shape[1]], axis=1)
+        drawn = drawn._replace(context=context, queries=queries)
+        trained, state, value = step(trained, state, rows, drawn, jax.random.fold_in(key, number))
         if number % 20 == 19 or number == steps - 1:
             report(number + 1, float(value))
     return params | trained
