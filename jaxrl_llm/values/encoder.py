@@ -24,7 +24,7 @@ class Encoder(NamedTuple):
 
 def of_model(model: Any, params: Any, tokenizer: Any, *, max_tokens: int = 2048, batch: int = 32) -> Encoder:
     """The encoder of a model at hand, for instance of the policy. Longer texts keep their last `max_tokens` tokens."""
-    forward = jax.jit(lambda tokens, mask: model.hidden_states(params, tokens, mask)[0].astype(jnp.float32))
+    forward = jax.jit(lambda params, tokens, mask: model.hidden_states(params, tokens, mask)[0].astype(jnp.float32))
 
     def encode(texts):
         rows = [tokenizer.encode(text, add_bos=tokenizer.adds_bos)[-max_tokens:] for text in texts]
@@ -37,7 +37,7 @@ def of_model(model: Any, params: Any, tokenizer: Any, *, max_tokens: int = 2048,
         for start in range(0, len(rows), batch):  # few shapes: the last call is filled up, widths are powers of two
             part = order[np.minimum(np.arange(start, start + batch), len(rows) - 1)]
             width = min(max(8, 1 << (len(rows[part[-1]]) - 1).bit_length()), length)
-            states[part, :width] = forward(tokens[part, :width], mask[part, :width])
+            states[part, :width] = forward(params, tokens[part, :width], mask[part, :width])
         return states, mask
 
     return Encoder(encode, model.config.hidden_size)

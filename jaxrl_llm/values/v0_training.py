@@ -113,7 +113,7 @@ def fit_adapter(model: V0, params, states: np.ndarray, mask: np.ndarray, episode
         return loss(logits, episode.labels, episode.positive, episode.negative, episode.real, ranking=ranking)[0]
 
     @jax.jit
-    def step(trained, state, rows, drawn, key):
+    def step(trained, state, states, mask, rows, drawn, key):
         def mean(tree):
             z = model.encode(tree, states[rows].astype(jnp.float32), mask[rows], dropout_key=key)
             return jnp.mean(jax.vmap(one, in_axes=(None, None, 0))(tree, z, drawn))
@@ -132,7 +132,7 @@ def fit_adapter(model: V0, params, states: np.ndarray, mask: np.ndarray, episode
         rows = np.pad(rows, (0, min(len(states), named.size) - len(rows)), mode="edge")  # one shape for all steps
         context, queries = np.split(places.reshape(named.shape), [drawn.context.shape[1]], axis=1)
         drawn = drawn._replace(context=context, queries=queries)
-        trained, state, value = step(trained, state, rows, drawn, jax.random.fold_in(key, number))
+        trained, state, value = step(trained, state, states, mask, rows, drawn, jax.random.fold_in(key, number))
         if number % 20 == 19 or number == steps - 1:
             report(number + 1, float(value))
     return params | trained
