@@ -40,18 +40,19 @@ def save_figure(path: Path, size: tuple[float, float], rows: int, columns: int, 
     return path
 
 
-def _band(axes, x, y, label, style) -> None:
-    """Interquartile mean of the runs `y [S, N]` with the interval of each point; the runs themselves stay faint."""
+def _band(axes, x, y, label, style, bands: int) -> None:
+    """Interquartile mean of the runs `y [S, N]` with the interval of each point, fainter the more `bands` overlap."""
     found = mean_over_runs(y, resamples=500)
     axes.plot(x, found.value, linewidth=2, label=label, **style)
-    axes.fill_between(x, found.low, found.high, color=style["color"], alpha=0.15, linewidth=0)
+    axes.fill_between(x, found.low, found.high, color=style["color"], alpha=min(0.15, 0.5 / bands), linewidth=0)
 
 
 def _learning(axes, results, unit, budget, style, since_start: bool = False) -> None:
     for label, found in results.items():
         x, y = curves(found, unit, budget, METRIC)
         if np.isfinite(y).any():
-            _band(axes, x, y - y[:, :1] if since_start else y, f"{label} ({len(found)} seeds)", style[label])
+            gain = y - y[:, :1] if since_start else y
+            _band(axes, x, gain, f"{label} ({len(found)} seeds)", style[label], len(results))
     _budget_axis(axes, unit)
     _accuracy_axis(axes)
 
@@ -103,7 +104,7 @@ def _diagnostics(axes, results, budget, style) -> None:
             width = 10  # of 101 points: batches are noisy
             kernel = np.ones(width) / width
             smooth = np.array([np.convolve(row, kernel, mode="valid") for row in y])
-            _band(panel, x[width // 2:width // 2 + smooth.shape[1]], smooth, label, style[label])
+            _band(panel, x[width // 2:width // 2 + smooth.shape[1]], smooth, label, style[label], len(results))
         panel.set_title(title)
         _budget_axis(panel, budget.unit)
     _legend(axes)

@@ -125,7 +125,7 @@ def late_mean(found: Sequence[Result], budget: Budget, metric: str) -> float | N
 def own_metrics(found: Sequence[Result], budget: Budget, shared: set[str]) -> dict[str, float]:
     """Late means of the metrics `part/name` that runs of this contestant write and not all runs do: its method's own."""
     names = dict.fromkeys(name for result in found for name in result.run.metrics
-                          if "/" in name and name not in shared and not name.startswith(("time/", "eval/")))
+                          if "/" in name and name not in shared and not name.startswith(("time/", "eval/", "max/")))
     means = {name: late_mean(found, budget, name) for name in names}
     return {name: mean for name, mean in means.items() if mean is not None}
 
@@ -214,7 +214,7 @@ def facts(results: Mapping[str, list[Result]]) -> str:
     warm = f", after {c.warmup.steps} supervised steps" if c.warmup.steps else ""
     return (f"Task {c.task}; {model}{warm}; {c.prompts.per_step} prompts x {c.sampling.group} completions of at most "
             f"{c.sampling.max_tokens} tokens; learning rate {c.optimizer.learning_rate:g}; {c.eval.problems} held-out problems "
-            f"every {c.eval.every} steps. jax {software['packages']['jax']} on {software['platform']}.")
+            f"every {c.eval.every} steps. jax {software['packages']['jax']}, {software['platform'].split('-')[0]}.")
 
 
 def settings(results: Mapping[str, list[Result]]) -> dict[str, list[str]]:
