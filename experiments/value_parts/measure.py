@@ -52,10 +52,10 @@ def in_context_predictions(found: Cases, features: np.ndarray, predict) -> np.nd
     asked, live = compact(found.asked)
     outcomes = np.where(real, np.nan_to_num(np.take_along_axis(found.known, rows, 1)), 0).astype(np.float32)
     features = jnp.asarray(features)
-    one = jax.jit(lambda r, y, m, q: predict(features[r], y, m, features[q]))
+    one = jax.jit(lambda features, r, y, m, q: predict(features[r], y, m, features[q]))
     result = np.full(found.known.shape, np.nan)
     for s in range(len(rows)):
-        p = np.asarray(one(rows[s], outcomes[s], real[s], asked[s]))
+        p = np.asarray(one(features, rows[s], outcomes[s], real[s], asked[s]))
         result[s, asked[s][live[s]]] = p[live[s]]
     return result
 
