@@ -19,8 +19,8 @@ from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.values import buffer, encoder, features, probe, v0
 
-# Two are controls. "shuffled": every prompt gets what is expected of its neighbour in the (shuffled) batch. "oracle": the
-# policy itself is asked, with completions that nothing is learned from and no budget counts.
+# Two are controls. "shuffled": every prompt gets what the probe expects of its neighbour in the (shuffled) batch. "oracle":
+# the policy itself is asked, with completions that nothing is learned from and no budget counts.
 SOURCES = ("moving_average", "shuffled", "probe", "v0", "oracle")
 _ORACLE_DRAWS = 4
 _WINDOW = 512   # latest groups that the probe is fitted to
@@ -46,31 +46,29 @@ class Prior(NamedTuple):
 def make(config: ConfigDict, policy: Policy, prompts: int, prompt_tokens: int, capture: Capture) -> Prior:
     """The prior that `config.prior` names, of a task with so many training prompts; a probe reads what `capture` says."""
     source = config.prior.source
-    if source == "probe":
-        return of_probe(policy, capture, prompt_tokens)
+    if source in ("probe", "shuffled"):
+        found = of_probe(policy, capture, prompt_tokens)
+        return found if source == "probe" else found._replace(predict=lambda *asked: jnp.roll(found.predict(*asked), 1))
     if source == "v0":
         return of_v0(config.prior.weights, config.prior.encoder)
     if source == "oracle":
         return Prior(lambda: (), lambda rows, params, lora: {"ids": ids_of(rows)}, lambda state, facts: facts["sampled"],
                      lambda state, *_: state, draws=_ORACLE_DRAWS)
-    return of_averages(prompts, shuffled=source == "shuffled")
+    return of_averages(prompts)
 
 
 def ids_of(rows) -> np.ndarray:
     return np.array([problem.id for problem, _ in rows], np.int32)
 
 
-def of_averages(prompts: int, *, shuffled: bool = False) -> Prior:
+def of_averages(prompts: int) -> Prior:
     """The moving average of each prompt's rewards, see `control.prompt_average`."""
-    def predict(state, facts):
-        expected = prompt_average.predict(state, facts["ids"])
-        return jnp.roll(expected, 1) if shuffled else expected
-
     def observe(state, facts, rewards, valid):
         return prompt_average.observe(state, Rollouts(
             mask=valid[..., None], valid=valid, rewards=rewards, prompt_ids=facts["ids"]))
 
-    return Prior(lambda: prompt_average.empty(prompts), lambda rows, params, lora: {"ids": ids_of(rows)}, predict, observe)
+    return Prior(lambda: prompt_average.empty(prompts), lambda rows, params, lora: {"ids": ids_of(rows)},
+                 lambda state, facts: prompt_average.predict(state, facts["ids"]), observe)
 
 
 def of_probe(policy: Policy, capture: Capture, prompt_tokens: int) -> Prior:
