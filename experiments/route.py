@@ -3,8 +3,9 @@
   python experiments/route.py --weights=runs/v0/v0.npz --history=runs/history/policy_history/1.0.0 \\
       --encoder=models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --costs=runs/a=1,runs/b=4,runs/c=16 --out=runs/route [--beta=0.6]
 
-The last recorded step of each policy in --costs is its context on half of the prompts; the other half is routed, and scored
-with the recorded outcomes. Prints the dispatch of some prompts and writes curve.json and pareto.png.
+The last recorded step of each policy in --costs is its context on prompts that V0 was trained on; those that were held out from
+its training are routed, and scored with the recorded outcomes. Prints the dispatch of some prompts and writes curve.json and
+pareto.png.
 """
 import json
 from pathlib import Path
@@ -20,7 +21,7 @@ _COSTS = flags.DEFINE_list("costs", None, "policy=cost of one answer, for instan
 _OUT = flags.DEFINE_string("out", None, "Folder for curve.json and pareto.png.")
 _BETA = flags.DEFINE_float("beta", 0.6, "Trade-off of the printed dispatch: 1 asks for success alone, 0 for the cheapest.",
                            lower_bound=0, upper_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Of the choice of context prompts.")
+_SEED = flags.DEFINE_integer("seed", 0, "That of the training: decides what is held out; also of the context prompts.")
 _CONTEXT = flags.DEFINE_integer("context", 256, "Context prompts per policy, at most.", lower_bound=2)
 
 
@@ -81,9 +82,10 @@ def main():
     from jaxrl_llm.values import history, routing, v0
     (model, params), data = v0.load(_WEIGHTS.value), history.load(_HISTORY.value)
     names, costs, outcomes = fleet_of(data, _COSTS.value)
+    _, hidden = history.held_out(data, np.random.default_rng(_SEED.value))
     common = np.random.default_rng(_SEED.value).permutation(np.flatnonzero(~np.isnan(outcomes).any(0)))
-    shown, asked = common[:len(common) // 2][:_CONTEXT.value], common[len(common) // 2:]
-    if len(shown) < 2:
+    shown, asked = common[~hidden[common]][:_CONTEXT.value], common[hidden[common]]
+    if len(shown) < 2 or not len(asked):
         raise ValueError(f"only {len(common)} prompts were answered by all of {', '.join(names)}; record more")
     features = measure.features_of(_ENCODER.value, data, shown, model, params)
     predicted = predictions(model, params, features["z"], features["summary"], outcomes, shown, asked)
