@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Everything that docs/generalist_value.md measures of V0: trains a fleet of policies, records what they solve, fits V0, and
-# compares its predictions, budgets and routes. About an hour on two CPU cores; the same command goes on where it stopped.
+# compares its predictions, budgets and routes. An hour to an hour and a half on two CPU cores; the same
+# command goes on where it stopped.
 # usage: bash scripts/generalist_value.sh [DIR]      default: runs/generalist_value; needs scripts/get_smollm2.sh first
 set -euo pipefail
-case "${1:-}" in -h|--help) sed -n '2,4p' "$0" | sed 's/^# //'; exit 0;; esac
+case "${1:-}" in -h|--help) sed -n '2,5p' "$0" | sed 's/^# //'; exit 0;; esac
 out="$(realpath -m "${1:-runs/generalist_value}")"
 source "$(dirname "$0")/setup.sh" tasks
 encoder="models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -59,6 +59,7 @@ def _learning(axes, results, unit, budget, style, since_start: bool = False) -> 
 
 def _legend(axes) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
+    labels = [label if len(label) <= 70 else f"{label[:50]} ... {label[-15:]}" for label in labels]  # long settings
     columns = min(len(labels), max(1, 110 // max(map(len, labels))))
     axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
