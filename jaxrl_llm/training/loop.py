@@ -89,8 +89,8 @@ def evaluate(run: setup.Run, params, lora, *, problems: int, key, timer=None, te
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expected=None):
-    """bool[P]: the prompts that an estimator samples again, by what was `expected` of them if it asks for that."""
+def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expected):
+    """bool[P]: the prompts that an estimator samples again, by what was `expected` of them (None: it does not ask)."""
     rollouts = Rollouts(mask=valid[..., None], valid=valid, rewards=rewards, extras={"prior": expected})
     return estimator.wants_more(rollouts, first, most)
 

@@ -94,21 +94,19 @@ def regroup(rollouts: Rollouts, advantages, size: int, multiple: int) -> tuple[R
     P, G = rollouts.valid.shape
     if G % size:
         raise ValueError(f"groups of up to {G} rollouts do not split into rows of {size}")
-    first = np.argsort(~np.asarray(rollouts.valid), axis=1, kind="stable")  # the valid ones, wherever they are
-    together = np.arange(P)[:, None], first
-    rows = np.asarray(rollouts.valid)[together].reshape(-1, size)
-    chosen = np.flatnonzero(rows.any(axis=1))
+    first = np.argsort(~np.asarray(rollouts.valid), axis=1, kind="stable").reshape(-1, size)  # valid ones, wherever they are
+    owner = np.repeat(np.arange(P), G // size)
+    chosen = np.flatnonzero(np.asarray(rollouts.valid)[owner[:, None], first].any(axis=1))
     total = max(-(-len(chosen) // multiple), 1) * multiple
     index = np.concatenate([chosen, np.zeros(total - len(chosen), int)])
+    owner, first = owner[index], first[index]
 
     def cut(x):
         x = np.asarray(x)
-        if x.ndim > 1 and x.shape[1] == G:
-            return x[together].reshape(-1, size, *x.shape[2:])[index]
-        return np.repeat(x, G // size, axis=0)[index]
+        return x[owner[:, None], first] if x.ndim > 1 and x.shape[1] == G else x[owner]
 
     per_prompt = {name: getattr(rollouts, name) for name in ("prompt_tokens", "prompt_mask")}  # S may equal G
     split = jax.tree.map(cut, rollouts.replace(prompt_tokens=None, prompt_mask=None))
-    whole = {name: None if x is None else np.repeat(np.asarray(x), G // size, axis=0)[index] for name, x in per_prompt.items()}
+    whole = {name: None if x is None else np.asarray(x)[owner] for name, x in per_prompt.items()}
     valid = split.valid & (np.arange(total) < len(chosen))[:, None]
     return split.replace(valid=valid, **whole), cut(advantages)
