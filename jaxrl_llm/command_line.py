@@ -1,4 +1,6 @@
-"""What every experiment script shares: compiled programs kept between runs, quiet libraries, errors without tracebacks."""
+"""What every experiment script shares: kept programs and memory, quiet libraries, errors without tracebacks."""
+import ctypes.util
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -6,6 +8,26 @@ from collections.abc import Callable, Mapping, Sequence
 from absl import app, flags, logging
 
 flags.DEFINE_string("compilation_cache", "~/.cache/jaxrl_llm/xla", "Compiled programs are kept here; '' turns it off.")
+
+
+_ALLOCATOR_SETTINGS = "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always"  # keep what is freed, in large pages
+
+
+def use_jemalloc() -> None:
+    """Starts this program again with jemalloc as its allocator, where that is installed and jax has no accelerator.
+
+    XLA takes the memory of a program anew at every call, and glibc returns such large blocks to the system at once: a fifth of
+    a training step on CPUs went into touching new pages. An LD_PRELOAD that is already set, if only to '', is left alone.
+    """
+    if os.environ.get("MALLOC_CONF") == _ALLOCATOR_SETTINGS:
+        del os.environ["MALLOC_CONF"], os.environ["LD_PRELOAD"]  # done; not for the programs that this one starts
+        return
+    if sys.platform != "linux" or "LD_PRELOAD" in os.environ or any(map(importlib.util.find_spec, ("jax_plugins", "libtpu"))):
+        return
+    library = ctypes.util.find_library("jemalloc")
+    if library:
+        settings = {"LD_PRELOAD": library, "MALLOC_CONF": _ALLOCATOR_SETTINGS}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | settings)
 
 
 def run(main: Callable[[], None], *required: str) -> None:
@@ -20,6 +42,7 @@ def run(main: Callable[[], None], *required: str) -> None:
             jax.config.update("jax_compilation_cache_dir", os.path.expanduser(flags.FLAGS.compilation_cache))
         main()
 
+    use_jemalloc()
     flags.mark_flags_as_required(required)
     try:
         app.run(start, flags_parser=parse)

@@ -1,0 +1,86 @@
+"""Scripts start again with jemalloc where it is installed and of use, once, and their own children do not."""
+import ctypes.util
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxrl_llm import command_line
+
+SCRIPT = """
+import os, sys
+from jaxrl_llm import command_line
+
+def main():
+    told = [name for name in ("LD_PRELOAD", "MALLOC_CONF") if name in os.environ]
+    print("jemalloc" in open("/proc/self/maps").read(), os.getpid(), sys.argv[1:], told)
+
+if __name__ == "__main__":
+    command_line.run(main)
+"""
+
+
+class Started(Exception):
+    """Instead of the program that execve would start."""
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A Linux machine with jemalloc and no accelerator; what is started is raised."""
+    def start(path, arguments, environment):
+        raise Started(path, arguments, environment)
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "execve", start)
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: f"lib{name}.so.2")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for name in ("LD_PRELOAD", "MALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_the_same_program_starts_again_with_jemalloc_once(machine):
+    with pytest.raises(Started) as started:
+        command_line.use_jemalloc()
+    path, arguments, environment = started.value.args
+    assert path == arguments[0] == sys.executable and arguments[1:] == sys.orig_argv[1:]
+    assert environment["LD_PRELOAD"] == "libjemalloc.so.2"
+    added = {name: environment[name] for name in environment.keys() - os.environ.keys()}
+    for name, value in added.items():
+        machine.setenv(name, value)
+    command_line.use_jemalloc()
+    assert not added.keys() & os.environ.keys()
+
+
+@pytest.mark.parametrize("reason", ["preloaded", "off", "accelerator", "absent", "macos"])
+def test_programs_are_left_alone(machine, reason):
+    match reason:
+        case "preloaded":
+            machine.setenv("LD_PRELOAD", "libtcmalloc.so")
+        case "off":
+            machine.setenv("LD_PRELOAD", "")
+        case "accelerator":
+            machine.setattr(importlib.util, "find_spec", lambda name: name if name == "jax_plugins" else None)
+        case "absent":
+            machine.setattr(ctypes.util, "find_library", lambda name: None)
+        case "macos":
+            machine.setattr(sys, "platform", "darwin")
+    before = dict(os.environ)
+    command_line.use_jemalloc()
+    assert dict(os.environ) == before
+
+
+@pytest.mark.skipif(not ctypes.util.find_library("jemalloc") or importlib.util.find_spec("jax_plugins") is not None,
+                    reason="needs jemalloc and no accelerator")
+def test_a_script_runs_under_jemalloc(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "MALLOC_CONF")}
+    start = functools.partial(subprocess.Popen, [sys.executable, str(script), "--compilation_cache="], text=True,
+                              stdout=subprocess.PIPE)
+    job, plain = start(env=environment), start(env=environment | {"LD_PRELOAD": ""})
+    assert job.communicate(timeout=120)[0] == f"True {job.pid} ['--compilation_cache='] []\n"
+    assert plain.communicate(timeout=120)[0].startswith("False")
