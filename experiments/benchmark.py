@@ -108,6 +108,25 @@ def score_seconds(run, state, sampled) -> float:
     return seconds_of(run.score, state.params, state.lora, batch, repeats=2)
 
 
+def products_seconds(run, state, rows: int) -> float:
+    """Seconds of the matrix products of one decode step by themselves, one after the other: the GEMM rate at its batch size."""
+    import jax
+    import jax.numpy as jnp
+    model = run.policy.model
+    layers = jax.jit(model.unstack_layers)(state.params)
+    kernels = [leaf for leaf in jax.tree.leaves([weights for weights, _ in layers]) if leaf.ndim == 2]
+    kernels.append(model.unembedding(state.params).astype(model.dtype))
+    columns = {width: jnp.ones((width, rows), model.dtype) for width in {kernel.shape[1] for kernel in kernels}}
+
+    def products(kernels, columns):
+        before = jnp.zeros((), model.dtype)
+        for kernel in kernels:
+            before = (kernel @ (columns[kernel.shape[1]] + before))[0, 0] * 1e-9  # waits for the product before
+        return before
+
+    return seconds_of(jax.jit(products), kernels, columns)
+
+
 def decode_floor(architecture, prompts: list[int], G: int, T: int, size: int, limits: dict[str, float]) -> float:
     """The least seconds of decoding: products with the weights and attention, one after the other as each needs the other.
 
@@ -189,11 +208,14 @@ def main():
     times = {"prefill": prefill, "decode": median["rollout"] - prefill, "score": score_seconds(run, state, sampled),
              "scored": scored, "update": median["update"], "step": median["step"],
              "host": median["step"] - median["rollout"] - median["update"] - (median["score"] if scored else 0.0)}
+    rows = c.prompts.per_step * c.sampling.group
+    decode_products = (c.sampling.max_tokens - 1) * products_seconds(run, state, rows) if jax.device_count() == 1 else None
     results = {
         "work": {"prompts": c.prompts.per_step, "group": c.sampling.group, "tokens": c.sampling.max_tokens,
                  "prompt_tokens": run.prompt_tokens, "dtype": c.model.dtype, "micro_batches": c.learner.micro_batches},
         "device": f"{device.device_kind} x {jax.device_count()}", "jax": jax.__version__,
-        "limits": limits, "first_step_s": first, "compile_s": compiling, "peak_memory_gb": peak,
+        "limits": limits, "decode_products_s": decode_products,
+        "first_step_s": first, "compile_s": compiling, "peak_memory_gb": peak,
         "step_s": [t["time/step"] for t in found], "phases": rows_of(run, times, sampled, limits),
     }
     show(results)
@@ -216,6 +238,11 @@ def show(results: dict) -> None:
                       text(row["gflop_per_s"], ",.0f"), text(row["share_of_limit"], ".0%"))
     console = Console(width=110)
     console.print(table)
+    alone = results["decode_products_s"]
+    if alone is not None:
+        decode = next(row["seconds"] for row in results["phases"] if row["phase"] == "decode")
+        console.print(f"decode: its products with weights by themselves, at {w['prompts'] * w['group']} rows, take "
+                      f"{alone:.3f} s ({alone / decode:.0%})", highlight=False)
     console.print(f"matrix products {limits['gemm_flops_per_s'] / 1e9:,.0f} GFLOP/s, memory {limits['bytes_per_s'] / 1e9:,.1f} "
                   f"GB/s, peak memory {results['peak_memory_gb']:.1f} GB, first step {results['first_step_s']:.1f} s of which "
                   f"{results['compile_s']:.1f} s in the compiler or its cache", highlight=False)
