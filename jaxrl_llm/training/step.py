@@ -1,4 +1,5 @@
 """The update: from rollouts and advantages to new weights, as one pure jitted function of the state."""
+import functools
 from collections.abc import Callable
 
 import jax
@@ -82,63 +83,77 @@ def loss_terms(objective: Objective, logprobs, entropies, rollouts, advantages, 
     return loss, (jax.lax.stop_gradient(metrics), objective_state)
 
 
-def whole_batch_cotangents(policy, objective, params, lora, parts, rollouts, advantages, objective_state):
+def whole_batch_cotangents(policy, objective, params, lora, micro_batches, rollouts, advantages, objective_state):
     """d loss / d logprobs `[P, G, T]` of an objective that must see all log-probs of the mini-batch at once.
 
     One extra forward pass, micro-batch by micro-batch, buys an exact gradient at micro-batch memory.
     """
-    logprobs = jax.lax.map(lambda part: policy.logprobs(params, lora, part)[0], parts)
-    logprobs = jax.lax.stop_gradient(logprobs.reshape(rollouts.mask.shape))
-    if rollouts.old_logprobs is None:
-        rollouts = rollouts.replace(old_logprobs=logprobs)
-    if rollouts.behavior_logprobs is None:
-        rollouts = rollouts.replace(behavior_logprobs=rollouts.old_logprobs)
-    differentiate = jax.value_and_grad(objective.update, has_aux=True)
-    (loss, (metrics, state)), cotangents = differentiate(logprobs, rollouts, advantages, objective_state)
-    return cotangents, metrics | mismatch(rollouts, rollouts.old_logprobs) | {"loss": loss}, state
+    logprobs, entropies = jax.lax.stop_gradient(in_parts(policy.logprobs, micro_batches)(params, lora, rollouts))
+    differentiate = jax.value_and_grad(
+        lambda logprobs: loss_terms(objective, logprobs, entropies, rollouts, advantages, objective_state), has_aux=True)
+    (_, (metrics, state)), cotangents = differentiate(logprobs)
+    return cotangents, metrics, state
+
+
+def live_first(mesh, rollouts, signal):
+    """`(rollouts, signal f32[P, G, T])`, prompts with nothing but zeros in their signal last, so that they share micro-batches.
+
+    Over several devices as they are: prompts would have to move between them.
+    """
+    if mesh is not None and mesh.size > 1:
+        return rollouts, signal
+    order = jnp.argsort((signal == 0).all((1, 2)), stable=True)
+    return jax.tree.map(lambda x: x[order], (rollouts, signal))
+
+
+def add_pulled_back(total, pull_back, cotangents):
+    """`total + pull_back(cotangents)`, without going back where all cotangents are 0, as for prompts without advantage.
+
+    Exact for every objective: one with a term beside the advantages (a KL, an entropy bonus) has other cotangents there.
+    """
+    add = lambda total: jax.tree.map(jnp.add, total, pull_back(cotangents))  # noqa: E731
+    return jax.lax.cond((cotangents != 0).any(), add, lambda total: total, total)
 
 
 def gradients(policy: Policy, objective: Objective, micro_batches: int, state: TrainState, rollouts, advantages):
     """Gradient of the mini-batch loss with respect to what is trained, plus metrics and the next objective state.
 
     Micro-batches are scanned and their gradients summed; the loss weights were computed for the whole mini-batch, so
-    the sum is the gradient of the whole, whatever `micro_batches` is.
+    the sum is the gradient of the whole, whatever `micro_batches` is. Those whose log-probs the loss does not depend on,
+    as without any advantage, cost a forward pass only.
     """
     rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
-    parts, advantage_parts = split(rollouts, micro_batches), split(advantages, micro_batches)
     place = lambda tree: (state.params, tree) if state.lora is not None else (tree, None)  # noqa: E731
-
-    if objective.whole_batch and micro_batches > 1:
-        cotangents, metrics, objective_state = whole_batch_cotangents(
-            policy, objective, state.params, state.lora, parts, rollouts, advantages, state.objective_state)
-
-        def pull_back(tree, part, cotangent):
-            logprobs, entropies = policy.logprobs(*place(tree), part)
-            entropy = masked.sum(entropies * part.loss_weights["token"], part.token_mask)
-            return (logprobs * cotangent).sum(), jax.lax.stop_gradient(entropy)
-
-        def add(total, inputs):
-            (_, entropy), gradient = jax.value_and_grad(pull_back, has_aux=True)(state.trainable, *inputs)
-            return jax.tree.map(jnp.add, total, gradient), entropy
-
-        zeros = jax.tree.map(jnp.zeros_like, state.trainable)
-        total, entropies = jax.lax.scan(add, zeros, (parts, split(cotangents, micro_batches)))
-        return total, metrics | {"entropy": entropies.sum()}, objective_state
-
-    def loss(tree, part, advantage):
-        return loss_terms(objective, *policy.logprobs(*place(tree), part), part, advantage, state.objective_state)
-
-    differentiate = jax.value_and_grad(loss, has_aux=True)
     if micro_batches == 1:
-        (_, (metrics, objective_state)), total = differentiate(state.trainable, rollouts, advantages)
+        def loss(tree):
+            return loss_terms(objective, *policy.logprobs(*place(tree), rollouts), rollouts, advantages, state.objective_state)
+
+        (_, (metrics, objective_state)), total = jax.value_and_grad(loss, has_aux=True)(state.trainable)
+        return total, metrics, objective_state
+
+    zeros = jax.tree.map(jnp.zeros_like, state.trainable)
+    if objective.whole_batch:
+        cotangents, metrics, objective_state = whole_batch_cotangents(
+            policy, objective, state.params, state.lora, micro_batches, rollouts, advantages, state.objective_state)
+
+        def add_again(total, inputs):
+            part, cotangent = inputs
+            loss = lambda tree, c: (policy.logprobs(*place(tree), part)[0] * c).sum()  # noqa: E731
+            return add_pulled_back(total, functools.partial(jax.grad(loss), state.trainable), cotangent), None
+
+        total, _ = jax.lax.scan(add_again, zeros, split(live_first(policy.mesh, rollouts, cotangents), micro_batches))
         return total, metrics, objective_state
 
     def add_part(carry, inputs):
-        (_, (metrics, objective_state)), gradient = differentiate(state.trainable, *inputs)
-        return (jax.tree.map(jnp.add, carry[0], gradient), objective_state), metrics
+        part, advantage = inputs
+        forward = lambda tree: policy.logprobs(*place(tree), part)  # noqa: E731
+        logprobs, pull_back, entropies = jax.vjp(forward, state.trainable, has_aux=True)
+        terms = lambda logprobs: loss_terms(objective, logprobs, entropies, part, advantage, state.objective_state)  # noqa: E731
+        (_, (metrics, objective_state)), cotangents = jax.value_and_grad(terms, has_aux=True)(logprobs)
+        return (add_pulled_back(carry[0], lambda c: pull_back(c)[0], cotangents), objective_state), metrics
 
-    zeros = jax.tree.map(jnp.zeros_like, state.trainable)
-    (total, objective_state), metrics = jax.lax.scan(add_part, (zeros, state.objective_state), (parts, advantage_parts))
+    (total, objective_state), metrics = jax.lax.scan(
+        add_part, (zeros, state.objective_state), split(live_first(policy.mesh, rollouts, advantages), micro_batches))
     return total, merge_metrics(metrics), objective_state
 
 

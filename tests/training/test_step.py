@@ -124,6 +124,45 @@ def test_micro_batches_change_nothing(micro_batches):
         assert part_metrics[name] == pytest.approx(float(metrics[name]), rel=1e-4, abs=1e-6), name
 
 
+class Watched(Policy):
+    """A policy that counts how often a gradient goes back through it."""
+
+    def logprobs(self, params, lora, rollouts):
+        @jax.custom_vjp
+        def watched(x):
+            return x
+
+        def backward(_, cotangent):
+            jax.debug.callback(lambda: BACKWARD.append(1))
+            return (cotangent,)
+
+        watched.defvjp(lambda x: (x, None), backward)
+        logprobs, entropies = super().logprobs(params, lora, rollouts)
+        return watched(logprobs), entropies
+
+
+BACKWARD: list[int] = []
+KL = objectives.make("ppo_clip", kl_coef=0.1)
+
+
+@pytest.mark.parametrize("name, objective, passes", (
+    ("no advantage", CLIPPED, 2), ("whole batch", CLIPPED._replace(whole_batch=True), 2), ("another term", KL, 4)))
+def test_prompts_without_advantage_cost_no_backward_pass(name, objective, passes):
+    """Two of four prompts, first and third, have no advantage: the gradient is that of the whole, from half of the parts."""
+    alive = ADVANTAGES * np.array([0, 1, 0, 1], np.float32)[:, None, None]
+    rollouts = batch().replace(ref_logprobs=batch().old_logprobs)
+    whole, metrics = make_update(POLICY, objective, OPTIMIZER)(fresh_state(objective), rollouts, alive)
+    watched = make_update(Watched(MODEL, TEMPERATURE, chunk=24), objective, OPTIMIZER, micro_batches=4)
+    BACKWARD.clear()
+    parts, part_metrics = watched(fresh_state(objective), rollouts, alive)
+    jax.effects_barrier()
+    assert len(BACKWARD) == passes
+    close(parts.params, whole.params, 2e-6)
+    assert metrics.keys() == part_metrics.keys()
+    for key in metrics:
+        assert part_metrics[key] == pytest.approx(float(metrics[key]), rel=1e-4, abs=1e-6), key
+
+
 @pytest.mark.slow
 def test_micro_batches_of_an_objective_that_needs_the_whole_batch():
     """Here a token's weight depends on the log-probs of all rollouts, so that parts alone would give another gradient."""
