@@ -9,7 +9,6 @@ from absl import app, flags, logging
 
 flags.DEFINE_string("compilation_cache", "~/.cache/jaxrl_llm/xla", "Compiled programs are kept here; '' turns it off.")
 
-
 _ALLOCATOR_SETTINGS = "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always"  # keep what is freed, in large pages
 
 
@@ -19,10 +18,11 @@ def use_jemalloc() -> None:
     XLA takes the memory of a program anew at every call, and glibc returns such large blocks to the system at once: a fifth of
     a training step on CPUs went into touching new pages. An LD_PRELOAD that is already set, if only to '', is left alone.
     """
-    if os.environ.get("MALLOC_CONF") == _ALLOCATOR_SETTINGS:
-        del os.environ["MALLOC_CONF"], os.environ["LD_PRELOAD"]  # done; not for the programs that this one starts
+    if "LD_PRELOAD" in os.environ:
+        if os.environ.get("MALLOC_CONF") == _ALLOCATOR_SETTINGS:  # done; not for the programs that this one starts
+            del os.environ["MALLOC_CONF"], os.environ["LD_PRELOAD"]
         return
-    if sys.platform != "linux" or "LD_PRELOAD" in os.environ or any(map(importlib.util.find_spec, ("jax_plugins", "libtpu"))):
+    if sys.platform != "linux" or any(map(importlib.util.find_spec, ("jax_plugins", "libtpu"))):
         return
     library = ctypes.util.find_library("jemalloc")
     if library:

@@ -55,6 +55,12 @@ def test_the_same_program_starts_again_with_jemalloc_once(machine):
     assert not added.keys() & os.environ.keys()
 
 
+def test_settings_without_the_library_are_not_taken_for_a_second_start(machine):
+    machine.setenv("MALLOC_CONF", command_line._ALLOCATOR_SETTINGS)
+    with pytest.raises(Started):
+        command_line.use_jemalloc()
+
+
 @pytest.mark.parametrize("reason", ["preloaded", "off", "accelerator", "absent", "macos"])
 def test_programs_are_left_alone(machine, reason):
     match reason:
