@@ -10,11 +10,14 @@ import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"
+if int(os.environ["MICRO"]) > 1:  # or recomputed layers are computed, and kept, all at once
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_enable_concurrency_optimized_scheduler=false")
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
 import transformers  # noqa: E402
+from flax import nnx  # noqa: E402
 from tunix.models.llama3 import model as llama  # noqa: E402
 from tunix.models.llama3 import params as llama_params  # noqa: E402
 from tunix.rl import rl_cluster  # noqa: E402
@@ -26,6 +29,16 @@ PROMPT_LENGTH = 320 if PROMPT_WORDS else 64
 rotate = llama.apply_rope
 llama.apply_rope = lambda x, p, head_dim, rope_theta=100_000: rotate(x, p, head_dim=head_dim, rope_theta=rope_theta)
 
+
+
+def recomputed(layer, *inputs):
+    """A decoder layer that keeps its input alone for the backward pass: RematConfig.DECODER, which fails with flax 0.12.8."""
+    graph, weights = nnx.split(layer)
+    return jax.checkpoint(lambda weights, *inputs: nnx.merge(graph, weights).block(*inputs))(weights, *inputs)
+
+
+if MICRO > 1:
+    llama.DecoderLayer.__call__ = recomputed
 mesh = jax.make_mesh((1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 shape = llama.ModelConfig(num_layers=30, vocab_size=49152, embed_dim=576, hidden_dim=1536, num_heads=9, head_dim=64,
                           num_kv_heads=3, rope_theta=100_000, norm_eps=1e-5, weight_tying=True)
@@ -48,7 +61,8 @@ rollout_config = base_rollout.RolloutConfig(
     max_tokens_to_generate=T, max_prompt_length=PROMPT_LENGTH, kv_cache_size=PROMPT_LENGTH + T + 8, temperature=1.0, top_p=1.0,
     top_k=None, eos_tokens=[49151])
 training = rl_cluster.RLTrainingConfig(actor_optimizer=optax.adamw(1e-6), eval_every_n_steps=10**6, max_steps=STEPS,
-                                       mini_batch_size=B, train_micro_batch_size=B // MICRO)
+                                       mini_batch_size=B, train_micro_batch_size=B // MICRO,
+                                       rollout_micro_batch_size=B)
 roles = (rl_cluster.Role.ACTOR, rl_cluster.Role.REFERENCE, rl_cluster.Role.ROLLOUT)
 cluster = rl_cluster.RLCluster(
     actor=actor, reference=None, tokenizer=tokenizer, cluster_config=rl_cluster.ClusterConfig(
