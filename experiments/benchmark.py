@@ -17,6 +17,7 @@ import statistics
 import time
 from pathlib import Path
 
+import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
@@ -25,6 +26,8 @@ from jaxrl_llm import command_line
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/arithmetic.py:smollm2", "Configuration of the measured step.")
 _STEPS = flags.DEFINE_integer("steps", 5, "Timed steps after one that compiles; medians are reported.", lower_bound=1)
 _PROMPT_WORDS = flags.DEFINE_integer("prompt_words", 0, "Filler words that lengthen each prompt.", lower_bound=0)
+_FILLED = flags.DEFINE_float("filled", 1.0, "Share of the sampled tokens that is learned from: completions are cut at random.",
+                             lower_bound=0.01, upper_bound=1.0)
 _PHASES = flags.DEFINE_bool("phases", True, "Also time the parts of a step by themselves, against the machine's limits.")
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file (not with --nophases).")
 _PROFILE = flags.DEFINE_string("profile", None, "Write a trace of one more step into this folder (not with --nophases).")
@@ -84,6 +87,13 @@ def build():
     return run, setup.initial_state(run, params), questions(config.prompts.per_step, _PROMPT_WORDS.value)
 
 
+def cut(sampled, share: float, seed: int):
+    """The completions as if stop tokens had come: lengths between 1 and T, few of them long, `share` of T on average."""
+    P, G, T = sampled.completions.mask.shape
+    lengths = np.ceil(T * np.random.default_rng(seed).uniform(size=(P, G, 1)) ** (1 / share - 1))
+    return dataclasses.replace(sampled, completions=sampled.completions.replace(mask=np.arange(T) < lengths))
+
+
 def step(run, state, data):
     """One step of the training loop: `(state, sampled, seconds per phase)`."""
     from jaxrl_llm.training import loop
@@ -91,6 +101,7 @@ def step(run, state, data):
     timer = PhaseTimer()
     began = time.perf_counter()
     sampled, _ = loop.collect(run, state, data, timer)
+    sampled = cut(sampled, _FILLED.value, int(state.step))
     state, *_ = loop.learn(run, state, sampled, None, timer)
     return state, sampled, timer.collect() | {"time/step": time.perf_counter() - began}
 
@@ -104,7 +115,7 @@ def prefill_seconds(run, state, sampled) -> float:
 def score_seconds(run, state, sampled) -> float:
     from jaxrl_llm.training import rollout
     c = run.config
-    batch = rollout.to_rollouts(sampled, c.sampling.max_tokens, c.prompts.per_step, 0)
+    batch = run.unpadded(rollout.to_rollouts(sampled, c.sampling.max_tokens, c.prompts.per_step, 0))
     return seconds_of(run.score, state.params, state.lora, batch, repeats=2)
 
 
@@ -151,7 +162,8 @@ def rows_of(run, times: dict[str, float], sampled, limits) -> list[dict]:
     prompts = [int(n) for n in sampled.prompts.mask.sum(-1)]
     rate = limits["gemm_flops_per_s"]
     size = 2 if c.model.dtype == "bfloat16" else 4
-    packed = sum(flops.packed_flops(architecture, p, [T] * G) for p in prompts)
+    lengths = sampled.completions.mask.sum(-1).tolist()
+    packed = sum(flops.packed_flops(architecture, p, own) for p, own in zip(prompts, lengths))
     decode = sum(flops.decode_flops(architecture, p, T) * G for p in prompts)
     updates = c.learner.epochs * 3 * packed
 
@@ -161,13 +173,12 @@ def rows_of(run, times: dict[str, float], sampled, limits) -> list[dict]:
                 "share_of_limit": floor / seconds if operations else None}
 
     prefill = sum(flops.packed_flops(architecture, p - 1, [1]) for p in prompts)  # logits of the last token only
-    completion_tokens = len(prompts) * G * T
+    completion_tokens, learned = len(prompts) * G * T, sum(prompts) + sum(map(sum, lengths))
     return [
         row("prefill", times["prefill"], sum(prompts), prefill, prefill / rate),
         row("decode", times["decode"], completion_tokens, decode, decode_floor(architecture, prompts, G, T, size, limits)),
-        row("score (not part of this step)" if not times["scored"] else "score", times["score"],
-            sum(prompts) + completion_tokens, packed, packed / rate),
-        row("update", times["update"], sum(prompts) + completion_tokens, updates, updates / rate),
+        row("score" if times["scored"] else "score (not part of this step)", times["score"], learned, packed, packed / rate),
+        row("update", times["update"], learned, updates, updates / rate),
         row("host", times["host"], 0, 0, 0),
         row("step", times["step"], completion_tokens, prefill + decode + updates, 0) | {"share_of_limit": None},
     ]

@@ -24,12 +24,11 @@ def descend(optimizer: optax.GradientTransformation, clip_norm: float | None, gr
     """
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
-    if clip_norm is not None:
-        scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
-        grads = jax.tree.map(lambda g: g * scale, grads)
+    scale = 1.0 if clip_norm is None else jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
 
     def move(tree, opt_state):
-        changes, opt_state = optimizer.update(grads, opt_state, tree)
+        clipped = jax.tree.map(lambda g: g * scale, grads)  # within the branch: no scaled copy is written to memory
+        changes, opt_state = optimizer.update(clipped, opt_state, tree)
         return optax.apply_updates(tree, changes), opt_state
 
     # A branch, not a selection: old and new weights need not both exist.

@@ -33,6 +33,8 @@ class Rollouts(struct.PyTreeNode):
     `extras` holds the inputs of particular methods by name (each leaf starts with axis P): for instance
     `truncated`, `correct` bool[P, G], `traj`, `obs`, `act`, `agent`, `parent` i32[P, G], `teacher_logprobs` f32[P, G, T].
     `loss_weights` is what `Objective.weights` returned for the whole mini-batch, when this is a part of one.
+    `filled` (1 to 4, static) promises that in any part of the prompts that goes through the model at once no more than so many
+    quarters of the `[., G, T]` slots are real tokens; the others are then not computed.
     """
 
     mask: Array = struct.field(metadata={"axes": "PGT"})
@@ -52,6 +54,7 @@ class Rollouts(struct.PyTreeNode):
     features: Array | None = _axes("PGD")
     extras: Mapping[str, Array] = struct.field(default_factory=dict, kw_only=True)
     loss_weights: Mapping[str, Array] | None = struct.field(default=None, kw_only=True)
+    filled: int = struct.field(default=4, kw_only=True, pytree_node=False)
 
     @property
     def token_mask(self) -> Array:

@@ -1,14 +1,18 @@
 """Rotary embeddings and grouped attention over a shared prompt and a row's own tokens."""
+import functools
 import math
 from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
 
 _MASKED = -1e30  # finite: a query that sees nothing gets a uniform softmax instead of NaN
+BLOCK = 512  # queries of a row whose scores exist at a time
+SAVED = "attention"  # what `grouped_attention` calls that which its backward pass starts from
 
 
 def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> jax.Array:
@@ -80,38 +84,137 @@ def grouped_attention(queries, keys, values, mask, shared=None, *, scale):
     K = keys.shape[2]
     chex.assert_equal_shape([keys, values])
     grouped = (queries * scale).reshape(P, G, T, K, H // K, d).transpose(0, 1, 3, 4, 2, 5)  # [P, G, K, H/K, T, d]
-    own = jnp.where(mask[:, :, None, None], _scores(grouped, keys), _MASKED)
-    top = jax.lax.stop_gradient(own.max(-1, keepdims=True))
-    if shared is None:
-        weights = jnp.exp(own - top)
-        out = _weighted(weights / weights.sum(-1, keepdims=True), values)
-        return out.transpose(0, 1, 4, 2, 3, 5).reshape(P, G, T, H, d)
-    swap = lambda y: jnp.swapaxes(y, 1, 2)  # noqa: E731  [P, G, K, ...] <-> [P, K, G, ...]
-    shared_keys, shared_values, shared_mask = shared
-    prompt = jnp.where(shared_mask[:, None, :, None], _scores(swap(grouped), shared_keys), _MASKED)
-    top = jnp.maximum(top, swap(jax.lax.stop_gradient(prompt.max(-1, keepdims=True))))
-    own, prompt = jnp.exp(own - top), jnp.exp(prompt - swap(top))
-    total = own.sum(-1, keepdims=True) + swap(prompt.sum(-1, keepdims=True))
-    out = _weighted(own / total, values) + swap(_weighted(prompt / swap(total), shared_values))
-    return out.transpose(0, 1, 4, 2, 3, 5).reshape(P, G, T, H, d)
+    sources = [(keys, values, mask[:, :, None, None])]
+    if shared is not None:
+        shared_keys, shared_values, shared_mask = shared
+        sources.append((shared_keys, shared_values, shared_mask[:, None, :, None]))
+    return _attention(grouped, sources).transpose(0, 1, 4, 2, 3, 5).reshape(P, G, T, H, d)
+
+
+@jax.custom_vjp
+def _attention(queries, sources):
+    """Attention of `queries [P, G, K, H/K, T, d]` over all `sources`, each `(keys, values, mask)`, see `_met_by`.
+
+    The backward pass starts from the outputs, maxima and sums: weights are then one exponential of the scores, and what the
+    softmax's sum takes from a slope is `d_out . out` of its query (arXiv 2205.14135, appendix B). These three carry the name
+    `SAVED`, for a policy of what to keep.
+    """
+    return _attention_forward(queries, sources)[0]
+
+
+def _attention_forward(queries, sources):
+    keys, values, masks = zip(*sources)
+
+    def block(rows):
+        queries, masks = rows
+        scores = [_masked_scores(queries, k, mask) for k, mask in zip(keys, masks)]
+        top = functools.reduce(jnp.maximum, [_met_by(k, s.max(-1, keepdims=True)) for k, s in zip(keys, scores)])
+        odds = [jnp.exp(s - _met_by(k, top)) for k, s in zip(keys, scores)]
+        total = sum(_met_by(k, o.sum(-1, keepdims=True)) for k, o in zip(keys, odds))
+        out = sum(_met_by(k, _weighted(o, v)) for k, v, o in zip(keys, values, odds)) / total
+        return (out.astype(values[0].dtype), top, total), ()
+
+    out, top, total = checkpoint_name(_by_blocks(block, (queries, masks))[0], SAVED)
+    return out, (queries, sources, out, top, total)
+
+
+def _attention_backward(saved, d_out):
+    queries, sources, *kept = saved
+    keys, values, masks = zip(*sources)
+
+    def block(rows):
+        queries, masks, out, top, total, d_out = rows
+        lost = jnp.sum(d_out.astype(jnp.float32) * out, -1, keepdims=True)
+        total = jnp.maximum(total, 1.0)  # as it is, but for what fills up the last block
+        d_queries, sums = 0.0, []
+        for k, v, mask in zip(keys, values, masks):
+            weights = jnp.exp(_masked_scores(queries, k, mask) - _met_by(k, top)) / _met_by(k, total)
+            dy = _met_by(k, d_out)
+            slopes = jnp.where(mask, weights * (_scores(dy, v) - _met_by(k, lost)), 0.0)
+            d_queries += _met_by(k, _weighted(slopes, k))
+            sums.append((_summed(slopes, _met_by(k, queries), k), _summed(weights, dy, v)))
+        return d_queries.astype(queries.dtype), sums
+
+    d_queries, sums = _by_blocks(block, (queries, masks, *kept, d_out))
+    return d_queries, [(d_k.astype(k.dtype), d_v.astype(v.dtype), None) for (d_k, d_v), k, v in zip(sums, keys, values)]
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def _by_blocks(f, rows):
+    """`f(rows) -> (rows, sums)` over blocks of `BLOCK` queries, so that memory does not grow with their square.
+
+    Queries lie on axis -2 of every array of `rows`, given or found; the sums are those of all blocks.
+    """
+    T = rows[0].shape[-2]
+    if T <= BLOCK:
+        return f(rows)
+
+    def split(x):
+        x = jnp.broadcast_to(x, (*x.shape[:-2], T, x.shape[-1]))  # a mask may be the same for all queries
+        x = jnp.pad(x, ((0, 0),) * (x.ndim - 2) + ((0, -T % BLOCK), (0, 0)))
+        return jnp.moveaxis(x.reshape(*x.shape[:-2], -1, BLOCK, x.shape[-1]), -3, 0)
+
+    def join(x):
+        x = jnp.moveaxis(x, 0, -3)
+        return x.reshape(*x.shape[:-3], -1, x.shape[-1])[..., :T, :]
+
+    def add(sums, block):
+        found, more = f(block)
+        return jax.tree.map(jnp.add, sums, more), found
+
+    blocks = jax.tree.map(split, rows)
+    shapes = jax.eval_shape(f, jax.tree.map(lambda x: x[0], blocks))[1]
+    sums, found = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), blocks)
+    return jax.tree.map(join, found), sums
+
+
+def _met_by(keys, x):
+    """`x [P, G, K, ...]` in the order in which `keys` meet it, or back: `[P, K, G, ...]` if a whole group shares the keys.
+
+    Own keys are `[P, G, K, U, d]`, shared ones `[P, K, S, d]`.
+    """
+    return x if keys.ndim == 5 else jnp.swapaxes(x, 1, 2)
+
+
+def _masked_scores(queries, keys, mask):
+    return jnp.where(mask, _scores(_met_by(keys, queries), keys), _MASKED)
 
 
 def _scores(queries, keys):
-    """Float32 products of `queries [..., a, b, c, d]` with `keys [..., U, d]`: `[..., a, b, c, U]`, one matrix product each.
+    """Float32 products of `queries [..., d]` with `keys [..., U, d]`: `[..., U]`, one matrix product for each matrix of keys.
 
     The queries are the left operand as they lie: an einsum may choose the other order, which costs several times more.
     """
-    batch = tuple(range(keys.ndim - 2))
-    rows = queries.reshape(*keys.shape[:-2], -1, keys.shape[-1])
-    found = jax.lax.dot_general(rows, keys, (((rows.ndim - 1,), (keys.ndim - 1,)), (batch, batch)),
-                                preferred_element_type=jnp.float32)
+    found = _product(_rows(queries, keys), keys, 1, 1)
     return found.reshape(*queries.shape[:-1], keys.shape[-2])
 
 
 def _weighted(weights, values):
-    """`weights [..., a, b, c, U]` times `values [..., U, d]`: `[..., a, b, c, d]` in the dtype of the values."""
-    rows = weights.astype(values.dtype).reshape(*values.shape[:-2], -1, values.shape[-2])
-    return (rows @ values).reshape(*weights.shape[:-1], values.shape[-1])
+    """`weights [..., U]` times `values [..., U, d]`: `f32[..., d]`."""
+    return _product(_rows(weights, values).astype(values.dtype), values, 1, 0).reshape(*weights.shape[:-1], values.shape[-1])
+
+
+def _summed(weights, rows, keys):
+    """`weights [..., U]`, transposed, times `rows [..., d]`: in the shape of `keys [..., U, d]`, float32.
+
+    The rows are the side that is transposed: they are narrower than the weights.
+    """
+    found = _product(_rows(rows, keys), _rows(weights, keys).astype(rows.dtype), 0, 0)
+    return jnp.swapaxes(found, -1, -2)
+
+
+def _rows(x, keys):
+    """`[..., a, b, c, n]` as the rows of one matrix for each of the `keys [..., U, d]`."""
+    return x.reshape(*keys.shape[:-2], -1, x.shape[-1])
+
+
+def _product(left, right, left_axis: int, right_axis: int):
+    """Float32 product of matrices `[..., m, n]`, summed over the given axis (0 or 1) of each."""
+    batch = tuple(range(left.ndim - 2))
+    axes = ((len(batch) + left_axis,), (len(batch) + right_axis,))
+    return jax.lax.dot_general(left, right, (axes, (batch, batch)), preferred_element_type=jnp.float32)
 
 
 def in_window(query_positions, key_positions, window, local):

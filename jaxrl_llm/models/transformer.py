@@ -14,9 +14,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models.attention import Rotations, apply_rotary, grouped_attention, in_window, rotations
+from jaxrl_llm.models.attention import SAVED, Rotations, apply_rotary, grouped_attention, in_window, rotations
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import Dense, transpose
+from jaxrl_llm.models.unpadding import Unpadding
 
 Params = Any
 
@@ -177,7 +178,8 @@ class Transformer:
             return x, (kept, None if pool is None else pool(jax.lax.stop_gradient(x)))
 
         # Matrix products are worth storing for the backward pass; what lies between them is cheaper to compute again.
-        policy = None if self.remat else jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        policy = None if self.remat else jax.checkpoint_policies.save_from_both_policies(
+            jax.checkpoint_policies.dots_with_no_batch_dims_saveable, jax.checkpoint_policies.save_only_these_names(SAVED))
         step = jax.checkpoint(layer, prevent_cse=False, policy=policy)
         inputs = (params["layers"], lora, jnp.asarray(self.config.local_layers))
         x, (kept, pooled) = jax.lax.scan(step, x, inputs)
@@ -212,8 +214,8 @@ class Transformer:
         x, kv, pooled = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool)
         return self.normed(params, x), kv, pooled
 
-    def packed_states(self, params, prompt_tokens, prompt_mask, tokens, mask, *, lora=None, pool=None,
-                      whole=lambda layer: layer):
+    def packed_states(self, params, prompt_tokens, prompt_mask, tokens, *, unpadding: Unpadding | None = None, lora=None,
+                      pool=None, whole=lambda layer: layer):
         """States that predict each completion token, with every prompt computed once for its whole group.
 
         One packed row is `[prompt, completion_1, ..., completion_G]`; a completion sees the prompt and itself, and its
@@ -221,7 +223,8 @@ class Transformer:
 
         Args:
           prompt_tokens, prompt_mask: `[P, S]`, at least one real token each.
-          tokens, mask: `[P, G, T]`.
+          tokens: `i32[P, G, T]`, padded behind.
+          unpadding: with it everything but attention computes real completion tokens only; states of padding are 0.
           pool: optional function `(prompt [P, S, D], completions [P, G, T, D]) -> pytree` of each layer's stream.
           whole: what makes the weights of a layer, given in pieces, whole, see `parallel.fsdp`.
         Returns:
@@ -230,14 +233,22 @@ class Transformer:
         P, S = prompt_tokens.shape
         _, G, T = tokens.shape
         chex.assert_shape(prompt_mask, (P, S))
-        chex.assert_shape([tokens, mask], (P, G, T))
         prompt_positions = positions_of(prompt_mask)
         length = prompt_mask.sum(-1, dtype=jnp.int32)
         positions = jnp.broadcast_to(length[:, None, None] + jnp.arange(T), (P, G, T))
-        packed_positions = jnp.concatenate([prompt_positions, positions.reshape(P, G * T)], axis=1)
         causal = lambda n: jnp.tril(jnp.ones((n, n), bool))  # noqa: E731
-        split = lambda y: (y[:, :S], y[:, S:].reshape(P, G, T, *y.shape[2:]))  # noqa: E731
         window, scale = self.config.window, self.config.attention_scale
+
+        def packed(prompts, completions):
+            """`[P, S, ...]` and `[P, G, T, ...]` as rows `[P, S + G T, ...]`, or as one `[1, P S + slots, ...]`."""
+            if unpadding is None:
+                return jnp.concatenate([prompts, completions.reshape(P, G * T, *completions.shape[3:])], axis=1)
+            return jnp.concatenate([prompts.reshape(P * S, *prompts.shape[2:]), unpadding.remove(completions)])[None]
+
+        def split(rows):
+            if unpadding is None:
+                return rows[:, :S], rows[:, S:].reshape(P, G, T, *rows.shape[2:])
+            return rows[0, :P * S].reshape(P, S, *rows.shape[2:]), unpadding.restore(rows[0, P * S:])
 
         def attend(q, k, v, local):
             q_p, q_c = split(q)
@@ -247,12 +258,11 @@ class Transformer:
             own = causal(T) & in_window(positions, positions, window, local)
             seen = prompt_mask[:, None, None, :] & in_window(positions, prompt_positions[:, None], window, local)
             out_c = grouped_attention(q_c, k_c, v_c, own, (k_p, v_p, seen), scale=scale)
-            return jnp.concatenate([out_p[:, 0], out_c.reshape(P, G * T, *out_c.shape[3:])], axis=1), None
+            return packed(out_p[:, 0], out_c), None
 
-        packed = jnp.concatenate([prompt_tokens, tokens.reshape(P, G * T)], axis=1)
-        x = self.embed(params, packed)
+        x = self.embed(params, packed(prompt_tokens, tokens))
         pool_packed = None if pool is None else (lambda x: pool(*split(x)))
-        x, _, pooled = self._scan_layers(params, lora, x, packed_positions, attend, pool_packed, whole)
+        x, _, pooled = self._scan_layers(params, lora, x, packed(prompt_positions, positions), attend, pool_packed, whole)
         prompt, completions = split(x)
         last = jnp.take_along_axis(prompt, last_index(prompt_mask)[:, None, None], axis=1)
         before = jnp.broadcast_to(last[:, None], (P, G, 1, x.shape[-1]))

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from jaxrl_llm.evaluation import flops
+from jaxrl_llm.models.attention import BLOCK
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.parallel.mesh import AXES
@@ -126,16 +127,16 @@ def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     """Bytes per device at the peak of an update, beside `kept_memory`.
 
     stored: for every token and layer the residual stream and, unless layers are recomputed, the results of the matrix
-    products that the backward pass reads. one layer: scores, gated products and norms of the layer being differentiated,
-    either around its attention or around its MLP. gathered: tables that live in pieces, and two layers at a time.
+    products and of attention that the backward pass reads. one layer: scores, gated products and norms of the layer being
+    differentiated, either around its attention or around its MLP. gathered: tables that live in pieces, two layers at a time.
     """
     shards, tensor, item = mesh["data"] * mesh["fsdp"], mesh["tensor"], w.itemsize
     P, G, S, T, D, M = w.learned_at_once / shards, w.group, w.prompt_tokens, w.completion_tokens, c.hidden_size, c.mlp_size
     tokens = P * (S + G * T)
     held = weights_per_device(c, mesh)
-    products = (1 + c.post_norms) * D + ((c.num_heads + 2 * c.num_kv_heads) * c.head_dim + 2 * M) / tensor
+    products = (1 + c.post_norms) * D + ((2 * c.num_heads + 2 * c.num_kv_heads) * c.head_dim + 2 * M) / tensor
     stored = tokens * c.num_layers * item * (D + (0 if w.remat else products))
-    scores = 4 * c.num_heads * P * (G * T * (T + S) + S * S) / tensor
+    scores = 4 * c.num_heads * P * (G * min(T, BLOCK) * (T + S) + min(S, BLOCK) * S) / tensor
     layer = max(5 * M / tensor * tokens * item, 4 * scores) + 6 * 4 * D * tokens + (tokens * products * item if w.remat else 0)
     table = 4 * c.vocab_size * D / tensor
     gradients = 4 * (adapter_weights(c, w.lora_rank) if w.lora_rank else held) * (2 if w.micro_batches > 1 else 1)

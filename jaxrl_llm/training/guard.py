@@ -39,7 +39,7 @@ class Guarded:
     def __call__(self, *args, **kwargs):
         leaves = {jax.tree_util.keystr(path): _describe(leaf)
                   for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs))}
-        signature = tuple(leaves.items())
+        signature = jax.tree.structure((args, kwargs)), *leaves.items()  # the structure says what is static
         known = signature in self._seen
         if not known and len(self._seen) >= self.shapes:
             raise RecompilationError(f"{self.name} was called with a new shape after warm-up ({self.shapes} allowed): "
@@ -57,7 +57,7 @@ class Guarded:
         last = list(self._seen.values())[-1]
         changed = [f"{path}: {last.get(path, 'absent')} -> {leaves.get(path, 'absent')}"
                    for path in {**last, **leaves} if last.get(path) != leaves.get(path)]
-        return "; ".join(changed[:8])
+        return "; ".join(changed[:8]) or "what is static in it changed"
 
 
 def _describe(leaf) -> str:

@@ -239,7 +239,7 @@ def measure(run: setup.Run, state: TrainState, sampled: Rollouts, reference) -> 
 def texts_of(batch: Rollouts) -> Rollouts:
     """What log-probs are computed from: one program scores a batch, whatever else is known of it."""
     return Rollouts(mask=batch.mask, valid=batch.valid, tokens=batch.tokens, prompt_tokens=batch.prompt_tokens,
-                    prompt_mask=batch.prompt_mask)
+                    prompt_mask=batch.prompt_mask, filled=batch.filled)
 
 
 def score(run: setup.Run, state: TrainState, sampled: Rollouts, reference, alone: bool):
@@ -254,9 +254,9 @@ def score(run: setup.Run, state: TrainState, sampled: Rollouts, reference, alone
             sampled = sampled.replace(valid=parallel.fetch(jax.jit(run.estimator.keeps)(placed)))
         rows, advantages = rounds.regroup(
             sampled, parallel.fetch(advantages), run.config.sampling.group, run.config.prompts.per_step)
-        batch = measure(run, state, run.place(rows), reference)
+        batch = measure(run, state, run.place(run.unpadded(rows)), reference)
         return state.replace(estimator_state=estimator_state), batch, run.place(advantages), told
-    batch = measure(run, state, run.place(sampled), reference)
+    batch = measure(run, state, run.place(run.unpadded(sampled)), reference)
     batch, facts = record_values(run, state, batch, alone)
     if run.joint is not None:
         return state, batch, None, facts

@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.models.logprobs import token_logprobs
 from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.models.unpadding import unpadding
 from jaxrl_llm.parallel import over_rows
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.values import features
@@ -64,16 +65,23 @@ class Policy:
         return logprobs, entropies, jnp.stack([of_layer(i) for i in capture.layer], axis=2)
 
     def _forward(self, params, lora, rollouts: Rollouts, last=None):
-        """Log-probs, entropies, and of every layer `[P, L, ...]` the means over the `last` tokens, see `features`."""
+        """Log-probs, entropies, and of every layer `[P, L, ...]` the means over the `last` tokens, see `features`.
+
+        NaN where `rollouts.filled` promised too much: better no update than one that misses tokens.
+        """
         def forward(params, lora, rows, whole):
             prompt_tokens, prompt_mask, tokens, mask, last = rows
             pool = None if last is None else (lambda *states: tuple(map(features.pooled, states, last)))
-            states, pooled = self.model.packed_states(params, prompt_tokens, prompt_mask, tokens, mask, lora=lora, pool=pool,
-                                                      whole=whole)
-            found = token_logprobs(states.reshape(-1, states.shape[-1]), self.model.unembedding(params), tokens.reshape(-1),
+            slots = unpadding(mask, r.filled)
+            states, pooled = self.model.packed_states(params, prompt_tokens, prompt_mask, tokens, unpadding=slots, lora=lora,
+                                                      pool=pool, whole=whole)
+            remove, restore = (lambda x: x.reshape(-1, *x.shape[3:])), (lambda x: x.reshape(tokens.shape))
+            if slots is not None:
+                remove, restore = slots.remove, lambda x: jnp.where(slots.fits, slots.restore(x), jnp.nan)
+            found = token_logprobs(remove(states), self.model.unembedding(params), remove(tokens),
                                    temperature=self.temperature, chunk=self.chunk)
-            return *(x.reshape(tokens.shape) for x in found), jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), pooled)
+            return *map(restore, found), jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), pooled)
 
         r = rollouts
-        rows = (r.prompt_tokens, r.prompt_mask, r.tokens, r.mask, last)
+        rows = (r.prompt_tokens, r.prompt_mask, r.tokens, r.token_mask, last)
         return over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)

@@ -146,6 +146,17 @@ def bucket_of(longest: int, max_tokens: int) -> int:
     return next(b for b in buckets(max_tokens) if b >= longest)
 
 
+def quarters_filled(mask: np.ndarray, prompts: int) -> int:
+    """Smallest n of 1 to 4 such that of no `prompts` prompts more than n quarters of the slots `[prompts, G, T]` are filled.
+
+    `mask bool[P, G, T]`; a slot is filled up to the last token that counts. What holds for parts of so many prompts holds for
+    all larger ones, in any order.
+    """
+    lengths = np.where(mask.any(-1), mask.shape[-1] - np.argmax(mask[..., ::-1], axis=-1), 0).sum(-1)
+    fullest = np.sort(lengths)[::-1][:prompts].sum()
+    return max(1, int(-(-4 * fullest // (prompts * mask[0].size))))
+
+
 def prompt_buckets(longest: int) -> list[int]:
     """The prompt lengths that a run compiles for: quarters of the longest, in multiples of 64."""
     return sorted({min(longest, -(-longest * quarter // 256) * 64) for quarter in (1, 2, 3, 4)})

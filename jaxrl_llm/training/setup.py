@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import control, methods, parallel, rewards, tasks, tokenizers
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.control.budget import allocate
+from jaxrl_llm.evaluation import flops
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.prompts import longest
 from jaxrl_llm.generation.sampler import generate
@@ -23,12 +24,13 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.registry import one_of
+from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.policy import Capture, Policy
-from jaxrl_llm.training.rollout import buckets, join, prompt_buckets
+from jaxrl_llm.training.rollout import buckets, join, prompt_buckets, quarters_filled
 from jaxrl_llm.training.step import in_parts, make_joint_update, make_optimizer, make_update
 from jaxrl_llm.values import critic as critic_lib
 from jaxrl_llm.values import features
@@ -38,6 +40,14 @@ DTYPES = {"float32": np.float32, "bfloat16": jax.numpy.bfloat16}
 RECORDED = frozenset({"rewards", "reward_components", "tokens", "prompt_tokens", "prompt_mask", "prompt_ids",
                       "behavior_logprobs", "old_logprobs", "ref_logprobs", "entropies", "policy_version",
                       "truncated", "correct", "answers", "task", "current_version", "features", "prior"})
+
+
+def unpads(model: ModelConfig, slots: int) -> bool:
+    """Whether leaving out the padding among so many token slots saves more than the compiling of further shapes costs.
+
+    From 1e11 products of a token with a weight on: about a second of an update on a CPU.
+    """
+    return flops.matmul_parameters(model) * slots >= 1e11
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +114,14 @@ class Run:
         found = allocate(np.clip(expected, 0, 1), total=unit * rows, low=unit if count <= rows else 0, unit=unit,
                          high=self.config.sampling.max_group, utility=self.budget)
         return np.asarray(found) // unit
+
+    def unpadded(self, batch: Rollouts) -> Rollouts:
+        """A batch on the host, with the promise that lets the model leave its padding out, see `Rollouts.filled`."""
+        c, shards = self.config, self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        if not unpads(self.policy.model.config, batch.mask.size):
+            return batch
+        together = c.prompts.per_step // (c.learner.minibatches * c.learner.micro_batches * shards)
+        return batch.replace(filled=quarters_filled(batch.token_mask, together))
 
     @property
     def feature_size(self) -> int:
@@ -309,6 +327,8 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     prompt_tokens = prompt_length(config, task, tokenizer, model.config.max_positions)
     sampled = len(prompt_buckets(prompt_tokens))
     shapes = len(buckets(T)) * sampled * rounds  # up to so many rows per prompt are learned from
+    if unpads(model.config, config.prompts.per_step * config.sampling.group * T * rounds):
+        shapes *= 4
     scored = shapes * (2 if config.lora.rank else 1)  # the reference of adapters is scored without them
     learner = config.learner  # where memory is short, scoring needs no more than an update
     parts = learner.minibatches * learner.micro_batches if learner.micro_batches > 1 else 1

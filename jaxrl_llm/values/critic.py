@@ -23,6 +23,7 @@ from jax.sharding import Mesh
 from jaxrl_llm import masked
 from jaxrl_llm.descent import descend, split
 from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.models.unpadding import unpadding
 from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.parallel import over_rows, tree_shardings
 from jaxrl_llm.rollouts import Rollouts, clean
@@ -67,11 +68,12 @@ class Critic:
         """V_t f32[P, G, T], 0 outside the mask. `policy` = (parameters, adapters or None) is read by the kind `head` only."""
         def forward(trunk, others, rows, whole):
             (lora, head), (prompt_tokens, prompt_mask, tokens, mask) = others, rows
-            states, _ = self.model.packed_states(trunk, prompt_tokens, prompt_mask, tokens, mask, lora=lora, whole=whole)
+            states, _ = self.model.packed_states(trunk, prompt_tokens, prompt_mask, tokens,
+                                                 unpadding=unpadding(mask, r.filled), lora=lora, whole=whole)
             return states.astype(jnp.float32) @ head["weight"] + head["bias"]
 
         r, (trunk, lora) = rollouts, policy if self.kind == "head" else (params["trunk"], None)
-        rows = r.prompt_tokens, r.prompt_mask, r.tokens, r.mask
+        rows = r.prompt_tokens, r.prompt_mask, r.tokens, r.token_mask
         values = over_rows(forward, self.mesh, self.model.dtype, trunk, (lora, params["head"]), rows)
         return jnp.where(r.token_mask, values, 0)
 

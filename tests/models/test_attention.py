@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.models import attention
 from jaxrl_llm.models.attention import grouped_attention
 
 P, G, T, H, K, S, d = 2, 3, 5, 4, 2, 6, 8
@@ -33,13 +34,15 @@ def inputs(shared: bool):
 
 @pytest.mark.parametrize("shared", (False, True))
 @pytest.mark.parametrize("recomputed", (False, True))
-def test_values_and_gradients_are_those_of_one_softmax(shared, recomputed):
+@pytest.mark.parametrize("block", (512, 2))
+def test_values_and_gradients_are_those_of_one_softmax(monkeypatch, shared, recomputed, block):
+    monkeypatch.setattr(attention, "BLOCK", block)
     (queries, keys, values, mask), prompt = inputs(shared)
     floats = (queries, keys, values, *(prompt[:2] if shared else ()))
 
-    def loss(attention, floats):
+    def loss(attend, floats):
         seen = (*floats[3:], prompt[2]) if shared else None
-        run = lambda q, k, v, seen: attention(q, k, v, mask, seen, scale=0.5)  # noqa: E731
+        run = lambda q, k, v, seen: attend(q, k, v, mask, seen, scale=0.5)  # noqa: E731
         out = (jax.checkpoint(run) if recomputed else run)(*floats[:3], seen)
         return jnp.sum(jnp.sin(out)), out
 
@@ -60,3 +63,16 @@ def test_bfloat16_keeps_its_dtype_in_both_directions():
     exact = jax.grad(loss)((queries, keys, values, *prompt[:2]))
     for ours, theirs in zip(gradient, exact):
         assert np.abs(ours.astype(jnp.float32) - theirs).max() < 0.06 * np.abs(theirs).max()
+
+
+def test_memory_grows_with_the_queries_not_with_their_square(monkeypatch):
+    monkeypatch.setattr(attention, "BLOCK", 64)
+
+    def temporary(length):
+        row = jax.ShapeDtypeStruct((1, 4, length, 4, d), jnp.float32)
+        own = jax.ShapeDtypeStruct((1, 4, 2, length, d), jnp.float32)
+        seen = jnp.tril(jnp.ones((length, length), bool))[None, None]
+        loss = lambda q, k, v: (grouped_attention(q, k, v, seen, scale=0.5) ** 2).sum()  # noqa: E731
+        return jax.jit(jax.grad(loss, (0, 1, 2))).lower(row, own, own).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary(1024) < 2.5 * temporary(512)

@@ -40,7 +40,7 @@ def test_merged_parameters_equal_adapters_in_every_path(pair):
     @jit
     def run(params, adapters):
         plain, _, _ = model.hidden_states(params, TOKENS, MASK, lora=adapters)
-        packed, _ = model.packed_states(params, prompt, MASK[:, :5], completions, completions >= 0, lora=adapters)
+        packed, _ = model.packed_states(params, prompt, MASK[:, :5], completions, lora=adapters)
         cache, first = model.prefill(params, prompt, MASK[:, :5], lora=adapters)
         layers = model.unstack_layers(params, adapters)
         decoded, _ = model.decode_step(params, layers, completions[:, :, 0], jnp.int32(0), cache,

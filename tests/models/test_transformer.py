@@ -66,7 +66,7 @@ def test_three_paths_agree_in_values_and_gradients(pair, name):
     prompt_tokens, prompt_mask, tokens, mask = batch()
 
     def packed(params):
-        states, _ = model.packed_states(params, prompt_tokens, prompt_mask, tokens, mask)
+        states, _ = model.packed_states(params, prompt_tokens, prompt_mask, tokens)
         return loss_of(model, states, params, tokens, mask), states
 
     def plain(params):
@@ -96,7 +96,7 @@ def test_recomputation_leaves_the_gradient(pair):
         model = dataclasses.replace(pair("qwen3").model, remat=remat)
 
         def loss(params):
-            states, _ = model.packed_states(params, prompt_tokens, prompt_mask, tokens, mask)
+            states, _ = model.packed_states(params, prompt_tokens, prompt_mask, tokens)
             return loss_of(model, states, params, tokens, mask)
 
         return jax.grad(loss)
@@ -107,12 +107,23 @@ def test_recomputation_leaves_the_gradient(pair):
     assert recomputed.temp_size_in_bytes < stored.temp_size_in_bytes
 
 
+def test_softmax_of_the_forward_pass_is_not_taken_again(pair):
+    params = pair("qwen3").params
+
+    def maxima(remat):
+        model = dataclasses.replace(pair("qwen3").model, remat=remat)
+        loss = lambda params: model.packed_states(params, *batch()[:3])[0].sum()  # noqa: E731
+        return str(jax.make_jaxpr(jax.grad(loss))(params)).count("reduce_max")
+
+    assert maxima(remat=True) == 2 * maxima(remat=False)
+
+
 def test_packed_pool_sees_prompt_and_completions(pair):
     model, params = pair("gemma3").model, pair("gemma3").params
     prompt_tokens, prompt_mask, tokens, mask = batch()
     average = lambda x, m: (x * m[..., None]).sum(-2) / m.sum(-1)[..., None]  # noqa: E731
     pool = lambda prompt, completions: (average(prompt, prompt_mask), average(completions, mask))  # noqa: E731
-    packed = jit(lambda p: model.packed_states(p, prompt_tokens, prompt_mask, tokens, mask, pool=pool)[1])
+    packed = jit(lambda p: model.packed_states(p, prompt_tokens, prompt_mask, tokens, pool=pool)[1])
     plain = jit(lambda p: plain_states(model, p, prompt_tokens, prompt_mask, tokens, mask, pool=lambda x: x)[1])
     (of_prompts, of_completions), rows = packed(params), plain(params)
     rows = np.asarray(rows).reshape(3, P, G, S + T, -1)
@@ -153,7 +164,7 @@ def test_completions_see_the_prompt_and_themselves_and_not_each_other(local):
     prompt_mask = jnp.asarray([[False, True, True, True]])
 
     def states(embed):
-        out, _ = model.packed_states(params | {"embed": embed}, prompt, prompt_mask, completions, completions > 0)
+        out, _ = model.packed_states(params | {"embed": embed}, prompt, prompt_mask, completions)
         return out[0].reshape(12, -1).sum(-1)
 
     seen = dependence(states, params["embed"], jnp.concatenate([prompt.ravel(), completions.ravel()]))
@@ -170,10 +181,9 @@ def test_more_padding_changes_nothing(pair):
     model, params = pair("gemma3").model, pair("gemma3").params
     prompt_tokens, prompt_mask, tokens, mask = batch()
     run = jit(lambda *batch: model.packed_states(params, *batch)[0])
-    states = run(prompt_tokens, prompt_mask, tokens, mask)
+    states = run(prompt_tokens, prompt_mask, tokens)
     pad = lambda x, n, value: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [n], constant_values=value)  # noqa: E731
-    wider = run(pad(prompt_tokens, (3, 1), 7), pad(prompt_mask, (3, 1), False), pad(tokens, (0, 2), 5),
-                pad(mask, (0, 2), False))
+    wider = run(pad(prompt_tokens, (3, 1), 7), pad(prompt_mask, (3, 1), False), pad(tokens, (0, 2), 5))
     close(np.asarray(wider)[:, :, :T][np.asarray(mask)], np.asarray(states)[np.asarray(mask)], 1e-6)
 
 
@@ -184,7 +194,7 @@ def test_bfloat16_runs_close_to_float32(pair):
 
     @jit
     def run(params):
-        packed = lambda m: m.packed_states(params, prompt_tokens, prompt_mask, tokens, mask)[0]  # noqa: E731
+        packed = lambda m: m.packed_states(params, prompt_tokens, prompt_mask, tokens)[0]  # noqa: E731
         return packed(model), packed(half), decoded_states(half, params, prompt_tokens, prompt_mask, tokens)
 
     expected, states, decoded = run(params)

@@ -1,4 +1,5 @@
 """Runs in a process of its own with eight virtual devices: one training step on a 2 x 2 x 2 mesh and on one device."""
+import dataclasses
 import json
 import sys
 
@@ -31,8 +32,12 @@ def tiny(**mesh):
     return c
 
 
-def steps(config, count, devices):
-    """`count` steps as the loop takes them; returns samples, parameters and metrics on the host."""
+def steps(config, count, devices, unpads=False):
+    """`count` steps as the loop takes them, with short completions in the second, whose padding is left out if it `unpads`.
+
+    Returns samples, parameters and metrics on the host.
+    """
+    setup.unpads = lambda model, slots: unpads
     real = jax.devices
     jax.devices = lambda *a: real(*a)[:devices]
     try:
@@ -43,8 +48,11 @@ def steps(config, count, devices):
     reference = jax.tree.map(lambda x: x + 0, state.params)
     data = batches(run.task.train, config.prompts.per_step, seed=0)
     tokens, found = [], {}
-    for _ in range(count):
+    for number in range(count):
         sampled, _ = loop.collect(run, state, data, PhaseTimer())
+        if number == 1:
+            short = np.arange(4) < np.array([[4, 1], [2, 1], [1, 1], [3, 1]])[..., None]
+            sampled = dataclasses.replace(sampled, completions=sampled.completions.replace(mask=short))
         sampled.scores.total[:] = np.linspace(-1, 1, sampled.scores.total.size)  # so that there is something to learn
         tokens.append(sampled.completions.tokens)
         state, found, *_ = loop.learn(run, state, sampled, reference, PhaseTimer())
@@ -163,7 +171,7 @@ def judged():
 
 def main():
     loaded = published()
-    run, state, tokens, metrics = steps(tiny(data=2, fsdp=2, tensor=2), 3, 8)
+    run, state, tokens, metrics = steps(tiny(data=2, fsdp=2, tensor=2), 3, 8, unpads=True)
     one_run, one_state, one_tokens, one_metrics = steps(tiny(data=1), 3, 1)
     layers = state.params["layers"]
     wanted = tree_shardings(state, run.mesh)

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training.guard import Guarded, RecompilationError
 
 
@@ -30,6 +31,14 @@ def test_as_many_shapes_as_allowed():
         guarded(np.zeros(size, np.float32))
     with pytest.raises(RecompilationError, match=r"2 allowed\): .*float32\[4\] -> float32\[5\]"):
         guarded(np.zeros(5, np.float32))
+
+
+def test_what_is_static_in_an_argument_counts():
+    batch = Rollouts(mask=np.ones((1, 1, 3), bool), valid=np.ones((1, 1), bool))
+    guarded = Guarded("sum", jax.jit(lambda batch: batch.mask.sum() * batch.filled), shapes=2)
+    assert [int(guarded(batch.replace(filled=n))) for n in (4, 2, 4, 2)] == [12, 6, 12, 6]
+    with pytest.raises(RecompilationError, match=r"2 allowed\): what is static in it changed"):
+        guarded(batch.replace(filled=3))
 
 
 def test_compiling_again_for_a_known_signature_fails():

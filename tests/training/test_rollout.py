@@ -90,6 +90,19 @@ def test_buckets():
         assert rollout.buckets(limit)[-1] == limit and rollout.bucket_of(limit, limit) == limit
 
 
+def test_quarters_of_the_slots_that_are_filled():
+    mask = np.arange(8) < np.array([[8, 8], [1, 0], [4, 2], [0, 0]])[..., None]
+    assert [rollout.quarters_filled(mask, n) for n in (1, 2, 4)] == [4, 3, 2]  # 16 of 16, 22 of 32, 23 of 64
+    assert rollout.quarters_filled(mask[1:2], 1) == rollout.quarters_filled(mask[3:], 1) == 1
+    mask[3, 1, 7] = True  # whatever comes before a token that counts is read by it
+    assert rollout.quarters_filled(mask[3:], 1) == 2
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        mask = np.arange(12) < random.integers(0, 13, (8, 3, 1))
+        part = mask[random.permutation(8)[:4]]
+        assert part.sum() <= rollout.quarters_filled(mask, 2) / 4 * part.size
+
+
 def test_a_short_batch_is_filled_and_the_filling_dropped():
     found, seen = sampled([["12$", "1$"]], prompts=3)
     assert seen["tokens"].shape == (3, 4) and seen["mask"].any(1).all()  # no row without a real token

@@ -177,7 +177,7 @@ def test_a_head_comes_near_the_least_squares_fit_on_the_states_of_the_policy():
     policy, target = policy_params(), batch().extras["value_targets"]
     real = batch().mask & batch().valid[..., None]
     r = batch()
-    states = np.asarray(MODEL.packed_states(policy, r.prompt_tokens, r.prompt_mask, r.tokens, r.mask)[0])[real]
+    states = np.asarray(MODEL.packed_states(policy, r.prompt_tokens, r.prompt_mask, r.tokens)[0])[real]
     design = np.concatenate([states, np.ones((len(states), 1))], axis=1)
     best = ((target[real] - design @ np.linalg.lstsq(design, target[real])[0]) ** 2).mean() / 2
     critic = Critic(MODEL, optax.adam(optax.cosine_decay_schedule(0.1, 300)), kind="head", clip=None)

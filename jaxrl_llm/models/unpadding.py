@@ -1,0 +1,55 @@
+"""Completions of unequal length without their padding, so that matrix products see real tokens only."""
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Unpadding(NamedTuple):
+    """Where the tokens of padded completions `[P, G, T]` lie when they stand one after another in fewer slots.
+
+    token: i32[slots], the token in each slot, counted through `[P, G, T]`; P * G * T where a slot is empty.
+    slot: i32[P, G, T], the slot of each token; `slots` where it is padding.
+    fits: bool[], whether the slots hold all tokens.
+    """
+
+    token: jax.Array
+    slot: jax.Array
+    fits: jax.Array
+
+    def remove(self, y):
+        """`[P, G, T, ...] -> [slots, ...]`; empty slots are 0."""
+        return _moved(y.reshape(-1, *y.shape[3:]), self.token, self.slot)
+
+    def restore(self, y):
+        """`[slots, ...] -> [P, G, T, ...]`; padding is 0."""
+        return _moved(y, self.slot, self.token)
+
+
+def unpadding(mask: jax.Array, quarters: int) -> Unpadding | None:
+    """The way of the completions of `mask bool[P, G, T]` into so many quarters of their slots and back; None for all four.
+
+    Tokens that do not count but have one behind them that does, like the output of a tool, are real: others read them.
+    """
+    if quarters == 4:
+        return None
+    slots = -(-mask.size * quarters // 4)
+    real = jnp.flip(jnp.logical_or.accumulate(jnp.flip(mask, -1), axis=-1), -1)
+    count = jnp.cumsum(real.reshape(-1), dtype=jnp.int32)
+    token = jnp.nonzero(real.reshape(-1), size=slots, fill_value=real.size)[0].astype(jnp.int32)
+    return Unpadding(token, jnp.where(real, count.reshape(real.shape) - 1, slots), count[-1] <= slots)
+
+
+@jax.custom_vjp
+def _moved(y, there, back):
+    """Rows `there` of `y [n, ...]`, 0 for numbers >= n. `back` undoes it, so that the gradient is a gathering as well."""
+    return jnp.take(y, there, axis=0, mode="fill", fill_value=0)
+
+
+def _backward(saved, d_moved):
+    there, back = saved
+    flat = d_moved.reshape(-1, *d_moved.shape[there.ndim:])
+    return _moved(flat, back.reshape(-1), there.reshape(-1)), None, None
+
+
+_moved.defvjp(lambda y, there, back: (_moved(y, there, back), (there, back)), _backward)

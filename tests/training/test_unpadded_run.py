@@ -1,0 +1,53 @@
+"""A step that leaves padding out learns what the padded one learns, in every way that a batch is cut."""
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm.tasks.loader import batches
+from jaxrl_llm.training import loop, setup
+from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.metrics import PhaseTimer
+
+CASES = {"whole": {}, "score_and_reference": {"objective": "kl_coef=0.1", "learner.epochs": 2},
+         "minibatches_and_micro_batches": {"learner.minibatches": 2, "learner.micro_batches": 2},
+         "features": {"method": "poise"}, "critic": {"method": "ppo"}}
+
+
+def build(**changes):
+    c = default_config()
+    c.task = "arithmetic(level=digit)"
+    c.model.hidden_size, c.model.num_layers, c.model.num_heads, c.model.mlp_size = 32, 2, 4, 48
+    c.steps, c.prompts.per_step, c.sampling.group, c.sampling.max_tokens = 4, 4, 2, 8
+    c.update_from_flattened_dict(changes)
+    return setup.build(c)
+
+
+def of_unequal_lengths(sampled):
+    """The batch with completions that end at other places, the third prompt's nearly at once."""
+    lengths = np.array([[8, 1], [3, 2], [1, 1], [2, 4]])
+    completions = sampled.completions.replace(mask=np.arange(8) < lengths[..., None])
+    scores = sampled.scores._replace(total=np.linspace(-1, 1, sampled.scores.total.size, dtype=np.float32))
+    return dataclasses.replace(sampled, completions=completions, scores=scores)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_states_and_metrics_after_a_step(monkeypatch, case):
+    outcomes = []
+    for unpads in (False, True):
+        monkeypatch.setattr(setup, "unpads", lambda model, slots: unpads)  # noqa: B023
+        run, params = build(**CASES[case])
+        state = setup.initial_state(run, params)
+        reference = jax.tree.map(lambda x: x + 0, state.params)
+        sampled, _ = loop.collect(run, state, batches(run.task.train, 4, seed=0), PhaseTimer())
+        state, metrics, batch, _ = loop.learn(run, state, of_unequal_lengths(sampled), reference, PhaseTimer())
+        assert batch.filled == (4 if not unpads else 3 if "micro" in case else 2)
+        outcomes.append((jax.device_get(state.params), metrics))
+    (params, metrics), (short_params, short_metrics) = outcomes
+    assert metrics["grad_norm"] > 0
+    for name, value in metrics.items():
+        np.testing.assert_allclose(short_metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+    moved = 2 * default_config().optimizer.learning_rate  # Adam's first step is as long for small gradients as for large ones
+    for ours, expected in zip(jax.tree.leaves(short_params), jax.tree.leaves(params)):
+        assert np.abs(ours - expected).mean() < 1e-3 * moved
