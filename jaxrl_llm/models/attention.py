@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
 
-_MASKED = -1e30  # finite: a query that sees nothing gets a uniform softmax instead of NaN
+_MASKED = -1e30  # added to the scores of keys that a query does not see; finite, or one that sees none got NaN
 BLOCK = 512  # queries of a row whose scores exist at a time
 SAVED = "attention"  # what `grouped_attention` calls that which its backward pass starts from
 
@@ -78,64 +78,65 @@ def grouped_attention(queries, keys, values, mask, shared=None, *, scale):
       shared: `None` or `(keys [P, K, S, d], values [P, K, S, d], mask bool broadcastable to [P, G, T, S])`.
       scale: factor on the scores.
     Returns:
-      `[P, G, T, H, d]` in the dtype of the values.
+      `[P, G, T, H, d]` in the dtype of the values; 0 for a query that sees nothing.
     """
     P, G, T, H, d = queries.shape
     K = keys.shape[2]
     chex.assert_equal_shape([keys, values])
     grouped = (queries * scale).reshape(P, G, T, K, H // K, d).transpose(0, 1, 3, 4, 2, 5)  # [P, G, K, H/K, T, d]
-    sources = [(keys, values, mask[:, :, None, None])]
+    bias = lambda mask: jnp.where(mask, 0.0, _MASKED)  # noqa: E731
+    sources = [(keys, values, bias(mask[:, :, None, None]))]
     if shared is not None:
         shared_keys, shared_values, shared_mask = shared
-        sources.append((shared_keys, shared_values, shared_mask[:, None, :, None]))
+        sources.append((shared_keys, shared_values, bias(shared_mask[:, None, :, None])))
     return _attention(grouped, sources).transpose(0, 1, 4, 2, 3, 5).reshape(P, G, T, H, d)
 
 
 @jax.custom_vjp
 def _attention(queries, sources):
-    """Attention of `queries [P, G, K, H/K, T, d]` over all `sources`, each `(keys, values, mask)`, see `_met_by`.
+    """Attention of `queries [P, G, K, H/K, T, d]` over all `sources`, each `(keys, values, bias)`, see `_met_by`.
 
-    The backward pass starts from the outputs, maxima and sums: weights are then one exponential of the scores, and what the
-    softmax's sum takes from a slope is `d_out . out` of its query (arXiv 2205.14135, appendix B). These three carry the name
-    `SAVED`, for a policy of what to keep.
+    The backward pass starts from the outputs, maxima and inverse sums: weights are then one exponential of the scores, and what
+    the softmax's sum takes from a slope is `d_out . out` of its query (arXiv 2205.14135, appendix B). These three carry the
+    name `SAVED`, for a policy of what to keep. Biases have no gradient.
     """
     return _attention_forward(queries, sources)[0]
 
 
 def _attention_forward(queries, sources):
-    keys, values, masks = zip(*sources)
+    keys, values, biases = zip(*sources)
 
     def block(rows):
-        queries, masks = rows
-        scores = [_masked_scores(queries, k, mask) for k, mask in zip(keys, masks)]
+        queries, biases = rows
+        scores = [_scores(_met_by(k, queries), k, bias) for k, bias in zip(keys, biases)]
         top = functools.reduce(jnp.maximum, [_met_by(k, s.max(-1, keepdims=True)) for k, s in zip(keys, scores)])
         odds = [jnp.exp(s - _met_by(k, top)) for k, s in zip(keys, scores)]
         total = sum(_met_by(k, o.sum(-1, keepdims=True)) for k, o in zip(keys, odds))
-        out = sum(_met_by(k, _weighted(o, v)) for k, v, o in zip(keys, values, odds)) / total
-        return (out.astype(values[0].dtype), top, total), ()
+        inverse = jnp.where(top > _MASKED / 2, 1 / total, 0.0)
+        out = sum(_met_by(k, _weighted(o, v)) for k, v, o in zip(keys, values, odds)) * inverse
+        return (out.astype(values[0].dtype), top, inverse), ()
 
-    out, top, total = checkpoint_name(_by_blocks(block, (queries, masks))[0], SAVED)
-    return out, (queries, sources, out, top, total)
+    out, top, inverse = checkpoint_name(_by_blocks(block, (queries, biases))[0], SAVED)
+    return out, (queries, sources, out, top, inverse)
 
 
 def _attention_backward(saved, d_out):
     queries, sources, *kept = saved
-    keys, values, masks = zip(*sources)
+    keys, values, biases = zip(*sources)
 
     def block(rows):
-        queries, masks, out, top, total, d_out = rows
+        queries, biases, out, top, inverse, d_out = rows
         lost = jnp.sum(d_out.astype(jnp.float32) * out, -1, keepdims=True)
-        total = jnp.maximum(total, 1.0)  # as it is, but for what fills up the last block
         d_queries, sums = 0.0, []
-        for k, v, mask in zip(keys, values, masks):
-            weights = jnp.exp(_masked_scores(queries, k, mask) - _met_by(k, top)) / _met_by(k, total)
-            dy = _met_by(k, d_out)
-            slopes = jnp.where(mask, weights * (_scores(dy, v) - _met_by(k, lost)), 0.0)
+        for k, v, bias in zip(keys, values, biases):
+            q, dy = _met_by(k, queries), _met_by(k, d_out)
+            weights = jnp.exp(_scores(q, k, bias) - _met_by(k, top)) * _met_by(k, inverse)
+            slopes = weights * (_scores(dy, v) - _met_by(k, lost))
             d_queries += _met_by(k, _weighted(slopes, k))
-            sums.append((_summed(slopes, _met_by(k, queries), k), _summed(weights, dy, v)))
+            sums.append((_summed(slopes, q, k), _summed(weights, dy, v)))
         return d_queries.astype(queries.dtype), sums
 
-    d_queries, sums = _by_blocks(block, (queries, masks, *kept, d_out))
+    d_queries, sums = _by_blocks(block, (queries, biases, *kept, d_out))
     return d_queries, [(d_k.astype(k.dtype), d_v.astype(v.dtype), None) for (d_k, d_v), k, v in zip(sums, keys, values)]
 
 
@@ -152,7 +153,7 @@ def _by_blocks(f, rows):
         return f(rows)
 
     def split(x):
-        x = jnp.broadcast_to(x, (*x.shape[:-2], T, x.shape[-1]))  # a mask may be the same for all queries
+        x = jnp.broadcast_to(x, (*x.shape[:-2], T, x.shape[-1]))  # a bias may be the same for all queries
         x = jnp.pad(x, ((0, 0),) * (x.ndim - 2) + ((0, -T % BLOCK), (0, 0)))
         return jnp.moveaxis(x.reshape(*x.shape[:-2], -1, BLOCK, x.shape[-1]), -3, 0)
 
@@ -178,17 +179,16 @@ def _met_by(keys, x):
     return x if keys.ndim == 5 else jnp.swapaxes(x, 1, 2)
 
 
-def _masked_scores(queries, keys, mask):
-    return jnp.where(mask, _scores(_met_by(keys, queries), keys), _MASKED)
-
-
-def _scores(queries, keys):
+def _scores(queries, keys, bias=None):
     """Float32 products of `queries [..., d]` with `keys [..., U, d]`: `[..., U]`, one matrix product for each matrix of keys.
 
     The queries are the left operand as they lie: an einsum may choose the other order, which costs several times more.
     """
-    found = _product(_rows(queries, keys), keys, 1, 1)
-    return found.reshape(*queries.shape[:-1], keys.shape[-2])
+    found = _product(_rows(queries, keys), keys, 1, 1).reshape(*queries.shape[:-1], keys.shape[-2])
+    if bias is None:
+        return found
+    found, bias = jax.lax.optimization_barrier((found, bias))  # or it is made as large as the scores, outside the layers' loop
+    return found + bias
 
 
 def _weighted(weights, values):
@@ -197,12 +197,8 @@ def _weighted(weights, values):
 
 
 def _summed(weights, rows, keys):
-    """`weights [..., U]`, transposed, times `rows [..., d]`: in the shape of `keys [..., U, d]`, float32.
-
-    The rows are the side that is transposed: they are narrower than the weights.
-    """
-    found = _product(_rows(rows, keys), _rows(weights, keys).astype(rows.dtype), 0, 0)
-    return jnp.swapaxes(found, -1, -2)
+    """`weights [..., U]`, transposed, times `rows [..., d]`: in the shape of `keys [..., U, d]`, float32."""
+    return _product(_rows(weights, keys).astype(rows.dtype), _rows(rows, keys), 0, 0)
 
 
 def _rows(x, keys):

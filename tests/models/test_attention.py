@@ -18,7 +18,7 @@ def plain(queries, keys, values, mask, shared=None, *, scale):
         keys, values = (jnp.concatenate([copies(s), own], axis=3) for s, own in zip(shared, (keys, values)))
         mask = jnp.concatenate([jnp.broadcast_to(shared[2], (P, G, T, S)), jnp.broadcast_to(mask, (P, G, T, T))], axis=3)
     scores = jnp.einsum("pgthd,pghud->pghtu", queries * scale, heads(keys))
-    weights = jax.nn.softmax(jnp.where(mask[:, :, None], scores, -1e30), axis=-1)
+    weights = jax.nn.softmax(jnp.where(mask[:, :, None], scores, -1e30), axis=-1) * mask.any(-1)[:, :, None, :, None]
     return jnp.einsum("pghtu,pghud->pgthd", weights, heads(values))
 
 
