@@ -121,7 +121,7 @@ class Run:
         if not unpads(self.policy.model.config, batch.mask.size):
             return batch
         together = c.prompts.per_step // (c.learner.minibatches * c.learner.micro_batches * shards)
-        return batch.replace(filled=quarters_filled(batch.token_mask, together))
+        return batch.replace(filled=quarters_filled(np.asarray(batch.token_mask), together))
 
     @property
     def feature_size(self) -> int:
