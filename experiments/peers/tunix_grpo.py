@@ -30,7 +30,6 @@ rotate = llama.apply_rope
 llama.apply_rope = lambda x, p, head_dim, rope_theta=100_000: rotate(x, p, head_dim=head_dim, rope_theta=rope_theta)
 
 
-
 def recomputed(layer, *inputs):
     """A decoder layer that keeps its input alone for the backward pass: RematConfig.DECODER, which fails with flax 0.12.8."""
     graph, weights = nnx.split(layer)
