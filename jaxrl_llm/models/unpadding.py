@@ -26,15 +26,20 @@ class Unpadding(NamedTuple):
         return _moved(y, self.slot, self.token)
 
 
-def unpadding(mask: jax.Array, quarters: int) -> Unpadding | None:
-    """The way of the completions of `mask bool[P, G, T]` into so many quarters of their slots and back; None for all four.
+def through_last(mask):
+    """True up to the last True of each row, `bool[..., T]`, of numpy or jax: the real tokens of completions.
 
     Tokens that do not count but have one behind them that does, like the output of a tool, are real: others read them.
     """
+    return (mask[..., ::-1].cumsum(-1) > 0)[..., ::-1]
+
+
+def unpadding(mask: jax.Array, quarters: int) -> Unpadding | None:
+    """The way of the completions of `mask bool[P, G, T]` into so many quarters of their slots and back; None for all four."""
     if quarters == 4:
         return None
     slots = -(-mask.size * quarters // 4)
-    real = jnp.flip(jnp.logical_or.accumulate(jnp.flip(mask, -1), axis=-1), -1)
+    real = through_last(mask)
     count = jnp.cumsum(real.reshape(-1), dtype=jnp.int32)
     token = jnp.nonzero(real.reshape(-1), size=slots, fill_value=real.size)[0].astype(jnp.int32)
     return Unpadding(token, jnp.where(real, count.reshape(real.shape) - 1, slots), count[-1] <= slots)

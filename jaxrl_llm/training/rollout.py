@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl_llm import parallel
 from jaxrl_llm.generation.prompts import encode_problem, fit, pad
 from jaxrl_llm.generation.sampler import Completions, row_keys
+from jaxrl_llm.models.unpadding import through_last
 from jaxrl_llm.rewards import Combined, Scores
 from jaxrl_llm.rollouts import Prompts, Rollouts
 from jaxrl_llm.tasks.base import Problem
@@ -149,11 +150,9 @@ def bucket_of(longest: int, max_tokens: int) -> int:
 def quarters_filled(mask: np.ndarray, prompts: int) -> int:
     """Smallest n of 1 to 4 such that of no `prompts` prompts more than n quarters of the slots `[prompts, G, T]` are filled.
 
-    `mask bool[P, G, T]`; a slot is filled up to the last token that counts. What holds for parts of so many prompts holds for
-    all larger ones, in any order.
+    `mask bool[P, G, T]`. What holds for parts of so many prompts holds for all larger ones, in any order.
     """
-    lengths = np.where(mask.any(-1), mask.shape[-1] - np.argmax(mask[..., ::-1], axis=-1), 0).sum(-1)
-    fullest = np.sort(lengths)[::-1][:prompts].sum()
+    fullest = np.sort(through_last(mask).sum((1, 2)))[::-1][:prompts].sum()
     return max(1, int(-(-4 * fullest // (prompts * mask[0].size))))
 
 
