@@ -123,19 +123,25 @@ def products_seconds(run, state, rows: int) -> float:
     """Seconds of the matrix products of one decode step by themselves, one after the other: the GEMM rate at its batch size."""
     import jax
     import jax.numpy as jnp
-    model = run.policy.model
-    layers = jax.jit(model.unstack_layers)(state.params)
+
+    from jaxrl_llm.generation.sampler import reads_transposed
+    model, transposed = run.policy.model, reads_transposed(rows)
+    layers = jax.jit(functools.partial(model.unstack_layers, transposed=transposed))(state.params)
     kernels = [leaf for leaf in jax.tree.leaves([weights for weights, _ in layers]) if leaf.ndim == 2]
-    kernels.append(model.unembedding(state.params).astype(model.dtype))
-    columns = {width: jnp.ones((width, rows), model.dtype) for width in {kernel.shape[1] for kernel in kernels}}
+    unembedding = model.unembedding(state.params).astype(model.dtype)
 
-    def products(kernels, columns):
+    def products(kernels, unembedding):
         before = jnp.zeros((), model.dtype)
-        for kernel in kernels:
-            before = (kernel @ (columns[kernel.shape[1]] + before))[0, 0] * 1e-9  # waits for the product before
-        return before
 
-    return seconds_of(jax.jit(products), kernels, columns)
+        def states(*shape):
+            return jnp.ones(shape, model.dtype) + before  # waits for the product before
+
+        for kernel in kernels:
+            found = kernel @ states(kernel.shape[1], rows) if transposed else states(rows, kernel.shape[0]) @ kernel
+            before = found[0, 0] * 1e-9
+        return (unembedding @ states(unembedding.shape[1], rows))[0, 0]
+
+    return seconds_of(jax.jit(products), kernels, unembedding)
 
 
 def decode_floor(architecture, prompts: list[int], G: int, T: int, size: int, limits: dict[str, float]) -> float:

@@ -77,14 +77,26 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
                          check_vma=False)(params, lora, prompt_tokens, prompt_mask, keys, sampling)
 
 
-def stages(slots: int, chunk: int) -> tuple[int, ...]:
-    """Lengths in which a cache of `slots` positions is allocated one after another, multiples of `chunk`; the last is `slots`.
+def stages(slots: int, chunk: int) -> tuple[tuple[int, int], ...]:
+    """The lengths of a cache one after another: `(steps after which it is full, positions allocated)`; it ends with `slots` steps.
 
     Attention reads all positions of its cache, filled or not: with four lengths, 5/8 of those of one. Every length is a loop to
-    compile, so none is added for fewer than 32 positions.
+    compile, so none is added for fewer than 32 positions. Steps are multiples of `chunk`; positions are multiples of 32 where
+    there are that many, for which products with the keys take half as long as for one less (CPUs).
     """
-    count = max(1, min(4, slots // 32))
-    return tuple(min(slots, -(-slots * k // (count * chunk)) * chunk) for k in range(1, count + 1))
+    if slots < 32:
+        return ((slots, slots),)
+    count = min(4, (slots + 16) // 32)
+    rooms = [-(-slots * k // (count * 32)) * 32 for k in range(1, count + 1)]
+    return tuple((min(slots, room // chunk * chunk), room) for room in rooms)
+
+
+def reads_transposed(rows: int) -> bool:
+    """Whether decode steps of `rows` rows read kernels as `[out, in]`, see `models.linear.row_matmul`.
+
+    Below 64 rows CPUs multiply by kernels as they are at least as fast, and transposing them takes as long as two or three steps.
+    """
+    return rows >= 64
 
 
 def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
@@ -94,7 +106,8 @@ def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, 
     # The first token comes from the prefill; the others in chunks of equal size, so that no step runs in vain.
     slots = max(1, max_tokens - 1)
     chunk = max(n for n in range(1, chunk + 1) if slots % n == 0)
-    layers = model.unstack_layers(params, lora, transposed=pieces == 1)
+    transposed = pieces == 1 and reads_transposed(P * G)
+    layers = model.unstack_layers(params, lora, transposed=transposed)
     prompt, last = model.prefill(params, prompt_tokens, prompt_mask, lora=lora)
     unembedding = model.unembedding(params).astype(model.dtype)
     stops = jnp.asarray(stop_ids, jnp.int32)
@@ -112,7 +125,7 @@ def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, 
 
     def decode(carry, _):
         t, token, cache, alive = carry
-        normed, cache = model.decode_step(params, layers, token, t, prompt, cache, transposed=pieces == 1)
+        normed, cache = model.decode_step(params, layers, token, t, prompt, cache, transposed=transposed)
         out, alive = sample(normed, t + 1, alive)
         return (t + 1, out[0], cache, alive), out
 
@@ -127,10 +140,10 @@ def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, 
     first, alive = sample(jnp.broadcast_to(last[:, None], (P, G, last.shape[-1])), 0, jnp.ones((P, G), bool))
     buffers = tuple(jnp.zeros((P, G, slots + 1), x.dtype).at[:, :, 0].set(x) for x in first)
     lengths = stages(slots, chunk)
-    steps, token, cache = jnp.int32(0), first[0], model.empty_completions(prompt, G, lengths[0], most=slots)
-    for length in lengths:
-        unfinished = lambda loop: (loop[0][0] < min(length, max_tokens - 1)) & loop[0][3].any()  # noqa: E731, B023
-        loop = ((steps, token, cache.lengthened(length), alive), buffers)
+    steps, token, cache = jnp.int32(0), first[0], model.empty_completions(prompt, G, lengths[0][1], most=slots)
+    for full, room in lengths:
+        unfinished = lambda loop: (loop[0][0] < min(full, max_tokens - 1)) & loop[0][3].any()  # noqa: E731, B023
+        loop = ((steps, token, cache.lengthened(room), alive), buffers)
         (steps, token, cache, alive), buffers = jax.lax.while_loop(unfinished, decode_chunk, loop)
     tokens, mask, logprobs, entropies = (b[:, :, :max_tokens] for b in buffers)
     stopped = ~alive & jnp.isin(jnp.take_along_axis(tokens, mask.sum(-1, keepdims=True) - 1, 2)[:, :, 0], stops)

@@ -96,12 +96,13 @@ def draw(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:
     rows, vocab = logits.shape
     logits = restrict(logits.astype(jnp.float32), sampling)
     top = logits.max(-1, keepdims=True)
-    blocks = jnp.pad(logits, ((0, 0), (0, -vocab % _BLOCK)), constant_values=-jnp.inf).reshape(rows, -1, _BLOCK)
-    masses, spreads = exponential_sums(blocks - top[:, None], axis=2)
+    # Rows last, the order in which `row_matmul` makes logits: sums then run along memory, many rows at a time.
+    blocks = jnp.pad(logits.T, ((0, -vocab % _BLOCK), (0, 0)), constant_values=-jnp.inf).reshape(-1, _BLOCK, rows)
+    masses, spreads = (sums.T for sums in exponential_sums(blocks - top[:, 0], axis=1))
     total = masses.sum(-1)
     uniforms = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
     block = inverse_cdf(masses, uniforms[:, 0])
-    chosen = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    chosen = blocks[block, :, jnp.arange(rows)]
     sampled = block * _BLOCK + inverse_cdf(jnp.exp(chosen - top), uniforms[:, 1])
     greedy = jnp.asarray(sampling.temperature) == 0
     token = jax.lax.cond(greedy, lambda: jnp.argmax(logits, -1).astype(jnp.int32), lambda: sampled)

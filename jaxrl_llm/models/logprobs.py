@@ -67,13 +67,9 @@ _token_logprobs.defvjp(_forward, _backward)
 
 
 def exponential_sums(x, axis: int):
-    """`(sum e^x, sum x e^x)` along an axis, -inf counting as nothing.
-
-    In one pass: as two sums the exponentials are computed, or written to memory, twice.
-    """
-    odds, zero = jnp.exp(x), jnp.zeros((), x.dtype)
-    return jax.lax.reduce((odds, jnp.where(odds > 0, x * odds, 0.0)), (zero, zero), lambda a, b: (a[0] + b[0], a[1] + b[1]),
-                          (axis,))
+    """`(sum e^x, sum x e^x)` along an axis, -inf counting as nothing."""
+    odds = jnp.exp(x)
+    return odds.sum(axis), jnp.where(odds > 0, x * odds, 0.0).sum(axis)
 
 
 def _logits(h, unembedding, temperature):

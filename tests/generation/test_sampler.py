@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.generation import Sampling, generate, row_keys
-from jaxrl_llm.generation.sampler import stages
+from jaxrl_llm.generation.sampler import reads_transposed, stages
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training.policy import Policy
@@ -126,13 +126,16 @@ def test_padding_of_the_prompt_changes_nothing(side):
     np.testing.assert_allclose(again.logprobs, found.logprobs, atol=1e-5)
 
 
-def test_another_order_of_prompts_and_a_larger_group_keep_every_row():
+@pytest.mark.parametrize("added", (2, 20))
+def test_another_order_of_prompts_and_a_larger_group_keep_every_row(added):
+    assert reads_transposed(P * (G + 20)) and not reads_transposed(P * (G + 2))  # both orders of the matrix products
     found, (tokens, mask) = reference(), prompts()
     order = [2, 0, 1]
-    rows = np.concatenate([np.arange(P * G).reshape(P, G)[order], 100 + np.arange(P * 2).reshape(P, 2)], axis=1)
+    rows = np.concatenate([np.arange(P * G).reshape(P, G)[order], 100 + np.arange(P * added).reshape(P, added)], axis=1)
     again = run(tokens[order], mask[order], rows)
     np.testing.assert_array_equal(again.tokens[:, :G], found.tokens[order])
     np.testing.assert_array_equal(again.stopped[:, :G], found.stopped[order])
+    np.testing.assert_allclose(again.logprobs[:, :G], found.logprobs[order], atol=1e-5)
 
 
 @pytest.mark.parametrize("chunk", (1, 4, 12, 64))
@@ -165,11 +168,11 @@ def test_one_token_and_lengths_that_the_chunk_does_not_divide():
 
 
 def test_caches_grow_on_the_way_of_long_completions():
-    """67 slots are two stages: rows end in either, and every log-prob is the learner's, who knows of no stages."""
-    assert stages(66, 11) == (33, 66)
+    """66 slots are two stages: rows end in either, and every log-prob is the learner's, who knows of no stages."""
+    assert stages(66, 11) == ((55, 64), (66, 96))
     found = run(max_tokens=67, chunk=11, stop_ids=(STOP,))
     lengths = found.mask.sum(-1)
-    assert (lengths <= 33).any() and (lengths > 34).any()
+    assert (lengths <= 55).any() and (lengths > 56).any()
     logprobs, entropies = jax.jit(Policy(MODEL, temperature=0.8, chunk=300).logprobs)(params(), None, rollouts_of(found))
     np.testing.assert_allclose(np.where(found.mask, logprobs, 0), found.logprobs, atol=1e-4)
     np.testing.assert_allclose(np.where(found.mask, entropies, 0), found.entropies, atol=1e-4)
@@ -181,11 +184,21 @@ def test_caches_grow_on_the_way_of_long_completions():
 
 
 @pytest.mark.parametrize("slots,chunk,expected", [
-    (1, 1, (1,)), (23, 1, (23,)), (63, 9, (63,)), (64, 16, (32, 64)), (66, 11, (33, 66)), (127, 1, (43, 85, 127)),
-    (2047, 1, (512, 1024, 1536, 2047)), (4095, 15, (1035, 2055, 3075, 4095))])
+    (1, 1, ((1, 1),)), (31, 1, ((31, 31),)), (42, 14, ((42, 64),)), (64, 16, ((32, 32), (64, 64))),
+    (66, 11, ((55, 64), (66, 96))), (127, 1, ((32, 32), (64, 64), (96, 96), (127, 128))),
+    (2047, 1, ((512, 512), (1024, 1024), (1536, 1536), (2047, 2048))),
+    (4095, 15, ((1020, 1024), (2040, 2048), (3060, 3072), (4095, 4096)))])
 def test_stages_of_a_cache(slots, chunk, expected):
     assert stages(slots, chunk) == expected
-    assert all(length % chunk == 0 for length in expected)
+
+
+def test_every_stage_has_room_for_its_steps_and_grows():
+    for slots in range(1, 700):
+        for chunk in (n for n in range(1, 17) if slots % n == 0):
+            steps, rooms = zip(*stages(slots, chunk))
+            assert steps[-1] == slots and all(n % chunk == 0 for n in steps)
+            assert all(n <= room for n, room in zip(steps, rooms))
+            assert list(steps) == sorted(set(steps)) and list(rooms) == sorted(set(rooms))
 
 
 def test_a_stop_token_with_id_zero_counts_although_padding_is_zero_too():
