@@ -78,7 +78,7 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
 
 
 def stages(slots: int, chunk: int) -> tuple[tuple[int, int], ...]:
-    """The lengths of a cache one after another: `(steps after which it is full, positions allocated)`; it ends with `slots` steps.
+    """The lengths of a cache one after another: `(steps after which it is full, positions allocated)`, `slots` steps at last.
 
     Attention reads all positions of its cache, filled or not: with four lengths, 5/8 of those of one. Every length is a loop to
     compile, so none is added for fewer than 32 positions. Steps are multiples of `chunk`; positions are multiples of 32 where
@@ -94,7 +94,7 @@ def stages(slots: int, chunk: int) -> tuple[tuple[int, int], ...]:
 def reads_transposed(rows: int) -> bool:
     """Whether decode steps of `rows` rows read kernels as `[out, in]`, see `models.linear.row_matmul`.
 
-    Below 64 rows CPUs multiply by kernels as they are at least as fast, and transposing them takes as long as two or three steps.
+    Below 64 rows CPUs are at least as fast with kernels as they are, and transposing them takes as long as two or three steps.
     """
     return rows >= 64
 
