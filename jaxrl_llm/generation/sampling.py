@@ -95,17 +95,18 @@ def draw(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:
     chex.assert_rank(logits, 2)
     rows, vocab = logits.shape
     logits = restrict(logits.astype(jnp.float32), sampling)
-    top = logits.max(-1, keepdims=True)
-    # Rows last, the order in which `row_matmul` makes logits: sums then run along memory, many rows at a time.
+    # Rows last, the order in which `row_matmul` makes logits: maxima and sums then run along memory, many rows at a time.
     blocks = jnp.pad(logits.T, ((0, -vocab % _BLOCK), (0, 0)), constant_values=-jnp.inf).reshape(-1, _BLOCK, rows)
-    masses, spreads = (sums.T for sums in exponential_sums(blocks - top[:, 0], axis=1))
+    tops = jax.lax.optimization_barrier(blocks.max(1))
+    top = tops.max(0)
+    masses, spreads = (sums.T for sums in exponential_sums(blocks - top, axis=1))
     total = masses.sum(-1)
-    uniforms = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
-    block = inverse_cdf(masses, uniforms[:, 0])
-    chosen = blocks[block, :, jnp.arange(rows)]
-    sampled = block * _BLOCK + inverse_cdf(jnp.exp(chosen - top), uniforms[:, 1])
     greedy = jnp.asarray(sampling.temperature) == 0
-    token = jax.lax.cond(greedy, lambda: jnp.argmax(logits, -1).astype(jnp.int32), lambda: sampled)
-    logprob = (jnp.take_along_axis(logits, token[:, None], axis=1) - top)[:, 0] - jnp.log(total)
+    uniforms = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
+    block = jnp.where(greedy, jnp.argmax(tops, axis=0), inverse_cdf(masses, uniforms[:, 0]))
+    chosen = blocks[block, :, jnp.arange(rows)] - top[:, None]
+    within = jnp.where(greedy, jnp.argmax(chosen, axis=1), inverse_cdf(jnp.exp(chosen), uniforms[:, 1]))
+    token = (block * _BLOCK + within).astype(jnp.int32)
+    logprob = jnp.take_along_axis(chosen, within[:, None], axis=1)[:, 0] - jnp.log(total)
     entropy = jnp.log(total) - spreads.sum(-1) / total
     return Draw(token, logprob, entropy)
