@@ -72,8 +72,8 @@ def grouped_attention(queries, keys, values, mask, shared=None, *, scale):
 
     Args:
       queries: `[P, G, T, H, d]`.
-      keys, values: `[P, G, K, U, d]`, the row's own; K divides H (grouped-query attention). Heads come before positions,
-        the order in which the matrix products read them.
+      keys, values: `[P, K, G, U, d]`, the row's own; K divides H (grouped-query attention). Heads come before rows, so that
+        queries and scores lie in one order for own and for shared keys.
       mask: `bool`, broadcastable to `[P, G, T, U]`: which own keys a query sees.
       shared: `None` or `(keys [P, K, S, d], values [P, K, S, d], mask bool broadcastable to [P, G, T, S])`.
       scale: factor on the scores.
@@ -81,20 +81,22 @@ def grouped_attention(queries, keys, values, mask, shared=None, *, scale):
       `[P, G, T, H, d]` in the dtype of the values; 0 for a query that sees nothing.
     """
     P, G, T, H, d = queries.shape
-    K = keys.shape[2]
+    K = keys.shape[1]
     chex.assert_equal_shape([keys, values])
-    grouped = (queries * scale).reshape(P, G, T, K, H // K, d).transpose(0, 1, 3, 4, 2, 5)  # [P, G, K, H/K, T, d]
-    bias = lambda mask: jnp.where(mask, 0.0, _MASKED)  # noqa: E731
-    sources = [(keys, values, bias(mask[:, :, None, None]))]
+    grouped = (queries * scale).reshape(P, G, T, K, H // K, d).transpose(0, 3, 1, 4, 2, 5)  # [P, K, G, H/K, T, d]
+    bias = lambda mask: jnp.where(mask, 0.0, _MASKED)[:, None, :, None]  # noqa: E731
+    sources = [(keys, values, bias(mask))]
     if shared is not None:
         shared_keys, shared_values, shared_mask = shared
-        sources.append((shared_keys, shared_values, bias(shared_mask[:, None, :, None])))
-    return _attention(grouped, sources).transpose(0, 1, 4, 2, 3, 5).reshape(P, G, T, H, d)
+        sources.append((shared_keys, shared_values, bias(shared_mask)))
+    return _attention(grouped, sources).transpose(0, 2, 4, 1, 3, 5).reshape(P, G, T, H, d)
 
 
 @jax.custom_vjp
 def _attention(queries, sources):
-    """Attention of `queries [P, G, K, H/K, T, d]` over all `sources`, each `(keys, values, bias)`, see `_met_by`.
+    """Attention of `queries [P, K, G, H/K, T, d]` over all `sources`, each `(keys, values, bias)`.
+
+    Keys and values are a row's own, `[P, K, G, U, d]`, or those of a group, `[P, K, S, d]`; biases `[P, 1, G, 1, T, U]`.
 
     The backward pass starts from the outputs, maxima and inverse sums: weights are then one exponential of the scores, and what
     the softmax's sum takes from a slope is `d_out . out` of its query (arXiv 2205.14135, appendix B). These three carry the
@@ -108,12 +110,12 @@ def _attention_forward(queries, sources):
 
     def block(rows):
         queries, biases = rows
-        scores = [_scores(_met_by(k, queries), k, bias) for k, bias in zip(keys, biases)]
-        top = functools.reduce(jnp.maximum, [_met_by(k, s.max(-1, keepdims=True)) for k, s in zip(keys, scores)])
-        odds = [jnp.exp(s - _met_by(k, top)) for k, s in zip(keys, scores)]
-        total = sum(_met_by(k, o.sum(-1, keepdims=True)) for k, o in zip(keys, odds))
+        scores = [_scores(queries, k, bias) for k, bias in zip(keys, biases)]
+        top = functools.reduce(jnp.maximum, [s.max(-1, keepdims=True) for s in scores])
+        odds = [jnp.exp(s - top) for s in scores]
+        total = sum(o.sum(-1, keepdims=True) for o in odds)
         inverse = jnp.where(top > _MASKED / 2, 1 / total, 0.0)
-        out = sum(_met_by(k, _weighted(o, v)) for k, v, o in zip(keys, values, odds)) * inverse
+        out = sum(_weighted(o, v) for v, o in zip(values, odds)) * inverse
         return (out.astype(values[0].dtype), top, inverse), ()
 
     out, top, inverse = checkpoint_name(_by_blocks(block, (queries, biases))[0], SAVED)
@@ -129,11 +131,10 @@ def _attention_backward(saved, d_out):
         lost = jnp.sum(d_out.astype(jnp.float32) * out, -1, keepdims=True)
         d_queries, sums = 0.0, []
         for k, v, bias in zip(keys, values, biases):
-            q, dy = _met_by(k, queries), _met_by(k, d_out)
-            weights = jnp.exp(_scores(q, k, bias) - _met_by(k, top)) * _met_by(k, inverse)
-            slopes = weights * (_scores(dy, v) - _met_by(k, lost))
-            d_queries += _met_by(k, _weighted(slopes, k))
-            sums.append((_summed(slopes, q, k), _summed(weights, dy, v)))
+            weights = jnp.exp(_scores(queries, k, bias) - top) * inverse
+            slopes = weights * (_scores(d_out, v) - lost)
+            d_queries += _weighted(slopes, k)
+            sums.append((_summed(slopes, queries, k), _summed(weights, d_out, v)))
         return d_queries.astype(queries.dtype), sums
 
     d_queries, sums = _by_blocks(block, (queries, biases, *kept, d_out))
@@ -169,14 +170,6 @@ def _by_blocks(f, rows):
     shapes = jax.eval_shape(f, jax.tree.map(lambda x: x[0], blocks))[1]
     sums, found = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), blocks)
     return jax.tree.map(join, found), sums
-
-
-def _met_by(keys, x):
-    """`x [P, G, K, ...]` in the order in which `keys` meet it, or back: `[P, K, G, ...]` if a whole group shares the keys.
-
-    Own keys are `[P, G, K, U, d]`, shared ones `[P, K, S, d]`.
-    """
-    return x if keys.ndim == 5 else jnp.swapaxes(x, 1, 2)
 
 
 def _scores(queries, keys, bias=None):

@@ -83,7 +83,7 @@ class PromptCache(NamedTuple):
 
 
 class CompletionCache(NamedTuple):
-    """Keys `[P, G, K, d, T]` and values `[P, G, K, T, d]` of the completions so far: L arrays each, filled from the left.
+    """Keys `[P, K, G, d, T]` and values `[P, K, G, T, d]` of the completions so far: L arrays each, filled from the left.
 
     rotations: the rotary tables of all positions there will ever be, `[P, >= T, ...]`. Taken before the decode loop: within it
     the compiler would compute the same cosines again in every layer and head.
@@ -207,8 +207,8 @@ class Transformer:
         def attend(q, k, v, local):
             visible = causal & in_window(positions, positions, self.config.window, local)
             k, v = heads_first(k), heads_first(v)
-            rows = lambda y: y[:, None]  # noqa: E731  a plain row is a group of one
-            out = grouped_attention(rows(q), rows(k), rows(v), rows(visible), scale=self.config.attention_scale)
+            # A plain row is a group of one.
+            out = grouped_attention(q[:, None], k[:, :, None], v[:, :, None], visible[:, None], scale=self.config.attention_scale)
             return out[:, 0], (k, v)
 
         x, kv, pooled = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool)
@@ -254,7 +254,7 @@ class Transformer:
             q_p, q_c = split(q)
             (k_p, k_c), (v_p, v_c) = (map(heads_first, split(y)) for y in (k, v))
             visible = causal(S) & prompt_mask[:, None, :] & in_window(prompt_positions, prompt_positions, window, local)
-            out_p = grouped_attention(q_p[:, None], k_p[:, None], v_p[:, None], visible[:, None], scale=scale)
+            out_p = grouped_attention(q_p[:, None], k_p[:, :, None], v_p[:, :, None], visible[:, None], scale=scale)
             own = causal(T) & in_window(positions, positions, window, local)
             seen = prompt_mask[:, None, None, :] & in_window(positions, prompt_positions[:, None], window, local)
             out_c = grouped_attention(q_c, k_c, v_c, own, (k_p, v_p, seen), scale=scale)
@@ -278,7 +278,7 @@ class Transformer:
     def empty_completions(self, prompt: PromptCache, group: int, length: int, most: int | None = None) -> CompletionCache:
         """A completion cache of `length` slots for `group` rows of each prompt, to be `lengthened` to `most` of them."""
         c = self.config
-        heads = (len(prompt.length), group, c.num_kv_heads)
+        heads = (len(prompt.length), c.num_kv_heads, group)
         make = lambda *shape: tuple(jnp.zeros(heads + shape, self.dtype) for _ in range(c.num_layers))  # noqa: E731
         tables = rotations(c, prompt.length[:, None] + jnp.arange(most or length))
         return CompletionCache(make(c.head_dim, length), make(length, c.head_dim), tables)
@@ -335,8 +335,8 @@ class Transformer:
 
 
 def heads_first(y: jax.Array) -> jax.Array:
-    """`[..., N, heads, d] -> [..., heads, N, d]`."""
-    return jnp.swapaxes(y, -3, -2)
+    """`[B, ..., heads, d] -> [B, heads, ..., d]`."""
+    return jnp.moveaxis(y, -2, 1)
 
 
 def swap_last(y: jax.Array) -> jax.Array:

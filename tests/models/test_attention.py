@@ -12,14 +12,14 @@ P, G, T, H, K, S, d = 2, 3, 5, 4, 2, 6, 8
 
 def plain(queries, keys, values, mask, shared=None, *, scale):
     """The same with every key copied to every head and row that reads it."""
-    heads = lambda y: jnp.repeat(y, H // K, axis=2)  # noqa: E731  [P, G, H, U, d]
+    heads = lambda y: jnp.repeat(y, H // K, axis=1)  # noqa: E731  [P, H, G, U, d]
     if shared is not None:
-        copies = lambda y: jnp.broadcast_to(y[:, None], (P, G, *y.shape[1:]))  # noqa: E731
+        copies = lambda y: jnp.broadcast_to(y[:, :, None], (P, K, G, S, d))  # noqa: E731
         keys, values = (jnp.concatenate([copies(s), own], axis=3) for s, own in zip(shared, (keys, values)))
         mask = jnp.concatenate([jnp.broadcast_to(shared[2], (P, G, T, S)), jnp.broadcast_to(mask, (P, G, T, T))], axis=3)
-    scores = jnp.einsum("pgthd,pghud->pghtu", queries * scale, heads(keys))
+    scores = jnp.einsum("pgthd,phgud->pghtu", queries * scale, heads(keys))
     weights = jax.nn.softmax(jnp.where(mask[:, :, None], scores, -1e30), axis=-1) * mask.any(-1)[:, :, None, :, None]
-    return jnp.einsum("pghtu,pghud->pgthd", weights, heads(values))
+    return jnp.einsum("pghtu,phgud->pgthd", weights, heads(values))
 
 
 def inputs(shared: bool):
@@ -28,7 +28,7 @@ def inputs(shared: bool):
     causal = np.tril(np.ones((T, T), bool))[None, None] & np.ones((P, G, 1, 1), bool)
     causal[1, 2, 0] = False  # with its prompt this query sees something, without it nothing at all
     prompt = np.arange(S) < np.array([4, 6])[:, None]
-    own = normal(P, G, T, H, d), normal(P, G, K, T, d), normal(P, G, K, T, d), jnp.asarray(causal)
+    own = normal(P, G, T, H, d), normal(P, K, G, T, d), normal(P, K, G, T, d), jnp.asarray(causal)
     return own, (normal(P, K, S, d), normal(P, K, S, d), jnp.asarray(prompt)[:, None, None]) if shared else None
 
 
@@ -70,7 +70,7 @@ def test_memory_grows_with_the_queries_not_with_their_square(monkeypatch):
 
     def temporary(length):
         row = jax.ShapeDtypeStruct((1, 4, length, 4, d), jnp.float32)
-        own = jax.ShapeDtypeStruct((1, 4, 2, length, d), jnp.float32)
+        own = jax.ShapeDtypeStruct((1, 2, 4, length, d), jnp.float32)
         seen = jnp.tril(jnp.ones((length, length), bool))[None, None]
         loss = lambda q, k, v: (grouped_attention(q, k, v, seen, scale=0.5) ** 2).sum()  # noqa: E731
         return jax.jit(jax.grad(loss, (0, 1, 2))).lower(row, own, own).compile().memory_analysis().temp_size_in_bytes
