@@ -81,10 +81,10 @@ def stages(slots: int, chunk: int) -> tuple[tuple[int, int], ...]:
     """The lengths of a cache one after another: `(steps after which it is full, positions allocated)`, `slots` steps at last.
 
     Attention reads all positions of its cache, filled or not: with four lengths, 5/8 of those of one. Every length is a loop to
-    compile, so none is added for fewer than 32 positions. Steps are multiples of `chunk`; positions are multiples of 32 where
-    there are that many, for which products with the keys take half as long as for one less (CPUs).
+    compile, so none is added for fewer than 32 positions. Steps are multiples of `chunk`; positions are multiples of 32 from 16
+    slots on, for which CPUs take about half as long with products and exponentials as for one less.
     """
-    if slots < 32:
+    if slots < 16:
         return ((slots, slots),)
     count = min(4, (slots + 16) // 32)
     rooms = [-(-slots * k // (count * 32)) * 32 for k in range(1, count + 1)]

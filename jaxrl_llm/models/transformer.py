@@ -207,9 +207,8 @@ class Transformer:
         def attend(q, k, v, local):
             visible = causal & in_window(positions, positions, self.config.window, local)
             k, v = heads_first(k), heads_first(v)
-            # A plain row is a group of one.
-            out = grouped_attention(q[:, None], k[:, :, None], v[:, :, None], visible[:, None], scale=self.config.attention_scale)
-            return out[:, 0], (k, v)
+            group = k[:, :, None], v[:, :, None], visible[:, None]  # a plain row is a group of one
+            return grouped_attention(q[:, None], *group, scale=self.config.attention_scale)[:, 0], (k, v)
 
         x, kv, pooled = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool)
         return self.normed(params, x), kv, pooled
