@@ -5,7 +5,8 @@
 
 Real steps of the training loop with the stop token ignored, so that every step samples exactly P x G x T tokens. Rates are
 useful operations (jaxrl_llm.evaluation.flops: no padding, no recomputation) per second, and shares are of the matrix product
-rate and the memory bandwidth measured in the same process. --profile writes a trace for Perfetto or TensorBoard.
+rate (in decoding: that of products with as few rows) and the memory bandwidth measured in the same process. --profile writes a
+trace for Perfetto or TensorBoard.
 """
 import contextlib
 import dataclasses
@@ -60,17 +61,28 @@ def seconds_of(function, *arguments, repeats: int = 5) -> float:
     return statistics.median(times)
 
 
-def machine(dtype) -> dict[str, float]:
-    """What this device reaches: operations per second of a square matrix product, bytes read per second by a sum."""
+def machine(dtype, rows: int, width: int):
+    """Function that measures what the device reaches: operations per second of matrix products, bytes per second of a sum.
+
+    Two products are timed: a square one, and one of `rows` rows of `width` with a matrix of many columns, in the better of its
+    two orders. With so few rows no product reaches the rate of a square one.
+    """
     import jax
     import jax.numpy as jnp
+
+    from jaxrl_llm.models.linear import row_matmul
     large = jax.default_backend() != "cpu"
-    n, count = (8192, 2**30) if large else (2048, 2**27)
-    square = jnp.ones((n, n), dtype)
-    product = seconds_of(jax.jit(lambda a: a @ a), square, repeats=9)
-    vector = jnp.ones(count, jnp.float32)
-    read = seconds_of(jax.jit(jnp.sum), vector)
-    return {"gemm_flops_per_s": 2 * n**3 / product, "bytes_per_s": 4 * count / read}
+    n, count, columns = (8192, 2**30, 2**28 // width) if large else (2048, 2**27, 2**25 // width)
+    product, rows_last, total = jax.jit(jnp.matmul), jax.jit(row_matmul), jax.jit(jnp.sum)
+
+    def measure() -> dict[str, float]:
+        square, few, matrix = jnp.ones((n, n), dtype), jnp.ones((rows, width), dtype), jnp.ones((columns, width), dtype)
+        orders = seconds_of(product, few, matrix.T), seconds_of(rows_last, few, matrix)
+        return {"gemm_flops_per_s": 2 * n**3 / seconds_of(product, square, square),
+                "rows_flops_per_s": 2 * rows * columns * width / min(orders),
+                "bytes_per_s": 4 * count / seconds_of(total, jnp.ones(count, jnp.float32))}
+
+    return measure
 
 
 def build():
@@ -119,41 +131,16 @@ def score_seconds(run, state, sampled) -> float:
     return seconds_of(run.score, state.params, state.lora, batch, repeats=2)
 
 
-def products_seconds(run, state, rows: int) -> float:
-    """Seconds of the matrix products of one decode step by themselves, one after the other: the GEMM rate at its batch size."""
-    import jax
-    import jax.numpy as jnp
-
-    from jaxrl_llm.generation.sampler import reads_transposed
-    model, transposed = run.policy.model, reads_transposed(rows)
-    layers = jax.jit(functools.partial(model.unstack_layers, transposed=transposed))(state.params)
-    kernels = [leaf for leaf in jax.tree.leaves([weights for weights, _ in layers]) if leaf.ndim == 2]
-    unembedding = model.unembedding(state.params).astype(model.dtype)
-
-    def products(kernels, unembedding):
-        before = jnp.zeros((), model.dtype)
-
-        def states(*shape):
-            return jnp.ones(shape, model.dtype) + before  # waits for the product before
-
-        for kernel in kernels:
-            found = kernel @ states(kernel.shape[1], rows) if transposed else states(rows, kernel.shape[0]) @ kernel
-            before = found[0, 0] * 1e-9
-        return (unembedding @ states(unembedding.shape[1], rows))[0, 0]
-
-    return seconds_of(jax.jit(products), kernels, unembedding)
-
-
 def decode_floor(architecture, prompts: list[int], G: int, T: int, size: int, limits: dict[str, float]) -> float:
     """The least seconds of decoding: products with the weights and attention, one after the other as each needs the other.
 
     Either takes the longer of its operations and its reads: all weights in each step; of the caches, the prompt's once for a
-    group and of a completion what has been sampled.
+    group and of a completion what has been sampled. Products with the weights run at the rate of their number of rows.
     """
     from jaxrl_llm.evaluation import flops
     rate, bandwidth = limits["gemm_flops_per_s"], limits["bytes_per_s"]
     steps, rows, weights = T - 1, len(prompts) * G, flops.matmul_parameters(architecture)
-    products = steps * max(2 * weights * rows / rate, weights * size / bandwidth)
+    products = steps * max(2 * weights * rows / limits["rows_flops_per_s"], weights * size / bandwidth)
     attention = sum(G * flops.attention_flops(architecture, steps, before=p) for p in prompts)
     positions = sum(steps * p + G * steps * (steps + 1) // 2 for p in prompts)
     position = 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * size
@@ -196,14 +183,15 @@ def main():
     from jaxrl_llm.training.setup import DTYPES
     run, state, data = build()
     c, device = run.config, jax.devices()[0]
-    # Measured before and after the steps: other tenants come and go.
-    measured = [machine(DTYPES[c.model.dtype])] if _PHASES.value else []
+    measure = machine(DTYPES[c.model.dtype], c.prompts.per_step * c.sampling.group, run.policy.model.config.hidden_size)
     began = time.perf_counter()
     state, sampled, _ = step(run, state, data)
-    first, found = time.perf_counter() - began, []
+    first, found, measured = time.perf_counter() - began, [], []
     print(json.dumps({"step": 0, "step_s": round(first, 3)}), flush=True)  # the one that compiles
     compiling = run.generate.compile_seconds + run.update.compile_seconds + run.score.compile_seconds
     for number in range(_STEPS.value):
+        if _PHASES.value:
+            measured.append(measure())  # before every step: other tenants of the machine come and go
         state, sampled, times = step(run, state, data)
         found.append(times)
         print(json.dumps({"step": number + 1, "step_s": round(times["time/step"], 3),
@@ -214,8 +202,8 @@ def main():
         with jax.profiler.trace(_PROFILE.value):
             state, sampled, _ = step(run, state, data)
         print(f"trace: {_PROFILE.value}")
-    measured.append(machine(DTYPES[c.model.dtype]))
-    limits = {name: statistics.mean(one[name] for one in measured) for name in measured[0]}
+    measured.append(measure())
+    limits = {name: statistics.median(one[name] for one in measured) for name in measured[0]}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     with contextlib.suppress(AttributeError, KeyError, TypeError):  # CPUs report none
         peak = device.memory_stats()["peak_bytes_in_use"] / 1e9
@@ -224,14 +212,14 @@ def main():
     scored = run.updates_per_step > 1 or "old_logprobs" in run.needs
     times = {"prefill": prefill, "decode": median["rollout"] - prefill, "score": score_seconds(run, state, sampled),
              "scored": scored, "update": median["update"], "step": median["step"],
-             "host": median["step"] - median["rollout"] - median["update"] - (median["score"] if scored else 0.0)}
-    rows = c.prompts.per_step * c.sampling.group
-    decode_products = (c.sampling.max_tokens - 1) * products_seconds(run, state, rows) if jax.device_count() == 1 else None
+             "host": statistics.median(t["time/step"] - t["time/rollout"] - t["time/update"] - scored * t.get("time/score", 0)
+                                       for t in found)}
+    square = limits | {"rows_flops_per_s": limits["gemm_flops_per_s"]}
     results = {
         "work": {"prompts": c.prompts.per_step, "group": c.sampling.group, "tokens": c.sampling.max_tokens,
                  "prompt_tokens": run.prompt_tokens, "dtype": c.model.dtype, "micro_batches": c.learner.micro_batches},
         "device": f"{device.device_kind} x {jax.device_count()}", "jax": jax.__version__,
-        "limits": limits, "decode_products_s": decode_products,
+        "limits": limits, "decode_share_of_square": rows_of(run, times, sampled, square)[1]["share_of_limit"],
         "first_step_s": first, "compile_s": compiling, "peak_memory_gb": peak,
         "step_s": [t["time/step"] for t in found], "phases": rows_of(run, times, sampled, limits),
     }
@@ -255,14 +243,12 @@ def show(results: dict) -> None:
                       text(row["gflop_per_s"], ",.0f"), text(row["share_of_limit"], ".0%"))
     console = Console(width=110)
     console.print(table)
-    alone = results["decode_products_s"]
-    if alone is not None:
-        decode = next(row["seconds"] for row in results["phases"] if row["phase"] == "decode")
-        console.print(f"decode: its products with weights by themselves, at {w['prompts'] * w['group']} rows, take "
-                      f"{alone:.3f} s ({alone / decode:.0%})", highlight=False)
-    console.print(f"matrix products {limits['gemm_flops_per_s'] / 1e9:,.0f} GFLOP/s, memory {limits['bytes_per_s'] / 1e9:,.1f} "
-                  f"GB/s, peak memory {results['peak_memory_gb']:.1f} GB, first step {results['first_step_s']:.1f} s of which "
-                  f"{results['compile_s']:.1f} s in the compiler or its cache", highlight=False)
+    rate = lambda name: f"{limits[name + '_flops_per_s'] / 1e9:,.0f} GFLOP/s"  # noqa: E731
+    console.print(f"matrix products {rate('gemm')}, those of {w['prompts'] * w['group']} rows {rate('rows')}; memory "
+                  f"{limits['bytes_per_s'] / 1e9:,.1f} GB/s; decode: {results['decode_share_of_square']:.0%} of what square "
+                  f"products and memory allow; peak memory {results['peak_memory_gb']:.1f} GB; first step "
+                  f"{results['first_step_s']:.1f} s of which {results['compile_s']:.1f} s in the compiler or its cache",
+                  highlight=False)
 
 
 if __name__ == "__main__":
