@@ -97,7 +97,7 @@ def draw(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:
     logits = restrict(logits.astype(jnp.float32), sampling)
     # Rows last, the order in which `row_matmul` makes logits: maxima and sums then run along memory, many rows at a time.
     blocks = jnp.pad(logits.T, ((0, -vocab % _BLOCK), (0, 0)), constant_values=-jnp.inf).reshape(-1, _BLOCK, rows)
-    tops = jax.lax.optimization_barrier(blocks.max(1))
+    tops = jax.lax.optimization_barrier(blocks.max(1))  # or the compiler makes one maximum of two, along the vocabulary
     top = tops.max(0)
     masses, spreads = (sums.T for sums in exponential_sums(blocks - top, axis=1))
     total = masses.sum(-1)
