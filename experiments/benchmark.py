@@ -159,6 +159,8 @@ def rows_of(run, times: dict[str, float], sampled, limits) -> list[dict]:
     packed = sum(flops.packed_flops(architecture, p, own) for p, own in zip(prompts, lengths))
     decode = sum(flops.decode_flops(architecture, p, T) * G for p in prompts)
     updates = c.learner.epochs * 3 * packed
+    floor = functools.partial(decode_floor, architecture, prompts, G, T, size)
+    square = floor(limits | {"rows_flops_per_s": rate}) / times["decode"]
 
     def row(name, seconds, tokens, operations, floor):
         return {"phase": name, "seconds": seconds, "tokens_per_s": tokens / seconds if tokens else None,
@@ -169,7 +171,7 @@ def rows_of(run, times: dict[str, float], sampled, limits) -> list[dict]:
     completion_tokens, learned = len(prompts) * G * T, sum(prompts) + sum(map(sum, lengths))
     return [
         row("prefill", times["prefill"], sum(prompts), prefill, prefill / rate),
-        row("decode", times["decode"], completion_tokens, decode, decode_floor(architecture, prompts, G, T, size, limits)),
+        row("decode", times["decode"], completion_tokens, decode, floor(limits)) | {"share_by_square_products": square},
         row("score" if times["scored"] else "score (not part of this step)", times["score"], learned, packed, packed / rate),
         row("update", times["update"], learned, updates, updates / rate),
         row("host", times["host"], 0, 0, 0),
@@ -214,12 +216,11 @@ def main():
              "scored": scored, "update": median["update"], "step": median["step"],
              "host": statistics.median(t["time/step"] - t["time/rollout"] - t["time/update"] - scored * t.get("time/score", 0)
                                        for t in found)}
-    square = limits | {"rows_flops_per_s": limits["gemm_flops_per_s"]}
     results = {
         "work": {"prompts": c.prompts.per_step, "group": c.sampling.group, "tokens": c.sampling.max_tokens,
                  "prompt_tokens": run.prompt_tokens, "dtype": c.model.dtype, "micro_batches": c.learner.micro_batches},
         "device": f"{device.device_kind} x {jax.device_count()}", "jax": jax.__version__,
-        "limits": limits, "decode_share_of_square": rows_of(run, times, sampled, square)[1]["share_of_limit"],
+        "limits": limits,
         "first_step_s": first, "compile_s": compiling, "peak_memory_gb": peak,
         "step_s": [t["time/step"] for t in found], "phases": rows_of(run, times, sampled, limits),
     }
@@ -243,10 +244,11 @@ def show(results: dict) -> None:
                       text(row["gflop_per_s"], ",.0f"), text(row["share_of_limit"], ".0%"))
     console = Console(width=110)
     console.print(table)
+    square = next(row["share_by_square_products"] for row in results["phases"] if row["phase"] == "decode")
     rate = lambda name: f"{limits[name + '_flops_per_s'] / 1e9:,.0f} GFLOP/s"  # noqa: E731
     console.print(f"matrix products {rate('gemm')}, those of {w['prompts'] * w['group']} rows {rate('rows')}; memory "
-                  f"{limits['bytes_per_s'] / 1e9:,.1f} GB/s; decode: {results['decode_share_of_square']:.0%} of what square "
-                  f"products and memory allow; peak memory {results['peak_memory_gb']:.1f} GB; first step "
+                  f"{limits['bytes_per_s'] / 1e9:,.1f} GB/s; decode: {square:.0%} of what square products and memory "
+                  f"allow; peak memory {results['peak_memory_gb']:.1f} GB; first step "
                   f"{results['first_step_s']:.1f} s of which {results['compile_s']:.1f} s in the compiler or its cache",
                   highlight=False)
 
