@@ -3,10 +3,10 @@
   python experiments/benchmark.py [--config=configs/arithmetic.py:smollm2] [--steps=5] [--prompt_words=215] [--json=out.json]
       [--config.prompts.per_step=4 --config.sampling.group=16 --config.sampling.max_tokens=128 ...] [--profile=DIR]
 
-Real steps of the training loop with the stop token ignored, so that every step samples exactly P x G x T tokens. Rates are
-useful operations (jaxrl_llm.evaluation.flops: no padding, no recomputation) per second, and shares are of the matrix product
-rate (in decoding: that of products with as few rows) and the memory bandwidth measured in the same process. --profile writes a
-trace for Perfetto or TensorBoard.
+Real steps of the training loop with the stop token ignored, so that every step samples exactly P x G x T tokens; --stopping
+gives completions of unequal length. Rates are useful operations (jaxrl_llm.evaluation.flops: no padding, no recomputation) per
+second, and shares are of the matrix product rate (in decoding: that of products with as few rows) and the memory bandwidth
+measured in the same process. --profile writes a trace for Perfetto or TensorBoard.
 """
 import contextlib
 import dataclasses
@@ -18,7 +18,6 @@ import statistics
 import time
 from pathlib import Path
 
-import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
@@ -27,8 +26,9 @@ from jaxrl_llm import command_line
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/arithmetic.py:smollm2", "Configuration of the measured step.")
 _STEPS = flags.DEFINE_integer("steps", 5, "Timed steps after one that compiles; medians are reported.", lower_bound=1)
 _PROMPT_WORDS = flags.DEFINE_integer("prompt_words", 0, "Filler words that lengthen each prompt.", lower_bound=0)
-_FILLED = flags.DEFINE_float("filled", 1.0, "Share of the sampled tokens that is learned from: completions are cut at random.",
-                             lower_bound=0.01, upper_bound=1.0)
+_STOPPING = flags.DEFINE_float("stopping", 0.0, "Share of the vocabulary that ends completions. With "
+                               "--config.sampling.temperature=1000 lengths are geometric with a mean of about 1 / stopping.",
+                               lower_bound=0.0, upper_bound=1.0)
 _PHASES = flags.DEFINE_bool("phases", True, "Also time the parts of a step by themselves, against the machine's limits.")
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file (not with --nophases).")
 _PROFILE = flags.DEFINE_string("profile", None, "Write a trace of one more step into this folder (not with --nophases).")
@@ -86,7 +86,7 @@ def machine(dtype, rows: int, width: int):
 
 
 def build():
-    """`(run, state, data)` of the configuration, with stop tokens ignored and the benchmark's own prompts."""
+    """`(run, state, data)` of the configuration, with the benchmark's own prompts and stop tokens."""
     from jaxrl_llm.generation.prompts import encode_problem
     from jaxrl_llm.generation.sampler import generate
     from jaxrl_llm.training import setup
@@ -94,16 +94,11 @@ def build():
     config = _CONFIG.value
     run, params = setup.build(config)
     longest = max(len(encode_problem(p, run.tokenizer)) for p in next(questions(64, _PROMPT_WORDS.value)))
-    endless = functools.partial(generate, run.policy.model, max_tokens=config.sampling.max_tokens, stop_ids=(), mesh=run.mesh)
-    run = dataclasses.replace(run, generate=Guarded("rollout", endless), prompt_tokens=longest)
+    stops = tuple(range(round(_STOPPING.value * run.policy.model.config.vocab_size)))
+    T = config.sampling.max_tokens
+    sampler = Guarded("rollout", functools.partial(generate, run.policy.model, max_tokens=T, stop_ids=stops, mesh=run.mesh))
+    run = dataclasses.replace(run, generate=sampler, prompt_tokens=longest)
     return run, setup.initial_state(run, params), questions(config.prompts.per_step, _PROMPT_WORDS.value)
-
-
-def cut(sampled, share: float, seed: int):
-    """The completions as if stop tokens had come: lengths between 1 and T, few of them long, `share` of T on average."""
-    P, G, T = sampled.completions.mask.shape
-    lengths = np.ceil(T * np.random.default_rng(seed).uniform(size=(P, G, 1)) ** (1 / share - 1))
-    return dataclasses.replace(sampled, completions=sampled.completions.replace(mask=np.arange(T) < lengths))
 
 
 def step(run, state, data):
@@ -113,7 +108,6 @@ def step(run, state, data):
     timer = PhaseTimer()
     began = time.perf_counter()
     sampled, _ = loop.collect(run, state, data, timer)
-    sampled = cut(sampled, _FILLED.value, int(state.step))
     state, *_ = loop.learn(run, state, sampled, None, timer)
     return state, sampled, timer.collect() | {"time/step": time.perf_counter() - began}
 
@@ -131,18 +125,19 @@ def score_seconds(run, state, sampled) -> float:
     return seconds_of(run.score, state.params, state.lora, batch, repeats=2)
 
 
-def decode_floor(architecture, prompts: list[int], G: int, T: int, size: int, limits: dict[str, float]) -> float:
+def decode_floor(architecture, prompts: list[int], lengths: list[list[int]], size: int, limits: dict[str, float]) -> float:
     """The least seconds of decoding: products with the weights and attention, one after the other as each needs the other.
 
     Either takes the longer of its operations and its reads: all weights in each step; of the caches, the prompt's once for a
-    group and of a completion what has been sampled. Products with the weights run at the rate of their number of rows.
+    group and of a completion what has been sampled. Products with the weights run at the rate of the batch's number of rows.
     """
     from jaxrl_llm.evaluation import flops
     rate, bandwidth = limits["gemm_flops_per_s"], limits["bytes_per_s"]
-    steps, rows, weights = T - 1, len(prompts) * G, flops.matmul_parameters(architecture)
-    products = steps * max(2 * weights * rows / limits["rows_flops_per_s"], weights * size / bandwidth)
-    attention = sum(G * flops.attention_flops(architecture, steps, before=p) for p in prompts)
-    positions = sum(steps * p + G * steps * (steps + 1) // 2 for p in prompts)
+    weights, steps = flops.matmul_parameters(architecture), [[n - 1 for n in own] for own in lengths]
+    rows = [sum(n > t for own in steps for n in own) for t in range(max(map(max, steps)))]  # that decode in step t
+    products = sum(max(2 * weights * n / limits["rows_flops_per_s"], weights * size / bandwidth) for n in rows)
+    attention = sum(flops.attention_flops(architecture, n, before=p) for p, own in zip(prompts, steps) for n in own)
+    positions = sum(max(own) * p + sum(n * (n + 1) // 2 for n in own) for p, own in zip(prompts, steps))
     position = 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * size
     return products + max(attention / rate, positions * position / bandwidth)
 
@@ -151,15 +146,15 @@ def rows_of(run, times: dict[str, float], sampled, limits) -> list[dict]:
     """One row per phase: seconds, tokens, useful operations and the share of what the machine allows."""
     from jaxrl_llm.evaluation import flops
     model, c = run.policy.model, run.config
-    architecture, G, T = model.config, c.sampling.group, c.sampling.max_tokens
+    architecture = model.config
     prompts = [int(n) for n in sampled.prompts.mask.sum(-1)]
     rate = limits["gemm_flops_per_s"]
     size = 2 if c.model.dtype == "bfloat16" else 4
     lengths = sampled.completions.mask.sum(-1).tolist()
     packed = sum(flops.packed_flops(architecture, p, own) for p, own in zip(prompts, lengths))
-    decode = sum(flops.decode_flops(architecture, p, T) * G for p in prompts)
+    decode = sum(flops.decode_flops(architecture, p, n) for p, own in zip(prompts, lengths) for n in own)
     updates = c.learner.epochs * 3 * packed
-    floor = functools.partial(decode_floor, architecture, prompts, G, T, size)
+    floor = functools.partial(decode_floor, architecture, prompts, lengths, size)
     square = floor(limits | {"rows_flops_per_s": rate}) / times["decode"]
 
     def row(name, seconds, tokens, operations, floor):
@@ -168,7 +163,8 @@ def rows_of(run, times: dict[str, float], sampled, limits) -> list[dict]:
                 "share_of_limit": floor / seconds if operations else None}
 
     prefill = sum(flops.packed_flops(architecture, p - 1, [1]) for p in prompts)  # logits of the last token only
-    completion_tokens, learned = len(prompts) * G * T, sum(prompts) + sum(map(sum, lengths))
+    completion_tokens = sum(map(sum, lengths))
+    learned = sum(prompts) + completion_tokens
     return [
         row("prefill", times["prefill"], sum(prompts), prefill, prefill / rate),
         row("decode", times["decode"], completion_tokens, decode, floor(limits)) | {"share_by_square_products": square},

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxrl_llm.generation.compaction import half, holds
 from jaxrl_llm.generation.sampling import Draw, Sampling, draw
 from jaxrl_llm.models.linear import row_matmul
 from jaxrl_llm.models.transformer import Transformer
@@ -45,8 +46,8 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
     """Samples a group of completions for every prompt.
 
     Token t of a row is drawn with `fold_in(row key, t)`. Decoding runs in chunks of `chunk` steps (`lax.scan`) inside a
-    `while_loop` that ends as soon as every row has stopped; finished rows are inert. Caches of long completions grow on the
-    way (`stages`), a loop for each length.
+    `while_loop` that ends as soon as every row has stopped; finished rows are inert. Of long completions caches grow on the
+    way (`stages`) and finished rows are left out (`halvings`), a loop for each size.
 
     Args:
       model, params, lora: the policy.
@@ -91,6 +92,14 @@ def stages(slots: int, chunk: int) -> tuple[tuple[int, int], ...]:
     return tuple((min(slots, room // chunk * chunk), room) for room in rooms)
 
 
+def halvings(rows: int, slots: int) -> int:
+    """How many times decoding may go on with half of its rows (`generation.compaction`), the others being finished.
+
+    Every time is a loop to compile, so not for fewer than 64 steps. With 8 rows a step takes as long as reading the weights.
+    """
+    return 0 if slots < 64 else sum(rows >= least for least in (16, 32))
+
+
 def reads_transposed(rows: int) -> bool:
     """Whether decode steps of `rows` rows read kernels as `[out, in]`, see `models.linear.row_matmul`.
 
@@ -112,39 +121,58 @@ def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, 
     unembedding = model.unembedding(params).astype(model.dtype)
     stops = jnp.asarray(stop_ids, jnp.int32)
 
-    def sample(normed, t, alive):
+    def sample(normed, keys, t, alive):
         if pieces == 1:
             logits = row_matmul(normed, unembedding, jnp.float32)
         else:  # see `Transformer.unstack_layers`
             logits = jnp.einsum("pgd,vd->pgv", normed, unembedding, preferred_element_type=jnp.float32)
         step_keys = jax.vmap(lambda k: jax.random.fold_in(k, t))(keys.reshape(-1))
-        drawn = (draw if pieces == 1 else functools.partial(_draw, pieces))(step_keys, logits.reshape(P * G, -1), sampling)
-        token, logprob, entropy = (x.reshape(P, G) for x in drawn)
+        drawn = (draw if pieces == 1 else functools.partial(_draw, pieces))(step_keys, logits.reshape(keys.size, -1), sampling)
+        token, logprob, entropy = (x.reshape(keys.shape) for x in drawn)
         out = (jnp.where(alive, token, 0), alive, jnp.where(alive, logprob, 0.0), jnp.where(alive, entropy, 0.0))
         return out, alive & ~jnp.isin(token, stops)
 
-    def decode(carry, _):
-        t, token, cache, alive = carry
-        normed, cache = model.decode_step(params, layers, token, t, prompt, cache, transposed=transposed)
-        out, alive = sample(normed, t + 1, alive)
-        return (t + 1, out[0], cache, alive), out
+    def decode_rows(keys, prompt, loop, lengths, shrinks: int):
+        """Decodes to the end: through caches of all `lengths`, and `shrinks` times with half of the rows from then on."""
+        def decode(carry, _):
+            t, token, cache, alive = carry
+            normed, cache = model.decode_step(params, layers, token, t, prompt, cache, transposed=transposed)
+            out, alive = sample(normed, keys, t + 1, alive)
+            return (t + 1, out[0], cache, alive), out
 
-    def decode_chunk(loop):
-        carry, buffers = loop
-        start = carry[0] + 1
-        carry, outs = jax.lax.scan(decode, carry, None, length=chunk)
-        write = lambda buffer, out: jax.lax.dynamic_update_slice_in_dim(  # noqa: E731
-            buffer, jnp.moveaxis(out, 0, 2), start, axis=2)
-        return carry, jax.tree.map(write, buffers, outs)
+        def decode_chunk(loop):
+            carry, buffers = loop
+            start = carry[0] + 1
+            carry, outs = jax.lax.scan(decode, carry, None, length=chunk)
+            write = lambda buffer, out: jax.lax.dynamic_update_slice_in_dim(  # noqa: E731
+                buffer, jnp.moveaxis(out, 0, 2), start, axis=2)
+            return carry, jax.tree.map(write, buffers, outs)
 
-    first, alive = sample(jnp.broadcast_to(last[:, None], (P, G, last.shape[-1])), 0, jnp.ones((P, G), bool))
+        def unfinished(full, shrinks, loop):
+            (t, _, _, alive), _ = loop
+            unfinished = (t < min(full, max_tokens - 1)) & alive.any()
+            return unfinished & ~holds(alive) if shrinks else unfinished
+
+        for full, room in lengths:
+            (steps, token, cache, alive), buffers = loop
+            # Half of the rows go on with a cache of all positions, so not while this one has fewer than half of them.
+            goes_on = functools.partial(unfinished, full, shrinks if 2 * room >= lengths[-1][1] else 0)
+            loop = jax.lax.while_loop(goes_on, decode_chunk, ((steps, token, cache.lengthened(room), alive), buffers))
+        (steps, token, cache, alive), buffers = loop
+        if not shrinks:
+            return steps, alive, buffers
+
+        part = half(alive)
+        rest = (steps, part.take(token), cache.of_rows(*part), part.take(alive)), jax.tree.map(part.take, buffers)
+        of_prompts = jax.tree.map(lambda x: x[part.prompts], prompt)
+        steps, *found = decode_rows(part.take(keys), of_prompts, rest, lengths[-1:], shrinks - 1)
+        return steps, *jax.tree.map(part.put, (alive, buffers), tuple(found))
+
+    first, alive = sample(jnp.broadcast_to(last[:, None], (P, G, last.shape[-1])), keys, 0, jnp.ones((P, G), bool))
     buffers = tuple(jnp.zeros((P, G, slots + 1), x.dtype).at[:, :, 0].set(x) for x in first)
     lengths = stages(slots, chunk)
-    steps, token, cache = jnp.int32(0), first[0], model.empty_completions(prompt, G, lengths[0][1], most=slots)
-    for full, room in lengths:
-        unfinished = lambda loop: (loop[0][0] < min(full, max_tokens - 1)) & loop[0][3].any()  # noqa: E731, B023
-        loop = ((steps, token, cache.lengthened(room), alive), buffers)
-        (steps, token, cache, alive), buffers = jax.lax.while_loop(unfinished, decode_chunk, loop)
+    start = jnp.int32(0), first[0], model.empty_completions(prompt, G, lengths[0][1], most=slots), alive
+    steps, alive, buffers = decode_rows(keys, prompt, (start, buffers), lengths, halvings(P * G, slots))
     tokens, mask, logprobs, entropies = (b[:, :, :max_tokens] for b in buffers)
     stopped = ~alive & jnp.isin(jnp.take_along_axis(tokens, mask.sum(-1, keepdims=True) - 1, 2)[:, :, 0], stops)
     return Completions(tokens, mask, logprobs, entropies, stopped, steps)

@@ -102,6 +102,12 @@ class CompletionCache(NamedTuple):
 
         return CompletionCache(longer(self.keys, 4), longer(self.values, 3), self.rotations)
 
+    def of_rows(self, prompts: jax.Array, rows: jax.Array) -> "CompletionCache":
+        """The cache of the `rows i32[P', G']` of `prompts i32[P']`."""
+        chosen = jax.vmap(lambda x, prompt, row: x[prompt][:, row], in_axes=(None, 0, 0))
+        take = lambda arrays: tuple(chosen(x, prompts, rows) for x in arrays)  # noqa: E731
+        return CompletionCache(take(self.keys), take(self.values), jax.tree.map(lambda x: x[prompts], self.rotations))
+
 
 def positions_of(mask: jax.Array) -> jax.Array:
     """Position of each real token among the real tokens of its row: `i32[..., N]` from `mask bool[..., N]`."""

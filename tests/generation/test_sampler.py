@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.generation import Sampling, generate, row_keys
-from jaxrl_llm.generation.sampler import reads_transposed, stages
+from jaxrl_llm.generation import Sampling, generate, row_keys, sampler
+from jaxrl_llm.generation.compaction import half, holds
+from jaxrl_llm.generation.sampler import halvings, reads_transposed, stages
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training.policy import Policy
@@ -181,6 +182,37 @@ def test_caches_grow_on_the_way_of_long_completions():
     early = run(max_tokens=67, chunk=11, stop_ids=range(0, V, 2))
     longest = early.mask.sum(-1).max()
     assert early.decode_steps == 11 * -(-(longest - 1) // 11) <= 22  # later stages run no step
+
+
+def test_finished_rows_are_left_out_of_long_completions():
+    """Every row of a batch that is halved twice is the row of a batch too small for that, and its log-probs the learner's."""
+    many, length = 12, 67
+    assert halvings(P * many, length - 1) == 2 and halvings(many, length - 1) == 0
+    rows, (tokens, mask) = np.arange(P * many).reshape(P, many), prompts()
+    options = dict(max_tokens=length, chunk=3, stop_ids=(STOP, 9, 11))
+    found = run(rows=rows, **options)
+    alive = lambda t: found.mask.sum(-1) > t  # noqa: E731
+    halved = next(t for t in range(1, length, 3) if holds(alive(t)))  # counted in tokens, at the ends of chunks
+    part = half(alive(halved))
+    again = next(t for t in range(halved, length, 3) if holds(part.take(alive(t))))
+    assert halved < again < found.mask.sum(-1).max() and alive(again).any(1).all()  # rows of all prompts go on after both
+    for p in range(P):
+        few = run(tokens[p:p + 1], mask[p:p + 1], rows[p:p + 1], **options)
+        for name in ("tokens", "mask", "stopped"):
+            np.testing.assert_array_equal(getattr(few, name)[0], getattr(found, name)[p])
+        np.testing.assert_allclose(few.logprobs[0], found.logprobs[p], atol=1e-5)
+        np.testing.assert_allclose(few.entropies[0], found.entropies[p], atol=1e-5)
+    logprobs, _ = jax.jit(Policy(MODEL, temperature=0.8, chunk=300).logprobs)(params(), None, rollouts_of(found))
+    np.testing.assert_allclose(np.where(found.mask, logprobs, 0), found.logprobs, atol=1e-4)
+
+
+def test_decoding_does_leave_for_the_half(monkeypatch):
+    rows = np.arange(P * 12).reshape(P, 12)
+    options = dict(rows=rows, max_tokens=67, stop_ids=(STOP, 9, 11))
+    found = run(chunk=3, **options)
+    monkeypatch.setattr(sampler, "half", lambda alive: half(~alive))  # finished rows go on, the others end there
+    lost = run(chunk=2, **options)
+    assert lost.mask.sum() < found.mask.sum() and lost.decode_steps < found.decode_steps
 
 
 @pytest.mark.parametrize("slots,chunk,expected", [
