@@ -150,8 +150,8 @@ def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, 
 
         def unfinished(full, shrinks, loop):
             (t, _, _, alive), _ = loop
-            unfinished = (t < min(full, max_tokens - 1)) & alive.any()
-            return unfinished & ~holds(alive) if shrinks else unfinished
+            more = (t < min(full, max_tokens - 1)) & alive.any()
+            return more & ~holds(alive) if shrinks else more
 
         for full, room in lengths:
             (steps, token, cache, alive), buffers = loop
