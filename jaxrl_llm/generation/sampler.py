@@ -23,7 +23,7 @@ class Completions(flax.struct.PyTreeNode):
       logprobs: `f32[P, G, T]`, log-prob of each token under the distribution it was drawn from.
       entropies: `f32[P, G, T]`, entropy of that distribution, nats.
       stopped: `bool[P, G]`, ended by a stop token (False: cut at T).
-      decode_steps: `i32[]`, decode steps that were run, until the last row stopped; the first token needs none. On a mesh `i32[N]`,
+      decode_steps: `i32[]`, decode steps run until the last row stopped; the first token needs none. On a mesh `i32[N]`,
         one number for each of the N shards of the batch, which stop by themselves.
     """
 
