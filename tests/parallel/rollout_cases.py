@@ -63,26 +63,35 @@ def moved_from_the_wrong_order() -> dict:
     return told(jax.jit(lambda x: x + 0, out_shardings=to).lower(x).compile().as_text())
 
 
-def inputs(mesh):
-    tokens = np.random.default_rng(0).integers(0, V, (P, S)).astype(np.int32)
-    keys = row_keys(jax.random.key(15), np.arange(P * G).reshape(P, G))
-    return parallel.put((tokens, np.ones((P, S), bool), keys), parallel.batch_sharding(mesh))
+def inputs(mesh, prompts, group):
+    tokens = np.random.default_rng(0).integers(0, V, (prompts, S)).astype(np.int32)
+    keys = row_keys(jax.random.key(15), np.arange(prompts * group).reshape(prompts, group))
+    return parallel.put((tokens, np.ones((prompts, S), bool), keys), parallel.batch_sharding(mesh))
 
 
-def sampled(params, *sizes):
-    """Completions of P prompts, and what the program sends that made them."""
+def sampled(params, *sizes, work=(P, G, T)):
+    """Completions of `work`, prompts x group x tokens, and what the program sends that made them."""
+    prompts, group, length = work
     mesh = mesh_of(*sizes)
     lain = parallel.reshard(parallel.put(params, parallel.tree_shardings(params, mesh)), mesh, MODEL.dtype)
-    arguments = (lain, *inputs(mesh), Sampling(np.float32(0.8)))
-    program = generate.lower(MODEL, *arguments, max_tokens=T, stop_ids=(7, 9, 20, 33), chunk=1, mesh=mesh).compile()
+    arguments = (lain, *inputs(mesh, prompts, group), Sampling(np.float32(0.8)))
+    program = generate.lower(MODEL, *arguments, max_tokens=length, stop_ids=(7, 9, 20, 33), chunk=1, mesh=mesh).compile()
     return parallel.fetch(program(*arguments)), told(program.as_text(), unknown_trips=1)
+
+
+def halved(params) -> dict:
+    """Shards of 16 and 64 rows that go on with half of them, and what their programs send."""
+    (one, _), (other, sent) = (sampled(params, *sizes, work=(8, 8, 66)) for sizes in ((1, 1, 1), (2, 2, 2)))
+    same = all(bool((getattr(one, field) == getattr(other, field)).all()) for field in ("tokens", "mask", "stopped"))
+    return {"same": same, "sent": sent, "steps": other.decode_steps.tolist(), "lengths": one.mask.sum(-1).tolist()}
 
 
 def cases() -> dict:
     params = weights()
     one, _ = sampled(params, 1, 1, 1)
     found = {"moved": {"mixed": moved(params, 2, 2, 2), "fsdp": moved(params, 1, 8, 1), "without": moved(params, 4, 1, 2)},
-             "wrong_order": moved_from_the_wrong_order(), "lengths": one.mask.sum(-1).tolist(), "sampled": {}}
+             "wrong_order": moved_from_the_wrong_order(), "lengths": one.mask.sum(-1).tolist(), "halved": halved(params),
+             "sampled": {}}
     for name, sizes in {"pieces": (2, 2, 2), "whole": (2, 2, 1), "undivided": (1, 1, 4)}.items():
         other, sent = sampled(params, *sizes)
         same = all(bool((getattr(one, field) == getattr(other, field)).all()) for field in ("tokens", "mask", "stopped"))

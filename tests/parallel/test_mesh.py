@@ -4,9 +4,11 @@ import types
 
 import jax
 import job
+import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxrl_llm.generation.compaction import holds
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.parallel import check_batch, make_mesh
 from jaxrl_llm.parallel.mesh import lay_out
@@ -179,6 +181,16 @@ def test_every_shard_of_a_batch_decodes_until_its_own_rows_have_stopped(eight):
     # Permutations would wait, on CPUs, for shards that have stopped; these stay within a pair of `tensor`.
     assert eight["rollouts"]["sampled"]["pieces"]["sent"]["kinds"] == ["all-gather", "all-reduce", "all-to-all"]
     assert eight["rollouts"]["sampled"]["pieces"]["sent"]["groups"] == [2]
+
+
+@pytest.mark.slow
+def test_shards_leave_their_finished_rows_out_by_themselves_and_send_no_cache(eight):
+    found = eight["rollouts"]["halved"]
+    lengths = np.array(found["lengths"]).reshape(4, 2, 8)  # two prompts on each of data x fsdp
+    assert found["same"] and found["steps"] == (lengths.max((1, 2)) - 1).tolist()
+    assert all(holds(shard > 33) and (shard > 33).any() for shard in lengths)  # each is halved, in the middle at the latest
+    assert found["sent"]["kinds"] == ["all-gather", "all-reduce", "all-to-all"] and found["sent"]["groups"] == [2]
+    assert max(found["sent"]["sizes"]) < 2 * 4 * 8 * 96 * 4  # keys of half of the rows, one layer and head
 
 
 @pytest.mark.slow
