@@ -157,10 +157,10 @@ def rows_of(run, times: dict[str, float], sampled, limits) -> list[dict]:
     floor = functools.partial(decode_floor, architecture, prompts, lengths, size)
     square = floor(limits | {"rows_flops_per_s": rate}) / times["decode"]
 
-    def row(name, seconds, tokens, operations, floor):
+    def row(name, seconds, tokens, operations, least):
         return {"phase": name, "seconds": seconds, "tokens_per_s": tokens / seconds if tokens else None,
                 "gflop_per_s": operations / seconds / 1e9 if operations else None,
-                "share_of_limit": floor / seconds if operations else None}
+                "share_of_limit": least / seconds if operations else None}
 
     prefill = sum(flops.packed_flops(architecture, p - 1, [1]) for p in prompts)  # logits of the last token only
     completion_tokens = sum(map(sum, lengths))

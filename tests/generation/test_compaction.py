@@ -58,4 +58,4 @@ def test_few_prompts_with_many_living_rows_fit_and_many_prompts_with_few(rows):
 
 def test_rows_that_do_not_fit():
     assert not holds(np.arange(8) < np.array([5, 1])[:, None])  # the living rows of one prompt need both halves of its group
-    assert not holds(np.array([[True], [True], [False]])[:2])
+    assert not holds(np.ones((2, 1), bool))

@@ -79,11 +79,15 @@ def sampled(params, *sizes, work=(P, G, T)):
     return parallel.fetch(program(*arguments)), told(program.as_text(), unknown_trips=1)
 
 
+def same(one, other) -> bool:
+    """Whether two samplings drew the same tokens and ended at the same places."""
+    return all(bool((getattr(one, field) == getattr(other, field)).all()) for field in ("tokens", "mask", "stopped"))
+
+
 def halved(params) -> dict:
     """Shards of 16 and 64 rows that go on with half of them, and what their programs send."""
     (one, _), (other, sent) = (sampled(params, *sizes, work=(8, 8, 66)) for sizes in ((1, 1, 1), (2, 2, 2)))
-    same = all(bool((getattr(one, field) == getattr(other, field)).all()) for field in ("tokens", "mask", "stopped"))
-    return {"same": same, "sent": sent, "steps": other.decode_steps.tolist(), "lengths": one.mask.sum(-1).tolist()}
+    return {"same": same(one, other), "sent": sent, "steps": other.decode_steps.tolist(), "lengths": one.mask.sum(-1).tolist()}
 
 
 def cases() -> dict:
@@ -94,7 +98,6 @@ def cases() -> dict:
              "sampled": {}}
     for name, sizes in {"pieces": (2, 2, 2), "whole": (2, 2, 1), "undivided": (1, 1, 4)}.items():
         other, sent = sampled(params, *sizes)
-        same = all(bool((getattr(one, field) == getattr(other, field)).all()) for field in ("tokens", "mask", "stopped"))
-        found["sampled"][name] = {"same": same, "steps": other.decode_steps.tolist(), "sent": sent,
+        found["sampled"][name] = {"same": same(one, other), "steps": other.decode_steps.tolist(), "sent": sent,
                                   "difference": float(np.abs(one.logprobs - other.logprobs).max())}
     return found
