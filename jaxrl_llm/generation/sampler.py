@@ -100,12 +100,12 @@ def halvings(rows: int, slots: int) -> int:
     return 0 if slots < 64 else sum(rows >= least for least in (16, 32))
 
 
-def reads_transposed(rows: int) -> bool:
+def reads_transposed(rows: int, slots: int) -> bool:
     """Whether decode steps of `rows` rows read kernels as `[out, in]`, see `models.linear.row_matmul`.
 
-    Below 64 rows CPUs are at least as fast with kernels as they are, and transposing them takes as long as two or three steps.
+    With fewer than 64 rows some CPUs gain a fifth from it and others nothing; transposing takes as long as two or three steps.
     """
-    return rows >= 64
+    return rows >= 64 or slots >= 64
 
 
 def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
@@ -115,7 +115,7 @@ def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, 
     # The first token comes from the prefill; the others in chunks of equal size, so that no step runs in vain.
     slots = max(1, max_tokens - 1)
     chunk = max(n for n in range(1, chunk + 1) if slots % n == 0)
-    transposed = pieces == 1 and reads_transposed(P * G)
+    transposed = pieces == 1 and reads_transposed(P * G, slots)
     layers = model.unstack_layers(params, lora, transposed=transposed)
     prompt, last = model.prefill(params, prompt_tokens, prompt_mask, lora=lora)
     unembedding = model.unembedding(params).astype(model.dtype)

@@ -129,7 +129,7 @@ def test_padding_of_the_prompt_changes_nothing(side):
 
 @pytest.mark.parametrize("added", (2, 20))
 def test_another_order_of_prompts_and_a_larger_group_keep_every_row(added):
-    assert reads_transposed(P * (G + 20)) and not reads_transposed(P * (G + 2))  # both orders of the matrix products
+    assert reads_transposed(P * (G + 20), T) and not reads_transposed(P * (G + 2), T)  # both orders of the matrix products
     found, (tokens, mask) = reference(), prompts()
     order = [2, 0, 1]
     rows = np.concatenate([np.arange(P * G).reshape(P, G)[order], 100 + np.arange(P * added).reshape(P, added)], axis=1)
