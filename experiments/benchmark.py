@@ -16,6 +16,7 @@ import random
 import resource
 import statistics
 import time
+import zlib
 from pathlib import Path
 
 from absl import flags
@@ -89,6 +90,7 @@ def build():
     """`(run, state, data)` of the configuration, with the benchmark's own prompts and stop tokens."""
     from jaxrl_llm.generation.prompts import encode_problem
     from jaxrl_llm.generation.sampler import generate
+    from jaxrl_llm.rewards import Reward, combine
     from jaxrl_llm.training import setup
     from jaxrl_llm.training.guard import Guarded
     config = _CONFIG.value
@@ -97,7 +99,8 @@ def build():
     stops = tuple(range(round(_STOPPING.value * run.policy.model.config.vocab_size)))
     T = config.sampling.max_tokens
     sampler = Guarded("rollout", functools.partial(generate, run.policy.model, max_tokens=T, stop_ids=stops, mesh=run.mesh))
-    run = dataclasses.replace(run, generate=sampler, prompt_tokens=longest)
+    distinct = Reward("distinct", lambda completion, *_: zlib.crc32(completion.encode()) / 2**32)  # or updates skip prompts
+    run = dataclasses.replace(run, generate=sampler, prompt_tokens=longest, reward=combine([distinct]))
     return run, setup.initial_state(run, params), questions(config.prompts.per_step, _PROMPT_WORDS.value)
 
 
@@ -151,7 +154,9 @@ def rows_of(run, times: dict[str, float], sampled, limits) -> list[dict]:
     rate = limits["gemm_flops_per_s"]
     size = 2 if c.model.dtype == "bfloat16" else 4
     lengths = sampled.completions.mask.sum(-1).tolist()
-    packed = sum(flops.packed_flops(architecture, p, own) for p, own in zip(prompts, lengths))
+    logits = 2 * architecture.vocab_size * architecture.hidden_size
+    packed = sum(flops.packed_flops(architecture, p, [n - 1 for n in own]) + logits * len(own)  # layers see no last tokens
+                 for p, own in zip(prompts, lengths))
     decode = sum(flops.decode_flops(architecture, p, n) for p, own in zip(prompts, lengths) for n in own)
     updates = c.learner.epochs * 3 * packed
     floor = functools.partial(decode_floor, architecture, prompts, lengths, size)

@@ -230,14 +230,18 @@ class Transformer:
           prompt_tokens, prompt_mask: `[P, S]`, at least one real token each.
           tokens: `i32[P, G, T]`, padded behind.
           unpadding: with it everything but attention computes real completion tokens only; states of padding are 0.
-          pool: optional function `(prompt [P, S, D], completions [P, G, T, D]) -> pytree` of each layer's stream.
+          pool: optional function `(prompt [P, S, D], completions [P, G, T, D]) -> pytree` of each layer's stream. Without it
+            and `unpadding` the last token of each completion, whose state nobody reads, is not computed.
           whole: what makes the weights of a layer, given in pieces, whole, see `parallel.fsdp`.
         Returns:
           `(normed [P, G, T, D], pooled)`: entry t is the state just before token t, the prompt's last one for t = 0.
         """
         P, S = prompt_tokens.shape
-        _, G, T = tokens.shape
         chex.assert_shape(prompt_mask, (P, S))
+        predicting = tokens.shape[2] - 1
+        if pool is None and unpadding is None:
+            tokens = tokens[:, :, :max(predicting, 1)]
+        _, G, T = tokens.shape
         prompt_positions = positions_of(prompt_mask)
         length = prompt_mask.sum(-1, dtype=jnp.int32)
         positions = jnp.broadcast_to(length[:, None, None] + jnp.arange(T), (P, G, T))
@@ -271,7 +275,7 @@ class Transformer:
         prompt, completions = split(x)
         last = jnp.take_along_axis(prompt, last_index(prompt_mask)[:, None, None], axis=1)
         before = jnp.broadcast_to(last[:, None], (P, G, 1, x.shape[-1]))
-        return self.normed(params, jnp.concatenate([before, completions[:, :, :-1]], axis=2)), pooled
+        return self.normed(params, jnp.concatenate([before, completions[:, :, :predicting]], axis=2)), pooled
 
     def prefill(self, params, prompt_tokens, prompt_mask, *, lora=None):
         """Fills the shared cache. Returns `(PromptCache, normed [P, D])`: the state that predicts the first token."""

@@ -88,6 +88,27 @@ def test_three_paths_agree_in_values_and_gradients(pair, name):
     jax.tree.map(lambda a, b: close(a, b, 1e-5), gradients, plain_gradients)
 
 
+def test_last_tokens_are_not_computed(pair):
+    model, params = pair("qwen2").model, pair("qwen2").params
+    prompt_tokens, prompt_mask, tokens, _ = batch()
+    program = lambda pool: str(jax.make_jaxpr(  # noqa: E731
+        lambda p: model.packed_states(p, prompt_tokens, prompt_mask, tokens, pool=pool))(params))
+    rows = lambda n: f"f32[{P},{n},{model.config.hidden_size}]"  # noqa: E731
+    all_rows, needed = rows(S + G * T), rows(S + G * (T - 1))
+    assert needed in program(None) and all_rows not in program(None)
+    pooled = program(lambda prompt, completions: completions.mean(2))  # features read every state
+    assert all_rows in pooled and needed not in pooled
+
+
+def test_completions_of_one_token(pair):
+    model, params = pair("qwen2").model, pair("qwen2").params
+    prompt_tokens, prompt_mask, tokens, _ = batch()
+    states, _ = model.packed_states(params, prompt_tokens, prompt_mask, tokens[:, :, :1])
+    whole, _ = model.packed_states(params, prompt_tokens, prompt_mask, tokens)
+    assert states.shape[:3] == (P, G, 1)
+    close(states, whole[:, :, :1], 1e-6)
+
+
 def test_recomputation_leaves_the_gradient(pair):
     params = pair("qwen3").params
     prompt_tokens, prompt_mask, tokens, mask = batch()

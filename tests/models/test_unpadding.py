@@ -84,7 +84,7 @@ def test_a_broken_promise_is_nan_and_no_update(parts):
 def test_products_shrink_with_the_promise(parts):
     _, params, rollouts, found = parts
     whole, half = (found.lower(rollouts.replace(filled=n)).compile().cost_analysis()["flops"] for n in (4, 2))
-    assert half < 0.75 * whole
+    assert half < 0.8 * whole  # of 10 prompt tokens, and 24 of 48 completion tokens (the whole path leaves out the last 6)
 
 
 def test_critic_without_padding(parts):
