@@ -56,12 +56,11 @@ def _backward(temperature, chunk, saved, cotangents):
         slope = ((hit - chances) * (cotangents / temperature)[:, None]).astype(h.dtype)
         float32 = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
         dh = float32(slope, unembedding.astype(h.dtype), (((1,), (0,)), ((), ())))
-        return total + float32(h, slope, (((0,), (0,)), ((), ()))).astype(total.dtype), dh.astype(h.dtype)
+        return total + float32(slope, h, (((0,), (0,)), ((), ()))).astype(total.dtype), dh.astype(h.dtype)
 
     rows = [_chunks(x, chunk) for x in (normed, tokens, normalizers, cotangents[0])]
-    # Summed as [D, V]: with the narrow side first the product is a fifth faster on CPUs.
-    d_unembedding, d_normed = jax.lax.scan(one_chunk, jnp.zeros_like(unembedding.T), rows)
-    return d_normed.reshape(-1, normed.shape[1])[:len(tokens)], d_unembedding.T, None
+    d_unembedding, d_normed = jax.lax.scan(one_chunk, jnp.zeros_like(unembedding), rows)
+    return d_normed.reshape(-1, normed.shape[1])[:len(tokens)], d_unembedding, None
 
 
 _token_logprobs.defvjp(_forward, _backward)
