@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 import psutil
 
 from jaxrl_llm import parallel
+from jaxrl_llm.training import preemption
 
 PyTree = Any
 
@@ -35,8 +36,9 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The checkpoints below `directory`: the newest `keep` of them, plus every `keep_every`-th step for good.
 
-    A reader that must leave a live run alone (evaluation) passes `read_only=True`; a writer clears what a killed save
-    left behind. Raises FileNotFoundError if a reader's directory does not exist.
+    An interrupt (SIGINT) waits for the end of `save`, `wait` and `close`: raised inside orbax, it can leave a save that
+    never ends. A reader that must leave a live run alone (evaluation) passes `read_only=True`; a writer clears what a
+    killed save left behind. Raises FileNotFoundError if a reader's directory does not exist.
     """
 
     def __init__(self, directory: str | Path, keep: int = 3, keep_every: int | None = None, read_only: bool = False):
@@ -72,6 +74,7 @@ class Checkpoints:
             self._manager.reload()
         return sorted(self._manager.all_steps())
 
+    @preemption.undisturbed()
     def save(self, step: int, state: PyTree, host: Any = None) -> None:
         """Starts writing `state` (arrays) and `host` (JSON) as step `step`; returns once the arrays may be donated.
 
@@ -80,7 +83,7 @@ class Checkpoints:
         ValueError if `step` goes back, TypeError if a leaf is no array or `host` no JSON; the last complete
         checkpoint stays in each case.
         """
-        self.wait()
+        self._finish()
         if step == self._current:
             return
         if self._current is not None and step < self._current:
@@ -98,8 +101,12 @@ class Checkpoints:
             self._fail(error)
         self._current = step
 
+    @preemption.undisturbed()
     def wait(self) -> None:
         """Blocks until the save under way is published; raises OSError if it failed, after clearing its remains."""
+        self._finish()
+
+    def _finish(self) -> None:
         if self._pending is None:
             return
         try:
@@ -108,10 +115,11 @@ class Checkpoints:
             self._fail(error)
         self._pending = None
 
+    @preemption.undisturbed()
     def close(self) -> None:
         """Waits for the save under way and lets the directory go."""
         try:
-            self.wait()
+            self._finish()
         finally:
             self._manager.close()
 

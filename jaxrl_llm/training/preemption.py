@@ -1,9 +1,12 @@
-"""Notice of a coming kill, as clusters send it: the run finishes what it is at, saves and ends with a code of its own.
+"""Signals that ask a run to end. A notice of a coming kill, as clusters send it, lets the step be finished and saved; a Ctrl-C
+stops at once, but waits for a save under way.
 
     with preemption.watch():
         for step in ...:
             ...
             preemption.check()      # raises Preempted here, between two steps, once a signal has come
+            with preemption.undisturbed():
+                ...                     # a Ctrl-C is raised after this
 """
 import contextlib
 import signal
@@ -43,6 +46,33 @@ def watch() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         _received.clear()
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Within it a first SIGINT is kept for the end, for what an exception in any line would leave half done; a second is not.
+
+    In threads other than the main one, and where SIGINT raises no exception, nothing changes.
+    """
+    handler, came = signal.getsignal(signal.SIGINT), []
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+
+    def remember(number, frame):
+        if came:
+            handler(number, frame)
+        came.append(frame)
+        print("interrupted: the run stops when its checkpoint is written; once more, and it stops at once", file=sys.stderr,
+              flush=True)
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        handler(signal.SIGINT, came[0])
 
 
 def check() -> None:

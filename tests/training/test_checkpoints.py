@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import warnings
 from typing import NamedTuple
 
@@ -362,6 +363,48 @@ def test_kill_during_save_keeps_the_last_good_one(tmp_path, body):
         writer.save(2, {"w": jnp.ones(8)})
         writer.wait()
         assert sorted(os.listdir(tmp_path)) == ["2"]
+
+
+def interrupt_in(seconds):
+    """SIGINT to this process after a while, as Ctrl-C would send it; returns a function that waits until it was sent."""
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    return timer.join
+
+
+def test_an_interrupt_waits_for_the_save(tmp_path, capfd):
+    """At whatever moment it comes: the step is published, the interrupt is raised, and the same step can be saved again."""
+    state, moments = make_state(), np.geomspace(0.001, 0.1, 13)
+    for i, moment in enumerate(moments):
+        with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path / str(i)) as checkpoints:
+            checkpoints.save(1, state)
+            try:
+                sent = interrupt_in(moment)
+                checkpoints.save(2, state, {"seen": 2})
+                checkpoints.wait()
+                sent()
+            except KeyboardInterrupt:
+                checkpoints.save(2, state, {"seen": 2})
+                raise
+        with Checkpoints(tmp_path / str(i), read_only=True) as reader:
+            restored = reader.restore(state)
+        assert (restored.step, restored.host, restored.skipped) == (2, {"seen": 2}, ())
+        assert sorted(os.listdir(tmp_path / str(i))) == ["1", "2"]
+    assert capfd.readouterr().err.count("interrupted: the run stops when") >= 3, "it hardly ever came during a save"
+
+
+def test_a_second_interrupt_does_not_wait(tmp_path, monkeypatch):
+    with Checkpoints(tmp_path) as checkpoints:
+        def never_ends():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("the second interrupt was ignored")
+
+        checkpoints.save(1, make_state())
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(checkpoints._manager, "wait_until_finished", never_ends)
+            checkpoints.wait()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_write_error_during_save_keeps_the_last_good_one_and_is_reported(tmp_path):
