@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxrl_llm.models.attention import SAVED, Rotations, apply_rotary, grouped_attention, in_window, rotations
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import Dense, transpose
-from jaxrl_llm.models.unpadding import Unpadding
+from jaxrl_llm.models.unpadding import unpadding
 
 Params = Any
 
@@ -219,8 +219,8 @@ class Transformer:
         x, kv, pooled = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool)
         return self.normed(params, x), kv, pooled
 
-    def packed_states(self, params, prompt_tokens, prompt_mask, tokens, *, unpadding: Unpadding | None = None, lora=None,
-                      pool=None, whole=lambda layer: layer):
+    def packed_states(self, params, prompt_tokens, prompt_mask, tokens, *, mask=None, filled: int = 4, lora=None, pool=None,
+                      whole=lambda layer: layer):
         """States that predict each completion token, with every prompt computed once for its whole group.
 
         One packed row is `[prompt, completion_1, ..., completion_G]`; a completion sees the prompt and itself, and its
@@ -229,9 +229,10 @@ class Transformer:
         Args:
           prompt_tokens, prompt_mask: `[P, S]`, at least one real token each.
           tokens: `i32[P, G, T]`, padded behind.
-          unpadding: with it everything but attention computes real completion tokens only; states of padding are 0.
+          mask, filled: below 4 quarters, see `Rollouts.filled`, everything but attention computes the real tokens of `mask`
+            `bool[P, G, T]` only, which have to fit; states of padding are 0.
           pool: optional function `(prompt [P, S, D], completions [P, G, T, D]) -> pytree` of each layer's stream. Without it
-            and `unpadding` the last token of each completion, whose state nobody reads, is not computed.
+            last tokens, whose states nobody reads, are not computed.
           whole: what makes the weights of a layer, given in pieces, whole, see `parallel.fsdp`.
         Returns:
           `(normed [P, G, T, D], pooled)`: entry t is the state just before token t, the prompt's last one for t = 0.
@@ -239,9 +240,10 @@ class Transformer:
         P, S = prompt_tokens.shape
         chex.assert_shape(prompt_mask, (P, S))
         predicting = tokens.shape[2] - 1
-        if pool is None and unpadding is None:
+        if pool is None:
             tokens = tokens[:, :, :max(predicting, 1)]
         _, G, T = tokens.shape
+        slots = None if mask is None else unpadding(mask[:, :, -T:], filled)  # a token is read by what is behind it
         prompt_positions = positions_of(prompt_mask)
         length = prompt_mask.sum(-1, dtype=jnp.int32)
         positions = jnp.broadcast_to(length[:, None, None] + jnp.arange(T), (P, G, T))
@@ -250,14 +252,14 @@ class Transformer:
 
         def packed(prompts, completions):
             """`[P, S, ...]` and `[P, G, T, ...]` as rows `[P, S + G T, ...]`, or as one `[1, P S + slots, ...]`."""
-            if unpadding is None:
+            if slots is None:
                 return jnp.concatenate([prompts, completions.reshape(P, G * T, *completions.shape[3:])], axis=1)
-            return jnp.concatenate([prompts.reshape(P * S, *prompts.shape[2:]), unpadding.remove(completions)])[None]
+            return jnp.concatenate([prompts.reshape(P * S, *prompts.shape[2:]), slots.remove(completions)])[None]
 
         def split(rows):
-            if unpadding is None:
+            if slots is None:
                 return rows[:, :S], rows[:, S:].reshape(P, G, T, *rows.shape[2:])
-            return rows[0, :P * S].reshape(P, S, *rows.shape[2:]), unpadding.restore(rows[0, P * S:])
+            return rows[0, :P * S].reshape(P, S, *rows.shape[2:]), slots.restore(rows[0, P * S:])
 
         def attend(q, k, v, local):
             q_p, q_c = split(q)

@@ -73,8 +73,8 @@ class Policy:
             prompt_tokens, prompt_mask, tokens, mask, last = rows
             pool = None if last is None else (lambda *states: tuple(map(features.pooled, states, last)))
             slots = unpadding(mask, r.filled)
-            states, pooled = self.model.packed_states(params, prompt_tokens, prompt_mask, tokens, unpadding=slots, lora=lora,
-                                                      pool=pool, whole=whole)
+            states, pooled = self.model.packed_states(params, prompt_tokens, prompt_mask, tokens, mask=mask, filled=r.filled,
+                                                      lora=lora, pool=pool, whole=whole)
             remove, restore = (lambda x: x.reshape(-1, *x.shape[3:])), (lambda x: x.reshape(tokens.shape))
             if slots is not None:
                 remove, restore = slots.remove, lambda x: jnp.where(slots.fits, slots.restore(x), jnp.nan)

@@ -23,7 +23,6 @@ from jax.sharding import Mesh
 from jaxrl_llm import masked
 from jaxrl_llm.descent import descend, split
 from jaxrl_llm.models.transformer import Transformer
-from jaxrl_llm.models.unpadding import unpadding
 from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.parallel import over_rows, tree_shardings
 from jaxrl_llm.rollouts import Rollouts, clean
@@ -68,8 +67,8 @@ class Critic:
         """V_t f32[P, G, T], 0 outside the mask. `policy` = (parameters, adapters or None) is read by the kind `head` only."""
         def forward(trunk, others, rows, whole):
             (lora, head), (prompt_tokens, prompt_mask, tokens, mask) = others, rows
-            states, _ = self.model.packed_states(trunk, prompt_tokens, prompt_mask, tokens,
-                                                 unpadding=unpadding(mask, r.filled), lora=lora, whole=whole)
+            states, _ = self.model.packed_states(trunk, prompt_tokens, prompt_mask, tokens, mask=mask, filled=r.filled,
+                                                 lora=lora, whole=whole)
             return states.astype(jnp.float32) @ head["weight"] + head["bias"]
 
         r, (trunk, lora) = rollouts, policy if self.kind == "head" else (params["trunk"], None)

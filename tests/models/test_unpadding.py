@@ -84,7 +84,7 @@ def test_a_broken_promise_is_nan_and_no_update(parts):
 def test_products_shrink_with_the_promise(parts):
     _, params, rollouts, found = parts
     whole, half = (found.lower(rollouts.replace(filled=n)).compile().cost_analysis()["flops"] for n in (4, 2))
-    assert half < 0.8 * whole  # of 10 prompt tokens, and 24 of 48 completion tokens (the whole path leaves out the last 6)
+    assert half < 0.75 * whole
 
 
 def test_critic_without_padding(parts):
@@ -98,7 +98,7 @@ def test_critic_without_padding(parts):
 def test_every_block_of_a_model_reads_the_restored_rows(parts):
     model, params, r, _ = parts
     pool = lambda prompt, completions: (prompt.sum(-1), completions.sum(-1))  # noqa: E731
-    run = lambda slots: model.packed_states(params, r.prompt_tokens, r.prompt_mask, r.tokens, unpadding=slots, pool=pool)[1]  # noqa: E731
-    whole, half = run(None), run(unpadding(r.mask, 2))
+    whole, half = (model.packed_states(params, r.prompt_tokens, r.prompt_mask, r.tokens, mask=r.mask, filled=n, pool=pool)[1]
+                   for n in (4, 2))
     np.testing.assert_allclose(half[0], whole[0], atol=1e-4)
     np.testing.assert_allclose(np.asarray(half[1])[:, REAL], np.asarray(whole[1])[:, REAL], atol=1e-4)
