@@ -365,6 +365,14 @@ def test_kill_during_save_keeps_the_last_good_one(tmp_path, body):
         assert sorted(os.listdir(tmp_path)) == ["2"]
 
 
+@pytest.fixture
+def interruptible():
+    """SIGINT raises KeyboardInterrupt, also where the tests run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler, "a handler was left behind"
+
+
 def interrupt_in(seconds):
     """SIGINT to this process after a while, as Ctrl-C would send it; returns a function that waits until it was sent."""
     timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
@@ -372,7 +380,7 @@ def interrupt_in(seconds):
     return timer.join
 
 
-def test_an_interrupt_waits_for_the_save(tmp_path, capfd):
+def test_an_interrupt_waits_for_the_save(interruptible, tmp_path, capfd):
     """At whatever moment it comes: the step is published, the interrupt is raised, and the same step can be saved again."""
     state, moments = make_state(), np.geomspace(0.001, 0.1, 13)
     for i, moment in enumerate(moments):
@@ -393,7 +401,7 @@ def test_an_interrupt_waits_for_the_save(tmp_path, capfd):
     assert capfd.readouterr().err.count("interrupted: the run stops when") >= 3, "it hardly ever came during a save"
 
 
-def test_a_second_interrupt_does_not_wait(tmp_path, monkeypatch):
+def test_a_second_interrupt_does_not_wait(interruptible, tmp_path, monkeypatch):
     with Checkpoints(tmp_path) as checkpoints:
         def never_ends():
             signal.raise_signal(signal.SIGINT)
@@ -404,7 +412,18 @@ def test_a_second_interrupt_does_not_wait(tmp_path, monkeypatch):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(checkpoints._manager, "wait_until_finished", never_ends)
             checkpoints.wait()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_ignored_interrupt_stays_ignored(interruptible, tmp_path, monkeypatch):
+    """As in the background of a shell."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state())
+        finish = checkpoints._manager.wait_until_finished
+        monkeypatch.setattr(checkpoints._manager, "wait_until_finished", lambda: (signal.raise_signal(signal.SIGINT), finish()))
+        checkpoints.wait()
+    assert signal.signal(signal.SIGINT, signal.default_int_handler) is signal.SIG_IGN
+    assert os.listdir(tmp_path) == ["1"]
 
 
 def test_write_error_during_save_keeps_the_last_good_one_and_is_reported(tmp_path):
