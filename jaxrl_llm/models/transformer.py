@@ -243,7 +243,8 @@ class Transformer:
         if pool is None:
             tokens = tokens[:, :, :max(predicting, 1)]
         _, G, T = tokens.shape
-        slots = None if mask is None else unpadding(mask[:, :, -T:], filled)  # a token is read by what is behind it
+        # Of all but the last token those are needed that have a real one behind them: the mask begins one token later.
+        slots = None if mask is None else unpadding(mask[:, :, -T:], filled)
         prompt_positions = positions_of(prompt_mask)
         length = prompt_mask.sum(-1, dtype=jnp.int32)
         positions = jnp.broadcast_to(length[:, None, None] + jnp.arange(T), (P, G, T))
