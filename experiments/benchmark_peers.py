@@ -23,7 +23,7 @@ _TRL = flags.DEFINE_string("trl", None, "Python that has TRL; without it TRL is 
 _TUNIX = flags.DEFINE_string("tunix", None, "Python that has tunix; without it tunix is left out.")
 _WORK = flags.DEFINE_list("work", ["8x8x24", "2x4x24"], "Prompts x rollouts x new tokens [x filler words of the prompt].")
 _STEPS = flags.DEFINE_integer("steps", 5, "Timed steps of each program.", lower_bound=1)
-_MICRO = flags.DEFINE_integer("micro", 1, "Micro-batches per update of the peers (large work does not fit in one).")
+_MICRO = flags.DEFINE_integer("micro", 1, "Micro-batches per update (the peers cannot do large work in one).")
 _JSON = flags.DEFINE_string("json", None, "Also write the results to this file.")
 
 HERE = Path(__file__).parent
@@ -59,7 +59,7 @@ def ours(work, steps: int) -> list[str]:
     prompts, group, tokens, words = work
     return [sys.executable, str(HERE / "benchmark.py"), f"--steps={steps}", "--nophases", f"--prompt_words={words}",
             f"--config.model.path={_MODEL.value}", f"--config.prompts.per_step={prompts}", f"--config.sampling.group={group}",
-            f"--config.sampling.max_tokens={tokens}"]
+            f"--config.sampling.max_tokens={tokens}", f"--config.learner.micro_batches={_MICRO.value}"]
 
 
 def compare(work, folder: Path) -> dict:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
+from jaxrl_llm.models.linear import summed
 
 _MASKED = -1e30  # added to the scores of keys that a query does not see; finite, or one that sees none got NaN
 BLOCK = 512  # queries of a row whose scores exist at a time
@@ -177,7 +178,7 @@ def _scores(queries, keys, bias=None):
 
     The queries are the left operand as they lie: an einsum may choose the other order, which costs several times more.
     """
-    found = _product(_rows(queries, keys), keys, 1, 1).reshape(*queries.shape[:-1], keys.shape[-2])
+    found = _product(_rows(queries, keys), keys, 1).reshape(*queries.shape[:-1], keys.shape[-2])
     if bias is None:
         return found
     found, bias = jax.lax.optimization_barrier((found, bias))  # or it is made as large as the scores, outside the layers' loop
@@ -186,12 +187,12 @@ def _scores(queries, keys, bias=None):
 
 def _weighted(weights, values):
     """`weights [..., U]` times `values [..., U, d]`: `f32[..., d]`."""
-    return _product(_rows(weights, values).astype(values.dtype), values, 1, 0).reshape(*weights.shape[:-1], values.shape[-1])
+    return _product(_rows(weights, values).astype(values.dtype), values, 0).reshape(*weights.shape[:-1], values.shape[-1])
 
 
 def _summed(weights, rows, keys):
     """`weights [..., U]`, transposed, times `rows [..., d]`: in the shape of `keys [..., U, d]`, float32."""
-    return _product(_rows(weights, keys).astype(rows.dtype), _rows(rows, keys), 0, 0)
+    return summed(_rows(weights, keys).astype(rows.dtype), _rows(rows, keys), jnp.float32)
 
 
 def _rows(x, keys):
@@ -199,10 +200,10 @@ def _rows(x, keys):
     return x.reshape(*keys.shape[:-2], -1, x.shape[-1])
 
 
-def _product(left, right, left_axis: int, right_axis: int):
-    """Float32 product of matrices `[..., m, n]`, summed over the given axis (0 or 1) of each."""
+def _product(left, right, right_axis: int):
+    """Float32 product of matrices `[..., m, n]`, summed over the last axis of one and the given axis (0 or 1) of the other."""
     batch = tuple(range(left.ndim - 2))
-    axes = ((len(batch) + left_axis,), (len(batch) + right_axis,))
+    axes = ((len(batch) + 1,), (len(batch) + right_axis,))
     return jax.lax.dot_general(left, right, (axes, (batch, batch)), preferred_element_type=jnp.float32)
 
 

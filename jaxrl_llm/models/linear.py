@@ -11,10 +11,10 @@ _ROW_MAJOR = Layout(major_to_minor=(0, 1))
 
 @jax.custom_vjp
 def matmul(x, kernel):
-    """`x [..., in] @ kernel [in, out]`, with the kernel's gradient taken as x^T dy.
+    """`x [..., in] @ kernel [in, out]`, with the kernel's gradient taken by `summed`.
 
-    The built-in rule takes it as (dy^T x)^T, for which XLA on CPU first writes dy transposed: a third of the time of a
-    training step. Values and gradients are those of `x @ kernel`.
+    The built-in rule leaves the order to XLA, which on CPUs may write dy transposed first: a third of the time of a training
+    step. Values and gradients are those of `x @ kernel`.
     """
     return x @ kernel
 
@@ -27,10 +27,23 @@ def _backward(saved, dy):
     x, kernel = saved
     rows, dy_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
     dx = jax.lax.dot_general(dy_rows, kernel, (((1,), (1,)), ((), ()))).reshape(x.shape)
-    return dx, jax.lax.dot_general(rows, dy_rows, (((0,), (0,)), ((), ())))
+    return dx, summed(rows, dy_rows)
 
 
 matmul.defvjp(_forward, _backward)
+
+
+def summed(x, y, dtype=None):
+    """`x^T y [..., m, n]` in `dtype`, summed over the rows of `x [..., rows, m]` and `y [..., rows, n]`.
+
+    Computed with the narrower of the two first, which on CPUs is up to a fifth faster than last.
+    """
+    batch = tuple(range(x.ndim - 2))
+    axes = (((x.ndim - 2,), (x.ndim - 2,)), (batch, batch))
+    if x.shape[-1] <= y.shape[-1]:
+        return jax.lax.dot_general(x, y, axes, preferred_element_type=dtype)
+    product = jax.lax.dot_general(y, x, axes, preferred_element_type=dtype)
+    return jnp.swapaxes(jax.lax.optimization_barrier(product), -1, -2)  # or the compiler would turn the product around again
 
 
 def row_matmul(x, kernel, dtype=None):

@@ -5,6 +5,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.models.linear import summed
+
 
 def token_logprobs(normed, unembedding, tokens, *, temperature: float = 1.0, chunk: int = 512):
     """Log-prob of each token and entropy of its distribution, softmax(h W^T / temperature), in float32.
@@ -54,13 +56,13 @@ def _backward(temperature, chunk, saved, cotangents):
         chances = jnp.exp(_logits(h, unembedding, temperature) - normalizers[:, None])
         hit = targets[:, None] == jnp.arange(unembedding.shape[0])
         slope = ((hit - chances) * (cotangents / temperature)[:, None]).astype(h.dtype)
-        float32 = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
-        dh = float32(slope, unembedding.astype(h.dtype), (((1,), (0,)), ((), ())))
-        return total + float32(slope, h, (((0,), (0,)), ((), ()))).astype(total.dtype), dh.astype(h.dtype)
+        dh = jnp.matmul(slope, unembedding.astype(h.dtype), preferred_element_type=jnp.float32)
+        return total + summed(h, slope, jnp.float32).astype(total.dtype), dh.astype(h.dtype)
 
     rows = [_chunks(x, chunk) for x in (normed, tokens, normalizers, cotangents[0])]
-    d_unembedding, d_normed = jax.lax.scan(one_chunk, jnp.zeros_like(unembedding), rows)
-    return d_normed.reshape(-1, normed.shape[1])[:len(tokens)], d_unembedding, None
+    # Summed as [D, V], the order in which `summed` finds each chunk's part.
+    d_unembedding, d_normed = jax.lax.scan(one_chunk, jnp.zeros_like(unembedding.T), rows)
+    return d_normed.reshape(-1, normed.shape[1])[:len(tokens)], d_unembedding.T, None
 
 
 _token_logprobs.defvjp(_forward, _backward)

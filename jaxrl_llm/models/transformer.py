@@ -32,9 +32,9 @@ class RMSNorm(nn.Module):
     def __call__(self, x):
         init = nn.initializers.constant(1.0 - self.offset)
         scale = self.param("scale", init, (x.shape[-1],), jnp.float32)
-        y = x.astype(jnp.float32)
+        y = x.astype(jnp.float32).reshape(-1, x.shape[-1])  # as one matrix: XLA on CPU sums `[1, N, D]` 10 times slower
         y *= jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
-        return (y * (scale + self.offset)).astype(x.dtype)
+        return (y * (scale + self.offset)).astype(x.dtype).reshape(x.shape)
 
 
 class Block(nn.Module):
