@@ -56,10 +56,10 @@ def isolated(*, target: str, workers: int = 2, deadline: float = 5.0, weight: fl
     return Reward(target, Isolated(target, workers, deadline), weight, per="batch", splits=True)
 
 
-def code(*, weight: float = 1.0, workers: int = 2, deadline: float = 5.0, memory_mb: int = 1024,
-         partial_credit: float = 0.0) -> Reward:
+def code(*, weight: float = 1.0, workers: int | None = None, deadline: float = 5.0, memory_mb: int = 1024,
+         partial_credit: float = 0.0, unsafe: bool = False) -> Reward:
     """1 when the last ```python block passes every test of `problem.extra["tests"]` within its limits, see `Code`."""
-    return Reward("code", Code(workers, deadline, memory_mb, partial_credit), weight, per="batch", splits=True)
+    return Reward("code", Code(workers, deadline, memory_mb, partial_credit, unsafe), weight, per="batch", splits=True)
 
 
 FACTORIES: dict[str, registry.Factory] = {}

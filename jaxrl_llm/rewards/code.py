@@ -1,121 +1,147 @@
-"""Programs scored by tests: each test is one limited, killable process that never sees the expected output."""
-
+"""Programs scored by tests: each test is one program in a sandbox; its output is compared outside, with what it never saw."""
 import json
 import math
 import os
-import pathlib
 import re
-import signal
-import subprocess
-import sys
-import tempfile
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.rewards import sandbox
-from jaxrl_llm.rewards.base import BatchOutput
+from jaxrl_llm import sandbox
+from jaxrl_llm.rewards.base import BatchOutput, RewardError
 
-PASS, WRONG, HARNESS, RUNTIME, TIMEOUT, COMPILE = 1, 0, -1, -2, -3, -4
-_FAILURES = {RUNTIME: "runtime", TIMEOUT: "timeout", COMPILE: "compile"}
-_FENCE = re.compile(r"```python[ \t]*\n(.*?)\n?```", re.DOTALL)
+PASS, WRONG, HARNESS, RUNTIME, TIMEOUT, COMPILE, LATE = 1, 0, -1, -2, -3, -4, -5
+_FAILURES = {RUNTIME: "runtime", TIMEOUT: "timeout", COMPILE: "compile", LATE: "late"}
+_ANSWER_DEADLINES = 4  # all tests of one answer may take this many times the deadline of one
+_OPEN, _CLOSE = re.compile(r"```python[ \t]*\n"), "```"
+# No two neighbours of a pattern match the same digits: output of any length is read in linear time.
+_INTEGER = re.compile(r"([+-]?)([0-9]+)(?:\.0*)?")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:inf|nan)")
 
 
 def extract_program(completion: str) -> str | None:
     """The last closed ```python block, or None."""
-    blocks = _FENCE.findall(completion)
-    return blocks[-1] if blocks else None
+    program, position = None, 0
+    while opened := _OPEN.search(completion, position):
+        end = completion.find(_CLOSE, opened.end())
+        if end < 0:
+            break
+        program, position = completion[opened.end():end].removesuffix("\n"), end + len(_CLOSE)
+    return program
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Equal lines, white space at their ends aside; or, line by line, as many tokens, all numbers within rtol 1e-5."""
+    """Equal lines, white space at their ends aside; or, line by line, as many tokens, each pair equal as numbers.
+
+    Where an integer is expected, exactly that integer; elsewhere within 1e-5 relative.
+    """
     left, right = ([line.strip() for line in text.strip().split("\n")] for text in (printed, expected))
     if left == right:
         return True
     pairs = [(a.split(), b.split()) for a, b in zip(left, right)]
     if len(left) != len(right) or any(len(a) != len(b) for a, b in pairs):
         return False
-    try:
-        return all(math.isclose(float(x), float(y), rel_tol=1e-5) for a, b in pairs for x, y in zip(a, b))
-    except ValueError:
+    return all(_same_number(x, y) for a, b in pairs for x, y in zip(a, b))
+
+
+def _same_number(printed: str, expected: str) -> bool:
+    if expected_integer := _INTEGER.fullmatch(expected):
+        printed_integer = _INTEGER.fullmatch(printed)
+        return printed_integer is not None and _canonical(*printed_integer.groups()) == _canonical(*expected_integer.groups())
+    if not (_NUMBER.fullmatch(printed) and _NUMBER.fullmatch(expected)):
         return False
+    return math.isclose(float(printed), float(expected), rel_tol=1e-5)
+
+
+def _canonical(sign: str, digits: str) -> str:
+    digits = digits.lstrip("0")
+    return ("-" if sign == "-" and digits else "") + digits
 
 
 def same_value(value: Any, expected: Any) -> bool:
-    """Equal JSON values of equal kinds; floats within 1e-5 relative."""
-    if isinstance(value, list) and isinstance(expected, list):
-        return len(value) == len(expected) and all(map(same_value, value, expected))
-    if isinstance(value, float) or isinstance(expected, float):
-        numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in (value, expected))
-        return numbers and math.isclose(value, expected, rel_tol=1e-5)
+    """Equal JSON values of equal kinds; integers exactly, where a float is expected within 1e-5 relative."""
+    if isinstance(expected, list):
+        return isinstance(value, list) and len(value) == len(expected) and all(map(same_value, value, expected))
+    if isinstance(expected, dict):
+        return isinstance(value, dict) and value.keys() == expected.keys() and all(
+            same_value(value[key], expected[key]) for key in expected)
+    if isinstance(expected, float):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        try:
+            return number and math.isclose(value, expected, rel_tol=1e-5)
+        except OverflowError:  # an integer beyond all floats
+            return False
+    if isinstance(value, float):
+        return isinstance(expected, int) and not isinstance(expected, bool) and value == expected
     return type(value) is type(expected) and value == expected
 
 
-def run_test(program: str, test: dict, deadline: float, memory_mb: int) -> int:
-    """Outcome of one test: 1 pass, 0 wrong, -1 the harness failed, -2 the program failed, -3 too late, -4 no Python.
+def run_test(program: str, test: dict, limits: sandbox.Limits, mode: str, *, until: float = math.inf,
+             stop: int | None = None) -> int:
+    """Outcome of one test: 1 pass, 0 wrong, -2 the program failed, -3 too late, -4 no Python, -5 not before `until`.
 
-    `test` has `input` and `output` (standard streams), or `function`, `args` and `result` (JSON values).
+    `test` has `input` and `output` (standard streams), or `function`, `args` and `result` (JSON values). Raises
+    SandboxError where the sandbox fails; that is no verdict.
     """
-    with tempfile.TemporaryDirectory() as directory:
-        folder = pathlib.Path(directory)
-        job = {"program": program, "function": test.get("function"), "args": test.get("args", []),
-               "seconds": math.ceil(deadline) + 1, "memory_mb": memory_mb}
-        (folder / "job.json").write_text(json.dumps(job))
-        (folder / "input").write_text(test.get("input", ""))
-        try:
-            code = _run(folder, deadline)
-        except OSError:
-            return HARNESS
-        if code != 0:
-            return {None: TIMEOUT, sandbox.COMPILE_ERROR: COMPILE}.get(code, RUNTIME)
-        try:
-            if test.get("function"):
-                passed = same_value(json.loads((folder / "result.json").read_text()), test["result"])
-            else:
-                passed = same_output((folder / "output").read_text(), test["output"])
-        except (OSError, ValueError, RecursionError):  # nothing written, or no text
-            return WRONG
-        return PASS if passed else WRONG
-
-
-def _run(folder: pathlib.Path, deadline: float) -> int | None:
-    """The exit code of the program, or None after the deadline, when it and what it started are killed."""
-    environment = {"PATH": os.defpath, "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "HOME": str(folder)}
-    with open(folder / "input") as given, open(folder / "output", "w") as printed:
-        command = [sys.executable, "-I", "-B", sandbox.__file__, "job.json"]
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdin=given, stdout=printed,
-                                   stderr=subprocess.DEVNULL, start_new_session=True)
-        try:
-            return process.wait(deadline)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)  # children that outlive the program too
-            except ProcessLookupError:
-                pass
-            process.wait()
+    finished = sandbox.run(program, stdin=test.get("input", ""), function=test.get("function"), args=test.get("args", []),
+                           limits=limits, mode=mode, ends_at=until, stop=stop)
+    if finished.status == "timeout":
+        return LATE if time.monotonic() >= until else TIMEOUT
+    if finished.status == "compile" or finished.status == "output" or finished.code != 0:
+        return COMPILE if finished.status == "compile" else RUNTIME
+    try:
+        if test.get("function"):
+            passed = same_value(json.loads(finished.value), test["result"])
+        else:
+            passed = same_output(finished.stdout.decode(), test["output"])
+    except (ValueError, RecursionError):  # nothing written, or no text
+        return WRONG
+    return PASS if passed else WRONG
 
 
 class Code:
     """Batch reward: 1 when a completion's program passes every test of `problem.extra["tests"]`, else partial credit.
 
     `partial_credit` times the share of passed tests (below 1, so that it never reaches full credit); with 0 the tests
-    stop at the first failure. Completions without a program score 0 and are counted, as are programs that fail, are
-    late or do not compile. A harness failure is an error, never a verdict.
+    stop at the first failure, and with any at the first that is late. Completions without a program score 0 and are counted,
+    as are programs that fail, are late or do not compile. A sandbox that fails is an error, never a verdict.
+    `workers` programs run at a time (None: one for each core). Programs run only where every barrier of
+    `jaxrl_llm.sandbox` holds, unless `unsafe`.
     """
 
-    def __init__(self, workers: int, deadline: float, memory_mb: int, partial_credit: float):
+    def __init__(self, workers: int | None, deadline: float, memory_mb: int, partial_credit: float, unsafe: bool):
+        workers = len(os.sched_getaffinity(0)) if workers is None else workers
         if workers < 1 or not deadline > 0 or not 0 <= partial_credit < 1:
             raise ValueError(f"workers={workers}, deadline={deadline}, partial_credit={partial_credit}; need at least "
                              "one worker, a positive deadline and a partial credit in [0, 1)")
-        self.workers, self.deadline, self.memory_mb, self.partial_credit = workers, deadline, memory_mb, partial_credit
+        self.workers, self.partial_credit, self.unsafe = workers, partial_credit, unsafe
+        self.limits = sandbox.Limits(seconds=deadline, memory_mb=memory_mb)
 
-    def __call__(self, completions, answers, problems) -> BatchOutput:
-        with ThreadPoolExecutor(self.workers) as threads:
-            rows = list(threads.map(self._outcomes, completions, problems))
+    def prepare(self) -> str:
+        """What programs run in on this machine. Raises RewardError where a barrier is missing and `unsafe` is not set."""
+        try:
+            found = sandbox.require(self.unsafe)
+        except sandbox.SandboxError as error:
+            raise RewardError(f"reward 'code': {error}") from error
+        return f"reward 'code' runs programs in a sandbox: {found}"
+
+    def __call__(self, completions, answers, problems, until: float | None = None) -> BatchOutput:
+        self.prepare()
+        stop, ends = os.pipe()
+        threads = ThreadPoolExecutor(min(self.workers, max(len(completions), 1)), "program")
+        try:
+            ends_at = math.inf if until is None else until
+            rows = list(threads.map(lambda *row: self._outcomes(row[0], row[1], ends_at, stop), completions, problems))
+        finally:
+            os.close(ends)  # ends what is running when the batch is given up
+            threads.shutdown(cancel_futures=True)
+            os.close(stop)
+        return self._scored(rows)
+
+    def _scored(self, rows: list[list[int] | Exception | None]) -> BatchOutput:
         scores, counts, errors = np.zeros(len(rows)), Counter(), {}
         for row, outcomes in enumerate(rows):
             if isinstance(outcomes, Exception):
@@ -128,7 +154,8 @@ class Code:
                 counts.update({_FAILURES[outcome] for outcome in outcomes if outcome in _FAILURES})
         return BatchOutput(scores, dict(counts), errors)
 
-    def _outcomes(self, completion: str, problem) -> list[int] | Exception | None:
+    def _outcomes(self, completion: str, problem, until: float, stop: int) -> list[int] | Exception | None:
+        """One outcome for each test, those that are not run included; None without a program."""
         tests = None if problem is None else problem.extra.get("tests")
         if not tests or not all(("function" in test and "result" in test) or "output" in test for test in tests):
             return ValueError("the code reward needs problem.extra['tests'], a list of objects with input and output, "
@@ -136,11 +163,17 @@ class Code:
         program = extract_program(completion)
         if program is None:
             return None
-        outcomes = []
+        outcomes: list[int] = []
+        own_end = time.monotonic() + _ANSWER_DEADLINES * self.limits.seconds
         for test in tests:
-            outcomes.append(run_test(program, test, self.deadline, self.memory_mb))
-            if outcomes[-1] == HARNESS:
-                return ChildProcessError("no process could be started for the program")
-            if outcomes[-1] != PASS and self.partial_credit == 0:
+            try:
+                outcomes.append(run_test(program, test, self.limits, sandbox.best().mode, until=min(until, own_end), stop=stop))
+            except sandbox.SandboxError as error:
+                return ChildProcessError(str(error))
+            except ValueError as error:  # a test that cannot be sent
+                return error
+            if outcomes[-1] == LATE and until > own_end:
+                outcomes[-1] = TIMEOUT
+            if outcomes[-1] in (TIMEOUT, LATE) or (outcomes[-1] != PASS and self.partial_credit == 0):
                 break
-        return outcomes
+        return outcomes + [WRONG] * (len(tests) - len(outcomes))

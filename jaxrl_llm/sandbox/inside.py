@@ -1,0 +1,177 @@
+"""The inside of a sandbox, from trusted set-up to the untrusted program. Sent as text to a bare interpreter.
+
+`python -I -S -B -c SOURCE JOB_FD REPORT_FD LIFELINE_FD`: the job is JSON in a file without a name. Whatever can fail is done
+before "ready" is written to the report; from then on only the program's own output follows. Standard library only: nothing
+of the project is visible here.
+"""
+import ctypes
+import json
+import os
+import resource
+import select
+import struct
+import sys
+
+COMPILE_ERROR = 90  # exit code
+SCRATCH = "/tmp"
+_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MNT_DETACH = 2, 4, 4096, 16384, 2
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _SIGKILL = 1, 22, 24, 38, 9
+# The numbers of these calls are the same on all machines, or are listed by machine (pivot_root, capset).
+_MOUNT_SETATTR, _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 442, 444, 445, 446
+_PIVOT_ROOT, _CAPSET = {"x86_64": (155, 126), "aarch64": (41, 91)}.get(os.uname().machine, (None, None))
+_READ_ONLY, _AT_RECURSIVE = 1 | 2 | 4, 0x8000  # read only, no set-user-ID, no devices
+_FILE_ACCESS_BY_VERSION = (0, 13, 14, 15, 15, 16)  # Landlock: how many kinds of file access each version rules
+_READ_FILES, _DEVICE = 0b1101, 0b110  # execute, read file, read directory; read and write a file
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+
+
+def must(result: int, what: str) -> int:
+    """The result of a C call; OSError where it failed."""
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    encoded = [None if text is None else text.encode() for text in (source, target, kind)]
+    must(libc.mount(*encoded, ctypes.c_ulong(flags), options.encode() or None), f"mount {source} on {target}")
+
+
+def new_root(visible: list[str], devices: list[str]) -> None:
+    """Replaces the file system by one that holds the `visible` paths, read only, a few devices and an empty scratch folder."""
+    root = SCRATCH  # any folder that exists: what lies there is covered in this mount namespace alone
+    mount("tmpfs", root, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
+    os.mkdir(root + SCRATCH)
+    for path in visible + devices:
+        target = root + path
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), target)
+            continue
+        os.mkdir(target) if os.path.isdir(path) else os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+        mount(path, target, None, _MS_BIND | _MS_REC)
+        if path not in devices:
+            read_only(target, _AT_RECURSIVE)
+    os.chdir(root)
+    must(libc.syscall(_PIVOT_ROOT, b".", b"."), "pivot_root")
+    must(libc.umount2(b".", _MNT_DETACH), "umount of the old root")
+    os.chdir("/")
+    read_only("/", 0)
+
+
+def read_only(path: str, flags: int) -> None:
+    attributes = ctypes.create_string_buffer(struct.pack("=QQQQ", _READ_ONLY if flags else 1, 0, 0, 0))
+    must(libc.syscall(_MOUNT_SETATTR, -100, path.encode(), flags, attributes, ctypes.c_size_t(32)), f"read-only {path}")
+
+
+def first_process(lifeline: int) -> None:
+    """Returns in a child; the caller, process 1 of its namespace, ends with that child, or when the parent outside is gone."""
+    child = os.fork()
+    if not child:
+        return
+    watched = os.pidfd_open(child)
+    if lifeline in select.select([watched, lifeline], [], [])[0]:
+        os._exit(1)
+    ended = os.waitid(os.P_PIDFD, watched, os.WEXITED)
+    os._exit(ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status)
+
+
+def limit(job: dict) -> None:
+    """CPU seconds, address space, bytes of a file, open files, processes and threads; no core dumps."""
+    bounds = {resource.RLIMIT_CPU: job["cpu_seconds"], resource.RLIMIT_AS: job["memory_mb"] << 20,
+              resource.RLIMIT_FSIZE: job["scratch_mb"] << 20, resource.RLIMIT_NOFILE: 64, resource.RLIMIT_CORE: 0,
+              resource.RLIMIT_NPROC: job["tasks"]}
+    for kind, bound in bounds.items():
+        hard = resource.getrlimit(kind)[1]
+        bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        resource.setrlimit(kind, (bound, bound))
+
+
+def drop_privileges(user: int | None) -> None:
+    """All capabilities, now and for whatever is executed; as root also the user, if one is given."""
+    last = 0
+    while os.geteuid() == 0 and libc.prctl(_PR_CAPBSET_DROP, last, 0, 0, 0) == 0:
+        last += 1
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    header, none = struct.pack("=Ii", 0x20080522, 0), bytes(24)
+    must(libc.syscall(_CAPSET, header, none), "capset")
+    must(libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "prctl")  # a change of user has cleared it
+    must(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+
+
+def landlock(visible: list[str], devices: list[str]) -> None:
+    """Forbids all files but the `visible` ones, which can be read, and the devices; TCP; signals to other processes."""
+    version = must(libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1), "Landlock")
+    files = (1 << _FILE_ACCESS_BY_VERSION[min(version, 5)]) - 1
+    rules = struct.pack("=QQQ", files, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
+    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    ruleset = must(libc.syscall(_LANDLOCK_CREATE, rules, ctypes.c_size_t(size), 0), "Landlock rules")
+    for path in visible + devices:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        access = _DEVICE if path in devices else _READ_FILES if os.path.isdir(path) else _READ_FILES & 0b101
+        must(libc.syscall(_LANDLOCK_ADD, ruleset, 1, struct.pack("=Qi", access, place), 0), f"Landlock rule of {path}")
+        os.close(place)
+    must(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0), "Landlock")
+    os.close(ruleset)
+
+
+def forbid_calls(program: bytes) -> None:
+    """Loads a seccomp filter, for this thread and all it starts; it cannot be taken back."""
+    instructions = ctypes.create_string_buffer(program, len(program))
+    described = ctypes.create_string_buffer(struct.pack("=HxxxxxxQ", len(program) // 8, ctypes.addressof(instructions)))
+    must(libc.prctl(_PR_SET_SECCOMP, 2, ctypes.addressof(described), 0, 0), "seccomp")
+
+
+def confine(job: dict, lifeline: int) -> None:
+    """Everything between the interpreter's start and the program, in the order in which rights are still there for the next."""
+    if job["new_root"]:
+        new_root(job["visible"], job["devices"])
+        first_process(lifeline)
+    if job["scratch"]:
+        mount("tmpfs", SCRATCH, "tmpfs", _MS_NOSUID | _MS_NODEV,
+              f"size={job['scratch_mb']}m,nr_inodes=4096,mode=1777")
+        os.chdir(SCRATCH)
+    os.close(lifeline)
+    limit(job)
+    drop_privileges(job["user"])
+    if job["landlock"]:
+        landlock(job["visible"], job["devices"])
+    if job["filter"]:
+        forbid_calls(bytes.fromhex(job["filter"]))
+
+
+def main(job_fd: int, report_fd: int, lifeline: int) -> None:
+    """Confine this process, then run the program of the job; the value of a named function follows as JSON."""
+    with open(job_fd) as file:
+        job = json.load(file)
+    import site  # noqa: F401  exit() and quit(), which programs use; nothing is read from folders of packages
+    site.setquit()
+    sys.path += job["packages"]
+    report = os.fdopen(report_fd, "w")
+    try:
+        confine(job, lifeline)
+    except Exception as error:
+        report.write(f"{type(error).__name__}: {error}")
+        report.flush()
+        os._exit(1)
+    report.write("ready\n")
+    report.flush()
+    try:
+        compiled = compile(job["program"], "<program>", "exec")
+    except (SyntaxError, ValueError):
+        sys.exit(COMPILE_ERROR)
+    names = {"__name__": "__main__"}
+    exec(compiled, names)
+    if job["function"]:
+        json.dump(names[job["function"]](*job["args"]), report)
+        report.flush()
+
+
+if __name__ == "__main__":
+    sys.argv, arguments = ["program"], [int(text) for text in sys.argv[1:]]
+    main(*arguments)

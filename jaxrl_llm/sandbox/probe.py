@@ -1,0 +1,131 @@
+"""Which barriers hold on this machine: a hostile program is run in every mode, and what it reaches is counted."""
+import functools
+import json
+import os
+import pathlib
+import socket
+import sys
+import tempfile
+from typing import NamedTuple
+
+from jaxrl_llm.sandbox import modes, process
+from jaxrl_llm.sandbox.modes import Limits
+
+BARRIERS = {
+    "files": "reads no file but the system's, the interpreter's and its packages'",
+    "writes": "changes no file and makes none outside its scratch folder",
+    "network": "opens no connection, not even to this machine",
+    "processes": "neither sees nor signals any other process",
+    "children": "starts no process that outlives it",
+    "user": "runs without an administrator's rights",
+    "kernel": "makes no namespace, traces nothing",
+    "memory": "gets no more memory than its limit",
+}
+# Tries every way out and prints what it reached, as JSON.
+_INTRUDER = """
+import ctypes, json, os, socket
+reached = {}
+def attempt(barrier, action):
+    try:
+        action()
+        reached[barrier] = True
+    except (OSError, MemoryError):
+        reached.setdefault(barrier, False)
+def open_socket():
+    socket.create_connection(("127.0.0.1", PORT), 1).close()
+def use_libc(name, *arguments):
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
+        raise OSError(name)
+def write_and_remove(path):
+    open(path, "w").close()
+    os.unlink(path)
+def fork():
+    if os.fork() == 0:
+        os._exit(0)
+attempt("files", lambda: open(FOLDER + "/hidden").read())
+attempt("files", lambda: os.listdir(FOLDER))
+attempt("files", lambda: open("/etc/passwd").read())
+attempt("writes", lambda: write_and_remove(FOLDER + "/new"))
+attempt("writes", lambda: os.unlink(FOLDER + "/hidden"))
+attempt("writes", lambda: os.chmod(FOLDER + "/hidden", 0o777))
+attempt("writes", lambda: write_and_remove(PREFIX + "/new"))
+attempt("network", open_socket)
+attempt("processes", lambda: os.kill(PARENT, 0))
+attempt("processes", lambda: open("/proc/%d/cmdline" % PARENT).read())
+attempt("children", fork)
+attempt("kernel", lambda: use_libc("unshare", 0x10000000))
+attempt("kernel", lambda: use_libc("ptrace", 0, 0, 0, 0))
+attempt("memory", lambda: bytearray(1 << 30))
+print(json.dumps([reached, os.getuid()]))
+"""
+
+
+class Probe(NamedTuple):
+    """What holds in one mode: `holds` names of `BARRIERS`; `problem` says why the mode does not work at all, else ""."""
+
+    mode: str
+    holds: frozenset[str]
+    problem: str = ""
+
+    @property
+    def missing(self) -> list[str]:
+        return [barrier for barrier in BARRIERS if barrier not in self.holds]
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"{self.mode}: does not work here ({self.problem})"
+        return f"{self.mode}: " + (f"without {', '.join(self.missing)}" if self.missing else "all barriers hold")
+
+
+@functools.cache
+def probe(mode: str) -> Probe:
+    """Tries one mode out on this machine; takes about a tenth of a second, once in a process."""
+    if not sys.platform.startswith("linux"):
+        return Probe(mode, frozenset(), "programs run on Linux only")
+    if not modes.available(mode):
+        return Probe(mode, frozenset(), "not installed")
+    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
+        os.chmod(folder, 0o777)
+        hidden = pathlib.Path(folder) / "hidden"
+        hidden.write_text("hidden")
+        hidden.chmod(0o666)
+        known = {"FOLDER": folder, "PORT": server.getsockname()[1], "PARENT": os.getpid(), "PREFIX": sys.prefix}
+        program = "".join(f"{name} = {value!r}\n" for name, value in known.items()) + _INTRUDER
+        try:
+            finished = process.run(program, limits=Limits(seconds=20.0, memory_mb=512), mode=mode)
+            reached, user = json.loads(finished.stdout)
+        except process.SandboxError as error:
+            return Probe(mode, frozenset(), str(error))
+        except ValueError:
+            return Probe(mode, frozenset(), f"a program cannot run: {finished.stderr[-300:].decode(errors='replace').strip()}")
+    reached["user"] = os.geteuid() == 0 and user == 0
+    return Probe(mode, frozenset(BARRIERS) - {barrier for barrier, through in reached.items() if through})
+
+
+def probes() -> list[Probe]:
+    """Every mode tried out, the strongest first."""
+    return [probe(mode) for mode in modes.MODES]
+
+
+@functools.cache
+def best() -> Probe:
+    """The first mode in which every barrier holds, else the one in which most do."""
+    found = []
+    for mode in modes.MODES:
+        found.append(probe(mode))
+        if not found[-1].missing:
+            break
+    return max(found, key=lambda one: len(one.holds))
+
+
+def require(unsafe: bool = False) -> Probe:
+    """The mode to run programs in. Raises SandboxError where a barrier is missing, unless `unsafe`."""
+    found = best()
+    if found.problem or (found.missing and not unsafe):
+        tried = "; ".join(map(str, probes()))
+        lacking = ", ".join(f"{name} ({BARRIERS[name]})" for name in found.missing)
+        raise process.SandboxError(
+            f"programs are not run on this machine, where these barriers do not hold: {lacking}. Tried: {tried}. Install "
+            "bubblewrap (Debian, Ubuntu: apt-get install bubblewrap), allow user namespaces, or use a container that does; "
+            "unsafe=True runs them with the barriers that hold")
+    return found
