@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,10 @@ class RewardError(RuntimeError):
     """
 
 
+class ReportedError(Exception):
+    """An error of another process, whose text already names its type."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Reward:
     """A named score function.
@@ -26,6 +31,10 @@ class Reward:
     `fn(completions, answers, problems) -> f32[N]` or a `BatchOutput`. "lengths": `fn(lengths i32[N]) -> f32[N]`,
     completion lengths in tokens.
     `splits`: a "batch" reward scores every row by itself, so that several processes may each score a part.
+    `timed`: a "batch" reward is also called with `until`, the `time.monotonic()` by which it returns, or None. What is
+    missing then has the score 0 and is counted as "late" in `BatchOutput.counts`.
+    `fail_fast`: a timed reward is also called with `fail_fast`, whether its first error ends the run: it then stops its
+    other work and returns.
     `extract(completion)` is the answer that the reward finds, in a form in which equal answers compare equal, or None;
     methods that let the rollouts vote need it.
     """
@@ -36,6 +45,8 @@ class Reward:
     per: str = "completion"
     extract: Callable[[str], Hashable | None] | None = None
     splits: bool = False
+    timed: bool = False
+    fail_fast: bool = False
 
     @property
     def by_row(self) -> bool:
@@ -45,6 +56,9 @@ class Reward:
     def __post_init__(self):
         if self.per not in ("completion", "batch", "lengths"):
             raise ValueError(f"reward {self.name!r}: per={self.per!r}; allowed: 'completion', 'batch', 'lengths'")
+        if self.timed > (self.per == "batch") or self.fail_fast > self.timed:
+            raise ValueError(f"reward {self.name!r}: timed={self.timed}, fail_fast={self.fail_fast} with per={self.per!r}; "
+                             "'batch' rewards alone can be timed, timed ones alone can fail fast")
         if not np.isfinite(self.weight):
             raise ValueError(f"reward {self.name!r}: weight {self.weight} is not finite")
 
@@ -80,7 +94,8 @@ class Combined:
     `lengths` (tokens of each completion) is needed by length rewards only, `problems` by those that read them.
     `on_error`: "raise" stops with a RewardError; "zero" scores the completion 0 and counts it in `failures`.
     Time-outs and crashes that a verifier handles itself (`boxed`, `code`, `reasoning_gym`) are scored 0 and counted.
-    `deadline`: seconds that one reward may take for a whole batch; a reward that hangs then ends in a RewardError.
+    `deadline`: seconds that one reward may take for a whole batch. A timed reward scores what is missing then as 0 and
+    counts it (`NAME/late`); any other ends in a RewardError.
     """
 
     rewards: tuple[Reward, ...]
@@ -102,7 +117,10 @@ class Combined:
 
 
 def _within(deadline: float | None, reward: Reward, batch: _Batch, on_error: str, failures: Counter) -> np.ndarray:
-    """Scores of one reward, computed in a thread that is abandoned at the deadline: Python cannot end it, but the run can."""
+    """Scores of one reward: a timed one keeps the deadline itself, any other runs in a thread that is abandoned at it."""
+    if reward.timed:
+        until = None if deadline is None else time.monotonic() + deadline
+        return _run_batch(reward, batch, on_error, failures, until)
     score = functools.partial(_run_each if reward.per == "completion" else _run_batch, reward, batch, on_error, failures)
     if deadline is None:
         return score()
@@ -114,6 +132,7 @@ def _within(deadline: float | None, reward: Reward, batch: _Batch, on_error: str
         except BaseException as error:  # handed to the caller, whatever it is
             outcome.put((None, error))
 
+    # Python cannot end a thread. A daemon one does not keep the interpreter from exiting.
     threading.Thread(target=work, name=f"reward {reward.name}", daemon=True).start()
     try:
         scores, error = outcome.get(timeout=deadline)
@@ -129,7 +148,7 @@ def _run_each(reward: Reward, batch: _Batch, on_error: str, failures: Counter) -
     scores = np.zeros(len(batch.completions))
     for row, arguments in enumerate(zip(batch.completions, batch.answers, batch.problems)):
         try:
-            scores[row] = _checked(reward.fn(*arguments), ())
+            scores[row] = number(reward.fn(*arguments))
         except RewardError:
             raise
         except Exception as error:
@@ -137,15 +156,18 @@ def _run_each(reward: Reward, batch: _Batch, on_error: str, failures: Counter) -
     return scores
 
 
-def _run_batch(reward: Reward, batch: _Batch, on_error: str, failures: Counter) -> np.ndarray:
+def _run_batch(reward: Reward, batch: _Batch, on_error: str, failures: Counter, until: float | None = None) -> np.ndarray:
     count = len(batch.completions)
     if reward.per == "lengths" and batch.lengths is None:
         raise ValueError(f"reward {reward.name!r} needs the token count of each completion: pass lengths=mask.sum(-1)")
     arguments = (batch.lengths,) if reward.per == "lengths" else batch[:3]
+    keywords = {"until": until} if reward.timed else {}
+    if reward.fail_fast:
+        keywords["fail_fast"] = on_error == "raise"
     try:
-        output = reward.fn(*arguments)
+        output = reward.fn(*arguments, **keywords)
         output = output if isinstance(output, BatchOutput) else BatchOutput(output)
-        scores = _checked(output.scores, (count,), finite=False)
+        scores = _column(output.scores, count)
     except RewardError:
         raise
     except Exception as error:
@@ -158,20 +180,41 @@ def _run_batch(reward: Reward, batch: _Batch, on_error: str, failures: Counter) 
     return np.where(_finite(scores), scores, 0.0)
 
 
-def _checked(value: Any, shape: tuple[int, ...], finite: bool = True) -> np.ndarray:
+def number(value: Any) -> float:
+    """One finite real number as a float: bool, int, float, Fraction, a NumPy, JAX or torch scalar; else a ValueError."""
+    try:
+        if value is None or isinstance(value, (str, bytes)):
+            raise TypeError
+        if hasattr(value, "dtype"):
+            array = np.asarray(value)
+            if array.shape != ():
+                raise ValueError(f"returned shape {array.shape}, expected ()")
+            if array.dtype.kind in "cmMOSU":
+                raise TypeError
+            converted = float(array.astype(np.float64))
+        else:
+            converted = float(value)
+    except OverflowError:
+        converted = np.inf
+    except TypeError:
+        raise ValueError(f"returned {_shorten(value)}, which is not a number") from None
+    if not _finite(converted):
+        raise ValueError(f"returned {_shorten(value)}, not a finite number")
+    return converted
+
+
+def _column(value: Any, count: int) -> np.ndarray:
+    """`float64[count]`, NaN or infinite where `value` is."""
     try:
         array = np.asarray(value, np.float64)
-    except (TypeError, ValueError) as error:
-        kind = "a number" if shape == () else "numbers"
-        raise ValueError(f"returned {_shorten(value)}, which is not {kind}") from error
-    if array.shape != shape:
-        raise ValueError(f"returned shape {array.shape}, expected {shape}")
-    if value is None or (finite and not _finite(array).all()):
-        raise ValueError(f"returned {value}, not a finite number")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"returned {_shorten(value)}, which is not numbers") from error
+    if array.shape != (count,):
+        raise ValueError(f"returned shape {array.shape}, expected {(count,)}")
     return array
 
 
-def _finite(array: np.ndarray) -> np.ndarray:
+def _finite(array):
     return np.abs(array) <= np.finfo(np.float32).max  # False for NaN, and for what would overflow as f32
 
 
@@ -181,7 +224,8 @@ def _fail(reward, error, batch, rows, on_error, failures) -> None:
         return
     where = f"a batch of {len(rows)} completions" if len(rows) != 1 else (
         f"completion {rows[0]} {_shorten(batch.completions[rows[0]])} (answer {_shorten(batch.answers[rows[0]])})")
-    raise RewardError(f"reward {reward.name!r} failed on {where}: {type(error).__name__}: {error}. Correct the reward "
+    what = str(error) if isinstance(error, ReportedError) else f"{type(error).__name__}: {error}"
+    raise RewardError(f"reward {reward.name!r} failed on {where}: {what}. Correct the reward "
                       "or the data, or pass on_error='zero' to score such completions 0 and count them.") from error
 
 
@@ -192,5 +236,8 @@ def _kind(error: Exception) -> str:
 
 
 def _shorten(value: Any, limit: int = 200) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # an integer of more than 4,300 digits
+        return f"{type(value).__name__} that has no text"
     return text if len(text) <= limit else text[:limit] + "..."
