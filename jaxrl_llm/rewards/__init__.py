@@ -59,7 +59,8 @@ def isolated(*, target: str, workers: int = 2, deadline: float = 5.0, weight: fl
 def code(*, weight: float = 1.0, workers: int | None = None, deadline: float = 5.0, memory_mb: int = 1024,
          partial_credit: float = 0.0, unsafe: bool = False) -> Reward:
     """1 when the last ```python block passes every test of `problem.extra["tests"]` within its limits, see `Code`."""
-    return Reward("code", Code(workers, deadline, memory_mb, partial_credit, unsafe), weight, per="batch", splits=True)
+    scorer = Code(workers, deadline, memory_mb, partial_credit, unsafe)
+    return Reward("code", scorer, weight, per="batch", splits=True, timed=True, fail_fast=True, prepare=scorer.prepare)
 
 
 FACTORIES: dict[str, registry.Factory] = {}

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from jaxrl_llm import sandbox
 from jaxrl_llm.rewards.code import COMPILE, LATE, PASS, RUNTIME, TIMEOUT, WRONG, run_test
 
-SECONDS = 3.0  # deadline of an attack
+SECONDS = 2.0  # deadline of an attack
 OUTCOMES = {PASS: "passed the test", WRONG: "wrong", RUNTIME: "failed", TIMEOUT: "killed at its deadline",
             COMPILE: "no Python", LATE: "late"}
 _LIBC = """

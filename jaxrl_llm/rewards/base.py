@@ -35,6 +35,8 @@ class Reward:
     missing then has the score 0 and is counted as "late" in `BatchOutput.counts`.
     `fail_fast`: a timed reward is also called with `fail_fast`, whether its first error ends the run: it then stops its
     other work and returns.
+    `prepare()` says in a few words how this machine runs the reward, before a run starts; it raises RewardError where it
+    cannot.
     `extract(completion)` is the answer that the reward finds, in a form in which equal answers compare equal, or None;
     methods that let the rollouts vote need it.
     """
@@ -47,6 +49,7 @@ class Reward:
     splits: bool = False
     timed: bool = False
     fail_fast: bool = False
+    prepare: Callable[[], str] | None = None
 
     @property
     def by_row(self) -> bool:
@@ -101,6 +104,10 @@ class Combined:
     rewards: tuple[Reward, ...]
     on_error: str = "raise"
     deadline: float | None = None
+
+    def prepare(self) -> list[tuple[str, str]]:
+        """`(name, how it runs here)` of the rewards that depend on the machine. Raises RewardError where one cannot run."""
+        return [(reward.name, reward.prepare()) for reward in self.rewards if reward.prepare is not None]
 
     def __call__(self, completions: Sequence[str], answers: Sequence[str], problems: Sequence | None = None,
                  lengths: Sequence[int] | None = None) -> Scores:

@@ -1,4 +1,5 @@
 """Programs scored by tests: each test is one program in a sandbox; its output is compared outside, with what it never saw."""
+import functools
 import json
 import math
 import os
@@ -126,23 +127,27 @@ class Code:
             found = sandbox.require(self.unsafe)
         except sandbox.SandboxError as error:
             raise RewardError(f"reward 'code': {error}") from error
-        return f"reward 'code' runs programs in a sandbox: {found}"
+        return f"sandbox {found}"
 
-    def __call__(self, completions, answers, problems, until: float | None = None) -> BatchOutput:
+    def __call__(self, completions, answers, problems, until: float | None = None, fail_fast: bool = False) -> BatchOutput:
         self.prepare()
         stop, ends = os.pipe()
         threads = ThreadPoolExecutor(min(self.workers, max(len(completions), 1)), "program")
+        outcomes_of = functools.partial(self._outcomes, until=math.inf if until is None else until, stop=stop)
+        rows: list[list[int] | Exception | None] = []
         try:
-            ends_at = math.inf if until is None else until
-            rows = list(threads.map(lambda *row: self._outcomes(row[0], row[1], ends_at, stop), completions, problems))
+            for outcomes in threads.map(outcomes_of, completions, problems):
+                rows.append(outcomes)
+                if fail_fast and isinstance(outcomes, Exception):
+                    break
         finally:
             os.close(ends)  # ends what is running when the batch is given up
             threads.shutdown(cancel_futures=True)
             os.close(stop)
-        return self._scored(rows)
+        return self._scored(rows, len(completions))
 
-    def _scored(self, rows: list[list[int] | Exception | None]) -> BatchOutput:
-        scores, counts, errors = np.zeros(len(rows)), Counter(), {}
+    def _scored(self, rows: list[list[int] | Exception | None], count: int) -> BatchOutput:
+        scores, counts, errors = np.zeros(count), Counter(), {}
         for row, outcomes in enumerate(rows):
             if isinstance(outcomes, Exception):
                 scores[row], errors[row] = np.nan, outcomes

@@ -165,7 +165,7 @@ def main(job_fd: int, report_fd: int, lifeline: int) -> None:
         compiled = compile(job["program"], "<program>", "exec")
     except (SyntaxError, ValueError):
         sys.exit(COMPILE_ERROR)
-    names = {"__name__": "__main__"}
+    names: dict = {"__name__": "__main__"}
     exec(compiled, names)
     if job["function"]:
         json.dump(names[job["function"]](*job["args"]), report)

@@ -395,6 +395,7 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
         work.record()
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
     for name, value in [("model", f"{weights:,} weights on {jax.device_count()} x {jax.devices()[0].device_kind}"),
+                        *((f"reward {name}", how) for name, how in run.reward.prepare()),
                         *arithmetic_table(run.config, run.prompt_tokens, run.rounds), *forecast(run)]:
         if primary:
             print(f"{name:32}{value}")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrl_llm import rewards
+from jaxrl_llm import rewards, sandbox
 from jaxrl_llm.rewards import RewardError, combine
 from jaxrl_llm.rewards.code import extract_program, run_test, same_output, same_value
 from jaxrl_llm.tasks import Problem
@@ -11,7 +11,7 @@ DOUBLE = {"input": "21\n", "output": "42\n"}
 
 
 def outcome(program, test=DOUBLE, deadline=20.0):
-    return run_test(program, test, deadline, 512)
+    return run_test(program, test, sandbox.Limits(seconds=deadline, memory_mb=512), sandbox.require().mode)
 
 
 @pytest.mark.parametrize(("completion", "program"), [

@@ -18,13 +18,13 @@ BARRIERS = {
     "processes": "neither sees nor signals any other process",
     "children": "starts no process that outlives it",
     "user": "runs without an administrator's rights",
-    "kernel": "makes no namespace, traces nothing",
+    "kernel": "calls only what a program that computes needs: makes no namespace, mounts and traces nothing",
     "memory": "gets no more memory than its limit",
 }
 # Tries every way out and prints what it reached, as JSON.
-_INTRUDER = """
+INTRUDER = """
 import ctypes, json, os, socket
-reached = {}
+reached, user = {}, os.getuid()
 def attempt(barrier, action):
     try:
         action()
@@ -54,9 +54,9 @@ attempt("processes", lambda: os.kill(PARENT, 0))
 attempt("processes", lambda: open("/proc/%d/cmdline" % PARENT).read())
 attempt("children", fork)
 attempt("kernel", lambda: use_libc("unshare", 0x10000000))
-attempt("kernel", lambda: use_libc("ptrace", 0, 0, 0, 0))
+attempt("kernel", lambda: use_libc("personality", 0xffffffff))
 attempt("memory", lambda: bytearray(1 << 30))
-print(json.dumps([reached, os.getuid()]))
+print(json.dumps([reached, user]))
 """
 
 
@@ -90,7 +90,7 @@ def probe(mode: str) -> Probe:
         hidden.write_text("hidden")
         hidden.chmod(0o666)
         known = {"FOLDER": folder, "PORT": server.getsockname()[1], "PARENT": os.getpid(), "PREFIX": sys.prefix}
-        program = "".join(f"{name} = {value!r}\n" for name, value in known.items()) + _INTRUDER
+        program = "".join(f"{name} = {value!r}\n" for name, value in known.items()) + INTRUDER
         try:
             finished = process.run(program, limits=Limits(seconds=20.0, memory_mb=512), mode=mode)
             reached, user = json.loads(finished.stdout)

@@ -1,0 +1,282 @@
+"""Programs that try to get out of the sandbox, stop the run, or leave something behind."""
+import json
+import os
+import pathlib
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxrl_llm import rewards, sandbox
+from jaxrl_llm.rewards import RewardError, attacks, combine
+from jaxrl_llm.rewards.code import extract_program, same_output, same_value
+from jaxrl_llm.sandbox import barriers, syscalls
+from jaxrl_llm.tasks import Problem
+
+AS_USER = [sys.executable, str(pathlib.Path(__file__).with_name("as_user.py"))]
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which needs root")
+ECHO = {"input": "7", "output": "7"}
+
+
+def working(mode):
+    found = sandbox.probe(mode)
+    if found.missing:
+        pytest.skip(str(found))
+    return mode
+
+
+def user_environment():
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def sleeping(processes):
+    """A program of that many processes that sleeps for a minute, and the name that all of them have."""
+    mark = f"slp{secrets.token_hex(4)}".encode()
+    return f"""
+import ctypes, os, time
+ctypes.CDLL(None).prctl(15, {mark!r}, 0, 0, 0)
+for _ in range({processes - 1}):
+    if os.fork() == 0:
+        os.setsid()
+        break
+time.sleep(60)
+""", mark
+
+
+def gone(mark, seconds=5.0):
+    end = time.monotonic() + seconds
+    while attacks.left_behind(mark):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def appeared(mark, count, seconds=20.0):
+    end = time.monotonic() + seconds
+    while len(attacks.left_behind(mark)) < count:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_the_probes_intruder_gets_through_where_nothing_stops_it(tmp_path):
+    (tmp_path / "hidden").write_text("hidden")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        known = {"FOLDER": str(tmp_path), "PORT": server.getsockname()[1], "PARENT": os.getpid(), "PREFIX": str(tmp_path)}
+        program = "".join(f"{name} = {value!r}\n" for name, value in known.items()) + barriers.INTRUDER
+        ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    reached, user = json.loads(ran.stdout)
+    assert user == os.getuid() and set(reached) == set(sandbox.BARRIERS) - {"user"}
+    assert all(reached.values()), reached
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", sandbox.MODES[:3])
+def test_every_attack_is_held(mode):
+    results = [attacks.attempt(attack, working(mode)) for attack in attacks.ATTACKS]
+    assert [str(result) for result in results if not result.held] == []
+
+
+@as_root
+@pytest.mark.slow
+def test_every_attack_is_held_for_a_user_without_rights():
+    command = [*AS_USER, sys.executable, "-m", "jaxrl_llm.rewards.self_test", "--attacks"]
+    ran = subprocess.run(command, env=user_environment(), capture_output=True, text=True)
+    assert ran.returncode == 0 and "NOT HELD" not in ran.stdout, ran.stdout + ran.stderr
+    assert len(re.findall(r" held \(", ran.stdout)) >= len(attacks.ATTACKS), ran.stdout
+
+
+@as_root
+def test_a_machine_without_barriers_is_refused_unless_unsafe(tmp_path):
+    # Nothing to make namespaces with, and an interpreter that no other user can read: root it would be.
+    program = """
+from jaxrl_llm import rewards, sandbox
+from jaxrl_llm.tasks import Problem
+problem = Problem("", "", 0, extra={"tests": [{"input": "7", "output": "7"}]})
+completion = "```python\\nprint(input())\\n```"
+missing = sandbox.best().missing
+try:
+    rewards.combine(["code"])([completion], [""], [problem])
+    print("ran")
+except rewards.RewardError as error:
+    print(error)
+reward = rewards.make("code", unsafe=True)
+print(missing, rewards.combine([reward])([completion], [""], [problem]).total, reward.prepare())
+"""
+    (tmp_path / "env").symlink_to("/usr/bin/env")
+    ran = subprocess.run([sys.executable, "-c", program], env={**user_environment(), "PATH": str(tmp_path)},
+                         capture_output=True, text=True)
+    if "ran\n" in ran.stdout:
+        pytest.skip("Landlock alone holds all barriers here: " + ran.stdout)
+    assert "these barriers do not hold: user (runs without an administrator's rights)" in ran.stdout, ran.stdout + ran.stderr
+    assert "bubblewrap: does not work here (not installed)" in ran.stdout and "unsafe=True" in ran.stdout
+    assert "['user'] [1.] sandbox landlock: without user" in ran.stdout
+
+
+@pytest.mark.parametrize("mode", sandbox.MODES[:3])
+def test_a_sandbox_ends_with_its_parent(mode):
+    processes = 3 if mode in sandbox.NAMESPACES else 1
+    program, mark = sleeping(processes)
+    code = (f"from jaxrl_llm import sandbox\nsandbox.run({program!r}, mode={mode!r}, "
+            f"limits=sandbox.Limits(seconds=60.0, processes={processes}))")
+    if mode in sandbox.NAMESPACES:
+        working(mode)
+    parent = subprocess.Popen([sys.executable, "-c", code], env=user_environment())
+    try:
+        assert appeared(mark, processes)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert gone(mark)
+
+
+@pytest.mark.parametrize("mode", sandbox.MODES[:3])
+def test_a_sandbox_ends_when_it_is_told_to(mode):
+    program, mark = sleeping(1)
+    stop, end = os.pipe()
+    os.close(end)  # from now on it can be read
+    begun = time.monotonic()
+    finished = sandbox.run(program, mode=mode, limits=sandbox.Limits(seconds=60.0), stop=stop)
+    os.close(stop)
+    assert finished.status == "timeout" and time.monotonic() - begun < 20 and gone(mark)
+
+
+def test_more_processes_need_a_namespace_that_ends_them():
+    with pytest.raises(sandbox.SandboxError, match="processes=2 needs a process namespace"):
+        sandbox.run("", mode="landlock", limits=sandbox.Limits(processes=2))
+
+
+def test_a_program_has_its_packages_threads_and_scratch_folder():
+    finished = sandbox.run("""
+import threading
+import numpy as np
+found = []
+thread = threading.Thread(target=lambda: found.append(int(np.arange(5).sum())))
+thread.start()
+thread.join()
+open("note", "w").write("kept")
+print(found, open("note").read(), input())
+exit(3)
+""", stdin="given", mode=sandbox.require().mode, limits=sandbox.Limits(seconds=30.0))
+    assert finished == ("done", 3, b"[10] kept given\n", b"", b"")
+
+
+def test_looping_programs_end_with_the_batch_and_are_counted():
+    loop, right = "```python\nwhile True: pass\n```", "```python\nprint(input())\n```"
+    problem = Problem("", "", 0, extra={"tests": [ECHO] * 3})
+    reward = combine([rewards.make("code", workers=2, deadline=1.0)], on_error="zero", deadline=3.0)
+    begun = time.monotonic()
+    scores = reward([right] + [loop] * 40, [""] * 41, [problem] * 41)
+    assert time.monotonic() - begun < 20
+    assert scores.total.tolist() == [1.0] + [0.0] * 40
+    assert scores.failures["code/late"] >= 30 and scores.failures["code/late"] + scores.failures["code/timeout"] == 40
+
+
+def test_a_late_test_ends_its_answer():
+    problem = Problem("", "", 0, extra={"tests": [ECHO] * 100})
+    reward = combine([rewards.make("code", workers=1, deadline=0.5, partial_credit=0.5)])
+    begun = time.monotonic()
+    scores = reward(["```python\nwhile True: pass\n```"], [""], [problem])
+    assert time.monotonic() - begun < 20 and scores.failures == {"code/timeout": 1}
+
+
+def test_an_error_ends_the_rest_of_the_batch():
+    loop, problem = "```python\nwhile True: pass\n```", Problem("", "", 0, extra={"tests": [ECHO]})
+    begun = time.monotonic()
+    with pytest.raises(RewardError, match="completion 0 .*needs problem.extra"):
+        combine([rewards.make("code", workers=2, deadline=60.0)])([loop] * 20, [""] * 20, [Problem("", "", 0)] + [problem] * 19)
+    assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize(("printed", "expected", "same"), [
+    ("1000001", "1000000", False), ("1_0", "10", False), ("10.0", "10", True), ("+007", "7", True), ("-0", "0", True),
+    ("1e1", "10", False), ("10.5", "10", False), ("\u0661", "1", False), ("1 1000001", "1 1000000", False),
+    ("0.333333", "0.3333331", True), ("0.34", "0.33", False), ("9" * 5000, "9" * 5000 + " ", True),
+    ("9" * 5000, "9" * 4999, False), ("1e400", "1.5", False), ("infinity", "1.5", False),
+    ("nan", "0.5", False), ("2", "2.00001", True),
+])
+def test_numbers_in_output(printed, expected, same):
+    assert same_output(printed, expected) is same
+
+
+def test_integers_in_values_are_exact():
+    wrong = [(1000001, 1000000), (1000001.0, 1000000), ({"a": True}, {"a": 1}), ({"a": 1}, {"a": True}), ([1000001], [1000000]),
+             (10**400, 1.5), ({"a": 1}, {"a": 1, "b": 2}), (1, [1]), ([1], 1), (True, 1.0)]
+    right = [(2.0, 2), (1000001, 1000000.0), ({"a": [0.30000001]}, {"a": [0.3]}), (10**30, 10**30)]
+    assert not any(same_value(*pair) for pair in wrong) and all(same_value(*pair) for pair in right)
+
+
+@pytest.mark.parametrize("hostile", ["0" * 10**6 + "x", "1" * 10**6 + "x", "1." * 10**6, "+" * 10**6, "1 " * 10**6,
+                                     "\n" * 10**6, "1e" * 10**6, ".0" * 10**6], ids=lambda text: repr(text[:4]))
+def test_hostile_output_is_compared_in_linear_time(hostile):
+    begun = time.monotonic()
+    assert not same_output(hostile, "0 1.5") and not same_output(hostile, "17") and not same_output("x " + hostile, "x 1.5")
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("hostile", ["```python\n" * 10**5, "```python " * 10**5, "```python" + " " * 10**6, "`" * 10**6,
+                                     "```python\n```" * 10**5], ids=lambda text: repr(text[:14]))
+def test_programs_are_found_in_linear_time(hostile):
+    begun = time.monotonic()
+    assert extract_program(hostile) in (None, "")
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.skipif(not pathlib.Path("/usr/include/asm-generic/unistd.h").exists(), reason="no kernel headers")
+def test_system_call_numbers_are_those_of_the_kernel():
+    def numbers(path):
+        text = pathlib.Path(path).read_text()
+        return {found[1]: int(found[2]) for found in re.finditer(r"#define\s+__NR(?:3264)?_(\w+)\s+(\d+)", text)}
+
+    arm = numbers("/usr/include/asm-generic/unistd.h")
+    listed = syscalls._NEVER | syscalls._WITHOUT_NAMESPACES | syscalls._FORK
+    listed |= {"clone": syscalls._CLONE, "clone3": syscalls._CLONE3, "prlimit64": syscalls._PRLIMIT}
+    assert {name: pair[1] for name, pair in listed.items()} == {name: arm.get(name) for name in listed}
+    header = pathlib.Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+    if header.exists():
+        assert {name: pair[0] for name, pair in listed.items()} == {name: numbers(header)[name] for name in listed}
+
+
+@as_root
+def test_other_processes_of_the_user_cannot_read_this_one():
+    program = """
+import os
+from jaxrl_llm.sandbox import process
+os.environ["SECRET"] = "1"
+def readable(pid):
+    found = []
+    for name in ("environ", "mem", "maps"):
+        try:
+            with open(f"/proc/{pid}/{name}", "rb") as file:
+                name == "mem" or file.read(1)
+            found.append(name)
+        except PermissionError:
+            pass
+    return found
+def seen_by_a_child():
+    parent, (reads, writes) = os.getpid(), os.pipe()
+    if os.fork() == 0:
+        os.write(writes, str(readable(parent)).encode())
+        os._exit(0)
+    os.wait()
+    return os.read(reads, 100).decode()
+print(seen_by_a_child())
+process._hide_this_process()
+print(seen_by_a_child())
+"""
+    ran = subprocess.run([*AS_USER, sys.executable, "-c", program], env=user_environment(), capture_output=True, text=True)
+    assert ran.stdout == "['environ', 'mem', 'maps']\n[]\n", ran.stdout + ran.stderr
+
+
+def test_signals_of_a_killed_program_are_no_success():
+    finished = sandbox.run("import os, signal\nprint(7, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)",
+                           mode=sandbox.require().mode, limits=sandbox.Limits(seconds=30.0))
+    if sandbox.require().mode in sandbox.NAMESPACES:
+        assert (finished.status, finished.code) == ("done", 128 + signal.SIGKILL)
