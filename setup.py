@@ -29,6 +29,7 @@ setup(
         "gguf>=0.17",
         "jinja2>=3.1.6",
         "math-verify>=0.8",
+        "google-re2>=1.1.20240702",  # regular expressions in linear time
         "tensorboardX>=2.6",
         "rich>=13.7",
         "matplotlib>=3.9",

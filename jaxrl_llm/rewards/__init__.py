@@ -30,9 +30,9 @@ def numeric(*, weight: float = 1.0) -> Reward:
     return Reward("numeric", text.numeric, weight, extract=text.parse_rational)
 
 
-def boxed(*, weight: float = 1.0, workers: int = 2, deadline: float = 5.0) -> Reward:
+def boxed(*, weight: float = 1.0, workers: int | None = None, deadline: float = 5.0) -> Reward:
     r"""1 when the last `\boxed{}` equals the answer: as text, as a rational, or for math-verify within `deadline` s."""
-    return Reward("boxed", Boxed(workers, deadline), weight, per="batch", extract=boxed_answer, splits=True)
+    return Reward("boxed", Boxed(workers, deadline), weight, per="batch", extract=boxed_answer, splits=True, timed=True)
 
 
 def format(*, pattern: str, weight: float = 1.0) -> Reward:
@@ -46,14 +46,14 @@ def soft_overlong(*, max_length: int, cache: int, factor: float = 1.0, variant: 
     return Reward("soft_overlong", overlong_penalty(max_length, cache, factor, variant), weight, per="lengths")
 
 
-def reasoning_gym(*, weight: float = 1.0, workers: int = 2, deadline: float = 5.0) -> Reward:
+def reasoning_gym(*, weight: float = 1.0, workers: int | None = None, deadline: float = 5.0) -> Reward:
     """The own scorer of a reasoning_gym data set, in [0, 1], on the last `<answer>` tags; needs the problems."""
-    return Reward("reasoning_gym", Gym(workers, deadline), weight, per="batch", extract=tagged_answer, splits=True)
+    return Reward("reasoning_gym", Gym(workers, deadline), weight, per="batch", extract=tagged_answer, splits=True, timed=True)
 
 
-def isolated(*, target: str, workers: int = 2, deadline: float = 5.0, weight: float = 1.0) -> Reward:
+def isolated(*, target: str, workers: int | None = None, deadline: float = 5.0, weight: float = 1.0) -> Reward:
     """Your own `"module:function"` in processes that are killed after `deadline` seconds a completion."""
-    return Reward(target, Isolated(target, workers, deadline), weight, per="batch", splits=True)
+    return Reward(target, Isolated(target, workers, deadline), weight, per="batch", splits=True, timed=True, fail_fast=True)
 
 
 def code(*, weight: float = 1.0, workers: int | None = None, deadline: float = 5.0, memory_mb: int = 1024,

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import queue
+import sys
 import threading
 import time
 from collections import Counter
@@ -211,10 +212,14 @@ def number(value: Any) -> float:
 
 
 def _column(value: Any, count: int) -> np.ndarray:
-    """`float64[count]`, NaN or infinite where `value` is."""
+    """`float64[count]`, NaN or infinite where `value` is, or has an integer that no float holds."""
     try:
-        array = np.asarray(value, np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
+        array = np.asarray(value)
+        if array.dtype == object:
+            huge = [isinstance(x, int) and abs(x) > sys.float_info.max for x in array.ravel()]
+            array = np.where(np.reshape(huge, array.shape), np.inf, array)
+        array = array.astype(np.float64)
+    except (TypeError, ValueError) as error:
         raise ValueError(f"returned {_shorten(value)}, which is not numbers") from error
     if array.shape != (count,):
         raise ValueError(f"returned shape {array.shape}, expected {(count,)}")

@@ -75,19 +75,20 @@ class Boxed:
     RewardError says so when they are not, whatever `on_error`.
     """
 
-    def __init__(self, workers: int, deadline: float):
+    def __init__(self, workers: int | None, deadline: float):
         self._pool = WorkerPool("jaxrl_llm.rewards.symbolic:symbolic_equal", workers, deadline, restricted=True)
         self._tested = False
         self._lock = threading.Lock()
 
-    def __call__(self, completions, answers, problems) -> BatchOutput:
+    def __call__(self, completions, answers, problems, until: float | None = None) -> BatchOutput:
         pairs = [(answer, last_boxed(completion)) for completion, answer in zip(completions, answers)]
         verdicts = {pair: False if pair[1] is None else quick_verdict(*pair) for pair in dict.fromkeys(pairs)}
         open_pairs = [pair for pair, verdict in verdicts.items() if verdict is None]
-        counts = {"no_answer": sum(given is None for _, given in pairs), "timeout": 0, "crash": 0, "error": 0}
+        counts = {"no_answer": sum(given is None for _, given in pairs), "timeout": 0, "crash": 0, "error": 0,
+                  "late": 0}
         if open_pairs:
-            self._check_canaries()
-        for pair, outcome in zip(open_pairs, self._pool.map(open_pairs)):
+            self._check_canaries(until)
+        for pair, outcome in zip(open_pairs, self._pool.map(open_pairs, until)):
             verdicts[pair] = outcome.value is True
             if outcome.status != "ok":
                 counts[outcome.status] += pairs.count(pair)
@@ -96,11 +97,13 @@ class Boxed:
     def close(self) -> None:
         self._pool.close()
 
-    def _check_canaries(self) -> None:
+    def _check_canaries(self, until: float | None) -> None:
         with self._lock:
             if self._tested:
                 return
-            outcomes = self._pool.map([(answer, given) for answer, given, _ in CANARIES])
+            outcomes = self._pool.map([(answer, given) for answer, given, _ in CANARIES], until)
+            if any(outcome.status == "late" for outcome in outcomes):
+                return  # the batch is over, and so is its judgement
             for (answer, given, expected), outcome in zip(CANARIES, outcomes):
                 if outcome.value is not expected:
                     raise RewardError(f"the symbolic checker judged {given!r} against {answer!r} as {outcome}, "

@@ -1,131 +1,151 @@
 """Worker processes with a deadline: one that is late is killed and replaced, and the caller is told."""
 
-import json
 import os
 import pickle
-import queue
-import selectors
-import signal
-import subprocess
-import sys
+import select
+import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from jaxrl_llm.rewards.base import RewardError
+from jaxrl_llm.rewards.process import Outcome, Process
 
 START_LIMIT = 120.0  # seconds for a worker to import its function on a busy machine
+_LATE = Outcome("late", message="the batch ended before there was a result")
 
 
-class Outcome(NamedTuple):
-    """`value` when `status` is "ok"; otherwise "error", "timeout" or "crash" with `message` saying more."""
-
-    status: str
-    value: Any = None
-    message: str = ""
+def cores() -> int:
+    """The processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class WorkerPool:
-    """`workers` processes that each call `target` ("module:function", importable) within `deadline` seconds a call.
+    """Up to `workers` (None: one a core) processes that call `target` ("module:function") within `deadline` seconds a call.
 
-    Safe from any thread and from several at once: no signals are used in this process. Processes start at first use,
-    hold at most `memory_mb` MiB (0: no limit), and end when the pool is closed or this process ends. `restricted` ones
-    cannot write files, start programs or open connections (see `jaxrl_llm.rewards.worker`).
+    Safe from any thread, one batch after the other: no signals are used in this process. Processes start at first use,
+    hold at most `memory_mb` MiB (0: no limit), and end, with all that they started, when they are late, when the pool is
+    closed or when this process ends, however. A call that runs for more than half of its time has a spare process started
+    for the next one. `restricted` ones cannot write files, start programs or open connections, `scores` ones return
+    numbers (see `jaxrl_llm.rewards.worker`).
     """
 
-    def __init__(self, target: str, workers: int = 2, deadline: float = 5.0, memory_mb: int = 2048,
-                 restricted: bool = False):
-        if workers < 1 or not deadline > 0:
+    def __init__(self, target: str, workers: int | None = None, deadline: float = 5.0, memory_mb: int = 2048,
+                 restricted: bool = False, scores: bool = False):
+        self.workers, self.deadline, self._target = cores() if workers is None else workers, deadline, target
+        if self.workers < 1 or not deadline > 0:
             raise ValueError(f"workers={workers}, deadline={deadline}; need at least one worker, a positive deadline")
-        self.workers, self.deadline = workers, deadline
-        self._start = (target, str(deadline), str(memory_mb), "restricted" if restricted else "free")
-        self._idle: queue.LifoQueue = queue.LifoQueue()  # the last used is the warmest; None: not started
-        for _ in range(workers):
-            self._idle.put(None)
+        self._settings = (str(memory_mb), "restricted" if restricted else "free", "scores" if scores else "values")
+        self._lock = threading.Lock()
+        self._starting: list[Process] = []
+        self._ready: list[Process] = []
+        self._running: dict[Process, int] = {}  # and the row that it computes
+        self._stopped: list[Process] = []  # to be waited for
 
-    def map(self, calls: Sequence[tuple]) -> list[Outcome]:
-        """The outcome of each argument tuple, in order."""
-        if not calls:
-            return []
-        with ThreadPoolExecutor(min(self.workers, len(calls))) as threads:
-            return list(threads.map(self._call, calls))
+    def map(self, calls: Sequence[tuple], until: float | None = None,
+            stop: Callable[[Outcome], bool] | None = None) -> list[Outcome]:
+        """The outcome of each argument tuple, in order.
+
+        At `until` (of `time.monotonic()`) calls that run are killed, and their outcomes and those of the rest are "late".
+        An outcome for which `stop` is true ends the batch in the same way and closes the pool, as any exception does.
+        Raises RewardError when a worker process cannot start.
+        """
+        outcomes = [_LATE] * len(calls)
+        if not self._lock.acquire(timeout=-1 if until is None else max(until - time.monotonic(), 0)):
+            return outcomes
+        finished = False
+        try:
+            finished = self._serve(calls, outcomes, until, stop)
+            return outcomes
+        finally:
+            self._stop([*self._running] if finished else [*self._running, *self._ready, *self._starting])
+            if finished:
+                self._start(len(calls))
+            self._lock.release()
 
     def close(self) -> None:
         """End the processes once they are idle; a later call starts new ones."""
-        for process in [self._idle.get() for _ in range(self.workers)]:
-            if process is not None:
-                process.kill()
-            self._idle.put(None)
+        with self._lock:
+            self._stop(self._ready + self._starting)
 
-    def _call(self, arguments: tuple) -> Outcome:
-        try:
-            request = pickle.dumps(arguments)
-        except Exception as error:
-            return Outcome("error", message=f"the arguments cannot be sent to a process: {error}")
-        process = self._idle.get()
-        try:
-            for _ in range(2):  # a crash may be the after-effect of an earlier call: tried again on a new process
-                process = process or _Process(*self._start)
-                outcome = process.ask(request, self.deadline)
-                if outcome.status in ("timeout", "crash"):
-                    process = process.kill()
-                if outcome.status != "crash":
-                    break
-            return outcome
-        finally:
-            self._idle.put(process)
+    def _serve(self, calls, outcomes: list[Outcome], until: float | None, stop) -> bool:
+        """Fill `outcomes`. Whether no outcome was one to stop at."""
+        waiting, crashed = deque(range(len(calls))), set()
+        while (waiting or self._running) and (until is None or time.monotonic() < until):
+            self._start(len(calls))
+            settled = self._assign(waiting, calls) + self._collect(until)
+            for row, outcome in settled:
+                if outcome.status == "crash" and row not in crashed:  # maybe the after-effect of an earlier call
+                    crashed.add(row)
+                    waiting.appendleft(row)
+                    continue
+                outcomes[row] = outcome
+                if stop is not None and stop(outcome):
+                    return False
+        return True
 
+    def _start(self, count: int) -> None:
+        """Start what is missing of a process for each of `count` calls, and one more for each that is likely to be late."""
+        soon = time.monotonic() + self.deadline / 2
+        wanted = min(self.workers, count) + sum(process.end < soon for process in self._running)
+        for _ in range(wanted - len(self._starting) - len(self._ready) - len(self._running)):
+            self._starting.append(Process(self._target, self._settings, START_LIMIT))
 
-class _Process:
-    """One worker in a process group of its own, and the pipes to it."""
-
-    def __init__(self, target: str, *settings: str):
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "jaxrl_llm.rewards.worker", target, *settings]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                         stderr=subprocess.DEVNULL, env=environment, start_new_session=True)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._process.stdout, selectors.EVENT_READ)
-        started = self._receive(START_LIMIT)
-        if started.status != "ok":
-            self.kill()
-            raise RewardError(f"a worker process for {target!r} did not start: {started.status} {started.message}. "
-                              "Check that the module can be imported by a new Python process, and the memory limit")
-
-    def ask(self, request: bytes, deadline: float) -> Outcome:
-        try:
-            self._process.stdin.write(len(request).to_bytes(4, "big") + request)
-            self._process.stdin.flush()
-        except OSError:
-            return Outcome("crash", message="the worker process was gone before the call")
-        return self._receive(deadline)
-
-    def _receive(self, limit: float) -> Outcome:
-        reply, end = b"", time.monotonic() + limit
-        while not reply.endswith(b"\n"):
-            if not self._selector.select(max(end - time.monotonic(), 0)):
-                return Outcome("timeout", message=f"no result within {limit:g} s; the process was killed")
-            part = os.read(self._process.stdout.fileno(), 1 << 16)
-            if not part:
-                return Outcome("crash", message=f"the worker process ended with code {self._process.wait()}")
-            reply += part
-        record = json.loads(reply)
-        if "error" in record:
-            return Outcome("error", message=record["error"])
-        return Outcome("ok", record["value"])
-
-    def kill(self) -> None:
-        """End the process and all it started, and close its pipes."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._process.wait()
-        self._selector.close()
-        for pipe in (self._process.stdin, self._process.stdout):
+    def _assign(self, waiting: deque, calls) -> list[tuple[int, Outcome]]:
+        """Give calls to ready processes; the outcomes of those that cannot be sent."""
+        failed = []
+        while waiting and self._ready and len(self._running) < self.workers:
+            row = waiting.popleft()
             try:
-                pipe.close()
-            except OSError:  # unsent bytes for a process that is gone
-                pass
+                request = pickle.dumps(calls[row])
+            except Exception as error:
+                failed.append((row, Outcome("error", message=f"the arguments cannot be sent to a process: {error}")))
+                continue
+            process = self._ready.pop()  # the last used is the warmest
+            process.ask(request, self.deadline)
+            self._running[process] = row
+        return failed
+
+    def _collect(self, until: float | None) -> list[tuple[int, Outcome]]:
+        """Wait until something changes; the outcomes that there are."""
+        settled = []
+        for process in self._changed(until):
+            outcome = process.poll()
+            if outcome is None:
+                continue
+            if process in self._running:
+                settled.append((self._running.pop(process), outcome))
+            else:
+                self._starting.remove(process)
+                if outcome.status != "ok":
+                    self._stop([process])
+                    raise RewardError(
+                        f"a worker process for {self._target!r} did not start: {outcome.status} {outcome.message}. Check "
+                        "that the module can be imported by a new Python process, and the memory limit")
+            (self._ready if process.alive else self._stopped).append(process)
+        return settled
+
+    def _changed(self, until: float | None) -> list[Process]:
+        """The processes that can be read from or written to, or are late, once there is one or a spare may be needed."""
+        active, poll, owners, now = [*self._running, *self._starting], select.poll(), {}, time.monotonic()
+        for process in active:
+            for descriptor, event in zip(process.descriptors(), (select.POLLOUT, select.POLLIN)):
+                if descriptor is not None:
+                    poll.register(descriptor, event)
+                    owners[descriptor] = process
+        if not active:
+            return []
+        moments = [process.end for process in active] + [process.end - self.deadline / 2 for process in self._running]
+        next_moment = min([moment for moment in moments if moment > now] + ([] if until is None else [until]), default=now)
+        changed = {owners[descriptor] for descriptor, _ in poll.poll(max(next_moment - now, 0) * 1000 + 1)}
+        return [process for process in active if process in changed or process.end <= time.monotonic()]
+
+    def _stop(self, processes: Sequence[Process]) -> None:
+        """End these processes and wait for all that were ended."""
+        for process in processes:
+            process.stop()
+        for process in [*processes, *self._stopped]:
+            process.wait()
+        left = lambda all: [process for process in all if process.alive]  # noqa: E731
+        self._starting, self._ready, self._stopped = left(self._starting), left(self._ready), []
+        self._running = {process: row for process, row in self._running.items() if process.alive}

@@ -1,16 +1,11 @@
 """SWE-RL: how similar the patch of an answer is to the true one, without running anything (arXiv 2502.18449)."""
 
 import difflib
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 FORMAT_ERROR = -1.0
 _TAGS = ("<think>", "</think>", "<solution>", "</solution>")
-_EDIT = re.compile(
-    r"```[^\n]*\n### (?P<path>[^\n]*)\n"
-    r"<<<<<<< SEARCH\n(?P<old>.*?)\n=======\n(?P<new>.*?)\n>>>>>>> REPLACE\n```",
-    re.DOTALL,
-)
+_SEARCH, _MIDDLE, _END = "\n<<<<<<< SEARCH\n", "\n=======\n", "\n>>>>>>> REPLACE\n```"
 
 
 def parse_edits(completion: str) -> list[tuple[str, str, str]]:
@@ -23,10 +18,27 @@ def parse_edits(completion: str) -> list[tuple[str, str, str]]:
         if completion.count(tag) != 1:
             raise ValueError(f"{tag} must occur exactly once")
     thought, solution = (completion.partition(start)[2].partition(end)[0] for start, end in (_TAGS[:2], _TAGS[2:]))
-    edits = [(match["path"], match["old"], match["new"]) for match in _EDIT.finditer(solution)]
+    edits = list(_blocks(solution))
     if not thought.strip() or not edits:
         raise ValueError("the thought is empty" if edits else "no search/replace block")
     return edits
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str, str]]:
+    """(path, search, replace) of the fenced blocks of a text, each read once from left to right."""
+    position = begin = 0  # of the rest of the text, and of where a SEARCH is looked for in it
+    while (search := text.find(_SEARCH, begin)) >= 0:
+        header = text.rfind("\n", position, search)  # of the line `### path`, after the line of the fence
+        fence = text.rfind("\n", position, header) + 1 if header >= 0 else -1
+        begin = search + len(_SEARCH) - 1
+        if header < 0 or "```" not in text[max(fence, position):header] or not text.startswith("### ", header + 1):
+            continue
+        middle = text.find(_MIDDLE, begin + 1)
+        end = text.find(_END, middle + len(_MIDDLE)) if middle >= 0 else -1
+        if end < 0:
+            return  # nor does any later block have an end
+        yield text[header + len("\n### "):search], text[begin + 1:middle], text[middle + len(_MIDDLE):end]
+        position = begin = end + len(_END)
 
 
 def apply_edits(files: Mapping[str, str], edits: list[tuple[str, str, str]]) -> dict[str, str]:

@@ -3,6 +3,8 @@
 import re
 from fractions import Fraction
 
+import re2
+
 from jaxrl_llm.rewards.rational import last_number as find_last_number
 from jaxrl_llm.rewards.rational import parse_rational
 
@@ -43,10 +45,53 @@ def reference_number(answer: str, verifier: str) -> Fraction:
 
 
 def format_match(pattern: str):
-    """A score function: 1 when the regular expression matches the whole completion (dot matches newlines)."""
-    compiled = re.compile(pattern, re.DOTALL)
+    r"""A score function: 1 when the regular expression matches the whole completion (dot matches newlines).
+
+    RE2 runs it: the time is linear in the completion, whatever that is. Python's `re` may need exponential time and holds
+    the interpreter meanwhile. `\d \w \s` mean what they mean in `re`; word boundaries, and `\W \S` in brackets, see
+    ASCII alone. Raises ValueError for what RE2 does not have: look-around, back-references, atomic groups, possessive
+    repetition, more than 1,000 repeats.
+    """
+    options = re2.Options()
+    options.dot_nl, options.log_errors = True, False
+    try:
+        compiled = re2.compile(_as_re2(_without_surrogates(pattern)), options)
+    except re2.error as error:
+        why = error.args[0].decode() if isinstance(error.args[0], bytes) else str(error)
+        raise ValueError(
+            f"the pattern {pattern!r} of the reward 'format' is no regular expression of RE2: {why}. RE2 has no look-around "
+            "((?=, (?!, (?<=, (?<!), back-references, atomic groups, possessive repetition or repeats above 1,000. Write it "
+            "without, or as a function of your own, run as the reward 'isolated'") from None
 
     def score(completion: str, answer: str, problem) -> float:
-        return float(compiled.fullmatch(completion.strip()) is not None)
+        return float(compiled.fullmatch(_without_surrogates(completion.strip())) is not None)
 
     return score
+
+
+_TOKEN = re.compile(r"\\.|\[\^?\]?|.", re.DOTALL)
+_CLASSES = {"d": r"\p{Nd}", "w": r"\p{L}\p{N}_", "s": r"\s\v\x1c-\x1f\x{85}\p{Z}"}  # the members; RE2's own are ASCII
+
+
+def _as_re2(pattern: str) -> str:
+    r"""A pattern of `re` as RE2 spells it: `\d \w \s \D \W \S` of Unicode, `\Z`, and `[` within a class is itself."""
+    parts, inside = [], False
+    for token in _TOKEN.findall(pattern):
+        members = _CLASSES.get(token[1:].lower()) if token[0] == "\\" else None
+        if members is not None and (token[1].islower() or not inside):
+            token = members if inside else f"[{'' if token[1].islower() else '^'}{members}]"
+        elif token == r"\Z":
+            token = r"\z"
+        elif token[0] == "[" and inside:
+            token, inside = "\\" + token, not token.endswith("]")
+        elif token[0] == "[":
+            inside = True
+        elif token == "]":
+            inside = False
+        parts.append(token)
+    return "".join(parts)
+
+
+def _without_surrogates(text: str) -> str:
+    """Half a surrogate pair, which is no character and cannot be encoded, as U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

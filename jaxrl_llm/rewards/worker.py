@@ -1,7 +1,7 @@
 """The inside of a worker process: import one function, then answer requests until the input closes.
 
-Requests (from the parent, trusted) are pickled argument tuples behind a 4-byte length; replies are single JSON lines,
-so that the parent never unpickles what a worker says.
+A request (from the parent, trusted) is a pickled argument tuple behind its length and its number, 8 bytes each; a reply is
+one JSON line with the same number, so that the parent never unpickles what a worker says.
 """
 
 import importlib
@@ -9,10 +9,11 @@ import json
 import os
 import pickle
 import resource
-import signal
 import sys
 
-PARENT_GRACE = 5.0  # seconds past the deadline after which the kernel ends a worker whose parent did not
+from jaxrl_llm.rewards.base import number as to_number
+
+MESSAGE_LIMIT = 2000  # characters of an error message
 _FORBIDDEN = ("os.", "shutil.", "socket.", "subprocess.", "ctypes.", "pty.", "urllib.")
 _HARMLESS = ("os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.listxattr", "os.getxattr")  # imports look around
 
@@ -38,38 +39,51 @@ def resolve(target: str):
     return getattr(importlib.import_module(module), name)
 
 
-def serve(target: str, deadline: float, memory_mb: int, restricted: bool) -> None:
-    """Answer requests for `target`; every reply is `{"value": ...}` or `{"error": text}`."""
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the function prints must not mix with the replies
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes our input
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+def describe(error: BaseException) -> str:
+    """Type and text of an error, shortened. A text that cannot be made is left out."""
+    try:
+        return f"{type(error).__name__}: {error}"[:MESSAGE_LIMIT]
+    except Exception:
+        return type(error).__name__
 
-    def reply(record: dict) -> None:
-        replies.write(json.dumps(record, default=float) + "\n")
+
+def answer(function, request: bytes, scores: bool) -> bytes:
+    """What follows the number in the reply: `"value": ...`, a number for `scores`, or `"error": text`."""
+    try:
+        value = function(*pickle.loads(request))
+        return b'"value": ' + json.dumps(to_number(value) if scores else value, default=float).encode()
+    except BaseException as error:  # SystemExit as well: the process has more to answer
+        return b'"error": ' + json.dumps(describe(error)).encode()
+
+
+def serve(target: str, memory_mb: int, restricted: bool, scores: bool) -> None:
+    """Answer requests for `target`; reply 0 says that the worker is ready, or why it is not."""
+    # What the function reads, prints and starts must not meet the requests and replies: the copies are not inherited.
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    me = os.getpid()
+
+    def reply(number: int, content: bytes) -> None:
+        replies.write(b'{"number": %d, %s}\n' % (number, content))
         replies.flush()
 
     try:
         function = resolve(target)
     except Exception as error:
-        return reply({"error": f"{type(error).__name__}: {error}"})
+        return reply(0, b'"error": ' + json.dumps(describe(error)).encode())
     if memory_mb:
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20,) * 2)
     if restricted:
         restrict()
-    reply({"value": "ready"})
-    while len(header := sys.stdin.buffer.read(4)) == 4:
-        # With the default action SIGALRM ends the process even inside a C call that never returns to Python.
-        signal.setitimer(signal.ITIMER_REAL, deadline + PARENT_GRACE)
-        try:
-            arguments = pickle.loads(sys.stdin.buffer.read(int.from_bytes(header, "big")))
-            record = {"value": function(*arguments)}
-            json.dumps(record, default=float)  # a value that cannot be sent is an error of the call
-        except Exception as error:
-            record = {"error": f"{type(error).__name__}: {error}"}
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        reply(record)
+    reply(0, b'"value": "ready"')
+    while len(header := requests.read(16)) == 16:
+        content = answer(function, requests.read(int.from_bytes(header[:8], "big")), scores)
+        if os.getpid() != me:  # a child that the function forked and that came back from it
+            os._exit(0)
+        reply(int.from_bytes(header[8:], "big"), content)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "restricted")
+    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "restricted", sys.argv[4] == "scores")

@@ -84,7 +84,7 @@ def test_a_worker_that_cannot_start_stops_the_run(target):
 
 
 def test_isolated_reward_names_or_counts_each_fault():
-    reward = rewards.make("isolated", target="reward_faults:fault", workers=2, deadline=1.0)
+    reward = rewards.make("isolated", target="reward_faults:fault", workers=1, deadline=1.0)
     completions = ["a", "sleep", "exit", "raise", "text", "numpy"]
     scores = combine([reward], on_error="zero")(completions, ["a"] * 6)
     assert scores.total.tolist() == [1, 0, 0, 0, 0, 0.25]

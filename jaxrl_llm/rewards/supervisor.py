@@ -1,0 +1,122 @@
+"""The keeper of one worker process: it starts the worker, and ends it together with all that it started.
+
+Run as a script with the standard library alone: `supervisor.py CONTROL PARENT COMMAND...`. The end comes when the pipe
+CONTROL closes, when the process PARENT is gone, even by SIGKILL, or when the worker ends. As a child subreaper the keeper
+inherits every orphan below it, in whatever session or process group, so that nothing is left once it has no children.
+It ends with the exit code of the worker.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+
+PARENT_CHECK = 1.0  # seconds between two looks at the parent; the pipe tells earlier, unless another process holds it too
+END_LIMIT = 10.0  # seconds to end all processes; what the kernel holds longer has its SIGKILL pending
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # for the parent, which closes the pipe
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def prctl(option: int, value: int) -> None:
+    """A setting of this process that Linux knows; elsewhere nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+
+
+def start(command: list[str]) -> int:
+    """The process id of `command`, in a session of its own; it dies with this process."""
+    keeper = os.getpid()
+    worker = os.fork()
+    if worker:
+        return worker
+    try:
+        os.setsid()
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_DFL)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == keeper:  # else it has died before the line above
+            os.execv(command[0], command)
+    finally:
+        os._exit(127)
+
+
+def reap(worker: int, status: int | None) -> tuple[int | None, bool]:
+    """Collect the children that have ended: the wait status of the worker, once known, and whether there are others."""
+    while True:
+        try:
+            pid, ended = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return status, False
+        if pid == 0:
+            return status, True
+        status = ended if pid == worker else status
+
+
+def children() -> list[int]:
+    """The process ids of the children of this process."""
+    me = os.getpid()
+    try:
+        with open(f"/proc/self/task/{me}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # a kernel without this file, or no /proc
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc") else []
+        return [pid for pid in pids if _parent(pid) == me]
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:  # it has ended
+        return None
+
+
+def end_all(worker: int, status: int | None) -> int | None:
+    """Kill children until there are none: those of a killed process become children of this one. The worker's status."""
+    end = time.monotonic() + END_LIMIT
+    while True:
+        status, more = reap(worker, status)
+        if not more or time.monotonic() > end:
+            return status
+        for send, target in [(os.kill, pid) for pid in children()] + ([(os.killpg, worker)] if status is None else []):
+            try:
+                send(target, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+        time.sleep(1e-4)
+
+
+def main(control: int, parent: int, command: list[str]) -> None:
+    """Keep the worker until its end is asked for; then leave nothing."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    os.set_inheritable(control, False)
+    ended, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler of any kind makes the signal write into the pipe
+    worker, status = start(command), None
+    for standard in (0, 1):  # they belong to the worker
+        os.close(standard)
+    poll = select.poll()
+    poll.register(control)
+    poll.register(ended, select.POLLIN)
+    while status is None and os.getppid() == parent:
+        ready = [descriptor for descriptor, _ in poll.poll(PARENT_CHECK * 1000)]
+        if control in ready:
+            break
+        if ended in ready:
+            os.read(ended, 4096)
+        status, _ = reap(worker, status)
+    code = os.waitstatus_to_exitcode(end_all(worker, status) or 0)
+    if code < 0:
+        signal.signal(signal.Signals(-code), signal.SIG_DFL) if -code != signal.SIGKILL else None
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
