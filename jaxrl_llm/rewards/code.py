@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxrl_llm import sandbox
 from jaxrl_llm.rewards.base import BatchOutput, RewardError
+from jaxrl_llm.rewards.pool import cores
 
 PASS, WRONG, HARNESS, RUNTIME, TIMEOUT, COMPILE, LATE = 1, 0, -1, -2, -3, -4, -5
 _FAILURES = {RUNTIME: "runtime", TIMEOUT: "timeout", COMPILE: "compile", LATE: "late"}
@@ -114,7 +115,7 @@ class Code:
     """
 
     def __init__(self, workers: int | None, deadline: float, memory_mb: int, partial_credit: float, unsafe: bool):
-        workers = len(os.sched_getaffinity(0)) if workers is None else workers
+        workers = cores() if workers is None else workers
         if workers < 1 or not deadline > 0 or not 0 <= partial_credit < 1:
             raise ValueError(f"workers={workers}, deadline={deadline}, partial_credit={partial_credit}; need at least "
                              "one worker, a positive deadline and a partial credit in [0, 1)")
