@@ -31,6 +31,8 @@ if [ ! -e "$stamp" ]; then
     exit 1
   }
   touch "$stamp"
+  command -v bwrap > /dev/null || echo "Optional: bubblewrap, in which the reward 'code' runs programs where it is installed" \
+    "(Debian, Ubuntu: apt-get install bubblewrap); 'python -m jaxrl_llm.sandbox' says what works without it." >&2
 fi
 export PATH="$venv/bin:$PATH"
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
