@@ -1,7 +1,8 @@
 """Reductions over the real entries of padded arrays; the only place where a masked mean is spelled out.
 
 Every function ignores what lies outside `mask` (even NaN), never divides by zero (an empty set has sum, mean, variance
-and standard deviation 0) and has finite gradients. `mask` is boolean with the shape of `x`; the dtype of `x` is kept.
+and standard deviation 0) and has finite gradients. `mask` is boolean with the shape of `x`; a floating dtype of `x` is kept,
+means and deviations of integers and booleans are float32.
 """
 
 import jax.numpy as jnp
@@ -20,8 +21,13 @@ def count(mask: Array, axis: Axis = None, keepdims: bool = False, dtype=float) -
     return jnp.sum(mask.astype(dtype), axis=axis, keepdims=keepdims)
 
 
+def _real(x: Array) -> Array:
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else jnp.asarray(x).astype(jnp.float32)
+
+
 def mean(x: Array, mask: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """Mean of `x` over `mask`; entries that are all equal have exactly their common value as mean."""
+    x = _real(x)
     # Averaging the distance to the smallest entry makes the mean of equal numbers exact in floating point, so that
     # an all-equal group has deviation 0 and not rounding noise that a division by the std would blow up.
     shift = lax.stop_gradient(jnp.min(x, axis=axis, keepdims=True, where=mask, initial=jnp.inf))
@@ -33,6 +39,7 @@ def mean(x: Array, mask: Array, axis: Axis = None, keepdims: bool = False) -> Ar
 
 def var(x: Array, mask: Array, axis: Axis = None, *, ddof: int, keepdims: bool = False) -> Array:
     """Variance of `x` over `mask` with divisor n - ddof; 0 where n <= ddof."""
+    x = _real(x)
     deviation = jnp.where(mask, x - mean(x, mask, axis, keepdims=True), jnp.zeros((), x.dtype))
     n = count(mask, axis, keepdims, dtype=x.dtype)
     return jnp.where(n > ddof, jnp.sum(deviation**2, axis=axis, keepdims=keepdims) / jnp.maximum(n - ddof, 1), 0)

@@ -111,9 +111,33 @@ def check(rollouts: Rollouts, *needs: str) -> Rollouts:
     return rollouts
 
 
+_MEASURED = ("rewards", "reward_components", "entropies", "features", "behavior_logprobs", "old_logprobs", "ref_logprobs")
+
+
+def in_float(x: Array, name: str) -> Array:
+    """`x` in float32, or as it is in float32 and float64.
+
+    Sums of halves round and overflow, those of integers and booleans truncate what is divided. Raises TypeError for what is no
+    real number.
+    """
+    dtype = x.dtype
+    if dtype in (jnp.float32, jnp.float64):
+        return x if dtype == jnp.float32 else jnp.asarray(x)  # float32, unless jax is set to 64 bits
+    if dtype != jnp.bool_ and not (jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)):
+        raise TypeError(f"rollouts.{name} is of dtype {dtype}; give real numbers: floats, integers or booleans")
+    return jnp.asarray(x).astype(jnp.float32)
+
+
+def measured(rollouts: Rollouts) -> Rollouts:
+    """The rollouts with everything that was measured in float32 (see `in_float`); halves in `extras` too, which may hold ids."""
+    cast = {name: in_float(value, name) for name in _MEASURED if (value := getattr(rollouts, name)) is not None}
+    floating = lambda x: in_float(x, "extras") if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: E731
+    return rollouts.replace(**cast, extras=jax.tree.map(floating, dict(rollouts.extras)))
+
+
 def clean(rollouts: Rollouts, *needs: str) -> Rollouts:
-    """`check`, then zero every floating entry that is padding, so that no NaN or infinity can leak out of it."""
-    check(rollouts, *needs)
+    """`check` and `measured`, then zero every floating entry that is padding: no NaN or infinity can leak out of it."""
+    rollouts = measured(check(rollouts, *needs))
     tokens, valid = rollouts.token_mask, rollouts.valid
 
     def zero(x, real):
@@ -126,10 +150,8 @@ def clean(rollouts: Rollouts, *needs: str) -> Rollouts:
             return zero(x, tokens)
         return zero(x, valid) if x.shape[:2] == valid.shape else x
 
-    logprobs = ("behavior_logprobs", "old_logprobs", "ref_logprobs")
-    measured = ("rewards", "reward_components", "entropies", "features", *logprobs)
-    axes = {name: Rollouts.__dataclass_fields__[name].metadata["axes"] for name in measured}
-    cleaned = {name: zero(getattr(rollouts, name), tokens if axes[name] == "PGT" else valid) for name in measured}
+    axes = {name: Rollouts.__dataclass_fields__[name].metadata["axes"] for name in _MEASURED}
+    cleaned = {name: zero(getattr(rollouts, name), tokens if axes[name] == "PGT" else valid) for name in _MEASURED}
     return rollouts.replace(**cleaned, extras=jax.tree.map(of_shape, dict(rollouts.extras)))
 
 

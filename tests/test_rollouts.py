@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import masked
+from jaxrl_llm import advantages, control, masked
 from jaxrl_llm.rollouts import Rollouts, check, clean, from_lists, pad_lists, take
 
 RNG = np.random.default_rng(0)
@@ -135,3 +135,35 @@ def test_the_record_of_right_answers_wins_over_the_total_reward():
     assert rollouts.correct.tolist() == [[True, False, True]]
     recorded = rollouts.replace(extras={"correct": np.array([[False, True, True]])})
     assert recorded.correct.tolist() == [[False, True, True]]
+
+
+def test_integer_and_boolean_rewards_are_numbers():
+    for dtype in (np.int32, np.uint8, bool):
+        rollouts = from_lists([[1, 0, 1]]).replace(rewards=np.array([[1, 0, 1]], dtype))
+        values, _ = advantages.nsr_psr().update(rollouts, ())
+        np.testing.assert_allclose(values[..., 0], [[0.1, -1, 0.1]])
+        rollouts = rollouts.replace(extras={"flawed": np.array([[True, False, False]])})
+        values, _ = advantages.fapo().update(rollouts, ())
+        np.testing.assert_allclose(values[..., 0], [[0, -1, 1]], atol=1e-5)  # rewards 0, -1, 1
+
+
+def test_halves_neither_round_nor_overflow():
+    equal = from_lists([[1] * 4096]).replace(rewards=np.full((1, 4096), 0.1, np.float16))
+    values, _ = advantages.grpo().update(equal, ())
+    assert values.dtype == np.float32 and not np.any(np.asarray(values))  # a count of 4096 is no bfloat16, its square no float16
+    one = equal.replace(rewards=np.array([[1] + [0] * 4095], np.float16))
+    values, _ = advantages.grpo().update(one, ())
+    np.testing.assert_allclose(values[0, :2, 0], [63.984375, -0.015625], rtol=1e-4)  # (1 - 1/4096) / std, std = 1/64
+
+
+@pytest.mark.parametrize(("rewards", "dtype"), [(np.array([[1, 0]], np.complex64), "complex64"), (np.array([["1", "0"]]), "<U1"),
+                                                (np.array([[1, None]]), "object")])
+def test_what_is_no_real_number_is_refused(rewards, dtype):
+    with pytest.raises(TypeError, match=f"rollouts.rewards is of dtype {dtype}; give real numbers"):
+        advantages.grpo().update(from_lists([[1, 0]]).replace(rewards=rewards), ())
+
+
+def test_filters_read_any_dtype():
+    for dtype in (np.int32, bool, np.float16):
+        rollouts = from_lists([[1, 0], [1, 1]]).replace(rewards=np.array([[1, 0], [1, 1]], dtype))
+        assert control.make_filter("dynamic_sampling").keep(rollouts).tolist() == [True, False]

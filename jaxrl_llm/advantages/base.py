@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxrl_llm import masked, registry
-from jaxrl_llm.rollouts import Rollouts, clean
+from jaxrl_llm.rollouts import Rollouts, clean, measured
 
 State = Any
 ESTIMATORS: dict[str, registry.Factory] = {}
@@ -90,4 +90,6 @@ def stateful(
         return jnp.where(mask, advantages, jnp.zeros((), advantages.dtype)), state
 
     tell = None if metrics is None else lambda rollouts, *rest: metrics(lax.stop_gradient(clean(rollouts, *needs)), *rest)
-    return Estimator(init, update, needs, metrics=tell, history=history, wants_more=wants_more, keeps=keeps)
+    more = None if wants_more is None else lambda rollouts, *rest: wants_more(measured(rollouts), *rest)
+    kept = None if keeps is None else lambda rollouts: keeps(measured(rollouts))
+    return Estimator(init, update, needs, metrics=tell, history=history, wants_more=more, keeps=kept)

@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 from jax import Array
 
 from jaxrl_llm import registry
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.rollouts import Rollouts, measured
 
 State = Any
 FILTERS: dict[str, registry.Factory] = {}
 CONTROLLERS: dict[str, registry.Factory] = {}
-prompt_filter = functools.partial(registry.register, FILTERS, "filter")
 controller = functools.partial(registry.register, CONTROLLERS, "controller")
 
 
@@ -49,3 +48,14 @@ class Controller(NamedTuple):
     observe: Callable[[State, Mapping[str, Any]], State]
     facts: tuple[str, ...]
     knobs: tuple[str, ...]
+
+
+def prompt_filter(factory: registry.Factory) -> registry.Factory:
+    """Registers a factory of filters, whose `keep` gets what was measured in float32, whatever the caller has."""
+
+    @functools.wraps(factory)
+    def made(**hyper):
+        found = factory(**hyper)
+        return found._replace(keep=lambda rollouts: found.keep(measured(rollouts)))
+
+    return registry.register(FILTERS, "filter", made)

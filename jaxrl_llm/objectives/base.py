@@ -23,7 +23,7 @@ from jax import Array, lax
 
 from jaxrl_llm import masked, registry
 from jaxrl_llm.objectives.aggregation import check_aggregation, sequence_weights, token_weights
-from jaxrl_llm.rollouts import Rollouts, clean
+from jaxrl_llm.rollouts import Rollouts, clean, measured
 
 State = Any
 Metrics = dict[str, Array]
@@ -74,7 +74,7 @@ def token_objective(
         own = {"loss": token_weights(rollouts, aggregation, max_len),
                "token": token_weights(rollouts, "token_mean"),
                "sequence": sequence_weights(rollouts)}
-        return own if extra_weights is None else {**own, **extra_weights(rollouts)}
+        return own if extra_weights is None else {**own, **extra_weights(measured(rollouts))}
 
     def update(logprobs, rollouts, advantages, state):
         rollouts = lax.stop_gradient(clean(rollouts, *needs))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from jax import Array
 
 from jaxrl_llm.objectives.base import Objective
-from jaxrl_llm.rollouts import Rollouts, check
+from jaxrl_llm.rollouts import Rollouts, check, measured
 
 
 def restrict(objective: Objective, keep: Callable[[Rollouts], Array], *, needs: tuple[str, ...] = ()) -> Objective:
@@ -16,7 +16,7 @@ def restrict(objective: Objective, keep: Callable[[Rollouts], Array], *, needs: 
     """
 
     def narrow(rollouts):
-        kept = keep(check(rollouts, *needs))
+        kept = keep(measured(check(rollouts, *needs)))
         return rollouts.replace(mask=rollouts.mask & kept[..., None])
 
     def update(logprobs, rollouts, advantages, state):

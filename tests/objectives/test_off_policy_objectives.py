@@ -211,6 +211,9 @@ def test_areal_interpolates_the_proximal_policy_by_age():
     new, behavior = jnp.full((1, 1, 5), -1.0), jnp.full((1, 1, 5), -3.0)
     values = interpolated_logprobs(new, behavior, jnp.array([[[1, 3, 4, 5, 6]]]), jnp.array([[[5]]]))
     np.testing.assert_allclose(values, [[[-1.5, -2, -3, -3, -3]]])  # ages 4, 2, 1, 0, -1: alpha 3/4, 1/2, 0, 0, 0
+    probabilities, tried = jnp.array([[[0.5, 0.4, 0.2, 0.5]]]), jnp.array([[[0.9, 0.3, 0.21, 0.13]]])
+    values = interpolated_logprobs(jnp.log(tried), jnp.log(probabilities), jnp.array([[[2, 3, 4, -1]]]), jnp.array([[[4]]]))
+    np.testing.assert_allclose(jnp.exp(values), [[[0.67082, 0.4, 0.2, 0.5]]], rtol=1e-5)  # version -1: of no known policy
     rollouts = ROLLOUTS.replace(old_logprobs=None, policy_version=jnp.full((1, 2, 3), 4, jnp.int32),
                                 extras={"current_version": jnp.array([5])})
     plain = run("areal_decoupled_ppo", rollouts=ROLLOUTS.replace(old_logprobs=jnp.asarray(BEHAVIOR)))

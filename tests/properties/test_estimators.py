@@ -119,3 +119,18 @@ def test_nothing_flows_back_through_an_advantage(slug, case):
 
     gradient = jax.grad(total, argnums=(0, 1))(rollouts.rewards, rollouts.old_logprobs)
     assert not any(np.any(np.asarray(x)) for x in gradient)
+
+
+@each
+def test_the_dtype_of_rewards_does_not_matter(slug, case):
+    rollouts = inputs.batch(5, case)
+    values = rollouts.rewards, rollouts.reward_components
+    whole = jax.tree.map(lambda x: (np.asarray(x) > 0.3).astype(np.float32), values)  # 0 and 1 are exact in all dtypes
+
+    def with_dtype(dtype):
+        rewards, components = jax.tree.map(lambda x: x.astype(dtype), whole)
+        return run(slug, case, rollouts.replace(rewards=rewards, reward_components=components))
+
+    expected = with_dtype(np.float32)
+    for dtype in (np.int32, np.bool_, np.float16, jnp.bfloat16, np.float64):
+        jax.tree.map(np.testing.assert_array_equal, with_dtype(dtype), expected)
