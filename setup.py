@@ -54,6 +54,7 @@ setup(
             "reasoning-gym>=0.1.23",
             "torch==2.13.0",
             "transformers>=5.0",
+            "peft>=0.17",
         ],
     },
 )

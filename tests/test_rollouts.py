@@ -150,14 +150,14 @@ def test_integer_and_boolean_rewards_are_numbers():
 def test_halves_neither_round_nor_overflow():
     equal = from_lists([[1] * 4096]).replace(rewards=np.full((1, 4096), 0.1, np.float16))
     values, _ = advantages.grpo().update(equal, ())
-    assert values.dtype == np.float32 and not np.any(np.asarray(values))  # a count of 4096 is no bfloat16, its square no float16
+    assert values.dtype == np.float32 and not np.any(np.asarray(values))  # the square of 4096 is no float16
     one = equal.replace(rewards=np.array([[1] + [0] * 4095], np.float16))
     values, _ = advantages.grpo().update(one, ())
     np.testing.assert_allclose(values[0, :2, 0], [63.984375, -0.015625], rtol=1e-4)  # (1 - 1/4096) / std, std = 1/64
 
 
-@pytest.mark.parametrize(("rewards", "dtype"), [(np.array([[1, 0]], np.complex64), "complex64"), (np.array([["1", "0"]]), "<U1"),
-                                                (np.array([[1, None]]), "object")])
+@pytest.mark.parametrize(("rewards", "dtype"), [
+    (np.array([[1, 0]], np.complex64), "complex64"), (np.array([["1", "0"]]), "<U1"), (np.array([[1, None]]), "object")])
 def test_what_is_no_real_number_is_refused(rewards, dtype):
     with pytest.raises(TypeError, match=f"rollouts.rewards is of dtype {dtype}; give real numbers"):
         advantages.grpo().update(from_lists([[1, 0]]).replace(rewards=rewards), ())

@@ -14,8 +14,9 @@ from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
 def interpolated_logprobs(logprobs: Array, behavior_logprobs: Array, sampled: Array, current: Array) -> Array:
     """Proximal log-probs without a forward pass, detached, [P, G, T]: `behavior + alpha (logprobs - behavior)`.
 
-    `alpha = clamp((v - 1 - v_b) / (v - v_b), 0, 1)`, 0 where v <= v_b or v_b < 0 (of no known version), with the versions v = `current` (broadcast) and
-    v_b = `sampled` i32[P, G, T]: the policy one version ago, were the drift of the log-prob constant per version.
+    `alpha = clamp((v - 1 - v_b) / (v - v_b), 0, 1)`, 0 where v <= v_b or v_b < 0 (no known version), with the versions
+    v = `current` (broadcast) and v_b = `sampled` i32[P, G, T]: the policy one version ago, were the drift of the log-prob
+    constant per version.
     """
     age = current - sampled
     alpha = jnp.clip((age - 1) / jnp.maximum(age, 1).astype(logprobs.dtype), 0, 1)

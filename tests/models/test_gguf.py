@@ -17,7 +17,7 @@ ARCH = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gemma3_text": "GE
 SMOLLM2 = Path(__file__).parents[2] / "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def write_gguf(path, reference, metadata=None, tensors=None, skip=()):
+def write_gguf(path, reference, metadata=None, tensors=None, skip=(), arrays=None):
     """Writes a transformers model as GGUF, by the gguf package's names and in llama.cpp's layout."""
     config, arch = reference.config, ARCH[reference.config.model_type]
     writer = gguf.GGUFWriter(path, arch.lower())
@@ -39,6 +39,8 @@ def write_gguf(path, reference, metadata=None, tensors=None, skip=()):
         writer.add_rope_scaling_factor(rope["full_attention"]["factor"])
     for key, value in (metadata or {}).items():
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    for key, value in (arrays or {}).items():
+        writer.add_array(key, value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch], config.num_hidden_layers)
     stored = dict(tensors or {})
     for name, tensor in reference.state_dict().items():

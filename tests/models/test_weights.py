@@ -133,7 +133,7 @@ def test_bfloat16_files_become_float32_masters_or_what_is_asked(pair, tmp_path):
      "layer_types chunked_attention not supported for llama"),
     (dict(layer_types=["full_attention", "sliding_attention", "full_attention"], sliding_window=4),
      "layer_types sliding_attention not supported for llama; supported: full_attention"),
-    (dict(rms_norm_eps=..., intermediate_size=...), "intermediate_size, rms_norm_eps missing"),
+    (dict(num_hidden_layers=..., intermediate_size=...), "num_hidden_layers, intermediate_size missing"),
 ])
 def test_unsupported_configs_are_refused(pair, tmp_path, change, message):
     with pytest.raises(ValueError, match=message):

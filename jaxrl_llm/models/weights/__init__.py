@@ -1,11 +1,12 @@
 """Weights of published models: Hugging Face directories and GGUF files in, Hugging Face directories out."""
+import re
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.weights import gguf, hf, layout
+from jaxrl_llm.models.weights import gguf, hf, layout, peft
 from jaxrl_llm.models.weights.export import save_hf
 
 __all__ = ["load", "save_hf"]
@@ -15,7 +16,8 @@ def load(path: str | Path, dtype: Any = jnp.float32, shardings: layout.Layout | 
     """Architecture and parameters of a checkpoint, for `Transformer(config)`.
 
     Args:
-      path: a directory with `config.json` and safetensors (one file, or shards with their index), or a `.gguf` file.
+      path: a directory with `config.json` and safetensors (one file, or shards with their index), a `.gguf` file (the first, of
+        several parts) or a directory that holds one; or a PEFT directory with a LoRA adapter, which is merged into its base.
       dtype: dtype of the parameters; float32 masters are what training wants, whatever the stored precision.
       shardings: of a tree of shapes the tree of shardings that the parameters get, each device only its piece; None: all of
         them lie on one device.
@@ -25,12 +27,34 @@ def load(path: str | Path, dtype: Any = jnp.float32, shardings: layout.Layout | 
       FileNotFoundError: nothing there.
       ValueError: unsupported architecture or feature; missing tensor, unexpected shape, truncated file.
     """
-    path = Path(path).expanduser()
+    given, path = str(path), Path(path).expanduser()
     if path.is_dir():
-        return hf.load(path, dtype, shardings)
+        return _load_directory(path, dtype, shardings)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a directory with config.json and safetensors, "
-                                "or a .gguf file")
+                                f"or a .gguf file{_how_to_fetch(given)}")
     if path.suffix != ".gguf":
         raise ValueError(f"{path} is neither a directory with config.json and safetensors nor a .gguf file")
     return gguf.load(path, dtype, shardings)
+
+
+def _load_directory(path: Path, dtype, shardings) -> tuple[ModelConfig, dict]:
+    """A Hugging Face directory, one with a PEFT adapter, or one whose only model is a GGUF file."""
+    if (path / "config.json").exists():
+        return hf.load(path, dtype, shardings)
+    if (path / peft.CONFIG).exists():
+        config, params = load(peft.base_of(path), dtype, shardings)
+        return config, peft.merge(path, config, params)
+    files = sorted(path.glob("*.gguf"))
+    firsts = [file for file in files if not re.search(r"-\d{5}-of-\d{5}$", file.stem) or "-00001-of-" in file.stem]
+    if len(firsts) > 1:
+        raise ValueError(f"{path} holds {len(firsts)} models: {', '.join(file.name for file in firsts)}; name one of them")
+    return gguf.load(firsts[0], dtype, shardings) if firsts else hf.load(path, dtype, shardings)
+
+
+def _how_to_fetch(given: str) -> str:
+    """What to do where the path looks like the name of a model on a hub."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", given):
+        return ""
+    return (f". Nothing is downloaded here. If {given!r} is the name of a model on the Hugging Face hub: hf download {given} "
+            f"--local-dir models/{given.partition('/')[2]}, then give that folder")

@@ -1,6 +1,7 @@
 """Reads GGUF files: shape of the model from the metadata, weights dequantised tensor by tensor."""
 import dataclasses
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,17 @@ from jaxrl_llm.models.config import ModelConfig, RopeScaling
 from jaxrl_llm.models.weights import layout
 
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
-_GEMMA3_PERIOD = 6  # every sixth layer sees everything; files of this architecture do not say so
+_GEMMA3_PERIOD = 6  # every sixth layer sees everything, where the file does not say otherwise
 _GEMMA3_27B_LAYERS = 62  # the one size whose attention scale is not 1/sqrt(head_dim); nor that
 
 
 def load(path: Path, dtype: Any = jnp.float32, shardings: layout.Layout | None = None) -> tuple[ModelConfig, dict]:
     """`(ModelConfig, params)` of a GGUF file of the architectures `llama`, `qwen2`, `qwen3` or `gemma3`."""
-    from gguf import GGUFReader
     from gguf.quants import dequantize
 
-    try:
-        reader = GGUFReader(path)
-    except (ValueError, IndexError, KeyError) as error:
-        raise ValueError(f"{path} is not a readable GGUF file of {path.stat().st_size} bytes ({error}); "
-                         "if its download was cut short, fetch it again") from error
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    metadata = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
+    parts = _readers(path)
+    tensors = {tensor.name: tensor for part in parts for tensor in part.tensors}
+    metadata = {name: field.contents() for name, field in parts[0].fields.items() if not name.startswith("tokenizer.")}
 
     def read_stored(name):
         if name not in tensors:
@@ -49,6 +45,36 @@ def load(path: Path, dtype: Any = jnp.float32, shardings: layout.Layout | None =
         return tensor - config.norm_offset if place.path[-1] == "scale" else tensor  # stored with the offset in it
 
     return config, layout.assemble(config, lambda place, index: whole(place)[index], dtype, shardings)
+
+
+def _readers(path: Path) -> list:
+    """A reader of the file and, where it is the first of several parts, of the others; ValueError where one is absent."""
+    first = _reader(path)
+    split = {name.rpartition(".")[2]: field.contents() for name, field in first.fields.items() if name.startswith("split.")}
+    count, number = split.get("count", 1), split.get("no", 0)
+    if count < 2:
+        return [first]
+    named = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})", path.stem)
+    if named is None or int(named[3]) != count:
+        raise ValueError(f"{path} is part {number + 1} of {count}; name the parts NAME-00001-of-{count:05d}.gguf and so on, as "
+                         "they were published")
+    files = [path.with_name(f"{named[1]}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
+    if absent := [file.name for file in files if not file.exists()]:
+        raise FileNotFoundError(f"{path} is part {number + 1} of {count}, and {', '.join(absent)} is not beside it; fetch all "
+                                "parts")
+    if number != 0:
+        raise ValueError(f"{path} is part {number + 1} of {count}; give the first, {files[0].name}, which has the metadata")
+    return [first, *map(_reader, files[1:])]
+
+
+def _reader(path: Path):
+    from gguf import GGUFReader
+
+    try:
+        return GGUFReader(path)
+    except (ValueError, IndexError, KeyError) as error:
+        raise ValueError(f"{path} is not a readable GGUF file of {path.stat().st_size} bytes ({error}); "
+                         "if its download was cut short, fetch it again") from error
 
 
 def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any) -> ModelConfig:
@@ -81,7 +107,18 @@ def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any) -
         **common, activation="gelu_tanh", norm_offset=1.0, post_norms=True, embedding_scale=hidden_size**0.5,
         attention_scale=(hidden_size // num_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim) ** -0.5,
         rope_local_theta=get("rope.freq_base_swa", 1e4), window=get("attention.sliding_window"),
-        local_layers=tuple((i + 1) % _GEMMA3_PERIOD != 0 for i in range(num_layers)))
+        local_layers=_gemma3_local_layers(metadata.get("gemma3.attention.sliding_window_pattern", _GEMMA3_PERIOD), num_layers,
+                                          file))
+
+
+def _gemma3_local_layers(pattern, num_layers: int, file) -> tuple[bool, ...]:
+    """Which layers have a sliding window: all but every n-th, or as a list says it layer by layer."""
+    if isinstance(pattern, list):
+        if len(pattern) != num_layers:
+            raise ValueError(f"{file}: gemma3.attention.sliding_window_pattern has {len(pattern)} entries for {num_layers} "
+                             "layers")
+        return tuple(map(bool, pattern))
+    return tuple(bool(pattern) and (i + 1) % pattern != 0 for i in range(num_layers))
 
 
 def _get(metadata, arch, file, key, *default):
@@ -95,13 +132,14 @@ def _get(metadata, arch, file, key, *default):
 
 
 def _scaling_from(get, file) -> RopeScaling | None:
-    kind = get("rope.scaling.type", "none")
-    if kind == "none":
+    factor = float(get("rope.scaling.factor", 0.0) or get("rope.scale_linear", 0.0))  # the second is the older key
+    kind = get("rope.scaling.type", "linear" if factor else "none")
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return None
     if kind != "linear":
         raise ValueError(f"{file}: rope scaling {kind!r} is not supported; supported: 'none', 'linear', or divisors in "
                          "the tensor 'rope_freqs.weight'")
-    return RopeScaling("linear", float(get("rope.scaling.factor")))
+    return RopeScaling("linear", factor)
 
 
 def _with_llama3_scaling(config, divisors, file):

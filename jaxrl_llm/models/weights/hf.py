@@ -1,10 +1,13 @@
 """Reads Hugging Face directories: `config.json` and safetensors, in one file or in shards with their index."""
+import dataclasses
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
 from jaxrl_llm.models.weights import layout
@@ -16,11 +19,20 @@ _NOT_SUPPORTED_UNLESS = {  # key -> values with which the architecture is the pl
     "attention_bias": _OFF, "mlp_bias": _OFF, "use_bidirectional_attention": _OFF, "final_logit_softcapping": _OFF,
     "attn_logit_softcapping": _OFF, "quantization_config": _OFF, "partial_rotary_factor": (None, 1.0),
 }
-_GEMMA3_DEFAULTS = {  # the published configs of this family leave out what equals these
+_GEMMA3_DEFAULTS: dict[str, Any] = {  # the published configs of this family leave out what equals these
     "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 131_072, "query_pre_attn_scalar": 256, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
     "sliding_window_pattern": 6, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
 }
+_DEFAULTS: dict[str, dict[str, Any]] = {  # what transformers takes for keys that a config does not have
+    "llama": {"max_position_embeddings": 2048},
+    "qwen2": {"max_position_embeddings": 32_768, "num_key_value_heads": 32},
+    "qwen3": {"max_position_embeddings": 32_768, "num_key_value_heads": 32, "head_dim": 128},
+    "gemma3_text": _GEMMA3_DEFAULTS,
+}
+_PLAIN_DEFAULTS: dict[str, Any] = {"hidden_act": "silu", "rope_theta": 1e4, "rms_norm_eps": 1e-6}
+_WINDOW_KEYS = ("qwen2", "qwen3")  # families whose models read `use_sliding_window`
+_STORED = ("F64", "F32", "F16", "BF16")  # dtypes whose numbers are the weights themselves
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|multi_modal_projector)\.")
 
 
@@ -29,12 +41,14 @@ def load(directory: Path, dtype: Any = jnp.float32, shardings: layout.Layout | N
     config_file = directory / "config.json"
     if not config_file.exists():
         raise FileNotFoundError(f"{directory} has no config.json; give a directory with config.json and safetensors")
-    config = config_from(json.loads(config_file.read_text()), config_file)
+    config = config_from(read_json(config_file), config_file)
     tensors = _Tensors(directory)
     prefix = tensors.prefix()
     wanted = {_stored_name(prefix, place.hf) for place in layout.places(config)}
     wanted.add(_stored_name(prefix, "lm_head.weight"))  # some files repeat the tied embedding
     layout.check_nothing_left({name for name in tensors.file_of if not _IGNORED.search(name)} - wanted, directory)
+    tensors.check_dtypes(wanted)
+    config = _as_stored(config, tensors, prefix, config_file)
 
     def read(place, index):
         name = _stored_name(prefix, place.hf)
@@ -43,6 +57,33 @@ def load(directory: Path, dtype: Any = jnp.float32, shardings: layout.Layout | N
         return tensor[index]
 
     return config, layout.assemble(config, read, dtype, shardings)
+
+
+def read_json(file: Path) -> dict:
+    """The object in a JSON file; ValueError with its name where it holds none."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:  # also for what is not UTF-8
+        raise ValueError(f"{file} is no JSON file ({error}); if its download was cut short, fetch it again") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} holds a {type(found).__name__}, expected a JSON object")
+    return found
+
+
+def _as_stored(config, tensors, prefix, file):
+    """The config with its embedding untied where the files hold an unembedding of other values, as transformers does it."""
+    name, embedding = _stored_name(prefix, "lm_head.weight"), _stored_name(prefix, "model.embed_tokens.weight")
+    if not config.tie_embeddings or name not in tensors.file_of:
+        return config
+    pair = tensors.find(name), tensors.find(embedding)
+    size, rows = pair[0].get_shape(), 1 << 14
+    same = size == pair[1].get_shape() and all(
+        np.array_equal(*(one[i:min(i + rows, size[0])] for one in pair)) for i in range(0, size[0], rows))
+    if same:
+        return config
+    warnings.warn(f"{file}: tie_word_embeddings is true, but {tensors.file_of[name]} holds an unembedding {name!r} of other "
+                  "values than the embedding; it is used, and the two are not tied", stacklevel=4)
+    return dataclasses.replace(config, tie_embeddings=False)
 
 
 def _stored_name(prefix, name):
@@ -61,9 +102,10 @@ class _Tensors:
         if single.exists():
             self.file_of = {name: single for name in self._opened(single).keys()}
         elif index.exists():
-            self.file_of = {k: directory / v for k, v in json.loads(index.read_text())["weight_map"].items()}
+            self.file_of = {k: directory / v for k, v in read_json(index).get("weight_map", {}).items()}
         else:
-            raise FileNotFoundError(f"{directory} has neither model.safetensors nor model.safetensors.index.json")
+            raise FileNotFoundError(f"{directory} has neither model.safetensors nor model.safetensors.index.json"
+                                    + _other_formats(directory))
 
     def _opened(self, file):
         from safetensors import SafetensorError, safe_open
@@ -86,6 +128,15 @@ class _Tensors:
         raise ValueError(f"tensor 'model.embed_tokens.weight' is missing from {self.directory}, "
                          f"which holds {len(self.file_of)} tensors")
 
+    def check_dtypes(self, names) -> None:
+        """Raises ValueError for tensors that hold codes and no weights."""
+        for name in sorted(self.file_of.keys() & names):
+            dtype = self.find(name).get_dtype()
+            if dtype not in _STORED:
+                raise ValueError(f"tensor {name!r} in {self.file_of[name]} has dtype {dtype}: quantised codes, without the "
+                                 f"scale that makes weights of them; supported: {', '.join(_STORED)}. Fetch the checkpoint "
+                                 "in bfloat16, or as a GGUF file")
+
     def find(self, name):
         """A tensor of which parts can be read."""
         if name not in self.file_of or name not in self._opened(self.file_of[name]).keys():
@@ -94,24 +145,33 @@ class _Tensors:
         return self._opened(self.file_of[name]).get_slice(name)
 
 
+def _other_formats(directory: Path) -> str:
+    """What to do about weights in a format that is not read; empty where there are none."""
+    pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in directory.glob(pattern))
+    if not pickled:
+        return ""
+    return (f"; {pickled[0]} is a pickle file, which runs code when it is read. Where you trust it, convert it: python -c "
+            f"\"import transformers as t; t.AutoModelForCausalLM.from_pretrained('{directory}', "
+            f"dtype='auto').save_pretrained('{directory}')\"")
+
+
 def config_from(raw: dict, file: Any = "config.json") -> ModelConfig:
     """`ModelConfig` from the contents of a `config.json`, in the form of current or of older transformers releases."""
     if raw.get("model_type") == "gemma3":  # the text part of the multimodal model
-        raw = {"model_type": "gemma3_text"} | raw["text_config"]
+        outer = {key: raw[key] for key in ("quantization_config",) if key in raw}
+        raw = outer | raw["text_config"] | {"model_type": "gemma3_text"}
     family = raw.get("model_type")
     if family not in FAMILIES:
         raise ValueError(f"{file}: model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}")
     gemma = family == "gemma3_text"
-    defaults = _GEMMA3_DEFAULTS if gemma else {"hidden_act": "silu", "rope_theta": 1e4}
-    raw = defaults | {key: value for key, value in raw.items() if value is not None}
+    raw = _PLAIN_DEFAULTS | _DEFAULTS[family] | {key: value for key, value in raw.items() if value is not None}
     for key, plain in _NOT_SUPPORTED_UNLESS.items():
         if raw.get(key) not in plain:
             raise ValueError(f"{file}: {key}={raw[key]!r} is not supported for {family}; supported: {plain[-1]!r}")
     stated = raw["hidden_activation" if gemma else "hidden_act"]
     if stated not in ACTIVATIONS:
         raise ValueError(f"{file}: activation {stated!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    need = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-            "max_position_embeddings", "rms_norm_eps"] + ["head_dim"] * (family == "qwen3")
+    need = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"]
     if absent := [key for key in need if key not in raw]:
         raise ValueError(f"{file}: {', '.join(absent)} missing")
     hidden_size, num_heads = raw["hidden_size"], raw["num_attention_heads"]
@@ -141,7 +201,8 @@ def _local_layers(raw, file) -> tuple[bool, ...]:
         return tuple(kind == "sliding_attention" for kind in raw["layer_types"])
     if raw["model_type"] == "gemma3_text":
         return tuple((i + 1) % raw["sliding_window_pattern"] != 0 for i in range(layers))
-    first = raw.get("max_window_layers", layers) if raw.get("use_sliding_window") else layers
+    has_window = raw["model_type"] in _WINDOW_KEYS and raw.get("use_sliding_window")
+    first = raw.get("max_window_layers", layers) if has_window else layers
     return tuple(i >= first for i in range(layers))
 
 
