@@ -18,16 +18,15 @@ _NUMBER = re.compile(r"[-+\u2212]?\s*(?:" + "|".join((
     NUMERAL)) + ")")
 _POWER = re.compile(r"(?P<factor>.*?)(?:\\cdot|\\times|\*|\u00d7)?\s*10\s*\^\s*\{?(?P<exponent>[-\u2212]?\d+)\}?")
 _REPEATING = re.compile(r"(?P<whole>\d*)\.(?P<head>\d*)\\(?:overline|bar)\{(?P<cycle>\d+)\}")
-_LAYOUT = re.compile(r"\\(?:displaystyle|textstyle|text(?:bf|it|rm)|math(?:bf|rm|it)|boldsymbol|bm|underline|fbox|q?quad)"
-                     r"(?![a-z])|\\[ ()\[\]\\]|~")
-_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_LAYOUT = re.compile(r"\\(?:displaystyle|textstyle|q?quad)(?![a-z])|\\[ ()\[\]\\]|~")
+_FONT = re.compile(r"\\(?:text(?:bf|it|rm)|math(?:bf|rm|it)|boldsymbol|bm|underline|fbox)(?![a-z])")
 _SHORT_UNITS = ("nm|mm|cm|dm|km|m|in|ft|yd|mi|mg|g|kg|lbs?|oz|ms|s|sec|min|h|hr|hrs|mL|ml|cL|L|l|N|J|kJ|W|kW|V|A|Hz|Pa|K|mph|"
                 "kph|kmh|rpm|deg|rad|USD|EUR|cc|cents?")
-_WORD = rf"(?:\\text\{{[^{{}}0-9%]*\}}|\{{\s*[A-Za-z/ ]+\}}|(?:{_SHORT_UNITS})(?![A-Za-z])|(?<=\s)[A-Za-z]{{3,}})"
+_WORD = rf"(?:\\text\{{[^{{}}0-9%]*\}}|(?:{_SHORT_UNITS})(?![A-Za-z])|(?<=\s)[A-Za-z]{{3,}})"
 _UNIT = rf"{_WORD}(?:\^\{{?[23]\}}?|[\u00b2\u00b3])?"
 _SUFFIX = re.compile(r"|".join((
     r"(?P<percent>\s*(?:\\?%|\\text\{\s*(?:\\?%|percent)\s*\}|(?<=\s)percent))",
-    r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\u00b0|\\degree)\s*(?:\{?\s*[CF]\s*\}?|\\text\{\s*[CF]\s*\})?",
+    r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\u00b0|\\degree)\s*(?:[CF]|\\text\{\s*[CF]\s*\})?",
     r"\s*\^\s*\{\s*(?:\\text)?\s*\{?(?:st|nd|rd|th)\}?\s*\}",
     rf"\s*{_UNIT}(?:(?:\s*/\s*|\s*\\cdot\s*|\s+){_UNIT})*",
     "")))
@@ -47,7 +46,8 @@ def read(text: str) -> Value | None:
     """The text as one number that has been worked out, or None."""
     if len(text) > MAX_CHARACTERS:
         return None
-    text = _LAYOUT.sub(" ", text).replace(r"\cfrac", r"\frac").strip().strip("\u20ac\u00a3\u00a5").strip()
+    text = _FONT.sub(r"\\text", _LAYOUT.sub(" ", text)).replace(r"\cfrac", r"\frac")
+    text = text.strip().strip("\u20ac\u00a3\u00a5").strip()
     while (inner := _unwrapped(text)) is not None:
         text = inner.strip()
     found = _NUMBER.match(text)
@@ -109,10 +109,8 @@ def _is_constant(text: str) -> bool:
 
 
 def _unwrapped(text: str) -> str | None:
-    r"""What is between the parentheses, the braces or the braces of the `\text` that hold the whole text; None without."""
-    if whole := _TEXT.fullmatch(text):
-        return whole[1]
-    depth = 0
+    r"""What is inside of the parentheses, the braces or the `\text{}` that hold the whole text; None without."""
+    text, depth = text.removeprefix(r"\text").strip(), 0
     for position, character in enumerate(text):
         depth += (character in "{(") - (character in "})")
         if depth <= 0:
