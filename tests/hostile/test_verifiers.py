@@ -48,8 +48,9 @@ def test_a_pattern_without_linear_time_is_refused_where_it_is_made(pattern):
 
 @pytest.mark.filterwarnings("ignore:Possible nested set:FutureWarning")
 @pytest.mark.parametrize("pattern", [
-    r"\d+", r"[\d\s]+", r"\w+", r"\W\w\S", r"[^\s]+", r"[]a]+", r"[^]a]+", r"[a[]", r"[[a]", r"[a\]b]", r"\\d", r"\[\d\]", r"a\Z",
-    r"[\s\S]*", r"(?i)É.", r"a$", "^a|b$", r"<t>.*?</t>\s*<a>[^<]+</a>", r"\x41", r"a{2,3}", r"(?P<x>a)|(?:b)", r"\.\*\]\-"])
+    r"\d+", r"[\d\s]+", r"\w+", r"\W\w\S", r"[^\s]+", r"[]a]+", r"[^]a]+", r"[a[]", r"[[a]", r"[a\]b]", r"\\d", r"\[\d\]",
+    r"a\Z", r"[\s\S]*", r"(?i)É.", r"a$", "^a|b$", r"<t>.*?</t>\s*<a>[^<]+</a>", r"\x41", r"a{2,3}", r"(?P<x>a)|(?:b)",
+    r"\.\*\]\-"])
 def test_patterns_mean_what_they_mean_in_re(pattern):
     draw, expected, ours = random.Random(pattern), re.compile(pattern, re.DOTALL), format_match(pattern)
     letters = "ab1 é٣\u00a0\n\x0b\x1c\u2028_½²Ⅷ][-A.*\\d\x85<t>"
@@ -70,11 +71,11 @@ def test_any_text_is_judged(completion):
 
 
 UNITS = (
-    "1", "1,", "1.", "-", "1/", "1 ", ",111", "\\frac", "1e", "{", "}", "\\", "$", " ", "\n", "\\frac{", "\\frac{1", "\\frac{1}",
-    "\\frac{1.", "{,}", "\\$", "1\\frac{1}{", "\\left", "\\!", "1 /", "\u2212", "(1", "a1", "٣", ".1", "1,111", "1 \\frac 1 ",
-    "\u00a0", "\\dfrac1", "%", "\\boxed{", "\\text{", "=", "x=", "10^", "\\overline{", "<answer>", "</answer>", "<answer></answer>",
-    "```", "```python\n", BLOCK, "\n<<<<<<< SEARCH\n", "```\n### a\n<<<<<<< SEARCH\n", "\n=======\n", "\n>>>>>>> REPLACE\n```",
-    "\ud800", "1" + " " * 1000, "1/" + " " * 1000, "\\frac{" + " " * 1000, "\\frac{1" + " " * 1000)
+    "1", "1,", "1.", "-", "1/", "1 ", ",111", "\\frac", "1e", "{", "}", "\\", "$", " ", "\n", "\\frac{", "\\frac{1",
+    "\\frac{1}", "\\frac{1.", "{,}", "\\$", "1\\frac{1}{", "\\left", "\\!", "1 /", "\u2212", "(1", "a1", "٣", ".1", "1,111",
+    "1 \\frac 1 ", "\u00a0", "\\dfrac1", "%", "\\boxed{", "\\text{", "=", "x=", "10^", "\\overline{", "<answer>", "</answer>",
+    "<answer></answer>", "```", "```python\n", BLOCK, "\n<<<<<<< SEARCH\n", "```\n### a\n<<<<<<< SEARCH\n", "\n=======\n",
+    "\n>>>>>>> REPLACE\n```", "\ud800", "1" + " " * 1000, "1/" + " " * 1000, "\\frac{" + " " * 1000, "\\frac{1" + " " * 1000)
 READERS = {"last_number": last_number, "parse_rational": parse_rational, "last_boxed": last_boxed, "boxed_answer": boxed_answer,
            "verdict": lambda text: quick_verdict("5", text), "closed form": lambda text: quick_verdict(r"\sqrt{8}", text),
            "tagged_answer": tagged_answer, "edits": edits}

@@ -79,6 +79,8 @@ def test_a_late_call_takes_what_it_started_with_it(pool, mark):
     outcomes = pool.map(calls("forty", "setsid", "sleep", "a"))
     assert [outcome.status for outcome in outcomes] == ["ok", "ok", "timeout", "ok"]
     assert len(marked(mark)) <= 4  # a worker and a spare one, with their keepers
+    pool.close()
+    assert marked(mark) == []
 
 
 @linux
