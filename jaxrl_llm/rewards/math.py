@@ -7,10 +7,12 @@ from fractions import Fraction
 import numpy as np
 
 from jaxrl_llm.rewards.base import BatchOutput, RewardError
+from jaxrl_llm.rewards.evaluated import number_verdict, work_left
 from jaxrl_llm.rewards.pool import WorkerPool
 from jaxrl_llm.rewards.rational import parse_rational
 
 CANARIES = (("x^2+2x+1", "(x+1)^2", True), ("x+1", "x+2", False), (r"\{1,2\}", r"\{2,1\}", True))
+MAX_GIVEN = 1000  # characters
 _SPACING = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;:]|\{,\}")
 
 
@@ -44,16 +46,21 @@ def normalise(text: str) -> str:
     return " ".join(text.split()).lstrip("$ ").rstrip("$ .")
 
 
-def quick_verdict(answer: str, given: str) -> bool | None:
-    """Equal as text, or (un)equal as two exact rationals; None when only a symbolic check can tell.
+def quick_verdict(answer: str, given: str, strict: bool = True) -> bool | None:
+    """Equal as text, or (un)equal as two numbers; None when only a symbolic check can tell.
 
-    Two numbers with a space between them (1 000) are no number; the symbolic checker would multiply them.
+    `strict`: where the answer is a number or another constant, an expression that is still to be worked out is wrong (see
+    `jaxrl_llm.rewards.evaluated`). Two numbers with a space between them (1 000) are no number; the symbolic checker would
+    multiply them. What is too long to be an answer is wrong: the symbolic checker would not come back.
     """
     answer, given = normalise(answer), normalise(given)
     if answer == given:
         return True
-    if not given or (re.search(r"\d\s+\d", given) and "frac" not in given):
+    if not given or len(given) > MAX_GIVEN or (re.search(r"\d\s+\d", given) and "frac" not in given):
         return False
+    if strict:
+        verdict = number_verdict(answer, given)
+        return False if verdict is None and work_left(answer, given) else verdict
     numbers = parse_rational(answer), parse_rational(given)
     return None if None in numbers else numbers[0] == numbers[1]
 
@@ -70,19 +77,20 @@ def boxed_answer(completion: str) -> Fraction | str | None:
 class Boxed:
     r"""Batch reward: 1 when the last `\boxed{}` of a completion equals the answer.
 
-    Order: same text, exact rationals, then math-verify, each distinct pair once. Time-outs, crashes and errors of the
+    Order: `quick_verdict`, then math-verify, each distinct pair once. Time-outs, crashes and errors of the
     symbolic check score 0 and are counted. Before the first symbolic check the canaries must be judged right; a
     RewardError says so when they are not, whatever `on_error`.
     """
 
-    def __init__(self, workers: int | None, deadline: float):
+    def __init__(self, workers: int | None, deadline: float, strict: bool):
+        self._strict = strict
         self._pool = WorkerPool("jaxrl_llm.rewards.symbolic:symbolic_equal", workers, deadline, restricted=True)
         self._tested = False
         self._lock = threading.Lock()
 
     def __call__(self, completions, answers, problems, until: float | None = None) -> BatchOutput:
         pairs = [(answer, last_boxed(completion)) for completion, answer in zip(completions, answers)]
-        verdicts = {pair: False if pair[1] is None else quick_verdict(*pair) for pair in dict.fromkeys(pairs)}
+        verdicts = {pair: False if pair[1] is None else quick_verdict(*pair, self._strict) for pair in dict.fromkeys(pairs)}
         open_pairs = [pair for pair, verdict in verdicts.items() if verdict is None]
         counts = {"no_answer": sum(given is None for _, given in pairs), "timeout": 0, "crash": 0, "error": 0,
                   "late": 0}

@@ -13,6 +13,7 @@ from jaxrl_llm.rewards.process import Outcome, Process
 
 START_LIMIT = 120.0  # seconds for a worker to import its function on a busy machine
 _LATE = Outcome("late", message="the batch ended before there was a result")
+_PUT_OFF = Outcome("put off")
 
 
 def cores() -> int:
@@ -47,6 +48,8 @@ class WorkerPool:
         """The outcome of each argument tuple, in order.
 
         At `until` (of `time.monotonic()`) calls that run are killed, and their outcomes and those of the rest are "late".
+        Where all calls together could take longer than that, one that exceeds its share of the time is put off to the end:
+        slow calls do not take the time of quick ones.
         An outcome for which `stop` is true ends the batch in the same way and closes the pool, as any exception does.
         Raises RewardError when a worker process cannot start.
         """
@@ -70,30 +73,33 @@ class WorkerPool:
 
     def _serve(self, calls, outcomes: list[Outcome], until: float | None, stop) -> bool:
         """Fill `outcomes`. Whether no outcome was one to stop at."""
-        waiting, crashed = deque(range(len(calls))), set()
+        waiting, crashed, put_off = deque(range(len(calls))), set(), set()
         while (waiting or self._running) and (until is None or time.monotonic() < until):
             self._start(len(calls))
-            settled = self._assign(waiting, calls) + self._collect(until)
-            for row, outcome in settled:
-                if outcome.status == "crash" and row not in crashed:  # maybe the after-effect of an earlier call
+            for row, outcome in self._assign(waiting, calls, put_off, until) + self._collect(until):
+                if outcome is _PUT_OFF:
+                    put_off.add(row)
+                    waiting.append(row)
+                elif outcome.status == "crash" and row not in crashed:  # maybe the after-effect of an earlier call
                     crashed.add(row)
                     waiting.appendleft(row)
-                    continue
-                outcomes[row] = outcome
-                if stop is not None and stop(outcome):
-                    return False
+                else:
+                    outcomes[row] = outcome
+                    if stop is not None and stop(outcome):
+                        return False
         return True
 
     def _start(self, count: int) -> None:
         """Start what is missing of a process for each of `count` calls, and one more for each that is likely to be late."""
-        soon = time.monotonic() + self.deadline / 2
-        wanted = min(self.workers, count) + sum(process.end < soon for process in self._running)
+        now = time.monotonic()
+        wanted = min(self.workers, count) + sum(process.end - now < process.limit / 2 for process in self._running)
         for _ in range(wanted - len(self._starting) - len(self._ready) - len(self._running)):
             self._starting.append(Process(self._target, self._settings, START_LIMIT))
 
-    def _assign(self, waiting: deque, calls) -> list[tuple[int, Outcome]]:
+    def _assign(self, waiting: deque, calls, put_off: set[int], until: float | None) -> list[tuple[int, Outcome]]:
         """Give calls to ready processes; the outcomes of those that cannot be sent."""
-        failed = []
+        failed: list[tuple[int, Outcome]] = []
+        share = self.deadline if until is None else (until - time.monotonic()) * self.workers / max(len(waiting), 1)
         while waiting and self._ready and len(self._running) < self.workers:
             row = waiting.popleft()
             try:
@@ -102,7 +108,7 @@ class WorkerPool:
                 failed.append((row, Outcome("error", message=f"the arguments cannot be sent to a process: {error}")))
                 continue
             process = self._ready.pop()  # the last used is the warmest
-            process.ask(request, self.deadline)
+            process.ask(request, self.deadline if row in put_off else min(self.deadline, max(share, self.deadline / 10)))
             self._running[process] = row
         return failed
 
@@ -114,7 +120,8 @@ class WorkerPool:
             if outcome is None:
                 continue
             if process in self._running:
-                settled.append((self._running.pop(process), outcome))
+                cut_short = outcome.status == "timeout" and process.limit < self.deadline
+                settled.append((self._running.pop(process), _PUT_OFF if cut_short else outcome))
             else:
                 self._starting.remove(process)
                 if outcome.status != "ok":
@@ -135,7 +142,7 @@ class WorkerPool:
                     owners[descriptor] = process
         if not active:
             return []
-        moments = [process.end for process in active] + [process.end - self.deadline / 2 for process in self._running]
+        moments = [process.end for process in active] + [process.end - process.limit / 2 for process in self._running]
         next_moment = min([moment for moment in moments if moment > now] + ([] if until is None else [until]), default=now)
         changed = {owners[descriptor] for descriptor, _ in poll.poll(max(next_moment - now, 0) * 1000 + 1)}
         return [process for process in active if process in changed or process.end <= time.monotonic()]

@@ -7,8 +7,9 @@ MAX_CHARACTERS = 200  # a longer number is no answer, and could cost unbounded t
 _MINUS = "[-\u2212]"
 _DECIMAL = r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,2}(?!\d))?"  # commas group by three
 _SLASHED = rf"{_DECIMAL}(?:\s*/\s*{_MINUS}?{_DECIMAL})?"
-_PART = rf"(?:\{{\s*{_MINUS}?\d+\s*\}}|\s*\d)"
+_PART = rf"(?:\{{\s*{_MINUS}?{_DECIMAL}\s*\}}|\s*\d)"
 _FRAC = rf"(?:\d+\s*)?\\[dt]?frac{_PART}\s*{_PART}"  # with an optional whole number in front: 1\frac{1}{2}
+NUMERAL = rf"(?:{_FRAC}|{_SLASHED})\.?"  # without its sign
 # A minus after a digit, letter or bracket is a subtraction; digits glued to a letter (x2) are part of a name; digits
 # around a comma that does not group by three (12,34) are no number.
 _NUMBER = re.compile(rf"(?:(?<![\w.)\]}}])[-+\u2212])?(?<![\w.])(?<!\d,)(?:{_FRAC}|{_SLASHED}(?![.,]?\d|[eE]\d))")

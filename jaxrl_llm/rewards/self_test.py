@@ -2,11 +2,15 @@ r"""A table of right and wrong answers in tricky forms, and what each verifier m
 
 `python -m jaxrl_llm.rewards.self_test` prints, for each verifier, how many wrong answers it accepts (false positives)
 and how many right ones it rejects (false negatives), and which. Some are meant: `exact` rejects every other spelling.
+With `--compare` it prints the two counts of `boxed`, math-verify and the graders of verl, where installed, on one table.
 """
 
+import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxrl_llm import rewards
+from jaxrl_llm.rewards import graders
 from jaxrl_llm.rewards.rational import parse_rational
 
 # (what the policy gave as its answer, reference, is it right?)
@@ -110,6 +114,134 @@ COMPLETIONS = (
     ("no number at all", "5", False),
 )
 
+# Answers to questions about numbers that state the number, or only the question again; for the verifiers of boxes.
+WORK = (
+    ("123+456", "579", False),
+    ("579", "579", True),
+    ("123+456=579", "579", True),
+    ("123+456=578", "579", False),
+    ("123+456", "123+456", True),
+    ("1000-421", "579", False),
+    (r"7\cdot 8", "56", False),
+    (r"7 \times 8", "56", False),
+    ("7*8", "56", False),
+    ("(7)(8)", "56", False),
+    (r"7 \cdot 8 = 56", "56", True),
+    (r"112 \div 2", "56", False),
+    (r"\frac{112}{2}", "56", True),
+    ("112/2", "56", True),
+    (r"\frac{7 \cdot 16}{2}", "56", False),
+    (r"\frac{100+12}{2}", "56", False),
+    (r"\frac{1}{2}+\frac{1}{3}", "5/6", False),
+    (r"\frac{5}{6}", "5/6", True),
+    (r"\frac{10}{12}", "5/6", True),
+    (r"1-\frac{1}{6}", "5/6", False),
+    (r"\frac{1.25}{1.5}", "5/6", True),
+    (r"0.8\overline{3}", "5/6", True),
+    (r"0.8\bar{3}", "5/6", True),
+    ("0.8333", "5/6", False),
+    ("2^{10}", "1024", False),
+    ("2^10", "1024", False),
+    (r"4^5", "1024", False),
+    (r"1.024 \times 10^3", "1024", True),
+    (r"1.024 \cdot 10^{3}", "1024", True),
+    ("10^3", "1000", True),
+    (r"10^{-2}", "0.01", True),
+    (r"5 \times 10^{-1}", "1/2", True),
+    (r"10^{3} + 24", "1024", False),
+    (r"\sqrt{25}", "5", False),
+    (r"\sqrt[3]{125}", "5", False),
+    (r"\sqrt{9+16}", "5", False),
+    (r"\sum_{i=1}^{10} i", "55", False),
+    (r"\sum_{i=1}^{10} i = 55", "55", True),
+    (r"1+2+\dots+10", "55", False),
+    (r"\frac{10 \cdot 11}{2}", "55", False),
+    (r"\prod_{i=1}^{5} i", "120", False),
+    ("5!", "120", False),
+    (r"5 \cdot 4!", "120", False),
+    (r"\binom{10}{3}", "120", False),
+    ("120", r"\binom{10}{3}", True),
+    (r"\int_0^3 x^2 dx", "9", False),
+    (r"\int_0^3 x^2\,dx = 9", "9", True),
+    (r"\lim_{x \to 3} x^2", "9", False),
+    (r"\lim_{x\to 0}\frac{\sin x}{x}", "1", False),
+    (r"\frac{d}{dx} 9x", "9", False),
+    (r"\sin^2 x + \cos^2 x", "1", False),
+    (r"\sin\frac{\pi}{2}", "1", False),
+    (r"\log_2 8", "3", False),
+    (r"\ln e^3", "3", False),
+    ("e^0", "1", False),
+    (r"\gcd(12, 18)", "6", False),
+    (r"\lfloor 5.7 \rfloor", "5", False),
+    ("|-5|", "5", False),
+    ("--5", "5", False),
+    ("(5)", "5", True),
+    (r"\left(5\right)", "5", True),
+    (r"\mathbf{5}", "5", True),
+    (r"\text{5}", "5", True),
+    ("6=5", "5", False),
+    ("5=6", "5", False),
+    ("2+3=5", "5", True),
+    ("5=2+3", "5", True),
+    ("x=y=5", "5", True),
+    ("x_1 = 5", "5", True),
+    ("f(2) = 5", "5", True),
+    (r"\angle ABC = 50^\circ", "50", True),
+    ("x=6=5", "5", False),
+    ("x=6, y=5", "5", False),
+    (r"x=6 \text{ or } x=5", "5", False),
+    (r"x \neq 5", "5", False),
+    ("x != 5", "5", False),
+    ("x < 5", "5", False),
+    (r"x \geq 5", "5", False),
+    (r"x \approx 5", "5", False),
+    (r"\pm 5", "5", False),
+    ("[5,5]", "5", False),
+    ("(5,5)", "5", False),
+    ("5,5", "5", False),
+    ("5, 6", "5", False),
+    ("5;6", "5", False),
+    ("5_6", "5", False),
+    ("10_5", "5", False),
+    ("5x", "5", False),
+    ("5 x", "5", False),
+    ("0x+5", "5", False),
+    ("5+0", "5", False),
+    ("5+0i", "5", False),
+    (r"5 \cdot 1", "5", False),
+    ("5 million", "5", False),
+    ("5 squared", "5", False),
+    (r"5\text{ or }6", "5", False),
+    ("5 apples", "5", True),
+    (r"5\text{ m/s}", "5", True),
+    ("5 km/h", "5", True),
+    (r"5\,\mathrm{cm}^2", "5", True),
+    (r"5\%", "0.05", True),
+    (r"0.5\%", r"50\%", False),
+    ("0.5", r"50\%", True),
+    (r"\text{five}", "5", False),
+    ("1{,}024", "1024", True),
+    (r"1\,024", "1024", True),
+    (r"\sqrt{4+4}", r"2\sqrt{2}", False),
+    (r"\sqrt{2 \cdot 4}", r"2\sqrt{2}", False),
+    (r"\sqrt{8}", r"2\sqrt{2}", True),
+    (r"(1+1)\sqrt{2}", r"2\sqrt{2}", False),
+    (r"\int_0^{2} \sqrt{2} dx", r"2\sqrt{2}", False),
+    (r"\frac{4}{\sqrt{2}}", r"2\sqrt{2}", True),
+    (r"\frac{1+\sqrt{5}}{2}", r"\frac{\sqrt{5}+1}{2}", True),
+    (r"\frac{1}{2}+\frac{\sqrt{5}}{2}", r"\frac{1+\sqrt{5}}{2}", True),
+    (r"\frac{3-2+\sqrt{5}}{2}", r"\frac{1+\sqrt{5}}{2}", False),
+    (r"\pi/4", r"\frac{\pi}{4}", True),
+    (r"\int_0^1 \frac{1}{1+x^2} dx", r"\frac{\pi}{4}", False),
+    (r"0.25\pi", r"\frac{\pi}{4}", True),
+    (r"\frac{2\pi}{4+4}", r"\frac{\pi}{4}", False),
+    ("4+3i", "3+4i", False),
+    ("4i+3", "3+4i", True),
+    ("3 + (2+2)i", "3+4i", False),
+    (r"3\ln 2", r"\ln 8", True),
+    (r"\ln(2 \cdot 4)", r"\ln 8", False),
+)
+
 WRAPPERS = {"exact": "{}", "numeric": "{}", "last_number": "The answer is {}.", "boxed": "So \\boxed{{{}}}"}
 
 
@@ -123,7 +255,8 @@ class Report(NamedTuple):
 
 def cases_of(verifier: str) -> list[tuple[str, str, bool]]:
     """The table in the form the verifier reads; numeric verifiers get the rows with a numeric reference only."""
-    rows = [(WRAPPERS[verifier].format(form), answer, right) for form, answer, right in FORMS]
+    forms = FORMS + (WORK if verifier == "boxed" else ())
+    rows = [(WRAPPERS[verifier].format(form), answer, right) for form, answer, right in forms]
     if verifier in ("last_number", "boxed"):  # what a box verifier is asked is always in a box
         rows += [row for row in COMPLETIONS if verifier == "last_number" or not row[2] or "\\boxed" in row[0]]
     if verifier in ("last_number", "numeric"):
@@ -131,16 +264,37 @@ def cases_of(verifier: str) -> list[tuple[str, str, bool]]:
     return rows
 
 
+def judge(rows: list[tuple[str, str, bool]], accepted: Sequence[bool]) -> Report:
+    """The report on these verdicts."""
+    wrong = [(row[:2], verdict) for row, verdict in zip(rows, accepted) if verdict != row[2]]
+    return Report(len(rows), [pair for pair, verdict in wrong if verdict], [pair for pair, verdict in wrong if not verdict])
+
+
 def report(verifier: str, **options) -> Report:
     """What the verifier gets wrong on the table."""
     rows = cases_of(verifier)
-    scores = rewards.combine([rewards.make(verifier, **options)])([row[0] for row in rows], [row[1] for row in rows])
-    wrong = [(row, score) for row, score in zip(rows, scores.total) if (score == 1) != row[2]]
-    return Report(len(rows), [row[:2] for row, score in wrong if score == 1],
-                  [row[:2] for row, score in wrong if score != 1])
+    combined = rewards.combine([rewards.make(verifier, **options)])
+    return judge(rows, combined([row[0] for row in rows], [row[1] for row in rows]).total == 1)
 
 
-def main() -> None:
+def compare() -> None:
+    """Print the errors of `boxed` and of other graders on the same boxes, as a table in Markdown."""
+    rows = cases_of("boxed")
+    print("| grader | cases | of them right | accepts wrong | rejects right |\n|---|---|---|---|---|")
+    for name in ("boxed", "boxed, strict=False", *graders.GRADERS):
+        try:
+            result = (report("boxed", strict=name == "boxed") if name.startswith("boxed")
+                      else judge(rows, graders.verdicts(name, [row[:2] for row in rows])))
+        except ImportError as error:
+            print(f"| {name} | not compared: {error} | | | |")
+            continue
+        print(f"| {name} | {result.cases} | {sum(row[2] for row in rows)} | {len(result.false_positives)} | "
+              f"{len(result.false_negatives)} |")
+
+
+def main(arguments: Sequence[str]) -> None:
+    if list(arguments) == ["--compare"]:
+        return compare()
     for verifier in WRAPPERS:
         result = report(verifier)
         print(f"{verifier}: {result.cases} cases, {len(result.false_positives)} false positives, "
@@ -151,4 +305,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

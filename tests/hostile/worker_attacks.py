@@ -115,7 +115,8 @@ def raise_text():
 
 
 ATTACKS = {
-    "sleep": lambda: time.sleep(600), "exit": lambda: sys.exit(0), "interrupt": lambda: signal.raise_signal(signal.SIGTERM),
+    "sleep": lambda: time.sleep(600), "second": lambda: time.sleep(1) or 0.25,
+    "exit": lambda: sys.exit(0), "interrupt": lambda: signal.raise_signal(signal.SIGTERM),
     "fork and return": fork_and_return, "setsid": fork_setsid, "chain": fork_chain, "forty": fork_many,
     "child": lambda: _sleeper() and 0.25, "keeper": kill_the_keeper, "close": close_everything, "write": write_everywhere,
     "nested": nested_reply, "giant": giant_reply, "input": read_input, "mute": raise_unprintable, "text": raise_text,

@@ -1,0 +1,151 @@
+r"""Whether an answer in LaTeX is a number that has been worked out, or still the question.
+
+A checker that evaluates takes `123+456` for 579. Here a number is a sign and one numeral, and may have a percent sign, a
+degree or a unit behind it and a name with an equals sign before it. Numerals: integers, decimals (0.1\overline{6} too),
+`1,000`, `a/b`, `\frac{a}{b}`, `1\frac{1}{2}`, `2 \cdot 10^{3}`. Closed forms such as `2\sqrt{2}` are no numbers of this
+kind; what is left to do in them is found by its sign. Nothing is evaluated, and texts are short: time is bounded.
+"""
+
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+from jaxrl_llm.rewards.rational import MAX_CHARACTERS, NUMERAL, parse_rational
+
+_NUMBER = re.compile(r"[-+\u2212]?\s*(?:" + "|".join((
+    r"\d*\.\d*\\(?:overline|bar)\{\d{1,20}\}",
+    r"(?:(?:\d+(?:\.\d+)?|\.\d+)\s*(?:\\cdot|\\times|\*|\u00d7)\s*)?10\s*\^\s*(?:\{[-\u2212]?\d{1,3}\}|[-\u2212]?\d{1,3})",
+    NUMERAL)) + ")")
+_POWER = re.compile(r"(?P<factor>.*?)(?:\\cdot|\\times|\*|\u00d7)?\s*10\s*\^\s*\{?(?P<exponent>[-\u2212]?\d+)\}?")
+_REPEATING = re.compile(r"(?P<whole>\d*)\.(?P<head>\d*)\\(?:overline|bar)\{(?P<cycle>\d+)\}")
+_LAYOUT = re.compile(r"\\(?:displaystyle|textstyle|q?quad)(?![a-z])|\\[ ()\[\]\\]|~")
+_FONT = re.compile(r"\\(?:text(?:bf|it|rm)|math(?:bf|rm|it)|boldsymbol|bm|underline|fbox)(?![a-z])")
+_SHORT_UNITS = ("nm|mm|cm|dm|km|m|in|ft|yd|mi|mg|g|kg|lbs?|oz|ms|s|sec|min|h|hr|hrs|mL|ml|cL|L|l|N|J|kJ|W|kW|V|A|Hz|Pa|K|mph|"
+                "kph|kmh|rpm|deg|rad|USD|EUR|cc|cents?")
+_WORD = rf"(?:\\text\{{[^{{}}0-9%]*\}}|(?:{_SHORT_UNITS})(?![A-Za-z])|(?<=\s)[A-Za-z]{{3,}})"
+_UNIT = rf"{_WORD}(?:\^\{{?[23]\}}?|[\u00b2\u00b3])?"
+_SUFFIX = re.compile(r"|".join((
+    r"(?P<percent>\s*(?:\\?%|\\text\{\s*(?:\\?%|percent)\s*\}|(?<=\s)percent))",
+    r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\u00b0|\\degree)\s*(?:[CF]|\\text\{\s*[CF]\s*\})?",
+    r"\s*\^\s*\{\s*(?:\\text)?\s*\{?(?:st|nd|rd|th)\}?\s*\}",
+    rf"\s*{_UNIT}(?:(?:\s*/\s*|\s*\\cdot\s*|\s+){_UNIT})*",
+    "")))
+_OTHER_MEANING = re.compile(r"\b(?:or|and|not|nor|plus|minus|times|squared|cubed|factorial|half|dozen|hundred|thousand|million|"
+                            r"billion|trillion|mod|choose|base|over|divided)\b", re.IGNORECASE)
+_NO_NAME = re.compile(r"[<>!]$|\\(?:not|neq?|leq?|geq?|in|pm|mp|lor|land|vee|wedge|quad|approx)(?![a-z])")
+
+
+class Value(NamedTuple):
+    """`number`, of percent where a percent sign follows."""
+
+    number: Fraction
+    percent: bool
+
+
+def read(text: str) -> Value | None:
+    """The text as one number that has been worked out, or None."""
+    if len(text) > MAX_CHARACTERS:
+        return None
+    text = _FONT.sub(r"\\text", _LAYOUT.sub(" ", text)).replace(r"\cfrac", r"\frac")
+    text = text.strip().strip("\u20ac\u00a3\u00a5").strip()
+    while (inner := _unwrapped(text)) is not None:
+        text = inner.strip()
+    found = _NUMBER.match(text)
+    suffix = found and _SUFFIX.fullmatch(text, found.end())
+    if not suffix or _OTHER_MEANING.search(suffix.group()):
+        return None
+    number = _number(found.group())
+    return None if number is None else Value(number, bool(suffix["percent"]))
+
+
+def same(left: Value, right: Value) -> bool:
+    """Equal numbers; 50% is 0.5, and it is 50 where percent are asked for."""
+    if left.percent == right.percent:
+        return left.number == right.number
+    percent, plain = (left, right) if left.percent else (right, left)
+    return plain.number in (percent.number, percent.number / 100)
+
+
+def number_verdict(answer: str, given: str) -> bool | None:
+    """Whether `given` states the number `answer`, as `5`, `x = 5` or `2+3 = 5`; None when the answer is no number."""
+    reference = read(answer)
+    if reference is None:
+        return None
+    *before, last = _split(given, "=")
+    if len(before) == 1 and read(last) is None:  # 5 = x
+        before, last = [last], before[0]
+    value = read(last)
+    if value is None or not same(reference, value):
+        return False
+    return all(same(reference, side) if (side := read(text)) else _is_name(text) for text in before)
+
+
+def work_left(answer: str, given: str) -> bool:
+    """Whether `given` holds an operation that the reference has not and that a closed form of it would not hold either."""
+    signs = _CALCULUS + (_NUMERIC if _is_constant(answer) else ())
+    return any(sign.search(given) and not sign.search(answer) for sign in signs)
+
+
+def _command(*names: str) -> re.Pattern:
+    return re.compile(rf"\\(?:{'|'.join(names)})(?![a-zA-Z])")
+
+
+_CALCULUS = (_command("i*int", "oint"), _command("sum"), _command("prod"), _command("lim", "limsup", "liminf"),
+             re.compile(r"\\frac\s*\{\s*(?:d|\\partial)\b"))
+_NUMERAL = r"\d+(?:\.\d+)?"
+_NUMERIC = (  # of constants only: of expressions in variables these may be the closed form
+    _command("[dt]?binom", "choose"), re.compile("!"), _command("[lr]floor", "[lr]ceil"), _command("gcd", "lcm", "max", "min"),
+    _command("[bp]?mod"), _command("det"), re.compile(r"\\begin\{[vV]matrix"),
+    _command("[lcd]?dots"), re.compile(","),
+    re.compile(rf"(?<![\w.^_}}]){_NUMERAL}\s*[-+\u2212]\s*{_NUMERAL}(?![\d.])(?!\s*(?:\\(?!cdot|times|div)|[A-Za-z^(]))"),
+    re.compile(rf"(?<![\w.]){_NUMERAL}\s*(?:\\cdot|\\times|\\div|\*|\u00d7|\u00f7)\s*(?!10\s*\^){_NUMERAL}"),
+    re.compile(rf"\(\s*{_NUMERAL}\s*\)\s*\(\s*{_NUMERAL}\s*\)"),
+)
+
+
+def _is_constant(text: str) -> bool:
+    """No variable: letters are those of commands, and e and i."""
+    return "\\text" not in text and not re.search(r"[a-df-hj-zA-Z]", re.sub(r"\\[a-zA-Z]+", " ", text))
+
+
+def _unwrapped(text: str) -> str | None:
+    r"""What is inside of the parentheses, the braces or the `\text{}` that hold the whole text; None without."""
+    text, depth = text.removeprefix(r"\text").strip(), 0
+    for position, character in enumerate(text):
+        depth += (character in "{(") - (character in "})")
+        if depth <= 0:
+            return text[1:-1] if 0 < position == len(text) - 1 and depth == 0 else None
+    return None
+
+
+def _number(text: str) -> Fraction | None:
+    """The numeral as an exact number."""
+    if (number := parse_rational(text)) is not None:
+        return number
+    sign = -1 if text[0] in "-\u2212" else 1
+    text = text.lstrip("-+\u2212 ").replace("\u2212", "-")
+    if repeating := _REPEATING.fullmatch(text):
+        head, cycle = repeating["head"], repeating["cycle"]
+        digits = Fraction(int((repeating["whole"] or "0") + head))
+        return sign * (digits + Fraction(int(cycle), 10 ** len(cycle) - 1)) / 10 ** len(head)
+    if power := _POWER.fullmatch(text):
+        factor = parse_rational(power["factor"]) if power["factor"].strip() else Fraction(1)
+        return None if factor is None else sign * factor * Fraction(10) ** int(power["exponent"])
+    return None
+
+
+def _split(text: str, separators: str) -> list[str]:
+    """The parts between separators that stand outside all brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "{([") - (character in "})]")
+        if character in separators and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _is_name(text: str) -> bool:
+    """What may stand before an equals sign: a name or an expression, but no list, choice, denial or inequality."""
+    return len(_split(text, ",;")) == 1 and not _OTHER_MEANING.search(text) and not _NO_NAME.search(text.rstrip(" "))
