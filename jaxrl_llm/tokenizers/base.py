@@ -8,13 +8,11 @@ checkpoints, and the fallback when no padding token is named) is harmless.
 import copy
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
-from jaxrl_llm.tokenizers.chat import render
-
-Messages = Sequence[Mapping[str, Any]]  # [{"role": ..., "content": ...}, ...]
+from jaxrl_llm.tokenizers.chat import Messages, render, select
 
 # Spellings by which published chat formats end a turn; one counts as a stop token only where the tokenizer's own chat
 # template writes it and its vocabulary holds it.
@@ -26,7 +24,8 @@ class Tokenizer(Protocol):
     """Text <-> token ids, the ids with a meaning of their own, and the model's chat format.
 
     `vocab_size` is one more than the largest id the tokenizer knows; a model's embedding may have more rows.
-    `adds_bos` says that the model was trained on plain text that starts with `bos_id`.
+    `adds_bos` says that the model was trained on plain text that starts with `bos_id`. `chat_templates` are jinja2 sources by
+    name: "tool_use" is for conversations with tools, where there is one, "default" for all others.
     """
 
     vocab_size: int
@@ -35,7 +34,7 @@ class Tokenizer(Protocol):
     adds_bos: bool
     pad_id: int
     stop_ids: tuple[int, ...]
-    chat_template: str | None
+    chat_templates: Mapping[str, str]
 
     def encode(self, text: str, add_bos: bool = False) -> list[int]:
         """Ids of `text`; a special token spelled out in `text` becomes that one id. `add_bos` puts `bos_id` first."""
@@ -43,10 +42,17 @@ class Tokenizer(Protocol):
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, and ids beyond the vocabulary are left out."""
 
-    def render_chat(self, messages: Messages, add_generation_prompt: bool = True, **variables) -> str:
-        """The conversation as the model's template writes it; `variables` (say `tools`) go to it as is."""
+    def render_chat(
+        self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False, **variables
+    ) -> str:
+        """The conversation as the model's template writes it; `variables` (say `tools`) go to it, as data in JSON's types.
 
-    def encode_chat(self, messages: Messages, add_generation_prompt: bool = True, **variables) -> list[int]:
+        `continue_final_message`, without `add_generation_prompt`, leaves the last message open for the model to go on with.
+        """
+
+    def encode_chat(
+        self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False, **variables
+    ) -> list[int]:
         """Ids of `render_chat(...)`. No BOS is put in front: where the model wants one, its template writes it."""
 
     def limited_to(self, rows: int) -> Self:
@@ -77,7 +83,7 @@ class Codec(Protocol):
 
 
 class CodecTokenizer:
-    """A `Tokenizer` made of a `Codec`, its special ids and a chat template."""
+    """A `Tokenizer` made of a `Codec`, its special ids and chat templates."""
 
     def __init__(
         self,
@@ -88,7 +94,7 @@ class CodecTokenizer:
         adds_bos: bool = False,
         pad_id: int | None = None,
         stop_ids: Iterable[int] = (),
-        chat_template: str | None = None,
+        chat_templates: Mapping[str, str],
     ):
         self._codec = codec
         self.vocab_size = codec.vocab_size
@@ -96,8 +102,8 @@ class CodecTokenizer:
         self.bos_id = bos_id
         self.adds_bos = adds_bos and bos_id is not None
         self.pad_id = eos_id if pad_id is None else pad_id
-        self.chat_template = chat_template
-        turn_ends = (codec.find(name) for name in END_OF_TURN if name in (chat_template or ""))
+        self.chat_templates = chat_templates
+        turn_ends = (codec.find(name) for name in END_OF_TURN if any(name in text for text in chat_templates.values()))
         self.stop_ids = tuple(dict.fromkeys([eos_id, *stop_ids, *(i for i in turn_ends if i is not None)]))
         named = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
         self._template_tokens = {name: codec.token(i) for name, i in named.items() if i is not None}
@@ -128,19 +134,24 @@ class CodecTokenizer:
             raise ValueError(f"cannot decode the negative id {min(ids)}; cut masked positions away before decoding")
         return self._codec.decode([i for i in ids if i < self.vocab_size], skip_special)
 
-    def render_chat(self, messages: Messages, add_generation_prompt: bool = True, **variables) -> str:
-        """The conversation as text. Raises ValueError without a template, or where the template refuses `messages`."""
-        if self.chat_template is None:
-            raise ValueError(
-                "this tokenizer has no chat template; give one with load(path, chat_template='<jinja source>'), put a "
-                "chat_template.jinja beside tokenizer.json, or encode plain text with encode()"
-            )
-        variables = {**self._template_tokens, **variables}
-        return render(self.chat_template, messages, add_generation_prompt, variables)
+    @property
+    def chat_template(self) -> str | None:
+        """The template for conversations without tools; None without one."""
+        return self.chat_templates.get("default")
 
-    def encode_chat(self, messages: Messages, add_generation_prompt: bool = True, **variables) -> list[int]:
+    def render_chat(
+        self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False, **variables
+    ) -> str:
+        """The conversation as text. Raises ValueError without a template, or where it cannot render `messages`."""
+        template = select(self.chat_templates, variables.get("tools"))
+        variables = {**self._template_tokens, **variables}
+        return render(template, messages, add_generation_prompt, continue_final_message, variables)
+
+    def encode_chat(
+        self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False, **variables
+    ) -> list[int]:
         """Ids of the rendered conversation, without an extra BOS."""
-        return self.encode(self.render_chat(messages, add_generation_prompt, **variables))
+        return self.encode(self.render_chat(messages, add_generation_prompt, continue_final_message, **variables))
 
     def limited_to(self, rows: int) -> Self:
         """A copy whose texts hold ids below `rows` only: text models share the vocabulary of larger, multimodal ones.
@@ -160,12 +171,13 @@ class CodecTokenizer:
     def save(self, directory: Path) -> None:
         """Writes the vocabulary, tokenizer_config.json and, for the stop tokens, generation_config.json."""
         self._codec.save(directory)
+        named = [{"name": name, "template": text} for name, text in self.chat_templates.items()]
         described = {
             "tokenizer_class": self._codec.transformers_class,
             "add_bos_token": self.adds_bos,
             "clean_up_tokenization_spaces": False,
             **self._template_tokens,
-            **({} if self.chat_template is None else {"chat_template": self.chat_template}),
+            **({"chat_template": self.chat_template if [*self.chat_templates] == ["default"] else named} if named else {}),
         }
         (directory / "tokenizer_config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         stops = {"eos_token_id": list(self.stop_ids), "bos_token_id": self.bos_id, "pad_token_id": self.pad_id}

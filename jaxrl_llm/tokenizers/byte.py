@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from jaxrl_llm.tokenizers.base import CodecTokenizer, split_specials
+from jaxrl_llm.tokenizers.chat import choose
 from jaxrl_llm.tokenizers.hugging_face import put_first
 
 SPECIALS = {"<|pad|>": 256, "<|bos|>": 257, "<|eos|>": 258}
@@ -12,7 +13,7 @@ class ByteTokenizer(CodecTokenizer):
     """Ids 0-255 are bytes, 256 pad, 257 bos, 258 eos: any text round-trips, in any language, with no training."""
 
     def __init__(self, chat_template: str | None = None):
-        super().__init__(_Bytes(), eos_id=258, bos_id=257, adds_bos=True, pad_id=256, chat_template=chat_template)
+        super().__init__(_Bytes(), eos_id=258, bos_id=257, adds_bos=True, pad_id=256, chat_templates=choose(chat_template, {}))
 
 
 class _Bytes:

@@ -1,58 +1,121 @@
-"""Chat templates: jinja2 source from a checkpoint, rendered in a sandbox with the names such templates expect."""
+"""Chat templates: which of a checkpoint's templates is meant, and what it makes of a conversation."""
 
-import json
+import reprlib
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
+from os import getpid
 from typing import Any
+
+from jaxrl_llm.tokenizers.renderer import shared
+
+Messages = Sequence[Mapping[str, Any]]  # [{"role": ..., "content": ...}, ...]
+
+_OPEN_END = "CONTINUE_FINAL_MESSAGE_TAG "  # behind the final message; the space shows whether the template trims it
+
+
+def choose(given: str | None, own: Mapping[str, str]) -> dict[str, str]:
+    """The templates to use, by name: a checkpoint's `own`, or in their place the one `given` by name or as jinja source.
+
+    One without a name for it, the only one of a checkpoint, is the default.
+    """
+    if given is not None:
+        return {"default": own.get(given, given)}
+    return {"default": text for text in own.values()} if len(own) == 1 else dict(own)
+
+
+def select(templates: Mapping[str, str], tools: Any) -> str:
+    """The template for a conversation: "tool_use", where there is one, if it has tools, else "default".
+
+    Raises ValueError where there is no such template.
+    """
+    name = "tool_use" if tools is not None and "tool_use" in templates else "default"
+    if name in templates:
+        return templates[name]
+    if templates:
+        raise ValueError(
+            f"this tokenizer has the chat templates {sorted(templates)} and none called 'default'; choose one by its name with "
+            "load(path, chat_template=NAME)"
+        )
+    raise ValueError(
+        "this tokenizer has no chat template; give one with load(path, chat_template='<jinja source>'), put a "
+        "chat_template.jinja beside tokenizer.json, or encode plain text with encode()"
+    )
 
 
 def render(
-    template: str, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]
+    template: str,
+    messages: Messages,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    variables: Mapping[str, Any],
 ) -> str:
     """The text of a conversation; `messages` is a list of {"role": ..., "content": ...}.
 
-    Templates come with a checkpoint and are not trusted: they run sandboxed and cannot change what they are given.
-    Raises ValueError for malformed messages, for a template that does not compile and for one that refuses them.
+    With `continue_final_message` the text ends where the content of the last message ends, so that the model goes on with
+    it. Templates come with a checkpoint and are not trusted: a process of its own renders them, sandboxed, with limits of time,
+    memory and length (`jaxrl_llm.tokenizers.renderer`). Raises ValueError for malformed messages, for a template that does
+    not compile, that refuses them, fails or exceeds a limit.
     """
-    from jinja2 import TemplateError
-
     if isinstance(messages, (str, Mapping)) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
-        raise ValueError(f"messages must be a list of {{'role': ..., 'content': ...}}, got {messages!r}")
-    known = {"tools": None, "documents": None, **variables}
+        raise ValueError(f"messages must be a list of {{'role': ..., 'content': ...}}, got {_shortened(messages)}")
+    if continue_final_message and add_generation_prompt:
+        raise ValueError(
+            "continue_final_message=True leaves the last message open, add_generation_prompt=True opens a new one; give "
+            "add_generation_prompt=False as well to continue the last message"
+        )
     try:
-        return _compiled(template).render(messages=messages, add_generation_prompt=add_generation_prompt, **known)
-    except TemplateError as error:
-        raise ValueError(f"the chat template cannot render these messages: {error}") from error
+        given = _plain({"tools": None, "documents": None, **variables, "add_generation_prompt": add_generation_prompt})
+        conversation = _plain(list(messages))
+        final = _open_end(conversation) if continue_final_message else None
+        text = shared(getpid()).render(template, {**given, "messages": conversation})
+        return text if final is None else _cut(text, final)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"the chat template cannot render these messages: {error}. The messages: {_shortened(messages)}"
+        ) from error
 
 
-@lru_cache(maxsize=16)
-def _compiled(template: str):
-    from jinja2 import TemplateError, nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """{% generation %} marks an assistant's turn for those who make masks from text; here it is only a scope."""
-
-        tags = frozenset({"generation"})
-
-        def parse(self, parser):
-            line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-    def raise_exception(message: str):
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+def _plain(value: Any) -> Any:
+    """A copy in the types of JSON, and tuples. Raises TypeError for others, whose methods a template could call."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (tuple if isinstance(value, tuple) else list)(map(_plain, value))
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, (int, float)):
+        return (int if isinstance(value, int) else float)(value)
+    if getattr(value, "ndim", None) == 0:  # a number of numpy
+        return _plain(value.item())
+    raise TypeError(
+        f"they or the template's variables hold a value of type {type(value).__name__}; allowed are text, numbers, booleans, "
+        "None, lists and dictionaries of them"
     )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(template)
 
 
-def _tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    # jinja's own filter escapes <, > and & for HTML, which a model has never seen.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _open_end(messages: list[dict]) -> str:
+    """Puts a mark behind the content of the last message, the last text of several; the text before it."""
+    content = messages[-1].get("content") if messages else None
+    parts = [part for part in content if isinstance(part, dict) and "text" in part] if isinstance(content, list) else []
+    holder, key = (parts[-1], "text") if parts else (messages[-1] if messages else {}, "content")
+    final = holder.get(key)
+    if not isinstance(final, str):
+        raise ValueError("continue_final_message needs a last message whose content is a text, or has one")
+    holder[key] = final + _OPEN_END
+    return final
+
+
+def _cut(text: str, final: str) -> str:
+    """`text` up to the mark; where the template has trimmed the end of the message, without the space before it as well."""
+    place = text.rfind(_OPEN_END.strip())
+    if place < 0 or final.strip() not in text:
+        raise ValueError("the template changes or leaves out the last message, which therefore cannot be continued")
+    return text[:place] if text.startswith(_OPEN_END, place) else text[:place].rstrip()
+
+
+def _shortened(messages: Any) -> str:
+    """The messages as one short line, however many, long and nested they are."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 80
+    return short.repr(messages)[:400]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxrl_llm.tokenizers.base import CodecTokenizer
+from jaxrl_llm.tokenizers.chat import choose
 from jaxrl_llm.tokenizers.hugging_face import FastCodec, put_first
 from jaxrl_llm.tokenizers.sentence_piece import SentencePieceCodec
 
@@ -70,7 +71,7 @@ class GgufTokenizer(CodecTokenizer):
             adds_bos=_adds_bos(metadata),
             pad_id=metadata.get("ggml.padding_token_id"),
             stop_ids=[metadata[key] for key in ("ggml.eot_token_id", "ggml.eom_token_id") if key in metadata],
-            chat_template=chat_template or metadata.get("chat_template"),
+            chat_templates=choose(chat_template, _chat_templates(metadata)),
         )
 
 
@@ -82,6 +83,12 @@ def _read_metadata(path: str | Path) -> dict:
     return {
         name.removeprefix(prefix): field.contents() for name, field in reader.fields.items() if name.startswith(prefix)
     }
+
+
+def _chat_templates(metadata: dict) -> dict[str, str]:
+    """By name: `tokenizer.chat_template` is "default", `tokenizer.chat_template.NAME` is NAME."""
+    prefix = "chat_template"
+    return {key[len(prefix) + 1 :] or "default": text for key, text in metadata.items() if key.split(".")[0] == prefix}
 
 
 def _adds_bos(metadata: dict) -> bool:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from jaxrl_llm.tokenizers.base import CodecTokenizer
+from jaxrl_llm.tokenizers.chat import choose
 
 CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json")
 
@@ -48,7 +49,7 @@ class HuggingFaceTokenizer(CodecTokenizer):
             adds_bos=codec.begins_with(ids["bos_token"]),
             pad_id=ids["pad_token"],
             stop_ids=stops,
-            chat_template=chat_template or read_chat_template(directory),
+            chat_templates=choose(chat_template, read_chat_templates(directory)),
         )
 
 
@@ -93,16 +94,21 @@ def put_first(backend, token: str, token_id: int) -> None:
     backend.post_processor = processors.TemplateProcessing(single=f"{token} $A", special_tokens=[(token, token_id)])
 
 
-def read_chat_template(directory: Path) -> str | None:
-    """The template of a checkpoint: chat_template.jinja, else tokenizer_config.json (the one named "default", or the
-    only one, where it lists several); None if there is none."""
+def read_chat_templates(directory: Path) -> dict[str, str]:
+    """The templates of a checkpoint by name: chat_template.jinja is "default", additional_chat_templates/NAME.jinja is NAME.
+
+    tokenizer_config.json, which holds one or a list of names and templates, counts where chat_template.jinja is missing; a
+    file goes before an entry of the same name.
+    """
+    files = {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
     if (directory / "chat_template.jinja").is_file():
-        return (directory / "chat_template.jinja").read_text(encoding="utf-8")
-    template = read_json(directory / "tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = next(iter(named.values())) if len(named) == 1 else named.get("default")
-    return template
+        files["default"] = directory / "chat_template.jinja"
+    templates = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    listed = read_json(directory / "tokenizer_config.json").get("chat_template")
+    if "default" in templates or listed is None:
+        return templates
+    entries = {entry["name"]: entry["template"] for entry in listed} if isinstance(listed, list) else {"default": listed}
+    return entries | templates
 
 
 def read_json(path: Path) -> dict:

@@ -18,8 +18,8 @@ ALLOWED = (
 def load(path_or_name: str | Path, chat_template: str | None = None) -> Tokenizer:
     """The tokenizer called 'bytes', or the one at a path (a file, or a checkpoint directory). Nothing is downloaded.
 
-    `chat_template` (jinja2 source) replaces the tokenizer's own. Raises FileNotFoundError where nothing is found,
-    ValueError for a file of another kind.
+    `chat_template`, jinja2 source or the name of one of the tokenizer's own, is used for all conversations. Raises
+    FileNotFoundError where nothing is found, ValueError for a file of another kind.
     """
     if path_or_name == "bytes":
         return ByteTokenizer(chat_template)

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from jaxrl_llm.tokenizers.base import CodecTokenizer, split_specials
-from jaxrl_llm.tokenizers.hugging_face import eos_ids, read_chat_template, read_json
+from jaxrl_llm.tokenizers.chat import choose
+from jaxrl_llm.tokenizers.hugging_face import eos_ids, read_chat_templates, read_json
 
 
 class SentencePieceTokenizer(CodecTokenizer):
@@ -28,7 +29,7 @@ class SentencePieceTokenizer(CodecTokenizer):
             adds_bos=read_json(path.parent / "tokenizer_config.json").get("add_bos_token", True),
             pad_id=processor.pad_id() if processor.pad_id() >= 0 else None,
             stop_ids=eos_ids(read_json(path.parent / "generation_config.json")),
-            chat_template=chat_template or read_chat_template(path.parent),
+            chat_templates=choose(chat_template, read_chat_templates(path.parent)),
         )
 
 
