@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxrl_llm import sandbox
+from jaxrl_llm.rewards import combine, make
 from jaxrl_llm.rewards.code import COMPILE, LATE, PASS, RUNTIME, TIMEOUT, WRONG, run_test
 
 SECONDS = 2.0  # deadline of an attack
@@ -350,13 +351,38 @@ def attempt(attack: Attack, mode: str) -> Result:
         return Result(attack, outcome, seconds, "; ".join(problems + [f"processes are left: {left}"] * bool(left)))
 
 
-def report(modes: list[str]) -> bool:
-    """Prints attack -> outcome for each mode; whether all held."""
+# (what is tried, reward and its options, completion, answer, the score that is right)
+ON_VERIFIERS = (
+    ("a pattern that backtracks without end", ("format", {"pattern": "(a+)+b"}), "a" * 40, "", 0.0),
+    ("a pattern of several stars on a long text", ("format", {"pattern": "<think>.*</think>.*<answer>.*</answer>.*"}),
+     "<think></think><answer>" * 4000, "", 0.0),
+    ("the question as the answer", ("boxed", {}), r"\boxed{123+456}", "579", 0.0),
+    ("an integral as the answer", ("boxed", {}), r"\boxed{\int_0^3 x^2 dx}", "9", 0.0),
+    ("a list that holds the answer twice", ("boxed", {}), r"\boxed{[5,5]}", "5", 0.0),
+    ("a tower of powers", ("boxed", {}), r"\boxed{9^{9^{9^{9}}}}", "x+1", 0.0),
+    ("a million braces", ("boxed", {}), r"\boxed{" * 10**6, "1", 0.0),
+    ("a number of a million digits", ("last_number", {}), "1" * 10**6, "1", 0.0),
+    ("digits, commas and minus signs without end", ("last_number", {}), "-1,1" * 10**5, "7", 0.0),
+)
+
+
+def report() -> bool:
+    """Prints attack -> outcome for every verifier and every mode in which programs are run here; whether all held."""
     held = True
-    for mode in modes:
-        print(sandbox.probe(mode))
+    print("verifiers")
+    for name, (reward, options), completion, answer, right in ON_VERIFIERS:
+        begun = time.monotonic()
+        score = combine([(make(reward, **options), 1.0)], on_error="zero", deadline=60.0)([completion], [answer]).total[0]
+        seconds = time.monotonic() - begun
+        good = score == right and seconds < 30
+        held &= good
+        print(f"  {name:<58} {'held' if good else 'NOT HELD'} (score {score:g}, {seconds:.1f} s)", flush=True)
+    for found in sandbox.probes():
+        print(f"programs in mode {found}")
+        if found.missing:
+            continue
         for attack in ATTACKS:
-            result = attempt(attack, mode)
+            result = attempt(attack, found.mode)
             held &= result.held
             print(f"  {result}", flush=True)
     return held

@@ -5,12 +5,13 @@ and how many right ones it rejects (false negatives), and which. Some are meant:
 With `--compare` it prints the two counts of `boxed`, math-verify and the graders of verl, where installed, on one table.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxrl_llm import rewards
-from jaxrl_llm.rewards import graders
+from jaxrl_llm.rewards import attacks, graders
 from jaxrl_llm.rewards.rational import parse_rational
 
 # (what the policy gave as its answer, reference, is it right?)
@@ -292,9 +293,22 @@ def compare() -> None:
               f"{len(result.false_negatives)} |")
 
 
-def main(arguments: Sequence[str]) -> None:
-    if list(arguments) == ["--compare"]:
-        return compare()
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.rewards.self_test", description="What each verifier gets wrong.")
+    parser.add_argument("--compare", action="store_true", help="the boxed verifier beside other graders, as a table")
+    parser.add_argument("--attacks", action="store_true", help="hostile completions and programs, and what came of each")
+    chosen = parser.parse_args(arguments)
+    if chosen.compare:
+        compare()
+    elif chosen.attacks:
+        return 0 if attacks.report() else 1
+    else:
+        print_errors()
+    return 0
+
+
+def print_errors() -> None:
+    """Print which rows of the table each verifier judges wrongly."""
     for verifier in WRAPPERS:
         result = report(verifier)
         print(f"{verifier}: {result.cases} cases, {len(result.false_positives)} false positives, "
@@ -305,4 +319,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))
