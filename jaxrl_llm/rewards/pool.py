@@ -76,7 +76,7 @@ class WorkerPool:
         waiting, crashed, put_off = deque(range(len(calls))), set(), set()
         while (waiting or self._running) and (until is None or time.monotonic() < until):
             self._start(len(calls))
-            for row, outcome in self._assign(waiting, calls, put_off, until) + self._collect(until):
+            for row, outcome in self._assign(waiting, calls, crashed, put_off, until) + self._collect(until):
                 if outcome is _PUT_OFF:
                     put_off.add(row)
                     waiting.append(row)
@@ -94,20 +94,30 @@ class WorkerPool:
         now = time.monotonic()
         wanted = min(self.workers, count) + sum(process.end - now < process.limit / 2 for process in self._running)
         for _ in range(wanted - len(self._starting) - len(self._ready) - len(self._running)):
-            self._starting.append(Process(self._target, self._settings, START_LIMIT))
+            try:
+                self._starting.append(Process(self._target, self._settings, START_LIMIT))
+            except OSError as error:
+                raise RewardError(f"no worker process for {self._target!r} could be started: {error}. Lower the workers of the "
+                                  "reward, or raise the limits of this machine on processes and open files") from error
 
-    def _assign(self, waiting: deque, calls, put_off: set[int], until: float | None) -> list[tuple[int, Outcome]]:
-        """Give calls to ready processes; the outcomes of those that cannot be sent."""
+    def _assign(self, waiting: deque, calls, crashed: set[int], put_off: set[int],
+                until: float | None) -> list[tuple[int, Outcome]]:
+        """Give calls to ready processes, those that crashed to new ones; the outcomes of those that cannot be sent."""
         failed: list[tuple[int, Outcome]] = []
         share = self.deadline if until is None else (until - time.monotonic()) * self.workers / max(len(waiting), 1)
         while waiting and self._ready and len(self._running) < self.workers:
+            process = self._ready.pop()  # the last used is the warmest
+            if waiting[0] in crashed and process.used:
+                process.stop()
+                self._stopped.append(process)
+                continue
             row = waiting.popleft()
             try:
                 request = pickle.dumps(calls[row])
             except Exception as error:
+                self._ready.append(process)
                 failed.append((row, Outcome("error", message=f"the arguments cannot be sent to a process: {error}")))
                 continue
-            process = self._ready.pop()  # the last used is the warmest
             process.ask(request, self.deadline if row in put_off else min(self.deadline, max(share, self.deadline / 10)))
             self._running[process] = row
         return failed

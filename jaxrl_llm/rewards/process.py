@@ -53,6 +53,11 @@ class Process:
         self._unsent = memoryview(len(request).to_bytes(8, "big") + self._number.to_bytes(8, "big") + request)
         self.limit, self.end = limit, time.monotonic() + limit
 
+    @property
+    def used(self) -> bool:
+        """Whether it has been asked before."""
+        return self._number > 0
+
     def descriptors(self) -> tuple[int | None, int]:
         """The pipe to write to, None when all is sent, and the one to read from."""
         return self._supervisor.stdin.fileno() if self._unsent else None, self._supervisor.stdout.fileno()

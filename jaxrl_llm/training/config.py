@@ -38,7 +38,7 @@ def default_config() -> ConfigDict:
     c.rewards = ""                     # "boxed, format(pattern='...', weight=0.2)"; empty: the one that fits the task
     c.accuracy = ""                    # the reward that is evaluated and filtered on; empty: the one of largest weight
     c.reward_errors = "raise"          # or "zero": a failing reward scores 0 and is counted
-    c.reward_deadline = 600.0          # seconds that a reward may take for one batch before the run stops
+    c.reward_deadline = 600.0          # seconds of a reward for one batch: then 0 and counted; without processes the end
 
     c.model = ConfigDict()
     c.model.path = ""                  # Hugging Face directory or .gguf file; empty: from scratch with the sizes below

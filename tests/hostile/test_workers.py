@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -83,6 +84,14 @@ def test_a_late_call_takes_what_it_started_with_it(pool, mark):
     assert marked(mark) == []
 
 
+def test_a_call_is_not_blamed_for_what_earlier_ones_left():
+    pool = WorkerPool(TARGET, workers=2, deadline=5.0, scores=True)
+    assert [outcome.value for outcome in pool.map(calls("poison", "poison", "poison", "poison"))] == [0.25] * 4
+    time.sleep(1.5)  # every process has ended by then
+    assert [outcome.status for outcome in pool.map(calls("a"))] == ["ok"]
+    pool.close()
+
+
 @linux
 def test_a_worker_without_its_keeper_dies(pool, mark):
     outcomes = pool.map(calls("keeper", "a"))
@@ -102,6 +111,18 @@ def test_an_attack_is_one_outcome_and_the_next_call_is_served(pool, attack, stat
     first, second = pool.map(calls(attack, "a"))
     assert (first.status, second.status, second.value) == (status, "ok", 1.0) and message in first.message
     assert len(first.message) <= 2000
+
+
+@linux
+def test_a_machine_without_room_for_processes_stops_the_run():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    reward = rewards.make("isolated", target=TARGET, workers=1)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), hard))
+        with pytest.raises(RewardError, match="no worker process for .* could be started: .*Too many open files"):
+            score(reward, ["a"], on_error="zero")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_long_value_is_refused():

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -56,6 +57,13 @@ def fork_chain():
 def fork_many():
     for _ in range(40):
         _sleeper()
+    return 0.25
+
+
+def poison():
+    """The process ends a little later, in the middle of another call or of none."""
+    threading.Timer(0.5, lambda: os._exit(7)).start()
+    time.sleep(0.1)  # long enough for every worker to get one
     return 0.25
 
 
@@ -120,7 +128,7 @@ ATTACKS = {
     "fork and return": fork_and_return, "setsid": fork_setsid, "chain": fork_chain, "forty": fork_many,
     "child": lambda: _sleeper() and 0.25, "keeper": kill_the_keeper, "close": close_everything, "write": write_everywhere,
     "nested": nested_reply, "giant": giant_reply, "input": read_input, "mute": raise_unprintable, "text": raise_text,
-    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP), "pid": os.getpid,
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP), "pid": os.getpid, "poison": poison,
 }
 
 

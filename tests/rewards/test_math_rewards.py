@@ -99,11 +99,11 @@ def test_counts_on_the_table_of_tricky_answers(verifier):
 
 @pytest.mark.slow
 def test_counts_of_the_boxed_verifier():
-    result = self_test.report("boxed")
+    result = self_test.report("boxed", deadline=20.0)  # a busy machine must not decide
     assert counts(result) == EXPECTED["boxed"]
     assert result.false_positives == [
         (r"So \boxed{1,2}", "(1,2)"), (r"So \boxed{2,1,3}", "1,2,3"), (r"So \boxed{a}", "A")]
-    loose = self_test.report("boxed", strict=False)
+    loose = self_test.report("boxed", strict=False, deadline=20.0)
     assert len(self_test.WORK) == 124 and counts(loose) == (211, 56, 4)
     assert loose.false_negatives == [(rf"So \boxed{{{form}}}", answer) for form, answer in (
         ("5 cm^2", "5"), (r"0.8\overline{3}", "5/6"), (r"0.8\bar{3}", "5/6"), ("5 km/h", "5"))]
