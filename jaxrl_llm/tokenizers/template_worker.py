@@ -77,9 +77,10 @@ def answer(request: bytes, memory_mb: int) -> bytes:
         template, variables = marshal.loads(request)
         text = compiled(template).render(variables)
         if len(text) > OUTPUT_LIMIT:
-            return ERROR + f"the text has {len(text)} characters, the limit is {OUTPUT_LIMIT}".encode()
+            raise TemplateError(f"the text has {len(text)} characters, the limit is {OUTPUT_LIMIT}")
         return TEXT + text.encode("utf-8", "surrogatepass")
     except Exception as error:
+        compiled.cache_clear()  # a constant in the source may hold what memory there is
         return ERROR + describe(error, memory_mb).encode("utf-8", "surrogatepass")
 
 
