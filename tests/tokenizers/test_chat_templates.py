@@ -172,6 +172,8 @@ def test_several_templates(several, tmp_path):
     assert [t.render_chat(MESSAGES, tools=tools) for tools in (None, [], TOOLS)] == ["[DEFAULT]", "[TOOLS]", "[TOOLS]"]
     rag = load(several, chat_template="rag")
     assert rag.render_chat(MESSAGES) == rag.render_chat(MESSAGES, tools=TOOLS) == "[RAG]"
+    with pytest.raises(ValueError, match=r"which are \['default', 'rag', 'tool_use'\]; did you mean 'tool_use'\?"):
+        load(several, chat_template="tool-use")
     assert load(several, chat_template="own source").render_chat(MESSAGES, tools=TOOLS) == "own source"
     (tmp_path / "saved").mkdir()
     t.save(tmp_path / "saved")
