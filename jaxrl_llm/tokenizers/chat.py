@@ -21,8 +21,8 @@ def choose(given: str | None, own: Mapping[str, str]) -> dict[str, str]:
     near = difflib.get_close_matches(given, own, n=1) if given is not None and "{" not in given else []
     if near and given not in own:
         raise ValueError(
-            f"chat_template={given!r} is neither jinja source nor the name of a template, which are {sorted(own)}; did you mean "
-            f"{near[0]!r}?"
+            f"chat_template={given!r} is neither jinja source nor the name of a template, which are {sorted(own)}; "
+            f"did you mean {near[0]!r}?"
         )
     if given is not None:
         return {"default": own.get(given, given)}
