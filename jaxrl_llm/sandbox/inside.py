@@ -1,8 +1,8 @@
 """The inside of a sandbox, from trusted set-up to the untrusted program. Sent as text to a bare interpreter.
 
 `python -I -S -B -c SOURCE JOB_FD REPORT_FD LIFELINE_FD`: the job is JSON in a file without a name. Whatever can fail is done
-before "ready" is written to the report; from then on only the program's own output follows. Standard library only: nothing
-of the project is visible here.
+before "ready" is written to the report; a byte from the lifeline then starts the program, whose own output follows. Standard
+library only: nothing of the project is visible here.
 """
 import ctypes
 import json
@@ -71,8 +71,10 @@ def first_process(lifeline: int) -> None:
     child = os.fork()
     if not child:
         return
-    watched = os.pidfd_open(child)
-    if lifeline in select.select([watched, lifeline], [], [])[0]:
+    watched, poll = os.pidfd_open(child), select.poll()
+    poll.register(watched, select.POLLIN)
+    poll.register(lifeline, 0)  # its end is reported all the same
+    if lifeline in dict(poll.poll()):
         os._exit(1)
     ended = os.waitid(os.P_PIDFD, watched, os.WEXITED)
     os._exit(ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status)
@@ -136,7 +138,6 @@ def confine(job: dict, lifeline: int) -> None:
         mount("tmpfs", SCRATCH, "tmpfs", _MS_NOSUID | _MS_NODEV,
               f"size={job['scratch_mb']}m,nr_inodes=4096,mode=1777")
         os.chdir(SCRATCH)
-    os.close(lifeline)
     limit(job)
     drop_privileges(job["user"])
     if job["landlock"]:
@@ -161,6 +162,9 @@ def main(job_fd: int, report_fd: int, lifeline: int) -> None:
         os._exit(1)
     report.write("ready\n")
     report.flush()
+    if not os.read(lifeline, 1):
+        os._exit(1)
+    os.close(lifeline)
     try:
         compiled = compile(job["program"], "<program>", "exec")
     except (SyntaxError, ValueError):

@@ -5,16 +5,18 @@ import functools
 import json
 import math
 import os
+import pathlib
 import select
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxrl_llm.sandbox import inside, modes, syscalls
 from jaxrl_llm.sandbox.modes import Limits
 
 _START_LIMIT = 30.0  # seconds until the program starts, on a busy machine
+_END_LIMIT = 30.0  # seconds until a namespace of many busy processes is gone
 _PR_SET_DUMPABLE = 4
 _READY = b"ready\n"
 
@@ -57,12 +59,18 @@ def run(program: str, *, stdin: str = "", function: str | None = None, args: Seq
     with contextlib.ExitStack() as stack:
         job_file, given = (_nameless(text, stack) for text in (json.dumps(job), stdin))
         report, writes_report = _pipe(stack)
-        lifeline, _ = _pipe(stack)  # the sandbox ends when this process, which holds the other end, is gone
+        lifeline, go = _pipe(stack)  # the sandbox ends when this process, which holds the other end, is gone
         process = stack.enter_context(_start(mode, (job_file, writes_report, lifeline), given))
-        stack.callback(process.kill)  # bubblewrap and unshare take all that runs in their namespaces with them
+        namespace: list[int] = []
+        stack.callback(_end, process, namespace)
         ended = os.pidfd_open(process.pid)
         stack.callback(os.close, ended)
-        return _collect(process, ended, report, limits, ends_at, stop)
+
+        def begin():
+            namespace.extend(os.pidfd_open(pid) for pid in _children(process.pid))
+            os.write(go, b"g")
+
+        return _collect(process, ended, report, limits, ends_at, stop, begin)
 
 
 def _start(mode: str, passed: tuple[int, int, int], given: int) -> subprocess.Popen:
@@ -72,6 +80,26 @@ def _start(mode: str, passed: tuple[int, int, int], given: int) -> subprocess.Po
                                 pass_fds=passed, env=environment, cwd="/", start_new_session=True)
     except OSError as error:
         raise SandboxError(f"no process could be started in a sandbox of mode {mode!r}: {error}") from error
+
+
+def _end(process: subprocess.Popen, namespace: list[int]) -> None:
+    """Kills the process, and waits until the kernel has ended all that runs in its namespace.
+
+    `namespace` holds descriptors of the process's children: of the first process there, which dies with its parent and is not
+    over before all others are.
+    """
+    process.kill()
+    for first in namespace:
+        _ready([first], _END_LIMIT)
+        os.close(first)
+
+
+def _children(pid: int) -> list[int]:
+    """The children of a process of one thread."""
+    try:
+        return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it is over, or the kernel does not say
+        return []
 
 
 class _Streams(NamedTuple):
@@ -102,9 +130,12 @@ class _Streams(NamedTuple):
         return Finished(status, code, stdout, stderr, report.removeprefix(_READY))
 
 
-def _collect(process: subprocess.Popen, ended: int, report: int, limits: Limits, ends_at: float,
-             stop: int | None) -> Finished:
-    """Reads what the program writes until it ends; bounded in bytes and in time, whatever it does to its streams."""
+def _collect(process: subprocess.Popen, ended: int, report: int, limits: Limits, ends_at: float, stop: int | None,
+             begin: Callable[[], None]) -> Finished:
+    """Reads what the program writes until it ends; bounded in bytes and in time, whatever it does to its streams.
+
+    `begin` lets the program start, once its sandbox is ready.
+    """
     streams = _Streams({number: bytearray() for number in (process.stdout.fileno(), process.stderr.fileno(), report)},
                        limits.output_bytes)
     for number in streams.read:
@@ -116,6 +147,7 @@ def _collect(process: subprocess.Popen, ended: int, report: int, limits: Limits,
         ready = _ready([*open_streams, *others], end - time.monotonic())
         open_streams -= {number for number in ready & open_streams if not streams.take(number)}
         if not started and streams.started:
+            begin()
             started, end = True, min(time.monotonic() + limits.seconds, ends_at)
         if streams.over:
             return streams.finished("output", -1)

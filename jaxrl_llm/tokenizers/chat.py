@@ -1,5 +1,6 @@
 """Chat templates: which of a checkpoint's templates is meant, and what it makes of a conversation."""
 
+import difflib
 import reprlib
 from collections.abc import Mapping, Sequence
 from os import getpid
@@ -15,8 +16,14 @@ _OPEN_END = "CONTINUE_FINAL_MESSAGE_TAG "  # behind the final message; the space
 def choose(given: str | None, own: Mapping[str, str]) -> dict[str, str]:
     """The templates to use, by name: a checkpoint's `own`, or in their place the one `given` by name or as jinja source.
 
-    One without a name for it, the only one of a checkpoint, is the default.
+    The only one of a checkpoint is the default, whatever its name. Raises ValueError for a misspelt name.
     """
+    near = difflib.get_close_matches(given, own, n=1) if given is not None and "{" not in given else []
+    if near and given not in own:
+        raise ValueError(
+            f"chat_template={given!r} is neither jinja source nor the name of a template, which are {sorted(own)}; "
+            f"did you mean {near[0]!r}?"
+        )
     if given is not None:
         return {"default": own.get(given, given)}
     return {"default": text for text in own.values()} if len(own) == 1 else dict(own)

@@ -77,9 +77,10 @@ def answer(request: bytes, memory_mb: int) -> bytes:
         template, variables = marshal.loads(request)
         text = compiled(template).render(variables)
         if len(text) > OUTPUT_LIMIT:
-            return ERROR + f"the text has {len(text)} characters, the limit is {OUTPUT_LIMIT}".encode()
+            raise TemplateError(f"the text has {len(text)} characters, the limit is {OUTPUT_LIMIT}")
         return TEXT + text.encode("utf-8", "surrogatepass")
     except Exception as error:
+        compiled.cache_clear()  # a constant in the source may hold what memory there is
         return ERROR + describe(error, memory_mb).encode("utf-8", "surrogatepass")
 
 
@@ -90,7 +91,8 @@ def serve(cpu_seconds: float, memory_mb: int) -> None:
     parent still lives.
     """
     requests, replies = os.fdopen(os.dup(0), "rb"), os.dup(1)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20,) * 2)
+    if sys.platform == "linux":  # others count what is mapped but never used, or refuse
+        resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20,) * 2)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     reply = TEXT
     while True:

@@ -204,7 +204,9 @@ def test_export_and_reload_is_bit_equal_and_transformers_reads_it(pair, tmp_path
 def test_shards_with_index_and_tokenizer_files(pair, tmp_path):
     p, source, out = pair("qwen2"), tmp_path / "source", tmp_path / "out"
     source.mkdir()
-    for name in ("tokenizer.json", "generation_config.json", "chat_template.jinja", "README.md"):
+    (source / "additional_chat_templates").mkdir()
+    more = "additional_chat_templates/rag.jinja"
+    for name in ("tokenizer.json", "generation_config.json", "chat_template.jinja", more, "README.md"):
         (source / name).write_text(f'"{name}"')
     (source / "config.json").write_text('{"eos_token_id": [7, 9], "bos_token_id": 1}')
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), p.params)
@@ -218,6 +220,7 @@ def test_shards_with_index_and_tokenizer_files(pair, tmp_path):
     raw = json.loads((out / "config.json").read_text())
     assert raw["eos_token_id"] == [7, 9] and raw["bos_token_id"] == 1 and raw["pad_token_id"] is None
     assert (out / "tokenizer.json").read_text() == '"tokenizer.json"' and (out / "chat_template.jinja").exists()
+    assert (out / more).exists()
     assert (out / "generation_config.json").exists() and not (out / "README.md").exists()
     assert_same_bits(weights.load(out, dtype=jnp.bfloat16)[1], half)
     (out / shards[1]).rename(tmp_path / "moved")

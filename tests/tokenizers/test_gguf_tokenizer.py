@@ -107,3 +107,12 @@ def test_gguf_errors(tmp_path, backend):
         load(write_gguf(tmp_path / "f.gguf", "gpt2", ["a", "b", "c"], [1, 1, 3], "gpt-2"))
     with pytest.raises(ValueError, match="e.gguf names no unknown piece"):
         load(write_gguf(tmp_path / "e.gguf", "llama", ["a", "b", "c"], [1, 1, 3], scores=[0.0, -1.0, 0.0]))
+
+
+def test_several_chat_templates(tmp_path, backend):
+    templates = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    path = byte_level_gguf(tmp_path / "m.gguf", backend, "gpt-2", chat_template=templates)
+    t = load(path)
+    assert t.chat_templates == {"default": "D", "tool_use": "T"}
+    assert t.render_chat(MESSAGES) == "D" and t.render_chat(MESSAGES, tools=[]) == "T"
+    assert load(path, chat_template="tool_use").render_chat(MESSAGES) == "T"

@@ -23,6 +23,35 @@ CHATML = (
     "{% for m in messages %}\n{{ '<|im_start|>' + m['role'] + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}\n"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+# In the manner of published models: how they trim, rename roles, begin, and show tools and reasoning.
+LLAMA3 = (
+    "{{- bos_token }}{% if tools is not none %}{{ 'Tools: ' + tools | tojson(indent=4) }}{% endif %}\n"
+    "{%- for m in messages %}\n"
+    "    {{- '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim + '<|eot_id|>' }}\n"
+    "{%- endfor %}\n{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+GEMMA3 = (
+    "{{ bos_token }}{%- set first = messages[0].content + '\n\n' if messages[0].role == 'system' else '' -%}\n"
+    "{%- for m in (messages[1:] if first else messages) -%}\n"
+    "{%- if (m.role == 'user') != (loop.index0 % 2 == 0) -%}{{ raise_exception('roles must alternate') }}{%- endif -%}\n"
+    "{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' + (first if loop.first else '') }}\n"
+    "{%- if m.content is string -%}{{ m.content | trim }}\n"
+    "{%- else -%}{% for part in m.content %}{{ part.text | trim }}{% endfor %}{%- endif -%}\n"
+    "{{ '<end_of_turn>\n' }}{%- endfor -%}\n{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}"
+)
+QWEN3 = (
+    "{%- set ns = namespace(last=-1) %}{%- if tools %}{{- '<|im_start|>system\n<tools>' }}\n"
+    "{%- for tool in tools %}{{- '\n' ~ (tool | tojson) }}{%- endfor %}{{- '\n</tools><|im_end|>\n' }}{%- endif %}\n"
+    "{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}\n"
+    "{%- for m in messages %}{%- set text = m.content %}\n"
+    "    {%- if m.role == 'assistant' and '</think>' in text and loop.index0 < ns.last %}\n"
+    "        {%- set text = text.split('</think>')[-1].lstrip('\n') %}\n    {%- endif %}\n"
+    "    {{- '<|im_start|>' + m.role + '\n' + text + '<|im_end|>\n' }}\n{%- endfor %}\n"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}\n"
+    "    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}\n"
+    "{%- endif %}"
+)
+FAMILIES = {"chatml": CHATML, "llama3": LLAMA3, "gemma3": GEMMA3, "qwen3": QWEN3}
 MESSAGES = [
     {"role": "system", "content": "Be brief & <exact>."},
     {"role": "user", "content": "2+2?\n"},

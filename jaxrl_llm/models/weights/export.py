@@ -14,7 +14,7 @@ from jaxrl_llm.models.weights import hf, layout
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
             "gemma3_text": "Gemma3ForCausalLM"}
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-                    "chat_template*", "generation_config.json")
+                    "chat_template*", "additional_chat_templates/*.jinja", "generation_config.json")
 
 
 def save_hf(directory: str | Path, config: ModelConfig, params: Any, tokenizer_files_from: str | Path | None = None,
@@ -43,8 +43,10 @@ def save_hf(directory: str | Path, config: ModelConfig, params: Any, tokenizer_f
         old.unlink(missing_ok=True)
     _write_weights(directory, config, params, shard_bytes)
     for file in copied:
-        if file.parent.resolve() != directory.resolve():
-            shutil.copy(file, directory)
+        target = directory / file.relative_to(source)
+        if target.resolve() != file.resolve():
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(file, target)
     (directory / "config.json").write_text(json.dumps(described, indent=2) + "\n")
 
 
