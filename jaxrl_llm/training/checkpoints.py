@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 import psutil
 
 from jaxrl_llm import parallel
-from jaxrl_llm.training import preemption
+from jaxrl_llm.training import preemption, tensorstore_leak
 
 PyTree = Any
 
@@ -46,6 +46,7 @@ class Checkpoints:
             raise ValueError(f"keep={keep}: at least 1 checkpoint must be kept")
         self.directory = Path(directory).absolute()
         self.keep = keep
+        tensorstore_leak.stop()
         if read_only and not self.directory.is_dir():
             raise FileNotFoundError(f"no checkpoint directory {self.directory}; give the checkpoints folder of a run")
         # Listed before the writer clears them, so that `restore` can say which save was cut short.
@@ -66,7 +67,12 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind, value, traceback) -> None:
-        self.close()
+        try:
+            self.close()
+        except Exception as error:  # of the last save: an error, unless another one is on its way
+            if value is None:
+                raise
+            value.add_note(str(error))
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, ascending."""

@@ -1,11 +1,14 @@
 """The loop: sample, score, estimate, update; evaluate and save now and then. Everything it calls is a pure step."""
-import contextlib
 import dataclasses
+import errno
 import functools
 import io
+import sys
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -20,11 +23,13 @@ from jaxrl_llm.evaluation.accuracy import Accuracy, bootstrap_mean, pass_at_k
 from jaxrl_llm.rollouts import Rollouts, take
 from jaxrl_llm.tasks.loader import Batches, batches
 from jaxrl_llm.training import offload, preemption, prior, rollout, rounds, setup
+from jaxrl_llm.training import workdir as folders
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.config import arithmetic_table
 from jaxrl_llm.training.forecast import forecast
+from jaxrl_llm.training.lock import locked
 from jaxrl_llm.training.metrics import MetricWriter, PhaseTimer, host_memory
-from jaxrl_llm.training.plots import plot_curves
+from jaxrl_llm.training.plots import draw_or_warn, plot_curves
 from jaxrl_llm.training.progress import Progress
 from jaxrl_llm.training.samples import per_token, write_samples
 from jaxrl_llm.training.state import TrainState
@@ -174,7 +179,12 @@ def collect(run: setup.Run, state: TrainState, data: Batches, timer) -> tuple[ro
 
 
 def mean_metrics(updates: list[dict]) -> dict[str, float]:
-    """Metrics of the updates of a step as one: means, maxima for names in `max/`, the last value of the running count."""
+    """Metrics of the updates of a step as one: means, maxima for names in `max/`, the last value of the running count.
+
+    None of a step without updates, whose rollouts the method dropped.
+    """
+    if not updates:
+        return {}
     whole = {name: float((np.max if name.startswith("max/") else np.mean)([found[name] for found in updates]))
              for name in updates[0]}
     return whole | {"skipped_updates": float(updates[-1]["skipped_updates"])}
@@ -330,7 +340,7 @@ def taught(run: setup.Run, state: TrainState, batch: Rollouts | None, advantages
     return parallel.fetch({"advantages": advantages, "ratios": ratios})
 
 
-def write_page(path: Path, step: int, run: setup.Run, sampled: rollout.Sampled, numbers: Mapping[str, jax.Array]) -> None:
+def write_page(path: Path, step: int, run: setup.Run, sampled: rollout.Sampled, numbers: Mapping[str, np.ndarray]) -> None:
     """Samples of a batch as readable text and JSON lines, with the sampler's and further `numbers` f32[P, G, T] per token."""
     if not parallel.is_primary():
         return
@@ -341,7 +351,7 @@ def write_page(path: Path, step: int, run: setup.Run, sampled: rollout.Sampled, 
                for p in range(P)]
     made, reasons = sampled.completions, np.where(sampled.completions.stopped, "stop", "length")
     lengths, flat = made.mask.sum(-1).ravel().tolist(), lambda x: x[:P].reshape(P * G, x.shape[-1])
-    numbers = {"logprobs": made.logprobs, "entropies": made.entropies, **numbers}
+    numbers = {"logprobs": np.asarray(made.logprobs), "entropies": np.asarray(made.entropies), **numbers}
     tokens = per_token(flat(made.tokens), lengths, lambda i: run.tokenizer.decode([i], skip_special=False),
                        {name: flat(x) for name, x in numbers.items()})
     columns = sampled.scores.total.tolist(), parts, lengths, reasons.ravel().tolist(), tokens
@@ -376,6 +386,13 @@ def reference_weights(run: setup.Run, state: TrainState, work: Workdir):
         return store.restore(state.params).state
 
 
+class Reached(NamedTuple):
+    """Where a run is: `state`, and the `position` in the data from which it goes on; one object, which no interrupt parts."""
+
+    state: TrainState
+    position: dict[str, int]
+
+
 def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -> dict[str, Evaluation]:
     """Runs `config` in `workdir` to its last step. Returns the held-out evaluations `{"before": ..., "after": ...}`.
 
@@ -384,10 +401,27 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
 
     Raises:
       ValueError, FileExistsError: for configurations that cannot work and folders that belong to another run.
+      RuntimeError: when a living run has the folder.
       TrainingDiverged: after `learner.max_skipped` non-finite updates in a row.
       RecompilationError: when a step compiles again after its shapes are settled.
+      Preempted (SystemExit 75): after SIGTERM or SIGUSR1.
     """
-    run, params = setup.build(config)
+    folder = folders.folder_of(workdir)
+    with preemption.watch(), locked(folder):
+        try:
+            return _train(config, folder, resume)
+        except preemption.Preempted as stopped:
+            if parallel.is_primary():
+                saved = folders.checkpoint_steps(folder / "checkpoints")
+                how = "continue with --resume" if saved else "nothing was trained yet: start it again, without --resume"
+                print("\n".join([*getattr(stopped, "__notes__", ()), how]), file=sys.stderr, flush=True)
+            raise
+
+
+def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, Evaluation]:
+    with preemption.at_once():
+        run, params = setup.build(config)
+    preemption.check()
     config, primary = run.config, parallel.is_primary()
     work = open_workdir(workdir, config, resume)  # compares the numbers that the run really uses
     check_agreement(work)  # and nothing is written before every process has looked
@@ -400,91 +434,122 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
         if primary:
             print(f"{name:32}{value}")
     data = batches(run.task.train, run.drawn_prompts, config.seed, jax.process_index() % run.readers, run.readers)
-    with (preemption.watch(), Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints,
+    with (Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints,
           records(work) as folder, tracked(config.wandb if primary else "", folder, config.to_dict(), work.resume) as log,
           Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
-        if work.resume:
-            progress.phase("restoring")
-            found = checkpoints.restore(setup.initial_state(run, params))
-            state = found.state
-            data.set_state(found.host["data"])
-            progress.step(found.step, {})
+        with preemption.at_once():
+            state = _first_state(run, params, work, checkpoints, data, progress)
             params = None  # those of the state are used, and room for both there may not be
-        else:
-            params = warm_up(run, params, progress)
-            state = setup.initial_state(run, params)
+        preemption.check()
         state = offload.moments_away(config, state)
         reference = offload.away(config, "reference", reference_weights(run, state, work))
         if work.resume and primary:  # only now is it known that the folder can go on with this configuration
             work.record()
         start = int(state.step)
         with MetricWriter(folder, restored_step=start or None, also=log) as writer:  # step 0 is evaluated and written again
+            if work.resume and primary and start and writer.last_step is None:
+                warnings.warn(f"{writer.path} is gone or empty: curves and reports lack the history of steps 0 to {start}. The "
+                              "run itself goes on as it would have", RuntimeWarning, stacklevel=3)
             try:
-                return _steps(run, state, data, reference, folder, checkpoints, writer, progress)
+                return _steps(run, Reached(state, data.get_state()), data, reference, folder, checkpoints, writer, progress)
             finally:
-                if (folder / "metrics.jsonl").stat().st_size:
-                    plot_curves(folder / "metrics.jsonl", folder / "curves.png")
+                if writer.last_step is not None:
+                    draw_or_warn(plot_curves, writer.path, folder / "curves.png")
 
 
-def _steps(run, state, data, reference, folder, checkpoints, writer, progress):
-    """All steps from `state.step` on; every `eval.every` steps the held-out evaluation, and so on."""
+def _first_state(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, data: Batches, progress) -> TrainState:
+    """The state that a run begins with, or that of its last checkpoint, to whose position `data` is brought."""
+    if not work.resume:
+        return setup.initial_state(run, warm_up(run, params, progress))
+    progress.phase("restoring")
+    found = checkpoints.restore(setup.initial_state(run, params))
+    data.set_state(found.host["data"])
+    progress.step(found.step, {})
+    return found.state
+
+
+def _steps(run, reached: Reached, data, reference, folder, checkpoints, writer, progress):
+    """All steps from `reached` on; every `eval.every` steps the held-out evaluation, and so on."""
     config, timer = run.config, PhaseTimer()
-    start, evaluations = int(state.step), {}
+    start, evaluations = int(reached.state.step), {}
     due = lambda step, every: (every and step % every == 0) or step == config.steps  # noqa: E731
 
     def look(step):
-        progress.phase("evaluating")
+        progress.phase("evaluating" if step else "compiling the sampler, first evaluation")
+        state = reached.state
         key = jax.random.fold_in(state.key, _EVAL_STREAM)
         found = evaluate(run, state.params, state.lora, problems=config.eval.problems, key=key, timer=timer)
         write_page(folder, step, run, found.sampled, {})
         return found
 
-    def save(step):
+    def save():
         progress.phase("saving")
+        state, position = reached
         with timer("checkpoint"):
-            checkpoints.save(step, offload.moments_near(config, state), {"data": position})
+            checkpoints.save(int(state.step), offload.moments_near(config, state), {"data": position})
+        return int(state.step)
 
-    saved, position = start, data.get_state()
-    if start == 0:
-        progress.phase("compiling the sampler, first evaluation")
-        evaluations["before"] = look(0)
-        writer.write(0, evaluations["before"].metrics() | timer.collect())
-        save(0)
-    elif due(start, config.eval.every) and parallel.agree(writer.last_step or 0) < start:
-        evaluations["after"] = look(start)  # in which the run broke off, after its step had been saved
-        writer.write(start, evaluations["after"].metrics() | timer.collect())
+    saved, first = start, " (compiles on the first step)"
     try:
+        with preemption.at_once():  # nothing was learned yet
+            if start == 0:
+                evaluations["before"] = look(0)
+            elif due(start, config.eval.every) and parallel.agree(writer.last_step or 0) < start:
+                evaluations["after"] = look(start)  # in which the run broke off, after its step had been saved
+        for found in evaluations.values():
+            writer.write(start, found.metrics() | timer.collect())
+        if start == 0:
+            save()
+        preemption.check()
         for step in range(start + 1, config.steps + 1):
             began = time.perf_counter()
-            progress.phase("sampling" if step > start + 1 else "sampling (compiles on the first step)")
-            sampled, metrics = collect(run, state, data, timer)
-            progress.phase("learning" if step > start + 1 else "learning (compiles on the first step)")
-            state, learned, batch, advantages = learn(run, state, sampled, reference, timer)
-            position, seconds = data.get_state(), time.perf_counter() - began
-            updates = int(optax.tree.get(state.opt_state, "ScaleByAdamState").count)
-            metrics |= learned | {"learning_rate": float(run.schedule(max(updates - 1, 0))), "time/step": seconds,
-                                  "speed/tokens_per_second": float(sampled.completions.mask.sum()) / seconds}
+            with preemption.at_once(bool(first)):  # what the first step starts from has been saved
+                progress.phase("sampling" + first)
+                sampled, metrics = collect(run, reached.state, data, timer)
+                position = data.get_state()
+                progress.phase("learning" + first)
+                state, learned, batch, advantages = learn(run, reached.state, sampled, reference, timer)
+                reached, first = Reached(state, position), ""
+            metrics |= learned | _pace(run, state, sampled, time.perf_counter() - began)
             if due(step, config.eval.every):
                 if run.estimator.history is not None:
-                    plot_history(*run.estimator.history(state.estimator_state), folder / "values.png")
+                    draw_or_warn(plot_history, *run.estimator.history(state.estimator_state), folder / "values.png")
                 evaluations["after"] = look(step)
                 metrics |= evaluations["after"].metrics()
             elif due(step, config.samples_every):
                 write_page(folder, step, run, sampled, taught(run, state, batch, advantages))
-            batch = advantages = None  # makes room for the next ones
+            batch = advantages = state = None  # makes room for the next ones
             writer.write(step, metrics | timer.collect() | host_memory())
             progress.step(step, metrics)
             if due(step, config.checkpoint.every):  # after the line, which a resume drops if the save did not finish
-                save(step)
-                saved = step
+                saved = save()
             preemption.check()  # leaves through the handler below, which saves
     except BaseException as error:
-        # An update consumes the state it is given: what broke inside one leaves only the last checkpoint. What broke in one
-        # of several processes did not break in the others, which would not take part in saving.
-        alone = not parallel.several() or isinstance(error, preemption.Preempted)
-        if alone and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)) and int(state.step) > saved:
-            with contextlib.suppress(OSError):
-                save(int(state.step))
-                error.add_note(f"step {int(state.step)} was saved; continue with --resume")
+        _rescue(error, reached.state, saved, save, checkpoints, folder)
         raise
     return evaluations
+
+
+def _pace(run: setup.Run, state: TrainState, sampled: rollout.Sampled, seconds: float) -> dict[str, float]:
+    """The learning rate of a step's last update, and how long the step took."""
+    updates = int(optax.tree.get(state.opt_state, "ScaleByAdamState").count)
+    return {"learning_rate": float(run.schedule(max(updates - 1, 0))), "time/step": seconds,
+            "speed/tokens_per_second": float(sampled.completions.mask.sum()) / seconds}
+
+
+def _rescue(error: BaseException, state: TrainState, saved: int, save: Callable[[], int], checkpoints: Checkpoints,
+            folder: Path) -> None:
+    """Saves what was learned since step `saved`, where that can still be done; notes in `error` what became of it."""
+    # An update consumes the state it is given: what broke inside one leaves only the last checkpoint. What broke in one
+    # of several processes did not break in the others, which would not take part in saving.
+    alone = not parallel.several() or isinstance(error, preemption.Preempted)
+    if alone and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)) and int(state.step) > saved:
+        try:
+            step = save()
+            checkpoints.wait()
+            error.add_note(f"step {step} was saved; continue with --resume")
+        except OSError as problem:
+            error.add_note(f"step {int(state.step)} could not be saved: {problem}; the last saved one is step {saved}, from "
+                           "which --resume continues")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        error.add_note(folders.what_to_free(folder))

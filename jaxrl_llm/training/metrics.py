@@ -4,7 +4,9 @@ import contextlib
 import json
 import math
 import os
+import platform
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 import psutil
 
 FILE_NAME = "metrics.jsonl"
+_FLUSH_SECONDS = 120  # between writes of TensorBoard events to the disk: each waits for it
 
 
 class MetricWriter:
@@ -26,19 +29,16 @@ class MetricWriter:
 
     def __init__(self, workdir: str | Path, restored_step: int | None = None,
                  also: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None):
-        from tensorboardX import SummaryWriter
-
         workdir = Path(workdir)
-        workdir.mkdir(parents=True, exist_ok=True)
-        self.path = workdir / FILE_NAME
+        self.path, self._also = workdir / FILE_NAME, also
         kept = [] if restored_step is None else _lines_up_to(self.path, restored_step)
-        if kept or self.path.is_file():
-            _replace_text(self.path, "".join(kept))
         self.last_step = json.loads(kept[-1])["step"] if kept else None
-        self._file, self._also = open(self.path, "a"), also
-        # TensorBoard itself hides the events at and after `purge_step` that older files of the folder hold.
-        purge_step = 0 if restored_step is None else restored_step + 1
-        self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=purge_step)
+        with _naming(f"begin {self.path}"):
+            workdir.mkdir(parents=True, exist_ok=True)
+            if kept or self.path.is_file():
+                _replace_text(self.path, "".join(kept))
+            self._file = open(self.path, "a")
+            self._events = _Events(workdir / "tensorboard", 0 if restored_step is None else restored_step + 1)
 
     def __enter__(self) -> "MetricWriter":
         return self
@@ -61,22 +61,55 @@ class MetricWriter:
             raise ValueError("the metric name 'step' is taken by the step itself; rename yours")
         values = {name: _as_float(name, value) for name, value in jax.device_get(dict(metrics)).items()}
         line = json.dumps({"step": int(step), **{name: _encode(value) for name, value in values.items()}})
-        try:
+        with _naming(f"append step {step} to {self.path}"):
             self._file.write(line + "\n")
             self._file.flush()
-        except OSError as error:
-            raise OSError(
-                error.errno, f"cannot append step {step} to {self.path}: {error.strerror}; check the free space"
-            ) from error
         self.last_step = int(step)
-        for name, value in values.items():
-            if math.isfinite(value):  # tensorboardX warns about each other value without saying which
-                self._events.add_scalar(name, value, step)
+        with _naming(f"append step {step} to {self._events.path}"):
+            self._events.write(int(step), {name: value for name, value in values.items() if math.isfinite(value)})
         self._also(int(step), values)
 
     def close(self) -> None:
-        """Flushes and closes both files."""
-        self._events.close()
+        """Closes both files. Every line has been written out, so what goes wrong here is a warning."""
+        for file in (self._events, self._file):
+            try:
+                file.close()
+            except OSError as error:
+                warnings.warn(f"the metrics of {self.path.parent} were not closed: {error}", RuntimeWarning, stacklevel=2)
+
+
+class _Events:
+    """A TensorBoard event file in `folder`, written by the caller's own thread.
+
+    That of `tensorboardX.SummaryWriter` dies on a full disk, and its caller then waits for ever.
+    """
+
+    def __init__(self, folder: Path, purge_step: int):
+        from tensorboardX.proto.event_pb2 import SessionLog
+        from tensorboardX.record_writer import RecordWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
+        self._file, self._flushed = RecordWriter(str(self.path)), -math.inf
+        self._add(file_version="brain.Event:2")
+        # TensorBoard itself hides the events at and after `purge_step` that older files of the folder hold.
+        self._add(step=purge_step, session_log=SessionLog(status=SessionLog.START))
+
+    def _add(self, **content) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        self._file.write(Event(wall_time=time.time(), **content).SerializeToString())
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.summary import scalar
+
+        self._add(step=step, summary=Summary(value=[scalar(name, value).value[0] for name, value in values.items()]))
+        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+            self._file.flush()
+            self._flushed = time.monotonic()
+
+    def close(self) -> None:
         self._file.close()
 
 
@@ -131,6 +164,15 @@ def read_metrics(path: str | Path) -> dict[str, np.ndarray]:
     names = dict.fromkeys(name for row in rows for name in row if name != "step")
     columns = {name: np.array([float(row.get(name, "nan")) for row in rows], np.float64) for name in names}
     return {"step": np.array([row["step"] for row in rows], np.int64), **columns}
+
+
+@contextlib.contextmanager
+def _naming(action: str) -> Iterator[None]:
+    """An OSError within says what could not be done; by itself a full disk names no file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"cannot {action}: {error.strerror}; check the free space") from error
 
 
 def _as_float(name: str, value: Any) -> float:

@@ -1,6 +1,7 @@
 """One figure that shows whether a run is healthy: reward, length, entropy, divergences, gradients, failures, time."""
 
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,14 @@ def plot_curves(metrics_path: str | Path, out_png: str | Path) -> Path:
             if not axes.get_legend() and len(axes.get_legend_handles_labels()[1]) > 1:
                 axes.legend(loc="best", handlelength=1.4)
     return Path(out_png)
+
+
+def draw_or_warn(draw: Callable, *arguments: Any) -> None:
+    """`draw(*arguments)`; what goes wrong is a warning, since no picture is worth a run, or the error that ends one."""
+    try:
+        draw(*arguments)
+    except Exception as error:
+        warnings.warn(f"{arguments[-1]} was not drawn: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
 
 
 def smooth(values: np.ndarray, width: float) -> np.ndarray:

@@ -2,6 +2,8 @@
 stops at once, but waits for a save under way.
 
     with preemption.watch():
+        with preemption.at_once():
+            ...                         # raises Preempted where the signal comes: nothing would be lost
         for step in ...:
             ...
             preemption.check()      # raises Preempted here, between two steps, once a signal has come
@@ -20,6 +22,7 @@ EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, start the same co
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 _received: list[int] = []
+_may_raise = False
 
 
 class Preempted(SystemExit):
@@ -49,10 +52,32 @@ def watch() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def at_once(condition: bool = True) -> Iterator[None]:
+    """Within it, if `condition` holds, a signal raises `Preempted` where it comes: for work whose loss costs no trained step.
+
+    In one of several processes it still waits for `check`: the others would wait for this one.
+    """
+    with _raising(condition and not parallel.several()):
+        if _may_raise and _received:
+            raise Preempted
+        yield
+
+
+@contextlib.contextmanager
+def _raising(allowed: bool) -> Iterator[None]:
+    global _may_raise
+    before, _may_raise = _may_raise, allowed
+    try:
+        yield
+    finally:
+        _may_raise = before
+
+
+@contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Within it a first SIGINT is kept for the end, for what an exception in any line would leave half done; a second is not.
 
-    In threads other than the main one, and where SIGINT raises no exception, nothing changes.
+    The other signals wait for `check`. Nothing changes in threads other than the main one, and where SIGINT raises nothing.
     """
     handler, came = signal.getsignal(signal.SIGINT), []
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
@@ -68,7 +93,8 @@ def undisturbed() -> Iterator[None]:
 
     signal.signal(signal.SIGINT, remember)
     try:
-        yield
+        with _raising(False):
+            yield
     finally:
         signal.signal(signal.SIGINT, handler)
     if came:
@@ -83,6 +109,8 @@ def check() -> None:
 
 def _remember(number: int, frame) -> None:
     if not _received:
-        print(f"{signal.Signals(number).name}: the run saves and stops after this step; continue it with --resume "
-              f"(exit code {EXIT_CODE})", file=sys.stderr, flush=True)
+        what = "stops, nothing is lost" if _may_raise else "saves and stops after this step; continue it with --resume"
+        print(f"{signal.Signals(number).name}: the run {what} (exit code {EXIT_CODE})", file=sys.stderr, flush=True)
     _received.append(number)
+    if _may_raise and len(_received) == 1:  # a scheduler that repeats itself must not disturb the way out
+        raise Preempted

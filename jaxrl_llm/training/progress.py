@@ -47,7 +47,8 @@ class Progress:
         self._finished.set()
         self._heart.join()
         if self._display:
-            self._display.stop()
+            with contextlib.suppress(ValueError, OSError):  # a terminal that is gone
+                self._display.stop()
         self._line(
             f"{'done' if kind is None else f'stopped by {kind.__name__}'} at step {self._step}/{self.total_steps}"
         )

@@ -1,6 +1,7 @@
 """The metrics of a run on Weights & Biases, beside the files of its folder."""
 import contextlib
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,14 @@ def tracked(project: str, workdir: Path, config: Mapping[str, Any], resume: bool
     known = workdir / ID_FILE
     if not (resume and known.is_file()):
         known.write_text(uuid.uuid4().hex)
-    with wandb.init(project=project, name=workdir.name, id=known.read_text(), resume="allow", dir=workdir,
-                    config=dict(config)) as run:
-        run.define_metric("*", step_metric="step")  # a resumed run tells some steps again, which its own counter forbids
+    run = wandb.init(project=project, name=workdir.name, id=known.read_text(), resume="allow", dir=workdir, config=dict(config))
+    run.define_metric("*", step_metric="step")  # a resumed run tells some steps again, which its own counter forbids
+    code = 1
+    try:
         yield lambda step, metrics: run.log({"step": step, **metrics})
+        code = 0
+    finally:
+        try:
+            run.finish(exit_code=code)
+        except Exception as error:  # the run's own files are complete, and another error may be on its way
+            warnings.warn(f"Weights & Biases was not told the end of the run: {error}", RuntimeWarning, stacklevel=3)

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import sys
 import tempfile
 import warnings
@@ -58,6 +59,13 @@ class Workdir(NamedTuple):
             ) from error
 
 
+def folder_of(path: str | Path) -> Path:
+    """A workdir as an absolute path; ValueError for a URL."""
+    if "://" in str(path):
+        raise ValueError(f"workdir {str(path)!r} is a URL; give a local or mounted folder")
+    return Path(path).expanduser().absolute()
+
+
 def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bool | str = False) -> Workdir:
     """Checks the folder of a run, new or old, against `config`; `record()` then writes what belongs to the run.
 
@@ -71,9 +79,7 @@ def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bo
     """
     if resume not in (True, False, "auto"):
         raise ValueError(f"resume={resume!r}; allowed: True, False, 'auto'")
-    if "://" in str(path):
-        raise ValueError(f"workdir {str(path)!r} is a URL; give a local or mounted folder")
-    path = Path(path).expanduser().absolute()
+    path = folder_of(path)
     resolved = resolve_config(config)
     has_checkpoints = bool(checkpoint_steps(path / "checkpoints"))
     if resume is True and not has_checkpoints:
@@ -174,6 +180,15 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def checkpoint_steps(directory: Path) -> list[int]:
     """Steps of the published checkpoints in a folder that need not be there, ascending."""
     return sorted(int(child.name) for child in directory.iterdir() if child.name.isdecimal()) if directory.is_dir() else []
+
+
+def what_to_free(path: Path) -> str:
+    """For a full disk: what is free, what the run folder `path` holds, and what of it the run does not need."""
+    size = lambda folder: sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6  # noqa: E731
+    parts = ", ".join(f"{name} {size(path / name):,.1f} MB" for name in (
+        "samples", "tensorboard", "checkpoints/abandoned", "checkpoints") if (path / name).is_dir())
+    return (f"{shutil.disk_usage(path).free / 1e6:,.1f} MB are free in {path}, which holds {parts}. Free some space "
+            "(samples, tensorboard and checkpoints/abandoned are not needed to go on), then continue with --resume")
 
 
 def _read_config(path: Path) -> dict[str, Any] | None:

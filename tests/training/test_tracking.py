@@ -14,11 +14,8 @@ def told(monkeypatch):
     found = []
 
     class Run:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            found.append("finished")
+        def finish(self, exit_code):
+            found.append(("finished", exit_code))
 
         def define_metric(self, name, step_metric):
             found.append((name, step_metric))
@@ -44,7 +41,7 @@ def test_a_resumed_run_goes_on_as_the_same_and_a_fresh_one_does_not(told, tmp_pa
     starts = [entry for entry in told if "project" in entry]
     assert starts[0] == starts[1] and starts[0].pop("id") != starts[2]["id"]
     assert starts[0] == {"project": "sums", "name": "first", "resume": "allow", "dir": folder, "config": {"steps": 3}}
-    assert told[1:4] == [("*", "step"), {"step": 1, "loss": 1.0}, "finished"] and told[6] == {"step": 2, "loss": 2.0}
+    assert told[1:4] == [("*", "step"), {"step": 1, "loss": 1.0}, ("finished", 0)] and told[6] == {"step": 2, "loss": 2.0}
 
 
 def test_without_a_project_nothing_is_imported_and_with_one_a_missing_package_is_named(monkeypatch, tmp_path):
