@@ -27,8 +27,8 @@ class WorkerPool:
     Safe from any thread, one batch after the other: no signals are used in this process. Processes start at first use,
     hold at most `memory_mb` MiB (0: no limit), and end, with all that they started, when they are late, when the pool is
     closed or when this process ends, however. They are copied from a template that has imported the function. A call that
-    runs for more than half of its time has a spare process started for the next one. `restricted` ones cannot write files, start programs or open connections, `scores` ones return
-    numbers (see `jaxrl_llm.rewards.worker`).
+    runs for more than half of its time has a spare process started for the next one. `restricted` ones cannot write files,
+    start programs or open connections, `scores` ones return numbers (see `jaxrl_llm.rewards.worker`).
     """
 
     def __init__(self, target: str, workers: int | None = None, deadline: float = 5.0, memory_mb: int = 2048,

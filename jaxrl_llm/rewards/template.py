@@ -40,7 +40,7 @@ def start(template: socket.socket, descriptors: list[int], function, settings: l
                 connection.close()
                 if function is None:
                     os.execv(command[0], command)
-                worker.serve(function, *settings[1:])
+                worker.serve(function, worker.channels(), *settings[1:])
 
             keeper.keep(work, connection)
         finally:

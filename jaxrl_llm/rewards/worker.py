@@ -57,14 +57,6 @@ def answer(function, request: bytes, scores: bool) -> bytes:
         return b'"error": ' + json.dumps(describe(error)).encode()
 
 
-def refusal(error: Exception):
-    """What stands for a function that cannot be imported: `serve` says why and ends."""
-    def refuse():
-        raise error
-    refuse.error = error
-    return refuse
-
-
 def channels() -> tuple[BinaryIO, BinaryIO]:
     """Requests and replies, moved away from standard input and output: what the function reads, prints and starts must not
     meet them, and children that run another program do not inherit the copies."""
@@ -81,9 +73,9 @@ def send(replies: BinaryIO, number: int, content: bytes) -> None:
     replies.flush()
 
 
-def serve(function, memory_mb: str, restricted: str, scores: str, streams: tuple[BinaryIO, BinaryIO] | None = None) -> None:
+def serve(function, streams: tuple[BinaryIO, BinaryIO], memory_mb: str, restricted: str, scores: str) -> None:
     """Answer requests for `function`; reply 0 says that the worker is ready."""
-    requests, replies = streams or channels()
+    requests, replies = streams
     me = os.getpid()
     if int(memory_mb):
         resource.setrlimit(resource.RLIMIT_AS, (int(memory_mb) << 20,) * 2)
@@ -104,7 +96,7 @@ def main(target: str, *settings: str) -> None:
         function = resolve(target)
     except Exception as error:
         return send(streams[1], 0, b'"error": ' + json.dumps(describe(error)).encode())
-    serve(function, *settings, streams=streams)
+    serve(function, streams, *settings)
 
 
 if __name__ == "__main__":

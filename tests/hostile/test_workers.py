@@ -92,6 +92,23 @@ def test_a_call_is_not_blamed_for_what_earlier_ones_left():
     pool.close()
 
 
+def test_a_module_with_threads_is_imported_by_every_worker():
+    pool = WorkerPool("threaded_reward:length", workers=2, deadline=5.0, scores=True)
+    assert [outcome.value for outcome in pool.map(calls("a", "ab", "abc"))] == [1.0, 2.0, 3.0]
+    pool.close()
+
+
+@linux
+def test_the_template_may_die(mark):
+    pool = WorkerPool(TARGET, workers=1, deadline=2.0, scores=True)
+    assert pool.map(calls("a"))[0].value == 1.0
+    os.kill(pool._template._process.pid, signal.SIGKILL)
+    assert eventually(lambda: not marked(mark))  # its workers end with it
+    assert [outcome.value for outcome in pool.map(calls("a", "sleep", "b"))] == [1.0, None, 0.0]
+    pool.close()
+    assert marked(mark) == []
+
+
 @linux
 def test_a_worker_without_its_keeper_dies(pool, mark):
     outcomes = pool.map(calls("keeper", "a"))
