@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from jaxrl_llm.rewards.base import RewardError
-from jaxrl_llm.rewards.process import Outcome, Process
+from jaxrl_llm.rewards.process import Outcome, Process, Template
 
 START_LIMIT = 120.0  # seconds for a worker to import its function on a busy machine
 _LATE = Outcome("late", message="the batch ended before there was a result")
@@ -26,9 +26,9 @@ class WorkerPool:
 
     Safe from any thread, one batch after the other: no signals are used in this process. Processes start at first use,
     hold at most `memory_mb` MiB (0: no limit), and end, with all that they started, when they are late, when the pool is
-    closed or when this process ends, however. A call that runs for more than half of its time has a spare process started
-    for the next one. `restricted` ones cannot write files, start programs or open connections, `scores` ones return
-    numbers (see `jaxrl_llm.rewards.worker`).
+    closed or when this process ends, however. They are copied from a template that has imported the function. A call that
+    runs for more than half of its time has a spare process started for the next one. `restricted` ones cannot write files,
+    start programs or open connections, `scores` ones return numbers (see `jaxrl_llm.rewards.worker`).
     """
 
     def __init__(self, target: str, workers: int | None = None, deadline: float = 5.0, memory_mb: int = 2048,
@@ -38,6 +38,7 @@ class WorkerPool:
             raise ValueError(f"workers={workers}, deadline={deadline}; need at least one worker, a positive deadline")
         self._settings = (str(memory_mb), "restricted" if restricted else "free", "scores" if scores else "values")
         self._lock = threading.Lock()
+        self._template: Template | None = None
         self._starting: list[Process] = []
         self._ready: list[Process] = []
         self._running: dict[Process, int] = {}  # and the row that it computes
@@ -59,17 +60,27 @@ class WorkerPool:
         finished = False
         try:
             finished = self._serve(calls, outcomes, until, stop)
+            if finished:
+                self._stop([*self._running])
+                self._start(len(calls))
             return outcomes
         finally:
-            self._stop([*self._running] if finished else [*self._running, *self._ready, *self._starting])
-            if finished:
-                self._start(len(calls))
-            self._lock.release()
+            try:
+                if not finished:
+                    self._end()
+            finally:
+                self._lock.release()
 
     def close(self) -> None:
         """End the processes once they are idle; a later call starts new ones."""
         with self._lock:
-            self._stop(self._ready + self._starting)
+            self._end()
+
+    def _end(self) -> None:
+        self._stop([*self._running, *self._ready, *self._starting])
+        if self._template is not None:
+            self._template.stop()
+            self._template = None
 
     def _serve(self, calls, outcomes: list[Outcome], until: float | None, stop) -> bool:
         """Fill `outcomes`. Whether no outcome was one to stop at."""
@@ -95,7 +106,9 @@ class WorkerPool:
         wanted = min(self.workers, count) + sum(process.end - now < process.limit / 2 for process in self._running)
         for _ in range(wanted - len(self._starting) - len(self._ready) - len(self._running)):
             try:
-                self._starting.append(Process(self._target, self._settings, START_LIMIT))
+                if self._template is None or not self._template.alive:
+                    self._template = Template(self._target, self._settings)
+                self._starting.append(Process(self._template, START_LIMIT))
             except OSError as error:
                 raise RewardError(f"no worker process for {self._target!r} could be started: {error}. Lower the workers of the "
                                   "reward, or raise the limits of this machine on processes and open files") from error

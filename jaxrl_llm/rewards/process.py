@@ -2,15 +2,14 @@
 
 import json
 import os
-import pathlib
+import socket
 import subprocess
 import sys
 import time
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 REPLY_LIMIT = 1 << 20  # bytes
-END_LIMIT = 15.0  # seconds for a supervisor to end its processes
-_SUPERVISOR = str(pathlib.Path(__file__).with_name("supervisor.py"))
+END_LIMIT = 15.0  # seconds for a keeper to end its processes
 
 
 class Outcome(NamedTuple):
@@ -21,31 +20,54 @@ class Outcome(NamedTuple):
     message: str = ""
 
 
+class Template:
+    """The process that workers of one function are copied from, see `jaxrl_llm.rewards.template`."""
+
+    def __init__(self, target: str, settings: tuple[str, ...]):
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "jaxrl_llm.rewards.template", str(theirs.fileno()), str(os.getpid()), target]
+            self._process = subprocess.Popen([*command, *settings], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                             stderr=subprocess.DEVNULL, env=environment, pass_fds=(theirs.fileno(),),
+                                             start_new_session=True)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def start(self, descriptors: list[int]) -> None:
+        """Have a worker started that uses these: requests, replies and the control of its keeper."""
+        socket.send_fds(self._socket, [b"+"], descriptors)
+
+    def stop(self) -> None:
+        """End the process. Workers are to be stopped before."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
 class Process:
-    """A worker (see `jaxrl_llm.rewards.worker`) under its supervisor, and the pipes to both.
+    """A worker (see `jaxrl_llm.rewards.worker`) with its keeper, and the pipes to both.
 
     `ask` sends a request, `poll` gives its outcome once it is there; neither waits. A process that is late, has ended or
     talks nonsense is ended, with all that it started, and `alive` is False from then on.
     """
 
-    def __init__(self, target: str, settings: tuple[str, ...], limit: float):
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}
-        control, ours = os.pipe()
-        command = [sys.executable, "-I", "-S", _SUPERVISOR, str(control), str(os.getpid()),
-                   sys.executable, "-m", "jaxrl_llm.rewards.worker", target, *settings]
+    def __init__(self, template: Template, limit: float):
+        requests, self._requests = _pipe(writing=True)
+        replies, self._replies = _pipe(writing=False)
+        self._control, control = socket.socketpair()
         try:
-            self._supervisor = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
-                env=environment, pass_fds=(control,), start_new_session=True)
+            template.start([requests, replies, control.fileno()])
         finally:
-            os.close(control)
-            self._pipes: list[IO[bytes]] = [open(ours, "wb", buffering=0)]  # closed with this object
-        self._pipes += [self._supervisor.stdin, self._supervisor.stdout]
-        for pipe in self._pipes:
-            os.set_blocking(pipe.fileno(), False)
+            os.close(requests)
+            os.close(replies)
+            control.close()
         self.alive, self.limit, self.end = True, limit, time.monotonic() + limit
         self._number, self._unsent, self._reply = 0, memoryview(b""), bytearray()
+        self._code: str | None = None
 
     def ask(self, request: bytes, limit: float) -> None:
         """Send the next request, to be answered within `limit` seconds."""
@@ -60,19 +82,19 @@ class Process:
 
     def descriptors(self) -> tuple[int | None, int]:
         """The pipe to write to, None when all is sent, and the one to read from."""
-        return self._supervisor.stdin.fileno() if self._unsent else None, self._supervisor.stdout.fileno()
+        return self._requests.fileno() if self._unsent else None, self._replies.fileno()
 
     def poll(self) -> Outcome | None:
         """The outcome of the request, or None when it is not there yet."""
         try:
             if self._unsent:
-                self._unsent = self._unsent[os.write(self._supervisor.stdin.fileno(), self._unsent):]
+                self._unsent = self._unsent[os.write(self._requests.fileno(), self._unsent):]
         except BlockingIOError:
             pass
         except OSError:
             return self._crash()
         try:
-            while part := os.read(self._supervisor.stdout.fileno(), 1 << 16):
+            while part := os.read(self._replies.fileno(), 1 << 16):
                 self._reply += part
                 if b"\n" in part or len(self._reply) > REPLY_LIMIT:
                     return self._read()
@@ -86,16 +108,23 @@ class Process:
     def stop(self) -> None:
         """Have the process and all that it started ended. Does not wait for it, `wait` does."""
         self.alive = False
-        for pipe in self._pipes:
-            pipe.close()
-
-    def wait(self) -> int:
-        """The exit code, after `stop`."""
+        self._requests.close()
+        self._replies.close()
         try:
-            return self._supervisor.wait(END_LIMIT)
-        except subprocess.TimeoutExpired:  # its worker goes with it
-            self._supervisor.kill()
-            return self._supervisor.wait()
+            self._control.shutdown(socket.SHUT_WR)
+        except OSError:  # the keeper has ended
+            pass
+
+    def wait(self) -> str:
+        """Wait, after `stop`, until all has ended; the exit code, "?" when there was nobody left to tell it."""
+        if self._code is None:
+            self._control.settimeout(END_LIMIT)
+            try:
+                self._code = self._control.recv(16).decode() or "?"
+            except OSError:
+                self._code = "?"
+            self._control.close()
+        return self._code
 
     def _crash(self) -> Outcome:
         self.stop()
@@ -115,3 +144,11 @@ class Process:
             self.stop()
             return Outcome("crash", message="the worker process wrote something that is no reply; it was killed")
         return Outcome("ok", record["value"]) if "value" in record else Outcome("error", message=str(record["error"]))
+
+
+def _pipe(writing: bool):
+    """A pipe: the descriptor of the worker's end, and ours, which does not wait, as a file that closes itself."""
+    reader, writer = os.pipe()
+    theirs, ours = (reader, writer) if writing else (writer, reader)
+    os.set_blocking(ours, False)
+    return theirs, open(ours, "wb" if writing else "rb", buffering=0)

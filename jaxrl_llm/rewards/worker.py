@@ -1,4 +1,4 @@
-"""The inside of a worker process: import one function, then answer requests until the input closes.
+"""The inside of a worker process: answer requests for one function until the input closes.
 
 A request (from the parent, trusted) is a pickled argument tuple behind its length and its number, 8 bytes each; a reply is
 one JSON line with the same number, so that the parent never unpickles what a worker says.
@@ -10,6 +10,7 @@ import os
 import pickle
 import resource
 import sys
+from typing import BinaryIO
 
 from jaxrl_llm.rewards.base import number as to_number
 
@@ -56,34 +57,47 @@ def answer(function, request: bytes, scores: bool) -> bytes:
         return b'"error": ' + json.dumps(describe(error)).encode()
 
 
-def serve(target: str, memory_mb: int, restricted: bool, scores: bool) -> None:
-    """Answer requests for `target`; reply 0 says that the worker is ready, or why it is not."""
-    # What the function reads, prints and starts must not meet the requests and replies: the copies are not inherited.
+def channels() -> tuple[BinaryIO, BinaryIO]:
+    """Requests and replies, moved away from standard input and output: what the function reads, prints and starts must not
+    meet them, and children that run another program do not inherit the copies."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
+    return requests, replies
+
+
+def send(replies: BinaryIO, number: int, content: bytes) -> None:
+    """Write one reply."""
+    replies.write(b'{"number": %d, %s}\n' % (number, content))
+    replies.flush()
+
+
+def serve(function, streams: tuple[BinaryIO, BinaryIO], memory_mb: str, restricted: str, scores: str) -> None:
+    """Answer requests for `function`; reply 0 says that the worker is ready."""
+    requests, replies = streams
     me = os.getpid()
+    if int(memory_mb):
+        resource.setrlimit(resource.RLIMIT_AS, (int(memory_mb) << 20,) * 2)
+    if restricted == "restricted":
+        restrict()
+    send(replies, 0, b'"value": "ready"')
+    while len(header := requests.read(16)) == 16:
+        content = answer(function, requests.read(int.from_bytes(header[:8], "big")), scores == "scores")
+        if os.getpid() != me:  # a child that the function forked and that came back from it
+            os._exit(0)
+        send(replies, int.from_bytes(header[8:], "big"), content)
 
-    def reply(number: int, content: bytes) -> None:
-        replies.write(b'{"number": %d, %s}\n' % (number, content))
-        replies.flush()
 
+def main(target: str, *settings: str) -> None:
+    """Import the function and serve it, or say in reply 0 why this cannot be done."""
+    streams = channels()
     try:
         function = resolve(target)
     except Exception as error:
-        return reply(0, b'"error": ' + json.dumps(describe(error)).encode())
-    if memory_mb:
-        resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20,) * 2)
-    if restricted:
-        restrict()
-    reply(0, b'"value": "ready"')
-    while len(header := requests.read(16)) == 16:
-        content = answer(function, requests.read(int.from_bytes(header[:8], "big")), scores)
-        if os.getpid() != me:  # a child that the function forked and that came back from it
-            os._exit(0)
-        reply(int.from_bytes(header[8:], "big"), content)
+        return send(streams[1], 0, b'"error": ' + json.dumps(describe(error)).encode())
+    serve(function, streams, *settings)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "restricted", sys.argv[4] == "scores")
+    main(*sys.argv[1:])

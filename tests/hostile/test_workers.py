@@ -79,7 +79,7 @@ def test_what_a_reward_starts_ends_with_its_worker(pool, mark, attack):
 def test_a_late_call_takes_what_it_started_with_it(pool, mark):
     outcomes = pool.map(calls("forty", "setsid", "sleep", "a"))
     assert [outcome.status for outcome in outcomes] == ["ok", "ok", "timeout", "ok"]
-    assert len(marked(mark)) <= 4  # a worker and a spare one, with their keepers
+    assert len(marked(mark)) <= 5  # a worker and a spare one with their keepers, and their template
     pool.close()
     assert marked(mark) == []
 
@@ -90,6 +90,23 @@ def test_a_call_is_not_blamed_for_what_earlier_ones_left():
     time.sleep(1.5)  # every process has ended by then
     assert [outcome.status for outcome in pool.map(calls("a"))] == ["ok"]
     pool.close()
+
+
+def test_a_module_with_threads_is_imported_by_every_worker():
+    pool = WorkerPool("threaded_reward:length", workers=2, deadline=5.0, scores=True)
+    assert [outcome.value for outcome in pool.map(calls("a", "ab", "abc"))] == [1.0, 2.0, 3.0]
+    pool.close()
+
+
+@linux
+def test_the_template_may_die(mark):
+    pool = WorkerPool(TARGET, workers=1, deadline=2.0, scores=True)
+    assert pool.map(calls("a"))[0].value == 1.0
+    os.kill(pool._template._process.pid, signal.SIGKILL)
+    assert eventually(lambda: not marked(mark))  # its workers end with it
+    assert [outcome.value for outcome in pool.map(calls("a", "sleep", "b"))] == [1.0, None, 0.0]
+    pool.close()
+    assert marked(mark) == []
 
 
 @linux

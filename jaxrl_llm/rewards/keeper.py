@@ -1,21 +1,22 @@
-"""The keeper of one worker process: it starts the worker, and ends it together with all that it started.
+"""The keeper of one worker process, which ends it together with all that it started.
 
-Run as a script with the standard library alone: `supervisor.py CONTROL PARENT COMMAND...`. The end comes when the pipe
-CONTROL closes, when the process PARENT is gone, even by SIGKILL, or when the worker ends. As a child subreaper the keeper
-inherits every orphan below it, in whatever session or process group, so that nothing is left once it has no children.
-It ends with the exit code of the worker.
+The end comes when the other side of the socket `control` closes, when the process that forked the keeper is gone, even by
+SIGKILL, or when the worker ends. As a child subreaper the keeper inherits every orphan below it, in whatever session or
+process group, so that nothing is left once it has no children. Its last word on the socket is the exit code of the worker.
 """
 
 import ctypes
 import os
 import select
 import signal
+import socket
 import sys
 import time
+from collections.abc import Callable
 
-PARENT_CHECK = 1.0  # seconds between two looks at the parent; the pipe tells earlier, unless another process holds it too
+PARENT_CHECK = 1.0  # seconds between two looks at the parent; the socket tells earlier, unless another process holds it too
 END_LIMIT = 10.0  # seconds to end all processes; what the kernel holds longer has its SIGKILL pending
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # for the parent, which closes the pipe
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # for the run, which closes the socket
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -25,19 +26,21 @@ def prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
 
-def start(command: list[str]) -> int:
-    """The process id of `command`, in a session of its own; it dies with this process."""
+def start(work: Callable[[], None]) -> int:
+    """The process id of a child that does `work`, in a session of its own; it dies with this process."""
     keeper = os.getpid()
     worker = os.fork()
     if worker:
         return worker
     try:
         os.setsid()
-        for number in _IGNORED:
+        signal.set_wakeup_fd(-1)
+        for number in (*IGNORED, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == keeper:  # else it has died before the line above
-            os.execv(command[0], command)
+            work()
+            os._exit(0)
     finally:
         os._exit(127)
 
@@ -88,35 +91,30 @@ def end_all(worker: int, status: int | None) -> int | None:
         time.sleep(1e-4)
 
 
-def main(control: int, parent: int, command: list[str]) -> None:
-    """Keep the worker until its end is asked for; then leave nothing."""
-    for number in _IGNORED:
-        signal.signal(number, signal.SIG_IGN)
+def keep(work: Callable[[], None], control: socket.socket) -> None:
+    """Keep a worker that does `work` until its end is asked for; then leave nothing. In a process of its own."""
+    parent = os.getppid()
+    os.setsid()
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    os.set_inheritable(control, False)
     ended, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler of any kind makes the signal write into the pipe
-    worker, status = start(command), None
+    worker, status = start(work), None
     for standard in (0, 1):  # they belong to the worker
         os.close(standard)
     poll = select.poll()
-    poll.register(control)
+    poll.register(control, select.POLLIN)
     poll.register(ended, select.POLLIN)
     while status is None and os.getppid() == parent:
         ready = [descriptor for descriptor, _ in poll.poll(PARENT_CHECK * 1000)]
-        if control in ready:
+        if control.fileno() in ready:
             break
         if ended in ready:
             os.read(ended, 4096)
         status, _ = reap(worker, status)
-    code = os.waitstatus_to_exitcode(end_all(worker, status) or 0)
-    if code < 0:
-        signal.signal(signal.Signals(-code), signal.SIG_DFL) if -code != signal.SIGKILL else None
-        os.kill(os.getpid(), -code)
-    os._exit(code)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    status = end_all(worker, status)
+    try:
+        control.send(str(os.waitstatus_to_exitcode(status)).encode() if status is not None else b"")
+    except OSError:  # nobody listens any more
+        pass
