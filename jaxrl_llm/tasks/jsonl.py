@@ -90,8 +90,8 @@ def parse(text: str) -> tuple[Any, list[str]]:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = ascii(error.object[error.start])
-            raise ValueError(f"a text holds {half}, half of a surrogate pair, which is no character; write the character itself "
-                             "or remove it") from None
+            raise ValueError(f"a text holds {half}, half of a surrogate pair, which is no character; write the character or "
+                             "remove it") from None
     return value, repeated
 
 

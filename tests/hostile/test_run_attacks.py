@@ -3,7 +3,6 @@ import dataclasses
 import errno
 import fcntl
 import functools
-import gc
 import json
 import os
 import platform
@@ -295,7 +294,8 @@ def test_a_full_disk_is_named_with_what_to_free_and_the_run_goes_on_from_its_las
         print(json.dumps([told, lines]))
     """, f'mount -t tmpfs -o size=48m tmpfs "{tmp_path}"')
     told, (lines, whole) = found
-    assert "cannot append step 3 to" in told[0] and "metrics.jsonl: No space left on device" in told[0]
+    # The last page of metrics.jsonl may have room for its line: then it is the save after it that fails.
+    assert "cannot append step 3 to" in told[0] or "checkpoint of step 3 needs" in told[0]
     assert "step 3 could not be saved" in told[1] and "the last saved one is step 2" in told[1]
     assert "samples 0." in told[2] and "checkpoints" in told[2] and "then continue with --resume" in told[2]
     assert lines == whole and len(whole) == 5
@@ -387,11 +387,13 @@ def test_a_tracker_that_cannot_be_closed_is_a_warning(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_finished_run_whose_output_nobody_reads_is_a_success(tmp_path):
+def test_a_finished_run_whose_output_nobody_reads_any_more_is_a_success(tmp_path):
     process = subprocess.Popen(
         [sys.executable, small_run.ROOT / "experiments" / "train.py", f"--config={small_run.CONFIG}", "--config.steps=1",
          f"--workdir={tmp_path / 'run'}", f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(small_run.ROOT)})
+    while "sampling" not in process.stdout.readline():
+        assert process.poll() is None
     process.stdout.close()
     told = process.stderr.read()
     assert process.wait(240) == 0, told[-2000:]
@@ -415,19 +417,22 @@ def test_a_step_all_of_whose_rollouts_are_dropped_learns_nothing():
 
 @pytest.mark.slow
 def test_saves_leave_nothing_in_memory(tmp_path):
-    """Of a state of 48 tensors, about as many as a model has with its moments."""
-    state = {f"w{i}": jnp.full(64, i) for i in range(48)}
-
-    def allocated():
-        gc.collect()
-        return sys.getallocatedblocks(), psutil.Process().memory_info().rss
-
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
-        for step in range(300):
-            checkpoints.save(step, state, {"data": step})
-            if step == 99:
-                blocks, resident = allocated()
-        checkpoints.wait()
-        more, later = allocated()
-    assert (more - blocks) / 200 < 20  # it was 490
-    assert (later - resident) / 200 < 20e3  # it was 39 kB
+    """Of a state of 48 tensors, about as many as a model has with its moments, in a process that does nothing else."""
+    process = child(f"""
+        import gc, json, sys
+        import jax.numpy as jnp
+        import psutil
+        from jaxrl_llm.training.checkpoints import Checkpoints
+        state, found = {{f"w{{i}}": jnp.full(64, i) for i in range(48)}}, []
+        with Checkpoints({str(tmp_path)!r}, keep=2) as checkpoints:
+            for step in range(401):
+                checkpoints.save(step, state, {{"data": step}})
+                if step % 200 == 0:
+                    gc.collect()
+                    found.append((sys.getallocatedblocks(), psutil.Process().memory_info().rss))
+        print(json.dumps(found))
+    """)
+    assert process.wait() == 0
+    _, (blocks, resident), (more, later) = json.loads(process.first)
+    assert (more - blocks) / 200 < 20  # objects of Python a save: 490, as long as tensorstore was asked for JSON
+    assert (later - resident) / 200 < 15e3  # bytes a save: 39,000
