@@ -16,7 +16,7 @@ def parse_reflection(text: str, steps: int) -> tuple[str, int] | None:
     try:
         found = json.loads(text)
         outcome, suggestion, step = found["outcome"], found["suggestion"], found["retry_from_step"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):  # the last: nested a thousand times
         return None
     well_formed = outcome in OUTCOMES[1:] and isinstance(suggestion, str) and type(step) is int
     return (suggestion, step) if well_formed and 0 <= step < steps else None

@@ -12,7 +12,7 @@ let page = 0;
 
 function element(name, text, className) {
   const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
+  if (text !== undefined) made.textContent = String(text).replace(HIDDEN, spelled);
   if (className) made.className = className;
   return made;
 }
@@ -20,15 +20,17 @@ const show = (value) => value === null || value === undefined ? "NaN" : String(+
 const mean = (values) => values.reduce((a, b) => a + b, 0) / Math.max(values.length, 1);
 const rewardOf = (row) => row.reward === null ? -Infinity : row.reward;
 
-// Control characters, lone surrogates and characters that turn the direction of writing are spelled out.
-const HIDDEN = new RegExp([
-  "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff]",
-  "[\\ud800-\\udbff](?![\\udc00-\\udfff])", "(?<![\\ud800-\\udbff])[\\udc00-\\udfff]"].join("|"), "g");
+// Characters that draw nothing are spelled out: controls, formats (which turn the direction of writing, or hide a text in tags),
+// lone surrogates, private and unassigned ones, line separators, fillers and variation selectors.
+const HIDDEN = /(?![\n\t])[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}]/gu;
+function spelled(character) {
+  const code = character.codePointAt(0).toString(16);
+  return code.length > 4 ? `\\u{${code}}` : "\\u" + code.padStart(4, "0");
+}
 function appendText(parent, text) {
   let from = 0;
   for (const hit of text.matchAll(HIDDEN)) {
-    const code = hit[0].charCodeAt(0).toString(16).padStart(4, "0");
-    parent.append(text.slice(from, hit.index), element("span", "\\u" + code, "escaped"));
+    parent.append(text.slice(from, hit.index), element("span", spelled(hit[0]), "escaped"));
     from = hit.index + hit[0].length;
   }
   parent.append(text.slice(from));
@@ -53,7 +55,7 @@ for (const svg of document.querySelectorAll("svg[data-metric]")) {
   svg.addEventListener("pointerleave", () => { tip.hidden = true; cursor.setAttribute("visibility", "hidden"); });
 }
 function showTip(event, text) {
-  tip.textContent = text;
+  tip.textContent = text.replace(HIDDEN, spelled);
   tip.hidden = false;
   const wide = document.documentElement.clientWidth;
   tip.style.left = Math.min(event.pageX + 14, Math.max(0, wide - tip.offsetWidth - 8)) + "px";
@@ -162,7 +164,7 @@ function draw() {
     swatch.style.background = runs[group.run].color;
     appendText(text, group.prompt);
     text.addEventListener("click", () => text.classList.toggle("folded"));
-    cell.append(swatch, `${runs[group.run].name}  step ${group.step}  answer: `);
+    cell.append(swatch, element("span", `${runs[group.run].name}  step ${group.step}  answer: `));
     appendText(cell, String(group.answer));
     cell.append(`  mean reward: ${average}`, text);
     line.append(cell);

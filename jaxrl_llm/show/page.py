@@ -9,6 +9,7 @@ from typing import Any
 from jaxrl_llm.figures import COLORS
 from jaxrl_llm.show import curves, samples
 from jaxrl_llm.show.runs import RunFolder, differences, phases
+from jaxrl_llm.visible import visible
 
 _PHASES = ("rollout", "reward", "score", "update", "checkpoint", "other")  # these have a colour of their own
 
@@ -17,7 +18,7 @@ def write_page(runs: Sequence[RunFolder], out: Path, completions: int = 1000) ->
     """Writes the page of `runs`, with about `completions` sampled completions of each, to `out`.
 
     Everything that a policy, a data set or a configuration wrote is data: the template escapes it, the script only ever sets
-    it as text, and the page forbids itself any request.
+    it as text, both spell out what draws nothing, and the page forbids itself any request.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -26,7 +27,9 @@ def write_page(runs: Sequence[RunFolder], out: Path, completions: int = 1000) ->
     found = [samples.read_groups(run.path, completions) for run in runs]
     columns, rows = differences(runs)
     files = importlib.resources.files("jaxrl_llm.show")
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string((files / "page.html").read_text("utf-8"))
+    seen = lambda value: visible(value) if type(value) is str else value  # noqa: E731  (Markup is no mere str)
+    template = Environment(autoescape=True, undefined=StrictUndefined, finalize=seen).from_string(
+        (files / "page.html").read_text("utf-8"))
     picture = lambda name: {  # noqa: E731
         "title": curves.TITLES.get(name, name), "svg": Markup(curves.svg(name, curves.lines_of(metrics, name)))}
     text = template.render(

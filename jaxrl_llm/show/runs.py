@@ -12,6 +12,7 @@ from jaxrl_llm.compare.ledger import read_run, stored_config
 from jaxrl_llm.show.health import findings
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.progress import format_seconds
+from jaxrl_llm.visible import visible
 
 _FIRST_AND_LAST = (("training reward", "reward/mean", "{:.3f}"), ("completion length", "completion/length", "{:.1f}"),
                    ("truncated", "completion/truncated", "{:.1%}"), ("entropy", "entropy", "{:.3f}"))
@@ -81,8 +82,9 @@ def _read(path: Path, name: str) -> RunFolder:
     starts = []
     if (path / "environment.json").is_file():
         starts = json.loads((path / "environment.json").read_text()).get("starts", [])
-    facts = {"method": config.method, "task": config.task, **_facts(ledger.metrics, ledger.spent, config.steps)}
-    return RunFolder(path, name, flat(config.to_dict()), ledger.metrics, facts, findings(ledger.metrics), starts)
+    metrics = {visible(name): values for name, values in ledger.metrics.items()}  # named by rewards, which anybody may write
+    facts = {"method": config.method, "task": config.task, **_facts(metrics, ledger.spent, config.steps)}
+    return RunFolder(path, name, flat(config.to_dict()), metrics, facts, findings(metrics), starts)
 
 
 def _facts(metrics: Metrics, spent: dict[str, np.ndarray], steps: int) -> dict[str, str]:

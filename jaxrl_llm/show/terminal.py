@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxrl_llm.show.runs import RunFolder, differences, phases
+from jaxrl_llm.visible import visible
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -17,24 +18,24 @@ def print_summary(runs: Sequence[RunFolder], console: Console | None = None) -> 
     table = Table(title="Runs")
     table.add_column("")
     for run in runs:
-        table.add_column(Text(run.name), justify="right")
+        table.add_column(_text(run.name), justify="right")
     for label in dict.fromkeys(label for run in runs for label in run.facts):
-        table.add_row(label, *[Text(run.facts.get(label, "")) for run in runs])
+        table.add_row(label, *[_text(run.facts.get(label, "")) for run in runs])
     for label, name in (("reward over steps", "reward/mean"), ("accuracy over steps", "eval/accuracy")):
         table.add_row(label, *[sparkline(run.metrics.get(name, np.zeros(0))) for run in runs])
-    table.add_row("where the time went", *[_shares(phases(run.metrics)) for run in runs])
+    table.add_row("where the time went", *[_text(_shares(phases(run.metrics))) for run in runs])
     console.print(table)
     columns, rows = differences(runs)
     if rows:
         settings = Table(title="Settings that differ" + (" from the defaults" if len(runs) == 1 else ""))
         for column in ("key", *columns):
-            settings.add_column(Text(column), overflow="fold")
+            settings.add_column(_text(column), overflow="fold")
         for key, values in rows:
-            settings.add_row(key, *map(Text, values))
+            settings.add_row(*map(_text, (key, *values)))
         console.print(settings)
     for run in runs:
         for finding in run.findings:
-            console.print(Text(f"{run.name}: {finding}", style="yellow"))
+            console.print(_text(f"{run.name}: {finding}", "yellow"))
     if any(run.findings for run in runs):
         console.print("docs/troubleshooting.md says what to do about these.", style="dim", highlight=False)
 
@@ -48,6 +49,11 @@ def sparkline(values: np.ndarray, width: int = 24) -> str:
     span = means.max() - means.min()
     levels = np.zeros(len(means), int) if span == 0 else np.round((means - means.min()) / span * (len(_BARS) - 1)).astype(int)
     return "".join(_BARS[level] for level in levels)
+
+
+def _text(text: str, style: str = "") -> Text:
+    """No markup and no escape sequences, whatever a folder, a configuration or a metric is called."""
+    return Text(visible(text), style=style)
 
 
 def _shares(seconds: dict[str, float]) -> str:

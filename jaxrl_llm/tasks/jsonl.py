@@ -2,10 +2,14 @@
 
 import json
 import os
+import unicodedata
+import warnings
+from typing import Any
 
 from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, split_position, text_of
 
 RESERVED = ("prompt", "messages", "answer", "level")
+MAX_DEPTH = 100  # of lists and objects in each other, for what later walks through `extra` by recursion
 
 
 def jsonl(*, path: str, heldout_path: str | None = None, heldout_fraction: float = 0.2) -> Task:
@@ -35,20 +39,76 @@ def jsonl(*, path: str, heldout_path: str | None = None, heldout_fraction: float
 
 
 def read_problems(path: str) -> list[Problem]:
-    """All problems of a file in order (blank lines aside), ids from 0; ValueError naming file and line."""
-    problems = []
+    """All problems of a file in order (blank lines aside), ids from 0; ValueError naming file and line.
+
+    A key that an object has twice is warned of, and the last one counts.
+    """
+    problems, twice = [], []
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
-                problems.append(_problem(json.loads(line.decode("utf-8-sig")), len(problems)))
+                record, repeated = parse(line.decode("utf-8-sig"))
+                problems.append(_problem(record, len(problems)))
             except ValueError as error:  # includes JSON and UTF-8 decoding errors
                 raise ValueError(f"{path}, line {number}: {error}") from error
+            twice += [(number, key) for key in repeated]
+    if twice:
+        lines = len({number for number, _ in twice})
+        warnings.warn(f"{path}, line {twice[0][0]}: the key {twice[0][1]!r} is given twice, the last one counts"
+                      + (f" (and so in {lines - 1} further lines)" if lines > 1 else ""), RuntimeWarning, stacklevel=2)
     if not problems:
         raise ValueError(f"{path} holds no problems; expected one JSON object a line with 'prompt' or 'messages', and "
                          "'answer'")
     return problems
+
+
+def parse(text: str) -> tuple[Any, list[str]]:
+    """The value of a JSON text, and the keys that some object in it has twice.
+
+    Raises ValueError for what JSON does not allow (NaN, Infinity), for halves of surrogate pairs, which are no text, and for
+    values nested deeper than `MAX_DEPTH`.
+    """
+    repeated: list[str] = []
+
+    def build(pairs):
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            seen: set[str] = set()
+            repeated.extend(key for key, _ in pairs if key in seen or seen.add(key))
+        return made
+
+    try:
+        value = json.loads(text, object_pairs_hook=build, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError(f"lists and objects are nested deeper than {MAX_DEPTH} levels") from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        raise ValueError(f"lists and objects are nested deeper than {MAX_DEPTH} levels")
+    if "\\ud" in text.lower():  # decoded from UTF-8, it can have surrogates in escapes alone
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start])
+            raise ValueError(f"a text holds {half}, half of a surrogate pair, which is no character; write the character or "
+                             "remove it") from None
+    return value, repeated
+
+
+def _refuse(name: str):
+    raise ValueError(f"{name} is no JSON; write null, a number or a text")
+
+
+def _depth(value) -> int:
+    depth, layer = 0, [value]
+    while layer := [x for x in layer if isinstance(x, (dict, list))]:
+        depth, layer = depth + 1, [y for x in layer for y in (x.values() if isinstance(x, dict) else x)]
+    return depth
+
+
+def _is_blank(text: str) -> bool:
+    """Whether nothing of it can be seen: spaces, control and format characters."""
+    return all(unicodedata.category(c)[0] in "ZC" for c in text)
 
 
 def _problem(record, number: int) -> Problem:
@@ -59,8 +119,9 @@ def _problem(record, number: int) -> Problem:
     if "answer" not in record:
         raise ValueError(f"'answer' is missing, got keys {sorted(record)}")
     answer = record["answer"]
-    if isinstance(answer, bool) or not isinstance(answer, (str, int)) or answer == "":
-        raise ValueError(f"'answer' must be a non-empty string or an integer, got {answer!r}")
+    if isinstance(answer, bool) or not isinstance(answer, (str, int)) or _is_blank(str(answer)):
+        raise ValueError(f"'answer' must be a string with something to see in it or an integer, got {answer!r}: an empty "
+                         "completion would be right")
     prompt = _messages(record["messages"]) if "messages" in record else record["prompt"]
     if not isinstance(prompt, (str, tuple)) or not prompt:
         raise ValueError(f"'prompt' must be a non-empty string, got {prompt!r}")

@@ -5,6 +5,7 @@ hold, such as the cursor of the data iterator and counters. Every tensor carries
 a compressed chunk can otherwise be read back in silence.
 """
 
+import errno
 import json
 import shutil
 import warnings
@@ -198,8 +199,9 @@ class Checkpoints:
         free = shutil.disk_usage(self.directory).free
         if needed > free:
             raise OSError(
+                errno.ENOSPC,
                 f"checkpoint of step {step} needs {_size(needed)} but {_size(free)} is free in {self.directory}; "
-                f"kept: steps {self.steps()}; free some space or keep fewer than keep={self.keep}"
+                f"kept: steps {self.steps()}; free some space or keep fewer than keep={self.keep}",
             )
         copied = sum(shard.data.nbytes for x in leaves for shard in x.addressable_shards if shard.replica_id == 0)
         available = psutil.virtual_memory().available

@@ -202,7 +202,7 @@ def _lines_up_to(path: Path, last_step: float) -> list[str]:
     for number, line in enumerate(lines, start=1):
         try:
             step = json.loads(line)["step"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path}, line {number} is no metrics line: {line[:80]!r}; remove it") from error
         if step <= last_step:
             kept.append(line)

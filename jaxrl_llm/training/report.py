@@ -1,4 +1,6 @@
 """The end of a run for people: a before/after table, where to look, and the trained model as a Hugging Face directory."""
+import os
+import sys
 from pathlib import Path
 
 import jax
@@ -31,7 +33,16 @@ def print_table(evaluations: dict) -> None:
 
 
 def print_report(evaluations: dict, workdir: Path) -> None:
-    """The end of a training run: held-out results before and after, and what lies where in the run folder."""
+    """The end of a training run, as far as somebody reads it: an output that is closed does not make the run a failure."""
+    try:
+        _print_report(evaluations, workdir)
+        sys.stdout.flush()
+    except (OSError, SystemExit):  # rich makes an exit of a broken pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer would fail again at the end
+
+
+def _print_report(evaluations: dict, workdir: Path) -> None:
+    """Held-out results before and after, and what lies where in the run folder."""
     if not evaluations:
         print("this run was already finished; raise --config.steps to go on")
         return

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxrl_llm.visible import visible
+
 TOKENS_PER_PAGE = 20_000  # completions beyond have a text, but no numbers per token: pages of long ones would be huge
 
 
@@ -43,18 +45,18 @@ def write_samples(
         page += [
             "",
             "=" * 100,
-            f"prompt {p + 1} of {len(prompts)}   answer: {_printable(answer)}   mean reward: {mean:.3f}",
+            f"prompt {p + 1} of {len(prompts)}   answer: {visible(answer)}   mean reward: {mean:.3f}",
             "=" * 100,
         ]
-        page.append(_printable(prompt))
+        page.append(visible(prompt))
         for g, (text, reward, parts, length, reason) in enumerate(group):
-            detail = "".join(f"   {name}: {value:.3f}" for name, value in parts.items())
+            detail = "".join(f"   {visible(name)}: {value:.3f}" for name, value in parts.items())
             page += [
                 "",
                 f"--- completion {g + 1} of {len(group)}   reward: {reward:.3f}{detail}   "
                 f"{length} tokens, {reason} ---",
             ]
-            page.append(_printable(text))
+            page.append(visible(text))
             lines.append(
                 json.dumps(
                     {
@@ -106,8 +108,3 @@ def _check_sizes(prompts: Sequence, per_prompt: dict[str, Sequence], per_complet
         for p, (group, texts) in enumerate(zip(column, per_completion["completions"])):
             if len(group) != len(texts):
                 raise ValueError(f"{name}[{p}] has {len(group)} entries for {len(texts)} completions")
-
-
-def _printable(text: str) -> str:
-    """The text with control characters and lone surrogates escaped: an untrained policy must not steer the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in text)
