@@ -13,7 +13,7 @@ pytest.importorskip("math_verify")
 
 @pytest.fixture(scope="module")
 def boxed():
-    reward = rewards.make("boxed", workers=2, deadline=3.0)
+    reward = rewards.make("boxed", workers=2, deadline=2.0)
     yield reward
     reward.fn.close()
 
