@@ -79,7 +79,7 @@ def test_what_a_reward_starts_ends_with_its_worker(pool, mark, attack):
 def test_a_late_call_takes_what_it_started_with_it(pool, mark):
     outcomes = pool.map(calls("forty", "setsid", "sleep", "a"))
     assert [outcome.status for outcome in outcomes] == ["ok", "ok", "timeout", "ok"]
-    assert eventually(lambda: len(marked(mark)) <= 5)  # a worker and a spare one with their keepers, and their template
+    assert eventually(lambda: len(marked(mark)) <= 5)  # a worker, a spare one, their keepers, their template
     pool.close()
     assert marked(mark) == []
 
