@@ -36,6 +36,9 @@ def open_socket():
 def use_libc(name, *arguments):
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
         raise OSError(name)
+def send_to_file():
+    ours, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours.sendto(b"reached", FOLDER + "/socket")
 def write_and_remove(path):
     open(path, "w").close()
     os.unlink(path)
@@ -50,6 +53,7 @@ attempt("writes", lambda: os.unlink(FOLDER + "/hidden"))
 attempt("writes", lambda: os.chmod(FOLDER + "/hidden", 0o777))
 attempt("writes", lambda: write_and_remove(PREFIX + "/new"))
 attempt("network", open_socket)
+attempt("network", send_to_file)
 attempt("processes", lambda: os.kill(PARENT, 0))
 attempt("processes", lambda: open("/proc/%d/cmdline" % PARENT).read())
 attempt("children", fork)
@@ -84,11 +88,14 @@ def probe(mode: str) -> Probe:
         return Probe(mode, frozenset(), "programs run on Linux only")
     if not modes.available(mode):
         return Probe(mode, frozenset(), "not installed")
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
+    with (tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server,
+          socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams):
         os.chmod(folder, 0o777)
         hidden = pathlib.Path(folder) / "hidden"
         hidden.write_text("hidden")
         hidden.chmod(0o666)
+        datagrams.bind(f"{folder}/socket")
+        os.chmod(f"{folder}/socket", 0o777)
         known = {"FOLDER": folder, "PORT": server.getsockname()[1], "PARENT": os.getpid(), "PREFIX": sys.prefix}
         program = "".join(f"{name} = {value!r}\n" for name, value in known.items()) + INTRUDER
         try:

@@ -9,11 +9,12 @@ import json
 import os
 import resource
 import select
+import signal
 import struct
 import sys
 
 COMPILE_ERROR = 90  # exit code
-SCRATCH = "/tmp"
+SCRATCH = "/scratch"  # a name of its own: an environment may lie below /tmp
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MNT_DETACH = 2, 4, 4096, 16384, 2
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _SIGKILL = 1, 22, 24, 38, 9
 # The numbers of these calls are the same on all machines, or are listed by machine (pivot_root, capset).
@@ -39,9 +40,11 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
     must(libc.mount(*encoded, ctypes.c_ulong(flags), options.encode() or None), f"mount {source} on {target}")
 
 
-def new_root(visible: list[str], devices: list[str]) -> None:
-    """Replaces the file system by one that holds the `visible` paths, read only, a few devices and an empty scratch folder."""
-    root = SCRATCH  # any folder that exists: what lies there is covered in this mount namespace alone
+def new_root(root: str, visible: list[str], devices: list[str]) -> None:
+    """Replaces the file system by one that holds the `visible` paths, read only, a few devices and an empty scratch folder.
+
+    It is put together at `root`, an existing folder, whose contents are covered in this mount namespace alone.
+    """
     mount("tmpfs", root, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
     os.mkdir(root + SCRATCH)
     for path in visible + devices:
@@ -68,6 +71,7 @@ def read_only(path: str, flags: int) -> None:
 
 def first_process(lifeline: int) -> None:
     """Returns in a child; the caller, process 1 of its namespace, ends with that child, or when the parent outside is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which the kernel then keeps from a first process
     child = os.fork()
     if not child:
         return
@@ -109,6 +113,8 @@ def drop_privileges(user: int | None) -> None:
 def landlock(visible: list[str], devices: list[str]) -> None:
     """Forbids all files but the `visible` ones, which can be read, and the devices; TCP; signals to other processes."""
     version = must(libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1), "Landlock")
+    if version < 3:
+        raise OSError(f"Landlock has version {version}; version 3 (Linux 6.2) is the first that keeps files from being emptied")
     files = (1 << _FILE_ACCESS_BY_VERSION[min(version, 5)]) - 1
     rules = struct.pack("=QQQ", files, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
@@ -132,7 +138,7 @@ def forbid_calls(program: bytes) -> None:
 def confine(job: dict, lifeline: int) -> None:
     """Everything between the interpreter's start and the program, in the order in which rights are still there for the next."""
     if job["new_root"]:
-        new_root(job["visible"], job["devices"])
+        new_root(job["new_root"], job["visible"], job["devices"])
         first_process(lifeline)
     if job["scratch"]:
         mount("tmpfs", SCRATCH, "tmpfs", _MS_NOSUID | _MS_NODEV,

@@ -1,4 +1,5 @@
 """How a program is shut in: by bubblewrap, by `unshare` and mounts of our own, by Landlock, or by resource limits alone."""
+import functools
 import itertools
 import os
 import pathlib
@@ -18,7 +19,7 @@ _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc
 _FIRST_USER, _USERS = 1_900_000_000, 4096  # ids that nobody has: what runs at the same time shares no limit of processes
 _THREADS = 64
 _SOURCE = pathlib.Path(inside.__file__).read_text()
-_user_ids = itertools.cycle(range(_FIRST_USER, _FIRST_USER + _USERS))
+_numbers = itertools.cycle(range(_USERS))
 
 
 class Limits(NamedTuple):
@@ -41,13 +42,17 @@ def interpreter() -> str:
 
 
 def visible() -> list[str]:
-    """The paths that a program can read: the system's programs and libraries, the interpreter, its installed packages."""
-    paths = [path for path in _SYSTEM if os.path.lexists(path)]
-    for path in (sys.base_prefix, sys.prefix, *site.getsitepackages()):
-        path = os.path.realpath(path)
-        if os.path.isdir(path) and not any(os.path.commonpath([path, other]) == other for other in paths):
-            paths.append(path)
-    return paths
+    """The paths that a program can read: the system's programs and libraries, the interpreter, its installed packages.
+
+    Of an interpreter's prefix only the folders that belong to it: an environment may have been made in a folder of data.
+    """
+    prefixes, parts = (sys.base_prefix, sys.prefix), ("bin", "lib", "lib64", "share")
+    own = {os.path.join(prefix, part) for prefix in prefixes for part in parts} | set(site.getsitepackages())
+    found = [path for path in _SYSTEM if os.path.lexists(path)]
+    for path in sorted(map(os.path.realpath, own), key=len):  # a folder before what lies in it
+        if os.path.isdir(path) and not any(os.path.commonpath([path, other]) == other for other in found):
+            found.append(path)
+    return found
 
 
 def command(mode: str, descriptors: tuple[int, int, int]) -> list[str]:
@@ -56,9 +61,10 @@ def command(mode: str, descriptors: tuple[int, int, int]) -> list[str]:
     root = os.geteuid() == 0
     if mode == "unshare":
         user = [] if root else ["--user", "--map-root-user"]
-        return ["unshare", *user, "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child=KILL", "--", *python]
+        namespaces = ["--mount", "--pid", "--net", "--ipc", "--uts"]
+        return [shutil.which("unshare") or "unshare", *user, *namespaces, "--fork", "--kill-child=KILL", "--", *python]
     if mode == "bubblewrap":
-        return ["bwrap", *_bubblewrap(root), "--", *python]
+        return [shutil.which("bwrap") or "bwrap", *_bubblewrap(root), "--", *python]
     return python
 
 
@@ -76,14 +82,31 @@ def _bubblewrap(root: bool) -> Iterator[str]:
     yield from ("--dir", inside.SCRATCH, "--remount-ro", "/")
 
 
+def _covered() -> str:
+    """A folder of the machine under which nothing lies that a program can read."""
+    return next(path for path in ("/mnt", "/media", "/srv", "/tmp", "/home", "/opt", "/var")
+                if os.path.isdir(path) and not any(other.startswith(path + "/") for other in visible()))
+
+
 def settings(mode: str, limits: Limits) -> dict:
     """The part of a job that tells `inside` how to confine itself."""
     namespaces = mode in NAMESPACES
-    own_user = os.geteuid() == 0 and (namespaces or _read_by_others(interpreter()))
+    own_user = os.geteuid() == 0 and _first_user() is not None and (namespaces or _read_by_others(interpreter()))
     tasks = limits.processes + _THREADS
-    return {"new_root": mode == "unshare", "scratch": namespaces, "landlock": mode == "landlock", "visible": visible(),
-            "devices": list(DEVICES), "user": next(_user_ids) if own_user else None,
-            "tasks": tasks if namespaces or own_user else tasks + _tasks_of_user()}
+    return {"new_root": _covered() if mode == "unshare" else "", "scratch": namespaces, "landlock": mode == "landlock",
+            "visible": visible(), "devices": list(DEVICES), "user": _first_user() + next(_numbers) if own_user else None,
+            "tasks": tasks if namespaces or own_user else tasks + 8 * _THREADS + _tasks_of_user()}
+
+
+@functools.cache
+def _first_user() -> int | None:
+    """The first of `_USERS` user ids for programs, which no account has where there is room; None where there are too few."""
+    with open("/proc/self/uid_map") as table:
+        ranges = [(int(first), int(first) + int(count)) for first, _, count in map(str.split, table)]
+    if any(first <= _FIRST_USER and _FIRST_USER + _USERS <= end for first, end in ranges):
+        return _FIRST_USER
+    first, end = max(ranges, key=lambda pair: pair[1] - pair[0])
+    return end - _USERS if end - first > 2 * _USERS else None
 
 
 def available(mode: str) -> bool:

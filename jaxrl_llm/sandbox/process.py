@@ -1,12 +1,14 @@
 """One program in a sandbox: started, fed, read within bounds, and ended with all that it started."""
 import contextlib
 import ctypes
+import fcntl
 import functools
 import json
 import math
 import os
 import pathlib
 import select
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -52,14 +54,20 @@ def run(program: str, *, stdin: str = "", function: str | None = None, args: Seq
     if limits.processes > 1 and mode not in modes.NAMESPACES:
         raise SandboxError(f"limits.processes={limits.processes} needs a process namespace, by which all of them end; in mode "
                            f"{mode!r} a program is one process")
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        raise SandboxError("SIGCHLD is ignored in this process, so exit codes are lost; set its handler to signal.SIG_DFL")
     _hide_this_process()
     job = {"program": program, "function": function, "args": list(args), "packages": _packages(),
            "cpu_seconds": math.ceil(limits.seconds) + 1, "memory_mb": limits.memory_mb, "scratch_mb": limits.scratch_mb,
            "filter": _filter(limits.processes, mode) if syscalls.supported() else "", **modes.settings(mode, limits)}
     with contextlib.ExitStack() as stack:
-        job_file, given = (_nameless(text, stack) for text in (json.dumps(job), stdin))
-        report, writes_report = _pipe(stack)
-        lifeline, go = _pipe(stack)  # the sandbox ends when this process, which holds the other end, is gone
+        try:
+            job_file, given = (_nameless(text, stack) for text in (json.dumps(job), stdin))
+            report, writes_report = _pipe(stack)
+            lifeline, go = _pipe(stack)  # the sandbox ends when this process, which holds the other end, is gone
+        except OSError as error:
+            raise SandboxError(f"no sandbox could be made: {error}; run fewer programs at a time, or raise the limit of open "
+                               "files (ulimit -n)") from error
         process = stack.enter_context(_start(mode, (job_file, writes_report, lifeline), given))
         namespace: list[int] = []
         stack.callback(_end, process, namespace)
@@ -74,7 +82,8 @@ def run(program: str, *, stdin: str = "", function: str | None = None, args: Seq
 
 
 def _start(mode: str, passed: tuple[int, int, int], given: int) -> subprocess.Popen:
-    environment = {"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": inside.SCRATCH, "OPENBLAS_NUM_THREADS": "1"}
+    environment = {"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": inside.SCRATCH, "TMPDIR": inside.SCRATCH,
+                   "OPENBLAS_NUM_THREADS": "1"}
     try:
         return subprocess.Popen(modes.command(mode, passed), stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                 pass_fds=passed, env=environment, cwd="/", start_new_session=True)
@@ -178,7 +187,7 @@ def _ready(numbers: list[int], seconds: float) -> set[int]:
 
 def _nameless(text: str, stack: contextlib.ExitStack) -> int:
     """A file in memory that holds the text and has no name that a program could open."""
-    number = os.memfd_create("given")
+    number = _above_standard(os.memfd_create("given"))
     stack.callback(os.close, number)
     data = memoryview(text.encode())
     while data:
@@ -188,10 +197,19 @@ def _nameless(text: str, stack: contextlib.ExitStack) -> int:
 
 
 def _pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
-    ends = os.pipe()
-    for end in ends:
+    reads, writes = map(_above_standard, os.pipe())
+    for end in (reads, writes):
         stack.callback(os.close, end)
-    return ends
+    return reads, writes
+
+
+def _above_standard(number: int) -> int:
+    """The descriptor by a number that standard streams do not have, should this process have closed its own."""
+    if number > 2:
+        return number
+    high = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(number)
+    return high
 
 
 @functools.cache

@@ -1,4 +1,5 @@
 """Programs that try to get out of the sandbox, stop the run, or leave something behind."""
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -40,6 +41,7 @@ def sleeping(processes):
     return f"""
 import ctypes, os, time
 ctypes.CDLL(None).prctl(15, {mark!r}, 0, 0, 0)
+ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # to live on without its parent
 for _ in range({processes - 1}):
     if os.fork() == 0:
         os.setsid()
@@ -69,6 +71,8 @@ def appeared(mark, count, seconds=20.0):
 def test_the_probes_intruder_gets_through_where_nothing_stops_it(tmp_path):
     (tmp_path / "hidden").write_text("hidden")
     with socket.create_server(("127.0.0.1", 0)) as server:
+        datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        datagrams.bind(str(tmp_path / "socket"))
         known = {"FOLDER": str(tmp_path), "PORT": server.getsockname()[1], "PARENT": os.getpid(), "PREFIX": str(tmp_path)}
         program = "".join(f"{name} = {value!r}\n" for name, value in known.items()) + barriers.INTRUDER
         ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -146,6 +150,81 @@ def test_a_sandbox_ends_when_it_is_told_to(mode):
     finished = sandbox.run(program, mode=mode, limits=sandbox.Limits(seconds=60.0), stop=stop)
     os.close(stop)
     assert finished.status == "timeout" and time.monotonic() - begun < 20 and gone(mark)
+
+
+# By number on x86-64, with arguments that do nothing.
+REFUSED = {
+    "SysV queue is read": (70, 0, 0, 0, 0, 0), "SysV queue is removed": (71, 0, 0, 0), "shared memory": (29, 0, 4096, 0o1000),
+    "pages into a pipe": (278, 1, 0, 0, 0), "pipe to pipe": (276, 0, 1, 0, 0), "asynchronous input": (206, 1, 0),
+    "watches of files": (294, 0), "timers": (222, 0, 0, 0), "sync": (162,), "attributes of files": (188, 0, 0, 0, 0, 0),
+    "buffers of sockets": (54, 0, 1, 7, 0, 0), "connect": (42, 0, 0, 0), "own Landlock rules": (444, 0, 0, 1),
+    "own filters": (317, 0, 0, 0), "death signal": (157, 1, 0, 0, 0, 0), "filter by prctl": (157, 22, 2, 0, 0, 0),
+    "owner of signals": (72, 1, 8, 1), "lease": (72, 1, 1024, 0), "size of a pipe": (72, 1, 1031, 4096),
+    "flags of a file": (16, 1, 0x40086602, 0), "datagrams between processes": (53, 1, 2, 0, 0), "memory file": (319, 0, 0),
+    "tracing": (101, 0, 0, 0, 0), "keys": (250, 0, 0, 0, 0), "ring": (425, 1, 0), "mounts": (165, 0, 0, 0, 0, 0),
+}
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers are those of x86-64")
+@pytest.mark.parametrize("mode", sandbox.MODES[:3])
+def test_calls_that_no_computation_needs_are_refused(mode):
+    program = f"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+for name, (number, *arguments) in {REFUSED!r}.items():
+    ctypes.set_errno(0)
+    result = libc.syscall(number, *map(ctypes.c_long, arguments))
+    if result != -1 or ctypes.get_errno() != 1:
+        print(name, result, ctypes.get_errno())
+import asyncio
+asyncio.run(asyncio.sleep(0))  # what event loops need is still there
+"""
+    finished = sandbox.run(program, mode=mode, limits=sandbox.Limits(seconds=30.0))
+    assert (finished.code, finished.stdout, finished.stderr) == (0, b"", b"")
+
+
+def test_data_beside_an_environment_is_not_seen(tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path)], check=True)
+    (tmp_path / "data.jsonl").write_text("hidden")
+    mode = sandbox.require().mode
+    program = f"import os\nprint(os.path.exists({str(tmp_path / 'data.jsonl')!r}), sorted(os.listdir({str(tmp_path)!r})))"
+    code = (f"from jaxrl_llm import sandbox\nimport sys; sys.prefix == {str(tmp_path)!r} or sys.exit('no environment')\n"
+            f"print(sandbox.run({program!r}, mode={mode!r}, limits=sandbox.Limits(seconds=30.0)).stdout.decode())")
+    ran = subprocess.run([str(tmp_path / "bin/python"), "-c", code], env=user_environment(), capture_output=True, text=True)
+    assert ran.stdout.startswith("False ['bin', 'lib"), ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("mode", sandbox.MODES[:3])
+def test_a_parent_without_standard_streams_runs_programs(mode):
+    code = f"""
+import os
+from jaxrl_llm import sandbox
+kept = os.dup(1)
+os.closerange(0, 3)
+finished = sandbox.run("print(7)", mode={mode!r}, limits=sandbox.Limits(seconds=30.0))
+os.write(kept, finished.stdout)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], env=user_environment(), capture_output=True)
+    assert ran.stdout == b"7\n", ran.stderr
+
+
+def test_lost_exit_codes_are_no_verdict():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(sandbox.SandboxError, match="SIGCHLD is ignored in this process, so exit codes are lost"):
+            sandbox.run("1 / 0", mode="limits")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_forty_programs_leave_no_descriptor():
+    mode = sandbox.require().mode
+    sandbox.run("", mode=mode)
+    before = len(os.listdir("/proc/self/fd"))
+    limits = sandbox.Limits(seconds=30.0)
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: sandbox.run("print('x' * 10**7)", mode=mode, limits=limits), range(40)))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_more_processes_need_a_namespace_that_ends_them():
@@ -237,6 +316,7 @@ def test_system_call_numbers_are_those_of_the_kernel():
 
     arm = numbers("/usr/include/asm-generic/unistd.h")
     listed = syscalls._NEVER | syscalls._WITHOUT_NAMESPACES | syscalls._FORK
+    listed |= {name: rule[0] for name, rule in syscalls._WITH_VALUES.items()}
     listed |= {"clone": syscalls._CLONE, "clone3": syscalls._CLONE3, "prlimit64": syscalls._PRLIMIT}
     assert {name: pair[1] for name, pair in listed.items()} == {name: arm.get(name) for name in listed}
     header = pathlib.Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
