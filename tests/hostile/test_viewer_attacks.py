@@ -24,8 +24,8 @@ BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 NAME = "reward_failures/\x1b]0;taken\x07\x1b[31m<img src=x onerror=alert(1)>[red]\u202e\u061c\U000e0041"
 # Letter mark, vowel separator, soft hyphen, annotation, tag, joiner, filler, variation selectors, private and unassigned ones.
 UNSEEN = ("\u061c", "\u180e", "\u00ad", "\ufff9", "\ufffa", "\ufffb", "\U000e0001", "\U000e0041", "\U000e007f", "\u034f",
-          "\u3164", "\u115f", "\ufe0f", "\U000e0100", "\ue000", "\U000f0000", "\u0378", "\u2028", "\u202e", "\u200b", "\x00", "\x1b",
-          "\x9b", "\r")
+          "\u3164", "\u115f", "\ufe0f", "\U000e0100", "\ue000", "\U000f0000", "\u0378", "\u2028", "\u202e", "\u200b", "\x00",
+          "\x1b", "\x9b", "\r")
 SEEN = ("a", "é", "中", "\U0001f600", "א", "٣", " ", "\n", "\t", "|", "\u0301")
 
 
