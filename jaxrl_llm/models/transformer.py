@@ -63,9 +63,11 @@ class Block(nn.Module):
         x = x + (norm("attention_post_norm")(out) if c.post_norms else out)
 
         h = norm("mlp_norm")(x)
-        gate = dense(c.mlp_size, "gate")(h)
-        gate = nn.silu(gate) if c.activation == "silu" else nn.gelu(gate, approximate=True)
-        out = dense(c.hidden_size, "down")(gate * dense(c.mlp_size, "up")(h))
+        activation = nn.silu if c.activation == "silu" else nn.gelu  # whose default is the approximation by tanh
+        if c.experts is None:
+            out = dense(c.hidden_size, "down")(activation(dense(c.mlp_size, "gate")(h)) * dense(c.mlp_size, "up")(h))
+        else:
+            out = mixture(h, c.experts, activation, self.dtype, dense)
         return x + (norm("mlp_post_norm")(out) if c.post_norms else out), kept
 
 
