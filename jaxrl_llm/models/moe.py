@@ -2,7 +2,8 @@
 
 No token is dropped and none waits for others: what a token becomes depends on it alone, whatever the batch and its padding.
 """
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -38,6 +39,36 @@ class Router(nn.Module):
             self.put_variable("routing", "probs", probs)
             self.put_variable("routing", "experts", experts)
         return weights, experts
+
+
+class Loads(NamedTuple):
+    """What tokens gave the experts to do: `f32[..., E]` each, see `loads`.
+
+    chosen: tokens that each expert computes.  probs: sums of the probabilities that the router gave it.
+    """
+
+    chosen: jax.Array
+    probs: jax.Array
+
+
+def loads(routing: dict, split: Callable, prompt_mask, mask) -> Loads:
+    """The loads `f32[P, E]` of a packed layer's tokens, each prompt with its completions.
+
+    Counted are the tokens that the update computes: a prompt once, and of completions those that predict another.
+
+    Args:
+      routing: `probs f32[..., E]` and `experts i32[..., k]` of the packed tokens, see `Router`.
+      split: makes `[P, S, ...]` and `[P, G, T, ...]` of arrays of packed tokens.
+      prompt_mask, mask: `bool[P, S]` and `bool[P, G, T]`, tokens that count.
+    """
+    probs = routing["probs"]
+    chosen = jax.nn.one_hot(routing["experts"], probs.shape[-1]).sum(-2)
+
+    def total(y):
+        prompts, completions = split(y)
+        return jnp.einsum("ps,pse->pe", prompt_mask, prompts) + jnp.einsum("pgt,pgte->pe", mask, completions)
+
+    return Loads(total(chosen), total(probs))
 
 
 class Kernels(nn.Module):
