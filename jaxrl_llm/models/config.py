@@ -46,7 +46,7 @@ class Experts:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Architecture of one model of the Llama, Qwen2, Qwen3 or Gemma 3 family.
+    """Architecture of one model of the Llama, Qwen2, Qwen3 or Gemma 3 family, or of their mixtures of experts.
 
     Attributes:
       vocab_size: `V`, rows of the embedding table.
@@ -61,6 +61,7 @@ class ModelConfig:
       norm_offset: added to every RMSNorm scale (Gemma stores scales around zero: 1.0).
       post_norms: also normalise the output of attention and of the MLP before the residual sum (Gemma 3).
       qk_norm: RMSNorm over each head of queries and keys (Qwen3, Gemma 3).
+      qk_norm_wide: one RMSNorm over all heads of the queries together and one over those of the keys (OLMoE).
       qkv_bias: bias on the query, key and value projections (Qwen2).
       tie_embeddings: the unembedding is the transposed embedding.
       embedding_scale: factor on the looked-up embeddings (Gemma: sqrt(D)).
@@ -70,7 +71,8 @@ class ModelConfig:
       window: tokens that a sliding-window layer sees, itself included; `None`: no such layer.
       local_layers: for each layer, whether it is a sliding-window layer.
       experts: the mixture in the place of every feed-forward layer, whose `mlp_size` is then not read; None: dense.
-      family: the family's name in the checkpoint format (`llama`, `qwen2`, `qwen3`, `gemma3_text`).
+      family: the family's name in the checkpoint format (`llama`, `qwen2`, `qwen3`, `gemma3_text`, `mixtral`,
+        `qwen2_moe`, `qwen3_moe`, `olmoe`).
     """
 
     vocab_size: int
@@ -86,6 +88,7 @@ class ModelConfig:
     norm_offset: float = 0.0
     post_norms: bool = False
     qk_norm: bool = False
+    qk_norm_wide: bool = False
     qkv_bias: bool = False
     tie_embeddings: bool = True
     embedding_scale: float = 1.0

@@ -54,8 +54,11 @@ class Block(nn.Module):
         heads = lambda y, n: y.reshape(*y.shape[:-1], n, c.head_dim)  # noqa: E731
 
         h = norm("attention_norm")(x)
-        q = heads(dense(c.num_heads * c.head_dim, "q", c.qkv_bias)(h), c.num_heads)
-        k = heads(dense(c.num_kv_heads * c.head_dim, "k", c.qkv_bias)(h), c.num_kv_heads)
+        q = dense(c.num_heads * c.head_dim, "q", c.qkv_bias)(h)
+        k = dense(c.num_kv_heads * c.head_dim, "k", c.qkv_bias)(h)
+        if c.qk_norm_wide:
+            q, k = norm("q_norm")(q), norm("k_norm")(k)
+        q, k = heads(q, c.num_heads), heads(k, c.num_kv_heads)
         v = heads(dense(c.num_kv_heads * c.head_dim, "v", c.qkv_bias)(h), c.num_kv_heads)
         if c.qk_norm:
             q, k = norm("q_norm")(q), norm("k_norm")(k)

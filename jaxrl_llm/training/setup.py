@@ -212,7 +212,8 @@ def model_config(config: ConfigDict, vocab_size: int) -> ModelConfig:
     if m.experts:
         experts = Experts(m.experts, m.experts_per_token, m.expert_size or max(m.mlp_size // m.experts_per_token, 1))
     return ModelConfig(vocab_size=vocab_size, hidden_size=m.hidden_size, num_layers=m.num_layers, num_heads=m.num_heads,
-                       num_kv_heads=m.num_heads, head_dim=m.hidden_size // m.num_heads, mlp_size=m.mlp_size,
+                       num_kv_heads=m.num_heads, head_dim=m.hidden_size // m.num_heads,
+                       mlp_size=m.mlp_size if experts is None else experts.size,  # as a Mixtral's config says it
                        experts=experts, family="llama" if experts is None else "mixtral")
 
 

@@ -1,4 +1,5 @@
 """Experts: sorted rows against the plain reference, values and gradients; routing; what padding must not do."""
+import dataclasses
 import functools
 
 import jax
@@ -6,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import grouped, moe
+from jaxrl_llm.models import ModelConfig, Transformer, grouped, lora, moe
+from jaxrl_llm.models.attention import grouped_attention, rotations
 from jaxrl_llm.models.config import Experts
 
 N, D, M, E, K = 24, 8, 12, 5, 2
@@ -114,3 +116,132 @@ def test_accelerators_are_given_ragged_dot(platform, ragged):
     x, kernels, sizes = jnp.ones((16, D)), jnp.ones((4, D, M)), jnp.full(4, 4)
     loss = jax.jit(jax.grad(lambda x, kernels: grouped.grouped_matmul(x, kernels, sizes).sum(), argnums=(0, 1)))
     assert ("ragged_dot" in loss.trace(x, kernels).lower(lowering_platforms=(platform,)).as_text()) == ragged
+
+
+P, G, S, T = 2, 3, 5, 4
+MODEL = Transformer(ModelConfig(vocab_size=32, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,
+                                mlp_size=8, experts=Experts(4, 2, 12, normalize=False, shared_size=8)))
+
+
+@functools.cache
+def params():
+    """Fresh ones, so large that experts differ."""
+    return jax.tree.map(lambda x: x * 12 if x.ndim > 2 else x, MODEL.init(jax.random.key(0)))
+
+
+@functools.cache
+def batch():
+    """`(prompt_tokens, prompt_mask, tokens, mask)`: padding on both sides, one rollout that is only padding."""
+    random = np.random.default_rng(6)
+    prompt_mask = np.ones((P, S), bool)
+    prompt_mask[0, :2], prompt_mask[1, 3:] = False, False
+    mask = np.arange(T) < np.array([[4, 2, 1], [3, 0, 4]])[..., None]
+    return random.integers(0, 32, (P, S)), prompt_mask, random.integers(0, 32, (P, G, T)), mask
+
+
+def plain_rows():
+    """The same as P * G rows of their own: `(tokens, mask)`, `[P * G, S + T]` each."""
+    prompt_tokens, prompt_mask, tokens, mask = batch()
+    joined = lambda a, b: np.concatenate([np.repeat(a, G, 0), b.reshape(P * G, T)], 1)  # noqa: E731
+    return joined(prompt_tokens, tokens), joined(prompt_mask, mask)
+
+
+def predicting(states):
+    """Of plain rows `[P * G, S + T, ...]` the states that predict completion tokens, `[P, G, T, ...]`."""
+    last = S - 1 - np.argmax(np.repeat(batch()[1], G, 0)[:, ::-1], 1)
+    first = np.take_along_axis(np.asarray(states), last[:, None, None], 1)
+    return np.concatenate([first, states[:, S:-1]], 1).reshape(P, G, T, -1)
+
+
+@pytest.mark.parametrize("remat", (False, True))
+def test_packed_rows_with_and_without_padding_equal_plain_ones(remat):
+    prompt_tokens, prompt_mask, tokens, mask = batch()
+    model = dataclasses.replace(MODEL, remat=remat)
+    pull = np.random.default_rng(7).normal(size=(P, G, T, 16)) * mask[..., None]
+
+    def plain(params):
+        states = model.hidden_states(params, *plain_rows())[0]
+        last = S - 1 - np.argmax(np.repeat(prompt_mask, G, 0)[:, ::-1], 1)
+        first = jnp.take_along_axis(states, last[:, None, None], 1)
+        return (jnp.concatenate([first, states[:, S:-1]], 1).reshape(P, G, T, -1) * pull).sum()
+
+    def packed(filled, params):
+        return (model.packed_states(params, prompt_tokens, prompt_mask, tokens, mask=mask, filled=filled)[0] * pull).sum()
+
+    wanted = jax.jit(jax.value_and_grad(plain))(params())
+    for filled in (4, 3):
+        found = jax.jit(jax.value_and_grad(functools.partial(packed, filled)))(params())
+        for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
+            assert np.abs(b).max() > 0, path
+            np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max(), rtol=0, err_msg=str(path))
+
+
+@pytest.mark.parametrize("transposed", (True, False))
+def test_decoding_equals_plain_rows(transposed):
+    prompt_tokens, prompt_mask, tokens, mask = batch()
+
+    @jax.jit
+    def decoded(params):
+        prompt, first = MODEL.prefill(params, prompt_tokens, prompt_mask)
+        layers = MODEL.unstack_layers(params, transposed=transposed)
+
+        def step(cache, t):
+            token = jnp.asarray(tokens)[:, :, t]
+            state, cache = MODEL.decode_step(params, layers, token, t, prompt, cache, transposed=transposed)
+            return cache, state
+
+        _, states = jax.lax.scan(step, MODEL.empty_completions(prompt, G, T), jnp.arange(T - 1))
+        return jnp.concatenate([jnp.broadcast_to(first[:, None, None], (P, G, 1, 16)), jnp.moveaxis(states, 0, 2)], 2)
+
+    wanted = predicting(MODEL.hidden_states(params(), *plain_rows())[0])
+    np.testing.assert_allclose(decoded(params())[mask], wanted[mask], atol=1e-4)
+
+
+def test_routers_stay_in_float32_where_all_else_is_bfloat16():
+    layers = dataclasses.replace(MODEL, dtype=jnp.bfloat16).unstack_layers(params())
+    for weights, _ in layers:
+        assert weights["router"]["kernel"].dtype == jnp.float32 and weights["router"]["kernel"].shape == (16, 4)
+        gate = weights["experts_gate"]["kernel"]
+        assert gate.dtype == jnp.bfloat16 and gate.shape == (4, 16, 12)
+        assert weights["q"]["kernel"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("filled", (4, 3))
+def test_loads_count_every_token_that_is_computed_once(filled):
+    """Against the routers of plain rows, of whose tokens those are left out that are padding, repeated, or predict nothing."""
+    prompt_tokens, prompt_mask, tokens, mask = batch()
+    loads = jax.jit(lambda p: MODEL.packed_states(p, prompt_tokens, prompt_mask, tokens, mask=mask, filled=filled,
+                                                  return_loads=True)[2])(params())
+    rows, rows_mask = plain_rows()
+    counted = rows_mask.reshape(P, G, S + T).copy()
+    counted[:, 1:, :S] = False  # a prompt counts once
+    for row, n in zip(counted.reshape(P * G, -1), mask.sum(-1).reshape(-1)):
+        row[S + max(n - 1, 0):] = False
+    x, seen = MODEL.embed(params(), rows), []
+    order, positions = np.arange(S + T), np.maximum(rows_mask.cumsum(1) - 1, 0)
+    visible = (order[:, None] >= order) & rows_mask[:, None]
+    tables = rotations(MODEL.config, positions)
+
+    def attend(q, k, v):
+        k, v = (jnp.moveaxis(y, -2, 1)[:, :, None] for y in (k, v))
+        return grouped_attention(q[:, None], k, v, visible[:, None], scale=MODEL.config.attention_scale)[:, 0], None
+
+    for i in range(2):
+        weights = jax.tree.map(lambda w, i=i: w[i], params()["layers"])
+        (x, _), state = MODEL.block.apply({"params": weights}, x, tables.full, attend, mutable=["routing"])
+        seen.append(state["routing"]["router"])
+    for found, name in zip(loads, ("experts", "probs")):
+        for layer, routing in enumerate(seen):
+            of_tokens = routing[name] if name == "probs" else jax.nn.one_hot(routing[name], 4).sum(-2)
+            wanted = (np.asarray(of_tokens).reshape(P, G, S + T, 4) * counted[..., None]).sum((1, 2))
+            np.testing.assert_allclose(found[layer], wanted, rtol=1e-4, atol=1e-5)
+    assert loads.chosen.shape == (2, P, 4) and float(loads.chosen.sum()) == 2 * 2 * counted.sum()
+
+
+def test_adapters_are_for_attention_alone():
+    adapters = lora.init(jax.random.key(1), params(), rank=2, alpha=4.0)
+    assert set(adapters) == {"q", "k", "v", "o"}
+    with pytest.raises(ValueError, match="LoRA target 'up' is a layer of experts in this model.* allowed: q, k, v, o"):
+        lora.init(jax.random.key(1), params(), rank=2, alpha=4.0, targets=("q", "up"))
+    merged = lora.merge(params(), jax.tree.map(jnp.ones_like, adapters))
+    assert jax.tree.structure(merged) == jax.tree.structure(params())

@@ -7,14 +7,15 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
-from jaxrl_llm.models.weights import layout
+from jaxrl_llm.models.weights import experts, layout
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma3_text")
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma3_text", *experts.FAMILIES)
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # their name -> ours
 _OFF = (None, False)
 _NOT_SUPPORTED_UNLESS = {  # key -> values with which the architecture is the plain one
     "attention_bias": _OFF, "mlp_bias": _OFF, "use_bidirectional_attention": _OFF, "final_logit_softcapping": _OFF,
     "attn_logit_softcapping": _OFF, "quantization_config": _OFF, "partial_rotary_factor": (None, 1.0),
+    "clip_qkv": _OFF,
 }
 _GEMMA3_DEFAULTS = {  # the published configs of this family leave out what equals these
     "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
@@ -102,7 +103,8 @@ def config_from(raw: dict, file: Any = "config.json") -> ModelConfig:
     if family not in FAMILIES:
         raise ValueError(f"{file}: model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}")
     gemma = family == "gemma3_text"
-    defaults = _GEMMA3_DEFAULTS if gemma else {"hidden_act": "silu", "rope_theta": 1e4}
+    mixture = experts.FAMILIES.get(family)
+    defaults = _GEMMA3_DEFAULTS if gemma else {"hidden_act": "silu", "rope_theta": 1e4, **(mixture.defaults if mixture else {})}
     raw = defaults | {key: value for key, value in raw.items() if value is not None}
     for key, plain in _NOT_SUPPORTED_UNLESS.items():
         if raw.get(key) not in plain:
@@ -121,7 +123,10 @@ def config_from(raw: dict, file: Any = "config.json") -> ModelConfig:
         mlp_size=raw["intermediate_size"], max_positions=raw["max_position_embeddings"],
         activation=ACTIVATIONS[stated],
         norm_eps=raw["rms_norm_eps"], tie_embeddings=raw.get("tie_word_embeddings", False), family=family,
-        qkv_bias=family == "qwen2", qk_norm=family in ("qwen3", "gemma3_text"))
+        qkv_bias=family == "qwen2", qk_norm=family in ("qwen3", "gemma3_text"), experts=experts.from_json(raw, file))
+    if mixture is not None:
+        shape |= dict(qkv_bias=raw.get("qkv_bias", mixture.qkv_bias), qk_norm=mixture.qk_norm,
+                      qk_norm_wide=mixture.qk_norm_wide)
     if gemma:
         shape |= dict(norm_offset=1.0, post_norms=True, embedding_scale=hidden_size**0.5,
                       attention_scale=raw["query_pre_attn_scalar"] ** -0.5)
@@ -139,6 +144,8 @@ def _local_layers(raw, file) -> tuple[bool, ...]:
             raise ValueError(f"{file}: layer_types {', '.join(sorted(other))} not supported for {raw['model_type']}; "
                              f"supported: {', '.join(sorted(known))}")
         return tuple(kind == "sliding_attention" for kind in raw["layer_types"])
+    if raw["model_type"] in experts.FAMILIES:
+        return experts.local_layers(raw, file)
     if raw["model_type"] == "gemma3_text":
         return tuple((i + 1) % raw["sliding_window_pattern"] != 0 for i in range(layers))
     first = raw.get("max_window_layers", layers) if raw.get("use_sliding_window") else layers
