@@ -8,11 +8,18 @@ from collections.abc import Sequence
 from jaxrl_llm.models.config import ModelConfig
 
 
-def matmul_parameters(c: ModelConfig, *, unembedding: bool = True) -> int:
-    """Weights that a token is multiplied with: `N = L (d h (2 n_q + 2 n_kv) + 3 d m) + V d`."""
+def matmul_parameters(c: ModelConfig, *, unembedding: bool = True, experts: int | None = None) -> int:
+    """Weights that a token is multiplied with: `N = L (d h (2 n_q + 2 n_kv) + 3 d m) + V d`.
+
+    In the place of `3 d m` a mixture of experts has `3 d m k + d E`, and `3 d m_s + d` for an expert that all tokens share.
+    With `experts` in the place of k: `experts=c.experts.count` gives the weights that there are.
+    """
     attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
-    layers = c.num_layers * (attention + 3 * c.hidden_size * c.mlp_size)
-    return layers + (c.vocab_size * c.hidden_size if unembedding else 0)
+    mlp, e = 3 * c.hidden_size * c.mlp_size, c.experts
+    if e is not None:
+        mlp = c.hidden_size * (3 * e.size * (e.per_token if experts is None else experts) + e.count)
+        mlp += c.hidden_size * (3 * e.shared_size + 1) if e.shared_size else 0
+    return c.num_layers * (attention + mlp) + (c.vocab_size * c.hidden_size if unembedding else 0)
 
 
 def attention_flops(c: ModelConfig, queries: int, before: int = 0) -> int:

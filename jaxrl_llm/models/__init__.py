@@ -1,6 +1,6 @@
 """Decoder-only policies of the Llama, Qwen2, Qwen3 and Gemma 3 families, their weights and their adapters."""
 from jaxrl_llm.models import lora, weights
-from jaxrl_llm.models.config import ModelConfig, RopeScaling
+from jaxrl_llm.models.config import Experts, ModelConfig, RopeScaling
 from jaxrl_llm.models.transformer import CompletionCache, PromptCache, Transformer
 
-__all__ = ["CompletionCache", "ModelConfig", "PromptCache", "RopeScaling", "Transformer", "lora", "weights"]
+__all__ = ["CompletionCache", "Experts", "ModelConfig", "PromptCache", "RopeScaling", "Transformer", "lora", "weights"]

@@ -21,8 +21,32 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in the place of every feed-forward layer.
+
+    Attributes:
+      count: `E`, experts of a layer.
+      per_token: k, how many of them compute each token.
+      size: width of one expert's gated feed-forward layer.
+      normalize: the weights of a token's experts are made to add up to 1; otherwise they are what the softmax over all gives.
+      shared_size: width of an expert that computes every token, times a sigmoid gate of its own (Qwen2-MoE); 0: none.
+    """
+
+    count: int
+    per_token: int
+    size: int
+    normalize: bool = True
+    shared_size: int = 0
+
+    def __post_init__(self):
+        if not 1 <= self.per_token <= self.count:
+            raise ValueError(f"experts.per_token={self.per_token} of experts.count={self.count}; a token needs 1 to "
+                             f"{self.count} experts")
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Architecture of one model of the Llama, Qwen2, Qwen3 or Gemma 3 family.
+    """Architecture of one model of the Llama, Qwen2, Qwen3 or Gemma 3 family, or of their mixtures of experts.
 
     Attributes:
       vocab_size: `V`, rows of the embedding table.
@@ -37,6 +61,7 @@ class ModelConfig:
       norm_offset: added to every RMSNorm scale (Gemma stores scales around zero: 1.0).
       post_norms: also normalise the output of attention and of the MLP before the residual sum (Gemma 3).
       qk_norm: RMSNorm over each head of queries and keys (Qwen3, Gemma 3).
+      qk_norm_wide: one RMSNorm over all heads of the queries together and one over those of the keys (OLMoE).
       qkv_bias: bias on the query, key and value projections (Qwen2).
       tie_embeddings: the unembedding is the transposed embedding.
       embedding_scale: factor on the looked-up embeddings (Gemma: sqrt(D)).
@@ -45,7 +70,9 @@ class ModelConfig:
       rope_scaling: frequency scaling of the full-attention layers.
       window: tokens that a sliding-window layer sees, itself included; `None`: no such layer.
       local_layers: for each layer, whether it is a sliding-window layer.
-      family: the family's name in the checkpoint format (`llama`, `qwen2`, `qwen3`, `gemma3_text`).
+      experts: the mixture in the place of every feed-forward layer, whose `mlp_size` is then not read; None: dense.
+      family: the family's name in the checkpoint format (`llama`, `qwen2`, `qwen3`, `gemma3_text`, `mixtral`,
+        `qwen2_moe`, `qwen3_moe`, `olmoe`).
     """
 
     vocab_size: int
@@ -61,6 +88,7 @@ class ModelConfig:
     norm_offset: float = 0.0
     post_norms: bool = False
     qk_norm: bool = False
+    qk_norm_wide: bool = False
     qkv_bias: bool = False
     tie_embeddings: bool = True
     embedding_scale: float = 1.0
@@ -70,6 +98,7 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     window: int | None = None
     local_layers: tuple[bool, ...] = ()
+    experts: Experts | None = None
     family: str = "llama"
 
     def __post_init__(self):

@@ -12,19 +12,24 @@ import jax.numpy as jnp
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
-def init(key: jax.Array, params: Any, rank: int, alpha: float, targets: Sequence[str] = TARGETS) -> dict:
+def init(key: jax.Array, params: Any, rank: int, alpha: float, targets: Sequence[str] | None = None) -> dict:
     """Adapters `{target: {'a': f32[L, in, rank], 'b': f32[L, rank, out]}}` that change nothing yet (b = 0).
 
     The paper's scale alpha/rank is folded into the start of A, whose standard deviation is (alpha/rank) / sqrt(in): the
-    product A B is then the whole update, and nothing but the tree has to be kept. Raises ValueError for an unknown
-    target or a rank below 1.
+    product A B is then the whole update, and nothing but the tree has to be kept. Without `targets` all matrices that can be
+    have adapters; those of a mixture's experts cannot. Raises ValueError for an unknown target, one that the model has not, or
+    a rank below 1.
     """
     if rank < 1:
         raise ValueError(f"rank={rank}; it must be at least 1")
+    targets = [target for target in TARGETS if target in params["layers"]] if targets is None else targets
     for target in targets:
         if target not in TARGETS:
             near = difflib.get_close_matches(target, TARGETS, n=1, cutoff=0.0)
             raise ValueError(f"unknown LoRA target {target!r}; allowed: {', '.join(TARGETS)}; nearest: {near[0]!r}")
+        if target not in params["layers"]:
+            raise ValueError(f"LoRA target {target!r} is a layer of experts in this model, which have no adapters; allowed: "
+                             f"{', '.join(name for name in TARGETS if name in params['layers'])}")
     lora = {}
     for target, target_key in zip(targets, jax.random.split(key, len(targets)), strict=True):
         layers, fan_in, fan_out = params["layers"][target]["kernel"].shape

@@ -14,10 +14,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.models import moe
 from jaxrl_llm.models.attention import SAVED, Rotations, apply_rotary, grouped_attention, in_window, rotations
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import Dense, transpose
-from jaxrl_llm.models.unpadding import unpadding
+from jaxrl_llm.models.unpadding import through_last, unpadding
 
 Params = Any
 
@@ -38,7 +39,7 @@ class RMSNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and gated MLP around a residual stream; how keys meet queries is the caller's `attend`."""
+    """Attention and gated MLP (or a mixture) around a residual stream; how keys meet queries is the caller's `attend`."""
 
     config: ModelConfig
     dtype: Any
@@ -53,8 +54,11 @@ class Block(nn.Module):
         heads = lambda y, n: y.reshape(*y.shape[:-1], n, c.head_dim)  # noqa: E731
 
         h = norm("attention_norm")(x)
-        q = heads(dense(c.num_heads * c.head_dim, "q", c.qkv_bias)(h), c.num_heads)
-        k = heads(dense(c.num_kv_heads * c.head_dim, "k", c.qkv_bias)(h), c.num_kv_heads)
+        q = dense(c.num_heads * c.head_dim, "q", c.qkv_bias)(h)
+        k = dense(c.num_kv_heads * c.head_dim, "k", c.qkv_bias)(h)
+        if c.qk_norm_wide:
+            q, k = norm("q_norm")(q), norm("k_norm")(k)
+        q, k = heads(q, c.num_heads), heads(k, c.num_kv_heads)
         v = heads(dense(c.num_kv_heads * c.head_dim, "v", c.qkv_bias)(h), c.num_kv_heads)
         if c.qk_norm:
             q, k = norm("q_norm")(q), norm("k_norm")(k)
@@ -63,9 +67,11 @@ class Block(nn.Module):
         x = x + (norm("attention_post_norm")(out) if c.post_norms else out)
 
         h = norm("mlp_norm")(x)
-        gate = dense(c.mlp_size, "gate")(h)
-        gate = nn.silu(gate) if c.activation == "silu" else nn.gelu(gate, approximate=True)
-        out = dense(c.hidden_size, "down")(gate * dense(c.mlp_size, "up")(h))
+        activation = nn.silu if c.activation == "silu" else nn.gelu  # whose default is the approximation by tanh
+        if c.experts is None:
+            out = dense(c.hidden_size, "down")(activation(dense(c.mlp_size, "gate")(h)) * dense(c.mlp_size, "up")(h))
+        else:
+            out = moe.mixture(h, c.experts, activation, self.dtype, dense)
         return x + (norm("mlp_post_norm")(out) if c.post_norms else out), kept
 
 
@@ -139,7 +145,7 @@ class Transformer:
         x, rotation = jnp.zeros((1, 1, c.hidden_size), self.dtype), rotations(c, jnp.zeros((1, 1), jnp.int32)).full
         one_layer = lambda k: self.block.init(k, x, rotation, lambda q, k, v: (q, None))  # noqa: E731
         layers = jax.vmap(one_layer)(jax.random.split(layers_key, c.num_layers))["params"]
-        for name in ("o", "down"):
+        for name in {"o", "down", "experts_down", "shared_down"} & layers.keys():
             layers[name]["kernel"] *= (2 * c.num_layers) ** -0.5
         normal = lambda k: 0.02 * jax.random.normal(k, (c.vocab_size, c.hidden_size), jnp.float32)  # noqa: E731
         params = {"embed": normal(embed_key), "layers": layers,
@@ -168,11 +174,14 @@ class Transformer:
         matrix = self.unembedding(params).astype(self.dtype)
         return jnp.einsum("...d,vd->...v", normed, matrix, preferred_element_type=jnp.float32)
 
-    def _scan_layers(self, params, lora, x, positions, attend, pool, whole=lambda layer: layer):
-        """Runs all layers over `x [B, N, D]`; `attend(q, k, v, local)`. Returns `(x, kept, pooled [L, ..., D] | None)`.
+    def _scan_layers(self, params, lora, x, positions, attend, pool, whole=lambda layer: layer, tally=None):
+        """Runs all layers over `x [B, N, D]`; `attend(q, k, v, local)`.
+
+        Returns `(x, kept, pooled [L, ..., D] | None, tallied [L, ...] | None)`.
 
         `pool` (or None) maps a residual stream `[B, N, D]` to what is kept of it after each layer; `whole` the weights of a
-        layer as they are given to those that are used.
+        layer as they are given to those that are used; `tally` (or None) what a router says of the tokens, see `moe.Router`,
+        to what is kept of it.
         """
         tables = rotations(self.config, positions)
 
@@ -180,16 +189,19 @@ class Transformer:
             weights, adapters, local = inputs
             weights = whole(weights)
             variables = {"params": weights} if adapters is None else {"params": weights, "lora": adapters}
-            x, kept = self.block.apply(variables, x, tables.of_layer(local), lambda q, k, v: attend(q, k, v, local))
-            return x, (kept, None if pool is None else pool(jax.lax.stop_gradient(x)))
+            (x, kept), seen = self.block.apply(variables, x, tables.of_layer(local), lambda q, k, v: attend(q, k, v, local),
+                                               mutable=[] if tally is None else ["routing"])
+            return x, (kept, None if pool is None else pool(jax.lax.stop_gradient(x)),
+                       None if tally is None else tally(seen["routing"]["router"]))
 
         # Matrix products are worth storing for the backward pass; what lies between them is cheaper to compute again.
-        policy = None if self.remat else jax.checkpoint_policies.save_from_both_policies(
-            jax.checkpoint_policies.dots_with_no_batch_dims_saveable, jax.checkpoint_policies.save_only_these_names(SAVED))
+        policies = jax.checkpoint_policies
+        policy = policies.save_only_these_names(moe.CHOSEN) if self.remat else policies.save_from_both_policies(
+            policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(SAVED, moe.SAVED, moe.CHOSEN))
         step = jax.checkpoint(layer, prevent_cse=False, policy=policy)
         inputs = (params["layers"], lora, jnp.asarray(self.config.local_layers))
-        x, (kept, pooled) = jax.lax.scan(step, x, inputs)
-        return x, kept, pooled
+        x, (kept, pooled, tallied) = jax.lax.scan(step, x, inputs)
+        return x, kept, pooled, tallied
 
     def hidden_states(self, params, tokens, mask, *, lora=None, pool=None):
         """Causal forward pass over plain rows.
@@ -216,11 +228,11 @@ class Transformer:
             group = k[:, :, None], v[:, :, None], visible[:, None]  # a plain row is a group of one
             return grouped_attention(q[:, None], *group, scale=self.config.attention_scale)[:, 0], (k, v)
 
-        x, kv, pooled = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool)
+        x, kv, pooled, _ = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool)
         return self.normed(params, x), kv, pooled
 
     def packed_states(self, params, prompt_tokens, prompt_mask, tokens, *, mask=None, filled: int = 4, lora=None, pool=None,
-                      whole=lambda layer: layer):
+                      whole=lambda layer: layer, return_loads: bool = False):
         """States that predict each completion token, with every prompt computed once for its whole group.
 
         One packed row is `[prompt, completion_1, ..., completion_G]`; a completion sees the prompt and itself, and its
@@ -234,8 +246,10 @@ class Transformer:
           pool: optional function `(prompt [P, S, D], completions [P, G, T, D]) -> pytree` of each layer's stream. Without it
             last tokens, whose states nobody reads, are not computed.
           whole: what makes the weights of a layer, given in pieces, whole, see `parallel.fsdp`.
+          return_loads: of a mixture of experts, also what each prompt with its completions gave the experts to do.
         Returns:
-          `(normed [P, G, T, D], pooled)`: entry t is the state just before token t, the prompt's last one for t = 0.
+          `(normed [P, G, T, D], pooled)`: entry t is the state just before token t, the prompt's last one for t = 0; with
+          `return_loads` also `moe.Loads`, f32[L, P, E].
         """
         P, S = prompt_tokens.shape
         chex.assert_shape(prompt_mask, (P, S))
@@ -272,13 +286,19 @@ class Transformer:
             out_c = grouped_attention(q_c, k_c, v_c, own, (k_p, v_p, seen), scale=scale)
             return packed(out_p[:, 0], out_c), None
 
+        real = jnp.ones((P, G, predicting + 1), bool) if mask is None else through_last(mask)
+        counted = prompt_mask & real.any((1, 2))[:, None], jnp.pad(real[:, :, 1:], ((0, 0), (0, 0), (0, T - predicting)))
+        tally = (lambda routing: moe.loads(routing, split, *counted)) if return_loads else None
+
         x = self.embed(params, packed(prompt_tokens, tokens))
         pool_packed = None if pool is None else (lambda x: pool(*split(x)))
-        x, _, pooled = self._scan_layers(params, lora, x, packed(prompt_positions, positions), attend, pool_packed, whole)
+        x, _, pooled, loads = self._scan_layers(
+            params, lora, x, packed(prompt_positions, positions), attend, pool_packed, whole, tally)
         prompt, completions = split(x)
         last = jnp.take_along_axis(prompt, last_index(prompt_mask)[:, None, None], axis=1)
         before = jnp.broadcast_to(last[:, None], (P, G, 1, x.shape[-1]))
-        return self.normed(params, jnp.concatenate([before, completions[:, :, :predicting]], axis=2)), pooled
+        normed = self.normed(params, jnp.concatenate([before, completions[:, :, :predicting]], axis=2))
+        return (normed, pooled, loads) if return_loads else (normed, pooled)
 
     def prefill(self, params, prompt_tokens, prompt_mask, *, lora=None):
         """Fills the shared cache. Returns `(PromptCache, normed [P, D])`: the state that predicts the first token."""
@@ -341,7 +361,13 @@ class Transformer:
         Matrices that lie in pieces over a mesh must not be `transposed`: it pins their layout, which no partitioner cuts.
         """
         turn = transpose if transposed else (lambda kernel: kernel)
-        cast = lambda tree, i: jax.tree.map(lambda w: turn(w[i].astype(self.dtype)) if w.ndim > 2 else w[i], tree)  # noqa: E731
+
+        def of_layer(path, w, i):
+            if w.ndim == 2 or path[0].key == "router":  # a router stays in float32
+                return w[i]
+            return turn(w[i].astype(self.dtype)) if w.ndim == 3 else w[i].astype(self.dtype)  # experts' have an axis more
+
+        cast = lambda tree, i: jax.tree.map_with_path(lambda path, w: of_layer(path, w, i), tree)  # noqa: E731
         return [(cast(params["layers"], i), None if lora is None else cast(lora, i))
                 for i in range(self.config.num_layers)]
 

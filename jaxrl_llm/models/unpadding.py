@@ -19,11 +19,11 @@ class Unpadding(NamedTuple):
 
     def remove(self, y):
         """`[P, G, T, ...] -> [slots, ...]`; empty slots are 0."""
-        return _moved(y.reshape(-1, *y.shape[3:]), self.token, self.slot)
+        return moved(y.reshape(-1, *y.shape[3:]), self.token, self.slot)
 
     def restore(self, y):
         """`[slots, ...] -> [P, G, T, ...]`; padding is 0."""
-        return _moved(y, self.slot, self.token)
+        return moved(y, self.slot, self.token)
 
 
 def through_last(mask):
@@ -46,7 +46,7 @@ def unpadding(mask: jax.Array, quarters: int) -> Unpadding | None:
 
 
 @jax.custom_vjp
-def _moved(y, there, back):
+def moved(y, there, back):
     """Rows `there` of `y [n, ...]`, 0 for numbers >= n. `back` undoes it, so that the gradient is a gathering as well."""
     return jnp.take(y, there, axis=0, mode="fill", fill_value=0)
 
@@ -54,7 +54,7 @@ def _moved(y, there, back):
 def _backward(saved, d_moved):
     there, back = saved
     flat = d_moved.reshape(-1, *d_moved.shape[there.ndim:])
-    return _moved(flat, back.reshape(-1), there.reshape(-1)), None, None
+    return moved(flat, back.reshape(-1), there.reshape(-1)), None, None
 
 
-_moved.defvjp(lambda y, there, back: (_moved(y, there, back), (there, back)), _backward)
+moved.defvjp(lambda y, there, back: (moved(y, there, back), (there, back)), _backward)

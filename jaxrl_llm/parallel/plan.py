@@ -93,6 +93,22 @@ def parameters(c: ModelConfig) -> int:
     return sum(math.prod(shape) for _, shape in _leaves(c))
 
 
+def active_parameters(c: ModelConfig) -> int:
+    """How many of them compute a token: all but those of the experts that it is not sent to."""
+    return parameters(c) - _layer_matrices(c) + flops.matmul_parameters(c, unembedding=False)
+
+
+def _layer_matrices(c: ModelConfig, rows: float = math.inf) -> int:
+    """Weights of the matrices of all layers; those of so many experts as that number of `rows` can be sent to."""
+    experts = None if c.experts is None else int(min(c.experts.count, rows * c.experts.per_token))
+    return flops.matmul_parameters(c, unembedding=False, experts=experts)
+
+
+def _mlp_width(c: ModelConfig) -> int:
+    """Width of what a token's feed-forward layers compute, those of its experts side by side."""
+    return c.mlp_size if c.experts is None else c.experts.per_token * c.experts.size + c.experts.shared_size
+
+
 def weights_per_device(c: ModelConfig, mesh: Mapping[str, int]) -> float:
     """Weights that each device holds under the partition table: what does not divide is whole everywhere."""
     def share(path, shape):
@@ -102,10 +118,10 @@ def weights_per_device(c: ModelConfig, mesh: Mapping[str, int]) -> float:
 
 
 def adapter_weights(c: ModelConfig, rank: int) -> int:
-    """Weights of adapters of that rank on all matrices of the layers."""
+    """Weights of adapters of that rank on all matrices of the layers but those of experts."""
     q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     ends = [(c.hidden_size, q), (c.hidden_size, kv), (c.hidden_size, kv), (q, c.hidden_size)]
-    ends += [(c.hidden_size, c.mlp_size)] * 2 + [(c.mlp_size, c.hidden_size)]
+    ends += [(c.hidden_size, c.mlp_size)] * 2 + [(c.mlp_size, c.hidden_size)] if c.experts is None else []
     return c.num_layers * rank * sum(a + b for a, b in ends)
 
 
@@ -131,13 +147,15 @@ def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     differentiated, either around its attention or around its MLP. gathered: tables that live in pieces, two layers at a time.
     """
     shards, tensor, item = mesh["data"] * mesh["fsdp"], mesh["tensor"], w.itemsize
-    P, G, S, T, D, M = w.learned_at_once / shards, w.group, w.prompt_tokens, w.completion_tokens, c.hidden_size, c.mlp_size
+    P, G, S, T, D, M = w.learned_at_once / shards, w.group, w.prompt_tokens, w.completion_tokens, c.hidden_size, _mlp_width(c)
     tokens = P * (S + G * T)
     held = weights_per_device(c, mesh)
-    products = (1 + c.post_norms) * D + ((2 * c.num_heads + 2 * c.num_kv_heads) * c.head_dim + 2 * M) / tensor
+    per_token = 0 if c.experts is None else c.experts.per_token  # rows of a token beside each other, before they are summed
+    products = (1 + c.post_norms + per_token) * D + ((2 * c.num_heads + 2 * c.num_kv_heads) * c.head_dim + 2 * M) / tensor
     stored = tokens * c.num_layers * item * (D + (0 if w.remat else products))
     scores = 4 * c.num_heads * P * (G * min(T, BLOCK) * (T + S) + min(S, BLOCK) * S) / tensor
-    layer = max(5 * M / tensor * tokens * item, 4 * scores) + 6 * 4 * D * tokens + (tokens * products * item if w.remat else 0)
+    layer = max((5 * M / tensor + 4 * per_token * D) * tokens * item, 4 * scores) + 6 * 4 * D * tokens
+    layer += tokens * products * item if w.remat else 0
     table = 4 * c.vocab_size * D / tensor
     gradients = 4 * (adapter_weights(c, w.lora_rank) if w.lora_rank else held) * (2 if w.micro_batches > 1 else 1)
     layer += 0 if w.lora_rank or not c.tie_embeddings else table  # its gradient as unembedding, until that as embedding
@@ -145,7 +163,7 @@ def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     logits = 3 * 4 * min(_CHUNK, P * G * T) * c.vocab_size / tensor
     waiting = max(layer + gradients, logits + table + (gradients / 2 if w.micro_batches > 1 else 0))
     gathered = table * (1 if c.tie_embeddings else 2)
-    gathered += 2 * 4 * (flops.matmul_parameters(c, unembedding=False) / c.num_layers) / tensor
+    gathered += 2 * 4 * (_layer_matrices(c) / c.num_layers) / tensor
     trained = held if not w.lora_rank else adapter_weights(c, w.lora_rank)
     returned = 2 * 4 * (trained + w.critic * held) if "optimizer" in w.offload else 0.0
     return {"gradients": gradients, "moments from the host": returned, "stored activations": stored,
@@ -167,12 +185,12 @@ def sampler_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     """
     shards, tensor, item = mesh["data"] * mesh["fsdp"], _heads_over(c, mesh), w.itemsize
     P, G, S, T = w.sampled_at_once / shards, w.group, w.prompt_tokens, w.completion_tokens
-    matrices = flops.matmul_parameters(c, unembedding=False) * item / tensor
+    matrices = _layer_matrices(c) * item / tensor
     gathered = weights_per_device(c, {**mesh, "fsdp": 1}) * item if mesh["fsdp"] > 1 else 0.0
     gathered += parameters(c) * item if tensor < mesh["tensor"] else 0.0
     table = c.vocab_size * c.hidden_size * item / tensor if item < 4 and not gathered else 0
     slots = 2 * c.num_layers * c.num_kv_heads * c.head_dim * item / tensor
-    prefill = P * (3 * 4 * c.num_heads * S * S / tensor + S * item * (3 * c.mlp_size / tensor + 6 * c.hidden_size))
+    prefill = P * (3 * 4 * c.num_heads * S * S / tensor + S * item * (3 * _mlp_width(c) / tensor + 6 * c.hidden_size))
     return {"gathered weights": gathered, "copy of the weights": matrices + table, "caches": slots * P * (G * (T - 1) + 2 * S),
             "logits": 4 * 4 * P * G * c.vocab_size / tensor, "prefill": prefill}
 
@@ -219,12 +237,14 @@ def step_flops(c: ModelConfig, w: Work) -> dict[str, float]:
 def ideal_seconds(c: ModelConfig, w: Work, mesh: Mapping[str, int], device: Device) -> dict[str, float]:
     """Least seconds of each phase: its operations at the bfloat16 peak, and for decoding the memory traffic if that is longer.
 
-    A decode step reads the weights and, on average, half the completion caches. Communication and the host are not counted:
+    A decode step reads the weights, of experts at most as many as its rows are sent to, and, on average, half the completion
+    caches. Communication and the host are not counted:
     nothing measured will reach these.
     """
     count = math.prod(mesh.values())
     seconds = {phase: found / (count * device.flops) for phase, found in step_flops(c, w).items()}
-    weights = flops.matmul_parameters(c) * w.itemsize / _heads_over(c, mesh)
+    rows = w.sampled_at_once * w.group / (mesh["data"] * mesh["fsdp"])
+    weights = (_layer_matrices(c, rows) + c.vocab_size * c.hidden_size) * w.itemsize / _heads_over(c, mesh)
     traffic = (weights + sampler_memory(c, w, mesh)["caches"] / 2) * (w.completion_tokens - 1) * w.sampling_parts
     return seconds | {"decode": max(seconds["decode"], traffic / device.bandwidth)}
 

@@ -9,7 +9,8 @@ from jaxrl_llm.parallel.presets import Device
 def page(name: str, c: ModelConfig, w: plan.Work, device: Device, found: plan.Estimate) -> str:
     """Bytes by purpose, operations and least seconds by phase."""
     count = found.mesh["data"] * found.mesh["fsdp"] * found.mesh["tensor"]
-    lines = [f"{name}: {plan.parameters(c):,} weights on {count} x {device.name}, {plan.named(found.mesh)}",
+    active = "" if c.experts is None else f" ({plan.active_parameters(c):,} of them for each token)"
+    lines = [f"{name}: {plan.parameters(c):,} weights{active} on {count} x {device.name}, {plan.named(found.mesh)}",
              f"one step: {w.prompts} prompts of {w.prompt_tokens} tokens x {w.group} completions of {w.completion_tokens}, "
              f"{w.dtype}, {w.minibatches} x {w.micro_batches} parts learned, {w.sampling_parts} sampled"
              + (", layers computed again" if w.remat else ""), "", f"{'GB per device':32}{'updating':>10}{'sampling':>10}"]
@@ -36,7 +37,8 @@ def table(models: Mapping[str, tuple[ModelConfig, plan.Work]], machines: Mapping
     for name, (c, w) in models.items():
         for machine, (device, count) in machines.items():
             changes, changed, found = plan.remedies(c, w, device, count)
-            told = (name, f"{plan.parameters(c) / 1e9:.2f}e9", f"{machine} ({count})")
+            active = "" if c.experts is None else f", {plan.active_parameters(c) / 1e9:.2f}e9 active"
+            told = (name, f"{plan.parameters(c) / 1e9:.2f}e9{active}", f"{machine} ({count})")
             if found is None:
                 rows.append((*told, "does not fit", "", "", "", ""))
                 continue

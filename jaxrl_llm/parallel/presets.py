@@ -2,7 +2,7 @@
 import dataclasses
 import re
 
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config import Experts, ModelConfig
 from jaxrl_llm.registry import unknown
 
 
@@ -86,6 +86,13 @@ MODELS = {
     "qwen3_8b": _model(151_936, 4096, 36, 32, 8, 128, 12_288, tie=False, qk_norm=True),
     "qwen3_14b": _model(151_936, 5120, 40, 40, 8, 128, 17_408, tie=False, qk_norm=True),
     "qwen3_32b": _model(151_936, 5120, 64, 64, 8, 128, 25_600, tie=False, qk_norm=True),
+    "qwen3_30b_a3b": _model(151_936, 2048, 48, 32, 4, 128, 6144, tie=False, qk_norm=True, experts=Experts(128, 8, 768)),
+    "qwen3_235b_a22b": _model(151_936, 4096, 94, 64, 4, 128, 12_288, tie=False, qk_norm=True, experts=Experts(128, 8, 1536)),
+    "qwen1.5_moe_a2.7b": _model(151_936, 2048, 24, 16, 16, 128, 5632, tie=False, qkv_bias=True,
+                                experts=Experts(60, 4, 1408, normalize=False, shared_size=5632)),
+    "mixtral_8x7b": _model(32_000, 4096, 32, 32, 8, 128, 14_336, tie=False, experts=Experts(8, 2, 14_336)),
+    "olmoe_1b_7b": _model(50_304, 2048, 16, 16, 16, 128, 1024, tie=False, qk_norm_wide=True,
+                          experts=Experts(64, 8, 1024, normalize=False)),
     "llama3.2_1b": _model(128_256, 2048, 16, 32, 8, 64, 8192, tie=True),
     "llama3.2_3b": _model(128_256, 3072, 28, 24, 8, 128, 8192, tie=True),
     "llama3_8b": _model(128_256, 4096, 32, 32, 8, 128, 14_336, tie=False),

@@ -17,8 +17,10 @@ OFFLOADABLE = ("optimizer", "reference")
 _AT_LEAST = {
     1: "steps prompts.per_step sampling.group sampling.max_group sampling.max_tokens sampling.micro_batches "
        "sampling.max_rounds probe.pool learner.epochs learner.minibatches learner.micro_batches learner.max_skipped "
-       "eval.problems checkpoint.keep warmup.batch model.hidden_size model.num_layers model.num_heads model.mlp_size",
-    0: "lora.rank prompts.max_tokens budget.prompts optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
+       "eval.problems checkpoint.keep warmup.batch model.hidden_size model.num_layers model.num_heads model.mlp_size "
+       "model.experts_per_token",
+    0: "model.experts model.expert_size learner.balance "
+       "lora.rank prompts.max_tokens budget.prompts optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
        "optimizer.clip_norm critic.learning_rate critic.clip critic.pretrain_steps warmup.steps warmup.learning_rate "
        "eval.every checkpoint.every samples_every",
 }
@@ -47,6 +49,9 @@ def default_config() -> ConfigDict:
     c.model.num_layers = 4
     c.model.num_heads = 4
     c.model.mlp_size = 512
+    c.model.experts = 0                # of every layer, in the place of its feed-forward layer; 0: dense
+    c.model.experts_per_token = 2
+    c.model.expert_size = 0            # 0: mlp_size / experts_per_token, so that a token costs as much as in a dense model
     c.model.dtype = "float32"          # of activations; weights and optimiser stay float32
     c.model.remat = False              # recompute layers in the backward pass: less memory, a third more work
 
@@ -83,6 +88,7 @@ def default_config() -> ConfigDict:
     c.learner.minibatches = 0           # optimiser steps per pass; 0: the method's own
     c.learner.micro_batches = 1         # parts whose gradients are summed in one optimiser step: less memory
     c.learner.max_skipped = 5           # stop after so many non-finite updates in a row
+    c.learner.balance = 0.0             # weight of the load-balancing loss of a mixture of experts; 0.001 to 0.01 are usual
     c.learner.offload = ""              # "optimizer", "reference" or both: in the host's memory while they are not used
 
     c.probe = ConfigDict()             # read by methods whose baseline is a probe on the policy's hidden states

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxrl_llm.models.logprobs import token_logprobs
+from jaxrl_llm.models.moe import Loads
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.models.unpadding import unpadding
 from jaxrl_llm.parallel import over_rows
@@ -49,6 +50,11 @@ class Policy:
         """Log-prob of every completion token and entropy at its place: `(f32[P, G, T], f32[P, G, T])`, nats."""
         return self._forward(params, lora, rollouts)[:2]
 
+    def logprobs_and_loads(self, params, lora, rollouts: Rollouts) -> tuple[jax.Array, jax.Array, Loads]:
+        """As `logprobs`, with what the rollouts of each prompt gave the experts of a mixture to do, f32[P, L, E]."""
+        logprobs, entropies, _, loads = self._forward(params, lora, rollouts, return_loads=True)
+        return logprobs, entropies, loads
+
     def logprobs_and_features(self, params, lora, rollouts: Rollouts, capture: Capture):
         """As `logprobs`, with `phi f32[P, G, 2D + 3]` of the chosen block from the same pass (`[P, G, K, 2D + 3]` for K).
 
@@ -57,15 +63,15 @@ class Policy:
         r = rollouts
         spans = features.spans(r.tokens, r.token_mask, capture.marker)
         last = features.last_tokens(r.prompt_mask, capture.pool), features.last_tokens(spans.reasoning, capture.pool)
-        logprobs, entropies, pooled = self._forward(params, lora, rollouts, last)
+        logprobs, entropies, pooled, _ = self._forward(params, lora, rollouts, last)
         means = features.mean_entropies(entropies, r.token_mask, spans)
         of_layer = lambda i: features.phi(pooled[0][:, i], pooled[1][:, i], means)  # noqa: E731
         if isinstance(capture.layer, int):
             return logprobs, entropies, of_layer(capture.layer)
         return logprobs, entropies, jnp.stack([of_layer(i) for i in capture.layer], axis=2)
 
-    def _forward(self, params, lora, rollouts: Rollouts, last=None):
-        """Log-probs, entropies, and of every layer `[P, L, ...]` the means over the `last` tokens, see `features`.
+    def _forward(self, params, lora, rollouts: Rollouts, last=None, return_loads: bool = False):
+        """Log-probs, entropies, of every layer `[P, L, ...]` the means over the `last` tokens, see `features`, and its loads.
 
         NaN where `rollouts.filled` promised too much: better no update than one that misses tokens.
         """
@@ -73,14 +79,16 @@ class Policy:
             prompt_tokens, prompt_mask, tokens, mask, last = rows
             pool = None if last is None else (lambda *states: tuple(map(features.pooled, states, last)))
             slots = unpadding(mask, r.filled)
-            states, pooled = self.model.packed_states(params, prompt_tokens, prompt_mask, tokens, mask=mask, filled=r.filled,
-                                                      lora=lora, pool=pool, whole=whole)
+            states, *of_layers = self.model.packed_states(
+                params, prompt_tokens, prompt_mask, tokens, mask=mask, filled=r.filled, lora=lora, pool=pool, whole=whole,
+                return_loads=return_loads)
+            pooled, loads = of_layers if return_loads else (*of_layers, None)
             remove, restore = (lambda x: x.reshape(-1, *x.shape[3:])), (lambda x: x.reshape(tokens.shape))
             if slots is not None:
                 remove, restore = slots.remove, lambda x: jnp.where(slots.fits, slots.restore(x), jnp.nan)
             found = token_logprobs(remove(states), self.model.unembedding(params), remove(tokens),
                                    temperature=self.temperature, chunk=self.chunk)
-            return *map(restore, found), jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), pooled)
+            return *map(restore, found), *jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (pooled, loads))
 
         r = rollouts
         rows = (r.prompt_tokens, r.prompt_mask, r.tokens, r.token_mask, last)

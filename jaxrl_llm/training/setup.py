@@ -20,7 +20,7 @@ from jaxrl_llm.generation.prompts import longest
 from jaxrl_llm.generation.sampler import generate
 from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.models import weights
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config import Experts, ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.registry import one_of
@@ -207,10 +207,14 @@ def check_method(method: methods.Method, estimator: Estimator, objective: Object
 
 
 def model_config(config: ConfigDict, vocab_size: int) -> ModelConfig:
-    """A small Llama-style architecture from the sizes in `config.model`."""
-    m = config.model
+    """A small Llama-style architecture from the sizes in `config.model`; with `experts`, a Mixtral-style one."""
+    m, experts = config.model, None
+    if m.experts:
+        experts = Experts(m.experts, m.experts_per_token, m.expert_size or max(m.mlp_size // m.experts_per_token, 1))
     return ModelConfig(vocab_size=vocab_size, hidden_size=m.hidden_size, num_layers=m.num_layers, num_heads=m.num_heads,
-                       num_kv_heads=m.num_heads, head_dim=m.hidden_size // m.num_heads, mlp_size=m.mlp_size)
+                       num_kv_heads=m.num_heads, head_dim=m.hidden_size // m.num_heads,
+                       mlp_size=m.mlp_size if experts is None else experts.size,  # as a Mixtral's config says it
+                       experts=experts, family="llama" if experts is None else "mixtral")
 
 
 def make_task(text: str) -> tasks.Task:
@@ -316,12 +320,15 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     tokenizer, model, params = load_model(config, mesh)
     if config.model.path:  # only now is the width of its states known
         estimator, objective = make_parts(feature_size=features.feature_size(model.config.hidden_size))
+    if config.learner.balance and model.config.experts is None:
+        raise ValueError(f"config.learner.balance={config.learner.balance} is for experts, and this model has none; "
+                         "set it to 0, or take a mixture of experts")
     policy = Policy(model, temperature=config.sampling.temperature or 1.0, mesh=mesh)
     read = capture_of(config, tokenizer, model.config.num_layers)
     alone = 0 if estimator.value_targets is None else config.critic.pretrain_steps
     optimizer, schedule = optimizer_of(config, config.optimizer.learning_rate, config.steps - alone)
     update = make_update(policy, objective, optimizer, clip_norm=config.optimizer.clip_norm or None,
-                         micro_batches=config.learner.micro_batches)
+                         micro_batches=config.learner.micro_batches, balance=config.learner.balance)
     sampler = functools.partial(generate, model, max_tokens=T, stop_ids=stop_ids(tokenizer, config.sampling.stop_strings),
                                 mesh=mesh)
     prompt_tokens = prompt_length(config, task, tokenizer, model.config.max_positions)
@@ -335,7 +342,8 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     asked = config.budget.utility or "prior" in needs_of(method, estimator, objective)
     expected = prior_lib.make(config, policy, len(task.train), prompt_tokens, read) if asked else None
     capture = functools.partial(policy.logprobs_and_features, capture=read)
-    joint, whole = None, learner.epochs * learner.minibatches * learner.micro_batches == 1  # a batch is one update in one piece
+    joint = None
+    whole = learner.epochs * learner.minibatches * learner.micro_batches == 1 and not learner.balance  # one update in one piece
     if whole and "features" in needs_of(method, estimator, objective):
         joint = Guarded("update", make_joint_update(policy, read, objective, estimator, optimizer,
                                                     clip_norm=config.optimizer.clip_norm or None), shapes)

@@ -12,9 +12,11 @@ from jaxrl_llm.descent import descend, keep_finite, split
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.parallel import tree_shardings
 from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.training import balance as balance_lib
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.state import TrainState
 
+_CHOSEN = "moe/chosen"  # tokens of each expert, f32[L, E]: they add up over micro-batches, what is reported of them does not
 Update = jax.stages.Wrapped  # (TrainState, Rollouts, advantages f32[P, G, T]) -> (TrainState, metrics)
 
 
@@ -83,26 +85,53 @@ def loss_terms(objective: Objective, logprobs, entropies, rollouts, advantages, 
     return loss, (jax.lax.stop_gradient(metrics), objective_state)
 
 
-def whole_batch_cotangents(policy, objective, params, lora, micro_batches, rollouts, advantages, objective_state):
-    """d loss / d logprobs `[P, G, T]` of an objective that must see all log-probs of the mini-batch at once.
+def forward(policy: Policy, params, lora, rollouts):
+    """`((logprobs, loads | None), entropies)`: what a loss is differentiated by, and what comes with it.
+
+    The loads are those of experts, f32[P, L, E], see `models.moe`; None without experts.
+    """
+    if policy.model.config.experts is None:
+        logprobs, entropies = policy.logprobs(params, lora, rollouts)
+        return (logprobs, None), entropies
+    logprobs, entropies, loads = policy.logprobs_and_loads(params, lora, rollouts)
+    return (logprobs, loads), entropies
+
+
+def losses(policy: Policy, objective: Objective, balance: float, outputs, entropies, rollouts, advantages, objective_state):
+    """As `loss_terms` of the outputs of `forward`; with experts, `balance` times their balancing loss added."""
+    logprobs, loads = outputs
+    value, (metrics, objective_state) = loss_terms(objective, logprobs, entropies, rollouts, advantages, objective_state)
+    if loads is not None:
+        chosen = jax.lax.stop_gradient(loads.chosen.sum(0))
+        metrics |= {_CHOSEN: chosen}
+        if balance:
+            uneven = balance_lib.loss(loads, chosen, policy.model.config.experts.per_token)
+            value, metrics = value + balance * uneven, metrics | {"moe/balance_loss": jax.lax.stop_gradient(uneven)}
+    return value, (metrics, objective_state)
+
+
+def whole_batch_cotangents(policy, objective, balance, params, lora, micro_batches, rollouts, advantages, objective_state):
+    """d loss / d outputs of `forward` where the loss must see all of the mini-batch at once.
 
     One extra forward pass, micro-batch by micro-batch, buys an exact gradient at micro-batch memory.
     """
-    logprobs, entropies = jax.lax.stop_gradient(in_parts(policy.logprobs, micro_batches)(params, lora, rollouts))
-    differentiate = jax.value_and_grad(
-        lambda logprobs: loss_terms(objective, logprobs, entropies, rollouts, advantages, objective_state), has_aux=True)
-    (_, (metrics, state)), cotangents = differentiate(logprobs)
+    passed = in_parts(functools.partial(forward, policy), micro_batches)(params, lora, rollouts)
+    outputs, entropies = jax.lax.stop_gradient(passed)
+    differentiate = jax.value_and_grad(lambda outputs: losses(
+        policy, objective, balance, outputs, entropies, rollouts, advantages, objective_state), has_aux=True)
+    (_, (metrics, state)), cotangents = differentiate(outputs)
     return cotangents, metrics, state
 
 
 def live_first(mesh, rollouts, signal):
-    """`(rollouts, signal f32[P, G, T])`, prompts with nothing but zeros in their signal last, so that they share micro-batches.
+    """`(rollouts, signal)`, prompts with nothing but zeros in their signal `[P, ...]` last, so that they share micro-batches.
 
     Over several devices as they are: prompts would have to move between them.
     """
     if mesh is not None and mesh.size > 1:
         return rollouts, signal
-    order = jnp.argsort((signal == 0).all((1, 2)), stable=True)
+    dead = [(x == 0).all(range(1, x.ndim)) for x in jax.tree.leaves(signal)]
+    order = jnp.argsort(functools.reduce(jnp.logical_and, dead), stable=True)
     return jax.tree.map(lambda x: x[order], (rollouts, signal))
 
 
@@ -112,33 +141,37 @@ def add_pulled_back(total, pull_back, cotangents):
     Exact for every objective: one with a term beside the advantages (a KL, an entropy bonus) has other cotangents there.
     """
     add = lambda total: jax.tree.map(jnp.add, total, pull_back(cotangents))  # noqa: E731
-    return jax.lax.cond((cotangents != 0).any(), add, lambda total: total, total)
+    alive = [(x != 0).any() for x in jax.tree.leaves(cotangents)]
+    return jax.lax.cond(functools.reduce(jnp.logical_or, alive), add, lambda total: total, total)
 
 
-def gradients(policy: Policy, objective: Objective, micro_batches: int, state: TrainState, rollouts, advantages):
+def gradients(policy: Policy, objective: Objective, micro_batches: int, balance: float, state: TrainState, rollouts,
+              advantages):
     """Gradient of the mini-batch loss with respect to what is trained, plus metrics and the next objective state.
 
     Micro-batches are scanned and their gradients summed; the loss weights were computed for the whole mini-batch, so
     the sum is the gradient of the whole, whatever `micro_batches` is. Those whose log-probs the loss does not depend on,
-    as without any advantage, cost a forward pass only.
+    as without any advantage, cost a forward pass only. `balance` times the balancing loss of experts is part of the loss; it
+    must see the whole mini-batch.
     """
     rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
     place = lambda tree: (state.params, tree) if state.lora is not None else (tree, None)  # noqa: E731
+    terms = functools.partial(losses, policy, objective, balance)
     if micro_batches == 1:
         def loss(tree):
-            return loss_terms(objective, *policy.logprobs(*place(tree), rollouts), rollouts, advantages, state.objective_state)
+            return terms(*forward(policy, *place(tree), rollouts), rollouts, advantages, state.objective_state)
 
         (_, (metrics, objective_state)), total = jax.value_and_grad(loss, has_aux=True)(state.trainable)
         return total, metrics, objective_state
 
     zeros = jax.tree.map(jnp.zeros_like, state.trainable)
-    if objective.whole_batch:
+    if objective.whole_batch or balance:
         cotangents, metrics, objective_state = whole_batch_cotangents(
-            policy, objective, state.params, state.lora, micro_batches, rollouts, advantages, state.objective_state)
+            policy, objective, balance, state.params, state.lora, micro_batches, rollouts, advantages, state.objective_state)
 
         def add_again(total, inputs):
             part, cotangent = inputs
-            loss = lambda tree, c: (policy.logprobs(*place(tree), part)[0] * c).sum()  # noqa: E731
+            loss = lambda tree, c: optax.tree.vdot(forward(policy, *place(tree), part)[0], c)  # noqa: E731
             return add_pulled_back(total, functools.partial(jax.grad(loss), state.trainable), cotangent), None
 
         total, _ = jax.lax.scan(add_again, zeros, split(live_first(policy.mesh, rollouts, cotangents), micro_batches))
@@ -146,10 +179,10 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, state: T
 
     def add_part(carry, inputs):
         part, advantage = inputs
-        forward = lambda tree: policy.logprobs(*place(tree), part)  # noqa: E731
-        logprobs, pull_back, entropies = jax.vjp(forward, state.trainable, has_aux=True)
-        terms = lambda logprobs: loss_terms(objective, logprobs, entropies, part, advantage, state.objective_state)  # noqa: E731
-        (_, (metrics, objective_state)), cotangents = jax.value_and_grad(terms, has_aux=True)(logprobs)
+        outputs, pull_back, entropies = jax.vjp(
+            lambda tree: forward(policy, *place(tree), part), state.trainable, has_aux=True)
+        loss = lambda outputs: terms(outputs, entropies, part, advantage, state.objective_state)  # noqa: E731
+        (_, (metrics, objective_state)), cotangents = jax.value_and_grad(loss, has_aux=True)(outputs)
         return (add_pulled_back(carry[0], lambda c: pull_back(c)[0], cotangents), objective_state), metrics
 
     (total, objective_state), metrics = jax.lax.scan(
@@ -182,6 +215,9 @@ def joint_gradients(policy: Policy, capture: Capture, objective: Objective, esti
 
 def advance(optimizer, clip_norm, mesh, state: TrainState, grads, metrics, objective_state):
     """`(state, metrics)` after one optimiser step with `grads`, or after its refusal, see `make_update`."""
+    if _CHOSEN in metrics:
+        metrics = dict(metrics)
+        metrics["moe/max_load"] = balance_lib.max_load(metrics.pop(_CHOSEN))
     tree, opt_state, norm, finite = descend(optimizer, clip_norm, grads, metrics["loss"], state.trainable, state.opt_state)
     keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)  # noqa: E731
     skip = (~finite).astype(jnp.int32)
@@ -194,7 +230,7 @@ def advance(optimizer, clip_norm, mesh, state: TrainState, grads, metrics, objec
 
 
 def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *,
-                clip_norm: float | None = 1.0, micro_batches: int = 1) -> Update:
+                clip_norm: float | None = 1.0, micro_batches: int = 1, balance: float = 0.0) -> Update:
     """The jitted update `(state, rollouts, advantages) -> (state, metrics)`; the state is donated.
 
     The new state lies on the policy's mesh by the partition table, as the old one did: left to itself the compiler may lay
@@ -203,6 +239,7 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
     The gradient is scaled to `clip_norm` if its global norm is larger. An update with a loss or gradient that is not
     finite leaves weights and optimiser as they were and is counted in `state.skipped`. So does one without any gradient
     (all advantages 0, nothing kept), which is not counted: momentum and weight decay alone must not move the weights.
+    `balance` is the weight of the balancing loss of experts, see `training.balance`.
 
     Raises:
       ValueError: at trace time, when the prompts of a mini-batch do not divide by `micro_batches`.
@@ -213,7 +250,7 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
         if P % micro_batches:
             raise ValueError(f"{P} prompts per mini-batch do not divide into learner.micro_batches={micro_batches}; "
                              f"choose one of {[n for n in range(1, P + 1) if P % n == 0]}")
-        grads, metrics, objective_state = gradients(policy, objective, micro_batches, state, rollouts, advantages)
+        grads, metrics, objective_state = gradients(policy, objective, micro_batches, balance, state, rollouts, advantages)
         return advance(optimizer, clip_norm, policy.mesh, state, grads, metrics, objective_state)
 
     return jax.jit(update, donate_argnums=0)

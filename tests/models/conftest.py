@@ -18,6 +18,7 @@ _LLAMA3 = dict(rope_type="llama3", rope_theta=500.0, factor=4.0, low_freq_factor
                original_max_position_embeddings=64)
 _GEMMA_ROPE = {"full_attention": dict(rope_type="linear", factor=8.0, rope_theta=1000.0),
                "sliding_attention": dict(rope_type="default", rope_theta=100.0)}
+_EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
 CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**_SHAPE, tie_word_embeddings=True),
     "llama_untied": lambda: transformers.LlamaConfig(**_SHAPE, tie_word_embeddings=False),
@@ -31,6 +32,10 @@ CONFIGS = {
     "gemma3": lambda: transformers.Gemma3TextConfig(
         **_SHAPE, head_dim=16, query_pre_attn_scalar=24, sliding_window=4, rope_parameters=_GEMMA_ROPE,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+    "mixtral": lambda: transformers.MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=6),
+    "qwen2_moe": lambda: transformers.Qwen2MoeConfig(**_SHAPE, **_EXPERTS, shared_expert_intermediate_size=20),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**_SHAPE, **_EXPERTS, head_dim=16, norm_topk_prob=True),
+    "olmoe": lambda: transformers.OlmoeConfig(**_SHAPE, num_experts=5, num_experts_per_tok=3),
 }
 
 

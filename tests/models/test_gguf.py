@@ -13,7 +13,8 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from jaxrl_llm.models import RopeScaling, Transformer, weights
 
-ARCH = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gemma3_text": "GEMMA3"}
+ARCH = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gemma3_text": "GEMMA3", "mixtral": "LLAMA",
+        "qwen2_moe": "QWEN2MOE", "qwen3_moe": "QWEN3MOE", "olmoe": "OLMOE"}
 SMOLLM2 = Path(__file__).parents[2] / "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -28,7 +29,7 @@ def write_gguf(path, reference, metadata=None, tensors=None, skip=(), arrays=Non
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     rope = config.rope_parameters

@@ -119,7 +119,6 @@ def test_bfloat16_files_become_float32_masters_or_what_is_asked(pair, tmp_path):
 
 @pytest.mark.parametrize("change, message", [
     (dict(model_type="mamba"), "model_type 'mamba' is not supported; supported: llama, qwen2, qwen3, gemma3_text"),
-    (dict(model_type="qwen3_moe"), "model_type 'qwen3_moe' is not supported"),
     (dict(attention_bias=True), "attention_bias=True is not supported for llama"),
     (dict(mlp_bias=True), "mlp_bias=True is not supported"),
     (dict(final_logit_softcapping=30.0), "final_logit_softcapping=30.0 is not supported"),

@@ -133,6 +133,27 @@ def leaves(state):
     return jax.tree.leaves(jax.device_get((state.params, state.opt_state)))
 
 
+def with_experts():
+    """Three steps of a mixture of experts, its load balanced, along each axis and on a mesh of all, against one device's."""
+    def run(devices, **mesh):
+        c = tiny(**mesh)
+        c.model.experts, c.learner.balance, c.model.expert_size = 4, 0.05, 24
+        return steps(c, 3, devices, unpads=devices == 8)
+
+    _, one, tokens, told = run(1, data=1)
+    found = {}
+    for name, devices, sizes in (("data", 4, {"data": 4}), ("fsdp", 4, {"data": 1, "fsdp": 4}),
+                                 ("tensor", 4, {"data": 1, "tensor": 4}), ("all", 8, {"data": 2, "fsdp": 2, "tensor": 2})):
+        _, state, sampled, metrics = run(devices, **sizes)
+        gate = state.params["layers"]["experts_gate"]["kernel"]
+        found[name] = {"same_tokens": all(bool((a == b).all()) for a, b in zip(sampled, tokens, strict=True)),
+                       "difference": max(float(np.abs(a - b).max()) for a, b in zip(leaves(state), leaves(one), strict=True)),
+                       "metrics": {key: [metrics[key], told[key]]
+                                   for key in ("loss", "grad_norm", "kl", "moe/balance_loss", "moe/max_load")},
+                       "shard_of_gate": gate.addressable_shards[0].data.shape}
+    return found
+
+
 def along_one_axis(axis, tokens, state, metrics):
     """Three steps on four devices along one axis, against those on one device."""
     _, found, sampled, told = steps(tiny(**{"data": 1, axis: 4}), 3, 4)
@@ -181,6 +202,7 @@ def main():
         "communicated": communicated(),
         "judged": judged(),
         "bfloat16": [in_bfloat16(data=2, fsdp=2), in_bfloat16(data=1)],
+        "experts": with_experts(),
         "alone": {axis: along_one_axis(axis, one_tokens, one_state, one_metrics) for axis in ("data", "fsdp", "tensor")},
         "devices": [len(run.mesh.devices.flat), len(one_run.mesh.devices.flat)],
         "same_tokens": [bool((a == b).all()) for a, b in zip(tokens, one_tokens)],

@@ -9,18 +9,22 @@ from jaxrl_llm import parallel
 from jaxrl_llm.generation.sampler import generate
 from jaxrl_llm.generation.sampling import Sampling
 from jaxrl_llm.models import Transformer
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config import Experts, ModelConfig
 from jaxrl_llm.parallel import plan
 from jaxrl_llm.parallel.presets import MODELS
 from jaxrl_llm.training.ahead import lower_update
 
 TINY = ModelConfig(vocab_size=259, hidden_size=64, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=16, mlp_size=192)
 MIDDLE = ModelConfig(vocab_size=4096, hidden_size=512, num_layers=6, num_heads=8, num_kv_heads=4, head_dim=64, mlp_size=1536)
+MIXTURE = ModelConfig(vocab_size=512, hidden_size=128, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=32, mlp_size=96,
+                      experts=Experts(8, 2, 96, shared_size=64))
 CASES = {  # architecture, work, mesh, whether the sampler is compiled too
     "tiny": (TINY, plan.Work(4, 4, 32, 32), (1, 1, 1), True),
     "long, layers again, in parts": (TINY, plan.Work(4, 4, 64, 128, remat=True, micro_batches=2), (1, 1, 1), False),
     "SmolLM2": (MODELS["smollm2_135m"], plan.Work(8, 8, 44, 24), (1, 1, 1), True),
     "fsdp": (MODELS["smollm2_135m"], plan.Work(8, 8, 44, 24), (1, 8, 1), False),
+    "mixture": (MIXTURE, plan.Work(4, 4, 64, 64), (1, 1, 1), True),
+    "mixture, mixed": (MIXTURE, plan.Work(8, 4, 64, 64), (2, 2, 2), True),
     "mixed": (MIDDLE, plan.Work(8, 8, 64, 64), (2, 2, 2), True),
 }
 

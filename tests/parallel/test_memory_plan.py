@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from jaxrl_llm.evaluation import flops
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config import Experts, ModelConfig
 from jaxrl_llm.parallel import mesh_sizes, plan, plan_page
 from jaxrl_llm.parallel.presets import DEVICES, MODELS, Device, parse_devices
 from jaxrl_llm.training import setup
@@ -29,7 +29,12 @@ PUBLISHED = {  # numbers of parameters, text models alone
     "qwen2.5_32b": 32_763_876_352, "qwen3_0.6b": 596_049_920, "qwen3_1.7b": 1_720_574_976, "qwen3_4b": 4_022_468_096,
     "qwen3_8b": 8_190_735_360, "qwen3_14b": 14_768_307_200, "qwen3_32b": 32_762_123_264, "llama3.2_1b": 1_235_814_400,
     "llama3.2_3b": 3_212_749_824, "llama3_8b": 8_030_261_248, "llama3_70b": 70_553_706_496, "gemma3_270m": 268_098_176,
-    "gemma3_1b": 999_885_952, "gemma3_4b": 3_880_263_168, "gemma3_12b": 11_766_034_176,
+    "gemma3_1b": 999_885_952, "gemma3_4b": 3_880_263_168, "gemma3_12b": 11_766_034_176, "qwen3_30b_a3b": 30_532_122_624,
+    "qwen3_235b_a22b": 235_093_634_560, "qwen1.5_moe_a2.7b": 14_315_784_192, "mixtral_8x7b": 46_702_792_704,
+    "olmoe_1b_7b": 6_919_161_856,
+}
+ACTIVE = {  # of them for each token, in units of 1e9 as their papers and model cards say it
+    "qwen3_30b_a3b": 3.3, "qwen3_235b_a22b": 22, "qwen1.5_moe_a2.7b": 2.7, "mixtral_8x7b": 12.9, "olmoe_1b_7b": 1.3,
 }
 
 
@@ -38,11 +43,44 @@ def test_presets_have_the_published_numbers_of_parameters():
     for name, c in MODELS.items():
         norms = c.num_layers * c.hidden_size * (4 if c.post_norms else 2) + c.hidden_size
         norms += 2 * c.num_layers * c.head_dim * c.qk_norm
+        norms += c.num_layers * c.head_dim * (c.num_heads + c.num_kv_heads) * c.qk_norm_wide
         bias = c.num_layers * c.head_dim * (c.num_heads + 2 * c.num_kv_heads) * c.qkv_bias
         tables = c.vocab_size * c.hidden_size * (0 if c.tie_embeddings else 1)
-        assert flops.matmul_parameters(c) + tables + norms + bias == PUBLISHED[name], name
-    for name in ("smollm2_135m", "gemma3_270m"):
+        experts = None if c.experts is None else c.experts.count
+        assert flops.matmul_parameters(c, experts=experts) + tables + norms + bias == PUBLISHED[name], name
+    for name in ("smollm2_135m", "gemma3_270m", *ACTIVE):
         assert plan.parameters(MODELS[name]) == PUBLISHED[name]
+    assert plan.active_parameters(MODELS["smollm2_135m"]) == PUBLISHED["smollm2_135m"]
+    for name, billions in ACTIVE.items():
+        assert plan.active_parameters(MODELS[name]) / 1e9 == pytest.approx(billions, rel=0.02), name
+
+
+MIXTURE = dataclasses.replace(SMALL, experts=Experts(8, 2, 48, shared_size=32))
+
+
+def test_a_mixture_by_hand():
+    """SMALL with a router, 8 experts of which a token is sent to 2, a shared one and its gate in every layer."""
+    attention, one = 64 * 16 * (2 * 4 + 2 * 2), 3 * 64 * 48
+    rest = 64 * 8 + 3 * 64 * 32 + 64
+    assert plan.parameters(MIXTURE) == 64_000 + 2 * (attention + 8 * one + rest) + 320
+    assert plan.active_parameters(MIXTURE) == 64_000 + 2 * (attention + 2 * one + rest) + 320
+    assert flops.matmul_parameters(MIXTURE) == 64_000 + 2 * (attention + 2 * one + rest)
+    # routers and shared gates are whole everywhere, as norms are
+    assert plan.weights_per_device(MIXTURE, {"data": 2, "fsdp": 4, "tensor": 2}) == (
+        64_000 + 2 * (attention + 8 * one + 3 * 64 * 32)) / 8 + 2 * (64 * 8 + 64) + 320
+    tokens, update = 8 * (16 + 4 * 32), plan.update_memory(MIXTURE, WORK, ONE)
+    # in the place of gate and up those of two experts and the shared one, and what two experts give before it is summed
+    assert update["stored activations"] == 4 * tokens * 2 * (64 + 64 + 32 + 32 + 64 + 64 + 2 * (2 * 48 + 32) + 2 * 64)
+    assert plan.adapter_weights(MIXTURE, 8) == 2 * 8 * (128 + 96 + 96 + 128)
+    device = Device("x", 1e9, flops=1e18, bandwidth=1e6)
+    few = dataclasses.replace(WORK, prompts=1, group=2)  # two rows are sent to four experts at most
+    caches = plan.sampler_memory(MIXTURE, few, ONE)["caches"]
+    read = 64_000 + 2 * (attention + 4 * one + rest)
+    assert plan.ideal_seconds(MIXTURE, few, ONE, device)["decode"] == pytest.approx((4 * read + caches / 2) * 31 / 1e6)
+    assert plan.sampler_memory(MIXTURE, few, ONE)["copy of the weights"] == 4 * 2 * (attention + 8 * one + rest)
+    found = plan.estimate(MODELS["qwen3_30b_a3b"], WORK, ONE)
+    page = plan_page.page("a3b", MODELS["qwen3_30b_a3b"], WORK, DEVICES["h100"], found)
+    assert "a3b: 30,532,122,624 weights (3,353,032,704 of them for each token) on 1 x h100" in page
 
 
 def test_slices_of_cores_and_of_chips():
@@ -228,7 +266,7 @@ def test_memory_is_what_the_compiler_says():
     """Updates and samplers compiled, not run: tiny ones, SmolLM2, and meshes of eight devices."""
     printed = job.lines_of("plan_cases.py", 8, "--xla_backend_optimization_level=0")
     cases = [json.loads(line) for line in printed if line.startswith("{")]
-    assert len(cases) == 5
+    assert len(cases) == 7
     for case in cases:
         for what, bytes_measured in case["measured"].items():
             tolerance = 0.02 if what == "given" else 0.25  # given: the batch as well

@@ -1,4 +1,5 @@
 """The partition table, refusals, and a training step on eight virtual devices that equals one device's."""
+import dataclasses
 import json
 import types
 
@@ -9,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm.generation.compaction import holds
-from jaxrl_llm.models import ModelConfig, Transformer
+from jaxrl_llm.models import Experts, ModelConfig, Transformer
 from jaxrl_llm.parallel import check_batch, make_mesh
 from jaxrl_llm.parallel.mesh import lay_out
 from jaxrl_llm.parallel.rules import path_name, spec_of
@@ -20,16 +21,22 @@ def mesh(data, fsdp, tensor):
 
 
 def test_every_matrix_of_the_model_has_a_rule():
-    model = Transformer(ModelConfig(vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=8,
-                                    mlp_size=64, tie_embeddings=False, qkv_bias=True, qk_norm=True))
+    dense = ModelConfig(vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=8,
+                        mlp_size=64, tie_embeddings=False, qkv_bias=True, qk_norm=True)
     columns, rows = PartitionSpec(None, "fsdp", "tensor"), PartitionSpec(None, "tensor", "fsdp")
     table = PartitionSpec("tensor", "fsdp")
-    wanted = {"embed": table, "unembed": table} | {f"layers/{n}/kernel": columns for n in ("q", "k", "v", "gate", "up")} | {
-        f"layers/{n}/kernel": rows for n in ("o", "down")} | {f"layers/{n}/bias": PartitionSpec(None, "tensor") for n in "qkv"}
-    for path, leaf in jax.tree.leaves_with_path(model.abstract_params()):
-        name = path_name(path)
+    wanted = {"embed": table, "unembed": table} | {f"layers/{n}/kernel": columns for n in (
+        "q", "k", "v", "gate", "up", "shared_gate", "shared_up")} | {
+        f"layers/{n}/kernel": rows for n in ("o", "down", "shared_down")} | {
+        f"layers/experts_{n}/kernel": PartitionSpec(None, None, "fsdp", "tensor") for n in ("gate", "up")} | {
+        "layers/experts_down/kernel": PartitionSpec(None, None, "tensor", "fsdp")} | {
+        f"layers/{n}/bias": PartitionSpec(None, "tensor") for n in "qkv"}
+    mixture = dataclasses.replace(dense, experts=Experts(4, 2, 16, shared_size=8))
+    for path, leaf in jax.tree.leaves_with_path([Transformer(c).abstract_params() for c in (dense, mixture)]):
+        name = path_name(path[1:])
         assert spec_of(name, leaf.shape, mesh(2, 2, 2)) == wanted.get(name, PartitionSpec()), name
-        assert "norm" in name or name in wanted, f"{name} is replicated for want of a rule"
+        small = "norm" in name or name in ("layers/router/kernel", "layers/shared_weight/kernel")
+        assert small or name in wanted, f"{name} is replicated for want of a rule"
 
 
 def test_moments_lie_as_their_parameters_and_what_does_not_divide_stays_whole():
@@ -78,6 +85,17 @@ def test_three_steps_on_eight_devices_equal_those_on_one(eight):
 def test_three_steps_along_one_axis_equal_those_on_one_device(eight, axis):
     found = eight["alone"][axis]
     assert found["same_tokens"] and found["difference"] < 2e-4
+    for name, (ours, wanted) in found["metrics"].items():
+        assert ours == pytest.approx(wanted, rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("axis", "shard"), (("data", [2, 4, 32, 24]), ("fsdp", [2, 4, 8, 24]), ("tensor", [2, 4, 32, 6]),
+                                             ("all", [2, 4, 16, 12])))
+def test_three_steps_of_a_mixture_of_experts_equal_those_on_one_device(eight, axis, shard):
+    """Each expert lies in pieces, and its load is balanced over the batch of all devices."""
+    found = eight["experts"][axis]
+    assert found["same_tokens"] and found["difference"] < 2e-4 and found["shard_of_gate"] == shard
     for name, (ours, wanted) in found["metrics"].items():
         assert ours == pytest.approx(wanted, rel=1e-3, abs=1e-5), name
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.weights import hf, layout
+from jaxrl_llm.models.weights import experts, hf, layout
 
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
-            "gemma3_text": "Gemma3ForCausalLM"}
+            "gemma3_text": "Gemma3ForCausalLM", **{name: family.architecture for name, family in experts.FAMILIES.items()}}
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
                     "chat_template*", "additional_chat_templates/*.jinja", "generation_config.json")
 
@@ -75,6 +75,7 @@ def config_json(config: ModelConfig) -> dict:
             "sliding_attention" if local else "full_attention" for local in c.local_layers])
     if gemma:
         described |= dict(rope_local_base_freq=c.rope_local_theta, query_pre_attn_scalar=round(c.attention_scale**-2))
+    described |= experts.to_json(c.family, c.experts)
     _check_says_all(described, config)
     return described
 
@@ -100,6 +101,7 @@ def _write_weights(directory, config, params, shard_bytes):
                 raise ValueError(f"parameter {'/'.join(place.path)} is missing from params")
             leaf = leaf[key]
         layers = () if place.layer is None else (config.num_layers,)
+        layers += () if place.expert is None else (leaf.shape[1],)
         expected = layers + place.shape[::-1 if place.transposed else 1]
         layout.check_shape("/".join(place.path), leaf.shape, expected, "params")
         leaves[place.path], sizes[place.hf] = leaf, math.prod(place.shape) * leaf.dtype.itemsize
@@ -117,5 +119,6 @@ def _write_weights(directory, config, params, shard_bytes):
 
 
 def _stored(leaf, place):
-    tensor = np.asarray(leaf if place.layer is None else leaf[place.layer])
+    index = tuple(number for number in (place.layer, place.expert) if number is not None)
+    tensor = np.asarray(leaf[index])
     return np.ascontiguousarray(tensor.T if place.transposed else tensor)

@@ -10,15 +10,15 @@ import numpy as np
 
 from jaxrl_llm.models.attention import rotary_frequencies
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
-from jaxrl_llm.models.weights import layout
+from jaxrl_llm.models.weights import experts, layout
 
-FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
+FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}  # and those of `experts`
 _GEMMA3_PERIOD = 6  # every sixth layer sees everything, where the file does not say otherwise
 _GEMMA3_27B_LAYERS = 62  # the one size whose attention scale is not 1/sqrt(head_dim); nor that
 
 
 def load(path: Path, dtype: Any = jnp.float32, shardings: layout.Layout | None = None) -> tuple[ModelConfig, dict]:
-    """`(ModelConfig, params)` of a GGUF file of the architectures `llama`, `qwen2`, `qwen3` or `gemma3`."""
+    """`(ModelConfig, params)` of a GGUF file of the architectures `llama`, `qwen2`, `qwen3`, `gemma3` or of a mixture."""
     from gguf.quants import dequantize
 
     parts = _readers(path)
@@ -39,12 +39,20 @@ def load(path: Path, dtype: Any = jnp.float32, shardings: layout.Layout | None =
     @functools.lru_cache(maxsize=config.num_layers)  # a parameter's: all devices in turn ask for their pieces of it
     def whole(place):
         tensor = read_stored(place.gguf)
-        layout.check_shape(place.gguf, tensor.shape, place.shape, path)
-        if config.family == "llama" and place.path[1:2] in (("q",), ("k",)):
+        if place.path[1:2] == ("shared_weight",):  # a matrix of one row is stored as a vector
+            tensor = tensor.reshape(1, -1)
+        many = () if place.expert is None else (config.experts.count,)
+        layout.check_shape(place.gguf, tensor.shape, many + place.shape, path)
+        if config.family in ("llama", "mixtral") and place.path[1:2] in (("q",), ("k",)):
             tensor = _halves_from_pairs(tensor, config.head_dim)
         return tensor - config.norm_offset if place.path[-1] == "scale" else tensor  # stored with the offset in it
 
-    return config, layout.assemble(config, lambda place, index: whole(place)[index], dtype, shardings)
+    def read(place, index):
+        if place.expert is None:
+            return whole(place)[index]
+        return whole(place._replace(hf="", expert=0))[place.expert][index]  # those of a layer are one tensor
+
+    return config, layout.assemble(config, read, dtype, shardings)
 
 
 def _readers(path: Path) -> list:
@@ -80,8 +88,10 @@ def _reader(path: Path):
 def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any) -> ModelConfig:
     """`ModelConfig` from GGUF metadata and tensor shapes (vocabulary size and tied embeddings are told by tensors)."""
     arch = metadata.get("general.architecture")
-    if arch not in FAMILIES:
-        raise ValueError(f"{file}: architecture {arch!r} is not supported; supported: {', '.join(FAMILIES)}")
+    mixture = experts.family_of_gguf(arch, metadata)
+    if arch not in FAMILIES and mixture is None:
+        allowed = {**FAMILIES, **{family.gguf: name for name, family in experts.FAMILIES.items()}}
+        raise ValueError(f"{file}: architecture {arch!r} is not supported; supported: {', '.join(allowed)}")
     get = functools.partial(_get, metadata, arch, file)
     if "token_embd.weight" not in shapes:
         raise ValueError(f"tensor 'token_embd.weight' is missing from {file}, which holds {len(shapes)} tensors")
@@ -97,7 +107,11 @@ def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any) -
         mlp_size=get("feed_forward_length"), max_positions=get("context_length"),
         norm_eps=get("attention.layer_norm_rms_epsilon"), tie_embeddings="output.weight" not in shapes,
         rope_theta=get("rope.freq_base", 1e6 if arch == "gemma3" else 1e4), rope_scaling=_scaling_from(get, file),
-        family=FAMILIES[arch], qkv_bias=arch == "qwen2", qk_norm=arch in ("qwen3", "gemma3"))
+        family=mixture or FAMILIES[arch], qkv_bias=arch == "qwen2", qk_norm=arch in ("qwen3", "gemma3"),
+        experts=experts.from_gguf(mixture, get))
+    if mixture is not None:
+        row = experts.FAMILIES[mixture]
+        common |= dict(qkv_bias=row.qkv_bias, qk_norm=row.qk_norm, qk_norm_wide=row.qk_norm_wide)
     if arch != "gemma3":
         return ModelConfig(**common)
     if get("final_logit_softcapping", 0.0):

@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
-from jaxrl_llm.models.weights import layout
+from jaxrl_llm.models.weights import experts, layout
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma3_text")
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma3_text", *experts.FAMILIES)
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # their name -> ours
 _OFF = (None, False)
 _NOT_SUPPORTED_UNLESS = {  # key -> values with which the architecture is the plain one
     "attention_bias": _OFF, "mlp_bias": _OFF, "use_bidirectional_attention": _OFF, "final_logit_softcapping": _OFF,
     "attn_logit_softcapping": _OFF, "quantization_config": _OFF, "partial_rotary_factor": (None, 1.0),
+    "clip_qkv": _OFF,
 }
 _GEMMA3_DEFAULTS: dict[str, Any] = {  # the published configs of this family leave out what equals these
     "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
@@ -164,7 +165,9 @@ def config_from(raw: dict, file: Any = "config.json") -> ModelConfig:
     if family not in FAMILIES:
         raise ValueError(f"{file}: model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}")
     gemma = family == "gemma3_text"
-    raw = _PLAIN_DEFAULTS | _DEFAULTS[family] | {key: value for key, value in raw.items() if value is not None}
+    mixture = experts.FAMILIES.get(family)
+    defaults = {**_PLAIN_DEFAULTS, **(mixture.defaults if mixture else _DEFAULTS[family])}
+    raw = defaults | {key: value for key, value in raw.items() if value is not None}
     for key, plain in _NOT_SUPPORTED_UNLESS.items():
         if raw.get(key) not in plain:
             raise ValueError(f"{file}: {key}={raw[key]!r} is not supported for {family}; supported: {plain[-1]!r}")
@@ -181,7 +184,10 @@ def config_from(raw: dict, file: Any = "config.json") -> ModelConfig:
         mlp_size=raw["intermediate_size"], max_positions=raw["max_position_embeddings"],
         activation=ACTIVATIONS[stated],
         norm_eps=raw["rms_norm_eps"], tie_embeddings=raw.get("tie_word_embeddings", False), family=family,
-        qkv_bias=family == "qwen2", qk_norm=family in ("qwen3", "gemma3_text"))
+        qkv_bias=family == "qwen2", qk_norm=family in ("qwen3", "gemma3_text"), experts=experts.from_json(raw, file))
+    if mixture is not None:
+        shape |= dict(qkv_bias=raw.get("qkv_bias", mixture.qkv_bias), qk_norm=mixture.qk_norm,
+                      qk_norm_wide=mixture.qk_norm_wide)
     if gemma:
         shape |= dict(norm_offset=1.0, post_norms=True, embedding_scale=hidden_size**0.5,
                       attention_scale=raw["query_pre_attn_scalar"] ** -0.5)
@@ -199,6 +205,8 @@ def _local_layers(raw, file) -> tuple[bool, ...]:
             raise ValueError(f"{file}: layer_types {', '.join(sorted(other))} not supported for {raw['model_type']}; "
                              f"supported: {', '.join(sorted(known))}")
         return tuple(kind == "sliding_attention" for kind in raw["layer_types"])
+    if raw["model_type"] in experts.FAMILIES:
+        return experts.local_layers(raw, file)
     if raw["model_type"] == "gemma3_text":
         return tuple((i + 1) % raw["sliding_window_pattern"] != 0 for i in range(layers))
     has_window = raw["model_type"] in _WINDOW_KEYS and raw.get("use_sliding_window")

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.models.weights import experts
 
 # module of our tree -> its name in Hugging Face files, its name in GGUF files
 _TOP = {
@@ -42,13 +43,17 @@ Layout = Callable[[Any], Any]  # a tree of shapes -> a tree of shardings
 
 
 class Place(NamedTuple):
-    """One stored tensor: our `path` and `layer` (None outside the stack), its names in files, its shape there."""
+    """One stored tensor: our `path` and `layer` (None outside the stack), its names in files, its shape there.
+
+    expert: which of the layer's it belongs to, if to one; GGUF files keep those of a layer as one tensor `[E, ...]`.
+    """
 
     path: tuple[str, ...]
     layer: int | None
     hf: str
     gguf: str
     shape: tuple[int, ...]
+    expert: int | None = None
 
     @property
     def transposed(self) -> bool:
@@ -61,7 +66,7 @@ Read = Callable[[Place, Index], np.ndarray]
 
 def places(config: ModelConfig) -> Iterator[Place]:
     """All stored tensors of a model, those of one stacked parameter in a row."""
-    in_layer = _LAYER | (_POST_NORMS if config.post_norms else {})
+    in_layer = {**_LAYER, **(_POST_NORMS if config.post_norms else {}), **experts.names(config.family)}
     for keys, leaf in jax.tree_util.tree_flatten_with_path(Transformer(config).abstract_params())[0]:
         path = tuple(key.key for key in keys)
         suffix = "bias" if path[-1] == "bias" else "weight"
@@ -70,9 +75,11 @@ def places(config: ModelConfig) -> Iterator[Place]:
             yield Place(path, None, f"{hf}.{suffix}", f"{gguf}.{suffix}", leaf.shape)
             continue
         hf, gguf = in_layer[path[1]]
-        shape = leaf.shape[:0:-1] if path[-1] == "kernel" else leaf.shape[1:]
+        many, shape = leaf.ndim == 4, leaf.shape[:-3:-1] if path[-1] == "kernel" else leaf.shape[1:]
         for i in range(config.num_layers):
-            yield Place(path, i, f"model.layers.{i}.{hf}.{suffix}", f"blk.{i}.{gguf}.{suffix}", shape)
+            for expert in range(leaf.shape[1]) if many else (None,):
+                name = f"model.layers.{i}.{hf.format(expert)}.{suffix}"
+                yield Place(path, i, name, f"blk.{i}.{gguf}.{suffix}", shape, expert)
 
 
 def assemble(config: ModelConfig, read: Read, dtype: Any, layout: Layout | None = None) -> dict:
@@ -97,8 +104,12 @@ def _part(stored: tuple[Place, ...], shape: tuple[int, ...], read: Read, dtype: 
     if stored[0].layer is None:
         return np.array(read(stored[0], index), dtype)
     part = np.empty([one.stop - one.start for one in index], dtype)  # assigning to a layer converts its precision
-    for own, place in zip(part, stored[index[0]]):
-        own[...] = read(place, index[:0:-1]).T if place.transposed else read(place, index[1:])
+    lead = 1 if stored[0].expert is None else 2  # axes of layers, and of their experts
+    asked = [place for place in stored
+             if all(one.start <= number < one.stop for one, number in zip(index[:lead], (place.layer, place.expert)))]
+    inner = index[lead:]
+    for own, place in zip(part.reshape(-1, *part.shape[lead:]), asked, strict=True):
+        own[...] = read(place, inner[::-1]).T if place.transposed else read(place, inner)
     return part
 
 

@@ -1,0 +1,98 @@
+"""Products of sorted rows with one matrix for each group of rows: what experts compute.
+
+`jax.lax.ragged_dot` on accelerators. On CPUs it is lowered to products of all rows with all matrices, of which one per row is
+kept; there rows go in blocks of one group each. Which is faster where: docs/benchmarks.md, "Experts".
+"""
+import jax
+import jax.numpy as jnp
+
+_BLOCK = 8, 128  # fewest and most rows of a block: groups of fewer share the reading of a matrix with no one
+
+
+@jax.custom_vjp
+def grouped_matmul(x, kernels, sizes):
+    """`x[i] @ kernels[g]` for each row i of group g: `[n, out]` of `x [n, in]`, `kernels [E, in, out]`, `sizes i32[E]`.
+
+    The first `sizes[0]` rows are group 0, the next `sizes[1]` group 1; sizes add up to n. The kernels' gradient adds up in
+    float32.
+    """
+    return _times(x, kernels, sizes, 1)
+
+
+def _forward(x, kernels, sizes):
+    return _times(x, kernels, sizes, 1), (x, kernels, sizes)
+
+
+def _backward(saved, dy):
+    x, kernels, sizes = saved
+    return _times(dy, kernels, sizes, 2), _summed(x, dy, sizes).astype(kernels.dtype), None
+
+
+grouped_matmul.defvjp(_forward, _backward)
+
+
+def _times(x, kernels, sizes, axis: int):
+    """Rows times their kernels, summed over `axis` (1 or 2) of these."""
+    def ragged(x, kernels, sizes):
+        return jax.lax.ragged_dot(x, kernels if axis == 1 else jnp.swapaxes(kernels, 1, 2), sizes)
+
+    return jax.lax.platform_dependent(
+        x, kernels, sizes, default=ragged, cpu=lambda *arguments: times_by_blocks(*arguments, axis=axis))
+
+
+def _summed(x, dy, sizes):
+    """`x^T dy` of each group: `f32[E, in, out]`."""
+    rows = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+
+    def ragged(x, dy, sizes):
+        return jax.lax.ragged_dot_general(x, dy, sizes, rows, preferred_element_type=jnp.float32)
+
+    return jax.lax.platform_dependent(x, dy, sizes, default=ragged, cpu=sums_by_blocks)
+
+
+def times_by_blocks(x, kernels, sizes, *, axis: int = 1):
+    """As `ragged_dot`, one product for each block; summed over `axis` (1 or 2) of the kernels."""
+    size, (group, start, end, count) = _blocks(len(x), sizes)
+    x = jnp.pad(x, ((0, size), (0, 0)))
+
+    def one(i, out):
+        rows, kernel = _rows(x, start[i], size), kernels[group[i]]
+        y = jax.lax.dot_general(rows, kernel, (((1,), (axis - 1,)), ((), ())))
+        own = (start[i] + jnp.arange(size) < end[i])[:, None]  # behind them lie rows of the next group
+        return jax.lax.dynamic_update_slice_in_dim(out, jnp.where(own, y, _rows(out, start[i], size)), start[i], 0)
+
+    return jax.lax.fori_loop(0, count, one, jnp.zeros((len(x), kernels.shape[3 - axis]), x.dtype))[:-size]
+
+
+def sums_by_blocks(x, dy, sizes):
+    """`x^T dy` of each group in float32, one product for each block."""
+    size, (group, start, end, count) = _blocks(len(x), sizes)
+    x, dy = (jnp.pad(y, ((0, size), (0, 0))) for y in (x, dy))
+
+    def one(i, total):
+        own = (start[i] + jnp.arange(size) < end[i])[:, None]
+        dy_rows = jnp.where(own, _rows(dy, start[i], size), 0)
+        product = jax.lax.dot_general(_rows(x, start[i], size), dy_rows, (((0,), (0,)), ((), ())),
+                                      preferred_element_type=jnp.float32)
+        return total.at[group[i]].add(product)
+
+    return jax.lax.fori_loop(0, count, one, jnp.zeros((len(sizes), x.shape[1], dy.shape[1]), jnp.float32))
+
+
+def _blocks(n: int, sizes):
+    """`(rows of a block, (group, first row, end of the group) of each block, how many blocks there are)`.
+
+    A block has about as many rows as an average group. `i32[most]` each; those behind the count are not computed.
+    """
+    least, most = _BLOCK
+    size = min(most, max(least, 2 ** (n // len(sizes)).bit_length() // 2))
+    blocks = -(-sizes // size)
+    ends, last = jnp.cumsum(sizes), jnp.cumsum(blocks)
+    number = jnp.arange(n // size + len(sizes))
+    group = jnp.searchsorted(last, number, side="right").clip(max=len(sizes) - 1)
+    start = (ends - sizes)[group] + size * (number - (last - blocks)[group])
+    return size, (group, start, ends[group], last[-1])
+
+
+def _rows(x, start, size: int):
+    return jax.lax.dynamic_slice_in_dim(x, start, size)

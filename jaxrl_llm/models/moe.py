@@ -1,0 +1,134 @@
+"""Mixtures of experts: a router sends each token to a few of many gated feed-forward layers (arXiv 1701.06538, 2401.04088).
+
+No token is dropped and none waits for others: what a token becomes depends on it alone, whatever the batch and its padding.
+"""
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxrl_llm.models.config import Experts
+from jaxrl_llm.models.grouped import grouped_matmul
+from jaxrl_llm.models.unpadding import moved
+
+SAVED = "experts"  # what the products of experts are called, for a policy of what to keep for the backward pass
+CHOSEN = "chosen experts"  # the same of who computes what: chosen again from rounded numbers, it could be somebody else
+
+
+class Router(nn.Module):
+    """The experts of each token and their weights, softmax of `x @ kernel [D, E]` in float32.
+
+    The collection `routing`, where it is mutable, receives `probs f32[..., E]` and `experts i32[..., k]` of the pass.
+    """
+
+    config: Experts
+
+    @nn.compact
+    def __call__(self, x):
+        """`x [..., D]` -> `(weights f32[..., k], experts i32[..., k])`, the most probable first."""
+        kernel = self.param("kernel", nn.initializers.normal(0.02), (x.shape[-1], self.config.count), jnp.float32)
+        probs = jax.nn.softmax(x.astype(jnp.float32) @ kernel.astype(jnp.float32))
+        experts = checkpoint_name(jax.lax.top_k(probs, self.config.per_token)[1], CHOSEN)
+        weights = jnp.take_along_axis(probs, experts, axis=-1)
+        if self.config.normalize:
+            weights /= weights.sum(-1, keepdims=True)
+        if self.is_mutable_collection("routing"):
+            self.put_variable("routing", "probs", probs)
+            self.put_variable("routing", "experts", experts)
+        return weights, experts
+
+
+class Loads(NamedTuple):
+    """What tokens gave the experts to do: `f32[..., E]` each, see `loads`.
+
+    chosen: tokens that each expert computes.  probs: sums of the probabilities that the router gave it.
+    """
+
+    chosen: jax.Array
+    probs: jax.Array
+
+
+def loads(routing: dict, split: Callable, prompt_mask, mask) -> Loads:
+    """The loads `f32[P, E]` of a packed layer's tokens, each prompt with its completions.
+
+    Counted are the tokens that the update computes: a prompt once, and of completions those that predict another.
+
+    Args:
+      routing: `probs f32[..., E]` and `experts i32[..., k]` of the packed tokens, see `Router`.
+      split: makes `[P, S, ...]` and `[P, G, T, ...]` of arrays of packed tokens.
+      prompt_mask, mask: `bool[P, S]` and `bool[P, G, T]`, tokens that count.
+    """
+    probs = routing["probs"]
+    chosen = jax.nn.one_hot(routing["experts"], probs.shape[-1]).sum(-2)
+
+    def total(y):
+        prompts, completions = split(y)
+        return jnp.einsum("ps,pse->pe", prompt_mask, prompts) + jnp.einsum("pgt,pgte->pe", mask, completions)
+
+    return Loads(total(chosen), total(probs))
+
+
+class Kernels(nn.Module):
+    """One matrix for each expert, `[E, in, out]`."""
+
+    shape: tuple[int, int, int]
+
+    @nn.compact
+    def __call__(self):
+        return self.param("kernel", nn.initializers.normal(0.02), self.shape, jnp.float32)
+
+
+def mixture(x, config: Experts, activation, dtype: Any, dense):
+    """What stands in a layer's place of a feed-forward layer; to be called in its `nn.compact` method.
+
+    Args:
+      x: `[..., D]`.
+      config: how many experts there are and how large.
+      activation: of the gates.
+      dtype: of the products.
+      dense: `dense(features, name)`, a linear layer, for the expert that all tokens share (Qwen2-MoE).
+    Returns:
+      `[..., D]`: the weighted sum of the experts of each token.
+    """
+    D, (E, M) = x.shape[-1], (config.count, config.size)
+    weights, experts = Router(config, name="router")(x)
+    kernels = lambda name, *shape: Kernels(shape, name=f"experts_{name}")().astype(dtype)  # noqa: E731
+    gate, up, down = kernels("gate", E, D, M), kernels("up", E, D, M), kernels("down", E, M, D)
+    flat = lambda y: y.reshape(-1, y.shape[-1])  # noqa: E731
+    out = sorted_experts(flat(x), flat(weights), flat(experts), gate, up, down, activation).reshape(x.shape)
+    if not config.shared_size:
+        return out
+    shared = activation(dense(config.shared_size, "shared_gate")(x)) * dense(config.shared_size, "shared_up")(x)
+    return out + nn.sigmoid(dense(1, "shared_weight")(x)) * dense(D, "shared_down")(shared)
+
+
+def sorted_experts(x, weights, experts, gate, up, down, activation):
+    """As `all_experts`, computing those that were chosen: each token once for each of its experts, sorted by expert."""
+    k = experts.shape[1]
+    order = jnp.argsort(experts.reshape(-1))
+    place = jnp.argsort(order)
+    sizes = jnp.bincount(experts.reshape(-1), length=len(gate)).astype(jnp.int32)
+    times = lambda rows, kernels: checkpoint_name(grouped_matmul(rows, kernels, sizes), SAVED)  # noqa: E731
+    rows = moved(jnp.repeat(x, k, axis=0), order, place)
+    found = times(activation(times(rows, gate)) * times(rows, up), down)
+    found = moved(found, place, order).reshape(*experts.shape, -1)
+    return jnp.einsum("nk,nkd->nd", weights, found, preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+def all_experts(x, weights, experts, gate, up, down, activation):
+    """The plain reference: every expert computes every token, and those not chosen count nothing.
+
+    Args:
+      x: `[n, D]`.
+      weights, experts: `f32[n, k]`, `i32[n, k]`, see `Router`.
+      gate, up, down: `[E, D, M]`, `[E, D, M]`, `[E, M, D]`.
+      activation: of the gates.
+    Returns:
+      `[n, D]`: sum over a token's experts e of `weight_e * down_e(activation(gate_e x) * up_e x)`.
+    """
+    hidden = activation(jnp.einsum("nd,edm->enm", x, gate)) * jnp.einsum("nd,edm->enm", x, up)
+    share = jnp.einsum("nk,nke->en", weights, jax.nn.one_hot(experts, len(gate)))
+    return jnp.einsum("en,enm,emd->nd", share, hidden, down, preferred_element_type=jnp.float32).astype(x.dtype)
