@@ -1,4 +1,4 @@
-"""One decoder-only transformer for the Llama, Qwen2, Qwen3 and Gemma 3 families, as pure functions of its parameters.
+"""One decoder-only transformer for all families, dense ones and mixtures of experts, as pure functions of its parameters.
 
 Three ways through the same layers, all giving the same numbers:
   `hidden_states`  every token of `[B, N]` rows, causal; the plain reference, and the prefill that fills a cache.

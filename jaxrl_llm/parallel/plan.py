@@ -154,7 +154,7 @@ def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     products = (1 + c.post_norms + per_token) * D + ((2 * c.num_heads + 2 * c.num_kv_heads) * c.head_dim + 2 * M) / tensor
     stored = tokens * c.num_layers * item * (D + (0 if w.remat else products))
     scores = 4 * c.num_heads * P * (G * min(T, BLOCK) * (T + S) + min(S, BLOCK) * S) / tensor
-    layer = max((5 * M / tensor + 4 * per_token * D) * tokens * item, 4 * scores) + 6 * 4 * D * tokens
+    layer = max((5 * M / tensor + 10 * per_token * D) * tokens * item, 4 * scores) + 6 * 4 * D * tokens
     layer += tokens * products * item if w.remat else 0
     table = 4 * c.vocab_size * D / tensor
     gradients = 4 * (adapter_weights(c, w.lora_rank) if w.lora_rank else held) * (2 if w.micro_batches > 1 else 1)

@@ -34,6 +34,8 @@ CONFIGS = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
     "mixtral": lambda: transformers.MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=6),
     "qwen2_moe": lambda: transformers.Qwen2MoeConfig(**_SHAPE, **_EXPERTS, shared_expert_intermediate_size=20),
+    "qwen2_moe_unbiased": lambda: transformers.Qwen2MoeConfig(
+        **_SHAPE, **_EXPERTS, shared_expert_intermediate_size=20, qkv_bias=False),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**_SHAPE, **_EXPERTS, head_dim=16, norm_topk_prob=True),
     "olmoe": lambda: transformers.OlmoeConfig(**_SHAPE, num_experts=5, num_experts_per_tok=3),
 }

@@ -153,6 +153,7 @@ def predicting(states):
     return np.concatenate([first, states[:, S:-1]], 1).reshape(P, G, T, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", (False, True))
 def test_packed_rows_with_and_without_padding_equal_plain_ones(remat):
     prompt_tokens, prompt_mask, tokens, mask = batch()
@@ -176,6 +177,7 @@ def test_packed_rows_with_and_without_padding_equal_plain_ones(remat):
             np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max(), rtol=0, err_msg=str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transposed", (True, False))
 def test_decoding_equals_plain_rows(transposed):
     prompt_tokens, prompt_mask, tokens, mask = batch()
@@ -206,6 +208,7 @@ def test_routers_stay_in_float32_where_all_else_is_bfloat16():
         assert weights["q"]["kernel"].dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filled", (4, 3))
 def test_loads_count_every_token_that_is_computed_once(filled):
     """Against the routers of plain rows, of whose tokens those are left out that are padding, repeated, or predict nothing."""

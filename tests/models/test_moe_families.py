@@ -75,7 +75,7 @@ def assert_same_bits(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)), a, b)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", (*FAMILIES, "qwen2_moe_unbiased"))
 def test_export_and_reload_is_bit_equal_and_transformers_reads_it(pair, tmp_path, name):
     p = pair(name)
     weights.save_hf(tmp_path / "out", p.model.config, p.params, shard_bytes=40_000)

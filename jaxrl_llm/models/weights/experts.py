@@ -3,7 +3,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxrl_llm.models.config import Experts
+from jaxrl_llm.models.config import Experts, ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Family:
       names: module of our tree -> its name in Hugging Face files (`{}` stands for the expert), its name in GGUF files.
       normalize: whether the weights of a token's experts add up to 1, where the format does not say it: `config.json` of
         Mixtral, and GGUF files.
-      qkv_bias, qk_norm, qk_norm_wide: as in `ModelConfig`.
+      qkv_bias, qk_norm, qk_norm_wide: as in `ModelConfig`; a bias may be left away by the key of that name.
       defaults: what a `config.json` may leave out.
     """
 
@@ -101,8 +101,9 @@ def local_layers(raw: dict, file: Any) -> tuple[bool, ...]:
     return (stated,) * raw["num_hidden_layers"]
 
 
-def to_json(name: str, experts: Experts | None) -> dict[str, Any]:
+def to_json(config: ModelConfig) -> dict[str, Any]:
     """The keys of `config.json` that say a mixture; none for a dense family."""
+    name, experts = config.family, config.experts
     if experts is None or name not in FAMILIES:
         return {}
     family = FAMILIES[name]
@@ -111,6 +112,8 @@ def to_json(name: str, experts: Experts | None) -> dict[str, Any]:
         said["norm_topk_prob"] = experts.normalize
     if "shared_gate" in family.names:
         said["shared_expert_intermediate_size"] = experts.shared_size
+    if family.qkv_bias:
+        said["qkv_bias"] = config.qkv_bias
     return said
 
 

@@ -75,7 +75,7 @@ def config_json(config: ModelConfig) -> dict:
             "sliding_attention" if local else "full_attention" for local in c.local_layers])
     if gemma:
         described |= dict(rope_local_base_freq=c.rope_local_theta, query_pre_attn_scalar=round(c.attention_scale**-2))
-    described |= experts.to_json(c.family, c.experts)
+    described |= experts.to_json(c)
     _check_says_all(described, config)
     return described
 

@@ -186,7 +186,7 @@ def config_from(raw: dict, file: Any = "config.json") -> ModelConfig:
         norm_eps=raw["rms_norm_eps"], tie_embeddings=raw.get("tie_word_embeddings", False), family=family,
         qkv_bias=family == "qwen2", qk_norm=family in ("qwen3", "gemma3_text"), experts=experts.from_json(raw, file))
     if mixture is not None:
-        shape |= dict(qkv_bias=raw.get("qkv_bias", mixture.qkv_bias), qk_norm=mixture.qk_norm,
+        shape |= dict(qkv_bias=mixture.qkv_bias and raw.get("qkv_bias", True), qk_norm=mixture.qk_norm,
                       qk_norm_wide=mixture.qk_norm_wide)
     if gemma:
         shape |= dict(norm_offset=1.0, post_norms=True, embedding_scale=hidden_size**0.5,
