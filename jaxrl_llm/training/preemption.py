@@ -81,7 +81,8 @@ def undisturbed() -> Iterator[None]:
     """
     handler, came = signal.getsignal(signal.SIGINT), []
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
+        with _raising(False):
+            yield
         return
 
     def remember(number, frame):

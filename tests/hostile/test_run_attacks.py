@@ -214,7 +214,15 @@ def test_sigterm_in_a_long_warm_up_ends_the_process(tmp_path):
     assert "start it again, without --resume" in (tmp_path / "log").read_text()
 
 
-def test_a_save_is_not_broken_by_a_signal_that_may_stop_the_run_at_once(tmp_path):
+@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["interrupts", "in the background"])
+def interrupts(request):
+    """What SIGINT does, whatever the shell says that these tests were started from."""
+    before = signal.signal(signal.SIGINT, request.param)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_save_is_not_broken_by_a_signal_that_may_stop_the_run_at_once(interrupts):
     reached = []
     with pytest.raises(preemption.Preempted), preemption.watch(), preemption.at_once():
         with preemption.undisturbed():
@@ -224,7 +232,8 @@ def test_a_save_is_not_broken_by_a_signal_that_may_stop_the_run_at_once(tmp_path
     assert reached == ["saved"]
 
 
-def test_an_interrupt_between_learning_and_the_position_of_the_data_saves_no_wrong_pair(tmp_path, monkeypatch):
+@pytest.mark.parametrize("interrupts", [signal.default_int_handler], indirect=True)
+def test_an_interrupt_between_learning_and_the_position_of_the_data_saves_no_wrong_pair(tmp_path, monkeypatch, interrupts):
     """The position is that after the batch of the step that is saved: reading it again shows the interrupt's moment."""
     positions = []
 
