@@ -1,4 +1,4 @@
-"""Decoder-only policies of the Llama, Qwen2, Qwen3 and Gemma 3 families, their weights and their adapters."""
+"""Decoder-only policies of the families in `models.families`, their weights and their adapters."""
 from jaxrl_llm.models import lora, weights
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
 from jaxrl_llm.models.transformer import CompletionCache, PromptCache, Transformer

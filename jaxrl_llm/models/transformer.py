@@ -1,4 +1,4 @@
-"""One decoder-only transformer for the Llama, Qwen2, Qwen3 and Gemma 3 families, as pure functions of its parameters.
+"""One decoder-only transformer for all families of `models.families`, as pure functions of its parameters.
 
 Three ways through the same layers, all giving the same numbers:
   `hidden_states`  every token of `[B, N]` rows, causal; the plain reference, and the prefill that fills a cache.
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxrl_llm.models.attention import SAVED, Rotations, apply_rotary, grouped_attention, in_window, rotations
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import Dense, transpose
+from jaxrl_llm.models.logprobs import finished
 from jaxrl_llm.models.unpadding import unpadding
 
 Params = Any
@@ -52,21 +53,27 @@ class Block(nn.Module):
         norm = lambda name: RMSNorm(c.norm_eps, c.norm_offset, name=name)  # noqa: E731
         heads = lambda y, n: y.reshape(*y.shape[:-1], n, c.head_dim)  # noqa: E731
 
-        h = norm("attention_norm")(x)
-        q = heads(dense(c.num_heads * c.head_dim, "q", c.qkv_bias)(h), c.num_heads)
-        k = heads(dense(c.num_kv_heads * c.head_dim, "k", c.qkv_bias)(h), c.num_kv_heads)
+        def added(out, name):
+            out = norm(name)(out) if c.post_norms else out
+            return x + (out if c.residual_scale == 1.0 else out * jnp.asarray(c.residual_scale, out.dtype))
+
+        h = norm("attention_norm")(x) if c.pre_norms else x
+        q = dense(c.num_heads * c.head_dim, "q", c.qkv_bias)(h)
+        k = dense(c.num_kv_heads * c.head_dim, "k", c.qkv_bias)(h)
         v = heads(dense(c.num_kv_heads * c.head_dim, "v", c.qkv_bias)(h), c.num_kv_heads)
-        if c.qk_norm:
+        if c.qk_norm and c.qk_norm_whole:
+            q, k = norm("q_norm")(q), norm("k_norm")(k)
+        q, k = heads(q, c.num_heads), heads(k, c.num_kv_heads)
+        if c.qk_norm and not c.qk_norm_whole:
             q, k = norm("q_norm")(q), norm("k_norm")(k)
         out, kept = attend(apply_rotary(q, *rotation), apply_rotary(k, *rotation), v)
-        out = dense(c.hidden_size, "o")(out.reshape(*out.shape[:-2], -1))
-        x = x + (norm("attention_post_norm")(out) if c.post_norms else out)
+        x = added(dense(c.hidden_size, "o", c.o_bias)(out.reshape(*out.shape[:-2], -1)), "attention_post_norm")
 
-        h = norm("mlp_norm")(x)
-        gate = dense(c.mlp_size, "gate")(h)
+        h = norm("mlp_norm")(x) if c.pre_norms else x
+        gate = dense(c.mlp_size, "gate", c.mlp_bias)(h)
         gate = nn.silu(gate) if c.activation == "silu" else nn.gelu(gate, approximate=True)
-        out = dense(c.hidden_size, "down")(gate * dense(c.mlp_size, "up")(h))
-        return x + (norm("mlp_post_norm")(out) if c.post_norms else out), kept
+        out = dense(c.hidden_size, "down", c.mlp_bias)(gate * dense(c.mlp_size, "up", c.mlp_bias)(h))
+        return added(out, "mlp_post_norm"), kept
 
 
 class PromptCache(NamedTuple):
@@ -166,7 +173,20 @@ class Transformer:
     def logits(self, params: Params, normed: jax.Array) -> jax.Array:
         """Float32 logits `[..., V]` of normed states `[..., D]`."""
         matrix = self.unembedding(params).astype(self.dtype)
-        return jnp.einsum("...d,vd->...v", normed, matrix, preferred_element_type=jnp.float32)
+        return self.finished(jnp.einsum("...d,vd->...v", normed, matrix, preferred_element_type=jnp.float32))
+
+    def finished(self, products: jax.Array) -> jax.Array:
+        """Logits from the products of normed states with the unembedding."""
+        return finished(products, self.config.logit_divisor, self.config.logit_softcap)
+
+    def _check_length(self, tokens: int) -> None:
+        """Raises ValueError for rows in whose middle a rope scaling would turn to other frequencies."""
+        for scaling in (self.config.rope_scaling, self.config.rope_local_scaling):
+            if scaling and scaling.kind in ("dynamic", "longrope") and tokens > scaling.original_max_positions:
+                most = scaling.original_max_positions
+                raise ValueError(f"rows of {tokens} tokens: rope scaling {scaling.kind!r} of this model has other frequencies "
+                                 f"in rows of more than {most}, which keys computed before do not have; supported: "
+                                 f"prompts.max_tokens + sampling.max_tokens <= {most}")
 
     def _scan_layers(self, params, lora, x, positions, attend, pool, whole=lambda layer: layer):
         """Runs all layers over `x [B, N, D]`; `attend(q, k, v, local)`. Returns `(x, kept, pooled [L, ..., D] | None)`.
@@ -177,17 +197,19 @@ class Transformer:
         tables = rotations(self.config, positions)
 
         def layer(x, inputs):
-            weights, adapters, local = inputs
+            weights, adapters, local, rotated = inputs
             weights = whole(weights)
             variables = {"params": weights} if adapters is None else {"params": weights, "lora": adapters}
-            x, kept = self.block.apply(variables, x, tables.of_layer(local), lambda q, k, v: attend(q, k, v, local))
+            rotation = tables.of_layer(local, rotated)
+            x, kept = self.block.apply(variables, x, rotation, lambda q, k, v: attend(q, k, v, local))
             return x, (kept, None if pool is None else pool(jax.lax.stop_gradient(x)))
 
         # Matrix products are worth storing for the backward pass; what lies between them is cheaper to compute again.
         policy = None if self.remat else jax.checkpoint_policies.save_from_both_policies(
             jax.checkpoint_policies.dots_with_no_batch_dims_saveable, jax.checkpoint_policies.save_only_these_names(SAVED))
         step = jax.checkpoint(layer, prevent_cse=False, policy=policy)
-        inputs = (params["layers"], lora, jnp.asarray(self.config.local_layers))
+        rotated = None if all(self.config.rotary_layers) else jnp.asarray(self.config.rotary_layers)
+        inputs = (params["layers"], lora, jnp.asarray(self.config.local_layers), rotated)
         x, (kept, pooled) = jax.lax.scan(step, x, inputs)
         return x, kept, pooled
 
@@ -206,6 +228,7 @@ class Transformer:
         """
         chex.assert_rank([tokens, mask], 2)
         chex.assert_equal_shape([tokens, mask])
+        self._check_length(tokens.shape[1])
         positions = positions_of(mask)
         order = jnp.arange(tokens.shape[1])
         causal = (order[:, None] >= order[None, :]) & mask[:, None, :]
@@ -214,7 +237,8 @@ class Transformer:
             visible = causal & in_window(positions, positions, self.config.window, local)
             k, v = heads_first(k), heads_first(v)
             group = k[:, :, None], v[:, :, None], visible[:, None]  # a plain row is a group of one
-            return grouped_attention(q[:, None], *group, scale=self.config.attention_scale)[:, 0], (k, v)
+            scaling = dict(scale=self.config.attention_scale, softcap=self.config.attention_softcap)
+            return grouped_attention(q[:, None], *group, **scaling)[:, 0], (k, v)
 
         x, kv, pooled = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool)
         return self.normed(params, x), kv, pooled
@@ -239,6 +263,7 @@ class Transformer:
         """
         P, S = prompt_tokens.shape
         chex.assert_shape(prompt_mask, (P, S))
+        self._check_length(S + tokens.shape[2])
         predicting = tokens.shape[2] - 1
         if pool is None:
             tokens = tokens[:, :, :max(predicting, 1)]
@@ -249,7 +274,7 @@ class Transformer:
         length = prompt_mask.sum(-1, dtype=jnp.int32)
         positions = jnp.broadcast_to(length[:, None, None] + jnp.arange(T), (P, G, T))
         causal = lambda n: jnp.tril(jnp.ones((n, n), bool))  # noqa: E731
-        window, scale = self.config.window, self.config.attention_scale
+        window, scaling = self.config.window, dict(scale=self.config.attention_scale, softcap=self.config.attention_softcap)
 
         def packed(prompts, completions):
             """`[P, S, ...]` and `[P, G, T, ...]` as rows `[P, S + G T, ...]`, or as one `[1, P S + slots, ...]`."""
@@ -266,10 +291,10 @@ class Transformer:
             q_p, q_c = split(q)
             (k_p, k_c), (v_p, v_c) = (map(heads_first, split(y)) for y in (k, v))
             visible = causal(S) & prompt_mask[:, None, :] & in_window(prompt_positions, prompt_positions, window, local)
-            out_p = grouped_attention(q_p[:, None], k_p[:, :, None], v_p[:, :, None], visible[:, None], scale=scale)
+            out_p = grouped_attention(q_p[:, None], k_p[:, :, None], v_p[:, :, None], visible[:, None], **scaling)
             own = causal(T) & in_window(positions, positions, window, local)
             seen = prompt_mask[:, None, None, :] & in_window(positions, prompt_positions[:, None], window, local)
-            out_c = grouped_attention(q_c, k_c, v_c, own, (k_p, v_p, seen), scale=scale)
+            out_c = grouped_attention(q_c, k_c, v_c, own, (k_p, v_p, seen), **scaling)
             return packed(out_p[:, 0], out_c), None
 
         x = self.embed(params, packed(prompt_tokens, tokens))
@@ -290,6 +315,7 @@ class Transformer:
     def empty_completions(self, prompt: PromptCache, group: int, length: int, most: int | None = None) -> CompletionCache:
         """A completion cache of `length` slots for `group` rows of each prompt, to be `lengthened` to `most` of them."""
         c = self.config
+        self._check_length(prompt.mask.shape[1] + (most or length))
         heads = (len(prompt.length), c.num_kv_heads, group)
         make = lambda *shape: tuple(jnp.zeros(heads + shape, self.dtype) for _ in range(c.num_layers))  # noqa: E731
         tables = rotations(c, prompt.length[:, None] + jnp.arange(most or length))
@@ -318,7 +344,7 @@ class Transformer:
         x = self.embed(params, tokens)[:, :, None]
         kept = []
         for i, (weights, adapters) in enumerate(layers):
-            local = c.local_layers[i]
+            local, rotated = c.local_layers[i], None if c.rotary_layers[i] else False
 
             def attend(q, k, v):
                 own_k = jax.lax.dynamic_update_slice_in_dim(cache.keys[i], swap_last(heads_first(k)), t, axis=4)
@@ -326,11 +352,12 @@ class Transformer:
                 own = (slots <= t) & in_window(positions, own_positions, c.window, local)
                 seen = prompt.mask[:, None, None, :] & in_window(positions, prompt_positions[:, None], c.window, local)
                 shared = (swap_last(prompt.keys[i]), prompt.values[i], seen)
-                out = grouped_attention(q, swap_last(own_k), own_v, own, shared, scale=c.attention_scale)
+                out = grouped_attention(q, swap_last(own_k), own_v, own, shared, scale=c.attention_scale,
+                                        softcap=c.attention_softcap)
                 return out, (own_k, own_v)
 
             variables = {"params": weights} if adapters is None else {"params": weights, "lora": adapters}
-            x, pair = block.apply(variables, x, tables.of_layer(local), attend)
+            x, pair = block.apply(variables, x, tables.of_layer(local, rotated), attend)
             kept.append(pair)
         keys, values = zip(*kept)
         return self.normed(params, x[:, :, 0]), CompletionCache(keys, values, cache.rotations)

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"(^|/)(embed|unembed)$", PartitionSpec("tensor", "fsdp")),
     (r"layers/(q|k|v|gate|up)/kernel$", PartitionSpec(None, "fsdp", "tensor")),
-    (r"layers/(q|k|v)/bias$", PartitionSpec(None, "tensor")),
+    (r"layers/(q|k|v|gate|up)/bias$", PartitionSpec(None, "tensor")),
     (r"layers/(o|down)/kernel$", PartitionSpec(None, "tensor", "fsdp")),
 )
 

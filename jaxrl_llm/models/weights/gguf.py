@@ -1,23 +1,32 @@
 """Reads GGUF files: shape of the model from the metadata, weights dequantised tensor by tensor."""
 import dataclasses
 import functools
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.models import families
 from jaxrl_llm.models.attention import rotary_frequencies
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
 from jaxrl_llm.models.weights import layout
+from jaxrl_llm.models.weights.config_json import of_family
 
-FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
-_GEMMA3_PERIOD = 6  # every sixth layer sees everything; files of this architecture do not say so
-_GEMMA3_27B_LAYERS = 62  # the one size whose attention scale is not 1/sqrt(head_dim); nor that
+_KEYS = {  # metadata keys without their architecture -> keys of config.json
+    "embedding_length": "hidden_size", "block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads",
+    "feed_forward_length": "intermediate_size", "context_length": "max_position_embeddings",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim", "rope.freq_base": "rope_theta",
+}
+_REQUIRED = tuple(_KEYS)[:6]
+_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")  # divisors of rotary frequencies
 
 
 def load(path: Path, dtype: Any = jnp.float32, shardings: layout.Layout | None = None) -> tuple[ModelConfig, dict]:
-    """`(ModelConfig, params)` of a GGUF file of the architectures `llama`, `qwen2`, `qwen3` or `gemma3`."""
+    """`(ModelConfig, params)` of a GGUF file of an architecture that one of `models.families` names."""
     from gguf import GGUFReader
     from gguf.quants import dequantize
 
@@ -28,80 +37,90 @@ def load(path: Path, dtype: Any = jnp.float32, shardings: layout.Layout | None =
                          "if its download was cut short, fetch it again") from error
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     metadata = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
+    shapes = {name: tuple(map(int, tensor.shape[::-1])) for name, tensor in tensors.items()}
 
     def read_stored(name):
-        if name not in tensors:
-            raise ValueError(f"tensor {name!r} is missing from {path}, which holds {len(tensors)} tensors")
         return np.asarray(dequantize(tensors[name].data, tensors[name].tensor_type))
 
-    config = config_from(metadata, {name: tuple(map(int, t.shape[::-1])) for name, t in tensors.items()}, path)
+    factors = {name: read_stored(name) for name in _FACTORS if name in tensors}
+    config = config_from(metadata, shapes, path, factors)
     if "rope_freqs.weight" in tensors:
-        config = _with_llama3_scaling(config, read_stored("rope_freqs.weight"), path)
-    places = list(layout.places(config))
-    layout.check_nothing_left(tensors.keys() - {place.gguf for place in places} - {"rope_freqs.weight"}, path)
+        config = _with_llama3_scaling(config, factors["rope_freqs.weight"], path)
+    places = list(layout.places(config, families.of_gguf(metadata, path)))
+    layout.check_nothing_left(tensors.keys() - {place.gguf.name for place in places} - {*_FACTORS}, path)
+    for place in places:
+        if place.gguf.name not in tensors:
+            raise ValueError(f"tensor {place.gguf.name!r} is missing from {path}, which holds {len(tensors)} tensors")
+        layout.check_shape(place.gguf.name, shapes[place.gguf.name], place.shape_of(place.gguf), path)
 
     @functools.lru_cache(maxsize=config.num_layers)  # a parameter's: all devices in turn ask for their pieces of it
     def whole(place):
-        tensor = read_stored(place.gguf)
-        layout.check_shape(place.gguf, tensor.shape, place.shape, path)
-        if config.family == "llama" and place.path[1:2] in (("q",), ("k",)):
-            tensor = _halves_from_pairs(tensor, config.head_dim)
+        tensor = place.gguf.read(read_stored(place.gguf.name), place.shape[0], tuple(slice(0, n) for n in place.shape))
         return tensor - config.norm_offset if place.path[-1] == "scale" else tensor  # stored with the offset in it
 
     return config, layout.assemble(config, lambda place, index: whole(place)[index], dtype, shardings)
 
 
-def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any) -> ModelConfig:
-    """`ModelConfig` from GGUF metadata and tensor shapes (vocabulary size and tied embeddings are told by tensors)."""
-    arch = metadata.get("general.architecture")
-    if arch not in FAMILIES:
-        raise ValueError(f"{file}: architecture {arch!r} is not supported; supported: {', '.join(FAMILIES)}")
-    get = functools.partial(_get, metadata, arch, file)
+def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any, factors: Mapping = MappingProxyType({}),
+                ) -> ModelConfig:
+    """`ModelConfig` from GGUF metadata and tensor shapes, which say vocabulary size, tied embeddings and biases.
+
+    `factors`: the tensors of `_FACTORS` that the file has.
+    """
+    family = families.of_gguf(metadata, file)
+    own = {name.removeprefix(f"{family.gguf.architecture}."): value for name, value in metadata.items()}
     if "token_embd.weight" not in shapes:
         raise ValueError(f"tensor 'token_embd.weight' is missing from {file}, which holds {len(shapes)} tensors")
-    hidden_size, num_heads, num_layers = get("embedding_length"), get("attention.head_count"), get("block_count")
-    head_dim = get("attention.key_length", get("rope.dimension_count", hidden_size // num_heads))
-    for key in ("rope.dimension_count", "attention.value_length"):
-        if get(key, head_dim) != head_dim:
-            raise ValueError(f"{file}: {arch}.{key}={get(key)} is not supported; supported: the head dimension, "
-                             f"{head_dim}")
-    common = dict(
-        vocab_size=shapes["token_embd.weight"][0], hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads,
-        num_kv_heads=get("attention.head_count_kv", num_heads), head_dim=head_dim,
-        mlp_size=get("feed_forward_length"), max_positions=get("context_length"),
-        norm_eps=get("attention.layer_norm_rms_epsilon"), tie_embeddings="output.weight" not in shapes,
-        rope_theta=get("rope.freq_base", 1e6 if arch == "gemma3" else 1e4), rope_scaling=_scaling_from(get, file),
-        family=FAMILIES[arch], qkv_bias=arch == "qwen2", qk_norm=arch in ("qwen3", "gemma3"))
-    if arch != "gemma3":
-        return ModelConfig(**common)
-    if get("final_logit_softcapping", 0.0):
-        raise ValueError(f"{file}: gemma3.final_logit_softcapping={get('final_logit_softcapping')} is not supported; "
-                         "supported: none")
-    return ModelConfig(
-        **common, activation="gelu_tanh", norm_offset=1.0, post_norms=True, embedding_scale=hidden_size**0.5,
-        attention_scale=(hidden_size // num_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim) ** -0.5,
-        rope_local_theta=get("rope.freq_base_swa", 1e4), window=get("attention.sliding_window"),
-        local_layers=tuple((i + 1) % _GEMMA3_PERIOD != 0 for i in range(num_layers)))
+    if absent := [key for key in (*_REQUIRED, *family.gguf.required) if key not in own]:
+        raise ValueError(f"{file}: metadata key '{family.gguf.architecture}.{absent[0]}' is missing")
+    partly = "partial_rotary_factor" in family.stated()
+    if "attention.key_length" not in own and "rope.dimension_count" in own and not partly:
+        own["attention.key_length"] = own["rope.dimension_count"]
+    keys = _KEYS | dict(family.gguf.keys)
+    raw = {theirs: _shared(own[key], f"{family.gguf.architecture}.{key}", file) for key, theirs in keys.items() if key in own}
+    raw |= {"model_type": family.name, "vocab_size": shapes["token_embd.weight"][0],
+            "tie_word_embeddings": "output.weight" not in shapes,
+            "rope_scaling": _scaling(own, factors, family.gguf.architecture, file)}
+    raw |= {key: f"blk.0.{name}.bias" in shapes for key, name in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up"))
+            if key in family.stated()}
+    raw.setdefault("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
+    if (head_dim := own.get("attention.value_length", raw["head_dim"])) != raw["head_dim"]:
+        raise ValueError(f"{file}: {family.gguf.architecture}.attention.value_length={head_dim} is not supported; supported: "
+                         f"the head dimension, {raw['head_dim']}")
+    rotated = own.get("rope.dimension_count", raw["head_dim"])
+    if rotated != raw["head_dim"] and not partly:
+        raise ValueError(f"{file}: {family.gguf.architecture}.rope.dimension_count={rotated} is not supported; supported: the "
+                         f"head dimension, {raw['head_dim']}")
+    raw["partial_rotary_factor"] = rotated / raw["head_dim"]
+    return of_family(family, raw | family.gguf.derived(own, raw), file)
 
 
-def _get(metadata, arch, file, key, *default):
-    """One value that all layers share, of the architecture's own keys."""
-    if f"{arch}.{key}" not in metadata and not default:
-        raise ValueError(f"{file}: metadata key '{arch}.{key}' is missing")
-    value = metadata.get(f"{arch}.{key}", *default)
+def _shared(value, key, file):
+    """One value that all layers share."""
     if isinstance(value, list):
-        raise ValueError(f"{file}: '{arch}.{key}' differs between layers ({value}); supported: one value for all")
+        raise ValueError(f"{file}: '{key}' differs between layers ({value}); supported: one value for all")
     return value
 
 
-def _scaling_from(get, file) -> RopeScaling | None:
-    kind = get("rope.scaling.type", "none")
+def _scaling(own, factors, architecture, file) -> dict | None:
+    """The rope scaling as in a `config.json`; a factor without a type means `linear`."""
+    if "rope_factors_short.weight" in factors:
+        short, long = (factors[name].tolist() for name in _FACTORS[1:])
+        return {"rope_type": "longrope", "short_factor": short, "long_factor": long,
+                "attention_factor": own.get("rope.scaling.attn_factor")}
+    factor = own.get("rope.scaling.factor", own.get("rope.scale_linear"))
+    kind = own.get("rope.scaling.type", "none" if factor is None else "linear")
     if kind == "none":
         return None
-    if kind != "linear":
-        raise ValueError(f"{file}: rope scaling {kind!r} is not supported; supported: 'none', 'linear', or divisors in "
-                         "the tensor 'rope_freqs.weight'")
-    return RopeScaling("linear", float(get("rope.scaling.factor")))
+    if kind not in ("linear", "yarn"):
+        raise ValueError(f"{file}: {architecture}.rope.scaling.type={kind!r} is not supported; supported: 'none', 'linear', "
+                         "'yarn', or divisors in the tensor 'rope_freqs.weight'")
+    if factor is None:
+        raise ValueError(f"{file}: metadata key '{architecture}.rope.scaling.factor' is missing")
+    found = {"rope_type": kind, "factor": factor, "beta_fast": own.get("rope.scaling.yarn_beta_fast"),
+             "beta_slow": own.get("rope.scaling.yarn_beta_slow")}
+    original = own.get("rope.scaling.original_context_length")
+    return found if original is None else found | {"original_max_position_embeddings": original}
 
 
 def _with_llama3_scaling(config, divisors, file):
@@ -113,9 +132,3 @@ def _with_llama3_scaling(config, divisors, file):
         raise ValueError(f"tensor 'rope_freqs.weight' in {file} is not the frequency scaling of Llama 3.1 and later "
                          f"(shape {divisors.shape}, largest divisor {divisors.max()}); no other is supported")
     return dataclasses.replace(config, rope_scaling=scaling)
-
-
-def _halves_from_pairs(tensor, head_dim):
-    """Row order of rotary pairs (i, i + head_dim/2) from the adjacent pairs (2i, 2i + 1) that this format keeps."""
-    pairs = tensor.reshape(-1, head_dim // 2, 2, *tensor.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(tensor.shape)

@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.models import families
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.families.family import Family
 from jaxrl_llm.models.transformer import Transformer
 
-# module of our tree -> its name in Hugging Face files, its name in GGUF files
-_TOP = {
+# module of our tree -> its name in Hugging Face files, its name in GGUF files; families add to it and change it
+NAMES = {
     "embed": ("model.embed_tokens", "token_embd"),
     "final_norm": ("model.norm", "output_norm"),
     "unembed": ("lm_head", "output"),
-}
-_LAYER = {
     "attention_norm": ("input_layernorm", "attn_norm"),
     "q": ("self_attn.q_proj", "attn_q"),
     "k": ("self_attn.k_proj", "attn_k"),
@@ -30,24 +30,38 @@ _LAYER = {
     "up": ("mlp.up_proj", "ffn_up"),
     "down": ("mlp.down_proj", "ffn_down"),
 }
-_POST_NORMS = {  # Gemma 3 gives `post_attention_layernorm` its literal meaning
-    "attention_post_norm": ("post_attention_layernorm", "post_attention_norm"),
-    "mlp_norm": ("pre_feedforward_layernorm", "ffn_norm"),
-    "mlp_post_norm": ("post_feedforward_layernorm", "post_ffw_norm"),
-}
+_ROTATED = ("q", "k")  # modules whose rows lie in rotary pairs
 
 
 Index = tuple[slice, ...]
 Layout = Callable[[Any], Any]  # a tree of shapes -> a tree of shardings
 
 
+class Stored(NamedTuple):
+    """Where a parameter lies in one file format: rows `start` to `start + own` of the tensor `name` of `rows` rows.
+
+    With `paired` (dimensions of a head, rotated ones among them) rows lie in adjacent rotary pairs, which we keep in halves.
+    """
+
+    name: str
+    start: int
+    rows: int
+    paired: tuple[int, int] | None
+
+    def read(self, tensor: Any, own: int, index: Index) -> np.ndarray:
+        """The part `index` of the parameter's own rows, out of a tensor of which parts can be read."""
+        if self.paired is not None:
+            return halves_from_pairs(np.asarray(tensor[self.start:self.start + own]), *self.paired)[index]
+        return tensor[slice(self.start + index[0].start, self.start + index[0].stop), *index[1:]]
+
+
 class Place(NamedTuple):
-    """One stored tensor: our `path` and `layer` (None outside the stack), its names in files, its shape there."""
+    """One stored tensor: our `path` and `layer` (None outside the stack), where it lies in files, its shape there."""
 
     path: tuple[str, ...]
     layer: int | None
-    hf: str
-    gguf: str
+    hf: Stored
+    gguf: Stored
     shape: tuple[int, ...]
 
     @property
@@ -55,24 +69,58 @@ class Place(NamedTuple):
         """Files keep matrices as `[out, in]`, we keep them as `[in, out]`."""
         return self.path[-1] == "kernel"
 
+    def shape_of(self, stored: Stored) -> tuple[int, ...]:
+        """The shape of the whole tensor in which the parameter lies."""
+        return (stored.rows, *self.shape[1:])
+
 
 Read = Callable[[Place, Index], np.ndarray]
 
 
-def places(config: ModelConfig) -> Iterator[Place]:
-    """All stored tensors of a model, those of one stacked parameter in a row."""
-    in_layer = _LAYER | (_POST_NORMS if config.post_norms else {})
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(Transformer(config).abstract_params())[0]:
-        path = tuple(key.key for key in keys)
-        suffix = "bias" if path[-1] == "bias" else "weight"
+def places(config: ModelConfig, family: Family | None = None) -> Iterator[Place]:
+    """All stored tensors of a model, one stacked parameter after another, in files of `family` (by default its own)."""
+    family = family or families.by_name(config.family)
+    names = NAMES | dict(family.names)
+    leaves = {tuple(key.key for key in keys): leaf.shape for keys, leaf in
+              jax.tree_util.tree_flatten_with_path(Transformer(config).abstract_params())[0]}
+    pairs = config.head_dim, config.rotary_dim
+    formats = (0, family.paired), (1, family.gguf is not None and family.gguf.paired)
+
+    def stored(path, layer, form, paired) -> Stored:
+        """Modules that share a tensor lie in it one after another, in the order of the table."""
+        module = path[path[0] == "layers"]
+        name, suffix = names[module][form], "bias" if path[-1] == "bias" else "weight"
+        sharing = [other for other in names if names[other][form] == name and (*path[:-2], other, path[-1]) in leaves]
+        rows = {other: leaves[*path[:-2], other, path[-1]][-1] for other in sharing}
+        start = sum(rows[other] for other in sharing[:sharing.index(module)])
+        whole = f"{('model.layers.', 'blk.')[form]}{layer}.{name}" if layer is not None else name
+        return Stored(f"{whole}.{suffix}", start, sum(rows.values()), pairs if paired and module in _ROTATED else None)
+
+    for path, shape in leaves.items():
         if path[0] != "layers":
-            hf, gguf = _TOP[path[0]]
-            yield Place(path, None, f"{hf}.{suffix}", f"{gguf}.{suffix}", leaf.shape)
+            hf, gguf = (Stored(f"{name}.weight", 0, shape[0], None) for name in names[path[0]])
+            yield Place(path, None, hf, gguf, shape)
             continue
-        hf, gguf = in_layer[path[1]]
-        shape = leaf.shape[:0:-1] if path[-1] == "kernel" else leaf.shape[1:]
+        shape = shape[:0:-1] if path[-1] == "kernel" else shape[1:]
         for i in range(config.num_layers):
-            yield Place(path, i, f"model.layers.{i}.{hf}.{suffix}", f"blk.{i}.{gguf}.{suffix}", shape)
+            yield Place(path, i, *(stored(path, i, *form) for form in formats), shape)
+
+
+def halves_from_pairs(tensor: np.ndarray, head_dim: int, rotary_dim: int) -> np.ndarray:
+    """Rows of each head's first `rotary_dim` dimensions as pairs (i, i + rotary_dim/2) from adjacent pairs (2i, 2i + 1)."""
+    return _regrouped(tensor, head_dim, rotary_dim, (rotary_dim // 2, 2))
+
+
+def pairs_from_halves(tensor: np.ndarray, head_dim: int, rotary_dim: int) -> np.ndarray:
+    """The inverse of `halves_from_pairs`."""
+    return _regrouped(tensor, head_dim, rotary_dim, (2, rotary_dim // 2))
+
+
+def _regrouped(tensor, head_dim, rotary_dim, groups):
+    heads = tensor.reshape(-1, head_dim, *tensor.shape[1:])
+    rotated = heads[:, :rotary_dim].reshape(-1, *groups, *tensor.shape[1:]).swapaxes(1, 2)
+    rotated = rotated.reshape(-1, rotary_dim, *tensor.shape[1:])
+    return np.concatenate([rotated, heads[:, rotary_dim:]], axis=1).reshape(tensor.shape)
 
 
 def assemble(config: ModelConfig, read: Read, dtype: Any, layout: Layout | None = None) -> dict:
