@@ -8,8 +8,7 @@ class RopeScaling:
 
     Attributes:
       kind: `linear` (all frequencies divided by `factor`), `llama3` (only the low ones, with a smooth ramp), `yarn` (the same
-        with the ramp of arXiv 2309.00071), `longrope` (arXiv 2402.13753) or `dynamic`. The frequencies of the last two change
-        once a row is longer than the original context; longer rows are refused, see `Transformer`.
+        with the ramp of arXiv 2309.00071), `longrope` (arXiv 2402.13753) or `dynamic`.
       factor: how many times longer the context became.
       low_freq_factor, high_freq_factor: the ramp's ends, in wavelengths per original context (`llama3`); `yarn` calls them
         beta_slow and beta_fast.
@@ -18,6 +17,7 @@ class RopeScaling:
       truncate: the ramp begins and ends at whole dimensions (`yarn`).
       short_factors: divisor of each frequency up to the original context (`longrope`).
       long_factors: those beyond it, kept for the export alone (`longrope`).
+      query_growth: beyond the original context queries grow by this times the logarithm of their position (Ministral 3).
     """
 
     kind: str
@@ -29,6 +29,13 @@ class RopeScaling:
     truncate: bool = True
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    query_growth: float = 0.0
+
+    @property
+    def longest_row(self) -> int | None:
+        """Tokens of the longest row that is computed: beyond, `dynamic` and `longrope` give other frequencies to a whole row,
+        which keys in a cache would not have, and growing queries are not implemented. None: there is no limit."""
+        return self.original_max_positions if self.kind in ("dynamic", "longrope") or self.query_growth else None
 
 
 @dataclasses.dataclass(frozen=True)

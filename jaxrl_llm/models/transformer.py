@@ -180,13 +180,12 @@ class Transformer:
         return finished(products, self.config.logit_divisor, self.config.logit_softcap)
 
     def _check_length(self, tokens: int) -> None:
-        """Raises ValueError for rows in whose middle a rope scaling would turn to other frequencies."""
+        """Raises ValueError for rows beyond the original context of a rope scaling that changes there."""
         for scaling in (self.config.rope_scaling, self.config.rope_local_scaling):
-            if scaling and scaling.kind in ("dynamic", "longrope") and tokens > scaling.original_max_positions:
-                most = scaling.original_max_positions
-                raise ValueError(f"rows of {tokens} tokens: rope scaling {scaling.kind!r} of this model has other frequencies "
-                                 f"in rows of more than {most}, which keys computed before do not have; supported: "
-                                 f"prompts.max_tokens + sampling.max_tokens <= {most}")
+            most = scaling and scaling.longest_row
+            if most and tokens > most:
+                raise ValueError(f"rows of {tokens} tokens: the rope scaling of this model ({scaling.kind}) changes beyond "
+                                 f"{most}, which is not supported; use prompts.max_tokens + sampling.max_tokens <= {most}")
 
     def _scan_layers(self, params, lora, x, positions, attend, pool, whole=lambda layer: layer):
         """Runs all layers over `x [B, N, D]`; `attend(q, k, v, local)`. Returns `(x, kept, pooled [L, ..., D] | None)`.

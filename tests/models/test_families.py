@@ -206,12 +206,12 @@ def test_features_that_are_off_leave_no_trace():
 # --- rope scalings that depend on the length ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, most", [("llama_dynamic", 128), ("phi3_longrope", 96)])
+@pytest.mark.parametrize("name, most", [("llama_dynamic", 128), ("phi3_longrope", 96), ("ministral3", 96)])
 def test_rows_beyond_the_original_length_are_refused(sample, name, most):
     model, params = sample(name)[1].model, sample(name)[1].params
     tokens, mask = np.ones((1, most), int), np.ones((1, most), bool)
     jax.eval_shape(model.hidden_states, params, tokens, mask)
-    message = rf"rows of {most + 1} tokens: .* prompts.max_tokens \+ sampling.max_tokens <= {most}"
+    message = rf"rows of {most + 1} tokens: .* beyond {most}, .* prompts.max_tokens \+ sampling.max_tokens <= {most}"
     one = np.ones((1, 1), int)
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(model.hidden_states, params, np.pad(tokens, ((0, 0), (0, 1))), np.pad(mask, ((0, 0), (0, 1))))

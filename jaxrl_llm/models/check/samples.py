@@ -10,12 +10,15 @@ _LLAMA3 = dict(rope_type="llama3", rope_theta=500.0, factor=4.0, low_freq_factor
                original_max_position_embeddings=64)
 _YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=32)
 _DYNAMIC = dict(rope_type="dynamic", rope_theta=1e4, factor=4.0)
+_MINISTRAL3 = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=96, mscale=1.0,
+                   mscale_all_dim=0.5, llama_4_scaling_beta=0.1)
 _LONG = dict(rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.75, short_factor=[1.0, 1.5, 2.0],
              long_factor=[2.0, 4.0, 8.0])
 _GEMMA3 = {"full_attention": dict(rope_type="linear", factor=8.0, rope_theta=1000.0),
            "sliding_attention": dict(rope_type="default", rope_theta=100.0)}
 _OLMO3 = {"full_attention": _YARN, "sliding_attention": dict(rope_type="default", rope_theta=1e4)}
 _MULTIPLIERS = dict(embedding_multiplier=6.0, attention_multiplier=0.25, residual_multiplier=0.4, logits_scaling=4.0)
+_MROPE = dict(rope_type="default", rope_theta=1e6, mrope_section=[2, 1, 1])
 _VISION = dict(depth=1, hidden_size=16, num_heads=2, intermediate_size=16, out_hidden_size=32)
 
 
@@ -45,13 +48,14 @@ SAMPLES = {
     "gemma3_text": Sample("gemma3_text", dict(head_dim=16, query_pre_attn_scalar=16, rope_parameters=_GEMMA3) | _ALTERNATE),
     "mistral": Sample("mistral", dict(head_dim=16, sliding_window=5)),
     "ministral": Sample("ministral", dict(head_dim=16) | _ALTERNATE),
+    "ministral3": Sample("ministral3", dict(head_dim=16, rope_parameters=_MINISTRAL3)),
     "phi3": Sample("phi3", dict(sliding_window=5)),
     "phi3_longrope": Sample("phi3", dict(rope_parameters=_LONG, original_max_position_embeddings=96), "longrope, part rotated"),
     "smollm3": Sample("smollm3", dict(num_hidden_layers=4)),
     "olmo2": Sample("olmo2", {}),
     "olmo3": Sample("olmo3", dict(rope_parameters=_OLMO3) | _ALTERNATE),
     "granite": Sample("granite", _BIASES | _MULTIPLIERS),
-    "qwen2_5_vl_text": Sample("qwen2_5_vl", {}, vision=_VISION),
+    "qwen2_5_vl_text": Sample("qwen2_5_vl", dict(rope_parameters=_MROPE), vision=_VISION),
     "glm4": Sample("glm4", dict(head_dim=16)),
 }
 

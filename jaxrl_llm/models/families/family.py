@@ -53,7 +53,7 @@ class Family:
       paired: rows of queries and keys lie in adjacent rotary pairs (2i, 2i + 1).
       multimodal: `model_type` of models of which this is the text part.
       prepare: the config in its current form, from older or other ones.
-      written_as: the family as which its models are written, where it has the same architecture.
+      written_as: the family as which its models are written, which has the same architecture and names.
       gguf: None where no such files are read.
     """
 

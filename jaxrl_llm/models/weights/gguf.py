@@ -46,7 +46,7 @@ def load(path: Path, dtype: Any = jnp.float32, shardings: layout.Layout | None =
     config = config_from(metadata, shapes, path, factors)
     if "rope_freqs.weight" in tensors:
         config = _with_llama3_scaling(config, factors["rope_freqs.weight"], path)
-    places = list(layout.places(config, families.of_gguf(metadata, path)))
+    places = list(layout.places(config))
     layout.check_nothing_left(tensors.keys() - {place.gguf.name for place in places} - {*_FACTORS}, path)
     for place in places:
         if place.gguf.name not in tensors:

@@ -10,7 +10,6 @@ import numpy as np
 
 from jaxrl_llm.models import families
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.families.family import Family
 from jaxrl_llm.models.transformer import Transformer
 
 # module of our tree -> its name in Hugging Face files, its name in GGUF files; families add to it and change it
@@ -77,24 +76,23 @@ class Place(NamedTuple):
 Read = Callable[[Place, Index], np.ndarray]
 
 
-def places(config: ModelConfig, family: Family | None = None) -> Iterator[Place]:
-    """All stored tensors of a model, one stacked parameter after another, in files of `family` (by default its own)."""
-    family = family or families.by_name(config.family)
+def places(config: ModelConfig) -> Iterator[Place]:
+    """All stored tensors of a model, those of one stacked parameter in a row."""
+    family = families.by_name(config.family)
     names = NAMES | dict(family.names)
     leaves = {tuple(key.key for key in keys): leaf.shape for keys, leaf in
               jax.tree_util.tree_flatten_with_path(Transformer(config).abstract_params())[0]}
     pairs = config.head_dim, config.rotary_dim
     formats = (0, family.paired), (1, family.gguf is not None and family.gguf.paired)
 
-    def stored(path, layer, form, paired) -> Stored:
+    def in_layer(path, layer, form, paired) -> Stored:
         """Modules that share a tensor lie in it one after another, in the order of the table."""
-        module = path[path[0] == "layers"]
-        name, suffix = names[module][form], "bias" if path[-1] == "bias" else "weight"
-        sharing = [other for other in names if names[other][form] == name and (*path[:-2], other, path[-1]) in leaves]
-        rows = {other: leaves[*path[:-2], other, path[-1]][-1] for other in sharing}
-        start = sum(rows[other] for other in sharing[:sharing.index(module)])
-        whole = f"{('model.layers.', 'blk.')[form]}{layer}.{name}" if layer is not None else name
-        return Stored(f"{whole}.{suffix}", start, sum(rows.values()), pairs if paired and module in _ROTATED else None)
+        _, module, kind = path
+        name, suffix = names[module][form], "bias" if kind == "bias" else "weight"
+        sharing = [other for other in names if names[other][form] == name and ("layers", other, kind) in leaves]
+        rows = [leaves["layers", other, kind][-1] for other in sharing]
+        whole = f"{('model.layers', 'blk')[form]}.{layer}.{name}.{suffix}"
+        return Stored(whole, sum(rows[:sharing.index(module)]), sum(rows), pairs if paired and module in _ROTATED else None)
 
     for path, shape in leaves.items():
         if path[0] != "layers":
@@ -103,7 +101,7 @@ def places(config: ModelConfig, family: Family | None = None) -> Iterator[Place]
             continue
         shape = shape[:0:-1] if path[-1] == "kernel" else shape[1:]
         for i in range(config.num_layers):
-            yield Place(path, i, *(stored(path, i, *form) for form in formats), shape)
+            yield Place(path, i, *(in_layer(path, i, *form) for form in formats), shape)
 
 
 def halves_from_pairs(tensor: np.ndarray, head_dim: int, rotary_dim: int) -> np.ndarray:

@@ -53,7 +53,8 @@ def _scaling(parameters, raw, file) -> RopeScaling | None:
     if kind == "yarn":
         factor = float(get("factor", raw["max_position_embeddings"] / original))
         return RopeScaling("yarn", factor, float(get("beta_slow", 1) or 1), float(get("beta_fast", 32) or 32), original,
-                           get("attention_factor", _yarn_attention(factor, parameters)), get("truncate", True))
+                           get("attention_factor", _yarn_attention(factor, parameters)), get("truncate", True),
+                           query_growth=get("llama_4_scaling_beta", 0.0))
     factor = float(get("factor", raw["max_position_embeddings"] / original))
     attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     short, long = (tuple(map(float, get(key))) for key in ("short_factor", "long_factor"))
@@ -98,6 +99,7 @@ def _parameters(s: RopeScaling) -> dict:
     if s.kind == "yarn":
         found |= {"beta_slow": s.low_freq_factor, "beta_fast": s.high_freq_factor, "truncate": s.truncate,
                   "attention_factor": s.attention_factor}
+        found |= {"llama_4_scaling_beta": s.query_growth} if s.query_growth else {}
     if s.kind == "longrope":
         found |= {"short_factor": list(s.short_factors), "long_factor": list(s.long_factors),
                   "attention_factor": s.attention_factor}
