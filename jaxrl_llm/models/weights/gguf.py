@@ -71,13 +71,13 @@ def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any, f
     own = {name.removeprefix(f"{family.gguf.architecture}."): value for name, value in metadata.items()}
     if "token_embd.weight" not in shapes:
         raise ValueError(f"tensor 'token_embd.weight' is missing from {file}, which holds {len(shapes)} tensors")
-    if absent := [key for key in (*_REQUIRED, *family.gguf.required) if key not in own]:
-        raise ValueError(f"{file}: metadata key '{family.gguf.architecture}.{absent[0]}' is missing")
     partly = "partial_rotary_factor" in family.stated()
     if "attention.key_length" not in own and "rope.dimension_count" in own and not partly:
         own["attention.key_length"] = own["rope.dimension_count"]
     keys = _KEYS | dict(family.gguf.keys)
     raw = {theirs: _shared(own[key], f"{family.gguf.architecture}.{key}", file) for key, theirs in keys.items() if key in own}
+    if absent := [key for key in (*_REQUIRED, *family.gguf.required) if key not in own]:
+        raise ValueError(f"{file}: metadata key '{family.gguf.architecture}.{absent[0]}' is missing")
     raw |= {"model_type": family.name, "vocab_size": shapes["token_embd.weight"][0],
             "tie_word_embeddings": "output.weight" not in shapes,
             "rope_scaling": _scaling(own, factors, family.gguf.architecture, file)}

@@ -100,4 +100,6 @@ class _Tensors:
     def equal(self, one, other, rows: int = 4096) -> bool:
         """Whether two tensors of one shape hold the same numbers, compared a few `rows` at a time."""
         one, other = self.find(one), self.find(other)
-        return all(np.array_equal(one[i:i + rows], other[i:i + rows]) for i in range(0, one.get_shape()[0], rows))
+        count = one.get_shape()[0]
+        parts = [slice(i, min(i + rows, count)) for i in range(0, count, rows)]
+        return all(np.array_equal(one[part], other[part]) for part in parts)
