@@ -76,13 +76,15 @@ class Rotations(NamedTuple):
 def rotations(config: ModelConfig, positions: jax.Array) -> Rotations:
     """The rotary tables of a model at `positions i32[...]`."""
     def table(theta, scaling):
-        angles = positions[..., None, None].astype(jnp.float32) * rotary_frequencies(config.rotary_dim, theta, scaling)
+        frequencies = rotary_frequencies(config.rotary_dim, theta, scaling)
+        angles = positions[..., None, None].astype(jnp.float32) * frequencies
         cos, sin = jnp.cos(angles), jnp.sin(angles)
         factor = 1.0 if scaling is None else scaling.attention_factor
         return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
     full, local = (config.rope_theta, config.rope_scaling), (config.rope_local_theta, config.rope_local_scaling)
-    return Rotations(table(*full), table(*local) if any(config.local_layers) and local != full else None)
+    local_table = table(*local) if any(config.local_layers) and local != full else None
+    return Rotations(table(*full), local_table)
 
 
 def apply_rotary(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

@@ -53,18 +53,19 @@ class Block(nn.Module):
         norm = lambda name: RMSNorm(c.norm_eps, c.norm_offset, name=name)  # noqa: E731
         heads = lambda y, n: y.reshape(*y.shape[:-1], n, c.head_dim)  # noqa: E731
 
+        def projected(name, n, normed=False):
+            y = dense(n * c.head_dim, name, c.qkv_bias)(h)
+            return heads(norm(f"{name}_norm")(y) if normed else y, n)
+
         def added(out, name):
             out = norm(name)(out) if c.post_norms else out
             return x + (out if c.residual_scale == 1.0 else out * jnp.asarray(c.residual_scale, out.dtype))
 
         h = norm("attention_norm")(x) if c.pre_norms else x
-        q = dense(c.num_heads * c.head_dim, "q", c.qkv_bias)(h)
-        k = dense(c.num_kv_heads * c.head_dim, "k", c.qkv_bias)(h)
-        v = heads(dense(c.num_kv_heads * c.head_dim, "v", c.qkv_bias)(h), c.num_kv_heads)
-        if c.qk_norm and c.qk_norm_whole:
-            q, k = norm("q_norm")(q), norm("k_norm")(k)
-        q, k = heads(q, c.num_heads), heads(k, c.num_kv_heads)
-        if c.qk_norm and not c.qk_norm_whole:
+        whole = c.qk_norm and c.qk_norm_whole
+        q, k = projected("q", c.num_heads, whole), projected("k", c.num_kv_heads, whole)
+        v = projected("v", c.num_kv_heads)
+        if c.qk_norm and not whole:
             q, k = norm("q_norm")(q), norm("k_norm")(k)
         out, kept = attend(apply_rotary(q, *rotation), apply_rotary(k, *rotation), v)
         x = added(dense(c.hidden_size, "o", c.o_bias)(out.reshape(*out.shape[:-2], -1)), "attention_post_norm")

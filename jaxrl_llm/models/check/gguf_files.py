@@ -71,6 +71,8 @@ def _describe(writer, config, head_dim, rope):
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(rope["rope_theta"])
+    if (local := config.rope_parameters.get("sliding_attention")):
+        writer.add_rope_freq_base_swa(local["rope_theta"])
     for attribute, method in _NUMBERS.items():
         if getattr(config, attribute, None) is not None:
             getattr(writer, method)(getattr(config, attribute))

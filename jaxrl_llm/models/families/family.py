@@ -29,7 +29,7 @@ class Gguf:
     """
 
     architecture: str
-    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    keys: dict[str, str] = dataclasses.field(default_factory=dict)
     required: tuple[str, ...] = ()
     derived: Callable[[Raw, Raw], dict] = lambda get, raw: {}
     paired: bool = False
@@ -60,11 +60,11 @@ class Family:
     name: str
     architecture: str
     title: str
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    keys: Mapping[str, str | Key] = dataclasses.field(default_factory=dict)
-    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+    keys: dict[str, str | Key] = dataclasses.field(default_factory=dict)
+    fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
     layer_types: bool = False
-    names: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    names: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     paired: bool = False
     multimodal: tuple[str, ...] = ()
     prepare: Callable[[dict], dict] = lambda raw: raw
@@ -73,7 +73,7 @@ class Family:
 
     def key(self, field: str) -> Key | None:
         """Where `config.json` states a field; None: nowhere."""
-        found = (KEYS | dict(self.keys)).get(field)
+        found = (KEYS | self.keys).get(field)
         return Key(found, lambda value: value, lambda value: value) if isinstance(found, str) else found
 
     def stated(self) -> set[str]:
@@ -82,7 +82,7 @@ class Family:
 
     def fields(self) -> tuple[str, ...]:
         """Fields that `config.json` states, those of rotary embeddings and windows aside."""
-        return tuple(KEYS | dict(self.keys))
+        return tuple(KEYS | self.keys)
 
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # their name -> ours
@@ -100,7 +100,7 @@ KEYS: dict[str, str | Key] = {  # field of ModelConfig -> key of config.json, fo
     "mlp_size": "intermediate_size", "max_positions": "max_position_embeddings", "norm_eps": "rms_norm_eps",
     "tie_embeddings": "tie_word_embeddings", "activation": activation("hidden_act"),
 }
-ATTENTION_BIAS = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
+ATTENTION_BIAS: dict[str, str | Key] = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
 PLAIN = {  # key -> values with which the architecture is the plain one; others are refused unless the family reads the key
     key: (None, False) for key in ("attention_bias", "mlp_bias", "use_bidirectional_attention", "final_logit_softcapping",
                                    "attn_logit_softcapping", "quantization_config")} | {"partial_rotary_factor": (None, 1.0)}

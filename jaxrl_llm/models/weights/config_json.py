@@ -72,8 +72,8 @@ def written(config: ModelConfig) -> dict:
       ValueError: the config has a feature that its family's format cannot say, and which would be lost in silence.
     """
     family = families.by_name(config.family)
-    described = dict(architectures=[family.architecture], model_type=family.name, bos_token_id=None, eos_token_id=None,
-                     pad_token_id=None)
+    described: dict[str, Any] = dict(architectures=[family.architecture], model_type=family.name, bos_token_id=None,
+                                     eos_token_id=None, pad_token_id=None)
     for field in family.fields():
         key = family.key(field)
         value = getattr(config, field)

@@ -74,7 +74,7 @@ def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any, f
     partly = "partial_rotary_factor" in family.stated()
     if "attention.key_length" not in own and "rope.dimension_count" in own and not partly:
         own["attention.key_length"] = own["rope.dimension_count"]
-    keys = _KEYS | dict(family.gguf.keys)
+    keys = _KEYS | family.gguf.keys
     raw = {theirs: _shared(own[key], f"{family.gguf.architecture}.{key}", file) for key, theirs in keys.items() if key in own}
     if absent := [key for key in (*_REQUIRED, *family.gguf.required) if key not in own]:
         raise ValueError(f"{file}: metadata key '{family.gguf.architecture}.{absent[0]}' is missing")

@@ -79,20 +79,21 @@ Read = Callable[[Place, Index], np.ndarray]
 def places(config: ModelConfig) -> Iterator[Place]:
     """All stored tensors of a model, those of one stacked parameter in a row."""
     family = families.by_name(config.family)
-    names = NAMES | dict(family.names)
+    names = NAMES | family.names
     leaves = {tuple(key.key for key in keys): leaf.shape for keys, leaf in
               jax.tree_util.tree_flatten_with_path(Transformer(config).abstract_params())[0]}
     pairs = config.head_dim, config.rotary_dim
-    formats = (0, family.paired), (1, family.gguf is not None and family.gguf.paired)
+    paired = family.paired, family.gguf is not None and family.gguf.paired
 
-    def in_layer(path, layer, form, paired) -> Stored:
+    def in_layer(path, layer, form) -> Stored:
         """Modules that share a tensor lie in it one after another, in the order of the table."""
         _, module, kind = path
         name, suffix = names[module][form], "bias" if kind == "bias" else "weight"
         sharing = [other for other in names if names[other][form] == name and ("layers", other, kind) in leaves]
         rows = [leaves["layers", other, kind][-1] for other in sharing]
         whole = f"{('model.layers', 'blk')[form]}.{layer}.{name}.{suffix}"
-        return Stored(whole, sum(rows[:sharing.index(module)]), sum(rows), pairs if paired and module in _ROTATED else None)
+        in_pairs = paired[form] and module in _ROTATED
+        return Stored(whole, sum(rows[:sharing.index(module)]), sum(rows), pairs if in_pairs else None)
 
     for path, shape in leaves.items():
         if path[0] != "layers":
@@ -101,7 +102,7 @@ def places(config: ModelConfig) -> Iterator[Place]:
             continue
         shape = shape[:0:-1] if path[-1] == "kernel" else shape[1:]
         for i in range(config.num_layers):
-            yield Place(path, i, *(in_layer(path, i, *form) for form in formats), shape)
+            yield Place(path, i, in_layer(path, i, 0), in_layer(path, i, 1), shape)
 
 
 def halves_from_pairs(tensor: np.ndarray, head_dim: int, rotary_dim: int) -> np.ndarray:
