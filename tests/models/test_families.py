@@ -54,16 +54,28 @@ def torch_update(theirs, prompt_tokens, prompt_mask, tokens):
 
 
 @pytest.mark.parametrize("name", samples.SAMPLES)
-def test_logits_decoding_update_export_and_gguf_equal_transformers(sample, name, tmp_path):
+def test_logits_export_and_gguf_equal_transformers(sample, name, tmp_path):
     theirs, ours = sample(name)
-    c, batch = ours.model.config, comparisons.groups(64)
     tokens, mask = comparisons.padded_rows(64)
     expected = ours.reference(tokens, mask)
     assert np.abs(expected[mask]).max() > 1.0 and np.unique(expected[mask].argmax(-1)).size > 5  # logits that tell models apart
     found = np.asarray(comparisons.plain_logits(ours.model, ours.params, tokens, mask))
     assert comparisons.difference(found[mask], expected[mask]) < 1e-4
+    assert comparisons.export_difference(ours) == "equal"
+    assert plan.parameters(ours.model.config) == sum(p.numel() for key, p in theirs.named_parameters() if "visual" not in key)
+    if families.of_model_type(samples.SAMPLES[name].model_type, "").gguf is not None and samples.SAMPLES[name].gguf:
+        config, params = weights.load(gguf_files.write(tmp_path / "model.gguf", theirs))
+        assert jax.tree.structure(params) == jax.tree.structure(ours.params)
+        assert max(jax.tree.leaves(jax.tree.map(comparisons.difference, params, ours.params))) < 1e-6  # norms less one
+        assert_same_config(config, ours.model.config)
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", samples.SAMPLES)
+def test_decoding_and_the_update_with_its_gradient_equal_transformers(sample, name):
+    theirs, ours = sample(name)
     assert comparisons.greedy_agreement(ours) == (128, 128)
+    batch = comparisons.groups(64)
 
     def loss(params):
         logprobs = comparisons.packed_logprobs(ours.model, params, *batch)
@@ -73,19 +85,10 @@ def test_logits_decoding_update_export_and_gguf_equal_transformers(sample, name,
     expected, gradients = torch_update(theirs, *batch)
     assert comparisons.difference(logprobs, expected) < 1e-4
     read = lambda place, index: place.hf.read(gradients[place.hf.name], place.shape[0], index)  # noqa: E731
-    theirs_as_tree = layout.assemble(c, read, jnp.float32)
-    for path, expected in jax.tree_util.tree_leaves_with_path(theirs_as_tree):
-        assert np.abs(expected).max() > 0, path
-    assert max(jax.tree.leaves(jax.tree.map(comparisons.difference, gradient, theirs_as_tree))) < 1e-4
-
-    assert comparisons.export_difference(ours) == "equal"
-    assert plan.parameters(c) == sum(p.numel() for key, p in theirs.named_parameters() if "visual" not in key)
-
-    if families.of_model_type(samples.SAMPLES[name].model_type, "").gguf is not None and samples.SAMPLES[name].gguf:
-        config, params = weights.load(gguf_files.write(tmp_path / "model.gguf", theirs))
-        assert jax.tree.structure(params) == jax.tree.structure(ours.params)
-        assert max(jax.tree.leaves(jax.tree.map(comparisons.difference, params, ours.params))) < 1e-6  # norms less one
-        assert_same_config(config, c)
+    expected = layout.assemble(ours.model.config, read, jnp.float32)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(expected):
+        assert np.abs(leaf).max() > 0, path
+    assert max(jax.tree.leaves(jax.tree.map(comparisons.difference, gradient, expected))) < 1e-4
 
 
 def assert_same_config(found: ModelConfig, expected: ModelConfig):
@@ -138,6 +141,7 @@ def plain_logprobs(model, params, prompt_tokens, prompt_mask, tokens):
     return chosen.reshape(tokens.shape)
 
 
+@pytest.mark.slow
 def test_all_features_hold_in_unpadded_updates_with_their_gradient():
     model, params = everything()
     prompts, prompt_mask, tokens = comparisons.groups(64)
