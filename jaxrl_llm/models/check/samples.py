@@ -56,6 +56,7 @@ SAMPLES = {
     "olmo3": Sample("olmo3", dict(rope_parameters=_OLMO3) | _ALTERNATE),
     "granite": Sample("granite", _BIASES | _MULTIPLIERS),
     "qwen2_5_vl_text": Sample("qwen2_5_vl", dict(rope_parameters=_MROPE), vision=_VISION),
+    "glm": Sample("glm", dict(head_dim=16)),
     "glm4": Sample("glm4", dict(head_dim=16)),
 }
 
