@@ -91,6 +91,16 @@ def test_decoding_and_the_update_with_its_gradient_equal_transformers(sample, na
     assert max(jax.tree.leaves(jax.tree.map(comparisons.difference, gradient, expected))) < 1e-4
 
 
+@pytest.mark.parametrize("name", ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3_longrope"))
+def test_transformers_reads_the_same_weights_from_the_gguf_files(sample, name, tmp_path):
+    """What `check.gguf_files` writes is the format, and not just what is read here."""
+    theirs, ours = sample(name)
+    gguf_files.write(tmp_path / "model.gguf", theirs)
+    again = type(theirs).from_pretrained(tmp_path, gguf_file="model.gguf", config=theirs.config, dtype="float32").eval()
+    tokens, mask = comparisons.padded_rows(64)
+    np.testing.assert_array_equal(comparisons.torch_logits(again)(tokens[:1], mask[:1]), ours.reference(tokens[:1], mask[:1]))
+
+
 def assert_same_config(found: ModelConfig, expected: ModelConfig):
     """Equal but for numbers that one format keeps in single precision."""
     differ = {field.name for field in dataclasses.fields(ModelConfig)
