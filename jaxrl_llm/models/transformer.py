@@ -263,11 +263,11 @@ class Transformer:
         """
         P, S = prompt_tokens.shape
         chex.assert_shape(prompt_mask, (P, S))
-        self._check_length(S + tokens.shape[2])
         predicting = tokens.shape[2] - 1
         if pool is None:
             tokens = tokens[:, :, :max(predicting, 1)]
         _, G, T = tokens.shape
+        self._check_length(S + T)
         # Of all but the last token those are needed that have a real one behind them: the mask begins one token later.
         slots = None if mask is None else unpadding(mask[:, :, -T:], filled)
         prompt_positions = positions_of(prompt_mask)

@@ -1,6 +1,9 @@
 """Every family against transformers, a row of `models.check.samples` each; all features at once, and off; refusals."""
 import dataclasses
 import functools
+import shutil
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,16 +11,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 
 from jaxrl_llm.generation.sampler import generate, row_keys
 from jaxrl_llm.generation.sampling import Sampling
 from jaxrl_llm.models import ModelConfig, RopeScaling, Transformer, families, lora, weights
+from jaxrl_llm.models.check import __main__ as check_command
 from jaxrl_llm.models.check import comparisons, gguf_files, samples
 from jaxrl_llm.models.weights import layout
 from jaxrl_llm.models.weights.config_json import config_from
 from jaxrl_llm.parallel import plan
 from jaxrl_llm.parallel.rules import spec_of
 
+PAGE = Path(__file__).parents[2] / "docs/guides/model.md"
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiling is what takes time
 
 
@@ -63,7 +69,7 @@ def test_logits_export_and_gguf_equal_transformers(sample, name, tmp_path):
     assert comparisons.difference(found[mask], expected[mask]) < 1e-4
     assert comparisons.export_difference(ours) == "equal"
     assert plan.parameters(ours.model.config) == sum(p.numel() for key, p in theirs.named_parameters() if "visual" not in key)
-    if families.of_model_type(samples.SAMPLES[name].model_type, "").gguf is not None and samples.SAMPLES[name].gguf:
+    if samples.SAMPLES[name].family.gguf is not None and samples.SAMPLES[name].gguf:
         config, params = weights.load(gguf_files.write(tmp_path / "model.gguf", theirs))
         assert jax.tree.structure(params) == jax.tree.structure(ours.params)
         assert max(jax.tree.leaves(jax.tree.map(comparisons.difference, params, ours.params))) < 1e-6  # norms less one
@@ -111,9 +117,44 @@ def assert_same_config(found: ModelConfig, expected: ModelConfig):
                                         for x, y in zip(a, b)), (name, a, b)
 
 
-def test_every_family_has_a_sample():
-    shown = {families.of_model_type(s.model_type, "").name for s in samples.SAMPLES.values()}
-    assert shown >= {name for name in families.families()}
+def test_every_family_has_a_sample_and_every_sample_a_row_in_the_guide():
+    assert {sample.family.name for sample in samples.SAMPLES.values()} == set(families.families())
+    table = PAGE.read_text().split("<!-- parity")[1].split("<!-- end of parity")[0].splitlines()[3:]
+    assert [row.split(" | ")[:2] for row in table] == [
+        [f"| {sample.title}", f"`{sample.model_type}`"] for sample in samples.SAMPLES.values()]
+
+
+def command(monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["check", *map(str, arguments)])
+    check_command.main()
+
+
+@pytest.mark.slow
+def test_the_command_compares_a_directory(sample, tmp_path, monkeypatch, capsys):
+    directory = shutil.copytree(sample("llama")[1].directory, tmp_path / "mine")
+    command(monkeypatch, directory)
+    *cells, last = capsys.readouterr().out.splitlines()[-1].strip("| ").split(" | ")
+    assert cells[:2] == ["mine", "`llama`"] and cells[4] == "128 of 128" and cells[6] == "equal" and last == "–"
+    assert all(cell.startswith("< 1e-") and int(cell[5:]) >= 5 for cell in (cells[2], cells[3], cells[5]))
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.norm.weight"] += 1.0  # of the directory, and so of both sides
+    gguf_files.write(directory / "other.gguf", sample("llama")[0])
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    monkeypatch.setitem(sys.modules, "transformers", None)  # not installed: the plain path is what others are compared with
+    command(monkeypatch, directory)
+    cells = capsys.readouterr().out.splitlines()[-1].strip("| ").split(" | ")
+    assert cells[2:5] == ["equal", "equal", "128 of 128"] and cells[6] == "equal"
+    assert cells[7] in ("< 1e0", "< 1e1")  # the GGUF file beside it is of the model before the change
+
+
+def test_the_command_refuses_in_a_sentence(tmp_path, monkeypatch, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_next"}')
+    with pytest.raises(SystemExit):
+        command(monkeypatch, tmp_path)
+    assert "refused: " in (error := capsys.readouterr().err) and "'qwen3_next' is not supported (its layers" in error
+    for arguments in ((), (tmp_path, "--all"), (tmp_path, "--write=x.md"), (tmp_path / "nowhere",)):
+        with pytest.raises(SystemExit):
+            command(monkeypatch, *arguments)
 
 
 @pytest.mark.parametrize("name", families.families())

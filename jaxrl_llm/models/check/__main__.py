@@ -7,7 +7,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from jaxrl_llm.models import Transformer, families, weights
+from jaxrl_llm.models import Transformer, weights
 from jaxrl_llm.models.check import gguf_files, samples
 from jaxrl_llm.models.check.comparisons import COLUMNS, Loaded, compare, in_transformers, plain_logits, torch_logits
 
@@ -25,13 +25,11 @@ def checked(directory: Path) -> tuple[str, dict[str, str]]:
 def row_of_sample(name: str) -> str:
     """The row of a tiny checkpoint, written in both formats first."""
     sample = samples.SAMPLES[name]
-    family = families.of_model_type(sample.model_type, name)
     with tempfile.TemporaryDirectory() as directory:
         reference = samples.make(name, Path(directory))
-        if family.gguf is not None and sample.gguf:
+        if sample.family.gguf is not None and sample.gguf:
             gguf_files.write(Path(directory) / "model.gguf", reference)
-        title = family.title + (f": {sample.shows}" if sample.shows else "")
-        return row(title, sample.model_type, checked(Path(directory))[1])
+        return row(sample.title, sample.model_type, checked(Path(directory))[1])
 
 
 def row(title: str, name: str, cells: dict[str, str]) -> str:
@@ -51,7 +49,12 @@ def main() -> None:
     if arguments.all == (arguments.directory is not None) or arguments.write and not arguments.all:
         parser.error("give a directory, or --all")
     if arguments.directory is not None:
-        print(header() + "\n" + row(arguments.directory.resolve().name, *checked(arguments.directory)))
+        if not arguments.directory.is_dir():
+            parser.error(f"{arguments.directory} is no directory; give one with config.json and safetensors")
+        try:
+            print(header() + "\n" + row(arguments.directory.resolve().name, *checked(arguments.directory)))
+        except (ValueError, FileNotFoundError) as error:
+            parser.exit(1, f"refused: {error}\n")
         return
     table = "\n".join([header(), *map(row_of_sample, samples.SAMPLES)])
     if arguments.write is None:

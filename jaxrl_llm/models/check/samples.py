@@ -2,6 +2,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxrl_llm.models import families
+
 SHAPE = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=128, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 _BIASES = dict(attention_bias=True, mlp_bias=True)
@@ -33,6 +35,14 @@ class Sample(NamedTuple):
     shows: str = ""
     gguf: bool = True
     vision: dict[str, Any] | None = None
+
+    @property
+    def family(self) -> families.Family:
+        return families.of_model_type(self.model_type, "sample")
+
+    @property
+    def title(self) -> str:
+        return self.family.title + (f": {self.shows}" if self.shows else "")
 
 
 SAMPLES = {

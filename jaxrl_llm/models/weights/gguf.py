@@ -22,6 +22,8 @@ _KEYS = {  # metadata keys without their architecture -> keys of config.json
     "attention.key_length": "head_dim", "rope.freq_base": "rope_theta",
 }
 _REQUIRED = tuple(_KEYS)[:6]
+_PLAIN_YARN = {"rope.scaling.attn_factor": 1.0, "rope.scaling.yarn_attn_factor": 1.0, "rope.scaling.yarn_ext_factor": 1.0,
+               "rope.scaling.yarn_log_multiplier": 0.0}
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")  # divisors of rotary frequencies
 
 
@@ -83,6 +85,7 @@ def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any, f
             "rope_scaling": _scaling(own, factors, family.gguf.architecture, file)}
     raw |= {key: f"blk.0.{name}.bias" in shapes for key, name in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up"))
             if key in family.stated()}
+    raw.setdefault("num_key_value_heads", raw["num_attention_heads"])
     raw.setdefault("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
     if (head_dim := own.get("attention.value_length", raw["head_dim"])) != raw["head_dim"]:
         raise ValueError(f"{file}: {family.gguf.architecture}.attention.value_length={head_dim} is not supported; supported: "
@@ -117,6 +120,9 @@ def _scaling(own, factors, architecture, file) -> dict | None:
                          "'yarn', or divisors in the tensor 'rope_freqs.weight'")
     if factor is None:
         raise ValueError(f"{file}: metadata key '{architecture}.rope.scaling.factor' is missing")
+    for key, plain in _PLAIN_YARN.items():
+        if own.get(key, plain) != plain:
+            raise ValueError(f"{file}: {architecture}.{key}={own[key]} is not supported; supported: {plain}")
     found = {"rope_type": kind, "factor": factor, "beta_fast": own.get("rope.scaling.yarn_beta_fast"),
              "beta_slow": own.get("rope.scaling.yarn_beta_slow")}
     original = own.get("rope.scaling.original_context_length")
