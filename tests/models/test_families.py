@@ -299,6 +299,11 @@ def test_text_models_inside_multimodal_ones():
     text = {"model_type": "mistral", "sliding_window": None, "hidden_size": 5120}
     config = config_from({"model_type": "mistral3", "text_config": text, "vision_config": {}})
     assert config.family == "mistral" and config.hidden_size == 5120
+    for outer, inner, tied in ((True, False, True), (False, True, True), (False, False, False)):
+        text = {"model_type": "gemma3_text", "tie_word_embeddings": inner}
+        whole = {"model_type": "gemma3", "tie_word_embeddings": outer, "text_config": text}
+        assert config_from(whole).tie_embeddings == tied
+    assert config_from({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}).tie_embeddings
     flat = {"model_type": "qwen2_5_vl", "hidden_size": 2048, "num_attention_heads": 16, "tie_word_embeddings": True,
             "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
     config = config_from(flat)

@@ -119,7 +119,7 @@ def test_bfloat16_files_become_float32_masters_or_what_is_asked(pair, tmp_path):
 
 
 @pytest.mark.parametrize("change, message", [
-    (dict(model_type="mamba"), "model_type 'mamba' is not supported; supported: gemma2, gemma3_text, glm4"),
+    (dict(model_type="mamba"), "model_type 'mamba' is not supported; supported: gemma2, gemma3_text, glm"),
     (dict(model_type="qwen2", attention_bias=True), "attention_bias=True is not supported for qwen2"),
     (dict(model_type="qwen3", mlp_bias=True), "mlp_bias=True is not supported"),
     (dict(final_logit_softcapping=30.0), "final_logit_softcapping=30.0 is not supported"),

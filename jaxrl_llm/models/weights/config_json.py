@@ -16,7 +16,9 @@ def config_from(raw: Mapping[str, Any], file: Any = "config.json") -> ModelConfi
     """`ModelConfig` from the contents of a `config.json`, in the form of current or of older transformers releases."""
     family = families.of_model_type(raw.get("model_type"), file)
     if raw["model_type"] in family.multimodal:
-        raw = {key: raw[key] for key in _OF_THE_WHOLE if key in raw} | (raw.get("text_config") or dict(raw))
+        whole = {key: raw[key] for key in _OF_THE_WHOLE if key in raw}
+        stated = {key: value for key, value in whole.items() if value}  # off means that the text part decides
+        raw = whole | (raw.get("text_config") or dict(raw)) | stated
         family = families.of_model_type(raw.get("model_type", family.name), file)
     return of_family(family, raw, file)
 

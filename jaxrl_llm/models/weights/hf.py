@@ -31,7 +31,7 @@ def load(directory: Path, dtype: Any = jnp.float32, shardings: layout.Layout | N
     layout.check_nothing_left({name for name in tensors.file_of if not _IGNORED.search(name)} - wanted.keys(), directory)
     for name, shape in wanted.items():
         tensors.check(name, shape)
-    if config.tie_embeddings and unembedding in tensors.file_of:
+    if config.tie_embeddings and unembedding in tensors.file_of:  # as in transformers, tied to nothing but its equal
         embedding = _stored_name(prefix, "model.embed_tokens.weight")
         config = dataclasses.replace(config, tie_embeddings=tensors.equal(embedding, unembedding))
 
