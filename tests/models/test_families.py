@@ -21,7 +21,7 @@ from jaxrl_llm.models.check import comparisons, gguf_files, samples
 from jaxrl_llm.models.weights import layout
 from jaxrl_llm.models.weights.config_json import config_from
 from jaxrl_llm.parallel import plan
-from jaxrl_llm.parallel.rules import spec_of
+from jaxrl_llm.parallel.rules import path_name, spec_of
 
 PAGE = Path(__file__).parents[2] / "docs/guides/model.md"
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiling is what takes time
@@ -235,9 +235,8 @@ def test_adapters_beside_biases_are_the_merged_model():
 
 
 def test_every_matrix_and_its_bias_are_spread_over_the_mesh():
-    sizes = {"data": 1, "fsdp": 2, "tensor": 2}
-    spread = {path: spec_of(path, shape, sizes) for path, shape in plan._leaves(EVERYTHING)}
-    whole = {path for path, spec in spread.items() if not any(spec)}
+    sizes, leaves = {"data": 1, "fsdp": 2, "tensor": 2}, jax.tree.leaves_with_path(Transformer(EVERYTHING).abstract_params())
+    whole = {path_name(path) for path, leaf in leaves if not any(spec_of(path_name(path), leaf.shape, sizes))}
     assert whole == {"final_norm/scale", "layers/attention_post_norm/scale", "layers/mlp_post_norm/scale",
                      "layers/q_norm/scale", "layers/k_norm/scale", "layers/o/bias", "layers/down/bias"}
 

@@ -52,6 +52,15 @@ def test_rope_scaling_keys(keys, scaling):
     assert weights.gguf.config_from(metadata, {"token_embd.weight": (64, 32)}, "x.gguf").rope_scaling == scaling
 
 
+@pytest.mark.parametrize("key, value", [("attn_factor", 1.5), ("yarn_log_multiplier", 0.1), ("yarn_ext_factor", 0.5)])
+def test_other_forms_of_yarn_are_refused(key, value):
+    metadata = GEMMA3 | {"gemma3.rope.scaling.type": "yarn", "gemma3.rope.scaling.factor": 4.0}
+    shapes = {"token_embd.weight": (64, 32)}
+    assert weights.gguf.config_from(metadata, shapes, "x.gguf").rope_scaling.kind == "yarn"
+    with pytest.raises(ValueError, match=f"x.gguf: gemma3.rope.scaling.{key}={value} is not supported; supported: "):
+        weights.gguf.config_from(metadata | {f"gemma3.rope.scaling.{key}": value}, shapes, "x.gguf")
+
+
 def test_half_precision_tensors_become_float32(pair, tmp_path):
     values = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
     path = tmp_path / "tiny.gguf"
