@@ -11,7 +11,8 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["jaxrl_llm", "jaxrl_llm.*"]),
     package_data={"jaxrl_llm.show": ["page.html", "page.css", "page.js"]},
-    entry_points={"console_scripts": ["jaxrl_llm_methods = jaxrl_llm.methods.__main__:main"]},
+    entry_points={"console_scripts": ["jaxrl_llm_methods = jaxrl_llm.methods.__main__:main",
+                                      "jaxrl_llm_check_model = jaxrl_llm.models.check.__main__:main"]},
     install_requires=[
         "jax>=0.8",
         "flax>=0.12",

@@ -127,7 +127,8 @@ def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, 
         else:  # see `Transformer.unstack_layers`
             logits = jnp.einsum("pgd,vd->pgv", normed, unembedding, preferred_element_type=jnp.float32)
         step_keys = jax.vmap(lambda k: jax.random.fold_in(k, t))(keys.reshape(-1))
-        drawn = (draw if pieces == 1 else functools.partial(_draw, pieces))(step_keys, logits.reshape(keys.size, -1), sampling)
+        logits = model.finished(logits).reshape(keys.size, -1)
+        drawn = (draw if pieces == 1 else functools.partial(_draw, pieces))(step_keys, logits, sampling)
         token, logprob, entropy = (x.reshape(keys.shape) for x in drawn)
         out = (jnp.where(alive, token, 0), alive, jnp.where(alive, logprob, 0.0), jnp.where(alive, entropy, 0.0))
         return out, alive & ~jnp.isin(token, stops)

@@ -1,4 +1,4 @@
-"""Decoder-only policies, dense ones and mixtures of experts, their weights and their adapters."""
+"""Decoder-only policies of the families in `models.families`, their weights and their adapters."""
 from jaxrl_llm.models import lora, weights
 from jaxrl_llm.models.config import Experts, ModelConfig, RopeScaling
 from jaxrl_llm.models.transformer import CompletionCache, PromptCache, Transformer

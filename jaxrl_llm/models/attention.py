@@ -16,10 +16,13 @@ BLOCK = 512  # queries of a row whose scores exist at a time
 SAVED = "attention"  # what `grouped_attention` calls that which its backward pass starts from
 
 
-def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> jax.Array:
-    """Inverse frequencies `f32[head_dim/2]`, theta^(-2i/head_dim), with the checkpoint's scaling applied."""
-    frequencies = theta ** -(jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    if scaling is None:
+def rotary_frequencies(dims: int, theta: float, scaling: RopeScaling | None = None) -> jax.Array:
+    """Inverse frequencies `f32[dims/2]`, theta^(-2i/dims), with the checkpoint's scaling applied.
+
+    Those of `dynamic` and `longrope` are the ones up to the original context.
+    """
+    frequencies = theta ** -(jnp.arange(0, dims, 2, dtype=jnp.float32) / dims)
+    if scaling is None or scaling.kind == "dynamic":
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
@@ -28,44 +31,72 @@ def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None 
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         keep = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
         return frequencies * (keep + (1 - keep) / scaling.factor)
-    raise ValueError(f"rope scaling {scaling.kind!r} is not supported; supported: 'linear', 'llama3'")
+    if scaling.kind == "yarn":
+        return frequencies * (1 - _yarn_ramp(dims, theta, scaling) * (1 - 1 / scaling.factor))
+    if scaling.kind == "longrope":
+        return frequencies / jnp.asarray(scaling.short_factors, jnp.float32)
+    raise ValueError(f"rope scaling {scaling.kind!r} is not supported; supported: 'linear', 'dynamic', 'llama3', 'yarn', "
+                     "'longrope'")
+
+
+def _yarn_ramp(dims: int, theta: float, scaling: RopeScaling) -> jax.Array:
+    """How far each frequency is divided, from 0 to 1, by the turns it makes in the original context (arXiv 2309.00071)."""
+    def dimension(turns):
+        return dims * math.log(scaling.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = dimension(scaling.high_freq_factor), dimension(scaling.low_freq_factor)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dims - 1)
+    return jnp.clip((jnp.arange(dims // 2, dtype=jnp.float32) - first) / (last - first or 0.001), 0.0, 1.0)
 
 
 class Rotations(NamedTuple):
     """Cosines and sines of the rotary angles at given positions, computed once for all layers.
 
-    full, local: `(cos, sin)`, each `f32[..., 1, head_dim/2]`; sliding-window layers have a base of their own (`local` is
-    None without such layers).
+    full, local: `(cos, sin)`, each `f32[..., 1, rotary_dim/2]`; sliding-window layers may have a base of their own (`local`
+    is None otherwise).
     """
 
     full: tuple[jax.Array, jax.Array]
     local: tuple[jax.Array, jax.Array] | None
 
-    def of_layer(self, local) -> tuple[jax.Array, jax.Array]:
-        """`(cos, sin)` of a layer; `local` (bool scalar, may be traced) says whether it has a sliding window."""
-        if self.local is None:
-            return self.full
-        cos, sin = (jnp.where(jnp.asarray(local), a, b) for a, b in zip(self.local, self.full))
-        return cos, sin
+    def of_layer(self, local, rotated=None) -> tuple[jax.Array, jax.Array]:
+        """`(cos, sin)` of a layer.
+
+        `local` and `rotated` (bool scalars, may be traced) say whether it has a sliding window, and whether it rotates at all
+        (None: it does).
+        """
+        cos, sin = self.full
+        if self.local is not None:
+            cos, sin = (jnp.where(jnp.asarray(local), a, b) for a, b in zip(self.local, self.full))
+        return (cos, sin) if rotated is None else (jnp.where(rotated, cos, 1.0), jnp.where(rotated, sin, 0.0))
 
 
 def rotations(config: ModelConfig, positions: jax.Array) -> Rotations:
     """The rotary tables of a model at `positions i32[...]`."""
-    def table(frequencies):
+    def table(theta, scaling):
+        frequencies = rotary_frequencies(config.rotary_dim, theta, scaling)
         angles = positions[..., None, None].astype(jnp.float32) * frequencies
-        return jnp.cos(angles), jnp.sin(angles)
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        factor = 1.0 if scaling is None else scaling.attention_factor
+        return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
-    local = table(rotary_frequencies(config.head_dim, config.rope_local_theta)) if any(config.local_layers) else None
-    return Rotations(table(rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)), local)
+    full, local = (config.rope_theta, config.rope_scaling), (config.rope_local_theta, config.rope_local_scaling)
+    local_table = table(*local) if any(config.local_layers) and local != full else None
+    return Rotations(table(*full), local_table)
 
 
 def apply_rotary(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates `x [..., heads, head_dim]` by `cos, sin f32[..., 1, head_dim/2]`, pairing dimension i with i + head_dim/2."""
+    """Rotates the first n dimensions of `x [..., heads, head_dim]` by `cos, sin f32[..., 1, n/2]`, pairing i with i + n/2."""
+    n = 2 * cos.shape[-1]
+    if n < x.shape[-1]:
+        return jnp.concatenate([apply_rotary(x[..., :n], cos, sin), x[..., n:]], axis=-1)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def grouped_attention(queries, keys, values, mask, shared=None, *, scale):
+def grouped_attention(queries, keys, values, mask, shared=None, *, scale, softcap=None):
     """Softmax attention of each row over its own keys and over keys that its whole group shares.
 
     The shared keys are never copied G times: all queries of a group meet them in one matrix product, and the two parts
@@ -78,6 +109,7 @@ def grouped_attention(queries, keys, values, mask, shared=None, *, scale):
       mask: `bool`, broadcastable to `[P, G, T, U]`: which own keys a query sees.
       shared: `None` or `(keys [P, K, S, d], values [P, K, S, d], mask bool broadcastable to [P, G, T, S])`.
       scale: factor on the scores.
+      softcap: scores s become softcap * tanh(s / softcap); None: they stay (arXiv 2408.00118).
     Returns:
       `[P, G, T, H, d]` in the dtype of the values; 0 for a query that sees nothing.
     """
@@ -90,11 +122,11 @@ def grouped_attention(queries, keys, values, mask, shared=None, *, scale):
     if shared is not None:
         shared_keys, shared_values, shared_mask = shared
         sources.append((shared_keys, shared_values, bias(shared_mask)))
-    return _attention(grouped, sources).transpose(0, 2, 4, 1, 3, 5).reshape(P, G, T, H, d)
+    return _attention(softcap, grouped, sources).transpose(0, 2, 4, 1, 3, 5).reshape(P, G, T, H, d)
 
 
-@jax.custom_vjp
-def _attention(queries, sources):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(softcap, queries, sources):
     """Attention of `queries [P, K, G, H/K, T, d]` over all `sources`, each `(keys, values, bias)`.
 
     Keys and values are a row's own, `[P, K, G, U, d]`, or those of a group, `[P, K, S, d]`; biases `[P, 1, G, 1, T, U]`.
@@ -103,15 +135,15 @@ def _attention(queries, sources):
     the softmax's sum takes from a slope is `d_out . out` of its query (arXiv 2205.14135, appendix B). These three carry the
     name `SAVED`, for a policy of what to keep. Biases have no gradient.
     """
-    return _attention_forward(queries, sources)[0]
+    return _attention_forward(softcap, queries, sources)[0]
 
 
-def _attention_forward(queries, sources):
+def _attention_forward(softcap, queries, sources):
     keys, values, biases = zip(*sources)
 
     def block(rows):
         queries, biases = rows
-        scores = [_scores(queries, k, bias) for k, bias in zip(keys, biases)]
+        scores = [_biased(_capped(_scores(queries, k), softcap), bias) for k, bias in zip(keys, biases)]
         top = functools.reduce(jnp.maximum, [s.max(-1, keepdims=True) for s in scores])
         odds = [jnp.exp(s - top) for s in scores]
         total = sum(o.sum(-1, keepdims=True) for o in odds)
@@ -123,7 +155,7 @@ def _attention_forward(queries, sources):
     return out, (queries, sources, out, top, inverse)
 
 
-def _attention_backward(saved, d_out):
+def _attention_backward(softcap, saved, d_out):
     queries, sources, *kept = saved
     keys, values, biases = zip(*sources)
 
@@ -132,8 +164,11 @@ def _attention_backward(saved, d_out):
         lost = jnp.sum(d_out.astype(jnp.float32) * out, -1, keepdims=True)
         d_queries, sums = 0.0, []
         for k, v, bias in zip(keys, values, biases):
-            weights = jnp.exp(_scores(queries, k, bias) - top) * inverse
+            scores = _capped(_scores(queries, k), softcap)
+            weights = jnp.exp(_biased(scores, bias) - top) * inverse
             slopes = weights * (_scores(d_out, v) - lost)
+            if softcap is not None:
+                slopes *= 1 - (scores / softcap) ** 2
             d_queries += _weighted(slopes, k)
             sums.append((_summed(slopes, queries, k), _summed(weights, d_out, v)))
         return d_queries.astype(queries.dtype), sums
@@ -173,16 +208,21 @@ def _by_blocks(f, rows):
     return jax.tree.map(join, found), sums
 
 
-def _scores(queries, keys, bias=None):
+def _scores(queries, keys):
     """Float32 products of `queries [..., d]` with `keys [..., U, d]`: `[..., U]`, one matrix product for each matrix of keys.
 
     The queries are the left operand as they lie: an einsum may choose the other order, which costs several times more.
     """
-    found = _product(_rows(queries, keys), keys, 1).reshape(*queries.shape[:-1], keys.shape[-2])
-    if bias is None:
-        return found
-    found, bias = jax.lax.optimization_barrier((found, bias))  # or it is made as large as the scores, outside the layers' loop
-    return found + bias
+    return _product(_rows(queries, keys), keys, 1).reshape(*queries.shape[:-1], keys.shape[-2])
+
+
+def _biased(scores, bias):
+    scores, bias = jax.lax.optimization_barrier((scores, bias))  # or it is made as large as they are, outside the loop
+    return scores + bias
+
+
+def _capped(scores, softcap):
+    return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
 
 
 def _weighted(weights, values):

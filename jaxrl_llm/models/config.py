@@ -7,10 +7,17 @@ class RopeScaling:
     """Frequency scaling of rotary embeddings beyond the trained length.
 
     Attributes:
-      kind: `linear` (all frequencies divided by `factor`) or `llama3` (only the low ones, with a smooth ramp).
+      kind: `linear` (all frequencies divided by `factor`), `llama3` (only the low ones, with a smooth ramp), `yarn` (the same
+        with the ramp of arXiv 2309.00071), `longrope` (arXiv 2402.13753) or `dynamic`.
       factor: how many times longer the context became.
-      low_freq_factor, high_freq_factor: the ramp's ends, in wavelengths per original context (`llama3`).
-      original_max_positions: context length before scaling (`llama3`).
+      low_freq_factor, high_freq_factor: the ramp's ends, in wavelengths per original context (`llama3`); `yarn` calls them
+        beta_slow and beta_fast.
+      original_max_positions: context length before scaling (all but `linear`).
+      attention_factor: factor on cosines and sines (`yarn`, `longrope`).
+      truncate: the ramp begins and ends at whole dimensions (`yarn`).
+      short_factors: divisor of each frequency up to the original context (`longrope`).
+      long_factors: those beyond it, kept for the export alone (`longrope`).
+      query_growth: beyond the original context queries grow by this times the logarithm of their position (Ministral 3).
     """
 
     kind: str
@@ -18,6 +25,17 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
+    attention_factor: float = 1.0
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    query_growth: float = 0.0
+
+    @property
+    def longest_row(self) -> int | None:
+        """Tokens of the longest row that is computed: beyond, `dynamic` and `longrope` give other frequencies to a whole row,
+        which keys in a cache would not have, and growing queries are not implemented. None: there is no limit."""
+        return self.original_max_positions if self.kind in ("dynamic", "longrope") or self.query_growth else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +64,7 @@ class Experts:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Architecture of one model of the Llama, Qwen2, Qwen3 or Gemma 3 family, or of their mixtures of experts.
+    """Architecture of one model, as features; which of them a published family has, `models.families` says.
 
     Attributes:
       vocab_size: `V`, rows of the embedding table.
@@ -59,20 +77,26 @@ class ModelConfig:
       activation: `silu` or `gelu_tanh`.
       norm_eps: epsilon of every RMSNorm.
       norm_offset: added to every RMSNorm scale (Gemma stores scales around zero: 1.0).
-      post_norms: also normalise the output of attention and of the MLP before the residual sum (Gemma 3).
+      pre_norms: normalise the input of attention and of the MLP (all but OLMo 2 and 3).
+      post_norms: normalise the output of attention and of the MLP before the residual sum (Gemma, OLMo 2, GLM-4).
       qk_norm: RMSNorm over each head of queries and keys (Qwen3, Gemma 3).
-      qk_norm_wide: one RMSNorm over all heads of the queries together and one over those of the keys (OLMoE).
-      qkv_bias: bias on the query, key and value projections (Qwen2).
+      qk_norm_whole: `qk_norm` is taken over all heads together (OLMo 2, OLMoE).
+      qkv_bias, o_bias, mlp_bias: bias on the query, key and value projections (Qwen2), on the output projection of attention,
+        and on the three projections of the MLP.
       tie_embeddings: the unembedding is the transposed embedding.
       embedding_scale: factor on the looked-up embeddings (Gemma: sqrt(D)).
-      attention_scale: factor on the attention scores.
+      residual_scale: factor on what attention and the MLP add to the residual stream (Granite).
+      attention_scale: factor on the attention scores; None: 1/sqrt(head_dim).
+      attention_softcap, logit_softcap: scores and logits y become cap * tanh(y / cap) (Gemma 2); None: they stay.
+      logit_divisor: the logits are divided by it (Granite).
       rope_theta, rope_local_theta: base of the rotary frequencies of full and of sliding-window layers.
-      rope_scaling: frequency scaling of the full-attention layers.
+      rope_scaling, rope_local_scaling: frequency scaling of these layers.
+      rotary_factor: share of each head, from its first dimension on, that is rotated (Phi-4-mini, GLM-4).
       window: tokens that a sliding-window layer sees, itself included; `None`: no such layer.
       local_layers: for each layer, whether it is a sliding-window layer.
+      rotary_layers: for each layer, whether queries and keys are rotated at all (SmolLM3).
       experts: the mixture in the place of every feed-forward layer, whose `mlp_size` is then not read; None: dense.
-      family: the family's name in the checkpoint format (`llama`, `qwen2`, `qwen3`, `gemma3_text`, `mixtral`,
-        `qwen2_moe`, `qwen3_moe`, `olmoe`).
+      family: name of the family in `models.families` whose files this model is written as.
     """
 
     vocab_size: int
@@ -86,33 +110,53 @@ class ModelConfig:
     activation: str = "silu"
     norm_eps: float = 1e-5
     norm_offset: float = 0.0
+    pre_norms: bool = True
     post_norms: bool = False
     qk_norm: bool = False
-    qk_norm_wide: bool = False
+    qk_norm_whole: bool = False
     qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
     tie_embeddings: bool = True
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
     attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    logit_divisor: float = 1.0
     rope_theta: float = 10_000.0
     rope_local_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
+    rope_local_scaling: RopeScaling | None = None
+    rotary_factor: float = 1.0
     window: int | None = None
     local_layers: tuple[bool, ...] = ()
+    rotary_layers: tuple[bool, ...] = ()
     experts: Experts | None = None
     family: str = "llama"
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} is odd; rotary embeddings need pairs")
+        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
+            raise ValueError(f"head_dim={self.head_dim} is odd; rotary embeddings need pairs" if self.rotary_factor == 1 else
+                             f"rotary_factor={self.rotary_factor} rotates {self.rotary_dim} of {self.head_dim} dimensions; an "
+                             "even number of them is allowed")
         if self.activation not in ("silu", "gelu_tanh"):
             raise ValueError(f"activation={self.activation!r}; allowed: 'silu', 'gelu_tanh'")
-        if self.local_layers and len(self.local_layers) != self.num_layers:
-            raise ValueError(f"local_layers names {len(self.local_layers)} layers, num_layers is {self.num_layers}")
+        for name in ("local_layers", "rotary_layers"):
+            if (count := len(getattr(self, name))) not in (0, self.num_layers):
+                raise ValueError(f"{name} names {count} layers, num_layers is {self.num_layers}")
         if any(self.local_layers) and self.window is None:
             raise ValueError("local_layers marks sliding-window layers but window is None")
         if self.attention_scale is None:
             object.__setattr__(self, "attention_scale", self.head_dim**-0.5)
         if not self.local_layers:
             object.__setattr__(self, "local_layers", (False,) * self.num_layers)
+        if not self.rotary_layers:
+            object.__setattr__(self, "rotary_layers", (True,) * self.num_layers)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of each head that are rotated."""
+        return int(self.head_dim * self.rotary_factor)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxrl_llm.models.linear import summed
 
 
-def token_logprobs(normed, unembedding, tokens, *, temperature: float = 1.0, chunk: int = 512):
+def token_logprobs(normed, unembedding, tokens, *, temperature: float = 1.0, divisor: float = 1.0, softcap: float | None = None,
+                   chunk: int = 512):
     """Log-prob of each token and entropy of its distribution, softmax(h W^T / temperature), in float32.
 
     The backward pass computes each chunk's logits again: memory is one chunk of logits, whatever the vocabulary.
@@ -18,23 +19,32 @@ def token_logprobs(normed, unembedding, tokens, *, temperature: float = 1.0, chu
       unembedding: `[V, D]`, cast to the dtype of `normed` chunk by chunk, so that its gradient adds up in its own.
       tokens: `i32[N]`.
       temperature: the sampler's; log-probs of both then describe the same distribution.
+      divisor, softcap: the model's, see `finished`.
       chunk: rows per chunk.
     Returns:
       `(logprobs f32[N], entropies f32[N])`; entropies carry no gradient.
     """
     chex.assert_rank([normed, unembedding, tokens], [2, 2, 1])
-    return _token_logprobs(temperature, min(chunk, len(tokens)), normed, unembedding, tokens)
+    return _token_logprobs((temperature, divisor, softcap), min(chunk, len(tokens)), normed, unembedding, tokens)
+
+
+def finished(products, divisor: float, softcap: float | None):
+    """Logits from the products of states and unembedding: y = products / divisor, then softcap * tanh(y / softcap) if given."""
+    logits = products if divisor == 1.0 else products / divisor
+    return logits if softcap is None else softcap * jnp.tanh(logits / softcap)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _token_logprobs(temperature, chunk, normed, unembedding, tokens):
-    return _forward(temperature, chunk, normed, unembedding, tokens)[0]
+def _token_logprobs(shape, chunk, normed, unembedding, tokens):
+    return _forward(shape, chunk, normed, unembedding, tokens)[0]
 
 
-def _forward(temperature, chunk, normed, unembedding, tokens):
+def _forward(shape, chunk, normed, unembedding, tokens):
+    temperature = shape[0]
+
     def one_chunk(rows):
         h, targets = rows
-        logits = _logits(h, unembedding, temperature)
+        logits = _logits(h, unembedding, *shape[1:]) / temperature
         top = logits.max(-1, keepdims=True)
         shifted = logits - top
         total, spread = exponential_sums(shifted, axis=1)
@@ -47,15 +57,18 @@ def _forward(temperature, chunk, normed, unembedding, tokens):
     return (logprobs, entropies), (normed, unembedding, tokens, normalizers)
 
 
-def _backward(temperature, chunk, saved, cotangents):
+def _backward(shape, chunk, saved, cotangents):
     """d logprob_n / d logits_nv = [v = token_n] - softmax_nv, from the saved normalisers: nothing is reduced over V again."""
     normed, unembedding, tokens, normalizers = saved
+    temperature, divisor, softcap = shape
 
     def one_chunk(total, rows):
         h, targets, normalizers, cotangents = rows
-        chances = jnp.exp(_logits(h, unembedding, temperature) - normalizers[:, None])
+        logits = _logits(h, unembedding, divisor, softcap)
+        chances = jnp.exp(logits / temperature - normalizers[:, None])
         hit = targets[:, None] == jnp.arange(unembedding.shape[0])
-        slope = ((hit - chances) * (cotangents / temperature)[:, None]).astype(h.dtype)
+        slope = (hit - chances) * (cotangents / (temperature * divisor))[:, None]
+        slope = (slope if softcap is None else slope * (1 - (logits / softcap) ** 2)).astype(h.dtype)
         dh = jnp.matmul(slope, unembedding.astype(h.dtype), preferred_element_type=jnp.float32)
         return total + summed(h, slope, jnp.float32).astype(total.dtype), dh.astype(h.dtype)
 
@@ -74,8 +87,9 @@ def exponential_sums(x, axis: int):
     return odds.sum(axis), jnp.where(odds > 0, x * odds, 0.0).sum(axis)
 
 
-def _logits(h, unembedding, temperature):
-    return jnp.einsum("nd,vd->nv", h, unembedding.astype(h.dtype), preferred_element_type=jnp.float32) / temperature
+def _logits(h, unembedding, divisor, softcap):
+    products = jnp.einsum("nd,vd->nv", h, unembedding.astype(h.dtype), preferred_element_type=jnp.float32)
+    return finished(products, divisor, softcap)
 
 
 def _chunks(x, chunk: int):

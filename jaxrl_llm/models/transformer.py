@@ -1,4 +1,4 @@
-"""One decoder-only transformer for all families, dense ones and mixtures of experts, as pure functions of its parameters.
+"""One decoder-only transformer for all families of `models.families`, as pure functions of its parameters.
 
 Three ways through the same layers, all giving the same numbers:
   `hidden_states`  every token of `[B, N]` rows, causal; the plain reference, and the prefill that fills a cache.
@@ -18,6 +18,7 @@ from jaxrl_llm.models import moe
 from jaxrl_llm.models.attention import SAVED, Rotations, apply_rotary, grouped_attention, in_window, rotations
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import Dense, transpose
+from jaxrl_llm.models.logprobs import finished
 from jaxrl_llm.models.unpadding import through_last, unpadding
 
 Params = Any
@@ -53,26 +54,31 @@ class Block(nn.Module):
         norm = lambda name: RMSNorm(c.norm_eps, c.norm_offset, name=name)  # noqa: E731
         heads = lambda y, n: y.reshape(*y.shape[:-1], n, c.head_dim)  # noqa: E731
 
-        h = norm("attention_norm")(x)
-        q = dense(c.num_heads * c.head_dim, "q", c.qkv_bias)(h)
-        k = dense(c.num_kv_heads * c.head_dim, "k", c.qkv_bias)(h)
-        if c.qk_norm_wide:
-            q, k = norm("q_norm")(q), norm("k_norm")(k)
-        q, k = heads(q, c.num_heads), heads(k, c.num_kv_heads)
-        v = heads(dense(c.num_kv_heads * c.head_dim, "v", c.qkv_bias)(h), c.num_kv_heads)
-        if c.qk_norm:
+        def projected(name, n, normed=False):
+            y = dense(n * c.head_dim, name, c.qkv_bias)(h)
+            return heads(norm(f"{name}_norm")(y) if normed else y, n)
+
+        def added(out, name):
+            out = norm(name)(out) if c.post_norms else out
+            return x + (out if c.residual_scale == 1.0 else out * jnp.asarray(c.residual_scale, out.dtype))
+
+        h = norm("attention_norm")(x) if c.pre_norms else x
+        whole = c.qk_norm and c.qk_norm_whole
+        q, k = projected("q", c.num_heads, whole), projected("k", c.num_kv_heads, whole)
+        v = projected("v", c.num_kv_heads)
+        if c.qk_norm and not whole:
             q, k = norm("q_norm")(q), norm("k_norm")(k)
         out, kept = attend(apply_rotary(q, *rotation), apply_rotary(k, *rotation), v)
-        out = dense(c.hidden_size, "o")(out.reshape(*out.shape[:-2], -1))
-        x = x + (norm("attention_post_norm")(out) if c.post_norms else out)
+        x = added(dense(c.hidden_size, "o", c.o_bias)(out.reshape(*out.shape[:-2], -1)), "attention_post_norm")
 
-        h = norm("mlp_norm")(x)
+        h = norm("mlp_norm")(x) if c.pre_norms else x
         activation = nn.silu if c.activation == "silu" else nn.gelu  # whose default is the approximation by tanh
         if c.experts is None:
-            out = dense(c.hidden_size, "down")(activation(dense(c.mlp_size, "gate")(h)) * dense(c.mlp_size, "up")(h))
+            out = activation(dense(c.mlp_size, "gate", c.mlp_bias)(h)) * dense(c.mlp_size, "up", c.mlp_bias)(h)
+            out = dense(c.hidden_size, "down", c.mlp_bias)(out)
         else:
             out = moe.mixture(h, c.experts, activation, self.dtype, dense)
-        return x + (norm("mlp_post_norm")(out) if c.post_norms else out), kept
+        return added(out, "mlp_post_norm"), kept
 
 
 class PromptCache(NamedTuple):
@@ -172,7 +178,19 @@ class Transformer:
     def logits(self, params: Params, normed: jax.Array) -> jax.Array:
         """Float32 logits `[..., V]` of normed states `[..., D]`."""
         matrix = self.unembedding(params).astype(self.dtype)
-        return jnp.einsum("...d,vd->...v", normed, matrix, preferred_element_type=jnp.float32)
+        return self.finished(jnp.einsum("...d,vd->...v", normed, matrix, preferred_element_type=jnp.float32))
+
+    def finished(self, products: jax.Array) -> jax.Array:
+        """Logits from the products of normed states with the unembedding."""
+        return finished(products, self.config.logit_divisor, self.config.logit_softcap)
+
+    def _check_length(self, tokens: int) -> None:
+        """Raises ValueError for rows beyond the original context of a rope scaling that changes there."""
+        for scaling in (self.config.rope_scaling, self.config.rope_local_scaling):
+            most = scaling and scaling.longest_row
+            if most and tokens > most:
+                raise ValueError(f"rows of {tokens} tokens: the rope scaling of this model ({scaling.kind}) changes beyond "
+                                 f"{most}, which is not supported; use prompts.max_tokens + sampling.max_tokens <= {most}")
 
     def _scan_layers(self, params, lora, x, positions, attend, pool, whole=lambda layer: layer, tally=None):
         """Runs all layers over `x [B, N, D]`; `attend(q, k, v, local)`.
@@ -186,10 +204,11 @@ class Transformer:
         tables = rotations(self.config, positions)
 
         def layer(x, inputs):
-            weights, adapters, local = inputs
+            weights, adapters, local, rotated = inputs
             weights = whole(weights)
             variables = {"params": weights} if adapters is None else {"params": weights, "lora": adapters}
-            (x, kept), seen = self.block.apply(variables, x, tables.of_layer(local), lambda q, k, v: attend(q, k, v, local),
+            rotation = tables.of_layer(local, rotated)
+            (x, kept), seen = self.block.apply(variables, x, rotation, lambda q, k, v: attend(q, k, v, local),
                                                mutable=[] if tally is None else ["routing"])
             return x, (kept, None if pool is None else pool(jax.lax.stop_gradient(x)),
                        None if tally is None else tally(seen["routing"]["router"]))
@@ -199,7 +218,8 @@ class Transformer:
         policy = policies.save_only_these_names(moe.CHOSEN) if self.remat else policies.save_from_both_policies(
             policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(SAVED, moe.SAVED, moe.CHOSEN))
         step = jax.checkpoint(layer, prevent_cse=False, policy=policy)
-        inputs = (params["layers"], lora, jnp.asarray(self.config.local_layers))
+        rotated = None if all(self.config.rotary_layers) else jnp.asarray(self.config.rotary_layers)
+        inputs = (params["layers"], lora, jnp.asarray(self.config.local_layers), rotated)
         x, (kept, pooled, tallied) = jax.lax.scan(step, x, inputs)
         return x, kept, pooled, tallied
 
@@ -218,6 +238,7 @@ class Transformer:
         """
         chex.assert_rank([tokens, mask], 2)
         chex.assert_equal_shape([tokens, mask])
+        self._check_length(tokens.shape[1])
         positions = positions_of(mask)
         order = jnp.arange(tokens.shape[1])
         causal = (order[:, None] >= order[None, :]) & mask[:, None, :]
@@ -226,7 +247,8 @@ class Transformer:
             visible = causal & in_window(positions, positions, self.config.window, local)
             k, v = heads_first(k), heads_first(v)
             group = k[:, :, None], v[:, :, None], visible[:, None]  # a plain row is a group of one
-            return grouped_attention(q[:, None], *group, scale=self.config.attention_scale)[:, 0], (k, v)
+            scaling = dict(scale=self.config.attention_scale, softcap=self.config.attention_softcap)
+            return grouped_attention(q[:, None], *group, **scaling)[:, 0], (k, v)
 
         x, kv, pooled, _ = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool)
         return self.normed(params, x), kv, pooled
@@ -257,13 +279,14 @@ class Transformer:
         if pool is None:
             tokens = tokens[:, :, :max(predicting, 1)]
         _, G, T = tokens.shape
+        self._check_length(S + T)
         # Of all but the last token those are needed that have a real one behind them: the mask begins one token later.
         slots = None if mask is None else unpadding(mask[:, :, -T:], filled)
         prompt_positions = positions_of(prompt_mask)
         length = prompt_mask.sum(-1, dtype=jnp.int32)
         positions = jnp.broadcast_to(length[:, None, None] + jnp.arange(T), (P, G, T))
         causal = lambda n: jnp.tril(jnp.ones((n, n), bool))  # noqa: E731
-        window, scale = self.config.window, self.config.attention_scale
+        window, scaling = self.config.window, dict(scale=self.config.attention_scale, softcap=self.config.attention_softcap)
 
         def packed(prompts, completions):
             """`[P, S, ...]` and `[P, G, T, ...]` as rows `[P, S + G T, ...]`, or as one `[1, P S + slots, ...]`."""
@@ -280,10 +303,10 @@ class Transformer:
             q_p, q_c = split(q)
             (k_p, k_c), (v_p, v_c) = (map(heads_first, split(y)) for y in (k, v))
             visible = causal(S) & prompt_mask[:, None, :] & in_window(prompt_positions, prompt_positions, window, local)
-            out_p = grouped_attention(q_p[:, None], k_p[:, :, None], v_p[:, :, None], visible[:, None], scale=scale)
+            out_p = grouped_attention(q_p[:, None], k_p[:, :, None], v_p[:, :, None], visible[:, None], **scaling)
             own = causal(T) & in_window(positions, positions, window, local)
             seen = prompt_mask[:, None, None, :] & in_window(positions, prompt_positions[:, None], window, local)
-            out_c = grouped_attention(q_c, k_c, v_c, own, (k_p, v_p, seen), scale=scale)
+            out_c = grouped_attention(q_c, k_c, v_c, own, (k_p, v_p, seen), **scaling)
             return packed(out_p[:, 0], out_c), None
 
         real = jnp.ones((P, G, predicting + 1), bool) if mask is None else through_last(mask)
@@ -310,6 +333,7 @@ class Transformer:
     def empty_completions(self, prompt: PromptCache, group: int, length: int, most: int | None = None) -> CompletionCache:
         """A completion cache of `length` slots for `group` rows of each prompt, to be `lengthened` to `most` of them."""
         c = self.config
+        self._check_length(prompt.mask.shape[1] + (most or length))
         heads = (len(prompt.length), c.num_kv_heads, group)
         make = lambda *shape: tuple(jnp.zeros(heads + shape, self.dtype) for _ in range(c.num_layers))  # noqa: E731
         tables = rotations(c, prompt.length[:, None] + jnp.arange(most or length))
@@ -338,7 +362,7 @@ class Transformer:
         x = self.embed(params, tokens)[:, :, None]
         kept = []
         for i, (weights, adapters) in enumerate(layers):
-            local = c.local_layers[i]
+            local, rotated = c.local_layers[i], None if c.rotary_layers[i] else False
 
             def attend(q, k, v):
                 own_k = jax.lax.dynamic_update_slice_in_dim(cache.keys[i], swap_last(heads_first(k)), t, axis=4)
@@ -346,11 +370,12 @@ class Transformer:
                 own = (slots <= t) & in_window(positions, own_positions, c.window, local)
                 seen = prompt.mask[:, None, None, :] & in_window(positions, prompt_positions[:, None], c.window, local)
                 shared = (swap_last(prompt.keys[i]), prompt.values[i], seen)
-                out = grouped_attention(q, swap_last(own_k), own_v, own, shared, scale=c.attention_scale)
+                out = grouped_attention(q, swap_last(own_k), own_v, own, shared, scale=c.attention_scale,
+                                        softcap=c.attention_softcap)
                 return out, (own_k, own_v)
 
             variables = {"params": weights} if adapters is None else {"params": weights, "lora": adapters}
-            x, pair = block.apply(variables, x, tables.of_layer(local), attend)
+            x, pair = block.apply(variables, x, tables.of_layer(local, rotated), attend)
             kept.append(pair)
         keys, values = zip(*kept)
         return self.normed(params, x[:, :, 0]), CompletionCache(keys, values, cache.rotations)

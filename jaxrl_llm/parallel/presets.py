@@ -91,7 +91,7 @@ MODELS = {
     "qwen1.5_moe_a2.7b": _model(151_936, 2048, 24, 16, 16, 128, 5632, tie=False, qkv_bias=True,
                                 experts=Experts(60, 4, 1408, normalize=False, shared_size=5632)),
     "mixtral_8x7b": _model(32_000, 4096, 32, 32, 8, 128, 14_336, tie=False, experts=Experts(8, 2, 14_336)),
-    "olmoe_1b_7b": _model(50_304, 2048, 16, 16, 16, 128, 1024, tie=False, qk_norm_wide=True,
+    "olmoe_1b_7b": _model(50_304, 2048, 16, 16, 16, 128, 1024, tie=False, qk_norm=True, qk_norm_whole=True,
                           experts=Experts(64, 8, 1024, normalize=False)),
     "llama3.2_1b": _model(128_256, 2048, 16, 32, 8, 64, 8192, tie=True),
     "llama3.2_3b": _model(128_256, 3072, 28, 24, 8, 128, 8192, tie=True),

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"(^|/)(embed|unembed)$", PartitionSpec("tensor", "fsdp")),
     (r"layers/(q|k|v|gate|up|shared_gate|shared_up)/kernel$", PartitionSpec(None, "fsdp", "tensor")),
-    (r"layers/(q|k|v)/bias$", PartitionSpec(None, "tensor")),
+    (r"layers/(q|k|v|gate|up)/bias$", PartitionSpec(None, "tensor")),
     (r"layers/(o|down|shared_down)/kernel$", PartitionSpec(None, "tensor", "fsdp")),
     (r"layers/experts_(gate|up)/kernel$", PartitionSpec(None, None, "fsdp", "tensor")),  # every expert in pieces, none is away
     (r"layers/experts_down/kernel$", PartitionSpec(None, None, "tensor", "fsdp")),

@@ -87,7 +87,8 @@ class Policy:
             if slots is not None:
                 remove, restore = slots.remove, lambda x: jnp.where(slots.fits, slots.restore(x), jnp.nan)
             found = token_logprobs(remove(states), self.model.unembedding(params), remove(tokens),
-                                   temperature=self.temperature, chunk=self.chunk)
+                                   temperature=self.temperature, divisor=self.model.config.logit_divisor,
+                                   softcap=self.model.config.logit_softcap, chunk=self.chunk)
             return *map(restore, found), *jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (pooled, loads))
 
         r = rollouts

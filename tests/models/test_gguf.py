@@ -2,7 +2,6 @@
 import dataclasses
 from pathlib import Path
 
-import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,65 +11,17 @@ import transformers
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from jaxrl_llm.models import RopeScaling, Transformer, weights
+from jaxrl_llm.models.check import gguf_files
 
-ARCH = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gemma3_text": "GEMMA3", "mixtral": "LLAMA",
-        "qwen2_moe": "QWEN2MOE", "qwen3_moe": "QWEN3MOE", "olmoe": "OLMOE"}
 SMOLLM2 = Path(__file__).parents[2] / "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-def write_gguf(path, reference, metadata=None, tensors=None, skip=(), arrays=None):
-    """Writes a transformers model as GGUF, by the gguf package's names and in llama.cpp's layout."""
-    config, arch = reference.config, ARCH[reference.config.model_type]
-    writer = gguf.GGUFWriter(path, arch.lower())
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    rope = config.rope_parameters
-    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    if arch == "GEMMA3":
-        writer.add_sliding_window(config.sliding_window)
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope["full_attention"]["factor"])
-    for key, value in (metadata or {}).items():
-        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
-    for key, value in (arrays or {}).items():
-        writer.add_array(key, value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch], config.num_hidden_layers)
-    stored = dict(tensors or {})
-    for name, tensor in reference.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        tensor = tensor.numpy()
-        if arch == "LLAMA" and ("q_proj" in name or "k_proj" in name):  # halves (i, i + d/2) become neighbours
-            heads = tensor.shape[0] // head_dim
-            tensor = np.stack([tensor.reshape(heads, 2, head_dim // 2, -1)[:, half] for half in (0, 1)], axis=2)
-            tensor = tensor.reshape(heads * head_dim, -1)
-        if arch == "GEMMA3" and "norm" in name:
-            tensor = tensor + np.float32(1.0)
-        stored.setdefault(names.get_name(name, try_suffixes=(".weight", ".bias")), tensor)
-    for name, tensor in stored.items():
-        if name not in skip:
-            writer.add_tensor(name, np.ascontiguousarray(tensor))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 @pytest.mark.parametrize("name", ("llama", "llama_untied", "qwen2", "qwen3", "gemma3"))
 def test_gguf_gives_the_model_that_safetensors_give(pair, tmp_path, name):
-    config, params = weights.load(write_gguf(tmp_path / "tiny.gguf", pair(name).torch))
+    config, params = weights.load(gguf_files.write(tmp_path / "tiny.gguf", pair(name).torch))
     expected = pair(name).model.config
-    if name == "gemma3":  # what this format cannot store: period 6, scale 1/sqrt(head_dim), local base 10,000
-        expected = dataclasses.replace(expected, local_layers=(True,) * 3, attention_scale=0.25, rope_local_theta=1e4)
+    if name == "gemma3":  # this format does not store the scale: 1/sqrt(head_dim)
+        expected = dataclasses.replace(expected, attention_scale=0.25)
     assert dataclasses.replace(config, norm_eps=expected.norm_eps) == expected
     np.testing.assert_allclose(config.norm_eps, expected.norm_eps, rtol=1e-6)  # stored in single precision
     assert jax.tree.structure(params) == jax.tree.structure(pair(name).params)
@@ -78,10 +29,42 @@ def test_gguf_gives_the_model_that_safetensors_give(pair, tmp_path, name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance, rtol=0), params, pair(name).params)
 
 
+GEMMA3 = {"general.architecture": "gemma3", "gemma3.embedding_length": 32, "gemma3.block_count": 4,
+          "gemma3.attention.head_count": 4, "gemma3.feed_forward_length": 48, "gemma3.context_length": 128,
+          "gemma3.attention.layer_norm_rms_epsilon": 1e-6, "gemma3.attention.sliding_window": 8}
+
+
+@pytest.mark.parametrize("pattern, local", [
+    (2, (True, False, True, False)), ([True, True, False, False], (True, True, False, False)), (0, (False,) * 4),
+    (None, (True,) * 4)])
+def test_which_layers_of_gemma3_have_windows(pattern, local):
+    metadata = GEMMA3 | ({} if pattern is None else {"gemma3.attention.sliding_window_pattern": pattern})
+    config = weights.gguf.config_from(metadata, {"token_embd.weight": (64, 32)}, "x.gguf")
+    assert config.local_layers == local and config.window == (8 if any(local) else None)
+
+
+@pytest.mark.parametrize("keys, scaling", [
+    ({"rope.scaling.factor": 4.0}, RopeScaling("linear", 4.0)), ({"rope.scale_linear": 2.0}, RopeScaling("linear", 2.0)),
+    ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, RopeScaling("linear", 4.0)),
+    ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None), ({}, None)])
+def test_rope_scaling_keys(keys, scaling):
+    metadata = GEMMA3 | {f"gemma3.{key}": value for key, value in keys.items()}
+    assert weights.gguf.config_from(metadata, {"token_embd.weight": (64, 32)}, "x.gguf").rope_scaling == scaling
+
+
+@pytest.mark.parametrize("key, value", [("attn_factor", 1.5), ("yarn_log_multiplier", 0.1), ("yarn_ext_factor", 0.5)])
+def test_other_forms_of_yarn_are_refused(key, value):
+    metadata = GEMMA3 | {"gemma3.rope.scaling.type": "yarn", "gemma3.rope.scaling.factor": 4.0}
+    shapes = {"token_embd.weight": (64, 32)}
+    assert weights.gguf.config_from(metadata, shapes, "x.gguf").rope_scaling.kind == "yarn"
+    with pytest.raises(ValueError, match=f"x.gguf: gemma3.rope.scaling.{key}={value} is not supported; supported: "):
+        weights.gguf.config_from(metadata | {f"gemma3.rope.scaling.{key}": value}, shapes, "x.gguf")
+
+
 def test_half_precision_tensors_become_float32(pair, tmp_path):
     values = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
     path = tmp_path / "tiny.gguf"
-    write_gguf(path, pair("llama").torch, tensors={"token_embd.weight": values.astype(np.float16)})
+    gguf_files.write(path, pair("llama").torch, tensors={"token_embd.weight": values.astype(np.float16)})
     _, params = weights.load(path)
     assert params["embed"].dtype == jnp.float32
     np.testing.assert_array_equal(params["embed"], values.astype(np.float16).astype(np.float32))
@@ -96,17 +79,18 @@ def test_llama3_scaling_is_recovered_from_its_divisors(pair, tmp_path):
     path, rope = tmp_path / "tiny.gguf", dict(rope_type="default", rope_theta=theta)
     reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(
         **pair("llama").torch.config.to_diff_dict() | {"rope_parameters": rope}))
-    write_gguf(path, reference, tensors={"rope_freqs.weight": divisors.astype(np.float32)})
+    gguf_files.write(path, reference, tensors={"rope_freqs.weight": divisors.astype(np.float32)})
     config, _ = weights.load(path)
     assert config.rope_scaling == RopeScaling("llama3", 32.0, 1.0, 4.0, 8192) and config.rope_theta == theta
     for wrong in ([1, 2, 3, 4], [1, 1, 32]):
-        write_gguf(path, reference, tensors={"rope_freqs.weight": np.array(wrong, np.float32)})
+        gguf_files.write(path, reference, tensors={"rope_freqs.weight": np.array(wrong, np.float32)})
         with pytest.raises(ValueError, match="'rope_freqs.weight' in .* is not the frequency scaling of Llama 3.1"):
             weights.load(path)
 
 
 @pytest.mark.parametrize("change, message", [
-    (dict(metadata={"llama.rope.scaling.type": "yarn"}), "rope scaling 'yarn' is not supported; supported: 'none'"),
+    (dict(metadata={"llama.rope.scaling.type": "su"}), "llama.rope.scaling.type='su' is not supported; supported: 'none'"),
+    (dict(metadata={"llama.rope.scaling.type": "yarn"}), "metadata key 'llama.rope.scaling.factor' is missing"),
     (dict(metadata={"llama.rope.dimension_count": 4}), "llama.rope.dimension_count=4 is not supported"),
     (dict(skip=["blk.1.ffn_up.weight"]),
      "tensor 'blk.1.ffn_up.weight' is missing from .*tiny.gguf, which holds 28 tensors"),
@@ -114,17 +98,19 @@ def test_llama3_scaling_is_recovered_from_its_divisors(pair, tmp_path):
      "tensor 'token_embd.weight' is missing from .*tiny.gguf, which holds 28 tensors"),
     (dict(tensors={"blk.0.attn_q.weight": np.zeros((16, 32), np.float32)}),
      r"'blk.0.attn_q.weight' in .*tiny.gguf: expected shape \(32, 32\), found \(16, 32\)"),
+    (dict(tensors={"blk.0.attn_q_norm.weight": np.zeros(8, np.float32)}),
+     r"holds 1 tensors that this architecture does not read \(blk.0.attn_q_norm.weight\)"),
     (dict(tensors={"blk.0.attn_q.bias": np.zeros(32, np.float32)}),
-     r"holds 1 tensors that this architecture does not read \(blk.0.attn_q.bias\)"),
+     "tensor 'blk.0.attn_k.bias' is missing from .*tiny.gguf|tensor 'blk.0.attn_output.bias' is missing"),
 ])
 def test_unsupported_or_wrong_files_are_refused(pair, tmp_path, change, message):
-    path = write_gguf(tmp_path / "tiny.gguf", pair("llama").torch, **change)
+    path = gguf_files.write(tmp_path / "tiny.gguf", pair("llama").torch, **change)
     with pytest.raises(ValueError, match=message):
         weights.load(path)
 
 
 def test_other_refusals_from_metadata():
-    with pytest.raises(ValueError, match="architecture 'mamba' is not supported; supported: llama, qwen2"):
+    with pytest.raises(ValueError, match="architecture 'mamba' is not supported; supported: gemma2, gemma3"):
         weights.gguf.config_from({"general.architecture": "mamba"}, {}, "x.gguf")
     some = {"general.architecture": "llama", "llama.embedding_length": 32, "llama.block_count": 1}
     shapes = {"token_embd.weight": (64, 32)}
@@ -136,7 +122,7 @@ def test_other_refusals_from_metadata():
 
 @pytest.mark.parametrize("keep", (0.9, 0.001))
 def test_cut_files_are_refused(pair, tmp_path, keep):
-    path = write_gguf(tmp_path / "tiny.gguf", pair("llama").torch)
+    path = gguf_files.write(tmp_path / "tiny.gguf", pair("llama").torch)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * keep)])
     with pytest.raises(ValueError, match=r"tiny.gguf is not a readable GGUF file of \d+ bytes"):

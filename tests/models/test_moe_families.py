@@ -4,17 +4,16 @@ import functools
 import json
 import shutil
 
-import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 import transformers
-from test_gguf import ARCH, write_gguf
 from test_parity import NEW, greedy, padded_rows, reference
 
 from jaxrl_llm.models import Experts, weights
+from jaxrl_llm.models.check import gguf_files
 
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiling is what takes time
@@ -97,34 +96,14 @@ def test_hyper_parameters_come_from_the_checkpoint(pair):
     assert of("qwen2_moe").experts == Experts(4, 2, 24, normalize=False, shared_size=20) and of("qwen2_moe").qkv_bias
     assert of("qwen3_moe").experts == Experts(4, 2, 24, normalize=True) and of("qwen3_moe").qk_norm
     assert of("olmoe").experts == Experts(5, 3, 48, normalize=False)
-    assert of("olmoe").qk_norm_wide and pair("olmoe").params["layers"]["k_norm"]["scale"].shape == (3, 16)
+    assert of("olmoe").qk_norm_whole and pair("olmoe").params["layers"]["k_norm"]["scale"].shape == (3, 16)
     state = pair("qwen3_moe").torch.state_dict()["model.layers.1.mlp.experts.gate_up_proj"]
     np.testing.assert_array_equal(pair("qwen3_moe").params["layers"]["experts_up"]["kernel"][1, 3], state[3, 24:].T)
 
 
-def gguf_of(path, reference, **metadata):
-    """As llama.cpp writes a mixture: the experts of a layer in one tensor, a gate of one row as a vector."""
-    config, tensors, skip = reference.config, {}, set()
-    state = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
-    for i in range(config.num_hidden_layers):
-        fused = state[f"model.layers.{i}.mlp.experts.gate_up_proj"]
-        tensors[f"blk.{i}.ffn_gate_exps.weight"], tensors[f"blk.{i}.ffn_up_exps.weight"] = np.split(fused, 2, axis=1)
-        tensors[f"blk.{i}.ffn_down_exps.weight"] = state[f"model.layers.{i}.mlp.experts.down_proj"]
-        skip |= {None, f"blk.{i}.ffn_down_exps"}  # the names that the package finds for the fused ones
-        if config.model_type == "qwen2_moe":
-            tensors[f"blk.{i}.ffn_gate_inp_shexp.weight"] = state[f"model.layers.{i}.mlp.shared_expert_gate.weight"][0]
-    arch = gguf.MODEL_ARCH_NAMES[getattr(gguf.MODEL_ARCH, ARCH[config.model_type])]
-    said = {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
-    if config.model_type.startswith("qwen"):
-        said["expert_feed_forward_length"] = config.moe_intermediate_size
-    if config.model_type == "qwen2_moe":
-        said["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
-    return write_gguf(path, reference, {f"{arch}.{key}": value for key, value in (said | metadata).items()}, tensors, skip)
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_gguf_gives_the_model_that_safetensors_give(pair, tmp_path, name):
-    config, params = weights.load(gguf_of(tmp_path / "tiny.gguf", pair(name).torch))
+    config, params = weights.load(gguf_files.write(tmp_path / "tiny.gguf", pair(name).torch))
     expected = pair(name).model.config
     if name == "mixtral":  # whose window no file of this format says
         expected = dataclasses.replace(expected, window=None, local_layers=(False,) * 3, rope_local_theta=1e4)
@@ -133,7 +112,8 @@ def test_gguf_gives_the_model_that_safetensors_give(pair, tmp_path, name):
 
 
 def test_gguf_may_say_how_weights_are_normalized(pair, tmp_path):
-    config, _ = weights.load(gguf_of(tmp_path / "tiny.gguf", pair("olmoe").torch, expert_weights_norm=True))
+    config, _ = weights.load(gguf_files.write(
+        tmp_path / "tiny.gguf", pair("olmoe").torch, {"olmoe.expert_weights_norm": True}))
     assert config.experts == Experts(5, 3, 48, normalize=True)
 
 

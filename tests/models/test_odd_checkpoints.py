@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
-from test_gguf import write_gguf
 from test_weights import copy_of, rewrite
 
-from jaxrl_llm.models import RopeScaling, Transformer, weights
+from jaxrl_llm.models import Transformer, weights
+from jaxrl_llm.models.check.gguf_files import write as write_gguf
 
 
 def logits_of(directory, tokens):
@@ -70,7 +70,7 @@ def test_absent_keys_have_the_defaults_of_transformers(pair, tmp_path, name, abs
 
 def test_a_head_dimension_that_is_not_said_is_that_of_transformers(pair, tmp_path):
     directory = copy_of(pair, "qwen3", tmp_path, head_dim=...)
-    with pytest.raises(ValueError, match=r"k_proj.*expected shape \(256, 32\), found \(32, 32\)"):  # 2 heads of 128
+    with pytest.raises(ValueError, match=r"(q|k)_proj.*expected shape \((512|256), 32\)"):  # heads of 128
         weights.load(directory)
 
 
@@ -78,7 +78,7 @@ def test_a_head_dimension_that_is_not_said_is_that_of_transformers(pair, tmp_pat
 def test_quantised_codes_without_a_scale_are_refused(pair, tmp_path, dtype, name):
     directory = copy_of(pair, "llama", tmp_path)
     rewrite(directory, lambda tensors: tensors | {"model.layers.1.mlp.up_proj.weight": np.ones((48, 32), dtype)})
-    with pytest.raises(ValueError, match=f"'model.layers.1.mlp.up_proj.weight' in .* has dtype {name}: quantised codes"):
+    with pytest.raises(ValueError, match=f"'model.layers.1.mlp.up_proj.weight' in .* holds {name}, numbers of"):
         weights.load(directory)
 
 
@@ -90,7 +90,7 @@ def test_float8_codes_are_refused(pair, tmp_path):
     tensors = load_torch(directory / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.float8_e4m3fn)
     save_torch(tensors, directory / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match="'model.norm.weight' in .* has dtype F8_E4M3"):
+    with pytest.raises(ValueError, match="'model.norm.weight' in .* holds F8_E4M3"):
         weights.load(directory)
 
 
@@ -101,29 +101,6 @@ def test_a_quantisation_that_a_multimodal_config_names_outside_is_refused(pair, 
         {"model_type": "gemma3", "text_config": text, "quantization_config": {"quant_method": "fp8"}}))
     with pytest.raises(ValueError, match=r"config.json: quantization_config=\{'quant_method': 'fp8'\} is not supported"):
         weights.load(directory)
-
-
-@pytest.mark.parametrize(("metadata", "expected"), [
-    ({"llama.rope.scaling.factor": 4.0}, RopeScaling("linear", 4.0)),
-    ({"llama.rope.scale_linear": 2.0}, RopeScaling("linear", 2.0)),
-    ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 1.0}, None),
-    ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, None),
-    ({}, None),
-])
-def test_every_spelling_of_linear_scaling_is_read_from_gguf(pair, tmp_path, metadata, expected):
-    path = tmp_path / "model.gguf"
-    write_gguf(path, pair("llama").torch, metadata)
-    assert weights.load(path)[0].rope_scaling == expected
-
-
-@pytest.mark.parametrize(("pattern", "local"), [(2, (True, False, True)), (3, (True, True, False)), ([True, False, False],
-                                                                                                   (True, False, False))])
-def test_the_pattern_of_sliding_windows_is_read_from_gguf(pair, tmp_path, pattern, local):
-    path = tmp_path / "model.gguf"
-    key = "gemma3.attention.sliding_window_pattern"
-    write_gguf(path, pair("gemma3").torch, {key: pattern} if isinstance(pattern, int) else None,
-               arrays={} if isinstance(pattern, int) else {key: pattern})
-    assert weights.load(path)[0].local_layers == local
 
 
 def split_in_two(path, reference):

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file as save_torch
 
 from jaxrl_llm.models import ModelConfig, RopeScaling, weights
 
@@ -118,31 +119,81 @@ def test_bfloat16_files_become_float32_masters_or_what_is_asked(pair, tmp_path):
 
 
 @pytest.mark.parametrize("change, message", [
-    (dict(model_type="mamba"), "model_type 'mamba' is not supported; supported: llama, qwen2, qwen3, gemma3_text"),
-    (dict(attention_bias=True), "attention_bias=True is not supported for llama"),
-    (dict(mlp_bias=True), "mlp_bias=True is not supported"),
+    (dict(model_type="mamba"), "model_type 'mamba' is not supported; supported: gemma2, gemma3_text, glm"),
+    (dict(model_type="qwen2", attention_bias=True), "attention_bias=True is not supported for qwen2"),
+    (dict(model_type="qwen3", mlp_bias=True), "mlp_bias=True is not supported"),
     (dict(final_logit_softcapping=30.0), "final_logit_softcapping=30.0 is not supported"),
     (dict(quantization_config={"bits": 4}), "quantization_config"),
-    (dict(hidden_act="relu2"), "activation 'relu2' is not supported"),
-    (dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=4.0)), "rope type 'yarn' is not supported"),
+    (dict(hidden_act="relu2"), "hidden_act='relu2' is not supported; supported: silu"),
+    (dict(rope_parameters=dict(rope_type="axial", rope_theta=1e4)), "rope type 'axial' is not supported; supported: 'default'"),
     (dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)),
      "partial_rotary_factor=0.5 is not supported"),
-    (dict(rope_parameters=..., rope_scaling=dict(type="dynamic", factor=2.0)), "rope type 'dynamic' is not supported"),
+    (dict(rope_parameters=..., rope_scaling=dict(type="dynamic")), "factor is missing from the rope parameters"),
     (dict(layer_types=["full_attention", "chunked_attention", "full_attention"]),
      "layer_types chunked_attention not supported for llama"),
     (dict(layer_types=["full_attention", "sliding_attention", "full_attention"], sliding_window=4),
      "layer_types sliding_attention not supported for llama; supported: full_attention"),
-    (dict(num_hidden_layers=..., intermediate_size=...), "num_hidden_layers, intermediate_size missing"),
+    (dict(intermediate_size=...), r"expected shape \(32, 11008\), found \(32, 48\)"),
 ])
 def test_unsupported_configs_are_refused(pair, tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         weights.load(copy_of(pair, "llama", tmp_path, **change))
 
 
-def test_scaled_sliding_layers_are_refused(pair, tmp_path):
+def test_scaled_sliding_layers(pair, tmp_path):
     scaled = dict(rope_type="linear", factor=2.0, rope_theta=1e4)
-    with pytest.raises(ValueError, match="rope scaling of sliding-window layers is not supported"):
-        weights.load(copy_of(pair, "qwen2_sliding", tmp_path, rope_parameters=scaled))
+    config, _ = weights.load(copy_of(pair, "qwen2_sliding", tmp_path, rope_parameters=scaled))
+    assert config.rope_local_scaling == config.rope_scaling == RopeScaling("linear", 2.0)
+
+
+def test_window_keys_of_qwen_mean_nothing_to_llama(pair, tmp_path):
+    window = dict(use_sliding_window=True, sliding_window=3, max_window_layers=0)
+    config, _ = weights.load(copy_of(pair, "llama", tmp_path, layer_types=..., **window))
+    assert config == pair("llama").model.config and config.window is None
+    config, _ = weights.load(copy_of(pair, "qwen2", tmp_path / "qwen2", layer_types=..., **window))
+    assert config.window == 3 and config.local_layers == (True,) * 3
+
+
+def test_an_unembedding_beside_tied_embeddings_is_read_if_it_differs(pair, tmp_path):
+    directory = copy_of(pair, "llama", tmp_path)
+    embedding = load_file(directory / "model.safetensors")["model.embed_tokens.weight"]
+    rewrite(directory, lambda tensors: tensors | {"lm_head.weight": embedding.copy()})
+    config, params = weights.load(directory)
+    assert config == pair("llama").model.config
+    assert_same_bits(params, pair("llama").params)
+    own = embedding.copy()
+    own[63, 31] += 1.0  # the last number of all
+    rewrite(directory, lambda tensors: tensors | {"lm_head.weight": own})
+    config, params = weights.load(directory)
+    assert not config.tie_embeddings
+    np.testing.assert_array_equal(params["unembed"], own)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(directory)  # unties them as well
+    np.testing.assert_array_equal(theirs.lm_head.weight.detach(), own)
+    np.testing.assert_array_equal(theirs.model.embed_tokens.weight.detach(), embedding)
+
+
+@pytest.mark.parametrize("dtype", (np.int8, ml_dtypes.float8_e4m3fn))
+def test_quantised_tensors_without_a_word_in_the_config_are_refused(pair, tmp_path, dtype):
+    directory, name = copy_of(pair, "llama", tmp_path), "model.layers.1.mlp.up_proj.weight"
+    tensors = {key: torch.tensor(x) for key, x in load_file(directory / "model.safetensors").items()}
+    tensors[name] = tensors[name].to(torch.int8 if dtype == np.int8 else torch.float8_e4m3fn)
+    save_torch(tensors, directory / "model.safetensors")
+    kind = "I8" if dtype == np.int8 else "F8_E4M3"
+    with pytest.raises(ValueError, match=f"'{name}' in .*model.safetensors holds {kind}, .*supported: F64, F32, F16, BF16"):
+        weights.load(directory)
+
+
+def test_quantised_multimodal_models_are_refused():
+    text = dict(model_type="gemma3_text", hidden_size=64)
+    whole = {"model_type": "gemma3", "text_config": text, "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    with pytest.raises(ValueError, match="config.json: quantization_config=.*gptq.* is not supported for gemma3_text"):
+        weights.hf.config_from(whole)
+
+
+def test_configs_of_llama_without_keys_take_its_defaults():
+    config = weights.hf.config_from({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4})
+    assert (config.norm_eps, config.max_positions, config.head_dim, config.num_kv_heads) == (1e-6, 2048, 16, 4)
+    assert not config.tie_embeddings and config.rope_theta == 10_000.0 and config.vocab_size == 32_000
 
 
 @pytest.mark.parametrize("change, message", [
@@ -235,13 +286,14 @@ def test_shards_with_index_and_tokenizer_files(pair, tmp_path):
 def test_exports_that_would_lose_something_are_refused(pair, tmp_path):
     config, params = pair("llama").model.config, pair("llama").params
     for change, lost in ((dict(qk_norm=True), "qk_norm=True"), (dict(attention_scale=1.0), "attention_scale=1.0"),
-                         (dict(rope_local_theta=77.0), "rope_local_theta=77.0")):
+                         (dict(rope_local_theta=77.0), "rope_local_theta=77.0"), (dict(logit_softcap=9.0), "logit_softcap=9.0"),
+                         (dict(rotary_factor=0.5), "rotary_factor=0.5"), (dict(residual_scale=0.5), "residual_scale=0.5")):
         with pytest.raises(ValueError, match=f"format of family 'llama' cannot say {lost}"):
             weights.save_hf(tmp_path / "a", dataclasses.replace(config, **change), params)
-    with pytest.raises(ValueError, match="layer_types sliding_attention not supported for llama"):
+    with pytest.raises(ValueError, match="format of family 'llama' cannot say window=4, local_layers="):
         local = dataclasses.replace(config, local_layers=(True, False, False), window=4)
         weights.save_hf(tmp_path / "a", local, params)
-    with pytest.raises(ValueError, match="family 'mine' has no export format; supported: llama"):
+    with pytest.raises(ValueError, match="family 'mine' has no export format; supported: gemma2"):
         weights.save_hf(tmp_path / "a", dataclasses.replace(config, family="mine"), params)
     with pytest.raises(ValueError, match="parameter unembed is missing"):
         weights.save_hf(tmp_path / "a", dataclasses.replace(config, tie_embeddings=False), params)

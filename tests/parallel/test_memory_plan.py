@@ -42,8 +42,8 @@ def test_presets_have_the_published_numbers_of_parameters():
     assert MODELS.keys() == PUBLISHED.keys()
     for name, c in MODELS.items():
         norms = c.num_layers * c.hidden_size * (4 if c.post_norms else 2) + c.hidden_size
-        norms += 2 * c.num_layers * c.head_dim * c.qk_norm
-        norms += c.num_layers * c.head_dim * (c.num_heads + c.num_kv_heads) * c.qk_norm_wide
+        heads = c.num_heads + c.num_kv_heads if c.qk_norm_whole else 2
+        norms += c.num_layers * c.head_dim * heads * c.qk_norm
         bias = c.num_layers * c.head_dim * (c.num_heads + 2 * c.num_kv_heads) * c.qkv_bias
         tables = c.vocab_size * c.hidden_size * (0 if c.tie_embeddings else 1)
         experts = None if c.experts is None else c.experts.count

@@ -2,57 +2,73 @@
 import dataclasses
 import functools
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.models import families
 from jaxrl_llm.models.attention import rotary_frequencies
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
-from jaxrl_llm.models.weights import experts, layout
+from jaxrl_llm.models.weights import layout
+from jaxrl_llm.models.weights.config_json import of_family
 
-FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}  # and those of `experts`
-_GEMMA3_PERIOD = 6  # every sixth layer sees everything, where the file does not say otherwise
-_GEMMA3_27B_LAYERS = 62  # the one size whose attention scale is not 1/sqrt(head_dim); nor that
+_KEYS = {  # metadata keys without their architecture -> keys of config.json
+    "embedding_length": "hidden_size", "block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads",
+    "feed_forward_length": "intermediate_size", "context_length": "max_position_embeddings",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim", "rope.freq_base": "rope_theta",
+}
+_REQUIRED = tuple(_KEYS)[:6]
+_PLAIN_YARN = {"rope.scaling.attn_factor": 1.0, "rope.scaling.yarn_attn_factor": 1.0, "rope.scaling.yarn_ext_factor": 1.0,
+               "rope.scaling.yarn_log_multiplier": 0.0}
+_BIASES = {"attention_bias": "attn_q", "qkv_bias": "attn_q", "mlp_bias": "ffn_up"}  # key -> the tensor that shows it
+_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")  # divisors of rotary frequencies
 
 
 def load(path: Path, dtype: Any = jnp.float32, shardings: layout.Layout | None = None) -> tuple[ModelConfig, dict]:
-    """`(ModelConfig, params)` of a GGUF file of the architectures `llama`, `qwen2`, `qwen3`, `gemma3` or of a mixture."""
+    """`(ModelConfig, params)` of a GGUF file of an architecture that one of `models.families` names."""
     from gguf.quants import dequantize
 
     parts = _readers(path)
     tensors = {tensor.name: tensor for part in parts for tensor in part.tensors}
     metadata = {name: field.contents() for name, field in parts[0].fields.items() if not name.startswith("tokenizer.")}
+    shapes = {name: tuple(map(int, tensor.shape[::-1])) for name, tensor in tensors.items()}
 
     def read_stored(name):
-        if name not in tensors:
-            raise ValueError(f"tensor {name!r} is missing from {path}, which holds {len(tensors)} tensors")
         return np.asarray(dequantize(tensors[name].data, tensors[name].tensor_type))
 
-    config = config_from(metadata, {name: tuple(map(int, t.shape[::-1])) for name, t in tensors.items()}, path)
+    factors = {name: read_stored(name) for name in _FACTORS if name in tensors}
+    config = config_from(metadata, shapes, path, factors)
     if "rope_freqs.weight" in tensors:
-        config = _with_llama3_scaling(config, read_stored("rope_freqs.weight"), path)
+        config = _with_llama3_scaling(config, factors["rope_freqs.weight"], path)
     places = list(layout.places(config))
-    layout.check_nothing_left(tensors.keys() - {place.gguf for place in places} - {"rope_freqs.weight"}, path)
+    layout.check_nothing_left(tensors.keys() - {place.gguf.name for place in places} - {*_FACTORS}, path)
+    for place in places:
+        if place.gguf.name not in tensors:
+            raise ValueError(f"tensor {place.gguf.name!r} is missing from {path}, which holds {len(tensors)} tensors")
+        many = () if place.expert is None else (config.experts.count,)  # those of a layer are one tensor
+        layout.check_shape(place.gguf.name, as_matrix(place, shapes[place.gguf.name]), many + place.shape_of(place.gguf), path)
 
     @functools.lru_cache(maxsize=config.num_layers)  # a parameter's: all devices in turn ask for their pieces of it
-    def whole(place):
-        tensor = read_stored(place.gguf)
-        if place.path[1:2] == ("shared_weight",):  # a matrix of one row is stored as a vector
-            tensor = tensor.reshape(1, -1)
-        many = () if place.expert is None else (config.experts.count,)
-        layout.check_shape(place.gguf, tensor.shape, many + place.shape, path)
-        if config.family in ("llama", "mixtral") and place.path[1:2] in (("q",), ("k",)):
-            tensor = _halves_from_pairs(tensor, config.head_dim)
-        return tensor - config.norm_offset if place.path[-1] == "scale" else tensor  # stored with the offset in it
+    def whole(name):
+        return read_stored(name)
 
     def read(place, index):
-        if place.expert is None:
-            return whole(place)[index]
-        return whole(place._replace(hf="", expert=0))[place.expert][index]  # those of a layer are one tensor
+        tensor = whole(place.gguf.name)
+        tensor = tensor.reshape(as_matrix(place, tensor.shape)) if place.expert is None else tensor[place.expert]
+        part = place.gguf.read(tensor, place.shape[0], index)
+        return part - config.norm_offset if place.path[-1] == "scale" else part  # stored with the offset in it
 
     return config, layout.assemble(config, read, dtype, shardings)
+
+
+def as_matrix(place: layout.Place, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a stored tensor; a matrix of one row is stored as a vector."""
+    return (1, *shape) if place.transposed and len(shape) == 1 else shape
 
 
 def _readers(path: Path) -> list:
@@ -85,75 +101,71 @@ def _reader(path: Path):
                          "if its download was cut short, fetch it again") from error
 
 
-def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any) -> ModelConfig:
-    """`ModelConfig` from GGUF metadata and tensor shapes (vocabulary size and tied embeddings are told by tensors)."""
-    arch = metadata.get("general.architecture")
-    mixture = experts.family_of_gguf(arch, metadata)
-    if arch not in FAMILIES and mixture is None:
-        allowed = {**FAMILIES, **{family.gguf: name for name, family in experts.FAMILIES.items()}}
-        raise ValueError(f"{file}: architecture {arch!r} is not supported; supported: {', '.join(allowed)}")
-    get = functools.partial(_get, metadata, arch, file)
+def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any, factors: Mapping = MappingProxyType({}),
+                ) -> ModelConfig:
+    """`ModelConfig` from GGUF metadata and tensor shapes, which say vocabulary size, tied embeddings and biases.
+
+    `factors`: the tensors of `_FACTORS` that the file has.
+    """
+    family = families.of_gguf(metadata, file)
+    own = {name.removeprefix(f"{family.gguf.architecture}."): value for name, value in metadata.items()}
     if "token_embd.weight" not in shapes:
         raise ValueError(f"tensor 'token_embd.weight' is missing from {file}, which holds {len(shapes)} tensors")
-    hidden_size, num_heads, num_layers = get("embedding_length"), get("attention.head_count"), get("block_count")
-    head_dim = get("attention.key_length", get("rope.dimension_count", hidden_size // num_heads))
-    for key in ("rope.dimension_count", "attention.value_length"):
-        if get(key, head_dim) != head_dim:
-            raise ValueError(f"{file}: {arch}.{key}={get(key)} is not supported; supported: the head dimension, "
-                             f"{head_dim}")
-    common = dict(
-        vocab_size=shapes["token_embd.weight"][0], hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads,
-        num_kv_heads=get("attention.head_count_kv", num_heads), head_dim=head_dim,
-        mlp_size=get("feed_forward_length"), max_positions=get("context_length"),
-        norm_eps=get("attention.layer_norm_rms_epsilon"), tie_embeddings="output.weight" not in shapes,
-        rope_theta=get("rope.freq_base", 1e6 if arch == "gemma3" else 1e4), rope_scaling=_scaling_from(get, file),
-        family=mixture or FAMILIES[arch], qkv_bias=arch == "qwen2", qk_norm=arch in ("qwen3", "gemma3"),
-        experts=experts.from_gguf(mixture, get))
-    if mixture is not None:
-        row = experts.FAMILIES[mixture]
-        common |= dict(qkv_bias=row.qkv_bias, qk_norm=row.qk_norm, qk_norm_wide=row.qk_norm_wide)
-    if arch != "gemma3":
-        return ModelConfig(**common)
-    if get("final_logit_softcapping", 0.0):
-        raise ValueError(f"{file}: gemma3.final_logit_softcapping={get('final_logit_softcapping')} is not supported; "
-                         "supported: none")
-    return ModelConfig(
-        **common, activation="gelu_tanh", norm_offset=1.0, post_norms=True, embedding_scale=hidden_size**0.5,
-        attention_scale=(hidden_size // num_heads if num_layers == _GEMMA3_27B_LAYERS else head_dim) ** -0.5,
-        rope_local_theta=get("rope.freq_base_swa", 1e4), window=get("attention.sliding_window"),
-        local_layers=_gemma3_local_layers(metadata.get("gemma3.attention.sliding_window_pattern", _GEMMA3_PERIOD), num_layers,
-                                          file))
+    partly = "partial_rotary_factor" in family.stated()
+    if "attention.key_length" not in own and "rope.dimension_count" in own and not partly:
+        own["attention.key_length"] = own["rope.dimension_count"]
+    keys = _KEYS | family.gguf.keys
+    raw = {theirs: _shared(own[key], f"{family.gguf.architecture}.{key}", file) for key, theirs in keys.items() if key in own}
+    if absent := [key for key in (*_REQUIRED, *family.gguf.required) if key not in own]:
+        raise ValueError(f"{file}: metadata key '{family.gguf.architecture}.{absent[0]}' is missing")
+    raw |= {"model_type": family.name, "vocab_size": shapes["token_embd.weight"][0],
+            "tie_word_embeddings": "output.weight" not in shapes,
+            "rope_scaling": _scaling(own, factors, family.gguf.architecture, file)}
+    raw |= {key: f"blk.0.{name}.bias" in shapes for key, name in _BIASES.items() if key in family.stated()}
+    raw.setdefault("num_key_value_heads", raw["num_attention_heads"])
+    raw.setdefault("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
+    if (head_dim := own.get("attention.value_length", raw["head_dim"])) != raw["head_dim"]:
+        raise ValueError(f"{file}: {family.gguf.architecture}.attention.value_length={head_dim} is not supported; supported: "
+                         f"the head dimension, {raw['head_dim']}")
+    rotated = own.get("rope.dimension_count", raw["head_dim"])
+    if rotated != raw["head_dim"] and not partly:
+        raise ValueError(f"{file}: {family.gguf.architecture}.rope.dimension_count={rotated} is not supported; supported: the "
+                         f"head dimension, {raw['head_dim']}")
+    raw["partial_rotary_factor"] = rotated / raw["head_dim"]
+    if family.mixture is not None:
+        raw |= family.mixture.in_gguf(own, raw)
+    return of_family(family, raw | family.gguf.derived(own, raw), file)
 
 
-def _gemma3_local_layers(pattern, num_layers: int, file) -> tuple[bool, ...]:
-    """Which layers have a sliding window: all but every n-th, or as a list says it layer by layer."""
-    if isinstance(pattern, list):
-        if len(pattern) != num_layers:
-            raise ValueError(f"{file}: gemma3.attention.sliding_window_pattern has {len(pattern)} entries for {num_layers} "
-                             "layers")
-        return tuple(map(bool, pattern))
-    return tuple(bool(pattern) and (i + 1) % pattern != 0 for i in range(num_layers))
-
-
-def _get(metadata, arch, file, key, *default):
-    """One value that all layers share, of the architecture's own keys."""
-    if f"{arch}.{key}" not in metadata and not default:
-        raise ValueError(f"{file}: metadata key '{arch}.{key}' is missing")
-    value = metadata.get(f"{arch}.{key}", *default)
+def _shared(value, key, file):
+    """One value that all layers share."""
     if isinstance(value, list):
-        raise ValueError(f"{file}: '{arch}.{key}' differs between layers ({value}); supported: one value for all")
+        raise ValueError(f"{file}: '{key}' differs between layers ({value}); supported: one value for all")
     return value
 
 
-def _scaling_from(get, file) -> RopeScaling | None:
-    factor = float(get("rope.scaling.factor", 0.0) or get("rope.scale_linear", 0.0))  # the second is the older key
-    kind = get("rope.scaling.type", "linear" if factor else "none")
-    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
+def _scaling(own, factors, architecture, file) -> dict | None:
+    """The rope scaling as in a `config.json`; a factor without a type means `linear`."""
+    if "rope_factors_short.weight" in factors:
+        short, long = (factors[name].tolist() for name in _FACTORS[1:])
+        return {"rope_type": "longrope", "short_factor": short, "long_factor": long,
+                "attention_factor": own.get("rope.scaling.attn_factor")}
+    factor = own.get("rope.scaling.factor", own.get("rope.scale_linear"))
+    kind = own.get("rope.scaling.type", "none" if factor is None else "linear")
+    if kind == "none":
         return None
-    if kind != "linear":
-        raise ValueError(f"{file}: rope scaling {kind!r} is not supported; supported: 'none', 'linear', or divisors in "
-                         "the tensor 'rope_freqs.weight'")
-    return RopeScaling("linear", factor)
+    if kind not in ("linear", "yarn"):
+        raise ValueError(f"{file}: {architecture}.rope.scaling.type={kind!r} is not supported; supported: 'none', 'linear', "
+                         "'yarn', or divisors in the tensor 'rope_freqs.weight'")
+    if factor is None:
+        raise ValueError(f"{file}: metadata key '{architecture}.rope.scaling.factor' is missing")
+    for key, plain in _PLAIN_YARN.items():
+        if own.get(key, plain) != plain:
+            raise ValueError(f"{file}: {architecture}.{key}={own[key]} is not supported; supported: {plain}")
+    found = {"rope_type": kind, "factor": factor, "beta_fast": own.get("rope.scaling.yarn_beta_fast"),
+             "beta_slow": own.get("rope.scaling.yarn_beta_slow")}
+    original = own.get("rope.scaling.original_context_length")
+    return found if original is None else found | {"original_max_position_embeddings": original}
 
 
 def _with_llama3_scaling(config, divisors, file):
@@ -165,9 +177,3 @@ def _with_llama3_scaling(config, divisors, file):
         raise ValueError(f"tensor 'rope_freqs.weight' in {file} is not the frequency scaling of Llama 3.1 and later "
                          f"(shape {divisors.shape}, largest divisor {divisors.max()}); no other is supported")
     return dataclasses.replace(config, rope_scaling=scaling)
-
-
-def _halves_from_pairs(tensor, head_dim):
-    """Row order of rotary pairs (i, i + head_dim/2) from the adjacent pairs (2i, 2i + 1) that this format keeps."""
-    pairs = tensor.reshape(-1, head_dim // 2, 2, *tensor.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(tensor.shape)

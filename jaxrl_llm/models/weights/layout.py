@@ -8,17 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.models import families
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
-from jaxrl_llm.models.weights import experts
 
-# module of our tree -> its name in Hugging Face files, its name in GGUF files
-_TOP = {
+# module of our tree -> its name in Hugging Face files, its name in GGUF files; families add to it and change it
+NAMES = {
     "embed": ("model.embed_tokens", "token_embd"),
     "final_norm": ("model.norm", "output_norm"),
     "unembed": ("lm_head", "output"),
-}
-_LAYER = {
     "attention_norm": ("input_layernorm", "attn_norm"),
     "q": ("self_attn.q_proj", "attn_q"),
     "k": ("self_attn.k_proj", "attn_k"),
@@ -31,27 +29,41 @@ _LAYER = {
     "up": ("mlp.up_proj", "ffn_up"),
     "down": ("mlp.down_proj", "ffn_down"),
 }
-_POST_NORMS = {  # Gemma 3 gives `post_attention_layernorm` its literal meaning
-    "attention_post_norm": ("post_attention_layernorm", "post_attention_norm"),
-    "mlp_norm": ("pre_feedforward_layernorm", "ffn_norm"),
-    "mlp_post_norm": ("post_feedforward_layernorm", "post_ffw_norm"),
-}
+_ROTATED = ("q", "k")  # modules whose rows lie in rotary pairs
 
 
 Index = tuple[slice, ...]
 Layout = Callable[[Any], Any]  # a tree of shapes -> a tree of shardings
 
 
+class Stored(NamedTuple):
+    """Where a parameter lies in one file format: rows `start` to `start + own` of the tensor `name` of `rows` rows.
+
+    With `paired` (dimensions of a head, rotated ones among them) rows lie in adjacent rotary pairs, which we keep in halves.
+    """
+
+    name: str
+    start: int
+    rows: int
+    paired: tuple[int, int] | None
+
+    def read(self, tensor: Any, own: int, index: Index) -> np.ndarray:
+        """The part `index` of the parameter's own rows, out of a tensor of which parts can be read."""
+        if self.paired is not None:
+            return halves_from_pairs(np.asarray(tensor[self.start:self.start + own]), *self.paired)[index]
+        return tensor[slice(self.start + index[0].start, self.start + index[0].stop), *index[1:]]
+
+
 class Place(NamedTuple):
-    """One stored tensor: our `path` and `layer` (None outside the stack), its names in files, its shape there.
+    """One stored tensor: our `path` and `layer` (None outside the stack), where it lies in files, its shape there.
 
     expert: which of the layer's it belongs to, if to one; GGUF files keep those of a layer as one tensor `[E, ...]`.
     """
 
     path: tuple[str, ...]
     layer: int | None
-    hf: str
-    gguf: str
+    hf: Stored
+    gguf: Stored
     shape: tuple[int, ...]
     expert: int | None = None
 
@@ -60,26 +72,60 @@ class Place(NamedTuple):
         """Files keep matrices as `[out, in]`, we keep them as `[in, out]`."""
         return self.path[-1] == "kernel"
 
+    def shape_of(self, stored: Stored) -> tuple[int, ...]:
+        """The shape of the whole tensor in which the parameter lies."""
+        return (stored.rows, *self.shape[1:])
+
 
 Read = Callable[[Place, Index], np.ndarray]
 
 
 def places(config: ModelConfig) -> Iterator[Place]:
     """All stored tensors of a model, those of one stacked parameter in a row."""
-    in_layer = {**_LAYER, **(_POST_NORMS if config.post_norms else {}), **experts.names(config.family)}
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(Transformer(config).abstract_params())[0]:
-        path = tuple(key.key for key in keys)
-        suffix = "bias" if path[-1] == "bias" else "weight"
+    family = families.by_name(config.family)
+    names = NAMES | family.names
+    leaves = {tuple(key.key for key in keys): leaf.shape for keys, leaf in
+              jax.tree_util.tree_flatten_with_path(Transformer(config).abstract_params())[0]}
+    pairs = config.head_dim, config.rotary_dim
+    paired = family.paired, family.gguf is not None and family.gguf.paired
+
+    def in_layer(path, layer, expert, form) -> Stored:
+        """Modules that share a tensor lie in it one after another, in the order of the table."""
+        _, module, kind = path
+        name, suffix = names[module][form], "bias" if kind == "bias" else "weight"
+        sharing = [other for other in names if names[other][form] == name and ("layers", other, kind) in leaves]
+        rows = [leaves["layers", other, kind][-1] for other in sharing]
+        whole = f"{('model.layers', 'blk')[form]}.{layer}.{name.format(expert)}.{suffix}"
+        in_pairs = paired[form] and module in _ROTATED
+        return Stored(whole, sum(rows[:sharing.index(module)]), sum(rows), pairs if in_pairs else None)
+
+    for path, shape in leaves.items():
         if path[0] != "layers":
-            hf, gguf = _TOP[path[0]]
-            yield Place(path, None, f"{hf}.{suffix}", f"{gguf}.{suffix}", leaf.shape)
+            hf, gguf = (Stored(f"{name}.weight", 0, shape[0], None) for name in names[path[0]])
+            yield Place(path, None, hf, gguf, shape)
             continue
-        hf, gguf = in_layer[path[1]]
-        many, shape = leaf.ndim == 4, leaf.shape[:-3:-1] if path[-1] == "kernel" else leaf.shape[1:]
+        experts = range(shape[1]) if len(shape) == 4 else (None,)
+        shape = shape[:-3:-1] if path[-1] == "kernel" else shape[1:]
         for i in range(config.num_layers):
-            for expert in range(leaf.shape[1]) if many else (None,):
-                name = f"model.layers.{i}.{hf.format(expert)}.{suffix}"
-                yield Place(path, i, name, f"blk.{i}.{gguf}.{suffix}", shape, expert)
+            for expert in experts:
+                yield Place(path, i, in_layer(path, i, expert, 0), in_layer(path, i, expert, 1), shape, expert)
+
+
+def halves_from_pairs(tensor: np.ndarray, head_dim: int, rotary_dim: int) -> np.ndarray:
+    """Rows of each head's first `rotary_dim` dimensions as pairs (i, i + rotary_dim/2) from adjacent pairs (2i, 2i + 1)."""
+    return _regrouped(tensor, head_dim, rotary_dim, (rotary_dim // 2, 2))
+
+
+def pairs_from_halves(tensor: np.ndarray, head_dim: int, rotary_dim: int) -> np.ndarray:
+    """The inverse of `halves_from_pairs`."""
+    return _regrouped(tensor, head_dim, rotary_dim, (2, rotary_dim // 2))
+
+
+def _regrouped(tensor, head_dim, rotary_dim, groups):
+    heads = tensor.reshape(-1, head_dim, *tensor.shape[1:])
+    rotated = heads[:, :rotary_dim].reshape(-1, *groups, *tensor.shape[1:]).swapaxes(1, 2)
+    rotated = rotated.reshape(-1, rotary_dim, *tensor.shape[1:])
+    return np.concatenate([rotated, heads[:, rotary_dim:]], axis=1).reshape(tensor.shape)
 
 
 def assemble(config: ModelConfig, read: Read, dtype: Any, layout: Layout | None = None) -> dict:

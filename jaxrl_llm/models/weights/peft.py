@@ -42,8 +42,8 @@ def adapters(directory: Path, config: ModelConfig) -> dict:
     scale = described.get("lora_alpha", rank) / (rank**0.5 if described.get("use_rslora") else rank)
     if not file.exists():
         raise FileNotFoundError(f"{directory} holds {CONFIG} but no {WEIGHTS}; save the adapter with safetensors")
-    targets = {place.hf.removesuffix(".weight"): place for place in layout.places(config)
-               if place.path[-1] == "kernel" and place.path[1] in lora.TARGETS}
+    targets = {place.hf.name.removesuffix(".weight"): place for place in layout.places(config)
+               if place.path[-1] == "kernel" and place.path[1] in lora.TARGETS and place.hf.rows == place.shape[0]}
     found: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in _tensors(file).items():
         match = _NAME.fullmatch(name)
@@ -54,6 +54,8 @@ def adapters(directory: Path, config: ModelConfig) -> dict:
         out, into = place.shape
         part, shape = ("a", (rank, into)) if match[3] == "A" else ("b", (out, rank))
         layout.check_shape(name, tensor.shape, shape, file)
+        if part == "b" and place.hf.paired is not None:
+            tensor = layout.halves_from_pairs(tensor, *place.hf.paired)
         stacked = found.setdefault(place.path[1], {"a": np.zeros((config.num_layers, into, rank), np.float32),
                                                    "b": np.zeros((config.num_layers, rank, out), np.float32)})
         stacked[part][place.layer] = tensor.T.astype(np.float32) * (scale if part == "a" else 1)
