@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 REPLY_LIMIT = 1 << 20  # bytes
 END_LIMIT = 15.0  # seconds for a keeper to end its processes
+CLOSE_LIMIT = 1.0  # seconds for it to end itself after its last word
 
 
 class Outcome(NamedTuple):
@@ -121,8 +122,10 @@ class Process:
             self._control.settimeout(END_LIMIT)
             try:
                 self._code = self._control.recv(16).decode() or "?"
+                self._control.settimeout(CLOSE_LIMIT)
+                self._control.recv(1)  # nothing: the kernel closes the socket when the keeper itself has gone
             except OSError:
-                self._code = "?"
+                self._code = self._code or "?"
             self._control.close()
         return self._code
 
