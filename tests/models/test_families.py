@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
+from transformers.core_model_loading import revert_weight_conversion
 
 from jaxrl_llm.generation.sampler import generate, row_keys
 from jaxrl_llm.generation.sampling import Sampling
@@ -46,6 +47,8 @@ def pulls(shape):
     return np.sin(1.0 + np.arange(np.prod(shape), dtype=np.float32)).reshape(shape)
 
 
+
+
 def torch_update(theirs, prompt_tokens, prompt_mask, tokens):
     """Log-probs of completions in plain rows, and the gradient of their weighted sum by name of the parameter."""
     rows, mask = map(torch.tensor, comparisons.as_rows(prompt_tokens, prompt_mask, tokens))
@@ -54,9 +57,11 @@ def torch_update(theirs, prompt_tokens, prompt_mask, tokens):
         -1, torch.tensor(tokens).reshape(len(rows), -1, 1))[..., 0].reshape(tokens.shape)
     theirs.zero_grad()
     (logprobs * torch.tensor(pulls(tokens.shape))).sum().backward()
-    found = {name.replace("model.language_model.", "model."): p.grad.numpy() for name, p in theirs.named_parameters()
-             if p.grad is not None}
-    return logprobs.detach().numpy(), found
+    found = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
+    if theirs.config.model_type in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"):  # one parameter for all experts of a layer
+        found = revert_weight_conversion(theirs, found)
+    return logprobs.detach().numpy(), {name.replace("model.language_model.", "model."): gradient.numpy()
+                                       for name, gradient in found.items()}
 
 
 @pytest.mark.parametrize("name", samples.SAMPLES)

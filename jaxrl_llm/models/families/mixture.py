@@ -24,16 +24,16 @@ class Mixture:
     normalize: bool | None = None
     gguf_normalize: bool = False
 
+    def renamed(self, raw: dict) -> dict:
+        """A `config.json` in which the key of the number of experts is `count`."""
+        return {self.count: raw["num_local_experts"]} | raw if "num_local_experts" in raw else raw
+
     def read(self, raw: Mapping[str, Any], file: Any) -> Experts:
-        """The experts of a `config.json`; ValueError where a key is missing, or some layers have no experts."""
+        """The experts of a `config.json` with its defaults; ValueError where some layers have no experts."""
         if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
             raise ValueError(f"{file}: mlp_only_layers={raw.get('mlp_only_layers')}, decoder_sparse_step="
                              f"{raw.get('decoder_sparse_step')} leave layers without experts; supported: experts in all "
                              "layers (an empty list, 1)")
-        raw = {self.count: raw.get("num_local_experts")} | dict(raw)
-        needed = [self.count, "num_experts_per_tok", self.size, *filter(None, [self.shared])]
-        if absent := [key for key in needed if raw.get(key) is None]:
-            raise ValueError(f"{file}: {', '.join(absent)} missing")
         normalize = raw.get("norm_topk_prob", False) if self.normalize is None else self.normalize
         return Experts(raw[self.count], raw["num_experts_per_tok"], raw[self.size], normalize=normalize,
                        shared_size=raw[self.shared] if self.shared else 0)
@@ -45,12 +45,17 @@ class Mixture:
             said["norm_topk_prob"] = experts.normalize
         return said if self.shared is None else said | {self.shared: experts.shared_size}
 
+    @property
+    def gguf_required(self) -> tuple[str, ...]:
+        """The metadata keys without which a GGUF file is refused."""
+        return ("expert_count", "expert_used_count") + (("expert_shared_feed_forward_length",) if self.shared else ())
+
     def in_gguf(self, metadata: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
         """The same keys from the metadata of a GGUF file, and from the `config.json` so far."""
-        said = {self.count: metadata.get("expert_count"), "num_experts_per_tok": metadata.get("expert_used_count"),
+        said = {self.count: metadata["expert_count"], "num_experts_per_tok": metadata["expert_used_count"],
                 self.size: metadata.get("expert_feed_forward_length", raw.get("intermediate_size")),
                 "norm_topk_prob": metadata.get("expert_weights_norm", self.gguf_normalize)}
-        return said if self.shared is None else said | {self.shared: metadata.get("expert_shared_feed_forward_length")}
+        return said if self.shared is None else said | {self.shared: metadata["expert_shared_feed_forward_length"]}
 
 
 def named(router: str, experts: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"):

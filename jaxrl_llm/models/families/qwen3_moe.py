@@ -15,7 +15,7 @@ FAMILY = Family(
     title="Qwen3-MoE",
     defaults={"vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
               "num_attention_heads": 32, "num_key_value_heads": 4, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6,
-              "layer_types": windows},
+              "layer_types": windows, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
     keys=ATTENTION_BIAS,
     fixed={"qk_norm": True},
     layer_types=True,

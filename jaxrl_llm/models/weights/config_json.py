@@ -26,6 +26,7 @@ def config_from(raw: Mapping[str, Any], file: Any = "config.json") -> ModelConfi
 def of_family(family: Family, raw: Mapping[str, Any], file: Any) -> ModelConfig:
     """As `config_from`, of a known family: its defaults, its refusals, then every field from its key."""
     raw = rope_json.lifted(family.prepare(dict(raw)))
+    raw = raw if family.mixture is None else family.mixture.renamed(raw)
     raw = _with_defaults(family, raw)
     _refuse(family, raw, file)
     keys = {field: family.key(field) for field in family.fields()}

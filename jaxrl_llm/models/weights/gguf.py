@@ -116,7 +116,8 @@ def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any, f
         own["attention.key_length"] = own["rope.dimension_count"]
     keys = _KEYS | family.gguf.keys
     raw = {theirs: _shared(own[key], f"{family.gguf.architecture}.{key}", file) for key, theirs in keys.items() if key in own}
-    if absent := [key for key in (*_REQUIRED, *family.gguf.required) if key not in own]:
+    needed = (*_REQUIRED, *family.gguf.required, *(family.mixture.gguf_required if family.mixture is not None else ()))
+    if absent := [key for key in needed if key not in own]:
         raise ValueError(f"{file}: metadata key '{family.gguf.architecture}.{absent[0]}' is missing")
     raw |= {"model_type": family.name, "vocab_size": shapes["token_embd.weight"][0],
             "tie_word_embeddings": "output.weight" not in shapes,
