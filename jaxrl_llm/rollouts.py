@@ -4,6 +4,7 @@ Axes: `P` prompts in the batch, `G` rollouts per prompt, `S` prompt tokens, `T` 
 All shapes are static. What varies in length is padded; `mask` and `valid` say what is real.
 """
 
+import enum
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
+
+
+class Role(enum.IntEnum):
+    """Who wrote a token: the policy, which learns from it, or someone else, whose tokens it reads."""
+
+    POLICY = 0
+    ENVIRONMENT = 1
+    HINT = 2
+    EXPERT = 3
+    PROMPT = 4
 
 
 class Prompts(struct.PyTreeNode):

@@ -6,6 +6,7 @@ To add a method, write one `Method(...)` into the `ROWS` of the family's file in
 found by itself). `python -m jaxrl_llm.methods` prints the table, `--write docs/methods.md` renews the page.
 """
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -14,14 +15,14 @@ from typing import Any
 
 from jaxrl_llm import advantages, objectives, registry
 from jaxrl_llm.advantages import Estimator
-from jaxrl_llm.methods import page
+from jaxrl_llm.methods import page, provision
 from jaxrl_llm.methods.base import Method
 from jaxrl_llm.objectives import Objective
 
 
 def _families() -> dict[str, tuple[Method, ...]]:
     """Family name -> rows, from every module of this folder that has `ROWS`."""
-    others = ("__main__", "base", "page")
+    others = ("__main__", "base", "page", "provision")
     found = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in others)
     families = {name: importlib.import_module(f"{__name__}.{name}").ROWS for name in found}
     slugs = [row.slug for rows in families.values() for row in rows]
@@ -36,18 +37,26 @@ METHODS = {row.slug: row for rows in FAMILIES.values() for row in rows}
 
 
 def names() -> list[str]:
-    """All methods of the catalogue, sorted, also those that lack a part."""
+    """All methods of the catalogue, sorted, also those that no run provides for yet."""
     return sorted(METHODS)
 
 
 def get(slug: str) -> Method:
-    """The row of `slug`; ValueError (nearest match) if there is none, NotImplementedError if a part is missing."""
+    """The row of `slug`; ValueError (nearest match) if there is none."""
     if slug not in METHODS:
         raise registry.unknown("method", slug, METHODS)
-    method = METHODS[slug]
-    if method.missing:
-        raise NotImplementedError(f"method {slug!r} is listed but cannot run yet: {method.missing}")
-    return method
+    return METHODS[slug]
+
+
+@functools.cache
+def lacks(slug: str) -> tuple[provision.Lack, ...]:
+    """What a method needs that no run provides, and who could; nothing for those that run."""
+    return tuple(provision.lacks(get(slug), *build(slug, max_len=1024, feature_size=67)))
+
+
+def runnable() -> list[str]:
+    """The methods that run by name, sorted."""
+    return [slug for slug in names() if not lacks(slug)]
 
 
 def build(
@@ -80,4 +89,4 @@ def build(
 
 def markdown() -> str:
     """The catalogue as a Markdown page."""
-    return page.markdown(FAMILIES)
+    return page.markdown(FAMILIES, lacks)

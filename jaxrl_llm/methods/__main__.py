@@ -17,7 +17,8 @@ def main() -> None:
     for family, rows in methods.FAMILIES.items():
         print(f"\n{family}")
         for row in sorted(rows, key=lambda row: row.slug):
-            state = f"   [missing: {row.missing}]" if row.missing else ""
+            wanting = ", ".join(lack.what for lack in methods.lacks(row.slug))
+            state = f"   [needs {wanting}]" if wanting else ""
             print(f"  {row.slug:20} {row.estimator[0]:14} {row.objective[0]:14} {row.equation}{state}")
 
 

@@ -2,9 +2,6 @@
 
 from jaxrl_llm.methods.base import Method
 
-TURNS = "a multi-turn sampler that records every turn as a row with these ids"
-TREE = "a tree sampler that records every node as a row with these ids"
-
 ROWS = (
     Method(
         slug="gigpo",
@@ -15,7 +12,6 @@ ROWS = (
         objective=("ppo_clip", {"kl_coef": 0.01, "aggregation": "seq_mean_token_mean"}),
         needs=("step_rewards", "traj", "step", "obs"),
         defaults={"group_size": 8},
-        missing=TURNS,
     ),
     Method(
         slug="hgpo",
@@ -26,7 +22,6 @@ ROWS = (
         objective=("ppo_clip", {"kl_coef": 0.01, "aggregation": "seq_mean_token_mean"}),
         needs=("step_rewards", "traj", "step", "obs"),
         defaults={"group_size": 8},
-        missing=TURNS,
     ),
     Method(
         slug="salt",
@@ -36,7 +31,6 @@ ROWS = (
         estimator=("salt", {}),
         objective=("ppo_clip", {"aggregation": "seq_mean_token_mean"}),
         needs=("traj", "step", "obs", "act", "next_obs"),
-        missing=TURNS,
     ),
     Method(
         slug="ui_s1",
@@ -48,7 +42,6 @@ ROWS = (
         needs=("step_rewards", "traj", "step", "match"),
         filters=("ui_s1",),
         defaults={"group_size": 8},
-        missing="a sampler that walks along recorded trajectories and patches mismatches",
     ),
     Method(
         slug="spiral",
@@ -59,7 +52,6 @@ ROWS = (
         objective=("reinforce", {}),
         needs=("game", "role", "step"),
         defaults={"epochs": 1},
-        missing="a two-player game sampler that records every turn as a row with these ids",
     ),
     Method(
         slug="dr_mas",
@@ -69,7 +61,6 @@ ROWS = (
         estimator=("dr_mas", {}),
         needs=("agent",),
         defaults={"group_size": 8},
-        missing="a multi-agent sampler that records every call as a row with these ids",
     ),
     Method(
         slug="multi_context_grpo",
@@ -80,7 +71,6 @@ ROWS = (
         objective=("multi_context_grpo", {}),
         needs=("traj",),
         defaults={"group_size": 5},
-        missing="a sampler of several conversations per trajectory, each a row with this id",
     ),
     Method(
         slug="rank_grpo",
@@ -91,7 +81,6 @@ ROWS = (
         objective=("rank_grpo", {}),
         needs=("hits", "ranks", "eos"),
         defaults={"group_size": 8},
-        missing="a task whose answers are ranked lists, with their items located in the tokens",
     ),
     Method(
         slug="portool",
@@ -101,7 +90,6 @@ ROWS = (
         estimator=("portool", {}),
         objective=("ppo_clip", {"aggregation": "seq_mean_token_mean"}),
         needs=("step_ids", "path", "format_rewards"),
-        missing="a tree sampler that records the nodes of every path",
     ),
     Method(
         slug="branchgrpo_depthwise",
@@ -111,7 +99,6 @@ ROWS = (
         estimator=("branchgrpo_depthwise", {}),
         needs=("node", "parent"),
         defaults={"group_size": 16},
-        missing=TREE,
     ),
     Method(
         slug="mars2_path_adv",
@@ -124,7 +111,6 @@ ROWS = (
         filters=("mars2_path_adv",),
         defaults={"group_size": 8},
         omits="the overlong buffer, which is a part of the reward (`soft_overlong`)",
-        missing=TREE,
     ),
     Method(
         slug="step_apo",
@@ -135,7 +121,6 @@ ROWS = (
         objective=("step_apo", {}),
         needs=("final",),
         defaults={"epochs": 3},
-        missing="a tree search whose siblings are the group and whose node values are the rewards",
     ),
     Method(
         slug="lightningrl",

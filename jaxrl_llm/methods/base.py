@@ -34,8 +34,8 @@ class Method:
     `arxiv`: paper ids. `estimator`, `objective`: (name, hyper-parameters that differ from the factory's defaults).
     `needs`: fields of `Rollouts`, or entries of its `extras`, that the run has to record beyond what the parts say.
     `filters`, `controllers`: parts of `jaxrl_llm.control` by name. `defaults`: what the paper sets outside the parts,
-    by the names in `DEFAULTS`. `equation`: its idea in one line. `missing`: why it cannot run yet. `omits`: what the
-    published method has beyond this row, which runs without it.
+    by the names in `DEFAULTS`. `equation`: its idea in one line. `omits`: what the published method has beyond this
+    row. Whether a row can run follows from its needs, see `jaxrl_llm.methods.provision`.
     """
 
     slug: str
@@ -48,5 +48,4 @@ class Method:
     filters: tuple[str, ...] = ()
     controllers: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    missing: str | None = None
     omits: str | None = None

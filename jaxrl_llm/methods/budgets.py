@@ -32,7 +32,6 @@ ROWS = (
         arxiv=("2505.02391",),
         equation="n_i ~ g_i / sqrt(p_i + alpha / p_i^(beta - 1))",
         controllers=("gvm_raft",),
-        missing="gradient norms of a pilot batch (control.gvm_raft says how to split by them)",
     ),
     Method(
         slug="reinforce_ada",

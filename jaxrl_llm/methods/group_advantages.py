@@ -50,7 +50,6 @@ ROWS = (
         objective=DAPO_LOSS,
         needs=("flawed",),
         defaults={"group_size": 8},
-        missing="a judge that marks flawed solutions",
     ),
     Method(
         slug="xrpo_advantage",
@@ -120,7 +119,6 @@ ROWS = (
         objective=("ppo_clip", {"aggregation": "seq_mean_token_mean"}),
         controllers=("success_replay", "pass_rate"),
         defaults={"group_size": 5},
-        missing="a trainer that replays successes and prunes prompts between epochs",
     ),
     Method(
         slug="rapo_advantage",
@@ -203,7 +201,6 @@ ROWS = (
         objective=("ppo_clip", {"clip_high": 0.28}),
         needs=("tool_calls", "tool_errors", "answer_blocks", "turns", "malformed"),
         defaults={"group_size": 32},
-        missing="counts of tool calls, tool errors, answers and turns",
     ),
     Method(
         slug="scalerl",

@@ -14,7 +14,6 @@ ROWS = (
         needs=("step_ids",),
         filters=("simpletir_filter",),
         defaults={"group_size": 16},
-        missing="multi-turn generation with tools",
     ),
     Method(
         slug="pacs",
@@ -34,7 +33,6 @@ ROWS = (
         objective=("luffy", {}),
         needs=("expert",),
         defaults={"group_size": 8, "expert_traces": 1, "entropy_coef": 0.001},
-        missing="expert traces placed into the groups",
     ),
     Method(
         slug="rl_plus",
@@ -45,7 +43,6 @@ ROWS = (
         objective=("rl_plus", {}),
         needs=("expert", "old_logprobs"),
         defaults={"group_size": 8, "expert_traces": 1, "entropy_coef": 0.001},
-        missing="expert traces placed into the groups",
     ),
     Method(
         slug="chord",
@@ -56,7 +53,6 @@ ROWS = (
         objective=("chord", {}),
         needs=("expert",),
         defaults={"group_size": 8},
-        missing="expert traces in the batch",
     ),
     Method(
         slug="chord_mu",
@@ -67,7 +63,6 @@ ROWS = (
         objective=("chord", {"weighting": "none", "warmup": 0, "decay": 200, "peak": 0.9, "valley": 0.05}),
         needs=("expert",),
         defaults={"group_size": 8},
-        missing="expert traces in the batch",
     ),
     Method(
         slug="chord_phi",
@@ -78,7 +73,6 @@ ROWS = (
         objective=("chord", {"warmup": 0, "decay": 1, "peak": 0.1, "valley": 0.1}),
         needs=("expert",),
         defaults={"group_size": 8},
-        missing="expert traces in the batch",
     ),
     Method(
         slug="remix",
@@ -89,7 +83,6 @@ ROWS = (
         needs=("behavior_logprobs", "old_logprobs", "ref_logprobs"),
         controllers=("remix",),
         defaults={"epochs": 2},
-        missing="a buffer of rollouts of earlier policies",
     ),
     Method(
         slug="r3l",
@@ -101,7 +94,6 @@ ROWS = (
         needs=("step_ids", "retry_step"),
         controllers=("r3l",),
         defaults={"group_size": 8},
-        missing="multi-turn generation with retries from a step",
     ),
     Method(
         slug="kepo",
@@ -113,7 +105,6 @@ ROWS = (
         needs=("teacher_logprobs",),
         controllers=("kepo",),
         defaults={"group_size": 8, "epochs": 1},
-        missing="a teacher that scores the rollouts and writes hints",
     ),
     Method(
         slug="karl_oapl",
@@ -136,7 +127,6 @@ ROWS = (
         objective=("otr", {}),
         needs=("targets",),
         defaults={"group_size": 256, "epochs": 1, "temperature": 1.3},
-        missing="a sampler of single tokens along expert text",
     ),
     Method(
         slug="sil",
@@ -146,7 +136,6 @@ ROWS = (
         estimator=("sil", {}),
         objective=("sil", {}),
         needs=("returns", "values", "replay_weights"),
-        missing="a prioritised replay buffer",
     ),
     Method(
         slug="spear",
@@ -157,6 +146,5 @@ ROWS = (
         objective=("spear", {}),
         needs=("old_logprobs", "reward_baseline", "age"),
         controllers=("spear",),
-        missing="a replay buffer",
     ),
 )

@@ -160,6 +160,5 @@ ROWS = (
         objective=("vcpo", {}),
         needs=("score_sq_norms",),
         defaults={"prompts": 32, "group_size": 16},
-        missing="gradient norms of single completions; a learning rate multiplied by the metric `step_scale`",
     ),
 )

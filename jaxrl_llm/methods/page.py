@@ -3,10 +3,11 @@
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxrl_llm import control
 from jaxrl_llm.methods.base import DEFAULTS, Method, Part
+from jaxrl_llm.methods.provision import Lack
 
 HEAD = """# Methods
 
@@ -15,8 +16,9 @@ Written by `python -m jaxrl_llm.methods --write docs/methods.md`; do not edit by
 *Setting* is what the paper sets outside the loss: {names}. The trainer takes `epochs` and `minibatches` from here where its
 configuration leaves them 0 (1 where the row says nothing), `pretrain_steps` where that is -1 and `budget` where that is
 empty; the others are for whoever writes a configuration.
-*Also needs* names what a run has to record, then the filters and controllers of `jaxrl_llm.control`. A row with **missing**
-cannot be run by the trainer; one with *omits* runs, without that part of the published method.
+*Also needs* names what a run has to record, then the filters and controllers of `jaxrl_llm.control`. A row with **not provided**
+cannot be run by name yet: no run provides what it names, which the part in brackets would; its estimator and objective work in
+your own loop. A row with *omits* goes without that part of the published method. Both follow from what the parts say they need.
 """
 
 CONTROL = """## Parts of `jaxrl_llm.control`
@@ -27,13 +29,13 @@ functions from `jaxrl_llm.control.<module>`; of those the trainer calls `prompt_
 """
 
 
-def markdown(families: Mapping[str, tuple[Method, ...]]) -> str:
-    """The page of these families of rows."""
+def markdown(families: Mapping[str, tuple[Method, ...]], lacks: Callable[[str], Sequence[Lack]]) -> str:
+    """The page of these families of rows; `lacks(slug)` is what a method needs that no run provides."""
     names = ", ".join(f"`{name}` ({meaning})" for name, meaning in DEFAULTS.items())
     lines = [HEAD.format(names=names)]
     for family, rows in families.items():
         columns = ("method", "paper", "estimator", "objective", "equation", "setting", "also needs")
-        cells = [_cells(row) for row in sorted(rows, key=lambda row: row.slug)]
+        cells = [_cells(row, lacks(row.slug)) for row in sorted(rows, key=lambda row: row.slug)]
         lines += [f"## {family.replace('_', ' ').capitalize()}", "", *_table(columns, cells), ""]
     return "\n".join([*lines, CONTROL, *_table(("module", "what it is for", "parts"), _control_rows()), ""])
 
@@ -43,9 +45,10 @@ def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[st
     return [line(columns), "|" + "---|" * len(columns), *(line(row) for row in rows)]
 
 
-def _cells(row: Method) -> tuple[str, ...]:
+def _cells(row: Method, lacks: Sequence[Lack]) -> tuple[str, ...]:
     notes = [f"`{name}`" for name in (*row.needs, *row.filters, *row.controllers)]
-    notes += [f"**missing: {row.missing}**"] if row.missing else []
+    if lacks:
+        notes.append(f"**not provided: {', '.join(f'`{lack.what}` ({lack.who})' for lack in lacks)}**")
     notes += [f"*omits {row.omits}*"] if row.omits else []
     return (f"`{row.slug}` {row.title}", ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in row.arxiv),
             _call(row.estimator), _call(row.objective), f"`{row.equation}`",

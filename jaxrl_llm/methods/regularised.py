@@ -31,7 +31,6 @@ ROWS = (
         filters=("spear_clip",),
         controllers=("spear", "spear_clip"),
         defaults={"buffer": 2048, "max_age": 10, "tool_reward_decay": 200},
-        missing="a replay buffer",
     ),
     Method(
         slug="aepo_clip",
@@ -142,7 +141,6 @@ ROWS = (
         filters=("dynamic_sampling",),
         controllers=("prorl",),
         defaults={"group_size": 16, "temperature": 1.2},
-        missing="a loop that replaces the reference and clears the optimiser when control.prorl says so",
     ),
     Method(
         slug="t1",
@@ -153,7 +151,6 @@ ROWS = (
         objective=("t1", {}),
         controllers=("t1",),
         defaults={"group_size": 64, "temperature": 1.2},
-        missing="a reference that follows the policy as control.t1 does",
     ),
     Method(
         slug="oneshot_entropy",
@@ -170,6 +167,5 @@ ROWS = (
         arxiv=("2506.13284",),
         equation="T with mean entropy of softmax(logits / T) = 0.3; GRPO otherwise",
         controllers=("acereason_temperature",),
-        missing="a temperature that changes during a run, and the logits of a pilot batch to choose it by",
     ),
 )

@@ -48,7 +48,6 @@ ROWS = (
         estimator=("oprl", {}),
         needs=("prm_logprobs", "step_ids"),
         defaults={"group_size": 8},
-        missing="an implicit process reward model and multi-turn rollouts",
     ),
     Method(
         slug="gopd",
@@ -59,7 +58,6 @@ ROWS = (
         objective=("gopd", {}),
         needs=("teacher_logprobs", "base_logprobs"),
         defaults={"group_size": 1},
-        missing="log-probs of a teacher and a base model",
     ),
     Method(
         slug="exopd",
@@ -70,7 +68,6 @@ ROWS = (
         objective=("gopd", {}),
         needs=("teacher_logprobs", "teacher_id", "base_logprobs"),
         defaults={"group_size": 1},
-        missing="log-probs of teachers and a base model",
     ),
     Method(
         slug="advevo_baseline",
@@ -79,7 +76,6 @@ ROWS = (
         equation="A = R - mean R of the agents with the same function",
         estimator=("advevo_baseline", {}),
         needs=("functional_group",),
-        missing="multi-agent rollouts",
     ),
     Method(
         slug="adhint_advantage",
@@ -88,7 +84,6 @@ ROWS = (
         equation="A = z (1 +- lam max(0, mean aided r - mean unaided r)), hint tokens by entropy",
         estimator=("adhint_advantage", {}),
         needs=("hinted", "hint_mask"),
-        missing="rollouts that begin with a hint",
     ),
     Method(
         slug="asym_re",
@@ -127,7 +122,6 @@ ROWS = (
         objective=("ppo_clip", {"aggregation": "fixed_length", "max_len": 64}),
         needs=("target_weights",),
         defaults={"group_size": 8},
-        missing="image prompts with target boxes",
     ),
     Method(
         slug="swe_rl_reward",
@@ -136,8 +130,8 @@ ROWS = (
         equation="r = mean over files of 2 matches / (characters of both diffs), -1 for a bad format",
         estimator=("swe_rl_reward", {}),
         objective=("ppo_clip", {"aggregation": "seq_mean_token_mean"}),
+        needs=("repository",),
         defaults={"group_size": 16},
-        missing="a task of repository edits (the reward is jaxrl_llm.rewards.swe_rl)",
     ),
     Method(
         slug="reinforce_rej",

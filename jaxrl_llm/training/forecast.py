@@ -1,5 +1,6 @@
 """What a run is going to need on the devices it has, told before its first step."""
 import warnings
+from collections.abc import Set
 
 import jax
 import psutil
@@ -16,7 +17,7 @@ _KINDS = {"NVIDIA H100": "h100", "NVIDIA H200": "h200", "NVIDIA A100": "a100-80"
 _CERTAIN = 1.25  # estimates are within 25% of what compilers allocate
 
 
-def work_of(config: ConfigDict, prompt_tokens: int, needs: set[str], critic: bool) -> plan.Work:
+def work_of(config: ConfigDict, prompt_tokens: int, needs: Set[str], critic: bool) -> plan.Work:
     """The step of a resolved configuration; `needs`, the fields of `Rollouts` that its method reads."""
     c, learner = config, config.learner
     several = learner.epochs * learner.minibatches > 1 or "old_logprobs" in needs or "features" in needs
@@ -44,13 +45,14 @@ def forecast(run: Run) -> list[tuple[str, str]]:
       ValueError: the run does not fit its accelerators, by more than the estimate may be wrong; says what to change. It is a
         warning where it is a matter of less, and on CPUs, whose memory swap extends.
     """
-    c, own = run.policy.model.config, run.mesh.local_devices[0]
+    c, mesh = run.learner.policy.model.config, run.learner.mesh
+    own, critic = mesh.local_devices[0], run.learner.estimator.value_targets is not None
     device = device_of(own)
-    w = work_of(run.config, run.prompt_tokens, run.needs, run.critic is not None)
-    found = plan.estimate(c, w, run.mesh.shape)
+    w = work_of(run.config, run.source.sampler.prompt_tokens, run.needs, critic)
+    found = plan.estimate(c, w, mesh.shape)
     if not found.fits(device):
         try:
-            plan.check(c, w, device, run.mesh.size, run.mesh.shape)
+            plan.check(c, w, device, mesh.size, mesh.shape)
         except ValueError as error:
             if own.platform != "cpu" and found.peak > _CERTAIN * plan.USABLE * device.memory:
                 raise
@@ -58,5 +60,5 @@ def forecast(run: Run) -> list[tuple[str, str]]:
     operations = sum(plan.step_flops(c, w).values())
     rows = [("memory per device, estimated", f"{found.updating / 1e9:.2f} GB updating, {found.sampling / 1e9:.2f} GB sampling, "
              f"of {device.memory / 1e9:.1f}"), ("operations per step", f"{operations / 1e12:.3g} TFLOP")]
-    seconds = sum(plan.ideal_seconds(c, w, run.mesh.shape, device).values())
+    seconds = sum(plan.ideal_seconds(c, w, mesh.shape, device).values())
     return rows if seconds != seconds else [*rows, ("seconds per step, at least", f"{seconds:.2f} (bfloat16 peak)")]

@@ -1,397 +1,47 @@
-"""The loop: sample, score, estimate, update; evaluate and save now and then. Everything it calls is a pure step."""
+"""A run from its first step to its last: steps by schedule; evaluation, pages and checkpoints now and then."""
 import contextlib
-import dataclasses
 import errno
-import functools
 import io
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxrl_llm import control, parallel
-from jaxrl_llm.advantages.base import Estimator
-from jaxrl_llm.descent import keep_finite
-from jaxrl_llm.evaluation.accuracy import Accuracy, bootstrap_mean, pass_at_k
-from jaxrl_llm.rollouts import Rollouts, take
-from jaxrl_llm.tasks.loader import Batches, batches
-from jaxrl_llm.training import offload, preemption, prior, rollout, rounds, setup
+from jaxrl_llm import parallel
+from jaxrl_llm.rollouts import Role
+from jaxrl_llm.tasks.loader import batches
+from jaxrl_llm.training import offload, preemption, schedules, setup
 from jaxrl_llm.training import workdir as folders
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.config import arithmetic_table
 from jaxrl_llm.training.forecast import forecast
+from jaxrl_llm.training.heldout import Evaluation, evaluate
 from jaxrl_llm.training.lock import locked
 from jaxrl_llm.training.metrics import MetricWriter, PhaseTimer, host_memory
+from jaxrl_llm.training.pages import lessons, write_page
 from jaxrl_llm.training.plots import draw_or_warn, plot_curves
 from jaxrl_llm.training.progress import Progress
-from jaxrl_llm.training.samples import per_token, write_samples
+from jaxrl_llm.training.schedules import Step
 from jaxrl_llm.training.state import TrainState
-from jaxrl_llm.training.step import adam_noise
 from jaxrl_llm.training.tracking import tracked
 from jaxrl_llm.training.value_plots import plot_history
 from jaxrl_llm.training.warmup import imitate
 from jaxrl_llm.training.workdir import Workdir, check_agreement, open_workdir, records
-from jaxrl_llm.values.critic import metrics as value_metrics
 
-# Folded into the run's key, or into that of a step: draws of these streams never coincide with those of a sampling round.
-_EVAL_STREAM = 2**31 - 1
-_SHUFFLE_STREAM = 2**31 - 2
-_ORACLE_ROUND = 2**20
-
-
-class TrainingDiverged(RuntimeError):
-    """Too many updates in a row had a loss or gradient that was not finite."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """Held-out performance of one policy."""
-
-    accuracy: Accuracy
-    any_right: float
-    length: float
-    truncated: float
-    sampled: rollout.Sampled
-
-    def metrics(self) -> dict[str, float]:
-        return {"eval/accuracy": self.accuracy.mean, "eval/accuracy_low": self.accuracy.low,
-                "eval/accuracy_high": self.accuracy.high, "eval/pass_at_group": self.any_right,
-                "eval/length": self.length, "eval/truncated": self.truncated}
-
-
-def held_out(source, problems: int) -> list:
-    """`problems` of `source`, or all if there are fewer, drawn with a fixed seed.
-
-    Sources are often sorted: their first problems are no fair sample. Every run is measured on the same ones.
-    """
-    return [source[int(i)] for i in np.random.default_rng(0).permutation(len(source))[:problems]]
-
-
-def evaluate(run: setup.Run, params, lora, *, problems: int, key, timer=None, temperature: float | None = None) -> Evaluation:
-    """Samples a group for each of `problems` held-out problems, through the compiled training sampler."""
-    c, timer = run.config, timer or PhaseTimer()
-    rows = rollout.fitting_problems(held_out(run.task.heldout, problems), run.tokenizer, run.prompt_tokens, c.prompts.overlong)
-    if not rows:
-        raise ValueError(f"no held-out prompt fits in prompts.max_tokens={run.prompt_tokens}; raise it")
-    generate, parts = run.sampler(params, lora, temperature), []
-    for start in range(0, len(rows), c.prompts.per_step):
-        parts.append(rollout.sample(
-            generate, rows[start:start + c.prompts.per_step], jax.random.fold_in(key, start), timer=timer,
-            prompt_tokens=run.prompt_tokens, prompts=c.prompts.per_step, group=c.sampling.group,
-            tokenizer=run.tokenizer, reward=run.reward, stop_strings=c.sampling.stop_strings))
-    sampled = rollout.concatenate(parts)
-    first_component = sampled.scores.components[:, 0].reshape(sampled.rewards.shape)
-    facts = rollout.metrics_of(sampled)
-    return Evaluation(bootstrap_mean(first_component), pass_at_k(first_component > 0.5, c.sampling.group),
-                      facts["completion/length"], facts["completion/truncated"], sampled)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expected):
-    """bool[P]: the prompts that an estimator samples again, by what was `expected` of them (None: it does not ask)."""
-    rollouts = Rollouts(mask=valid[..., None], valid=valid, rewards=rewards, extras={"prior": expected})
-    return estimator.wants_more(rollouts, first, most)
-
-
-def expectations(run: setup.Run, state: TrainState, rows, draw) -> prior.Facts:
-    """What is known of these prompts before they are sampled: the facts that the prior reads, and what it makes of them.
-
-    A prior that asks the policy itself may do so by `draw(rows, round) -> Sampled`.
-    """
-    facts = run.prior.read(rows, state.params, state.lora)
-    if run.prior.draws:
-        owner = np.resize(np.arange(len(rows)), run.config.prompts.per_step)
-        found = np.mean([draw(owner, _ORACLE_ROUND + i).rewards.mean(1) for i in range(run.prior.draws)], axis=0)
-        facts["sampled"] = (np.bincount(owner, found) / np.bincount(owner)).astype(np.float32)
-    return {**facts, "expected": parallel.fetch(prior.predict(run.prior, state.prior, facts))}
-
-
-def sample_groups(run: setup.Run, state: TrainState, generate, rows, key_of, timer) -> rollout.Sampled:
-    """Completions of these prompts, by the budget of each if there are budgets.
-
-    Round n, for those that the estimator wants more of, is drawn with `key_of(n)`.
-    """
-    c, most = run.config, run.rounds * run.config.sampling.group
-
-    def draw(chosen, number):
-        return rollout.sample(
-            generate, [rows[i] for i in chosen], key_of(number), timer=timer, prompt_tokens=run.prompt_tokens,
-            prompts=c.prompts.per_step, group=c.sampling.group, tokenizer=run.tokenizer, reward=run.reward,
-            stop_strings=c.sampling.stop_strings)
-
-    if run.rounds == 1 and run.prior is None:
-        return draw(range(len(rows)), 0)
-    known = {} if run.prior is None else expectations(run, state, rows, draw)
-    if run.budget:
-        owner = np.repeat(np.arange(len(rows)), run.shares(known["expected"]))
-        sampled, valid = rounds.merge(draw(owner, 0), owner)
-        known = jax.tree.map(lambda x: x[np.unique(owner)], known)
-        return dataclasses.replace(rounds.widen(sampled, valid, most), prior=known)
-
-    def wants(rewards, valid):
-        room = ((0, 0), (0, most - valid.shape[1]))  # one shape for all rounds
-        rewards, valid = np.pad(rewards, room), np.pad(valid, room)
-        return wants_more(run.estimator, c.sampling.group, most, rewards, valid, known.get("expected"))
-
-    sampled, valid = rounds.in_rounds(draw, wants, len(rows), run.rounds)
-    return dataclasses.replace(rounds.widen(sampled, valid, most), prior=known or None)
-
-
-def collect(run: setup.Run, state: TrainState, data: Batches, timer) -> tuple[rollout.Sampled, dict[str, float]]:
-    """One batch of rollouts; with filters, rounds of generation until enough prompts pass (or `sampling.max_rounds`)."""
-    c = run.config
-    P, key = run.drawn_prompts, jax.random.fold_in(state.key, state.step)
-    generate, kept, drawn, facts = run.sampler(state.params, state.lora), [], [], {}
-    filters = [control.make_filter(name) for name in run.method.filters]
-    attempts = c.sampling.max_rounds if filters else 1
-    for number in range(attempts):
-        rows = []
-        for _ in range(100):
-            rows += rollout.fitting_problems(next(data), run.tokenizer, run.prompt_tokens, c.prompts.overlong,
-                                             run.readers)
-            if len(rows) >= P:
-                break
-        if not rows:
-            raise ValueError(f"no prompt of 100 batches fits in prompts.max_tokens={run.prompt_tokens}; raise it")
-        key_of = lambda again: jax.random.fold_in(key, again * attempts + number)  # noqa: B023, E731
-        sampled = sample_groups(run, state, generate, rows[:P], key_of, timer)
-        drawn.append(sampled)
-        keep, found = np.ones(len(sampled.problems), bool), len(sampled.problems)
-        for one in filters:
-            keep &= np.asarray(one.keep(rollout.to_rollouts(sampled, c.sampling.max_tokens, found, int(state.step))))
-        kept.append(rollout.select(sampled, keep))
-        if sum(len(part.problems) for part in kept) >= P:
-            break
-    facts = rollout.metrics_of(rollout.concatenate(drawn))
-    if filters:
-        facts |= {"filter/rounds": float(len(drawn)),
-                  "filter/kept": sum(len(p.problems) for p in kept) / sum(len(p.problems) for p in drawn)}
-    together = rollout.concatenate(kept)
-    first = np.arange(len(together.problems)) < P
-    return rollout.select(together, first), facts
-
-
-def mean_metrics(updates: list[dict]) -> dict[str, float]:
-    """Metrics of the updates of a step as one: means, maxima for names in `max/`, the last value of the running count.
-
-    None of a step without updates, whose rollouts the method dropped.
-    """
-    if not updates:
-        return {}
-    whole = {name: float((np.max if name.startswith("max/") else np.mean)([found[name] for found in updates]))
-             for name in updates[0]}
-    return whole | {"skipped_updates": float(updates[-1]["skipped_updates"])}
-
-
-def record_values(run: setup.Run, state: TrainState, batch: Rollouts, alone: bool) -> tuple[Rollouts, dict]:
-    """The batch with the critic's `values` and `value_targets` (f32[P, G, T]) in its extras, and how good the values are.
-
-    Both are fixed for all updates of the step. A critic that is trained `alone` is fitted to the returns that were seen.
-    """
-    if run.critic is None:
-        return batch, {}
-    values = run.values(state.critic.params, (state.params, state.lora), batch)
-    batch = batch.replace(extras={**batch.extras, "values": values})
-    targets_of = jax.jit(run.estimator.value_targets, static_argnums=1)
-    returns = targets_of(batch, True)
-    targets = returns if alone else targets_of(batch, False)
-    batch = batch.replace(extras={**batch.extras, "value_targets": targets})
-    facts = jax.device_get(jax.jit(value_metrics)(values, returns, batch.token_mask))
-    return run.place(batch), facts
-
-
-def update(run: setup.Run, state: TrainState, part: Rollouts, advantages, alone: bool) -> tuple[TrainState, dict]:
-    """One optimiser step of the critic, if there is one, then of the policy, unless the critic is trained `alone`.
-
-    Where `advantages` is None, the update estimates them itself.
-    """
-    found = {}
-    if run.critic is not None:
-        critic, found = run.fit(state.critic, (state.params, state.lora), part)
-        state = state.replace(critic=critic)
-    if alone:
-        return state, found | {"skipped_updates": state.skipped}
-    state, learned = run.joint(state, part) if advantages is None else run.update(state, part, advantages)
-    return state, found | learned
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def estimate(estimator: Estimator, mesh: Mesh, batch: Rollouts, state):
-    """`(advantages, state, metrics)` of an estimator; its state stays laid out by the partition table, and finite."""
-    advantages, new = estimator.update(batch, state)
-    new = keep_finite(new, state)
-    told = {} if estimator.metrics is None else estimator.metrics(batch, advantages, state)
-    return advantages, jax.lax.with_sharding_constraint(new, parallel.tree_shardings(new, mesh)), told
-
-
-def measure(run: setup.Run, state: TrainState, sampled: Rollouts, reference) -> Rollouts:
-    """The batch with what the method needs of forward passes."""
-    batch = sampled
-    if run.joint is None and "features" in run.needs:
-        logprobs, entropies, features = run.capture(state.params, state.lora, sampled)
-        batch = batch.replace(old_logprobs=logprobs, entropies=entropies, features=features)
-    elif run.updates_per_step > 1 or "old_logprobs" in run.needs:
-        logprobs, entropies = run.score(state.params, state.lora, texts_of(sampled))
-        batch = batch.replace(old_logprobs=logprobs, entropies=entropies)
-    if "ref_logprobs" in run.needs:  # with adapters the reference is the model without them
-        frozen = offload.near(run.config, "reference", reference) if state.lora is None else state.params
-        batch = batch.replace(ref_logprobs=run.score(frozen, None, texts_of(sampled))[0])
-    return batch
-
-
-def texts_of(batch: Rollouts) -> Rollouts:
-    """What log-probs are computed from: one program scores a batch, whatever else is known of it."""
-    return Rollouts(mask=batch.mask, valid=batch.valid, tokens=batch.tokens, prompt_tokens=batch.prompt_tokens,
-                    prompt_mask=batch.prompt_mask, filled=batch.filled)
-
-
-def score(run: setup.Run, state: TrainState, sampled: Rollouts, reference, alone: bool):
-    """Everything the updates of a batch need beside it: `(state, batch, advantages, metrics)`.
-
-    Advantages are None where the update makes them in its own forward pass (`run.joint`).
-    """
-    if run.rounds > 1:  # advantages of whole groups, which differ in size; all else in rows of one size, as few as hold them
-        placed = run.place(sampled)
-        advantages, estimator_state, told = estimate(run.estimator, run.mesh, placed, state.estimator_state)
-        if run.estimator.keeps is not None:
-            sampled = sampled.replace(valid=parallel.fetch(jax.jit(run.estimator.keeps)(placed)))
-        rows, advantages = rounds.regroup(
-            sampled, parallel.fetch(advantages), run.config.sampling.group, run.config.prompts.per_step)
-        batch = measure(run, state, run.place(run.unpadded(rows)), reference)
-        return state.replace(estimator_state=estimator_state), batch, run.place(advantages), told
-    batch = measure(run, state, run.place(run.unpadded(sampled)), reference)
-    batch, facts = record_values(run, state, batch, alone)
-    if run.joint is not None:
-        return state, batch, None, facts
-    advantages, estimator_state, told = estimate(run.estimator, run.mesh, batch, state.estimator_state)
-    jax.block_until_ready(advantages)
-    return state.replace(estimator_state=estimator_state), batch, advantages, facts | told
-
-
-def learn(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference, timer):
-    """Advantages and optimiser steps on one batch: `(state, metrics, Rollouts, advantages f32[P, G, T])`.
-
-    The metrics are averaged over the updates; the last two, what was learned from, are None without prompts.
-    """
-    c, alone = run.config, int(state.step) < run.pretrain_steps
-    if not sampled.problems:  # the filters kept nothing: there is nothing to learn from
-        return state.replace(step=state.step + 1), {}, None, None
-    whole = rollout.to_rollouts(sampled, c.sampling.max_tokens, c.prompts.per_step, int(state.step))
-    with timer("score"):
-        state, batch, advantages, facts = score(run, state, whole, reference, alone)
-    if state.prior is not None:
-        known = jax.tree.map(lambda x: rollout.filled(x, len(whole.prompt_ids)), sampled.prior)
-        state = state.replace(prior=prior.observe(run.mesh, run.prior, state.prior, known, whole.rewards, whole.valid))
-    rows = batch.mask.shape[0]
-    size = rows // c.learner.minibatches
-    shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), _SHUFFLE_STREAM)
-    updates, estimated, real = [], advantages, parallel.fetch(batch.valid).any(1)
-    with timer("update"):
-        state = offload.moments_near(c, state)
-        for epoch in range(c.learner.epochs):
-            if c.learner.minibatches == 1:
-                state, found = update(run, state, batch, advantages, alone)
-                estimated = found.pop("advantages", advantages)
-                updates.append(found)
-                continue
-            order = jax.random.permutation(jax.random.fold_in(shuffle_key, epoch), rows)
-            for start in range(0, rows, size):
-                if not real[np.asarray(order[start:start + size])].any():  # nothing but filling, where filters kept too few
-                    continue
-                part, its_advantages = run.place(rows_of((batch, advantages), order, start, size))
-                state, found = update(run, state, part, its_advantages, alone)
-                updates.append(found)
-        o = run.config.optimizer
-        metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(
-            facts | {"adam_noise": jax.jit(adam_noise)(state.opt_state, o.b1, o.b2)})
-        state = offload.moments_away(c, state)
-    if int(state.skipped_in_row) >= c.learner.max_skipped:
-        raise TrainingDiverged(
-            f"{int(state.skipped_in_row)} updates in a row had a loss or gradient that was not finite (step "
-            f"{int(state.step)}). The weights are those before the first of them. Lower optimizer.learning_rate, check the "
-            "rewards and mismatch/kl in the metrics, then resume from the last checkpoint")
-    return state.replace(step=state.step + 1), metrics, batch, estimated
-
-
-@functools.partial(jax.jit, static_argnums=3)
-def rows_of(tree, order, start, size: int):
-    """Of every leaf `[P, ...]` the rows `order[start:start + size]`."""
-    chosen = take(order, start, size)
-    return jax.tree.map(lambda x: x[chosen], tree)
-
-
-def taught(run: setup.Run, state: TrainState, batch: Rollouts | None, advantages) -> dict[str, np.ndarray]:
-    """What a page tells of the tokens of a batch after it was learned from: advantages, and what became of probabilities."""
-    if batch is None or run.rounds > 1:  # rows of unequal groups no longer lie as they were sampled
-        return {}
-    s, before = run.config.sampling, batch.old_logprobs
-    if before is None and s.temperature > 0 and not s.top_k and s.top_p == 1 and not s.min_p:
-        before = batch.behavior_logprobs  # of the sampler, which drew from the very same distribution
-    if before is None:
-        return parallel.fetch({"advantages": advantages})
-    ratios = jax.numpy.exp(run.score(state.params, state.lora, texts_of(batch))[0] - before)
-    return parallel.fetch({"advantages": advantages, "ratios": ratios})
-
-
-def write_page(path: Path, step: int, run: setup.Run, sampled: rollout.Sampled, numbers: Mapping[str, np.ndarray]) -> None:
-    """Samples of a batch as readable text and JSON lines, with the sampler's and further `numbers` f32[P, G, T] per token."""
-    if not parallel.is_primary():
-        return
-    P, G = sampled.rewards.shape
-    rows = lambda values: [[values[p * G + g] for g in np.flatnonzero(sampled.drawn[p])] for p in range(P)]  # noqa: E731
-    parts = [dict(zip(sampled.scores.names, map(float, row))) for row in sampled.scores.components]
-    prompts = [run.tokenizer.decode(sampled.prompts.tokens[p][sampled.prompts.mask[p]].tolist(), skip_special=False)
-               for p in range(P)]
-    made, reasons = sampled.completions, np.where(sampled.completions.stopped, "stop", "length")
-    lengths, flat = made.mask.sum(-1).ravel().tolist(), lambda x: x[:P].reshape(P * G, x.shape[-1])
-    numbers = {"logprobs": np.asarray(made.logprobs), "entropies": np.asarray(made.entropies), **numbers}
-    tokens = per_token(flat(made.tokens), lengths, lambda i: run.tokenizer.decode([i], skip_special=False),
-                       {name: flat(x) for name, x in numbers.items()})
-    columns = sampled.scores.total.tolist(), parts, lengths, reasons.ravel().tolist(), tokens
-    write_samples(path, step, prompts, [p.answer for p in sampled.problems], rows(sampled.texts), *map(rows, columns))
-
-
-def warm_up(run: setup.Run, params, progress):
-    """The supervised warm-up, if the configuration asks for one."""
-    w = run.config.warmup
-    if not w.steps:
-        return params
-    data = batches(run.task.train, w.batch, seed=run.config.seed + 1)
-    params, _ = imitate(run.policy, params, data, run.tokenizer, steps=w.steps, learning_rate=w.learning_rate,
-                        prompt_tokens=run.prompt_tokens, max_tokens=run.config.sampling.max_tokens,
-                        overlong=run.config.prompts.overlong, progress=progress)
-    return params
-
-
-def reference_weights(run: setup.Run, state: TrainState, work: Workdir):
-    """The frozen weights that `ref_logprobs` come from: those of step 0, kept beside the checkpoints. None if unneeded.
-
-    With adapters nothing has to be kept: the reference is the model without them.
-    """
-    if "ref_logprobs" not in run.needs or state.lora is not None:
-        return None
-    if work.resume and not (work.path / "reference").is_dir():
-        raise ValueError(f"{work.path} was started without reference weights, which this configuration needs (kl_coef or a "
-                         "reference method); start a new run, or resume without it")
-    with Checkpoints(work.path / "reference", keep=1) as store:
-        if not work.resume:
-            store.save(0, state.params)
-        return store.restore(state.params).state
+_EVAL_STREAM = 2**31 - 1  # folded into the run's key: the keys of trajectories never coincide with it
 
 
 class Reached(NamedTuple):
-    """Where a run is: `state`, and the `position` in the data from which it goes on; one object, which no interrupt parts."""
+    """Where a run is: `state`, and the `position` of its source from which it goes on; one object, which no interrupt parts."""
 
     state: TrainState
-    position: dict[str, int]
+    position: dict[str, Any]
 
 
 def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -> dict[str, Evaluation]:
@@ -428,22 +78,16 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, E
     check_agreement(work)  # and nothing is written before every process has looked
     if not work.resume and primary:
         work.record()
-    weights = sum(leaf.size for leaf in jax.tree.leaves(params))
-    for name, value in [("model", f"{weights:,} weights on {jax.device_count()} x {jax.devices()[0].device_kind}"),
-                        *((f"reward {name}", how) for name, how in run.reward.prepare()),
-                        *arithmetic_table(run.config, run.prompt_tokens, run.rounds), *forecast(run)]:
-        if primary:
-            print(f"{name:32}{value}")
-    data = batches(run.task.train, run.drawn_prompts, config.seed, jax.process_index() % run.readers, run.readers)
+    _print_head(run, params)
     with (Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints,
           records(work) as folder, tracked(config.wandb if primary else "", folder, config.to_dict(), work.resume) as log,
           Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
         with preemption.at_once():
-            state = _first_state(run, params, work, checkpoints, data, progress)
+            state = _first_state(run, params, work, checkpoints, progress)
             params = None  # those of the state are used, and room for both there may not be
         preemption.check()
-        state = offload.moments_away(config, state)
-        reference = offload.away(config, "reference", reference_weights(run, state, work))
+        frozen = {name: offload.away(run.learner.offload, name, own) for name, own in frozen_weights(run, state, work).items()}
+        state = offload.moments_away(run.learner.offload, state)
         if work.resume and primary:  # only now is it known that the folder can go on with this configuration
             work.record()
         start = int(state.step)
@@ -452,106 +96,171 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, E
                 warnings.warn(f"{writer.path} is gone or empty: curves and reports lack the history of steps 0 to {start}. The "
                               "run itself goes on as it would have", RuntimeWarning, stacklevel=3)
             try:
-                return _steps(run, Reached(state, data.get_state()), data, reference, folder, checkpoints, writer, progress)
+                reached, state = Reached(state, run.source.position()), None
+                return _Session(run, folder, checkpoints, writer, progress, reached, frozen).steps()
             finally:
                 if writer.last_step is not None:
                     draw_or_warn(plot_curves, writer.path, folder / "curves.png")
 
 
-def _first_state(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, data: Batches, progress) -> TrainState:
-    """The state that a run begins with, or that of its last checkpoint, to whose position `data` is brought."""
+def _print_head(run: setup.Run, params) -> None:
+    """What runs, on what, and what it needs."""
+    weights = sum(leaf.size for leaf in jax.tree.leaves(params))
+    device, sampler = f"{jax.device_count()} x {jax.devices()[0].device_kind}", run.source.sampler
+    rows = [("model", f"{weights:,} weights on {device}"), *((f"reward {name}", how) for name, how in sampler.reward.prepare()),
+            *arithmetic_table(run.config, sampler.prompt_tokens, run.source.topology.rounds), *forecast(run)]
+    for name, value in rows if parallel.is_primary() else ():
+        print(f"{name:32}{value}")
+
+
+def _first_state(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, progress) -> TrainState:
+    """The state that a run begins with, or that of its last checkpoint, to whose position the source is brought."""
     if not work.resume:
         return setup.initial_state(run, warm_up(run, params, progress))
     progress.phase("restoring")
     found = checkpoints.restore(setup.initial_state(run, params))
-    data.set_state(found.host["data"])
+    run.source.set_position(found.host)
     progress.step(found.step, {})
     return found.state
 
 
-def _steps(run, reached: Reached, data, reference, folder, checkpoints, writer, progress):
-    """All steps from `reached` on; every `eval.every` steps the held-out evaluation, and so on."""
-    config, timer = run.config, PhaseTimer()
-    start, evaluations = int(reached.state.step), {}
-    due = lambda step, every: (every and step % every == 0) or step == config.steps  # noqa: E731
+def warm_up(run: setup.Run, params, progress):
+    """The supervised warm-up, if the configuration asks for one."""
+    w, source = run.config.warmup, run.source
+    if not w.steps:
+        return params
+    data = batches(source.task.train, w.batch, seed=run.config.seed + 1)
+    params, _ = imitate(run.learner.policy, params, data, source.sampler.tokenizer, steps=w.steps, learning_rate=w.learning_rate,
+                        prompt_tokens=source.sampler.prompt_tokens, max_tokens=run.config.sampling.max_tokens,
+                        overlong=run.config.prompts.overlong, progress=progress)
+    return params
 
-    def look(step):
-        progress.phase("evaluating" if step else "compiling the sampler, first evaluation")
-        state = reached.state
+
+def frozen_weights(run: setup.Run, state: TrainState, work: Workdir) -> dict[str, Any]:
+    """Weights that recorders keep of step 0 by name, in folders beside the checkpoints; read again by a run that goes on."""
+    found = {}
+    for one in run.learner.recorders:
+        if one.fit is not None or one.init is None:
+            continue
+        folder = work.path / one.name
+        if work.resume and not folder.is_dir():
+            raise ValueError(f"{work.path} was started without {one.name} weights, which this configuration needs (kl_coef or "
+                             f"a {one.name} method); start a new run, or resume without it")
+        with Checkpoints(folder, keep=1) as store:
+            if work.resume:
+                shapes = jax.eval_shape(one.init, state.params)
+                target = parallel.with_shardings(shapes, parallel.tree_shardings(shapes, run.learner.mesh))
+                found[one.name] = store.restore(target).state
+            else:
+                found[one.name] = one.init(state.params)
+                store.save(0, found[one.name])
+    return found
+
+
+class _Session:
+    """The steps of a run from `reached` on, with everything that happens between two of them."""
+
+    def __init__(self, run: setup.Run, folder: Path, checkpoints: Checkpoints, writer: MetricWriter, progress: Progress,
+                 reached: Reached, frozen: Mapping[str, Any]):
+        self.run, self.folder, self.checkpoints, self.writer, self.progress = run, folder, checkpoints, writer, progress
+        self.reached, self.saved, self.timer = reached, int(reached.state.step), PhaseTimer()
+        self.evaluations: dict[str, Evaluation] = {}
+        self.note = " (compiles on the first step)"
+        self.schedule = schedules.sync(run.source, run.learner, reached.state, frozen, self.timer,
+                                       lambda phase: progress.phase(phase + self.note))
+
+    def steps(self) -> dict[str, Evaluation]:
+        """All steps that are left; the evaluations before and after them."""
+        start = self.saved
+        try:
+            with preemption.at_once():  # nothing was learned yet
+                self.begin(start)
+            if start == 0:
+                self.save()
+            preemption.check()
+            for step in range(start + 1, self.run.config.steps + 1):
+                self.step(step)
+                preemption.check()  # leaves through the handler below, which saves
+        except BaseException as error:
+            self.rescue(error)
+            raise
+        return self.evaluations
+
+    def begin(self, start: int) -> None:
+        """The evaluation before the first step, or the one in which the run broke off after its step had been saved."""
+        if start == 0:
+            self.evaluations["before"] = self.evaluate(0)
+        elif self.due(start, self.run.config.eval.every) and parallel.agree(self.writer.last_step or 0) < start:
+            self.evaluations["after"] = self.evaluate(start)
+        for found in self.evaluations.values():
+            self.writer.write(start, found.metrics() | self.timer.collect())
+
+    def step(self, step: int) -> None:
+        """One step, and what is due after it."""
+        config, began = self.run.config, time.perf_counter()
+        with preemption.at_once(bool(self.note)):  # what the first step starts from has been saved
+            done = next(self.schedule)
+            self.reached, self.note = Reached(done.learned.state, done.position), ""
+        metrics = done.finished.metrics | done.learned.metrics | self.pace(done, time.perf_counter() - began)
+        if self.due(step, config.eval.every):
+            history = self.run.learner.estimator.history
+            if history is not None:
+                draw_or_warn(plot_history, *history(self.reached.state.estimator_state), self.folder / "values.png")
+            self.evaluations["after"] = self.evaluate(step)
+            metrics |= self.evaluations["after"].metrics()
+        elif self.due(step, config.samples_every):
+            numbers = lessons(self.run.source, self.run.learner, done.learned)
+            write_page(self.folder, step, self.run.source, done.finished.forest, numbers)
+        del done  # makes room for the next one
+        self.writer.write(step, metrics | self.timer.collect() | host_memory())
+        self.progress.step(step, metrics)
+        if self.due(step, config.checkpoint.every):  # after the line, which a resume drops if the save did not finish
+            self.save()
+
+    def due(self, step: int, every: int) -> bool:
+        """Whether something is due that happens every so many steps, and after the last one."""
+        return bool(every and step % every == 0) or step == self.run.config.steps
+
+    def evaluate(self, step: int) -> Evaluation:
+        """The held-out evaluation, with its page."""
+        self.progress.phase("evaluating" if step else "compiling the sampler, first evaluation")
+        state = self.reached.state
         key = jax.random.fold_in(state.key, _EVAL_STREAM)
-        found = evaluate(run, state.params, state.lora, problems=config.eval.problems, key=key, timer=timer)
-        write_page(folder, step, run, found.sampled, {})
+        found = evaluate(self.run.source, state.params, state.lora, problems=self.run.config.eval.problems, key=key,
+                         timer=self.timer)
+        write_page(self.folder, step, self.run.source, found.forest, {})
         return found
 
-    def save():
-        progress.phase("saving")
-        state, position = reached
-        with timer("checkpoint"):
-            checkpoints.save(int(state.step), offload.moments_near(config, state), {"data": position})
-        return int(state.step)
+    def save(self) -> None:
+        """A checkpoint of where the run is."""
+        self.progress.phase("saving")
+        state, position = self.reached
+        with self.timer("checkpoint"):
+            self.checkpoints.save(int(state.step), offload.moments_near(self.run.learner.offload, state), position)
+        self.saved = int(state.step)
 
-    saved, first = start, " (compiles on the first step)"
-    try:
-        with preemption.at_once():  # nothing was learned yet
-            if start == 0:
-                evaluations["before"] = look(0)
-            elif due(start, config.eval.every) and parallel.agree(writer.last_step or 0) < start:
-                evaluations["after"] = look(start)  # in which the run broke off, after its step had been saved
-        for found in evaluations.values():
-            writer.write(start, found.metrics() | timer.collect())
-        if start == 0:
-            save()
-        preemption.check()
-        for step in range(start + 1, config.steps + 1):
-            began = time.perf_counter()
-            with preemption.at_once(bool(first)):  # what the first step starts from has been saved
-                progress.phase("sampling" + first)
-                sampled, metrics = collect(run, reached.state, data, timer)
-                position = data.get_state()
-                progress.phase("learning" + first)
-                state, learned, batch, advantages = learn(run, reached.state, sampled, reference, timer)
-                reached, first = Reached(state, position), ""
-            metrics |= learned | _pace(run, state, sampled, time.perf_counter() - began)
-            if due(step, config.eval.every):
-                if run.estimator.history is not None:
-                    draw_or_warn(plot_history, *run.estimator.history(state.estimator_state), folder / "values.png")
-                evaluations["after"] = look(step)
-                metrics |= evaluations["after"].metrics()
-            elif due(step, config.samples_every):
-                write_page(folder, step, run, sampled, taught(run, state, batch, advantages))
-            batch = advantages = state = None  # makes room for the next ones
-            writer.write(step, metrics | timer.collect() | host_memory())
-            progress.step(step, metrics)
-            if due(step, config.checkpoint.every):  # after the line, which a resume drops if the save did not finish
-                saved = save()
-            preemption.check()  # leaves through the handler below, which saves
-    except BaseException as error:
-        _rescue(error, reached.state, saved, save, checkpoints, folder)
-        raise
-    return evaluations
+    def pace(self, done: Step, seconds: float) -> dict[str, float]:
+        """The learning rate of a step's last update, and how long the step took."""
+        updates = int(optax.tree.get(done.learned.state.opt_state, "ScaleByAdamState").count)
+        forest = done.finished.forest
+        tokens = forest.length[forest.role == Role.POLICY].sum()
+        return {"learning_rate": float(self.run.learning_rate(max(updates - 1, 0))), "time/step": seconds,
+                "speed/tokens_per_second": float(tokens) / seconds}
 
-
-def _pace(run: setup.Run, state: TrainState, sampled: rollout.Sampled, seconds: float) -> dict[str, float]:
-    """The learning rate of a step's last update, and how long the step took."""
-    updates = int(optax.tree.get(state.opt_state, "ScaleByAdamState").count)
-    return {"learning_rate": float(run.schedule(max(updates - 1, 0))), "time/step": seconds,
-            "speed/tokens_per_second": float(sampled.completions.mask.sum()) / seconds}
-
-
-def _rescue(error: BaseException, state: TrainState, saved: int, save: Callable[[], int], checkpoints: Checkpoints,
-            folder: Path) -> None:
-    """Saves what was learned since step `saved`, where that can still be done; notes in `error` what became of it."""
-    # An update consumes the state it is given: what broke inside one leaves only the last checkpoint. What broke in one
-    # of several processes did not break in the others, which would not take part in saving.
-    alone = not parallel.several() or isinstance(error, preemption.Preempted)
-    if alone and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)) and int(state.step) > saved:
-        try:
-            step = save()
-            checkpoints.wait()
-            error.add_note(f"step {step} was saved; continue with --resume")
-        except Exception as problem:  # what ended the run is what has to be told
-            error.add_note(f"step {int(state.step)} could not be saved: {problem}; the last saved one is step {saved}, from "
-                           "which --resume continues")
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        with contextlib.suppress(OSError):
-            error.add_note(folders.what_to_free(folder))
+    def rescue(self, error: BaseException) -> None:
+        """Saves what was learned since the last checkpoint, where that can still be done; `error` gets a note of it."""
+        # An update consumes the state it is given: what broke inside one leaves only the last checkpoint. What broke in one
+        # of several processes did not break in the others, which would not take part in saving.
+        state, saved = self.reached.state, self.saved
+        alone = not parallel.several() or isinstance(error, preemption.Preempted)
+        if alone and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)) and int(state.step) > saved:
+            try:
+                self.save()
+                self.checkpoints.wait()
+                error.add_note(f"step {self.saved} was saved; continue with --resume")
+            except Exception as problem:  # what ended the run is what has to be told
+                error.add_note(f"step {int(state.step)} could not be saved: {problem}; the last saved one is step {saved}, "
+                               "from which --resume continues")
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            with contextlib.suppress(OSError):
+                error.add_note(folders.what_to_free(self.folder))

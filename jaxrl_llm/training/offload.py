@@ -5,36 +5,33 @@ The moments of the optimiser come to the devices for the updates, reference weig
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
-from jaxrl_llm.training.config import parts
 from jaxrl_llm.training.state import TrainState
 
 
-def away(config: ConfigDict, name: str, tree: Any) -> Any:
-    """The tree in page-locked memory of the host, if `config.learner.offload` has this name, else as it is."""
-    return _move(tree, "pinned_host") if name in parts(config.learner.offload) else tree
+def away(names: tuple[str, ...], name: str, tree: Any) -> Any:
+    """The tree in page-locked memory of the host, if `names` has this name, else as it is."""
+    return _move(tree, "pinned_host") if name in names else tree
 
 
-def near(config: ConfigDict, name: str, tree: Any) -> Any:
+def near(names: tuple[str, ...], name: str, tree: Any) -> Any:
     """The tree on the devices, in the layout that it had there."""
-    return _move(tree, "device") if name in parts(config.learner.offload) else tree
+    return _move(tree, "device") if name in names else tree
 
 
-def moments_away(config: ConfigDict, state: TrainState) -> TrainState:
-    """The state with the moments of the policy, and of the critic if there is one, `away`."""
-    return _with_moments(state, lambda tree: away(config, "optimizer", tree))
+def moments_away(names: tuple[str, ...], state: TrainState) -> TrainState:
+    """The state with the moments of the policy, and of what is trained beside it, `away`."""
+    return _with_moments(state, lambda tree: away(names, "optimizer", tree))
 
 
-def moments_near(config: ConfigDict, state: TrainState) -> TrainState:
+def moments_near(names: tuple[str, ...], state: TrainState) -> TrainState:
     """The state as updates take it and checkpoints save it."""
-    return _with_moments(state, lambda tree: near(config, "optimizer", tree))
+    return _with_moments(state, lambda tree: near(names, "optimizer", tree))
 
 
 def _with_moments(state: TrainState, move) -> TrainState:
-    if state.critic is not None:
-        state = state.replace(critic=state.critic.replace(opt_state=move(state.critic.opt_state)))
-    return state.replace(opt_state=move(state.opt_state))
+    beside = {name: own.replace(opt_state=move(own.opt_state)) for name, own in state.beside.items()}
+    return state.replace(opt_state=move(state.opt_state), beside=beside)
 
 
 def _move(tree: Any, kind: str) -> Any:

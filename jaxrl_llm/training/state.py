@@ -1,4 +1,5 @@
 """Everything a run is, as one pytree: save it, load it, and the run goes on as if nothing had happened."""
+from collections.abc import Mapping
 from typing import Any
 
 import flax.struct
@@ -22,7 +23,8 @@ class TrainState(flax.struct.PyTreeNode):
       estimator_state, objective_state: whatever the method keeps.
       skipped: `i32[]`, updates refused because loss or gradient was not finite.
       skipped_in_row: `i32[]`, of those, the last uninterrupted ones.
-      critic: `values.critic.CriticState`, or None where the method has no critic.
+      beside: what recorders train beside the policy by name, see `recorders.Recorder.fit`, for instance
+        `values.critic.CriticState`.
       prior: what is known about each prompt from earlier rollouts, see `training.prior`, or None where nobody asks.
     """
 
@@ -35,7 +37,7 @@ class TrainState(flax.struct.PyTreeNode):
     objective_state: Any
     skipped: jax.Array
     skipped_in_row: jax.Array
-    critic: Any = None
+    beside: Mapping[str, Any] = flax.struct.field(default_factory=dict)
     prior: Any = None
 
     @property

@@ -1,0 +1,317 @@
+"""What was sampled, as columns on the host, and the views of it that are credited.
+
+A node is a run of tokens with one author. The prompts are roots; what is sampled, or put in, after a node is its child. Nodes of
+one trajectory share its `uid`; a fork gets a new one. Axes beside those of `rollouts`: `N` nodes, `M` tokens of all nodes.
+"""
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.rollouts import Role, Rollouts
+from jaxrl_llm.tasks.base import Problem
+
+_NODES = ("uid", "parent", "prompt", "role", "length", "stopped", "rewards", "components", "texts", "answers")
+_TOKENS = ("tokens", "logprobs", "entropies", "version")
+
+
+@dataclasses.dataclass(frozen=True)
+class Forest:
+    """The nodes of a batch.
+
+    Attributes:
+      problems: [P], the problems.  facts: what is known of each by name, [P, ...].  draw: i32[P], when it was drawn.
+      uid: i64[N], the trajectory.  parent: i32[N], a node before it, -1 for a prompt.  prompt: i32[N], its place in `problems`.
+      role: i8[N], see `Role`.  length: i32[N], tokens.  stopped: bool[N], ended by itself (False: cut at a limit).
+      rewards, components: f32[N], f32[N, K], of trajectories that end here, with the `names` of the K parts.
+      texts: object[N], without the stop token or stop string.  answers: object[N], what the first reward reads as the answer of a
+        text (None: nothing); None where it reads none.
+      tokens, logprobs, entropies, version: i32[M], f32[M], f32[M], i32[M], the tokens of the nodes one after another, with the
+        sampler's log-probs and entropies (nats) and the version of the weights that they were sampled with.
+      decode_steps: steps of the sampler.  failures: of rewards, by name.
+    """
+
+    problems: tuple[Problem, ...]
+    facts: Mapping[str, np.ndarray]
+    draw: np.ndarray
+    uid: np.ndarray
+    parent: np.ndarray
+    prompt: np.ndarray
+    role: np.ndarray
+    length: np.ndarray
+    stopped: np.ndarray
+    rewards: np.ndarray
+    components: np.ndarray
+    texts: np.ndarray
+    answers: np.ndarray | None
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    entropies: np.ndarray
+    version: np.ndarray
+    names: tuple[str, ...] = ()
+    decode_steps: int = 0
+    failures: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def offset(self) -> np.ndarray:
+        """i64[N], where the tokens of each node begin."""
+        return np.cumsum(self.length, dtype=np.int64) - self.length
+
+    @property
+    def ends(self) -> np.ndarray:
+        """i32[R], the last nodes of all trajectories, by prompt, those of a prompt in the order in which they were sampled."""
+        last = np.ones(len(self.uid), bool)
+        last[self.parent[self.parent >= 0]] = False
+        found = np.flatnonzero(last & (self.role != Role.PROMPT))
+        return found[np.argsort(self.prompt[found], kind="stable")]
+
+    def prompt_ids(self, row: int) -> np.ndarray:
+        """i32[S], the tokens of a prompt."""
+        node = np.flatnonzero((self.prompt == row) & (self.role == Role.PROMPT))[0]
+        return self.tokens[self.offset[node]:][:self.length[node]]
+
+    def with_facts(self, facts: Mapping[str, np.ndarray]) -> "Forest":
+        """The forest with these facts of its prompts."""
+        return dataclasses.replace(self, facts=facts)
+
+
+def objects(values: Sequence[Any]) -> np.ndarray:
+    """object[N]"""
+    found = np.empty(len(values), object)
+    found[:] = values
+    return found
+
+
+def plant(problems: Sequence[Problem], ids: Sequence[Sequence[int]], names: Sequence[str], *, answers: bool,
+          draw: int = 0) -> Forest:
+    """The forest of prompts alone: problems with their token ids, and the names of the reward's parts."""
+    P, length = len(problems), np.array([len(row) for row in ids], np.int32)
+    M = int(length.sum())
+    return Forest(
+        tuple(problems), {}, np.full(P, draw, np.int32), uid=np.full(P, -1, np.int64), parent=np.full(P, -1, np.int32),
+        prompt=np.arange(P, dtype=np.int32), role=np.full(P, Role.PROMPT, np.int8), length=length, stopped=np.zeros(P, bool),
+        rewards=np.zeros(P, np.float32), components=np.zeros((P, len(names)), np.float32), texts=objects([""] * P),
+        answers=objects([None] * P) if answers else None, tokens=np.array([i for row in ids for i in row], np.int32),
+        logprobs=np.zeros(M, np.float32), entropies=np.zeros(M, np.float32), version=np.full(M, -1, np.int32), names=tuple(names))
+
+
+def grow(forest: Forest, parent, uid, *, role, length, stopped, rewards, components, texts, answers, tokens, logprobs, entropies,
+         version, decode_steps: int = 0, failures: Mapping[str, int] | None = None) -> Forest:
+    """The forest with further nodes, `parent i32[n]` being nodes of it; the other columns as in `Forest`."""
+    parent = np.asarray(parent, np.int32)
+    new = dict(uid=uid, parent=parent, prompt=forest.prompt[parent], role=np.broadcast_to(role, parent.shape), length=length,
+               stopped=stopped, rewards=rewards, components=components, texts=objects(texts), tokens=tokens, logprobs=logprobs,
+               entropies=entropies, version=version)
+    if forest.answers is not None:
+        new["answers"] = objects(answers)
+    columns = {name: np.concatenate([old := getattr(forest, name), np.asarray(column).astype(old.dtype)])
+               for name, column in new.items()}
+    return dataclasses.replace(forest, **columns, decode_steps=forest.decode_steps + int(decode_steps),
+                               failures=dict(Counter(forest.failures) + Counter(failures or {})))
+
+
+def select(forest: Forest, keep: np.ndarray) -> Forest:
+    """The prompts where `keep bool[P]` is True, with all that belongs to them."""
+    keep = np.asarray(keep, bool)
+    nodes = keep[forest.prompt]
+    tokens = np.repeat(nodes, forest.length)
+    new_row, new_node = np.cumsum(keep) - 1, np.cumsum(nodes) - 1
+    columns = {name: getattr(forest, name)[nodes] for name in _NODES if getattr(forest, name) is not None}
+    columns |= {name: getattr(forest, name)[tokens] for name in _TOKENS}
+    columns |= {"prompt": new_row[columns["prompt"]].astype(np.int32),
+                "parent": np.where(columns["parent"] >= 0, new_node[columns["parent"]], -1).astype(np.int32)}
+    return dataclasses.replace(forest, problems=tuple(p for p, kept in zip(forest.problems, keep) if kept),
+                               facts={name: x[keep] for name, x in forest.facts.items()}, draw=forest.draw[keep], **columns)
+
+
+def join(forests: Sequence[Forest]) -> Forest:
+    """Several forests as one, prompts of the first before those of the others; their facts have the same names."""
+    first, rows, nodes = forests[0], 0, 0
+    moved = []
+    for one in forests:
+        moved.append(dataclasses.replace(one, prompt=one.prompt + np.int32(rows),
+                                         parent=np.where(one.parent >= 0, one.parent + np.int32(nodes), np.int32(-1))))
+        rows, nodes = rows + len(one.problems), nodes + len(one.uid)
+    columns = {name: np.concatenate([getattr(one, name) for one in moved])
+               for name in (*_NODES, *_TOKENS, "draw") if getattr(first, name) is not None}
+    failures: Counter = sum((Counter(one.failures) for one in forests), Counter())
+    return dataclasses.replace(first, **columns, problems=tuple(p for one in forests for p in one.problems),
+                               facts={name: np.concatenate([one.facts[name] for one in forests]) for name in first.facts},
+                               decode_steps=sum(one.decode_steps for one in forests), failures=dict(failures))
+
+
+# --- views --------------------------------------------------------------------------------------------------------------
+
+
+def chains(forest: Forest, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`(node i32[E], row i32[E])`: for each of `ends i32[R]`, its row, the nodes from the prompt (left out) down to it."""
+    at, row, nodes, rows = ends, np.arange(len(ends)), [], []
+    while len(at):
+        nodes.append(at)
+        rows.append(row)
+        above = forest.parent[at]
+        inside = forest.role[above] != Role.PROMPT
+        at, row = above[inside], row[inside]
+    node, row = np.concatenate(nodes[::-1] or [ends]), np.concatenate(rows[::-1] or [ends])
+    order = np.argsort(row, kind="stable")
+    return node[order], row[order]
+
+
+def paths(forest: Forest, **shape) -> Rollouts:
+    """One rollout for each trajectory: all its tokens after the prompt, the policy's in the mask. `shape`: see `view`."""
+    ends = forest.ends
+    return view(forest, ends, *chains(forest, ends), **shape)
+
+
+def turns(forest: Forest, **shape) -> Rollouts:
+    """One rollout for each node of the policy, for methods that credit turns; `extras` says whose and which turn it is.
+
+    `traj`, `step` i32[P, G]: the trajectory, counted from 0 within its prompt, and how many nodes of the policy are before it.
+    What the turn read before it is no part of the view.
+    """
+    ends = np.flatnonzero(forest.role == Role.POLICY)
+    ends = ends[np.argsort(forest.prompt[ends], kind="stable")]
+    node, row = chains(forest, ends)
+    step = np.bincount(row, forest.role[node] == Role.POLICY, minlength=len(ends)).astype(np.int32) - 1
+    return view(forest, ends, ends, np.arange(len(ends)), {"traj": _numbered(forest, ends), "step": step}, **shape)
+
+
+def contexts(forest: Forest, **shape) -> Rollouts:
+    """As `paths`, for trajectories of several contexts, each a chain of its own with the uid of the whole; `extras["traj"]`."""
+    ends = forest.ends
+    return view(forest, ends, *chains(forest, ends), {"traj": _numbered(forest, ends)}, **shape)
+
+
+def _numbered(forest: Forest, ends: np.ndarray) -> np.ndarray:
+    """i32[R], trajectories counted from 0 within each prompt, in the order in which they come."""
+    known: dict[tuple[int, int], int] = {}
+    count: Counter = Counter()
+    for key in zip(forest.prompt[ends].tolist(), forest.uid[ends].tolist()):
+        if key not in known:
+            known[key] = count[key[0]]
+            count[key[0]] += 1
+    return np.array([known[key] for key in zip(forest.prompt[ends].tolist(), forest.uid[ends].tolist())], np.int32)
+
+
+def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, extras: Mapping[str, np.ndarray] | None = None, *,
+         group: int, prompts: int, tokens: Callable[[int], int], prompt_tokens: Callable[[int], int], version: int) -> Rollouts:
+    """Rollouts `[prompts, group, T]` of which row r, one of those of its prompt, has the nodes `node` where `row` is r.
+
+    Args:
+      ends: i32[R], the last node of each, in the order of prompts; its reward is that of the row.
+      extras: further entries of `Rollouts.extras`, [R] each.
+      group, prompts: the shape; missing rollouts are not valid, missing prompts are copies of the first without valid rollouts.
+      tokens, prompt_tokens: from the length of the longest, what T and S are.
+      version: of the weights to be trained.
+    """
+    owner = forest.prompt[ends]
+    place = np.arange(len(ends)) - np.searchsorted(owner, owner)
+    if len(ends) and place.max() >= group:
+        raise ValueError(f"a prompt has {place.max() + 1} rollouts, more than the group of {group}")
+    P, length = len(forest.problems), forest.length[node]
+    within = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+    before = np.cumsum(length) - length
+    start = before - (before[np.searchsorted(row, row)] if len(row) else before)  # in its row
+    source, line = np.repeat(forest.offset[node], length) + within, np.repeat(row, length)
+    column = np.repeat(start, length) + within
+    T = tokens(int(column.max()) + 1 if len(column) else 1)
+
+    def spread(values, dtype=None, fill=0):  # [M] -> [P, G, T]
+        out = np.full((P, group, T), fill, dtype or values.dtype)
+        out[owner[line], place[line], column] = values[source]
+        return _filled(out, prompts)
+
+    def of_rows(values):  # [R, ...] -> [P, G, ...]
+        out = np.zeros((P, group, *values.shape[1:]), values.dtype)
+        out[owner, place] = values
+        return _filled(out, prompts)
+
+    role = np.repeat(forest.role, forest.length)
+    real = spread(np.ones(len(role), bool))
+    valid = of_rows(np.ones(len(ends), bool))
+    valid[P:] = False
+    asked, asked_mask = _prompts(forest, prompt_tokens)
+    components = forest.components[ends]
+    found = {name: of_rows(x) for name, x in (extras or {}).items()}
+    found |= {"truncated": of_rows(~forest.stopped[ends]), "task": np.zeros(len(valid), np.int32),
+              "correct": of_rows(components[:, 0] > 0.5), "current_version": np.full(len(valid), version, np.int32)}
+    if forest.answers is not None:
+        numbers = _filled(np.full((P, group), -1, np.int32), prompts)
+        numbers[owner, place] = equal_answers(forest.answers[ends], owner)
+        numbers[P:] = numbers[:1]
+        found["answers"] = numbers
+    if "expected" in forest.facts:
+        found["prior"] = _filled(forest.facts["expected"], prompts)
+    return Rollouts(
+        mask=real & (spread(role) == Role.POLICY), valid=valid, rewards=of_rows(forest.rewards[ends]),
+        reward_components=of_rows(components), tokens=spread(forest.tokens), prompt_tokens=_filled(asked, prompts),
+        prompt_mask=_filled(asked_mask, prompts), prompt_ids=_filled(np.array([p.id for p in forest.problems], np.int32), prompts),
+        behavior_logprobs=spread(forest.logprobs), entropies=spread(forest.entropies),
+        policy_version=spread(forest.version, fill=version), extras=found)
+
+
+def _prompts(forest: Forest, prompt_tokens: Callable[[int], int]) -> tuple[np.ndarray, np.ndarray]:
+    """`(i32[P, S], bool[P, S])`"""
+    nodes = np.flatnonzero(forest.role == Role.PROMPT)
+    length = forest.length[nodes]
+    mask = np.arange(prompt_tokens(int(length.max()))) < length[:, None]
+    tokens = np.zeros(mask.shape, np.int32)
+    tokens[mask] = forest.tokens[np.repeat(forest.role == Role.PROMPT, forest.length)]
+    return tokens, mask
+
+
+def _filled(x: np.ndarray, prompts: int) -> np.ndarray:
+    """`[P, ...]` with its first row repeated until there are `prompts`."""
+    return np.concatenate([x, np.repeat(x[:1], prompts - len(x), axis=0)]) if prompts > len(x) else x
+
+
+def equal_answers(answers: Sequence[Hashable | None], owner: np.ndarray) -> np.ndarray:
+    """`i32[R]`: equal answers of one prompt have equal numbers, counted from 0 in the order in which they come; None is -1."""
+    known: dict[tuple[int, Hashable], int] = {}
+    count: Counter = Counter()
+    found = []
+    for row, answer in zip(owner.tolist(), answers):
+        if answer is not None and (row, answer) not in known:
+            known[row, answer] = count[row]
+            count[row] += 1
+        found.append(-1 if answer is None else known[row, answer])
+    return np.array(found, np.int32)
+
+
+def outcomes(forest: Forest, group: int) -> tuple[np.ndarray, np.ndarray]:
+    """`(rewards f32[P, group], valid bool[P, group])` of the trajectories of each prompt."""
+    ends = forest.ends
+    owner = forest.prompt[ends]
+    place = np.arange(len(ends)) - np.searchsorted(owner, owner)
+    rewards, valid = np.zeros((len(forest.problems), group), np.float32), np.zeros((len(forest.problems), group), bool)
+    rewards[owner, place], valid[owner, place] = forest.rewards[ends], True
+    return rewards, valid
+
+
+def metrics(forest: Forest) -> dict[str, float]:
+    """What a batch looks like: rewards, lengths, truncation, groups without a learning signal.
+
+    `completion/tokens` counts the policy's tokens of all that was drawn, `completion/length` is their mean number in a
+    trajectory. Every prompt has the same weight in means of rewards, because prompts that are drawn most often are no fair sample.
+    """
+    ends = forest.ends
+    owner, rewards = forest.prompt[ends], forest.rewards[ends]
+    node, row = chains(forest, ends)
+    lengths = np.bincount(row, forest.length[node] * (forest.role[node] == Role.POLICY), minlength=len(ends))
+    size = np.bincount(owner, minlength=len(forest.problems))
+    weights = 1 / size[owner]
+    lowest, highest = (np.full(len(size), fill) for fill in (np.inf, -np.inf))
+    np.minimum.at(lowest, owner, rewards)
+    np.maximum.at(highest, owner, rewards)
+    written = forest.role == Role.POLICY
+    found = {
+        "reward/mean": float(np.average(rewards, weights=weights)), "reward/std": float(rewards.std()),
+        "completion/length": float(lengths.mean()), "completion/tokens": float(forest.length[written].sum()),
+        "completion/truncated": float(1 - forest.stopped[ends].mean()),
+        "groups/all_equal": float((lowest[size > 0] == highest[size > 0]).mean()), "groups/largest": float(size.max()),
+    }
+    for k, name in enumerate(forest.names):
+        found[f"reward/{name}"] = float(np.average(forest.components[ends, k], weights=weights))
+    return found | {f"reward_failures/{name}": float(count) for name, count in forest.failures.items()}

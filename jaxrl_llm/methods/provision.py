@@ -1,0 +1,79 @@
+"""What a method reads, and who provides it: a method runs if everything that its parts need is provided.
+
+Each entry of `PROVIDED` is a field of `Rollouts`, or an entry of its `extras`, that a run of today fills in; each of `AWAITED`
+one that nobody fills in yet, and what would. A run that has such a part adds its name to what is provided.
+"""
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from jaxrl_llm import control
+from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.methods.base import Method
+from jaxrl_llm.objectives.base import Objective
+
+PROVIDED = {
+    **dict.fromkeys(("tokens", "prompt_tokens", "prompt_mask", "prompt_ids", "behavior_logprobs", "entropies", "policy_version",
+                     "truncated", "current_version"), "the sampler"),
+    **dict.fromkeys(("rewards", "reward_components", "correct", "answers"), "the reward"),
+    "task": "the task",
+    "old_logprobs": "the recorder `old`", "ref_logprobs": "the recorder `reference`", "features": "the recorder `features`",
+    "prior": "the prior of prompts",
+}
+_TURNS, _TREE, _EXPERT = "a topology of turns with an environment", "a topology of trees", "expert completions in the groups"
+_TEACHER, _REPLAY, _TOOLS = "a recorder with a teacher's weights", "a replay buffer", "an environment with tools"
+AWAITED = {
+    **dict.fromkeys(("traj", "step", "step_ids", "step_rewards", "obs", "next_obs", "act", "returns"), _TURNS),
+    **dict.fromkeys(("agent", "functional_group", "game", "role"), "a topology of several agents"),
+    **dict.fromkeys(("node", "parent", "path", "final"), _TREE),
+    **dict.fromkeys(("tool_calls", "tool_errors", "answer_blocks", "malformed", "turns", "void", "format_rewards"), _TOOLS),
+    **dict.fromkeys(("teacher_logprobs", "teacher_id"), _TEACHER),
+    **dict.fromkeys(("age", "replayed", "replay_weights", "reward_baseline"), _REPLAY),
+    "base_logprobs": "a recorder with a base model's weights",
+    "prm_logprobs": "a recorder with a process reward model",
+    "expert": _EXPERT, "targets": "a sampler of single tokens along expert text",
+    "hinted": "rollouts that begin with a hint", "hint_mask": "rollouts that begin with a hint",
+    "match": "a topology that walks along recorded trajectories", "retry_step": "a topology that tries again from a step",
+    "flawed": "a judge that marks flawed solutions", "values": "a critic, which this method's estimator gives no targets",
+    "hits": "a task of ranked lists", "ranks": "a task of ranked lists", "eos": "a task of ranked lists",
+    "target_weights": "a task of images with target boxes", "repository": "a task of repository edits",
+    "score_sq_norms": "a recorder of single completions' gradient norms",
+}
+
+
+class Lack(NamedTuple):
+    """Something that a method needs and nobody provides, and who could."""
+
+    what: str
+    who: str
+
+
+def needs_of(method: Method, estimator: Estimator, objective: Objective) -> set[str]:
+    """Fields of `Rollouts`, or entries of its `extras`, that a method and its parts read."""
+    filters = [control.make_filter(name) for name in method.filters if name in control.filter_names()]
+    return {*method.needs, *estimator.needs, *objective.needs, *(name for one in filters for name in one.needs)}
+
+
+def lacks(method: Method, estimator: Estimator, objective: Objective, provided: Iterable[str] = ()) -> list[Lack]:
+    """What is missing for the method to run, where `provided` is there beside what every run has."""
+    there = {*PROVIDED, *provided} | (set() if estimator.value_targets is None else {"values"})
+    found = [Lack(name, AWAITED.get(name, "a recorder, a topology or a task of your own"))
+             for name in sorted(needs_of(method, estimator, objective) - there)]
+    for name in method.filters:
+        if name not in control.filter_names():
+            found.append(Lack(f"filter {name}", "a file of jaxrl_llm.control"))
+        elif control.make_filter(name).per != "prompt":
+            found.append(Lack(f"filter {name}", "a learner that drops single rollouts"))
+    for name in method.controllers:
+        known = control.make(name) if name in control.names() else None
+        reads = f", by {', '.join(known.facts)}" if known is not None and known.facts else ""
+        sets = f" that sets {', '.join(known.knobs)}" if known is not None else f" that calls jaxrl_llm.control.{name}"
+        found.append(Lack(f"controller {name}", f"a run{sets}{reads}"))
+    return found
+
+
+def check(method: Method, estimator: Estimator, objective: Objective, provided: Iterable[str] = ()) -> None:
+    """Raises NotImplementedError that names what is missing and who could provide it."""
+    if found := lacks(method, estimator, objective, provided):
+        raise NotImplementedError(
+            f"method {method.slug!r} needs {'; '.join(f'{lack.what} (from {lack.who})' for lack in found)}, which this run does "
+            "not provide. Its parts can be used from your own loop; `python -m jaxrl_llm.methods` lists the other methods")

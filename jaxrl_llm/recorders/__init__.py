@@ -1,0 +1,8 @@
+"""What is measured on rollouts before they are credited and learned from: one file each."""
+from jaxrl_llm.recorders.base import Recorder
+from jaxrl_llm.recorders.features import features
+from jaxrl_llm.recorders.old import old
+from jaxrl_llm.recorders.reference import reference
+from jaxrl_llm.recorders.values import values
+
+__all__ = ["Recorder", "features", "old", "reference", "values"]

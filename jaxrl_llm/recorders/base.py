@@ -1,0 +1,44 @@
+"""What a recorder is.
+
+To add one, write a function into a file of its own that returns a `Recorder`; a `Learner` takes it as it is:
+
+    def surprise(policy: Policy) -> Recorder:
+        def record(own, params, lora, rollouts):
+            return {"surprise": -policy.logprobs(params, lora, rollouts)[0]}
+
+        return Recorder("surprise", ("surprise",), record)
+"""
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jax import Array
+
+from jaxrl_llm.rollouts import Rollouts
+
+
+class Recorder(NamedTuple):
+    """`record(own, params, lora, rollouts) -> arrays by name`, each a field of `Rollouts` or an entry of its `extras`.
+
+    `params`, `lora` are the policy's, `own` is what the recorder keeps beside it, made by `init(params)`; None: nothing.
+    `provides` names the arrays. `fit(own, policy, rollouts) -> (own, metrics)`, with `policy = (params, lora)`, trains `own` on
+    each mini-batch, before the policy's update; None: it is frozen.
+    """
+
+    name: str
+    provides: tuple[str, ...]
+    record: Callable[[Any, Any, Any, Rollouts], dict[str, Array]]
+    init: Callable[[Any], Any] | None = None
+    fit: Callable[[Any, tuple[Any, Any], Rollouts], tuple[Any, dict[str, Array]]] | None = None
+
+
+def texts_of(batch: Rollouts) -> Rollouts:
+    """What log-probs are computed from: one program scores a batch, whatever else is known of it."""
+    return Rollouts(mask=batch.mask, valid=batch.valid, tokens=batch.tokens, prompt_tokens=batch.prompt_tokens,
+                    prompt_mask=batch.prompt_mask, filled=batch.filled)
+
+
+def recorded(rollouts: Rollouts, found: dict[str, Array]) -> Rollouts:
+    """The rollouts with these arrays, in their fields or in `extras`."""
+    fields = {name: value for name, value in found.items() if name in Rollouts.__dataclass_fields__}
+    others = {name: value for name, value in found.items() if name not in fields}
+    return rollouts.replace(**fields, extras={**rollouts.extras, **others})

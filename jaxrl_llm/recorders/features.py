@@ -1,0 +1,10 @@
+"""What value models read of the policy's own states, with its log-probs from the same pass (POISE)."""
+from collections.abc import Callable
+
+from jaxrl_llm.recorders.base import Recorder
+
+
+def features(capture: Callable) -> Recorder:
+    """`features` f32[P, G, 2D + 3] with `old_logprobs`, `entropies`, by `Policy.logprobs_and_features`."""
+    names = ("old_logprobs", "entropies", "features")
+    return Recorder("features", names, lambda own, params, lora, rollouts: dict(zip(names, capture(params, lora, rollouts))))

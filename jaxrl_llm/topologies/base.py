@@ -1,0 +1,57 @@
+"""What a topology is.
+
+To add one, write a function into a file of its own that returns a `Topology`; a `Source` takes it as it is:
+
+    def twice(prompts: int) -> Topology:
+        def plan(forest):
+            if not forest.problems:
+                return Plan(draw=prompts)
+            return Plan(rows=np.arange(prompts) if group_sizes(forest).min() < 2 else nobody)
+
+        return Topology(plan, everyone, rounds=2)
+"""
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.forest import Forest
+
+nobody = np.zeros(0, np.int32)
+
+
+class Plan(NamedTuple):
+    """What to do next: `draw` so many problems of the task, or sample a group for each of `rows` i32[R], prompts of the forest.
+
+    A prompt that comes twice gets two groups. With neither the batch is complete.
+    """
+
+    draw: int = 0
+    rows: np.ndarray = nobody
+
+    @property
+    def complete(self) -> bool:
+        """Whether the batch is."""
+        return not self.draw and not len(self.rows)
+
+
+class Topology(NamedTuple):
+    """`plan(forest) -> Plan`, what to sample next; `choose(forest) -> bool[P]`, the prompts of a complete batch to learn from.
+
+    `rounds`: the most groups that a prompt gets. `metrics(forest) -> numbers by name`, of a complete batch.
+    """
+
+    plan: Callable[[Forest], Plan]
+    choose: Callable[[Forest], np.ndarray]
+    rounds: int = 1
+    metrics: Callable[[Forest], dict[str, float]] = lambda forest: {}
+
+
+def everyone(forest: Forest) -> np.ndarray:
+    """bool[P], all True."""
+    return np.ones(len(forest.problems), bool)
+
+
+def group_sizes(forest: Forest) -> np.ndarray:
+    """i64[P], trajectories of each prompt."""
+    return np.bincount(forest.prompt[forest.ends], minlength=len(forest.problems))

@@ -1,0 +1,100 @@
+"""Groups of completions for prompts of a forest: the compiled sampler, then texts and rewards on the host."""
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_llm import parallel
+from jaxrl_llm.forest import Forest, grow
+from jaxrl_llm.generation import sampling as sampling_lib
+from jaxrl_llm.generation.prompts import pad
+from jaxrl_llm.generation.sampler import Completions, row_keys
+from jaxrl_llm.rewards import Combined
+from jaxrl_llm.rollouts import Role
+from jaxrl_llm.training.guard import Guarded
+from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.scoring import decode, shared_scores
+from jaxrl_llm.training.shapes import prompt_bucket_of
+
+Generate = Callable[[np.ndarray, np.ndarray, jax.Array], Completions]  # (prompt tokens, prompt mask, keys) -> completions
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """`prompts` x `group` completions at a time, in one compiled program.
+
+    Attributes:
+      generate: `(params, prompt_tokens, prompt_mask, keys, sampling, lora=) -> Completions`, see `generation.generate`.
+      sampling: the distribution to draw from.
+      prompts, group: P and G of a call.  micro_batches: parts of the prompts, one after another.
+      prompt_tokens: the longest prompt.
+      tokenizer, stop_strings, reward: how completions become texts and scores.
+      mesh, dtype: where weights lie and what the model computes in.
+    """
+
+    generate: Guarded | Callable[..., Completions]
+    sampling: sampling_lib.Sampling
+    prompts: int
+    group: int
+    prompt_tokens: int
+    tokenizer: Any
+    reward: Combined
+    mesh: Mesh
+    dtype: Any
+    stop_strings: Sequence[str] = ()
+    micro_batches: int = 1
+
+    def under(self, params, lora, temperature: float | None = None) -> Generate:
+        """The compiled program under these weights."""
+        chosen = self.sampling if temperature is None else self.sampling._replace(temperature=np.float32(temperature))
+        sampling_lib.check(chosen)
+        params = parallel.reshard(params, self.mesh, self.dtype)
+        size = self.prompts // self.micro_batches
+
+        def run(*rows):
+            return self.generate(params, *parallel.put(rows, parallel.batch_sharding(self.mesh)), chosen, lora=lora)
+
+        def in_parts(*rows):
+            parts = [parallel.fetch(run(*(x[start:start + size] for x in rows))) for start in range(0, self.prompts, size)]
+            return jax.tree.map(_join, *parts)
+
+        return run if self.micro_batches == 1 else in_parts
+
+    def groups(self, generate: Generate, forest: Forest, rows: np.ndarray, first_uid: int, key: jax.Array, version: int,
+               timer: PhaseTimer) -> Forest:
+        """The forest with one more group for each of the prompts `rows` i32[R], of uids from `first_uid` on."""
+        for start in range(0, len(rows), self.prompts):
+            part = rows[start:start + self.prompts]
+            forest = self._call(generate, forest, part, first_uid + start * self.group, key, version, timer)
+        return forest
+
+    def _call(self, generate, forest, rows, first_uid, key, version, timer):
+        """As `groups`, for at most `prompts` rows. Missing ones are filled up, so that no new shape compiles, and dropped."""
+        asked = [forest.prompt_ids(row) for row in rows]
+        missing, length = self.prompts - len(asked), prompt_bucket_of(max(map(len, asked)), self.prompt_tokens)
+        batch = pad([ids.tolist() for ids in asked] + [asked[0].tolist()] * missing, [0] * self.prompts, length)
+        uids = first_uid + np.arange(self.prompts * self.group).reshape(self.prompts, self.group)
+        with timer("rollout"):
+            made = parallel.fetch(generate(batch.tokens, batch.mask, row_keys(key, uids.astype(np.uint32))))
+        steps, made = int(np.sum(made.decode_steps)), jax.tree.map(lambda x: x[:len(rows)] if np.ndim(x) else x, made)
+        with timer("reward"):
+            made, texts = decode(made, self.tokenizer, self.stop_strings)
+            lengths = made.mask.sum(-1).reshape(-1)
+            problems = [forest.problems[row] for row in rows for _ in range(self.group)]
+            scores = shared_scores(self.reward, texts, problems, lengths)
+            extract = self.reward.rewards[0].extract
+        roots = np.flatnonzero(forest.role == Role.PROMPT)
+        return grow(
+            forest, np.repeat(roots[rows], self.group), uids[:len(rows)].reshape(-1), role=Role.POLICY, length=lengths,
+            stopped=made.stopped.reshape(-1), rewards=scores.total, components=scores.components, texts=texts,
+            answers=[None if extract is None else extract(text) for text in texts], tokens=made.tokens[made.mask],
+            logprobs=made.logprobs[made.mask], entropies=made.entropies[made.mask],
+            version=np.full(int(lengths.sum()), version), decode_steps=steps, failures=scores.failures)
+
+
+def _join(*leaves):
+    """The same leaf of successive parts as one: rows one after another, counts summed."""
+    return np.concatenate(leaves) if np.ndim(leaves[0]) else sum(leaves)

@@ -1,0 +1,241 @@
+"""From finished rollouts to new weights: what is recorded of them, advantages, optimiser steps."""
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from jaxrl_llm import parallel
+from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.descent import keep_finite
+from jaxrl_llm.objectives.base import Objective
+from jaxrl_llm.recorders.base import Recorder, recorded, texts_of
+from jaxrl_llm.rollouts import Rollouts, take
+from jaxrl_llm.training import offload
+from jaxrl_llm.training import state as state_lib
+from jaxrl_llm.training.guard import Guarded
+from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.regroup import regroup
+from jaxrl_llm.training.shapes import quarters_filled
+from jaxrl_llm.training.state import TrainState
+from jaxrl_llm.training.step import adam_noise
+from jaxrl_llm.values.critic import metrics as value_metrics
+
+_SHUFFLE_STREAM = 2**31 - 2  # folded into the key of a step
+
+
+class TrainingDiverged(RuntimeError):
+    """Too many updates in a row had a loss or gradient that was not finite."""
+
+
+class Learned(NamedTuple):
+    """The new `state`, `metrics` (means over the updates), and the `rollouts` and `advantages` f32[P, G, T] learned from.
+
+    The last two are None where there was nothing to learn from.
+    """
+
+    state: TrainState
+    metrics: dict[str, float]
+    rollouts: Rollouts | None = None
+    advantages: jax.Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """`learn(state, rollouts)` is one step of a run; see `training.setup.make_learner` for one made from a configuration.
+
+    Attributes:
+      policy, estimator, objective, optimizer: what is learned, and how.
+      recorders: what is measured of rollouts first, in this order.
+      update: the compiled update, see `training.step.make_update`.
+      joint: the update that estimates in its own forward pass, see `make_joint_update`; None: advantages come first.
+      score: the compiled `Policy.logprobs`.
+      prompts, group: P and G of the rows that an update sees; larger groups become several rows, see `training.regroup`.
+      epochs, minibatches, micro_batches: passes over a batch, updates in each, parts of an update.
+      pretrain_steps: first steps, in which the policy is left as it is.
+      max_skipped: updates in a row that may be refused.
+      offload: what waits in the host's memory, see `training.offload`.
+      unpads: whether padding is left out of the model's matrix products.
+      moments: decay rates of Adam's moments, for the noise of its gradients.
+    """
+
+    policy: Policy
+    estimator: Estimator
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    recorders: tuple[Recorder, ...]
+    update: Guarded
+    score: Guarded
+    mesh: Mesh
+    prompts: int
+    group: int
+    joint: Guarded | None = None
+    epochs: int = 1
+    minibatches: int = 1
+    micro_batches: int = 1
+    pretrain_steps: int = 0
+    max_skipped: int = 10
+    offload: tuple[str, ...] = ()
+    unpads: bool = False
+    moments: tuple[float, float] = (0.9, 0.999)
+
+    def init(self, params, lora, key: jax.Array, prior: Any = None) -> TrainState:
+        """The state before the first step, laid out on the mesh."""
+        beside = {one.name: one.init(params) for one in self.recorders if one.fit is not None and one.init is not None}
+        state = state_lib.create(params, lora, self.optimizer, self.estimator, self.objective, key)
+        state = state.replace(beside=beside, prior=prior)
+        return parallel.put(state, parallel.tree_shardings(state, self.mesh))
+
+    def frozen(self, params) -> dict[str, Any]:
+        """Weights of recorders that are never trained, by name."""
+        return {one.name: one.init(params) for one in self.recorders if one.fit is None and one.init is not None}
+
+    def learn(self, state: TrainState, rollouts: Rollouts | None, frozen: Mapping[str, Any] | None = None,
+              timer: PhaseTimer | None = None) -> Learned:
+        """Advantages and optimiser steps on one batch on the host.
+
+        `frozen`: what `frozen(params)` returned at the start, where a recorder has such weights. None for rollouts counts as a
+        step in which there was nothing to learn. The state is consumed.
+
+        Raises:
+          TrainingDiverged: after `max_skipped` non-finite updates in a row.
+        """
+        timer, alone = timer or PhaseTimer(), int(state.step) < self.pretrain_steps
+        if rollouts is None:
+            return Learned(state.replace(step=state.step + 1), {})
+        with timer("score"):
+            state, batch, advantages, facts = self._credit(state, rollouts, frozen or {}, alone)
+        with timer("update"):
+            state = offload.moments_near(self.offload, state)
+            state, updates, estimated = self._updates(state, batch, advantages, alone)
+            noise = jax.jit(adam_noise)(state.opt_state, *self.moments)
+            metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(facts | {"adam_noise": noise})
+            state = offload.moments_away(self.offload, state)
+        if int(state.skipped_in_row) >= self.max_skipped:
+            raise TrainingDiverged(
+                f"{int(state.skipped_in_row)} updates in a row had a loss or gradient that was not finite (step "
+                f"{int(state.step)}). The weights are those before the first of them. Lower optimizer.learning_rate, check the "
+                "rewards and mismatch/kl in the metrics, then resume from the last checkpoint")
+        return Learned(state.replace(step=state.step + 1), metrics, batch, estimated)
+
+    def place(self, tree):
+        """A batch on the devices: every leaf `[P, ...]` spread over the mesh by prompts."""
+        return parallel.put(tree, parallel.batch_sharding(self.mesh))
+
+    def _credit(self, state: TrainState, rollouts: Rollouts, frozen: Mapping[str, Any], alone: bool):
+        """Everything the updates of a batch need beside it: `(state, batch, advantages, metrics)`.
+
+        Advantages are None where the update makes them in its own forward pass. They are made of whole groups; groups that are
+        larger than the rows of an update are cut afterwards, and what the update alone needs is recorded of the rows.
+        """
+        if rollouts.valid.shape[1] == self.group:
+            batch, facts = self._recorded(state, self.place(self._unpadded(rollouts)), frozen, alone)
+            if self.joint is not None:
+                return state, batch, None, facts
+            advantages, estimator_state, own = estimate(self.estimator, self.mesh, batch, state.estimator_state)
+            jax.block_until_ready(advantages)
+            return state.replace(estimator_state=estimator_state), batch, advantages, facts | own
+        placed = self.place(rollouts)
+        advantages, estimator_state, own = estimate(self.estimator, self.mesh, placed, state.estimator_state)
+        if self.estimator.keeps is not None:
+            rollouts = rollouts.replace(valid=parallel.fetch(jax.jit(self.estimator.keeps)(placed)))
+        rows, advantages = regroup(rollouts, parallel.fetch(advantages), self.group, self.prompts)
+        batch, facts = self._recorded(state, self.place(self._unpadded(rows)), frozen, alone)
+        return state.replace(estimator_state=estimator_state), batch, self.place(advantages), facts | own
+
+    def _recorded(self, state: TrainState, batch: Rollouts, frozen: Mapping[str, Any], alone: bool) -> tuple[Rollouts, dict]:
+        """The batch with what the recorders measure, and with the targets of a critic, all fixed for the step's updates.
+
+        A critic that is trained `alone` is fitted to the returns that were seen.
+        """
+        seen = batch
+        for one in self.recorders:
+            own = state.beside[one.name] if one.name in state.beside else offload.near(self.offload, one.name, frozen.get(one.name))
+            batch = recorded(batch, one.record(own, state.params, state.lora, seen))
+        if self.estimator.value_targets is None:
+            return batch, {}
+        targets_of = jax.jit(self.estimator.value_targets, static_argnums=1)
+        returns = targets_of(batch, True)
+        targets = returns if alone else targets_of(batch, False)
+        batch = recorded(batch, {"value_targets": targets})
+        facts = jax.device_get(jax.jit(value_metrics)(batch.extras["values"], returns, batch.token_mask))
+        return self.place(batch), facts
+
+    def _updates(self, state: TrainState, batch: Rollouts, advantages, alone: bool):
+        """`(state, metrics of each update, advantages)` after all epochs and minibatches."""
+        rows = batch.mask.shape[0]
+        size, updates, estimated, real = rows // self.minibatches, [], advantages, parallel.fetch(batch.valid).any(1)
+        shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), _SHUFFLE_STREAM)
+        for epoch in range(self.epochs):
+            if self.minibatches == 1:
+                state, found = self._update(state, batch, advantages, alone)
+                estimated = found.pop("advantages", advantages)
+                updates.append(found)
+                continue
+            order = jax.random.permutation(jax.random.fold_in(shuffle_key, epoch), rows)
+            for start in range(0, rows, size):
+                if not real[np.asarray(order[start:start + size])].any():  # nothing but filling, where filters kept too few
+                    continue
+                part, its_advantages = self.place(rows_of((batch, advantages), order, start, size))
+                state, found = self._update(state, part, its_advantages, alone)
+                updates.append(found)
+        return state, updates, estimated
+
+    def _update(self, state: TrainState, part: Rollouts, advantages, alone: bool) -> tuple[TrainState, dict]:
+        """One optimiser step of what is trained beside the policy, then of the policy, unless it is left `alone`."""
+        found: dict[str, Any] = {}
+        for one in self.recorders:
+            if one.fit is not None:
+                own, facts = one.fit(state.beside[one.name], (state.params, state.lora), part)
+                state, found = state.replace(beside={**state.beside, one.name: own}), found | facts
+        if alone:
+            return state, found | {"skipped_updates": state.skipped}
+        state, learned = (self.update(state, part, advantages) if self.joint is None or advantages is not None
+                          else self.joint(state, part))
+        return state, found | learned
+
+    def _unpadded(self, batch: Rollouts) -> Rollouts:
+        """A batch on the host, with the promise that lets the model leave its padding out, see `Rollouts.filled`."""
+        if not self.unpads:
+            return batch
+        shards = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        together = self.prompts // math.prod((self.minibatches, self.micro_batches, shards))
+        return batch.replace(filled=quarters_filled(np.asarray(batch.token_mask), together))
+
+    def ratios(self, state: TrainState, batch: Rollouts, before: jax.Array) -> jax.Array:
+        """f32[P, G, T], the probability of each token now over that of the log-probs `before`."""
+        return jax.numpy.exp(self.score(state.params, state.lora, texts_of(batch))[0] - before)
+
+
+def mean_metrics(updates: list[dict]) -> dict[str, float]:
+    """Metrics of the updates of a step as one: means, maxima for names in `max/`, the last value of the running count.
+
+    None of a step without updates, whose rollouts the method dropped.
+    """
+    if not updates:
+        return {}
+    whole = {name: float((np.max if name.startswith("max/") else np.mean)([found[name] for found in updates]))
+             for name in updates[0]}
+    return whole | {"skipped_updates": float(updates[-1]["skipped_updates"])}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def estimate(estimator: Estimator, mesh: Mesh, batch: Rollouts, state):
+    """`(advantages, state, metrics)` of an estimator; its state stays laid out by the partition table, and finite."""
+    advantages, new = estimator.update(batch, state)
+    new = keep_finite(new, state)
+    metrics = {} if estimator.metrics is None else estimator.metrics(batch, advantages, state)
+    return advantages, jax.lax.with_sharding_constraint(new, parallel.tree_shardings(new, mesh)), metrics
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def rows_of(tree, order, start, size: int):
+    """Of every leaf `[P, ...]` the rows `order[start:start + size]`."""
+    chosen = take(order, start, size)
+    return jax.tree.map(lambda x: x[chosen], tree)

@@ -1,0 +1,48 @@
+"""Pages of samples: what a batch reads like, with the numbers of every token."""
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from jaxrl_llm import parallel
+from jaxrl_llm.forest import Forest, paths
+from jaxrl_llm.training.learner import Learned, Learner
+from jaxrl_llm.training.samples import per_token, write_samples
+from jaxrl_llm.training.source import Source
+
+
+def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: Mapping[str, np.ndarray]) -> None:
+    """Samples of a batch as readable text and JSON lines, with the sampler's and further `numbers` f32[P, G, T] per token."""
+    if not parallel.is_primary() or not forest.problems:
+        return
+    ends, names = forest.ends, forest.names
+    group = int(np.bincount(forest.prompt[ends]).max())
+    seen = paths(forest, group=group, prompts=len(forest.problems), tokens=lambda longest: longest,
+                 prompt_tokens=lambda longest: longest, version=0)
+    owner, lengths = forest.prompt[ends], seen.mask[seen.valid].sum(-1).tolist()
+    place = np.arange(len(ends)) - np.searchsorted(owner, owner)
+    of_rows = lambda x: np.asarray(x)[owner, place]  # noqa: E731
+    spelled = {"logprobs": of_rows(seen.behavior_logprobs), "entropies": of_rows(seen.entropies),
+               **{name: of_rows(x) for name, x in numbers.items()}}
+    decode = source.sampler.tokenizer.decode
+    tokens = per_token(of_rows(seen.tokens), lengths, lambda i: decode([i], skip_special=False), spelled)
+    columns = (forest.texts[ends].tolist(), forest.rewards[ends].tolist(),
+               [dict(zip(names, map(float, row))) for row in forest.components[ends]], lengths,
+               np.where(forest.stopped[ends], "stop", "length").tolist(), tokens)
+    starts = np.searchsorted(owner, np.arange(len(forest.problems) + 1))
+    grouped = [[column[a:b] for a, b in zip(starts, starts[1:])] for column in columns]
+    prompts = [decode(forest.prompt_ids(p).tolist(), skip_special=False) for p in range(len(forest.problems))]
+    write_samples(path, step, prompts, [p.answer for p in forest.problems], *grouped)
+
+
+def lessons(source: Source, learner: Learner, learned: Learned) -> dict[str, np.ndarray]:
+    """What a page shows of the tokens of a batch after it was learned from: advantages, and what became of probabilities."""
+    batch, before = learned.rollouts, None
+    if batch is None or source.topology.rounds > 1:  # rows of unequal groups no longer lie as they were sampled
+        return {}
+    s, before = source.sampler.sampling, batch.old_logprobs
+    if before is None and s.temperature > 0 and s.top_k is None and s.top_p is None and s.min_p is None:
+        before = batch.behavior_logprobs  # of the sampler, which drew from the very same distribution
+    if before is None:
+        return parallel.fetch({"advantages": learned.advantages})
+    return parallel.fetch({"advantages": learned.advantages, "ratios": learner.ratios(learned.state, batch, before)})

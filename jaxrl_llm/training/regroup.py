@@ -1,0 +1,33 @@
+"""Groups of unequal size in rows of one size: an update pays only for what was sampled."""
+import jax
+import numpy as np
+
+from jaxrl_llm.rollouts import Rollouts
+
+
+def regroup(rollouts: Rollouts, advantages, size: int, multiple: int) -> tuple[Rollouts, np.ndarray]:
+    """The same rollouts in rows of at most `size`, without the rows that hold none: `[P, G, ...] -> [R, size, ...]`.
+
+    To be called when the advantages are known, which need whole groups. R is filled up to a `multiple` with rows that are not
+    valid, so that few shapes compile. Means over tokens or rollouts stay what they were, a mean over prompts would not.
+    Raises ValueError when `size` does not divide G.
+    """
+    P, G = rollouts.valid.shape
+    if G % size:
+        raise ValueError(f"groups of up to {G} rollouts do not split into rows of {size}")
+    first = np.argsort(~np.asarray(rollouts.valid), axis=1, kind="stable").reshape(-1, size)  # valid ones, wherever they are
+    owner = np.repeat(np.arange(P), G // size)
+    chosen = np.flatnonzero(np.asarray(rollouts.valid)[owner[:, None], first].any(axis=1))
+    total = max(-(-len(chosen) // multiple), 1) * multiple
+    index = np.concatenate([chosen, np.zeros(total - len(chosen), int)])
+    owner, first = owner[index], first[index]
+
+    def cut(x):
+        x = np.asarray(x)
+        return x[owner[:, None], first] if x.ndim > 1 and x.shape[1] == G else x[owner]
+
+    per_prompt = {name: getattr(rollouts, name) for name in ("prompt_tokens", "prompt_mask")}  # S may equal G
+    split = jax.tree.map(cut, rollouts.replace(prompt_tokens=None, prompt_mask=None))
+    whole = {name: None if x is None else np.asarray(x)[owner] for name, x in per_prompt.items()}
+    valid = split.valid & (np.arange(total) < len(chosen))[:, None]
+    return split.replace(valid=valid, **whole), cut(advantages)

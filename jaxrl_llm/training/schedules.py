@@ -1,0 +1,30 @@
+"""How sampling and learning take turns."""
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from jaxrl_llm.training.learner import Learned, Learner
+from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.source import Finished, Source
+from jaxrl_llm.training.state import TrainState
+
+
+class Step(NamedTuple):
+    """A step that is done: the `position` of the source from which the run goes on, what was sampled and what was learned."""
+
+    position: dict[str, Any]
+    finished: Finished
+    learned: Learned
+
+
+def sync(source: Source, learner: Learner, state: TrainState, frozen: Mapping[str, Any] | None = None,
+         timer: PhaseTimer | None = None, phase: Callable[[str], None] = lambda name: None) -> Iterator[Step]:
+    """Steps without end: each batch is sampled with the weights that it changes. `phase` hears "sampling" and "learning"."""
+    while True:
+        phase("sampling")
+        finished = source.next(state, timer)
+        position = source.position()
+        phase("learning")
+        learned = learner.learn(source.observe(state, finished), finished.rollouts, frozen, timer)
+        state = learned.state
+        yield Step(position, finished, learned)
+        del finished, learned  # makes room for the next ones

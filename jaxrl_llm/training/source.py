@@ -1,0 +1,168 @@
+"""Where rollouts come from: problems in, finished rollouts out."""
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_llm import forest as forests
+from jaxrl_llm import parallel
+from jaxrl_llm.forest import Forest
+from jaxrl_llm.generation.prompts import encode_problem, fit
+from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.tasks.base import Problem, Task
+from jaxrl_llm.topologies import Topology
+from jaxrl_llm.training import prior as prior_lib
+from jaxrl_llm.training.groups import Generate, Sampler
+from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.shapes import bucket_of, prompt_bucket_of
+from jaxrl_llm.training.state import TrainState
+
+_FILLS = 100  # batches to look through for prompts that are not too long
+_ORACLE_UIDS = 2**31  # of completions that nothing is learned from
+
+
+class Finished(NamedTuple):
+    """A batch to learn from: `rollouts` (None: no prompt is left), the `forest` that they are a view of, and `metrics`."""
+
+    rollouts: Rollouts | None
+    forest: Forest
+    metrics: dict[str, float]
+
+
+@dataclasses.dataclass
+class Source:
+    """`next(state)` samples one batch with the policy of the state.
+
+    Attributes:
+      task: whose problems `data` yields, in batches that go on for ever.
+      sampler: of groups.  topology: who is sampled.  prompts: of a batch.  max_tokens: of a completion, T at most.
+      overlong: what becomes of prompts that are too long, see `generation.prompts.fit`.
+      prior: what tells `facts["expected"]` of prompts before they are sampled; None: nobody asks.
+      readers: processes that read `data` in turns.
+      next_uid: of the next trajectory.
+    """
+
+    task: Task
+    data: Iterator[list[Problem]]
+    sampler: Sampler
+    topology: Topology
+    prompts: int
+    max_tokens: int
+    mesh: Mesh
+    overlong: str = "fail"
+    prior: prior_lib.Prior | None = None
+    readers: int = 1
+    next_uid: int = 0
+
+    def position(self) -> dict[str, Any]:
+        """Where the source is, for a checkpoint."""
+        return {"data": self.data.get_state(), "next_uid": self.next_uid}  # type: ignore[attr-defined]
+
+    def set_position(self, position: dict[str, Any]) -> None:
+        """Goes on from there."""
+        self.data.set_state(position["data"])  # type: ignore[attr-defined]
+        self.next_uid = position["next_uid"]
+
+    def next(self, state: TrainState, timer: PhaseTimer | None = None) -> Finished:
+        """One batch, as its topology wants it.
+
+        Raises:
+          ValueError: no prompt of many batches fits.
+        """
+        timer, version = timer or PhaseTimer(), int(state.step)
+        generate = self.sampler.under(state.params, state.lora)
+        forest = self.planted([], draw=0)
+        while not (plan := self.topology.plan(forest)).complete:
+            if plan.draw:
+                forest = self._drawn(forest, plan.draw, state, generate, timer)
+            else:
+                forest = self.sampler.groups(generate, forest, plan.rows, self.next_uid, state.key, version, timer)
+                self.next_uid += len(plan.rows) * self.sampler.group
+        chosen = forests.select(forest, self.topology.choose(forest))
+        metrics = forests.metrics(forest) | self.topology.metrics(forest)
+        return Finished(self.view(chosen, version) if chosen.problems else None, chosen, metrics)
+
+    def view(self, forest: Forest, version: int) -> Rollouts:
+        """What is credited: one rollout a trajectory, in one of the shapes that a run compiles for."""
+        return forests.paths(
+            forest, group=self.sampler.group * self.topology.rounds, prompts=self.prompts, version=version,
+            tokens=lambda longest: bucket_of(longest, self.max_tokens),
+            prompt_tokens=lambda longest: prompt_bucket_of(longest, self.sampler.prompt_tokens))
+
+    def planted(self, rows: Sequence[tuple[Problem, list[int]]], draw: int) -> Forest:
+        """The forest of these problems and their token ids, in which nothing has been sampled."""
+        reward = self.sampler.reward
+        return forests.plant([problem for problem, _ in rows], [ids for _, ids in rows], [part.name for part in reward.rewards],
+                             answers=reward.rewards[0].extract is not None, draw=draw)
+
+    def observe(self, state: TrainState, finished: Finished) -> TrainState:
+        """The state whose prior knows what came of the prompts."""
+        if self.prior is None or finished.rollouts is None:
+            return state
+        r = finished.rollouts
+        known = {name: np.concatenate([x, np.repeat(x[:1], len(r.valid) - len(x), axis=0)])
+                 for name, x in finished.forest.facts.items()}
+        return state.replace(prior=prior_lib.observe(self.mesh, self.prior, state.prior, known, r.rewards, r.valid))
+
+    def _drawn(self, forest: Forest, count: int, state: TrainState, generate: Generate, timer: PhaseTimer) -> Forest:
+        """The forest with `count` further problems of the task, and what is known of them."""
+        rows: list[tuple[Problem, list[int]]] = []
+        for _ in range(_FILLS):
+            rows += fitting_problems(next(self.data), self.sampler.tokenizer, self.sampler.prompt_tokens, self.overlong,
+                                     self.readers)
+            if len(rows) >= count:
+                break
+        if not rows:
+            raise ValueError(f"no prompt of {_FILLS} batches fits in prompts.max_tokens={self.sampler.prompt_tokens}; raise it")
+        new = self.planted(rows[:count], draw=int(forest.draw.max(initial=-1)) + 1)
+        if self.prior is not None:
+            new = new.with_facts(self._expectations(new, rows[:count], state, generate, timer))
+        return forests.join([forest, new]) if forest.problems else new
+
+    def _expectations(self, new: Forest, rows, state: TrainState, generate: Generate, timer: PhaseTimer) -> prior_lib.Facts:
+        """The facts that the prior reads of problems, and what it makes of them.
+
+        A prior that asks the policy itself gets the mean rewards of completions that nothing is learned from.
+        """
+        assert self.prior is not None
+        facts = self.prior.read(rows, state.params, state.lora)
+        if self.prior.draws:
+            again = np.resize(np.arange(len(rows)), self.sampler.prompts * self.prior.draws)
+            uid = (int(state.step) * len(again) * self.sampler.group + _ORACLE_UIDS) % 2**32
+            asked = self.sampler.groups(generate, new, again, uid, state.key, -1, timer)
+            facts["sampled"] = (np.bincount(asked.prompt[asked.ends], asked.rewards[asked.ends])
+                                / np.bincount(asked.prompt[asked.ends])).astype(np.float32)
+        return {**facts, "expected": parallel.fetch(prior_lib.predict(self.prior, state.prior, facts))}
+
+
+def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, overlong: str, processes: int = 1):
+    """The problems whose prompts fit and their token ids (see `generation.prompts.fit`).
+
+    Where several `processes` read a batch in turns, each gives its own problems, and all get those of all in order.
+    """
+    mine = [(problem, fit(encode_problem(problem, tokenizer), problem, max_tokens, overlong)) for problem in problems]
+    shares = [mine] if processes == 1 else parallel.gather_objects(mine)[:processes]
+    return [(problem, ids) for turn in zip(*shares, strict=True) for problem, ids in turn if ids is not None]
+
+
+def held_out(source: Sequence[Problem], problems: int) -> list[Problem]:
+    """`problems` of `source`, or all if there are fewer, drawn with a fixed seed.
+
+    Sources are often sorted: their first problems are no fair sample. Every run is measured on the same ones.
+    """
+    return [source[int(i)] for i in np.random.default_rng(0).permutation(len(source))[:problems]]
+
+
+def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array, timer: PhaseTimer | None = None,
+                    temperature: float | None = None) -> Forest:
+    """A group for each of `problems` held-out problems; ValueError where no prompt fits."""
+    rows = fitting_problems(held_out(source.task.heldout, problems), source.sampler.tokenizer, source.sampler.prompt_tokens,
+                            source.overlong)
+    if not rows:
+        raise ValueError(f"no held-out prompt fits in prompts.max_tokens={source.sampler.prompt_tokens}; raise it")
+    generate = source.sampler.under(params, lora, temperature)
+    forest = source.planted(rows, draw=0)
+    return source.sampler.groups(generate, forest, np.arange(len(rows)), 0, key, -1, timer or PhaseTimer())
