@@ -87,7 +87,7 @@ def machine(dtype, rows: int, width: int):
 
 
 def build():
-    """`(run, state, data)` of the configuration, with the benchmark's own prompts and stop tokens."""
+    """`(run, state)` of the configuration, with the benchmark's own prompts and stop tokens."""
     from jaxrl_llm.generation.prompts import encode_problem
     from jaxrl_llm.generation.sampler import generate
     from jaxrl_llm.rewards import Reward, combine
@@ -95,37 +95,36 @@ def build():
     from jaxrl_llm.training.guard import Guarded
     config = _CONFIG.value
     run, params = setup.build(config)
-    longest = max(len(encode_problem(p, run.tokenizer)) for p in next(questions(64, _PROMPT_WORDS.value)))
-    stops = tuple(range(round(_STOPPING.value * run.policy.model.config.vocab_size)))
+    longest = max(len(encode_problem(p, run.source.sampler.tokenizer)) for p in next(questions(64, _PROMPT_WORDS.value)))
+    stops = tuple(range(round(_STOPPING.value * run.learner.policy.model.config.vocab_size)))
     T = config.sampling.max_tokens
-    sampler = Guarded("rollout", functools.partial(generate, run.policy.model, max_tokens=T, stop_ids=stops, mesh=run.mesh))
+    compiled = functools.partial(generate, run.learner.policy.model, max_tokens=T, stop_ids=stops, mesh=run.learner.mesh)
     distinct = Reward("distinct", lambda completion, *_: zlib.crc32(completion.encode()) / 2**32)  # or updates skip prompts
-    run = dataclasses.replace(run, generate=sampler, prompt_tokens=longest, reward=combine([distinct]))
-    return run, setup.initial_state(run, params), questions(config.prompts.per_step, _PROMPT_WORDS.value)
+    sampler = dataclasses.replace(run.source.sampler, generate=Guarded("rollout", compiled), prompt_tokens=longest,
+                                  reward=combine([distinct]))
+    source = dataclasses.replace(run.source, sampler=sampler, data=questions(config.prompts.per_step, _PROMPT_WORDS.value))
+    return dataclasses.replace(run, source=source), setup.initial_state(run, params)
 
 
-def step(run, state, data):
-    """One step of the training loop: `(state, sampled, seconds per phase)`."""
-    from jaxrl_llm.training import loop
+def step(run, state):
+    """One step of a run: `(state, the rollouts, seconds per phase)`."""
     from jaxrl_llm.training.metrics import PhaseTimer
     timer = PhaseTimer()
     began = time.perf_counter()
-    sampled, _ = loop.collect(run, state, data, timer)
-    state, *_ = loop.learn(run, state, sampled, None, timer)
-    return state, sampled, timer.collect() | {"time/step": time.perf_counter() - began}
+    rollouts = run.source.next(state, timer).rollouts
+    state = run.learner.learn(state, rollouts, timer=timer).state
+    return state, rollouts, timer.collect() | {"time/step": time.perf_counter() - began}
 
 
-def prefill_seconds(run, state, sampled) -> float:
+def prefill_seconds(run, state, rollouts) -> float:
     import jax
-    prefill = jax.jit(lambda params, tokens, mask: run.policy.model.prefill(params, tokens, mask, lora=state.lora))
-    return seconds_of(prefill, state.params, sampled.prompts.tokens, sampled.prompts.mask)
+    prefill = jax.jit(lambda params, tokens, mask: run.learner.policy.model.prefill(params, tokens, mask, lora=state.lora))
+    return seconds_of(prefill, state.params, rollouts.prompt_tokens, rollouts.prompt_mask)
 
 
-def score_seconds(run, state, sampled) -> float:
-    from jaxrl_llm.training import rollout
-    c = run.config
-    batch = run.unpadded(rollout.to_rollouts(sampled, c.sampling.max_tokens, c.prompts.per_step, 0))
-    return seconds_of(run.score, state.params, state.lora, batch, repeats=2)
+def score_seconds(run, state, rollouts) -> float:
+    from jaxrl_llm.recorders.base import texts_of
+    return seconds_of(run.learner.score, state.params, state.lora, texts_of(rollouts), repeats=2)
 
 
 def decode_floor(architecture, prompts: list[int], lengths: list[list[int]], size: int, limits: dict[str, float]) -> float:
@@ -145,15 +144,15 @@ def decode_floor(architecture, prompts: list[int], lengths: list[list[int]], siz
     return products + max(attention / rate, positions * position / bandwidth)
 
 
-def rows_of(run, times: dict[str, float], sampled, limits) -> list[dict]:
+def rows_of(run, times: dict[str, float], rollouts, limits) -> list[dict]:
     """One row per phase: seconds, tokens, useful operations and the share of what the machine allows."""
     from jaxrl_llm.evaluation import flops
-    model, c = run.policy.model, run.config
+    model, c = run.learner.policy.model, run.config
     architecture = model.config
-    prompts = [int(n) for n in sampled.prompts.mask.sum(-1)]
+    prompts = rollouts.prompt_mask.sum(-1).tolist()
     rate = limits["gemm_flops_per_s"]
     size = 2 if c.model.dtype == "bfloat16" else 4
-    lengths = sampled.completions.mask.sum(-1).tolist()
+    lengths = rollouts.mask.sum(-1).tolist()
     logits = 2 * architecture.vocab_size * architecture.hidden_size
     packed = sum(flops.packed_flops(architecture, p, [n - 1 for n in own]) + logits * len(own)  # layers see no last tokens
                  for p, own in zip(prompts, lengths))
@@ -184,18 +183,19 @@ def main():
     import jax
 
     from jaxrl_llm.training.setup import DTYPES
-    run, state, data = build()
+    run, state = build()
     c, device = run.config, jax.devices()[0]
-    measure = machine(DTYPES[c.model.dtype], c.prompts.per_step * c.sampling.group, run.policy.model.config.hidden_size)
+    measure = machine(DTYPES[c.model.dtype], c.prompts.per_step * c.sampling.group, run.learner.policy.model.config.hidden_size)
     began = time.perf_counter()
-    state, sampled, _ = step(run, state, data)
+    state, rollouts, _ = step(run, state)
     first, found, measured = time.perf_counter() - began, [], []
     print(json.dumps({"step": 0, "step_s": round(first, 3)}), flush=True)  # the one that compiles
-    compiling = run.generate.compile_seconds + run.update.compile_seconds + run.score.compile_seconds
+    compiled = run.source.sampler.generate, run.learner.update, run.learner.score
+    compiling = sum(one.compile_seconds for one in compiled)
     for number in range(_STEPS.value):
         if _PHASES.value:
             measured.append(measure())  # before every step: other tenants of the machine come and go
-        state, sampled, times = step(run, state, data)
+        state, rollouts, times = step(run, state)
         found.append(times)
         print(json.dumps({"step": number + 1, "step_s": round(times["time/step"], 3),
                           "rollout_s": round(times["time/rollout"], 3)}), flush=True)
@@ -203,7 +203,7 @@ def main():
         return
     if _PROFILE.value:
         with jax.profiler.trace(_PROFILE.value):
-            state, sampled, _ = step(run, state, data)
+            state, rollouts, _ = step(run, state)
         print(f"trace: {_PROFILE.value}")
     measured.append(measure())
     limits = {name: statistics.median(one[name] for one in measured) for name in measured[0]}
@@ -211,19 +211,20 @@ def main():
     with contextlib.suppress(AttributeError, KeyError, TypeError):  # CPUs report none
         peak = device.memory_stats()["peak_bytes_in_use"] / 1e9
     median = {name.removeprefix("time/"): statistics.median(t.get(name, 0.0) for t in found) for name in found[0]}
-    prefill = prefill_seconds(run, state, sampled)
-    scored = run.updates_per_step > 1 or "old_logprobs" in run.needs
-    times = {"prefill": prefill, "decode": median["rollout"] - prefill, "score": score_seconds(run, state, sampled),
+    prefill = prefill_seconds(run, state, rollouts)
+    scored = bool(run.learner.recorders)
+    times = {"prefill": prefill, "decode": median["rollout"] - prefill, "score": score_seconds(run, state, rollouts),
              "scored": scored, "update": median["update"], "step": median["step"],
              "host": statistics.median(t["time/step"] - t["time/rollout"] - t["time/update"] - scored * t.get("time/score", 0)
                                        for t in found)}
     results = {
         "work": {"prompts": c.prompts.per_step, "group": c.sampling.group, "tokens": c.sampling.max_tokens,
-                 "prompt_tokens": run.prompt_tokens, "dtype": c.model.dtype, "micro_batches": c.learner.micro_batches},
+                 "prompt_tokens": run.source.sampler.prompt_tokens, "dtype": c.model.dtype,
+                 "micro_batches": c.learner.micro_batches},
         "device": f"{device.device_kind} x {jax.device_count()}", "jax": jax.__version__,
         "limits": limits,
         "first_step_s": first, "compile_s": compiling, "peak_memory_gb": peak,
-        "step_s": [t["time/step"] for t in found], "phases": rows_of(run, times, sampled, limits),
+        "step_s": [t["time/step"] for t in found], "phases": rows_of(run, times, rollouts, limits),
     }
     show(results)
     if _JSON.value:

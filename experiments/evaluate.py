@@ -79,7 +79,7 @@ def main():
             "workdir": _WORKDIR.value}
     file = folder / held_out.FILE if folder else None
     joined = held_out.by_problem(held_out.draw(
-        run, params, lora, problems=_PROBLEMS.value, samples=_SAMPLES.value, temperature=temperature,
+        run.source, params, lora, problems=_PROBLEMS.value, samples=_SAMPLES.value, temperature=temperature,
         until=_UNTIL.value, key=jax.random.key(_SEED.value), say=print, done=held_out.stored(file, what) if file else (),
         keep=(lambda rows: held_out.append(file, rows)) if file else lambda rows: None))
     title = f"step {step}, temperature {temperature:g}"

@@ -32,8 +32,9 @@ def model_of(name: str):
 def work_of(config, architecture):
     """The step that a configuration describes."""
     from jaxrl_llm import methods
+    from jaxrl_llm.methods.provision import needs_of
     from jaxrl_llm.training import config as config_lib
-    from jaxrl_llm.training import forecast, setup
+    from jaxrl_llm.training import forecast
     from jaxrl_llm.values import features
     method = methods.get(config.method)
     config = config_lib.resolve(config, method.defaults)
@@ -43,7 +44,7 @@ def work_of(config, architecture):
     estimator, objective = methods.build(
         config.method, max_len=config.sampling.max_tokens, estimator=config_lib.keywords(config.estimator),
         objective=config_lib.keywords(config.objective), feature_size=features.feature_size(architecture.hidden_size))
-    return forecast.work_of(config, config.prompts.max_tokens, setup.needs_of(method, estimator, objective),
+    return forecast.work_of(config, config.prompts.max_tokens, needs_of(method, estimator, objective),
                             critic=estimator.value_targets is not None)
 
 

@@ -1,7 +1,7 @@
 """What was sampled, as columns on the host, and the views of it that are credited.
 
-A node is a run of tokens with one author. The prompts are roots; what is sampled, or put in, after a node is its child. Nodes of
-one trajectory share its `uid`; a fork gets a new one. Axes beside those of `rollouts`: `N` nodes, `M` tokens of all nodes.
+A node is a run of tokens with one author. The prompts are roots; what is sampled, or put in, after a node is its child. Nodes
+of one trajectory share its `uid`; a fork gets a new one. Axes beside those of `rollouts`: `N` nodes, `M` tokens of all nodes.
 """
 import dataclasses
 from collections import Counter
@@ -26,8 +26,8 @@ class Forest:
       uid: i64[N], the trajectory.  parent: i32[N], a node before it, -1 for a prompt.  prompt: i32[N], its place in `problems`.
       role: i8[N], see `Role`.  length: i32[N], tokens.  stopped: bool[N], ended by itself (False: cut at a limit).
       rewards, components: f32[N], f32[N, K], of trajectories that end here, with the `names` of the K parts.
-      texts: object[N], without the stop token or stop string.  answers: object[N], what the first reward reads as the answer of a
-        text (None: nothing); None where it reads none.
+      texts: object[N], without the stop token or stop string.  answers: object[N], what the first reward reads as the answer
+        of a text (None: nothing); None where it reads none.
       tokens, logprobs, entropies, version: i32[M], f32[M], f32[M], i32[M], the tokens of the nodes one after another, with the
         sampler's log-probs and entropies (nats) and the version of the weights that they were sampled with.
       decode_steps: steps of the sampler.  failures: of rewards, by name.
@@ -94,11 +94,12 @@ def plant(problems: Sequence[Problem], ids: Sequence[Sequence[int]], names: Sequ
         prompt=np.arange(P, dtype=np.int32), role=np.full(P, Role.PROMPT, np.int8), length=length, stopped=np.zeros(P, bool),
         rewards=np.zeros(P, np.float32), components=np.zeros((P, len(names)), np.float32), texts=objects([""] * P),
         answers=objects([None] * P) if answers else None, tokens=np.array([i for row in ids for i in row], np.int32),
-        logprobs=np.zeros(M, np.float32), entropies=np.zeros(M, np.float32), version=np.full(M, -1, np.int32), names=tuple(names))
+        logprobs=np.zeros(M, np.float32), entropies=np.zeros(M, np.float32), version=np.full(M, -1, np.int32),
+        names=tuple(names))
 
 
-def grow(forest: Forest, parent, uid, *, role, length, stopped, rewards, components, texts, answers, tokens, logprobs, entropies,
-         version, decode_steps: int = 0, failures: Mapping[str, int] | None = None) -> Forest:
+def grow(forest: Forest, parent, uid, *, role, length, stopped, rewards, components, texts, answers, tokens, logprobs,
+         entropies, version, decode_steps: int = 0, failures: Mapping[str, int] | None = None) -> Forest:
     """The forest with further nodes, `parent i32[n]` being nodes of it; the other columns as in `Forest`."""
     parent = np.asarray(parent, np.int32)
     new = dict(uid=uid, parent=parent, prompt=forest.prompt[parent], role=np.broadcast_to(role, parent.shape), length=length,
@@ -106,8 +107,8 @@ def grow(forest: Forest, parent, uid, *, role, length, stopped, rewards, compone
                entropies=entropies, version=version)
     if forest.answers is not None:
         new["answers"] = objects(answers)
-    columns = {name: np.concatenate([old := getattr(forest, name), np.asarray(column).astype(old.dtype)])
-               for name, column in new.items()}
+    columns: dict[str, Any] = {name: np.concatenate([old := getattr(forest, name), np.asarray(column).astype(old.dtype)])
+                               for name, column in new.items()}
     return dataclasses.replace(forest, **columns, decode_steps=forest.decode_steps + int(decode_steps),
                                failures=dict(Counter(forest.failures) + Counter(failures or {})))
 
@@ -134,8 +135,8 @@ def join(forests: Sequence[Forest]) -> Forest:
         moved.append(dataclasses.replace(one, prompt=one.prompt + np.int32(rows),
                                          parent=np.where(one.parent >= 0, one.parent + np.int32(nodes), np.int32(-1))))
         rows, nodes = rows + len(one.problems), nodes + len(one.uid)
-    columns = {name: np.concatenate([getattr(one, name) for one in moved])
-               for name in (*_NODES, *_TOKENS, "draw") if getattr(first, name) is not None}
+    columns: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in moved])
+                               for name in (*_NODES, *_TOKENS, "draw") if getattr(first, name) is not None}
     failures: Counter = sum((Counter(one.failures) for one in forests), Counter())
     return dataclasses.replace(first, **columns, problems=tuple(p for one in forests for p in one.problems),
                                facts={name: np.concatenate([one.facts[name] for one in forests]) for name in first.facts},
@@ -244,12 +245,14 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
         found["answers"] = numbers
     if "expected" in forest.facts:
         found["prior"] = _filled(forest.facts["expected"], prompts)
-    return Rollouts(
+    fields: dict[str, Any] = dict(
         mask=real & (spread(role) == Role.POLICY), valid=valid, rewards=of_rows(forest.rewards[ends]),
         reward_components=of_rows(components), tokens=spread(forest.tokens), prompt_tokens=_filled(asked, prompts),
-        prompt_mask=_filled(asked_mask, prompts), prompt_ids=_filled(np.array([p.id for p in forest.problems], np.int32), prompts),
+        prompt_mask=_filled(asked_mask, prompts),
+        prompt_ids=_filled(np.array([p.id for p in forest.problems], np.int32), prompts),
         behavior_logprobs=spread(forest.logprobs), entropies=spread(forest.entropies),
-        policy_version=spread(forest.version, fill=version), extras=found)
+        policy_version=spread(forest.version, fill=version))
+    return Rollouts(**fields, extras=found)
 
 
 def _prompts(forest: Forest, prompt_tokens: Callable[[int], int]) -> tuple[np.ndarray, np.ndarray]:
@@ -294,7 +297,7 @@ def metrics(forest: Forest) -> dict[str, float]:
     """What a batch looks like: rewards, lengths, truncation, groups without a learning signal.
 
     `completion/tokens` counts the policy's tokens of all that was drawn, `completion/length` is their mean number in a
-    trajectory. Every prompt has the same weight in means of rewards, because prompts that are drawn most often are no fair sample.
+    trajectory. Every prompt has the same weight in means of rewards: prompts that are drawn most often are no fair sample.
     """
     ends = forest.ends
     owner, rewards = forest.prompt[ends], forest.rewards[ends]

@@ -13,7 +13,7 @@ def trained(run, params, batches: list, held: list, *, epochs: int) -> tuple[np.
     Mean squared error to the reward at every token; one Adam step per batch and epoch, at twice the policy's rate. Of all
     epochs, the one with the least error at the prompt's end on every tenth batch, which is not trained on, is kept.
     """
-    critic = Critic(run.policy.model, optax.adam(2 * run.config.optimizer.learning_rate), clip=None)
+    critic = Critic(run.learner.policy.model, optax.adam(2 * run.config.optimizer.learning_rate), clip=None)
     update = make_update(critic, micro_batches=run.config.learner.micro_batches)
     state, policy = critic.init(params), (params, None)
     first = jax.jit(lambda tree, batch: critic.values(tree, policy, batch)[:, :, 0])

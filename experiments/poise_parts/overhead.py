@@ -1,5 +1,6 @@
 """What the probe costs: capture in the score pass, prediction, buffer and refit, as shares of a training step."""
 import dataclasses
+import functools
 import time
 
 import jax
@@ -11,7 +12,7 @@ from jaxrl_llm.evaluation import flops
 from jaxrl_llm.figures import COLORS, figure_file
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training import loop, setup
+from jaxrl_llm.training import setup
 from jaxrl_llm.training.metrics import PhaseTimer
 from poise_parts import policy as fixed_policy
 
@@ -86,19 +87,22 @@ def steps(config, repeats: int) -> tuple[dict, dict]:
     """Seconds of a POISE step of the configured policy with its number of completions in pairs, and of its score pass."""
     prompts = max(config.prompts.per_step * config.sampling.group // 2, 1)
     run, params = fixed_policy.fixed(config, prompts, 2)
-    state, data = setup.initial_state(run, params), fixed_policy.training_problems(run, 0)
+    state = setup.initial_state(run, params)
     found = []
     for number in range(repeats + 2):  # the first compiles; a batch may still be in a length of its own
         timer, began = PhaseTimer(), time.perf_counter()
-        sampled, _ = loop.collect(run, state, data, timer)
-        state, *_ = loop.learn(run, state, sampled, None, timer)
+        finished = run.source.next(state, timer)
+        state = run.learner.learn(state, finished.rollouts, timer=timer).state
         found.append(timer.collect() | {"time/step": time.perf_counter() - began})
     median = {name.removeprefix("time/"): float(np.median([f[name] for f in found[2:]])) for name in found[-1]}
-    batch = fixed_policy.sample(run, state.params, next(data), jax.random.key(1))
-    score = side_by_side({"plain": jax.jit(run.policy.logprobs), "captured": run.capture.function}, state.params, None, batch,
+    batch = fixed_policy.sample(run, state.params, next(fixed_policy.training_problems(run, 0)), jax.random.key(1))
+    policy = run.learner.policy
+    capture = setup.capture_of(run.config, run.source.sampler.tokenizer, policy.model.config.num_layers)
+    captured = functools.partial(policy.logprobs_and_features, capture=capture)
+    score = side_by_side({"plain": jax.jit(policy.logprobs), "captured": jax.jit(captured)}, state.params, None, batch,
                          repeats=2 * repeats)
     phases = {name: round(x, 4) for name, x in median.items() if name != "step"}
-    return {"width": run.policy.model.config.hidden_size, "prompts": prompts, "step": median["step"], "phases": phases}, score
+    return {"width": policy.model.config.hidden_size, "prompts": prompts, "step": median["step"], "phases": phases}, score
 
 
 def matrix_rate() -> float:

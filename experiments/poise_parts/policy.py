@@ -6,11 +6,12 @@ import jax
 import numpy as np
 
 from jaxrl_llm.tasks.loader import batches
-from jaxrl_llm.training import loop, rollout, setup
+from jaxrl_llm.training import loop, setup
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.training.progress import Progress
+from jaxrl_llm.training.source import fitting_problems
 
 
 def fixed(config, prompts: int, group: int):
@@ -26,26 +27,28 @@ def fixed(config, prompts: int, group: int):
 
 def resized(run: setup.Run, prompts: int, group: int) -> setup.Run:
     """The same policy with other batches."""
-    config = run.config.copy_and_resolve_references()
+    config, sampler = run.config.copy_and_resolve_references(), run.source.sampler
     config.prompts.per_step, config.sampling.group = prompts, group
-    return dataclasses.replace(run, config=config, generate=Guarded("rollout", run.generate.function, run.generate.shapes))
+    assert isinstance(sampler.generate, Guarded)
+    sampler = dataclasses.replace(sampler, prompts=prompts, group=group,
+                                  generate=Guarded("rollout", sampler.generate.function, sampler.generate.shapes))
+    return dataclasses.replace(run, config=config, source=dataclasses.replace(run.source, sampler=sampler, prompts=prompts))
 
 
 def sample(run: setup.Run, params, problems, key):
     """`Rollouts` with one group for each of `prompts.per_step` problems, padded to one length whatever was sampled."""
-    c = run.config
-    rows = rollout.fitting_problems(problems, run.tokenizer, run.prompt_tokens, c.prompts.overlong)
-    found = rollout.sample(run.sampler(params, None), rows, key, prompt_tokens=run.prompt_tokens, prompts=c.prompts.per_step,
-                           group=c.sampling.group, tokenizer=run.tokenizer, reward=run.reward,
-                           stop_strings=c.sampling.stop_strings, timer=PhaseTimer())
-    batch, T = rollout.to_rollouts(found, c.sampling.max_tokens, c.prompts.per_step, 0), c.sampling.max_tokens
+    source, sampler = run.source, run.source.sampler
+    rows = fitting_problems(problems, sampler.tokenizer, sampler.prompt_tokens, source.overlong)
+    forest = sampler.groups(sampler.under(params, None), source.planted(rows, draw=0), np.arange(len(rows)), 0, key, 0,
+                            PhaseTimer())
+    batch, T = source.view(forest, 0), source.max_tokens
     beyond = ((0, 0), (0, 0), (0, T - batch.mask.shape[2]))
     return jax.device_put(jax.tree.map(lambda x: np.pad(x, beyond) if x.shape == batch.mask.shape else x, batch))
 
 
 def training_problems(run: setup.Run, seed: int):
     """Batches of `prompts.per_step` training problems, without end."""
-    return batches(run.task.train, run.config.prompts.per_step, seed=seed)
+    return batches(run.source.task.train, run.config.prompts.per_step, seed=seed)
 
 
 @functools.lru_cache
@@ -55,7 +58,7 @@ def _capture(policy, capture: Capture):
 
 def with_features(run: setup.Run, params, batch, layers=None):
     """The batch with log-probs, entropies and features: of the configured block, or of all `layers`, `[P, G, K, F]`."""
-    own = setup.capture_of(run.config, run.tokenizer, run.policy.model.config.num_layers)
+    own = setup.capture_of(run.config, run.source.sampler.tokenizer, run.learner.policy.model.config.num_layers)
     capture = own if layers is None else dataclasses.replace(own, layer=tuple(layers))
-    logprobs, entropies, features = _capture(run.policy, capture)(params, batch)
+    logprobs, entropies, features = _capture(run.learner.policy, capture)(params, batch)
     return batch.replace(old_logprobs=logprobs, entropies=entropies), features

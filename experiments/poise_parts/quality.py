@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.figures import COLORS, figure_file
-from jaxrl_llm.training import loop
 from jaxrl_llm.training.setup import capture_of
+from jaxrl_llm.training.source import held_out
 from jaxrl_llm.training.value_plots import draw_reliability
 from jaxrl_llm.values import diagnostics, probe
 from poise_parts import critic as critic_part
@@ -21,11 +21,11 @@ def measure(config, *, rows: int, prompts: int, samples: int, critic_epochs: int
     """Probes fitted to `rows` rollouts (two per training prompt), judged on `prompts` held-out prompts x `samples` rollouts."""
     per_step = max(config.prompts.per_step * config.sampling.group // 2, 1)
     run, params = fixed_policy.fixed(config, per_step, 2)
-    layers = range(run.policy.model.config.num_layers)
+    layers = range(run.learner.policy.model.config.num_layers)
     keys = (jax.random.fold_in(jax.random.key(seed), i) for i in itertools.count())
     data = fixed_policy.training_problems(run, seed)
     train = [collect(run, params, next(data), next(keys), layers) for _ in range(max(1, rows // (2 * per_step)))]
-    problems, held = loop.held_out(run.task.heldout, prompts), []
+    problems, held = held_out(run.source.task.heldout, prompts), []
     for start in range(0, len(problems), per_step):
         part = problems[start:start + per_step]
         visits = [collect(run, params, part, next(keys), layers) for _ in range(samples // 2 + 1)]
@@ -39,7 +39,7 @@ def measure(config, *, rows: int, prompts: int, samples: int, critic_epochs: int
     table = {name: np.concatenate([t[name] for t in train]) for name in train[0] if name != "batch"}
     labels = table["rewards"][:, ::-1].reshape(-1)
     group = np.repeat(np.arange(len(table["rewards"])), 2)
-    chosen = capture_of(run.config, run.tokenizer, len(layers)).layer
+    chosen = capture_of(run.config, run.source.sampler.tokenizer, len(layers)).layer
 
     def fitted(columns, held_columns, alpha=None, name="ridge", components=None):
         """Predictions `[M, samples]` for the held-out rollouts, and the penalty."""

@@ -9,8 +9,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm.tasks import text_of
-from jaxrl_llm.training import loop, setup
+from jaxrl_llm.training import setup
 from jaxrl_llm.training.checkpoints import Checkpoints
+from jaxrl_llm.training.source import held_out, sample_held_out
 from jaxrl_llm.values import encoder
 
 
@@ -35,14 +36,14 @@ def checkpoints(folder: str | Path, *, newest: bool = False) -> Iterator[tuple[i
 
 def problems_of(run: setup.Run, count: int) -> list:
     """`count` problems, half of them held out from training; the same for every policy of a task."""
-    return loop.held_out(run.task.train, count - count // 2) + loop.held_out(run.task.heldout, count // 2)
+    return held_out(run.source.task.train, count - count // 2) + held_out(run.source.task.heldout, count // 2)
 
 
 def outcomes(run: setup.Run, params, lora, problems: list, key) -> list[tuple[str, float]]:
     """(prompt, share of right completions in one group) of every problem that fits."""
-    run = dataclasses.replace(run, task=dataclasses.replace(run.task, heldout=problems))
-    found = loop.evaluate(run, params, lora, problems=len(problems), key=key).sampled
-    right = found.scores.components[:, 0].reshape(found.rewards.shape).mean(1)
+    source = dataclasses.replace(run.source, task=dataclasses.replace(run.source.task, heldout=problems))
+    found = sample_held_out(source, params, lora, len(problems), key)
+    right = found.components[found.ends, 0].reshape(len(found.problems), -1).mean(1)
     return [(text_of(problem), float(np.clip(share, 0, 1))) for problem, share in zip(found.problems, right)]
 
 
@@ -61,4 +62,4 @@ def load_encoder(path: str, **options) -> encoder.Encoder:
     _, run, params, lora = next(checkpoints(path, newest=True))
     if lora is not None:
         raise ValueError(f"{path} was trained with adapters; give its base model, {run.config.model.path}, as the encoder")
-    return encoder.of_model(run.policy.model, jax.device_put(params), run.tokenizer, **options)
+    return encoder.of_model(run.learner.policy.model, jax.device_put(params), run.source.sampler.tokenizer, **options)

@@ -8,34 +8,33 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from jaxrl_llm.training import rollout, setup
-from jaxrl_llm.training.loop import held_out
+from jaxrl_llm.forest import Forest
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.progress import format_seconds
+from jaxrl_llm.training.source import Source, fitting_problems, held_out
 
 Row = dict[str, Any]
 FILE = "completions.jsonl"
 
 
-def rows_of(sampled: rollout.Sampled, number: int, start: int) -> list[Row]:
-    """One record per problem of a batch: what its completions earned, answered and how long they were."""
-    P, G = sampled.rewards.shape
-    lengths, names = sampled.completions.mask.sum(-1), sampled.scores.names
-    components = sampled.scores.components.reshape(P, G, -1)
-    rows = []
-    for p, problem in enumerate(sampled.problems):
-        answers = None if sampled.answers is None else sampled.answers[p * G:(p + 1) * G]
+def rows_of(forest: Forest, number: int, start: int) -> list[Row]:
+    """One record per problem of a batch of single turns: what its completions earned, answered and how long they were."""
+    rows, ends = [], forest.ends
+    for p, problem in enumerate(forest.problems):
+        own = ends[forest.prompt[ends] == p]
+        components, answers = forest.components[own], None if forest.answers is None else forest.answers[own]
         rows.append({
             "round": number, "start": start, "problem": problem.id, "level": problem.level,
-            "correct": (components[p, :, 0] > 0.5).astype(int).tolist(),
+            "correct": (components[:, 0] > 0.5).astype(int).tolist(),
             "answers": None if answers is None else [None if answer is None else str(answer) for answer in answers],
-            "lengths": lengths[p].tolist(), "stopped": sampled.completions.stopped[p].astype(int).tolist(),
-            "components": {name: components[p, :, k].tolist() for k, name in enumerate(names)}})
+            "lengths": forest.length[own].tolist(), "stopped": forest.stopped[own].astype(int).tolist(),
+            "components": {name: components[:, k].tolist() for k, name in enumerate(forest.names)}})
     return rows
 
 
-def draw(run: setup.Run, params, lora, *, problems: int, samples: int, temperature: float, key, until: int = 0,
+def draw(source: Source, params, lora, *, problems: int, samples: int, temperature: float, key, until: int = 0,
          done: Sequence[Row] = (), keep: Callable[[list[Row]], None] = lambda rows: None,
          say: Callable[[str], None] = lambda text: None) -> list[Row]:
     """At least `samples` completions for each of `problems` held-out problems, in rounds of a group each.
@@ -48,27 +47,26 @@ def draw(run: setup.Run, params, lora, *, problems: int, samples: int, temperatu
     Raises:
       ValueError: no held-out prompt fits.
     """
-    c, rows = run.config, list(done)
+    sampler, rows = source.sampler, list(done)
     known, solved = {(row["round"], row["start"]) for row in rows}, Counter()
     for row in rows:
         solved[row["problem"]] += sum(row["correct"])
-    chosen = held_out(run.task.heldout, problems)
-    chosen = rollout.fitting_problems(chosen, run.tokenizer, run.prompt_tokens, c.prompts.overlong)
+    chosen = held_out(source.task.heldout, problems)
+    chosen = fitting_problems(chosen, sampler.tokenizer, sampler.prompt_tokens, source.overlong)
     if not chosen:
-        raise ValueError(f"no held-out prompt fits in prompts.max_tokens={run.prompt_tokens}; raise it")
-    rounds = 1 if temperature == 0 else -(-samples // c.sampling.group)
-    generate = run.sampler(params, lora, temperature)
+        raise ValueError(f"no held-out prompt fits in prompts.max_tokens={sampler.prompt_tokens}; raise it")
+    rounds = 1 if temperature == 0 else -(-samples // sampler.group)
+    generate = sampler.under(params, lora, temperature)
     began = last = time.monotonic()
     for number in range(rounds):
-        for start in range(0, len(chosen), c.prompts.per_step):
-            finished = until and all(solved[problem.id] >= until for problem, _ in chosen[start:start + c.prompts.per_step])
+        for start in range(0, len(chosen), sampler.prompts):
+            part = chosen[start:start + sampler.prompts]
+            finished = until and all(solved[problem.id] >= until for problem, _ in part)
             if (number, start) in known or finished:
                 continue
-            sampled = rollout.sample(
-                generate, chosen[start:start + c.prompts.per_step], jax.random.fold_in(jax.random.fold_in(key, number), start),
-                timer=PhaseTimer(), prompt_tokens=run.prompt_tokens, prompts=c.prompts.per_step, group=c.sampling.group,
-                tokenizer=run.tokenizer, reward=run.reward, stop_strings=c.sampling.stop_strings)
-            found = rows_of(sampled, number, start)
+            forest = sampler.groups(generate, source.planted(part, draw=0), np.arange(len(part)), start * sampler.group,
+                                    jax.random.fold_in(key, number), -1, PhaseTimer())
+            found = rows_of(forest, number, start)
             if temperature == 0:
                 found = [first_only(row) for row in found]
             keep(found)
@@ -78,7 +76,7 @@ def draw(run: setup.Run, params, lora, *, problems: int, samples: int, temperatu
         if now - last > 10:
             last = now
             left = (now - began) / (number + 1) * (rounds - number - 1)
-            say(f"{(number + 1) * c.sampling.group} completions of each of {len(chosen)} problems, {format_seconds(left)} left")
+            say(f"{(number + 1) * sampler.group} completions of each of {len(chosen)} problems, {format_seconds(left)} left")
     return [row for row in rows if row["round"] < rounds]
 
 

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import methods, tokenizers
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.generation.prompts import encode_problem
+from jaxrl_llm.methods.provision import needs_of
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import setup
@@ -81,7 +82,7 @@ def costs_of(config: ConfigDict) -> Costs:
     estimator, objective = methods.build(  # only what they need is read, and no size changes that
         config.method, max_len=1, feature_size=feature_size(config.model.hidden_size),
         estimator=config_lib.keywords(config.estimator), objective=config_lib.keywords(config.objective))
-    needs = setup.needs_of(method, estimator, objective)
+    needs = needs_of(method, estimator, objective)
     updates = config.learner.epochs * config.learner.minibatches
     model, prompt = _model_and_prompt(json.dumps(config.model.to_dict(), sort_keys=True), config.task)
     captures = "features" in needs and config.learner.micro_batches > 1  # else the update's own forward pass gives them

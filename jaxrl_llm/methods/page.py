@@ -16,9 +16,10 @@ Written by `python -m jaxrl_llm.methods --write docs/methods.md`; do not edit by
 *Setting* is what the paper sets outside the loss: {names}. The trainer takes `epochs` and `minibatches` from here where its
 configuration leaves them 0 (1 where the row says nothing), `pretrain_steps` where that is -1 and `budget` where that is
 empty; the others are for whoever writes a configuration.
-*Also needs* names what a run has to record, then the filters and controllers of `jaxrl_llm.control`. A row with **not provided**
-cannot be run by name yet: no run provides what it names, which the part in brackets would; its estimator and objective work in
-your own loop. A row with *omits* goes without that part of the published method. Both follow from what the parts say they need.
+*Also needs* names what a run has to record, then the filters and controllers of `jaxrl_llm.control`. A row with **not
+provided** cannot be run by name yet: no run provides what it names, which the part in brackets would; its estimator and
+objective work in your own loop. A row with *omits* goes without that part of the published method. What is not provided
+follows from what the parts say they need.
 """
 
 CONTROL = """## Parts of `jaxrl_llm.control`

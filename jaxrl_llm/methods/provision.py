@@ -75,5 +75,5 @@ def check(method: Method, estimator: Estimator, objective: Objective, provided: 
     """Raises NotImplementedError that names what is missing and who could provide it."""
     if found := lacks(method, estimator, objective, provided):
         raise NotImplementedError(
-            f"method {method.slug!r} needs {'; '.join(f'{lack.what} (from {lack.who})' for lack in found)}, which this run does "
-            "not provide. Its parts can be used from your own loop; `python -m jaxrl_llm.methods` lists the other methods")
+            f"method {method.slug!r} needs {'; '.join(f'{lack.what} (from {lack.who})' for lack in found)}, which this run "
+            "does not provide. Its parts can be used from your own loop; `python -m jaxrl_llm.methods` lists the other methods")

@@ -49,7 +49,9 @@ class Sampler:
 
     def under(self, params, lora, temperature: float | None = None) -> Generate:
         """The compiled program under these weights."""
-        chosen = self.sampling if temperature is None else self.sampling._replace(temperature=np.float32(temperature))
+        chosen = self.sampling
+        if temperature is not None:
+            chosen = dataclasses.replace(chosen, temperature=np.float32(temperature))
         sampling_lib.check(chosen)
         params = parallel.reshard(params, self.mesh, self.dtype)
         size = self.prompts // self.micro_batches

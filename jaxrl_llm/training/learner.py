@@ -156,7 +156,9 @@ class Learner:
         """
         seen = batch
         for one in self.recorders:
-            own = state.beside[one.name] if one.name in state.beside else offload.near(self.offload, one.name, frozen.get(one.name))
+            own = state.beside.get(one.name)
+            if one.name in frozen:
+                own = offload.near(self.offload, one.name, frozen[one.name])
             batch = recorded(batch, one.record(own, state.params, state.lora, seen))
         if self.estimator.value_targets is None:
             return batch, {}

@@ -137,7 +137,7 @@ def warm_up(run: setup.Run, params, progress):
 
 
 def frozen_weights(run: setup.Run, state: TrainState, work: Workdir) -> dict[str, Any]:
-    """Weights that recorders keep of step 0 by name, in folders beside the checkpoints; read again by a run that goes on."""
+    """Weights that recorders keep of step 0 by name, in folders beside the checkpoints, read by a resumed run."""
     found = {}
     for one in run.learner.recorders:
         if one.fit is not None or one.init is None:

@@ -1,6 +1,7 @@
 """Pages of samples: what a batch reads like, with the numbers of every token."""
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,16 +22,20 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
                  prompt_tokens=lambda longest: longest, version=0)
     owner, lengths = forest.prompt[ends], seen.mask[seen.valid].sum(-1).tolist()
     place = np.arange(len(ends)) - np.searchsorted(owner, owner)
-    of_rows = lambda x: np.asarray(x)[owner, place]  # noqa: E731
+
+    def of_rows(x):
+        return np.asarray(x)[owner, place]
+
     spelled = {"logprobs": of_rows(seen.behavior_logprobs), "entropies": of_rows(seen.entropies),
                **{name: of_rows(x) for name, x in numbers.items()}}
     decode = source.sampler.tokenizer.decode
     tokens = per_token(of_rows(seen.tokens), lengths, lambda i: decode([i], skip_special=False), spelled)
-    columns = (forest.texts[ends].tolist(), forest.rewards[ends].tolist(),
-               [dict(zip(names, map(float, row))) for row in forest.components[ends]], lengths,
-               np.where(forest.stopped[ends], "stop", "length").tolist(), tokens)
+    columns: tuple[Any, ...] = (
+        forest.texts[ends].tolist(), forest.rewards[ends].tolist(),
+        [dict(zip(names, map(float, row))) for row in forest.components[ends]], lengths,
+        np.where(forest.stopped[ends], "stop", "length").tolist(), tokens)
     starts = np.searchsorted(owner, np.arange(len(forest.problems) + 1))
-    grouped = [[column[a:b] for a, b in zip(starts, starts[1:])] for column in columns]
+    grouped: list[Any] = [[column[a:b] for a, b in zip(starts, starts[1:])] for column in columns]
     prompts = [decode(forest.prompt_ids(p).tolist(), skip_special=False) for p in range(len(forest.problems))]
     write_samples(path, step, prompts, [p.answer for p in forest.problems], *grouped)
 

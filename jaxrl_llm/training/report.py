@@ -58,7 +58,7 @@ def export(config: ConfigDict, workdir: Path, directory: str) -> None:
         state = checkpoints.restore(setup.initial_state(run, params)).state
     params = state.params if state.lora is None else merge(state.params, state.lora)
     source = setup.tokenizer_source(config)
-    save_hf(directory, run.policy.model.config, jax.device_get(params), source)
+    save_hf(directory, run.learner.policy.model.config, jax.device_get(params), source)
     if source is None:
-        run.tokenizer.save(Path(directory))
+        run.source.sampler.tokenizer.save(Path(directory))
     print(f"wrote {directory}")

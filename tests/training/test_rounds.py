@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxrl_llm.training.rollout import Sampled
 
 from jaxrl_llm import objectives
 from jaxrl_llm.generation.sampler import Completions
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollouts import Prompts, Rollouts
 from jaxrl_llm.training import rollout, rounds
-from jaxrl_llm.training.rollout import Sampled
 from jaxrl_llm.values.v0_5 import fuse, wants_more
 
 P, T = 3, 2
