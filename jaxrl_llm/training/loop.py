@@ -130,7 +130,8 @@ def warm_up(run: setup.Run, params, progress):
     if not w.steps:
         return params
     data = batches(source.task.train, w.batch, seed=run.config.seed + 1)
-    """Weights that recorders keep of step 0, by name: in folders beside the checkpoints, read by a resumed run."""
+    params, _ = imitate(run.learner.policy, params, data, source.sampler.tokenizer, steps=w.steps,
+                        learning_rate=w.learning_rate,
                         prompt_tokens=source.sampler.prompt_tokens, max_tokens=run.config.sampling.max_tokens,
                         overlong=run.config.prompts.overlong, progress=progress)
     return params
