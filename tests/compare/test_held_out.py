@@ -22,7 +22,7 @@ def draw(policy, file=None, **options):
     options = {"problems": 6, "samples": 5, "temperature": 1.0} | options
     done = held_out.stored(file, HEADER) if file else ()
     keep = (lambda rows: held_out.append(file, rows)) if file else lambda rows: None
-    return held_out.draw(run, params, None, key=jax.random.key(0), done=done, keep=keep, **options)
+    return held_out.draw(run.source, params, None, key=jax.random.key(0), done=done, keep=keep, **options)
 
 
 def test_a_measurement_that_was_cut_short_goes_on(policy, tmp_path):
@@ -60,7 +60,8 @@ def test_solved_problems_are_left_alone(policy):
     run, params = policy
     done = [row for row in whole if row["round"] == 0]
     assert {row["start"] for row in done} == {0, 4}
-    more = held_out.draw(run, params, None, problems=6, samples=8, temperature=1.0, key=jax.random.key(0), done=done, until=1)
+    more = held_out.draw(run.source, params, None, problems=6, samples=8, temperature=1.0, key=jax.random.key(0), done=done,
+                         until=1)
     rounds = [row["round"] for row in more if row["start"] == 0]
     assert rounds == [0] * 4 and max(row["round"] for row in more if row["start"] == 4) == 3
     assert [row for row in more if row["start"] == 4] == [row for row in whole if row["start"] == 4]

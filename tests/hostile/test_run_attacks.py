@@ -27,7 +27,7 @@ from jaxrl_llm.tasks.loader import Batches
 from jaxrl_llm.training import loop, preemption, setup, tracking
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.lock import FILE_NAME, locked
-from jaxrl_llm.training.metrics import MetricWriter, PhaseTimer
+from jaxrl_llm.training.metrics import MetricWriter
 from jaxrl_llm.training.workdir import open_workdir
 
 
@@ -281,21 +281,21 @@ def test_a_full_disk_is_named_with_what_to_free_and_the_run_goes_on_from_its_las
     found = on_small_disks(tmp_path, f"""
         import contextlib, errno, json, pathlib, warnings
         import run_files, small_run
-        from jaxrl_llm.training import loop
-        disk, collect = pathlib.Path({str(tmp_path)!r}), loop.collect
-        def filling(run, state, *others):
+        from jaxrl_llm.training.source import Source
+        disk, collect = pathlib.Path({str(tmp_path)!r}), Source.next
+        def filling(source, state, *others):
             if int(state.step) == 2:
                 with contextlib.suppress(OSError), open(disk / "other", "wb", buffering=0) as file:
                     while True:
                         file.write(bytes(512))
-            return collect(run, state, *others)
+            return collect(source, state, *others)
         settings = dict(steps=4, **{{"checkpoint.every": 1}})
-        loop.collect = filling
+        Source.next = filling
         try:
             small_run.train(disk / "run", **settings)
         except OSError as error:
             told = [str(error), *error.__notes__]
-        loop.collect = collect
+        Source.next = collect
         (disk / "other").unlink()
         small_run.train(disk / "run", True, **settings)
         small_run.train(disk / "whole", **settings)
@@ -412,11 +412,10 @@ def test_a_finished_run_whose_output_nobody_reads_any_more_is_a_success(tmp_path
 def test_a_step_all_of_whose_rollouts_are_dropped_learns_nothing():
     """By an estimator that says which of them are learned from, where the batch is cut into several."""
     run, params = setup.build(small_run.config(method="reinforce_ada", **{"learner.minibatches": 2}))
-    none = run.estimator._replace(keeps=lambda rollouts: jnp.zeros_like(rollouts.valid))
-    run, before = dataclasses.replace(run, estimator=none), jax.device_get(params)
-    state, timer = setup.initial_state(run, params), PhaseTimer()
-    sampled, _ = loop.collect(run, state, loop.batches(run.task.train, run.drawn_prompts, 0), timer)
-    state, metrics, *_ = loop.learn(run, state, sampled, None, timer)
+    none = run.learner.estimator._replace(keeps=lambda rollouts: jnp.zeros_like(rollouts.valid))
+    learner, before = dataclasses.replace(run.learner, estimator=none), jax.device_get(params)
+    state = setup.initial_state(run, params)
+    state, metrics, *_ = learner.learn(state, run.source.next(state).rollouts)
     assert state.step == 1 and "loss" not in metrics and metrics["reinforce_ada/rollouts"] >= 4
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), before)
 

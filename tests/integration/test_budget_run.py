@@ -10,8 +10,8 @@ import run_files
 import tiny_config
 
 from jaxrl_llm.rewards import Scores
+from jaxrl_llm.topologies import budgets
 from jaxrl_llm.training import loop, prior, setup
-from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.values import v0
 
@@ -63,15 +63,15 @@ def built():
 def test_of_more_prompts_than_rows_those_with_most_to_gain_are_sampled(built):
     run, params = built
     state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
-    expected = np.full(len(run.task.train), 0.5, np.float32)
+    expected = np.full(len(run.source.task.train), 0.5, np.float32)
     expected[[3, 4, 5, 6, 7]] = 0, 1, 0, 1, 1  # nothing to learn from
     state = state.replace(prior=state.prior._replace(average=jnp.asarray(expected), weight=jnp.ones(len(expected))))
-    problems = [run.task.train[i] for i in range(8)]
-    sampled, facts = loop.collect(run, state, iter([problems]), PhaseTimer())
-    assert [problem.id for problem in sampled.problems] == [0, 1, 2]
-    assert sampled.valid.sum(1).tolist() == [4, 4, 4] and sampled.valid.shape == (3, MOST)
-    np.testing.assert_array_equal(sampled.prior["expected"], np.float32(0.5))
-    state, metrics, batch, advantages = loop.learn(run, state, sampled, None, PhaseTimer())
+    problems = [run.source.task.train[i] for i in range(8)]
+    sampled, forest, _ = dataclasses.replace(run.source, data=iter([problems])).next(state)
+    assert [problem.id for problem in forest.problems] == [0, 1, 2]
+    assert sampled.valid.sum(1)[:3].tolist() == [4, 4, 4] and sampled.valid.shape == (max(3, ROWS), MOST)
+    np.testing.assert_array_equal(forest.facts["expected"], np.float32(0.5))
+    state, metrics, batch, advantages = run.learner.learn(state, sampled)
     A = np.where(sampled.valid, sampled.rewards - np.mean(sampled.rewards, 1, where=sampled.valid)[:, None], 0)
     assert batch.mask.shape[:2] == (ROWS, G) and advantages.shape[0] == ROWS
     assert A.any() and (np.abs(advantages).max(-1) > 0).sum() == (A != 0).sum()  # of groups of four, not of the rows of two
@@ -102,14 +102,16 @@ def test_the_oracle_asks_the_policy(built):
         return Scores(total, total[:, None], ("exact",), {})
 
     c = config(**{"budget.prompts": 4, "budget.utility": "per_rollout", "prior.source": "oracle"})
-    oracle = prior.make(c, run.policy, len(run.task.train), run.prompt_tokens, Capture(0))
-    told.rewards = run.reward.rewards
-    run = dataclasses.replace(run, config=c, prior=oracle, reward=told)
-    state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
-    sampled, facts = loop.collect(run, state, iter([[run.task.train[i] for i in (5, 9, 2, 7)]]), PhaseTimer())
-    np.testing.assert_allclose(sampled.prior["expected"], np.float32([0.05, 0.09, 0.02, 0.07]), rtol=1e-6)
+    oracle = prior.make(c, run.learner.policy, len(run.source.task.train), run.source.sampler.prompt_tokens, Capture(0))
+    told.rewards = run.source.sampler.reward.rewards
+    problems = iter([[run.source.task.train[i] for i in (5, 9, 2, 7)]])
+    topology = budgets(4, rows=ROWS, group=G, most=MOST, utility="per_rollout")
+    source = dataclasses.replace(run.source, data=problems, prior=oracle, topology=topology,
+                                 sampler=dataclasses.replace(run.source.sampler, reward=told))
+    sampled, forest, facts = source.next(setup.initial_state(run, jax.tree.map(lambda x: x + 0, params)))
+    np.testing.assert_allclose(forest.facts["expected"], np.float32([0.05, 0.09, 0.02, 0.07]), rtol=1e-6)
     assert sampled.valid.sum() == ROWS * G and asked == [ROWS * G] * (oracle.draws + 1)
-    assert facts["completion/tokens"] == sampled.completions.mask[sampled.valid].sum()
+    assert facts["completion/tokens"] == sampled.mask[sampled.valid].sum() and source.next_uid == ROWS * G
 
 
 def test_v0_judges_prompts_and_learns_its_context(monkeypatch, tmp_path):

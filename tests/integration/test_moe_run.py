@@ -32,7 +32,7 @@ def test_a_mixture_learns_resumes_and_is_exported(tmp_path):
     run, params = setup.build(tiny(24))
     with Checkpoints(tmp_path / "straight" / "checkpoints", read_only=True) as checkpoints:
         state = checkpoints.restore(setup.initial_state(run, params)).state
-    weights.save_hf(tmp_path / "out", run.policy.model.config, state.params)
+    weights.save_hf(tmp_path / "out", run.learner.policy.model.config, state.params)
     config, params = weights.load(tmp_path / "out")
-    assert config == run.policy.model.config and config.family == "mixtral" and config.experts.per_token == 2
+    assert config == run.learner.policy.model.config and config.family == "mixtral" and config.experts.per_token == 2
     np.testing.assert_array_equal(params["layers"]["experts_up"]["kernel"], state.params["layers"]["experts_up"]["kernel"])

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import shutil
-import string
 import subprocess
 import sys
 from pathlib import Path
@@ -19,11 +18,9 @@ from run_files import assert_same, lines, repeatable
 from jaxrl_llm import methods, rewards, tokenizers
 from jaxrl_llm.models import weights
 from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training import loop, prior, setup
-from jaxrl_llm.training.guard import Guarded
-from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training import learner, loop, prior, setup
 from jaxrl_llm.training.policy import Capture
-from jaxrl_llm.training.step import make_update
+from jaxrl_llm.training.source import Source, held_out
 
 ROOT = Path(__file__).parents[2]
 CONFIG_FILE = Path(tiny_config.__file__)
@@ -121,7 +118,7 @@ def test_the_report_and_the_exported_model(broken):
 
 
 def test_a_run_that_diverges_stops_and_goes_on_from_its_only_checkpoint(tmp_path):
-    with pytest.raises(loop.TrainingDiverged, match="1 updates in a row .* Lower optimizer.learning_rate"):
+    with pytest.raises(learner.TrainingDiverged, match="1 updates in a row .* Lower optimizer.learning_rate"):
         run(tmp_path, **{"optimizer.learning_rate": 1e38, "learner.max_skipped": 1, "steps": 4})
     assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdecimal()) == [0]
     with pytest.warns(RuntimeWarning, match="learning_rate"):
@@ -144,14 +141,14 @@ def with_reference(tmp_path_factory):
 @pytest.mark.parametrize("changes", ({}, {"learner.offload": "optimizer, reference"}), ids=("plain", "offloaded"))
 def test_a_reference_is_kept_over_a_resume(with_reference, tmp_path, monkeypatch, changes):
     """Also where it and the moments wait on the host: looked at before each step, it changes no bit."""
-    kinds, learn = [], loop.learn
+    kinds, learn = [], learner.Learner.learn
 
-    def watched(one, state, sampled, reference, timer):
+    def watched(one, state, sampled, frozen, timer):
         kinds.append([{x.sharding.memory_kind for x in jax.tree.leaves(tree)}
-                      for tree in (state.opt_state, reference, state.params)])
-        return learn(one, state, sampled, reference, timer)
+                      for tree in (state.opt_state, frozen, state.params)])
+        return learn(one, state, sampled, frozen, timer)
 
-    monkeypatch.setattr(loop, "learn", watched)
+    monkeypatch.setattr(learner.Learner, "learn", watched)
     run(tmp_path, **KEPT | changes, steps=2)
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
         run(tmp_path, True, **KEPT | changes, steps=4)
@@ -185,7 +182,7 @@ def test_minibatches_and_epochs(tmp_path):
 
 def test_metrics_of_several_updates():
     updates = [{"loss": 1.0, "max/ratio": 3.0, "skipped_updates": 4}, {"loss": 2.0, "max/ratio": 1.0, "skipped_updates": 5}]
-    assert loop.mean_metrics(updates) == {"loss": 1.5, "max/ratio": 3.0, "skipped_updates": 5.0}
+    assert learner.mean_metrics(updates) == {"loss": 1.5, "max/ratio": 3.0, "skipped_updates": 5.0}
 
 
 @pytest.mark.parametrize("minibatches", (1, 4))  # those of filling alone are left out
@@ -227,35 +224,40 @@ def test_supervised_warm_up_teaches_the_answers(tmp_path):
 def shared():
     """One compiled sampler for all methods; the whole completion is its answer, for those that vote."""
     run, params = setup.build(tiny())
-    reward = dataclasses.replace(run.reward.rewards[0], extract=str.strip)
-    return dataclasses.replace(run, reward=rewards.combine([reward])), params
+    reward = dataclasses.replace(run.source.sampler.reward.rewards[0], extract=str.strip)
+    sampler = dataclasses.replace(run.source.sampler, reward=rewards.combine([reward]))
+    return dataclasses.replace(run, source=dataclasses.replace(run.source, sampler=sampler)), params
 
 
 @pytest.mark.parametrize("slug", [
     slug if slug in ("grpo", "dapo", "reinforce") else pytest.param(slug, marks=pytest.mark.slow)
-    for slug in methods.names() if not methods.METHODS[slug].missing])
+    for slug in methods.runnable()])
 def test_every_method_takes_two_steps(shared, slug):
     run, params = shared
-    method = methods.get(slug)
-    config = config_lib.resolve(tiny(), method.defaults)
+    method, policy = methods.get(slug), run.learner.policy
+    config = config_lib.resolve(tiny(method=slug), method.defaults)
     config.learner.epochs = max(2, config.learner.epochs)  # so that the ratio to the old policy is not 1
-    config.critic.pretrain_steps = 0
-    config.sampling.stop_strings = tuple(string.ascii_uppercase + string.digits)  # so that some completions end early
-    estimator, objective = methods.build(slug, max_len=config.sampling.max_tokens, feature_size=run.feature_size)
-    setup.check_method(method, estimator, objective)
-    update = make_update(run.policy, objective, run.optimizer)
-    asked = config.budget.utility or "prior" in setup.needs_of(method, estimator, objective)
-    expected = prior.make(config, run.policy, len(run.task.train), run.prompt_tokens, Capture(0)) if asked else None
-    run = dataclasses.replace(run, config=config, method=method, estimator=estimator, objective=objective,
-                              update=Guarded("update", update, 4), prior=expected,
-                              **setup.critic_parts(config, run.policy.model, estimator, run.mesh, 4))
-    state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
-    data, timer = iter([[run.task.train[i] for i in range(4)]] * 100), PhaseTimer()
+    config.learner.minibatches, config.critic.pretrain_steps = 1, 0
+    estimator, objective = setup.make_parts(config, policy.model.config.hidden_size)
+    setup.check_method(config, method, estimator, objective)
+    needs = frozenset(setup.needs_of(method, estimator, objective))
+    asked = config.budget.utility or "prior" in needs
+    sampler = run.source.sampler
+    source = dataclasses.replace(
+        run.source, data=iter([[run.source.task.train[i] for i in range(4)]] * 100),
+        prior=prior.make(config, policy, len(run.source.task.train), sampler.prompt_tokens, Capture(0)) if asked else None)
+    source = dataclasses.replace(source, topology=setup.make_topology(config, method, estimator, source.view))
+    learner, _ = setup.make_learner(config, estimator, objective, needs, policy, source)
+    state = learner.init(jax.tree.map(lambda x: x + 0, params), None, jax.random.key(0),
+                         None if source.prior is None else source.prior.init())
+    frozen = {name: jax.tree.map(lambda x: 1.01 * x, own) for name, own in learner.frozen(params).items()}
     for number in range(2):
-        sampled, facts = loop.collect(run, state, data, timer)
-        order = np.arange(sampled.scores.total.size)  # some right, some wrong, one mixed group; all mixed where sizes differ
-        sampled.scores.total[:] = order > 0.4 * order[-1] if sampled.valid is None else order % 2
-        state, metrics, *_ = loop.learn(run, state, sampled, jax.tree.map(lambda x: 1.01 * x, params), timer)
+        finished = source.next(state)
+        rollouts = finished.rollouts
+        order = np.arange(rollouts.rewards.size)  # some right, some wrong, one mixed group; all mixed where sizes differ
+        marks = order > 0.4 * order[-1] if source.topology.rounds == 1 else order % 2
+        rollouts = rollouts.replace(rewards=np.float32(marks).reshape(rollouts.rewards.shape))
+        state, metrics, *_ = learner.learn(source.observe(state, finished._replace(rollouts=rollouts)), rollouts, frozen)
         assert np.isfinite([metrics["loss"], metrics["grad_norm"]]).all(), metrics
         assert metrics["skipped_updates"] == 0
         assert metrics.get("max/ratio") != 1 or metrics["approx_kl"] > 0  # all ratios can be below that of the first update
@@ -327,13 +329,13 @@ def test_help_and_a_missing_workdir():
 
 
 def test_a_run_that_breaks_keeps_its_last_step_and_goes_on_bit_for_bit(straight, tmp_path, monkeypatch):
-    def fails_at_five(*arguments, **options):
-        if int(arguments[1].step) == 4:
+    def fails_at_five(source, state, *others):
+        if int(state.step) == 4:
             raise ValueError("a reward without an answer")
-        return collect(*arguments, **options)
+        return collect(source, state, *others)
 
-    collect = loop.collect
-    monkeypatch.setattr(loop, "collect", fails_at_five)
+    collect = Source.next
+    monkeypatch.setattr(Source, "next", fails_at_five)
     with pytest.raises(ValueError, match="without an answer") as caught:
         run(tmp_path)
     assert "step 4 was saved" in caught.value.__notes__[0]
@@ -364,7 +366,7 @@ def test_an_evaluation_that_breaks_is_made_up_for(straight, tmp_path, monkeypatc
 @pytest.mark.slow
 def test_a_data_file_that_vanishes(tmp_path, monkeypatch):
     """The run that has read it ends as it would have; one that goes on from it is told, and goes on once the file is back."""
-    problems, workdir, collect = tmp_path / "problems.jsonl", tmp_path / "run", loop.collect
+    problems, workdir, collect = tmp_path / "problems.jsonl", tmp_path / "run", Source.next
     options = {"task": f"jsonl(path='{problems}')", "eval.every": 0, "samples_every": 0}
     rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(4)]
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -374,7 +376,7 @@ def test_a_data_file_that_vanishes(tmp_path, monkeypatch):
             problems.rename(tmp_path / "elsewhere")
         return collect(one, state, *others)
 
-    monkeypatch.setattr(loop, "collect", vanishing)
+    monkeypatch.setattr(Source, "next", vanishing)
     run(workdir, **options, steps=3)
     assert [line["step"] for line in lines(workdir)] == [0, 1, 2, 3] and not problems.exists()
     with pytest.raises(FileNotFoundError, match="problems.jsonl"):
@@ -395,8 +397,8 @@ def test_a_failed_resume_leaves_the_folder_as_it_was(tmp_path):
 
 
 def test_held_out_problems_are_a_fair_sample_of_a_sorted_source():
-    source = setup.build(tiny(task="arithmetic(level=nocarry3)"))[0].task.heldout
-    chosen = loop.held_out(source, 128)
+    source = setup.build(tiny(task="arithmetic(level=nocarry3)"))[0].source.task.heldout
+    chosen = held_out(source, 128)
     hundreds = lambda problems: {str(p.prompt)[:1] for p in problems}  # noqa: E731
     assert len({p.id for p in chosen}) == 128
     assert hundreds(chosen) == hundreds(source[i] for i in range(len(source)))
@@ -431,23 +433,24 @@ def test_short_prompts_are_sampled_and_learned_from_in_shorter_shapes(tmp_path):
     problems = [{"prompt": f"{n:020}" + "x" * (130 * (n % 2)), "answer": str(n)} for n in range(64)]
     (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, problems)))
     built, params = setup.build(tiny(task=f"jsonl(path={tmp_path / 'problems.jsonl'})", **{"prompts.per_step": 2}))
-    assert built.prompt_tokens == 152
+    assert built.source.sampler.prompt_tokens == 152
     state, shapes = setup.initial_state(built, params), set()
     for length in (20, 150):
-        rows = [[p for p in built.task.train if len(p.prompt) == length][:2]]
-        sampled, _ = loop.collect(built, state, iter(rows), PhaseTimer())
-        shapes.add(sampled.prompts.mask.shape[1])
-        state, metrics, *_ = loop.learn(built, state, sampled, None, PhaseTimer())
+        rows = [[p for p in built.source.task.train if len(p.prompt) == length][:2]]
+        sampled = dataclasses.replace(built.source, data=iter(rows)).next(state).rollouts
+        shapes.add(sampled.prompt_mask.shape[1])
+        state, metrics, *_ = built.learner.learn(state, sampled)
         assert np.isfinite(metrics["loss"])
     assert shapes == {64, 152}
 
 
 def test_a_stop_string_of_one_token_ends_rows_in_the_sampler():
     built, params = setup.build(tiny(**{"sampling.stop_strings": ("a", "bc")}))
-    assert setup.stop_ids(built.tokenizer, ("a", "bc")) == (*built.tokenizer.stop_ids, ord("a"))
-    sampled, _ = loop.collect(built, setup.initial_state(built, params), iter([list(built.task.train)[:4]] * 9), PhaseTimer())
-    after = [row[int(np.argmax(row == ord("a"))) + 1:] for row in sampled.completions.tokens.reshape(-1, 6) if ord("a") in row]
-    assert all((rest == 0).all() for rest in after) and not any("a" in text for text in sampled.texts)
+    assert setup.stop_ids(built.source.sampler.tokenizer, ("a", "bc")) == (*built.source.sampler.tokenizer.stop_ids, ord("a"))
+    source = dataclasses.replace(built.source, data=iter([list(built.source.task.train)[:4]] * 9))
+    rollouts, forest, _ = source.next(setup.initial_state(built, params))
+    after = [row[int(np.argmax(row == ord("a"))) + 1:] for row in rollouts.tokens.reshape(16, -1) if ord("a") in row]
+    assert after and all((rest == 0).all() for rest in after) and not any("a" in text for text in forest.texts)
 
 
 @pytest.mark.parametrize("steps", (1, 20))

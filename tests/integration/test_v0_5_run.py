@@ -1,4 +1,5 @@
 """V0.5 in the training loop: resume bit for bit, what is drawn and counted, wrong priors, unequal groups in the loss."""
+import dataclasses
 import json
 
 import jax
@@ -11,7 +12,6 @@ import tiny_config
 from jaxrl_llm.compare import ledger
 from jaxrl_llm.control.prompt_average import PromptAverage
 from jaxrl_llm.training import loop, setup
-from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.values.v0_5 import draws_used
 
 P, G, MOST = 4, 2, 6
@@ -76,23 +76,24 @@ def built():
 
 
 def step_with(built, average, truth=None):
-    """One batch of a fresh policy whose prior says `average` of every prompt: `(state before, batch, state after, metrics)`."""
+    """One batch of a fresh policy whose prior says `average` of every prompt: `(prior before, finished, state, metrics)`."""
     run, params = built
     state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
     N = state.prior.average.size
     prior = PromptAverage(jnp.full(N, average), jnp.ones(N))
     state = state.replace(prior=jax.device_put(prior, jax.tree.map(lambda x: x.sharding, state.prior)))
     before = jax.tree.map(np.asarray, state.prior)
-    problems = [run.task.train[i] for i in (5, 0, 9, 2)]
-    sampled, facts = loop.collect(run, state, iter([problems] * 9), PhaseTimer())
-    state, metrics, *_ = loop.learn(run, state, sampled, None, PhaseTimer())
-    return before, sampled, state, metrics | facts
+    problems = [run.source.task.train[i] for i in (5, 0, 9, 2)]
+    source = dataclasses.replace(run.source, data=iter([problems] * 9))
+    finished = source.next(state)
+    learned = run.learner.learn(source.observe(state, finished), finished.rollouts)
+    return before, finished, learned.state, learned.metrics | finished.metrics
 
 
 def test_a_wrong_prior_costs_rollouts_and_nothing_else(built):
     counts = {}
     for average in (-3.0, 0.5, 4.0):
-        _, sampled, state, metrics = step_with(built, average)
+        _, (sampled, _, _), state, metrics = step_with(built, average)
         counts[average] = sampled.valid.sum(1)
         assert np.isfinite([metrics["loss"], metrics["grad_norm"]]).all() and metrics["skipped_updates"] == 0
         assert average == 0.5 or metrics["v0_5/rejected"] == 1
@@ -106,22 +107,22 @@ def test_a_wrong_prior_costs_rollouts_and_nothing_else(built):
 
 
 def test_what_was_drawn_is_what_the_prior_learns(built):
-    before, sampled, state, _ = step_with(built, 0.25)
+    before, (sampled, forest, _), state, _ = step_with(built, 0.25)
     rewards, valid = sampled.rewards, sampled.valid
-    for row, problem in enumerate(sampled.problems):
+    for row, problem in enumerate(forest.problems):
         n = valid[row].sum()
         np.testing.assert_allclose(state.prior.weight[problem.id], 0.5 + n, rtol=1e-6)
         np.testing.assert_allclose(state.prior.average[problem.id], (0.5 * 0.25 + rewards[row, valid[row]].sum()) / (0.5 + n),
                                    rtol=1e-5)
-    others = np.setdiff1d(np.arange(before.average.size), [problem.id for problem in sampled.problems])
+    others = np.setdiff1d(np.arange(before.average.size), [problem.id for problem in forest.problems])
     np.testing.assert_array_equal(np.asarray(state.prior.average)[others], before.average[others])
-    np.testing.assert_array_equal(sampled.prior["expected"], np.float32(0.25))
+    np.testing.assert_array_equal(forest.facts["expected"], np.float32(0.25))
 
 
 def test_every_rollout_drawn_has_its_share_of_the_gradient(built):
     """The loss of the rows that the learner sees is `- sum(A) / tokens` over what was drawn, `A` by hand in float64."""
-    _, sampled, _, metrics = step_with(built, 0.45)
-    valid, rewards, lengths = sampled.valid, sampled.rewards.astype(float), sampled.completions.mask.sum(-1)
+    _, (sampled, _, _), _, metrics = step_with(built, 0.45)
+    valid, rewards, lengths = sampled.valid, sampled.rewards.astype(float), sampled.mask.sum(-1)
     count = valid.sum(1)
     assert len(set(count.tolist())) > 1 or pytest.fail("these draws are equally many; take another prior or seed")
     mean = (rewards * valid).sum(1) / count

@@ -1,5 +1,4 @@
 """Runs in a process of its own with eight virtual devices: one training step on a 2 x 2 x 2 mesh and on one device."""
-import dataclasses
 import json
 import sys
 
@@ -13,11 +12,10 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.models.weights import layout
 from jaxrl_llm.parallel import communication, make_mesh, plan, reshard, tree_shardings, with_shardings
-from jaxrl_llm.tasks.loader import batches
-from jaxrl_llm.training import loop, setup
+from jaxrl_llm.training import setup
 from jaxrl_llm.training.ahead import lower_update
 from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.heldout import evaluate
 from jaxrl_llm.values import v0
 
 
@@ -45,18 +43,16 @@ def steps(config, count, devices, unpads=False):
     finally:
         jax.devices = real
     state = setup.initial_state(run, params)
-    reference = jax.tree.map(lambda x: x + 0, state.params)
-    data = batches(run.task.train, config.prompts.per_step, seed=0)
-    tokens, found = [], {}
+    frozen, tokens, found = run.learner.frozen(state.params), [], {}
     for number in range(count):
-        sampled, _ = loop.collect(run, state, data, PhaseTimer())
+        sampled = run.source.next(state).rollouts
         if number == 1:
-            short = np.arange(4) < np.array([[4, 1], [2, 1], [1, 1], [3, 1]])[..., None]
-            sampled = dataclasses.replace(sampled, completions=sampled.completions.replace(mask=short))
-        sampled.scores.total[:] = np.linspace(-1, 1, sampled.scores.total.size)  # so that there is something to learn
-        tokens.append(sampled.completions.tokens)
-        state, found, *_ = loop.learn(run, state, sampled, reference, PhaseTimer())
-    loop.evaluate(run, state.params, state.lora, problems=4, key=jax.random.key(1))
+            short = np.arange(sampled.mask.shape[2]) < np.array([[4, 1], [2, 1], [1, 1], [3, 1]])[..., None]
+            sampled = sampled.replace(mask=short & sampled.mask)
+        rewards = np.linspace(-1, 1, sampled.rewards.size, dtype=np.float32).reshape(sampled.rewards.shape)
+        tokens.append(sampled.tokens)
+        state, found, *_ = run.learner.learn(state, sampled.replace(rewards=rewards), frozen)  # there is something to learn
+    evaluate(run.source, state.params, state.lora, problems=4, key=jax.random.key(1))
     return run, state, tokens, found
 
 
@@ -195,7 +191,7 @@ def main():
     run, state, tokens, metrics = steps(tiny(data=2, fsdp=2, tensor=2), 3, 8, unpads=True)
     one_run, one_state, one_tokens, one_metrics = steps(tiny(data=1), 3, 1)
     layers = state.params["layers"]
-    wanted = tree_shardings(state, run.mesh)
+    wanted = tree_shardings(state, run.learner.mesh)
     print(json.dumps({
         "published": loaded,
         "rollouts": rollout_cases.cases(),
@@ -204,7 +200,7 @@ def main():
         "bfloat16": [in_bfloat16(data=2, fsdp=2), in_bfloat16(data=1)],
         "experts": with_experts(),
         "alone": {axis: along_one_axis(axis, one_tokens, one_state, one_metrics) for axis in ("data", "fsdp", "tensor")},
-        "devices": [len(run.mesh.devices.flat), len(one_run.mesh.devices.flat)],
+        "devices": [len(run.learner.mesh.devices.flat), len(one_run.mesh.devices.flat)],
         "same_tokens": [bool((a == b).all()) for a, b in zip(tokens, one_tokens)],
         "difference": max(float(np.abs(a - b).max()) for a, b in zip(leaves(state), leaves(one_state), strict=True)),
         "loss": [metrics["loss"], one_metrics["loss"]], "grad_norm": [metrics["grad_norm"], one_metrics["grad_norm"]],

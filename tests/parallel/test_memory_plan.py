@@ -222,9 +222,9 @@ def small():
 def test_a_run_tells_what_it_will_need_and_warns_on_a_cpu_that_is_too_small(monkeypatch):
     run, _ = setup.build(small())
     rows = dict(forecast(run))
-    w = work_of(run.config, run.prompt_tokens, run.needs, critic=False)
-    architecture = run.policy.model.config
-    found = plan.estimate(architecture, w, run.mesh.shape)
+    w = work_of(run.config, run.source.sampler.prompt_tokens, run.needs, critic=False)
+    architecture = run.learner.policy.model.config
+    found = plan.estimate(architecture, w, run.learner.mesh.shape)
     assert rows["memory per device, estimated"].startswith(f"{found.updating / 1e9:.2f} GB updating, ")
     assert rows["operations per step"] == f"{sum(plan.step_flops(architecture, w).values()) / 1e12:.3g} TFLOP"
     memory = psutil.virtual_memory()
@@ -237,12 +237,12 @@ def test_a_run_tells_what_it_will_need_and_warns_on_a_cpu_that_is_too_small(monk
 def test_an_accelerator_that_is_certainly_too_small_is_refused(monkeypatch, memory, refused):
     """Of a device with this share of what is estimated; the estimate may be 25% off."""
     run, _ = setup.build(small())
-    w = work_of(run.config, run.prompt_tokens, run.needs, critic=False)
-    peak = plan.estimate(run.policy.model.config, w, run.mesh.shape).peak
+    w = work_of(run.config, run.source.sampler.prompt_tokens, run.needs, critic=False)
+    peak = plan.estimate(run.learner.policy.model.config, w, run.learner.mesh.shape).peak
     device = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB",
                                    memory_stats=lambda: {"bytes_limit": peak * memory})
-    mesh = types.SimpleNamespace(local_devices=[device], shape=run.mesh.shape, size=1)
-    run = dataclasses.replace(run, mesh=mesh)
+    mesh = types.SimpleNamespace(local_devices=[device], shape=run.learner.mesh.shape, size=1)
+    run = dataclasses.replace(run, learner=dataclasses.replace(run.learner, mesh=mesh))
     told = "an update needs"
     with pytest.raises(ValueError, match=told) if refused else pytest.warns(RuntimeWarning, match=told):
         forecast(run)

@@ -2,7 +2,6 @@
 import json
 
 import jax
-import numpy as np
 import pytest
 import tokenizers as hugging_face
 
@@ -41,8 +40,8 @@ def problems(path, prompt):
 
 def test_a_vocabulary_with_a_token_that_the_model_does_not_embed(gemma, tmp_path):
     run, params = setup.build(config_of(gemma))
-    assert params["embed"].shape == (259, 16) and run.tokenizer.vocab_size == 259
-    assert run.tokenizer.encode("7+5=") == [*b"7+5="] and run.prompt_tokens == 8
+    assert params["embed"].shape == (259, 16) and run.source.sampler.tokenizer.vocab_size == 259
+    assert run.source.sampler.tokenizer.encode("7+5=") == [*b"7+5="] and run.source.sampler.prompt_tokens == 8
     task = problems(tmp_path / "image.jsonl", "what is <image_soft_token>?")
     with pytest.raises(ValueError, match="prompt 1?[0-9]+: the text holds '<image_soft_token>', token 259, but the model"):
         setup.build(config_of(gemma, task=task))
@@ -78,5 +77,5 @@ def test_where_the_tokenizer_files_of_an_export_come_from(gemma, tmp_path):
 def test_sampling_that_cannot_work_is_refused_before_it_compiles(gemma):
     run, params = setup.build(config_of(gemma))
     with pytest.raises(ValueError, match="temperature=-1.0: must be >= 0"):
-        run.sampler(params, None, -1.0)
-    run.sampler(params, None, np.float32(0.0))
+        run.source.sampler.under(params, None, -1.0)
+    run.source.sampler.under(params, None, 0.0)

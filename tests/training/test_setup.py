@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import methods
+from jaxrl_llm.methods import provision
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
 from jaxrl_llm.training import setup
@@ -14,14 +15,19 @@ from jaxrl_llm.training.warmup import demonstrations
 
 def test_methods_that_need_what_nobody_records_are_refused():
     method, parts = methods.get("grpo"), methods.build("grpo")
-    setup.check_method(method, *parts)
-    for change, words in ((dict(needs=("teacher_logprobs",)), "'grpo' needs teacher_logprobs, which"),
-                          (dict(filters=("unheard_of",)), "needs filter 'unheard_of'"),
-                          (dict(controllers=("curriculum",)), "needs controller 'curriculum'")):
+    provision.check(method, *parts)
+    teacher = dataclasses.replace(method, needs=("teacher_logprobs",))
+    for changed, words in (
+            (teacher, "'grpo' needs teacher_logprobs .from a recorder with a teacher's weights., which this run"),
+            (dataclasses.replace(method, needs=("mood",)), "needs mood .from a recorder, a topology or a task of your own"),
+            (dataclasses.replace(method, filters=("unheard_of",)), "needs filter unheard_of .from a file of"),
+            (dataclasses.replace(method, controllers=("t1",)), "needs controller t1 .from a run that sets reference"),
+            (dataclasses.replace(method, controllers=("curriculum",)), "controller curriculum .from a run that calls")):
         with pytest.raises(NotImplementedError, match=words):
-            setup.check_method(dataclasses.replace(method, **change), *parts)
-    with pytest.raises(NotImplementedError, match="needs values"):
-        setup.check_method(method, parts[0]._replace(needs=("rewards", "values")), parts[1])
+            provision.check(changed, *parts)
+    provision.check(teacher, *parts, provided=("teacher_logprobs",))
+    with pytest.raises(NotImplementedError, match="needs values .from a critic"):
+        provision.check(method, parts[0]._replace(needs=("rewards", "values")), parts[1])
 
 
 def test_the_prompt_length_covers_held_out_problems_too():
@@ -29,8 +35,8 @@ def test_the_prompt_length_covers_held_out_problems_too():
     config.task = "arithmetic(level=digit)"
     config.model.hidden_size, config.model.num_layers = 32, 1
     run, _ = setup.build(config)
-    assert run.prompt_tokens == 8  # BOS and "7+5=", rounded up to a multiple of 8
-    assert run.needs <= setup.RECORDED
+    assert run.source.sampler.prompt_tokens == 8  # BOS and "7+5=", rounded up to a multiple of 8
+    assert run.needs <= provision.PROVIDED.keys()
 
 
 def test_demonstrations_are_answers_with_the_end_token():
@@ -117,12 +123,13 @@ def test_methods_that_compare_answers_need_a_reward_that_reads_them():
     with pytest.raises(ValueError, match="'ttrl' compares the answers .* 'format' does not tell"):
         setup.build(configured(rewards="format(pattern='a+'), exact(weight=0.1)", **small))
     run, _ = setup.build(configured(rewards="format(pattern='a+'), exact(weight=0.1)", accuracy="exact", **small))
-    assert run.needs >= {"answers"} and run.needs <= setup.RECORDED
+    assert run.needs >= {"answers"} and run.needs <= provision.PROVIDED.keys()
 
 
 def test_a_methods_own_epochs_and_minibatches():
     small = {"model.hidden_size": 32, "model.num_layers": 1}
     run, _ = setup.build(configured(method="gspo", **small))
-    assert (run.config.learner.epochs, run.config.learner.minibatches, run.updates_per_step) == (1, 4, 4)
+    assert (run.config.learner.epochs, run.config.learner.minibatches) == (1, 4)
+    assert (run.learner.epochs, run.learner.minibatches) == (1, 4)
     run, _ = setup.build(configured(method="gspo", **small, **{"learner.minibatches": 1}))
-    assert run.updates_per_step == 1
+    assert run.learner.epochs == run.learner.minibatches == 1

@@ -1,14 +1,11 @@
 """A step that leaves padding out learns what the padded one learns, in every way that a batch is cut."""
-import dataclasses
 
 import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm.tasks.loader import batches
-from jaxrl_llm.training import loop, setup
+from jaxrl_llm.training import setup
 from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.metrics import PhaseTimer
 
 CASES = {"whole": {}, "score_and_reference": {"objective": "kl_coef=0.1", "learner.epochs": 2},
          "minibatches_and_micro_batches": {"learner.minibatches": 2, "learner.micro_batches": 2},
@@ -24,12 +21,12 @@ def build(**changes):
     return setup.build(c)
 
 
-def of_unequal_lengths(sampled):
+def of_unequal_lengths(rollouts):
     """The batch with completions that end at other places, the third prompt's nearly at once."""
     lengths = np.array([[8, 1], [3, 2], [1, 1], [2, 4]])
-    completions = sampled.completions.replace(mask=np.arange(8) < lengths[..., None])
-    scores = sampled.scores._replace(total=np.linspace(-1, 1, sampled.scores.total.size, dtype=np.float32))
-    return dataclasses.replace(sampled, completions=completions, scores=scores)
+    assert rollouts.mask[:, 0].all()  # nothing has stopped
+    rewards = np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2)
+    return rollouts.replace(mask=np.arange(8) < lengths[..., None], rewards=rewards)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -39,9 +36,8 @@ def test_states_and_metrics_after_a_step(monkeypatch, case):
         monkeypatch.setattr(setup, "unpads", lambda model, slots: unpads)  # noqa: B023
         run, params = build(**CASES[case])
         state = setup.initial_state(run, params)
-        reference = jax.tree.map(lambda x: x + 0, state.params)
-        sampled, _ = loop.collect(run, state, batches(run.task.train, 4, seed=0), PhaseTimer())
-        state, metrics, batch, _ = loop.learn(run, state, of_unequal_lengths(sampled), reference, PhaseTimer())
+        frozen = run.learner.frozen(state.params)
+        state, metrics, batch, _ = run.learner.learn(state, of_unequal_lengths(run.source.next(state).rollouts), frozen)
         assert batch.filled < 4 if unpads else batch.filled == 4
         outcomes.append((jax.device_get(state.params), metrics))
     (params, metrics), (short_params, short_metrics) = outcomes

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from jaxrl_llm import advantages
+from jaxrl_llm.methods import provision
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.rollouts import Rollouts, from_lists, take
 from jaxrl_llm.training import config as config_lib
@@ -242,13 +243,18 @@ def configured(**changes):
     return config
 
 
+def critic_of(run):
+    """The critic whose `init` the last recorder has."""
+    return run.learner.recorders[-1].init.__self__
+
+
 def test_settings_of_a_critic():
     run, _ = setup.build(configured(**{"optimizer.learning_rate": 3e-4}))
-    assert run.config.critic.learning_rate == 3e-4 and run.pretrain_steps == 50 and run.critic.clip == 0.5
-    assert run.needs - setup.RECORDED == {"values"}
+    assert run.config.critic.learning_rate == 3e-4 and run.learner.pretrain_steps == 50 and critic_of(run).clip == 0.5
+    assert run.needs - provision.PROVIDED.keys() == {"values"}
     run, _ = setup.build(configured(**{"critic.pretrain_steps": 0, "critic.kind": "head", "critic.clip": 0.0}))
-    assert run.pretrain_steps == 0 and run.critic.kind == "head" and run.critic.clip is None
-    assert setup.build(configured(method="grpo"))[0].critic is None
+    assert run.learner.pretrain_steps == 0 and critic_of(run).kind == "head" and critic_of(run).clip is None
+    assert not setup.build(configured(method="grpo"))[0].learner.recorders
 
 
 @pytest.mark.parametrize("changes, words", (

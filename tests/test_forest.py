@@ -1,0 +1,172 @@
+"""Forests written out by hand, and random ones against a walk from each end to its prompt."""
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxrl_llm import forest as forests
+from jaxrl_llm import rollouts
+from jaxrl_llm.forest import chains, contexts, grow, join, outcomes, paths, plant, select, turns
+from jaxrl_llm.rollouts import Role
+from jaxrl_llm.tasks.base import Problem
+
+SAME = {"tokens": lambda longest: longest, "prompt_tokens": lambda longest: longest, "version": 7}
+
+
+def prompts(count, first_id=0, **options):
+    """Prompts of 1, 2, ... tokens."""
+    problems = [Problem(f"q{first_id + p}", "12", first_id + p) for p in range(count)]
+    return plant(problems, [[100 + p] * (p + 1) for p in range(count)], ("exact", "format"), answers=True, **options)
+
+
+def node(forest, parent, ids, uid, *, role=Role.POLICY, reward=0.0, answer=None, stopped=True):
+    """The forest with one more node; log-probs are minus its tokens over ten, entropies its tokens, versions its uid."""
+    ids = np.asarray(ids)
+    return grow(forest, [parent], [uid], role=role, length=[len(ids)], stopped=[stopped], rewards=[reward],
+                components=[[reward, 1 - reward]], texts=[f"text {uid}"], answers=[answer], tokens=ids, logprobs=-ids / 10,
+                entropies=ids, version=np.full(len(ids), uid), decode_steps=len(ids), failures={"exact/error": 1})
+
+
+def conversation():
+    """Prompt 0: two turns with a tool's answer between, and a fork of it after that answer; prompt 1: one turn."""
+    found = prompts(2)
+    found = node(found, 0, [1, 2], uid=0)
+    found = node(found, 2, [50, 51, 52], uid=0, role=Role.ENVIRONMENT)
+    found = node(found, 3, [3], uid=0, reward=1.0, answer="12")
+    found = node(found, 3, [4, 5], uid=1, answer="7", stopped=False)
+    return node(found, 1, [6], uid=2, reward=0.25, answer="12")
+
+
+def test_a_path_holds_all_tokens_after_the_prompt_and_the_mask_has_holes():
+    found = rollouts.check(paths(conversation(), group=2, prompts=2, **SAME))
+    np.testing.assert_array_equal(found.tokens, [[[1, 2, 50, 51, 52, 3, 0], [1, 2, 50, 51, 52, 4, 5]],
+                                                 [[6, 0, 0, 0, 0, 0, 0], [0] * 7]])
+    np.testing.assert_array_equal(found.mask[0], np.array([[1, 1, 0, 0, 0, 1, 0], [1, 1, 0, 0, 0, 1, 1]], bool))
+    np.testing.assert_allclose(found.behavior_logprobs[0, 0], -np.array([1, 2, 50, 51, 52, 3, 0]) / 10, rtol=1e-6)
+    assert found.policy_version[0, 1].tolist() == [0, 0, 0, 0, 0, 1, 1] and found.policy_version[1, 0, 1:].tolist() == [7] * 6
+    assert found.valid.tolist() == [[True, True], [True, False]]
+    np.testing.assert_array_equal(found.rewards, [[1, 0], [0.25, 0]])
+    np.testing.assert_array_equal(found.reward_components[0], [[1, 0], [0, 1]])
+    np.testing.assert_array_equal(found.prompt_tokens, [[100, 0], [101, 101]])
+    np.testing.assert_array_equal(found.prompt_mask, [[True, False], [True, True]])
+    assert found.extras["truncated"].tolist() == [[False, True], [False, False]]
+    assert found.extras["correct"].tolist() == [[True, False], [False, False]]
+    assert found.extras["answers"].tolist() == [[0, 1], [0, -1]]
+    assert found.prompt_ids.tolist() == [0, 1] and found.extras["current_version"].tolist() == [7, 7]
+
+
+def test_turns_are_rows_of_their_trajectory():
+    found = rollouts.check(turns(conversation(), group=3, prompts=2, **SAME))
+    np.testing.assert_array_equal(found.tokens[0], [[1, 2], [3, 0], [4, 5]])
+    assert found.mask.sum() == 6 and found.valid.tolist() == [[True] * 3, [True, False, False]]
+    np.testing.assert_array_equal(found.extras["traj"], [[0, 0, 1], [0, 0, 0]])
+    np.testing.assert_array_equal(found.extras["step"], [[0, 1, 1], [0, 0, 0]])
+    np.testing.assert_array_equal(found.rewards[0], [0, 1, 0])
+
+
+def test_contexts_of_one_trajectory_share_its_number():
+    """A trajectory whose context was rewritten: a second chain from the prompt with the same uid."""
+    found = node(node(prompts(1), 0, [1, 2], uid=4), 0, [3], uid=4, reward=1.0)
+    found = node(found, 0, [5], uid=9)
+    view = contexts(found, group=3, prompts=1, **SAME)
+    assert view.extras["traj"].tolist() == [[0, 0, 1]] and view.mask.sum(-1).tolist() == [[2, 1, 1]]
+
+
+def test_missing_prompts_are_copies_without_valid_rollouts():
+    found = rollouts.check(paths(conversation(), group=4, prompts=3, **SAME))
+    assert found.valid.sum(1).tolist() == [2, 1, 0] and found.prompt_mask.any(1).all()
+    for name in ("tokens", "prompt_tokens", "prompt_ids", "mask"):
+        np.testing.assert_array_equal(getattr(found, name)[2], getattr(found, name)[0])
+    assert not found.token_mask[~found.valid].any()
+    with pytest.raises(ValueError, match="a prompt has 2 rollouts, more than the group of 1"):
+        paths(conversation(), group=1, prompts=2, **SAME)
+
+
+def test_lengths_come_from_those_who_compile():
+    shapes = SAME | {"tokens": lambda longest: 10 if longest == 7 else None, "prompt_tokens": lambda longest: 4 * longest}
+    found = paths(conversation(), group=2, prompts=2, **shapes)
+    assert found.mask.shape == (2, 2, 10) and found.prompt_mask.shape == (2, 8)
+
+
+def test_a_reward_that_reads_no_answers():
+    silent = dataclasses.replace(conversation(), answers=None)
+    assert "answers" not in paths(silent, group=2, prompts=2, **SAME).extras
+    assert select(silent, np.array([True, False])).answers is None and join([silent, silent]).answers is None
+
+
+def test_the_first_component_says_what_is_correct_not_the_total():
+    found = conversation()
+    found = dataclasses.replace(found, rewards=np.where(found.rewards > 0, np.float32(0.4), np.float32(0.9)))
+    view = paths(found, group=2, prompts=2, **SAME)
+    assert view.correct.tolist() == [[True, False], [False, False]]
+
+
+def test_selecting_and_joining_keep_everything_together():
+    both = join([select(conversation(), np.array([False, True])), conversation(), prompts(1, first_id=5, draw=3)])
+    assert [p.id for p in both.problems] == [1, 0, 1, 5] and both.draw.tolist() == [0, 0, 0, 3]
+    found = paths(select(both, np.array([True, True, True, False])), group=2, prompts=3, **SAME)
+    for row, was in ((0, 1), (1, 0), (2, 1)):
+        alone = paths(conversation(), group=2, prompts=2, **SAME)
+        for name in ("tokens", "mask", "behavior_logprobs", "rewards", "valid"):
+            np.testing.assert_array_equal(getattr(found, name)[row], getattr(alone, name)[was])
+    assert both.decode_steps == 2 * 9 and both.failures == {"exact/error": 10}
+    assert both.texts[both.ends].tolist() == ["text 2", "text 0", "text 1", "text 2"]
+    nothing = select(both, np.zeros(4, bool))
+    assert not nothing.problems and not len(nothing.ends) and not len(nothing.tokens)
+
+
+def test_facts_of_prompts_are_selected_joined_and_seen():
+    one = conversation().with_facts({"expected": np.float32([0.25, 0.5])})
+    both = join([one, select(one, np.array([False, True]))])
+    np.testing.assert_array_equal(both.facts["expected"], np.float32([0.25, 0.5, 0.5]))
+    np.testing.assert_array_equal(paths(both, group=2, prompts=4, **SAME).extras["prior"], np.float32([0.25, 0.5, 0.5, 0.25]))
+
+
+def test_outcomes():
+    rewards, valid = outcomes(conversation(), 3)
+    assert rewards.tolist() == [[1, 0, 0], [0.25, 0, 0]] and valid.tolist() == [[True, True, False], [True, False, False]]
+
+
+def test_metrics_by_hand():
+    """Prompts count the same however often they were sampled; only the policy's tokens count as its own."""
+    found = forests.metrics(conversation())
+    assert found["reward/mean"] == found["reward/exact"] == pytest.approx((0.5 + 0.25) / 2)
+    assert found["completion/tokens"] == 6  # each once, though the first turn is part of two trajectories
+    assert found["completion/length"] == pytest.approx((3 + 4 + 1) / 3) and found["completion/truncated"] == pytest.approx(1 / 3)
+    assert found["groups/all_equal"] == 0.5 and found["groups/largest"] == 2 and found["reward_failures/exact/error"] == 5
+
+
+def test_equal_answers_get_equal_numbers_within_a_prompt():
+    owner, answers = np.array([0, 0, 0, 0, 1, 1, 1]), ["12", "7", "12", None, "7", "5", "7"]
+    assert forests.equal_answers(answers, owner).tolist() == [0, 1, 0, -1, 0, 1, 0]
+
+
+def test_random_forests_equal_a_walk_from_each_end_to_its_prompt():
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        found = prompts(int(rng.integers(1, 4)))
+        for uid in range(int(rng.integers(1, 15))):
+            parent = int(rng.integers(0, len(found.uid)))
+            role = Role.POLICY if rng.random() < 0.6 else Role.ENVIRONMENT
+            found = node(found, parent, rng.integers(1, 99, rng.integers(0, 5)), uid, role=role, reward=float(uid))
+        keep = rng.random(len(found.problems)) < 0.7
+        keep[0] = True
+        for forest in (found, select(found, keep), join([found, select(found, keep)])):
+            if not len(forest.ends):
+                continue
+            P = len(forest.problems)
+            view = paths(forest, group=20, prompts=P, **SAME)
+            seen = [0] * P
+            for end in forest.ends:
+                p, ids, trained, at = forest.prompt[end], [], [], end
+                while forest.role[at] != Role.PROMPT:
+                    ids = [*forest.tokens[forest.offset[at]:][:forest.length[at]], *ids]
+                    trained = [forest.role[at] == Role.POLICY] * forest.length[at] + trained
+                    at = forest.parent[at]
+                assert view.tokens[p, seen[p], :len(ids)].tolist() == ids and not view.tokens[p, seen[p], len(ids):].any()
+                assert view.mask[p, seen[p], :len(ids)].tolist() == trained and not view.mask[p, seen[p], len(ids):].any()
+                assert view.rewards[p, seen[p]] == forest.rewards[end] and view.valid[p, seen[p]]
+                seen[p] += 1
+            assert view.valid.sum(1).tolist() == seen
+            nodes, rows = chains(forest, forest.ends)
+            assert (np.diff(rows) >= 0).all() and len(nodes) >= len(forest.ends)

@@ -1,0 +1,120 @@
+"""Who is sampled next: plans against forests that grow by what was planned."""
+import numpy as np
+import pytest
+
+from jaxrl_llm.forest import grow, join, outcomes, plant
+from jaxrl_llm.rollouts import Role
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.topologies import Plan, budgets, refill, rounds, single
+from jaxrl_llm.values.v0_5 import fuse, wants_more
+
+
+def follow(topology, reward=lambda problem, number: 1.0, group=2, expected=None):
+    """`(the plans, the forest at the end)` where completion `number` of a problem earns `reward(problem id, number)`."""
+    forest, plans = plant([], [], ("exact",), answers=False), []
+    while not (plan := topology.plan(forest)).complete:
+        plans.append(plan)
+        if plan.draw:
+            first = len(forest.problems)
+            new = plant([Problem("q", "", first + p) for p in range(plan.draw)], [[1]] * plan.draw, ("exact",), answers=False,
+                        draw=int(forest.draw.max(initial=-1)) + 1)
+            if expected is not None:
+                new = new.with_facts({"expected": np.float32(expected[first:first + plan.draw])})
+            forest = join([forest, new]) if forest.problems else new
+            continue
+        roots = np.flatnonzero(forest.role == Role.PROMPT)
+        for row in plan.rows:
+            had = int(((forest.prompt == row) & (forest.role == Role.POLICY)).sum())
+            earned = np.float32([reward(int(row), had + i) for i in range(group)])
+            forest = grow(forest, [roots[row]] * group, [len(forest.uid) + i for i in range(group)], role=Role.POLICY,
+                          length=[1] * group, stopped=[True] * group, rewards=earned, components=earned[:, None],
+                          texts=[""] * group, answers=None, tokens=[5] * group, logprobs=[0.0] * group, entropies=[0.0] * group,
+                          version=[0] * group)
+        assert len(plans) < 50
+    return plans, forest
+
+
+def asked(plans):
+    return [plan.draw or plan.rows.tolist() for plan in plans]
+
+
+def test_one_group_for_every_prompt():
+    plans, forest = follow(single(3))
+    assert asked(plans) == [3, [0, 1, 2]] and single(3).choose(forest).tolist() == [True] * 3
+
+
+def test_those_who_disagree_with_their_prior_are_sampled_again():
+    """Prompt 0 is believed; 1 and 2 are not."""
+    prior = np.array([1.0, 0.0, 1.0])
+    truth = {0: [1] * 6, 1: [1, 1, 0, 1, 1, 0], 2: [0, 0, 0, 1, 1, 0]}
+
+    def wants(forest):
+        rewards, valid = outcomes(forest, 6)
+        count = valid.sum(1)
+        mean = (rewards * valid).sum(1) / count
+        return np.asarray(wants_more(fuse(prior, mean, count, variance=0.25), count, variance=0.25, k_init=2, k_max=6, cost=0.01))
+
+    topology = rounds(3, group=2, most=6, wants=wants)
+    plans, forest = follow(topology, lambda problem, number: truth[problem][number])
+    assert asked(plans)[:3] == [3, [0, 1, 2], [1, 2]] and topology.rounds == 3
+    rewards, valid = outcomes(forest, 6)
+    assert valid[0].tolist() == [True, True] + [False] * 4 and rewards[1, :4].tolist() == [1, 1, 0, 1]
+
+
+def test_rounds_end_when_nobody_wants_more_or_at_the_most():
+    assert asked(follow(rounds(2, group=2, most=8, wants=lambda forest: np.zeros(2, bool)))[0]) == [2, [0, 1]]
+    plans, _ = follow(rounds(2, group=2, most=6, wants=lambda forest: np.array([False, True])))
+    assert asked(plans) == [2, [0, 1], [1], [1]]
+    with pytest.raises(ValueError, match="sampling.max_group=5 is no multiple of sampling.group=2"):
+        rounds(2, group=2, most=5, wants=lambda forest: None)
+
+
+def test_budgets_go_where_there_is_most_to_learn():
+    topology = budgets(4, rows=4, group=2, most=6, utility="per_rollout")
+    plans, forest = follow(topology, expected=[0.0, 0.5, 0.5, 1.0])
+    assert plans[0].draw == 4 and len(plans) == 2 and len(plans[1].rows) == 4
+    assert set(plans[1].rows.tolist()) >= {1, 2} and topology.choose(forest).tolist() == [True] * 4  # each gets one at least
+    many = budgets(4, rows=2, group=2, most=4, utility="per_rollout")  # more prompts than rows: some get none
+    plans, forest = follow(many, expected=[0.0, 0.5, 0.5, 1.0])
+    assert len(plans[1].rows) == 2 and set(plans[1].rows.tolist()) <= {1, 2}
+    assert many.choose(forest).tolist() == [p in plans[1].rows for p in range(4)]
+
+
+def disagree(forest):
+    rewards, valid = outcomes(forest, 8)
+    return np.array([len(set(row[real].tolist())) > 1 for row, real in zip(rewards, valid)])
+
+
+def test_problems_that_a_filter_drops_are_replaced():
+    mixed = {1, 3, 4, 6}
+    topology = refill(single(3), 3, keep=disagree, attempts=9)
+    plans, forest = follow(topology, lambda problem, number: float(problem in mixed and number))
+    assert asked(plans) == [3, [0, 1, 2], 3, [3, 4, 5]] and forest.draw.tolist() == [0, 0, 0, 1, 1, 1]
+    assert topology.choose(forest).tolist() == [p in (1, 3, 4) for p in range(6)]
+    assert topology.metrics(forest) == {"filter/rounds": 2, "filter/kept": 0.5}
+
+
+def test_no_more_than_the_prompts_of_a_batch_are_kept():
+    topology = refill(single(3), 2, keep=disagree, attempts=2)
+    _, forest = follow(topology, lambda problem, number: float(number))
+    assert topology.choose(forest).tolist() == [True, True, False]
+
+
+def test_refilling_gives_up():
+    topology = refill(single(2), 2, keep=disagree, attempts=3)
+    plans, forest = follow(topology)
+    assert sum(plan.draw for plan in plans) == 6 and not topology.choose(forest).any()
+    assert topology.metrics(forest) == {"filter/rounds": 3, "filter/kept": 0}
+
+
+def test_refilling_of_rounds_asks_the_prompts_of_the_last_draw():
+    """Each draw of two goes through its own rounds before the filter looks at it."""
+    inner = rounds(2, group=2, most=4, wants=lambda forest: outcomes(forest, 4)[0].sum(1) == 0)
+    topology = refill(inner, 2, keep=disagree, attempts=3)
+    plans, forest = follow(topology, lambda problem, number: float((problem, number) in {(2, 0), (3, 3), (5, 1)}))
+    assert asked(plans) == [2, [0, 1], [0, 1], 2, [2, 3], [3]] and topology.rounds == 2
+    assert topology.choose(forest).tolist() == [False, False, True, True]
+
+
+def test_a_plan_is_complete_without_draws_and_rows():
+    assert Plan().complete and not Plan(draw=1).complete and not Plan(rows=np.array([0])).complete

@@ -1,0 +1,43 @@
+"""Texts of completions: stop tokens, stop strings; completions are written out by hand."""
+import numpy as np
+import pytest
+
+from jaxrl_llm.generation import Completions
+from jaxrl_llm.tokenizers.byte import ByteTokenizer
+from jaxrl_llm.training.scoring import cut_at_stop_strings, decode
+
+BYTES, EOS = ByteTokenizer(), 258
+
+
+def completions(groups, T=8):
+    """`Completions` of texts; a text that ends in `$` ends with the stop token, others were cut."""
+    P, G = len(groups), len(groups[0])
+    tokens, mask, stopped = np.zeros((P, G, T), np.int32), np.zeros((P, G, T), bool), np.zeros((P, G), bool)
+    for p, g in np.ndindex(P, G):
+        text = groups[p][g]
+        stopped[p, g] = text.endswith("$")
+        ids = [*text.removesuffix("$").encode(), *([EOS] if stopped[p, g] else [])]
+        tokens[p, g, :len(ids)], mask[p, g, :len(ids)] = ids, True
+    return Completions(tokens, mask, np.where(mask, -0.5, 0).astype(np.float32), np.where(mask, 1.5, 0).astype(np.float32),
+                       stopped, np.int32(T))
+
+
+@pytest.mark.parametrize("text, stops, kept, wanted", (
+    ("12\n\n3", ("\n\n",), 4, "12"), ("12\n\n3$", ("\n\n",), 4, "12"), ("12\n3$", ("\n\n",), 5, "12\n3"),
+    ("a.b;c", (";", "."), 2, "a"), ("a;;b", (";;", ";"), 2, "a"), ("stop", ("stop",), 4, ""), ("é.x", (".",), 3, "é")))
+def test_stop_strings_cut_tokens_after_and_text_before(text, stops, kept, wanted):
+    cut, texts = decode(completions([[text]]), BYTES, stops)
+    assert texts == [wanted]
+    assert cut.mask[0, 0].sum() == kept and cut.mask[0, 0, :kept].all()
+    assert bool(cut.stopped[0, 0]) == (text.endswith("$") or any(s in text for s in stops))
+
+
+def test_a_stop_string_that_no_byte_prefix_decodes_early():
+    ids = list("ab→c".encode())
+    assert cut_at_stop_strings(ids, BYTES, ["→"]) == (5, "ab")  # all three bytes of the arrow stay
+
+
+def test_decoding_leaves_the_given_completions_alone():
+    given = completions([["ab;c"]])
+    decode(given, BYTES, (";",))
+    assert given.mask.sum() == 4 and not given.stopped.any()

@@ -1,0 +1,185 @@
+"""Sources: texts, rewards, filling and uids. The completions are known beforehand, or sampled by a real tiny model."""
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from test_scoring import BYTES, EOS, completions
+
+from jaxrl_llm import rewards, rollouts
+from jaxrl_llm.forest import metrics
+from jaxrl_llm.generation import Sampling
+from jaxrl_llm.parallel import make_mesh
+from jaxrl_llm.rewards import Scores
+from jaxrl_llm.tasks.base import Problem, Task
+from jaxrl_llm.topologies import single
+from jaxrl_llm.training import setup, source
+from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.groups import Sampler
+from jaxrl_llm.training.metrics import PhaseTimer
+
+
+def sampled(groups, prompts=None, T=8, first_uid=0):
+    """`(source, forest)`: a batch made by the real path from completions that are known; what was asked is in `seen`."""
+    problems = [Problem(f"q{p}", "12", p) for p in range(len(groups))]
+    prompts, seen = prompts or len(groups), {}
+
+    def generate(params, tokens, mask, keys, sampling, lora):
+        seen.update(tokens=np.asarray(tokens), mask=np.asarray(mask), keys=keys)
+        return completions(groups + [groups[0]] * (prompts - len(groups)), T)
+
+    sampler = Sampler(generate, Sampling(), prompts, len(groups[0]), 4, BYTES, rewards.combine(["exact"]), make_mesh(), np.float32)
+    made = source.Source(Task("q", problems, problems, "exact"), iter(()), sampler, single(prompts), prompts, T, make_mesh())
+    forest = made.planted([(problem, [10 + p, 20]) for p, problem in enumerate(problems)], draw=0)
+    forest = sampler.groups(sampler.under({}, None), forest, np.arange(len(groups)), first_uid, jax.random.key(0), 3, PhaseTimer())
+    return made, forest, seen
+
+
+def test_texts_leave_the_stop_token_out_and_rewards_follow_rows():
+    _, forest, seen = sampled([["12$", "13$"], ["12", " 12 $"]], first_uid=40)
+    assert forest.texts[forest.ends].tolist() == ["12", "13", "12", " 12 "]
+    assert forest.rewards[forest.ends].tolist() == [1, 0, 1, 1] and forest.uid[forest.ends].tolist() == [40, 41, 42, 43]
+    np.testing.assert_array_equal(seen["tokens"], [[10, 20, 0, 0], [11, 20, 0, 0]])
+    assert seen["keys"].shape == (2, 2)
+    facts = metrics(forest)
+    assert facts["reward/mean"] == 0.75 and facts["reward/exact"] == 0.75
+    assert facts["completion/length"] == (3 + 3 + 2 + 5) / 4 and facts["completion/truncated"] == 0.25
+    assert facts["groups/all_equal"] == 0.5 and forest.decode_steps == 8
+
+
+def test_a_short_batch_is_filled_and_the_filling_dropped():
+    _, forest, seen = sampled([["12$", "1$"]], prompts=3)
+    assert seen["tokens"].shape == (3, 4) and seen["mask"].any(1).all()  # no row without a real token
+    np.testing.assert_array_equal(seen["tokens"], [[10, 20, 0, 0]] * 3)
+    assert len(forest.ends) == 2 and forest.uid[forest.ends].tolist() == [0, 1]
+
+
+def test_the_view_is_trimmed_to_a_bucket_and_missing_prompts_are_invalid():
+    made, forest, _ = sampled([["12$", "1"], ["1$", "12$"]], prompts=4)
+    batch = rollouts.check(made.view(forest, 5))
+    assert batch.mask.shape == (4, 2, 4) == batch.tokens.shape == batch.behavior_logprobs.shape
+    assert batch.valid.tolist() == [[True, True], [True, True], [False, False], [False, False]]
+    assert (batch.policy_version[batch.token_mask] == 3).all() and (batch.extras["current_version"] == 5).all()
+    np.testing.assert_array_equal(batch.rewards[:2], [[1, 0], [0, 1]])
+    np.testing.assert_array_equal(batch.extras["truncated"][:2], [[False, True], [False, False]])
+    np.testing.assert_array_equal(np.asarray(batch.lengths), [[3, 1], [2, 3], [0, 0], [0, 0]])
+    assert batch.tokens[1, 1].tolist() == [*b"12", EOS, 0]
+    assert {name: x.dtype for name, x in batch.extras.items()} == {
+        "truncated": bool, "correct": bool, "task": np.int32, "current_version": np.int32, "answers": np.int32}
+
+
+def test_equal_answers_get_equal_numbers():
+    made, forest, _ = sampled([[" 12 $", "7$", "12$", "$"], ["7$", "7$", "5$", "12$"]])
+    assert forest.answers[forest.ends].tolist() == ["12", "7", "12", None, "7", "7", "5", "12"]
+    np.testing.assert_array_equal(made.view(forest, 0).extras["answers"], [[0, 1, 0, -1], [0, 0, 1, 2]])
+
+
+def test_failures_of_rewards_are_counted():
+    def broken(texts, answers, problems, lengths):
+        return Scores(np.zeros(len(texts), np.float32), np.zeros((len(texts), 1), np.float32), ("exact",), {"code/timeout": 2})
+
+    made, forest, _ = sampled([["1$", "2$"]])
+    broken.rewards = made.sampler.reward.rewards
+    sampler = dataclasses.replace(made.sampler, reward=broken)
+    for _ in range(2):
+        forest = sampler.groups(sampler.under({}, None), forest, np.array([0]), 9, jax.random.key(0), 0, PhaseTimer())
+    assert metrics(forest)["reward_failures/code/timeout"] == 4 and len(forest.ends) == 6
+
+
+def test_problems_that_do_not_fit():
+    problems = [Problem("abc", "", 0), Problem("abcdefgh", "", 1), Problem("x", "", 2)]
+
+    def ids(policy):
+        return [p.id for p, _ in source.fitting_problems(problems, BYTES, 5, policy)]
+
+    assert ids("skip") == [0, 2] and ids("truncate") == [0, 1, 2]
+    assert source.fitting_problems(problems, BYTES, 5, "truncate")[1][1] == [*b"defgh"]
+    with pytest.raises(ValueError, match="prompt 1 has 9 tokens"):
+        ids("fail")
+
+
+def test_processes_that_read_in_turns_all_get_the_batch_in_order(monkeypatch):
+    """Two of three read: each its problems, of which those that do not fit are left out afterwards."""
+    problems = [Problem("abcdefgh"[:n], "", i) for i, n in enumerate((1, 8, 3, 2, 8, 4))]
+    one_alone = source.fitting_problems(problems, BYTES, 5, "skip")
+    sent = []
+    for reader in range(2):
+        monkeypatch.setattr(source.parallel, "gather_objects", lambda mine: sent.append(mine) or [mine] * 3)
+        source.fitting_problems(problems[reader::2], BYTES, 5, "skip", processes=2)
+    monkeypatch.setattr(source.parallel, "gather_objects", lambda mine: [*sent, "read nothing"])
+    for reader in range(3):
+        assert source.fitting_problems(problems[reader % 2::2], BYTES, 5, "skip", processes=2) == one_alone
+    assert [problem.id for problem, _ in one_alone] == [0, 2, 3, 5]
+
+
+# --- with a real model ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run():
+    c = default_config()
+    c.task = "arithmetic(level=digit)"
+    c.model.hidden_size, c.model.num_layers, c.model.num_heads, c.model.mlp_size = 32, 1, 4, 48
+    c.prompts.per_step, c.sampling.group, c.sampling.max_tokens = 4, 2, 6
+    built, params = setup.build(c)
+    return built, setup.initial_state(built, params)
+
+
+def by_uid(forest):
+    """The tokens and log-probs of each trajectory by its uid."""
+    return {int(forest.uid[end]): (forest.tokens[forest.offset[end]:][:forest.length[end]].tolist(),
+                                   forest.logprobs[forest.offset[end]:][:forest.length[end]].round(4).tolist())
+            for end in forest.ends}
+
+
+def test_a_trajectory_does_not_change_with_its_company(run):
+    """The same uids in one batch, alone, in another order and after others."""
+    built, state = run
+    sampler, key = built.source.sampler, state.key
+    generate = sampler.under(state.params, None)
+    rows = source.fitting_problems([built.source.task.train[i] for i in range(4)], sampler.tokenizer, 8, "fail")
+    whole = by_uid(sampler.groups(generate, built.source.planted(rows, 0), np.arange(4), 100, key, 0, PhaseTimer()))
+    assert sorted(whole) == list(range(100, 108)) and len({str(x) for x in whole.values()}) > 4
+    for first in (2, 0, 3, 1):
+        alone = built.source.planted(rows[first:first + 1], 0)
+        found = by_uid(sampler.groups(generate, alone, np.array([0]), 100 + 2 * first, key, 9, PhaseTimer()))
+        assert found == {uid: whole[uid] for uid in (100 + 2 * first, 101 + 2 * first)}
+    later = sampler.groups(generate, built.source.planted(rows, 0), np.array([2, 1]), 500, key, 0, PhaseTimer())
+    later = by_uid(sampler.groups(generate, later, np.array([0]), 100, key, 0, PhaseTimer()))
+    assert {uid: later[uid] for uid in (100, 101)} == {uid: whole[uid] for uid in (100, 101)}
+    other = by_uid(sampler.groups(generate, built.source.planted(rows, 0), np.arange(4), 108, key, 0, PhaseTimer()))
+    assert list(other.values()) != list(whole.values())
+
+
+def test_uids_are_handed_out_once_and_go_on_from_a_saved_position(run):
+    built, state = run
+    one = dataclasses.replace(built.source)
+    first = one.next(state)
+    position = one.position()
+    second = one.next(state)
+    assert first.forest.uid[first.forest.ends].tolist() == list(range(8))
+    assert second.forest.uid[second.forest.ends].tolist() == list(range(8, 16)) and one.next_uid == 16
+    one.set_position(position)
+    again = one.next(state)
+    assert by_uid(again.forest) == by_uid(second.forest)
+    np.testing.assert_array_equal(again.rollouts.tokens, second.rollouts.tokens)
+    assert [p.id for p in again.forest.problems] == [p.id for p in second.forest.problems]
+
+
+def test_a_learner_works_without_a_source(run):
+    """On rollouts written out by hand: what is rewarded becomes likelier."""
+    built, state = run
+    seen = built.source.next(state).rollouts
+    chosen = np.zeros_like(seen.rewards)
+    chosen[:, 0] = 1
+    state = jax.tree.map(lambda x: x + 0 if isinstance(x, jax.Array) and x.dtype == np.float32 else x, state)
+    before = np.asarray(built.learner.score(state.params, None, _texts(seen))[0])
+    learned = built.learner.learn(jax.tree.map(lambda x: x.copy(), state), seen.replace(rewards=chosen))
+    after = np.asarray(built.learner.score(learned.state.params, None, _texts(seen))[0])
+    moved = ((after - before) * seen.mask).sum(-1)
+    assert (moved[:, 0] > moved[:, 1]).all() and learned.metrics["loss"] is not None and int(learned.state.step) == 1
+
+
+def _texts(batch):
+    from jaxrl_llm.recorders.base import texts_of
+    return jax.device_put(texts_of(batch))
