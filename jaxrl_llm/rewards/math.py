@@ -13,6 +13,7 @@ from jaxrl_llm.rewards.rational import parse_rational
 
 CANARIES = (("x^2+2x+1", "(x+1)^2", True), ("x+1", "x+2", False), (r"\{1,2\}", r"\{2,1\}", True))
 MAX_GIVEN = 1000  # characters
+_PATIENCE = 3  # times that the canaries are judged before one that is late counts as a wrong judgement
 _SPACING = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;:]|\{,\}")
 
 
@@ -109,11 +110,15 @@ class Boxed:
         with self._lock:
             if self._tested:
                 return
-            outcomes = self._pool.map([(answer, given) for answer, given, _ in CANARIES], until)
+            for _ in range(_PATIENCE):  # a busy machine, or a first import, is no broken checker
+                outcomes = self._pool.map([(answer, given) for answer, given, _ in CANARIES], until)
+                if all(outcome.status != "timeout" for outcome in outcomes):
+                    break
             if any(outcome.status == "late" for outcome in outcomes):
                 return  # the batch is over, and so is its judgement
             for (answer, given, expected), outcome in zip(CANARIES, outcomes):
                 if outcome.value is not expected:
                     raise RewardError(f"the symbolic checker judged {given!r} against {answer!r} as {outcome}, "
-                                      f"expected {expected}; check the installation of math-verify")
+                                      f"expected {expected}; check the installation of math-verify, and whether the "
+                                      "deadline leaves it time on this machine")
             self._tested = True

@@ -7,6 +7,7 @@ import pytest
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import RewardError, combine, math, self_test
 from jaxrl_llm.rewards.math import last_boxed, normalise, quick_verdict
+from jaxrl_llm.rewards.process import Outcome
 
 pytest.importorskip("math_verify")
 
@@ -81,6 +82,27 @@ def test_canary_stops_a_checker_that_is_wrong(monkeypatch):
     monkeypatch.setattr(math, "CANARIES", (("x+1", "1+x", False),))  # the fault: sound checker, wrong known answer
     with pytest.raises(RewardError, match=r"judged '1\+x' against 'x\+1' .* expected False; check the installation"):
         combine([reward], on_error="zero")([r"\boxed{y}"], ["x"])
+    reward.fn.close()
+
+
+def test_a_canary_that_is_late_is_judged_again(monkeypatch):
+    """As on a machine that is busy while workers start; one that is late three times is no working checker."""
+    reward, judged = rewards.make("boxed", workers=1), []
+    real = reward.fn._pool.map
+
+    def slow_at_first(pairs, until=None):
+        judged.append(len(pairs))
+        return [Outcome("timeout")] * len(pairs) if len(judged) <= late else real(pairs, until)
+
+    monkeypatch.setattr(reward.fn._pool, "map", slow_at_first)
+    late = 2
+    assert combine([reward])([r"\boxed{1+x}"], ["x+1"]).total.tolist() == [1.0] and judged == [3, 3, 3, 1]
+    monkeypatch.setattr(reward.fn, "_tested", False)
+    judged.clear()
+    late = 9
+    with pytest.raises(RewardError, match="status='timeout'.* whether the deadline leaves it time"):
+        combine([reward], on_error="zero")([r"\boxed{1+x}"], ["x+1"])
+    assert judged == [3, 3, 3]
     reward.fn.close()
 
 
