@@ -132,7 +132,8 @@ def test_metrics_by_hand():
     found = forests.metrics(conversation())
     assert found["reward/mean"] == found["reward/exact"] == pytest.approx((0.5 + 0.25) / 2)
     assert found["completion/tokens"] == 6  # each once, though the first turn is part of two trajectories
-    assert found["completion/length"] == pytest.approx((3 + 4 + 1) / 3) and found["completion/truncated"] == pytest.approx(1 / 3)
+    assert found["completion/length"] == pytest.approx((3 + 4 + 1) / 3)
+    assert found["completion/truncated"] == pytest.approx(1 / 3)
     assert found["groups/all_equal"] == 0.5 and found["groups/largest"] == 2 and found["reward_failures/exact/error"] == 5
 
 

@@ -52,7 +52,8 @@ def test_those_who_disagree_with_their_prior_are_sampled_again():
         rewards, valid = outcomes(forest, 6)
         count = valid.sum(1)
         mean = (rewards * valid).sum(1) / count
-        return np.asarray(wants_more(fuse(prior, mean, count, variance=0.25), count, variance=0.25, k_init=2, k_max=6, cost=0.01))
+        fused = fuse(prior, mean, count, variance=0.25)
+        return np.asarray(wants_more(fused, count, variance=0.25, k_init=2, k_max=6, cost=0.01))
 
     topology = rounds(3, group=2, most=6, wants=wants)
     plans, forest = follow(topology, lambda problem, number: truth[problem][number])

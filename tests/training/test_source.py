@@ -28,10 +28,12 @@ def sampled(groups, prompts=None, T=8, first_uid=0):
         seen.update(tokens=np.asarray(tokens), mask=np.asarray(mask), keys=keys)
         return completions(groups + [groups[0]] * (prompts - len(groups)), T)
 
-    sampler = Sampler(generate, Sampling(), prompts, len(groups[0]), 4, BYTES, rewards.combine(["exact"]), make_mesh(), np.float32)
-    made = source.Source(Task("q", problems, problems, "exact"), iter(()), sampler, single(prompts), prompts, T, make_mesh())
+    mesh = make_mesh()
+    sampler = Sampler(generate, Sampling(), prompts, len(groups[0]), 4, BYTES, rewards.combine(["exact"]), mesh, np.float32)
+    made = source.Source(Task("q", problems, problems, "exact"), iter(()), sampler, single(prompts), prompts, T, mesh)
     forest = made.planted([(problem, [10 + p, 20]) for p, problem in enumerate(problems)], draw=0)
-    forest = sampler.groups(sampler.under({}, None), forest, np.arange(len(groups)), first_uid, jax.random.key(0), 3, PhaseTimer())
+    forest = sampler.groups(sampler.under({}, None), forest, np.arange(len(groups)), first_uid, jax.random.key(0), 3,
+                            PhaseTimer())
     return made, forest, seen
 
 
