@@ -21,7 +21,7 @@ def print_table(evaluations: dict) -> None:
     for name in evaluations:
         table.add_column(name, justify="right")
     rows = {
-        "problems x completions": lambda e: "{} x {}".format(*e.sampled.rewards.shape),
+        "problems x completions": lambda e: f"{len(e.forest.problems)} x {len(e.forest.ends) // len(e.forest.problems)}",
         "accuracy (95% interval)": lambda e: f"{e.accuracy.mean:.1%} ({e.accuracy.low:.1%} to {e.accuracy.high:.1%})",
         "one of the group right": lambda e: f"{e.any_right:.1%}",
         "completion length, tokens": lambda e: f"{e.length:.1f}",
