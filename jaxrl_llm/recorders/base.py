@@ -1,12 +1,17 @@
 """What a recorder is.
 
-To add one, write a function into a file of its own that returns a `Recorder`; a `Learner` takes it as it is:
+To add one, write a function into a file of its own that returns a `Recorder`:
 
     def surprise(policy: Policy) -> Recorder:
+        score = jax.jit(policy.logprobs)
+
         def record(own, params, lora, rollouts):
-            return {"surprise": -policy.logprobs(params, lora, rollouts)[0]}
+            return {"surprise": -score(params, lora, rollouts)[0]}
 
         return Recorder("surprise", ("surprise",), record)
+
+A `Learner` takes it as it is: `dataclasses.replace(learner, recorders=(*learner.recorders, surprise(learner.policy)))`. Its
+estimator and its objective may then need `surprise`.
 """
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,7 +24,8 @@ from jaxrl_llm.rollouts import Rollouts
 class Recorder(NamedTuple):
     """`record(own, params, lora, rollouts) -> arrays by name`, each a field of `Rollouts` or an entry of its `extras`.
 
-    `params`, `lora` are the policy's, `own` is what the recorder keeps beside it, made by `init(params)`; None: nothing.
+    `params`, `lora` are the policy's, `own` is the pytree that the recorder keeps beside it, made by `init(params)`; None:
+    nothing.
     `provides` names the arrays. `fit(own, policy, rollouts) -> (own, metrics)`, with `policy = (params, lora)`, trains `own` on
     each mini-batch, before the policy's update; None: it is frozen.
     """

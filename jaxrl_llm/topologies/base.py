@@ -1,14 +1,17 @@
 """What a topology is.
 
-To add one, write a function into a file of its own that returns a `Topology`; a `Source` takes it as it is:
+To add one, write a function into a file of its own that returns a `Topology`:
 
-    def twice(prompts: int) -> Topology:
+    def twice(prompts: int, group: int) -> Topology:
         def plan(forest):
             if not forest.problems:
                 return Plan(draw=prompts)
-            return Plan(rows=np.arange(prompts) if group_sizes(forest).min() < 2 else nobody)
+            return Plan(rows=np.flatnonzero(group_sizes(forest) < 2 * group))
 
         return Topology(plan, everyone, rounds=2)
+
+A `Source` takes it as it is: `dataclasses.replace(source, topology=twice(prompts=4, group=8))`. The learner of a run expects
+the `rounds` of its source: where they change, make it anew for the new source (`training.setup.make_learner`).
 """
 from collections.abc import Callable
 from typing import NamedTuple

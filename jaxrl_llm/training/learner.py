@@ -132,7 +132,8 @@ class Learner:
         """Everything the updates of a batch need beside it: `(state, batch, advantages, metrics)`.
 
         Advantages are None where the update makes them in its own forward pass. They are made of whole groups; groups that are
-        larger than the rows of an update are cut afterwards, and what the update alone needs is recorded of the rows.
+        larger than the rows of an update are cut afterwards. Only then recorders measure, on fewer slots, unless the estimator
+        reads what they provide.
         """
         if rollouts.valid.shape[1] == self.group:
             batch, facts = self._recorded(state, self.place(self._unpadded(rollouts)), frozen, alone)
@@ -141,12 +142,18 @@ class Learner:
             advantages, estimator_state, own = estimate(self.estimator, self.mesh, batch, state.estimator_state)
             jax.block_until_ready(advantages)
             return state.replace(estimator_state=estimator_state), batch, advantages, facts | own
-        placed = self.place(rollouts)
+        first = any({*one.provides} & {*self.estimator.needs} for one in self.recorders)
+        placed, facts = self.place(self._unpadded(rollouts) if first else rollouts), {}
+        if first:
+            placed, facts = self._recorded(state, placed, frozen, alone)
         advantages, estimator_state, own = estimate(self.estimator, self.mesh, placed, state.estimator_state)
+        whole = parallel.fetch(placed) if first else rollouts
         if self.estimator.keeps is not None:
-            rollouts = rollouts.replace(valid=parallel.fetch(jax.jit(self.estimator.keeps)(placed)))
-        rows, advantages = regroup(rollouts, parallel.fetch(advantages), self.group, self.prompts)
-        batch, facts = self._recorded(state, self.place(self._unpadded(rows)), frozen, alone)
+            whole = whole.replace(valid=parallel.fetch(jax.jit(self.estimator.keeps)(placed)))
+        rows, advantages = regroup(whole, parallel.fetch(advantages), self.group, self.prompts)
+        batch = self.place(self._unpadded(rows))
+        if not first:
+            batch, facts = self._recorded(state, batch, frozen, alone)
         return state.replace(estimator_state=estimator_state), batch, self.place(advantages), facts | own
 
     def _recorded(self, state: TrainState, batch: Rollouts, frozen: Mapping[str, Any], alone: bool) -> tuple[Rollouts, dict]:

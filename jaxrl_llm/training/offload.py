@@ -20,7 +20,7 @@ def near(names: tuple[str, ...], name: str, tree: Any) -> Any:
 
 
 def moments_away(names: tuple[str, ...], state: TrainState) -> TrainState:
-    """The state with the moments of the policy, and of what is trained beside it, `away`."""
+    """The state with the moments of the policy, and of what is trained beside it with an `opt_state`, `away`."""
     return _with_moments(state, lambda tree: away(names, "optimizer", tree))
 
 
@@ -30,7 +30,8 @@ def moments_near(names: tuple[str, ...], state: TrainState) -> TrainState:
 
 
 def _with_moments(state: TrainState, move) -> TrainState:
-    beside = {name: own.replace(opt_state=move(own.opt_state)) for name, own in state.beside.items()}
+    beside = {name: own.replace(opt_state=move(own.opt_state)) if hasattr(own, "opt_state") else own
+              for name, own in state.beside.items()}
     return state.replace(opt_state=move(state.opt_state), beside=beside)
 
 

@@ -181,7 +181,8 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     adapters = bool(config.lora.rank)
     score = Guarded("score", jax.jit(in_parts(policy.logprobs, parts)), shapes * (1 + adapters))
     clip_norm = config.optimizer.clip_norm or None
-    whole = learner.epochs * learner.minibatches * learner.micro_batches == 1 and not learner.balance  # one update in one piece
+    once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and source.topology.rounds == 1
+    whole = once and not learner.balance  # one update in one piece, of groups that are not cut
     capture = capture_of(config, source.sampler.tokenizer, model.config.num_layers)
     joint, recorded = None, []
     if "features" in needs and whole:

@@ -1,0 +1,185 @@
+"""A topology, a recorder and a method of one's own, in a module outside the package, in the source and learner of a run."""
+import dataclasses
+import importlib
+import re
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import advantages, methods
+from jaxrl_llm.methods import provision
+from jaxrl_llm.recorders import base as recorders
+from jaxrl_llm.tasks.loader import batches
+from jaxrl_llm.topologies import base as topologies
+from jaxrl_llm.topologies import single
+from jaxrl_llm.training import schedules, setup
+from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.policy import Policy
+
+P, G, T, POOL = 2, 4, 3, 6
+RATE, WEIGHT = 0.5, 0.25
+
+MODULE = '''
+import jax
+import numpy as np
+
+from jaxrl_llm import masked, methods
+from jaxrl_llm.advantages import estimator, stateless
+from jaxrl_llm.forest import outcomes
+from jaxrl_llm.recorders import Recorder
+from jaxrl_llm.topologies import Plan, Topology
+
+
+def contrast(prompts, pool, group):
+    """A group for each of `pool` problems; learned from are the `prompts` of them whose rewards differ most."""
+    def plan(forest):
+        if not forest.problems:
+            return Plan(draw=pool)
+        return Plan() if len(forest.ends) else Plan(rows=np.arange(pool))
+
+    def choose(forest):
+        spread = outcomes(forest, group)[0].std(1)
+        return np.isin(np.arange(pool), np.argsort(-spread, kind="stable")[:prompts])
+
+    return Topology(plan, choose, metrics=lambda forest: {"contrast/pool": float(len(forest.problems))})
+
+
+def surprise(policy, rate):
+    """`surprise` f32[P, G, T]: nats of each token beyond a mean over earlier batches, which is what is kept and trained."""
+    score = jax.jit(policy.logprobs)
+
+    def record(mean, params, lora, rollouts):
+        return {"surprise": -score(params, lora, rollouts)[0] - mean}
+
+    def fit(mean, policy, rollouts):
+        seen = masked.mean(rollouts.extras["surprise"], rollouts.token_mask)
+        return mean + rate * seen, {"surprise/mean": mean}
+
+    return Recorder("surprise", ("surprise",), record, init=lambda params: jax.numpy.ones(()), fit=fit)
+
+
+@estimator
+def surprised(*, weight: float = 1.0):
+    """A = r - group mean + weight * (mean surprise of the rollout - its group mean)."""
+    def advantages(rollouts):
+        mean = masked.mean(rollouts.extras["surprise"], rollouts.token_mask, axis=-1)
+        own = rollouts.rewards + weight * mean
+        return own - masked.group_mean(own, rollouts.valid)
+
+    return stateless(advantages, needs=("rewards", "surprise"))
+
+
+METHOD = methods.Method(slug="surprised", title="Surprise", equation="A = r + w s - mean", estimator=("surprised", {}))
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The module, imported from a folder of its own; its method is in the catalogue until the test ends."""
+    (tmp_path / "surprising_parts.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("surprising_parts")
+    monkeypatch.setitem(methods.METHODS, module.METHOD.slug, module.METHOD)
+    yield module
+    del sys.modules["surprising_parts"], advantages.base.ESTIMATORS["surprised"]
+
+
+def tiny():
+    c = default_config()
+    c.task = "arithmetic(level=digit)"
+    c.rewards = "format(pattern='(?s).*[a-z].*')"  # half of what an untrained model writes
+    c.model.hidden_size, c.model.num_layers, c.model.num_heads, c.model.mlp_size = 32, 1, 4, 48
+    c.prompts.per_step, c.sampling.group, c.sampling.max_tokens = P, G, T
+    c.optimizer.learning_rate = 3e-3
+    return c
+
+
+@pytest.mark.slow
+def test_a_topology_a_recorder_and_a_method_of_ones_own_run(own):
+    run, params = setup.build(tiny())
+    estimator, objective = methods.build("surprised", max_len=T, estimator={"weight": WEIGHT})
+    source = dataclasses.replace(run.source, topology=own.contrast(P, POOL, G))
+    learner = dataclasses.replace(run.learner, estimator=estimator, objective=objective,
+                                  recorders=(*run.learner.recorders, own.surprise(run.learner.policy, RATE)))
+    data = batches(run.source.task.train, P, run.config.seed)
+    everyone = dataclasses.replace(run.source, data=data, topology=single(POOL))  # the same problems, uids and keys
+    state = learner.init(params, None, jax.random.key(1))
+    before = jax.device_get(state.params)
+    score, mean, by_rewards = jax.jit(run.learner.policy.logprobs), 1.0, []
+
+    steps = schedules.sync(source, learner, state)
+    for number in range(3):
+        pool = everyone.next(state).rollouts
+        kept = np.sort(np.argsort(-pool.rewards.std(1), kind="stable")[:P])
+        logprobs = np.asarray(score(state.params, None, jax.tree.map(lambda x: jnp.asarray(x[kept]), pool))[0])
+        done = next(steps)
+        state = done.learned.state
+
+        rollouts = done.finished.rollouts
+        assert rollouts.valid.shape == (P, G) and rollouts.valid.all() and source.next_uid == (number + 1) * POOL * G
+        np.testing.assert_array_equal(rollouts.prompt_ids, pool.prompt_ids[kept])
+        np.testing.assert_array_equal(rollouts.rewards, pool.rewards[kept])
+        assert done.finished.metrics["contrast/pool"] == POOL
+        by_rewards.append(kept.tolist())
+
+        mask = pool.mask[kept]
+        surprise = np.where(mask, -logprobs - mean, 0)
+        earned = rollouts.rewards + WEIGHT * surprise.sum(-1) / mask.sum(-1)
+        expected = np.where(mask, (earned - earned.mean(1, keepdims=True))[..., None], 0)
+        np.testing.assert_allclose(done.learned.advantages, expected, atol=1e-5)
+        assert np.abs(expected).max() > 0.01 and done.learned.metrics["surprise/mean"] == pytest.approx(mean, abs=1e-5)
+        mean += RATE * surprise.sum() / mask.sum()
+        assert float(state.beside["surprise"]) == pytest.approx(mean, abs=1e-5)
+    assert by_rewards != [[0, 1]] * 3  # not always those that came first
+    assert int(state.step) == 3 and abs(mean - 1) > 0.1
+    moved = [np.abs(a - b).max() for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(jax.device_get(state.params)))]
+    assert min(moved) > 0
+
+
+def example_of(doc: str, name: str, names: dict):
+    """What the example in a docstring defines under this name."""
+    code = textwrap.dedent("\n".join(re.findall(r"^(?:    .*)?$", doc.partition("To add one")[2], re.MULTILINE)))
+    space = dict(names)
+    exec(code, space)
+    return space[name]
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_docstrings_run_together(own):
+    """Every prompt gets two groups, and an estimator that reads a recorder's array reads it of both."""
+    run, params = setup.build(tiny())
+    twice = example_of(topologies.__doc__, "twice", vars(topologies))
+    surprise = example_of(recorders.__doc__, "surprise", vars(recorders) | {"jax": jax, "Policy": Policy})
+    centred = example_of(advantages.base.__doc__, "centred", vars(advantages.base) | {"estimator": lambda factory: factory})
+    source = dataclasses.replace(run.source, topology=twice(prompts=P, group=G))
+    parts = run.learner.estimator, run.learner.objective, run.needs, run.learner.policy
+    learner, _ = setup.make_learner(run.config, *parts, source)
+    state = learner.init(params, None, jax.random.key(1))
+    finished = source.next(state)
+    r = finished.rollouts
+    assert r.valid.shape == (P, 2 * G) and r.valid.all() and len(finished.forest.problems) == P
+    assert sorted(finished.forest.uid[finished.forest.ends]) == list(range(2 * P * G))
+    score = jax.jit(learner.policy.logprobs)(state.params, None, jax.tree.map(jnp.asarray, r))[0]
+    inner = r.rewards - WEIGHT * np.where(r.mask, score, 0).sum(-1) / r.mask.sum(-1)
+    for estimator, earned in ((centred(scale=2.0), 2 * r.rewards), (own.surprised(weight=WEIGHT), inner)):
+        one = dataclasses.replace(learner, estimator=estimator, recorders=(surprise(learner.policy),))
+        learned = one.learn(jax.tree.map(jnp.copy, state), r)
+        expected = np.where(r.mask, (earned - earned.mean(1, keepdims=True))[..., None], 0)
+        np.testing.assert_allclose(np.asarray(learned.advantages).reshape(P, 2 * G, -1), expected, atol=1e-5)
+        assert learned.rollouts.extras["surprise"].shape == learned.advantages.shape == (2 * P, G, r.mask.shape[2])
+
+
+def test_what_only_a_run_of_ones_own_provides_is_named(own):
+    parts = methods.build("surprised")
+    (lack,) = provision.lacks(own.METHOD, *parts)
+    assert lack.what == "surprise" and "recorder" in lack.who
+    recorder = own.surprise(setup.build(tiny())[0].learner.policy, RATE)
+    assert provision.lacks(own.METHOD, *parts, provided=recorder.provides) == []
+    config = tiny()
+    config.method = "surprised"
+    with pytest.raises(NotImplementedError, match="'surprised' needs surprise .from a recorder"):
+        setup.build(config)
