@@ -19,6 +19,8 @@ PROVIDED = {
     "old_logprobs": "the recorder `old`", "ref_logprobs": "the recorder `reference`", "features": "the recorder `features`",
     "prior": "the prior of prompts",
 }
+OBSERVED = {"params", "rollouts", "score"}  # facts that a run lets controllers observe
+READ = {"reference", "reset"}  # settings that it reads of them
 _TURNS, _TREE, _EXPERT = "a topology of turns with an environment", "a topology of trees", "expert completions in the groups"
 _TEACHER, _REPLAY, _TOOLS = "a recorder with a teacher's weights", "a replay buffer", "an environment with tools"
 AWAITED = {
@@ -65,6 +67,8 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, provided: 
             found.append(Lack(f"filter {name}", "a learner that drops single rollouts"))
     for name in method.controllers:
         known = control.make(name) if name in control.names() else None
+        if known is not None and OBSERVED >= set(known.facts) and READ >= set(known.knobs):
+            continue
         reads = f", by {', '.join(known.facts)}" if known is not None and known.facts else ""
         sets = f" that sets {', '.join(known.knobs)}" if known is not None else f" that calls jaxrl_llm.control.{name}"
         found.append(Lack(f"controller {name}", f"a run{sets}{reads}"))

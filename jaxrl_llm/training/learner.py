@@ -18,6 +18,7 @@ from jaxrl_llm.recorders.base import Recorder, recorded, texts_of
 from jaxrl_llm.rollouts import Rollouts, take
 from jaxrl_llm.training import offload
 from jaxrl_llm.training import state as state_lib
+from jaxrl_llm.training.controls import Controls
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.policy import Policy
@@ -62,6 +63,7 @@ class Learner:
       max_skipped: updates in a row that may be refused.
       offload: what waits in the host's memory, see `training.offload`.
       unpads: whether padding is left out of the model's matrix products.
+      controls: controllers, which see what becomes of each step.
       moments: decay rates of Adam's moments, for the noise of its gradients.
     """
 
@@ -84,17 +86,37 @@ class Learner:
     offload: tuple[str, ...] = ()
     unpads: bool = False
     moments: tuple[float, float] = (0.9, 0.999)
+    controls: Controls = Controls()
 
     def init(self, params, lora, key: jax.Array, prior: Any = None) -> TrainState:
         """The state before the first step, laid out on the mesh."""
         beside = {one.name: one.init(params) for one in self.recorders if one.fit is not None and one.init is not None}
         state = state_lib.create(params, lora, self.optimizer, self.estimator, self.objective, key)
-        state = state.replace(beside=beside, prior=prior)
+        state = state.replace(beside=beside, prior=prior, control=self.controls.init(params=params))
         return parallel.put(state, parallel.tree_shardings(state, self.mesh))
 
+    @property
+    def keeping(self) -> tuple[Recorder, ...]:
+        """The recorders with weights that are neither trained nor set by a controller."""
+        return tuple(one for one in self.recorders
+                     if one.fit is None and one.init is not None and one.name not in self.controls.knobs)
+
     def frozen(self, params) -> dict[str, Any]:
-        """Weights of recorders that are never trained, by name."""
-        return {one.name: one.init(params) for one in self.recorders if one.fit is None and one.init is not None}
+        """Weights of these recorders, by name."""
+        return {one.name: one.init(params) for one in self.keeping if one.init is not None}
+
+    def evaluated(self, state: TrainState, score: float) -> tuple[TrainState, bool]:
+        """The state after an evaluation with this accuracy, and whether the controllers ask for a reset, which it then is.
+
+        A reset clears the optimiser; whoever calls makes new `frozen` weights of the policy.
+        """
+        state = state.replace(control=self.controls.observe(state.control, {"score": np.float32(score)}, self.mesh))
+        reset = bool(self.controls.settings(state.control).get("reset", False)) if state.control else False
+        if reset:
+            opt_state = self.optimizer.init(state.trainable)
+            state = state.replace(opt_state=parallel.put(opt_state, parallel.tree_shardings(opt_state, self.mesh)))
+            state = offload.moments_away(self.offload, state)
+        return state, reset
 
     def learn(self, state: TrainState, rollouts: Rollouts | None, frozen: Mapping[str, Any] | None = None,
               timer: PhaseTimer | None = None) -> Learned:
@@ -122,7 +144,8 @@ class Learner:
                 f"{int(state.skipped_in_row)} updates in a row had a loss or gradient that was not finite (step "
                 f"{int(state.step)}). The weights are those before the first of them. Lower optimizer.learning_rate, check the "
                 "rewards and mismatch/kl in the metrics, then resume from the last checkpoint")
-        return Learned(state.replace(step=state.step + 1), metrics, batch, estimated)
+        control = self.controls.observe(state.control, {"params": state.params, "rollouts": batch}, self.mesh)
+        return Learned(state.replace(step=state.step + 1, control=control), metrics, batch, estimated)
 
     def place(self, tree):
         """A batch on the devices: every leaf `[P, ...]` spread over the mesh by prompts."""
@@ -161,9 +184,9 @@ class Learner:
 
         A critic that is trained `alone` is fitted to the returns that were seen.
         """
-        seen = batch
+        seen, settings = batch, self.controls.settings(state.control)
         for one in self.recorders:
-            own = state.beside.get(one.name)
+            own = settings.get(one.name, state.beside.get(one.name))
             if one.name in frozen:
                 own = offload.near(self.offload, one.name, frozen[one.name])
             batch = recorded(batch, one.record(own, state.params, state.lora, seen))

@@ -14,6 +14,7 @@ import optax
 from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
+from jaxrl_llm.recorders import Recorder
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import offload, preemption, schedules, setup
@@ -140,22 +141,28 @@ def warm_up(run: setup.Run, params, progress):
 def frozen_weights(run: setup.Run, state: TrainState, work: Workdir) -> dict[str, Any]:
     """Weights that recorders keep of step 0 by name, in folders beside the checkpoints, read by a resumed run."""
     found = {}
-    for one in run.learner.recorders:
-        if one.fit is not None or one.init is None:
-            continue
+    for one in run.learner.keeping:
         folder = work.path / one.name
         if work.resume and not folder.is_dir():
             raise ValueError(f"{work.path} was started without {one.name} weights, which this configuration needs (kl_coef or "
                              f"a {one.name} method); start a new run, or resume without it")
-        with Checkpoints(folder, keep=1) as store:
-            if work.resume:
-                shapes = jax.eval_shape(one.init, state.params)
-                target = parallel.with_shardings(shapes, parallel.tree_shardings(shapes, run.learner.mesh))
-                found[one.name] = store.restore(target).state
-            else:
-                found[one.name] = one.init(state.params)
-                store.save(0, found[one.name])
+        if not work.resume:
+            found |= keep_weights(folder, 0, one, state)
+            continue
+        with Checkpoints(folder, keep=2) as store:
+            shapes = jax.eval_shape(one.init, state.params)
+            target = parallel.with_shardings(shapes, parallel.tree_shardings(shapes, run.learner.mesh))
+            found[one.name] = store.restore(target, max(step for step in store.steps() if step <= int(state.step))).state
     return found
+
+
+def keep_weights(folder: Path, step: int, recorder: Recorder, state: TrainState) -> dict[str, Any]:
+    """What a recorder makes of the policy, by its name, kept in `folder` for runs that go on from this step or a later one."""
+    assert recorder.init is not None
+    own = recorder.init(state.params)
+    with Checkpoints(folder, keep=2) as store:  # a kill may come before the next checkpoint of the run
+        store.save(step, own)
+    return {recorder.name: own}
 
 
 class _Session:
@@ -165,10 +172,9 @@ class _Session:
                  reached: Reached, frozen: Mapping[str, Any]):
         self.run, self.folder, self.checkpoints, self.writer, self.progress = run, folder, checkpoints, writer, progress
         self.reached, self.saved, self.timer = reached, int(reached.state.step), PhaseTimer()
+        self.frozen, self.changed, self.reset = dict(frozen), False, False
         self.evaluations: dict[str, Evaluation] = {}
         self.note = " (compiles on the first step)"
-        self.schedule = schedules.sync(run.source, run.learner, reached.state, frozen, self.timer,
-                                       lambda phase: progress.phase(phase + self.note))
 
     def steps(self) -> dict[str, Evaluation]:
         """All steps that are left; the evaluations before and after them."""
@@ -176,6 +182,9 @@ class _Session:
         try:
             with preemption.at_once():  # nothing was learned yet
                 self.begin(start)
+            self.schedule = schedules.sync(self.run.source, self.run.learner, self.reached.state, self.frozen, self.timer,
+                                           lambda phase: self.progress.phase(phase + self.note))
+            self.changed = False
             if start == 0:
                 self.save()
             preemption.check()
@@ -200,8 +209,8 @@ class _Session:
         """One step, and what is due after it."""
         config, began = self.run.config, time.perf_counter()
         with preemption.at_once(bool(self.note)):  # what the first step starts from has been saved
-            done = next(self.schedule)
-            self.reached, self.note = Reached(done.learned.state, done.position), ""
+            done = self.schedule.send(self.reached.state) if self.changed else next(self.schedule)
+            self.reached, self.note, self.changed = Reached(done.learned.state, done.position), "", False
         metrics = done.finished.metrics | done.learned.metrics | self.pace(done, time.perf_counter() - began)
         if self.due(step, config.eval.every):
             history = self.run.learner.estimator.history
@@ -209,14 +218,17 @@ class _Session:
                 draw_or_warn(plot_history, *history(self.reached.state.estimator_state), self.folder / "values.png")
             self.evaluations["after"] = self.evaluate(step)
             metrics |= self.evaluations["after"].metrics()
+            if "reset" in self.run.learner.controls.knobs:
+                metrics["control/reset"] = float(self.reset)
         elif self.due(step, config.samples_every):
             numbers = lessons(self.run.source, self.run.learner, done.learned)
             write_page(self.folder, step, self.run.source, done.finished.forest, numbers)
         del done  # makes room for the next one
         self.writer.write(step, metrics | self.timer.collect() | host_memory())
         self.progress.step(step, metrics)
-        if self.due(step, config.checkpoint.every):  # after the line, which a resume drops if the save did not finish
+        if self.due(step, config.checkpoint.every) or self.reset:  # after the line, which a resume drops without its save
             self.save()
+            self.reset = False
 
     def due(self, step: int, every: int) -> bool:
         """Whether something is due that happens every so many steps, and after the last one."""
@@ -230,7 +242,18 @@ class _Session:
         found = evaluate(self.run.source, state.params, state.lora, problems=self.run.config.eval.problems, key=key,
                          timer=self.timer)
         write_page(self.folder, step, self.run.source, found.forest, {})
+        if step and self.run.learner.controls.by_name:
+            self.control(step, found.accuracy.mean)
         return found
+
+    def control(self, step: int, score: float) -> None:
+        """Lets the controllers see an evaluation, and does what they ask for."""
+        learner = self.run.learner
+        state, reset = learner.evaluated(self.reached.state, score)
+        self.reached, self.changed, self.reset = Reached(state, self.reached.position), True, reset
+        for one in learner.keeping if reset else ():
+            own = keep_weights(self.checkpoints.directory.parent / one.name, step, one, state)[one.name]
+            self.frozen[one.name] = offload.away(learner.offload, one.name, own)
 
     def save(self) -> None:
         """A checkpoint of where the run is."""

@@ -1,5 +1,5 @@
 """How sampling and learning take turns."""
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
 from jaxrl_llm.training.learner import Learned, Learner
@@ -17,14 +17,17 @@ class Step(NamedTuple):
 
 
 def sync(source: Source, learner: Learner, state: TrainState, frozen: Mapping[str, Any] | None = None,
-         timer: PhaseTimer | None = None, phase: Callable[[str], None] = lambda name: None) -> Iterator[Step]:
-    """Steps without end: each batch is sampled with the weights that it changes. `phase` hears "sampling" and "learning"."""
+         timer: PhaseTimer | None = None, phase: Callable[[str], None] = lambda name: None
+         ) -> Generator[Step, TrainState | None, None]:
+    """Steps without end: each batch is sampled with the weights that it changes. `phase` hears "sampling" and "learning".
+
+    A state that is sent into the generator takes the place of the one that it yielded.
+    """
     while True:
         phase("sampling")
         finished = source.next(state, timer)
         position = source.position()
         phase("learning")
         learned = learner.learn(source.observe(state, finished), finished.rollouts, frozen, timer)
-        state = learned.state
-        yield Step(position, finished, learned)
+        state = (yield Step(position, finished, learned)) or learned.state
         del finished, learned  # makes room for the next ones

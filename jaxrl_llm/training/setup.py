@@ -30,6 +30,7 @@ from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.topologies import Topology, budgets, refill, rounds, single
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import prior as prior_lib
+from jaxrl_llm.training.controls import Controls
 from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.learner import Learner
@@ -202,7 +203,13 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     return Learner(
         policy, estimator, objective, optimizer, tuple(recorded), Guarded("update", update, shapes), score, source.mesh,
         c.prompts.per_step, c.sampling.group, joint, learner.epochs, learner.minibatches, learner.micro_batches, alone,
-        learner.max_skipped, tuple(config_lib.parts(learner.offload)), unpadded, (c.optimizer.b1, c.optimizer.b2)), schedule
+        learner.max_skipped, tuple(config_lib.parts(learner.offload)), unpadded, (c.optimizer.b1, c.optimizer.b2),
+        controls_of(methods.get(config.method))), schedule
+
+
+def controls_of(method: methods.Method) -> Controls:
+    """The controllers of a method."""
+    return Controls({name: control.make(name) for name in method.controllers})
 
 
 def shapes_of(config: ConfigDict, prompt_tokens: int, rounds: int) -> int:
@@ -347,6 +354,9 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
     """Raises NotImplementedError for a method that nobody provides for, ValueError for settings that it cannot run with."""
     methods.provision.check(method, estimator, objective)
     needs, c = needs_of(method, estimator, objective), config
+    if method.controllers and c.lora.rank and {"reference", "reset"} & controls_of(method).knobs:
+        raise ValueError(f"method {method.slug!r} moves the reference with the policy's weights, which adapters leave as they "
+                         "are; set lora.rank=0, or take another method")
     if config.budget.utility:
         check_budget(config, method, estimator, needs)
     more = config.budget.utility or estimator.wants_more is not None

@@ -25,6 +25,7 @@ class TrainState(flax.struct.PyTreeNode):
       skipped_in_row: `i32[]`, of those, the last uninterrupted ones.
       beside: what recorders train beside the policy by name, see `recorders.Recorder.fit`, for instance
         `values.critic.CriticState`.
+      control: states of the run's controllers by name, see `training.controls`.
       prior: what is known about each prompt from earlier rollouts, see `training.prior`, or None where nobody asks.
     """
 
@@ -38,6 +39,7 @@ class TrainState(flax.struct.PyTreeNode):
     skipped: jax.Array
     skipped_in_row: jax.Array
     beside: Mapping[str, Any] = flax.struct.field(default_factory=dict)
+    control: Mapping[str, Any] = flax.struct.field(default_factory=dict)
     prior: Any = None
 
     @property
