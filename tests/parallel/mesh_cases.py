@@ -200,7 +200,7 @@ def main():
         "bfloat16": [in_bfloat16(data=2, fsdp=2), in_bfloat16(data=1)],
         "experts": with_experts(),
         "alone": {axis: along_one_axis(axis, one_tokens, one_state, one_metrics) for axis in ("data", "fsdp", "tensor")},
-        "devices": [len(run.learner.mesh.devices.flat), len(one_run.mesh.devices.flat)],
+        "devices": [len(run.learner.mesh.devices.flat), len(one_run.learner.mesh.devices.flat)],
         "same_tokens": [bool((a == b).all()) for a, b in zip(tokens, one_tokens)],
         "difference": max(float(np.abs(a - b).max()) for a, b in zip(leaves(state), leaves(one_state), strict=True)),
         "loss": [metrics["loss"], one_metrics["loss"]], "grad_norm": [metrics["grad_norm"], one_metrics["grad_norm"]],
