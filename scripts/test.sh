@@ -1,8 +1,14 @@
 #!/usr/bin/env bash
-# Sets up and runs the tests.
-# usage: bash scripts/test.sh [pytest options]      e.g. bash scripts/test.sh -m "not slow" tests/advantages
-case "${1:-}" in -h|--help) sed -n '2,3p' "$0" | sed 's/^# //'; exit 0;; esac
+# Sets up and runs the tests: those of every room that take seconds, about ten minutes on two cores.
+# usage: bash scripts/test.sh [--all] [pytest options]     e.g. bash scripts/test.sh tests/advantages
+#   --all   also those that take longer: whole runs, kills and resumes, meshes, notebooks, processes
+case "${1:-}" in -h|--help) sed -n '2,4p' "$0" | sed 's/^# //;s/^#//'; exit 0;; esac
 source "$(dirname "$0")/setup.sh" test
+chosen=(-m "not slow")
+if [ "${1:-}" = --all ]; then
+  shift
+  chosen=()
+fi
 ruff check .
 mypy
-exec python -m pytest -q --durations=15 -n "${JAXRL_LLM_TEST_WORKERS:-auto}" --dist worksteal "$@"
+exec python -m pytest -q --durations=15 -n "${JAXRL_LLM_TEST_WORKERS:-auto}" --dist worksteal "${chosen[@]}" "$@"

@@ -1,6 +1,12 @@
 """Set before jax is imported: the CPU, quick compiling, no windows, one cache of compiled programs for all processes."""
+import ctypes
+import gc
 import os
+import sys
 import tempfile
+
+import psutil
+import pytest
 
 _compiled = tempfile.TemporaryDirectory(prefix="jaxrl_llm_compiled_")  # removed when the session ends
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -9,3 +15,15 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+_ENOUGH = 1.5e9  # bytes of a process, from which compiled programs of the modules that are done are dropped
+
+
+@pytest.fixture(scope="module", autouse=True)
+def dropped_programs():
+    """Compiled programs add up to many gigabytes over a suite; those that another module needs again lie in the cache on disk."""
+    yield
+    if psutil.Process().memory_info().rss > _ENOUGH and "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)

@@ -220,7 +220,7 @@ def test_supervised_warm_up_teaches_the_answers(tmp_path):
     assert evaluations["before"].length < 4
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared():
     """One compiled sampler for all methods; the whole completion is its answer, for those that vote."""
     run, params = setup.build(tiny())
