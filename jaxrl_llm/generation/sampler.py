@@ -12,6 +12,7 @@ from jaxrl_llm.generation.sampling import Draw, Sampling, draw
 from jaxrl_llm.models.linear import row_matmul
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.parallel.mesh import batch_sharding
+from jaxrl_llm.rollouts import Role
 
 
 class Completions(flax.struct.PyTreeNode):
@@ -20,6 +21,7 @@ class Completions(flax.struct.PyTreeNode):
     Attributes:
       tokens: `i32[P, G, T]`, 0 beyond the end.
       mask: `bool[P, G, T]`, sampled tokens, the stop token included. Made where tokens are made, never from ids.
+      role: `i8[P, G, T]`, who wrote each token (`rollouts.Role`), where others than the policy did; None: all is sampled.
       logprobs: `f32[P, G, T]`, log-prob of each token under the distribution it was drawn from.
       entropies: `f32[P, G, T]`, entropy of that distribution, nats.
       stopped: `bool[P, G]`, ended by a stop token (False: cut at T).
@@ -33,6 +35,12 @@ class Completions(flax.struct.PyTreeNode):
     entropies: jax.Array
     stopped: jax.Array
     decode_steps: jax.Array
+    role: jax.Array | None = None
+
+    @property
+    def present(self) -> jax.Array:
+        """`bool[P, G, T]`: all real tokens, sampled or not."""
+        return self.mask if self.role is None else self.role != Role.PADDING
 
 
 def row_keys(key: jax.Array, row_ids: jax.Array) -> jax.Array:

@@ -353,8 +353,8 @@ def write_page(path: Path, step: int, run: setup.Run, sampled: rollout.Sampled, 
     made, reasons = sampled.completions, np.where(sampled.completions.stopped, "stop", "length")
     lengths, flat = made.mask.sum(-1).ravel().tolist(), lambda x: x[:P].reshape(P * G, x.shape[-1])
     numbers = {"logprobs": np.asarray(made.logprobs), "entropies": np.asarray(made.entropies), **numbers}
-    tokens = per_token(flat(made.tokens), lengths, lambda i: run.tokenizer.decode([i], skip_special=False),
-                       {name: flat(x) for name, x in numbers.items()})
+    tokens = per_token(flat(made.tokens), flat(made.mask), rollout.extents(made).ravel().tolist(),
+                       lambda i: run.tokenizer.decode([i], skip_special=False), {name: flat(x) for name, x in numbers.items()})
     columns = sampled.scores.total.tolist(), parts, lengths, reasons.ravel().tolist(), tokens
     write_samples(path, step, prompts, [p.answer for p in sampled.problems], rows(sampled.texts), *map(rows, columns))
 

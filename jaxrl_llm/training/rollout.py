@@ -74,15 +74,33 @@ def cut_at_stop_strings(ids: list[int], tokenizer, stop_strings: Sequence[str]) 
     return low, text[:min(hits)]
 
 
+def extents(completions: Completions) -> np.ndarray:
+    """`i32[P, G]`: slots up to the end of each completion, whoever wrote what is in them.
+
+    Raises ValueError for padding within a completion, and for sampled tokens that are none by their role.
+    """
+    there = np.asarray(completions.present)
+    if (there != through_last(there)).any() or (completions.mask & ~there).any():
+        raise ValueError("completions have padding in front of their end, or sampled tokens whose role is padding; let tokens "
+                         "follow one another, and give those that were not sampled a role (rollouts.Role)")
+    return there.sum(-1, dtype=np.int32)
+
+
 def decode(completions: Completions, tokenizer, stop_strings: Sequence[str] = ()) -> tuple[Completions, list[str]]:
-    """Texts of all rows; rows that contain a stop string are cut there and count as stopped."""
+    """Texts of all rows; rows that contain a stop string are cut there and count as stopped.
+
+    Completions with roles have the words of others in their texts. A stop string ends a turn, which was cut there when it was
+    drawn: in them none is looked for.
+    """
     P, G, _ = completions.mask.shape
     mask, stopped = np.array(completions.mask), np.array(completions.stopped)
-    lengths = mask.sum(-1)
+    ends = extents(completions)
+    sampled_last = np.take_along_axis(mask, np.maximum(ends - 1, 0)[..., None], axis=-1)[..., 0]
+    ends = ends - (stopped & sampled_last)
     texts = []
     for p, g in np.ndindex(P, G):
-        ids = completions.tokens[p, g, :lengths[p, g] - int(stopped[p, g])].tolist()
-        cut = cut_at_stop_strings(ids, tokenizer, stop_strings) if stop_strings else None
+        ids = completions.tokens[p, g, :ends[p, g]].tolist()
+        cut = cut_at_stop_strings(ids, tokenizer, stop_strings) if stop_strings and completions.role is None else None
         if cut is not None:
             mask[p, g, cut[0]:] = False
             stopped[p, g] = True
@@ -148,9 +166,10 @@ def bucket_of(longest: int, max_tokens: int) -> int:
 
 
 def quarters_filled(mask: np.ndarray, prompts: int) -> int:
-    """Smallest n of 1 to 4 such that of no `prompts` prompts more than n quarters of the slots `[prompts, G, T]` are filled.
+    """Smallest n of 1 to 4 such that of no `prompts` prompts more than n quarters of the slots `[prompts, G, T]` are needed.
 
-    `mask bool[P, G, T]`. What holds for parts of so many prompts holds for all larger ones, in any order.
+    Needed are trained tokens, `mask bool[P, G, T]`, and all before them, see `models.unpadding`. What holds for parts of
+    so many prompts holds for all larger ones, in any order.
     """
     fullest = np.sort(through_last(mask).sum((1, 2)))[::-1][:prompts].sum()
     return max(1, int(-(-4 * fullest // (prompts * mask[0].size))))
@@ -189,7 +208,7 @@ def to_rollouts(sampled: Sampled, max_tokens: int, prompts: int, version: int) -
     task; `current_version` i32[P], the version to be trained, which is also the one that sampled.
     """
     c, P = sampled.completions, len(sampled.problems)
-    T = bucket_of(int(c.mask.sum(-1).max()), max_tokens)
+    T = bucket_of(int(extents(c).max()), max_tokens)
     fill = lambda x: filled(x, prompts)  # noqa: E731
     cut = lambda x: fill(x[:, :, :T])  # noqa: E731
     group = c.mask.shape[1]
@@ -205,7 +224,8 @@ def to_rollouts(sampled: Sampled, max_tokens: int, prompts: int, version: int) -
     return Rollouts(
         mask=mask, valid=valid, rewards=fill(sampled.rewards.astype(np.float32)),
         reward_components=fill(components),
-        tokens=cut(c.tokens), prompt_tokens=fill(sampled.prompts.tokens), prompt_mask=fill(sampled.prompts.mask),
+        tokens=cut(c.tokens), role=None if c.role is None else cut(c.role),
+        prompt_tokens=fill(sampled.prompts.tokens), prompt_mask=fill(sampled.prompts.mask),
         prompt_ids=fill(sampled.prompts.ids), behavior_logprobs=cut(c.logprobs), entropies=cut(c.entropies),
         policy_version=np.full(mask.shape, version, np.int32), extras=extras)
 
@@ -253,7 +273,8 @@ def concatenate(parts: Sequence[Sampled]) -> Sampled:
 def metrics_of(sampled: Sampled) -> dict[str, float]:
     """What a batch of rollouts looks like: rewards, lengths, truncation, groups without a learning signal.
 
-    `completion/tokens` counts all that were drawn. Where groups are unequal every prompt has the same weight in means of
+    Lengths are those of what the policy wrote, `completion/tokens` counts all of it; `completion/present` is the mean length
+    with what others wrote, where roles tell. Where groups are unequal every prompt has the same weight in means of
     rewards, because prompts that are drawn most often are no fair sample; `groups/largest` is the size of the largest group.
     """
     rewards, drawn, weights = sampled.rewards, sampled.drawn, None
@@ -267,6 +288,8 @@ def metrics_of(sampled: Sampled) -> dict[str, float]:
         "completion/truncated": float(1 - sampled.completions.stopped[drawn].mean()),
         "groups/all_equal": float((lowest == highest).mean()),
     }
+    if sampled.completions.role is not None:
+        found["completion/present"] = float(sampled.completions.present.sum(-1)[drawn].mean())
     if sampled.valid is not None:
         found["groups/largest"] = float(drawn.sum(axis=1).max())
     for k, name in enumerate(sampled.scores.names):

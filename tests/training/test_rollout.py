@@ -1,10 +1,13 @@
 """Stop strings, length buckets, short batches, selecting and joining; completions are written out by hand."""
+import dataclasses
+
 import numpy as np
 import pytest
 
 from jaxrl_llm import rewards, rollouts
 from jaxrl_llm.generation import Completions
 from jaxrl_llm.rewards import Scores
+from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
 from jaxrl_llm.training import rollout
@@ -109,6 +112,50 @@ def test_a_short_batch_is_filled_and_the_filling_dropped():
     np.testing.assert_array_equal(seen["tokens"], [[10, 20, 0, 0]] * 3)
     assert len(found.problems) == 1 and len(found.texts) == 2 and found.completions.tokens.shape == (1, 2, 8)
     assert found.prompts.ids.tolist() == [0]
+
+
+def with_roles(text, T, **own):
+    """The batch of one text as a trajectory: upper case was written by an environment."""
+    found, _ = sampled([[text]], T=T)
+    given = np.frombuffer(text.removesuffix("$").encode().ljust(T, b"?"), np.uint8)[None, None]
+    there = found.completions.mask
+    other = there & (given >= ord("A")) & (given <= ord("Z"))
+    role = np.where(other, Role.ENVIRONMENT, np.where(there, Role.POLICY, Role.PADDING)).astype(np.int8)
+    return dataclasses.replace(found, completions=found.completions.replace(role=role, mask=there & ~other, **own))
+
+
+def test_tokens_of_a_tool_do_not_shorten_what_stays_of_a_trajectory():
+    """200 tokens of the policy among 400 of a tool end at slot 600, not at slot 200."""
+    found = with_roles(("a" * 50 + "T" * 100) * 3 + "b" * 49 + "T" * 100 + "c", T=800)
+    batch = rollouts.check(rollout.to_rollouts(found, max_tokens=800, prompts=1, version=0))
+    assert batch.lengths.item() == 200 and batch.present.sum() == 600 and batch.mask.shape == (1, 1, 600)
+    assert batch.mask[0, 0, 599] and batch.tokens[0, 0, 599] == ord("c")
+    np.testing.assert_array_equal(batch.role[0, 0] == Role.ENVIRONMENT, batch.tokens[0, 0] == ord("T"))
+    assert rollout.quarters_filled(np.asarray(batch.token_mask), 1) == 4
+    facts = rollout.metrics_of(found)
+    assert facts["completion/length"] == 200 == facts["completion/tokens"] and facts["completion/present"] == 600
+
+
+def test_texts_of_trajectories_hold_all_turns_up_to_the_stop_token():
+    for text, wanted in (("abTTcd$", "abTTcd"), ("TTab", "TTab"), ("abTT$", "abTT"), ("ab;TTc;d$", "ab;TTc;d")):
+        found = with_roles(text, T=12).completions
+        cut, texts = rollout.decode(found, BYTES, (";",))
+        assert texts == [wanted]
+        np.testing.assert_array_equal(cut.mask, found.mask)
+    ended = with_roles("abTT", T=6).completions.replace(stopped=np.ones((1, 1), bool))
+    assert rollout.decode(ended, BYTES)[1] == ["abTT"]  # the last token is the tool's: no stop token to be left out
+
+
+def test_padding_within_a_trajectory_is_refused():
+    found = with_roles("abTTcd$", T=12)
+    gap = found.completions.role.copy()
+    gap[0, 0, 3] = Role.PADDING
+    lost = found.completions.role.copy()
+    lost[0, 0, 6] = Role.PADDING
+    for role in (gap, lost, None):  # without roles nobody knows what lies in the holes
+        torn = dataclasses.replace(found, completions=found.completions.replace(role=role))
+        with pytest.raises(ValueError, match="give those that were not sampled a role"):
+            rollout.to_rollouts(torn, max_tokens=12, prompts=1, version=0)
 
 
 def test_rollouts_are_trimmed_to_a_bucket_and_missing_prompts_are_invalid():
