@@ -81,7 +81,7 @@ def advantages() -> np.ndarray:
 
 
 def states(params, lora, rollouts) -> tuple[Any, Any]:
-    """`(normed [P, G, T, D] before each token, streams [L, P, G, S + T, D])` from P * G separate rows `[prompt, completion]`."""
+    """`(normed [P, G, T, D] before each token, streams [L, P, G, S + T, D])` from P * G rows `[prompt, completion]`."""
     P, G, T = rollouts.mask.shape
     rows = lambda x: jnp.repeat(x, G, axis=0)  # noqa: E731
     tokens = jnp.concatenate([rows(rollouts.prompt_tokens), rollouts.tokens.reshape(P * G, T)], axis=1)
