@@ -206,6 +206,8 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
       group, prompts: the shape; missing rollouts are not valid, missing prompts are copies of the first without valid rollouts.
       tokens, prompt_tokens: from the length of the longest, what T and S are.
       version: of the weights to be trained.
+
+    Roles are told where others than the policy wrote; without them all that is there is trained.
     """
     owner = forest.prompt[ends]
     place = np.arange(len(ends)) - np.searchsorted(owner, owner)
@@ -229,8 +231,7 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
         out[owner, place] = values
         return _filled(out, prompts)
 
-    role = np.repeat(forest.role, forest.length)
-    real = spread(np.ones(len(role), bool))
+    role = spread(np.repeat(forest.role, forest.length), fill=Role.PADDING)
     valid = of_rows(np.ones(len(ends), bool))
     valid[P:] = False
     asked, asked_mask = _prompts(forest, prompt_tokens)
@@ -246,13 +247,18 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
     if "expected" in forest.facts:
         found["prior"] = _filled(forest.facts["expected"], prompts)
     fields: dict[str, Any] = dict(
-        mask=real & (spread(role) == Role.POLICY), valid=valid, rewards=of_rows(forest.rewards[ends]),
+        mask=role == Role.POLICY, role=role if others(forest).any() else None, valid=valid, rewards=of_rows(forest.rewards[ends]),
         reward_components=of_rows(components), tokens=spread(forest.tokens), prompt_tokens=_filled(asked, prompts),
         prompt_mask=_filled(asked_mask, prompts),
         prompt_ids=_filled(np.array([p.id for p in forest.problems], np.int32), prompts),
         behavior_logprobs=spread(forest.logprobs), entropies=spread(forest.entropies),
         policy_version=spread(forest.version, fill=version))
     return Rollouts(**fields, extras=found)
+
+
+def others(forest: Forest) -> np.ndarray:
+    """bool[N], the nodes that neither the policy nor the task wrote."""
+    return (forest.role != Role.POLICY) & (forest.role != Role.PROMPT)
 
 
 def _prompts(forest: Forest, prompt_tokens: Callable[[int], int]) -> tuple[np.ndarray, np.ndarray]:
@@ -297,7 +303,7 @@ def metrics(forest: Forest) -> dict[str, float]:
     """What a batch looks like: rewards, lengths, truncation, groups without a learning signal.
 
     `completion/tokens` counts the policy's tokens of all that was drawn, `completion/length` is their mean number in a
-    trajectory. Every prompt has the same weight in means of rewards: prompts that are drawn most often are no fair sample.
+    trajectory, `completion/present` that of all tokens, where others wrote some. Every prompt has the same weight in means of rewards: prompts that are drawn most often are no fair sample.
     """
     ends = forest.ends
     owner, rewards = forest.prompt[ends], forest.rewards[ends]
@@ -315,6 +321,8 @@ def metrics(forest: Forest) -> dict[str, float]:
         "completion/truncated": float(1 - forest.stopped[ends].mean()),
         "groups/all_equal": float((lowest[size > 0] == highest[size > 0]).mean()), "groups/largest": float(size.max()),
     }
+    if others(forest).any():
+        found["completion/present"] = float(np.bincount(row, forest.length[node], minlength=len(ends)).mean())
     for k, name in enumerate(forest.names):
         found[f"reward/{name}"] = float(np.average(forest.components[ends, k], weights=weights))
     return found | {f"reward_failures/{name}": float(count) for name, count in forest.failures.items()}

@@ -1,7 +1,7 @@
 """The data that flows through the library: `Prompts` go into the sampler, `Rollouts` come out and go into the learner.
 
 Axes: `P` prompts in the batch, `G` rollouts per prompt, `S` prompt tokens, `T` completion tokens, `K` reward parts.
-All shapes are static. What varies in length is padded; `mask` and `valid` say what is real.
+All shapes are static. What varies in length is padded; `mask`, `role` and `valid` say what is real.
 """
 
 import enum
@@ -13,16 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
-
-
-class Role(enum.IntEnum):
-    """Who wrote a token: the policy, which learns from it, or someone else, whose tokens it reads."""
-
-    POLICY = 0
-    ENVIRONMENT = 1
-    HINT = 2
-    EXPERT = 3
-    PROMPT = 4
 
 
 class Prompts(struct.PyTreeNode):
@@ -37,15 +27,31 @@ def _axes(axes: str) -> Any:
     return struct.field(default=None, kw_only=True, metadata={"axes": axes})
 
 
+class Role(enum.IntEnum):
+    """Who wrote a token. Padding is 0: what is filled up with zeros is filled up with padding."""
+
+    PADDING = 0
+    POLICY = 1
+    ENVIRONMENT = 2
+    HINT = 3
+    EXPERT = 4
+    PROMPT = 5
+
+
 class Rollouts(struct.PyTreeNode):
     """Sampled completions of P prompts, G each, with everything that was measured on them. Fields not needed are None.
 
-    `mask` is True on tokens that count in the loss (the stop token counts); `valid` is False on padding in the G axis.
+    `mask` is True on trained tokens, those that count in the loss (the stop token counts); `valid` is False on padding in the
+    G axis. `role`, a `Role` for each token, says who wrote it, and thereby what is there at all (`present`). The two are two
+    things: an environment's answer is there and not trained, an expert's token can be both. Tokens that are there and not
+    trained are holes of the mask. The model reads them; advantages, losses and statistics of tokens leave them out, and the
+    successor of a trained token is the next trained one. Without roles all that is there is trained, and no mask has holes.
+    Padding lies behind what is there, never within: positions are slots. Numbers of trained tokens (`lengths`) are no indices.
     `extras` holds the inputs of particular methods by name (each leaf starts with axis P): for instance
     `truncated`, `correct` bool[P, G], `traj`, `obs`, `act`, `agent`, `parent` i32[P, G], `teacher_logprobs` f32[P, G, T].
     `loss_weights` is what `Objective.weights` returned for the whole mini-batch, when this is a part of one.
     `filled` (1 to 4, static) promises that in any part of the prompts that goes through the model at once no more than so many
-    quarters of the `[., G, T]` slots are real tokens; the others are then not computed.
+    quarters of the `[., G, T]` slots are trained tokens or have one behind them; the others are then not computed.
     """
 
     mask: Array = struct.field(metadata={"axes": "PGT"})
@@ -53,6 +59,7 @@ class Rollouts(struct.PyTreeNode):
     rewards: Array | None = _axes("PG")
     reward_components: Array | None = _axes("PGK")
     tokens: Array | None = _axes("PGT")
+    role: Array | None = _axes("PGT")
     prompt_tokens: Array | None = _axes("PS")
     prompt_mask: Array | None = _axes("PS")
     prompt_ids: Array | None = _axes("P")
@@ -69,17 +76,22 @@ class Rollouts(struct.PyTreeNode):
 
     @property
     def token_mask(self) -> Array:
-        """bool[P, G, T]: tokens that count, of rollouts that exist."""
+        """bool[P, G, T]: trained tokens, of rollouts that exist."""
         return self.mask & self.valid[..., None]
 
     @property
+    def present(self) -> Array:
+        """bool[P, G, T]: all real tokens, trained or not, of rollouts that exist; without roles the trained ones."""
+        return self.token_mask if self.role is None else (self.role != Role.PADDING) & self.valid[..., None]
+
+    @property
     def lengths(self) -> Array:
-        """i32[P, G]: number of counting tokens of each rollout."""
+        """i32[P, G]: number of trained tokens of each rollout; where the last of them lies it does not say."""
         return jnp.sum(self.token_mask, axis=-1, dtype=jnp.int32)
 
     @property
     def live(self) -> Array:
-        """bool[P, G]: rollouts with at least one counting token."""
+        """bool[P, G]: rollouts with at least one trained token."""
         return jnp.any(self.token_mask, axis=-1)
 
     @property
@@ -111,6 +123,8 @@ def check(rollouts: Rollouts, *needs: str) -> Rollouts:
         dtype = getattr(rollouts, name).dtype
         if dtype != jnp.bool_:
             raise ValueError(f"rollouts.{name} must be boolean, got {dtype}; compare or cast it first")
+    if rollouts.role is not None and not jnp.issubdtype(rollouts.role.dtype, jnp.integer):
+        raise ValueError(f"rollouts.role must hold integers, see rollouts.Role, got {rollouts.role.dtype}")
     for name, value in rollouts.extras.items():
         shape = tuple(value.shape)
         if not shape or shape[0] != sizes["P"]:
@@ -147,7 +161,10 @@ def measured(rollouts: Rollouts) -> Rollouts:
 
 
 def clean(rollouts: Rollouts, *needs: str) -> Rollouts:
-    """`check` and `measured`, then zero every floating entry that is padding: no NaN or infinity can leak out of it."""
+    """`check` and `measured`, then zero floating entries of padding and holes: no NaN or infinity can leak out of them.
+
+    What is no floating number, an id for instance, stays: it has to be read with the mask.
+    """
     rollouts = measured(check(rollouts, *needs))
     tokens, valid = rollouts.token_mask, rollouts.valid
 

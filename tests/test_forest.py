@@ -9,6 +9,7 @@ from jaxrl_llm import rollouts
 from jaxrl_llm.forest import chains, contexts, grow, join, outcomes, paths, plant, select, turns
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.training.shapes import bucket_of, quarters_filled
 
 SAME = {"tokens": lambda longest: longest, "prompt_tokens": lambda longest: longest, "version": 7}
 
@@ -43,6 +44,8 @@ def test_a_path_holds_all_tokens_after_the_prompt_and_the_mask_has_holes():
                                                  [[6, 0, 0, 0, 0, 0, 0], [0] * 7]])
     np.testing.assert_array_equal(found.mask[0], np.array([[1, 1, 0, 0, 0, 1, 0], [1, 1, 0, 0, 0, 1, 1]], bool))
     np.testing.assert_allclose(found.behavior_logprobs[0, 0], -np.array([1, 2, 50, 51, 52, 3, 0]) / 10, rtol=1e-6)
+    np.testing.assert_array_equal(found.role[0, 0], [1, 1, 2, 2, 2, 1, 0])
+    assert found.present.sum(-1).tolist() == [[6, 7], [1, 0]] and found.lengths.tolist() == [[3, 4], [1, 0]]
     assert found.policy_version[0, 1].tolist() == [0, 0, 0, 0, 0, 1, 1] and found.policy_version[1, 0, 1:].tolist() == [7] * 6
     assert found.valid.tolist() == [[True, True], [True, False]]
     np.testing.assert_array_equal(found.rewards, [[1, 0], [0.25, 0]])
@@ -53,6 +56,20 @@ def test_a_path_holds_all_tokens_after_the_prompt_and_the_mask_has_holes():
     assert found.extras["correct"].tolist() == [[True, False], [False, False]]
     assert found.extras["answers"].tolist() == [[0, 1], [0, -1]]
     assert found.prompt_ids.tolist() == [0, 1] and found.extras["current_version"].tolist() == [7, 7]
+
+
+def test_a_row_of_200_tokens_of_the_policy_among_400_of_a_tool_is_not_cut():
+    found = node(node(node(prompts(1), 0, [1] * 100, 0), 1, [2] * 400, 0, role=Role.ENVIRONMENT), 2, [3] * 100, 0)
+    shapes = SAME | {"tokens": lambda longest: bucket_of(longest, 1000)}
+    view = paths(found, group=1, prompts=1, **shapes)
+    assert view.mask.shape == (1, 1, 750) and view.mask.sum() == 200 and view.tokens[0, 0, 500:600].tolist() == [3] * 100
+    assert quarters_filled(np.asarray(view.token_mask), 1) == 4  # what lies between is read
+
+
+def test_without_others_all_that_is_there_is_trained():
+    found = node(prompts(1), 0, [1, 2], uid=0)
+    view = paths(found, group=1, prompts=1, **SAME)
+    assert view.role is None and view.present.sum() == 2 and "completion/present" not in forests.metrics(found)
 
 
 def test_turns_are_rows_of_their_trajectory():
@@ -133,6 +150,7 @@ def test_metrics_by_hand():
     assert found["reward/mean"] == found["reward/exact"] == pytest.approx((0.5 + 0.25) / 2)
     assert found["completion/tokens"] == 6  # each once, though the first turn is part of two trajectories
     assert found["completion/length"] == pytest.approx((3 + 4 + 1) / 3)
+    assert found["completion/present"] == pytest.approx((6 + 7 + 1) / 3)
     assert found["completion/truncated"] == pytest.approx(1 / 3)
     assert found["groups/all_equal"] == 0.5 and found["groups/largest"] == 2 and found["reward_failures/exact/error"] == 5
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, control, masked
-from jaxrl_llm.rollouts import Rollouts, check, clean, from_lists, pad_lists, take
+from jaxrl_llm.rollouts import Role, Rollouts, check, clean, from_lists, pad_lists, take
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 4, 5)).astype(np.float32)
@@ -85,6 +85,34 @@ def test_lists_of_unequal_length():
 def test_a_token_counts_only_in_a_valid_rollout():
     rollouts = Rollouts(mask=jnp.ones((1, 2, 3), bool), valid=jnp.array([[True, False]]))
     assert rollouts.token_mask.sum() == 3 and rollouts.lengths.tolist() == [[3, 0]]
+
+
+def test_what_is_there_and_what_is_trained_are_two_things():
+    role = jnp.asarray([[[1, 2, 1, 0], [3, 4, 2, 2], [1, 0, 0, 0]]], jnp.int8)
+    rollouts = Rollouts(mask=(role == Role.POLICY) | (role == Role.EXPERT), valid=jnp.array([[True, True, False]]), role=role)
+    assert check(rollouts).present.tolist() == [[[True, True, True, False], [True] * 4, [False] * 4]]
+    assert rollouts.lengths.tolist() == [[2, 1, 0]] and rollouts.live.tolist() == [[True, True, False]]
+    dropped = rollouts.replace(mask=jnp.zeros_like(rollouts.mask))  # a filter's verdict: nothing trained, all still there
+    assert (dropped.present == rollouts.present).all() and not dropped.live.any()
+    plain = rollouts.replace(role=None)
+    assert (plain.present == plain.token_mask).all()
+
+
+def test_zeros_are_padding_and_roles_stay_integers():
+    assert Role(0) is Role.PADDING and len(Role) == 5
+    rollouts = from_lists([[1, 0]], lengths=[[2, 1]], role=np.array([[[1, 2], [3, 0]]], np.int8))
+    assert clean(rollouts).role.dtype == jnp.int8
+    padded = jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, 0), (0, 3)][:x.ndim]), rollouts)
+    assert padded.present.sum() == 3
+    with pytest.raises(ValueError, match="rollouts.role must hold integers, see rollouts.Role, got float32"):
+        check(rollouts.replace(role=jnp.ones((1, 2, 2))))
+
+
+def test_clean_removes_garbage_from_holes():
+    rollouts = from_lists([[1]], lengths=[[3]], old_logprobs=np.float32([[[-1, np.nan, -2]]]),
+                          extras={"values": np.float32([[[1, np.inf, 2]]])}, role=np.array([[[1, 2, 1]]], np.int8))
+    found = clean(rollouts.replace(mask=rollouts.role == Role.POLICY))
+    assert found.old_logprobs.tolist() == [[[-1, 0, -2]]] and found.extras["values"].tolist() == [[[1, 0, 2]]]
 
 
 def test_clean_removes_garbage_from_padding_only():

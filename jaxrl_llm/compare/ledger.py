@@ -56,6 +56,8 @@ class Costs:
     def step_flops(self, length: np.ndarray, rounds: np.ndarray) -> np.ndarray:
         """Operations of the first N steps, whose completions have mean length `length` and filled `rounds` batches of prompts.
 
+        What others wrote into them counts as length: it takes the same passes through the model.
+
         `scores` forward passes of the policy and `critic` passes of a model of its size without logits are made per step; the
         policy is not updated in the first `pretrain_steps`. All this is done on one batch, what a filter kept, or with
         `all_rounds` on all that was sampled. Means stand for lengths: exact but for the spread of lengths in the attention's
@@ -142,6 +144,7 @@ def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops",
     trained = steps > 0
     zeros = np.zeros(len(steps))
     length = metrics.get("completion/length", zeros)[trained]
+    there = metrics.get("completion/present", metrics.get("completion/length", zeros))[trained]  # what others wrote is read
     batch = config.prompts.per_step * config.sampling.group
     rounds = np.nan_to_num(metrics.get("filter/rounds", zeros)[trained], nan=1.0)
     rounds = np.maximum(rounds, 1)
@@ -152,7 +155,7 @@ def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops",
     per_step = {
         "steps": lambda: np.ones(trained.sum()),
         "tokens": lambda: tokens,
-        "flops": lambda: costs_of(config).step_flops(length, rounds),
+        "flops": lambda: costs_of(config).step_flops(there, rounds),
         "seconds": lambda: without_compiling(metrics.get("time/step", zeros)[trained]),
     }
     spent = {}

@@ -8,17 +8,18 @@ from jax import Array
 
 from jaxrl_llm import masked
 from jaxrl_llm.control.base import Controller, controller
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.rollouts import Role, Rollouts
 
 SUCCESS = 0.5
 
 
 class SuccessBuffer(NamedTuple):
-    """One completion for each of N prompts: tokens i32[N, T], mask bool[N, T] (all False: none yet), the log-probs it
-    was sampled with f32[N, T], its reward f32[N]."""
+    """One completion for each of N prompts: tokens i32[N, T], mask bool[N, T] (all False: none yet), who wrote them
+    i8[N, T], the log-probs it was sampled with f32[N, T], its reward f32[N]."""
 
     tokens: Array
     mask: Array
+    role: Array
     logprobs: Array
     rewards: Array
 
@@ -26,7 +27,13 @@ class SuccessBuffer(NamedTuple):
 def empty(num_prompts: int, max_len: int) -> SuccessBuffer:
     """An empty buffer; `max_len` is the largest T of the rollouts to come."""
     shape = num_prompts, max_len
-    return SuccessBuffer(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape), jnp.zeros(num_prompts))
+    return SuccessBuffer(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int8), jnp.zeros(shape),
+                         jnp.zeros(num_prompts))
+
+
+def roles(rollouts: Rollouts) -> Array:
+    """i8[P, G, T]: who wrote each token; without a record the policy wrote what is trained."""
+    return jnp.where(rollouts.mask, jnp.int8(Role.POLICY), jnp.int8(Role.PADDING)) if rollouts.role is None else rollouts.role
 
 
 def replay(buffer: SuccessBuffer, rollouts: Rollouts, key: Array) -> tuple[Rollouts, Array]:
@@ -48,6 +55,7 @@ def replay(buffer: SuccessBuffer, rollouts: Rollouts, key: Array) -> tuple[Rollo
 
     replayed = rollouts.replace(
         tokens=put(entry.tokens, rollouts.tokens), mask=put(entry.mask, rollouts.mask),
+        role=put(entry.role, roles(rollouts)),
         behavior_logprobs=put(entry.logprobs, rollouts.behavior_logprobs),
         rewards=jnp.where(chosen, entry.rewards[:, None], rollouts.rewards),
         old_logprobs=None, ref_logprobs=None, entropies=None,
@@ -72,7 +80,7 @@ def store(buffer: SuccessBuffer, rollouts: Rollouts, replayed: Array) -> Success
             new = jnp.pad(new, ((0, 0), (0, max_len - T)))
         return old.at[rows].set(new.astype(old.dtype), mode="drop")
 
-    fresh = SuccessBuffer(rollouts.tokens, rollouts.mask, rollouts.behavior_logprobs, rollouts.rewards)
+    fresh = SuccessBuffer(rollouts.tokens, rollouts.mask, roles(rollouts), rollouts.behavior_logprobs, rollouts.rewards)
     return SuccessBuffer(*map(put, buffer, fresh))
 
 

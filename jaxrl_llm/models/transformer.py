@@ -263,8 +263,8 @@ class Transformer:
         Args:
           prompt_tokens, prompt_mask: `[P, S]`, at least one real token each.
           tokens: `i32[P, G, T]`, padded behind.
-          mask, filled: below 4 quarters, see `Rollouts.filled`, everything but attention computes the real tokens of `mask`
-            `bool[P, G, T]` only, which have to fit; states of padding are 0.
+          mask, filled: below 4 quarters, see `Rollouts.filled`, everything but attention computes the tokens up to the last
+            True of `mask bool[P, G, T]` only, which have to fit; states of others are 0.
           pool: optional function `(prompt [P, S, D], completions [P, G, T, D]) -> pytree` of each layer's stream. Without it
             last tokens, whose states nobody reads, are not computed.
           whole: what makes the weights of a layer, given in pieces, whole, see `parallel.fsdp`.

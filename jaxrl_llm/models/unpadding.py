@@ -1,4 +1,4 @@
-"""Completions of unequal length without their padding, so that matrix products see real tokens only."""
+"""Completions of unequal length without their padding, so that matrix products see needed tokens only."""
 from typing import NamedTuple
 
 import jax
@@ -6,11 +6,11 @@ import jax.numpy as jnp
 
 
 class Unpadding(NamedTuple):
-    """Where the tokens of padded completions `[P, G, T]` lie when they stand one after another in fewer slots.
+    """Where the needed tokens of padded completions `[P, G, T]` lie when they stand one after another in fewer slots.
 
     token: i32[slots], the token in each slot, counted through `[P, G, T]`; P * G * T where a slot is empty.
     slot: i32[P, G, T], the slot of each token; `slots` where it is padding.
-    fits: bool[], whether the slots hold all tokens.
+    fits: bool[], whether the slots hold all needed tokens.
     """
 
     token: jax.Array
@@ -27,22 +27,22 @@ class Unpadding(NamedTuple):
 
 
 def through_last(mask):
-    """True up to the last True of each row, `bool[..., T]`, of numpy or jax: the real tokens of completions.
+    """True up to the last True of each row, `bool[..., T]`, of numpy or jax: of trained tokens, what has to be computed.
 
-    Tokens that do not count but have one behind them that does, like the output of a tool, are real: others read them.
+    Tokens that are not trained but have one behind them that is, like the output of a tool, are needed: it reads them.
     """
     return (mask[..., ::-1].cumsum(-1) > 0)[..., ::-1]
 
 
 def unpadding(mask: jax.Array, quarters: int) -> Unpadding | None:
-    """The way of the completions of `mask bool[P, G, T]` into so many quarters of their slots and back; None for all four."""
+    """The way of completions, trained where `mask bool[P, G, T]`, into so many quarters of their slots and back; None for 4."""
     if quarters == 4:
         return None
     slots = -(-mask.size * quarters // 4)
-    real = through_last(mask)
-    count = jnp.cumsum(real.reshape(-1), dtype=jnp.int32)
-    token = jnp.nonzero(real.reshape(-1), size=slots, fill_value=real.size)[0].astype(jnp.int32)
-    return Unpadding(token, jnp.where(real, count.reshape(real.shape) - 1, slots), count[-1] <= slots)
+    needed = through_last(mask)
+    count = jnp.cumsum(needed.reshape(-1), dtype=jnp.int32)
+    token = jnp.nonzero(needed.reshape(-1), size=slots, fill_value=needed.size)[0].astype(jnp.int32)
+    return Unpadding(token, jnp.where(needed, count.reshape(needed.shape) - 1, slots), count[-1] <= slots)
 
 
 @jax.custom_vjp

@@ -129,11 +129,11 @@ function completion(row, name, most) {
   const cell = element("td"), text = element("div", undefined, "text folded");
   if (row.tokens) {
     row.tokens.forEach((token, t) => {
-      const span = element("span");
+      const span = element("span"), trained = !row.trained || row.trained[t];
       appendText(span, token);
-      if (name && row[name]) span.style.background = tint(row[name][t], name, most);
+      if (trained && name && row[name]) span.style.background = tint(row[name][t], name, most);
       const facts = Object.keys(COLORS).filter((key) => row[key]).map((key) => `${COLORS[key].label}: ${show(row[key][t])}`);
-      span.addEventListener("pointermove", (event) => showTip(event, [`token ${t + 1}`, ...facts].join("\n")));
+      span.addEventListener("pointermove", (event) => showTip(event, [`token ${t + 1}`, ...(trained ? facts : ["not trained"])].join("\n")));
       span.addEventListener("pointerleave", () => { tip.hidden = true; });
       text.append(span);
     });

@@ -13,7 +13,8 @@ def read_groups(folder: Path, limit: int) -> tuple[list[dict[str, Any]], int]:
     """`(groups, completions in the folder)`: about `limit` completions, as many of each step, first prompts first.
 
     A group is {"step", "prompt", "answer", "rows"}; a row {"text", "reward", "parts", "length", "stop"} and, where the run
-    recorded them, "tokens" and the lists of `PER_TOKEN`. A line that is cut short by a kill is left out.
+    recorded them, "tokens", the lists of `PER_TOKEN` and, where others than the policy wrote too, "trained". A line that is
+    cut short by a kill is left out.
     """
     pages = sorted((folder / "samples").glob("step_*.jsonl"))
     chosen, total = [], 0
@@ -50,10 +51,11 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
              "parts": {name: _finite(value) for name, value in row["components"].items()}}
     if "tokens" in row:
         found["tokens"] = row["tokens"]
+        found |= {"trained": row["trained"]} if "trained" in row else {}
         found |= {name: [_finite(value) for value in row[name]] for name in PER_TOKEN if name in row}
     return found
 
 
-def _finite(value: float) -> float | None:
-    """The page's JSON knows no NaN."""
-    return float(f"{value:.4g}") if math.isfinite(value) else None
+def _finite(value: float | None) -> float | None:
+    """The page's JSON knows no NaN; None is what nobody measured."""
+    return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None

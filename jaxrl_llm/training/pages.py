@@ -29,7 +29,8 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
     spelled = {"logprobs": of_rows(seen.behavior_logprobs), "entropies": of_rows(seen.entropies),
                **{name: of_rows(x) for name, x in numbers.items()}}
     decode = source.sampler.tokenizer.decode
-    tokens = per_token(of_rows(seen.tokens), lengths, lambda i: decode([i], skip_special=False), spelled)
+    tokens = per_token(of_rows(seen.tokens), of_rows(seen.mask), of_rows(seen.present).sum(-1).tolist(),
+                       lambda i: decode([i], skip_special=False), spelled)
     columns: tuple[Any, ...] = (
         forest.texts[ends].tolist(), forest.rewards[ends].tolist(),
         [dict(zip(names, map(float, row))) for row in forest.components[ends]], lengths,

@@ -82,21 +82,27 @@ def write_samples(
     return path
 
 
-def per_token(tokens: np.ndarray, lengths: Sequence[int], spell: Callable[[int], str],
+def per_token(tokens: np.ndarray, mask: np.ndarray, ends: Sequence[int], spell: Callable[[int], str],
               numbers: Mapping[str, np.ndarray]) -> list[dict[str, list]]:
     """For each completion {"tokens": its spellings, name: its numbers, ...}, for as many as `TOKENS_PER_PAGE` allow.
 
-    tokens: i32[N, T], of which the first `lengths` [N] count; numbers: name -> f32[N, T]. The viewer knows "logprobs" (of the
+    tokens: i32[N, T], of which the first `ends` [N] are there; numbers: name -> f32[N, T], given for the tokens that the policy
+    wrote, `mask` bool[N, T], and None for others, which nobody measured; "trained" tells which is which where there are both.
+    The viewer knows "logprobs" (of the
     sampler), "entropies", "advantages" and "ratios" (probability after over before the update).
     """
     found, left = [], TOKENS_PER_PAGE
-    for row, length in enumerate(lengths):
-        left -= length
+    for row, end in enumerate(ends):
+        left -= end
         if left < 0:
             found.append({})
             continue
-        values: dict[str, list] = {name: [float(f"{x:.4g}") for x in rows[row, :length]] for name, rows in numbers.items()}
-        found.append({"tokens": [spell(int(i)) for i in tokens[row, :length]], **values})
+        values: dict[str, list] = {
+            name: [float(f"{x:.4g}") if own else None for x, own in zip(rows[row, :end], mask[row])]
+            for name, rows in numbers.items()}
+        if not mask[row, :end].all():
+            values["trained"] = mask[row, :end].tolist()
+        found.append({"tokens": [spell(int(i)) for i in tokens[row, :end]], **values})
     return found
 
 

@@ -11,7 +11,7 @@ from jaxrl_llm import advantages, objectives
 from jaxrl_llm.control import pass_rate, success_replay
 from jaxrl_llm.control.d3s import down_sample, max_variance_subset
 from jaxrl_llm.control.rstar2_roc import kept_counts, mess_penalty, resample_on_correct
-from jaxrl_llm.rollouts import from_lists
+from jaxrl_llm.rollouts import Role, from_lists
 
 close = np.testing.assert_allclose
 
@@ -169,6 +169,18 @@ def test_replay_puts_the_latest_success_into_a_failed_group():
     again = success_replay.store(buffer, mixed, replayed)
     assert np.array_equal(again.mask.any(1), [0, 0, 0, 0, 1, 1])
     close(again.tokens[4], buffer.tokens[4])
+
+
+def test_a_replayed_success_brings_its_roles_and_holes_along():
+    role = jnp.asarray([[[Role.POLICY, Role.ENVIRONMENT, Role.POLICY, Role.PADDING]]], jnp.int8)
+    first = rollouts_of([[1.0]], [1], T=4).replace(role=role, mask=role == Role.POLICY)
+    buffer = success_replay.store(success_replay.empty(2, 6), first, jnp.zeros((1, 1), bool))
+    later = rollouts_of([[0.0]], [1], seed=1, T=4).replace(mask=jnp.array([[[True, False, False, False]]]))
+    mixed, replayed = success_replay.replay(buffer, later, jax.random.key(0))
+    assert replayed.all() and np.array_equal(mixed.role, role) and np.array_equal(mixed.mask, first.mask)
+    assert mixed.present.tolist() == [[[True, True, True, False]]] and mixed.lengths.tolist() == [[2]]
+    cut = rollouts_of([[0.0]], [1], T=2).replace(mask=jnp.ones((1, 1, 2), bool))
+    assert not np.any(success_replay.replay(buffer, cut, jax.random.key(0))[1])  # its last trained token would be lost
 
 
 def test_replay_spares_padding_and_groups_with_a_success_and_needs_room():

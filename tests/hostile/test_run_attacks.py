@@ -26,8 +26,10 @@ from jaxrl_llm.show.runs import read_runs
 from jaxrl_llm.tasks.loader import Batches
 from jaxrl_llm.training import loop, preemption, setup, tracking
 from jaxrl_llm.training.checkpoints import Checkpoints
+from jaxrl_llm.training.learner import Learner
 from jaxrl_llm.training.lock import FILE_NAME, locked
 from jaxrl_llm.training.metrics import MetricWriter
+from jaxrl_llm.training.source import Source
 from jaxrl_llm.training.workdir import open_workdir
 
 
@@ -179,7 +181,7 @@ def kills_itself(function, when=lambda *arguments: True, number=signal.SIGTERM):
 
 
 MOMENTS = {"build": (setup, "build"), "warm_up": (loop, "imitate"), "evaluation": (loop, "evaluate"),
-           "sampling": (loop, "collect"), "learning": (loop, "learn")}
+           "sampling": (Source, "next"), "learning": (Learner, "learn")}
 
 
 @pytest.mark.slow
@@ -248,8 +250,8 @@ def test_an_interrupt_between_learning_and_the_position_of_the_data_saves_no_wro
         made = batches(*arguments)
         return Interrupted(made._iterator, made._identity)
 
-    batches = loop.batches
-    monkeypatch.setattr(loop, "batches", interrupted)
+    batches = setup.batches
+    monkeypatch.setattr(setup, "batches", interrupted)
     with pytest.raises(KeyboardInterrupt):
         small_run.train(tmp_path, **{"checkpoint.every": 100})
     monkeypatch.undo()
@@ -352,7 +354,7 @@ def test_a_picture_that_fails_ends_no_run_and_hides_no_error(tmp_path, monkeypat
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", broken)
     with pytest.warns(RuntimeWarning, match=r"curves\.png was not drawn: RuntimeError: no font was found"):
         assert small_run.train(tmp_path / "finished", steps=1)["after"] is not None
-    monkeypatch.setattr(loop, "collect", broken_reward)
+    monkeypatch.setattr(Source, "next", broken_reward)
     with pytest.warns(RuntimeWarning, match="no font"), pytest.raises(ZeroDivisionError, match="a reward divides"):
         small_run.train(tmp_path / "broken", steps=1)
 

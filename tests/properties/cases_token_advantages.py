@@ -40,6 +40,7 @@ def untrained(rng, p, g, t):
 
 
 CRITIC = {"equal": "rewards are compared with a critic"}
+NEIGHBOURS = CRITIC | {"holes": "a repeated run is one of neighbours in the text: words of others within it part it"}
 DISTILLED = {"equal": "advantages are log-ratios to a teacher; rewards are not used"}
 
 ESTIMATORS = {
@@ -72,9 +73,9 @@ ESTIMATORS = {
     ],
     "gui_g1_weights": [Case(inputs=extras(target_weights=lambda rng, p, g, t: rng.uniform(0.5, 1.5, p)))],
     "demystify_cot": [
-        Case({"max_len": 8, "margin": 2, "ngram": 2}, inputs=repetitive, exempt=CRITIC),
+        Case({"max_len": 8, "margin": 2, "ngram": 2}, inputs=repetitive, exempt=NEIGHBOURS),
         Case({"max_len": 40, "ngram": 3, "penalty": -0.5, "only_start": True, "kl_coef": 0.0}, inputs=repetitive,
-             exempt=CRITIC),
+             exempt=NEIGHBOURS),
     ],
     "dapo_overlong": [
         Case({"max_len": 4, "cache_len": 2, "variant": "code"}, exempt={"equal": "lengths are punished after that"})

@@ -18,7 +18,7 @@ import numpy as np
 from jaxrl_llm import methods
 from jaxrl_llm.advantages.base import ESTIMATORS
 from jaxrl_llm.objectives.base import OBJECTIVES
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.rollouts import Role, Rollouts
 
 P, G, T, K, D = 4, 5, 6, 3, 7
 
@@ -82,7 +82,7 @@ def parameters(kind: str, slugs: list[str]):
 
 
 def batch(seed: int, case: Case, shape: tuple[int, int, int] = (P, G, T), edge: str = "none") -> Rollouts:
-    """A random batch: some rollouts invalid, some empty, some with holes in the mask.
+    """A random batch: some rollouts invalid, some empty, some with holes in the mask, written by others.
 
     `edge`: "equal" (all rewards and everything measured alike), "invalid" (no rollout), "empty" (no token).
     """
@@ -117,7 +117,41 @@ def batch(seed: int, case: Case, shape: tuple[int, int, int] = (P, G, T), edge: 
         fields["valid"] = np.zeros((p, g), bool)
     elif edge == "empty":
         fields["mask"] = np.zeros((p, g, t), bool)
+    others = rng.choice([Role.ENVIRONMENT, Role.HINT, Role.EXPERT], (p, g, t))
+    there = np.flip(np.cumsum(np.flip(fields["mask"], -1), axis=-1), -1) > 0
+    fields["role"] = np.where(fields["mask"], Role.POLICY, np.where(there, others, Role.PADDING))
     return Rollouts(**jax.tree.map(as_array, fields))
+
+
+def spoil(tree, trained, seed: int):
+    """`tree` with garbage in all that it holds of tokens that are not `trained` bool[P, G, T]; masks and roles stay.
+
+    NaN, infinities and large numbers among floats, numbers that are no ids among integers, any truth values.
+    """
+    rng = np.random.default_rng(seed)
+    choices = {"f": [np.nan, np.inf, -np.inf, -1e30, 1e30], "i": [-7, 10**6, 2**31 - 1], "b": [False, True]}
+
+    def spoiled(path, x):  # a bare array has no path
+        if x.shape[:3] != trained.shape or (path and getattr(path[-1], "name", "") in ("mask", "role")):
+            return x
+        own = np.asarray(trained).reshape(*trained.shape, *[1] * (x.ndim - 3))
+        return jnp.where(own, x, rng.choice(choices[np.dtype(x.dtype).kind], x.shape).astype(x.dtype))
+
+    return jax.tree.map_with_path(spoiled, tree)
+
+
+def squeeze(tree, trained):
+    """`tree` with the tokens of each rollout that are `trained` bool[P, G, T] one after another, holes and padding behind."""
+    p, g, t = trained.shape
+    order = np.argsort(~np.asarray(trained), axis=-1, kind="stable")
+
+    def moved(x):
+        if x.ndim > 2 and x.shape[:3] in ((p, g, t), (p, 1, t)):
+            return jnp.take_along_axis(x, order.reshape(p, g, t, *[1] * (x.ndim - 3)), axis=2)
+        return x
+
+    found = jax.tree.map(moved, tree)
+    return found.replace(role=found.role * found.mask) if isinstance(found, Rollouts) else found
 
 
 def as_array(x, floating=None):

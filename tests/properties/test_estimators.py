@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import property_inputs as inputs
 import pytest
-from hypothesis import given, settings, strategies
+from hypothesis import assume, given, settings, strategies
 
 from jaxrl_llm import advantages
 
@@ -69,6 +69,46 @@ def test_masked_tokens_get_exactly_zero_and_others_are_finite(slug, case, seed):
     values, _ = run(slug, case, rollouts)
     assert values.shape == (P, G, T) and inputs.finite(values)
     assert np.all(np.asarray(values)[~np.asarray(rollouts.token_mask)] == 0)
+
+
+def told(slug, case, rollouts):
+    """All that an estimator says of a batch: advantages, state, and whatever else it is asked."""
+    estimator = advantages.make(slug, **case.hyper)
+    values, state = run(slug, case, rollouts)
+    also = {} if estimator.value_targets is None else {
+        name: estimator.value_targets(rollouts, monte_carlo) for name, monte_carlo in (("targets", False), ("returns", True))}
+    if estimator.metrics is not None:
+        also["metrics"] = estimator.metrics(rollouts, values, estimator.init())
+    if estimator.keeps is not None:
+        also["kept"] = estimator.keeps(rollouts)
+    return values, state, also
+
+
+@each
+@few
+@seeds
+def test_what_others_wrote_into_a_rollout_changes_nothing(slug, case, seed):
+    """Tokens that are seen and not trained get exactly 0, and whatever is recorded of them has no influence."""
+    rollouts = inputs.batch(seed, case)
+    trained = np.asarray(rollouts.token_mask)
+    spoiled = inputs.spoil(rollouts, trained, seed)
+    found = told(slug, case, spoiled)
+    jax.tree.map(np.testing.assert_array_equal, found, told(slug, case, rollouts))
+    for of_tokens in (found[0], *(found[2][name] for name in ("targets", "returns") if name in found[2])):
+        assert np.all(np.asarray(of_tokens)[~trained] == 0)
+
+
+@each
+@few
+@seeds
+def test_a_rollout_with_holes_is_worth_what_it_is_without_them(slug, case, seed):
+    """The successor of a token is the next trained one, and a position is a number of trained tokens."""
+    skip_if_exempt(case, "holes")
+    rollouts = inputs.batch(seed, case)
+    trained = np.asarray(rollouts.token_mask)
+    assume(np.any(trained[..., 1:] & ~trained[..., :-1]))
+    found = inputs.squeeze(told(slug, case, rollouts), trained)
+    inputs.same(found, told(slug, case, inputs.squeeze(rollouts, trained)))
 
 
 @each

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import property_inputs as inputs
 import pytest
-from hypothesis import given, settings, strategies
+from hypothesis import assume, given, settings, strategies
 
 from jaxrl_llm import objectives
 from jaxrl_llm.rollouts import take
@@ -108,6 +108,46 @@ def test_masked_tokens_have_exactly_no_gradient(row, seed):
     result, gradient = run(logprobs, rollouts, advantages)
     assert inputs.finite((result, gradient))
     assert np.all(np.asarray(gradient)[~np.asarray(rollouts.token_mask)] == 0)
+
+
+@functools.lru_cache
+def as_trained(row):
+    """`eager` as a trainer calls it, compiled: with weights made of what was recorded, whatever is in the holes."""
+    _, objective, _ = build(row)
+
+    def found(logprobs, rollouts, advantages):
+        return eager(objective, logprobs, rollouts.replace(loss_weights=objective.weights(rollouts)), advantages)
+
+    return jax.jit(found)
+
+
+@each
+@few
+@seeds
+def test_what_others_wrote_into_a_rollout_changes_nothing(row, seed):
+    """Tokens that are seen and not trained have exactly no gradient, and whatever is recorded of them has no influence."""
+    case, run = build(row)[0], as_trained(row)
+    arguments = sample(seed, case)
+    trained = np.asarray(arguments[1].token_mask)
+    found = run(*inputs.spoil(arguments, trained, seed))
+    jax.tree.map(np.testing.assert_array_equal, found, run(*arguments))
+    assert np.all(np.asarray(found[1])[~trained] == 0)
+
+
+@each
+@few
+@seeds
+def test_a_rollout_with_holes_is_worth_what_it_is_without_them(row, seed):
+    """The successor of a token is the next trained one, and a position is a number of trained tokens."""
+    case, run = build(row)[0], as_trained(row)
+    skip_if_exempt(case, "holes")
+    arguments = sample(seed, case)
+    trained = np.asarray(arguments[1].token_mask)
+    assume(np.any(trained[..., 1:] & ~trained[..., :-1]))
+    value, gradient = run(*arguments)
+    expected, packed = run(*(inputs.squeeze(x, trained) for x in arguments))
+    inputs.same(value, expected)
+    inputs.same(inputs.squeeze(gradient, trained), packed)
 
 
 @each

@@ -59,7 +59,7 @@ def test_the_tokenizer_of_another_model_is_refused(gemma, tmp_path):
 
 
 def test_sequences_longer_than_the_model_was_made_for(gemma):
-    assert setup.build(config_of(gemma, **{"sampling.max_tokens": 56}))[0].prompt_tokens == 8
+    assert setup.build(config_of(gemma, **{"sampling.max_tokens": 56}))[0].source.sampler.prompt_tokens == 8
     for changes in ({"sampling.max_tokens": 57}, {"sampling.max_tokens": 32, "prompts.max_tokens": 33}):
         with pytest.raises(ValueError, match=r"make 65, but the model was made for 64; lower sampling.max_tokens"):
             setup.build(config_of(gemma, **changes))

@@ -1,0 +1,81 @@
+"""Runs in a process of its own with eight virtual devices: updates of trajectories with holes on a 2 x 2 x 2 mesh, as JSON."""
+import json
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm import advantages, parallel
+from jaxrl_llm.objectives import make
+from jaxrl_llm.training.policy import Capture, Policy
+from jaxrl_llm.training.shapes import quarters_filled
+from jaxrl_llm.training.step import make_joint_update, make_update
+from jaxrl_llm.values import features
+from jaxrl_llm.values.critic import Critic
+from jaxrl_llm.values.critic import make_update as make_critic_update
+
+sys.path.append(str(Path(__file__).parents[1] / "training"))
+import hole_inputs as inputs  # noqa: E402
+
+MESH = parallel.make_mesh(data=2, fsdp=2, tensor=2)
+SHARDS = 4  # of the prompts
+POLICY = Policy(inputs.MODEL, inputs.POLICY.temperature, chunk=24, mesh=MESH)
+
+
+def spread(state):
+    return parallel.put(state, parallel.tree_shardings(state, MESH))
+
+
+def placed(tree):
+    return parallel.put(tree, parallel.batch_sharding(MESH))
+
+
+def updated(objective, parts):
+    """An update without padding, in parts, against that of plain rows on one device."""
+    filled = quarters_filled(np.asarray(inputs.batch().token_mask), inputs.P // (parts * SHARDS))
+    assert filled < 4
+    update = make_update(POLICY, objective, inputs.GRADIENT, clip_norm=None, micro_batches=parts)
+    batch = placed((inputs.batch().replace(filled=filled), inputs.advantages()))
+    state, metrics = update(spread(inputs.fresh_state(objective)), *batch)
+    wanted = inputs.gradient(objective, None, inputs.batch(), inputs.advantages())
+    return {"apart": inputs.distance(state.opt_state.trace, wanted), "loss": float(metrics["loss"])}
+
+
+def joint():
+    """With a baseline of the other rollout's reward, as in the first batch of POISE."""
+    objective, rollouts = make("reinforce"), inputs.batch().replace(old_logprobs=None)
+    estimator = advantages.make("poise", feature_size=features.feature_size(32), capacity=16)
+    update = make_joint_update(POLICY, Capture(1, pool=2), objective, estimator, inputs.GRADIENT, clip_norm=None)
+    state, metrics = update(spread(inputs.fresh_state(objective, estimator=estimator)), placed(rollouts))
+    values = np.where(rollouts.valid.all(1, keepdims=True), rollouts.rewards - rollouts.rewards[:, ::-1], 0)[..., None]
+    wanted = inputs.gradient(objective, None, inputs.batch(), np.broadcast_to(values, rollouts.mask.shape))
+    return {"apart": inputs.distance(state.opt_state.trace, wanted), "loss": float(metrics["loss"])}
+
+
+def critic():
+    """Against the same critic on one device, which `tests/training/test_holes.py` compares with plain rows."""
+    trained, random = np.asarray(inputs.batch().token_mask), np.random.default_rng(0)
+    recorded = lambda: np.where(trained, random.normal(size=trained.shape), np.nan).astype(np.float32)  # noqa: E731
+    rollouts = inputs.batch().replace(extras={"values": recorded(), "value_targets": recorded()})
+    found = []
+    for mesh in (None, MESH):
+        one = Critic(inputs.MODEL, inputs.GRADIENT, clip=0.2, mesh=mesh)
+        state = one.init(inputs.params())
+        state.params["head"]["weight"] = jnp.linspace(-1, 1, 32)
+        policy, batch = (inputs.params(), None), rollouts
+        if mesh is not None:
+            state, policy, batch = spread(state), spread(policy), placed(rollouts)
+        after, told = make_critic_update(one, clip_norm=None, micro_batches=2)(state, policy, batch)
+        found.append((jax.device_get(after.opt_state.trace), float(told["value/loss"])))
+    return {"apart": inputs.distance(found[1][0], found[0][0]), "loss": found[1][1]}
+
+
+def main():
+    print(json.dumps({"one pass": updated(inputs.CLIPPED, 1), "micro-batches": updated(inputs.CLIPPED, 2),
+                      "whole batch": updated(inputs.WHOLE, 2), "joint": joint(), "critic": critic()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+"""Updates of trajectories with the words of others in them on eight virtual devices: gradients are those of plain rows."""
+import json
+
+import job
+import numpy as np
+import pytest
+
+
+@pytest.mark.slow
+def test_gradients_on_eight_devices_are_those_of_plain_rows():
+    found = json.loads(job.lines_of("hole_cases.py", 8)[-1])
+    assert list(found) == ["one pass", "micro-batches", "whole batch", "joint", "critic"]
+    for path, told in found.items():
+        assert told["apart"] < 2e-4 and np.isfinite(told["loss"]), (path, told)
