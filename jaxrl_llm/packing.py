@@ -4,6 +4,7 @@ A prompt with its group is a tree of depth one, a conversation a chain, a search
 trajectories, `[P, G, T]`; what is computed are rows `[R, N]`, each some nodes with all that they descend from. All of this
 happens on the host, in numpy. The rows go through `Transformer.tree_states`.
 """
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -43,7 +44,8 @@ class Rows(NamedTuple):
     scored: np.ndarray
 
 
-class Packed(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Packed:
     """Rows and the view of trajectories, joined by an index.
 
     rows: see `Rows`.
@@ -213,7 +215,8 @@ def _fill(tree: _Tree, length: int) -> list[np.ndarray]:
 
 def _lay_out(forest: Forest, tree: _Tree, filled: list[np.ndarray], count: int, length: int):
     """`(rows, node, home)`: what lies in each slot, and the slot, counted through all rows, where each node begins first."""
-    rows = Rows(*(np.zeros((count, length), np.int32) for _ in range(4)), np.zeros((count, length), bool))
+    zeros = lambda dtype=np.int32: np.zeros((count, length), dtype)  # noqa: E731
+    rows = Rows(zeros(), zeros(), zeros(), zeros(), zeros(bool))
     node, home = np.full((count, length), -1, np.int32), np.full(len(tree.node), -1)
     for r, nodes in enumerate(filled):
         sizes = tree.length[nodes]
