@@ -69,25 +69,30 @@ def search(rng) -> Case:
     return of_lengths(rng, parent, lengths, rng.integers(-1, count, (2, 3)), share=0.7)
 
 
-def plain_rows(case: Case):
-    """`(tokens, mask [B, N], target [B, N], place)` of one plain row for each trajectory, padded behind."""
-    found, length = list(case.trajectories()), case.longest()
-    tokens, mask = np.zeros((len(found), length), np.int32), np.zeros((len(found), length), bool)
-    index = np.full(case.mask.shape, -1)
-    for row, ((p, g), prompt, rest, counts) in enumerate(found):
-        whole = np.concatenate([prompt, rest])
+class Plain(NamedTuple):
+    """One plain row for each trajectory, padded behind: `tokens, mask [P * G, N]`, and `index i32[P, G, T]` into its slots."""
+
+    tokens: np.ndarray
+    mask: np.ndarray
+    index: np.ndarray
+
+
+def plain_rows(case: Case, length: int | None = None) -> Plain:
+    length, (P, G, T) = length or case.longest(), case.mask.shape
+    tokens, mask, index = np.zeros((P * G, length), np.int32), np.zeros((P * G, length), bool), np.full((P, G, T), -1)
+    mask[:, 0] = True  # of trajectories that do not exist, too: nothing is undefined
+    for (p, g), prompt, rest, counts in case.trajectories():
+        row, whole = p * G + g, np.concatenate([prompt, rest])
         tokens[row, :len(whole)], mask[row, :len(whole)] = whole, True
-        slots = row * length + len(prompt) + np.arange(len(counts))
-        index[p, g] = np.where(counts, slots, -1)
-    return tokens, mask, index
+        index[p, g] = np.where(counts, row * length + len(prompt) + np.arange(T), -1)
+    return Plain(tokens, mask, index)
 
 
-def plain_logprobs(model, params, case: Case, temperature=1.0, lora=None):
+def plain_logprobs(model, params, plain: Plain, temperature=1.0, lora=None):
     """`(logprobs, entropies)`, `f32[P, G, T]`, of the tokens that count, each trajectory computed alone."""
-    tokens, mask, index = plain_rows(case)
-    states = model.hidden_states(params, tokens, mask, lora=lora)[0]
+    states = model.hidden_states(params, plain.tokens, plain.mask, lora=lora)[0]
     logp = jax.nn.log_softmax(model.logits(params, states) / temperature)
     first = lambda x: jnp.pad(x, ((0, 0), (1, 0))).reshape(-1)  # noqa: E731
-    own = first(jnp.take_along_axis(logp[:, :-1], tokens[:, 1:, None], 2)[..., 0])
+    own = first(jnp.take_along_axis(logp[:, :-1], plain.tokens[:, 1:, None], 2)[..., 0])
     entropy = first(-(jnp.exp(logp) * logp).sum(-1)[:, :-1])
-    return tuple(jnp.where(index >= 0, x[index], 0) for x in (own, entropy))
+    return tuple(jnp.where(plain.index >= 0, x[plain.index], 0) for x in (own, entropy))

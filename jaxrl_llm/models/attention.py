@@ -185,7 +185,7 @@ def _attention_forward(softcap, queries, sources):
 
     def block(part):
         queries, rows = part
-        scores = [_biased(_capped(_scores(queries, k), softcap), bias(own)) for k, bias, own in zip(keys, biases, rows)]
+        scores = [_biased(_capped(_scores(queries, k), softcap), bias, own) for k, bias, own in zip(keys, biases, rows)]
         top = functools.reduce(jnp.maximum, [s.max(-1, keepdims=True) for s in scores])
         odds = [jnp.exp(s - top) for s in scores]
         total = sum(o.sum(-1, keepdims=True) for o in odds)
@@ -207,7 +207,7 @@ def _attention_backward(softcap, saved, d_out):
         d_queries, sums = 0.0, []
         for k, v, bias, own in zip(keys, values, biases, rows):
             scores = _capped(_scores(queries, k), softcap)
-            weights = jnp.exp(_biased(scores, bias(own)) - top) * inverse
+            weights = jnp.exp(_biased(scores, bias, own) - top) * inverse
             slopes = weights * (_scores(d_out, v) - lost)
             if softcap is not None:
                 slopes *= 1 - (scores / softcap) ** 2
@@ -258,9 +258,9 @@ def _scores(queries, keys):
     return _product(_rows(queries, keys), keys, 1).reshape(*queries.shape[:-1], keys.shape[-2])
 
 
-def _biased(scores, bias):
-    scores, bias = jax.lax.optimization_barrier((scores, bias))  # or it is made as large as they are, outside the loop
-    return scores + bias
+def _biased(scores, bias, rows):
+    scores, rows = jax.lax.optimization_barrier((scores, rows))  # or it is made as large as all of them, outside the loops
+    return scores + bias(rows)
 
 
 def _capped(scores, softcap):
