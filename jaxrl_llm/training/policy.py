@@ -94,11 +94,11 @@ class Policy:
         rows = (r.prompt_tokens, r.prompt_mask, r.tokens, r.token_mask, last)
         return over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
 
-    def _of_tokens(self, params, states, tokens):
+    def _of_tokens(self, params, states, tokens, wanted=None):
         """Log-probs and entropies `f32[n]` of `tokens i32[n]`, from the normed states `[n, D]` that predict them."""
         config = self.model.config
         return token_logprobs(states, self.model.unembedding(params), tokens, temperature=self.temperature,
-                              divisor=config.logit_divisor, softcap=config.logit_softcap, chunk=self.chunk)
+                              divisor=config.logit_divisor, softcap=config.logit_softcap, chunk=self.chunk, wanted=wanted)
 
     def packed_logprobs(self, params, lora, rows: Rows, index) -> tuple[jax.Array, jax.Array, Loads | None]:
         """As `logprobs` and the loads of `logprobs_and_loads`, from rows that compute each node of a tree once.
@@ -116,9 +116,14 @@ class Policy:
             found = self.model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=lora, whole=whole,
                                            return_loads=experts)
             states, loads = found if experts else (found, None)
-            before = jnp.take_along_axis(states, rows.before[..., None], axis=1)
-            scores = self._of_tokens(params, before.reshape(-1, before.shape[-1]), rows.tokens.reshape(-1))
-            return *(x.reshape(rows.tokens.shape) for x in scores), jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), loads)
+            # Tokens that somebody asks for first: chunks of logits that nobody does are left out.
+            scored = rows.scored.reshape(-1)
+            order = jnp.argsort(~scored)
+            before = rows.before + rows.tokens.shape[1] * jnp.arange(rows.tokens.shape[0])[:, None]
+            states = states.reshape(-1, states.shape[-1])[before.reshape(-1)[order]]
+            scores = self._of_tokens(params, states, rows.tokens.reshape(-1)[order], scored[order])
+            back = lambda x: jnp.zeros_like(x).at[order].set(x, unique_indices=True).reshape(rows.tokens.shape)  # noqa: E731
+            return *map(back, scores), jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), loads)
 
         *scores, loads = over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
         slots = rows.tokens.size
