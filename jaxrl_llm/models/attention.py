@@ -1,4 +1,4 @@
-"""Rotary embeddings and grouped attention over a shared prompt and a row's own tokens."""
+"""Rotary embeddings; attention over a shared prompt and a row's own tokens, and over the ancestors in a row of trees."""
 import functools
 import math
 from typing import NamedTuple
@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.tree_util import Partial
 
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
 from jaxrl_llm.models.linear import summed
@@ -113,23 +114,64 @@ def grouped_attention(queries, keys, values, mask, shared=None, *, scale, softca
     Returns:
       `[P, G, T, H, d]` in the dtype of the values; 0 for a query that sees nothing.
     """
+    source = lambda keys, values, mask: (keys, values, _bias(mask)[:, None, :, None], Partial(_as_it_is))  # noqa: E731
+    sources = [source(keys, values, mask)] if shared is None else [source(keys, values, mask), source(*shared)]
+    return _over_sources(queries, sources, scale, softcap)
+
+
+def tree_attention(queries, keys, values, end, positions, window, local, *, scale, softcap=None):
+    """Softmax attention in rows of trees in depth-first order: of each token over itself and what it descends from.
+
+    Which keys a query sees is worked out block by block, so that nothing of size `[N, N]` exists at once.
+
+    Args:
+      queries: `[R, N, H, d]`.
+      keys, values: `[R, K, N, d]`.
+      end: `i32[R, N]`: the query in slot q sees the key in slot k if `k <= q < end[k]`.
+      positions, window, local: of sliding windows, see `in_window`; positions `i32[R, N]`.
+      scale, softcap: as in `grouped_attention`.
+    Returns:
+      `[R, N, H, d]`; 0 for a query that sees nothing.
+    """
+    chex.assert_equal_shape([end, positions])
+    slots = jnp.arange(end.shape[1])[None]
+    rows = jax.tree.map(lambda x: x[:, None, None, None, :, None], (slots, positions))
+    columns = jax.tree.map(lambda x: x[:, None, None, None], (slots, end, positions))
+    sources = [(keys[:, :, None], values[:, :, None], rows, Partial(_descent, columns, window, local))]
+    return _over_sources(queries[:, None], sources, scale, softcap)[:, 0]
+
+
+def _descent(columns, window, local, rows):
+    """The bias `[R, 1, 1, 1, t, N]` of a block of queries of `tree_attention`."""
+    (key_slots, end, key_positions), (slots, positions) = columns, rows
+    inside = in_window(positions[..., 0], key_positions, window, local)
+    return _bias((key_slots[..., None, :] <= slots) & (slots < end[..., None, :]) & inside)
+
+
+def _bias(mask):
+    return jnp.where(mask, 0.0, _MASKED)
+
+
+def _as_it_is(bias):
+    return bias
+
+
+def _over_sources(queries, sources, scale, softcap):
+    """Attention of `queries [P, G, T, H, d]` over `sources`, see `_attention`, in the same shape."""
     P, G, T, H, d = queries.shape
-    K = keys.shape[1]
-    chex.assert_equal_shape([keys, values])
+    K = sources[0][0].shape[1]
+    for keys, values, *_ in sources:
+        chex.assert_equal_shape([keys, values])
     grouped = (queries * scale).reshape(P, G, T, K, H // K, d).transpose(0, 3, 1, 4, 2, 5)  # [P, K, G, H/K, T, d]
-    bias = lambda mask: jnp.where(mask, 0.0, _MASKED)[:, None, :, None]  # noqa: E731
-    sources = [(keys, values, bias(mask))]
-    if shared is not None:
-        shared_keys, shared_values, shared_mask = shared
-        sources.append((shared_keys, shared_values, bias(shared_mask)))
     return _attention(softcap, grouped, sources).transpose(0, 2, 4, 1, 3, 5).reshape(P, G, T, H, d)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(softcap, queries, sources):
-    """Attention of `queries [P, K, G, H/K, T, d]` over all `sources`, each `(keys, values, bias)`.
+    """Attention of `queries [P, K, G, H/K, T, d]` over all `sources`, each `(keys, values, rows, bias)`.
 
-    Keys and values are a row's own, `[P, K, G, U, d]`, or those of a group, `[P, K, S, d]`; biases `[P, 1, G, 1, T, U]`.
+    Keys and values are a row's own, `[P, K, G, U, d]`, or those of a group, `[P, K, S, d]`. `bias(rows) -> [P, 1, G, 1, t, U]`
+    is that of a block of t queries, from the block's part of `rows`, arrays with queries on axis -2.
 
     The backward pass starts from the outputs, maxima and inverse sums: weights are then one exponential of the scores, and what
     the softmax's sum takes from a slope is `d_out . out` of its query (arXiv 2205.14135, appendix B). These three carry the
@@ -139,11 +181,11 @@ def _attention(softcap, queries, sources):
 
 
 def _attention_forward(softcap, queries, sources):
-    keys, values, biases = zip(*sources)
+    keys, values, rows, biases = zip(*sources)
 
-    def block(rows):
-        queries, biases = rows
-        scores = [_biased(_capped(_scores(queries, k), softcap), bias) for k, bias in zip(keys, biases)]
+    def block(part):
+        queries, rows = part
+        scores = [_biased(_capped(_scores(queries, k), softcap), bias, own) for k, bias, own in zip(keys, biases, rows)]
         top = functools.reduce(jnp.maximum, [s.max(-1, keepdims=True) for s in scores])
         odds = [jnp.exp(s - top) for s in scores]
         total = sum(o.sum(-1, keepdims=True) for o in odds)
@@ -151,21 +193,21 @@ def _attention_forward(softcap, queries, sources):
         out = sum(_weighted(o, v) for v, o in zip(values, odds)) * inverse
         return (out.astype(values[0].dtype), top, inverse), ()
 
-    out, top, inverse = checkpoint_name(_by_blocks(block, (queries, biases))[0], SAVED)
+    out, top, inverse = checkpoint_name(_by_blocks(block, (queries, rows))[0], SAVED)
     return out, (queries, sources, out, top, inverse)
 
 
 def _attention_backward(softcap, saved, d_out):
     queries, sources, *kept = saved
-    keys, values, biases = zip(*sources)
+    keys, values, rows, biases = zip(*sources)
 
-    def block(rows):
-        queries, biases, out, top, inverse, d_out = rows
+    def block(part):
+        queries, rows, out, top, inverse, d_out = part
         lost = jnp.sum(d_out.astype(jnp.float32) * out, -1, keepdims=True)
         d_queries, sums = 0.0, []
-        for k, v, bias in zip(keys, values, biases):
+        for k, v, bias, own in zip(keys, values, biases, rows):
             scores = _capped(_scores(queries, k), softcap)
-            weights = jnp.exp(_biased(scores, bias) - top) * inverse
+            weights = jnp.exp(_biased(scores, bias, own) - top) * inverse
             slopes = weights * (_scores(d_out, v) - lost)
             if softcap is not None:
                 slopes *= 1 - (scores / softcap) ** 2
@@ -173,8 +215,8 @@ def _attention_backward(softcap, saved, d_out):
             sums.append((_summed(slopes, queries, k), _summed(weights, d_out, v)))
         return d_queries.astype(queries.dtype), sums
 
-    d_queries, sums = _by_blocks(block, (queries, biases, *kept, d_out))
-    return d_queries, [(d_k.astype(k.dtype), d_v.astype(v.dtype), None) for (d_k, d_v), k, v in zip(sums, keys, values)]
+    d_queries, sums = _by_blocks(block, (queries, rows, *kept, d_out))
+    return d_queries, [(d_k.astype(k.dtype), d_v.astype(v.dtype), None, None) for (d_k, d_v), k, v in zip(sums, keys, values)]
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
@@ -216,9 +258,9 @@ def _scores(queries, keys):
     return _product(_rows(queries, keys), keys, 1).reshape(*queries.shape[:-1], keys.shape[-2])
 
 
-def _biased(scores, bias):
-    scores, bias = jax.lax.optimization_barrier((scores, bias))  # or it is made as large as they are, outside the loop
-    return scores + bias
+def _biased(scores, bias, rows):
+    scores, rows = jax.lax.optimization_barrier((scores, rows))  # or it is made as large as all of them, outside the loops
+    return scores + bias(rows)
 
 
 def _capped(scores, softcap):

@@ -9,7 +9,7 @@ from jaxrl_llm.models.linear import summed
 
 
 def token_logprobs(normed, unembedding, tokens, *, temperature: float = 1.0, divisor: float = 1.0, softcap: float | None = None,
-                   chunk: int = 512):
+                   chunk: int = 512, wanted=None):
     """Log-prob of each token and entropy of its distribution, softmax(h W^T / temperature), in float32.
 
     The backward pass computes each chunk's logits again: memory is one chunk of logits, whatever the vocabulary.
@@ -21,11 +21,12 @@ def token_logprobs(normed, unembedding, tokens, *, temperature: float = 1.0, div
       temperature: the sampler's; log-probs of both then describe the same distribution.
       divisor, softcap: the model's, see `finished`.
       chunk: rows per chunk.
+      wanted: `bool[N]`; chunks without any wanted row are not computed and give 0. None: all are.
     Returns:
       `(logprobs f32[N], entropies f32[N])`; entropies carry no gradient.
     """
     chex.assert_rank([normed, unembedding, tokens], [2, 2, 1])
-    return _token_logprobs((temperature, divisor, softcap), min(chunk, len(tokens)), normed, unembedding, tokens)
+    return _token_logprobs((temperature, divisor, softcap), min(chunk, len(tokens)), normed, unembedding, tokens, wanted)
 
 
 def finished(products, divisor: float, softcap: float | None):
@@ -35,15 +36,14 @@ def finished(products, divisor: float, softcap: float | None):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _token_logprobs(shape, chunk, normed, unembedding, tokens):
-    return _forward(shape, chunk, normed, unembedding, tokens)[0]
+def _token_logprobs(shape, chunk, normed, unembedding, tokens, wanted):
+    return _forward(shape, chunk, normed, unembedding, tokens, wanted)[0]
 
 
-def _forward(shape, chunk, normed, unembedding, tokens):
+def _forward(shape, chunk, normed, unembedding, tokens, wanted):
     temperature = shape[0]
 
-    def one_chunk(rows):
-        h, targets = rows
+    def one_chunk(h, targets):
         logits = _logits(h, unembedding, *shape[1:]) / temperature
         top = logits.max(-1, keepdims=True)
         shifted = logits - top
@@ -52,14 +52,19 @@ def _forward(shape, chunk, normed, unembedding, tokens):
         logprobs = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0] - normalizers
         return logprobs, jnp.log(total) - spread / total, normalizers
 
-    found = jax.lax.map(one_chunk, (_chunks(normed, chunk), _chunks(tokens, chunk)))
+    rows = _chunks(normed, chunk), _chunks(tokens, chunk)
+    if wanted is None:
+        found = jax.lax.map(lambda rows: one_chunk(*rows), rows)
+    else:
+        nothing = lambda h, targets: (jnp.zeros(chunk, jnp.float32),) * 3  # noqa: E731
+        found = jax.lax.map(lambda x: jax.lax.cond(x[0].any(), one_chunk, nothing, *x[1]), (_chunks(wanted, chunk), rows))
     logprobs, entropies, normalizers = (x.reshape(-1)[:len(tokens)] for x in found)
-    return (logprobs, entropies), (normed, unembedding, tokens, normalizers)
+    return (logprobs, entropies), (normed, unembedding, tokens, normalizers, wanted)
 
 
 def _backward(shape, chunk, saved, cotangents):
     """d logprob_n / d logits_nv = [v = token_n] - softmax_nv, from the saved normalisers: nothing is reduced over V again."""
-    normed, unembedding, tokens, normalizers = saved
+    normed, unembedding, tokens, normalizers, wanted = saved
     temperature, divisor, softcap = shape
 
     def one_chunk(total, rows):
@@ -72,10 +77,15 @@ def _backward(shape, chunk, saved, cotangents):
         dh = jnp.matmul(slope, unembedding.astype(h.dtype), preferred_element_type=jnp.float32)
         return total + summed(h, slope, jnp.float32).astype(total.dtype), dh.astype(h.dtype)
 
+    def one_wanted(total, rows):
+        nothing = lambda total, rows: (total, jnp.zeros_like(rows[0]))  # noqa: E731
+        return jax.lax.cond(rows[0].any(), one_chunk, nothing, total, rows[1])
+
     rows = [_chunks(x, chunk) for x in (normed, tokens, normalizers, cotangents[0])]
+    each, rows = (one_chunk, rows) if wanted is None else (one_wanted, (_chunks(wanted, chunk), rows))
     # Summed as [D, V], the order in which `summed` finds each chunk's part.
-    d_unembedding, d_normed = jax.lax.scan(one_chunk, jnp.zeros_like(unembedding.T), rows)
-    return d_normed.reshape(-1, normed.shape[1])[:len(tokens)], d_unembedding.T, None
+    d_unembedding, d_normed = jax.lax.scan(each, jnp.zeros_like(unembedding.T), rows)
+    return d_normed.reshape(-1, normed.shape[1])[:len(tokens)], d_unembedding.T, None, None
 
 
 _token_logprobs.defvjp(_forward, _backward)

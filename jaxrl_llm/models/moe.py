@@ -51,22 +51,22 @@ class Loads(NamedTuple):
     probs: jax.Array
 
 
-def loads(routing: dict, split: Callable, prompt_mask, mask) -> Loads:
-    """The loads `f32[P, E]` of a packed layer's tokens, each prompt with its completions.
+def loads(routing: dict, split: Callable, *masks) -> Loads:
+    """The loads `f32[P, E]` of a packed layer's tokens, of each prompt with its completions or of each row.
 
     Counted are the tokens that the update computes: a prompt once, and of completions those that predict another.
 
     Args:
       routing: `probs f32[..., E]` and `experts i32[..., k]` of the packed tokens, see `Router`.
-      split: makes `[P, S, ...]` and `[P, G, T, ...]` of arrays of packed tokens.
-      prompt_mask, mask: `bool[P, S]` and `bool[P, G, T]`, tokens that count.
+      split: makes parts `[P, ..., E]` of arrays of packed tokens, as `[P, S, E]` and `[P, G, T, E]`.
+      masks: of each part, `bool[P, ...]`, tokens that count.
     """
     probs = routing["probs"]
     chosen = jax.nn.one_hot(routing["experts"], probs.shape[-1]).sum(-2)
 
     def total(y):
-        prompts, completions = split(y)
-        return jnp.einsum("ps,pse->pe", prompt_mask, prompts) + jnp.einsum("pgt,pgte->pe", mask, completions)
+        flat = lambda x, axes: x.reshape(x.shape[0], -1, *x.shape[x.ndim - axes:])  # noqa: E731
+        return sum(jnp.einsum("ps,pse->pe", flat(mask, 0), flat(part, 1)) for part, mask in zip(split(y), masks, strict=True))
 
     return Loads(total(chosen), total(probs))
 

@@ -1,8 +1,9 @@
 """One decoder-only transformer for all families of `models.families`, as pure functions of its parameters.
 
-Three ways through the same layers, all giving the same numbers:
+Four ways through the same layers, all giving the same numbers:
   `hidden_states`  every token of `[B, N]` rows, causal; the plain reference, and the prefill that fills a cache.
   `packed_states`  a prompt and its G completions in one packed row, so that prompt tokens are computed once.
+  `tree_states`    packed rows of any trees of tokens, so that each node is computed once for all that descends from it.
   `decode_step`    one new token per row against a cache, for sampling.
 Parameters are one tree: `embed [V, D]`, `layers` (every leaf stacked over L), `final_norm`, and `unembed` if not tied.
 """
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import moe
-from jaxrl_llm.models.attention import SAVED, Rotations, apply_rotary, grouped_attention, in_window, rotations
+from jaxrl_llm.models.attention import SAVED, Rotations, apply_rotary, grouped_attention, in_window, rotations, tree_attention
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import Dense, transpose
 from jaxrl_llm.models.logprobs import finished
@@ -322,6 +323,31 @@ class Transformer:
         before = jnp.broadcast_to(last[:, None], (P, G, 1, x.shape[-1]))
         normed = self.normed(params, jnp.concatenate([before, completions[:, :, :predicting]], axis=2))
         return (normed, pooled, loads) if return_loads else (normed, pooled)
+
+    def tree_states(self, params, tokens, positions, end, *, lora=None, whole=lambda layer: layer, return_loads: bool = False):
+        """States of rows that hold trees of tokens in depth-first order, see `packing.Rows`.
+
+        A token sees itself and what it descends from. Values and gradients are those of one plain row for each path.
+
+        Args:
+          tokens, positions, end: `i32[R, N]`; the token in slot q sees that in slot k if `k <= q < end[k]`; 0 on padding.
+          whole, return_loads: as of `packed_states`.
+        Returns:
+          Normed states `[R, N, D]`; with `return_loads` also `moe.Loads`, f32[L, R, E].
+        """
+        chex.assert_rank([tokens, positions, end], 2)
+        chex.assert_equal_shape([tokens, positions, end])
+        self._check_length(tokens.shape[1])
+        c = self.config
+
+        def attend(q, k, v, local):
+            return tree_attention(q, heads_first(k), heads_first(v), end, positions, c.window, local, scale=c.attention_scale,
+                                  softcap=c.attention_softcap), None
+
+        tally = (lambda routing: moe.loads(routing, lambda y: (y,), end > 0)) if return_loads else None
+        x, _, _, loads = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, None, whole, tally)
+        normed = self.normed(params, x)
+        return (normed, loads) if return_loads else normed
 
     def prefill(self, params, prompt_tokens, prompt_mask, *, lora=None):
         """Fills the shared cache. Returns `(PromptCache, normed [P, D])`: the state that predicts the first token."""

@@ -9,6 +9,7 @@ from jaxrl_llm.models.logprobs import token_logprobs
 from jaxrl_llm.models.moe import Loads
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.models.unpadding import unpadding
+from jaxrl_llm.packing import Rows
 from jaxrl_llm.parallel import over_rows
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.values import features
@@ -86,11 +87,46 @@ class Policy:
             remove, restore = (lambda x: x.reshape(-1, *x.shape[3:])), (lambda x: x.reshape(tokens.shape))
             if slots is not None:
                 remove, restore = slots.remove, lambda x: jnp.where(slots.fits, slots.restore(x), jnp.nan)
-            found = token_logprobs(remove(states), self.model.unembedding(params), remove(tokens),
-                                   temperature=self.temperature, divisor=self.model.config.logit_divisor,
-                                   softcap=self.model.config.logit_softcap, chunk=self.chunk)
+            found = self._of_tokens(params, remove(states), remove(tokens))
             return *map(restore, found), *jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (pooled, loads))
 
         r = rollouts
         rows = (r.prompt_tokens, r.prompt_mask, r.tokens, r.token_mask, last)
         return over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
+
+    def _of_tokens(self, params, states, tokens, wanted=None):
+        """Log-probs and entropies `f32[n]` of `tokens i32[n]`, from the normed states `[n, D]` that predict them."""
+        config = self.model.config
+        return token_logprobs(states, self.model.unembedding(params), tokens, temperature=self.temperature,
+                              divisor=config.logit_divisor, softcap=config.logit_softcap, chunk=self.chunk, wanted=wanted)
+
+    def packed_logprobs(self, params, lora, rows: Rows, index) -> tuple[jax.Array, jax.Array, Loads | None]:
+        """As `logprobs` and the loads of `logprobs_and_loads`, from rows that compute each node of a tree once.
+
+        Args:
+          rows: some rows, `[R, N]`, see `packing`; R divides over data x fsdp.
+          index: `i32[P, G, T]`, where the tokens of trajectories lie in these rows, counted through `[R, N]`.
+        Returns:
+          `(logprobs, entropies, loads)`: `f32[P, G, T]`, 0 where the index lies outside of these rows; the loads of all rows
+          together, `f32[1, L, E]`, None without experts.
+        """
+        experts = self.model.config.experts is not None
+
+        def forward(params, lora, rows, whole):
+            found = self.model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=lora, whole=whole,
+                                           return_loads=experts)
+            states, loads = found if experts else (found, None)
+            # Tokens that somebody asks for first: chunks of logits that nobody does are left out.
+            scored = rows.scored.reshape(-1)
+            order = jnp.argsort(~scored)
+            before = rows.before + rows.tokens.shape[1] * jnp.arange(rows.tokens.shape[0])[:, None]
+            states = states.reshape(-1, states.shape[-1])[before.reshape(-1)[order]]
+            scores = self._of_tokens(params, states, rows.tokens.reshape(-1)[order], scored[order])
+            back = lambda x: jnp.zeros_like(x).at[order].set(x, unique_indices=True).reshape(rows.tokens.shape)  # noqa: E731
+            return *map(back, scores), jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), loads)
+
+        *scores, loads = over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
+        slots = rows.tokens.size
+        inside = jnp.where((index >= 0) & (index < slots), index, slots)
+        view = lambda x: jnp.take(x.reshape(-1), inside, mode="fill", fill_value=0)  # noqa: E731
+        return *map(view, scores), jax.tree.map(lambda x: x.sum(0, keepdims=True), loads)

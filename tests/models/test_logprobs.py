@@ -69,3 +69,26 @@ def test_bfloat16_states_leave_the_gradient_of_a_float32_unembedding_exact_over_
     whole, chunks = slope(256), slope(2)
     assert whole.dtype == jnp.float32
     assert np.linalg.norm(chunks - whole) < 2e-3 * np.linalg.norm(whole)
+
+
+def test_chunks_that_nobody_wants_are_not_computed():
+    random = np.random.default_rng(5)
+    normed, unembedding = (jnp.asarray(random.normal(size=shape), jnp.float32) for shape in ((11, 6), (9, 6)))
+    tokens, wanted = jnp.asarray(random.integers(0, 9, 11)), jnp.arange(11) < 5  # of three chunks of four the first two
+    pull = jnp.asarray(random.normal(size=11), jnp.float32) * wanted
+
+    @jax.jit
+    def run(normed, wanted):
+        def loss(h, w):
+            found = token_logprobs(h, w, tokens, chunk=4, wanted=wanted)
+            return (found[0] * pull).sum(), found
+
+        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(normed, unembedding)
+
+    (_, found), gradient = run(jnp.where(jnp.arange(11)[:, None] < 8, normed, jnp.nan), wanted)
+    (_, all_of_them), whole = run(normed, jnp.ones(11, bool))
+    for ours, theirs in zip(found, all_of_them):
+        np.testing.assert_array_equal(ours[:8], theirs[:8])
+        np.testing.assert_array_equal(ours[8:], 0)
+    for ours, theirs in zip(gradient, whole):
+        np.testing.assert_array_equal(ours, theirs)

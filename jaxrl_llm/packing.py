@@ -1,0 +1,250 @@
+"""Trajectories as paths through trees of tokens, and the rows in which every node is computed once, joined by an index.
+
+A prompt with its group is a tree of depth one, a conversation a chain, a search a tree. What is learned from is a view of
+trajectories, `[P, G, T]`; what is computed are rows `[R, N]`, each some nodes with all that they descend from. All of this
+happens on the host, in numpy. The rows go through `Transformer.tree_states`.
+"""
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.models.unpadding import through_last
+
+MAX_LENGTHS = 4  # of rows: each is a program to compile
+
+
+class Forest(NamedTuple):
+    """Nodes of tokens, each of which goes on where its parent ends. Parents come before their children.
+
+    tokens: i32[n], of all nodes, one node after the other.  offsets: i[M + 1], where each begins; the last entry is n.
+    parent: i32[M], -1 for roots. A root is a prompt: its tokens are seen and not learned from.
+    """
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    parent: np.ndarray
+
+
+class Rows(NamedTuple):
+    """What the model computes, `[R, N]` each; nodes of a row lie in depth-first order.
+
+    tokens, positions: i32, of each slot, positions on the way from its root; 0 on padding.
+    end: i32, the first slot behind what descends from the slot's node. A query in slot q sees the keys in slots k with
+      `k <= q < end[k]`: its own node up to itself, and all ancestors wholly. 0 on padding, which nobody sees.
+    before: i32, the slot whose state predicts the token; for the first one of a root, which nothing predicts, itself.
+    scored: bool, slots whose log-probs somebody asks for.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    end: np.ndarray
+    before: np.ndarray
+    scored: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """Rows and the view of trajectories, joined by an index.
+
+    rows: see `Rows`.
+    node: i32[R, N], the node of each slot; -1 on padding.
+    index: i32[P, G, T], for tokens of trajectories that count the slot that computes them, counted through `[R, N]`; else -1.
+    """
+
+    rows: Rows
+    node: np.ndarray
+    index: np.ndarray
+
+
+class _Tree(NamedTuple):
+    """A forest in depth-first order: nodes are renumbered such that what descends from node i is `i + 1 .. past[i] - 1`.
+
+    node: i[M'], the given number of each node; only those that lie on some trajectory.
+    parent: its parent, -1 for roots.  begin, length: its tokens.  above: tokens of all its ancestors.
+    size: tokens of the node and of all that descends from it.  tail: the nearest ancestor that has tokens, -1 for roots.
+    """
+
+    node: np.ndarray
+    parent: np.ndarray
+    past: np.ndarray
+    begin: np.ndarray
+    length: np.ndarray
+    above: np.ndarray
+    size: np.ndarray
+    tail: np.ndarray
+
+
+def of_groups(prompt_tokens, prompt_mask, tokens, mask) -> tuple[Forest, np.ndarray]:
+    """The forest of P prompts with G completions each, and its leaves `i32[P, G]`; -1 without a token that counts.
+
+    Args:
+      prompt_tokens, prompt_mask: `[P, S]`.
+      tokens, mask: `[P, G, T]`; what lies behind the last token that counts is left out.
+    """
+    P, G, _ = mask.shape
+    real = np.concatenate([prompt_mask[:, None], np.zeros((P, G, prompt_mask.shape[1]), bool)], 1)  # node 0 of P is its prompt
+    real = np.concatenate([real, np.pad(through_last(mask), ((0, 0), (1, 0), (0, 0)))], 2)
+    laid = np.concatenate([np.broadcast_to(prompt_tokens[:, None], (P, 1 + G, prompt_tokens.shape[1])),
+                           np.pad(tokens, ((0, 0), (1, 0), (0, 0)))], 2)
+    number = np.arange(P * (1 + G), dtype=np.int32).reshape(P, 1 + G)
+    parent = np.where(np.arange(1 + G) == 0, -1, number[:, :1])
+    forest = Forest(laid[real].astype(np.int32), np.append(0, real.sum(-1).cumsum()), parent.reshape(-1).astype(np.int32))
+    return forest, np.where(mask.any(-1), number[:, 1:], -1)
+
+
+def pack(forest: Forest, leaves: np.ndarray, mask: np.ndarray, lengths: Sequence[int], multiple: int = 1) -> Packed:
+    """The rows that compute all trajectories, and where each of their tokens is found.
+
+    A token is computed once, but for prefixes of what does not fit one row: they are repeated in each row that goes on from
+    them. Of the `lengths` the one is taken that needs the fewest slots, the shorter of two that need as many.
+
+    Args:
+      forest: the nodes.
+      leaves: `i32[P, G]`, the node in which each trajectory ends; -1: there is none.
+      mask: `bool[P, G, T]`, which of the first T tokens behind its root a trajectory is learned from. Those without any are not
+        computed.
+      lengths: the row lengths to choose from, at most `MAX_LENGTHS`.
+      multiple: the number of rows is filled up to a multiple of it.
+    Raises:
+      ValueError: when a trajectory is longer than every row, or the arguments do not describe one.
+    """
+    if not 0 < len(lengths) <= MAX_LENGTHS:
+        raise ValueError(f"{len(lengths)} row lengths; give 1 to {MAX_LENGTHS}, each is a program to compile")
+    leaves = np.where(mask.any(-1), leaves, -1)
+    tree, number = _depth_first(forest, leaves)
+    paths = [_path(tree, number[leaf]) for leaf in leaves.reshape(-1)]
+    longest = max((tree.above[path[-1]] + tree.length[path[-1]] for path in paths if path), default=0)
+    fitting = sorted(n for n in lengths if n >= longest)
+    if not fitting:
+        raise ValueError(f"a trajectory has {longest} tokens, more than the {max(lengths)} of the longest row; allow longer "
+                         "rows, or limit prompts and completions")
+    filled = {n: _fill(tree, n) for n in fitting}
+    slots = {n: n * multiple * max(1, -(-len(filled[n]) // multiple)) for n in fitting}
+    length = min(fitting, key=lambda n: (slots[n], n))
+    rows, node, home = _lay_out(forest, tree, filled[length], slots[length] // length, length)
+    index = _view(tree, paths, home, mask)
+    rows.scored.reshape(-1)[index[index >= 0]] = True
+    return Packed(rows, node, index)
+
+
+def _depth_first(forest: Forest, leaves: np.ndarray) -> tuple[_Tree, np.ndarray]:
+    """The nodes on the way to any of the leaves in depth-first order, and the place of each node there (-1: none)."""
+    parent, length = np.asarray(forest.parent), np.diff(forest.offsets)
+    if len(length) != len(parent) or (parent >= np.arange(len(parent))).any():
+        raise ValueError("forest.parent names a node that does not come before its child, or forest.offsets does not fit it")
+    order = _order(parent, leaves)
+    place = np.full(len(parent) + 1, -1)  # the last entry is that of no node
+    place[order] = np.arange(len(order))
+    parent, length = place[parent[order]], length[order]
+    if empty := [int(i) for i in order[(parent < 0) & (length == 0)]]:
+        raise ValueError(f"nodes {empty} are roots without tokens: nothing predicts what comes first behind them")
+    above, size, past, tail = np.zeros_like(length), length.copy(), np.arange(len(order)) + 1, parent.copy()
+    for i in np.flatnonzero(parent >= 0):
+        above[i] = above[parent[i]] + length[parent[i]]
+        tail[i] = parent[i] if length[parent[i]] else tail[parent[i]]
+    for i in np.flatnonzero(parent >= 0)[::-1]:
+        size[parent[i]] += size[i]
+        past[parent[i]] = max(past[parent[i]], past[i])
+    return _Tree(order, parent, past, np.asarray(forest.offsets)[order], length, above, size, tail), place
+
+
+def _order(parent: np.ndarray, leaves: np.ndarray) -> np.ndarray:
+    """The nodes on the way to any of the leaves, depth first."""
+    used, children = np.zeros(len(parent), bool), [[] for _ in parent]
+    used[leaves[leaves >= 0]] = True
+    for i in range(len(parent) - 1, -1, -1):
+        if used[i] and parent[i] >= 0:
+            used[parent[i]] = True
+            children[parent[i]].append(i)
+    stack, order = [*np.flatnonzero(used & (parent < 0))[::-1]], []
+    while stack:
+        order.append(stack.pop())
+        stack += children[order[-1]]  # the last child first, so that the first is taken first
+    return np.array(order, int)
+
+
+def _path(tree: _Tree, leaf: int) -> list[int]:
+    """The nodes from the root to a leaf; none for -1."""
+    path = []
+    while leaf >= 0:
+        path.append(int(leaf))
+        leaf = tree.parent[leaf]
+    return path[::-1]
+
+
+def _pieces(tree: _Tree, length: int) -> Iterator[int]:
+    """Nodes whose subtrees, as large as they can be, fit a row of this length together with their ancestors."""
+    i = 0
+    while i < len(tree.node):
+        if tree.above[i] + tree.size[i] <= length:
+            yield i
+            i = tree.past[i]
+        else:  # its own tokens come before those of each child
+            i += 1
+
+
+def _fill(tree: _Tree, length: int) -> list[np.ndarray]:
+    """The nodes of each row: the largest pieces first, each into the first row with room.
+
+    Rows that hold already more of what leads to it are tried before others.
+    """
+    pieces = sorted(_pieces(tree, length), key=lambda i: (-(tree.above[i] + tree.size[i]), i))
+    free, rows, holding = np.zeros(len(pieces), int), [], {}
+    for piece in pieces:
+        nodes, cost, ancestor = [*range(piece, tree.past[piece])], tree.size[piece], tree.parent[piece]
+        row = None
+        while row is None and ancestor >= 0:
+            row = next((r for r in holding.get(ancestor, ()) if free[r] >= cost), None)
+            if row is None:
+                nodes.append(ancestor)
+                cost, ancestor = cost + tree.length[ancestor], tree.parent[ancestor]
+        if row is None:
+            room = free[:len(rows)] >= cost
+            row = int(room.argmax()) if room.any() else len(rows)
+        if row == len(rows):
+            rows.append([])
+            free[row] = length
+        free[row] -= cost
+        rows[row] += nodes
+        for i in nodes:
+            holding.setdefault(i, []).append(row)
+    return [np.sort(nodes) for nodes in rows]
+
+
+def _lay_out(forest: Forest, tree: _Tree, filled: list[np.ndarray], count: int, length: int):
+    """`(rows, node, home)`: what lies in each slot, and the slot, counted through all rows, where each node begins first."""
+    zeros = lambda dtype=np.int32: np.zeros((count, length), dtype)  # noqa: E731
+    rows = Rows(zeros(), zeros(), zeros(), zeros(), zeros(bool))
+    node, home = np.full((count, length), -1, np.int32), np.full(len(tree.node), -1)
+    for r, nodes in enumerate(filled):
+        sizes = tree.length[nodes]
+        edges = np.append(0, sizes.cumsum())
+        start, used = edges[:-1], edges[-1]
+        each = lambda x: np.repeat(x, sizes)  # noqa: B023, E731
+        offset = np.arange(used) - each(start)
+        tail = np.searchsorted(nodes, tree.tail[nodes])
+        first = np.where(tree.tail[nodes] < 0, start, edges[tail + 1] - 1)
+        rows.tokens[r, :used] = forest.tokens[each(tree.begin[nodes]) + offset]
+        rows.positions[r, :used] = each(tree.above[nodes]) + offset
+        rows.end[r, :used] = each(edges[np.searchsorted(nodes, tree.past[nodes])])
+        rows.before[r, :used] = np.where(offset == 0, each(first), np.arange(used) - 1)
+        node[r, :used] = each(tree.node[nodes])
+        home[nodes] = np.where(home[nodes] < 0, r * length + start, home[nodes])
+    return rows, node, home
+
+
+def _view(tree: _Tree, paths: list[list[int]], home: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """`index i32[P, G, T]`, see `Packed`, from where each node is computed first."""
+    T = mask.shape[-1]
+    index, counts = np.full((len(paths), T), -1, np.int32), mask.reshape(-1, T)
+    for row, counting, path in zip(index, counts, paths):
+        if not path:
+            continue
+        slots = np.concatenate([home[i] + np.arange(tree.length[i]) for i in path[1:]] or [np.zeros(0, int)])
+        if counting[len(slots):].any():
+            raise ValueError(f"mask counts tokens behind the {len(slots)} that a trajectory has after its root")
+        shown = slots[:T]
+        row[:len(shown)] = np.where(counting[:len(shown)], shown, -1)
+    return index.reshape(mask.shape)

@@ -1,0 +1,161 @@
+"""The update from packed rows: a micro-batch is some rows, however much smaller than a prompt with its group.
+
+The loss is one function of the log-probs of all trajectories, `[P, G, T]`, whichever rows they were computed in:
+  1. `score` runs every micro-batch forward and gathers their log-probs by the index.
+  2. `differentiate` takes the loss of the whole mini-batch, and its derivative with respect to these log-probs.
+  3. `accumulate` pulls the derivative back through every micro-batch and adds up the gradients.
+  4. `apply` makes one optimiser step of them.
+A mini-batch of one micro-batch takes all four at once, with one forward pass less. Programs differ by the length of the rows
+and the shape of the trajectories, not by the number of rows.
+"""
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_llm import parallel
+from jaxrl_llm.models import moe
+from jaxrl_llm.objectives.base import Objective
+from jaxrl_llm.packing import Packed, Rows
+from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.state import TrainState
+from jaxrl_llm.training.step import add_pulled_back, advance, losses
+
+
+class Parts(NamedTuple):
+    """The jitted parts of an update, see `make_parts`. `rows` are those of one micro-batch, whose first slot is `start`.
+
+    policy: whose update it is.
+    zeros: `(tree) -> grads`, to begin with.
+    score: `(view, params, lora, rows, index, start) -> view`; a view is `((logprobs, loads), entropies)`, see
+      `Policy.packed_logprobs`. It is donated.
+    differentiate: `(view, rollouts, advantages, objective_state) -> (cotangents, metrics, objective_state)`; the cotangents
+      are those of `(logprobs, loads)`.
+    accumulate: `(grads, params, lora, rows, index, start, cotangents) -> grads`, the first donated.
+    apply: `(state, grads, metrics, objective_state) -> (state, metrics)`; the state is donated.
+    whole: `(state, rows, index, rollouts, advantages) -> (state, metrics)`: all of them for a single micro-batch.
+    """
+
+    policy: Policy
+    zeros: Callable
+    score: Callable
+    differentiate: Callable
+    accumulate: Callable
+    apply: Callable
+    whole: Callable
+
+
+def make_score(policy: Policy) -> Callable:
+    """The first of the `Parts`, also for log-probs of a reference or of the policy before the first of several updates."""
+
+    def score(view, params, lora, rows, index, start):
+        return jax.tree.map(jnp.add, view, _laid(_forward(policy, params, lora, rows, index - start), policy))
+
+    return jax.jit(score, donate_argnums=0)
+
+
+def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0,
+               balance: float = 0.0) -> Parts:
+    """The `Parts` of an update that does what `training.step.make_update` does, with the same arguments."""
+
+    def loss(outputs, entropies, rollouts, advantages, objective_state):
+        rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
+        return losses(policy, objective, balance, outputs, entropies, rollouts, advantages, objective_state)
+
+    def differentiate(view, *given):
+        (_, found), cotangents = jax.value_and_grad(loss, has_aux=True)(*view, *given)
+        return cotangents, *found
+
+    def accumulate(grads, params, lora, rows, index, start, cotangents):
+        inside = (index >= start) & (index < start + rows.tokens.size)
+        cotangents = jnp.where(inside, cotangents[0], 0), cotangents[1]
+        pulled = lambda tree, c: optax.tree.vdot(  # noqa: E731
+            _forward(policy, *_place(params, lora, tree), rows, index - start)[0], c)
+        tree = params if lora is None else lora
+        return as_ruled(add_pulled_back(grads, lambda c: jax.grad(pulled)(tree, c), cotangents))
+
+    def apply(state, grads, metrics, objective_state):
+        return advance(optimizer, clip_norm, policy.mesh, state, grads, metrics, objective_state)
+
+    def whole(state, rows, index, rollouts, advantages):
+        def of_tree(tree):
+            view = _forward(policy, *_place(state.params, state.lora, tree), rows, index)
+            return loss(*view, rollouts, advantages, state.objective_state)
+
+        (_, found), grads = jax.value_and_grad(of_tree, has_aux=True)(state.trainable)
+        return apply(state, grads, *found)
+
+    def as_ruled(grads):
+        mesh = policy.mesh
+        return grads if mesh is None else jax.lax.with_sharding_constraint(grads, parallel.tree_shardings(grads, mesh))
+
+    zeros = jax.jit(lambda tree: as_ruled(jax.tree.map(jnp.zeros_like, tree)))
+    donating = lambda function: jax.jit(function, donate_argnums=0)  # noqa: E731
+    return Parts(policy, zeros, make_score(policy), jax.jit(differentiate), *map(donating, (accumulate, apply, whole)))
+
+
+def update(parts: Parts, size: int, state: TrainState, packed: Packed, rollouts: Rollouts, advantages):
+    """One optimiser step on a mini-batch of packed rows, `size` of them at a time: `(state, metrics)`.
+
+    Args:
+      size: rows of a micro-batch; on a mesh a multiple of data x fsdp.
+      packed: rows that compute the tokens of `rollouts.token_mask` at least, a multiple of `size` of them.
+      rollouts, advantages: of all trajectories. What they were computed from, tokens and prompts, is not read.
+    Raises:
+      ValueError: when the rows do not divide.
+    """
+    policy, rollouts = parts.policy, rollouts.replace(filled=4)
+    micro_batches, index = placed(policy, size, packed)
+    if len(micro_batches) == 1:
+        return parts.whole(state, micro_batches[0][0], index, rollouts, advantages)
+    view = scores(parts.score, policy, state.params, state.lora, micro_batches, index)
+    cotangents, metrics, objective_state = parts.differentiate(view, rollouts, advantages, state.objective_state)
+    grads = parts.zeros(state.trainable)
+    for rows, start in micro_batches:
+        grads = parts.accumulate(grads, state.params, state.lora, rows, index, start, cotangents)
+    return parts.apply(state, grads, metrics, objective_state)
+
+
+def scores(score: Callable, policy: Policy, params, lora, micro_batches, index):
+    """The view `((logprobs, loads), entropies)` of all trajectories, from the micro-batches of `placed`."""
+    config, zeros = policy.model.config, lambda *shape: jnp.zeros(shape, jnp.float32)
+    of_experts = lambda: zeros(1, config.num_layers, config.experts.count)  # noqa: E731
+    loads = None if config.experts is None else moe.Loads(of_experts(), of_experts())
+    view = _laid(((zeros(*index.shape), loads), zeros(*index.shape)), policy, parallel.put)
+    for rows, start in micro_batches:
+        view = score(view, params, lora, rows, index, start)
+    return view
+
+
+def placed(policy: Policy, size: int, packed: Packed):
+    """`(micro_batches, index)` on the devices: of each micro-batch its rows and the number of its first slot."""
+    count, length = packed.node.shape
+    if count % size:
+        raise ValueError(f"{count} packed rows do not divide into micro-batches of {size}; pack them with multiple={size}")
+    spread = None if policy.mesh is None else parallel.batch_sharding(policy.mesh)
+    rows = [Rows(*(x[first:first + size] for x in packed.rows)) for first in range(0, count, size)]
+    starts = np.arange(0, count * length, size * length, dtype=np.int32)
+    return list(zip(parallel.put(rows, spread), starts)), parallel.put(packed.index, spread)
+
+
+def _forward(policy, params, lora, rows, index):
+    logprobs, entropies, loads = policy.packed_logprobs(params, lora, rows, index)
+    return (logprobs, loads), entropies
+
+
+def _laid(view, policy, lay=jax.lax.with_sharding_constraint):
+    """A view whose trajectories are spread over the mesh, and whose loads are whole everywhere."""
+    if policy.mesh is None:
+        return view
+    (logprobs, loads), entropies = view
+    spread, everywhere = parallel.batch_sharding(policy.mesh), parallel.replicated(policy.mesh)
+    logprobs, entropies = lay((logprobs, entropies), spread)
+    return (logprobs, None if loads is None else lay(loads, everywhere)), entropies
+
+
+def _place(params, lora, tree):
+    return (tree, None) if lora is None else (params, tree)

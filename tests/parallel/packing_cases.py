@@ -1,0 +1,67 @@
+"""Runs in a process of its own with eight virtual devices: updates from packed rows on meshes and on one device."""
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_llm import advantages, objectives, parallel
+from jaxrl_llm.models import ModelConfig, Transformer
+from jaxrl_llm.packing import of_groups, pack
+from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.training import state as state_lib
+from jaxrl_llm.training.accumulate import make_parts, update
+from jaxrl_llm.training.guard import Guarded
+from jaxrl_llm.training.policy import Policy
+
+P, G, S, T = 4, 5, 6, 9
+MODEL = Transformer(ModelConfig(vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
+                                mlp_size=48, tie_embeddings=False, window=6, local_layers=(True, False)))
+OBJECTIVE = objectives.make("gspo", clip_low=0.3, clip_high=0.3)
+KEEP = optax.GradientTransformation(  # an optimiser whose state is the gradient
+    lambda tree: jax.tree.map(jnp.zeros_like, tree), lambda grads, _, tree: (jax.tree.map(jnp.zeros_like, tree), grads))
+
+
+def batch(rng):
+    """Groups with holes in their completions, their advantages, and packed rows that they straddle."""
+    prompts, tokens = rng.integers(0, 64, (P, S)).astype(np.int32), rng.integers(0, 64, (P, G, T)).astype(np.int32)
+    prompt_mask, mask = np.arange(S) >= rng.integers(0, S, (P, 1)), rng.random((P, G, T)) < 0.6
+    rollouts = Rollouts(mask=mask, valid=np.ones((P, G), bool), old_logprobs=rng.normal(-4, 1, mask.shape).astype(np.float32))
+    forest, leaves = of_groups(prompts, prompt_mask, tokens, mask)
+    return rollouts, np.broadcast_to(rng.normal(size=(P, G, 1)), mask.shape).astype(np.float32), \
+        pack(forest, leaves, mask, [20], multiple=8)
+
+
+def gradient(mesh, params, rollouts, advantage, packed):
+    """Two updates, the second of which must compile nothing: `(gradient, metrics, as the partition table says)`."""
+    policy = Policy(MODEL, chunk=16, mesh=mesh)
+    state = state_lib.create(params, None, KEEP, advantages.make("grpo"), OBJECTIVE, jax.random.key(0))
+    if mesh is not None:
+        state = parallel.put(state, parallel.tree_shardings(state, mesh))
+        rollouts, advantage = parallel.put((rollouts, advantage), parallel.batch_sharding(mesh))
+    parts = make_parts(policy, OBJECTIVE, KEEP, clip_norm=None)
+    parts = parts._replace(**{name: Guarded(name, getattr(parts, name)) for name in parts._fields[1:]})
+    for _ in range(2):
+        state, metrics = update(parts, 8, state, packed, rollouts, advantage)
+    ruled = mesh is None or all(x.sharding.is_equivalent_to(s, x.ndim) for x, s in zip(
+        jax.tree.leaves(state), jax.tree.leaves(parallel.tree_shardings(state, mesh))))
+    return jax.device_get(state.opt_state), jax.device_get(metrics), ruled
+
+
+def main():
+    keys, given = iter(jax.random.split(jax.random.key(0), 40)), batch(np.random.default_rng(0))
+    params = jax.tree.map(lambda leaf: jax.random.normal(next(keys), leaf.shape) * 0.4, MODEL.abstract_params())
+    alone, told, *_ = gradient(None, jax.tree.map(jnp.copy, params), *given)
+    found = {"rows": given[2].node.shape, "norm": float(optax.global_norm(alone))}
+    for name, sizes in (("all", dict(data=2, fsdp=2, tensor=2)), ("data", dict(data=4, fsdp=1, tensor=2)),
+                        ("fsdp", dict(data=1, fsdp=4, tensor=2))):
+        spread, metrics, ruled = gradient(parallel.make_mesh(**sizes), jax.tree.map(jnp.copy, params), *given)
+        apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / np.abs(a).max()), alone, spread)
+        found[name] = {"apart": max(jax.tree.leaves(apart)), "ruled": ruled,
+                       "metrics": {key: [float(metrics[key]), float(value)] for key, value in told.items()}}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

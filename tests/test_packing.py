@@ -1,0 +1,131 @@
+"""Packed rows hold every trajectory, each node once, whatever the trees; what does not fit is repeated or refused."""
+import forests
+import numpy as np
+import pytest
+
+from jaxrl_llm.packing import Forest, of_groups, pack
+
+CASES = [forests.group, forests.conversations, *[forests.search] * 60]
+
+
+def seen_by(packed, row: int, slot: int) -> np.ndarray:
+    slots = np.arange(packed.node.shape[1])
+    return np.flatnonzero((slots <= slot) & (slot < packed.rows.end[row]))
+
+
+def check(case: forests.Case, packed) -> None:
+    """Each token that counts sees its trajectory up to itself, in order, and is predicted by the one before it."""
+    R, N = packed.node.shape
+    np.testing.assert_array_equal(packed.index >= 0, case.mask)
+    for (p, g), prompt, rest, counts in case.trajectories():
+        whole = np.concatenate([prompt, rest])
+        for t in np.flatnonzero(counts):
+            row, slot = divmod(packed.index[p, g, t], N)
+            seen = seen_by(packed, row, slot)
+            np.testing.assert_array_equal(packed.rows.tokens[row, seen], whole[:len(prompt) + t + 1])
+            np.testing.assert_array_equal(packed.rows.positions[row, seen], np.arange(len(seen)))
+            assert seen[-1] == slot and packed.rows.before[row, slot] == seen[-2]
+    np.testing.assert_array_equal(np.flatnonzero(packed.rows.scored), np.unique(packed.index[packed.index >= 0]))
+    for name, x in packed.rows._asdict().items():
+        assert not x[packed.node < 0].any(), name
+
+
+def used_tokens(case: forests.Case) -> int:
+    nodes = {i for leaf in case.leaves[case.mask.any(-1)] for i in case.path(leaf)}
+    return sum(len(case.tokens_of([i])) for i in nodes)
+
+
+@pytest.mark.parametrize("seed", range(len(CASES)))
+def test_every_node_is_computed_once_where_its_tree_fits(seed):
+    case = CASES[seed](np.random.default_rng(seed))
+    if not case.mask.any():
+        return
+    packed = pack(case.forest, case.leaves, case.mask, [used_tokens(case)])
+    check(case, packed)
+    assert packed.node.shape[0] == 1 and (packed.node >= 0).all()  # one row, without room for anything twice
+
+
+@pytest.mark.parametrize("seed", range(len(CASES)))
+def test_trees_that_do_not_fit_straddle_rows_and_repeat_what_leads_to_them(seed):
+    rng = np.random.default_rng(seed)
+    case = CASES[seed](rng)
+    if not case.mask.any():
+        return
+    length = case.longest() + int(rng.integers(0, 4))
+    packed = pack(case.forest, case.leaves, case.mask, [length], multiple=3)
+    check(case, packed)
+    assert packed.node.shape[0] % 3 == 0
+    for row in packed.node:
+        nodes, counts = np.unique(row[row >= 0], return_counts=True)
+        np.testing.assert_array_equal(counts, [len(case.tokens_of([i])) for i in nodes])  # whole, and once in a row
+        with_tokens = {i for i in range(len(case.forest.parent)) if len(case.tokens_of([i]))}
+        assert {j for i in nodes for j in case.path(i)} & with_tokens == set(nodes)  # with all that leads to them
+    repeated = {i for i in np.unique(packed.node) if i >= 0 and ((packed.node == i).any(1)).sum() > 1}
+    inner = {i for leaf in case.leaves.ravel() for i in case.path(leaf)[:-1]}
+    assert repeated <= inner
+
+
+def test_a_group_straddles_rows_with_its_prompt_in_each():
+    case = forests.of_lengths(np.random.default_rng(0), [-1, 0, 0, 0, 0], [4, 6, 6, 6, 6], [[1, 2, 3, 4]])
+    packed = pack(case.forest, case.leaves, case.mask, [16])
+    assert packed.node.tolist() == [[0] * 4 + [1] * 6 + [2] * 6, [0] * 4 + [3] * 6 + [4] * 6]
+    assert packed.rows.end[0].tolist() == [16] * 4 + [10] * 6 + [16] * 6
+    assert packed.rows.before[0].tolist() == [0, 0, 1, 2, *range(3, 9), 3, *range(10, 15)]
+    assert packed.index.min() == 4 and packed.rows.scored.sum() == 24
+
+
+def test_of_the_lengths_that_with_the_fewest_slots_is_taken():
+    case = forests.of_lengths(np.random.default_rng(0), [-1, 0, 0, 0, 0], [4, 6, 6, 6, 6], [[1, 2, 3, 4]])
+    shape = lambda lengths, multiple=1: pack(case.forest, case.leaves, case.mask, lengths, multiple).node.shape  # noqa: E731
+    assert shape([64, 32, 16, 10]) == (2, 16)  # 1 x 32 are as many
+    assert shape([28, 16]) == (1, 28)
+    assert shape([28, 16], multiple=2) == (2, 16)  # the other row of 28 would be empty
+
+
+def test_what_is_not_learned_from_is_not_computed():
+    case = forests.group(np.random.default_rng(0))
+    mask = case.mask.copy()
+    mask[0, 1] = False
+    mask[1] = False
+    packed = pack(case.forest, case.leaves, mask, [64])
+    assert set(packed.node[0].tolist()) == {-1, 0, 1, 3}
+    nothing = pack(case.forest, case.leaves, mask & False, [64], multiple=2)
+    assert nothing.node.shape == (2, 64) and (nothing.node == -1).all() and not nothing.rows.scored.any()
+
+
+def test_tokens_that_two_trajectories_share_are_scored_once():
+    case = forests.of_lengths(np.random.default_rng(0), [-1, 0, 1, 1], [2, 3, 2, 4], [[2, 3, 3]])
+    packed = pack(case.forest, case.leaves, case.mask, [16])
+    np.testing.assert_array_equal(packed.index[0, 0, :3], packed.index[0, 1, :3])
+    np.testing.assert_array_equal(packed.index[0, 1], packed.index[0, 2])
+    assert packed.rows.scored.sum() == 9 and (packed.index >= 0).sum() == 5 + 7 + 7
+
+
+def test_groups_of_rollouts_are_forests_of_depth_one():
+    rng = np.random.default_rng(0)
+    prompt_mask = np.array([[False, True, True], [True, False, False]])
+    mask = np.array([[[1, 0, 1, 0], [0, 0, 0, 0]], [[1, 1, 1, 1], [0, 1, 0, 0]]], bool)
+    prompts, tokens = rng.integers(0, 9, (2, 3)), rng.integers(0, 9, (2, 2, 4))
+    forest, leaves = of_groups(prompts, prompt_mask, tokens, mask)
+    assert leaves.tolist() == [[1, -1], [4, 5]] and forest.parent.tolist() == [-1, 0, 0, -1, 3, 3]
+    case = forests.Case(forest, leaves, mask)
+    rows = [(place, prompt.tolist(), rest.tolist()) for place, prompt, rest, _ in case.trajectories()]
+    assert [(tuple(map(int, place)), *found) for place, *found in rows] == [
+        ((0, 0), prompts[0, 1:].tolist(), tokens[0, 0, :3].tolist()),  # with what was seen between the tokens that count
+        ((1, 0), prompts[1, :1].tolist(), tokens[1, 0].tolist()), ((1, 1), prompts[1, :1].tolist(), tokens[1, 1, :2].tolist())]
+    check(case, pack(forest, leaves, mask, [6]))
+
+
+def test_what_cannot_be_packed_is_refused():
+    case = forests.group(np.random.default_rng(0))
+    give = lambda lengths=(64,), forest=case.forest, mask=case.mask: pack(forest, case.leaves, mask, lengths)  # noqa: E731
+    with pytest.raises(ValueError, match="a trajectory has 11 tokens, more than the 10 of the longest row; allow longer rows"):
+        give([8, 10])
+    with pytest.raises(ValueError, match="5 row lengths; give 1 to 4"):
+        give(range(20, 25))
+    with pytest.raises(ValueError, match="parent names a node that does not come before its child"):
+        give(forest=case.forest._replace(parent=np.array([1, -1, 0, 0, -1, 4, 4, 4])))
+    with pytest.raises(ValueError, match=r"nodes \[0\] are roots without tokens"):
+        give(forest=Forest(case.forest.tokens[4:], np.maximum(case.forest.offsets - 4, 0), case.forest.parent))
+    with pytest.raises(ValueError, match="mask counts tokens behind the 5 that a trajectory has after its root"):
+        give(mask=case.mask | True)
