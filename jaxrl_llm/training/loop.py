@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -23,7 +22,7 @@ from jaxrl_llm.descent import keep_finite
 from jaxrl_llm.evaluation.accuracy import Accuracy, bootstrap_mean, pass_at_k
 from jaxrl_llm.rollouts import Rollouts, take
 from jaxrl_llm.tasks.loader import Batches, batches
-from jaxrl_llm.training import offload, preemption, prior, rollout, rounds, setup
+from jaxrl_llm.training import offload, optimizers, preemption, prior, rollout, rounds, setup
 from jaxrl_llm.training import workdir as folders
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.config import arithmetic_table
@@ -34,7 +33,6 @@ from jaxrl_llm.training.plots import draw_or_warn, plot_curves
 from jaxrl_llm.training.progress import Progress
 from jaxrl_llm.training.samples import per_token, write_samples
 from jaxrl_llm.training.state import TrainState
-from jaxrl_llm.training.step import adam_noise
 from jaxrl_llm.training.tracking import tracked
 from jaxrl_llm.training.value_plots import plot_history
 from jaxrl_llm.training.warmup import imitate
@@ -309,9 +307,8 @@ def learn(run: setup.Run, state: TrainState, sampled: rollout.Sampled, reference
                 part, its_advantages = run.place(rows_of((batch, advantages), order, start, size))
                 state, found = update(run, state, part, its_advantages, alone)
                 updates.append(found)
-        o = run.config.optimizer
         metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(
-            facts | {"adam_noise": jax.jit(adam_noise)(state.opt_state, o.b1, o.b2)})
+            facts | optimizers.metrics(run.config.optimizer, state.opt_state))
         state = offload.moments_away(c, state)
     if int(state.skipped_in_row) >= c.learner.max_skipped:
         raise TrainingDiverged(
@@ -463,7 +460,7 @@ def _first_state(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints
     if not work.resume:
         return setup.initial_state(run, warm_up(run, params, progress))
     progress.phase("restoring")
-    found = checkpoints.restore(setup.initial_state(run, params))
+    found = checkpoints.restore(offload.moments_away(run.config, setup.initial_state(run, params)))
     data.set_state(found.host["data"])
     progress.step(found.step, {})
     return found.state
@@ -487,7 +484,7 @@ def _steps(run, reached: Reached, data, reference, folder, checkpoints, writer, 
         progress.phase("saving")
         state, position = reached
         with timer("checkpoint"):
-            checkpoints.save(int(state.step), offload.moments_near(config, state), {"data": position})
+            checkpoints.save(int(state.step), state, {"data": position})
         return int(state.step)
 
     saved, first = start, " (compiles on the first step)"
@@ -533,7 +530,7 @@ def _steps(run, reached: Reached, data, reference, folder, checkpoints, writer, 
 
 def _pace(run: setup.Run, state: TrainState, sampled: rollout.Sampled, seconds: float) -> dict[str, float]:
     """The learning rate of a step's last update, and how long the step took."""
-    updates = int(optax.tree.get(state.opt_state, "ScaleByAdamState").count)
+    updates = optimizers.updates_made(state.opt_state)
     return {"learning_rate": float(run.schedule(max(updates - 1, 0))), "time/step": seconds,
             "speed/tokens_per_second": float(sampled.completions.mask.sum()) / seconds}
 

@@ -1,6 +1,7 @@
 """What only a part of a step needs, kept in the memory of the host for the rest of it (`config.learner.offload`).
 
-The moments of the optimiser come to the devices for the updates, reference weights while they score. Copies: no bit changes.
+The state of the optimiser comes to the devices for the updates, reference weights while they score. Copies: no bit changes.
+Checkpoints save and restore both where they lie.
 """
 from typing import Any
 
@@ -22,12 +23,12 @@ def near(config: ConfigDict, name: str, tree: Any) -> Any:
 
 
 def moments_away(config: ConfigDict, state: TrainState) -> TrainState:
-    """The state with the moments of the policy, and of the critic if there is one, `away`."""
+    """The state with that of the optimiser, and of the critic's if there is one, `away`, whatever it consists of."""
     return _with_moments(state, lambda tree: away(config, "optimizer", tree))
 
 
 def moments_near(config: ConfigDict, state: TrainState) -> TrainState:
-    """The state as updates take it and checkpoints save it."""
+    """The state as updates take it."""
     return _with_moments(state, lambda tree: near(config, "optimizer", tree))
 
 

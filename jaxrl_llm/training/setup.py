@@ -29,9 +29,10 @@ from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.guard import Guarded
+from jaxrl_llm.training.optimizers import make_optimizer
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.rollout import buckets, join, prompt_buckets, quarters_filled
-from jaxrl_llm.training.step import in_parts, make_joint_update, make_optimizer, make_update
+from jaxrl_llm.training.step import in_parts, make_joint_update, make_update
 from jaxrl_llm.values import critic as critic_lib
 from jaxrl_llm.values import features
 
@@ -359,8 +360,8 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
 def optimizer_of(config: ConfigDict, learning_rate: float, steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """The configured optimiser, for `steps` rollout batches at this rate, and its schedule."""
     o, learner = config.optimizer, config.learner
-    return make_optimizer(learning_rate, steps * learner.epochs * learner.minibatches, warmup_updates=o.warmup_updates,
-                          schedule=o.schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2)
+    return make_optimizer(learning_rate, steps * learner.epochs * learner.minibatches, name=o.name,
+                          warmup_updates=o.warmup_updates, schedule=o.schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2)
 
 
 def critic_parts(config: ConfigDict, model: Transformer, estimator: Estimator, mesh: Mesh, shapes: int) -> dict[str, Any]:
