@@ -345,13 +345,12 @@ def write_page(path: Path, step: int, run: setup.Run, sampled: rollout.Sampled, 
     P, G = sampled.rewards.shape
     rows = lambda values: [[values[p * G + g] for g in np.flatnonzero(sampled.drawn[p])] for p in range(P)]  # noqa: E731
     parts = [dict(zip(sampled.scores.names, map(float, row))) for row in sampled.scores.components]
-    prompts = [run.tokenizer.decode(sampled.prompts.tokens[p][sampled.prompts.mask[p]].tolist(), skip_special=False)
-               for p in range(P)]
+    asked, spell = sampled.prompts, functools.partial(run.tokenizer.decode_batch, skip_special=False)
+    prompts = spell([asked.tokens[p][asked.mask[p]] for p in range(P)])
     made, reasons = sampled.completions, np.where(sampled.completions.stopped, "stop", "length")
     lengths, flat = made.mask.sum(-1).ravel().tolist(), lambda x: x[:P].reshape(P * G, x.shape[-1])
     numbers = {"logprobs": np.asarray(made.logprobs), "entropies": np.asarray(made.entropies), **numbers}
-    tokens = per_token(flat(made.tokens), lengths, lambda i: run.tokenizer.decode([i], skip_special=False),
-                       {name: flat(x) for name, x in numbers.items()})
+    tokens = per_token(flat(made.tokens), lengths, spell, {name: flat(x) for name, x in numbers.items()})
     columns = sampled.scores.total.tolist(), parts, lengths, reasons.ravel().tolist(), tokens
     write_samples(path, step, prompts, [p.answer for p in sampled.problems], rows(sampled.texts), *map(rows, columns))
 

@@ -82,13 +82,16 @@ def write_samples(
     return path
 
 
-def per_token(tokens: np.ndarray, lengths: Sequence[int], spell: Callable[[int], str],
+def per_token(tokens: np.ndarray, lengths: Sequence[int], spell: Callable[[Sequence[Sequence[int]]], list[str]],
               numbers: Mapping[str, np.ndarray]) -> list[dict[str, list]]:
     """For each completion {"tokens": its spellings, name: its numbers, ...}, for as many as `TOKENS_PER_PAGE` allow.
 
-    tokens: i32[N, T], of which the first `lengths` [N] count; numbers: name -> f32[N, T]. The viewer knows "logprobs" (of the
-    sampler), "entropies", "advantages" and "ratios" (probability after over before the update).
+    tokens: i32[N, T], of which the first `lengths` [N] count; spell: texts of rows of ids; numbers: name -> f32[N, T].
+    The viewer knows "logprobs" (of the sampler), "entropies", "advantages" and "ratios" (probability after over before the
+    update).
     """
+    distinct = np.unique(tokens).tolist()
+    spelled = dict(zip(distinct, spell([[i] for i in distinct])))
     found, left = [], TOKENS_PER_PAGE
     for row, length in enumerate(lengths):
         left -= length
@@ -96,7 +99,7 @@ def per_token(tokens: np.ndarray, lengths: Sequence[int], spell: Callable[[int],
             found.append({})
             continue
         values: dict[str, list] = {name: [float(f"{x:.4g}") for x in rows[row, :length]] for name, rows in numbers.items()}
-        found.append({"tokens": [spell(int(i)) for i in tokens[row, :length]], **values})
+        found.append({"tokens": [spelled[i] for i in tokens[row, :length].tolist()], **values})
     return found
 
 

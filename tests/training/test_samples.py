@@ -88,7 +88,11 @@ def test_sizes_that_disagree(tmp_path, name, value, message):
 def test_numbers_per_token(tmp_path, monkeypatch):
     tokens, lengths = np.array([list(map(ord, row)) for row in ("42.", "x..", "abc", "...")]), [2, 1, 3, 0]
     numbers = {"entropies": np.array([[1 / 3, 2.0, 9.0], [0.5, 9.0, 9.0], [1.0, 2.0, 3.0], [9.0, 9.0, 9.0]])}
-    found = per_token(tokens, lengths, chr, numbers)
+
+    def spell(rows):
+        return ["".join(map(chr, row)) for row in rows]
+
+    found = per_token(tokens, lengths, spell, numbers)
     assert found == [{"tokens": ["4", "2"], "entropies": [0.3333, 2.0]}, {"tokens": ["x"], "entropies": [0.5]},
                      {"tokens": ["a", "b", "c"], "entropies": [1.0, 2.0, 3.0]}, {"tokens": [], "entropies": []}]
     path = write_samples(tmp_path, 1, ["p"], ["a"], [["42", "x"]], [[1.0, 0.0]], [[{}, {}]], [[2, 1]], [["stop", "stop"]],
@@ -96,7 +100,7 @@ def test_numbers_per_token(tmp_path, monkeypatch):
     rows = [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
     assert rows[0]["tokens"] == ["4", "2"] and rows[1]["entropies"] == [0.5] and rows[0]["completion"] == "42"
     monkeypatch.setattr(samples, "TOKENS_PER_PAGE", 3)
-    assert per_token(tokens, lengths, chr, numbers)[:3] == [*found[:2], {}]
+    assert per_token(tokens, lengths, spell, numbers)[:3] == [*found[:2], {}]
 
 
 def test_numbers_of_another_batch_are_refused(tmp_path):
