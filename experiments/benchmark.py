@@ -104,13 +104,13 @@ def build():
     return run, setup.initial_state(run, params), questions(config.prompts.per_step, _PROMPT_WORDS.value)
 
 
-def step(run, state, data):
+def step(run, state, data, uids):
     """One step of the training loop: `(state, sampled, seconds per phase)`."""
     from jaxrl_llm.training import loop
     from jaxrl_llm.training.metrics import PhaseTimer
     timer = PhaseTimer()
     began = time.perf_counter()
-    sampled, _ = loop.collect(run, state, data, timer)
+    sampled, _ = loop.collect(run, state, data, uids, timer)
     state, *_ = loop.learn(run, state, sampled, None, timer)
     return state, sampled, timer.collect() | {"time/step": time.perf_counter() - began}
 
@@ -184,18 +184,19 @@ def main():
     import jax
 
     from jaxrl_llm.training.setup import DTYPES
-    run, state, data = build()
+    from jaxrl_llm.training.uids import Uids
+    (run, state, data), uids = build(), Uids()
     c, device = run.config, jax.devices()[0]
     measure = machine(DTYPES[c.model.dtype], c.prompts.per_step * c.sampling.group, run.policy.model.config.hidden_size)
     began = time.perf_counter()
-    state, sampled, _ = step(run, state, data)
+    state, sampled, _ = step(run, state, data, uids)
     first, found, measured = time.perf_counter() - began, [], []
     print(json.dumps({"step": 0, "step_s": round(first, 3)}), flush=True)  # the one that compiles
     compiling = run.generate.compile_seconds + run.update.compile_seconds + run.score.compile_seconds
     for number in range(_STEPS.value):
         if _PHASES.value:
             measured.append(measure())  # before every step: other tenants of the machine come and go
-        state, sampled, times = step(run, state, data)
+        state, sampled, times = step(run, state, data, uids)
         found.append(times)
         print(json.dumps({"step": number + 1, "step_s": round(times["time/step"], 3),
                           "rollout_s": round(times["time/rollout"], 3)}), flush=True)
@@ -203,7 +204,7 @@ def main():
         return
     if _PROFILE.value:
         with jax.profiler.trace(_PROFILE.value):
-            state, sampled, _ = step(run, state, data)
+            state, sampled, _ = step(run, state, data, uids)
         print(f"trace: {_PROFILE.value}")
     measured.append(measure())
     limits = {name: statistics.median(one[name] for one in measured) for name in measured[0]}

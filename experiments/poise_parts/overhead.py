@@ -13,6 +13,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import loop, setup
 from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.uids import Uids
 from poise_parts import policy as fixed_policy
 
 # The paper's larger policy and its step, counted instead of run: 1024 prompts x 2, here with 512 + 2048 tokens.
@@ -87,10 +88,10 @@ def steps(config, repeats: int) -> tuple[dict, dict]:
     prompts = max(config.prompts.per_step * config.sampling.group // 2, 1)
     run, params = fixed_policy.fixed(config, prompts, 2)
     state, data = setup.initial_state(run, params), fixed_policy.training_problems(run, 0)
-    found = []
+    found, uids = [], Uids()
     for number in range(repeats + 2):  # the first compiles; a batch may still be in a length of its own
         timer, began = PhaseTimer(), time.perf_counter()
-        sampled, _ = loop.collect(run, state, data, timer)
+        sampled, _ = loop.collect(run, state, data, uids, timer)
         state, *_ = loop.learn(run, state, sampled, None, timer)
         found.append(timer.collect() | {"time/step": time.perf_counter() - began})
     median = {name.removeprefix("time/"): float(np.median([f[name] for f in found[2:]])) for name in found[-1]}

@@ -11,6 +11,7 @@ from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.training.progress import Progress
+from jaxrl_llm.training.uids import Uids
 
 
 def fixed(config, prompts: int, group: int):
@@ -35,9 +36,9 @@ def sample(run: setup.Run, params, problems, key):
     """`Rollouts` with one group for each of `prompts.per_step` problems, padded to one length whatever was sampled."""
     c = run.config
     rows = rollout.fitting_problems(problems, run.tokenizer, run.prompt_tokens, c.prompts.overlong)
-    found = rollout.sample(run.sampler(params, None), rows, key, prompt_tokens=run.prompt_tokens, prompts=c.prompts.per_step,
-                           group=c.sampling.group, tokenizer=run.tokenizer, reward=run.reward,
-                           stop_strings=c.sampling.stop_strings, timer=PhaseTimer())
+    found = rollout.sample(run.sampler(params, None), rows, key, Uids().take(len(rows), c.sampling.group),
+                           prompt_tokens=run.prompt_tokens, prompts=c.prompts.per_step, tokenizer=run.tokenizer,
+                           reward=run.reward, stop_strings=c.sampling.stop_strings, timer=PhaseTimer())
     batch, T = rollout.to_rollouts(found, c.sampling.max_tokens, c.prompts.per_step, 0), c.sampling.max_tokens
     beyond = ((0, 0), (0, 0), (0, T - batch.mask.shape[2]))
     return jax.device_put(jax.tree.map(lambda x: np.pad(x, beyond) if x.shape == batch.mask.shape else x, batch))

@@ -13,6 +13,7 @@ from jaxrl_llm.training import rollout, setup
 from jaxrl_llm.training.loop import held_out
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.progress import format_seconds
+from jaxrl_llm.training.uids import Uids
 
 Row = dict[str, Any]
 FILE = "completions.jsonl"
@@ -57,17 +58,18 @@ def draw(run: setup.Run, params, lora, *, problems: int, samples: int, temperatu
     if not chosen:
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={run.prompt_tokens}; raise it")
     rounds = 1 if temperature == 0 else -(-samples // c.sampling.group)
-    generate = run.sampler(params, lora, temperature)
+    generate, uids = run.sampler(params, lora, temperature), Uids().take(len(chosen), c.sampling.group)
     began = last = time.monotonic()
     for number in range(rounds):
         for start in range(0, len(chosen), c.prompts.per_step):
             finished = until and all(solved[problem.id] >= until for problem, _ in chosen[start:start + c.prompts.per_step])
             if (number, start) in known or finished:
                 continue
+            part = slice(start, start + c.prompts.per_step)
             sampled = rollout.sample(
-                generate, chosen[start:start + c.prompts.per_step], jax.random.fold_in(jax.random.fold_in(key, number), start),
-                timer=PhaseTimer(), prompt_tokens=run.prompt_tokens, prompts=c.prompts.per_step, group=c.sampling.group,
-                tokenizer=run.tokenizer, reward=run.reward, stop_strings=c.sampling.stop_strings)
+                generate, chosen[part], jax.random.fold_in(key, number), uids[part], timer=PhaseTimer(),
+                prompt_tokens=run.prompt_tokens, prompts=c.prompts.per_step, tokenizer=run.tokenizer, reward=run.reward,
+                stop_strings=c.sampling.stop_strings)
             found = rows_of(sampled, number, start)
             if temperature == 0:
                 found = [first_only(row) for row in found]

@@ -6,6 +6,7 @@ import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.generation.compaction import half, holds
@@ -36,9 +37,20 @@ class Completions(flax.struct.PyTreeNode):
     decode_steps: jax.Array
 
 
-def row_keys(key: jax.Array, row_ids: jax.Array) -> jax.Array:
-    """One key per row, a function of the row's id alone: any row can be drawn again without its batch."""
-    return jax.vmap(lambda row: jax.random.fold_in(key, row))(row_ids.reshape(-1)).reshape(row_ids.shape)
+def row_keys(key: jax.Array, uids: np.ndarray) -> jax.Array:
+    """One key per trajectory, a function of its uid alone: any trajectory can be drawn again without its batch.
+
+    `uids` i64[P, G] of the host. `fold_in` takes 32 bits, which a run of 4096 trajectories a step uses up in a million steps:
+    the key is `fold_in(fold_in(key, uid >> 32), uid mod 2^32)`.
+    """
+    flat = np.asarray(uids, np.int64).reshape(-1)
+    return _fold_in_both(key, (flat >> 32).astype(np.uint32), flat.astype(np.uint32)).reshape(np.shape(uids))
+
+
+@jax.jit
+@functools.partial(jax.vmap, in_axes=(None, 0, 0))
+def _fold_in_both(key, high, low):
+    return jax.random.fold_in(jax.random.fold_in(key, high), low)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "max_tokens", "stop_ids", "chunk", "mesh"))

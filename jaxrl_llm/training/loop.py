@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,15 +34,16 @@ from jaxrl_llm.training.progress import Progress
 from jaxrl_llm.training.samples import per_token, write_samples
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.tracking import tracked
+from jaxrl_llm.training.uids import Uids
 from jaxrl_llm.training.value_plots import plot_history
 from jaxrl_llm.training.warmup import imitate
 from jaxrl_llm.training.workdir import Workdir, check_agreement, open_workdir, records
 from jaxrl_llm.values.critic import metrics as value_metrics
 
-# Folded into the run's key, or into that of a step: draws of these streams never coincide with those of a sampling round.
+# Folded into the run's key, or into that of a step, whose number they never are.
 _EVAL_STREAM = 2**31 - 1
 _SHUFFLE_STREAM = 2**31 - 2
-_ORACLE_ROUND = 2**20
+_SAMPLING_STREAM = 2**31 - 3
 
 
 class TrainingDiverged(RuntimeError):
@@ -80,10 +81,11 @@ def evaluate(run: setup.Run, params, lora, *, problems: int, key, timer=None, te
     if not rows:
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={run.prompt_tokens}; raise it")
     generate, parts = run.sampler(params, lora, temperature), []
+    uids = Uids().take(len(rows), c.sampling.group)
     for start in range(0, len(rows), c.prompts.per_step):
+        part = slice(start, start + c.prompts.per_step)
         parts.append(rollout.sample(
-            generate, rows[start:start + c.prompts.per_step], jax.random.fold_in(key, start), timer=timer,
-            prompt_tokens=run.prompt_tokens, prompts=c.prompts.per_step, group=c.sampling.group,
+            generate, rows[part], key, uids[part], timer=timer, prompt_tokens=run.prompt_tokens, prompts=c.prompts.per_step,
             tokenizer=run.tokenizer, reward=run.reward, stop_strings=c.sampling.stop_strings))
     sampled = rollout.concatenate(parts)
     first_component = sampled.scores.components[:, 0].reshape(sampled.rewards.shape)
@@ -102,35 +104,33 @@ def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expe
 def expectations(run: setup.Run, state: TrainState, rows, draw) -> prior.Facts:
     """What is known of these prompts before they are sampled: the facts that the prior reads, and what it makes of them.
 
-    A prior that asks the policy itself may do so by `draw(rows, round) -> Sampled`.
+    A prior that asks the policy itself may do so by `draw(rows) -> Sampled`.
     """
     facts = run.prior.read(rows, state.params, state.lora)
     if run.prior.draws:
         owner = np.resize(np.arange(len(rows)), run.config.prompts.per_step)
-        found = np.mean([draw(owner, _ORACLE_ROUND + i).rewards.mean(1) for i in range(run.prior.draws)], axis=0)
+        found = np.mean([draw(owner).rewards.mean(1) for _ in range(run.prior.draws)], axis=0)
         facts["sampled"] = (np.bincount(owner, found) / np.bincount(owner)).astype(np.float32)
     return {**facts, "expected": parallel.fetch(prior.predict(run.prior, state.prior, facts))}
 
 
-def sample_groups(run: setup.Run, state: TrainState, generate, rows, key_of, timer) -> rollout.Sampled:
-    """Completions of these prompts, by the budget of each if there are budgets.
-
-    Round n, for those that the estimator wants more of, is drawn with `key_of(n)`.
-    """
+def sample_groups(run: setup.Run, state: TrainState, generate, rows, uids: Uids, timer) -> rollout.Sampled:
+    """Completions of these prompts, by the budget of each if there are budgets; in rounds if the estimator wants more."""
     c, most = run.config, run.rounds * run.config.sampling.group
+    key = jax.random.fold_in(state.key, _SAMPLING_STREAM)
 
-    def draw(chosen, number):
+    def draw(chosen):
         return rollout.sample(
-            generate, [rows[i] for i in chosen], key_of(number), timer=timer, prompt_tokens=run.prompt_tokens,
-            prompts=c.prompts.per_step, group=c.sampling.group, tokenizer=run.tokenizer, reward=run.reward,
+            generate, [rows[i] for i in chosen], key, uids.take(len(chosen), c.sampling.group), timer=timer,
+            prompt_tokens=run.prompt_tokens, prompts=c.prompts.per_step, tokenizer=run.tokenizer, reward=run.reward,
             stop_strings=c.sampling.stop_strings)
 
     if run.rounds == 1 and run.prior is None:
-        return draw(range(len(rows)), 0)
+        return draw(range(len(rows)))
     known = {} if run.prior is None else expectations(run, state, rows, draw)
     if run.budget:
         owner = np.repeat(np.arange(len(rows)), run.shares(known["expected"]))
-        sampled, valid = rounds.merge(draw(owner, 0), owner)
+        sampled, valid = rounds.merge(draw(owner), owner)
         known = jax.tree.map(lambda x: x[np.unique(owner)], known)
         return dataclasses.replace(rounds.widen(sampled, valid, most), prior=known)
 
@@ -143,14 +143,14 @@ def sample_groups(run: setup.Run, state: TrainState, generate, rows, key_of, tim
     return dataclasses.replace(rounds.widen(sampled, valid, most), prior=known or None)
 
 
-def collect(run: setup.Run, state: TrainState, data: Batches, timer) -> tuple[rollout.Sampled, dict[str, float]]:
+def collect(run: setup.Run, state: TrainState, data: Batches, uids: Uids, timer
+            ) -> tuple[rollout.Sampled, dict[str, float]]:
     """One batch of rollouts; with filters, rounds of generation until enough prompts pass (or `sampling.max_rounds`)."""
-    c = run.config
-    P, key = run.drawn_prompts, jax.random.fold_in(state.key, state.step)
+    c, P = run.config, run.drawn_prompts
     generate, kept, drawn, facts = run.sampler(state.params, state.lora), [], [], {}
     filters = [control.make_filter(name) for name in run.method.filters]
     attempts = c.sampling.max_rounds if filters else 1
-    for number in range(attempts):
+    for _ in range(attempts):
         rows = []
         for _ in range(100):
             rows += rollout.fitting_problems(next(data), run.tokenizer, run.prompt_tokens, c.prompts.overlong,
@@ -159,8 +159,7 @@ def collect(run: setup.Run, state: TrainState, data: Batches, timer) -> tuple[ro
                 break
         if not rows:
             raise ValueError(f"no prompt of 100 batches fits in prompts.max_tokens={run.prompt_tokens}; raise it")
-        key_of = lambda again: jax.random.fold_in(key, again * attempts + number)  # noqa: B023, E731
-        sampled = sample_groups(run, state, generate, rows[:P], key_of, timer)
+        sampled = sample_groups(run, state, generate, rows[:P], uids, timer)
         drawn.append(sampled)
         keep, found = np.ones(len(sampled.problems), bool), len(sampled.problems)
         for one in filters:
@@ -384,10 +383,13 @@ def reference_weights(run: setup.Run, state: TrainState, work: Workdir):
 
 
 class Reached(NamedTuple):
-    """Where a run is: `state`, and the `position` in the data from which it goes on; one object, which no interrupt parts."""
+    """Where a run is: `state`, and the `position` from which it goes on, in the `data` and of the `next_uid`.
+
+    One object, which no interrupt parts.
+    """
 
     state: TrainState
-    position: dict[str, int]
+    position: dict[str, Any]
 
 
 def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -> dict[str, Evaluation]:
@@ -435,7 +437,8 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, E
           records(work) as folder, tracked(config.wandb if primary else "", folder, config.to_dict(), work.resume) as log,
           Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
         with preemption.at_once():
-            state = _first_state(run, params, work, checkpoints, data, progress)
+            uids = Uids()
+            state = _first_state(run, params, work, checkpoints, data, uids, progress)
             params = None  # those of the state are used, and room for both there may not be
         preemption.check()
         state = offload.moments_away(config, state)
@@ -448,24 +451,32 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, E
                 warnings.warn(f"{writer.path} is gone or empty: curves and reports lack the history of steps 0 to {start}. The "
                               "run itself goes on as it would have", RuntimeWarning, stacklevel=3)
             try:
-                return _steps(run, Reached(state, data.get_state()), data, reference, folder, checkpoints, writer, progress)
+                reached = Reached(state, position_of(data, uids))
+                return _steps(run, reached, data, uids, reference, folder, checkpoints, writer, progress)
             finally:
                 if writer.last_step is not None:
                     draw_or_warn(plot_curves, writer.path, folder / "curves.png")
 
 
-def _first_state(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, data: Batches, progress) -> TrainState:
-    """The state that a run begins with, or that of its last checkpoint, to whose position `data` is brought."""
+def position_of(data: Batches, uids: Uids) -> dict[str, Any]:
+    """What a checkpoint says of where a run goes on."""
+    return {"data": data.get_state(), "next_uid": uids.next}
+
+
+def _first_state(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, data: Batches, uids: Uids, progress
+                 ) -> TrainState:
+    """The state that a run begins with, or that of its last checkpoint, to whose position `data` and `uids` are brought."""
     if not work.resume:
         return setup.initial_state(run, warm_up(run, params, progress))
     progress.phase("restoring")
     found = checkpoints.restore(offload.moments_away(run.config, setup.initial_state(run, params)))
     data.set_state(found.host["data"])
+    uids.next = found.host["next_uid"]
     progress.step(found.step, {})
     return found.state
 
 
-def _steps(run, reached: Reached, data, reference, folder, checkpoints, writer, progress):
+def _steps(run, reached: Reached, data, uids, reference, folder, checkpoints, writer, progress):
     """All steps from `reached` on; every `eval.every` steps the held-out evaluation, and so on."""
     config, timer = run.config, PhaseTimer()
     start, evaluations = int(reached.state.step), {}
@@ -483,7 +494,7 @@ def _steps(run, reached: Reached, data, reference, folder, checkpoints, writer, 
         progress.phase("saving")
         state, position = reached
         with timer("checkpoint"):
-            checkpoints.save(int(state.step), state, {"data": position})
+            checkpoints.save(int(state.step), state, position)
         return int(state.step)
 
     saved, first = start, " (compiles on the first step)"
@@ -502,8 +513,8 @@ def _steps(run, reached: Reached, data, reference, folder, checkpoints, writer, 
             began = time.perf_counter()
             with preemption.at_once(bool(first)):  # what the first step starts from has been saved
                 progress.phase("sampling" + first)
-                sampled, metrics = collect(run, reached.state, data, timer)
-                position = data.get_state()
+                sampled, metrics = collect(run, reached.state, data, uids, timer)
+                position = position_of(data, uids)
                 progress.phase("learning" + first)
                 state, learned, batch, advantages = learn(run, reached.state, sampled, reference, timer)
                 reached, first = Reached(state, position), ""

@@ -24,6 +24,7 @@ class Sampled:
       problems: P problems.  prompts: their tokens.  completions: numpy `Completions`, `[P, G, T]`.
       texts: `P * G` decoded completions without the stop token or stop string, row after row.
       scores: rewards of the `P * G` rows.
+      uids: `i64[P, G]`, the numbers that their random numbers are made of, see `training.uids`; -1 where nothing was drawn.
       answers: what the first reward reads as the answer of each row (None: nothing), if it can tell at all.
       valid: `bool[P, G]`, the completions that were drawn, where prompts have unequally many; None: all.
       prior: what was known of each prompt before it was sampled, if anyone asked: `expected f32[P]`, its reward, and the facts
@@ -35,6 +36,7 @@ class Sampled:
     completions: Completions
     texts: Sequence[str]
     scores: Scores
+    uids: np.ndarray
     answers: Sequence[Hashable | None] | None = None
     valid: np.ndarray | None = None
     prior: Mapping[str, np.ndarray] | None = None
@@ -85,20 +87,22 @@ def decode(completions: Completions, tokenizer, stop_strings: Sequence[str] = ()
     return completions.replace(mask=mask.reshape(P, G, T), stopped=stopped.reshape(P, G)), texts
 
 
-def sample(generate: Callable[..., Any], rows: Sequence[tuple[Problem, list[int]]], key, *, prompt_tokens: int,
-           prompts: int, group: int, tokenizer, reward: Combined, stop_strings=(), timer) -> Sampled:
-    """Completions and rewards for up to `prompts` problems.
+def sample(generate: Callable[..., Any], rows: Sequence[tuple[Problem, list[int]]], key, uids: np.ndarray, *,
+           prompt_tokens: int, prompts: int, tokenizer, reward: Combined, stop_strings=(), timer) -> Sampled:
+    """Completions and rewards for up to `prompts` problems, one for each of the `uids` i64[len(rows), G] of each problem.
+
+    Token t of a completion is drawn with `fold_in(k, t)`, k being its key of `generation.row_keys`.
 
     `generate(prompt_tokens, prompt_mask, keys) -> Completions` is called with exactly `prompts` rows: a short batch is
-    filled up with its first prompt, whose extra completions are dropped, so that no new shape compiles. Prompts are padded to
-    the shortest of `prompt_buckets(prompt_tokens)` that holds them.
+    filled up with its first prompt, whose extra completions, all with the uid -1, are dropped, so that no new shape compiles.
+    Prompts are padded to the shortest of `prompt_buckets(prompt_tokens)` that holds them.
     """
-    problems = [problem for problem, _ in rows]
+    problems, group = [problem for problem, _ in rows], uids.shape[1]
     filled = [ids for _, ids in rows] + [rows[0][1]] * (prompts - len(rows))
     length = next(b for b in prompt_buckets(prompt_tokens) if b >= max(map(len, filled)))
     batch = pad(filled, [p.id for p in problems] + [-1] * (prompts - len(rows)), length)
     with timer("rollout"):
-        keys = row_keys(key, np.arange(prompts * group, dtype=np.int32).reshape(prompts, group))
+        keys = row_keys(key, np.pad(uids, ((0, prompts - len(rows)), (0, 0)), constant_values=-1))
         completions = parallel.fetch(generate(batch.tokens, batch.mask, keys))
         completions = completions.replace(decode_steps=np.sum(completions.decode_steps))  # of shards that stop by themselves
     real = lambda x: x[:len(rows)] if np.ndim(x) else x  # noqa: E731
@@ -109,7 +113,7 @@ def sample(generate: Callable[..., Any], rows: Sequence[tuple[Problem, list[int]
         lengths = completions.mask.sum(-1).reshape(-1)
         scores = shared_scores(reward, texts, repeated, lengths)
         extract = reward.rewards[0].extract
-    return Sampled(problems, batch, completions, texts, scores, extract and [extract(text) for text in texts])
+    return Sampled(problems, batch, completions, texts, scores, uids, extract and [extract(text) for text in texts])
 
 
 def shared_scores(reward: Combined, texts: Sequence[str], problems: Sequence[Problem], lengths: np.ndarray) -> Scores:
@@ -212,7 +216,7 @@ def select(sampled: Sampled, keep: np.ndarray) -> Sampled:
     pick = lambda x: x[rows] if np.ndim(x) else x  # noqa: E731 (also of None)
     scores = sampled.scores._replace(total=sampled.scores.total[flat], components=sampled.scores.components[flat])
     return Sampled([sampled.problems[i] for i in rows.tolist()], jax.tree.map(pick, sampled.prompts),
-                   jax.tree.map(pick, sampled.completions), [sampled.texts[i] for i in flat], scores,
+                   jax.tree.map(pick, sampled.completions), [sampled.texts[i] for i in flat], scores, sampled.uids[rows],
                    sampled.answers and [sampled.answers[i] for i in flat], pick(sampled.valid),
                    jax.tree.map(pick, sampled.prior))
 
@@ -241,6 +245,7 @@ def concatenate(parts: Sequence[Sampled]) -> Sampled:
     maybe = lambda name: None if getattr(parts[0], name) is None else np.concatenate([getattr(p, name) for p in parts])  # noqa: E731
     return Sampled([x for p in parts for x in p.problems], jax.tree.map(join, *prompts),
                    jax.tree.map(join, *[p.completions for p in parts]), [t for p in parts for t in p.texts], scores,
+                   np.concatenate([p.uids for p in parts]),
                    None if parts[0].answers is None else [answer for p in parts for answer in p.answers],
                    maybe("valid"), jax.tree.map(lambda *x: np.concatenate(x), *[p.prior for p in parts]))
 

@@ -9,21 +9,21 @@ from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training.rollout import Sampled, select, total_failures
 
 
-def in_rounds(draw: Callable[[np.ndarray, int], Sampled], wants: Callable[[np.ndarray, np.ndarray], np.ndarray], prompts: int,
+def in_rounds(draw: Callable[[np.ndarray], Sampled], wants: Callable[[np.ndarray, np.ndarray], np.ndarray], prompts: int,
               rounds: int) -> tuple[Sampled, np.ndarray]:
     """`(sampled, valid bool[P, G])` after at most `rounds` rounds; G is the size of the largest group.
 
-    `draw(rows i32[R], round)` samples one more group for each of these of the P prompts, the first time for all of them;
+    `draw(rows i32[R])` samples one more group for each of these of the P prompts, the first time for all of them;
     `wants(rewards f32[P, G], valid) -> bool[P]` says who draws again, for instance `values.v0_5.wants_more`.
     """
     everyone = np.arange(prompts)
-    sampled = draw(everyone, 0)
+    sampled = draw(everyone)
     valid = np.ones(sampled.rewards.shape, bool)
-    for number in range(1, rounds):
+    for _ in range(1, rounds):
         rows = np.flatnonzero(np.asarray(wants(sampled.rewards, valid)))
         if not len(rows):
             break
-        sampled, valid = append(sampled, valid, draw(rows, number), rows)
+        sampled, valid = append(sampled, valid, draw(rows), rows)
     return sampled, valid
 
 
@@ -31,8 +31,8 @@ def append(sampled: Sampled, valid: np.ndarray, extra: Sampled, rows: np.ndarray
     """The draws of P prompts with `extra`, those of the prompts `rows`, behind them; what others lack is not valid."""
     (P, G), g = valid.shape, extra.rewards.shape[1]
 
-    def behind(x, y):  # [P, G, ...] and [R, g, ...]
-        more = np.zeros((P, g, *x.shape[2:]), x.dtype)
+    def behind(x, y, fill=0):  # [P, G, ...] and [R, g, ...]
+        more = np.full((P, g, *x.shape[2:]), fill, x.dtype)
         more[rows] = y
         return np.concatenate([x, more], axis=1)
 
@@ -51,7 +51,7 @@ def append(sampled: Sampled, valid: np.ndarray, extra: Sampled, rows: np.ndarray
                                      components=components.reshape(-1, parts), failures=failures)
     answers = sampled.answers and texts(sampled.answers, extra.answers, None)
     drawn = dataclasses.replace(sampled, completions=completions, scores=scores, answers=answers,
-                                texts=texts(sampled.texts, extra.texts, ""))
+                                texts=texts(sampled.texts, extra.texts, ""), uids=behind(sampled.uids, extra.uids, -1))
     return drawn, behind(valid, np.ones((len(rows), g), bool))
 
 
@@ -79,7 +79,8 @@ def widen(sampled: Sampled, valid: np.ndarray, size: int) -> Sampled:
         completions = jax.tree.map(lambda x: np.zeros((0, room, *x.shape[2:]), x.dtype) if np.ndim(x) else np.zeros_like(x),
                                    sampled.completions)
         scores = sampled.scores._replace(total=np.zeros(0), components=np.zeros((0, parts)), failures={})
-        nothing = dataclasses.replace(sampled, completions=completions, scores=scores, texts=[], answers=[])
+        nothing = dataclasses.replace(sampled, completions=completions, scores=scores, texts=[], answers=[],
+                                      uids=np.zeros((0, room), np.int64))
         sampled, valid = append(sampled, valid, nothing, np.arange(0))
     return dataclasses.replace(sampled, valid=valid)
 

@@ -28,6 +28,7 @@ from jaxrl_llm.training import loop, preemption, setup, tracking
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.lock import FILE_NAME, locked
 from jaxrl_llm.training.metrics import MetricWriter, PhaseTimer
+from jaxrl_llm.training.uids import Uids
 from jaxrl_llm.training.workdir import open_workdir
 
 
@@ -415,7 +416,7 @@ def test_a_step_all_of_whose_rollouts_are_dropped_learns_nothing():
     none = run.estimator._replace(keeps=lambda rollouts: jnp.zeros_like(rollouts.valid))
     run, before = dataclasses.replace(run, estimator=none), jax.device_get(params)
     state, timer = setup.initial_state(run, params), PhaseTimer()
-    sampled, _ = loop.collect(run, state, loop.batches(run.task.train, run.drawn_prompts, 0), timer)
+    sampled, _ = loop.collect(run, state, loop.batches(run.task.train, run.drawn_prompts, 0), Uids(), timer)
     state, metrics, *_ = loop.learn(run, state, sampled, None, timer)
     assert state.step == 1 and "loss" not in metrics and metrics["reinforce_ada/rollouts"] >= 4
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), before)

@@ -13,6 +13,7 @@ from jaxrl_llm.rewards import Scores
 from jaxrl_llm.training import loop, prior, setup
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.policy import Capture
+from jaxrl_llm.training.uids import Uids
 from jaxrl_llm.values import v0
 
 ROWS, G, MOST, PROMPTS = 6, 2, 8, 3
@@ -67,7 +68,7 @@ def test_of_more_prompts_than_rows_those_with_most_to_gain_are_sampled(built):
     expected[[3, 4, 5, 6, 7]] = 0, 1, 0, 1, 1  # nothing to learn from
     state = state.replace(prior=state.prior._replace(average=jnp.asarray(expected), weight=jnp.ones(len(expected))))
     problems = [run.task.train[i] for i in range(8)]
-    sampled, facts = loop.collect(run, state, iter([problems]), PhaseTimer())
+    sampled, facts = loop.collect(run, state, iter([problems]), Uids(), PhaseTimer())
     assert [problem.id for problem in sampled.problems] == [0, 1, 2]
     assert sampled.valid.sum(1).tolist() == [4, 4, 4] and sampled.valid.shape == (3, MOST)
     np.testing.assert_array_equal(sampled.prior["expected"], np.float32(0.5))
@@ -106,7 +107,7 @@ def test_the_oracle_asks_the_policy(built):
     told.rewards = run.reward.rewards
     run = dataclasses.replace(run, config=c, prior=oracle, reward=told)
     state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
-    sampled, facts = loop.collect(run, state, iter([[run.task.train[i] for i in (5, 9, 2, 7)]]), PhaseTimer())
+    sampled, facts = loop.collect(run, state, iter([[run.task.train[i] for i in (5, 9, 2, 7)]]), Uids(), PhaseTimer())
     np.testing.assert_allclose(sampled.prior["expected"], np.float32([0.05, 0.09, 0.02, 0.07]), rtol=1e-6)
     assert sampled.valid.sum() == ROWS * G and asked == [ROWS * G] * (oracle.draws + 1)
     assert facts["completion/tokens"] == sampled.completions.mask[sampled.valid].sum()

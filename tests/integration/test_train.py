@@ -24,6 +24,7 @@ from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.training.step import make_update
+from jaxrl_llm.training.uids import Uids
 
 ROOT = Path(__file__).parents[2]
 CONFIG_FILE = Path(tiny_config.__file__)
@@ -250,9 +251,9 @@ def test_every_method_takes_two_steps(shared, slug):
                               update=Guarded("update", update, 4), prior=expected,
                               **setup.critic_parts(config, run.policy.model, estimator, run.mesh, 4))
     state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
-    data, timer = iter([[run.task.train[i] for i in range(4)]] * 100), PhaseTimer()
+    data, uids, timer = iter([[run.task.train[i] for i in range(4)]] * 100), Uids(), PhaseTimer()
     for number in range(2):
-        sampled, facts = loop.collect(run, state, data, timer)
+        sampled, facts = loop.collect(run, state, data, uids, timer)
         order = np.arange(sampled.scores.total.size)  # some right, some wrong, one mixed group; all mixed where sizes differ
         sampled.scores.total[:] = order > 0.4 * order[-1] if sampled.valid is None else order % 2
         state, metrics, *_ = loop.learn(run, state, sampled, jax.tree.map(lambda x: 1.01 * x, params), timer)
@@ -432,10 +433,10 @@ def test_short_prompts_are_sampled_and_learned_from_in_shorter_shapes(tmp_path):
     (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, problems)))
     built, params = setup.build(tiny(task=f"jsonl(path={tmp_path / 'problems.jsonl'})", **{"prompts.per_step": 2}))
     assert built.prompt_tokens == 152
-    state, shapes = setup.initial_state(built, params), set()
+    state, shapes, uids = setup.initial_state(built, params), set(), Uids()
     for length in (20, 150):
         rows = [[p for p in built.task.train if len(p.prompt) == length][:2]]
-        sampled, _ = loop.collect(built, state, iter(rows), PhaseTimer())
+        sampled, _ = loop.collect(built, state, iter(rows), uids, PhaseTimer())
         shapes.add(sampled.prompts.mask.shape[1])
         state, metrics, *_ = loop.learn(built, state, sampled, None, PhaseTimer())
         assert np.isfinite(metrics["loss"])
@@ -445,7 +446,8 @@ def test_short_prompts_are_sampled_and_learned_from_in_shorter_shapes(tmp_path):
 def test_a_stop_string_of_one_token_ends_rows_in_the_sampler():
     built, params = setup.build(tiny(**{"sampling.stop_strings": ("a", "bc")}))
     assert setup.stop_ids(built.tokenizer, ("a", "bc")) == (*built.tokenizer.stop_ids, ord("a"))
-    sampled, _ = loop.collect(built, setup.initial_state(built, params), iter([list(built.task.train)[:4]] * 9), PhaseTimer())
+    data = iter([list(built.task.train)[:4]] * 9)
+    sampled, _ = loop.collect(built, setup.initial_state(built, params), data, Uids(), PhaseTimer())
     after = [row[int(np.argmax(row == ord("a"))) + 1:] for row in sampled.completions.tokens.reshape(-1, 6) if ord("a") in row]
     assert all((rest == 0).all() for rest in after) and not any("a" in text for text in sampled.texts)
 

@@ -12,6 +12,7 @@ from jaxrl_llm.compare import ledger
 from jaxrl_llm.control.prompt_average import PromptAverage
 from jaxrl_llm.training import loop, setup
 from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.uids import Uids
 from jaxrl_llm.values.v0_5 import draws_used
 
 P, G, MOST = 4, 2, 6
@@ -84,7 +85,7 @@ def step_with(built, average, truth=None):
     state = state.replace(prior=jax.device_put(prior, jax.tree.map(lambda x: x.sharding, state.prior)))
     before = jax.tree.map(np.asarray, state.prior)
     problems = [run.task.train[i] for i in (5, 0, 9, 2)]
-    sampled, facts = loop.collect(run, state, iter([problems] * 9), PhaseTimer())
+    sampled, facts = loop.collect(run, state, iter([problems] * 9), Uids(), PhaseTimer())
     state, metrics, *_ = loop.learn(run, state, sampled, None, PhaseTimer())
     return before, sampled, state, metrics | facts
 

@@ -18,6 +18,7 @@ from jaxrl_llm.training import loop, setup
 from jaxrl_llm.training.ahead import lower_update
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.uids import Uids
 from jaxrl_llm.values import v0
 
 
@@ -47,9 +48,9 @@ def steps(config, count, devices, unpads=False):
     state = setup.initial_state(run, params)
     reference = jax.tree.map(lambda x: x + 0, state.params)
     data = batches(run.task.train, config.prompts.per_step, seed=0)
-    tokens, found = [], {}
+    tokens, found, uids = [], {}, Uids()
     for number in range(count):
-        sampled, _ = loop.collect(run, state, data, PhaseTimer())
+        sampled, _ = loop.collect(run, state, data, uids, PhaseTimer())
         if number == 1:
             short = np.arange(4) < np.array([[4, 1], [2, 1], [1, 1], [3, 1]])[..., None]
             sampled = dataclasses.replace(sampled, completions=sampled.completions.replace(mask=short))

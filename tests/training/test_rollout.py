@@ -9,6 +9,7 @@ from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
 from jaxrl_llm.training import rollout
 from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.uids import Uids
 
 BYTES, EOS = ByteTokenizer(), 258
 
@@ -38,8 +39,8 @@ def sampled(groups, answers=None, first_id=0, prompts=None, T=8):
         seen.update(tokens=tokens, mask=mask, keys=keys)
         return completions(groups + [groups[0]] * (prompts - len(groups)), T)
 
-    found = rollout.sample(generate, rows, _key(), prompt_tokens=4, prompts=prompts, group=len(groups[0]), tokenizer=BYTES,
-                           reward=rewards.combine(["exact"]), timer=PhaseTimer())
+    found = rollout.sample(generate, rows, _key(), Uids(7).take(len(rows), len(groups[0])), prompt_tokens=4, prompts=prompts,
+                           tokenizer=BYTES, reward=rewards.combine(["exact"]), timer=PhaseTimer())
     return found, seen
 
 

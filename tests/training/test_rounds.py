@@ -28,14 +28,16 @@ def drawn(rewards, number):
     scores = Scores(rewards.ravel(), rewards.reshape(-1, 1), ("exact",), {"exact": 1})
     R = len(rewards)
     prompts = Prompts(np.zeros((R, 4)), np.ones((R, 4), bool), np.arange(R))
-    return Sampled([None] * R, prompts, completions, texts, scores, [int(r) for r in rewards.ravel()])
+    uids = 100 * number + np.arange(rewards.size).reshape(rewards.shape)
+    return Sampled([None] * R, prompts, completions, texts, scores, uids, [int(r) for r in rewards.ravel()])
 
 
 def test_those_who_disagree_with_their_prior_draw_again():
     prior, asked = np.array([1.0, 0.0, 1.0]), []
     truth = {0: [[1, 1], [1, 1], [0, 0]], 1: [[0, 1]], 2: [[1, 0]]}  # prompt 0 is believed; 1 and 2 are not
 
-    def draw(rows, number):
+    def draw(rows):
+        number = len(asked)
         asked.append(rows.tolist())
         return drawn(truth[0] if number == 0 else truth[number] * len(rows), number)
 
@@ -54,18 +56,20 @@ def test_those_who_disagree_with_their_prior_draw_again():
     assert sampled.completions.tokens[2, 2].tolist() == [1, 1] and not sampled.completions.mask[0, 2:].any()
     assert sampled.completions.decode_steps == 5 * len(asked) and sampled.scores.failures == {"exact": len(asked)}
     assert sampled.scores.components.shape == (P * G, 1)
+    assert sampled.uids[0].tolist() == [0, 1] + [-1] * (G - 2) and sampled.uids[1:, :4].tolist() == [
+        [2, 3, 100, 101], [4, 5, 102, 103]]
 
 
 def test_nobody_has_to_draw_again():
-    sampled, valid = rounds.in_rounds(lambda rows, number: drawn([[1], [0], [1]], number), lambda r, v: np.zeros(P, bool), P, 4)
+    sampled, valid = rounds.in_rounds(lambda rows: drawn([[1], [0], [1]], 0), lambda r, v: np.zeros(P, bool), P, 4)
     assert valid.shape == (P, 1) and sampled.rewards.ravel().tolist() == [1, 0, 1]
 
 
 def uneven():
     """Three prompts with 1, 2 and 1 draws, with room for three."""
-    truth = {0: [[1], [0], [0]], 1: [[1]]}
+    draws = iter([drawn([[1], [0], [0]], 0), drawn([[1]], 1)])
     wants = lambda rewards, valid: np.array([False, True, False])  # noqa: E731
-    sampled, valid = rounds.in_rounds(lambda rows, number: drawn(truth[number], number), wants, P, 2)
+    sampled, valid = rounds.in_rounds(lambda rows: next(draws), wants, P, 2)
     return dataclasses.replace(rounds.widen(sampled, valid, 3), prior={"expected": np.array([0.2, 0.9, 0.4], np.float32)})
 
 
@@ -73,6 +77,7 @@ def test_what_was_never_drawn_is_in_no_metric_and_no_loss():
     sampled = uneven()
     assert sampled.valid.tolist() == [[True, False, False], [True, True, False], [True, False, False]]
     assert sampled.rewards.shape == (P, 3) and len(sampled.texts) == len(sampled.answers) == 9
+    assert sampled.uids.tolist() == [[0, -1, -1], [1, 100, -1], [2, -1, -1]]
     facts = rollout.metrics_of(sampled)
     assert facts["completion/tokens"] == 4 * T and facts["completion/length"] == T and facts["completion/truncated"] == 0
     assert facts["reward/mean"] == facts["reward/exact"] == pytest.approx((1 + 0.5 + 0) / 3)

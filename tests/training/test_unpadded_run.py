@@ -9,6 +9,7 @@ from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import loop, setup
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.uids import Uids
 
 CASES = {"whole": {}, "score_and_reference": {"objective": "kl_coef=0.1", "learner.epochs": 2},
          "minibatches_and_micro_batches": {"learner.minibatches": 2, "learner.micro_batches": 2},
@@ -40,7 +41,7 @@ def test_states_and_metrics_after_a_step(monkeypatch, case):
         run, params = build(**CASES[case])
         state = setup.initial_state(run, params)
         reference = jax.tree.map(lambda x: x + 0, state.params)
-        sampled, _ = loop.collect(run, state, batches(run.task.train, 4, seed=0), PhaseTimer())
+        sampled, _ = loop.collect(run, state, batches(run.task.train, 4, seed=0), Uids(), PhaseTimer())
         state, metrics, batch, _ = loop.learn(run, state, of_unequal_lengths(sampled), reference, PhaseTimer())
         assert batch.filled < 4 if unpads else batch.filled == 4
         outcomes.append((jax.device_get(state.params), metrics))
