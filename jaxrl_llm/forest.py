@@ -247,7 +247,8 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
     if "expected" in forest.facts:
         found["prior"] = _filled(forest.facts["expected"], prompts)
     fields: dict[str, Any] = dict(
-        mask=role == Role.POLICY, role=role if others(forest).any() else None, valid=valid, rewards=of_rows(forest.rewards[ends]),
+        mask=role == Role.POLICY, role=role if others(forest).any() else None, valid=valid,
+        rewards=of_rows(forest.rewards[ends]),
         reward_components=of_rows(components), tokens=spread(forest.tokens), prompt_tokens=_filled(asked, prompts),
         prompt_mask=_filled(asked_mask, prompts),
         prompt_ids=_filled(np.array([p.id for p in forest.problems], np.int32), prompts),
@@ -303,7 +304,8 @@ def metrics(forest: Forest) -> dict[str, float]:
     """What a batch looks like: rewards, lengths, truncation, groups without a learning signal.
 
     `completion/tokens` counts the policy's tokens of all that was drawn, `completion/length` is their mean number in a
-    trajectory, `completion/present` that of all tokens, where others wrote some. Every prompt has the same weight in means of rewards: prompts that are drawn most often are no fair sample.
+    trajectory, `completion/present` that of all tokens, where others wrote some. Every prompt has the same weight in means of
+    rewards: prompts that are drawn most often are no fair sample.
     """
     ends = forest.ends
     owner, rewards = forest.prompt[ends], forest.rewards[ends]

@@ -1,10 +1,12 @@
 """Rollouts in one compiled program: prefill each prompt once, then decode its whole group against the shared cache."""
 import functools
+from typing import Any, NamedTuple
 
 import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.generation.compaction import half, holds
@@ -23,8 +25,8 @@ class Completions(flax.struct.PyTreeNode):
       logprobs: `f32[P, G, T]`, log-prob of each token under the distribution it was drawn from.
       entropies: `f32[P, G, T]`, entropy of that distribution, nats.
       stopped: `bool[P, G]`, ended by a stop token (False: cut at T).
-      decode_steps: `i32[]`, decode steps run until the last row stopped; the first token needs none. On a mesh `i32[N]`,
-        one number for each of the N shards of the batch, which stop by themselves.
+      decode_steps: `i32[]`, decode steps run until the last row stopped, T - 1 at most; the first token needs none. On a
+        mesh `i32[N]`, one number for each of the N shards of the batch, which stop by themselves.
     """
 
     tokens: jax.Array
@@ -35,9 +37,20 @@ class Completions(flax.struct.PyTreeNode):
     decode_steps: jax.Array
 
 
-def row_keys(key: jax.Array, row_ids: jax.Array) -> jax.Array:
-    """One key per row, a function of the row's id alone: any row can be drawn again without its batch."""
-    return jax.vmap(lambda row: jax.random.fold_in(key, row))(row_ids.reshape(-1)).reshape(row_ids.shape)
+def row_keys(key: jax.Array, uids: np.ndarray) -> jax.Array:
+    """One key per trajectory, a function of its uid alone: any trajectory can be drawn again without its batch.
+
+    `uids` i64[P, G] of the host. `fold_in` takes 32 bits, which a run of 4096 trajectories a step uses up in a million steps:
+    the key is `fold_in(fold_in(key, uid >> 32), uid mod 2^32)`.
+    """
+    flat = np.asarray(uids, np.int64).reshape(-1)
+    return _fold_in_both(key, (flat >> 32).astype(np.uint32), flat.astype(np.uint32)).reshape(np.shape(uids))
+
+
+@jax.jit
+@functools.partial(jax.vmap, in_axes=(None, 0, 0))
+def _fold_in_both(key, high, low):
+    return jax.random.fold_in(jax.random.fold_in(key, high), low)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "max_tokens", "stop_ids", "chunk", "mesh"))
@@ -56,7 +69,7 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
       sampling: distribution to draw from.
       max_tokens: `T`.
       stop_ids: tokens that end a completion; an empty tuple decodes T tokens in every row.
-      chunk: decode steps between two checks whether all rows have stopped, at most; it is lowered to a divisor of T - 1.
+      chunk: decode steps between two checks whether all rows have stopped, at most, see `chunk_of`.
       mesh: where the arrays lie; None: on one device. Prompts are spread over `data` x `fsdp`; each of these shards decodes in
         a loop of its own. `params` lie best as `parallel.reshard` lays them: matrices and key/value heads stay in pieces over
         `tensor`, if it divides these heads (else every device works with all of them); what is in other pieces is gathered.
@@ -108,75 +121,123 @@ def reads_transposed(rows: int, slots: int) -> bool:
     return rows >= 64 or slots >= 64
 
 
+def chunk_of(steps: int, chunk: int) -> int:
+    """How many steps go into a chunk: `chunk`, or down to half of it where fewer are then left over behind the last one.
+
+    The last chunk is as long as the others, one loop being compiled for all. Of those that leave equally few, the longest.
+    """
+    most = max(min(chunk, steps), 1)
+    return min(range(most, most // 2, -1), key=lambda size: -steps % size)
+
+
+class Decoder(NamedTuple):
+    """What is the same in all decode steps of a batch and of its halves.
+
+    Attributes:
+      model, params: the policy.
+      layers: its layers as decoding reads them, see `Transformer.unstack_layers`; `transposed` says in which order.
+      unembedding: `[V, D]`.
+      stops: `i32[N]`, tokens that end a completion.
+      sampling: distribution to draw from.
+      pieces: devices over which the compiler spreads matrices and heads, `tensor`.
+      chunk: steps between two checks whether all rows have stopped.
+      last: T - 1, how many steps there are; those that fill the last chunk are beyond, and what they draw is dropped.
+    """
+
+    model: Transformer
+    params: Any
+    layers: Any
+    unembedding: jax.Array
+    stops: jax.Array
+    sampling: Sampling
+    pieces: int
+    transposed: bool
+    chunk: int
+    last: int
+
+
 def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
             stop_ids: tuple[int, ...], chunk: int, pieces: int) -> Completions:
     """As `generate`, for rows that stop together; the compiler spreads matrices and heads over `pieces` devices, `tensor`."""
     P, G = keys.shape
-    # The first token comes from the prefill; the others in chunks of equal size, so that no step runs in vain.
-    slots = max(1, max_tokens - 1)
-    chunk = max(n for n in range(1, chunk + 1) if slots % n == 0)
-    transposed = pieces == 1 and reads_transposed(P * G, slots)
+    # The first token comes from the prefill; the others in chunks of equal size.
+    last = max_tokens - 1
+    chunk = chunk_of(last, chunk)
+    slots = max(-(-last // chunk), 1) * chunk
+    transposed = pieces == 1 and reads_transposed(P * G, last)
     layers = model.unstack_layers(params, lora, transposed=transposed)
-    prompt, last = model.prefill(params, prompt_tokens, prompt_mask, lora=lora)
-    unembedding = model.unembedding(params).astype(model.dtype)
-    stops = jnp.asarray(stop_ids, jnp.int32)
-
-    def sample(normed, keys, t, alive):
-        if pieces == 1:
-            logits = row_matmul(normed, unembedding, jnp.float32)
-        else:  # see `Transformer.unstack_layers`
-            logits = jnp.einsum("pgd,vd->pgv", normed, unembedding, preferred_element_type=jnp.float32)
-        step_keys = jax.vmap(lambda k: jax.random.fold_in(k, t))(keys.reshape(-1))
-        logits = model.finished(logits).reshape(keys.size, -1)
-        drawn = (draw if pieces == 1 else functools.partial(_draw, pieces))(step_keys, logits, sampling)
-        token, logprob, entropy = (x.reshape(keys.shape) for x in drawn)
-        out = (jnp.where(alive, token, 0), alive, jnp.where(alive, logprob, 0.0), jnp.where(alive, entropy, 0.0))
-        return out, alive & ~jnp.isin(token, stops)
-
-    def decode_rows(keys, prompt, loop, lengths, shrinks: int):
-        """Decodes to the end: through caches of all `lengths`, and `shrinks` times with half of the rows from then on."""
-        def decode(carry, _):
-            t, token, cache, alive = carry
-            normed, cache = model.decode_step(params, layers, token, t, prompt, cache, transposed=transposed)
-            out, alive = sample(normed, keys, t + 1, alive)
-            return (t + 1, out[0], cache, alive), out
-
-        def decode_chunk(loop):
-            carry, buffers = loop
-            start = carry[0] + 1
-            carry, outs = jax.lax.scan(decode, carry, None, length=chunk)
-            write = lambda buffer, out: jax.lax.dynamic_update_slice_in_dim(  # noqa: E731
-                buffer, jnp.moveaxis(out, 0, 2), start, axis=2)
-            return carry, jax.tree.map(write, buffers, outs)
-
-        def unfinished(full, shrinks, loop):
-            (t, _, _, alive), _ = loop
-            more = (t < min(full, max_tokens - 1)) & alive.any()
-            return more & ~holds(alive) if shrinks else more
-
-        for full, room in lengths:
-            (steps, token, cache, alive), buffers = loop
-            # Half of the rows go on with a cache of all positions, so not while this one has fewer than half of them.
-            goes_on = functools.partial(unfinished, full, shrinks if 2 * room >= lengths[-1][1] else 0)
-            loop = jax.lax.while_loop(goes_on, decode_chunk, ((steps, token, cache.lengthened(room), alive), buffers))
-        (steps, token, cache, alive), buffers = loop
-        if not shrinks:
-            return steps, alive, buffers
-
-        part = half(alive)
-        rest = (steps, part.take(token), cache.of_rows(*part), part.take(alive)), jax.tree.map(part.take, buffers)
-        of_prompts = jax.tree.map(lambda x: x[part.prompts], prompt)
-        steps, *found = decode_rows(part.take(keys), of_prompts, rest, lengths[-1:], shrinks - 1)
-        return steps, *jax.tree.map(part.put, (alive, buffers), tuple(found))
-
-    first, alive = sample(jnp.broadcast_to(last[:, None], (P, G, last.shape[-1])), keys, 0, jnp.ones((P, G), bool))
+    prompt, before = model.prefill(params, prompt_tokens, prompt_mask, lora=lora)
+    decoder = Decoder(model, params, layers, model.unembedding(params).astype(model.dtype), jnp.asarray(stop_ids, jnp.int32),
+                      sampling, pieces, transposed, chunk, last)
+    before = jnp.broadcast_to(before[:, None], (P, G, before.shape[-1]))
+    first, alive = _draw_tokens(decoder, before, keys, 0, jnp.ones((P, G), bool))
     buffers = tuple(jnp.zeros((P, G, slots + 1), x.dtype).at[:, :, 0].set(x) for x in first)
     lengths = stages(slots, chunk)
     start = jnp.int32(0), first[0], model.empty_completions(prompt, G, lengths[0][1], most=slots), alive
-    steps, alive, buffers = decode_rows(keys, prompt, (start, buffers), lengths, halvings(P * G, slots))
+    steps, alive, buffers = _decode_rows(decoder, keys, prompt, (start, buffers), lengths, halvings(P * G, last))
     tokens, mask, logprobs, entropies = (b[:, :, :max_tokens] for b in buffers)
-    stopped = ~alive & jnp.isin(jnp.take_along_axis(tokens, mask.sum(-1, keepdims=True) - 1, 2)[:, :, 0], stops)
-    return Completions(tokens, mask, logprobs, entropies, stopped, steps)
+    # A row that goes on beyond T may find a stop token there.
+    stopped = ~alive & jnp.isin(jnp.take_along_axis(tokens, mask.sum(-1, keepdims=True) - 1, 2)[:, :, 0], decoder.stops)
+    return Completions(tokens, mask, logprobs, entropies, stopped, jnp.minimum(steps, last) if slots > last else steps)
+
+
+def _draw_tokens(d: Decoder, normed, keys, t, alive):
+    """Token t of every row from the state before it: `((token, mask, logprob, entropy), alive)`, each `[P, G]`."""
+    if d.pieces == 1:
+        logits = row_matmul(normed, d.unembedding, jnp.float32)
+    else:  # see `Transformer.unstack_layers`
+        logits = jnp.einsum("pgd,vd->pgv", normed, d.unembedding, preferred_element_type=jnp.float32)
+    step_keys = jax.vmap(lambda k: jax.random.fold_in(k, t))(keys.reshape(-1))
+    logits = d.model.finished(logits).reshape(keys.size, -1)
+    drawn = (draw if d.pieces == 1 else functools.partial(_draw, d.pieces))(step_keys, logits, d.sampling)
+    token, logprob, entropy = (x.reshape(keys.shape) for x in drawn)
+    out = (jnp.where(alive, token, 0), alive, jnp.where(alive, logprob, 0.0), jnp.where(alive, entropy, 0.0))
+    return out, alive & ~jnp.isin(token, d.stops)
+
+
+def _decode(d: Decoder, keys, prompt, carry, _):
+    """One step of a `lax.scan`; the carry is `(steps done, last token, cache, alive)`."""
+    t, token, cache, alive = carry
+    normed, cache = d.model.decode_step(d.params, d.layers, token, t, prompt, cache, transposed=d.transposed)
+    out, alive = _draw_tokens(d, normed, keys, t + 1, alive)
+    return (t + 1, out[0], cache, alive), out
+
+
+def _decode_chunk(d: Decoder, keys, prompt, loop):
+    """A chunk of steps, whose draws go into the buffers `[P, G, slots + 1]`; `loop` is `(carry, buffers)`."""
+    carry, buffers = loop
+    start = carry[0] + 1
+    carry, outs = jax.lax.scan(functools.partial(_decode, d, keys, prompt), carry, None, length=d.chunk)
+
+    def write(buffer, out):
+        return jax.lax.dynamic_update_slice_in_dim(buffer, jnp.moveaxis(out, 0, 2), start, axis=2)
+
+    return carry, jax.tree.map(write, buffers, outs)
+
+
+def _unfinished(d: Decoder, full: int, shrinks: int, loop):
+    """Whether another chunk is decoded as this one was: rows go on, the cache has room, and not half of the rows would do."""
+    (t, _, _, alive), _ = loop
+    more = (t < min(full, d.last)) & alive.any()
+    return more & ~holds(alive) if shrinks else more
+
+
+def _decode_rows(d: Decoder, keys, prompt, loop, lengths, shrinks: int):
+    """Decodes to the end: through caches of all `lengths`, and `shrinks` times with half of the rows from then on."""
+    chunk = functools.partial(_decode_chunk, d, keys, prompt)
+    for full, room in lengths:
+        (steps, token, cache, alive), buffers = loop
+        # Half of the rows go on with a cache of all positions, so not while this one has fewer than half of them.
+        goes_on = functools.partial(_unfinished, d, full, shrinks if 2 * room >= lengths[-1][1] else 0)
+        loop = jax.lax.while_loop(goes_on, chunk, ((steps, token, cache.lengthened(room), alive), buffers))
+    (steps, token, cache, alive), buffers = loop
+    if not shrinks:
+        return steps, alive, buffers
+    part = half(alive)
+    rest = (steps, part.take(token), cache.of_rows(*part), part.take(alive)), jax.tree.map(part.take, buffers)
+    of_prompts = jax.tree.map(lambda x: x[part.prompts], prompt)
+    steps, *found = _decode_rows(d, part.take(keys), of_prompts, rest, lengths[-1:], shrinks - 1)
+    return steps, *jax.tree.map(part.put, (alive, buffers), tuple(found))
 
 
 def _draw(pieces: int, keys, logits, sampling: Sampling) -> Draw:

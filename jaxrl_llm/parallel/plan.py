@@ -1,8 +1,9 @@
 """Memory and time of a training step on a mesh, estimated from shapes alone: does it fit, and if not, what would.
 
-Memory is what the compiled programs hold at their peak, found by following them: the float32 weights and moments, then the
-update (gradients, what the checkpoint policy of `models.transformer` stores, one layer's intermediate results) or the sampler
-(the weights as it reads them, the caches), whichever needs more. Every prompt and completion is taken at its limit.
+Memory is what the compiled programs hold at their peak, found by following them: the float32 weights and the state of the
+optimiser, then the update (gradients, what the checkpoint policy of `models.transformer` stores, one layer's intermediate
+results) or the sampler (the weights as it reads them, the caches), whichever needs more. Every prompt and completion is taken
+at its limit.
 Within 25% of the compiler's own figures for tiny models and SmolLM2 in float32, on one device and on meshes of eight
 (tests/parallel/test_memory_plan.py).
 """
@@ -13,8 +14,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import optax
 
 from jaxrl_llm.evaluation import flops
+from jaxrl_llm.models import lora
 from jaxrl_llm.models.attention import BLOCK
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
@@ -43,6 +46,7 @@ class Work:
       reference: frozen weights are kept beside the trained ones.
       critic: a second transformer is trained.
       offload: of `optimizer` and `reference`, those that wait in the memory of the host.
+      optimizer: of the policy, and of the critic.
     """
 
     prompts: int
@@ -60,6 +64,7 @@ class Work:
     reference: bool = False
     critic: bool = False
     offload: tuple[str, ...] = ()
+    optimizer: optax.GradientTransformation = optax.adamw(1e-3)
 
     @property
     def itemsize(self) -> int:
@@ -111,10 +116,28 @@ def _mlp_width(c: ModelConfig) -> int:
 
 def weights_per_device(c: ModelConfig, mesh: Mapping[str, int]) -> float:
     """Weights that each device holds under the partition table: what does not divide is whole everywhere."""
-    def share(path, shape):
-        return math.prod(shape) / math.prod(mesh[axis] for entry in spec_of(path, shape, mesh) for axis in axes_of(entry))
+    return sum(_share(path, shape, mesh) for path, shape in _leaves(c))
 
-    return sum(share(path, shape) for path, shape in _leaves(c))
+
+def _share(path: str, shape: tuple[int, ...], mesh: Mapping[str, int]) -> float:
+    """Numbers of an array that each device holds."""
+    return math.prod(shape) / math.prod(mesh[axis] for entry in spec_of(path, shape, mesh) for axis in axes_of(entry))
+
+
+@functools.lru_cache(maxsize=64)
+def _state_leaves(c: ModelConfig, lora_rank: int, optimizer: optax.GradientTransformation
+                  ) -> tuple[tuple[str, tuple[int, ...], int], ...]:
+    """Path, shape and bytes of a number of every array in the state of an optimiser of all weights, or of adapters."""
+    params = Transformer(c).abstract_params()
+    if lora_rank:
+        params = jax.eval_shape(lambda: lora.init(jax.random.key(0), params, lora_rank, 1.0))
+    found = jax.tree.leaves_with_path(jax.eval_shape(optimizer.init, params))
+    return tuple((path_name(path), leaf.shape, leaf.dtype.itemsize) for path, leaf in found)
+
+
+def state_memory(c: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mapping[str, int], lora_rank: int = 0) -> float:
+    """Bytes per device of the state of an optimiser of all weights, or of adapters."""
+    return sum(size * _share(path, shape, mesh) for path, shape, size in _state_leaves(c, lora_rank, optimizer))
 
 
 def adapter_weights(c: ModelConfig, rank: int) -> int:
@@ -126,17 +149,18 @@ def adapter_weights(c: ModelConfig, rank: int) -> int:
 
 
 def kept_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
-    """Bytes per device that live through the whole run: float32 weights, two moments, and what the method adds.
+    """Bytes per device that live through the whole run: float32 weights, the optimiser's state, what the method adds.
 
-    What is off-loaded comes back when it is used: the moments in updates (see `update_memory`), the reference in scoring,
-    which needs less than an update all the same.
+    What is off-loaded comes back when it is used: the optimiser's state in updates (see `update_memory`), the reference in
+    scoring, which needs less than an update all the same.
     """
     weights = 4 * weights_per_device(c, mesh)
     trained = 4 * adapter_weights(c, w.lora_rank) if w.lora_rank else weights
-    moments = 0 if "optimizer" in w.offload else 1
-    return {"weights": weights + (trained if w.lora_rank else 0), "optimiser": 2 * trained * moments,
+    kept = "optimizer" not in w.offload
+    return {"weights": weights + (trained if w.lora_rank else 0),
+            "optimiser": kept * state_memory(c, w.optimizer, mesh, w.lora_rank),
             "reference": weights * (w.reference and "reference" not in w.offload),
-            "critic": (1 + 2 * moments) * weights * w.critic}
+            "critic": w.critic * (weights + kept * state_memory(c, w.optimizer, mesh))}
 
 
 def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
@@ -164,9 +188,10 @@ def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     waiting = max(layer + gradients, logits + table + (gradients / 2 if w.micro_batches > 1 else 0))
     gathered = table * (1 if c.tie_embeddings else 2)
     gathered += 2 * 4 * (_layer_matrices(c) / c.num_layers) / tensor
-    trained = held if not w.lora_rank else adapter_weights(c, w.lora_rank)
-    returned = 2 * 4 * (trained + w.critic * held) if "optimizer" in w.offload else 0.0
-    return {"gradients": gradients, "moments from the host": returned, "stored activations": stored,
+    returned = 0.0
+    if "optimizer" in w.offload:
+        returned = state_memory(c, w.optimizer, mesh, w.lora_rank) + w.critic * state_memory(c, w.optimizer, mesh)
+    return {"gradients": gradients, "optimiser from the host": returned, "stored activations": stored,
             "one layer or the logits": waiting - gradients,
             "gathered weights": gathered if mesh["fsdp"] > 1 else 0.0,
             "batch": 32 * w.prompts * G * T / shards}

@@ -57,7 +57,10 @@ def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int], left_ou
 
 
 def tree_shardings(tree, mesh: Mesh, left_out: str | None = None):
-    """A sharding for every leaf of `tree` (arrays or shapes), by its path: parameters and optimiser moments alike."""
+    """A sharding for every leaf of `tree` (arrays or shapes), by its path: parameters and optimiser moments alike.
+
+    Moments of one number per weight end in the weight's path and lie as it does; factored ones, which lack an axis, are whole.
+    """
     return jax.tree.map_with_path(
         lambda path, leaf: NamedSharding(mesh, spec_of(path_name(path), leaf.shape, mesh.shape, left_out)), tree)
 

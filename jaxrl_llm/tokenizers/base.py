@@ -8,9 +8,11 @@ checkpoints, and the fallback when no padding token is named) is harmless.
 import copy
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
+
+import numpy as np
 
 from jaxrl_llm.tokenizers.chat import Messages, render, select
 
@@ -41,6 +43,9 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, and ids beyond the vocabulary are left out."""
+
+    def decode_batch(self, rows: Sequence[Sequence[int] | np.ndarray], skip_special: bool = True) -> list[str]:
+        """`decode` of every row, in one call of the library that does it."""
 
     def render_chat(
         self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False, **variables
@@ -73,7 +78,7 @@ class Codec(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
-    def decode(self, ids: list[int], skip_special: bool) -> str: ...
+    def decode_batch(self, rows: list[list[int]], skip_special: bool) -> list[str]: ...
 
     def token(self, token_id: int) -> str: ...
 
@@ -129,10 +134,16 @@ class CodecTokenizer:
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of `ids` i32[N] (list or array). Raises ValueError for a negative id."""
-        ids = [int(i) for i in ids]
-        if min(ids, default=0) < 0:
-            raise ValueError(f"cannot decode the negative id {min(ids)}; cut masked positions away before decoding")
-        return self._codec.decode([i for i in ids if i < self.vocab_size], skip_special)
+        return self.decode_batch([list(ids)], skip_special)[0]
+
+    def decode_batch(self, rows: Sequence[Sequence[int] | np.ndarray], skip_special: bool = True) -> list[str]:
+        """Texts of `rows`, each i32[N] (list or array). Raises ValueError for a negative id."""
+        arrays = [np.asarray(row, np.int64) for row in rows]
+        lowest = min((int(row.min()) for row in arrays if row.size), default=0)
+        if lowest < 0:
+            raise ValueError(f"cannot decode the negative id {lowest}; cut masked positions away before decoding")
+        kept = [row[row < self.vocab_size].tolist() for row in arrays]
+        return self._codec.decode_batch(kept, skip_special) if kept else []
 
     @property
     def chat_template(self) -> str | None:

@@ -24,10 +24,9 @@ class _Bytes:
         parts = split_specials(text, SPECIALS)
         return [i for part in parts for i in ([part] if isinstance(part, int) else part.encode("utf-8"))]
 
-    def decode(self, ids: list[int], skip_special: bool) -> str:
-        kept = [i for i in ids if i < 256 or not skip_special]
-        raw = b"".join(bytes([i]) if i < 256 else self.token(i).encode() for i in kept)
-        return raw.decode("utf-8", errors="replace")
+    def decode_batch(self, rows: list[list[int]], skip_special: bool) -> list[str]:
+        spelled = [bytes([i]) for i in range(256)] + [b"" if skip_special else name.encode() for name in SPECIALS]
+        return [b"".join(map(spelled.__getitem__, row)).decode("utf-8", errors="replace") for row in rows]
 
     def token(self, token_id: int) -> str:
         names = {i: name for name, i in SPECIALS.items()}

@@ -74,8 +74,8 @@ class FastCodec:
     def encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
 
-    def decode(self, ids: list[int], skip_special: bool) -> str:
-        return self._backend.decode(ids, skip_special_tokens=skip_special)
+    def decode_batch(self, rows: list[list[int]], skip_special: bool) -> list[str]:
+        return self._backend.decode_batch(rows, skip_special_tokens=skip_special)
 
     def token(self, token_id: int) -> str:
         return self._backend.id_to_token(token_id) or ""

@@ -53,9 +53,11 @@ class SentencePieceCodec:
         parts = split_specials(text, self._controls)
         return [i for part in parts for i in ([part] if isinstance(part, int) else self.processor.encode(part))]
 
-    def decode(self, ids: list[int], skip_special: bool) -> str:
-        if skip_special:
-            return self.processor.decode(ids)
+    def decode_batch(self, rows: list[list[int]], skip_special: bool) -> list[str]:
+        return self.processor.decode(rows) if skip_special else [self._spelled(row) for row in rows]
+
+    def _spelled(self, ids: list[int]) -> str:
+        """Text with its control pieces, each stretch between them decoded on its own."""
         text, stretch = "", []
         for i in ids:
             if self.processor.is_control(i):

@@ -10,7 +10,7 @@ from jaxrl_llm.parallel.plan import Work
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.step import make_optimizer, make_update
+from jaxrl_llm.training.step import make_update
 
 
 def lower_update(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
@@ -21,8 +21,7 @@ def lower_update(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
     P, G, S, T = w.prompts // w.minibatches, w.group, w.prompt_tokens, w.completion_tokens
     model = Transformer(c, dtype=jax.numpy.dtype(w.dtype), remat=w.remat)
     estimator, objective = methods.build("grpo", max_len=T)
-    optimizer, _ = make_optimizer(1e-3, 100)
-    create = lambda params: state_lib.create(params, None, optimizer, estimator, objective, jax.random.key(0))  # noqa: E731
+    create = lambda params: state_lib.create(params, None, w.optimizer, estimator, objective, jax.random.key(0))  # noqa: E731
     state = jax.eval_shape(create, model.abstract_params())
     state = parallel.with_shardings(state, parallel.tree_shardings(state, mesh))
     array = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.batch_sharding(mesh))  # noqa: E731
@@ -30,5 +29,5 @@ def lower_update(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
     rollouts = Rollouts(mask=mask, valid=array(bool, P, G), rewards=array(np.float32, P, G), tokens=tokens,
                         prompt_tokens=array(np.int32, P, S), prompt_mask=array(bool, P, S), prompt_ids=array(np.int32, P),
                         behavior_logprobs=floats, entropies=floats, policy_version=tokens)
-    update = make_update(Policy(model, mesh=mesh), objective, optimizer, micro_batches=w.micro_batches)
+    update = make_update(Policy(model, mesh=mesh), objective, w.optimizer, micro_batches=w.micro_batches)
     return update.lower(state, rollouts, floats)

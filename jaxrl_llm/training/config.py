@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm.control.budget import UTILITIES
 from jaxrl_llm.generation.prompts import OVERLONG
 from jaxrl_llm.registry import one_of
+from jaxrl_llm.training.optimizers import UNSET, settings_of
 from jaxrl_llm.training.prior import SOURCES
 from jaxrl_llm.values.critic import KINDS
 
@@ -75,12 +76,13 @@ def default_config() -> ConfigDict:
     c.sampling.max_rounds = 4          # generation rounds that a filter may use to fill a batch
 
     c.optimizer = ConfigDict()
+    c.optimizer.name = "adamw"         # of optax: or "adam", "lion", "muon", "adafactor", "rmsprop", "sgd"
     c.optimizer.learning_rate = 1e-4
     c.optimizer.warmup_updates = 5
     c.optimizer.schedule = "constant"  # or "linear", "cosine"
     c.optimizer.weight_decay = 0.0
-    c.optimizer.b1 = 0.9
-    c.optimizer.b2 = 0.999
+    c.optimizer.b1 = -1.0              # -1: the optimiser's own, 0.9 for Adam
+    c.optimizer.b2 = -1.0              # -1: the optimiser's own, 0.999 for Adam
     c.optimizer.clip_norm = 1.0        # 0: off
 
     c.learner = ConfigDict()
@@ -173,7 +175,8 @@ def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
     """A copy in which `learner.epochs` and `learner.minibatches` are numbers: where they are 0, those of `defaults`, else 1.
 
     A default number of minibatches that does not divide the batch becomes the largest one below it that does. Likewise
-    `critic.pretrain_steps` where it is -1, else 0, `critic.learning_rate` where it is 0, and `budget`.
+    `critic.pretrain_steps` where it is -1, else 0, `critic.learning_rate` where it is 0, `budget`, and `optimizer.b1` and `b2`
+    where they are -1 and the optimiser has them. Raises ValueError for settings that it does not have.
     """
     config = config.copy_and_resolve_references()
     learner, P = config.learner, config.prompts.per_step
@@ -183,6 +186,9 @@ def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
         learner.minibatches = next(fits, 1)
     budget = config.budget
     budget.utility, budget.prompts = budget.utility or defaults.get("budget", ""), budget.prompts or max(P // 2, 1)
+    o = config.optimizer
+    settings = settings_of(o.name, b1=o.b1, b2=o.b2, weight_decay=o.weight_decay)
+    o.b1, o.b2 = settings.get("b1", o.b1), settings.get("b2", o.b2)
     critic = config.critic
     critic.learning_rate = critic.learning_rate or config.optimizer.learning_rate
     if critic.pretrain_steps == -1:
@@ -197,6 +203,10 @@ def check(config: ConfigDict) -> None:
             value = functools.reduce(getattr, name.split("."), config)
             if not value >= least:  # refuses NaN too
                 raise ValueError(f"config.{name} is {value}; it must be at least {least}")
+    for name in ("b1", "b2"):
+        value = config.optimizer[name]
+        if value != UNSET[name] and not 0 <= value < 1:
+            raise ValueError(f"config.optimizer.{name} is {value}; give 0 or more and less than 1, or -1: the optimiser's own")
     if not config.reward_deadline > 0:
         raise ValueError(f"config.reward_deadline is {config.reward_deadline}; give a number of seconds above 0")
     one_of("config.prompts.overlong", config.prompts.overlong, OVERLONG)

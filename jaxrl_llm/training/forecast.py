@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm.parallel import plan
 from jaxrl_llm.parallel.presets import DEVICES, Device
 from jaxrl_llm.training.config import parts
-from jaxrl_llm.training.setup import Run
+from jaxrl_llm.training.setup import Run, optimizer_of
 
 # Beginnings of `device_kind`, the longer before the shorter.
 _KINDS = {"NVIDIA H100": "h100", "NVIDIA H200": "h200", "NVIDIA A100": "a100-80", "TPU v4": "v4", "TPU v5 lite": "v5e",
@@ -24,7 +24,8 @@ def work_of(config: ConfigDict, prompt_tokens: int, needs: Set[str], critic: boo
     return plan.Work(c.prompts.per_step, c.sampling.group, prompt_tokens, c.sampling.max_tokens, learner.minibatches,
                      learner.micro_batches, c.sampling.micro_batches, learner.epochs, c.model.dtype, c.model.remat, c.lora.rank,
                      passes=int(several) + ("ref_logprobs" in needs), critic=critic and c.critic.kind == "separate",
-                     reference="ref_logprobs" in needs and not c.lora.rank, offload=tuple(parts(learner.offload)))
+                     reference="ref_logprobs" in needs and not c.lora.rank, offload=tuple(parts(learner.offload)),
+                     optimizer=optimizer_of(c, c.optimizer.learning_rate, c.steps)[0])
 
 
 def device_of(device: jax.Device) -> Device:

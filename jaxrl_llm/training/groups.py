@@ -78,9 +78,10 @@ class Sampler:
         asked = [forest.prompt_ids(row) for row in rows]
         missing, length = self.prompts - len(asked), prompt_bucket_of(max(map(len, asked)), self.prompt_tokens)
         batch = pad([ids.tolist() for ids in asked] + [asked[0].tolist()] * missing, [0] * self.prompts, length)
-        uids = first_uid + np.arange(self.prompts * self.group).reshape(self.prompts, self.group)
+        uids = first_uid + np.arange(len(rows) * self.group, dtype=np.int64).reshape(len(rows), self.group)
+        keys = row_keys(key, np.pad(uids, ((0, missing), (0, 0)), constant_values=-1))
         with timer("rollout"):
-            made = parallel.fetch(generate(batch.tokens, batch.mask, row_keys(key, uids.astype(np.uint32))))
+            made = parallel.fetch(generate(batch.tokens, batch.mask, keys))
         steps, made = int(np.sum(made.decode_steps)), jax.tree.map(lambda x: x[:len(rows)] if np.ndim(x) else x, made)
         with timer("reward"):
             made, texts = decode(made, self.tokenizer, self.stop_strings)
@@ -90,7 +91,7 @@ class Sampler:
             extract = self.reward.rewards[0].extract
         roots = np.flatnonzero(forest.role == Role.PROMPT)
         return grow(
-            forest, np.repeat(roots[rows], self.group), uids[:len(rows)].reshape(-1), role=Role.POLICY, length=lengths,
+            forest, np.repeat(roots[rows], self.group), uids.reshape(-1), role=Role.POLICY, length=lengths,
             stopped=made.stopped.reshape(-1), rewards=scores.total, components=scores.components, texts=texts,
             answers=[None if extract is None else extract(text) for text in texts], tokens=made.tokens[made.mask],
             logprobs=made.logprobs[made.mask], entropies=made.entropies[made.mask],

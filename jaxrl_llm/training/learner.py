@@ -2,7 +2,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +25,6 @@ from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.regroup import regroup
 from jaxrl_llm.training.shapes import quarters_filled
 from jaxrl_llm.training.state import TrainState
-from jaxrl_llm.training.step import adam_noise
 from jaxrl_llm.values.critic import metrics as value_metrics
 
 _SHUFFLE_STREAM = 2**31 - 2  # folded into the key of a step
@@ -64,7 +63,7 @@ class Learner:
       offload: what waits in the host's memory, see `training.offload`.
       unpads: whether padding is left out of the model's matrix products.
       controls: controllers, which see what becomes of each step.
-      moments: decay rates of Adam's moments, for the noise of its gradients.
+      optimizer_metrics: numbers by name that the state of the optimiser tells.
     """
 
     policy: Policy
@@ -85,7 +84,7 @@ class Learner:
     max_skipped: int = 10
     offload: tuple[str, ...] = ()
     unpads: bool = False
-    moments: tuple[float, float] = (0.9, 0.999)
+    optimizer_metrics: Callable[[Any], dict[str, jax.Array]] = lambda opt_state: {}
     controls: Controls = Controls()
 
     def init(self, params, lora, key: jax.Array, prior: Any = None) -> TrainState:
@@ -136,8 +135,7 @@ class Learner:
         with timer("update"):
             state = offload.moments_near(self.offload, state)
             state, updates, estimated = self._updates(state, batch, advantages, alone)
-            noise = jax.jit(adam_noise)(state.opt_state, *self.moments)
-            metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(facts | {"adam_noise": noise})
+            metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(facts | self.optimizer_metrics(state.opt_state))
             state = offload.moments_away(self.offload, state)
         if int(state.skipped_in_row) >= self.max_skipped:
             raise TrainingDiverged(

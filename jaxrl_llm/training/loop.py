@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import optax
 from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
 from jaxrl_llm.recorders import Recorder
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.loader import batches
-from jaxrl_llm.training import offload, preemption, schedules, setup
+from jaxrl_llm.training import offload, optimizers, preemption, schedules, setup
 from jaxrl_llm.training import workdir as folders
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.config import arithmetic_table
@@ -119,7 +118,7 @@ def _first_state(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints
     if not work.resume:
         return setup.initial_state(run, warm_up(run, params, progress))
     progress.phase("restoring")
-    found = checkpoints.restore(setup.initial_state(run, params))
+    found = checkpoints.restore(offload.moments_away(run.learner.offload, setup.initial_state(run, params)))
     run.source.set_position(found.host)
     progress.step(found.step, {})
     return found.state
@@ -260,12 +259,12 @@ class _Session:
         self.progress.phase("saving")
         state, position = self.reached
         with self.timer("checkpoint"):
-            self.checkpoints.save(int(state.step), offload.moments_near(self.run.learner.offload, state), position)
+            self.checkpoints.save(int(state.step), state, position)
         self.saved = int(state.step)
 
     def pace(self, done: Step, seconds: float) -> dict[str, float]:
         """The learning rate of a step's last update, and how long the step took."""
-        updates = int(optax.tree.get(done.learned.state.opt_state, "ScaleByAdamState").count)
+        updates = optimizers.updates_made(done.learned.state.opt_state)
         forest = done.finished.forest
         tokens = forest.length[forest.role == Role.POLICY].sum()
         return {"learning_rate": float(self.run.learning_rate(max(updates - 1, 0))), "time/step": seconds,

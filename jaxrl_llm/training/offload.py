@@ -1,6 +1,7 @@
 """What only a part of a step needs, kept in the memory of the host for the rest of it (`config.learner.offload`).
 
-The moments of the optimiser come to the devices for the updates, reference weights while they score. Copies: no bit changes.
+The state of the optimiser comes to the devices for the updates, reference weights while they score. Copies: no bit changes.
+Checkpoints save and restore both where they lie.
 """
 from typing import Any
 
@@ -20,12 +21,12 @@ def near(names: tuple[str, ...], name: str, tree: Any) -> Any:
 
 
 def moments_away(names: tuple[str, ...], state: TrainState) -> TrainState:
-    """The state with the moments of the policy, and of what is trained beside it with an `opt_state`, `away`."""
+    """The state with that of the optimiser, and of those of what is trained beside the policy, `away`, whatever is in them."""
     return _with_moments(state, lambda tree: away(names, "optimizer", tree))
 
 
 def moments_near(names: tuple[str, ...], state: TrainState) -> TrainState:
-    """The state as updates take it and checkpoints save it."""
+    """The state as updates take it."""
     return _with_moments(state, lambda tree: near(names, "optimizer", tree))
 
 

@@ -1,4 +1,5 @@
 """Pages of samples: what a batch reads like, with the numbers of every token."""
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,16 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
 
     spelled = {"logprobs": of_rows(seen.behavior_logprobs), "entropies": of_rows(seen.entropies),
                **{name: of_rows(x) for name, x in numbers.items()}}
-    decode = source.sampler.tokenizer.decode
+    spell = functools.partial(source.sampler.tokenizer.decode_batch, skip_special=False)
     tokens = per_token(of_rows(seen.tokens), of_rows(seen.mask), of_rows(seen.present).sum(-1).tolist(),
-                       lambda i: decode([i], skip_special=False), spelled)
+                       spell, spelled)
     columns: tuple[Any, ...] = (
         forest.texts[ends].tolist(), forest.rewards[ends].tolist(),
         [dict(zip(names, map(float, row))) for row in forest.components[ends]], lengths,
         np.where(forest.stopped[ends], "stop", "length").tolist(), tokens)
     starts = np.searchsorted(owner, np.arange(len(forest.problems) + 1))
     grouped: list[Any] = [[column[a:b] for a, b in zip(starts, starts[1:])] for column in columns]
-    prompts = [decode(forest.prompt_ids(p).tolist(), skip_special=False) for p in range(len(forest.problems))]
+    prompts = spell([forest.prompt_ids(p) for p in range(len(forest.problems))])
     write_samples(path, step, prompts, [p.answer for p in forest.problems], *grouped)
 
 

@@ -82,15 +82,17 @@ def write_samples(
     return path
 
 
-def per_token(tokens: np.ndarray, mask: np.ndarray, ends: Sequence[int], spell: Callable[[int], str],
-              numbers: Mapping[str, np.ndarray]) -> list[dict[str, list]]:
+def per_token(tokens: np.ndarray, mask: np.ndarray, ends: Sequence[int],
+              spell: Callable[[Sequence[Sequence[int]]], list[str]], numbers: Mapping[str, np.ndarray]) -> list[dict[str, list]]:
     """For each completion {"tokens": its spellings, name: its numbers, ...}, for as many as `TOKENS_PER_PAGE` allow.
 
-    tokens: i32[N, T], of which the first `ends` [N] are there; numbers: name -> f32[N, T], given for the tokens that the policy
-    wrote, `mask` bool[N, T], and None for others, which nobody measured; "trained" tells which is which where there are both.
-    The viewer knows "logprobs" (of the
-    sampler), "entropies", "advantages" and "ratios" (probability after over before the update).
+    tokens: i32[N, T], of which the first `ends` [N] are there; spell: texts of rows of ids; numbers: name -> f32[N, T], given
+    for the tokens that the policy wrote, `mask` bool[N, T], and None for others, which nobody measured; "trained" tells which is
+    which where there are both. The viewer knows "logprobs" (of the sampler), "entropies", "advantages" and "ratios" (probability
+    after over before the update).
     """
+    distinct = np.unique(tokens).tolist()
+    spelled = dict(zip(distinct, spell([[i] for i in distinct])))
     found, left = [], TOKENS_PER_PAGE
     for row, end in enumerate(ends):
         left -= end
@@ -102,7 +104,7 @@ def per_token(tokens: np.ndarray, mask: np.ndarray, ends: Sequence[int], spell: 
             for name, rows in numbers.items()}
         if not mask[row, :end].all():
             values["trained"] = mask[row, :end].tolist()
-        found.append({"tokens": [spell(int(i)) for i in tokens[row, :end]], **values})
+        found.append({"tokens": [spelled[i] for i in tokens[row, :end].tolist()], **values})
     return found
 
 

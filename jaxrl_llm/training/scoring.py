@@ -11,34 +11,29 @@ from jaxrl_llm.rewards import Combined, Scores
 from jaxrl_llm.tasks.base import Problem
 
 
-def cut_at_stop_strings(ids: list[int], tokenizer, stop_strings: Sequence[str]) -> tuple[int, str] | None:
-    """Tokens to keep (through the one that completes a stop string) and the text before it; None without a hit."""
-    text = tokenizer.decode(ids)
-    hits = [text.find(stop) for stop in stop_strings if stop in text]
-    if not hits:
-        return None
-    reached = lambda n: any(stop in tokenizer.decode(ids[:n]) for stop in stop_strings)  # noqa: E731
-    low, high = 1, len(ids)
-    while low < high:
+def cut_at_stop_strings(rows: Sequence[np.ndarray], tokenizer, stop_strings: Sequence[str]) -> np.ndarray:
+    """i64[N]: the tokens to keep of rows that contain a stop string, through the one that completes it."""
+    low, high = np.ones(len(rows), np.int64), np.array([len(row) for row in rows], np.int64)
+    while (low < high).any():
         middle = (low + high) // 2
-        low, high = (low, middle) if reached(middle) else (middle + 1, high)
-    return low, text[:min(hits)]
+        texts = tokenizer.decode_batch([row[:n] for row, n in zip(rows, middle)])
+        reached = np.array([any(stop in text for stop in stop_strings) for text in texts])
+        low, high = np.where(reached, low, middle + 1), np.where(reached, middle, high)
+    return low
 
 
 def decode(completions: Completions, tokenizer, stop_strings: Sequence[str] = ()) -> tuple[Completions, list[str]]:
     """Texts of all rows; rows that contain a stop string are cut there and count as stopped."""
-    P, G, _ = completions.mask.shape
-    mask, stopped = np.array(completions.mask), np.array(completions.stopped)
-    lengths = mask.sum(-1)
-    texts = []
-    for p, g in np.ndindex(P, G):
-        ids = completions.tokens[p, g, :lengths[p, g] - int(stopped[p, g])].tolist()
-        cut = cut_at_stop_strings(ids, tokenizer, stop_strings) if stop_strings else None
-        if cut is not None:
-            mask[p, g, cut[0]:] = False
-            stopped[p, g] = True
-        texts.append(tokenizer.decode(ids) if cut is None else cut[1])
-    return completions.replace(mask=mask, stopped=stopped), texts
+    P, G, T = completions.mask.shape
+    mask, stopped = np.array(completions.mask).reshape(-1, T), np.array(completions.stopped).reshape(-1)
+    tokens = np.asarray(completions.tokens).reshape(-1, T)
+    rows = [row[:length] for row, length in zip(tokens, mask.sum(-1) - stopped)]
+    texts = tokenizer.decode_batch(rows)
+    hits = [i for i, text in enumerate(texts) if any(stop in text for stop in stop_strings)]
+    for i, kept in zip(hits, cut_at_stop_strings([rows[i] for i in hits], tokenizer, stop_strings)):
+        mask[i, kept:], stopped[i] = False, True
+        texts[i] = texts[i][:min(texts[i].index(stop) for stop in stop_strings if stop in texts[i])]
+    return completions.replace(mask=mask.reshape(P, G, T), stopped=stopped.reshape(P, G)), texts
 
 
 def shared_scores(reward: Combined, texts: Sequence[str], problems: Sequence[Problem], lengths: np.ndarray) -> Scores:

@@ -29,6 +29,7 @@ from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.topologies import Topology, budgets, refill, rounds, single
 from jaxrl_llm.training import config as config_lib
+from jaxrl_llm.training import optimizers
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training.controls import Controls
 from jaxrl_llm.training.groups import Sampler
@@ -38,7 +39,7 @@ from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.shapes import buckets, prompt_buckets
 from jaxrl_llm.training.source import Source
 from jaxrl_llm.training.state import TrainState
-from jaxrl_llm.training.step import in_parts, make_joint_update, make_optimizer, make_update
+from jaxrl_llm.training.step import in_parts, make_joint_update, make_update
 from jaxrl_llm.values import critic as critic_lib
 from jaxrl_llm.values import features
 
@@ -203,7 +204,7 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     return Learner(
         policy, estimator, objective, optimizer, tuple(recorded), Guarded("update", update, shapes), score, source.mesh,
         c.prompts.per_step, c.sampling.group, joint, learner.epochs, learner.minibatches, learner.micro_batches, alone,
-        learner.max_skipped, tuple(config_lib.parts(learner.offload)), unpadded, (c.optimizer.b1, c.optimizer.b2),
+        learner.max_skipped, tuple(config_lib.parts(learner.offload)), unpadded, functools.partial(optimizers.metrics, c.optimizer),
         controls_of(methods.get(config.method))), schedule
 
 
@@ -228,8 +229,9 @@ def unpads(model: ModelConfig, slots: int) -> bool:
 def optimizer_of(config: ConfigDict, learning_rate: float, steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """The configured optimiser, for `steps` rollout batches at this rate, and its schedule."""
     o, learner = config.optimizer, config.learner
-    return make_optimizer(learning_rate, steps * learner.epochs * learner.minibatches, warmup_updates=o.warmup_updates,
-                          schedule=o.schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2)
+    return optimizers.make_optimizer(
+        learning_rate, steps * learner.epochs * learner.minibatches, name=o.name, warmup_updates=o.warmup_updates,
+        schedule=o.schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2)
 
 
 def critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: int) -> recorders.Recorder:

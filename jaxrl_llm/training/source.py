@@ -1,6 +1,7 @@
 """Where rollouts come from: problems in, finished rollouts out."""
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,10 @@ from jaxrl_llm.training.shapes import bucket_of, prompt_bucket_of
 from jaxrl_llm.training.state import TrainState
 
 _FILLS = 100  # batches to look through for prompts that are not too long
-_ORACLE_UIDS = 2**31  # of completions that nothing is learned from
+_SAMPLING_STREAM = 2**31 - 3  # folded into the run's key; no trajectory of an evaluation has the same one
+
+
+Sample = Callable[[Forest, np.ndarray], Forest]  # a forest with one more group for each of these prompts
 
 
 class Finished(NamedTuple):
@@ -73,14 +77,10 @@ class Source:
           ValueError: no prompt of many batches fits.
         """
         timer, version = timer or PhaseTimer(), int(state.step)
-        generate = self.sampler.under(state.params, state.lora)
+        generate = functools.partial(self._sampled, self.sampler.under(state.params, state.lora), state, timer)
         forest = self.planted([], draw=0)
         while not (plan := self.topology.plan(forest)).complete:
-            if plan.draw:
-                forest = self._drawn(forest, plan.draw, state, generate, timer)
-            else:
-                forest = self.sampler.groups(generate, forest, plan.rows, self.next_uid, state.key, version, timer)
-                self.next_uid += len(plan.rows) * self.sampler.group
+            forest = self._drawn(forest, plan.draw, state, generate) if plan.draw else generate(forest, plan.rows)
         chosen = forests.select(forest, self.topology.choose(forest))
         metrics = forests.metrics(forest) | self.topology.metrics(forest)
         return Finished(self.view(chosen, version) if chosen.problems else None, chosen, metrics)
@@ -107,7 +107,13 @@ class Source:
                  for name, x in finished.forest.facts.items()}
         return state.replace(prior=prior_lib.observe(self.mesh, self.prior, state.prior, known, r.rewards, r.valid))
 
-    def _drawn(self, forest: Forest, count: int, state: TrainState, generate: Generate, timer: PhaseTimer) -> Forest:
+    def _sampled(self, generate: Generate, state: TrainState, timer: PhaseTimer, forest: Forest, rows: np.ndarray) -> Forest:
+        """The forest with a group for each of `rows`, whose trajectories take the next uids."""
+        first, self.next_uid = self.next_uid, self.next_uid + len(rows) * self.sampler.group
+        key = jax.random.fold_in(state.key, _SAMPLING_STREAM)
+        return self.sampler.groups(generate, forest, rows, first, key, int(state.step), timer)
+
+    def _drawn(self, forest: Forest, count: int, state: TrainState, sample: Sample) -> Forest:
         """The forest with `count` further problems of the task, and what is known of them."""
         rows: list[tuple[Problem, list[int]]] = []
         for _ in range(_FILLS):
@@ -119,10 +125,10 @@ class Source:
             raise ValueError(f"no prompt of {_FILLS} batches fits in prompts.max_tokens={self.sampler.prompt_tokens}; raise it")
         new = self.planted(rows[:count], draw=int(forest.draw.max(initial=-1)) + 1)
         if self.prior is not None:
-            new = new.with_facts(self._expectations(new, rows[:count], state, generate, timer))
+            new = new.with_facts(self._expectations(new, rows[:count], state, sample))
         return forests.join([forest, new]) if forest.problems else new
 
-    def _expectations(self, new: Forest, rows, state: TrainState, generate: Generate, timer: PhaseTimer) -> prior_lib.Facts:
+    def _expectations(self, new: Forest, rows, state: TrainState, sample: Sample) -> prior_lib.Facts:
         """The facts that the prior reads of problems, and what it makes of them.
 
         A prior that asks the policy itself gets the mean rewards of completions that nothing is learned from.
@@ -130,9 +136,7 @@ class Source:
         assert self.prior is not None
         facts = self.prior.read(rows, state.params, state.lora)
         if self.prior.draws:
-            again = np.resize(np.arange(len(rows)), self.sampler.prompts * self.prior.draws)
-            uid = (int(state.step) * len(again) * self.sampler.group + _ORACLE_UIDS) % 2**32
-            asked = self.sampler.groups(generate, new, again, uid, state.key, -1, timer)
+            asked = sample(new, np.resize(np.arange(len(rows)), self.sampler.prompts * self.prior.draws))
             facts["sampled"] = (np.bincount(asked.prompt[asked.ends], asked.rewards[asked.ends])
                                 / np.bincount(asked.prompt[asked.ends])).astype(np.float32)
         return {**facts, "expected": parallel.fetch(prior_lib.predict(self.prior, state.prior, facts))}

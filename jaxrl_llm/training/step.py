@@ -20,26 +20,6 @@ _CHOSEN = "moe/chosen"  # tokens of each expert, f32[L, E]: they add up over mic
 Update = jax.stages.Wrapped  # (TrainState, Rollouts, advantages f32[P, G, T]) -> (TrainState, metrics)
 
 
-def make_optimizer(learning_rate: float, total_updates: int, *, warmup_updates: int = 0, schedule: str = "constant",
-                   weight_decay: float = 0.0, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
-                   ) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """AdamW with linear warm-up to `learning_rate`, then `constant`, `linear` or `cosine` (the last two down to 0).
-
-    Clipping by global norm is done by the update itself, which needs the norm anyway. Returns the optimiser and its
-    schedule (for the log).
-    """
-    rest = max(total_updates - warmup_updates, 1)
-    shapes = {"constant": lambda: optax.constant_schedule(learning_rate),
-              "linear": lambda: optax.linear_schedule(learning_rate, 0.0, rest),
-              "cosine": lambda: optax.cosine_decay_schedule(learning_rate, rest)}
-    if schedule not in shapes:
-        raise ValueError(f"optimizer.schedule={schedule!r}; allowed: {', '.join(sorted(shapes))}")
-    ramp = optax.linear_schedule(0.0, learning_rate, warmup_updates)
-    # The first update has count 0: a ramp through (count + 1) keeps it from being wasted on a rate of zero.
-    joined = optax.join_schedules([lambda count: ramp(count + 1), shapes[schedule]()], [warmup_updates])
-    return optax.adamw(joined, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay), joined
-
-
 def in_parts(function: Callable, parts: int) -> Callable:
     """`function(params, lora, rollouts)` with `[P, ...]` results, run on `parts` equal parts of the prompts in turn."""
     if parts == 1:
@@ -50,13 +30,6 @@ def in_parts(function: Callable, parts: int) -> Callable:
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
 
     return whole
-
-
-def adam_noise(opt_state, b1: float, b2: float) -> jax.Array:
-    """`sum_k (v_k - m_k^2)` over all weights, with Adam's bias-corrected moments: the variance of its gradients, f32[]."""
-    adam = optax.tree.get(opt_state, "ScaleByAdamState")
-    scale = lambda b: 1.0 / (1.0 - b ** jnp.maximum(adam.count, 1).astype(jnp.float32))  # noqa: E731
-    return scale(b2) * optax.tree.sum(adam.nu) - scale(b1) ** 2 * optax.tree.norm(adam.mu, squared=True)
 
 
 def merge_metrics(metrics):

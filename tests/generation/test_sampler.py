@@ -1,5 +1,6 @@
 """The compiled sampler on a tiny real model: parity with a full forward pass, replay of a row, early stop, masks."""
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import pytest
 
 from jaxrl_llm.generation import Sampling, generate, row_keys, sampler
 from jaxrl_llm.generation.compaction import half, holds
-from jaxrl_llm.generation.sampler import halvings, reads_transposed, stages
+from jaxrl_llm.generation.sampler import chunk_of, halvings, reads_transposed, stages
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training.policy import Policy
@@ -166,6 +167,33 @@ def test_one_token_and_lengths_that_the_chunk_does_not_divide():
     np.testing.assert_array_equal(seven.mask, reference().mask[:, :, :7])
     np.testing.assert_array_equal(seven.stopped, reference().stopped & (reference().mask.sum(-1) <= 7))
     assert seven.decode_steps == 6
+
+
+@pytest.mark.parametrize("length, stop_ids", ((128, (STOP,)), (2048, (STOP, 9))))
+def test_lengths_of_any_size_are_decoded_in_chunks(length, stop_ids):
+    """127 and 2047 steps have no divisor up to 16: the tokens of step by step, by chunks of 16 and one step too many."""
+    found, steps = (run(max_tokens=length, stop_ids=stop_ids, chunk=chunk) for chunk in (16, 1))
+    assert found.tokens.shape == (P, G, length)
+    for name in ("tokens", "mask", "stopped"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(steps, name))
+    np.testing.assert_allclose(found.logprobs, steps.logprobs, atol=1e-5)
+    assert found.decode_steps == min(16 * -(-steps.decode_steps // 16), length - 1)
+    assert length > 128 or not found.stopped.all()  # and nobody who goes on beyond the last token counts as stopped
+    program = generate.trace(MODEL, params(), *prompts(), row_keys(SEED, np.arange(P * G).reshape(P, G)), Sampling(),
+                             max_tokens=length, stop_ids=stop_ids).jaxpr
+    lengths = set(map(int, re.findall(r"\blength=(\d+)", str(program))))
+    assert 16 in lengths and not lengths & set(range(3, 16)) and 1 not in lengths  # 2: the layers of the prefill
+
+
+def test_no_more_steps_are_run_than_fill_the_last_chunk():
+    for steps in range(1, 400):
+        for chunk in (1, 2, 5, 16, 64):
+            size, divisors = chunk_of(steps, chunk), [n for n in range(1, min(chunk, steps) + 1) if steps % n == 0]
+            assert min(chunk, steps) / 2 < size <= min(chunk, steps)
+            assert -steps % size <= -steps % min(chunk, steps)
+            if 2 * divisors[-1] > min(chunk, steps):
+                assert size == divisors[-1]  # none at all
+    assert [chunk_of(steps, 16) for steps in (0, 1, 17, 31, 127, 2047, 8191)] == [1, 1, 9, 16, 16, 16, 16]
 
 
 def test_caches_grow_on_the_way_of_long_completions():

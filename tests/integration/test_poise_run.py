@@ -6,7 +6,7 @@ import run_files
 import tiny_config
 
 from jaxrl_llm.training import loop, setup
-from jaxrl_llm.training.step import adam_noise
+from jaxrl_llm.training.optimizers import adam_noise
 from jaxrl_llm.training.value_plots import plot_history
 
 ESTIMATOR = "bootstrap=1, first_fit=1, capacity=24, alpha=1.0"

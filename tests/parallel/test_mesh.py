@@ -216,3 +216,17 @@ def test_heads_that_do_not_divide_over_tensor_are_sampled_whole(eight):
     found = eight["rollouts"]["sampled"]["undivided"]
     assert found["same"] and found["steps"] == [23]  # two key/value heads over four devices
     assert found["sent"]["kinds"] == ["all-gather"] and found["sent"]["bytes"] == 4 * (MATRICES + BIASES)  # once
+
+
+@pytest.mark.slow
+def test_other_optimisers_on_a_mesh_resume_bit_for_bit_with_their_state_on_the_host():
+    """Two devices of fsdp x two of tensor: matrices of moments in four pieces, what has lost an axis is whole."""
+    cases = json.loads(job.lines_of("optimizer_cases.py", 4)[-1])
+    for name, found in cases.items():
+        assert found["same"] and found["as_ruled"] and found["kinds"] == ["pinned_host"], (name, found)
+    kernel = "layers/q/kernel"
+    factored = cases["adafactor"]["shapes"]
+    assert factored[f"0/v_row/{kernel}"] == factored[f"0/v_col/{kernel}"] == [[2, 128], [2, 128]]
+    assert factored["0/v/layers/attention_norm/scale"] == [[2, 128], [2, 128]]
+    assert {tuple(map(tuple, shapes)) for path, shapes in cases["muon"]["shapes"].items() if path.endswith(kernel)} == {
+        ((2, 128, 128), (2, 64, 64))}

@@ -32,6 +32,19 @@ def test_decode_takes_arrays_drops_padded_rows_and_refuses_negative_ids(all_toke
             t.decode([*ids, -1])
 
 
+def test_a_batch_is_decoded_as_its_rows_are(all_tokenizers):
+    for t in all_tokenizers:
+        rows = [t.encode(text) for text in ("the theme", "", "Größe 🙂", "a")]
+        rows += [[*rows[0], t.eos_id], [t.eos_id], [*rows[2][:-1]], [*rows[3], t.vocab_size]]
+        for skip in (True, False):
+            texts = t.decode_batch([np.array(row, np.int32) for row in rows], skip)
+            assert texts == t.decode_batch(rows, skip) == [t.decode(row, skip) for row in rows]
+        assert t.decode_batch(rows)[:4] == ["the theme", "", "Größe 🙂", "a"] and t.decode_batch([]) == []
+        assert t.decode_batch(np.array([rows[0]] * 2, np.int32)) == ["the theme"] * 2
+        with pytest.raises(ValueError, match="negative id -1"):
+            t.decode_batch([rows[0], [5, -1]])
+
+
 def test_protocol_and_special_ids(all_tokenizers):
     for t in all_tokenizers:
         assert isinstance(t, tokenizers.Tokenizer)

@@ -15,8 +15,9 @@ from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import balance, setup
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.optimizers import make_optimizer
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.step import make_optimizer, make_update
+from jaxrl_llm.training.step import make_update
 
 P, G, S, T, V, E, K = 4, 2, 3, 4, 24, 4, 2
 MODEL = Transformer(ModelConfig(vocab_size=V, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,

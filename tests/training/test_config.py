@@ -63,6 +63,7 @@ def test_zero_is_refused_by_name(key):
     ("eval.every", -1, "config.eval.every is -1; it must be at least 0"), ("checkpoint.every", -5, "config.checkpoint.every"),
     ("checkpoint.keep", 0, "config.checkpoint.keep"), ("samples_every", -1, "config.samples_every"),
     ("prompts.max_tokens", -1, "config.prompts.max_tokens is -1"), ("model.num_layers", 0, "config.model.num_layers"),
+    ("optimizer.b2", 1.0, "config.optimizer.b2 is 1.0; give 0 or more and less than 1, or -1: the optimiser's own"),
     ("reward_deadline", 0.0, "config.reward_deadline is 0.0; give a number of seconds above 0"),
     ("prompts.overlong", "skp", "Unknown config.prompts.overlong 'skp'. Did you mean 'skip'?"),
     ("learner.offload", "optimiser", "Unknown config.learner.offload 'optimiser'. Did you mean 'optimizer'?")))
@@ -72,6 +73,30 @@ def test_values_that_cannot_work_are_refused_by_name(key, value, words):
     with pytest.raises(ValueError) as refusal:
         check(config)
     assert str(refusal.value).startswith(words)
+
+
+@pytest.mark.parametrize("key, name, value, words", (
+    ("name", "adamw", "muom", "Unknown config.optimizer.name 'muom'. Did you mean 'muon'? Allowed: adafactor, adam, adamw,"),
+    ("weight_decay", "sgd", 0.1, "config.optimizer.weight_decay is 0.1, but sgd has no weight_decay: leave it at 0.0, or take "
+                                 "one of adamw, lion, muon, adafactor"),
+    ("b1", "adafactor", 0.9, "config.optimizer.b1 is 0.9, but adafactor has no b1: leave it at -1.0, or take one of adamw,")))
+def test_settings_that_an_optimiser_does_not_have_are_refused(key, name, value, words):
+    config = default_config()
+    config.optimizer.name = name
+    config.optimizer[key] = value
+    with pytest.raises(ValueError) as refusal:
+        resolve(config, {})
+    assert str(refusal.value).startswith(words)
+
+
+@pytest.mark.parametrize("name, given, used", (("adamw", (-1.0, -1.0), (0.9, 0.999)), ("lion", (-1.0, -1.0), (0.9, 0.99)),
+                                               ("adam", (0.0, 0.95), (0.0, 0.95)), ("sgd", (-1.0, -1.0), (-1.0, -1.0))))
+def test_an_optimiser_has_its_own_settings(name, given, used):
+    config = default_config()
+    config.optimizer.name, (config.optimizer.b1, config.optimizer.b2) = name, given
+    found = resolve(config, {})
+    assert (found.optimizer.b1, found.optimizer.b2) == used
+    assert resolve(found, {}).to_dict() == found.to_dict()
 
 
 def test_batch_arithmetic_is_refused_with_what_would_work():

@@ -11,7 +11,7 @@ from jaxrl_llm import advantages
 from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.objectives import make
 from jaxrl_llm.rollouts import take
-from jaxrl_llm.training.loop import rows_of
+from jaxrl_llm.training.learner import rows_of
 from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.training.shapes import quarters_filled
 from jaxrl_llm.training.step import in_parts, make_joint_update, make_update

@@ -15,8 +15,9 @@ from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.objectives import token_objective
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import state as state_lib
+from jaxrl_llm.training.optimizers import make_optimizer
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.step import make_optimizer, make_update
+from jaxrl_llm.training.step import make_update
 
 P, G, S, T, V, TEMPERATURE = 4, 2, 3, 4, 40, 0.7
 MODEL = Transformer(ModelConfig(vocab_size=V, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,

@@ -1,0 +1,112 @@
+"""The optimisers of `config.optimizer.name`: constructors of optax, each with the settings that it has."""
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+from optax import contrib
+
+from jaxrl_llm.registry import one_of
+
+UNSET = {"b1": -1.0, "b2": -1.0, "weight_decay": 0.0}  # values of the configuration that every optimiser takes
+
+
+class Kind(NamedTuple):
+    """A constructor `(schedule, **settings) -> optax.GradientTransformation`, and its settings with their own values."""
+
+    make: Callable[..., optax.GradientTransformation]
+    own: dict[str, float]
+
+
+def muon(schedule: optax.Schedule, *, b1: float, b2: float, weight_decay: float) -> optax.GradientTransformation:
+    """Muon (arXiv 2502.16982) for the matrices of the layers, one by one; AdamW, with these b1 and b2, for all else.
+
+    Matrices are `[layers, ..., in, out]`; tables, norms and biases have two axes or fewer. Updates have the root mean square
+    of Adam's, so that both share a learning rate.
+    """
+    def matrices(params):
+        numbers = contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+        return jax.tree.map(lambda x: numbers if x.ndim >= 3 else None, params)
+
+    return contrib.muon(schedule, weight_decay=weight_decay, adam_b1=b1, adam_b2=b2, adam_weight_decay=weight_decay,
+                        muon_weight_dimension_numbers=matrices, consistent_rms=0.2)
+
+
+def adafactor(schedule: optax.Schedule, *, weight_decay: float) -> optax.GradientTransformation:
+    """Adafactor (arXiv 1804.04235); its learning rate is a share of the root mean square of each leaf.
+
+    Of optax's own decay the learning rate is no factor; it is here, as in all other optimisers.
+    """
+    def decay(count):
+        return weight_decay * schedule(count)
+
+    return optax.adafactor(schedule, weight_decay_rate=decay if weight_decay else None)
+
+
+TABLE = {
+    "adamw": Kind(optax.adamw, {"b1": 0.9, "b2": 0.999, "weight_decay": 0.0, "eps": 1e-8}),
+    "adam": Kind(optax.adam, {"b1": 0.9, "b2": 0.999, "eps": 1e-8}),
+    "lion": Kind(optax.lion, {"b1": 0.9, "b2": 0.99, "weight_decay": 0.0}),
+    "muon": Kind(muon, {"b1": 0.9, "b2": 0.999, "weight_decay": 0.0}),
+    "adafactor": Kind(adafactor, {"weight_decay": 0.0}),
+    "rmsprop": Kind(optax.rmsprop, {}),
+    "sgd": Kind(optax.sgd, {}),
+}
+
+
+def settings_of(name: str, **given: float) -> dict[str, float]:
+    """The settings of an optimiser: those `given`, and its own values for what is left `UNSET`.
+
+    Raises:
+      ValueError: unknown names, and settings that it does not have.
+    """
+    own = TABLE[one_of("config.optimizer.name", name, TABLE)].own
+    chosen = {setting: value for setting, value in given.items() if value != UNSET.get(setting)}
+    for setting, value in chosen.items():
+        if setting not in own:
+            having = [other for other, kind in TABLE.items() if setting in kind.own]
+            raise ValueError(f"config.optimizer.{setting} is {value}, but {name} has no {setting}: leave it at "
+                             f"{UNSET.get(setting)}, or take one of {', '.join(having)}")
+    return own | chosen
+
+
+def make_optimizer(learning_rate: float, total_updates: int, *, name: str = "adamw", warmup_updates: int = 0,
+                   schedule: str = "constant", **settings: float) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """An optimiser with linear warm-up to `learning_rate`, then `constant`, `linear` or `cosine` (the last two down to 0).
+
+    Clipping by global norm is done by the update itself, which needs the norm anyway. Returns the optimiser and its
+    schedule (for the log). `settings` are those of `settings_of`.
+    """
+    settings, rest = settings_of(name, **settings), max(total_updates - warmup_updates, 1)
+    shapes = {"constant": lambda: optax.constant_schedule(learning_rate),
+              "linear": lambda: optax.linear_schedule(learning_rate, 0.0, rest),
+              "cosine": lambda: optax.cosine_decay_schedule(learning_rate, rest)}
+    if schedule not in shapes:
+        raise ValueError(f"optimizer.schedule={schedule!r}; allowed: {', '.join(sorted(shapes))}")
+    ramp = optax.linear_schedule(0.0, learning_rate, warmup_updates)
+    # The first update has count 0: a ramp through (count + 1) keeps it from being wasted on a rate of zero.
+    joined = optax.join_schedules([lambda count: ramp(count + 1), shapes[schedule]()], [warmup_updates])
+    return TABLE[name].make(joined, **settings), joined
+
+
+def updates_made(opt_state: Any) -> int:
+    """Updates so far, as the learning rate's schedule counts them, which every optimiser of the table has."""
+    return int(optax.tree.get_all_with_path(opt_state, "ScaleByScheduleState")[0][1].count)
+
+
+def metrics(o: ConfigDict, opt_state: Any) -> dict[str, jax.Array]:
+    """What the state of the optimiser `config.optimizer` tells of the gradients: `adam_noise`, where it is Adam."""
+    return {"adam_noise": adam_noise(opt_state, o.b1, o.b2)} if o.name in ("adamw", "adam") else {}
+
+
+@jax.jit
+def adam_noise(opt_state: Any, b1: float, b2: float) -> jax.Array:
+    """`sum_k (v_k - m_k^2)` over all weights, with Adam's bias-corrected moments: the variance of its gradients, f32[]."""
+    adam = optax.tree.get(opt_state, "ScaleByAdamState")
+
+    def scale(b):
+        return 1.0 / (1.0 - b ** jnp.maximum(adam.count, 1).astype(jnp.float32))
+
+    return scale(b2) * optax.tree.sum(adam.nu) - scale(b1) ** 2 * optax.tree.norm(adam.mu, squared=True)

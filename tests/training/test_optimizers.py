@@ -1,0 +1,154 @@
+"""The table of optimisers: whose rule moves which weights, decay and schedules, states on a mesh and in a plan."""
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_llm.models import ModelConfig, Transformer, lora
+from jaxrl_llm.parallel import plan
+from jaxrl_llm.parallel.rules import path_name, spec_of
+from jaxrl_llm.training import optimizers
+from jaxrl_llm.training.optimizers import TABLE, make_optimizer, updates_made
+
+CONFIG = ModelConfig(vocab_size=256, hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=32, mlp_size=256)
+MODEL = Transformer(CONFIG)
+ONE = {"data": 1, "fsdp": 1, "tensor": 1}
+MESH = {"data": 2, "fsdp": 4, "tensor": 2}
+
+
+@functools.cache
+def params():
+    return jax.tree.map(lambda x: x + 0.1, MODEL.init(jax.random.key(0)))
+
+
+@functools.cache
+def gradient():
+    leaves, tree = jax.tree.flatten(params())
+    random = np.random.default_rng(0)
+    return jax.tree.unflatten(tree, [jnp.asarray(random.standard_normal(x.shape), jnp.float32) for x in leaves])
+
+
+def changes(name, steps=1, **settings):
+    """What an optimiser adds to the weights in its last of so many steps with the same gradient."""
+    optimizer, _ = make_optimizer(1e-2, 10, name=name, **settings)
+    step, state = jax.jit(optimizer.update), optimizer.init(params())
+    for _ in range(steps):
+        change, state = step(gradient(), state, params())
+    return change
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_updates_are_counted_and_the_rate_is_the_schedules(name):
+    """The first update has half of the rate, by the warm-up, and is half as large."""
+    optimizer, schedule = make_optimizer(1e-2, 10, name=name, warmup_updates=2)
+    state = optimizer.init(params())
+    assert updates_made(state) == 0
+    change, state = jax.jit(optimizer.update)(gradient(), state, params())
+    assert updates_made(state) == 1 and float(schedule(0)) == pytest.approx(5e-3)
+    for ours, full in zip(jax.tree.leaves(change), jax.tree.leaves(changes(name)), strict=True):
+        np.testing.assert_allclose(ours, 0.5 * full, rtol=2e-5, atol=1e-9)
+    assert jax.tree.structure(state) == jax.tree.structure(optimizer.init(params()))
+
+
+@pytest.mark.parametrize("name", [name for name, kind in TABLE.items() if "weight_decay" in kind.own])
+def test_decay_takes_the_same_share_of_the_weights_in_all(name):
+    """- learning rate x decay x weight, of every leaf, whichever rule moves it."""
+    for with_decay, without, weights in zip(*map(jax.tree.leaves, (
+            changes(name, weight_decay=0.5), changes(name), params())), strict=True):
+        np.testing.assert_allclose(with_decay - without, -1e-2 * 0.5 * weights, rtol=1e-3, atol=2e-6)
+
+
+def test_adamw_is_that_of_optax():
+    optimizer, schedule = make_optimizer(1e-2, 10)
+    plain = optax.adamw(schedule, weight_decay=0.0)
+    assert jax.tree.structure(optimizer.init(params())) == jax.tree.structure(plain.init(params()))
+    ours, theirs = (one.update(gradient(), one.init(params()), params())[0] for one in (optimizer, plain))
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_muon_orthogonalises_the_matrices_of_the_layers_one_by_one_and_adam_does_the_rest():
+    change, adam = changes("muon", b2=0.95), changes("adamw", b2=0.95)
+    for path, leaf in jax.tree.leaves_with_path(change):
+        name = path_name(path)
+        if not name.endswith("kernel"):
+            beside = functools.reduce(lambda tree, key: tree[key.key], path, adam)
+            # muon's Adam has Nesterov's momentum, which the first step of a constant gradient shows as a factor alone
+            ratio = np.asarray(leaf) / np.asarray(beside)
+            np.testing.assert_allclose(ratio, ratio.flat[0], rtol=1e-3, err_msg=name)
+            continue
+        for matrix in np.asarray(leaf, np.float64):
+            values = np.linalg.svd(matrix, compute_uv=False) / (1e-2 * 0.2 * math.sqrt(max(matrix.shape)))
+            # so far five iterations come, but for the smallest; those of a random matrix go from 0 to 2
+            assert 0.6 < np.quantile(values, 0.05) and values.max() < 1.3, name
+
+
+def test_a_matrix_of_a_layer_is_moved_by_its_own_gradient():
+    """Stacked matrices are no one matrix: that of the other layer changes nothing."""
+    optimizer, _ = make_optimizer(1e-2, 10, name="muon")
+    other = jax.tree.map(lambda x: x.at[1].multiply(3.0).at[1, 0].set(0.0) if x.ndim == 3 else x, gradient())
+    found = [optimizer.update(g, optimizer.init(params()), params())[0]["layers"]["q"]["kernel"] for g in (gradient(), other)]
+    np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-7)
+    assert np.abs(found[0][1] - found[1][1]).max() > 1e-4
+
+
+def test_adafactors_moments_are_factored_over_the_two_axes_of_a_matrix():
+    state = jax.eval_shape(make_optimizer(1e-2, 10, name="adafactor")[0].init, MODEL.abstract_params())
+    shapes = {path_name(path): leaf.shape for path, leaf in jax.tree.leaves_with_path(state)}
+    assert (shapes["0/v_row/layers/down/kernel"], shapes["0/v_col/layers/down/kernel"]) == ((2, 128), (2, 256))
+    assert shapes["0/v/layers/down/kernel"] == (1,) and shapes["0/v/layers/attention_norm/scale"] == (2, 128)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_states_lie_as_their_parameters_or_whole(name):
+    """As many numbers as the parameter of that path: its layout. Others are small, and whole."""
+    where = {path_name(path): leaf for path, leaf in jax.tree.leaves_with_path(MODEL.abstract_params())}
+    state = jax.eval_shape(make_optimizer(1e-2, 10, name=name)[0].init, MODEL.abstract_params())
+    seen = 0
+    for path, leaf in jax.tree.leaves_with_path(state):
+        full = path_name(path)
+        own = next((one for one in where if full.endswith(f"/{one}")), None)
+        laid = spec_of(full, leaf.shape, MESH)
+        if own is not None and leaf.shape == where[own].shape:
+            seen += 1
+            assert laid == spec_of(own, leaf.shape, MESH), full
+        else:
+            assert not tuple(laid) and leaf.size <= 2 * 256, full
+    matrices, others, norms = 7, 4, 3  # Adafactor keeps as many numbers as weights of norms alone
+    assert seen == {"adamw": 2 * (matrices + others), "adam": 2 * (matrices + others), "lion": matrices + others,
+                    "rmsprop": matrices + others, "muon": matrices + 2 * others, "adafactor": norms, "sgd": 0}[name]
+
+
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("rank", (0, 4))
+def test_the_plan_counts_the_bytes_of_the_state_that_runs(name, rank):
+    optimizer, _ = make_optimizer(1e-2, 10, name=name)
+    trained = params() if not rank else lora.init(jax.random.key(1), params(), rank, 1.0)
+    measured = sum(leaf.nbytes for leaf in jax.tree.leaves(optimizer.init(trained)))
+    work = plan.Work(8, 4, 16, 32, lora_rank=rank, optimizer=optimizer)
+    assert plan.kept_memory(CONFIG, work, ONE)["optimiser"] == measured
+    away = dataclasses.replace(work, offload=("optimizer",))
+    assert plan.kept_memory(CONFIG, away, ONE)["optimiser"] == 0
+    assert plan.update_memory(CONFIG, away, ONE)["optimiser from the host"] == measured
+
+
+def test_moments_in_pieces_are_planned_in_pieces():
+    held = [plan.state_memory(CONFIG, make_optimizer(1e-2, 10, name=name)[0], mesh) for name in ("adamw", "sgd", "adafactor")
+            for mesh in (ONE, MESH)]
+    weights = [plan.weights_per_device(CONFIG, mesh) for mesh in (ONE, MESH)]
+    assert held[:2] == [8 * weights[0] + 8, 8 * weights[1] + 8] and held[2] == held[3] == 4 and held[4] == held[5]
+    assert held[4] < 0.05 * held[0]
+
+
+def test_only_adam_tells_the_noise_of_gradients():
+    from jaxrl_llm.training.config import default_config, resolve
+    for name in TABLE:
+        config = default_config()
+        config.optimizer.name = name
+        o = resolve(config, {}).optimizer
+        state = make_optimizer(1e-2, 10, name=name)[0].init(params())
+        assert optimizers.metrics(o, state).keys() == ({"adam_noise"} if name in ("adam", "adamw") else set())
