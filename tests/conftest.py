@@ -15,15 +15,28 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-_ENOUGH = 1.5e9  # bytes of a process, from which compiled programs of the modules that are done are dropped
+_ENOUGH = 1.5e9  # bytes of a process, from which compiled programs are dropped
 
 
-@pytest.fixture(scope="module", autouse=True)
-def dropped_programs():
-    """Compiled programs add up to many gigabytes over a suite; those that another module needs again lie in the cache on disk."""
-    yield
+def drop_programs():
+    """Compiled programs add up to gigabytes; what is needed again lies in the cache on disk."""
     if psutil.Process().memory_info().rss > _ENOUGH and "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
         gc.collect()
         if sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_a_module():
+    """After each module, as runs within one notice what compiles again."""
+    yield
+    drop_programs()
+
+
+@pytest.fixture(autouse=True)
+def programs_of_a_test(request):
+    """After each test of the rooms of pure functions, whose modules alone compile more than fits."""
+    yield
+    if request.path.parent.name in ("advantages", "control", "objectives", "properties", "values"):
+        drop_programs()

@@ -83,13 +83,14 @@ def write_samples(
 
 
 def per_token(tokens: np.ndarray, mask: np.ndarray, ends: Sequence[int],
-              spell: Callable[[Sequence[Sequence[int]]], list[str]], numbers: Mapping[str, np.ndarray]) -> list[dict[str, list]]:
+              spell: Callable[[Sequence[Sequence[int]]], list[str]], numbers: Mapping[str, np.ndarray]
+              ) -> list[dict[str, list]]:
     """For each completion {"tokens": its spellings, name: its numbers, ...}, for as many as `TOKENS_PER_PAGE` allow.
 
     tokens: i32[N, T], of which the first `ends` [N] are there; spell: texts of rows of ids; numbers: name -> f32[N, T], given
-    for the tokens that the policy wrote, `mask` bool[N, T], and None for others, which nobody measured; "trained" tells which is
-    which where there are both. The viewer knows "logprobs" (of the sampler), "entropies", "advantages" and "ratios" (probability
-    after over before the update).
+    for the tokens that the policy wrote, `mask` bool[N, T], and None for others, which nobody measured; "trained" tells which
+    is which where there are both. The viewer knows "logprobs" (of the sampler), "entropies", "advantages" and "ratios"
+    (probability after over before the update).
     """
     distinct = np.unique(tokens).tolist()
     spelled = dict(zip(distinct, spell([[i] for i in distinct])))

@@ -204,8 +204,8 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     return Learner(
         policy, estimator, objective, optimizer, tuple(recorded), Guarded("update", update, shapes), score, source.mesh,
         c.prompts.per_step, c.sampling.group, joint, learner.epochs, learner.minibatches, learner.micro_batches, alone,
-        learner.max_skipped, tuple(config_lib.parts(learner.offload)), unpadded, functools.partial(optimizers.metrics, c.optimizer),
-        controls_of(methods.get(config.method))), schedule
+        learner.max_skipped, tuple(config_lib.parts(learner.offload)), unpadded,
+        functools.partial(optimizers.metrics, c.optimizer), controls_of(methods.get(config.method))), schedule
 
 
 def controls_of(method: methods.Method) -> Controls:

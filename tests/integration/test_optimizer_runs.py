@@ -8,6 +8,7 @@ from run_files import assert_same, lines, repeatable
 
 from jaxrl_llm.training import checkpoints, loop, setup
 from jaxrl_llm.training.checkpoints import Checkpoints
+from jaxrl_llm.training.learner import Learner
 
 RATES = {"adamw": 3e-3, "muon": 3e-3, "sgd": 0.3, "adafactor": 3e-2}
 
@@ -34,20 +35,20 @@ class Broken(RuntimeError):
 
 def break_off(monkeypatch, workdir, step, name, offload):
     """Ends a run while it learns, after that step was saved; returns the kinds of memory that saved states lay in."""
-    kinds, save, learn = set(), Checkpoints.save, loop.learn
+    kinds, save, learn = set(), Checkpoints.save, Learner.learn
 
     def watched(self, number, state, host=None):
         kinds.update(leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.opt_state))
         return save(self, number, state, host)
 
-    def broken(run, state, *others):
+    def broken(learner, state, *others):
         if int(state.step) == step:
             raise Broken
-        return learn(run, state, *others)
+        return learn(learner, state, *others)
 
     with monkeypatch.context() as patch, pytest.raises(Broken):
         patch.setattr(Checkpoints, "save", watched)
-        patch.setattr(loop, "learn", broken)
+        patch.setattr(Learner, "learn", broken)
         loop.train(config(name, offload), workdir)
     return kinds
 
@@ -85,7 +86,7 @@ def test_a_damaged_moment_on_the_host_is_found(straight, tmp_path):
     """The checksum of what waits on the host is that of the same numbers on a device."""
     name, workdir = straight
     run, params = setup.build(config(name, "optimizer"))
-    target = loop.offload.moments_away(run.config, setup.initial_state(run, params))
+    target = loop.offload.moments_away(run.learner.offload, setup.initial_state(run, params))
     with Checkpoints(workdir / "checkpoints", read_only=True) as store:
         found = store.restore(target).state
     arrays = checkpoints._to_storage(found.opt_state)

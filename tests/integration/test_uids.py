@@ -5,11 +5,11 @@ import jax
 import numpy as np
 import pytest
 import tiny_config
-from jaxrl_llm.training.uids import Uids
 
 from jaxrl_llm.generation import row_keys
-from jaxrl_llm.training import loop, rollout, setup
+from jaxrl_llm.training import groups, loop, setup
 from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.source import fitting_problems
 
 G = 4
 
@@ -25,33 +25,32 @@ def built():
     return setup.build(config())
 
 
-def drawn(built, problems, uids, seed=3):
-    """The batch of these problems of the task with these uids, sampled as the loop does it."""
+def drawn(built, problems, firsts, seed=3):
+    """Tokens of each uid, for these problems of the task with G uids each from `firsts` on, as a source samples them."""
     run, params = built
-    rows = rollout.fitting_problems([run.task.train[i] for i in problems], run.tokenizer, run.prompt_tokens, "fail")
-    return rollout.sample(run.sampler(params, None), rows, jax.random.key(seed), np.asarray(uids), timer=PhaseTimer(),
-                          prompt_tokens=run.prompt_tokens, prompts=4, tokenizer=run.tokenizer, reward=run.reward)
+    sampler, found = run.source.sampler, {}
+    rows = fitting_problems([run.source.task.train[i] for i in problems], sampler.tokenizer, sampler.prompt_tokens, "fail")
+    generate = sampler.under(params, None)
+    for first in sorted(set(firsts)):
+        chosen = np.flatnonzero(np.asarray(firsts) == first)
+        forest = sampler.groups(generate, run.source.planted(rows, 0), chosen, first, jax.random.key(seed), 0, PhaseTimer())
+        found |= {int(forest.uid[end]): forest.tokens[forest.offset[end]:][:forest.length[end]].tolist() for end in forest.ends}
+    return found
 
 
 def test_a_trajectory_does_not_change_with_its_company(built):
     """Alone beside filling rows, in another order and among others, also beyond 32 bits: the same tokens in float32."""
-    problems, uids = [5, 0, 9, 2], np.array([[7, 8, 9, 10], [0, 1, 2, 3], [2**40, 5, 2**32 + 7, 6], [11, 12, 13, 14]])
-    whole = drawn(built, problems, uids)
-    np.testing.assert_array_equal(whole.uids, uids)
-    for place, problem in enumerate(problems):
-        alone = drawn(built, [problem], uids[place:place + 1])
-        np.testing.assert_array_equal(alone.completions.tokens[0], whole.completions.tokens[place])
-        np.testing.assert_allclose(alone.completions.logprobs[0], whole.completions.logprobs[place], atol=1e-5)
-    order, within = [2, 3, 1, 0], [3, 1, 0, 2]
-    other = drawn(built, [problems[i] for i in order], uids[order][:, within])
-    np.testing.assert_array_equal(other.completions.tokens, whole.completions.tokens[order][:, within])
-    np.testing.assert_array_equal(other.completions.mask, whole.completions.mask[order][:, within])
-    mixed = drawn(built, [1, 5, 0], [[20, 21, 22, 23], [24, 7, 25, 10], [3, 26, 27, 28]])
-    np.testing.assert_array_equal(mixed.completions.tokens[1, [1, 3]], whole.completions.tokens[0, [0, 3]])
-    np.testing.assert_array_equal(mixed.completions.tokens[2, 0], whole.completions.tokens[1, 3])
-    # of the same problem but with other numbers, or of another stream, they do differ
-    assert (mixed.completions.tokens[1, 0] != whole.completions.tokens[0]).any(-1).all()
-    assert (drawn(built, problems, uids, seed=4).completions.tokens != whole.completions.tokens).any()
+    beyond = 2**40
+    whole = drawn(built, [5, 0, 9, 2], [beyond] * 4)
+    assert sorted(whole) == [beyond + i for i in range(4 * G)] and len(set(map(str, whole.values()))) > 2 * G
+    for place, problem in enumerate([5, 0, 9, 2]):
+        alone = drawn(built, [problem], [beyond + place * G])
+        assert alone == {uid: whole[uid] for uid in alone} and len(alone) == G
+    apart = drawn(built, [2, 9, 0, 5], [beyond + 3 * G, beyond + 2 * G, beyond + G, beyond])
+    assert apart == whole
+    # of the same problems but with other numbers, or of another stream, they do differ
+    assert list(drawn(built, [5, 0, 9, 2], [7] * 4).values()) != list(whole.values())
+    assert drawn(built, [5, 0, 9, 2], [beyond] * 4, seed=4) != whole
 
 
 def test_keys_are_told_apart_by_all_bits():
@@ -62,21 +61,16 @@ def test_keys_are_told_apart_by_all_bits():
     np.testing.assert_array_equal(jax.random.key_data(row_keys(jax.random.key(0), [2**32 + 2]))[0], jax.random.key_data(key))
 
 
-def test_numbers_are_handed_out_in_order():
-    uids = Uids(5)
-    assert uids.take(2, 3).tolist() == [[5, 6, 7], [8, 9, 10]] and uids.take(1, 2).tolist() == [[11, 12]] and uids.next == 13
-    assert uids.take(0, 4).shape == (0, 4) and uids.next == 13
-
-
 def watch(monkeypatch):
-    """The `(key, uids)` of every batch that is sampled from now on."""
-    asked, sample = [], rollout.sample
+    """The `(key, uids of real rows)` of every call of the sampler from now on."""
+    asked, keys = [], groups.row_keys
 
-    def watched(generate, rows, key, uids, **others):
-        asked.append((tuple(np.asarray(jax.random.key_data(key)).tolist()), np.array(uids)))
-        return sample(generate, rows, key, uids, **others)
+    def watched(key, uids):
+        asked.append((tuple(np.asarray(jax.random.key_data(key)).tolist()), uids[uids[:, 0] >= 0]))
+        assert (uids[uids[:, 0] < 0] == -1).all()  # filling takes no numbers
+        return keys(key, uids)
 
-    monkeypatch.setattr(rollout, "sample", watched)
+    monkeypatch.setattr(groups, "row_keys", watched)
     return asked
 
 
@@ -112,17 +106,16 @@ def test_every_number_is_handed_out_once_however_often_is_sampled(monkeypatch, c
     """Rounds that filters, estimators or an oracle ask for: no number twice, none left out, and those kept are recorded."""
     asked = watch(monkeypatch)
     run, params = setup.build(config(**changes))
-    state, uids = setup.initial_state(run, params), Uids(100)
-    data = loop.batches(run.task.train, run.drawn_prompts, 0)
-    sampled, _ = loop.collect(run, state, data, uids, PhaseTimer())
+    state, source = setup.initial_state(run, params), run.source
+    source.next_uid = 100
+    sampled = source.next(state).forest
     first = len(asked)
-    again, _ = loop.collect(run, state, data, uids, PhaseTimer())
+    again = source.next(state).forest
     assert first > 1 and len({key for key, _ in asked}) == 1
     handed = np.concatenate([found.ravel() for _, found in asked])
     np.testing.assert_array_equal(handed, np.arange(100, 100 + handed.size))
-    assert uids.next == 100 + handed.size
-    for batch, turns in ((sampled, asked[:first]), (again, asked[first:])):
-        kept = batch.uids[batch.drawn].tolist()
-        assert batch.uids.shape == batch.rewards.shape and (batch.uids[~batch.drawn] == -1).all()
+    assert source.next_uid == 100 + handed.size
+    for forest, turns in ((sampled, asked[:first]), (again, asked[first:])):
+        kept = forest.uid[forest.ends].tolist()
         assert kept and len(set(kept)) == len(kept)
         assert set(kept) <= set(np.concatenate([found.ravel() for _, found in turns]).tolist())

@@ -28,10 +28,10 @@ def config(name: str, steps: int, **changes):
 def end_of(folder: Path, c):
     """`(state, as it was laid out)` of the last checkpoint, in the layout of its run and in the memory where it waits."""
     run, params = setup.build(c)
-    target = offload.moments_away(run.config, setup.initial_state(run, params))
+    target = offload.moments_away(run.learner.offload, setup.initial_state(run, params))
     with Checkpoints(folder / "checkpoints", read_only=True) as store:
         state = store.restore(target).state
-    wanted = tree_shardings(state, run.mesh)
+    wanted = tree_shardings(state, run.learner.mesh)
     return state, all(x.sharding.spec == s.spec for x, s in zip(jax.tree.leaves(state), jax.tree.leaves(wanted)))
 
 

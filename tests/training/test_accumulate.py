@@ -18,8 +18,9 @@ from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import accumulate
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.accumulate import make_parts, make_score, placed, scores, update
+from jaxrl_llm.training.optimizers import make_optimizer
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.step import loss_terms, make_optimizer, make_update
+from jaxrl_llm.training.step import loss_terms, make_update
 
 TEMPERATURE, LENGTH = 0.7, 14
 MODEL = Transformer(ModelConfig(vocab_size=40, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,

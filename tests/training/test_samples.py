@@ -85,6 +85,10 @@ def test_sizes_that_disagree(tmp_path, name, value, message):
     assert not (tmp_path / "samples").exists()
 
 
+def spell(rows):
+    return ["".join(map(chr, row)) for row in rows]
+
+
 def test_numbers_per_token(tmp_path, monkeypatch):
     tokens, lengths = np.array([list(map(ord, row)) for row in ("42.", "x..", "abc", "...")]), [2, 1, 3, 0]
     numbers = {"entropies": np.array([[1 / 3, 2.0, 9.0], [0.5, 9.0, 9.0], [1.0, 2.0, 3.0], [9.0, 9.0, 9.0]])}

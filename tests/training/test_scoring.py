@@ -33,8 +33,8 @@ def test_stop_strings_cut_tokens_after_and_text_before(text, stops, kept, wanted
 
 
 def test_a_stop_string_that_no_byte_prefix_decodes_early():
-    ids = list("ab→c".encode())
-    assert cut_at_stop_strings(ids, BYTES, ["→"]) == (5, "ab")  # all three bytes of the arrow stay
+    rows = [np.array(list(text.encode())) for text in ("ab→c", "→", "aaaa→")]
+    assert cut_at_stop_strings(rows, BYTES, ["→"]).tolist() == [5, 3, 7]  # all three bytes of the arrow stay
 
 
 def test_decoding_leaves_the_given_completions_alone():
