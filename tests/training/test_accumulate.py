@@ -116,7 +116,8 @@ def test_updates_row_by_row_and_at_once_equal_those_of_plain_rows(name, make):
 def test_adapters_alone_are_trained():
     case, rollouts, advantage = batch(forests.conversations)
     adapters = lora_lib.init(jax.random.key(2), fresh_params(), rank=2, alpha=4.0)
-    adapters = jax.tree.map(lambda x: x + 0.1, adapters)
+    keys = iter(jax.random.split(jax.random.key(3), 99))
+    adapters = jax.tree.map(lambda x: x + 0.03 * jax.random.normal(next(keys), x.shape), adapters)
     gradient, _ = plain_update(CLIPPED, adapters, lambda lora: (fresh_params(), lora), case, rollouts, advantage)
     for size in (1, packed_of(case).node.shape[0]):
         state, _ = update(parts_of("tokens"), size, fresh_state(CLIPPED, lora=jax.tree.map(jnp.copy, adapters)),
@@ -232,8 +233,8 @@ def test_micro_batches_without_a_cotangent_go_back_nowhere(monkeypatch):
 
 def test_rows_that_do_not_divide_are_refused():
     case, rollouts, advantage = batch(forests.group)
-    with pytest.raises(ValueError, match="3 packed rows do not divide into micro-batches of 2; pack them with multiple=2"):
-        update(parts_of("tokens"), 2, fresh_state(CLIPPED), packed_of(case), rollouts, advantage)
+    with pytest.raises(ValueError, match="4 packed rows do not divide into micro-batches of 3; pack them with multiple=3"):
+        update(parts_of("tokens"), 3, fresh_state(CLIPPED), packed_of(case), rollouts, advantage)
 
 
 def test_a_part_of_a_group_needs_less_memory_than_all_of_it():
