@@ -240,8 +240,6 @@ def _view(tree: _Tree, paths: list[list[int]], home: np.ndarray, mask: np.ndarra
     T = mask.shape[-1]
     index, counts = np.full((len(paths), T), -1, np.int32), mask.reshape(-1, T)
     for row, counting, path in zip(index, counts, paths):
-        if not path:
-            continue
         slots = np.concatenate([home[i] + np.arange(tree.length[i]) for i in path[1:]] or [np.zeros(0, int)])
         if counting[len(slots):].any():
             raise ValueError(f"mask counts tokens behind the {len(slots)} that a trajectory has after its root")

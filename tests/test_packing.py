@@ -129,3 +129,11 @@ def test_what_cannot_be_packed_is_refused():
         give(forest=Forest(case.forest.tokens[4:], np.maximum(case.forest.offsets - 4, 0), case.forest.parent))
     with pytest.raises(ValueError, match="mask counts tokens behind the 5 that a trajectory has after its root"):
         give(mask=case.mask | True)
+    with pytest.raises(ValueError, match="mask counts tokens behind the 0 that"):
+        pack(case.forest, np.where(case.leaves == 2, -1, case.leaves), case.mask, [64])
+
+
+def test_tokens_behind_the_view_are_seen_by_nobody_who_counts():
+    case = forests.group(np.random.default_rng(0))
+    packed = pack(case.forest, case.leaves, case.mask[:, :, :3], [64])
+    check(case._replace(mask=case.mask[:, :, :3]), packed)

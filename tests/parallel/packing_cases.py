@@ -53,7 +53,7 @@ def main():
     keys, given = iter(jax.random.split(jax.random.key(0), 40)), batch(np.random.default_rng(0))
     params = jax.tree.map(lambda leaf: jax.random.normal(next(keys), leaf.shape) * 0.4, MODEL.abstract_params())
     alone, told, *_ = gradient(None, jax.tree.map(jnp.copy, params), *given)
-    found = {"rows": given[2].node.shape, "norm": float(optax.global_norm(alone))}
+    found = {"rows": given[2].node.shape, "norm": float(optax.tree.norm(alone))}
     for name, sizes in (("all", dict(data=2, fsdp=2, tensor=2)), ("data", dict(data=4, fsdp=1, tensor=2)),
                         ("fsdp", dict(data=1, fsdp=4, tensor=2))):
         spread, metrics, ruled = gradient(parallel.make_mesh(**sizes), jax.tree.map(jnp.copy, params), *given)

@@ -103,21 +103,22 @@ def parts_of(name):
 def test_updates_row_by_row_and_at_once_equal_those_of_plain_rows(name, make):
     objective, (case, rollouts, advantage) = OBJECTIVES[name], batch(make)
     gradient, metrics = plain_update(objective, fresh_params(), lambda p: (p, None), case, rollouts, advantage)
-    assert optax.global_norm(gradient) > 0.01
+    assert optax.tree.norm(gradient) > 0.01
     packed = packed_of(case)
     assert packed.node.shape[0] > 2  # micro-batches are parts of a group
     for size in (1, packed.node.shape[0]):
         state, found = update(parts_of(name), size, fresh_state(objective), packed, rollouts, advantage)
         close(state.opt_state, gradient)
         same_metrics(found, metrics)
-        assert found["grad_norm"] == pytest.approx(float(optax.global_norm(gradient)), rel=1e-4)
+        assert found["grad_norm"] == pytest.approx(float(optax.tree.norm(gradient)), rel=1e-4)
 
 
 @pytest.mark.slow
 def test_adapters_alone_are_trained():
     case, rollouts, advantage = batch(forests.conversations)
     adapters = lora_lib.init(jax.random.key(2), fresh_params(), rank=2, alpha=4.0)
-    adapters = jax.tree.map(lambda x: x + 0.1, adapters)
+    keys = iter(jax.random.split(jax.random.key(3), 99))
+    adapters = jax.tree.map(lambda x: x + 0.03 * jax.random.normal(next(keys), x.shape), adapters)
     gradient, _ = plain_update(CLIPPED, adapters, lambda lora: (fresh_params(), lora), case, rollouts, advantage)
     for size in (1, packed_of(case).node.shape[0]):
         state, _ = update(parts_of("tokens"), size, fresh_state(CLIPPED, lora=jax.tree.map(jnp.copy, adapters)),
@@ -232,9 +233,9 @@ def test_micro_batches_without_a_cotangent_go_back_nowhere(monkeypatch):
 
 
 def test_rows_that_do_not_divide_are_refused():
-    case, rollouts, advantage = batch(forests.group)
-    with pytest.raises(ValueError, match="3 packed rows do not divide into micro-batches of 2; pack them with multiple=2"):
-        update(parts_of("tokens"), 2, fresh_state(CLIPPED), packed_of(case), rollouts, advantage)
+    case = forests.group(np.random.default_rng(6))
+    with pytest.raises(ValueError, match="4 packed rows do not divide into micro-batches of 3; pack them with multiple=3"):
+        placed(POLICY, 3, packed_of(case))
 
 
 def test_a_part_of_a_group_needs_less_memory_than_all_of_it():
