@@ -10,7 +10,7 @@ To add one, write a file with a keyword-only factory under `@estimator` that ret
         return stateless(advantages)
 
 The function may return `[P, G]` or `[P, G, T]`. Checks, stop-gradient, broadcasting to tokens and exact zeros outside
-the mask are done here. Padding it sees is zeroed, but still has to be left out of means: use `jaxrl_llm.masked`.
+the mask are done here. Padding and holes it sees are zeroed, but still have to be left out of means: use `jaxrl_llm.masked`.
 """
 
 import functools

@@ -61,7 +61,7 @@ def token_objective(
 ) -> Objective:
     """The objective of `token_loss(logprobs, rollouts, advantages) -> (loss, metrics)`.
 
-    Arguments arrive checked, detached (but for `logprobs`) and zero on padding; advantages are [P, G, T].
+    Arguments arrive checked, detached (but for `logprobs`) and zero outside the mask; advantages are [P, G, T].
     `needs` names fields of `Rollouts`, or of its `extras`, that have to be there.
     Terms with other denominators: `extra_weights(rollouts) -> {name: [P, G, T] or [P, G]}` and a loss that is a dict
     `{"loss": ..., name: ...}`; each term is summed with the weights of its name.

@@ -29,6 +29,15 @@ def test_tokens_seconds_and_steps(tmp_path):
     assert run.evaluated("tokens") == 160
 
 
+def test_words_of_others_cost_operations_and_are_no_tokens_sampled(tmp_path):
+    job = job_of(tmp_path, "grpo")
+    write_run(job, BUDGET, [0.1, 0.2], told={"completion/tokens": 40.0, "completion/present": 9.0})
+    run = ledger.read_run(job.folder)
+    np.testing.assert_array_equal(run.spent["tokens"], [0, 40, 80])
+    step = costs("grpo").step_flops(np.array([9.0]), np.ones(1))[0]
+    np.testing.assert_allclose(run.spent["flops"], [0, step, 2 * step], rtol=1e-12)
+
+
 def test_what_a_filter_threw_away_is_paid_for(tmp_path):
     job = job_of(tmp_path, "dapo")
     write_run(job, BUDGET, [0.1, 0.2], rounds=3.0)
