@@ -87,8 +87,8 @@ def test_quickstart(tmp_path):
 def test_anatomy_of_a_step(tmp_path):
     found, printed = run("2_anatomy_of_a_step.ipynb", tmp_path, "[float(difference), float(np.abs(gap).max()), float(loss), "
                          "float(per_rollout.mean()), float(better.mean()), rewards.sum(1).tolist(), list(A.shape), losses, "
-                         "[float(learned.metrics['grad_norm']), float(optax.tree.norm(gradient))], chances, int(learned.state.step), "
-                         "found.rollouts.valid.sum(1).tolist(), nothing_right(found.forest).tolist(), "
+                         "[float(learned.metrics['grad_norm']), float(optax.tree.norm(gradient))], chances, "
+                         "int(learned.state.step), found.rollouts.valid.sum(1).tolist(), nothing_right(found.forest).tolist(), "
                          "sorted(forest.uid[forest.ends].tolist())]")
     difference, gap, loss, by_hand, better, right, shape, losses, norms, chances, steps, asked, unsolved, uids = found
     assert difference < 1e-5 and gap < 1e-4 and abs(loss - by_hand) < 1e-5 and shape == [4, 6, 4]
