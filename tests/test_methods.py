@@ -17,11 +17,25 @@ PAGE = pathlib.Path(__file__).parent.parent / "docs" / "methods.md"
 
 
 @pytest.mark.parametrize("slug", methods.names())
-def test_every_row_can_be_built(slug):
-    row = methods.METHODS[slug]
+def test_every_row_can_be_built_and_runs_or_says_what_it_lacks(slug):
+    row = methods.get(slug)
     assert row.title and row.equation and "\n" not in row.equation
     estimator, objective = methods.build(slug, max_len=128, feature_size=19)
     estimator.init(), objective.init()
+    if lacks := methods.lacks(slug):
+        with pytest.raises(NotImplementedError) as error:
+            provision.check(row, estimator, objective)
+        assert all(f"{lack.what} (from {lack.who})" in str(error.value) for lack in lacks)
+    else:
+        provision.check(row, estimator, objective)
+    assert (slug in methods.runnable()) == (not lacks)
+
+
+def test_the_pages_say_how_many_methods_run():
+    runnable, known = len(methods.runnable()), len(methods.names())
+    assert f"Of {known} methods {runnable} run by name" in (PAGE.parent.parent / "README.md").read_text()
+    assert f"{runnable} of {known}" in (PAGE.parent / "architecture.md").read_text()
+    assert PAGE.read_text().count("**not provided: ") == known - runnable
 
 
 def test_what_no_run_provides_is_named_with_who_could():
@@ -35,7 +49,8 @@ def test_what_no_run_provides_is_named_with_who_could():
     own = {name for name in waiting if not name.startswith(("filter ", "controller "))}
     assert own == provision.AWAITED.keys()  # nothing is awaited that no method reads, and every name has somebody
     assert methods.lacks("gigpo")[-1] == ("traj", "a topology of turns with an environment")
-    assert methods.lacks("prorl") == (("controller prorl", "a run that sets reset, by score"),)
+    assert methods.lacks("acereason_temperature") == (
+        ("controller acereason_temperature", "a run that sets temperature, by logits, mask"),)
 
 
 def test_every_estimator_and_objective_is_in_the_catalogue():
@@ -51,6 +66,18 @@ def test_page_is_up_to_date():
 def test_unknown_method_gets_the_nearest_match():
     with pytest.raises(ValueError, match="'drgrpo'. Did you mean 'dr_grpo'"):
         methods.get("drgrpo")
+
+
+def test_what_a_method_lacks_follows_from_what_is_provided():
+    row, parts = methods.get("grpo"), methods.build("grpo")
+    assert provision.lacks(row, *parts) == []
+    later = dataclasses.replace(row, slug="later", needs=("node", "moon_phase"), controllers=("curriculum",))
+    who = {lack.what: lack.who for lack in provision.lacks(later, *parts)}
+    assert sorted(who) == ["controller curriculum", "moon_phase", "node"]
+    assert who["node"] == "a topology of trees" and "of your own" in who["moon_phase"]
+    assert [lack.what for lack in provision.lacks(later, *parts, provided=("node", "moon_phase"))] == ["controller curriculum"]
+    with pytest.raises(NotImplementedError, match=r"'later' needs moon_phase .*; node .from a topology of trees.*python -m"):
+        provision.check(later, *parts)
 
 
 def test_budget_and_overrides_reach_the_parts():

@@ -86,13 +86,21 @@ def test_quickstart(tmp_path):
 @pytest.mark.slow
 def test_anatomy_of_a_step(tmp_path):
     found, printed = run("2_anatomy_of_a_step.ipynb", tmp_path, "[float(difference), float(np.abs(gap).max()), float(loss), "
-                         "float(per_rollout.mean()), float(better.mean()), rewards.sum(1).tolist(), list(A.shape), losses]")
-    difference, gap, loss, by_hand, better, right, shape, losses = found
+                         "float(per_rollout.mean()), float(better.mean()), rewards.sum(1).tolist(), list(A.shape), losses, "
+                         "[float(learned.metrics['grad_norm']), float(optax.tree.norm(gradient))], chances, "
+                         "int(learned.state.step), found.rollouts.valid.sum(1).tolist(), nothing_right(found.forest).tolist(), "
+                         "sorted(forest.uid[forest.ends].tolist())]")
+    difference, gap, loss, by_hand, better, right, shape, losses, norms, chances, steps, asked, unsolved, uids = found
     assert difference < 1e-5 and gap < 1e-4 and abs(loss - by_hand) < 1e-5 and shape == [4, 6, 4]
     assert losses[-1] < 0.5 * losses[0]
     assert 0 < sum(right) < 24  # or the notebook would show advantages of 0 only
     assert better > 0  # what was better than its group has become more likely
     assert "largest mismatch in nats" in printed
+    assert "so the same texts: True" in printed  # a source draws what was drawn by hand
+    apart = float(re.search(r"advantages as above, up to (.*)", printed)[1])
+    assert apart < 1e-5 and steps == 1 and norms[0] == pytest.approx(norms[1], rel=1e-3) and uids == list(range(24))
+    assert len(chances) == 10 and chances[-1] > 2 * chances[0]  # what was written by hand is learned
+    assert set(asked) <= {6, 12, 18} and len(set(asked)) > 1 and all(n == 18 for n, no in zip(asked, unsolved) if no)
 
 
 @pytest.mark.slow
@@ -135,15 +143,17 @@ def test_v0_budgets_and_routing(tmp_path):
 @pytest.mark.slow
 def test_your_own_algorithm(tmp_path):
     found, printed = run("5_your_own_algorithm.ipynb", tmp_path, "[A[:, 0, 0].tolist(), "
-                         "{method: found.shape for method, found in curves.items()}, float(chance.value)]",
+                         "{method: found.shape for method, found in curves.items()}, float(chance.value), source.next_uid, "
+                         "[int(state.step), P, G, float(nats)]]",
                          **{"STEPS, SEEDS, METHODS": '2, (0,), ("grpo", "rare_success")',
                             "c.warmup.steps, c.warmup.batch, c.warmup.learning_rate": "2, 8, 3e-3",
                             "c.prompts.per_step, c.sampling.group, c.sampling.max_tokens": "4, 2, 6",
                             "c.eval.every, c.eval.problems": "1, 2"})
-    right, curves, chance = found
+    right, curves, chance, sampled, (steps, P, G, nats) = found
     assert right == pytest.approx([0.875 / 0.175, 0.75 / 0.3, 0.5 / 0.55, 0.0])
     assert curves == {"grpo": [1, 3], "rare_success": [1, 3]} and 0 <= chance <= 1
     assert "probability that a run of rare_success beats one of grpo" in printed
+    assert steps == 3 and sampled == 3 * 3 * P * G and f"learned from in this step {P * G}" in printed and 0 < nats < 20
 
 
 @pytest.mark.slow
