@@ -19,7 +19,7 @@ class TrainState(flax.struct.PyTreeNode):
       params: float32 master weights.
       lora: adapter tree, or None. When there is one, it alone is trained.
       opt_state: the optimiser's state for what is trained.
-      key: typed PRNG key of the run, which never changes: keys of trajectories are `fold_in(key, uid)`.
+      key: typed PRNG key of the run; all others are folded from it and a number, so it never changes.
       estimator_state, objective_state: whatever the method keeps.
       skipped: `i32[]`, updates refused because loss or gradient was not finite.
       skipped_in_row: `i32[]`, of those, the last uninterrupted ones.
