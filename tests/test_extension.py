@@ -183,3 +183,18 @@ def test_what_only_a_run_of_ones_own_provides_is_named(own):
     config.method = "surprised"
     with pytest.raises(NotImplementedError, match="'surprised' needs surprise .from a recorder"):
         setup.build(config)
+
+
+@pytest.mark.slow
+def test_filters_see_whole_groups_of_several_rounds(monkeypatch):
+    """A row that samples in rounds and drops prompts: no row of the catalogue does both."""
+    row = dataclasses.replace(methods.get("reinforce_ada"), slug="both", filters=("dynamic_sampling",))
+    monkeypatch.setitem(methods.METHODS, "both", row)
+    config = tiny()
+    config.method, config.sampling.max_group, config.sampling.max_rounds = "both", 2 * G, 20
+    run, params = setup.build(config)
+    finished = run.source.next(setup.initial_state(run, params))
+    r = finished.rollouts
+    assert r.valid.shape == (P, 2 * G) and len(finished.forest.problems) == P and set(r.valid.sum(1)) <= {G, 2 * G}
+    spread = [np.ptp(rewards[valid]) for rewards, valid in zip(r.rewards, r.valid)]
+    assert min(spread) > 0 and 0 < finished.metrics["filter/kept"] <= 1

@@ -88,9 +88,9 @@ def test_anatomy_of_a_step(tmp_path):
     found, printed = run("2_anatomy_of_a_step.ipynb", tmp_path, "[float(difference), float(np.abs(gap).max()), float(loss), "
                          "float(per_rollout.mean()), float(better.mean()), rewards.sum(1).tolist(), list(A.shape), losses, "
                          "[float(learned.metrics['grad_norm']), float(optax.tree.norm(gradient))], chances, "
-                         "int(learned.state.step), found.rollouts.valid.sum(1).tolist(), nothing_right(found.forest).tolist(), "
+                         "found.rollouts.valid.sum(1).tolist(), nothing_right(found.forest).tolist(), "
                          "sorted(forest.uid[forest.ends].tolist())]")
-    difference, gap, loss, by_hand, better, right, shape, losses, norms, chances, steps, asked, unsolved, uids = found
+    difference, gap, loss, by_hand, better, right, shape, losses, norms, chances, asked, unsolved, uids = found
     assert difference < 1e-5 and gap < 1e-4 and abs(loss - by_hand) < 1e-5 and shape == [4, 6, 4]
     assert losses[-1] < 0.5 * losses[0]
     assert 0 < sum(right) < 24  # or the notebook would show advantages of 0 only
@@ -98,7 +98,7 @@ def test_anatomy_of_a_step(tmp_path):
     assert "largest mismatch in nats" in printed
     assert "so the same texts: True" in printed  # a source draws what was drawn by hand
     apart = float(re.search(r"advantages as above, up to (.*)", printed)[1])
-    assert apart < 1e-5 and steps == 1 and norms[0] == pytest.approx(norms[1], rel=1e-3) and uids == list(range(24))
+    assert apart < 1e-5 and "steps made 1" in printed and norms[0] == pytest.approx(norms[1], rel=1e-3) and uids == list(range(24))
     assert len(chances) == 10 and chances[-1] > 2 * chances[0]  # what was written by hand is learned
     assert set(asked) <= {6, 12, 18} and len(set(asked)) > 1 and all(n == 18 for n, no in zip(asked, unsolved) if no)
 

@@ -34,7 +34,7 @@ from jaxrl_llm.training.value_plots import plot_history
 from jaxrl_llm.training.warmup import imitate
 from jaxrl_llm.training.workdir import Workdir, check_agreement, open_workdir, records
 
-_EVAL_STREAM = 2**31 - 1  # folded into the run's key: the keys of trajectories never coincide with it
+_EVAL_STREAM = 2**31 - 1  # folded into the run's key; of trajectories those are the upper halves of uids
 
 
 class Reached(NamedTuple):

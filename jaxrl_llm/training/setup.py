@@ -107,29 +107,32 @@ def make_source(config: ConfigDict, method: methods.Method, estimator: Estimator
         task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
         single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
         prior_lib.make(config, policy, len(task.train), prompt_tokens, read) if asked else None, readers)
-    return dataclasses.replace(source, topology=make_topology(config, method, estimator, source.view))
+    source = dataclasses.replace(source, topology=make_topology(config, estimator))
+    return dataclasses.replace(source, topology=filtered(config, method, source.topology, source.view))
 
 
-def make_topology(config: ConfigDict, method: methods.Method, estimator: Estimator,
-                  view: Callable[[Forest, int], Rollouts]) -> Topology:
-    """Who is sampled: by budgets, in rounds where the estimator wants more, or once; again where filters drop prompts."""
+def make_topology(config: ConfigDict, estimator: Estimator) -> Topology:
+    """Who is sampled: by budgets, in rounds where the estimator wants more, or once."""
     P, group, most = config.prompts.per_step, config.sampling.group, config.sampling.max_group
     if config.budget.utility:
-        found = budgets(config.budget.prompts, rows=P, group=group, most=most, utility=config.budget.utility)
-    elif estimator.wants_more is not None:
-        found = rounds(P, group=group, most=most, wants=lambda forest: wants_more(
+        return budgets(config.budget.prompts, rows=P, group=group, most=most, utility=config.budget.utility)
+    if estimator.wants_more is not None:
+        return rounds(P, group=group, most=most, wants=lambda forest: wants_more(
             estimator, group, most, *outcomes(forest, most), forest.facts.get("expected")))
-    else:
-        found = single(P)
+    return single(P)
+
+
+def filtered(config: ConfigDict, method: methods.Method, inner: Topology, view: Callable[[Forest, int], Rollouts]) -> Topology:
+    """The topology that samples further prompts where filters of the method drop some; `view` is that of the `inner` one."""
     filters = [control.make_filter(name) for name in method.filters]
     if not filters:
-        return found
+        return inner
 
     def keep(forest):
         rollouts = view(forest, 0)
         return np.logical_and.reduce([np.asarray(one.keep(rollouts))[:len(forest.problems)] for one in filters])
 
-    return refill(found, P, keep=keep, attempts=config.sampling.max_rounds)
+    return refill(inner, config.prompts.per_step, keep=keep, attempts=config.sampling.max_rounds)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -22,7 +22,6 @@ from jaxrl_llm.training.shapes import bucket_of, prompt_bucket_of
 from jaxrl_llm.training.state import TrainState
 
 _FILLS = 100  # batches to look through for prompts that are not too long
-_SAMPLING_STREAM = 2**31 - 3  # folded into the run's key; no trajectory of an evaluation has the same one
 
 
 Sample = Callable[[Forest, np.ndarray], Forest]  # a forest with one more group for each of these prompts
@@ -110,8 +109,7 @@ class Source:
     def _sampled(self, generate: Generate, state: TrainState, timer: PhaseTimer, forest: Forest, rows: np.ndarray) -> Forest:
         """The forest with a group for each of `rows`, whose trajectories take the next uids."""
         first, self.next_uid = self.next_uid, self.next_uid + len(rows) * self.sampler.group
-        key = jax.random.fold_in(state.key, _SAMPLING_STREAM)
-        return self.sampler.groups(generate, forest, rows, first, key, int(state.step), timer)
+        return self.sampler.groups(generate, forest, rows, first, state.key, int(state.step), timer)
 
     def _drawn(self, forest: Forest, count: int, state: TrainState, sample: Sample) -> Forest:
         """The forest with `count` further problems of the task, and what is known of them."""
