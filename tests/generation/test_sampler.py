@@ -216,7 +216,7 @@ def test_finished_rows_are_left_out_of_long_completions():
     """Every row of a batch that is halved twice is the row of a batch too small for that, and its log-probs the learner's."""
     many, length = 12, 67
     assert halvings(P * many, length - 1) == 2 and halvings(many, length - 1) == 0
-    rows, (tokens, mask) = np.arange(P * many).reshape(P, many), prompts()
+    rows, (tokens, mask) = 72 + np.arange(P * many).reshape(P, many), prompts()  # of which some are long
     options = dict(max_tokens=length, chunk=3, stop_ids=(STOP, 9, 11))
     found = run(rows=rows, **options)
     alive = lambda t: found.mask.sum(-1) > t  # noqa: E731
@@ -263,7 +263,7 @@ def test_every_stage_has_room_for_its_steps_and_grows():
 
 
 def test_a_stop_token_with_id_zero_counts_although_padding_is_zero_too():
-    found = run(stop_ids=(0,) + tuple(range(1, V, 3)), chunk=1)
+    found = run(rows=4 + np.arange(P * G).reshape(P, G), stop_ids=(0,) + tuple(range(1, V, 3)), chunk=1)
     ends = np.take_along_axis(found.tokens, found.mask.sum(-1, keepdims=True) - 1, axis=2)[..., 0]
     assert ((ends == 0) & found.stopped).any()  # the case occurs
     assert found.stopped[ends == 0].all()
