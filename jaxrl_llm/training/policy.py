@@ -110,7 +110,7 @@ class Policy:
           `(logprobs, entropies, loads)`: `f32[P, G, T]`, 0 where the index lies outside of these rows; the loads of all rows
           together, `f32[1, L, E]`, None without experts.
         """
-        experts = self.model.config.experts is not None
+        experts, rows = self.model.config.experts is not None, jax.tree.map(jnp.asarray, rows)
 
         def forward(params, lora, rows, whole):
             found = self.model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=lora, whole=whole,
