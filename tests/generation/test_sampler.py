@@ -17,7 +17,7 @@ from jaxrl_llm.training.policy import Policy
 V, P, G, S, T = 64, 3, 4, 5, 12
 MODEL = Transformer(ModelConfig(vocab_size=V, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
                                 mlp_size=48, tie_embeddings=False))
-SEED = jax.random.key(11)
+SEED = jax.random.key(7)
 STOP = 7  # drawn now and then: the random model below is close to uniform over 64 tokens
 
 
