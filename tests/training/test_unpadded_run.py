@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import loop, setup
 from jaxrl_llm.training.config import default_config
@@ -25,9 +26,13 @@ def build(**changes):
 
 
 def of_unequal_lengths(sampled):
-    """The batch with completions that end at other places, the third prompt's nearly at once."""
-    lengths = np.array([[8, 1], [3, 2], [1, 1], [2, 4]])
-    completions = sampled.completions.replace(mask=np.arange(8) < lengths[..., None])
+    """The batch with completions that end at other places, the third prompt's nearly at once; in two others wrote too."""
+    there = np.arange(8) < np.array([[8, 1], [3, 2], [1, 1], [2, 4]])[..., None]
+    mask = there.copy()
+    mask[0, 0, 2:5], mask[3, 1, 0] = False, False
+    role = np.where(mask, Role.POLICY, np.where(there, Role.ENVIRONMENT, Role.PADDING)).astype(np.int8)
+    recorded = {name: np.where(mask, getattr(sampled.completions, name), np.nan) for name in ("logprobs", "entropies")}
+    completions = sampled.completions.replace(mask=mask, role=role, **recorded)
     scores = sampled.scores._replace(total=np.linspace(-1, 1, sampled.scores.total.size, dtype=np.float32))
     return dataclasses.replace(sampled, completions=completions, scores=scores)
 
@@ -45,7 +50,7 @@ def test_states_and_metrics_after_a_step(monkeypatch, case):
         assert batch.filled < 4 if unpads else batch.filled == 4
         outcomes.append((jax.device_get(state.params), metrics))
     (params, metrics), (short_params, short_metrics) = outcomes
-    assert metrics["grad_norm"] > 0
+    assert metrics["grad_norm"] > 0 and np.isfinite(metrics["loss"]) and metrics["skipped_updates"] == 0
     for name, value in metrics.items():
         np.testing.assert_allclose(short_metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
     moved = 2 * default_config().optimizer.learning_rate  # Adam's first step is as long for small gradients as for large ones
