@@ -11,7 +11,7 @@ from jaxrl_llm.training import loop, setup
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.metrics import PhaseTimer
 
-CASES = {"whole": {}, "score_and_reference": {"objective": "kl_coef=0.1", "learner.epochs": 2},
+CASES = {"whole": {}, "words_of_others": {}, "score_and_reference": {"objective": "kl_coef=0.1", "learner.epochs": 2},
          "minibatches_and_micro_batches": {"learner.minibatches": 2, "learner.micro_batches": 2},
          "features": {"method": "poise"}, "critic": {"method": "ppo"}}
 
@@ -25,15 +25,17 @@ def build(**changes):
     return setup.build(c)
 
 
-def of_unequal_lengths(sampled):
-    """The batch with completions that end at other places, the third prompt's nearly at once; in two others wrote too."""
+def of_unequal_lengths(sampled, others):
+    """The batch with completions that end at other places, the third prompt's nearly at once; in two `others` wrote too."""
+    scores = sampled.scores._replace(total=np.linspace(-1, 1, sampled.scores.total.size, dtype=np.float32))
     there = np.arange(8) < np.array([[8, 1], [3, 2], [1, 1], [2, 4]])[..., None]
+    if not others:
+        return dataclasses.replace(sampled, completions=sampled.completions.replace(mask=there), scores=scores)
     mask = there.copy()
     mask[0, 0, 2:5], mask[3, 1, 0] = False, False
     role = np.where(mask, Role.POLICY, np.where(there, Role.ENVIRONMENT, Role.PADDING)).astype(np.int8)
     recorded = {name: np.where(mask, getattr(sampled.completions, name), np.nan) for name in ("logprobs", "entropies")}
     completions = sampled.completions.replace(mask=mask, role=role, **recorded)
-    scores = sampled.scores._replace(total=np.linspace(-1, 1, sampled.scores.total.size, dtype=np.float32))
     return dataclasses.replace(sampled, completions=completions, scores=scores)
 
 
@@ -46,7 +48,7 @@ def test_states_and_metrics_after_a_step(monkeypatch, case):
         state = setup.initial_state(run, params)
         reference = jax.tree.map(lambda x: x + 0, state.params)
         sampled, _ = loop.collect(run, state, batches(run.task.train, 4, seed=0), PhaseTimer())
-        state, metrics, batch, _ = loop.learn(run, state, of_unequal_lengths(sampled), reference, PhaseTimer())
+        state, metrics, batch, _ = loop.learn(run, state, of_unequal_lengths(sampled, case == "words_of_others"), reference, PhaseTimer())
         assert batch.filled < 4 if unpads else batch.filled == 4
         outcomes.append((jax.device_get(state.params), metrics))
     (params, metrics), (short_params, short_metrics) = outcomes
