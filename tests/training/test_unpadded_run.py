@@ -48,7 +48,8 @@ def test_states_and_metrics_after_a_step(monkeypatch, case):
         state = setup.initial_state(run, params)
         reference = jax.tree.map(lambda x: x + 0, state.params)
         sampled, _ = loop.collect(run, state, batches(run.task.train, 4, seed=0), PhaseTimer())
-        state, metrics, batch, _ = loop.learn(run, state, of_unequal_lengths(sampled, case == "words_of_others"), reference, PhaseTimer())
+        sampled = of_unequal_lengths(sampled, case == "words_of_others")
+        state, metrics, batch, _ = loop.learn(run, state, sampled, reference, PhaseTimer())
         assert batch.filled < 4 if unpads else batch.filled == 4
         outcomes.append((jax.device_get(state.params), metrics))
     (params, metrics), (short_params, short_metrics) = outcomes
