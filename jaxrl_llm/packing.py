@@ -15,7 +15,7 @@ from jaxrl_llm.models.unpadding import through_last
 MAX_LENGTHS = 4  # of rows: each is a program to compile
 
 
-class Forest(NamedTuple):
+class Trees(NamedTuple):
     """Nodes of tokens, each of which goes on where its parent ends. Parents come before their children.
 
     tokens: i32[n], of all nodes, one node after the other.  offsets: i[M + 1], where each begins; the last entry is n.
@@ -76,7 +76,7 @@ class _Tree(NamedTuple):
     tail: np.ndarray
 
 
-def of_groups(prompt_tokens, prompt_mask, tokens, mask) -> tuple[Forest, np.ndarray]:
+def of_groups(prompt_tokens, prompt_mask, tokens, mask) -> tuple[Trees, np.ndarray]:
     """The forest of P prompts with G completions each, and its leaves `i32[P, G]`; -1 without a token that counts.
 
     Args:
@@ -90,11 +90,11 @@ def of_groups(prompt_tokens, prompt_mask, tokens, mask) -> tuple[Forest, np.ndar
                            np.pad(tokens, ((0, 0), (1, 0), (0, 0)))], 2)
     number = np.arange(P * (1 + G), dtype=np.int32).reshape(P, 1 + G)
     parent = np.where(np.arange(1 + G) == 0, -1, number[:, :1])
-    forest = Forest(laid[real].astype(np.int32), np.append(0, real.sum(-1).cumsum()), parent.reshape(-1).astype(np.int32))
+    forest = Trees(laid[real].astype(np.int32), np.append(0, real.sum(-1).cumsum()), parent.reshape(-1).astype(np.int32))
     return forest, np.where(mask.any(-1), number[:, 1:], -1)
 
 
-def pack(forest: Forest, leaves: np.ndarray, mask: np.ndarray, lengths: Sequence[int], multiple: int = 1) -> Packed:
+def pack(forest: Trees, leaves: np.ndarray, mask: np.ndarray, lengths: Sequence[int], multiple: int = 1) -> Packed:
     """The rows that compute all trajectories, and where each of their tokens is found.
 
     A token is computed once, but for prefixes of what does not fit one row: they are repeated in each row that goes on from
@@ -129,7 +129,7 @@ def pack(forest: Forest, leaves: np.ndarray, mask: np.ndarray, lengths: Sequence
     return Packed(rows, node, index)
 
 
-def _depth_first(forest: Forest, leaves: np.ndarray) -> tuple[_Tree, np.ndarray]:
+def _depth_first(forest: Trees, leaves: np.ndarray) -> tuple[_Tree, np.ndarray]:
     """The nodes on the way to any of the leaves in depth-first order, and the place of each node there (-1: none)."""
     parent, length = np.asarray(forest.parent), np.diff(forest.offsets)
     if len(length) != len(parent) or (parent >= np.arange(len(parent))).any():
@@ -213,7 +213,7 @@ def _fill(tree: _Tree, length: int) -> list[np.ndarray]:
     return [np.sort(nodes) for nodes in rows]
 
 
-def _lay_out(forest: Forest, tree: _Tree, filled: list[np.ndarray], count: int, length: int):
+def _lay_out(forest: Trees, tree: _Tree, filled: list[np.ndarray], count: int, length: int):
     """`(rows, node, home)`: what lies in each slot, and the slot, counted through all rows, where each node begins first."""
     zeros = lambda dtype=np.int32: np.zeros((count, length), dtype)  # noqa: E731
     rows = Rows(zeros(), zeros(), zeros(), zeros(), zeros(bool))

@@ -5,14 +5,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.packing import Forest
+from jaxrl_llm.packing import Trees
 from jaxrl_llm.rollouts import Rollouts
 
 
 class Case(NamedTuple):
     """A forest, the leaf of each trajectory `i32[P, G]`, and the tokens `bool[P, G, T]` that it is learned from."""
 
-    forest: Forest
+    forest: Trees
     leaves: np.ndarray
     mask: np.ndarray
 
@@ -39,7 +39,7 @@ class Case(NamedTuple):
 def of_lengths(rng, parent, lengths, leaves, share=1.0, vocabulary=40) -> Case:
     """Nodes of these lengths and random tokens; each token of a trajectory counts with probability `share`."""
     offsets = np.append(0, np.cumsum(lengths))
-    forest = Forest(rng.integers(0, vocabulary, offsets[-1]).astype(np.int32), offsets, np.asarray(parent, np.int32))
+    forest = Trees(rng.integers(0, vocabulary, offsets[-1]).astype(np.int32), offsets, np.asarray(parent, np.int32))
     leaves = np.asarray(leaves, np.int32)
     found = Case(forest, leaves, None)
     after = np.array([[sum(np.asarray(lengths)[found.path(leaf)[1:]]) for leaf in row] for row in leaves]).astype(int)

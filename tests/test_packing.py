@@ -3,7 +3,7 @@ import forests
 import numpy as np
 import pytest
 
-from jaxrl_llm.packing import Forest, of_groups, pack
+from jaxrl_llm.packing import Trees, of_groups, pack
 
 CASES = [forests.group, forests.conversations, *[forests.search] * 60]
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_packed_is_refused():
     with pytest.raises(ValueError, match="parent names a node that does not come before its child"):
         give(forest=case.forest._replace(parent=np.array([1, -1, 0, 0, -1, 4, 4, 4])))
     with pytest.raises(ValueError, match=r"nodes \[0\] are roots without tokens"):
-        give(forest=Forest(case.forest.tokens[4:], np.maximum(case.forest.offsets - 4, 0), case.forest.parent))
+        give(forest=Trees(case.forest.tokens[4:], np.maximum(case.forest.offsets - 4, 0), case.forest.parent))
     with pytest.raises(ValueError, match="mask counts tokens behind the 5 that a trajectory has after its root"):
         give(mask=case.mask | True)
     with pytest.raises(ValueError, match="mask counts tokens behind the 0 that"):

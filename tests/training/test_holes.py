@@ -47,7 +47,7 @@ def test_the_inputs_have_every_kind_of_hole():
 
 
 @functools.cache
-def wanted(objective, adapted):
+def plain_gradient(objective, adapted):
     return inputs.gradient(objective, adapters() if adapted else None, inputs.batch(), inputs.advantages())
 
 
@@ -65,7 +65,7 @@ def test_an_update_is_that_of_plain_rows(objective, parts, unpads, adapted):
     update = make_update(inputs.POLICY, objective, inputs.GRADIENT, clip_norm=None, micro_batches=parts)
     state, metrics = update(inputs.fresh_state(objective, adapters() if adapted else None), rollouts, inputs.advantages())
     assert all(np.isfinite(x) for x in metrics.values()) and not state.skipped
-    assert inputs.distance(state.opt_state.trace, wanted(objective, adapted)) < 2e-5
+    assert inputs.distance(state.opt_state.trace, plain_gradient(objective, adapted)) < 2e-5
 
 
 @pytest.mark.slow
