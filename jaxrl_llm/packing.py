@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.forest import Forest
 from jaxrl_llm.models.unpadding import through_last
 
 MAX_LENGTHS = 4  # of rows: each is a program to compile
@@ -74,6 +75,15 @@ class _Tree(NamedTuple):
     above: np.ndarray
     size: np.ndarray
     tail: np.ndarray
+
+
+def of_forest(forest: Forest, group: int) -> tuple[Trees, np.ndarray]:
+    """The trees of what was sampled, and the leaves `i32[P, group]` of its trajectories as `forest.paths` lays them out."""
+    ends = forest.ends
+    owner = forest.prompt[ends]
+    leaves = np.full((len(forest.problems), group), -1, np.int32)
+    leaves[owner, np.arange(len(ends)) - np.searchsorted(owner, owner)] = ends
+    return Trees(forest.tokens, np.append(forest.offset, len(forest.tokens)), forest.parent), leaves
 
 
 def of_groups(prompt_tokens, prompt_mask, tokens, mask) -> tuple[Trees, np.ndarray]:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import forest as forests
-from jaxrl_llm import rollouts
+from jaxrl_llm import packing, rollouts
 from jaxrl_llm.forest import chains, contexts, grow, join, outcomes, paths, plant, select, turns
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
@@ -70,6 +70,17 @@ def test_without_others_all_that_is_there_is_trained():
     found = node(prompts(1), 0, [1, 2], uid=0)
     view = paths(found, group=1, prompts=1, **SAME)
     assert view.role is None and view.present.sum() == 2 and "completion/present" not in forests.metrics(found)
+
+
+def test_packed_rows_hold_the_tokens_of_the_view():
+    """Through the index every trained token of a path is found, and shared turns are computed once."""
+    found = conversation()
+    view = paths(found, group=2, prompts=2, **SAME)
+    trees, leaves = packing.of_forest(found, 2)
+    packed = packing.pack(trees, leaves, view.mask, [16])
+    assert (packed.index >= 0).tolist() == view.mask.tolist()
+    assert packed.rows.tokens.reshape(-1)[packed.index][view.mask].tolist() == view.tokens[view.mask].tolist()
+    assert (packed.node >= 0).sum() == len(found.tokens) and packed.index[0, 0, 0] == packed.index[0, 1, 0]
 
 
 def test_turns_are_rows_of_their_trajectory():
