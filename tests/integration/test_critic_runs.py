@@ -26,7 +26,7 @@ def test_the_critic_is_trained_alone_first(straight):
     states = {step: saved(straight, step, **OPTIONS, steps=4) for step in (0, 2, 3)}
     for part in (".params", ".opt_state"):
         assert not moved(states[2], states[0], part) and moved(states[3], states[2], part)
-    for part in (".critic.params['trunk']", ".critic.params['head']"):
+    for part in (".beside['critic'].params['trunk']", ".beside['critic'].params['head']"):
         assert moved(states[2], states[0], part) and moved(states[3], states[2], part)
     found = lines(straight)
     assert all(("loss" in line) == (line["step"] > 2) for line in found)
@@ -35,7 +35,7 @@ def test_the_critic_is_trained_alone_first(straight):
         assert line["value/return"] == pytest.approx(line["reward/mean"], abs=0.15) and line["value/skipped"] == 0
     assert found[1]["value/mean"] == 0 and abs(found[4]["value/mean"]) > 0.01
     assert [line["learning_rate"] for line in found[3:]] == pytest.approx([3e-3, 3e-3])  # two updates of warm-up in step 3
-    np.testing.assert_equal(states[3][".critic.opt_state[0].count"], 6)
+    np.testing.assert_equal(states[3][".beside['critic'].opt_state[0].count"], 6)
     np.testing.assert_equal(states[3][".opt_state[0].count"], 2)
 
 
@@ -55,6 +55,6 @@ def test_a_head_on_the_states_under_adapters(tmp_path):
     options = {"method": "ppo", "critic.kind": "head", "lora.rank": 2, "learner.minibatches": 1, "steps": 2, "eval.every": 2}
     run(tmp_path, **options)
     first, last = saved(tmp_path, 0, **options), saved(tmp_path, 2, **options)
-    assert not moved(last, first, ".params") and moved(last, first, ".lora") and moved(last, first, ".critic.params")
-    assert {name for name in last if name.startswith(".critic.params")} == {
-        ".critic.params['head']['bias']", ".critic.params['head']['weight']"}
+    assert not moved(last, first, ".params") and moved(last, first, ".lora") and moved(last, first, ".beside['critic'].params")
+    assert {name for name in last if name.startswith(".beside['critic'].params")} == {
+        ".beside['critic'].params['head']['bias']", ".beside['critic'].params['head']['weight']"}

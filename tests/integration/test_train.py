@@ -246,7 +246,8 @@ def test_every_method_takes_two_steps(shared, slug):
     source = dataclasses.replace(
         run.source, data=iter([[run.source.task.train[i] for i in range(4)]] * 100),
         prior=prior.make(config, policy, len(run.source.task.train), sampler.prompt_tokens, Capture(0)) if asked else None)
-    source = dataclasses.replace(source, topology=setup.make_topology(config, method, estimator, source.view))
+    source = dataclasses.replace(source, topology=setup.make_topology(config, estimator))
+    source = dataclasses.replace(source, topology=setup.filtered(config, method, source.topology, source.view))
     learner, _ = setup.make_learner(config, estimator, objective, needs, policy, source)
     state = learner.init(jax.tree.map(lambda x: x + 0, params), None, jax.random.key(0),
                          None if source.prior is None else source.prior.init())

@@ -11,11 +11,11 @@ import job
 import numpy as np
 import pytest
 import run_files
-from jaxrl_llm.training.rollout import shared_scores
 
 from jaxrl_llm.parallel import runtime
 from jaxrl_llm.training import preemption, workdir
 from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.scoring import shared_scores
 
 # On a busy machine the processes' connections to each other may stall, which is nothing that a job could mend.
 several = lambda test: pytest.mark.slow(pytest.mark.flaky(reruns=2)(test))  # noqa: E731
