@@ -15,16 +15,18 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-_ENOUGH = 1.5e9  # bytes of a process, from which compiled programs are dropped
+_ENOUGH = 1e9  # bytes that compiled programs may add to a process before they are dropped
+_start = [0.5e9]  # bytes of the process after they were dropped last
 
 
 def drop_programs():
     """Compiled programs add up to gigabytes; what is needed again lies in the cache on disk."""
-    if psutil.Process().memory_info().rss > _ENOUGH and "jax" in sys.modules:
+    if psutil.Process().memory_info().rss > _start[0] + _ENOUGH and "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
         gc.collect()
         if sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)
+        _start[0] = psutil.Process().memory_info().rss
 
 
 @pytest.fixture(scope="module", autouse=True)
