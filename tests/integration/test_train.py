@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import string
 import subprocess
 import sys
 from pathlib import Path
