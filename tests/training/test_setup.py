@@ -21,7 +21,7 @@ def test_methods_that_need_what_nobody_records_are_refused():
             (teacher, "'grpo' needs teacher_logprobs .from a recorder with a teacher's weights., which this run"),
             (dataclasses.replace(method, needs=("mood",)), "needs mood .from a recorder, a topology or a task of your own"),
             (dataclasses.replace(method, filters=("unheard_of",)), "needs filter unheard_of .from a file of"),
-            (dataclasses.replace(method, controllers=("pass_rate",)), "needs controller pass_rate .from a run that sets prompts"),
+            (dataclasses.replace(method, controllers=("pass_rate",)), "controller pass_rate .from a run that sets prompts"),
             (dataclasses.replace(method, controllers=("curriculum",)), "controller curriculum .from a run that calls")):
         with pytest.raises(NotImplementedError, match=words):
             provision.check(changed, *parts)
