@@ -448,12 +448,16 @@ def test_short_prompts_are_sampled_and_learned_from_in_shorter_shapes(tmp_path):
 
 
 def test_a_stop_string_of_one_token_ends_rows_in_the_sampler():
-    built, params = setup.build(tiny(**{"sampling.stop_strings": ("a", "bc")}))
-    assert setup.stop_ids(built.source.sampler.tokenizer, ("a", "bc")) == (*built.source.sampler.tokenizer.stop_ids, ord("a"))
+    letters = string.ascii_letters
+    built, params = setup.build(tiny(**{"sampling.stop_strings": (*letters, "12")}))
+    assert setup.stop_ids(built.source.sampler.tokenizer, (*letters, "12")) == (
+        *built.source.sampler.tokenizer.stop_ids, *map(ord, letters))
     source = dataclasses.replace(built.source, data=iter([list(built.source.task.train)[:4]] * 9))
     rollouts, forest, _ = source.next(setup.initial_state(built, params))
-    after = [row[int(np.argmax(row == ord("a"))) + 1:] for row in rollouts.tokens.reshape(16, -1) if ord("a") in row]
-    assert after and all((rest == 0).all() for rest in after) and not any("a" in text for text in forest.texts)
+    ends = [(row, int(np.argmax(np.isin(row, list(map(ord, letters)))))) for row in rollouts.tokens.reshape(16, -1)
+            if np.isin(row, list(map(ord, letters))).any()]
+    assert ends and all((row[place + 1:] == 0).all() for row, place in ends)
+    assert not any(letter in text for text in forest.texts for letter in letters)
 
 
 @pytest.mark.parametrize("steps", (1, 20))
