@@ -90,7 +90,8 @@ def measured(count: int) -> dict:
     params = parallel.with_shardings(params, parallel.tree_shardings(params, mesh))
     gather = jax.jit(lambda params: parallel.reshard(params, mesh, jax.numpy.dtype(w.dtype))).lower(params).compile()
     told = [{**dataclasses.asdict(one), "sent": one.sent} for one in sorted(found, key=lambda one: -one.sent)]
-    return {"devices": count, "mesh": sizes, "work": dataclasses.asdict(w), "sent": communication.by_kind(found),
+    work = {name: value for name, value in vars(w).items() if name != "optimizer"}  # which is no number
+    return {"devices": count, "mesh": sizes, "work": work, "sent": communication.by_kind(found),
             "reshard": sum(communication.by_kind(communication.collectives(gather.as_text())).values()),
             "least": communication.minimum(c, w, sizes), "compile_seconds": seconds, "ops": told[:_OPS.value]}
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm import advantages, parallel
 from jaxrl_llm.parallel import communication
-from jaxrl_llm.training.loop import estimate
+from jaxrl_llm.training.learner import estimate
 
 sys.path.append(str(Path(__file__).parents[1] / "properties"))
 import property_inputs as inputs  # noqa: E402
