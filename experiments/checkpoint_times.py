@@ -3,8 +3,8 @@
   python experiments/checkpoint_times.py [--config=configs/arithmetic.py:smollm2] [--saves=5] [--config.prompts.per_step=4 ...]
 
 A training is told to stop after its second step (SIGTERM), started again, and stopped for good after its first new step. Its
-last checkpoint is then read and written again `--saves` times in one process; medians are told. Files come from, and go to,
-the operating system's cache where it has room.
+last checkpoint is then read and written again `--saves` times in one process; the table shows medians. Files come from, and
+go to, the operating system's cache where it has room.
 """
 import contextlib
 import signal

@@ -50,8 +50,8 @@ class Rollouts(struct.PyTreeNode):
     `extras` holds the inputs of particular methods by name (each leaf starts with axis P): for instance
     `truncated`, `correct` bool[P, G], `traj`, `obs`, `act`, `agent`, `parent` i32[P, G], `teacher_logprobs` f32[P, G, T].
     `loss_weights` is what `Objective.weights` returned for the whole mini-batch, when this is a part of one.
-    `filled` (1 to 4, static) promises that in any part of the prompts that goes through the model at once no more than so many
-    quarters of the `[., G, T]` slots are trained tokens or have one behind them; the others are then not computed.
+    `filled` (1 to 4, static) is a promise: of the prompts that go through the model at once, at most `filled` quarters of the
+    `[., G, T]` slots are trained tokens or have one behind them. The other slots are not computed.
     """
 
     mask: Array = struct.field(metadata={"axes": "PGT"})

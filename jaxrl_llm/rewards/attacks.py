@@ -31,6 +31,16 @@ def search(data):
         print(data[i + 10:i + 42].decode())
         raise SystemExit
 """
+_WRITE = """
+import os
+def f():
+    for fd in range(3, 20):
+        try:
+            os.write(fd, value)
+        except OSError:
+            pass
+    os._exit(0)
+"""
 
 
 class Attack(NamedTuple):
@@ -215,26 +225,8 @@ while True:
         except OSError:
             pass
 """),
-    Attack("a value nested a million times", """
-import os
-def f():
-    for fd in range(3, 20):
-        try:
-            os.write(fd, b'[' * 1000000)
-        except OSError:
-            pass
-    os._exit(0)
-""", "f"),
-    Attack("an integer of a million digits", """
-import os
-def f():
-    for fd in range(3, 20):
-        try:
-            os.write(fd, b'1' * 1000000)
-        except OSError:
-            pass
-    os._exit(0)
-""", "f"),
+    Attack("a value nested a million times", "value = b'[' * 1000000" + _WRITE, "f"),
+    Attack("an integer of a million digits", "value = b'1' * 1000000" + _WRITE, "f"),
     Attack("memory without end", """
 import mmap
 kept = []

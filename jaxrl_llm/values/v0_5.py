@@ -98,8 +98,8 @@ def exact_risk(prior: float, true_mean: float, *, low: float = 0.0, high: float 
                chunk: int = 1, cost: float | None = None) -> Risk:
     """The expectation over all sequences of rewards that are `low` or `high` with mean `true_mean`, in float64.
 
-    With `k_init == k_max` the number of draws is fixed. Sequences with the same number of highs so far are told apart by
-    nothing that follows, so k_max^2 / 2 states are enough. Raises ValueError for a mean outside [low, high].
+    With `k_init == k_max` the number of draws is fixed. What follows depends on the number of highs so far and on nothing
+    else, so k_max^2 / 2 states are enough. Raises ValueError for a mean outside [low, high].
     """
     if not low <= true_mean <= high:
         raise ValueError(f"true_mean={true_mean} is not between low={low} and high={high}")

@@ -8,9 +8,9 @@ import sys
 import textwrap
 import threading
 import time
-import uuid
 
 import pytest
+from processes import eventually, marked
 
 from jaxrl_llm.generation.prompts import encode_problem
 from jaxrl_llm.tasks.base import Problem
@@ -103,33 +103,6 @@ def test_messages_that_are_no_data_name_the_prompt():
     assert "hold a value of type PosixPath; allowed are text, numbers" in failure("{{ x }}", x=pathlib.PosixPath("/"))
     assert len(failure("{{ 1 / 0 }}", [{"role": "user", "content": "x" * 10**6}] * 1000)) < 600
     assert len(failure("", "x" * 10**6)) < 600
-
-
-def marked(mark):
-    """The other processes that carry the mark in their environment."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            try:
-                if mark.encode() in pathlib.Path("/proc", name, "environ").read_bytes():
-                    found.append(int(name))
-            except OSError:
-                pass
-    return found
-
-
-def eventually(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not (held := condition()) and time.monotonic() < end:
-        time.sleep(0.02)
-    return held
-
-
-@pytest.fixture
-def mark(monkeypatch):
-    text = uuid.uuid4().hex
-    monkeypatch.setenv("JAXRL_LLM_TEST_MARK", text)
-    return text
 
 
 @linux

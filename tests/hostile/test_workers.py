@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import time
-import uuid
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ FOLDER = pathlib.Path(__file__).parent
 sys.path.insert(0, str(FOLDER))  # workers must be able to import worker_attacks
 
 import worker_attacks  # noqa: E402
+from processes import eventually, marked  # noqa: E402
 
 TARGET = "worker_attacks:attack"
 linux = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="processes are found in /proc")
@@ -35,35 +35,6 @@ def pool():
     pool = WorkerPool(TARGET, workers=1, deadline=1.0, scores=True)
     yield pool
     pool.close()
-
-
-@pytest.fixture
-def mark(monkeypatch):
-    """A variable in the environment of this process, which all that it starts from now on inherits."""
-    text = uuid.uuid4().hex
-    monkeypatch.setenv("JAXRL_LLM_TEST_MARK", text)
-    return text
-
-
-def marked(mark):
-    """The other processes that carry the mark."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            try:
-                if mark.encode() in pathlib.Path("/proc", name, "environ").read_bytes():
-                    found.append(int(name))
-            except OSError:
-                pass
-    return found
-
-
-def eventually(condition, seconds=20):
-    """Whether it becomes true within so many seconds."""
-    end = time.monotonic() + seconds
-    while not (held := condition()) and time.monotonic() < end:
-        time.sleep(0.05)
-    return held
 
 
 @linux

@@ -1,8 +1,6 @@
 """Mixtures of experts as published: the numbers of transformers, files in and out, refusals."""
 import dataclasses
 import functools
-import json
-import shutil
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +9,7 @@ import pytest
 import torch
 import transformers
 from test_parity import NEW, greedy, padded_rows, reference
+from test_weights import assert_same_bits, copy_of
 
 from jaxrl_llm.models import Experts, weights
 from jaxrl_llm.models.check import gguf_files
@@ -69,11 +68,6 @@ def test_greedy_continuations_equal_transformers(pair, name):
     assert len(np.unique(chosen)) > 5
 
 
-def assert_same_bits(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)), a, b)
-
-
 @pytest.mark.parametrize("name", (*FAMILIES, "qwen2_moe_unbiased"))
 def test_export_and_reload_is_bit_equal_and_transformers_reads_it(pair, tmp_path, name):
     p = pair(name)
@@ -115,13 +109,6 @@ def test_gguf_may_say_how_weights_are_normalized(pair, tmp_path):
     config, _ = weights.load(gguf_files.write(
         tmp_path / "tiny.gguf", pair("olmoe").torch, {"olmoe.expert_weights_norm": True}))
     assert config.experts == Experts(5, 3, 48, normalize=True)
-
-
-def copy_of(pair, name, tmp_path, **changes):
-    directory = shutil.copytree(pair(name).directory, tmp_path / "copy")
-    raw = json.loads((directory / "config.json").read_text()) | changes
-    (directory / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if v is not ...}))
-    return directory
 
 
 def test_configs_of_older_releases_mean_the_same(pair, tmp_path):

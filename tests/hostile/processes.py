@@ -1,0 +1,25 @@
+"""The processes that a test has started, by the mark in their environment."""
+import os
+import pathlib
+import time
+
+
+def marked(mark):
+    """The other processes that carry the mark."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                if mark.encode() in pathlib.Path("/proc", name, "environ").read_bytes():
+                    found.append(int(name))
+            except OSError:
+                pass
+    return found
+
+
+def eventually(condition, seconds=20):
+    """Whether it becomes true within so many seconds."""
+    end = time.monotonic() + seconds
+    while not (held := condition()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return held
