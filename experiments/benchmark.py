@@ -240,14 +240,16 @@ def show(results: dict) -> None:
                         f"{results['device']}, jax {results['jax']}")
     for name in ("phase", "seconds", "tokens/s", "GFLOP/s", "share of limit"):
         table.add_column(name, justify="left" if name == "phase" else "right")
-    text = lambda value, form: "" if value is None else format(value, form)  # noqa: E731
+    def text(value, form):
+        return "" if value is None else format(value, form)
     for row in results["phases"]:
         table.add_row(row["phase"], f"{row['seconds']:.3f}", text(row["tokens_per_s"], ",.0f"),
                       text(row["gflop_per_s"], ",.0f"), text(row["share_of_limit"], ".0%"))
     console = Console(width=110)
     console.print(table)
     square = next(row["share_by_square_products"] for row in results["phases"] if row["phase"] == "decode")
-    rate = lambda name: f"{limits[name + '_flops_per_s'] / 1e9:,.0f} GFLOP/s"  # noqa: E731
+    def rate(name):
+        return f"{limits[name + '_flops_per_s'] / 1e9:,.0f} GFLOP/s"
     console.print(f"matrix products {rate('gemm')}, those of {w['prompts'] * w['group']} rows {rate('rows')}; memory "
                   f"{limits['bytes_per_s'] / 1e9:,.1f} GB/s; decode: {square:.0%} of what square products and memory "
                   f"allow; peak memory {results['peak_memory_gb']:.1f} GB; first step "

@@ -38,7 +38,8 @@ def measured(found, predictions) -> list[dict]:
 
     asked = [(s, np.flatnonzero(real)) for s, real in enumerate(found.asked) if real.any()]
     truths = [found.known[s, rows_of] for s, rows_of in asked]
-    total = lambda p: _ROLLOUTS.value * len(p)  # noqa: E731
+    def total(p):
+        return _ROLLOUTS.value * len(p)
     add("none: as many for all", "", [shares.outcome_of(p, np.full(len(p), _ROLLOUTS.value)) for p in truths])
     for name, predicted in predictions.items():
         for utility in UTILITIES:

@@ -112,7 +112,8 @@ def in_own_process(count: int) -> dict:
 
 def row(found: dict) -> list[str]:
     """A line of the table: gigabytes per device, the ratio, seconds."""
-    size = lambda x: f"{x / 1e9:,.3f}"  # noqa: E731
+    def size(x):
+        return f"{x / 1e9:,.3f}"
     sent, least = sum(found["sent"].values()), sum(found["least"]["update"].values())
     return [str(found["devices"]), " x ".join(map(str, found["mesh"].values())), *map(size, found["sent"].values()),
             size(sent), size(least), f"{sent / least:,.2f}" if least else "", size(found["reshard"]),

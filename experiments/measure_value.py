@@ -30,8 +30,9 @@ def measured(data, unseen, hidden, model, params, features, sizes):
     for setting, askable in (("unseen prompts", hidden), ("seen prompts", half)):
         for size in sizes:
             found = measure.cases(data, unseen, askable, size, rng)
-            add = lambda name, p: rows.append(  # noqa: E731
-                {"setting": setting, "method": name, "context": size} | measure.scores(p, found))
+            def add(name, p):
+                return rows.append(
+                            {"setting": setting, "method": name, "context": size} | measure.scores(p, found))
             for name, (x, function) in measure.predictors(model, params, features).items():
                 add(name, measure.in_context_predictions(found, x, function))
             everyone = measure.cases(data, np.ones_like(unseen), askable, size, rng)

@@ -49,7 +49,8 @@ def predictions(model, params, z, summary, outcomes, shown, asked):
     from jaxrl_llm.values import in_context, v0
     y = outcomes[:, shown].astype(np.float32)
     real, y = ~np.isnan(y), np.nan_to_num(y)
-    head = lambda *case: v0.success(model.logits(params, *case))  # noqa: E731
+    def head(*case):
+        return v0.success(model.logits(params, *case))
     functions = {"V0": (z, head), "nearest neighbours": (summary, in_context.nearest),
                  "context mean": (summary, in_context.context_mean)}
     return {name: np.stack([np.asarray(f(x[shown], y[m], real[m], x[asked])) for m in range(len(y))], axis=1)

@@ -62,7 +62,8 @@ def print_table(rows: Sequence[Mapping[str, str | int | float]], title: str) -> 
     table = Table(title=title)
     for name, value in rows[0].items():
         table.add_column(name, justify="left" if isinstance(value, str) else "right")
-    text = lambda x: x if isinstance(x, str) else f"{x:,}" if isinstance(x, int) else f"{x:.4g}"  # noqa: E731
+    def text(x):
+        return x if isinstance(x, str) else f"{x:,}" if isinstance(x, int) else f"{x:.4g}"
     for row in rows:
         table.add_row(*map(text, row.values()))
     Console(width=130).print(table)

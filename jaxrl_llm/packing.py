@@ -225,14 +225,16 @@ def _fill(tree: _Tree, length: int) -> list[np.ndarray]:
 
 def _lay_out(forest: Trees, tree: _Tree, filled: list[np.ndarray], count: int, length: int):
     """`(rows, node, home)`: what lies in each slot, and the slot, counted through all rows, where each node begins first."""
-    zeros = lambda dtype=np.int32: np.zeros((count, length), dtype)  # noqa: E731
+    def zeros(dtype=np.int32):
+        return np.zeros((count, length), dtype)
     rows = Rows(zeros(), zeros(), zeros(), zeros(), zeros(bool))
     node, home = np.full((count, length), -1, np.int32), np.full(len(tree.node), -1)
     for r, nodes in enumerate(filled):
         sizes = tree.length[nodes]
         edges = np.append(0, sizes.cumsum())
         start, used = edges[:-1], edges[-1]
-        each = lambda x: np.repeat(x, sizes)  # noqa: B023, E731
+        def each(x):
+            return np.repeat(x, sizes)
         offset = np.arange(used) - each(start)
         tail = np.searchsorted(nodes, tree.tail[nodes])
         first = np.where(tree.tail[nodes] < 0, start, edges[tail + 1] - 1)

@@ -156,7 +156,8 @@ def in_float(x: Array, name: str) -> Array:
 def measured(rollouts: Rollouts) -> Rollouts:
     """The rollouts with all that was measured in float32 (see `in_float`); of `extras`, which may hold ids, the halves only."""
     cast = {name: in_float(value, name) for name in _MEASURED if (value := getattr(rollouts, name)) is not None}
-    floating = lambda x: in_float(x, "extras") if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: E731
+    def floating(x):
+        return in_float(x, "extras") if jnp.issubdtype(x.dtype, jnp.floating) else x
     return rollouts.replace(**cast, extras=jax.tree.map(floating, dict(rollouts.extras)))
 
 

@@ -15,5 +15,6 @@ def visible(text: str) -> str:
     """
     if text.isprintable() and not _IGNORABLE.search(text):
         return text
-    hidden = lambda c: not (c.isprintable() or c in "\n\t") or _IGNORABLE.match(c)  # noqa: E731
+    def hidden(c):
+        return not (c.isprintable() or c in "\n\t") or _IGNORABLE.match(c)
     return "".join(c.encode("unicode_escape").decode() if hidden(c) else c for c in text)

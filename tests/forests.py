@@ -92,7 +92,8 @@ def plain_logprobs(model, params, plain: Plain, temperature=1.0, lora=None):
     """`(logprobs, entropies)`, `f32[P, G, T]`, of the tokens that count, each trajectory computed alone."""
     states = model.hidden_states(params, plain.tokens, plain.mask, lora=lora)[0]
     logp = jax.nn.log_softmax(model.logits(params, states) / temperature)
-    first = lambda x: jnp.pad(x, ((0, 0), (1, 0))).reshape(-1)  # noqa: E731
+    def first(x):
+        return jnp.pad(x, ((0, 0), (1, 0))).reshape(-1)
     own = first(jnp.take_along_axis(logp[:, :-1], plain.tokens[:, 1:, None], 2)[..., 0])
     entropy = first(-(jnp.exp(logp) * logp).sum(-1)[:, :-1])
     return tuple(jnp.where(plain.index >= 0, x[plain.index], 0) for x in (own, entropy))

@@ -117,8 +117,9 @@ def test_a_slurm_job_that_was_told_to_stop_is_queued_again(tmp_path):
     (tmp_path / "scripts" / "setup.sh").write_text("set -euo pipefail\n")  # as the real one does
     program(tmp_path, "srun", 'echo "$XLA_PYTHON_CLIENT_MEM_FRACTION $JAX_LOCAL_DEVICE_IDS $*"; exit $CODE')
     program(tmp_path, "scontrol", 'echo "scontrol $*"')
-    run = lambda code: bash("scripts/slurm.sbatch", "--workdir=w", SLURM_JOB_ID="7", SLURM_SUBMIT_DIR=str(tmp_path),  # noqa: E731
-                            PATH=f"{tmp_path}:{os.environ['PATH']}", CODE=str(code), SLURM_GPUS_ON_NODE="4")
+    def run(code):
+        return bash("scripts/slurm.sbatch", "--workdir=w", SLURM_JOB_ID="7", SLURM_SUBMIT_DIR=str(tmp_path),
+                                PATH=f"{tmp_path}:{os.environ['PATH']}", CODE=str(code), SLURM_GPUS_ON_NODE="4")
     told = run(75)
     assert told.returncode == 75
     assert told.stdout.splitlines() == ["0.92 0,1,2,3 bash scripts/keep_training.sh --workdir=w", "scontrol requeue 7"]

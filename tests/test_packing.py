@@ -76,7 +76,8 @@ def test_a_group_straddles_rows_with_its_prompt_in_each():
 
 def test_of_the_lengths_that_with_the_fewest_slots_is_taken():
     case = forests.of_lengths(np.random.default_rng(0), [-1, 0, 0, 0, 0], [4, 6, 6, 6, 6], [[1, 2, 3, 4]])
-    shape = lambda lengths, multiple=1: pack(case.forest, case.leaves, case.mask, lengths, multiple).node.shape  # noqa: E731
+    def shape(lengths, multiple=1):
+        return pack(case.forest, case.leaves, case.mask, lengths, multiple).node.shape
     assert shape([64, 32, 16, 10]) == (2, 16)  # 1 x 32 are as many
     assert shape([28, 16]) == (1, 28)
     assert shape([28, 16], multiple=2) == (2, 16)  # the other row of 28 would be empty
@@ -118,7 +119,8 @@ def test_groups_of_rollouts_are_forests_of_depth_one():
 
 def test_what_cannot_be_packed_is_refused():
     case = forests.group(np.random.default_rng(0))
-    give = lambda lengths=(64,), forest=case.forest, mask=case.mask: pack(forest, case.leaves, mask, lengths)  # noqa: E731
+    def give(lengths=(64,), forest=case.forest, mask=case.mask):
+        return pack(forest, case.leaves, mask, lengths)
     with pytest.raises(ValueError, match="a trajectory has 11 tokens, more than the 10 of the longest row; allow longer rows"):
         give([8, 10])
     with pytest.raises(ValueError, match="5 row lengths; give 1 to 4"):

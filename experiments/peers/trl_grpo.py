@@ -5,11 +5,11 @@ import time
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ["HF_HUB_OFFLINE"] = "1"
-import torch  # noqa: E402
-from datasets import Dataset  # noqa: E402
-from transformers import TrainerCallback  # noqa: E402
-from trl import GRPOConfig, GRPOTrainer  # noqa: E402
-from work import MICRO, MODEL_DIR, STEPS, B, G, T, questions, score  # noqa: E402
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from work import MICRO, MODEL_DIR, STEPS, B, G, T, questions, score
 
 
 class Clock(TrainerCallback):

@@ -12,18 +12,18 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"
 if int(os.environ["MICRO"]) > 1:  # or recomputed layers are computed, and kept, all at once
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_enable_concurrency_optimized_scheduler=false")
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-import optax  # noqa: E402
-import transformers  # noqa: E402
-from flax import nnx  # noqa: E402
-from tunix.models.llama3 import model as llama  # noqa: E402
-from tunix.models.llama3 import params as llama_params  # noqa: E402
-from tunix.rl import rl_cluster  # noqa: E402
-from tunix.rl.grpo import grpo_learner  # noqa: E402
-from tunix.rl.rollout import base_rollout  # noqa: E402
-from work import MICRO, MODEL_DIR, PROMPT_WORDS, STEPS, B, G, T, questions, score  # noqa: E402
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import transformers
+from flax import nnx
+from tunix.models.llama3 import model as llama
+from tunix.models.llama3 import params as llama_params
+from tunix.rl import rl_cluster
+from tunix.rl.grpo import grpo_learner
+from tunix.rl.rollout import base_rollout
+from work import MICRO, MODEL_DIR, PROMPT_WORDS, STEPS, B, G, T, questions, score
 
 PROMPT_LENGTH = 320 if PROMPT_WORDS else 64
 rotate = llama.apply_rope
@@ -47,7 +47,8 @@ tokenizer.pad_token_id = 0
 
 
 def batches():
-    chat = lambda q: tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True, tokenize=False)  # noqa: E731
+    def chat(q):
+        return tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True, tokenize=False)
     for step in questions():
         yield {"prompts": np.array([chat(q) for q, _ in step]), "answer": np.array([a for _, a in step])}
 

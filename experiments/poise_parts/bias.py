@@ -94,7 +94,8 @@ def compare(x: np.ndarray, rloo: np.ndarray, reference: np.ndarray, rescale: boo
     def numbers(keep):
         g = {name: gram[np.ix_(keep, keep)] for name, gram in grams.items()}
         scale, own2, diff2 = along[keep].mean(), cross(g["x"]), cross(g["d"])
-        noise = lambda gram: np.trace(gram) / len(keep) - cross(gram)  # noqa: E731
+        def noise(gram):
+            return np.trace(gram) / len(keep) - cross(gram)
         raw = scale * length2 / np.sqrt(g["x"].mean() * (R @ R))
         return np.array([scale, raw, scale * length2 / np.sqrt(own2 * length2) if own2 > 0 else np.nan,
                          np.sign(diff2) * np.sqrt(abs(diff2) / length2), noise(g["x"]) / factor**2 / noise(g["rloo"])])

@@ -25,7 +25,8 @@ def trained(run, params, batches: list, held: list, *, epochs: int) -> tuple[np.
     batches = [target(batch) for batch in batches]
     checked = batches[::10] if len(batches) > 1 else batches
     learned = [b for i, b in enumerate(batches) if i % 10] if len(batches) > 1 else batches
-    score = lambda tree: float(np.mean([np.mean((first(tree, b) - b.rewards) ** 2) for b in checked]))  # noqa: E731
+    def score(tree):
+        return float(np.mean([np.mean((first(tree, b) - b.rewards) ** 2) for b in checked]))
     best, errors = None, []
     order = np.random.default_rng(0)
     for _ in range(epochs):

@@ -51,10 +51,12 @@ def measure(config, *, rows: int, prompts: int, samples: int, critic_epochs: int
         return found.reshape(target.shape), alpha
 
     D = (table["features"].shape[-1] - 3) // 2
-    flat = lambda t, layer: t["features"][:, :, layer].reshape(-1, 2 * D + 3)  # noqa: E731
+    def flat(t, layer):
+        return t["features"][:, :, layer].reshape(-1, 2 * D + 3)
     x, z = flat(table, chosen), flat(held, chosen)
     order = np.random.default_rng(seed).permutation(len(x))
-    length = lambda t: t["lengths"].reshape(-1, 1).astype(np.float32)  # noqa: E731
+    def length(t):
+        return t["lengths"].reshape(-1, 1).astype(np.float32)
     models = {
         "POISE (all features)": fitted(x, z), "prompt state": fitted(x[:, :D], z[:, :D]),
         "completion state": fitted(x[:, D:2 * D], z[:, D:2 * D]), "entropies": fitted(x[:, 2 * D:], z[:, 2 * D:]),
@@ -126,7 +128,8 @@ def noisy(rewards: np.ndarray, seed: int) -> np.ndarray:
 
 def judge(predicted: np.ndarray, target: np.ndarray) -> dict[str, float]:
     """Errors, correlation and calibration of predictions `[M, samples]` against Monte-Carlo values."""
-    single = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
+    def single(x):
+        return jnp.asarray(x, jnp.float32)
     found = diagnostics.quality(single(predicted), single(target), jnp.ones(target.shape, bool))
     names = ("mae", "rmse", "bias", "pearson")
     return {name: float(found[name]) for name in names} | {

@@ -82,7 +82,8 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
 
 def first_only(row: Row) -> Row:
     """The record of a group of equal completions, as that of its first one."""
-    cut = lambda value: value[:1] if isinstance(value, list) else value  # noqa: E731
+    def cut(value):
+        return value[:1] if isinstance(value, list) else value
     return {name: cut(value) for name, value in row.items()} | {"components": {n: cut(v) for n, v in row["components"].items()}}
 
 

@@ -67,7 +67,8 @@ class Costs:
         found = np.zeros(len(length))
         for i, (mean, drawn) in enumerate(zip(length, rounds)):
             below, share = int(mean), mean - int(mean)
-            between = lambda count: (1 - share) * count(below) + share * count(below + 1)  # noqa: E731
+            def between(count):
+                return (1 - share) * count(below) + share * count(below + 1)
             sampling = flops.prefill_flops(model, [prompt]) + self.group * between(
                 lambda n: flops.decode_flops(model, prompt, max(n, 1)))
             forward = between(lambda n: flops.packed_flops(model, prompt, [n] * self.group))

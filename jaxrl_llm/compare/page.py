@@ -96,7 +96,8 @@ def _efficiency(report) -> str:
 def _health(report) -> str:
     names = {"entropy": "entropy, nats", "length": "completion length", "truncated": "cut at the limit",
              "silent_groups": "groups without signal", "gradient_variance": "variance of the gradient"}
-    show = lambda name, x: "" if x is None else f"{x:.1%}" if name in ("truncated", "silent_groups") else f"{x:.3g}"  # noqa: E731
+    def show(name, x):
+        return "" if x is None else f"{x:.1%}" if name in ("truncated", "silent_groups") else f"{x:.3g}"
     rows = [[label] + [show(name, m[name]) for name in names] for label, m in report["methods"].items()]
     return ("## Health\n\nMeans over the last tenth of the budget.\n\n" + table(["method", *names.values()], rows)
             + "\n\n![diagnostics](diagnostics.png)" + _own(report))
@@ -113,7 +114,8 @@ def _pass_at(report) -> str:
     sizes = sorted({int(k) for table in found.values() for k in table["after"]})
     if not sizes:
         return ""
-    show = lambda t, k: f"{t['before'][k]:.1%} -> {t['after'][k]:.1%}" if k in t["after"] else ""  # noqa: E731
+    def show(t, k):
+        return f"{t['before'][k]:.1%} -> {t['after'][k]:.1%}" if k in t["after"] else ""
     rows = [[label] + [show(table, str(k)) for k in sizes] for label, table in found.items()]
     return ("## pass@k before and after\n\nUnbiased, mean over seeds, on the held-out problems of each run, at its evaluation "
             "nearest to the budget.\n\n"
@@ -148,7 +150,8 @@ def _how(report) -> str:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
-    line = lambda cells: "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"  # noqa: E731
+    def line(cells):
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     return "\n".join([line(heads), line(["---"] * len(heads)), *map(line, rows)])
 
 

@@ -63,7 +63,8 @@ def analyse(results: Mapping[str, list[Result]], budget: Budget, warnings: Seque
     rows = {label: method_numbers(found, budget, common, target) | {"own": own_metrics(found, budget, shared)}
             for label, found in results.items()}
     order = sorted(rows, key=lambda label: -rows[label]["final"]["value"])
-    pairs = lambda compare: {a: {b: compare(a, b) for b in order if b != a} for a in order}  # noqa: E731
+    def pairs(compare):
+        return {a: {b: compare(a, b) for b in order if b != a} for a in order}
     return {
         "budget": budget._asdict(), "common": common, "target": target, "start": start,
         "order": order, "methods": {label: rows[label] for label in order},
@@ -164,7 +165,8 @@ def held_out_correct(file: Path) -> np.ndarray | None:
 def phases(found: Sequence[Result]) -> dict[str, float]:
     """Median seconds per step of each phase, over the steps of all runs that had no evaluation."""
     names = dict.fromkeys(name for r in found for name in r.run.metrics if name.startswith("time/") and name != "time/step")
-    training = lambda run: (run.metrics["step"] > 0) & np.isnan(run.metrics[METRIC])  # noqa: E731
+    def training(run):
+        return (run.metrics["step"] > 0) & np.isnan(run.metrics[METRIC])
     shown = {}
     for name in names:
         values = np.concatenate([np.nan_to_num(r.run.metrics[name][training(r.run)]) for r in found if name in r.run.metrics])
@@ -174,7 +176,8 @@ def phases(found: Sequence[Result]) -> dict[str, float]:
 
 def difference(a: Sequence[Result], b: Sequence[Result], budget: Budget) -> dict[str, Any] | None:
     """Final accuracy of `a` minus `b`, paired by the seeds that both have; None without one."""
-    by_seed = lambda found: dict(zip([r.job.seed for r in found], scores_of(found, *budget)["final"]))  # noqa: E731
+    def by_seed(found):
+        return dict(zip([r.job.seed for r in found], scores_of(found, *budget)["final"]))
     ours, theirs = by_seed(a), by_seed(b)
     shared = sorted(ours.keys() & theirs.keys())
     if not shared:

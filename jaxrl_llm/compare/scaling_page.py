@@ -83,7 +83,8 @@ def markdown(fits: Mapping[str, dict[str, Any]], unit: str, command: str) -> str
             problems.append(f"- {name}: {found['problem']}.")
         else:
             s, i, e = found["sigmoid"], found["sigmoid"]["intervals"], found["extrapolation"]
-            show = lambda key, form: f"{s[key]:{form}} [{i[key][0]:{form}}, {i[key][1]:{form}}]"  # noqa: E731,B023
+            def show(key, form):
+                return f"{s[key]:{form}} [{i[key][0]:{form}}, {i[key][1]:{form}}]"
             rows.append([name, str(found["runs"]), show("ceiling", ".1%"), show("rate", ".2f"), show("middle", ".3g"),
                          *[f"{100 * e[law]:.1f}" if e else "" for law in ("sigmoid", "power", "logarithm")]])
         if found["entropy"]:

@@ -43,7 +43,8 @@ def observe(state: PromptAverage, rollouts: Rollouts, *, decay: float = 0.5) -> 
     """
     N = state.average.size
     ids = jnp.where(rollouts.prompt_ids < 0, N, rollouts.prompt_ids)
-    add = lambda x: jnp.zeros(N).at[ids].add(x.astype(jnp.float32), mode="drop")  # noqa: E731
+    def add(x):
+        return jnp.zeros(N).at[ids].add(x.astype(jnp.float32), mode="drop")
     n = add(masked.count(rollouts.valid, axis=1))
     total = add(masked.sum(rollouts.rewards, rollouts.valid, axis=1))
     old = jnp.where(n > 0, decay, 1.0) * state.weight

@@ -52,7 +52,8 @@ def resample_on_correct(
     uniformly. Groups with all-equal rewards lose every rollout.
     """
     negative, positive = valid_PG & (rewards_PG <= 0), valid_PG & (rewards_PG > 0)
-    count = lambda m: jnp.sum(m, axis=1, keepdims=True, dtype=jnp.int32)  # noqa: E731
+    def count(m):
+        return jnp.sum(m, axis=1, keepdims=True, dtype=jnp.int32)
     k_negative, k_positive = kept_counts(count(negative), count(positive), size, min_negative=min_negative,
                                          min_positive=min_positive)
     bad, good = jnp.zeros_like(penalty_PG), penalty_PG

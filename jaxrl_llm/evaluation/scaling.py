@@ -51,7 +51,8 @@ def fit_sigmoid(compute: np.ndarray, reward: np.ndarray, start: float, *, ceilin
     if middles is None:
         middles = np.geomspace(compute.min() / 10, 3 * compute.max(), 100)
     ceiling, middle = (grid.reshape(-1, 1) for grid in np.meshgrid(ceilings, middles, indexing="ij"))
-    error = lambda rate: ((_sigmoid(compute, start, ceiling, rate[:, None], middle) - reward) ** 2).sum(axis=1)  # noqa: E731
+    def error(rate):
+        return ((_sigmoid(compute, start, ceiling, rate[:, None], middle) - reward) ** 2).sum(axis=1)
     rate = np.exp(_golden(lambda log_rate: error(np.exp(log_rate)), np.log(rates), len(ceiling)))
     errors = error(rate)
     best = int(errors.argmin())

@@ -44,7 +44,8 @@ def measure(joined: Joined) -> dict[str, Any]:
     n, lengths = len(rows[0]["correct"]), np.concatenate([row["lengths"] for row in rows])
     right = np.concatenate([row["correct"] for row in rows]).astype(bool)
     solved = sum(any(row["correct"]) for row in rows)
-    rate = lambda values: list(bootstrap_mean(np.asarray(values, np.float64)))  # noqa: E731
+    def rate(values):
+        return list(bootstrap_mean(np.asarray(values, np.float64)))
     found = {
         "problems": len(rows), "samples": n,
         "accuracy": list(wilson(solved, len(rows))) if n == 1 else rate([row["correct"] for row in rows]),

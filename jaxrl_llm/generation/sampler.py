@@ -246,6 +246,7 @@ def _draw(pieces: int, keys, logits, sampling: Sampling) -> Draw:
     Each row is then drawn by one device, from the whole vocabulary. The partitioner left alone would permute between
     neighbours, in which CPUs wait for every device of the mesh, also for those whose shard has stopped.
     """
-    lay = lambda x, *axes: jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))  # noqa: E731
+    def lay(x, *axes):
+        return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
     rows, vocab = ("tensor" if size % pieces == 0 else None for size in logits.shape)
     return lay(draw(lay(keys), lay(lay(logits, None, vocab), rows), sampling))

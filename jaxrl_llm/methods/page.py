@@ -42,7 +42,8 @@ def markdown(families: Mapping[str, tuple[Method, ...]], lacks: Callable[[str], 
 
 
 def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    line = lambda cells: "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"  # noqa: E731
+    def line(cells):
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     return [line(columns), "|" + "---|" * len(columns), *(line(row) for row in rows)]
 
 

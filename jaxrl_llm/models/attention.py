@@ -114,7 +114,8 @@ def grouped_attention(queries, keys, values, mask, shared=None, *, scale, softca
     Returns:
       `[P, G, T, H, d]` in the dtype of the values; 0 for a query that sees nothing.
     """
-    source = lambda keys, values, mask: (keys, values, _bias(mask)[:, None, :, None], Partial(_as_it_is))  # noqa: E731
+    def source(keys, values, mask):
+        return (keys, values, _bias(mask)[:, None, :, None], Partial(_as_it_is))
     sources = [source(keys, values, mask)] if shared is None else [source(keys, values, mask), source(*shared)]
     return _over_sources(queries, sources, scale, softcap)
 

@@ -56,7 +56,8 @@ def _forward(shape, chunk, normed, unembedding, tokens, wanted):
     if wanted is None:
         found = jax.lax.map(lambda rows: one_chunk(*rows), rows)
     else:
-        nothing = lambda h, targets: (jnp.zeros(chunk, jnp.float32),) * 3  # noqa: E731
+        def nothing(h, targets):
+            return (jnp.zeros(chunk, jnp.float32),) * 3
         found = jax.lax.map(lambda x: jax.lax.cond(x[0].any(), one_chunk, nothing, *x[1]), (_chunks(wanted, chunk), rows))
     logprobs, entropies, normalizers = (x.reshape(-1)[:len(tokens)] for x in found)
     return (logprobs, entropies), (normed, unembedding, tokens, normalizers, wanted)
@@ -78,7 +79,8 @@ def _backward(shape, chunk, saved, cotangents):
         return total + summed(h, slope, jnp.float32).astype(total.dtype), dh.astype(h.dtype)
 
     def one_wanted(total, rows):
-        nothing = lambda total, rows: (total, jnp.zeros_like(rows[0]))  # noqa: E731
+        def nothing(total, rows):
+            return (total, jnp.zeros_like(rows[0]))
         return jax.lax.cond(rows[0].any(), one_chunk, nothing, total, rows[1])
 
     rows = [_chunks(x, chunk) for x in (normed, tokens, normalizers, cotangents[0])]

@@ -65,7 +65,8 @@ def loads(routing: dict, split: Callable, *masks) -> Loads:
     chosen = jax.nn.one_hot(routing["experts"], probs.shape[-1]).sum(-2)
 
     def total(y):
-        flat = lambda x, axes: x.reshape(x.shape[0], -1, *x.shape[x.ndim - axes:])  # noqa: E731
+        def flat(x, axes):
+            return x.reshape(x.shape[0], -1, *x.shape[x.ndim - axes:])
         return sum(jnp.einsum("ps,pse->pe", flat(mask, 0), flat(part, 1)) for part, mask in zip(split(y), masks, strict=True))
 
     return Loads(total(chosen), total(probs))
@@ -95,9 +96,11 @@ def mixture(x, config: Experts, activation, dtype: Any, dense):
     """
     D, (E, M) = x.shape[-1], (config.count, config.size)
     weights, experts = Router(config, name="router")(x)
-    kernels = lambda name, *shape: Kernels(shape, name=f"experts_{name}")().astype(dtype)  # noqa: E731
+    def kernels(name, *shape):
+        return Kernels(shape, name=f"experts_{name}")().astype(dtype)
     gate, up, down = kernels("gate", E, D, M), kernels("up", E, D, M), kernels("down", E, M, D)
-    flat = lambda y: y.reshape(-1, y.shape[-1])  # noqa: E731
+    def flat(y):
+        return y.reshape(-1, y.shape[-1])
     out = sorted_experts(flat(x), flat(weights), flat(experts), gate, up, down, activation).reshape(x.shape)
     if not config.shared_size:
         return out
@@ -111,7 +114,8 @@ def sorted_experts(x, weights, experts, gate, up, down, activation):
     order = jnp.argsort(experts.reshape(-1))
     place = jnp.argsort(order)
     sizes = jnp.bincount(experts.reshape(-1), length=len(gate)).astype(jnp.int32)
-    times = lambda rows, kernels: checkpoint_name(grouped_matmul(rows, kernels, sizes), SAVED)  # noqa: E731
+    def times(rows, kernels):
+        return checkpoint_name(grouped_matmul(rows, kernels, sizes), SAVED)
     rows = moved(jnp.repeat(x, k, axis=0), order, place)
     found = times(activation(times(rows, gate)) * times(rows, up), down)
     found = moved(found, place, order).reshape(*experts.shape, -1)

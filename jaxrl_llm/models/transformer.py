@@ -51,9 +51,12 @@ class Block(nn.Module):
     def __call__(self, x, rotation, attend):
         """`x [..., D]`, `rotation = (cos, sin)`, see `rotations`; `attend(q, k, v) -> (out, kept)`; returns `(x, kept)`."""
         c = self.config
-        dense = lambda features, name, bias=False: Dense(features, self.dtype, bias, self.transposed, name=name)  # noqa: E731
-        norm = lambda name: RMSNorm(c.norm_eps, c.norm_offset, name=name)  # noqa: E731
-        heads = lambda y, n: y.reshape(*y.shape[:-1], n, c.head_dim)  # noqa: E731
+        def dense(features, name, bias=False):
+            return Dense(features, self.dtype, bias, self.transposed, name=name)
+        def norm(name):
+            return RMSNorm(c.norm_eps, c.norm_offset, name=name)
+        def heads(y, n):
+            return y.reshape(*y.shape[:-1], n, c.head_dim)
 
         def projected(name, n, normed=False):
             y = dense(n * c.head_dim, name, c.qkv_bias)(h)
@@ -118,7 +121,8 @@ class CompletionCache(NamedTuple):
     def of_rows(self, prompts: jax.Array, rows: jax.Array) -> "CompletionCache":
         """The cache of the `rows i32[P', G']` of `prompts i32[P']`."""
         chosen = jax.vmap(lambda x, prompt, row: x[prompt][:, row], in_axes=(None, 0, 0))
-        take = lambda arrays: tuple(chosen(x, prompts, rows) for x in arrays)  # noqa: E731
+        def take(arrays):
+            return tuple(chosen(x, prompts, rows) for x in arrays)
         return CompletionCache(take(self.keys), take(self.values), jax.tree.map(lambda x: x[prompts], self.rotations))
 
 
@@ -150,11 +154,13 @@ class Transformer:
         c = self.config
         embed_key, layers_key, unembed_key = jax.random.split(key, 3)
         x, rotation = jnp.zeros((1, 1, c.hidden_size), self.dtype), rotations(c, jnp.zeros((1, 1), jnp.int32)).full
-        one_layer = lambda k: self.block.init(k, x, rotation, lambda q, k, v: (q, None))  # noqa: E731
+        def one_layer(k):
+            return self.block.init(k, x, rotation, lambda q, k, v: (q, None))
         layers = jax.vmap(one_layer)(jax.random.split(layers_key, c.num_layers))["params"]
         for name in {"o", "down", "experts_down", "shared_down"} & layers.keys():
             layers[name]["kernel"] *= (2 * c.num_layers) ** -0.5
-        normal = lambda k: 0.02 * jax.random.normal(k, (c.vocab_size, c.hidden_size), jnp.float32)  # noqa: E731
+        def normal(k):
+            return 0.02 * jax.random.normal(k, (c.vocab_size, c.hidden_size), jnp.float32)
         params = {"embed": normal(embed_key), "layers": layers,
                   "final_norm": {"scale": jnp.full((c.hidden_size,), 1.0 - c.norm_offset, jnp.float32)}}
         return params if c.tie_embeddings else params | {"unembed": normal(unembed_key)}
@@ -286,7 +292,8 @@ class Transformer:
         prompt_positions = positions_of(prompt_mask)
         length = prompt_mask.sum(-1, dtype=jnp.int32)
         positions = jnp.broadcast_to(length[:, None, None] + jnp.arange(T), (P, G, T))
-        causal = lambda n: jnp.tril(jnp.ones((n, n), bool))  # noqa: E731
+        def causal(n):
+            return jnp.tril(jnp.ones((n, n), bool))
         window, scaling = self.config.window, dict(scale=self.config.attention_scale, softcap=self.config.attention_softcap)
 
         def packed(prompts, completions):
@@ -361,7 +368,8 @@ class Transformer:
         c = self.config
         self._check_length(prompt.mask.shape[1] + (most or length))
         heads = (len(prompt.length), c.num_kv_heads, group)
-        make = lambda *shape: tuple(jnp.zeros(heads + shape, self.dtype) for _ in range(c.num_layers))  # noqa: E731
+        def make(*shape):
+            return tuple(jnp.zeros(heads + shape, self.dtype) for _ in range(c.num_layers))
         tables = rotations(c, prompt.length[:, None] + jnp.arange(most or length))
         return CompletionCache(make(c.head_dim, length), make(length, c.head_dim), tables)
 
@@ -418,7 +426,8 @@ class Transformer:
                 return w[i]
             return turn(w[i].astype(self.dtype)) if w.ndim == 3 else w[i].astype(self.dtype)  # experts' have an axis more
 
-        cast = lambda tree, i: jax.tree.map_with_path(lambda path, w: of_layer(path, w, i), tree)  # noqa: E731
+        def cast(tree, i):
+            return jax.tree.map_with_path(lambda path, w: of_layer(path, w, i), tree)
         return [(cast(params["layers"], i), None if lora is None else cast(lora, i))
                 for i in range(self.config.num_layers)]
 

@@ -14,9 +14,12 @@ def page(name: str, c: ModelConfig, w: plan.Work, device: Device, found: plan.Es
              f"one step: {w.prompts} prompts of {w.prompt_tokens} tokens x {w.group} completions of {w.completion_tokens}, "
              f"{w.dtype}, {w.minibatches} x {w.micro_batches} parts learned, {w.sampling_parts} sampled"
              + (", layers computed again" if w.remat else ""), "", f"{'GB per device':32}{'updating':>10}{'sampling':>10}"]
-    row = lambda label, *cells: f"  {label:30}" + "".join(f"{cell:>10}" for cell in cells)  # noqa: E731
-    size = lambda x: f"{x / 1e9:.2f}"  # noqa: E731
-    counts = lambda x: x >= 5e6  # noqa: E731  what would show as 0.00
+    def row(label, *cells):
+        return f"  {label:30}" + "".join(f"{cell:>10}" for cell in cells)
+    def size(x):
+        return f"{x / 1e9:.2f}"
+    def counts(x):
+        return x >= 5e6  # what would show as 0.00
     lines += [row(label, size(x), size(x)) for label, x in found.kept.items() if counts(x)]
     lines += [row(label, size(x), "") for label, x in found.update.items() if counts(x)]
     lines += [row(label, "", size(x)) for label, x in found.sampler.items() if counts(x)]

@@ -176,6 +176,7 @@ class WorkerPool:
             process.stop()
         for process in [*processes, *self._stopped]:
             process.wait()
-        left = lambda all: [process for process in all if process.alive]  # noqa: E731
+        def left(all):
+            return [process for process in all if process.alive]
         self._starting, self._ready, self._stopped = left(self._starting), left(self._ready), []
         self._running = {process: row for process, row in self._running.items() if process.alive}

@@ -69,7 +69,8 @@ def thin(x: np.ndarray, y: np.ndarray, points: int = _POINTS) -> tuple[np.ndarra
     """At most `points` points: means of stretches of equally many."""
     if len(x) <= points:
         return x, y
-    means = lambda values: np.array([part.mean() for part in np.array_split(values, points)])  # noqa: E731
+    def means(values):
+        return np.array([part.mean() for part in np.array_split(values, points)])
     return means(x), means(y)
 
 
@@ -92,7 +93,8 @@ def svg(name: str, lines: Sequence[Line]) -> str:
     x_high = max(x_high, x_low + 1)
     shown = [part for line in lines for part in (line.y, line.low, line.high) if part is not None]
     y_of, ticks = _scale(np.concatenate([part[np.isfinite(part)] for part in shown]))
-    x_of = lambda x: _LEFT + (x - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)  # noqa: E731
+    def x_of(x):
+        return _LEFT + (x - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" data-metric="{html.escape(name)}" '
              f'data-x0="{x_low:g}" data-x1="{x_high:g}" data-left="{_LEFT}" data-right="{_WIDTH - _RIGHT}">']
     for tick in ticks:
@@ -114,7 +116,8 @@ def number(value: float) -> str:
 
 
 def _draw(line: Line, x_of, y_of) -> list[str]:
-    path = lambda x, y: "M" + "L".join(f"{x_of(a):.1f} {y_of(b):.1f}" for a, b in zip(x, y))  # noqa: E731
+    def path(x, y):
+        return "M" + "L".join(f"{x_of(a):.1f} {y_of(b):.1f}" for a, b in zip(x, y))
     if len(line.x) < 20:
         bars = ""
         if line.low is not None and line.high is not None:
@@ -136,7 +139,8 @@ def _scale(values: np.ndarray):
     bottom, top = forward(low), forward(high)
     margin = 0.06 * (top - bottom) or 0.06 * abs(top) or 1.0
     bottom, top = bottom - margin, top + margin
-    y_of = lambda y: _HEIGHT - _BOTTOM - (forward(y) - bottom) / (top - bottom) * (_HEIGHT - _TOP - _BOTTOM)  # noqa: E731
+    def y_of(y):
+        return _HEIGHT - _BOTTOM - (forward(y) - bottom) / (top - bottom) * (_HEIGHT - _TOP - _BOTTOM)
     ticks = _nice(bottom, top)
     if logarithmic:
         decades = range(math.ceil(bottom), math.floor(top) + 1)

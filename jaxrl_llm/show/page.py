@@ -27,11 +27,13 @@ def write_page(runs: Sequence[RunFolder], out: Path, completions: int = 1000) ->
     found = [samples.read_groups(run.path, completions) for run in runs]
     columns, rows = differences(runs)
     files = importlib.resources.files("jaxrl_llm.show")
-    seen = lambda value: visible(value) if type(value) is str else value  # noqa: E731  (Markup is no mere str)
+    def seen(value):
+        return visible(value) if type(value) is str else value  # (Markup is no mere str)
     template = Environment(autoescape=True, undefined=StrictUndefined, finalize=seen).from_string(
         (files / "page.html").read_text("utf-8"))
-    picture = lambda name: {  # noqa: E731
-        "title": curves.TITLES.get(name, name), "svg": Markup(curves.svg(name, curves.lines_of(metrics, name)))}
+    def picture(name):
+        return {
+            "title": curves.TITLES.get(name, name), "svg": Markup(curves.svg(name, curves.lines_of(metrics, name)))}
     text = template.render(
         css=Markup((files / "page.css").read_text("utf-8")), script=Markup((files / "page.js").read_text("utf-8")),
         data=Markup(as_script({

@@ -57,7 +57,8 @@ def differences(runs: Sequence[RunFolder]) -> tuple[list[str], list[tuple[str, l
     columns = {run.name: run.config for run in runs}
     if len(runs) == 1:
         columns = {"default": flat(default_config().to_dict()), **columns}
-    show = lambda config, key: json.dumps(config[key]) if key in config else "(absent)"  # noqa: E731
+    def show(config, key):
+        return json.dumps(config[key]) if key in config else "(absent)"
     rows = [(key, [show(config, key) for config in columns.values()]) for key in sorted(set().union(*columns.values()))]
     return list(columns), [(key, values) for key, values in rows if len(set(values)) > 1]
 

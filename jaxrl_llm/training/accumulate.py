@@ -73,8 +73,9 @@ def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTr
     def accumulate(grads, params, lora, rows, index, start, cotangents):
         inside = (index >= start) & (index < start + rows.tokens.size)
         cotangents = jnp.where(inside, cotangents[0], 0), cotangents[1]
-        pulled = lambda tree, c: optax.tree.vdot(  # noqa: E731
-            _forward(policy, *_place(params, lora, tree), rows, index - start)[0], c)
+        def pulled(tree, c):
+            return optax.tree.vdot(
+                    _forward(policy, *_place(params, lora, tree), rows, index - start)[0], c)
         tree = params if lora is None else lora
         return as_ruled(add_pulled_back(grads, lambda c: jax.grad(pulled)(tree, c), cotangents))
 
@@ -94,7 +95,8 @@ def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTr
         return grads if mesh is None else jax.lax.with_sharding_constraint(grads, parallel.tree_shardings(grads, mesh))
 
     zeros = jax.jit(lambda tree: as_ruled(jax.tree.map(jnp.zeros_like, tree)))
-    donating = lambda function: jax.jit(function, donate_argnums=0)  # noqa: E731
+    def donating(function):
+        return jax.jit(function, donate_argnums=0)
     return Parts(policy, zeros, make_score(policy), jax.jit(differentiate), *map(donating, (accumulate, apply, whole)))
 
 
@@ -123,7 +125,8 @@ def update(parts: Parts, size: int, state: TrainState, packed: Packed, rollouts:
 def scores(score: Callable, policy: Policy, params, lora, micro_batches, index):
     """The view `((logprobs, loads), entropies)` of all trajectories, from the micro-batches of `placed`."""
     config, zeros = policy.model.config, lambda *shape: jnp.zeros(shape, jnp.float32)
-    of_experts = lambda: zeros(1, config.num_layers, config.experts.count)  # noqa: E731
+    def of_experts():
+        return zeros(1, config.num_layers, config.experts.count)
     loads = None if config.experts is None else moe.Loads(of_experts(), of_experts())
     view = _laid(((zeros(*index.shape), loads), zeros(*index.shape)), policy, parallel.put)
     for rows, start in micro_batches:

@@ -21,10 +21,12 @@ def lower_update(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
     P, G, S, T = w.prompts // w.minibatches, w.group, w.prompt_tokens, w.completion_tokens
     model = Transformer(c, dtype=jax.numpy.dtype(w.dtype), remat=w.remat)
     estimator, objective = methods.build("grpo", max_len=T)
-    create = lambda params: state_lib.create(params, None, w.optimizer, estimator, objective, jax.random.key(0))  # noqa: E731
+    def create(params):
+        return state_lib.create(params, None, w.optimizer, estimator, objective, jax.random.key(0))
     state = jax.eval_shape(create, model.abstract_params())
     state = parallel.with_shardings(state, parallel.tree_shardings(state, mesh))
-    array = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.batch_sharding(mesh))  # noqa: E731
+    def array(dtype, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.batch_sharding(mesh))
     tokens, mask, floats = array(np.int32, P, G, T), array(bool, P, G, T), array(np.float32, P, G, T)
     rollouts = Rollouts(mask=mask, valid=array(bool, P, G), rewards=array(np.float32, P, G), tokens=tokens,
                         prompt_tokens=array(np.int32, P, S), prompt_mask=array(bool, P, S), prompt_ids=array(np.int32, P),

@@ -66,7 +66,8 @@ class Policy:
         last = features.last_tokens(r.prompt_mask, capture.pool), features.last_tokens(spans.reasoning, capture.pool)
         logprobs, entropies, pooled, _ = self._forward(params, lora, rollouts, last)
         means = features.mean_entropies(entropies, r.token_mask, spans)
-        of_layer = lambda i: features.phi(pooled[0][:, i], pooled[1][:, i], means)  # noqa: E731
+        def of_layer(i):
+            return features.phi(pooled[0][:, i], pooled[1][:, i], means)
         if isinstance(capture.layer, int):
             return logprobs, entropies, of_layer(capture.layer)
         return logprobs, entropies, jnp.stack([of_layer(i) for i in capture.layer], axis=2)
@@ -122,11 +123,13 @@ class Policy:
             before = rows.before + rows.tokens.shape[1] * jnp.arange(rows.tokens.shape[0])[:, None]
             states = states.reshape(-1, states.shape[-1])[before.reshape(-1)[order]]
             scores = self._of_tokens(params, states, rows.tokens.reshape(-1)[order], scored[order])
-            back = lambda x: jnp.zeros_like(x).at[order].set(x, unique_indices=True).reshape(rows.tokens.shape)  # noqa: E731
+            def back(x):
+                return jnp.zeros_like(x).at[order].set(x, unique_indices=True).reshape(rows.tokens.shape)
             return *map(back, scores), jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), loads)
 
         *scores, loads = over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
         slots = rows.tokens.size
         inside = jnp.where((index >= 0) & (index < slots), index, slots)
-        view = lambda x: jnp.take(x.reshape(-1), inside, mode="fill", fill_value=0)  # noqa: E731
+        def view(x):
+            return jnp.take(x.reshape(-1), inside, mode="fill", fill_value=0)
         return *map(view, scores), jax.tree.map(lambda x: x.sum(0, keepdims=True), loads)

@@ -54,7 +54,8 @@ class TrainState(flax.struct.PyTreeNode):
 def create(params, lora, optimizer: optax.GradientTransformation, estimator: Estimator, objective: Objective,
            key: jax.Array) -> TrainState:
     """The state before the first step. Every leaf is an array of its own, so that the whole state can be donated."""
-    zero = lambda: jnp.zeros((), jnp.int32)  # noqa: E731
+    def zero():
+        return jnp.zeros((), jnp.int32)
     return TrainState(step=zero(), params=params, lora=lora, opt_state=optimizer.init(params if lora is None else lora),
                       key=key, estimator_state=estimator.init(), objective_state=objective.init(),
                       skipped=zero(), skipped_in_row=zero())

@@ -113,7 +113,8 @@ def add_pulled_back(total, pull_back, cotangents):
 
     Exact for every objective: one with a term beside the advantages (a KL, an entropy bonus) has other cotangents there.
     """
-    add = lambda total: jax.tree.map(jnp.add, total, pull_back(cotangents))  # noqa: E731
+    def add(total):
+        return jax.tree.map(jnp.add, total, pull_back(cotangents))
     alive = [(x != 0).any() for x in jax.tree.leaves(cotangents)]
     return jax.lax.cond(functools.reduce(jnp.logical_or, alive), add, lambda total: total, total)
 
@@ -128,7 +129,8 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, balance:
     must see the whole mini-batch.
     """
     rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
-    place = lambda tree: (state.params, tree) if state.lora is not None else (tree, None)  # noqa: E731
+    def place(tree):
+        return (state.params, tree) if state.lora is not None else (tree, None)
     terms = functools.partial(losses, policy, objective, balance)
     if micro_batches == 1:
         def loss(tree):
@@ -144,7 +146,8 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, balance:
 
         def add_again(total, inputs):
             part, cotangent = inputs
-            loss = lambda tree, c: optax.tree.vdot(forward(policy, *place(tree), part)[0], c)  # noqa: E731
+            def loss(tree, c):
+                return optax.tree.vdot(forward(policy, *place(tree), part)[0], c)
             return add_pulled_back(total, functools.partial(jax.grad(loss), state.trainable), cotangent), None
 
         total, _ = jax.lax.scan(add_again, zeros, split(live_first(policy.mesh, rollouts, cotangents), micro_batches))
@@ -154,7 +157,8 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, balance:
         part, advantage = inputs
         outputs, pull_back, entropies = jax.vjp(
             lambda tree: forward(policy, *place(tree), part), state.trainable, has_aux=True)
-        loss = lambda outputs: terms(outputs, entropies, part, advantage, state.objective_state)  # noqa: E731
+        def loss(outputs):
+            return terms(outputs, entropies, part, advantage, state.objective_state)
         (_, (metrics, objective_state)), cotangents = jax.value_and_grad(loss, has_aux=True)(outputs)
         return (add_pulled_back(carry[0], lambda c: pull_back(c)[0], cotangents), objective_state), metrics
 
@@ -192,7 +196,8 @@ def advance(optimizer, clip_norm, mesh, state: TrainState, grads, metrics, objec
         metrics = dict(metrics)
         metrics["moe/max_load"] = balance_lib.max_load(metrics.pop(_CHOSEN))
     tree, opt_state, norm, finite = descend(optimizer, clip_norm, grads, metrics["loss"], state.trainable, state.opt_state)
-    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)  # noqa: E731
+    def keep(new, old):
+        return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
     skip = (~finite).astype(jnp.int32)
     state = state.with_trainable(tree).replace(
         opt_state=opt_state, objective_state=keep(objective_state, state.objective_state),

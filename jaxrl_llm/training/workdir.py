@@ -184,7 +184,8 @@ def checkpoint_steps(directory: Path) -> list[int]:
 
 def what_to_free(path: Path) -> str:
     """For a full disk: what is free, what the run folder `path` holds, and what of it the run does not need."""
-    size = lambda folder: sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6  # noqa: E731
+    def size(folder):
+        return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
     parts = ", ".join(f"{name} {size(path / name):,.1f} MB" for name in (
         "samples", "tensorboard", "checkpoints/abandoned", "checkpoints") if (path / name).is_dir())
     return (f"{shutil.disk_usage(path).free / 1e6:,.1f} MB are free in {path}, which holds {parts}. Free some space "

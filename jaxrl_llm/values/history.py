@@ -101,7 +101,8 @@ def load(folder: str | Path) -> History:
 
     if not (Path(folder) / "dataset_info.json").is_file():
         raise ValueError(f"{folder} holds no history; give the folder that experiments/record_history.py printed")
-    text = lambda x: x.decode("utf-8") if isinstance(x, bytes) else str(x)  # noqa: E731
+    def text(x):
+        return x.decode("utf-8") if isinstance(x, bytes) else str(x)
     source = tfds.builder_from_directory(str(Path(folder).absolute())).as_data_source("train")
     return of_rows([(text(r["policy"]), int(r["step"]), text(r["prompt"]), float(r["outcome"])) for r in source])
 
@@ -134,7 +135,8 @@ def episodes(history: History, rng: np.random.Generator, *, context: int, querie
             continue
         misses = 0
         asked = np.resize(asked, queries)
-        fill = lambda x, dtype: np.pad(x, (0, context - len(x))).astype(dtype)  # noqa: E731
+        def fill(x, dtype):
+            return np.pad(x, (0, context - len(x))).astype(dtype)
         labels = history.outcome[asked]
         yield Episode(fill(history.prompt[known], np.int32), fill(history.outcome[known], np.float32),
                       np.arange(context) < len(known), history.prompt[asked].astype(np.int32), labels,

@@ -20,7 +20,8 @@ def standardise(context: Array, mask: Array, queries: Array, *, bound: float = 5
     centre = masked.mean(context, rows, axis=0, keepdims=True)
     deviation = masked.std(context, rows, axis=0, ddof=0, keepdims=True)
     scale = jnp.where(deviation > 1e-6, deviation, jnp.inf)
-    scaled = lambda x: jnp.clip((x - centre) / scale, -bound, bound)  # noqa: E731
+    def scaled(x):
+        return jnp.clip((x - centre) / scale, -bound, bound)
     return jnp.where(rows, scaled(context), 0.0), scaled(queries)
 
 
@@ -36,7 +37,8 @@ def nearest(context: Array, outcomes: Array, mask: Array, queries: Array, *, k: 
     Fewer than k prompts in the context: all of them.
     """
     x, q = standardise(context, mask, queries)
-    unit = lambda v: v / jnp.maximum(jnp.linalg.norm(v, axis=-1, keepdims=True), 1e-6)  # noqa: E731
+    def unit(v):
+        return v / jnp.maximum(jnp.linalg.norm(v, axis=-1, keepdims=True), 1e-6)
     similarity = jnp.where(mask[None], unit(q) @ unit(x).T, -jnp.inf)
     best, index = jax.lax.top_k(similarity, min(k, mask.size))
     weight = jnp.where(best > -jnp.inf, jnp.exp((best - 1) / temperature), 0.0)

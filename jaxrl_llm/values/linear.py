@@ -54,7 +54,8 @@ def _cut(features, sizes):
 def _reduce(features, blocks, sizes):
     if all(block is None for block in blocks):
         return features
-    product = lambda x, map: jnp.matmul(x - map[0], map[1], precision=EXACT)  # noqa: E731
+    def product(x, map):
+        return jnp.matmul(x - map[0], map[1], precision=EXACT)
     return jnp.concatenate([x if map is None else product(x, map) for x, map in zip(_cut(features, sizes), blocks)], axis=1)
 
 
@@ -94,13 +95,19 @@ def ridge_weights(x: Array, y: Array, alpha: float, *, dual: bool | None = None)
     gram = jnp.matmul(side, side.T, precision=EXACT)
     alpha = jnp.maximum(alpha, 2 * jnp.finfo(x.dtype).eps * jnp.trace(gram))
     factor = jax.scipy.linalg.cho_factor(gram + alpha * jnp.eye(gram.shape[0], dtype=x.dtype))
-    times = lambda a, v: jnp.matmul(a, v, precision=EXACT)  # noqa: E731
 
-    if dual:
-        refine = lambda u: u + jax.scipy.linalg.cho_solve(factor, y - times(x, times(x.T, u)) - alpha * u)  # noqa: E731
-        return times(x.T, refine(refine(jnp.zeros_like(y))))
-    refine = lambda w: w + jax.scipy.linalg.cho_solve(factor, times(x.T, y - times(x, w)) - alpha * w)  # noqa: E731
-    return refine(refine(jnp.zeros_like(x[0])))  # the second round takes back rounding of the first
+    def times(a, v):
+        return jnp.matmul(a, v, precision=EXACT)
+
+    def refine(w):
+        return w + jax.scipy.linalg.cho_solve(factor, times(x.T, y - times(x, w)) - alpha * w)
+
+    def refine_dual(u):
+        return u + jax.scipy.linalg.cho_solve(factor, y - times(x, times(x.T, u)) - alpha * u)
+
+    if dual:  # the second round takes back rounding of the first
+        return times(x.T, refine_dual(refine_dual(jnp.zeros_like(y))))
+    return refine(refine(jnp.zeros_like(x[0])))
 
 
 def minimised(loss: Callable[[Any], Array], params: Any, steps: int) -> Any:

@@ -34,7 +34,8 @@ class Probe(NamedTuple):
     def blank(self, rows: int, columns: int) -> Params:
         """Parameters of the right shapes for a table of `rows x columns`, all zero: a probe before its first fit."""
         table = jax.ShapeDtypeStruct((rows, columns), jnp.float32)
-        column = lambda dtype: jax.ShapeDtypeStruct((rows,), dtype)  # noqa: E731
+        def column(dtype):
+            return jax.ShapeDtypeStruct((rows,), dtype)
         shapes = jax.eval_shape(self.fit, table, column(jnp.float32), column(jnp.bool_), column(jnp.int32))
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
@@ -173,11 +174,13 @@ def _stack(probes: Sequence[Probe], alpha, low, high) -> Probe:
     """Each half of the prompts is predicted by probes fitted to the other half; a ridge on these outputs weighs the probes."""
     columns = (1,) * len(probes)
     stacker = _scaled(_ridge(alpha=alpha, low=low, high=high), columns, (None,) * len(probes), low, high)
-    outputs = lambda params, x: jnp.stack([q.predict(p, x) for q, p in zip(probes, params)], axis=1)  # noqa: E731
+    def outputs(params, x):
+        return jnp.stack([q.predict(p, x) for q, p in zip(probes, params)], axis=1)
 
     def fit(features, labels, real, group):
         even = group % 2 == 0
-        fit_all = lambda rows: tuple(probe.fit(features, labels, rows, group) for probe in probes)  # noqa: E731
+        def fit_all(rows):
+            return tuple(probe.fit(features, labels, rows, group) for probe in probes)
         found = jax.lax.map(fit_all, jnp.stack([real & ~even, real & even, real]))
         odd_half, even_half, whole = (jax.tree.map(lambda x: x[i], found) for i in range(3))
         table = jnp.where(even[:, None], outputs(odd_half, features), outputs(even_half, features))

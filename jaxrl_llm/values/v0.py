@@ -51,7 +51,8 @@ class Adapter(nn.Module):
         dynamic = nn.Dense(K * E, kernel_init=nn.initializers.zeros, name="mlp_out")(x).reshape(B, K, E)
         q = self.param("static", nn.initializers.normal(1.0), (K, E))[None] + dynamic
         u = nn.Dense(E, name="tokens")(states)
-        split = lambda y: y.reshape(*y.shape[:-1], self.heads, E // self.heads)  # noqa: E731
+        def split(y):
+            return y.reshape(*y.shape[:-1], self.heads, E // self.heads)
         q, k = split(nn.LayerNorm(epsilon=1e-5, name="query_norm")(q)), split(nn.LayerNorm(epsilon=1e-5, name="key_norm")(u))
         out = jax.nn.dot_product_attention(q, k, split(u), mask=mask[:, None, None, :])
         return nn.Dense(E, name="out")(out.reshape(B, K, E)).reshape(B, K * E)
@@ -67,8 +68,10 @@ class _Layer(nn.Module):
         """`x` f32[N + Q, W], of which the first `rows` = N are the context with `mask` bool[N]."""
         W = x.shape[1]
         h = nn.LayerNorm(name="attention_norm")(x)
-        split = lambda y: y.reshape(1, -1, self.heads, W // self.heads)  # noqa: E731
-        project = lambda name, y: split(nn.Dense(W, use_bias=False, name=name)(y))  # noqa: E731
+        def split(y):
+            return y.reshape(1, -1, self.heads, W // self.heads)
+        def project(name, y):
+            return split(nn.Dense(W, use_bias=False, name=name)(y))
         out = jax.nn.dot_product_attention(project("q", h), project("k", h[:rows]), project("v", h[:rows]),
                                            mask=mask[None, None, None, :])
         x = x + nn.Dense(W, name="o")(out.reshape(-1, W))
@@ -168,8 +171,9 @@ def save(path: str | Path, model: V0, params) -> Path:
     """Writes sizes and parameters (as float16) to one .npz file."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fields = lambda module: {f.name: getattr(module, f.name) for f in dataclasses.fields(module)  # noqa: E731
-                             if f.name not in ("parent", "name")}
+    def fields(module):
+        return {f.name: getattr(module, f.name) for f in dataclasses.fields(module)
+                                 if f.name not in ("parent", "name")}
     sizes = {"head": fields(model.head), "adapter": model.adapter and fields(model.adapter), "states": model.states}
     arrays = {name: np.asarray(x, np.float16) for name, x in traverse_util.flatten_dict(params, sep="/").items()}
     with path.open("wb") as file:

@@ -38,7 +38,8 @@ def sample_tasks(rng: np.random.Generator, count: int, *, context: int, queries:
     for b, tries in enumerate(rng.choice(TRIES, count)):
         outcomes[b] = rng.binomial(tries, success[b, :context]) / tries
     mask = np.arange(context) < rng.integers(1, context + 1, (count, 1))
-    single = lambda x: x.astype(np.float32)  # noqa: E731
+    def single(x):
+        return x.astype(np.float32)
     return Tasks(single(shown[:, :context]), single(outcomes), mask, single(shown[:, context:]), single(success[:, context:]))
 
 

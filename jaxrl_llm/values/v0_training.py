@@ -27,7 +27,8 @@ def pairs(labels: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.nda
     """
     right, wrong = np.flatnonzero(labels >= 0.5), np.flatnonzero(labels < 0.5)
     n = min(max(len(right), len(wrong)), size) if len(right) and len(wrong) else 0
-    cycled = lambda rows: np.resize(rows, size) if n else np.zeros(size, int)  # noqa: E731
+    def cycled(rows):
+        return np.resize(rows, size) if n else np.zeros(size, int)
     return cycled(right).astype(np.int32), cycled(wrong).astype(np.int32), np.arange(size) < n
 
 
@@ -50,7 +51,8 @@ def loss(logits: Array, labels: Array, positive: Array, negative: Array, real: A
 def make_optimizer(learning_rate: float, steps: int, *, weight_decay: float = 0.01) -> optax.GradientTransformation:
     """AdamW, 5 % warm-up and a cosine to 0, gradient norm at most 1; only matrices decay."""
     schedule = optax.warmup_cosine_decay_schedule(0.0, learning_rate, max(steps // 20, 1), steps)
-    matrices = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)  # noqa: E731
+    def matrices(params):
+        return jax.tree.map(lambda x: x.ndim > 1, params)
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=weight_decay, mask=matrices))
 
 

@@ -211,7 +211,8 @@ def test_salt_against_loops(history):
                 past[row["row"]] = tuple((o["obs"], o["act"]) for o in traj[max(0, i - history) : i])
         scores = [group[0]["reward"] for group in by(rows, lambda row: row["traj"]).values()]
         score = z(scores, 1, 1e-6) or (lambda x: 0)
-        key = lambda row: (row["obs"], row["act"], row["next_obs"], past[row["row"]])  # noqa: E731
+        def key(row):
+            return (row["obs"], row["act"], row["next_obs"], past[row["row"]])
         groups = by(rows, key)
         for row in rows:
             yield np.mean([score(other["reward"]) for other in groups[key(row)]])

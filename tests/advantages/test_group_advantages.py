@@ -88,7 +88,8 @@ def test_mc_grpo_worked_example():
 
 def test_mc_grpo_agrees_with_numpy():
     rollouts = batch(1)
-    lower = lambda x: np.sort(x)[(len(x) - 1) // 2]  # noqa: E731
+    def lower(x):
+        return np.sort(x)[(len(x) - 1) // 2]
 
     def reference(p, i):
         centred = f64(rollouts.rewards)[p, i] - lower(f64(rollouts.rewards)[p, i])

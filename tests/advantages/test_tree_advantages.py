@@ -31,9 +31,11 @@ def planted(seed, p=4, g=9):
                        for q in range(p)])
     order = np.stack([rng.permutation(g) for _ in range(p)])
     rewards, edge = rng.choice([0.0, 0.25, 0.6, 1.0], (p, g)), np.log(rng.uniform(0.1, 0.9, (p, g)))
-    shuffle = lambda x: np.take_along_axis(x, order, axis=1)  # noqa: E731
+    def shuffle(x):
+        return np.take_along_axis(x, order, axis=1)
     fields = [shuffle(x) for x in (names, parent, rewards, edge)]
-    pad = lambda x: np.pad(x, ((0, 0), (0, 2)))  # noqa: E731
+    def pad(x):
+        return np.pad(x, ((0, 0), (0, 2)))
     node, parent, rewards, edge = (pad(x) for x in fields)
     rollouts = Rollouts(
         mask=jnp.ones((p, g + 2, 1), bool), valid=jnp.asarray(pad(np.ones((p, g), bool))),
@@ -277,7 +279,8 @@ def test_rank_grpo_too_few_too_many_and_cut_off():
 
 def test_rank_grpo_rewards_only_what_is_still_to_come():
     hits = np.random.default_rng(0).integers(0, 2, (3, 4, 7)).astype(float)
-    to_come = lambda row, k: sum(row[j] / np.log2(j + 2) for j in range(k, 7))  # noqa: E731
+    def to_come(row, k):
+        return sum(row[j] / np.log2(j + 2) for j in range(k, 7))
     expected = [[[to_come(row, k) for k in range(7)] for row in group] for group in hits]
     np.testing.assert_allclose(rank_rewards(jnp.asarray(hits, jnp.float32)), expected, rtol=1e-5, atol=1e-6)
 
@@ -320,7 +323,8 @@ def test_lightningrl_against_numpy():
     truncated = rng.random((5, 6)) < 0.2
     acc[2] = 0
     right = np.where(truncated, 0, acc)
-    part = lambda x: (x - x.mean()) / x.std() if x.std() > 0 else 0 * x  # noqa: E731
+    def part(x):
+        return (x - x.mean()) / x.std() if x.std() > 0 else 0 * x
     rewards = np.array([part(right[p]) + 0.5 * part(perf[p]) for p in range(5)])
     keep = right.any(axis=1)
     assert not keep[2] and keep.sum() > 2

@@ -69,7 +69,8 @@ def test_a_critic_costs_as_much_as_a_policy_without_logits():
     head = costs("ppo(learner.minibatches=1, learner.epochs=1, critic.kind=head)")
     assert (plain.critic, separate.critic, head.critic) == (0, 4, 2)
     states = flops.packed_flops(plain.model, round(plain.prompt), [5, 5]) - 2 * plain.model.vocab_size * 16 * 10
-    step = lambda c: c.step_flops(np.array([5.0]), np.ones(1))[0]  # noqa: E731
+    def step(c):
+        return c.step_flops(np.array([5.0]), np.ones(1))[0]
     assert step(separate) - step(head) == 4 * 2 * states
     alone = costs("vc_ppo(learner.minibatches=1, learner.epochs=1, critic.pretrain_steps=1)")
     first, second = alone.step_flops(np.array([5.0, 5.0]), np.ones(2))

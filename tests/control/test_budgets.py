@@ -105,7 +105,8 @@ def test_least_variance():
     close(gvm_raft.shares(p, g), [0, 0.642763, 0.224953, 0.109621, 0.022663], atol=6e-7)
     counts = gvm_raft.allocate(p, g, total=40)
     assert counts.tolist() == [0, 26, 9, 4, 1]
-    variance = lambda n: (np.asarray(g)[1:]**2 / (np.asarray(p)[1:] * n)).sum()  # noqa: E731
+    def variance(n):
+        return (np.asarray(g)[1:]**2 / (np.asarray(p)[1:] * n)).sum()
     close(variance(np.asarray(counts)[1:]), 9.798355, rtol=1e-6)
     close(variance(8), 24.988750, rtol=1e-6)
     assert gvm_raft.allocate(p, g, total=40, drop_above=0.9).tolist()[4] == 0

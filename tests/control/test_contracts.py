@@ -67,7 +67,8 @@ def test_controllers_are_pure_functions_of_pytrees_of_one_shape(slug):
     state = controller.init(*STARTS[slug])
     facts = {name: FACTS[name] for name in controller.facts}  # reads no others
     after = jax.jit(controller.observe)(state, facts)
-    shapes = lambda tree: jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)  # noqa: E731
+    def shapes(tree):
+        return jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)
     assert shapes(after) == shapes(state)
     jax.tree.map(np.testing.assert_array_equal, state, controller.init(*STARTS[slug]))
     assert tuple(controller.propose(after)) == controller.knobs

@@ -35,7 +35,8 @@ def test_the_compiler_counts_the_same_for_one_layer():
     config = ModelConfig(vocab_size=512, hidden_size=64, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=16, mlp_size=192)
     model, tokens = Transformer(config), jnp.zeros((1, 64), jnp.int32)
     params = model.init(jax.random.key(0))
-    forward = lambda p: model.logits(p, model.hidden_states(p, tokens, tokens == 0)[0])  # noqa: E731
+    def forward(p):
+        return model.logits(p, model.hidden_states(p, tokens, tokens == 0)[0])
     found = jax.jit(forward).lower(params).compile().cost_analysis()["flops"]
     square = 2 * flops.matmul_parameters(config) * 64 + 4 * 64 * 64 * 64
     assert found == pytest.approx(square, rel=0.07)

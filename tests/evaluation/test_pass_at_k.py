@@ -105,7 +105,8 @@ def test_wilson_covers_on_average_and_the_exact_interval_always():
         chances = stats.binom.pmf(np.arange(31), 30, p)
         wilson = [intervals.wilson(x, 30) for x in range(31)]
         exact = [intervals.clopper_pearson(x, 30) for x in range(31)]
-        inside = lambda found: sum(c for c, i in zip(chances, found) if i.low <= p <= i.high)  # noqa: E731
+        def inside(found):
+            return sum(c for c, i in zip(chances, found) if i.low <= p <= i.high)
         assert inside(exact) >= 0.95 and 0.91 <= inside(wilson) <= 0.99
 
 

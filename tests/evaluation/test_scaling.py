@@ -23,7 +23,8 @@ def test_the_curve_of_a_worked_example():
 def test_a_fit_is_the_best_of_its_grid():
     found = scaling.fit_sigmoid(COMPUTE, noisy(), 0.3, **GRIDS)
     assert found.ceiling == pytest.approx(0.61, abs=1e-12) and found.middle == pytest.approx(2530.769, abs=1e-3)
-    law = lambda c, rate: 0.3 + (found.ceiling - 0.3) / (1 + (found.middle / c) ** rate)  # noqa: E731
+    def law(c, rate):
+        return 0.3 + (found.ceiling - 0.3) / (1 + (found.middle / c) ** rate)
     (rate,), _ = curve_fit(law, COMPUTE, noisy(), p0=[1.0])
     assert found.rate == pytest.approx(rate, abs=1e-5)
     assert found.sse == pytest.approx(((law(COMPUTE, rate) - noisy()) ** 2).sum(), rel=1e-8)
@@ -53,7 +54,8 @@ def test_intervals_over_seeds_and_over_residuals():
     curves = [(COMPUTE, r + random.normal(0, 0.002, 24)) for r in recipes]
     over_seeds = scaling.sigmoid_intervals(curves, 0.3, resamples=40, **GRIDS)
     one = scaling.sigmoid_intervals(curves[:1], 0.3, resamples=40, **GRIDS)
-    width = lambda found: found["ceiling"][1] - found["ceiling"][0]  # noqa: E731
+    def width(found):
+        return found["ceiling"][1] - found["ceiling"][0]
     assert over_seeds["ceiling"][0] <= 0.61 <= over_seeds["ceiling"][1] and width(over_seeds) > 0.005
     assert one["rate"][0] < one["rate"][1] and one["middle"][0] <= one["middle"][1]
 

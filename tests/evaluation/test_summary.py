@@ -66,7 +66,8 @@ def test_problems_with_different_numbers_of_completions():
 def test_a_better_policy_on_the_same_problems():
     random = np.random.default_rng(0)
     skill = random.random(60)
-    draw = lambda p, n: {i: row((random.random(n) < s).astype(int).tolist()) for i, s in enumerate(p)}  # noqa: E731
+    def draw(p, n):
+        return {i: row((random.random(n) < s).astype(int).tolist()) for i, s in enumerate(p)}
     better, base = draw(np.minimum(skill + 0.2, 1), 8), draw(skill, 16)
     del base[3]
     found = summary.compare(better, base)
@@ -75,7 +76,8 @@ def test_a_better_policy_on_the_same_problems():
     assert found["accuracy"]["low"] > 0.08 and found["accuracy"]["high"] < 0.3 and found["accuracy"]["p_value"] < 0.01
     assert found["pass@8"]["mean"] < found["accuracy"]["mean"]  # most problems are within reach of both
     assert "pass@16" not in found
-    solved = lambda rows: sum(any(rows[i]["correct"][:8]) for i in base)  # noqa: E731
+    def solved(rows):
+        return sum(any(rows[i]["correct"][:8]) for i in base)
     b = found["boundary"]
     assert b["expansion"] + b["preserved"] == solved(better) and b["shrinkage"] + b["preserved"] == solved(base)
     same = summary.compare(base, base)

@@ -219,7 +219,8 @@ def test_finished_rows_are_left_out_of_long_completions():
     rows, (tokens, mask) = 72 + np.arange(P * many).reshape(P, many), prompts()  # of which some are long
     options = dict(max_tokens=length, chunk=3, stop_ids=(STOP, 9, 11))
     found = run(rows=rows, **options)
-    alive = lambda t: found.mask.sum(-1) > t  # noqa: E731
+    def alive(t):
+        return found.mask.sum(-1) > t
     halved = next(t for t in range(1, length, 3) if holds(alive(t)))  # counted in tokens, at the ends of chunks
     part = half(alive(halved))
     again = next(t for t in range(halved, length, 3) if holds(part.take(alive(t))))
@@ -279,6 +280,7 @@ def test_top_k_restricts_tokens_and_logprobs_describe_the_restricted_distributio
 
 
 def test_row_keys_depend_on_the_row_id_alone():
-    data = lambda rows: jax.random.key_data(row_keys(SEED, jnp.asarray(rows)))  # noqa: E731
+    def data(rows):
+        return jax.random.key_data(row_keys(SEED, jnp.asarray(rows)))
     np.testing.assert_array_equal(data([[0, 1], [2, 3]])[1, 0], data([[2]])[0, 0])
     assert len(np.unique(data(np.arange(100)[None])[0], axis=0)) == 100

@@ -131,7 +131,8 @@ def test_impossible_tokens_are_never_drawn():
 
 def test_inverse_cdf_at_its_edges():
     weights = np.array([[0.0, 0.25, 0.0, 0.75, 0.0]], np.float32)
-    place = lambda u: int(inverse_cdf(weights, np.float32([u]))[0])  # noqa: E731
+    def place(u):
+        return int(inverse_cdf(weights, np.float32([u]))[0])
     assert [place(u) for u in (0.0, 0.2499, 0.25, 0.99999994, 1.0)] == [1, 1, 3, 3, 3]
 
 

@@ -88,7 +88,8 @@ def test_the_script_of_the_page_spells_out_the_same_characters():
     """
     given = [*UNSEEN, "\ud800", "a\udc00b", *SEEN]
     found = subprocess.run(["node", "-e", body, json.dumps(given)], capture_output=True, text=True, check=True).stdout
-    code = lambda c: f"{ord(c):04x}" if ord(c) < 0x10000 else f"{{{ord(c):x}}}"  # noqa: E731
+    def code(c):
+        return f"{ord(c):04x}" if ord(c) < 0x10000 else f"{{{ord(c):x}}}"
     assert json.loads(found) == [*(f"\\u{code(c)}" for c in UNSEEN), "\\ud800", "a\\udc00b", *SEEN]
 
 

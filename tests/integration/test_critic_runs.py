@@ -46,7 +46,8 @@ def test_resuming_with_a_critic_changes_no_bit(straight, tmp_path):
     run(tmp_path, **OPTIONS | {"eval.every": 1}, steps=3)
     run(tmp_path, True, **OPTIONS | {"learner.offload": "optimizer"}, steps=4)
     assert_same(saved(tmp_path, 4, **OPTIONS, steps=4), saved(straight, 4, **OPTIONS, steps=4))
-    train = lambda line: {name: x for name, x in repeatable(line).items() if not name.startswith("eval/")}  # noqa: E731
+    def train(line):
+        return {name: x for name, x in repeatable(line).items() if not name.startswith("eval/")}
     assert [train(line) for line in lines(tmp_path)] == [train(line) for line in lines(straight)]
 
 

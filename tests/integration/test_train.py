@@ -290,7 +290,8 @@ REFUSED = {
 def refusals(tmp_path_factory):
     """What the command line says to each of the mistakes above, two processes at a time."""
     workdirs = {name: tmp_path_factory.mktemp(name) / "run" for name in REFUSED}
-    call = lambda name: train_py(f"--config={CONFIG_FILE}", f"--workdir={workdirs[name]}", *REFUSED[name][0])  # noqa: E731
+    def call(name):
+        return train_py(f"--config={CONFIG_FILE}", f"--workdir={workdirs[name]}", *REFUSED[name][0])
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         return dict(zip(REFUSED, pool.map(call, REFUSED))), workdirs
 
@@ -402,7 +403,8 @@ def test_a_failed_resume_leaves_the_folder_as_it_was(tmp_path):
 def test_held_out_problems_are_a_fair_sample_of_a_sorted_source():
     source = setup.build(tiny(task="arithmetic(level=nocarry3)"))[0].source.task.heldout
     chosen = held_out(source, 128)
-    hundreds = lambda problems: {str(p.prompt)[:1] for p in problems}  # noqa: E731
+    def hundreds(problems):
+        return {str(p.prompt)[:1] for p in problems}
     assert len({p.id for p in chosen}) == 128
     assert hundreds(chosen) == hundreds(source[i] for i in range(len(source)))
 

@@ -12,9 +12,11 @@ P, G, T, H, K, S, d = 2, 3, 5, 4, 2, 6, 8
 
 def plain(queries, keys, values, mask, shared=None, *, scale):
     """The same with every key copied to every head and row that reads it."""
-    heads = lambda y: jnp.repeat(y, H // K, axis=1)  # noqa: E731  [P, H, G, U, d]
+    def heads(y):
+        return jnp.repeat(y, H // K, axis=1)  # [P, H, G, U, d]
     if shared is not None:
-        copies = lambda y: jnp.broadcast_to(y[:, :, None], (P, K, G, S, d))  # noqa: E731
+        def copies(y):
+            return jnp.broadcast_to(y[:, :, None], (P, K, G, S, d))
         keys, values = (jnp.concatenate([copies(s), own], axis=3) for s, own in zip(shared, (keys, values)))
         mask = jnp.concatenate([jnp.broadcast_to(shared[2], (P, G, T, S)), jnp.broadcast_to(mask, (P, G, T, T))], axis=3)
     scores = jnp.einsum("pgthd,phgud->pghtu", queries * scale, heads(keys))
@@ -24,7 +26,8 @@ def plain(queries, keys, values, mask, shared=None, *, scale):
 
 def inputs(shared: bool):
     random = np.random.default_rng(3)
-    normal = lambda *shape: jnp.asarray(2 * random.normal(size=shape), jnp.float32)  # noqa: E731
+    def normal(*shape):
+        return jnp.asarray(2 * random.normal(size=shape), jnp.float32)
     causal = np.tril(np.ones((T, T), bool))[None, None] & np.ones((P, G, 1, 1), bool)
     causal[1, 2, 0] = False  # with its prompt this query sees something, without it nothing at all
     prompt = np.arange(S) < np.array([4, 6])[:, None]
@@ -42,11 +45,12 @@ def test_values_and_gradients_are_those_of_one_softmax(monkeypatch, shared, reco
 
     def loss(attend, floats):
         seen = (*floats[3:], prompt[2]) if shared else None
-        run = lambda q, k, v, seen: attend(q, k, v, mask, seen, scale=0.5)  # noqa: E731
+        def run(q, k, v, seen):
+            return attend(q, k, v, mask, seen, scale=0.5)
         out = (jax.checkpoint(run) if recomputed else run)(*floats[:3], seen)
         return jnp.sum(jnp.sin(out)), out
 
-    found, expected = (jax.jit(jax.value_and_grad(lambda x: loss(a, x), has_aux=True))(floats)  # noqa: B023
+    found, expected = (jax.jit(jax.value_and_grad(lambda x: loss(a, x), has_aux=True))(floats)
                        for a in (grouped_attention, plain))
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert np.isfinite(ours).all()
@@ -55,9 +59,11 @@ def test_values_and_gradients_are_those_of_one_softmax(monkeypatch, shared, reco
 
 def test_bfloat16_keeps_its_dtype_in_both_directions():
     (queries, keys, values, mask), prompt = inputs(True)
-    low = lambda *arrays: tuple(x.astype(jnp.bfloat16) for x in arrays)  # noqa: E731
+    def low(*arrays):
+        return tuple(x.astype(jnp.bfloat16) for x in arrays)
     floats = low(queries, keys, values, *prompt[:2])
-    loss = lambda x: grouped_attention(*x[:3], mask, (*x[3:], prompt[2]), scale=0.5).astype(jnp.float32).sum()  # noqa: E731
+    def loss(x):
+        return grouped_attention(*x[:3], mask, (*x[3:], prompt[2]), scale=0.5).astype(jnp.float32).sum()
     gradient = jax.grad(loss)(floats)
     assert {g.dtype for g in gradient} == {jnp.dtype(jnp.bfloat16)}
     exact = jax.grad(loss)((queries, keys, values, *prompt[:2]))
@@ -72,7 +78,8 @@ def test_memory_grows_with_the_queries_not_with_their_square(monkeypatch):
         row = jax.ShapeDtypeStruct((1, 4, length, 4, d), jnp.float32)
         own = jax.ShapeDtypeStruct((1, 2, 4, length, d), jnp.float32)
         seen = jnp.tril(jnp.ones((length, length), bool))[None, None]
-        loss = lambda q, k, v: (grouped_attention(q, k, v, seen, scale=0.5) ** 2).sum()  # noqa: E731
+        def loss(q, k, v):
+            return (grouped_attention(q, k, v, seen, scale=0.5) ** 2).sum()
         return jax.jit(jax.grad(loss, (0, 1, 2))).lower(row, own, own).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary(1024) < 2.5 * temporary(512)

@@ -95,7 +95,8 @@ def test_decoding_and_the_update_with_its_gradient_equal_transformers(sample, na
     (_, logprobs), gradient = jit(jax.value_and_grad(loss, has_aux=True))(ours.params)
     expected, gradients = torch_update(theirs, *batch)
     assert comparisons.difference(logprobs, expected) < 1e-4
-    read = lambda place, index: place.hf.read(gradients[place.hf.name], place.shape[0], index)  # noqa: E731
+    def read(place, index):
+        return place.hf.read(gradients[place.hf.name], place.shape[0], index)
     expected = layout.assemble(ours.model.config, read, jnp.float32)
     for path, leaf in jax.tree_util.tree_leaves_with_path(expected):
         assert np.abs(leaf).max() > 0, path

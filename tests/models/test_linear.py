@@ -12,7 +12,8 @@ def test_values_and_gradients_equal_the_plain_product(shape):
     random = np.random.default_rng(0)
     x, kernel = random.normal(size=shape).astype(np.float32), random.normal(size=(5, 7)).astype(np.float32)
     weights = random.normal(size=(*shape[:-1], 7)).astype(np.float32)
-    loss = lambda product: lambda x, kernel: (product(x, kernel) ** 2 * weights).sum()  # noqa: E731
+    def loss(product):
+        return lambda x, kernel: (product(x, kernel) ** 2 * weights).sum()
     np.testing.assert_allclose(matmul(x, kernel), x @ kernel, rtol=1e-6)
     np.testing.assert_allclose(row_matmul(jnp.asarray(x), jnp.asarray(kernel.T)), x @ kernel, rtol=1e-4, atol=1e-5)
     found = jax.grad(loss(matmul), argnums=(0, 1))(x, kernel)

@@ -25,11 +25,14 @@ def plain(normed, unembedding, tokens, temperature):
 def test_values_and_gradients_equal_the_plain_formula(count, chunk, temperature):
     normed, unembedding, tokens = inputs(count)
     weights = np.sin(1 + np.arange(count)).astype(np.float32)
-    ours = lambda h, w: token_logprobs(h, w, tokens, temperature=temperature, chunk=chunk)  # noqa: E731
-    theirs = lambda h, w: plain(h, w, tokens, temperature)  # noqa: E731
+    def ours(h, w):
+        return token_logprobs(h, w, tokens, temperature=temperature, chunk=chunk)
+    def theirs(h, w):
+        return plain(h, w, tokens, temperature)
     for found, wanted in zip(jax.jit(ours)(normed, unembedding), theirs(normed, unembedding)):
         np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
-    slope = lambda f: jax.grad(lambda h, w: (f(h, w)[0] * weights).sum(), argnums=(0, 1))  # noqa: E731
+    def slope(f):
+        return jax.grad(lambda h, w: (f(h, w)[0] * weights).sum(), argnums=(0, 1))
     for found, wanted in zip(jax.jit(slope(ours))(normed, unembedding), slope(theirs)(normed, unembedding)):
         np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
 
@@ -42,10 +45,12 @@ def test_entropies_carry_no_gradient():
 
 def test_bfloat16_states_give_float32_results_from_float32_logits():
     normed, unembedding, tokens = inputs(9)
-    half = lambda x: jnp.asarray(x, jnp.bfloat16)  # noqa: E731
+    def half(x):
+        return jnp.asarray(x, jnp.bfloat16)
     found, entropies = token_logprobs(half(normed), half(unembedding), tokens, chunk=4)
     assert found.dtype == entropies.dtype == jnp.float32
-    rounded = lambda x: np.asarray(half(x), np.float32)  # noqa: E731
+    def rounded(x):
+        return np.asarray(half(x), np.float32)
     np.testing.assert_allclose(found, plain(rounded(normed), rounded(unembedding), tokens, 1.0)[0], rtol=1e-5, atol=1e-5)
 
 
@@ -65,7 +70,8 @@ def test_memory_does_not_grow_with_the_number_of_tokens():
 def test_bfloat16_states_leave_the_gradient_of_a_float32_unembedding_exact_over_many_chunks():
     normed, unembedding, tokens = inputs(256)
     half = jnp.asarray(normed, jnp.bfloat16)
-    slope = lambda chunk: jax.grad(lambda w: token_logprobs(half, w, tokens, chunk=chunk)[0].sum())(unembedding)  # noqa: E731
+    def slope(chunk):
+        return jax.grad(lambda w: token_logprobs(half, w, tokens, chunk=chunk)[0].sum())(unembedding)
     whole, chunks = slope(256), slope(2)
     assert whole.dtype == jnp.float32
     assert np.linalg.norm(chunks - whole) < 2e-3 * np.linalg.norm(whole)

@@ -42,7 +42,8 @@ def test_sorted_experts_equal_all_experts_in_values_and_gradients(kind, dtype):
         out = way(x, weights, experts, *kernels, jax.nn.silu)
         return (out.astype(jnp.float32) * target).sum(), out
 
-    run = lambda way: jax.jit(jax.value_and_grad(functools.partial(loss, way), argnums=range(5), has_aux=True))  # noqa: E731
+    def run(way):
+        return jax.jit(jax.value_and_grad(functools.partial(loss, way), argnums=range(5), has_aux=True))
     both = [run(way)(rows[0], weights, *rows[1:]) for way in (moe.sorted_experts, moe.all_experts)]
     tolerance = dict(rtol=1e-5, atol=1e-6) if dtype == jnp.float32 else dict(rtol=0.05, atol=0.03)
     for found, wanted in zip(*map(jax.tree.leaves, both), strict=True):
@@ -66,9 +67,11 @@ def test_blocks_equal_ragged_dot(sizes):
 
 def test_what_accelerators_are_given_equals_the_blocks(monkeypatch):
     rows, (weights, experts) = layer(), routing("empty")
-    loss = lambda *arrays: (moe.sorted_experts(arrays[0], weights, experts, *arrays[1:], jax.nn.silu) ** 2).sum()  # noqa: E731
+    def loss(*arrays):
+        return (moe.sorted_experts(arrays[0], weights, experts, *arrays[1:], jax.nn.silu) ** 2).sum()
     blocks = jax.value_and_grad(loss, argnums=range(4))(*rows)
-    choose = lambda *arrays, default, cpu: default(*arrays)  # noqa: E731
+    def choose(*arrays, default, cpu):
+        return default(*arrays)
     monkeypatch.setattr(jax.lax, "platform_dependent", choose)
     ragged = jax.value_and_grad(loss, argnums=range(4))(*rows)
     for found, wanted in zip(*map(jax.tree.leaves, (blocks, ragged)), strict=True):
@@ -100,7 +103,8 @@ def test_a_router_tells_whom_it_chose_and_how_probable_all_were():
 
 def test_a_token_does_not_depend_on_others():
     rows, (weights, experts) = layer(), routing("mixed")
-    run = lambda x: moe.sorted_experts(x, weights, experts, *rows[1:], jax.nn.silu)  # noqa: E731
+    def run(x):
+        return moe.sorted_experts(x, weights, experts, *rows[1:], jax.nn.silu)
     other = rows[0].at[5:].set(np.nan)
     np.testing.assert_allclose(run(other)[:5], run(rows[0])[:5], rtol=1e-6)
     assert np.isnan(run(other)[5:]).all()
@@ -142,7 +146,8 @@ def batch():
 def plain_rows():
     """The same as P * G rows of their own: `(tokens, mask)`, `[P * G, S + T]` each."""
     prompt_tokens, prompt_mask, tokens, mask = batch()
-    joined = lambda a, b: np.concatenate([np.repeat(a, G, 0), b.reshape(P * G, T)], 1)  # noqa: E731
+    def joined(a, b):
+        return np.concatenate([np.repeat(a, G, 0), b.reshape(P * G, T)], 1)
     return joined(prompt_tokens, tokens), joined(prompt_mask, mask)
 
 

@@ -49,7 +49,8 @@ def test_logits_packed_states_and_gradients_equal_transformers(pair, name):
     for ours, theirs in zip(pooled[:-1], hidden[1:-1], strict=True):
         np.testing.assert_allclose(np.asarray(ours)[mask], theirs[mask], atol=1e-4 * np.abs(theirs[mask]).max(), rtol=0)
     for i, layer in enumerate(p.torch.model.layers):
-        of = lambda name: gradients["layers"][name]["kernel"][i].swapaxes(-1, -2)  # noqa: B023, E731
+        def of(name):
+            return gradients["layers"][name]["kernel"][i].swapaxes(-1, -2)
         for ours, theirs in ((of("router"), layer.mlp.gate.weight.grad),
                              (of("experts_down"), layer.mlp.experts.down_proj.grad)):
             assert theirs.abs().max() > 1e-3
@@ -84,7 +85,8 @@ def test_export_and_reload_is_bit_equal_and_transformers_reads_it(pair, tmp_path
 
 
 def test_hyper_parameters_come_from_the_checkpoint(pair):
-    of = lambda name: pair(name).model.config  # noqa: E731
+    def of(name):
+        return pair(name).model.config
     assert of("mixtral").experts == Experts(4, 2, 48, normalize=True)
     assert of("mixtral").window == 6 and of("mixtral").local_layers == (True,) * 3 and of("mixtral").rope_theta == 1e6
     assert of("qwen2_moe").experts == Experts(4, 2, 24, normalize=False, shared_size=20) and of("qwen2_moe").qkv_bias

@@ -57,7 +57,8 @@ def test_logits_and_layer_means_equal_transformers(pair, name):
 
     @jit
     def run(params, tokens, mask):
-        mean = lambda x: (x * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)  # noqa: E731
+        def mean(x):
+            return (x * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
         states, _, pooled = p.model.hidden_states(params, tokens, mask, pool=mean)
         return p.model.logits(params, states), states, pooled
 

@@ -26,7 +26,8 @@ def batch(seed=0):
 
 def plain_states(model, params, prompt_tokens, prompt_mask, tokens, mask, pool=None):
     """What `packed_states` promises, from P * G plain rows `[prompt, completion]` written out one by one."""
-    copies = lambda x: jnp.repeat(x, G, axis=0)  # noqa: E731
+    def copies(x):
+        return jnp.repeat(x, G, axis=0)
     rows = jnp.concatenate([copies(prompt_tokens), tokens.reshape(P * G, T)], axis=1)
     rows_mask = jnp.concatenate([copies(prompt_mask), mask.reshape(P * G, T)], axis=1)
     states, _, pooled = model.hidden_states(params, rows, rows_mask, pool=pool)
@@ -75,7 +76,8 @@ def test_three_paths_agree_in_values_and_gradients(pair, name):
 
     @jit
     def everything(params):
-        of = lambda f: jax.value_and_grad(f, has_aux=True)(params)  # noqa: E731
+        def of(f):
+            return jax.value_and_grad(f, has_aux=True)(params)
         return of(packed), of(plain), decoded_states(model, params, prompt_tokens, prompt_mask, tokens)
 
     ((loss, states), gradients), ((plain_loss, expected), plain_gradients), decoded = everything(params)
@@ -91,9 +93,11 @@ def test_three_paths_agree_in_values_and_gradients(pair, name):
 def test_last_tokens_are_not_computed(pair):
     model, params = pair("qwen2").model, pair("qwen2").params
     prompt_tokens, prompt_mask, tokens, _ = batch()
-    program = lambda pool: str(jax.make_jaxpr(  # noqa: E731
-        lambda p: model.packed_states(p, prompt_tokens, prompt_mask, tokens, pool=pool))(params))
-    rows = lambda n: f"f32[{P},{n},{model.config.hidden_size}]"  # noqa: E731
+    def program(pool):
+        return str(jax.make_jaxpr(
+            lambda p: model.packed_states(p, prompt_tokens, prompt_mask, tokens, pool=pool))(params))
+    def rows(n):
+        return f"f32[{P},{n},{model.config.hidden_size}]"
     all_rows, needed = rows(S + G * T), rows(S + G * (T - 1))
     assert needed in program(None) and all_rows not in program(None)
     pooled = program(lambda prompt, completions: completions.mean(2))  # features read every state
@@ -133,7 +137,8 @@ def test_softmax_of_the_forward_pass_is_not_taken_again(pair):
 
     def maxima(remat):
         model = dataclasses.replace(pair("qwen3").model, remat=remat)
-        loss = lambda params: model.packed_states(params, *batch()[:3])[0].sum()  # noqa: E731
+        def loss(params):
+            return model.packed_states(params, *batch()[:3])[0].sum()
         return str(jax.make_jaxpr(jax.grad(loss))(params)).count("reduce_max")
 
     assert maxima(remat=True) == 2 * maxima(remat=False)
@@ -142,8 +147,10 @@ def test_softmax_of_the_forward_pass_is_not_taken_again(pair):
 def test_packed_pool_sees_prompt_and_completions(pair):
     model, params = pair("gemma3").model, pair("gemma3").params
     prompt_tokens, prompt_mask, tokens, mask = batch()
-    average = lambda x, m: (x * m[..., None]).sum(-2) / m.sum(-1)[..., None]  # noqa: E731
-    pool = lambda prompt, completions: (average(prompt, prompt_mask), average(completions, mask))  # noqa: E731
+    def average(x, m):
+        return (x * m[..., None]).sum(-2) / m.sum(-1)[..., None]
+    def pool(prompt, completions):
+        return (average(prompt, prompt_mask), average(completions, mask))
     packed = jit(lambda p: model.packed_states(p, prompt_tokens, prompt_mask, tokens, pool=pool)[1])
     plain = jit(lambda p: plain_states(model, p, prompt_tokens, prompt_mask, tokens, mask, pool=lambda x: x)[1])
     (of_prompts, of_completions), rows = packed(params), plain(params)
@@ -172,7 +179,8 @@ def test_plain_rows_see_the_past_and_no_more(local):
     model, params = single_layer(local)
     tokens = jnp.asarray([[9, 4, 17, 30, 2, 11, 25, 8]])
     mask = jnp.asarray([[False] + [True] * 7])
-    states = lambda embed: model.hidden_states(params | {"embed": embed}, tokens, mask)[0][0].sum(-1)  # noqa: E731
+    def states(embed):
+        return model.hidden_states(params | {"embed": embed}, tokens, mask)[0][0].sum(-1)
     seen = dependence(states, params["embed"], tokens)[1:, 1:]
     i, j = np.arange(7)[:, None], np.arange(7)
     np.testing.assert_array_equal(seen, (j <= i) & ((i - j < 3) | (not local)))
@@ -203,7 +211,8 @@ def test_more_padding_changes_nothing(pair):
     prompt_tokens, prompt_mask, tokens, mask = batch()
     run = jit(lambda *batch: model.packed_states(params, *batch)[0])
     states = run(prompt_tokens, prompt_mask, tokens)
-    pad = lambda x, n, value: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [n], constant_values=value)  # noqa: E731
+    def pad(x, n, value):
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [n], constant_values=value)
     wider = run(pad(prompt_tokens, (3, 1), 7), pad(prompt_mask, (3, 1), False), pad(tokens, (0, 2), 5))
     close(np.asarray(wider)[:, :, :T][np.asarray(mask)], np.asarray(states)[np.asarray(mask)], 1e-6)
 
@@ -215,7 +224,8 @@ def test_bfloat16_runs_close_to_float32(pair):
 
     @jit
     def run(params):
-        packed = lambda m: m.packed_states(params, prompt_tokens, prompt_mask, tokens)[0]  # noqa: E731
+        def packed(m):
+            return m.packed_states(params, prompt_tokens, prompt_mask, tokens)[0]
         return packed(model), packed(half), decoded_states(half, params, prompt_tokens, prompt_mask, tokens)
 
     expected, states, decoded = run(params)

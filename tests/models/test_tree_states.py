@@ -32,7 +32,8 @@ def both_of(model):
 
     @jit
     def both(params, adapters, pull, rows, index, plain):
-        place = lambda tree: (tree, None) if adapters is None else (params, tree)  # noqa: E731
+        def place(tree):
+            return (tree, None) if adapters is None else (params, tree)
 
         def packed_rows(tree):
             logprobs, entropies, _ = policy.packed_logprobs(*place(tree), rows, index)
@@ -128,7 +129,8 @@ def test_scores_of_all_pairs_never_exist_at_once(monkeypatch):
 
     def temporary(length):
         row = jax.ShapeDtypeStruct((1, length), jnp.int32)
-        loss = lambda p, *rows: (model.tree_states(p, *rows) ** 2).sum()  # noqa: E731
+        def loss(p, *rows):
+            return (model.tree_states(p, *rows) ** 2).sum()
         compiled = jax.jit(jax.grad(loss)).lower(model.abstract_params(), row, row, row).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 

@@ -97,7 +97,8 @@ def test_critic_without_padding(parts):
 
 def test_every_block_of_a_model_reads_the_restored_rows(parts):
     model, params, r, _ = parts
-    pool = lambda prompt, completions: (prompt.sum(-1), completions.sum(-1))  # noqa: E731
+    def pool(prompt, completions):
+        return (prompt.sum(-1), completions.sum(-1))
     whole, half = (model.packed_states(params, r.prompt_tokens, r.prompt_mask, r.tokens, mask=r.mask, filled=n, pool=pool)[1]
                    for n in (4, 2))
     np.testing.assert_allclose(half[0], whole[0], atol=1e-4)

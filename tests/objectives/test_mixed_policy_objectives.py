@@ -41,7 +41,8 @@ def one_group(old, rewards=(0,), mask=None, **fields):
 def random_batch(seed, P=2, G=4, T=3):
     """(float64 arrays by name) with invalid rollouts, holes in the mask, and log-probs at most 0."""
     rng = np.random.default_rng(seed)
-    lp = lambda: -rng.gamma(1.0, size=(P, G, T))  # noqa: E731
+    def lp():
+        return -rng.gamma(1.0, size=(P, G, T))
     return dict(new=lp(), old=lp(), behavior=lp(), ref=lp(), teacher=lp(), advantage=rng.normal(size=(P, G)),
                 mask=rng.random((P, G, T)) < 0.7, valid=rng.random((P, G)) < 0.8, expert=rng.random((P, G)) < 0.4,
                 rewards=rng.integers(0, 2, (P, G)).astype(float), integers=rng.integers(0, 3, (P, G)), rng=rng)
@@ -297,7 +298,8 @@ def test_remix_worked_example():
 def test_remix_against_numpy_and_ppo(double):
     b = random_batch(3)
     real = tokens(b)
-    k3 = lambda d: np.exp(d) - d - 1  # noqa: E731
+    def k3(d):
+        return np.exp(d) - d - 1
 
     def loss_of(new):
         total = 0.0
@@ -369,10 +371,12 @@ def test_kepo_worked_example():
 def test_jsd_by_hand_and_its_estimate_by_enumeration(beta, double):
     student, teacher = np.array([0.2, -0.4, 0.9]), np.array([1.0, 0.0, -1.0])
     S, T = (np.exp(x) / np.exp(x).sum() for x in (student, teacher))
-    kl = lambda p, q: np.sum(p * np.log(p / q))  # noqa: E731
+    def kl(p, q):
+        return np.sum(p * np.log(p / q))
     M = (1 - beta) * S + beta * T
     expected = {0.0: kl(T, S), 1.0: kl(S, T)}.get(beta, beta * kl(T, M) + (1 - beta) * kl(S, M))
-    of_student = lambda z: generalised_jsd(z, jnp.asarray(teacher), beta=beta)  # noqa: E731
+    def of_student(z):
+        return generalised_jsd(z, jnp.asarray(teacher), beta=beta)
     exact, slope = jax.value_and_grad(of_student)(jnp.asarray(student))
     close(exact, expected, rtol=1e-12)
 
@@ -478,7 +482,8 @@ def test_otr_is_the_plain_policy_gradient_on_samples_per_position():
         logprobs = jnp.take_along_axis(jax.nn.log_softmax(logits), drawn, axis=-1)
         return objectives.otr().update(logprobs.transpose(0, 2, 1), rollouts, values, ())[0]
 
-    direct = lambda x: one_token_loss(x, jnp.asarray(targets), jnp.ones((1, 3), bool), drawn)  # noqa: E731
+    def direct(x):
+        return one_token_loss(x, jnp.asarray(targets), jnp.ones((1, 3), bool), drawn)
     for a, b in zip(jax.value_and_grad(composed)(logits), jax.value_and_grad(direct)(logits)):
         close(a, b, rtol=1e-5, atol=1e-7)
 

@@ -183,7 +183,8 @@ CASES = [
 
 def differentiate(slug, **hyper):
     """(loss, gradient, metrics, state) in float64, with NaN wherever there is padding."""
-    padded = lambda x: jnp.asarray(np.where(MASK, x, np.nan))  # noqa: E731
+    def padded(x):
+        return jnp.asarray(np.where(MASK, x, np.nan))
     with jax.enable_x64(True):
         rollouts = Rollouts(mask=jnp.asarray(MASK), valid=jnp.asarray(VALID), old_logprobs=padded(OLD),
                             behavior_logprobs=padded(BEHAVIOR), ref_logprobs=padded(REF))

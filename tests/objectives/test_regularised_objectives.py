@@ -247,7 +247,8 @@ def test_entropy_bonus_is_unbiased_by_enumeration():
     objective = objectives.oneshot_entropy(policy_coef=0, kl_coef=0, entropy_coef=1)
 
     def loss(z, token, entropy):
-        one = lambda x: jnp.reshape(x, (1, 1, 1))  # noqa: E731
+        def one(x):
+            return jnp.reshape(x, (1, 1, 1))
         rollouts = Rollouts(mask=jnp.ones((1, 1, 1), bool), valid=jnp.ones((1, 1), bool), entropies=one(entropy),
                             old_logprobs=one(jax.nn.log_softmax(old)[token]))
         return objective.update(one(jax.nn.log_softmax(z)[token]), rollouts, jnp.zeros((1, 1, 1)), ())[0]

@@ -20,7 +20,8 @@ def sent(mesh, batch, case, slug: str) -> float:
     """Bytes that a device sends, in copies of one f32[P, G]."""
     estimator = advantages.make(slug, **case.hyper)
     own = jax.tree.map(inputs.as_array, dict(case.inputs(np.random.default_rng(0), P, G, T)))
-    place = lambda x: jax.device_put(x, parallel.batch_sharding(mesh)) if np.shape(x)[:1] == (P,) else x  # noqa: E731
+    def place(x):
+        return jax.device_put(x, parallel.batch_sharding(mesh)) if np.shape(x)[:1] == (P,) else x
     state = parallel.put(estimator.init(), parallel.tree_shardings(estimator.init(), mesh))
     text = estimate.lower(estimator, mesh, jax.tree.map(place, batch.replace(**own)), state).compile().as_text()
     return sum(one.sent for one in communication.collectives(text, unknown_trips=1)) / (4 * P * G)

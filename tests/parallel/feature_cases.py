@@ -28,7 +28,8 @@ def forward(params, _, rows, whole):
 
 def gradient(mesh, params, rows):
     weights = jnp.sin(jnp.arange(P * G * T, dtype=jnp.float32)).reshape(P, G, T)
-    loss = lambda params: (over_rows(forward, mesh, jnp.float32, params, None, rows) * weights).sum()  # noqa: E731
+    def loss(params):
+        return (over_rows(forward, mesh, jnp.float32, params, None, rows) * weights).sum()
     return jax.jit(jax.grad(loss))(params)
 
 

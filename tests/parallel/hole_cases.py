@@ -57,7 +57,8 @@ def joint():
 def critic():
     """Against the same critic on one device, which `tests/training/test_holes.py` compares with plain rows."""
     trained, random = np.asarray(inputs.batch().token_mask), np.random.default_rng(0)
-    recorded = lambda: np.where(trained, random.normal(size=trained.shape), np.nan).astype(np.float32)  # noqa: E731
+    def recorded():
+        return np.where(trained, random.normal(size=trained.shape), np.nan).astype(np.float32)
     rollouts = inputs.batch().replace(extras={"values": recorded(), "value_targets": recorded()})
     found = []
     for mesh in (None, MESH):

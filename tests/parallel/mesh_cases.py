@@ -107,7 +107,8 @@ def known_by_hand():
 
 def communicated():
     """Bytes sent: by the program known by hand, by an update with `data` alone, by the gathering of weights for sampling."""
-    sent = lambda text: communication.by_kind(communication.collectives(text))  # noqa: E731
+    def sent(text):
+        return communication.by_kind(communication.collectives(text))
     c = ModelConfig(vocab_size=64, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8, mlp_size=48,
                     tie_embeddings=False)
     work, mesh = plan.Work(8, 2, 4, 4), make_mesh(data=8)

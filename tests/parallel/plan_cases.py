@@ -37,7 +37,8 @@ def measured(c: ModelConfig, w: plan.Work, mesh, sampler: bool) -> dict[str, flo
     if not sampler:
         return found
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (P, G)))
-    array = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.batch_sharding(mesh))  # noqa: E731
+    def array(dtype, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.batch_sharding(mesh))
     params = model.abstract_params()
     params = parallel.with_shardings(params, parallel.rollout_shardings(params, mesh))
     sample = generate.lower(model, params, array(np.int32, P, S), array(bool, P, S), array(keys.dtype, P, G), mesh=mesh,

@@ -44,7 +44,8 @@ def moved(params, *sizes) -> dict:
     mesh, named = mesh_of(*sizes), lambda tree: {rules.path_name(path): x for path, x in jax.tree.leaves_with_path(tree)}
     ruled, lain = parallel.rollout_shardings(params, mesh), parallel.put(params, parallel.tree_shardings(params, mesh))
     found = parallel.reshard(lain, mesh, jnp.bfloat16)
-    program = lambda dtype: jax.jit(functools.partial(parallel.reshard, mesh=mesh, dtype=dtype)).lower(lain)  # noqa: E731
+    def program(dtype):
+        return jax.jit(functools.partial(parallel.reshard, mesh=mesh, dtype=dtype)).lower(lain)
     equal = jax.tree.map(lambda x, y: bool((np.asarray(x.astype(y.dtype)) == np.asarray(y)).all()), params, found)
     as_ruled = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), found, ruled)
     return {"untouched": found is lain, "equal": all(jax.tree.leaves(equal)), "as_ruled": all(jax.tree.leaves(as_ruled)),

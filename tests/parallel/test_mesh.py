@@ -50,7 +50,8 @@ def test_moments_lie_as_their_parameters_and_what_does_not_divide_stays_whole():
 
 
 def test_batches_that_do_not_divide_are_refused_with_what_would():
-    laid = lambda *sizes: types.SimpleNamespace(shape=mesh(*sizes))  # noqa: E731
+    def laid(*sizes):
+        return types.SimpleNamespace(shape=mesh(*sizes))
     check_batch(laid(2, 3, 4), 12, "prompts.per_step")
     with pytest.raises(ValueError, match=r"prompts.per_step=10 prompts .* 2 x 3 = 6 shards; use 12 or 6, or a smaller mesh"):
         check_batch(laid(2, 3, 4), 10, "prompts.per_step")

@@ -17,8 +17,10 @@ from jaxrl_llm.training import preemption, workdir
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.scoring import shared_scores
 
+
 # On a busy machine the processes' connections to each other may stall, which is nothing that a job could mend.
-several = lambda test: pytest.mark.slow(pytest.mark.flaky(reruns=2)(test))  # noqa: E731
+def several(test):
+    return pytest.mark.slow(pytest.mark.flaky(reruns=2)(test))
 
 STEPS = 4
 MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "mixed": (2, 2, 2)}
@@ -200,7 +202,7 @@ def test_a_process_alone_needs_no_other():
     with runtime.job():
         runtime.barrier("here")
     with pytest.raises(ZeroDivisionError), runtime.job():
-        1 / 0  # noqa: B018
+        1 / 0
     assert not runtime.several() and runtime.is_primary() and runtime.agree(3) == 3
     rows = np.arange(6.0).reshape(3, 2)
     assert runtime.gather(rows) is rows and runtime.gather_objects({"a": [1, "x"]}) == [{"a": [1, "x"]}]
@@ -273,8 +275,8 @@ def test_shares_of_a_batch_make_the_whole(monkeypatch, per):
 
     sent, told = [[], [], []], [[], [], []]  # by process
     for process in range(3):
-        run(process, lambda rows: sent[process].append(rows) or np.concatenate([rows] * 3),  # noqa: B023
-            lambda value: told[process].append(value) or [value] * 3)  # noqa: B023
+        run(process, lambda rows: sent[process].append(rows) or np.concatenate([rows] * 3),
+            lambda value: told[process].append(value) or [value] * 3)
     assert len(seen) == (7 if per == "completion" else 1)
     arrived = iter([np.concatenate([one[k] for one in sent]) for k in range(2)])
     found = run(1, lambda rows: next(arrived), lambda value: [one[0] for one in told])

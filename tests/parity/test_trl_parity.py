@@ -42,7 +42,8 @@ def arrays():
 
 def theirs(data, loss_type, level, *, low=0.2, high=0.2, beta=0.0):
     """Loss and its gradient in the log-probs, from `GRPOTrainer._compute_loss` around given log-probs."""
-    flat = lambda name: torch.tensor(data[name].reshape(P * G, *data[name].shape[2:]).astype(float))  # noqa: E731
+    def flat(name):
+        return torch.tensor(data[name].reshape(P * G, *data[name].shape[2:]).astype(float))
     logprobs = flat("new").requires_grad_()
     trainer = mock.MagicMock()
     trainer._get_per_token_logps_and_entropies.return_value = (logprobs, torch.zeros_like(logprobs), None)
@@ -70,7 +71,8 @@ def ours(data, name, **options):
     rollouts = Rollouts(mask=jnp.asarray(data["mask"]), valid=jnp.ones((P, G), bool), rewards=jnp.zeros((P, G)),
                         old_logprobs=jnp.asarray(data["old"]), ref_logprobs=jnp.asarray(data["ref"]))
     advantages = jnp.asarray(np.broadcast_to(data["advantages"][..., None], (P, G, T)))
-    loss = lambda logprobs: objective.update(logprobs, rollouts, advantages, objective.init())[0]  # noqa: E731
+    def loss(logprobs):
+        return objective.update(logprobs, rollouts, advantages, objective.init())[0]
     return jax.value_and_grad(loss)(jnp.asarray(data["new"]))
 
 

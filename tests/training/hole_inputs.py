@@ -70,7 +70,8 @@ def batch() -> Rollouts:
         tokens=random.integers(0, V, (P, G, T)).astype(np.int32), rewards=random.normal(size=(P, G)).astype(np.float32),
         prompt_tokens=random.integers(0, V, (P, S)).astype(np.int32), prompt_mask=prompt_mask)
     near = np.asarray(jax.jit(logprobs)(params(), None, rollouts)[0])
-    recorded = lambda: np.where(rollouts.token_mask, near + random.normal(0, 0.25, near.shape), np.nan)  # noqa: E731
+    def recorded():
+        return np.where(rollouts.token_mask, near + random.normal(0, 0.25, near.shape), np.nan)
     return rollouts.replace(**{name: recorded().astype(np.float32) for name in (
         "old_logprobs", "behavior_logprobs", "ref_logprobs")})
 
@@ -83,7 +84,8 @@ def advantages() -> np.ndarray:
 def states(params, lora, rollouts) -> tuple[Any, Any]:
     """`(normed [P, G, T, D] before each token, streams [L, P, G, S + T, D])` from P * G rows `[prompt, completion]`."""
     P, G, T = rollouts.mask.shape
-    rows = lambda x: jnp.repeat(x, G, axis=0)  # noqa: E731
+    def rows(x):
+        return jnp.repeat(x, G, axis=0)
     tokens = jnp.concatenate([rows(rollouts.prompt_tokens), rollouts.tokens.reshape(P * G, T)], axis=1)
     there = rollouts.role != Role.PADDING
     mask = jnp.concatenate([rows(rollouts.prompt_mask), there.reshape(P * G, T)], axis=1)

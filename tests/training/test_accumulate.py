@@ -61,7 +61,8 @@ def batch(make):
     case = make(rng)
     logprobs = np.asarray(jax.jit(functools.partial(forests.plain_logprobs, MODEL, temperature=TEMPERATURE))(
         fresh_params(), forests.plain_rows(case))[0])
-    noisy = lambda scale: (logprobs + rng.normal(0, scale, logprobs.shape)).astype(np.float32)  # noqa: E731
+    def noisy(scale):
+        return (logprobs + rng.normal(0, scale, logprobs.shape)).astype(np.float32)
     rollouts = case.rollouts(old_logprobs=noisy(0.25), ref_logprobs=noisy(0.5))
     return case, rollouts, np.broadcast_to(rng.normal(size=case.leaves.shape)[..., None], case.mask.shape).astype(np.float32)
 
@@ -142,7 +143,8 @@ def test_groups_in_packed_rows_learn_as_rectangular_ones(experts):
     objective = objectives.make("ppo_clip")
     policy = Policy(dataclasses.replace(MODEL, config=dataclasses.replace(MODEL.config, experts=experts)), TEMPERATURE, 24)
     optimizer, _ = make_optimizer(3e-3, 100, weight_decay=0.1, eps=1e-3)
-    state = lambda: fresh_state(objective, optimizer, params=policy.model.init(jax.random.key(3)))  # noqa: E731
+    def state():
+        return fresh_state(objective, optimizer, params=policy.model.init(jax.random.key(3)))
     wanted, metrics = make_update(policy, objective, optimizer, clip_norm=0.05, balance=0.0)(state(), rollouts, advantage)
     forest, leaves = of_groups(tokens[0], prompt_mask, tokens[1], np.asarray(rollouts.token_mask))
     packed = pack(forest, leaves, np.asarray(rollouts.token_mask), [12], multiple=2)
@@ -159,7 +161,8 @@ def test_experts_are_balanced_over_all_micro_batches():
     case, rollouts, advantage = batch(forests.conversations)
     config = dataclasses.replace(MODEL.config, experts=Experts(4, 2, 24))
     policy = Policy(Transformer(config), TEMPERATURE, 24)
-    state = lambda: fresh_state(CLIPPED, params=policy.model.init(jax.random.key(3)))  # noqa: E731
+    def state():
+        return fresh_state(CLIPPED, params=policy.model.init(jax.random.key(3)))
     parts = make_parts(policy, CLIPPED, KEEP, clip_norm=None, balance=0.5)
     packed = packed_of(case)
     whole, metrics = update(parts, packed.node.shape[0], state(), packed, rollouts, advantage)

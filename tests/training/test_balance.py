@@ -45,7 +45,8 @@ def test_of_one_layer_equals_transformers():
     wanted = load_balancing_loss_func((torch.tensor(logits),), E, K, torch.tensor(mask).long())
     probs = np.asarray(jax.nn.softmax(logits))
     chosen = np.asarray(jax.nn.one_hot(jax.lax.top_k(logits, K)[1], E).sum(1))
-    of_rows = lambda x: (x.reshape(3, 7, E) * mask[..., None]).sum(1)[:, None]  # noqa: E731
+    def of_rows(x):
+        return (x.reshape(3, 7, E) * mask[..., None]).sum(1)[:, None]
     loads = Loads(of_rows(chosen), of_rows(probs))
     assert balance.loss(loads, loads.chosen.sum(0), K) == pytest.approx(float(wanted), rel=1e-5)
 

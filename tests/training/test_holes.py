@@ -107,7 +107,7 @@ def test_mini_batches():
         part, its_advantages = rows_of((cut_down(inputs.batch(), 4), inputs.advantages()), order, start, P // 2)
         state, _ = update(inputs.fresh_state(inputs.CLIPPED), part, its_advantages)
         rows = order[start:start + P // 2]
-        plain = jax.tree.map(lambda x: x[rows], (inputs.batch(), inputs.advantages()))  # noqa: B023
+        plain = jax.tree.map(lambda x: x[rows], (inputs.batch(), inputs.advantages()))
         assert inputs.distance(state.opt_state.trace, inputs.gradient(inputs.CLIPPED, None, *plain)) < 2e-5
 
 
@@ -142,7 +142,8 @@ def plain_features(rollouts, capture):
         stream, own = np.asarray(streams[capture.layer, p, g]), np.flatnonzero(TRAINED[p, g])
         marks = [t for t in own if rollouts.tokens[p, g, t] in capture.marker]
         end = marks[-1] if marks else T
-        mean = lambda where: entropies[p, g][where].mean() if len(where) else 0.0  # noqa: B023, E731
+        def mean(where):
+            return entropies[p, g][where].mean() if len(where) else 0.0
         reasoning, prompt = own[own <= end], np.flatnonzero(rollouts.prompt_mask[p])
         pooled = stream[inputs.S + reasoning][-capture.pool:].mean(0) if len(reasoning) else np.zeros(D)
         found[p, g] = [*stream[prompt][-capture.pool:].mean(0), *pooled, mean(own), mean(own[own < end]), mean(own[own > end])]
@@ -153,7 +154,8 @@ def plain_features(rollouts, capture):
 def test_features_are_those_of_the_policys_own_words():
     capture = Capture(1, pool=2, marker=MARKER)
     wanted = plain_features(inputs.batch(), capture)
-    capturing = lambda params, lora, r: inputs.POLICY.logprobs_and_features(params, lora, r, capture)  # noqa: E731
+    def capturing(params, lora, r):
+        return inputs.POLICY.logprobs_and_features(params, lora, r, capture)
     for rollouts, parts in ((inputs.batch(), 1), (cut_down(inputs.batch()), 1), (cut_down(inputs.batch(), 4), 4)):
         found = jax.jit(in_parts(capturing, parts))(inputs.params(), None, rollouts)[2]
         np.testing.assert_allclose(np.asarray(found)[inputs.batch().valid], wanted[inputs.batch().valid], rtol=1e-4, atol=1e-5)

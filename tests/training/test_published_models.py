@@ -66,8 +66,9 @@ def test_sequences_longer_than_the_model_was_made_for(gemma):
 
 
 def test_where_the_tokenizer_files_of_an_export_come_from(gemma, tmp_path):
-    source = lambda path="", tokenizer="": setup.tokenizer_source(  # noqa: E731
-        config_of(path, **{"model.tokenizer": str(tokenizer)}))
+    def source(path="", tokenizer=""):
+        return setup.tokenizer_source(
+            config_of(path, **{"model.tokenizer": str(tokenizer)}))
     assert source(gemma) == source("", gemma) == source("", gemma / "tokenizer.json") == gemma
     assert source() is source("", "bytes") is source(gemma, "bytes") is None  # written by the tokenizer itself
     (tmp_path / "m.gguf").write_bytes(b"")

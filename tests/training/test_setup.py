@@ -55,7 +55,8 @@ def test_answers_that_do_not_fit_are_never_imitated_in_part():
 
 def test_demonstrations_of_prompts_that_are_too_long():
     problems = [Problem("99999+1=", "100", 4), Problem("7+5=", "12", 3)]
-    make = lambda policy: demonstrations(problems, ByteTokenizer(), 6, 4, policy)  # noqa: E731
+    def make(policy):
+        return demonstrations(problems, ByteTokenizer(), 6, 4, policy)
     with pytest.raises(ValueError, match="prompt 4 has 9 tokens, the limit is prompts.max_tokens=6"):
         make("fail")
     skipped = make("skip")  # the shape stays: the one that fits stands in
@@ -100,7 +101,8 @@ def test_a_reasoning_gym_task_in_a_string():
 
 
 def test_the_accuracy_is_the_first_component():
-    names = lambda *given: [part.name for part in reward_of(*given).rewards]  # noqa: E731
+    def names(*given):
+        return [part.name for part in reward_of(*given).rewards]
     assert names("") == ["exact"]
     assert names("exact(weight=0.1), format(pattern='a+')") == ["format", "exact"]
     assert names("format(pattern='a+'), numeric(weight=0.3), exact", "exact") == ["exact", "format", "numeric"]

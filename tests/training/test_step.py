@@ -60,7 +60,8 @@ ADVANTAGES = np.broadcast_to(np.array([[1.0, -1.0], [0.5, 2.0], [-0.7, 0.0], [-2
 
 def plain_logprobs(params, rollouts):
     """`[P, G, T]` from P * G separate rows `[prompt, completion]` and a plain log_softmax."""
-    rows = lambda x: jnp.repeat(x, G, axis=0)  # noqa: E731
+    def rows(x):
+        return jnp.repeat(x, G, axis=0)
     tokens = jnp.concatenate([rows(rollouts.prompt_tokens), rollouts.tokens.reshape(P * G, T)], axis=1)
     mask = jnp.concatenate([rows(rollouts.prompt_mask), rollouts.mask.reshape(P * G, T)], axis=1)
     logp = jax.nn.log_softmax(MODEL.logits(params, MODEL.hidden_states(params, tokens, mask)[0]) / TEMPERATURE)
@@ -273,7 +274,8 @@ def test_prompts_that_do_not_divide_are_refused():
 
 
 def test_schedules():
-    rates = lambda **options: [float(make_optimizer(1.0, 10, **options)[1](n)) for n in range(10)]  # noqa: E731
+    def rates(**options):
+        return [float(make_optimizer(1.0, 10, **options)[1](n)) for n in range(10)]
     assert rates(warmup_updates=4)[:6] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]  # the first update is not wasted
     assert rates() == [1.0] * 10
     np.testing.assert_allclose(rates(warmup_updates=2, schedule="linear"), [0.5, 1.0] + [1 - n / 8 for n in range(8)],

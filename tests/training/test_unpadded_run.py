@@ -40,7 +40,7 @@ def of_unequal_lengths(rollouts, others):
 def test_states_and_metrics_after_a_step(monkeypatch, case):
     outcomes = []
     for unpads in (False, True):
-        monkeypatch.setattr(setup, "unpads", lambda model, slots: unpads)  # noqa: B023
+        monkeypatch.setattr(setup, "unpads", lambda model, slots: unpads)
         run, params = build(**CASES[case])
         state = setup.initial_state(run, params)
         frozen = run.learner.frozen(state.params)

@@ -56,7 +56,8 @@ def batch():
 def plain_values(critic, params, policy, rollouts):
     """`[P, G, T]` from P * G separate rows `[prompt, completion]`: V_t is read where token t is predicted."""
     trunk = policy if critic.kind == "head" else params["trunk"]
-    rows = lambda x: jnp.repeat(x, G, axis=0)  # noqa: E731
+    def rows(x):
+        return jnp.repeat(x, G, axis=0)
     tokens = jnp.concatenate([rows(rollouts.prompt_tokens), rollouts.tokens.reshape(P * G, T)], axis=1)
     mask = jnp.concatenate([rows(rollouts.prompt_mask), rollouts.mask.reshape(P * G, T)], axis=1)
     states = MODEL.hidden_states(trunk, tokens, mask)[0]
@@ -100,7 +101,8 @@ def test_value_loss_of_three_tokens():
     (0.3, 1.0, -0.7),  # inside the range
     (0.9, 0.6, 0.3)))  # past the target, further from it than the bound is
 def test_what_the_clip_takes_away(new, target, gradient):
-    slope = lambda clip: jax.grad(lambda v: value_loss(v, 0.0, target, clip)[0])(new)  # noqa: E731
+    def slope(clip):
+        return jax.grad(lambda v: value_loss(v, 0.0, target, clip)[0])(new)
     assert slope(0.5) == pytest.approx(gradient, abs=1e-6)
     assert slope(None) == pytest.approx(new - target, abs=1e-6)
 

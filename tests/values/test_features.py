@@ -102,7 +102,8 @@ def test_captured_features_are_those_of_plain_rows(scored):
         end = np.flatnonzero(tokens == 2)[-1] + 1 if (tokens == 2).any() else len(tokens)
         marked = (tokens == 2).any()
         own = np.asarray(entropies[p, g][:len(tokens)])
-        mean = lambda x: x.mean() if len(x) else 0.0  # noqa: E731
+        def mean(x):
+            return x.mean() if len(x) else 0.0
         u = [own.mean(), mean(own[:end - marked]), mean(own[end:]) if marked else 0.0]
         wanted = [*stream[:len(prompt)][-2:].mean(0), *stream[len(prompt):len(prompt) + end][-2:].mean(0), *u]
         np.testing.assert_allclose(found[p, g], wanted, rtol=1e-4, atol=1e-5)
@@ -111,7 +112,8 @@ def test_captured_features_are_those_of_plain_rows(scored):
 def test_several_layers_at_once_and_in_parts(scored):
     rollouts, params, policy, capture, (_, _, found) = scored
     several = Capture((0, 1), pool=2, marker=(2,))
-    whole = lambda params, lora, r: policy.logprobs_and_features(params, lora, r, several)  # noqa: E731
+    def whole(params, lora, r):
+        return policy.logprobs_and_features(params, lora, r, several)
     both = jax.jit(in_parts(whole, 2))(params, None, rollouts)[2]
     assert both.shape == (4, 3, 2, 19)
     np.testing.assert_allclose(both[:, :, 1], found, rtol=1e-5, atol=1e-5)

@@ -32,8 +32,9 @@ def test_round_trip_through_array_records(tmp_path):
     folder = history.save(before, tmp_path)
     assert list(folder.glob("*array_record*"))
     after = history.load(folder)
-    rows = lambda h: {(h.policies[m], int(t), h.prompts[u], float(y))  # noqa: E731
-                      for m, t, u, y in zip(h.policy, h.step, h.prompt, h.outcome)}
+    def rows(h):
+        return {(h.policies[m], int(t), h.prompts[u], float(y))
+                          for m, t, u, y in zip(h.policy, h.step, h.prompt, h.outcome)}
     assert rows(after) == rows(before) == set(ROWS)
     with pytest.raises(FileExistsError, match="choose another directory"):
         history.save(before, tmp_path)

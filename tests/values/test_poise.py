@@ -141,8 +141,9 @@ def test_padding_changes_nothing_once_the_probe_is_in_use():
     estimator = make()
     state, rollouts = run(estimator, range(4), group=3), batch(7, group=3)
     found, after = estimator.update(rollouts, state)
-    grow = lambda x: np.pad(x, [(0, 2), (0, 1)] + [(0, 0)] * (x.ndim - 2),  # noqa: E731
-                            constant_values=np.nan if x.dtype.kind == "f" else 0)
+    def grow(x):
+        return np.pad(x, [(0, 2), (0, 1)] + [(0, 0)] * (x.ndim - 2),
+                                constant_values=np.nan if x.dtype.kind == "f" else 0)
     padded, padded_after = estimator.update(jax.tree.map(lambda x: jnp.asarray(grow(np.asarray(x))), rollouts), state)
     np.testing.assert_allclose(padded[:6, :3], found, atol=2e-5)
     assert not np.any(padded[6:]) and not np.any(padded[:, 3:])

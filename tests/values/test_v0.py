@@ -43,7 +43,8 @@ def norm64(x, p):
 def adapter64(p, states, mask):
     """One prompt, without padding, by the equations."""
     h = states[mask]
-    dense = lambda name, x: x @ p[name]["kernel"] + p[name]["bias"]  # noqa: E731
+    def dense(name, x):
+        return x @ p[name]["kernel"] + p[name]["bias"]
     x = norm64(dense("mlp_in", h[-1]), p["mlp_norm"])
     x = np.array([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x])
     q, u = p["static"] + dense("mlp_out", x).reshape(2, 3), dense("tokens", h)
@@ -291,7 +292,8 @@ def test_the_adapter_learns_which_tokens_make_a_prompt_hard():
     fitted = v0_training.fit_adapter(model, start, states, mask, episodes(np.arange(400)), steps=300, batch=4,
                                      learning_rate=1e-2, tune_head=True, report=lambda step, value: losses.append(value))
     unseen, right = episodes(np.arange(400, 500)), []
-    z = lambda p, h: model.encode(p, h, jnp.ones(h.shape[:2], bool))  # noqa: E731
+    def z(p, h):
+        return model.encode(p, h, jnp.ones(h.shape[:2], bool))
     judge = jax.jit(lambda p, h, y, q: model.logits(p, z(p, h), y, y >= 0, z(p, q)))
     for _ in range(40):
         e = next(unseen)

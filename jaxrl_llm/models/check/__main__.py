@@ -18,7 +18,8 @@ def checked(directory: Path) -> tuple[str, dict[str, str]]:
     """Family and cells of a checkpoint; without transformers the plain path here is the reference of the others."""
     config, params = weights.load(directory)
     model, theirs = Transformer(config), in_transformers(directory)
-    plain = lambda tokens, mask: plain_logits(model, params, tokens, mask)  # noqa: E731
+    def plain(tokens, mask):
+        return plain_logits(model, params, tokens, mask)
     return config.family, compare(Loaded(directory, model, params, plain if theirs is None else torch_logits(theirs)))
 
 

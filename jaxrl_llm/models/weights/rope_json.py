@@ -35,7 +35,8 @@ def read(raw: Mapping[str, Any], any_local: bool, file: Any) -> dict:
 
 
 def _scaling(parameters, raw, file) -> RopeScaling | None:
-    get = lambda key, *default: _number(parameters, key, file, *default)  # noqa: E731
+    def get(key, *default):
+        return _number(parameters, key, file, *default)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind not in KINDS:
         raise ValueError(f"{file}: rope type {kind!r} is not supported; supported: {', '.join(map(repr, KINDS))}")
@@ -71,7 +72,8 @@ def _number(parameters, key, file, *default):
 
 def _yarn_attention(factor, parameters) -> float:
     """Factor on cosines and sines: 0.1 log(factor) + 1 (arXiv 2309.00071), or the quotient of two such with `mscale`s."""
-    scaled = lambda m: 0.1 * m * math.log(factor) + 1.0 if factor > 1 else 1.0  # noqa: E731
+    def scaled(m):
+        return 0.1 * m * math.log(factor) + 1.0 if factor > 1 else 1.0
     above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
     return scaled(above) / scaled(below) if above and below else scaled(1.0)
 
