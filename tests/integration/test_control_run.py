@@ -69,8 +69,10 @@ def test_an_anchor_over_a_resume(tmp_path):
 
 @pytest.mark.slow
 def test_resets_over_a_resume(tmp_path, monkeypatch):
-    """Validation never rises above itself by more than chance: with a patience of one, resets come soon."""
-    monkeypatch.setitem(control.base.CONTROLLERS, "prorl", lambda **hyper: prorl(patience=1, drop=0.0))
+    """A controller that is shown the errors of a policy that learns sees validation fall, and resets soon."""
+    patient = prorl(patience=1, drop=0.0)
+    shown_errors = patient._replace(observe=lambda state, facts: patient.observe(state, {"score": 1 - facts["score"]}))
+    monkeypatch.setitem(control.base.CONTROLLERS, "prorl", lambda **hyper: shown_errors)
     told = resumed_is_straight(tmp_path, method="prorl", objective="kl_coef=0.1")
     resets = [line["step"] for line in told if line.get("control/reset") == 1]
     assert resets and len(resets) < 6
