@@ -14,7 +14,7 @@ def search(*, path: str, results: int = 3) -> Tool:
 
     Raises ValueError without the package bm25s, and for a file that holds no documents.
     """
-    find = functools.partial(_find, *_index(path), results)
+    bm25s, index, documents = _index(path)
 
     def search(query: str) -> str:
         """Searches a collection of documents and returns the best matches.
@@ -22,8 +22,9 @@ def search(*, path: str, results: int = 3) -> Tool:
         Args:
             query: words that the documents hold
         """
-        found = [f"[{place}] {title}\n{text[:SHOWN]}" for place, (title, text) in enumerate(find(query), 1)]
-        return "\n\n".join(found) or "(nothing found)"
+        found = _find(bm25s, index, documents, results, query)
+        listed = [f"[{place}] {title}\n{text[:SHOWN]}" for place, (title, text) in enumerate(found, 1)]
+        return "\n\n".join(listed) or "(nothing found)"
 
     return of_function(search)
 

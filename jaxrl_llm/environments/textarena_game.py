@@ -23,7 +23,8 @@ class Played:
     chance: tuple = ()
 
 
-def textarena_game(*, game: str = "GuessTheNumber-v0", turns: int = 50, problems: int = 1000, heldout: int = 200) -> Environment:
+def textarena_game(*, game: str = "GuessTheNumber-v0", turns: int = 50, problems: int = 1000,
+                   heldout: int = 200) -> Environment:
     """A game of TextArena by its id. A problem is a seed of `reset`; chance during the trajectory is the key's.
 
     The return is the game's own reward, or 0 where `turns` end before it. Raises ValueError without textarena, for an unknown
