@@ -36,7 +36,7 @@ def value(expression: str) -> Fraction:
     if len(text) > LENGTH_LIMIT:
         raise ToolError(f"the expression has {len(text)} characters; allowed are {LENGTH_LIMIT}")
     try:
-        return _value(ast.parse(text, mode="eval").body)
+        return _value(ast.parse(text, mode="eval").body, text)
     except ToolError:
         raise
     except ZeroDivisionError:
@@ -45,16 +45,25 @@ def value(expression: str) -> Fraction:
         raise ToolError(f"{expression[:100]!r} is no arithmetic expression; write for instance (3 + 4) * 2.5") from None
 
 
-def _value(node: ast.expr) -> Fraction:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return _bounded(Fraction(str(node.value)))  # 0.1 is a tenth
+def _value(node: ast.expr, text: str) -> Fraction:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return _bounded(Fraction(node.value))
+    if isinstance(node, ast.Constant) and type(node.value) is float:
+        return _decimal(ast.get_source_segment(text, node) or "", node.value)
     if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
-        return _SIGNS[type(node.op)](_value(node.operand))
+        return _SIGNS[type(node.op)](_value(node.operand, text))
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _bounded(Fraction(_OPERATORS[type(node.op)](_value(node.left), _value(node.right))))
+        return _bounded(Fraction(_OPERATORS[type(node.op)](_value(node.left, text), _value(node.right, text))))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-        return _power(_value(node.left), _value(node.right))
+        return _power(_value(node.left, text), _value(node.right, text))
     raise ToolError(f"{ast.unparse(node)[:50]!r} is not allowed; numbers, + - * / // % ** and parentheses are")
+
+
+def _decimal(written_as: str, rounded: float) -> Fraction:
+    """What the digits say, 0.1 being a tenth; the float that Python reads them as tells how large an exponent is."""
+    if rounded in (0.0, float("inf")) and "e" in written_as.lower():
+        raise ToolError(f"the number {written_as[:50]} is too large or too small")
+    return _bounded(Fraction(written_as))
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:

@@ -39,7 +39,9 @@ class Tokenizer(Protocol):
     pad_id: int
     stop_ids: tuple[int, ...]
     chat_templates: Mapping[str, str]
-    control_tokens: Mapping[str, int]
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]: ...
 
     def encode(self, text: str, add_bos: bool = False) -> list[int]:
         """Ids of `text`; a special token spelled out in `text` becomes that one id. `add_bos` puts `bos_id` first."""
