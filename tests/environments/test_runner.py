@@ -96,13 +96,15 @@ def test_what_fails_once_is_tried_again_from_the_same_state(kind, tmp_path):
 
 def test_a_killed_process_takes_no_other_trajectory_with_it():
     runner = make("processes", workers=1, retries=0)
+    def process(turn):
+        return int(turn.messages[0]["content"].split()[-1])
     try:
-        runner.reset(problems(runner, 3))
-        first = runner.step({0: say("pid"), 1: say("x"), 2: say("y")})
-        assert list(runner.step({1: say("die"), 0: say("pid"), 2: say("z")})) == [0, 2]
-        again = runner.step({0: say("pid")})[0].messages[0]["content"].split()
-        assert again[1:-1] == ["pid", "pid", "pid"], "played again by another process"
-        assert again[-1] != first[0].messages[0]["content"].split()[-1] and int(again[-1]) != os.getpid()
+        runner.reset(problems(runner, 4))
+        before = process(runner.step({0: say("a"), 1: say("x"), 2: say("y"), 3: say("pid")})[3])
+        assert list(runner.step({1: say("die"), 0: say("b"), 2: say("z")})) == [0, 2]
+        after = runner.step({0: say("pid")})[0]
+        assert after.messages[0]["content"].split()[1:-1] == ["a", "b", "pid"], "played again by another process"
+        assert len({process(after), before, os.getpid()}) == 3
         assert runner.counts == {"obedient/crash": 1}
     finally:
         runner.close()
@@ -118,16 +120,13 @@ def test_too_many_invalid_trajectories_stop_with_one_error():
         runner.step({2: say("nan"), 3: say("x")})
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_environment_that_does_not_repeat_is_found_out(kind):
-    runner = make(kind, target="faulty_environments:forgetful", retries=0)
-    call = (runner._target, runner._options, runner.environment.task.train[0], 1)
+def test_an_environment_that_does_not_repeat_is_found_out():
+    call = ("faulty_environments:forgetful", "{}", environments.make("faulty_environments:forgetful").task.train[0], 1)
     keeps_nothing = worker.Worker(capacity=0)
-    opening = base.Turn(**keeps_nothing(*call, [], "")["turn"]._asdict())
+    opening = keeps_nothing(*call, [], "")["turn"]
     turn = keeps_nothing(*call, [say("a")], base.digest([opening]))["turn"]
     with pytest.raises(RuntimeError, match="played again, the environment said something else"):
         keeps_nothing(*call, [say("a"), say("b")], base.digest([opening, turn]))
-    runner.close()
 
 
 def test_states_that_cannot_be_made_again_stay_in_threads():
