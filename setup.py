@@ -39,6 +39,7 @@ setup(
     ],
     extras_require={
         "tasks": ["tensorflow-datasets>=4.9.7", "reasoning-gym>=0.1.23"],
+        "environments": ["bm25s>=0.2.7", "gymnasium>=1.0", "textarena>=0.7"],
         "gpu": ["jax[cuda12]>=0.8"],
         "tpu": ["jax[tpu]>=0.8"],
         "wandb": ["wandb>=0.22"],

@@ -69,15 +69,23 @@ def disjoint_task(name: str, train: list, heldout: list, build: Callable[[Any, i
     return Task(name, Source(train, build), Source(heldout, build, len(train)), reward)
 
 
-def optional(package: str) -> Any:
-    """The package, imported; ValueError saying how to install it where it is missing."""
+def seeded(name: str, words: str, train: int, heldout: int) -> Task:
+    """Problems that are seeds (`extra["seed"]`) of something that makes them; `words` are told as the prompt of all."""
+    def build(seed: int, number: int) -> Problem:
+        return Problem(({"role": "user", "content": words},), "", number, extra={"seed": seed})
+
+    return disjoint_task(name, list(range(train)), list(range(train, train + heldout)), build, reward="environment")
+
+
+def optional(package: str, extra: str = "tasks") -> Any:
+    """The package, imported; ValueError saying by which extra to install it where it is missing."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         if error.name != package:  # it is there, and lacks something itself
             raise
-        raise ValueError(f"this task needs the package {package.replace('_', '-')}, which is not installed: "
-                         'pip install -e ".[tasks]"') from error
+        raise ValueError(f"this {'task' if extra == 'tasks' else 'environment'} needs the package {package.replace('_', '-')}, "
+                         f'which is not installed: pip install -e ".[{extra}]"') from error
 
 
 def split_position(key: str) -> float:

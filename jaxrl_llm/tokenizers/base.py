@@ -6,6 +6,7 @@ checkpoints, and the fallback when no padding token is named) is harmless.
 """
 
 import copy
+import functools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ class Tokenizer(Protocol):
     `vocab_size` is one more than the largest id the tokenizer knows; a model's embedding may have more rows.
     `adds_bos` says that the model was trained on plain text that starts with `bos_id`. `chat_templates` are jinja2 sources by
     name: "tool_use" is for conversations with tools, where there is one, "default" for all others.
+    `control_tokens` are the ids of spellings that steer the model: its special tokens, and those that a chat template writes.
     """
 
     vocab_size: int
@@ -37,6 +39,9 @@ class Tokenizer(Protocol):
     pad_id: int
     stop_ids: tuple[int, ...]
     chat_templates: Mapping[str, str]
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]: ...
 
     def encode(self, text: str, add_bos: bool = False) -> list[int]:
         """Ids of `text`; a special token spelled out in `text` becomes that one id. `add_bos` puts `bos_id` first."""
@@ -83,6 +88,9 @@ class Codec(Protocol):
     def token(self, token_id: int) -> str: ...
 
     def find(self, token: str) -> int | None: ...
+
+    def whole(self) -> Mapping[str, bool]:
+        """The spellings that are one token wherever a text holds them, and whether each is special."""
 
     def save(self, directory: Path) -> None: ...
 
@@ -144,6 +152,16 @@ class CodecTokenizer:
             raise ValueError(f"cannot decode the negative id {lowest}; cut masked positions away before decoding")
         kept = [row[row < self.vocab_size].tolist() for row in arrays]
         return self._codec.decode_batch(kept, skip_special) if kept else []
+
+    @functools.cached_property
+    def control_tokens(self) -> dict[str, int]:
+        """Special tokens, and tags that are one token and that a chat template writes (`<think>`), by spelling."""
+        written = "".join(self.chat_templates.values())
+        tags = re.compile(r"[<\[].*\w.*[>\]]", re.DOTALL)  # vocabularies have whole tokens of white space too
+        chosen = {name for name, special in self._codec.whole().items()
+                  if special or (name in written and tags.fullmatch(name))}
+        named = {self._codec.token(i) for i in (self.bos_id, self.pad_id, *self.stop_ids) if i is not None}
+        return {name: self._codec.find(name) for name in sorted(chosen | named) if name}
 
     @property
     def chat_template(self) -> str | None:

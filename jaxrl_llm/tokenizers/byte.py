@@ -35,6 +35,9 @@ class _Bytes:
     def find(self, token: str) -> int | None:
         return SPECIALS.get(token)
 
+    def whole(self) -> dict[str, bool]:
+        return dict.fromkeys(SPECIALS, True)
+
     def save(self, directory: Path) -> None:
         """The same ids as a byte-level BPE without merges, whose alphabet spells every byte by a visible letter."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers

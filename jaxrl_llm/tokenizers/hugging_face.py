@@ -83,6 +83,9 @@ class FastCodec:
     def find(self, token: str) -> int | None:
         return self._backend.token_to_id(token)
 
+    def whole(self) -> dict[str, bool]:
+        return {token.content: token.special for token in self._backend.get_added_tokens_decoder().values()}
+
     def save(self, directory: Path) -> None:
         self._backend.save(str(directory / "tokenizer.json"))
 

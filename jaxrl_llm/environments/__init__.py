@@ -1,0 +1,34 @@
+"""Conversations with something that answers and rewards. `make` an environment by name; `runner.Runner` plays many at once."""
+import importlib
+
+from jaxrl_llm import registry
+from jaxrl_llm.environments.base import Environment, Message, Rubbish, Turn, key_of, replay
+from jaxrl_llm.environments.guess_number import guess_number
+from jaxrl_llm.environments.gymnasium_text import gymnasium_text
+from jaxrl_llm.environments.of_methods import of_methods
+from jaxrl_llm.environments.single import single
+from jaxrl_llm.environments.textarena_game import textarena_game
+from jaxrl_llm.environments.tool_use import tool_use
+from jaxrl_llm.environments.treasure import treasure
+
+__all__ = ["FACTORIES", "Environment", "Message", "Rubbish", "Turn", "key_of", "make", "of_methods", "replay"]
+
+FACTORIES: dict[str, registry.Factory] = {}
+for _factory in (single, tool_use, guess_number, treasure, gymnasium_text, textarena_game):
+    registry.register(FACTORIES, "environment", _factory)
+
+
+def make(target: str, **options) -> Environment:
+    """The environment of that name, or of your own "module:function".
+
+    Raises ValueError with the nearest match for an unknown name or option, TypeError where a function of yours returns
+    something else.
+    """
+    module, colon, function = target.partition(":")
+    if not colon:
+        return registry.make(FACTORIES, "environment", target, options)
+    found = getattr(importlib.import_module(module), function)(**options)
+    if not isinstance(found, Environment):
+        raise TypeError(f"{target} returned a {type(found).__name__}; it must return an Environment "
+                        "(`of_methods` makes one of a class with tools)")
+    return found

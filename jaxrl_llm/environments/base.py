@@ -1,0 +1,135 @@
+"""What an environment is, what it may say, and how a trajectory is played again."""
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.rewards.base import number
+from jaxrl_llm.tasks.base import Problem, Task
+
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}
+OPENING_ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "user", "tool")  # of what is said after the opening: only the policy speaks for the assistant
+
+
+class Rubbish(ValueError):
+    """An environment returned something that is no turn."""
+
+
+class Turn(NamedTuple):
+    """What follows a message of the policy.
+
+    `messages` are to be read before its next one; `reward` is that of this turn, the return of a trajectory is their sum;
+    `done` says that it ends here; `info` holds facts for metrics, in types of JSON.
+    """
+
+    messages: Sequence[Message] = ()
+    reward: float = 0.0
+    done: bool = False
+    info: Mapping[str, Any] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """Something to talk to, as functions.
+
+    Attributes:
+      name: by which its failures are counted.
+      task: its problems, training and held out.
+      reset: `reset(problem, key) -> (state, messages)`. What is asked depends on the problem alone, so that a group of
+        trajectories of one problem starts from the same text; `key`, an integer, is for chance during the trajectory.
+      step: `step(state, message) -> Turn`; the message is the policy's, the state is changed in place.
+      tools: JSON schemas of functions, for the chat template.
+      returns: lowest and highest return of a trajectory.
+      replayable: the same problem, key and messages give the same turns. A trajectory is then kept as what the policy said,
+        and its state can be made again anywhere (`replay`). Others live in one process and cannot be resumed.
+      oracle: `oracle(state) -> str`, what a perfect policy says next, for audits; `choices(state) -> texts`, what can be said.
+    """
+
+    name: str
+    task: Task
+    reset: Callable[[Problem, int], tuple[Any, Sequence[Message]]]
+    step: Callable[[Any, Message], Turn]
+    tools: tuple[dict, ...] = ()
+    returns: tuple[float, float] = (0.0, 1.0)
+    replayable: bool = True
+    oracle: Callable[[Any], str] | None = None
+    choices: Callable[[Any], Sequence[str]] | None = None
+
+
+def key_of(seed: int, uid: int) -> int:
+    """The key of a trajectory: 64 bits that depend on the run's seed and its uid alone."""
+    return int(np.random.SeedSequence((seed, uid)).generate_state(1, np.uint64)[0])
+
+
+def begin(environment: Environment, problem: Problem, key: int) -> tuple[Any, Turn]:
+    """The state of a new trajectory, and its opening as a turn without reward. Raises Rubbish where that is no opening."""
+    opened = environment.reset(problem, key)
+    if not isinstance(opened, tuple) or len(opened) != 2:
+        raise Rubbish(f"reset returned {_short(opened)}; allowed is (state, messages)")
+    state, messages = opened
+    turn = Turn(_messages(messages, OPENING_ROLES))
+    if not turn.messages:
+        raise Rubbish("reset returned no message; the policy needs something to answer")
+    return state, turn
+
+
+def advance(environment: Environment, state: Any, message: Message) -> Turn:
+    """The turn after a message of the policy, in types of JSON. Raises Rubbish where the environment returns no turn."""
+    turn = environment.step(state, message)
+    if not isinstance(turn, tuple) or len(turn) != len(Turn._fields):
+        raise Rubbish(f"step returned {_short(turn)}; allowed is Turn(messages, reward, done, info)")
+    messages, reward, done, info = turn
+    if not isinstance(done, (bool, np.bool_)):
+        raise Rubbish(f"done is {_short(done)}; allowed are True and False")
+    try:
+        reward = number(reward)
+        info = json.loads(json.dumps(dict(info)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Rubbish(f"reward {_short(reward)}, info {_short(info)}: {error}; allowed are a finite number and a dictionary in "
+                      "types of JSON") from error
+    if not np.isfinite(reward):
+        raise Rubbish(f"reward is {reward}; allowed are finite numbers")
+    said = _messages(messages, ROLES)
+    if not said and not done:
+        raise Rubbish("step returned no message and is not done; the policy needs something to answer")
+    return Turn(said, float(reward), bool(done), info)
+
+
+def replay(environment: Environment, problem: Problem, key: int, said: Sequence[Message]) -> tuple[Any, list[Turn]]:
+    """The state and all turns, the opening first, of the trajectory in which the policy said this.
+
+    Raises what the environment raises, ValueError where it is not replayable.
+    """
+    if not environment.replayable:
+        raise ValueError(f"environment {environment.name!r} is not replayable: what the policy said is not enough to make its "
+                         "state again")
+    state, opening = begin(environment, problem, key)
+    return state, [opening, *(advance(environment, state, message) for message in said)]
+
+
+def digest(turns: Sequence[Turn], before: str = "") -> str:
+    """A fingerprint of turns behind those of the fingerprint `before`."""
+    for turn in turns:
+        before = hashlib.blake2b((before + json.dumps(turn)).encode(), digest_size=16).hexdigest()
+    return before
+
+
+def _messages(messages: Any, roles: Sequence[str]) -> list[dict]:
+    """Messages as dictionaries in types of JSON. Raises Rubbish."""
+    if not isinstance(messages, (list, tuple)):
+        raise Rubbish(f"messages are {_short(messages)}; allowed is a list of {{'role': ..., 'content': ...}}")
+    for message in messages:
+        if not isinstance(message, Mapping) or message.get("role") not in roles or not isinstance(message.get("content"), str):
+            raise Rubbish(f"{_short(message)} is no message; allowed are a role of {roles} and a content that is text")
+    try:
+        return json.loads(json.dumps([dict(message) for message in messages]))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Rubbish(f"the messages {_short(messages)} are not in types of JSON: {error}") from error
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:200]

@@ -1,0 +1,69 @@
+"""Calls of tools in what a policy wrote, in the formats that models were trained on. Time is linear in the text.
+
+A parser is `parse(text) -> calls`; an empty list says that the text is an answer. What looks like a call and is none comes back
+with its `error`, so that the policy can read it. Calls inside of thoughts (before the last `</think>`) do not count.
+"""
+import json
+from collections.abc import Callable
+
+from jaxrl_llm.environments.tools import Call
+from jaxrl_llm.rewards.code import extract_program
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_DECODER = json.JSONDecoder()
+
+
+def hermes(text: str) -> list[Call]:
+    """Hermes, Qwen2.5 and Qwen3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them."""
+    text, calls, position = _answer(text), [], 0
+    while (start := text.find(_OPEN, position)) >= 0:
+        end = text.find(_CLOSE, start)
+        if end < 0:
+            return [*calls, Call("", {}, f"{_OPEN} is not closed by {_CLOSE}")]
+        calls.append(_call(text[start + len(_OPEN):end], "arguments"))
+        position = end + len(_CLOSE)
+    return calls
+
+
+def llama3(text: str) -> list[Call]:
+    """Llama 3: the whole text is `{"name": ..., "parameters": {...}}`, or several, separated by semicolons."""
+    text, calls = _answer(text).strip().removeprefix("<|python_tag|>").strip(), []
+    while text.startswith("{"):
+        try:
+            _, end = _DECODER.raw_decode(text)
+        except (ValueError, RecursionError):
+            return [*calls, Call("", {}, "the call is not valid JSON")] if '"name"' in text else calls
+        calls.append(_call(text[:end], "parameters"))
+        text = text[end:].strip()
+        if text and not text.startswith(";"):
+            return []  # an answer that begins with an object
+        text = text[1:].strip()
+    return calls
+
+
+def fenced(text: str) -> list[Call]:
+    """The last ```python block, as a call of the tool `python`."""
+    program = extract_program(_answer(text))
+    return [] if program is None else [Call("python", {"code": program})]
+
+
+PARSERS: dict[str, Callable[[str], list[Call]]] = {"hermes": hermes, "llama3": llama3, "fenced": fenced}
+
+
+def _answer(text: str) -> str:
+    """What comes after the thoughts."""
+    return text.rpartition("</think>")[2]
+
+
+def _call(text: str, key: str) -> Call:
+    """One call from its JSON; arguments by `key`, or by the key of the other format."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Call("", {}, f"the call is not valid JSON ({str(error)[:100]})")
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return Call("", {}, 'a call is an object with a "name"')
+    arguments = found.get(key, found.get("arguments", found.get("parameters", {})))
+    if not isinstance(arguments, dict):
+        return Call(found["name"], {}, f'"{key}" of a call is an object')
+    return Call(found["name"], arguments)

@@ -1,0 +1,40 @@
+"""The tool `python`: programs of the policy in the sandbox."""
+from jaxrl_llm import sandbox
+from jaxrl_llm.environments.tools import Tool, ToolError, of_function
+
+
+def python(*, deadline: float = 5.0, memory_mb: int = 512, unsafe: bool = False) -> Tool:
+    """`python(code)` runs a program and gives back what it printed. Every call is a fresh program.
+
+    Raises SandboxError where a barrier of `jaxrl_llm.sandbox` does not hold on this machine, unless `unsafe`.
+    """
+    mode = sandbox.require(unsafe).mode
+    limits = sandbox.Limits(seconds=deadline, memory_mb=memory_mb)
+
+    def python(code: str) -> str:
+        """Runs a Python program and returns what it prints. Nothing is kept from one call to the next.
+
+        Args:
+            code: the program; print what you want to see
+        """
+        try:
+            finished = sandbox.run(code, limits=limits, mode=mode)
+        except ValueError as error:  # a program that cannot be sent
+            raise ToolError(str(error)) from error
+        return _said(finished, limits)
+
+    return of_function(python)
+
+
+def _said(finished: sandbox.Finished, limits: sandbox.Limits) -> str:
+    """What a program printed, and how it ended where it did not end well."""
+    printed, complaint = (text.decode(errors="replace").strip() for text in (finished.stdout, finished.stderr))
+    if finished.status == "compile":
+        return "error: the program is not valid Python"
+    if finished.status == "timeout":
+        return f"{printed}\nerror: the program was stopped after {limits.seconds:g} seconds".strip()
+    if finished.status == "output":
+        return f"{printed}\nerror: the program printed more than {limits.output_bytes} bytes".strip()
+    if finished.code != 0:
+        return f"{printed}\n{complaint or 'error: the program ended with code ' + str(finished.code)}".strip()
+    return printed or "(nothing was printed)"

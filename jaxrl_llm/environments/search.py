@@ -1,0 +1,66 @@
+"""The tool `search`: BM25 over the documents of a local JSONL file (Robertson and Zaragoza 2009; arXiv 2407.03618)."""
+import functools
+import json
+from pathlib import Path
+
+from jaxrl_llm.environments.tools import Tool, of_function
+from jaxrl_llm.tasks.base import optional
+
+SHOWN = 1000  # characters of a document
+
+
+def search(*, path: str, results: int = 3) -> Tool:
+    """`search(query)` finds documents in a file with one object a line, `{"title": ..., "text": ...}`, the title optional.
+
+    Raises ValueError without the package bm25s, and for a file that holds no documents.
+    """
+    bm25s, index, documents = _index(path)
+
+    def search(query: str) -> str:
+        """Searches a collection of documents and returns the best matches.
+
+        Args:
+            query: words that the documents hold
+        """
+        found = _find(bm25s, index, documents, results, query)
+        listed = [f"[{place}] {title}\n{text[:SHOWN]}" for place, (title, text) in enumerate(found, 1)]
+        return "\n\n".join(listed) or "(nothing found)"
+
+    return of_function(search)
+
+
+def read_documents(path: str) -> list[tuple[str, str]]:
+    """`(title, text)` of every line. Raises ValueError with file and line for what is no document, or where there is none."""
+    documents = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            documents.append((str(record.get("title", "")), record["text"]))
+            if not isinstance(record["text"], str):
+                raise TypeError("its text is not a text")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}, line {number}: expected an object with 'text' and maybe 'title' ({error!r})") from error
+    if not documents:
+        raise ValueError(f"{path} holds no documents; expected one JSON object a line with 'text' and maybe 'title'")
+    return documents
+
+
+@functools.cache
+def _index(path: str) -> tuple:
+    """The module, the index and the documents of a file."""
+    bm25s = optional("bm25s", "environments")
+    documents = read_documents(path)
+    index = bm25s.BM25()
+    index.index(bm25s.tokenize([f"{title} {text}" for title, text in documents], show_progress=False), show_progress=False)
+    return bm25s, index, documents
+
+
+def _find(bm25s, index, documents: list[tuple[str, str]], results: int, query: str) -> list[tuple[str, str]]:
+    """The documents with the highest scores; those that share no word with the query are left out."""
+    words = bm25s.tokenize(query, return_ids=False, show_progress=False)
+    if not words[0]:
+        return []
+    rows, scores = index.retrieve(words, k=min(results, len(documents)), show_progress=False)
+    return [documents[row] for row, score in zip(rows[0].tolist(), scores[0].tolist()) if score > 0]

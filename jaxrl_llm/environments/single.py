@@ -1,0 +1,42 @@
+"""Tasks with one answer as environments: one message of the policy, which the task's verifier scores."""
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxrl_llm import rewards, tasks
+from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.tasks.base import Problem
+
+_FORMS = {"boxed": r"\boxed{%s}", "reasoning_gym": "<answer>%s</answer>"}  # how a verifier wants the answer to be given
+
+
+def single(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None, reward: str | None = None) -> Environment:
+    """The problems of a task of `jaxrl_llm.tasks`; the reward is its own, or the one named.
+
+    Raises ValueError for an unknown task, option or reward.
+    """
+    problems = tasks.make(task, **(options or {}))
+    name = reward or problems.reward
+    score = scorer(name)
+    return Environment(
+        name=problems.name, task=problems, reset=lambda problem, key: (problem, opening(problem)),
+        step=lambda problem, message: Turn(reward=score(message["content"], problem), done=True),
+        oracle=lambda problem: ideal(name, problem))
+
+
+def opening(problem: Problem) -> Sequence[Message]:
+    """The prompt of a problem as messages; plain text is said by the user."""
+    return [{"role": "user", "content": problem.prompt}] if isinstance(problem.prompt, str) else list(problem.prompt)
+
+
+def scorer(name: str) -> Callable[[str, Problem], float]:
+    """`score(text, problem)` by a reward of that name, with one process where it has processes: environments are many."""
+    factory = rewards.FACTORIES.get(name)
+    alone = factory is not None and "workers" in inspect.signature(factory).parameters
+    combined = rewards.combine([rewards.make(name, **({"workers": 1} if alone else {}))])
+    return lambda text, problem: float(combined([text], [problem.answer], [problem]).total[0])
+
+
+def ideal(name: str, problem: Problem) -> str:
+    """The answer in the form in which a reward looks for it."""
+    return _FORMS.get(name, "%s") % problem.answer

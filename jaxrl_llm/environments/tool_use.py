@@ -1,0 +1,72 @@
+"""Tasks with one answer for which tools may be called before it is given."""
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxrl_llm import registry, tasks
+from jaxrl_llm.environments import tools as tool_room
+from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.calculator import calculator
+from jaxrl_llm.environments.parsers import PARSERS
+from jaxrl_llm.environments.python_tool import python
+from jaxrl_llm.environments.search import search
+from jaxrl_llm.environments.single import ideal, opening, scorer
+from jaxrl_llm.environments.tools import Call, Tool
+from jaxrl_llm.tasks.base import Problem
+
+TOOLS: dict[str, registry.Factory] = {}
+for _factory in (calculator, python, search):
+    registry.register(TOOLS, "tool", _factory)
+FENCED = "Programs that you write in a ```python block are run, and you read what they print. Then give your answer."
+
+
+@dataclasses.dataclass
+class Dialogue:
+    """A problem, and how many messages the policy has sent."""
+
+    problem: Problem
+    turns: int = 0
+
+
+def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None,
+             tools: Mapping[str, Mapping[str, Any]] | Sequence[str] = ("calculator",), parser: str = "hermes",
+             reward: str | None = None, turns: int = 8) -> Environment:
+    """A task of `jaxrl_llm.tasks` with tools, by name or by name and options (`{"search": {"path": ...}}`).
+
+    A message that calls tools is answered by their results; one that does not is the answer, which the task's verifier
+    scores. A policy that still calls at the last of its `turns` gets no reward. Raises ValueError for unknown names,
+    SandboxError where the tool `python` cannot run.
+    """
+    problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
+    chosen = tools if isinstance(tools, Mapping) else dict.fromkeys(tools, {})
+    registry.one_of("parser of calls", parser, PARSERS)
+    if parser == "fenced" and set(chosen) != {"python"}:
+        raise ValueError(f"the parser 'fenced' calls the tool 'python' alone, got the tools {sorted(chosen)}")
+    made = [registry.make(TOOLS, "tool", name, dict(given)) for name, given in chosen.items()]
+    name = reward or problems.reward
+    step = functools.partial(_step, parse=PARSERS[parser], tools=made, score=scorer(name), limit=turns,
+                             role="user" if parser == "fenced" else "tool")
+
+    def reset(problem: Problem, key: int) -> tuple[Dialogue, list[Message]]:
+        told = [{"role": "system", "content": FENCED}] if parser == "fenced" else []
+        return Dialogue(problem), [*told, *opening(problem)]
+
+    return Environment(
+        name=f"{problems.name}+{'+'.join(chosen)}", task=problems, reset=reset, step=step,
+        tools=() if parser == "fenced" else tuple(tool.schema for tool in made),
+        oracle=lambda state: ideal(name, state.problem),
+        choices=lambda state: ['<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>',
+                               '<tool_call>{"name": "nothing"}</tool_call>', "```python\nprint(1)\n```", "7"])
+
+
+def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call]], tools: Sequence[Tool],
+          score: Callable[[str, Problem], float], limit: int, role: str) -> Turn:
+    state.turns += 1
+    calls = parse(message["content"])
+    info = {"calls": len(calls), "errors": sum(bool(call.error) for call in calls)}
+    if not calls:
+        return Turn(reward=score(message["content"], state.problem), done=True, info=info)
+    if state.turns >= limit:
+        return Turn(done=True, info={**info, "out_of_turns": True})
+    return Turn([{"role": role, "name": call.name, "content": tool_room.run(tools, call)} for call in calls], info=info)

@@ -1,0 +1,103 @@
+"""Conversations token by token: what the policy sampled stays as it was sampled, a chat template adds what comes behind it.
+
+A conversation is never rendered a second time as a whole. Text that is encoded again can become other tokens than those that
+were sampled, and some templates change earlier turns (they drop what was thought); both would train on a conversation that
+nobody had. Messages of users and tools are data: control tokens that are spelled out in them stay plain text. Messages of the
+roles in `TRUSTED` are the task's own and may hold control tokens.
+"""
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxrl_llm.tokenizers.base import Tokenizer
+from jaxrl_llm.tokenizers.chat import Messages
+
+TRUSTED = ("system", "assistant")
+_SAID = "\ue0a1\ue0a2\ue0a1"  # stands for what the policy said; templates neither know nor trim it
+_BEFORE = ({"role": "user", "content": "."}, {"role": "assistant", "content": _SAID})
+
+
+def start(tokenizer: Tokenizer, messages: Messages, **variables) -> list[int]:
+    """Ids of a conversation up to where the policy speaks first; `variables` (say `tools`) go to the chat template.
+
+    Raises ValueError where there is no template, or where it cannot render the messages.
+    """
+    return _encode(tokenizer, messages, lambda given: tokenizer.render_chat(given, **variables))
+
+
+def extend(tokenizer: Tokenizer, ids: Sequence[int], messages: Messages, **variables) -> list[int]:
+    """The ids that follow `ids`, whose last turn is the policy's: the end of that turn, `messages`, the start of its next turn.
+
+    The end is left out where the policy has sampled it; where it was cut at a limit the template's own is put in. The
+    template is asked for the new messages behind a turn of the policy that it does not see, so nothing earlier is written
+    again. Raises ValueError where the template cannot render them, or writes no turn of the policy.
+    """
+    def behind(given: Messages) -> str:
+        before, found, text = tokenizer.render_chat([*_BEFORE, *given], **variables).partition(_SAID)
+        if not found:
+            raise ValueError("the chat template leaves out or changes what the policy said; no conversation can go on with it")
+        return text
+
+    new = _encode(tokenizer, messages, behind)
+    return new[_already_there(tokenizer, ids, new):]
+
+
+def said(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[str, str]:
+    """The message that the policy sampled as `ids`: its text with control tokens spelled out, without the stop token."""
+    ended = bool(len(ids)) and int(ids[-1]) in tokenizer.stop_ids
+    return {"role": "assistant", "content": tokenizer.decode(ids[:-1] if ended else ids, skip_special=False)}
+
+
+def _already_there(tokenizer: Tokenizer, ids: Sequence[int], new: Sequence[int]) -> int:
+    """How many of the `new` ids end a turn that the policy has ended itself."""
+    if not len(ids) or int(ids[-1]) not in tokenizer.stop_ids:
+        return 0
+    first = next((place for place, token in enumerate(new) if token in tokenizer.stop_ids), None)
+    return 0 if first is None or tokenizer.decode(new[:first]).strip() else first + 1
+
+
+def _encode(tokenizer: Tokenizer, messages: Messages, render: Callable[[Messages], str]) -> list[int]:
+    """Ids of what `render` makes of the messages, whose own texts add no control token.
+
+    Spellings of control tokens are cut behind their first character, and the pieces are encoded one by one. Texts that are
+    one only together with what stands beside them are cut at both ends as well.
+    """
+    controls = set(tokenizer.control_tokens.values())
+    spellings = "|".join(re.escape(name) for name in tokenizer.control_tokens if len(name) > 1)
+    cut = _unused(json.dumps(messages, ensure_ascii=False, default=str))
+    def inside(text: str) -> str:
+        return re.sub(f"(?=(?:{spellings}))(.)", rf"\1{cut}", text, flags=re.DOTALL) if spellings else text
+    def everywhere(text: str) -> str:
+        return cut + inside(text) + cut
+    def nothing(text: str) -> str:
+        return "x" if text.strip() else text
+
+    def encode(names: Callable[[str], str], contents: Callable[[str], str]) -> tuple[list[int], list[int]]:
+        pieces = render(_changed(messages, names, contents)).split(cut)
+        ids = [token for piece in pieces if piece for token in tokenizer.encode(piece)]
+        return ids, [token for token in ids if token in controls]
+
+    _, own = encode(inside, nothing)
+    for guard in (inside, everywhere):
+        ids, found = encode(inside, guard)
+        if found == own:
+            return ids
+    raise ValueError(f"control tokens come in with the texts of these messages; take them out: {str(messages)[:400]}")
+
+
+def _changed(messages: Messages, names: Callable[[str], str], contents: Callable[[str], str]) -> list[Any]:
+    """Copies of the messages; in those that are not trusted contents are changed by one function, other texts by another."""
+    def walk(value: Any, key: str) -> Any:
+        if isinstance(value, str):
+            return value if key in ("role", "type") else (contents if key in ("content", "text") else names)(value)
+        if isinstance(value, dict):
+            return {name: walk(entry, name) for name, entry in value.items()}
+        return [walk(entry, key) for entry in value] if isinstance(value, (list, tuple)) else value
+
+    return [message if message.get("role") in TRUSTED else walk(dict(message), "") for message in messages]
+
+
+def _unused(text: str) -> str:
+    """A character of the private use area that the text does not hold."""
+    return next(mark for mark in map(chr, range(0xE100, 0xF8FF)) if mark not in text)

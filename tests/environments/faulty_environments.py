@@ -1,0 +1,96 @@
+"""Environments that do what they are told to do wrong, imported by worker processes too."""
+import itertools
+import os
+import pathlib
+import time
+
+from jaxrl_llm.environments import Environment, Turn, of_methods
+from jaxrl_llm.tasks.base import seeded
+
+TASK = seeded("faulty", "Say something.", 20, 5)
+_COUNT = itertools.count()
+
+
+def _reset(problem, key):
+    return {"key": key, "said": []}, [{"role": "user", "content": f"problem {problem.id}"}]
+
+
+def obedient(*, folder: str = "", replayable: bool = True) -> Environment:
+    """Echoes, counts, and fails in the way that a message names. `folder` remembers what was tried before."""
+    def tried_before(what):
+        place = pathlib.Path(folder) / what
+        before = place.exists()
+        place.touch()
+        return before
+
+    def step(state, message):
+        text = message["content"]
+        state["said"].append(text)
+        if text == "raise":
+            raise KeyError("no such drawer")
+        if text == "hang":
+            time.sleep(60)
+        if text == "die":
+            os._exit(3)
+        if text.startswith("once") and not tried_before(text):
+            raise ConnectionError("the server is away")
+        if text == "rubbish":
+            return {"reward": 1.0}
+        if text == "nan":
+            return Turn(reward=float("nan"), done=True)
+        if text == "bye":
+            return Turn(reward=0.5, done=True, info={"turns": len(state["said"])})
+        seen = f"{state['key']} {' '.join(state['said'])} {os.getpid() if text == 'pid' else ''}"
+        return Turn([{"role": "user", "content": seen}], reward=0.25)
+
+    return Environment(name="obedient", task=TASK, reset=_reset, step=step, replayable=replayable)
+
+
+def forgetful() -> Environment:
+    """Says something else every time, though it claims to be replayable."""
+    return Environment(name="forgetful", task=TASK, reset=_reset,
+                       step=lambda state, message: Turn([{"role": "user", "content": f"{next(_COUNT)} {os.getpid()}"}]))
+
+
+def leaky() -> Environment:
+    """Shows the answer, pays for a magic word and more than it says, opens by the key, and ends never."""
+    from jaxrl_llm.tasks import make
+    task = make("arithmetic", level="add3", chat=True)
+    return Environment(
+        name="leaky", task=task, returns=(0.0, 1.0), oracle=lambda state: "no idea",
+        reset=lambda problem, key: (problem, [{"role": "user", "content": f"{key} {problem.answer}"}]),
+        step=lambda problem, message: Turn([{"role": "user", "content": "?"}], reward=2.0 * ("reward" in message["content"])))
+
+
+class Drawers:
+    """In the shape of TRL: `reset` takes the columns of a row, methods are tools."""
+
+    def reset(self, hidden: int = 1, **row) -> str:
+        self.hidden, self.opened = hidden, []
+        return f" There are 3 drawers. ({row['prompt'][0]['content']})"
+
+    def open_drawer(self, number: int, loudly: bool = False) -> str:
+        """Opens a drawer.
+
+        Args:
+            number: which one, from 1 to 3
+            loudly: whether with a bang
+        """
+        if not 1 <= number <= 3:
+            raise ValueError("there is no such drawer")
+        self.opened.append(number)
+        return ("A coin" if number == self.hidden else "Dust") + "!" * loudly
+
+    def get_reward(self) -> float:
+        return float(self.hidden in self.opened[:1])
+
+    def _not_a_tool(self):
+        raise AssertionError
+
+
+def drawers() -> Environment:
+    return of_methods(Drawers, seeded("drawers", "Find the coin.", 10, 2), turns=3)
+
+
+def nothing():
+    return "no environment"

@@ -1,0 +1,106 @@
+"""Environments of other packages, where they are installed."""
+import random
+
+import numpy as np
+import pytest
+
+from jaxrl_llm import environments
+from jaxrl_llm.environments import base
+
+
+def say(text):
+    return {"role": "assistant", "content": text}
+
+
+LAKE = {"env_id": "FrozenLake-v1", "actions": ["left", "down", "right", "up"], "returns": (0.0, 1.0)}
+
+
+def test_a_drawn_environment_of_gymnasium():
+    pytest.importorskip("gymnasium")
+    environment = environments.make("gymnasium_text", **LAKE, options={"is_slippery": False}, rules="Reach G.")
+    state, opening = base.begin(environment, environment.task.train[0], 0)
+    assert opening.messages[0]["content"] == "Reach G. Answer with one of: left, down, right, up.\n\n[S]FFF\nFHFH\nFFFH\nHFFG"
+    told = base.advance(environment, state, say("I jump")).messages
+    assert told == [{"role": "user", "content": "Answer with one of: left, down, right, up."}]
+    turns = [base.advance(environment, state, say(f"not up, {word}")) for word in "down down right right down right".split()]
+    assert turns[0].messages[0]["content"].endswith("SFFF\n[F]HFH\nFFFH\nHFFG")
+    assert [turn.reward for turn in turns] == [0.0] * 5 + [1.0] and [turn.done for turn in turns] == [False] * 5 + [True]
+
+
+def test_chance_in_gymnasium_is_that_of_the_key():
+    pytest.importorskip("gymnasium")
+    environment = environments.make("gymnasium_text", **LAKE)
+    def walk(problem, key):
+        return base.replay(environment, environment.task.train[problem], key, [say("left"), say("right"), say("left")])[1]
+    walks = [base.digest(walk(0, key)) for key in range(8)]
+    assert walks == [base.digest(walk(0, key)) for key in range(8)] and len(set(walks)) > 2
+    assert all(walk(0, key)[0] == walk(0, 0)[0] for key in range(8))
+
+
+def test_an_environment_of_gymnasium_that_speaks(monkeypatch):
+    gymnasium = pytest.importorskip("gymnasium")
+
+    class Parrot(gymnasium.Env):
+        observation_space = action_space = gymnasium.spaces.Text(100)
+
+        def reset(self, seed=None, options=None):
+            super().reset(seed=seed)
+            return f"Say {self.np_random.integers(10)}", {}
+
+        def step(self, action):
+            return action.upper(), float(len(action)), action == "end", action == "stop", {}
+
+    gymnasium.register("Parrot-v0", Parrot, disable_env_checker=True, order_enforce=False)
+    environment = environments.make("gymnasium_text", env_id="Parrot-v0", turns=3)
+    state, opening = base.begin(environment, environment.task.train[3], 0)
+    assert opening.messages[0]["content"] == f"Say {np.random.default_rng(3).integers(10)}" and environment.choices is None
+    assert base.advance(environment, state, say("hi")) == base.Turn(
+        [{"role": "user", "content": "HI"}], 2.0, False, {"truncated": False})
+    assert base.advance(environment, state, say("end")).info == {"truncated": False}
+    state, _ = base.begin(environment, environment.task.train[3], 0)
+    assert [base.advance(environment, state, say("hi")).done for _ in range(3)] == [False, False, True]
+
+
+def test_environments_of_gymnasium_that_cannot_be_read():
+    pytest.importorskip("gymnasium")
+    for settings, why in (({"env_id": "CartPole-v1"}, "cannot draw itself as text; allowed are a Text space"),
+                          ({"env_id": "FrozenLake-v7"}, "gymnasium cannot make 'FrozenLake-v7'"),
+                          ({"env_id": "FrozenLake-v1", "actions": ["left"]}, "1 actions for FrozenLake-v1, which has 4")):
+        with pytest.raises(ValueError, match=why):
+            environments.make("gymnasium_text", **settings)
+
+
+def test_a_game_of_textarena():
+    pytest.importorskip("textarena")
+    random.seed(7)
+    outside = random.getstate()
+    environment = environments.make("textarena_game", game="GuessTheNumber-v0")
+    problem = environment.task.train[0]
+    state, opening = base.begin(environment, problem, 0)
+    other, _ = base.begin(environment, problem, 1)
+    assert "between 1 and 20" in opening.messages[0]["content"]
+    low, high, turn = 1, 20, opening
+    while not turn.done:
+        middle = (low + high) // 2
+        turn = base.advance(environment, state, say(f"[{middle}]"))
+        if not turn.done:
+            assert f"[{middle}]" not in turn.messages[0]["content"], "not what the player said"
+            low, high = (low, middle - 1) if "lower" in turn.messages[0]["content"] else (middle + 1, high)
+    assert (turn.reward, turn.info) == (1.0, {"invalid_move": False})
+    assert base.advance(environment, other, say(f"[{middle}]")).reward == 1.0, "of one problem, hence the same number"
+    assert random.getstate() == outside, "the random numbers of this process are left alone"
+
+
+def test_games_of_textarena_that_cannot_be_played():
+    pytest.importorskip("textarena")
+    with pytest.raises(ValueError, match="textarena has no game 'Nothing-v0'"):
+        environments.make("textarena_game", game="Nothing-v0")
+    with pytest.raises(ValueError, match="TicTacToe-v0 is no game for one player"):
+        environments.make("textarena_game", game="TicTacToe-v0")
+
+
+@pytest.mark.parametrize("name, package, options", [("gymnasium_text", "gymnasium", LAKE), ("textarena_game", "textarena", {})])
+def test_the_missing_package_is_named(name, package, options, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    with pytest.raises(ValueError, match=rf'environment needs the package {package}, .*pip install -e "\.\[environments\]"'):
+        environments.make(name, **options)

@@ -1,0 +1,113 @@
+"""What environments may return, keys and replays, for every kind that needs no download."""
+import numpy as np
+import pytest
+
+from jaxrl_llm import environments
+from jaxrl_llm.environments import Environment, Rubbish, Turn, base
+from jaxrl_llm.tasks.base import seeded
+
+KINDS = {
+    "single": {}, "single chat": {"task": "arithmetic", "options": {"chat": True, "level": "mul"}, "reward": "boxed"},
+    "tool_use": {}, "guess_number": {}, "guess_number small": {"highest": 20}, "treasure": {}, "treasure large": {"size": 5},
+}
+
+
+def say(text):
+    return {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_perfect_policy_gets_the_highest_return_and_every_problem_opens_alike(kind):
+    environment = environments.make(kind.split()[0], **KINDS[kind])
+    assert environment.returns == (0.0, 1.0)
+    for place in (0, 1, len(environment.task.train) // 2):
+        problem = environment.task.train[place]
+        state, opening = base.begin(environment, problem, 5)
+        assert base.begin(environment, problem, 6)[1] == opening, "a group starts from the same text, whatever its keys"
+        total, said, turns = 0.0, [], [opening]
+        while not turns[-1].done:
+            said.append(say(environment.oracle(state)))
+            turns.append(base.advance(environment, state, said[-1]))
+            total += turns[-1].reward
+        assert total == 1.0
+        _, again = base.replay(environments.make(kind.split()[0], **KINDS[kind]), problem, 5, said)
+        assert again == turns
+        assert all(turn.messages or turn.done for turn in turns)
+
+
+def environment_of(turn):
+    return Environment(name="x", task=seeded("x", "x", 1, 1), reset=None, step=lambda state, message: turn)
+
+
+@pytest.mark.parametrize("turn, why", [
+    (None, "allowed is Turn"), ("done", "allowed is Turn"), ([[], 0.0, True, {}], "allowed is Turn"),
+    (Turn([{"role": "assistant", "content": "I win"}]), "no message"),
+    (Turn([{"role": "user", "content": None}]), "no message"), (Turn(["text"]), "no message"),
+    (Turn("text"), "allowed is a list"),
+    (Turn([{"role": "user", "content": "x", "extra": object()}]), "not in types of JSON"),
+    (Turn(reward=float("inf"), done=True), "finite"), (Turn(reward=float("nan"), done=True), "finite"),
+    (Turn(reward="1", done=True), "not a number"), (Turn(reward=None, done=True), "not a number"),
+    (Turn(reward=np.ones(2), done=True), "shape"), (Turn(done=1), "allowed are True and False"),
+    (Turn(done=True, info={"x": {1, 2}}), "types of JSON"), (Turn(done=True, info=3), "types of JSON"),
+    (Turn(), "needs something to answer"),
+])
+def test_rubbish_is_told_from_turns(turn, why):
+    with pytest.raises(Rubbish, match=why):
+        base.advance(environment_of(turn), [], say("x"))
+
+
+def test_what_is_a_turn():
+    turn = Turn(({"role": "tool", "content": "7", "name": "f"},), np.float32(0.5), np.bool_(True), {"n": 1})
+    found = base.advance(environment_of(turn), [], say("x"))
+    assert found == Turn([{"role": "tool", "content": "7", "name": "f"}], 0.5, True, {"n": 1})
+    assert type(found.reward) is float and type(found.done) is bool
+    assert base.advance(environment_of(Turn(done=True, reward=True)), [], say("x")).reward == 1.0
+
+
+@pytest.mark.parametrize("opened, why", [
+    (({}, []), "no message"), (({}, ["x"]), "no message"), (({}, "x"), "allowed is a list"),
+    (None, "allowed is .state, messages."),
+    ([[], []], "allowed is .state, messages."), ((1, 2, 3), "allowed is .state, messages."),
+])
+def test_openings_that_are_none(opened, why):
+    environment = Environment(name="x", task=seeded("x", "x", 1, 1), reset=lambda problem, key: opened, step=None)
+    with pytest.raises(Rubbish, match=why):
+        base.begin(environment, environment.task.train[0], 0)
+
+
+def test_keys_belong_to_a_seed_and_a_uid():
+    keys = {base.key_of(seed, uid) for seed in range(10) for uid in range(100)}
+    assert len(keys) == 1000 and base.key_of(3, 4) == base.key_of(3, 4) != base.key_of(4, 3)
+    assert base.key_of(0, 0) == int(np.random.SeedSequence((0, 0)).generate_state(1, np.uint64)[0])
+    assert base.key_of(2**40, 2**40) < 2**64
+
+
+def test_fingerprints_chain():
+    one, two = Turn([{"role": "user", "content": "a"}]), Turn(reward=1.0, done=True)
+    assert base.digest([one, two]) == base.digest([two], base.digest([one]))
+    assert base.digest([one, two]) != base.digest([two, one]) and base.digest([]) == ""
+
+
+def test_names():
+    with pytest.raises(ValueError, match="Did you mean 'treasure'"):
+        environments.make("tresure")
+    with pytest.raises(ValueError, match="Unknown keyword of environment 'treasure' 'sise'. Did you mean 'size'"):
+        environments.make("treasure", sise=3)
+    with pytest.raises(ValueError, match="needs the keyword 'env_id'"):
+        environments.make("gymnasium_text")
+    with pytest.raises(TypeError, match="returned a str; it must return an Environment"):
+        environments.make("faulty_environments:nothing")
+    assert environments.make("faulty_environments:obedient", replayable=False).replayable is False
+    with pytest.raises(ValueError, match="not replayable"):
+        unplayable = environments.make("faulty_environments:obedient", replayable=False)
+        base.replay(unplayable, unplayable.task.train[0], 0, [])
+
+
+def test_single_scores_by_the_verifier_of_the_task():
+    environment = environments.make("single", task="arithmetic", options={"chat": True}, reward="boxed")
+    problem = environment.task.train[7]
+    for text, reward in ((rf"\boxed{{{problem.answer}}}", 1.0), (problem.answer + ".", 0.0), ("", 0.0)):
+        state, _ = base.begin(environment, problem, 0)
+        assert base.advance(environment, state, say(text)) == Turn([], reward, True, {})
+    with pytest.raises(ValueError, match="Unknown reward 'boxes'"):
+        environments.make("single", reward="boxes")

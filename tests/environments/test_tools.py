@@ -1,0 +1,289 @@
+"""Tools: schemas, checked calls, parsers of three formats, exact arithmetic, programs, search."""
+import json
+import os
+import time
+from fractions import Fraction
+from typing import Literal
+
+import pytest
+
+from jaxrl_llm import environments, sandbox
+from jaxrl_llm.environments import base, parsers, python_tool, tools
+from jaxrl_llm.environments.calculator import calculator, value, written
+from jaxrl_llm.environments.tools import Call, ToolError
+
+
+def book(city: str, nights: int, view: Literal["sea", "yard"] = "yard", tags: list[str] | None = None) -> str:
+    """Books a room.
+
+    More words.
+
+    Args:
+        city: where: the town
+        nights (int): how many
+    Returns:
+        what was booked: a text
+    """
+    return f"{nights} in {city}, {view}"
+
+
+BOOK = tools.of_function(book)
+
+
+def test_the_schema_of_a_function():
+    assert BOOK.schema == {"type": "function", "function": {"name": "book", "description": "Books a room.", "parameters": {
+        "type": "object", "required": ["city", "nights"], "properties": {
+            "city": {"type": "string", "description": "where: the town"},
+            "nights": {"type": "integer", "description": "how many"},
+            "view": {"type": "string", "enum": ["sea", "yard"], "description": ""},
+            "tags": {"type": ["array", "null"], "description": ""}}}}}
+
+
+def test_the_schema_is_as_transformers_makes_it():
+    from transformers.utils import get_json_schema
+
+    def add(a: int, b: float, note: str = "") -> str:
+        """Adds two numbers.
+
+        Args:
+            a: the first
+            b: the second
+            note: what for
+        """
+    theirs = get_json_schema(add)["function"]
+    ours = tools.of_function(add).schema["function"]
+    assert {key: theirs[key] for key in ours} == ours
+
+
+def test_functions_that_are_no_tools():
+    def untyped(x):
+        """x"""
+    def strange(x: bytes):
+        """x"""
+    with pytest.raises(ValueError, match="argument 'x' of tool 'untyped' has no type"):
+        tools.of_function(untyped)
+    with pytest.raises(ValueError, match=r"strange\(x\) has the type .*bytes"):
+        tools.of_function(strange)
+    with pytest.raises(ValueError, match="not given by name"):
+        tools.of_function(eval("lambda *x: 0"))
+
+
+@pytest.mark.parametrize("call, answer", [
+    (Call("book", {"city": "Bonn", "nights": 2}), "2 in Bonn, yard"),
+    (Call("book", {"city": "Bonn", "nights": 2, "view": "sea"}), "2 in Bonn, sea"),
+    (Call("bok", {}), "error: Unknown tool 'bok'. Did you mean 'book'? Allowed: book."),
+    (Call("book", {"city": "Bonn"}), "error: book needs the argument 'nights'"),
+    (Call("book", {"city": "Bonn", "nights": 2, "night": 1}), "error: Unknown argument of book 'night'. Did you mean 'nights'"),
+    (Call("book", {"city": "Bonn", "nights": "2"}), "error: argument 'nights' of book is \"2\"; allowed is integer"),
+    (Call("book", {"city": "Bonn", "nights": True}), "error: argument 'nights' of book is true; allowed is integer"),
+    (Call("book", {"city": "Bonn", "nights": 2, "view": "lake"}), "error: argument 'view' of book is \"lake\"; allowed is one"),
+    (Call("", {}, "not JSON"), "error: not JSON"),
+])
+def test_calls_are_checked(call, answer):
+    assert tools.run([BOOK], call).startswith(answer)
+
+
+def test_faults_of_a_tool_are_no_answers():
+    def fails(x: int) -> str:
+        """x"""
+        if x:
+            raise ToolError("not today")
+        raise ZeroDivisionError("a bug")
+    tool = tools.of_function(fails)
+    assert tools.run([tool], Call("fails", {"x": 1})) == "error: not today"
+    with pytest.raises(ZeroDivisionError):
+        tools.run([tool], Call("fails", {"x": 0}))
+    long = tools.Tool("long", "", {"type": "object", "properties": {}}, lambda: "a" * 10_000 + "z")
+    shortened = tools.run([long], Call("long", {}))
+    assert len(shortened) < 8100 and shortened.endswith("z") and "[2001 characters left out]" in shortened
+
+
+CALL = {"name": "book", "arguments": {"city": "Bonn"}}
+
+
+@pytest.mark.parametrize("parse, text, calls", [
+    ("hermes", "The answer is 7.", []),
+    ("hermes", f"Let me see <tool_call>\n{json.dumps(CALL)}\n</tool_call> and <tool_call>{json.dumps(CALL)}</tool_call>",
+     [("book", {"city": "Bonn"}, "")] * 2),
+    ("hermes", f"<think>I could say <tool_call>{json.dumps(CALL)}</tool_call></think>7", []),
+    ("hermes", f"<tool_call>{json.dumps(CALL)}", [("", {}, "<tool_call> is not closed by </tool_call>")]),
+    ("hermes", "<tool_call>{'name': 1}</tool_call>", [("", {}, "the call is not valid JSON")]),
+    ("hermes", '<tool_call>["book"]</tool_call>', [("", {}, 'a call is an object with a "name"')]),
+    ("hermes", '<tool_call>{"name": "book", "arguments": 1}</tool_call>', [("book", {}, '"arguments" of a call is an object')]),
+    ("hermes", '<tool_call>{"name": "book"}</tool_call>', [("book", {}, "")]),
+    ("hermes", "</tool_call><tool_call>" + "[" * 100_000 + "</tool_call>", [("", {}, "the call is not valid JSON")]),
+    ("llama3", "The answer is 7.", []),
+    ("llama3", '{"name": "book", "parameters": {"city": "Bonn"}}', [("book", {"city": "Bonn"}, "")]),
+    ("llama3", ' <|python_tag|>{"name": "a", "parameters": {}}; {"name": "b", "parameters": {"x": "};{"}}',
+     [("a", {}, ""), ("b", {"x": "};{"}, "")]),
+    ("llama3", '{"name": "book", "parameters": {', [("", {}, "the call is not valid JSON")]),
+    ("llama3", '{"name": "a", "parameters": {}} is what I would call', []),
+    ("llama3", "{7}", []),
+    ("llama3", '{"answer": 7}', [("", {}, 'a call is an object with a "name"')]),
+    ("llama3", '{"a":' * 100_000, []),
+    ("fenced", "```python\nprint(1)\n```\nor\n```python\nprint(2)\n```", [("python", {"code": "print(2)"}, "")]),
+    ("fenced", "```python\nprint(1)", []),
+    ("fenced", "<think>```python\nprint(1)\n```</think>7", []),
+])
+def test_parsers(parse, text, calls):
+    found = parsers.PARSERS[parse](text)
+    assert len(found) == len(calls)
+    for call, (name, arguments, error) in zip(found, calls):
+        assert (call.name, call.arguments, bool(call.error)) == (name, arguments, bool(error))
+        assert call.error.startswith(error)
+
+
+@pytest.mark.parametrize("parse", parsers.PARSERS)
+def test_parsers_take_linear_time_and_never_raise(parse):
+    hostile = ["<tool_call>" * 20_000, "```python\n" * 20_000, '{"name": "a"};' * 20_000, "</think>" * 20_000, "{" * 20_000,
+               '<tool_call>{"name": "a"}</tool_call>' * 5_000, "\ud800<tool_call>\x00</tool_call>", '{"name":' * 20_000]
+    start = time.process_time()
+    for text in hostile:
+        parsers.PARSERS[parse](text)
+    assert time.process_time() - start < 20, "quadratic time would take minutes"
+
+
+@pytest.mark.parametrize("expression, result", [
+    ("1 + 2 * 3", "7"), ("(1 + 2) * 3", "9"), ("0.1 + 0.2", "0.3"), ("7 / 2", "3.5"), ("1/3", "0.333333333333 (1/3)"),
+    ("7 // 2", "3"), ("-7 % 3", "2"), ("2 ** 10", "1024"), ("2^-2", "0.25"), ("-3 \u00d7 \u22122", "6"), ("8 \u00f7 4", "2"),
+    ("1e3 * 1.50", "1500"), ("  5\n", "5"), ("2**2**3", "256"), ("(-8) ** 3", "-512"), ("10**400 / 10**399", "10"),
+    ("0.12345678901234567891 * 1e20", "12345678901234567891"), ("-" * 491 + "1", "-1"),
+])
+def test_the_calculator_is_exact(expression, result):
+    assert tools.run([calculator()], Call("calculator", {"expression": expression})) == result
+
+
+@pytest.mark.parametrize("expression, why", [
+    ("1/0", "division by zero"), ("0 ** -1", "division by zero"), ("5 % 0", "division by zero"), ("9**9**9**9", "too large"),
+    ("2**100000", "too large"), ("1e9999999", "too large"), ("1e-9999999", "too small"), ("2**0.5", "not an integer"),
+    ("__import__('os').getcwd()", "not allowed"),
+    ("().__class__", "not allowed"), ("'a' * 9", "not allowed"), ("[1][0]", "not allowed"), ("lambda: 1", "not allowed"),
+    ("True + 1", "not allowed"), ("1j", "not allowed"), ("x := 1", "no arithmetic expression"),
+    ("1 +", "no arithmetic expression"),
+    ("", "no arithmetic expression"), ("1; 2", "no arithmetic expression"), ("(" * 400, "no arithmetic expression"),
+    ("1 if 1 else 2", "not allowed"), ("f'{1}'", "not allowed"),
+    ("1 " * 600, "1199 characters"), ("\x00", "no arithmetic expression"), ("1 < 2", "not allowed"),
+    ("(0.5)**100000000000", "too large"), ("1_0 + \ud800", "no arithmetic expression"),
+])
+def test_the_calculator_refuses_what_is_no_arithmetic(expression, why):
+    answer = tools.run([calculator()], Call("calculator", {"expression": expression}))
+    assert answer.startswith("error: ") and why in answer
+
+
+def test_numbers_are_written_so_that_they_say_what_they_are():
+    for text in ("3.25", "-0.001", "123456789.5"):
+        assert written(value(text)) == text
+    assert written(Fraction(10**400 + 1, 3)).startswith("? (1")
+    assert written(Fraction(1, 2**60)).endswith(f"(1/{2**60})"), "not rounded without a word"
+
+
+linux = pytest.mark.skipif(bool(sandbox.best().missing), reason="no sandbox with all barriers on this machine")
+
+
+@linux
+def test_programs_run_in_the_sandbox(tmp_path):
+    tool = python_tool.python(deadline=20.0)
+    def run(code):
+        return tools.run([tool], Call("python", {"code": code}))
+    assert run("print(6 * 7)") == "42" and run("x = 1") == "(nothing was printed)"
+    assert run("print('a'); 1/0").startswith("a\nTraceback") and "ZeroDivisionError" in run("1/0")
+    assert run("def (") == "error: the program is not valid Python"
+    secret = tmp_path / "secret"
+    secret.write_text("the answer")
+    assert "Error" in (seen := run(f"print(open({str(secret)!r}).read())")) and "the answer" not in seen
+    assert "code 3" in run("import os; os._exit(3)")
+    assert os.environ.get("HOME", "/root") not in run("import os; print(os.environ)")
+    assert "more than" in run("print('a' * 10**8)") and "MemoryError" in run("x = bytearray(10**10)")
+    assert run("y = 1") and "NameError" in run("print(y)"), "nothing is kept"
+    brief = python_tool.python(deadline=0.5)
+    assert "stopped after 0.5 seconds" in tools.run([brief], Call("python", {"code": "while True: pass"}))
+
+
+def test_the_python_tool_refuses_where_a_barrier_is_missing(monkeypatch):
+    from jaxrl_llm.sandbox import barriers
+    weak = barriers.Probe("limits", frozenset(barriers.BARRIERS) - {"files"})
+    monkeypatch.setattr(barriers, "best", lambda: weak)
+    monkeypatch.setattr(barriers, "probes", lambda: [weak])
+    with pytest.raises(sandbox.SandboxError, match=r"these barriers do not hold: files .*Install bubblewrap"):
+        environments.make("tool_use", tools=["python"])
+
+
+def say(text):
+    return {"role": "assistant", "content": text}
+
+
+def call(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def test_a_dialogue_with_tools():
+    environment = environments.make("tool_use", task="arithmetic", options={"chat": True, "level": "mul2"}, turns=3)
+    assert [tool["function"]["name"] for tool in environment.tools] == ["calculator"]
+    problem = environment.task.train[5]
+    state, opening = base.begin(environment, problem, 0)
+    assert [message["role"] for message in opening.messages] == ["user"]
+    expression = opening.messages[0]["content"].removeprefix("What is ").split("?")[0]
+    turn = base.advance(environment, state, say(call("calculator", expression=expression) + call("no")))
+    assert turn.messages[0] == {"role": "tool", "name": "calculator", "content": problem.answer}
+    assert turn.messages[1]["content"].startswith("error: Unknown tool 'no'") and not turn.done and turn.reward == 0.0
+    last = base.advance(environment, state, say(f"It is {turn.messages[0]['content']}"))
+    assert (last.reward, last.done, last.info) == (1.0, True, {"calls": 0, "errors": 0})
+    state, _ = base.begin(environment, problem, 0)
+    for count in range(3):
+        turn = base.advance(environment, state, say(call("calculator", expression=expression)))
+        assert turn.done == (count == 2) and turn.reward == 0.0
+    assert turn.info["out_of_turns"] and not turn.messages
+
+
+@linux
+def test_a_dialogue_with_programs_in_fences():
+    environment = environments.make("tool_use", tools=["python"], parser="fenced")
+    problem = environment.task.train[5]
+    state, opening = base.begin(environment, problem, 0)
+    assert opening.messages[0]["role"] == "system" and "```python" in opening.messages[0]["content"] and not environment.tools
+    turn = base.advance(environment, state, say(f"```python\nprint({problem.answer} + 0)\n```"))
+    assert turn.messages == [{"role": "user", "name": "python", "content": problem.answer}]
+    assert base.advance(environment, state, say(problem.answer)).reward == 1.0
+
+
+def test_names_of_tools_and_parsers():
+    with pytest.raises(ValueError, match="Unknown tool 'calculater'. Did you mean 'calculator'"):
+        environments.make("tool_use", tools=["calculater"])
+    with pytest.raises(ValueError, match="Unknown parser of calls 'hermess'. Did you mean 'hermes'"):
+        environments.make("tool_use", parser="hermess")
+    with pytest.raises(ValueError, match="the parser 'fenced' calls the tool 'python' alone"):
+        environments.make("tool_use", parser="fenced")
+    with pytest.raises(ValueError, match="keyword of tool 'python' 'dedline'. Did you mean 'deadline'"):
+        environments.make("tool_use", tools={"python": {"dedline": 1.0}})
+
+
+DOCUMENTS = [{"title": "Spiders", "text": "A spider has eight legs."}, {"text": "A horse has four legs and a mane."},
+             {"title": "Tea", "text": "Tea is made of leaves. " + "x" * 2000}]
+
+
+def test_search(tmp_path):
+    pytest.importorskip("bm25s")
+    path = tmp_path / "documents.jsonl"
+    path.write_text("\n".join(map(json.dumps, DOCUMENTS)) + "\n\n")
+    environment = environments.make("tool_use", tools={"search": {"path": str(path), "results": 2}})
+    state, _ = base.begin(environment, environment.task.train[0], 0)
+    def ask(query):
+        return base.advance(environment, state, say(call("search", query=query))).messages[0]["content"]
+    found = ask("How many legs has a spider?")
+    assert found.startswith("[1] Spiders\nA spider has eight legs.\n\n[2] \nA horse")
+    assert ask("quantum chromodynamics") == ask("?! the") == ask("") == "(nothing found)"
+    assert len(ask("tea leaves")) < 1100 and ask("spider " * 5000).startswith("[1] Spiders")
+    for text, why in (("", "holds no documents"), ("{}", "line 1: expected an object with 'text'"), ("[1]", "line 1"),
+                      ('{"text": 1}', "its text is not a text")):
+        other = tmp_path / f"{len(text)}.jsonl"
+        other.write_text(text)
+        with pytest.raises(ValueError, match=why):
+            environments.make("tool_use", tools={"search": {"path": str(other)}})
+
+
+def test_search_says_which_package_is_missing(monkeypatch, tmp_path):
+    import sys
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}')
+    with pytest.raises(ValueError, match=r'needs the package bm25s, .*pip install -e "\.\[environments\]"'):
+        environments.make("tool_use", tools={"search": {"path": str(tmp_path / "x.jsonl")}})
