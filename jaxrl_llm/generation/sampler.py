@@ -44,12 +44,13 @@ def row_keys(key: jax.Array, uids: np.ndarray) -> jax.Array:
     the key is `fold_in(fold_in(key, uid >> 32), uid mod 2^32)`.
     """
     flat = np.asarray(uids, np.int64).reshape(-1)
-    return _fold_in_both(key, (flat >> 32).astype(np.uint32), flat.astype(np.uint32)).reshape(np.shape(uids))
+    return fold_in_halves(key, (flat >> 32).astype(np.uint32), flat.astype(np.uint32)).reshape(np.shape(uids))
 
 
 @jax.jit
 @functools.partial(jax.vmap, in_axes=(None, 0, 0))
-def _fold_in_both(key, high, low):
+def fold_in_halves(key, high, low):
+    """The keys `[N]` of trajectories, from the halves of their uids, `u32[N]` each, see `row_keys`."""
     return jax.random.fold_in(jax.random.fold_in(key, high), low)
 
 

@@ -17,6 +17,8 @@ Number = jax.Array | np.floating | float
 class Sampling(flax.struct.PyTreeNode):
     """What distribution tokens are drawn from. Values are traced, so changing one never compiles again.
 
+    Each is one number for all rows, or an array `[N]` of one for each row.
+
     Attributes:
       temperature: divides the logits; 0 means greedy.
       top_k: keep the k most likely tokens (ties with the k-th are kept); `None`: off.
@@ -52,23 +54,28 @@ def check(sampling: Sampling) -> None:
 
 def restrict(logits: jax.Array, sampling: Sampling) -> jax.Array:
     """Logits `f32[N, V]` of the distribution really sampled from: tempered, with dropped tokens at -inf."""
-    greedy = jnp.asarray(sampling.temperature) == 0
-    logits = logits / jnp.where(greedy, 1.0, sampling.temperature)
+    temperature = _column(sampling.temperature)
+    logits = logits / jnp.where(temperature == 0, 1.0, temperature)
     if sampling.top_k is not None or sampling.top_p is not None:
         ranked = jnp.sort(logits, axis=-1, descending=True)
         if sampling.top_k is not None:
-            kth = jnp.minimum(sampling.top_k, logits.shape[-1]) - 1
-            logits = jnp.where(logits < ranked[:, kth][:, None], -jnp.inf, logits)
+            kth = jnp.minimum(_column(sampling.top_k), logits.shape[-1]) - 1
+            logits = jnp.where(logits < jnp.take_along_axis(ranked, kth, axis=-1), -jnp.inf, logits)
             ranked = jnp.where(jnp.arange(ranked.shape[-1]) > kth, -jnp.inf, ranked)
         if sampling.top_p is not None:
             probs = jax.nn.softmax(ranked, axis=-1)
-            inside = jnp.cumsum(probs, axis=-1) - probs < sampling.top_p
+            inside = jnp.cumsum(probs, axis=-1) - probs < _column(sampling.top_p)
             threshold = jnp.min(jnp.where(inside, ranked, jnp.inf), axis=-1, keepdims=True)
             logits = jnp.where(logits < threshold, -jnp.inf, logits)
     if sampling.min_p is not None:
-        floor = logits.max(-1, keepdims=True) + jnp.log(sampling.min_p)
+        floor = logits.max(-1, keepdims=True) + jnp.log(_column(sampling.min_p))
         logits = jnp.where(logits < floor, -jnp.inf, logits)
     return logits
+
+
+def _column(value: Number) -> jax.Array:
+    """One number, or one for each row, as `[1, 1]` or `[N, 1]`."""
+    return jnp.reshape(jnp.asarray(value), (-1, 1))
 
 
 def inverse_cdf(weights: jax.Array, uniform: jax.Array) -> jax.Array:

@@ -1,0 +1,133 @@
+"""Tokens per second of the slot engine and of the scan sampler on the same trajectories, as a table.
+
+  python experiments/benchmark_engine.py [--hidden=384] [--layers=4] [--slots=64] [--requests=512] [--repeats=3]
+
+Both take turns, the scan sampler in batches of as many rows as the engine has slots, prompts in groups of 8. Tokens are drawn
+from the whole vocabulary alike (an endless temperature) and a share of it stops, so that lengths follow from uids alone, neither
+sampler knows them before, and both give the same tokens, which is checked. Medians of the repeats, after one that compiles.
+"""
+import statistics
+import time
+
+from absl import app, flags
+
+_HIDDEN = flags.DEFINE_integer("hidden", 384, "Width of the model.", lower_bound=64)
+_LAYERS = flags.DEFINE_integer("layers", 4, "Its layers.", lower_bound=1)
+_SLOTS = flags.DEFINE_integer("slots", 64, "Rows of the engine, and of a batch of the scan sampler.", lower_bound=8)
+_REQUESTS = flags.DEFINE_integer("requests", 512, "Trajectories, a multiple of the slots.", lower_bound=8)
+_LIMIT = flags.DEFINE_integer("limit", 128, "Most tokens of a completion.", lower_bound=8)
+_PROMPT = flags.DEFINE_integer("prompt", 32, "Tokens of a prompt.", lower_bound=2)
+_REPEATS = flags.DEFINE_integer("repeats", 3, "Timed turns of each; medians are reported.", lower_bound=1)
+
+GROUP, VOCABULARY = 8, 1024
+EVERY_TOKEN_ALIKE = 1e9  # a temperature
+
+
+def lengths_of(key, uids, stops: int):
+    """How long the completions of these uids are when `stops` of the vocabulary's tokens stop them."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from jaxrl_llm.generation import Sampling, row_keys
+    from jaxrl_llm.generation.sampling import draw
+
+    @jax.jit
+    def tokens(keys, logits):
+        def step(_, t):
+            step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t)
+            return None, draw(step_keys, logits, Sampling()).token
+        return jax.lax.scan(step, None, jnp.arange(_LIMIT.value))[1].T
+
+    stopped = np.asarray(tokens(row_keys(key, uids), np.zeros((len(uids), VOCABULARY), np.float32))) < stops
+    return np.where(stopped.any(1), stopped.argmax(1) + 1, _LIMIT.value)
+
+
+def stops_for(mean: float) -> int:
+    """How many tokens have to stop for completions of about this mean length."""
+    def length(stops):
+        p = stops / VOCABULARY
+        return (1 - (1 - p) ** _LIMIT.value) / p
+    return min(range(1, VOCABULARY), key=lambda stops: abs(length(stops) - mean))
+
+
+def cases(key):
+    """`name -> (uids, how many tokens stop)`"""
+    import numpy as np
+    limit, count = _LIMIT.value, _REQUESTS.value
+    uids, stops = np.arange(count), stops_for(limit * 44 / 128)
+    many = np.arange(20 * count)
+    lengths = lengths_of(key, many, stops)
+    long = many[lengths == limit][:round(0.05 * count)]
+    tail = np.concatenate([long, many[lengths <= limit // 2][:count - len(long)]])
+    return {"equal": (uids, 0), "geometric": (uids, stops),
+            "5% at the limit, others half of it at most": (np.random.default_rng(0).permutation(tail), stops)}
+
+
+def by_scan(model, params, key, prompts, uids, stops: int):
+    """`uid -> tokens`, in batches."""
+    import jax
+    import numpy as np
+
+    from jaxrl_llm.generation import Sampling, generate, row_keys
+    found = {}
+    for start in range(0, len(uids), _SLOTS.value):
+        rows = uids[start:start + _SLOTS.value].reshape(-1, GROUP)
+        asked = prompts[start // GROUP:][:len(rows)]
+        made = jax.device_get(generate(model, params, asked, np.ones(asked.shape, bool), row_keys(key, rows),
+                                       Sampling(np.float32(EVERY_TOKEN_ALIKE)), max_tokens=_LIMIT.value,
+                                       stop_ids=tuple(range(stops))))
+        for uid, tokens, mask in zip(rows.reshape(-1), made.tokens.reshape(-1, _LIMIT.value), made.mask.reshape(rows.size, -1)):
+            found[int(uid)] = tokens[mask].tolist()
+    return found
+
+
+def by_engine(engine, prompts, uids, stops: int):
+    """`uid -> tokens`"""
+    from jaxrl_llm.generation import Sampling
+    from jaxrl_llm.generation.engine import Request
+    sampling, ends = Sampling(EVERY_TOKEN_ALIKE), tuple(range(stops))
+    engine.submit(*(Request(int(uid), _LIMIT.value, prompts[i // GROUP].tolist(), sampling=sampling, stop_tokens=ends)
+                    for i, uid in enumerate(uids)))
+    found = {}
+    while nodes := engine.collect():
+        found |= {node.uid: node.tokens.tolist() for node in nodes}
+    return found
+
+
+def main(argv):
+    del argv
+    import jax
+    import numpy as np
+
+    from jaxrl_llm.generation.engine import Engine
+    from jaxrl_llm.models import ModelConfig, Transformer
+
+    heads = _HIDDEN.value // 64
+    model = Transformer(ModelConfig(vocab_size=VOCABULARY, hidden_size=_HIDDEN.value, num_layers=_LAYERS.value, num_heads=heads,
+                                    num_kv_heads=max(heads // 3, 1), head_dim=64, mlp_size=_HIDDEN.value * 8 // 3))
+    params, key = jax.jit(model.init)(jax.random.key(0)), jax.random.key(1)
+    prompts = np.random.default_rng(0).integers(0, VOCABULARY, (_REQUESTS.value // GROUP, _PROMPT.value)).astype(np.int32)
+    engine = Engine(model, params, key, slots=_SLOTS.value, slot_tokens=_PROMPT.value + _LIMIT.value)
+    print("| lengths | mean | scan, tokens/s | engine, tokens/s | ratio |\n|---|---|---|---|---|")
+    for name, (uids, stops) in cases(key).items():
+        ways = {"scan": lambda: by_scan(model, params, key, prompts, uids, stops),
+                "engine": lambda: by_engine(engine, prompts, uids, stops)}
+        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(_REPEATS.value + 1):
+            found = {}
+            for way, run in ways.items():
+                engine.publish(0, params)  # what it keeps of prompts goes
+                began = time.perf_counter()
+                found[way] = run()
+                seconds[way].append(time.perf_counter() - began)
+            if found["scan"] != found["engine"]:
+                raise SystemExit(f"{name}: the engine's tokens are others than the scan sampler's")
+        total = sum(map(len, found["scan"].values()))
+        scan, own = (total / statistics.median(times[1:]) for times in seconds.values())
+        print(f"| {name} | {total / len(uids):.0f} | {scan:,.0f} | {own:,.0f} | {own / scan:.2f} |", flush=True)
+    print(f"\n{len(engine.programs)} programs of the engine: {sorted(engine.programs)}")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,206 @@
+"""Row slots on the device: a cache for each row, and the compiled programs that fill, read and move them.
+
+Positions of a row are places in its cache, prompt and completion one after another. The token behind the last cached one is
+`pending`: the next step reads it. Rows with no more in common than a slot each can therefore stop, move and go on anywhere.
+"""
+import functools
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.generation.sampler import fold_in_halves
+from jaxrl_llm.generation.sampling import Sampling, draw
+from jaxrl_llm.models.attention import grouped_attention, in_window, rotations
+from jaxrl_llm.models.linear import row_matmul
+from jaxrl_llm.models.transformer import Block, CompletionCache, PromptCache, Transformer, heads_first, swap_last
+
+
+class Slots(NamedTuple):
+    """Keys `[R, K, d, U]` and values `[R, K, U, d]` of R rows in caches of U places: L arrays each, filled from the left."""
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return self.values[0].shape[0]
+
+    @property
+    def room(self) -> int:
+        """U."""
+        return self.values[0].shape[2]
+
+
+class Weights(NamedTuple):
+    """A policy as decode steps read it: `params`, `layers` of `Transformer.unstack_layers`, `unembedding [V, D]`."""
+
+    params: Any
+    layers: Any
+    unembedding: jax.Array
+
+
+class Lanes(flax.struct.PyTreeNode):
+    """The rows that a chunk decodes.
+
+    Attributes:
+      slot: `i32[m]`, where they lie, all different; 0 to R - 1 where m is R.
+      uid: `u32[m, 2]`, high and low half of the trajectory's number.
+      length: `i32[m]`, places that are filled.
+      pending: `i32[m]`, the token behind them.
+      drawn, left: `i32[m]`, how many tokens the policy wrote in the trajectory, and how many it may still write.
+      alive: `bool[m]`; others are inert.
+      stops: `i32[m, N]`, tokens that end a row, filled up with -1.
+      sampling: the distribution of each, arrays `[m]`.
+    """
+
+    slot: jax.Array | np.ndarray
+    uid: jax.Array | np.ndarray
+    length: jax.Array | np.ndarray
+    pending: jax.Array | np.ndarray
+    drawn: jax.Array | np.ndarray
+    left: jax.Array | np.ndarray
+    alive: jax.Array | np.ndarray
+    stops: jax.Array | np.ndarray
+    sampling: Sampling
+
+
+class Drawn(NamedTuple):
+    """What a chunk drew: `[steps, m]` each. `mask` is True on tokens of living rows, the one that ends a row included."""
+
+    tokens: jax.Array
+    mask: jax.Array
+    logprobs: jax.Array
+    entropies: jax.Array
+
+
+def empty(model: Transformer, rows: int, room: int) -> Slots:
+    """Slots on the host, all zero."""
+    c = model.config
+    def make(*shape):
+        return tuple(np.zeros((rows, c.num_kv_heads, *shape), model.dtype) for _ in range(c.num_layers))
+    return Slots(make(c.head_dim, room), make(room, c.head_dim))
+
+
+@functools.partial(jax.jit, static_argnames=("model", "transposed"))
+def prepare(model: Transformer, params, lora, *, transposed: bool) -> Weights:
+    """The weights as decoding reads them, sliced, cast and transposed once for all chunks."""
+    return Weights(params, model.unstack_layers(params, lora, transposed=transposed),
+                   model.unembedding(params).astype(model.dtype))
+
+
+@functools.partial(jax.jit, static_argnames=("model", "steps", "transposed"), donate_argnames=("slots",))
+def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key, *, steps: int,
+           transposed: bool) -> tuple[Slots, Lanes, Drawn]:
+    """A chunk of steps for some of the rows.
+
+    Within the chunk caches are only read; what it adds lies in a small cache of its own and is written behind them at its end.
+    Rows that end on the way are inert from then on. The slots have to have room for `steps` more tokens in each lane.
+    """
+    every = lanes.slot.shape[0] == slots.rows
+    own = slots if every else jax.tree.map(lambda x: x[lanes.slot], slots)
+    prompt = PromptCache(*own, jnp.arange(slots.room) < lanes.length[:, None], lanes.length)
+    keys = fold_in_halves(key, *lanes.uid.T)
+    step = functools.partial(_step, model, weights, lanes, prompt, keys, transposed)
+    start = lanes.pending, lanes.drawn, lanes.left, lanes.alive, _chunk(model, lanes.length, steps)
+    (pending, drawn, left, alive, added), found = jax.lax.scan(step, start, jnp.arange(steps))
+    block = Slots(*(tuple(x[:, :, 0] for x in arrays) for arrays in added[:2]))
+    after = lanes.replace(pending=pending, length=lanes.length + drawn - lanes.drawn, drawn=drawn, left=left, alive=alive)
+    return _written(slots, block, lanes.slot, lanes.length), after, found
+
+
+def _chunk(model: Transformer, length, steps: int) -> CompletionCache:
+    """The small cache of a chunk of steps, each row being a group of one."""
+    c = model.config
+    def make(*shape):
+        return tuple(jnp.zeros((len(length), c.num_kv_heads, 1, *shape), model.dtype) for _ in range(c.num_layers))
+    return CompletionCache(make(c.head_dim, steps), make(steps, c.head_dim), rotations(c, length[:, None] + jnp.arange(steps)))
+
+
+def _step(model: Transformer, weights: Weights, lanes: Lanes, prompt: PromptCache, keys, transposed: bool, carry, i):
+    """One step of a `lax.scan`; token t of a row is drawn with `fold_in(its key, t)`, as `sampler.generate` does."""
+    pending, drawn, left, alive, cache = carry
+    normed, cache = model.decode_step(weights.params, weights.layers, pending[:, None], i, prompt, cache, transposed=transposed)
+    logits = model.finished(row_matmul(normed[:, 0], weights.unembedding, jnp.float32))
+    token, logprob, entropy = draw(jax.vmap(jax.random.fold_in)(keys, drawn), logits, lanes.sampling)
+    ended = (token[:, None] == lanes.stops).any(-1) | (left <= 1)
+    carry = jnp.where(alive, token, pending), drawn + alive, left - alive, alive & ~ended, cache
+    return carry, Drawn(token, alive, logprob, entropy)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "transposed"), donate_argnames=("slots",))
+def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tokens, *, transposed: bool) -> Slots:
+    """Writes given tokens behind those of some rows.
+
+    Args:
+      slot: `i32[m]`, the rows; R stands for none.
+      length: `i32[m]`, places that are filled.
+      tokens: `i32[m, W]`, of which only as many count as the caller counts: what lies behind is written over later. All rows
+        have to have room for W.
+    """
+    c = model.config
+    own = jax.tree.map(lambda x: jnp.take(x, slot, axis=0, mode="clip"), slots)
+    places, order = jnp.arange(slots.room), jnp.arange(tokens.shape[1])
+    positions = length[:, None] + order
+    tables = rotations(c, positions)
+    x, kept = model.embed(weights.params, tokens), []
+    for i, (kernels, adapters) in enumerate(weights.layers):
+        local, rotated = c.local_layers[i], None if c.rotary_layers[i] else False
+
+        def attend(q, k, v):
+            k, v = heads_first(k), heads_first(v)
+            causal = (order[:, None] >= order) & in_window(positions, positions, c.window, local)
+            seen = (places < length[:, None])[:, None] & in_window(
+                positions, jnp.broadcast_to(places, (len(slot), slots.room)), c.window, local)
+            before = swap_last(own.keys[i]), own.values[i], seen[:, None]
+            out = grouped_attention(q[:, None], k[:, :, None], v[:, :, None], causal[:, None], before,
+                                    scale=c.attention_scale, softcap=c.attention_softcap)
+            return out[:, 0], (swap_last(k), v)
+
+        variables = {"params": kernels} if adapters is None else {"params": kernels, "lora": adapters}
+        x, pair = Block(c, model.dtype, transposed).apply(variables, x, tables.of_layer(local, rotated), attend)
+        kept.append(pair)
+    return _written(slots, Slots(*zip(*kept)), slot, length)
+
+
+@functools.partial(jax.jit, static_argnames=("room",))
+def take(slots: Slots, slot, *, room: int) -> Slots:
+    """A copy of the first `room` places of one row, `[1, K, ...]`."""
+    def row(arrays, axis):
+        return tuple(jax.lax.slice_in_dim(jax.lax.dynamic_slice_in_dim(x, slot, 1), 0, room, axis=axis) for x in arrays)
+    return Slots(row(slots.keys, 3), row(slots.values, 2))
+
+
+@functools.partial(jax.jit, donate_argnames=("slots",))
+def put(slots: Slots, row: Slots, slot) -> Slots:
+    """The slots with a copy of `row`, as `take` returned it, in those of `slot i32[n]` that exist (R stands for none)."""
+    block = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(slot), *x.shape[1:])), row)
+    return _written(slots, block, slot, jnp.zeros_like(slot))
+
+
+@functools.partial(jax.jit, static_argnames=("room",))
+def lengthen(slots: Slots, *, room: int) -> Slots:
+    """The same slots with `room` places each."""
+    more = room - slots.room
+    def longer(arrays, axis):
+        return tuple(jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)]) for x in arrays)
+    return Slots(longer(slots.keys, 3), longer(slots.values, 2))
+
+
+def _written(slots: Slots, block: Slots, slot, offset) -> Slots:
+    """The slots with `block` (m rows of W places) from place `offset i32[m]` on in the rows `slot i32[m]`.
+
+    A row that does not exist, or has no room for W places from there on, is left out.
+    """
+    where = jnp.stack([slot, offset], axis=1)
+
+    def write(x, y, axis):
+        axes = jax.lax.ScatterDimensionNumbers(update_window_dims=(1, 2, 3), inserted_window_dims=(0,),
+                                               scatter_dims_to_operand_dims=(0, axis))
+        return jax.lax.scatter(x, where, y, axes, mode=jax.lax.GatherScatterMode.FILL_OR_DROP)
+
+    return Slots(tuple(write(x, y, 3) for x, y in zip(slots.keys, block.keys)),
+                 tuple(write(x, y, 2) for x, y in zip(slots.values, block.values)))

@@ -1,0 +1,61 @@
+"""Stop strings of a growing completion, as sequences of tokens and as texts, found on the host as tokens come in."""
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass
+class StopSearch:
+    """Where the first stop string of a completion ends.
+
+    Texts are found by decoding the tokens of the last call, again, and the new ones: what a token spells may depend on the one
+    before it, and a letter may need several. A text begins and ends anywhere, not only where tokens do.
+
+    Attributes:
+      sequences: tokens that end a completion in this order.  texts: what ends it where its text contains it.
+      tokenizer: what decodes; not read without texts.
+      tokens: those of the completion so far.
+      window, settled: tokens before `settled` are text for good; those from `window` on are decoded with the next ones.
+      tail: the end of that text, in which a stop text may have begun.
+    """
+
+    sequences: Sequence[Sequence[int]]
+    texts: Sequence[str]
+    tokenizer: Any = None
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    window: int = 0
+    settled: int = 0
+    tail: str = ""
+
+    def feed(self, new: Iterable[int]) -> int | None:
+        """How many tokens the completion has through its first stop string; None: it holds none so far."""
+        start = len(self.tokens)
+        self.tokens.extend(new)
+        ends = [end for end in (self._sequence_end(start), self._text_end()) if end is not None]
+        return min(ends, default=None)
+
+    def _sequence_end(self, start: int) -> int | None:
+        for end in range(start + 1, len(self.tokens) + 1):
+            if any(len(stop) <= end and self.tokens[end - len(stop):end] == list(stop) for stop in self.sequences):
+                return end
+        return None
+
+    def _text_end(self) -> int | None:
+        if not self.texts or self.settled == len(self.tokens):
+            return None
+        before, now = self._decoded([self.settled, len(self.tokens)])
+        if self._stops(now[len(before):]):
+            ends = range(self.settled + 1, len(self.tokens) + 1)
+            return next(end for end, text in zip(ends, self._decoded(ends)) if self._stops(text[len(before):]))
+        if not now.endswith("\N{REPLACEMENT CHARACTER}"):  # the rest of a letter may still come
+            kept = max(map(len, self.texts)) - 1
+            text = self.tail + now[len(before):]
+            self.tail = text[len(text) - min(kept, len(text)):]
+            self.window, self.settled = self.settled, len(self.tokens)
+        return None
+
+    def _decoded(self, ends: Iterable[int]) -> list[str]:
+        return self.tokenizer.decode_batch([self.tokens[self.window:end] for end in ends])
+
+    def _stops(self, fresh: str) -> bool:
+        return any(stop in self.tail + fresh for stop in self.texts)
