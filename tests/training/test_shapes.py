@@ -1,23 +1,72 @@
-"""Buckets of lengths, and how full a batch is."""
-import numpy as np
+"""Ladders of sizes, how full a batch is, and the number of programs that follow from both."""
+import itertools
 
-from jaxrl_llm.training.shapes import bucket_of, buckets, prompt_bucket_of, prompt_buckets, quarters_filled
+import numpy as np
+import pytest
+
+from jaxrl_llm.training.shapes import (
+    MAX_PROGRAMS,
+    QUARTERS,
+    buckets,
+    ladders,
+    mean_rung,
+    prompt_buckets,
+    quarters_filled,
+    row_lengths,
+    smallest,
+)
 
 
 def test_buckets():
-    assert buckets(32) == [8, 16, 24, 32]
-    assert buckets(6) == [2, 3, 5, 6]
-    assert buckets(1) == [1]
-    assert [bucket_of(n, 6) for n in (1, 2, 3, 4, 5, 6)] == [2, 2, 3, 5, 5, 6]
+    assert buckets(32, 4) == (8, 16, 24, 32) and buckets(32, 1) == (32,)
+    assert buckets(6, 4) == (2, 3, 5, 6)
+    assert buckets(1, 4) == (1,)
+    assert [smallest(buckets(6, 4), n) for n in (1, 2, 3, 4, 5, 6)] == [2, 2, 3, 5, 5, 6]
     for limit in range(1, 40):
-        assert buckets(limit)[-1] == limit and bucket_of(limit, limit) == limit
+        assert buckets(limit, 4)[-1] == limit and smallest(buckets(limit, 4), limit) == limit
 
 
 def test_prompt_buckets_are_quarters_in_multiples_of_64_and_hold_the_longest():
-    assert prompt_buckets(40) == [40] and prompt_buckets(64) == [64]
-    assert prompt_buckets(200) == [64, 128, 192, 200]
-    assert prompt_buckets(1000) == [256, 512, 768, 1000]
-    assert [prompt_bucket_of(n, 200) for n in (1, 64, 65, 193, 200)] == [64, 64, 128, 200, 200]
+    assert prompt_buckets(40) == (40,) and prompt_buckets(64) == (64,)
+    assert prompt_buckets(200) == (64, 128, 192, 200)
+    assert prompt_buckets(1000) == (256, 512, 768, 1000) and prompt_buckets(1000, 2) == (512, 1000)
+    assert [smallest(prompt_buckets(200), n) for n in (1, 64, 65, 193, 200)] == [64, 64, 128, 200, 200]
+
+
+def test_the_mean_of_what_holds_a_need():
+    for ladder in ((7,), (2, 3, 5, 6), (64, 128, 192, 200)):
+        assert mean_rung(ladder) == pytest.approx(np.mean([smallest(ladder, n) for n in range(1, ladder[-1] + 1)]))
+
+
+@pytest.mark.parametrize("most", (1, MAX_PROGRAMS // QUARTERS, MAX_PROGRAMS))
+def test_ladders_have_few_shapes_that_hold_every_batch(most):
+    for S, T, G, rounds in itertools.product((8, 512, 9000), (1, 32, 32_768), (1, 8), (1, 2, 8)):
+        found = ladders(S, T, G, rounds, most)
+        assert 1 <= found.shapes <= most <= MAX_PROGRAMS
+        assert [ladder[-1] for ladder in found] == [S, T, rounds]
+        assert all(list(ladder) == sorted({*ladder}) for ladder in found)
+
+
+def test_sizes_are_spent_on_what_fills_most_slots():
+    assert ladders(8, 32, 8, 1, 8) == ((8,), (8, 16, 24, 32), (1,))  # short prompts: as many completion lengths as ever
+    assert ladders(512, 1024, 8, 1, 8) == ((256, 512), (256, 512, 768, 1024), (1,))
+    assert ladders(8192, 64, 8, 1, 8) == ((2048, 4096, 6144, 8192), (32, 64), (1,))
+    assert ladders(512, 1024, 8, 1, 2) == ((512,), (512, 1024), (1,))
+    assert ladders(8192, 64, 8, 1, 2) == ((4096, 8192), (64,), (1,))
+    assert ladders(512, 1024, 8, 4, 2) == ((512,), (1024,), (2, 4))
+    assert ladders(512, 1024, 8, 4, 1) == ((512,), (1024,), (4,))
+
+
+def test_packed_rows_hold_one_completion_of_long_ones_and_the_group_of_short_ones():
+    assert row_lengths(512, 32_768, 8) == (8320, 16_640, 24_960, 33_280)  # 1.4% more slots than with each prompt once
+    assert row_lengths(4096, 64, 8)[-1] == 4096 + 8 * 64
+    assert row_lengths(512, 1024, 8)[-1] == 512 + 2 * 1024
+    assert row_lengths(8, 6, 1) == (14,)
+    for S, T, G in itertools.product((5, 300, 4000), (1, 70, 9000), (1, 3, 8)):
+        longest = row_lengths(S, T, G)[-1]
+        held = (longest - S) // T
+        assert longest == S + held * T and 1 <= held <= G
+        assert -(-G // held) * longest <= 1.25 * (S + G * T)
 
 
 def test_quarters_of_the_slots_that_are_filled():
