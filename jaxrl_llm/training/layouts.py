@@ -17,7 +17,7 @@ from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import accumulate
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.shapes import quarters_filled
+from jaxrl_llm.training.shapes import Ladders, quarters_filled
 from jaxrl_llm.training.step import in_parts, make_update
 
 
@@ -37,22 +37,21 @@ class Layout(NamedTuple):
     scores: tuple[Guarded, ...]
 
 
-def rectangular(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, shapes: int, *,
-                clip_norm: float | None, balance: float, micro_batches: int, parts: int, together: int | None) -> Layout:
-    """Batches `[P, G, T]` in at most so many shapes.
+def rectangular(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, sizes: Ladders, *,
+                clip_norm: float | None, balance: float, micro_batches: int, parts: int, together: int) -> Layout:
+    """Batches `[P, G, T]` of these sizes.
 
     Args:
       parts: of a batch, that are scored one after another.
-      together: of so many prompts at a time the padding is left out; None: all of it is computed.
+      together: prompts that go through the model at a time.
     """
-    score = Guarded("score", jax.jit(in_parts(policy.logprobs, parts)), shapes)
+    score = Guarded("score", jax.jit(in_parts(policy.logprobs, parts)), sizes.programs)
     update = Guarded("update", make_update(policy, objective, optimizer, clip_norm=clip_norm, micro_batches=micro_batches,
-                                           balance=balance), shapes)
+                                           balance=balance), sizes.programs)
 
     def ready(rollouts: Rollouts) -> Rollouts:
-        if together is None:
-            return rollouts
-        return rollouts.replace(filled=quarters_filled(np.asarray(rollouts.token_mask), together))
+        least = sizes.filled_of(rollouts.mask.shape[2])
+        return rollouts.replace(filled=max(least, quarters_filled(np.asarray(rollouts.token_mask), together)))
 
     return Layout(score, update, ready, (update,), (score,))
 

@@ -31,13 +31,14 @@ from jaxrl_llm.topologies import Topology, budgets, refill, rounds, single
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import optimizers
 from jaxrl_llm.training import prior as prior_lib
+from jaxrl_llm.training import shapes as shapes_lib
 from jaxrl_llm.training.controls import Controls
 from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.layouts import Layout, packed, rectangular
 from jaxrl_llm.training.learner import Learner
 from jaxrl_llm.training.policy import Capture, Policy
-from jaxrl_llm.training.shapes import MAX_PROGRAMS, QUARTERS, prompt_buckets, row_lengths
+from jaxrl_llm.training.shapes import Ladders, prompt_buckets, row_lengths
 from jaxrl_llm.training.source import Source
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import in_parts, make_joint_update
@@ -108,7 +109,7 @@ def make_source(config: ConfigDict, method: methods.Method, estimator: Estimator
         task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
         single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
         prior_lib.make(config, policy, len(task.train), prompt_tokens, read) if asked else None, readers,
-        shapes=1 if config.learner.packed_rows else MAX_PROGRAMS // fillings(config, model.config))
+        sizes=sizes_of(config, model.config))
     source = dataclasses.replace(source, topology=make_topology(config, estimator))
     return dataclasses.replace(source, topology=filtered(config, method, source.topology, source.view))
 
@@ -182,7 +183,7 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     alone = 0 if estimator.value_targets is None else config.critic.pretrain_steps
     optimizer, schedule = optimizer_of(config, config.optimizer.learning_rate, config.steps - alone)
     layout, parts = make_layout(config, objective, optimizer, policy, source), parts_of(config)
-    shapes, clip_norm = source.ladders.shapes * fillings(config, model.config), config.optimizer.clip_norm or None
+    shapes, clip_norm = source.ladders.programs, config.optimizer.clip_norm or None
     once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and source.topology.rounds == 1
     whole = once and not learner.balance  # one update in one piece, of groups that are not cut
     capture = capture_of(config, source.sampler.tokenizer, model.config.num_layers)
@@ -209,15 +210,15 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
 def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, policy: Policy,
                 source: Source) -> Layout:
     """Packed rows where `learner.packed_rows` says how many a micro-batch has, else rectangular ones."""
-    learner, architecture = config.learner, policy.model.config
+    learner = config.learner
     settings: dict[str, Any] = dict(clip_norm=config.optimizer.clip_norm or None, balance=learner.balance)
     if learner.packed_rows:
         lengths = row_lengths(source.sampler.prompt_tokens, config.sampling.max_tokens, config.sampling.group)
         return packed(policy, objective, optimizer, lengths, learner.packed_rows, **settings)
-    filled, shards = fillings(config, architecture), source.mesh.shape["data"] * source.mesh.shape["fsdp"]
+    shards = source.mesh.shape["data"] * source.mesh.shape["fsdp"]
     together = config.prompts.per_step // (learner.minibatches * learner.micro_batches * shards)
-    return rectangular(policy, objective, optimizer, source.ladders.shapes * filled, micro_batches=learner.micro_batches,
-                       parts=parts_of(config), together=together if filled > 1 else None, **settings)
+    return rectangular(policy, objective, optimizer, source.ladders, micro_batches=learner.micro_batches,
+                       parts=parts_of(config), together=together, **settings)
 
 
 def parts_of(config: ConfigDict) -> int:
@@ -230,10 +231,12 @@ def controls_of(method: methods.Method) -> Controls:
     return Controls({name: control.make(name) for name in method.controllers})
 
 
-def fillings(config: ConfigDict, model: ModelConfig) -> int:
-    """Programs for a batch of one shape: one for each quarter that may be filled, where padding is left out, see `unpads`."""
+def sizes_of(config: ConfigDict, model: ModelConfig) -> Callable[[int, int, int, int], Ladders]:
+    """The sizes of batches, see `training.shapes`."""
+    if config.learner.packed_rows:
+        return shapes_lib.limits
     slots = config.prompts.per_step * config.sampling.group * config.sampling.max_tokens
-    return QUARTERS if not config.learner.packed_rows and unpads(model, slots) else 1
+    return shapes_lib.unpadded if unpads(model, slots) else shapes_lib.padded
 
 
 def unpads(model: ModelConfig, slots: int) -> bool:

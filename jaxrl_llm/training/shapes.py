@@ -4,7 +4,6 @@ They follow from the limits of a run alone, so that a resumed run finds the ones
 """
 import functools
 import itertools
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,31 +20,57 @@ class Ladders(NamedTuple):
 
     prompt_tokens, tokens: S and T.
     rounds: rows of a batch, in units of its P prompts; 1 where groups are not cut.
+    filled: for each T, the least quarters of its slots that are computed, see `Rollouts.filled`; 4 where padding is computed.
     """
 
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
     rounds: tuple[int, ...]
+    filled: tuple[int, ...]
 
     @property
-    def shapes(self) -> int:
-        """How many shapes of batches there are."""
-        return math.prod(map(len, self))
+    def programs(self) -> int:
+        """Programs of one kind that such batches need."""
+        return len(self.prompt_tokens) * len(self.rounds) * sum(QUARTERS + 1 - least for least in self.filled)
+
+    def filled_of(self, tokens: int) -> int:
+        """The least quarters of a batch of this T."""
+        return self.filled[self.tokens.index(smallest(self.tokens, tokens))]
+
+
+def limits(prompt_tokens: int, tokens: int, group: int, rounds: int) -> Ladders:
+    """One shape, for what is computed in packed rows."""
+    return Ladders((prompt_tokens,), (tokens,), (rounds,), (QUARTERS,))
 
 
 @functools.cache
-def ladders(prompt_tokens: int, tokens: int, group: int, rounds: int, most: int) -> Ladders:
-    """Of all ladders with at most `most` shapes those that pad least, `rounds (S + G T)` slots, were all sizes equally likely.
+def padded(prompt_tokens: int, tokens: int, group: int, rounds: int) -> Ladders:
+    """Ladders for batches `[rounds P, group, tokens]` whose padding is computed: equal parts of each limit."""
+    lengths = [buckets(tokens, count) for count in range(1, QUARTERS + 1)]
+    return _best(prompt_tokens, [(one, (QUARTERS,) * len(one)) for one in lengths], group, rounds)
 
-    `prompt_tokens`, `tokens` and `rounds` are the limits of a batch of groups of `group`.
+
+@functools.cache
+def unpadded(prompt_tokens: int, tokens: int, group: int, rounds: int) -> Ladders:
+    """Ladders for batches whose padding is left out of matrix products.
+
+    At the limit of T, where most batches are, all quarters may be filled. Shorter ones spare attention; they are halves of each
+    other, and what fills less than three quarters of one mostly fits the next.
     """
-    counts = itertools.product(range(1, QUARTERS + 1), repeat=3)
-    found = [Ladders(prompt_buckets(prompt_tokens, s), buckets(tokens, t), buckets(rounds, r)) for s, t, r in counts]
+    lengths = [tuple(sorted({-(-tokens // 2**n) for n in range(count)})) for count in (1, 2, 3)]
+    return _best(prompt_tokens, [(one, (QUARTERS - 1,) * (len(one) - 1) + (1,)) for one in lengths], group, rounds)
+
+
+def _best(prompt_tokens: int, lengths, group: int, rounds: int) -> Ladders:
+    """The ladders of few programs that have the fewest slots, `rounds (S + G T)`, were all sizes up to the limits as likely."""
+    counts = range(1, QUARTERS + 1)
+    found = [Ladders(prompt_buckets(prompt_tokens, s), tokens, buckets(rounds, r), filled)
+             for s, (tokens, filled), r in itertools.product(counts, lengths, counts)]
 
     def slots(one: Ladders) -> float:
         return mean_rung(one.rounds) * (mean_rung(one.prompt_tokens) + group * mean_rung(one.tokens))
 
-    return min((one for one in found if one.shapes <= most), key=lambda one: (slots(one), one.shapes))
+    return min((one for one in found if one.programs <= MAX_PROGRAMS), key=lambda one: (slots(one), one.programs))
 
 
 def buckets(limit: int, count: int, multiple: int = 1) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from jaxrl_llm.topologies import Topology
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training.groups import Generate, Sampler
 from jaxrl_llm.training.metrics import PhaseTimer
-from jaxrl_llm.training.shapes import MAX_PROGRAMS, Ladders, ladders, smallest
+from jaxrl_llm.training.shapes import Ladders, padded, smallest
 from jaxrl_llm.training.state import TrainState
 
 _FILLS = 100  # batches to look through for prompts that are not too long
@@ -43,7 +43,7 @@ class Source:
       task: whose problems `data` yields, in batches that go on for ever.
       sampler: of groups.  topology: who is sampled.  prompts: of a batch.  max_tokens: of a completion, T at most.
       overlong: what becomes of prompts that are too long, see `generation.prompts.fit`.
-      shapes: in at most so many shapes a batch comes, see `training.shapes.ladders`.
+      sizes: the sizes that a batch may have, from the limits of S and T, the group and the rounds, see `training.shapes`.
       prior: what tells `facts["expected"]` of prompts before they are sampled; None: nobody asks.
       readers: processes that read `data` in turns.
       next_uid: of the next trajectory.
@@ -60,7 +60,7 @@ class Source:
     prior: prior_lib.Prior | None = None
     readers: int = 1
     next_uid: int = 0
-    shapes: int = MAX_PROGRAMS
+    sizes: Callable[[int, int, int, int], Ladders] = padded
 
     def position(self) -> dict[str, Any]:
         """Where the source is, for a checkpoint."""
@@ -89,7 +89,7 @@ class Source:
     @property
     def ladders(self) -> Ladders:
         """The sizes that a batch may have."""
-        return ladders(self.sampler.prompt_tokens, self.max_tokens, self.sampler.group, self.topology.rounds, self.shapes)
+        return self.sizes(self.sampler.prompt_tokens, self.max_tokens, self.sampler.group, self.topology.rounds)
 
     def view(self, forest: Forest, version: int) -> Rollouts:
         """What is credited: one rollout a trajectory, in one of the shapes that a run compiles for."""

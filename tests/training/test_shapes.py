@@ -6,14 +6,15 @@ import pytest
 
 from jaxrl_llm.training.shapes import (
     MAX_PROGRAMS,
-    QUARTERS,
     buckets,
-    ladders,
+    limits,
     mean_rung,
+    padded,
     prompt_buckets,
     quarters_filled,
     row_lengths,
     smallest,
+    unpadded,
 )
 
 
@@ -38,23 +39,26 @@ def test_the_mean_of_what_holds_a_need():
         assert mean_rung(ladder) == pytest.approx(np.mean([smallest(ladder, n) for n in range(1, ladder[-1] + 1)]))
 
 
-@pytest.mark.parametrize("most", (1, MAX_PROGRAMS // QUARTERS, MAX_PROGRAMS))
-def test_ladders_have_few_shapes_that_hold_every_batch(most):
+@pytest.mark.parametrize("sizes", (limits, padded, unpadded))
+def test_few_programs_hold_every_batch(sizes):
     for S, T, G, rounds in itertools.product((8, 512, 9000), (1, 32, 32_768), (1, 8), (1, 2, 8)):
-        found = ladders(S, T, G, rounds, most)
-        assert 1 <= found.shapes <= most <= MAX_PROGRAMS
-        assert [ladder[-1] for ladder in found] == [S, T, rounds]
-        assert all(list(ladder) == sorted({*ladder}) for ladder in found)
+        found = sizes(S, T, G, rounds)
+        assert 1 <= found.programs <= MAX_PROGRAMS == 8
+        assert [ladder[-1] for ladder in found[:3]] == [S, T, rounds]
+        assert all(list(ladder) == sorted({*ladder}) for ladder in found[:3])
+        shapes = itertools.product(found.prompt_tokens, found.rounds, found.tokens)
+        assert found.programs == len({(*shape, filled) for shape in shapes for filled in range(found.filled_of(shape[-1]), 5)})
 
 
 def test_sizes_are_spent_on_what_fills_most_slots():
-    assert ladders(8, 32, 8, 1, 8) == ((8,), (8, 16, 24, 32), (1,))  # short prompts: as many completion lengths as ever
-    assert ladders(512, 1024, 8, 1, 8) == ((256, 512), (256, 512, 768, 1024), (1,))
-    assert ladders(8192, 64, 8, 1, 8) == ((2048, 4096, 6144, 8192), (32, 64), (1,))
-    assert ladders(512, 1024, 8, 1, 2) == ((512,), (512, 1024), (1,))
-    assert ladders(8192, 64, 8, 1, 2) == ((4096, 8192), (64,), (1,))
-    assert ladders(512, 1024, 8, 4, 2) == ((512,), (1024,), (2, 4))
-    assert ladders(512, 1024, 8, 4, 1) == ((512,), (1024,), (4,))
+    assert padded(8, 32, 8, 1)[:2] == ((8,), (8, 16, 24, 32))  # short prompts: quarters of the completions alone
+    assert padded(512, 1024, 8, 1)[:2] == ((256, 512), (256, 512, 768, 1024))
+    assert padded(8192, 64, 8, 1)[:2] == ((2048, 4096, 6144, 8192), (32, 64))
+    assert unpadded(512, 1024, 8, 1) == ((512,), (256, 512, 1024), (1,), (3, 3, 1))
+    assert unpadded(8192, 64, 8, 1) == ((4096, 8192), (64,), (1,), (1,))
+    assert unpadded(512, 1024, 8, 4) == ((512,), (1024,), (2, 4), (1,))
+    assert limits(512, 1024, 8, 4) == ((512,), (1024,), (4,), (4,))
+    assert [unpadded(512, 1024, 8, 1).filled_of(T) for T in (100, 512, 513)] == [3, 3, 1]
 
 
 def test_packed_rows_hold_one_completion_of_long_ones_and_the_group_of_short_ones():
