@@ -55,9 +55,10 @@ def unpadded(prompt_tokens: int, tokens: int, group: int, rounds: int) -> Ladder
     """Ladders for batches whose padding is left out of matrix products.
 
     At the limit of T, where most batches are, all quarters may be filled. Shorter ones spare attention; they are halves of each
-    other, and what fills less than three quarters of one mostly fits the next.
+    other, and what fills less than three quarters of one mostly fits the next. Where groups are cut, numbers of rows go first:
+    they spare attention and prompts.
     """
-    lengths = [tuple(sorted({-(-tokens // 2**n) for n in range(count)})) for count in (1, 2, 3)]
+    lengths = [tuple(sorted({-(-tokens // 2**n) for n in range(count)})) for count in ((1, 2, 3) if rounds == 1 else (1,))]
     return _best(prompt_tokens, [(one, (QUARTERS - 1,) * (len(one) - 1) + (1,)) for one in lengths], group, rounds)
 
 
