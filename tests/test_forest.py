@@ -9,7 +9,7 @@ from jaxrl_llm import packing, rollouts
 from jaxrl_llm.forest import chains, contexts, grow, join, outcomes, paths, plant, select, turns
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.training.shapes import bucket_of, quarters_filled
+from jaxrl_llm.training.shapes import buckets, quarters_filled, smallest
 
 SAME = {"tokens": lambda longest: longest, "prompt_tokens": lambda longest: longest, "version": 7}
 
@@ -60,7 +60,7 @@ def test_a_path_holds_all_tokens_after_the_prompt_and_the_mask_has_holes():
 
 def test_a_row_of_200_tokens_of_the_policy_among_400_of_a_tool_is_not_cut():
     found = node(node(node(prompts(1), 0, [1] * 100, 0), 1, [2] * 400, 0, role=Role.ENVIRONMENT), 2, [3] * 100, 0)
-    shapes = SAME | {"tokens": lambda longest: bucket_of(longest, 1000)}
+    shapes = SAME | {"tokens": lambda longest: smallest(buckets(1000, 4), longest)}
     view = paths(found, group=1, prompts=1, **shapes)
     assert view.mask.shape == (1, 1, 750) and view.mask.sum() == 200 and view.tokens[0, 0, 500:600].tolist() == [3] * 100
     assert quarters_filled(np.asarray(view.token_mask), 1) == 4  # what lies between is read

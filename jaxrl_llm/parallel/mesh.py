@@ -66,11 +66,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def check_batch(mesh: Mesh, prompts: int, what: str) -> None:
-    """Raises ValueError when `prompts` cannot be spread evenly over the mesh; `what` names them."""
+def check_batch(mesh: Mesh, count: int, what: str, kind: str = "prompts") -> None:
+    """Raises ValueError when so many prompts, or rows, cannot be spread evenly over the mesh; `what` names their number."""
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
-    if prompts % shards:
-        below, above = prompts // shards * shards, (prompts // shards + 1) * shards
-        raise ValueError(f"{what}={prompts} prompts do not divide over the mesh's data x fsdp = "
+    if count % shards:
+        below, above = count // shards * shards, (count // shards + 1) * shards
+        raise ValueError(f"{what}={count} {kind} do not divide over the mesh's data x fsdp = "
                          f"{mesh.shape['data']} x {mesh.shape['fsdp']} = {shards} shards; "
                          f"use {above}{f' or {below}' if below else ''}, or a smaller mesh")

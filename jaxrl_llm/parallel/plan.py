@@ -26,6 +26,7 @@ from jaxrl_llm.parallel.presets import Device
 from jaxrl_llm.parallel.rules import axes_of, path_name, spec_of
 
 USABLE = 0.9  # share of a device's memory that is planned with: the runtime, its programs and fragmentation have the rest
+_VIEW = 16  # bytes that a token of a mini-batch has in an update from packed rows: index, log-prob, entropy, cotangent
 _CHUNK = 512  # rows of logits at a time, see `training.policy.Policy`
 _ITEMSIZE = {"float32": 4, "bfloat16": 2}
 Bytes = dict[str, float]
@@ -47,6 +48,7 @@ class Work:
       critic: a second transformer is trained.
       offload: of `optimizer` and `reference`, those that wait in the memory of the host.
       optimizer: of the policy, and of the critic.
+      rows, row_tokens: packed rows of a micro-batch and tokens of the longest; 0 rows: a prompt with its group is one row.
     """
 
     prompts: int
@@ -65,6 +67,8 @@ class Work:
     critic: bool = False
     offload: tuple[str, ...] = ()
     optimizer: optax.GradientTransformation = optax.adamw(1e-3)
+    rows: int = 0
+    row_tokens: int = 0
 
     @property
     def itemsize(self) -> int:
@@ -81,9 +85,20 @@ class Work:
         return self.prompts / self.sampling_parts
 
     def fits_mesh(self, mesh: Mapping[str, int]) -> bool:
-        """Whether the prompts of every part divide over the mesh."""
+        """Whether the prompts of every part, and packed rows, divide over the mesh."""
         shards = mesh["data"] * mesh["fsdp"]
-        return self.learned_at_once % shards == 0 and self.sampled_at_once % shards == 0
+        return all(count % shards == 0 for count in (self.learned_at_once, self.sampled_at_once, self.rows))
+
+    def computed_at_once(self, shards: int) -> tuple[float, float, float]:
+        """On each of so many shards, of a micro-batch: tokens, scores of a head, and the tokens that have logits.
+
+        Scores are those of a block of queries of every row.
+        """
+        if self.rows:
+            tokens = self.rows / shards * self.row_tokens
+            return tokens, tokens * min(self.row_tokens, BLOCK), tokens
+        P, G, S, T = self.learned_at_once / shards, self.group, self.prompt_tokens, self.completion_tokens
+        return P * (S + G * T), P * (G * min(T, BLOCK) * (T + S) + min(S, BLOCK) * S), P * G * T
 
 
 @functools.lru_cache(maxsize=64)
@@ -171,21 +186,21 @@ def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     differentiated, either around its attention or around its MLP. gathered: tables that live in pieces, two layers at a time.
     """
     shards, tensor, item = mesh["data"] * mesh["fsdp"], mesh["tensor"], w.itemsize
-    P, G, S, T, D, M = w.learned_at_once / shards, w.group, w.prompt_tokens, w.completion_tokens, c.hidden_size, _mlp_width(c)
-    tokens = P * (S + G * T)
+    D, M, (tokens, pairs, predicted) = c.hidden_size, _mlp_width(c), w.computed_at_once(shards)
+    several = w.micro_batches > 1 or w.rows > 0
     held = weights_per_device(c, mesh)
     per_token = 0 if c.experts is None else c.experts.per_token  # rows of a token beside each other, before they are summed
     products = (1 + c.post_norms + per_token) * D + ((2 * c.num_heads + 2 * c.num_kv_heads) * c.head_dim + 2 * M) / tensor
     stored = tokens * c.num_layers * item * (D + (0 if w.remat else products))
-    scores = 4 * c.num_heads * P * (G * min(T, BLOCK) * (T + S) + min(S, BLOCK) * S) / tensor
+    scores = 4 * c.num_heads * pairs / tensor
     layer = max((5 * M / tensor + 10 * per_token * D) * tokens * item, 4 * scores) + 6 * 4 * D * tokens
     layer += tokens * products * item if w.remat else 0
     table = 4 * c.vocab_size * D / tensor
-    gradients = 4 * (adapter_weights(c, w.lora_rank) if w.lora_rank else held) * (2 if w.micro_batches > 1 else 1)
+    gradients = 4 * (adapter_weights(c, w.lora_rank) if w.lora_rank else held) * (2 if several else 1)
     layer += 0 if w.lora_rank or not c.tie_embeddings else table  # its gradient as unembedding, until that as embedding
     # Where the logits are, no gradient of a layer is yet; sums over micro-batches are.
-    logits = 3 * 4 * min(_CHUNK, P * G * T) * c.vocab_size / tensor
-    waiting = max(layer + gradients, logits + table + (gradients / 2 if w.micro_batches > 1 else 0))
+    logits = 3 * 4 * min(_CHUNK, predicted) * c.vocab_size / tensor
+    waiting = max(layer + gradients, logits + table + (gradients / 2 if several else 0))
     gathered = table * (1 if c.tie_embeddings else 2)
     gathered += 2 * 4 * (_layer_matrices(c) / c.num_layers) / tensor
     returned = 0.0
@@ -194,7 +209,7 @@ def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     return {"gradients": gradients, "optimiser from the host": returned, "stored activations": stored,
             "one layer or the logits": waiting - gradients,
             "gathered weights": gathered if mesh["fsdp"] > 1 else 0.0,
-            "batch": 32 * w.prompts * G * T / shards}
+            "batch": (32 + _VIEW * (w.rows > 0) / w.minibatches) * w.prompts * w.group * w.completion_tokens / shards}
 
 
 def _heads_over(c: ModelConfig, mesh: Mapping[str, int]) -> int:
@@ -295,7 +310,7 @@ def best(c: ModelConfig, w: Work, device: Device, count: int) -> Estimate | None
 
 
 _KEYS = {"micro_batches": "learner.micro_batches", "sampling_parts": "sampling.micro_batches", "dtype": "model.dtype",
-         "remat": "model.remat"}
+         "remat": "model.remat", "rows": "learner.packed_rows"}
 
 
 def remedies(c: ModelConfig, w: Work, device: Device, count: int) -> tuple[dict[str, Any], Work, Estimate | None]:
@@ -306,8 +321,8 @@ def remedies(c: ModelConfig, w: Work, device: Device, count: int) -> tuple[dict[
     changes, found = {}, best(c, w, device, count)
     while found is not None and not found.fits(device):
         by_update = found.updating >= found.sampling
-        options: list[dict[str, Any]] = [
-            {"micro_batches": 2 * w.micro_batches} if by_update else {"sampling_parts": 2 * w.sampling_parts}]
+        smaller = {"rows": w.rows // 2} if w.rows > 1 else {} if w.rows else {"micro_batches": 2 * w.micro_batches}
+        options: list[dict[str, Any]] = [smaller if by_update else {"sampling_parts": 2 * w.sampling_parts}]
         options += [{"dtype": "bfloat16"}] * (w.dtype == "float32") + [{"remat": True}] * (by_update and not w.remat)
         for option in options:
             changed = dataclasses.replace(w, **option)
@@ -329,6 +344,7 @@ def check(c: ModelConfig, w: Work, device: Device, count: int, mesh: Mapping[str
     found = best(c, w, device, count) if mesh is None else estimate(c, w, mesh)
     if found is None or not w.fits_mesh(found.mesh):
         parts = f"{w.learned_at_once:g} per micro-batch and {w.sampled_at_once:g} per sampling part"
+        parts += f", with learner.packed_rows={w.rows}" if w.rows else ""
         where = f"{count} devices" if mesh is None else named(mesh)
         raise ValueError(f"prompts.per_step={w.prompts} ({parts}) do not divide over data x fsdp of {where}; use more prompts "
                          "per step, fewer parts, a larger mesh.tensor (up to 8), or fewer devices")
@@ -350,9 +366,10 @@ def advice(c: ModelConfig, w: Work, device: Device, count: int) -> str:
             where = "It fits" if factor == 1 else f"It would fit on {factor * count} devices"
             keys = " ".join([*(f"{key}={value}" for key, value in changes.items()), named(found.mesh)])
             return f"{where} ({found.peak / 1e9:.1f} GB) with {keys}"
-    return ("No mesh of up to 64 times as many devices helps: one prompt with its group is the least that is worked on at a "
-            "time, and sampling spreads the weights over mesh.tensor alone. Lower sampling.max_tokens, sampling.group or "
-            "prompts.max_tokens, train adapters (lora.rank=16), or take a smaller model")
+    least = "a packed row" if w.rows else "one prompt with its group (without learner.packed_rows)"
+    return (f"No mesh of up to 64 times as many devices helps: {least} is the least that is worked on at a time, and sampling "
+            "spreads the weights over mesh.tensor alone. Lower sampling.max_tokens, sampling.group or prompts.max_tokens, "
+            "train adapters (lora.rank=16), or take a smaller model")
 
 
 def named(mesh: Mapping[str, int]) -> str:

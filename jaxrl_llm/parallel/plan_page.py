@@ -13,6 +13,7 @@ def page(name: str, c: ModelConfig, w: plan.Work, device: Device, found: plan.Es
     lines = [f"{name}: {plan.parameters(c):,} weights{active} on {count} x {device.name}, {plan.named(found.mesh)}",
              f"one step: {w.prompts} prompts of {w.prompt_tokens} tokens x {w.group} completions of {w.completion_tokens}, "
              f"{w.dtype}, {w.minibatches} x {w.micro_batches} parts learned, {w.sampling_parts} sampled"
+             + (f", {w.rows} packed rows of {w.row_tokens} tokens at a time" if w.rows else "")
              + (", layers computed again" if w.remat else ""), "", f"{'GB per device':32}{'updating':>10}{'sampling':>10}"]
     def row(label, *cells):
         return f"  {label:30}" + "".join(f"{cell:>10}" for cell in cells)

@@ -8,9 +8,10 @@ from jaxrl_llm.recorders.base import Recorder, texts_of
 
 
 def reference(score: Callable, adapters: bool) -> Recorder:
-    """`ref_logprobs` f32[P, G, T] of frozen weights; a policy with `adapters` without them, as they alone are trained."""
+    """`ref_logprobs` f32[P, G, T] of frozen weights; of a policy with `adapters` without them, as they alone are trained."""
     def record(own, params, lora, rollouts):
-        return {"ref_logprobs": score(params if adapters else own, None, texts_of(rollouts))[0]}
+        without = jax.tree.map(jnp.zeros_like, lora)  # adapters of 0 add nothing, and no further program is compiled
+        return {"ref_logprobs": score(params if adapters else own, without, texts_of(rollouts))[0]}
 
     def copy(params):
         return jax.tree.map(jnp.copy, params)

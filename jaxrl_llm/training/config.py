@@ -20,7 +20,7 @@ _AT_LEAST = {
        "sampling.max_rounds probe.pool learner.epochs learner.minibatches learner.micro_batches learner.max_skipped "
        "eval.problems checkpoint.keep warmup.batch model.hidden_size model.num_layers model.num_heads model.mlp_size "
        "model.experts_per_token",
-    0: "model.experts model.expert_size learner.balance "
+    0: "model.experts model.expert_size learner.balance learner.packed_rows "
        "lora.rank prompts.max_tokens budget.prompts optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
        "optimizer.clip_norm critic.learning_rate critic.clip critic.pretrain_steps warmup.steps warmup.learning_rate "
        "eval.every checkpoint.every samples_every",
@@ -89,6 +89,7 @@ def default_config() -> ConfigDict:
     c.learner.epochs = 0                # passes over each rollout batch; 0: the method's own
     c.learner.minibatches = 0           # optimiser steps per pass; 0: the method's own
     c.learner.micro_batches = 1         # parts whose gradients are summed in one optimiser step: less memory
+    c.learner.packed_rows = 0           # rows of a micro-batch that may be smaller than a prompt's group; 0: rectangular rows
     c.learner.max_skipped = 5           # stop after so many non-finite updates in a row
     c.learner.balance = 0.0             # weight of the load-balancing loss of a mixture of experts; 0.001 to 0.01 are usual
     c.learner.offload = ""              # "optimizer", "reference" or both: in the host's memory while they are not used
@@ -215,6 +216,9 @@ def check(config: ConfigDict) -> None:
     one_of("config.critic.kind", config.critic.kind, KINDS)
     one_of("config.prior.source", config.prior.source, SOURCES)
     one_of("config.budget.utility", config.budget.utility, ("", *UTILITIES))
+    if config.learner.packed_rows and config.learner.micro_batches > 1:
+        raise ValueError(f"learner.packed_rows={config.learner.packed_rows} says how much is computed at a time, and so does "
+                         f"learner.micro_batches={config.learner.micro_batches}; set learner.micro_batches=1")
     P, pieces = config.prompts.per_step, config.learner.minibatches * config.learner.micro_batches
     if P % config.sampling.micro_batches:
         raise ValueError(f"prompts.per_step={P} does not divide into sampling.micro_batches={config.sampling.micro_batches}; "
@@ -229,12 +233,13 @@ def check(config: ConfigDict) -> None:
 def arithmetic_table(config: ConfigDict, prompt_tokens: int, rounds: int = 1) -> list[tuple[str, str]]:
     """The batch arithmetic of a run, for people: what one step samples, in up to `rounds` rounds, and how it is cut up."""
     P, G, T = config.prompts.per_step, config.sampling.group, config.sampling.max_tokens
-    updates = config.learner.epochs * config.learner.minibatches
+    learner, updates = config.learner, config.learner.epochs * config.learner.minibatches
     budget, most = config.budget, f" to {G * rounds} = {P * G} to {P * G * rounds}" if rounds > 1 else f" = {P * G}"
     sizes = f"{budget.prompts} x {G} to {G * rounds}, together {P * G}" if budget.utility else f"{P} x {G}{most}"
+    pieces = f"{learner.packed_rows} packed rows at a time" if learner.packed_rows else f"{learner.micro_batches} micro-batches"
     return [
         ("prompts x completions per step", sizes),
         ("tokens per sequence", f"prompt <= {prompt_tokens}, completion <= {T}"),
-        ("updates per step", f"{config.learner.epochs} epochs x {config.learner.minibatches} minibatches = {updates}"),
-        ("prompts per update", f"{P // config.learner.minibatches} in {config.learner.micro_batches} micro-batches"),
+        ("updates per step", f"{learner.epochs} epochs x {learner.minibatches} minibatches = {updates}"),
+        ("prompts per update", f"{P // learner.minibatches} in {pieces}"),
     ]

@@ -10,6 +10,7 @@ from jaxrl_llm.parallel import plan
 from jaxrl_llm.parallel.presets import DEVICES, Device
 from jaxrl_llm.training.config import parts
 from jaxrl_llm.training.setup import Run, optimizer_of
+from jaxrl_llm.training.shapes import row_lengths
 
 # Beginnings of `device_kind`, the longer before the shorter.
 _KINDS = {"NVIDIA H100": "h100", "NVIDIA H200": "h200", "NVIDIA A100": "a100-80", "TPU v4": "v4", "TPU v5 lite": "v5e",
@@ -25,7 +26,8 @@ def work_of(config: ConfigDict, prompt_tokens: int, needs: Set[str], critic: boo
                      learner.micro_batches, c.sampling.micro_batches, learner.epochs, c.model.dtype, c.model.remat, c.lora.rank,
                      passes=int(several) + ("ref_logprobs" in needs), critic=critic and c.critic.kind == "separate",
                      reference="ref_logprobs" in needs and not c.lora.rank, offload=tuple(parts(learner.offload)),
-                     optimizer=optimizer_of(c, c.optimizer.learning_rate, c.steps)[0])
+                     optimizer=optimizer_of(c, c.optimizer.learning_rate, c.steps)[0], rows=learner.packed_rows,
+                     row_tokens=row_lengths(prompt_tokens, c.sampling.max_tokens, c.sampling.group)[-1])
 
 
 def device_of(device: jax.Device) -> Device:
@@ -40,7 +42,7 @@ def device_of(device: jax.Device) -> Device:
 
 
 def forecast(run: Run) -> list[tuple[str, str]]:
-    """Rows for the head of a run: memory per device and the useful operations of a step, at the limits of all lengths.
+    """Rows for the head of a run: memory per device, useful operations of a step, both at the limits of all lengths, programs.
 
     Raises:
       ValueError: the run does not fit its accelerators, by more than the estimate may be wrong; says what to change. It is a
@@ -58,8 +60,11 @@ def forecast(run: Run) -> list[tuple[str, str]]:
             if own.platform != "cpu" and found.peak > _CERTAIN * plan.USABLE * device.memory:
                 raise
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
-    operations = sum(plan.step_flops(c, w).values())
+    operations, layout = sum(plan.step_flops(c, w).values()), run.learner.layout
+    programs = [f"{sum(one.shapes for one in compiled)} of {what}" for what, compiled in
+                (("updates", layout.updates), ("scoring", layout.scores))]
     rows = [("memory per device, estimated", f"{found.updating / 1e9:.2f} GB updating, {found.sampling / 1e9:.2f} GB sampling, "
-             f"of {device.memory / 1e9:.1f}"), ("operations per step", f"{operations / 1e12:.3g} TFLOP")]
+             f"of {device.memory / 1e9:.1f}"), ("operations per step", f"{operations / 1e12:.3g} TFLOP"),
+            ("programs to compile, at most", ", ".join(programs))]
     seconds = sum(plan.ideal_seconds(c, w, mesh.shape, device).values())
     return rows if seconds != seconds else [*rows, ("seconds per step, at least", f"{seconds:.2f} (bfloat16 peak)")]

@@ -17,7 +17,7 @@ from jaxrl_llm.rollouts import Role
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.scoring import decode, shared_scores
-from jaxrl_llm.training.shapes import prompt_bucket_of
+from jaxrl_llm.training.shapes import prompt_buckets, smallest
 
 Generate = Callable[[np.ndarray, np.ndarray, jax.Array], Completions]  # (prompt tokens, prompt mask, keys) -> completions
 
@@ -76,7 +76,7 @@ class Sampler:
     def _call(self, generate, forest, rows, first_uid, key, version, timer):
         """As `groups`, for at most `prompts` rows. Missing ones are filled up, so that no new shape compiles, and dropped."""
         asked = [forest.prompt_ids(row) for row in rows]
-        missing, length = self.prompts - len(asked), prompt_bucket_of(max(map(len, asked)), self.prompt_tokens)
+        missing, length = self.prompts - len(asked), smallest(prompt_buckets(self.prompt_tokens), max(map(len, asked)))
         batch = pad([ids.tolist() for ids in asked] + [asked[0].tolist()] * missing, [0] * self.prompts, length)
         uids = first_uid + np.arange(len(rows) * self.group, dtype=np.int64).reshape(len(rows), self.group)
         keys = row_keys(key, np.pad(uids, ((0, missing), (0, 0)), constant_values=-1))

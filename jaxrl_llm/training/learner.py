@@ -1,7 +1,6 @@
 """From finished rollouts to new weights: what is recorded of them, advantages, optimiser steps."""
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,10 +19,10 @@ from jaxrl_llm.training import offload
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.controls import Controls
 from jaxrl_llm.training.guard import Guarded
+from jaxrl_llm.training.layouts import Layout
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.regroup import regroup
-from jaxrl_llm.training.shapes import quarters_filled
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.values.critic import metrics as value_metrics
 
@@ -53,15 +52,14 @@ class Learner:
     Attributes:
       policy, estimator, objective, optimizer: what is learned, and how.
       recorders: what is measured of rollouts first, in this order.
-      update: the compiled update, see `training.step.make_update`.
+      layout: how a batch goes through the model, to be scored and learned from.
       joint: the update that estimates in its own forward pass, see `make_joint_update`; None: advantages come first.
-      score: the compiled `Policy.logprobs`.
-      prompts, group: P and G of the rows that an update sees; larger groups become several rows, see `training.regroup`.
-      epochs, minibatches, micro_batches: passes over a batch, updates in each, parts of an update.
+      rows, group: P, or numbers of rows to choose from, and G of the rows that are learned from; larger groups become several
+        rows, see `training.regroup`.
+      epochs, minibatches: passes over a batch, updates in each.
       pretrain_steps: first steps, in which the policy is left as it is.
       max_skipped: updates in a row that may be refused.
       offload: what waits in the host's memory, see `training.offload`.
-      unpads: whether padding is left out of the model's matrix products.
       controls: controllers, which see what becomes of each step.
       optimizer_metrics: numbers by name that the state of the optimiser tells.
     """
@@ -71,19 +69,16 @@ class Learner:
     objective: Objective
     optimizer: optax.GradientTransformation
     recorders: tuple[Recorder, ...]
-    update: Guarded
-    score: Guarded
+    layout: Layout
     mesh: Mesh
-    prompts: int
+    rows: tuple[int, ...]
     group: int
     joint: Guarded | None = None
     epochs: int = 1
     minibatches: int = 1
-    micro_batches: int = 1
     pretrain_steps: int = 0
     max_skipped: int = 10
     offload: tuple[str, ...] = ()
-    unpads: bool = False
     optimizer_metrics: Callable[[Any], dict[str, jax.Array]] = lambda opt_state: {}
     controls: Controls = Controls()
 
@@ -157,22 +152,22 @@ class Learner:
         reads what they provide.
         """
         if rollouts.valid.shape[1] == self.group:
-            batch, facts = self._recorded(state, self.place(self._unpadded(rollouts)), frozen, alone)
+            batch, facts = self._recorded(state, self.place(self.layout.ready(rollouts)), frozen, alone)
             if self.joint is not None:
                 return state, batch, None, facts
             advantages, estimator_state, own = estimate(self.estimator, self.mesh, batch, state.estimator_state)
             jax.block_until_ready(advantages)
             return state.replace(estimator_state=estimator_state), batch, advantages, facts | own
         first = any({*one.provides} & {*self.estimator.needs} for one in self.recorders)
-        placed, facts = self.place(self._unpadded(rollouts) if first else rollouts), {}
+        placed, facts = self.place(self.layout.ready(rollouts) if first else rollouts), {}
         if first:
             placed, facts = self._recorded(state, placed, frozen, alone)
         advantages, estimator_state, own = estimate(self.estimator, self.mesh, placed, state.estimator_state)
         whole = parallel.fetch(placed) if first else rollouts
         if self.estimator.keeps is not None:
             whole = whole.replace(valid=parallel.fetch(jax.jit(self.estimator.keeps)(placed)))
-        rows, advantages = regroup(whole, parallel.fetch(advantages), self.group, self.prompts)
-        batch = self.place(self._unpadded(rows))
+        rows, advantages = regroup(whole, parallel.fetch(advantages), self.group, self.rows)
+        batch = self.place(self.layout.ready(rows))
         if not first:
             batch, facts = self._recorded(state, batch, frozen, alone)
         return state.replace(estimator_state=estimator_state), batch, self.place(advantages), facts | own
@@ -226,21 +221,13 @@ class Learner:
                 state, found = state.replace(beside={**state.beside, one.name: own}), found | facts
         if alone:
             return state, found | {"skipped_updates": state.skipped}
-        state, learned = (self.update(state, part, advantages) if self.joint is None or advantages is not None
+        state, learned = (self.layout.update(state, part, advantages) if self.joint is None or advantages is not None
                           else self.joint(state, part))
         return state, found | learned
 
-    def _unpadded(self, batch: Rollouts) -> Rollouts:
-        """A batch on the host, with the promise that lets the model leave its padding out, see `Rollouts.filled`."""
-        if not self.unpads:
-            return batch
-        shards = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
-        together = self.prompts // math.prod((self.minibatches, self.micro_batches, shards))
-        return batch.replace(filled=quarters_filled(np.asarray(batch.token_mask), together))
-
     def ratios(self, state: TrainState, batch: Rollouts, before: jax.Array) -> jax.Array:
         """f32[P, G, T], the probability of each token now over that of the log-probs `before`."""
-        return jax.numpy.exp(self.score(state.params, state.lora, texts_of(batch))[0] - before)
+        return jax.numpy.exp(self.layout.score(state.params, state.lora, texts_of(batch))[0] - before)
 
 
 def mean_metrics(updates: list[dict]) -> dict[str, float]:

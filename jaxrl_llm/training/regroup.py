@@ -1,15 +1,19 @@
 """Groups of unequal size in rows of one size: an update pays only for what was sampled."""
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 
 from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.training.shapes import smallest
 
 
-def regroup(rollouts: Rollouts, advantages, size: int, multiple: int) -> tuple[Rollouts, np.ndarray]:
+def regroup(rollouts: Rollouts, advantages, size: int, counts: Sequence[int]) -> tuple[Rollouts, np.ndarray]:
     """The same rollouts in rows of at most `size`, without the rows that hold none: `[P, G, ...] -> [R, size, ...]`.
 
-    To be called when the advantages are known, which need whole groups. R is filled up to a `multiple` with rows that are not
-    valid, so that few shapes compile. Means over tokens or rollouts stay what they were, a mean over prompts would not.
+    To be called when the advantages are known, which need whole groups. R is the smallest of `counts` that holds them, filled
+    up with rows that are not valid, so that few shapes compile. Means over tokens or rollouts stay what they were, a mean over
+    prompts would not.
     Raises ValueError when `size` does not divide G.
     """
     P, G = rollouts.valid.shape
@@ -18,7 +22,7 @@ def regroup(rollouts: Rollouts, advantages, size: int, multiple: int) -> tuple[R
     first = np.argsort(~np.asarray(rollouts.valid), axis=1, kind="stable").reshape(-1, size)  # valid ones, wherever they are
     owner = np.repeat(np.arange(P), G // size)
     chosen = np.flatnonzero(np.asarray(rollouts.valid)[owner[:, None], first].any(axis=1))
-    total = max(-(-len(chosen) // multiple), 1) * multiple
+    total = smallest(counts, len(chosen))
     index = np.concatenate([chosen, np.zeros(total - len(chosen), int)])
     owner, first = owner[index], first[index]
 

@@ -31,15 +31,17 @@ from jaxrl_llm.topologies import Topology, budgets, refill, rounds, single
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import optimizers
 from jaxrl_llm.training import prior as prior_lib
+from jaxrl_llm.training import shapes as shapes_lib
 from jaxrl_llm.training.controls import Controls
 from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.guard import Guarded
+from jaxrl_llm.training.layouts import Layout, packed, rectangular
 from jaxrl_llm.training.learner import Learner
 from jaxrl_llm.training.policy import Capture, Policy
-from jaxrl_llm.training.shapes import buckets, prompt_buckets
+from jaxrl_llm.training.shapes import Ladders, prompt_buckets, row_lengths
 from jaxrl_llm.training.source import Source
 from jaxrl_llm.training.state import TrainState
-from jaxrl_llm.training.step import in_parts, make_joint_update, make_update
+from jaxrl_llm.training.step import in_parts, make_joint_update
 from jaxrl_llm.values import critic as critic_lib
 from jaxrl_llm.values import features
 
@@ -106,7 +108,8 @@ def make_source(config: ConfigDict, method: methods.Method, estimator: Estimator
     source = Source(
         task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
         single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
-        prior_lib.make(config, policy, len(task.train), prompt_tokens, read) if asked else None, readers)
+        prior_lib.make(config, policy, len(task.train), prompt_tokens, read) if asked else None, readers,
+        sizes=sizes_of(config, model.config))
     source = dataclasses.replace(source, topology=make_topology(config, estimator))
     return dataclasses.replace(source, topology=filtered(config, method, source.topology, source.view))
 
@@ -179,13 +182,8 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     learner, c, model = config.learner, config, policy.model
     alone = 0 if estimator.value_targets is None else config.critic.pretrain_steps
     optimizer, schedule = optimizer_of(config, config.optimizer.learning_rate, config.steps - alone)
-    slots = c.prompts.per_step * c.sampling.group * c.sampling.max_tokens * source.topology.rounds
-    unpadded = unpads(model.config, slots)
-    shapes = shapes_of(config, source.sampler.prompt_tokens, source.topology.rounds) * (4 if unpadded else 1)
-    parts = learner.minibatches * learner.micro_batches if learner.micro_batches > 1 else 1  # scoring needs no more memory
-    adapters = bool(config.lora.rank)
-    score = Guarded("score", jax.jit(in_parts(policy.logprobs, parts)), shapes * (1 + adapters))
-    clip_norm = config.optimizer.clip_norm or None
+    layout, parts = make_layout(config, objective, optimizer, policy, source), parts_of(config)
+    shapes, clip_norm = source.ladders.programs, config.optimizer.clip_norm or None
     once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and source.topology.rounds == 1
     whole = once and not learner.balance  # one update in one piece, of groups that are not cut
     capture = capture_of(config, source.sampler.tokenizer, model.config.num_layers)
@@ -197,18 +195,35 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
         read = functools.partial(policy.logprobs_and_features, capture=capture)
         recorded.append(recorders.features(Guarded("score", jax.jit(in_parts(read, parts)), shapes)))
     elif learner.epochs * learner.minibatches > 1 or "old_logprobs" in needs:
-        recorded.append(recorders.old(score))
+        recorded.append(recorders.old(layout.score))
     if "ref_logprobs" in needs:
-        recorded.append(recorders.reference(score, adapters))
+        recorded.append(recorders.reference(layout.score, bool(config.lora.rank)))
     if estimator.value_targets is not None:
         recorded.append(critic_of(config, model, source.mesh, shapes))
-    update = make_update(policy, objective, optimizer, clip_norm=clip_norm, micro_batches=learner.micro_batches,
-                         balance=learner.balance)
+    rows = tuple(c.prompts.per_step * n for n in source.ladders.rounds)
     return Learner(
-        policy, estimator, objective, optimizer, tuple(recorded), Guarded("update", update, shapes), score, source.mesh,
-        c.prompts.per_step, c.sampling.group, joint, learner.epochs, learner.minibatches, learner.micro_batches, alone,
-        learner.max_skipped, tuple(config_lib.parts(learner.offload)), unpadded,
+        policy, estimator, objective, optimizer, tuple(recorded), layout, source.mesh, rows, c.sampling.group, joint,
+        learner.epochs, learner.minibatches, alone, learner.max_skipped, tuple(config_lib.parts(learner.offload)),
         functools.partial(optimizers.metrics, c.optimizer), controls_of(methods.get(config.method))), schedule
+
+
+def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, policy: Policy,
+                source: Source) -> Layout:
+    """Packed rows where `learner.packed_rows` says how many a micro-batch has, else rectangular ones."""
+    learner = config.learner
+    settings: dict[str, Any] = dict(clip_norm=config.optimizer.clip_norm or None, balance=learner.balance)
+    if learner.packed_rows:
+        lengths = row_lengths(source.sampler.prompt_tokens, config.sampling.max_tokens, config.sampling.group)
+        return packed(policy, objective, optimizer, lengths, learner.packed_rows, **settings)
+    shards = source.mesh.shape["data"] * source.mesh.shape["fsdp"]
+    together = config.prompts.per_step // (learner.minibatches * learner.micro_batches * shards)
+    return rectangular(policy, objective, optimizer, source.ladders, micro_batches=learner.micro_batches,
+                       parts=parts_of(config), together=together, **settings)
+
+
+def parts_of(config: ConfigDict) -> int:
+    """Parts in which a batch is scored: as many as are learned one after another, so that scoring needs no more memory."""
+    return config.learner.minibatches * config.learner.micro_batches if config.learner.micro_batches > 1 else 1
 
 
 def controls_of(method: methods.Method) -> Controls:
@@ -216,9 +231,12 @@ def controls_of(method: methods.Method) -> Controls:
     return Controls({name: control.make(name) for name in method.controllers})
 
 
-def shapes_of(config: ConfigDict, prompt_tokens: int, rounds: int) -> int:
-    """Shapes of batches that a run may learn from: lengths of completions and prompts, and up to so many rows a prompt."""
-    return len(buckets(config.sampling.max_tokens)) * len(prompt_buckets(prompt_tokens)) * rounds
+def sizes_of(config: ConfigDict, model: ModelConfig) -> Callable[[int, int, int, int], Ladders]:
+    """The sizes of batches, see `training.shapes`."""
+    if config.learner.packed_rows:
+        return shapes_lib.limits
+    slots = config.prompts.per_step * config.sampling.group * config.sampling.max_tokens
+    return shapes_lib.unpadded if unpads(model, slots) else shapes_lib.padded
 
 
 def unpads(model: ModelConfig, slots: int) -> bool:
@@ -307,6 +325,7 @@ def make_mesh(config: ConfigDict) -> Mesh:
     parallel.check_batch(mesh, P // learner.minibatches // learner.micro_batches,
                          "prompts.per_step / learner.minibatches / learner.micro_batches")
     parallel.check_batch(mesh, P // config.sampling.micro_batches, "prompts.per_step / sampling.micro_batches")
+    parallel.check_batch(mesh, learner.packed_rows, "learner.packed_rows", "rows")
     if config.warmup.steps:
         parallel.check_batch(mesh, config.warmup.batch, "warmup.batch")
     return mesh
@@ -364,6 +383,8 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
                          "are; set lora.rank=0, or take another method")
     if config.budget.utility:
         check_budget(config, method, estimator, needs)
+    if c.learner.packed_rows:
+        check_packed(config, method, estimator, needs)
     more = config.budget.utility or estimator.wants_more is not None
     if "features" in needs and c.sampling.group < 2 and not (more and c.sampling.max_group > c.sampling.group):
         raise ValueError(f"method {method.slug!r} compares the completions of a prompt, but sampling.group is "
@@ -376,6 +397,16 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
         raise ValueError(f"method {method.slug!r} weighs tokens by learner over sampler probability; top_k, top_p and min_p "
                          "change only the latter: switch them off (0, 1, 0)")
     sampling_of(config)
+
+
+def check_packed(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
+    """Raises ValueError for what rectangular rows alone can do."""
+    others = ["pools hidden states of completions"] * ("features" in needs)
+    others += ["trains a critic"] * (estimator.value_targets is not None)
+    if others:
+        raise ValueError(f"method {method.slug!r} {' and '.join(others)}, which takes rectangular rows; set "
+                         "learner.packed_rows=0, and learner.micro_batches to save memory, or take another method, for example "
+                         "grpo")
 
 
 def check_budget(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:

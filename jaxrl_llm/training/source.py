@@ -18,7 +18,7 @@ from jaxrl_llm.topologies import Topology
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training.groups import Generate, Sampler
 from jaxrl_llm.training.metrics import PhaseTimer
-from jaxrl_llm.training.shapes import bucket_of, prompt_bucket_of
+from jaxrl_llm.training.shapes import Ladders, padded, smallest
 from jaxrl_llm.training.state import TrainState
 
 _FILLS = 100  # batches to look through for prompts that are not too long
@@ -43,6 +43,7 @@ class Source:
       task: whose problems `data` yields, in batches that go on for ever.
       sampler: of groups.  topology: who is sampled.  prompts: of a batch.  max_tokens: of a completion, T at most.
       overlong: what becomes of prompts that are too long, see `generation.prompts.fit`.
+      sizes: the sizes that a batch may have, from the limits of S and T, the group and the rounds, see `training.shapes`.
       prior: what tells `facts["expected"]` of prompts before they are sampled; None: nobody asks.
       readers: processes that read `data` in turns.
       next_uid: of the next trajectory.
@@ -59,6 +60,7 @@ class Source:
     prior: prior_lib.Prior | None = None
     readers: int = 1
     next_uid: int = 0
+    sizes: Callable[[int, int, int, int], Ladders] = padded
 
     def position(self) -> dict[str, Any]:
         """Where the source is, for a checkpoint."""
@@ -84,12 +86,18 @@ class Source:
         metrics = forests.metrics(forest) | self.topology.metrics(forest)
         return Finished(self.view(chosen, version) if chosen.problems else None, chosen, metrics)
 
+    @property
+    def ladders(self) -> Ladders:
+        """The sizes that a batch may have."""
+        return self.sizes(self.sampler.prompt_tokens, self.max_tokens, self.sampler.group, self.topology.rounds)
+
     def view(self, forest: Forest, version: int) -> Rollouts:
         """What is credited: one rollout a trajectory, in one of the shapes that a run compiles for."""
+        sizes = self.ladders
         return forests.paths(
             forest, group=self.sampler.group * self.topology.rounds, prompts=self.prompts, version=version,
-            tokens=lambda longest: bucket_of(longest, self.max_tokens),
-            prompt_tokens=lambda longest: prompt_bucket_of(longest, self.sampler.prompt_tokens))
+            tokens=functools.partial(smallest, sizes.tokens),
+            prompt_tokens=functools.partial(smallest, sizes.prompt_tokens))
 
     def planted(self, rows: Sequence[tuple[Problem, list[int]]], draw: int) -> Forest:
         """The forest of these problems and their token ids, in which nothing has been sampled."""

@@ -280,3 +280,26 @@ def test_the_command_refuses_what_does_not_fit():
     assert done.returncode == 1 and not done.stdout and "Traceback" not in done.stderr
     assert "ValueError: an update needs" in done.stderr
     assert "each of 4 devices (mesh.data=1 mesh.fsdp=2 mesh.tensor=2), of which v5e has 16" in done.stderr
+
+
+def test_packed_rows_of_one_trajectory_are_planned_as_such():
+    """Qwen3-8B with groups of 8 completions of 32k tokens: a prompt with its group does not fit, one trajectory does."""
+    c, device = MODELS["qwen3_8b"], DEVICES["h100"]
+    config = default_config()
+    config.prompts.per_step, config.sampling.group, config.sampling.max_tokens = 64, 8, 32_768
+    config.model.dtype, config.model.remat, config.learner.minibatches, config.learner.epochs = "bfloat16", True, 1, 1
+    config.learner.micro_batches, mesh = 8, mesh_sizes(8, fsdp=8, data=1)
+    plain = plan.estimate(c, work_of(config, 512, set(), critic=False), mesh)
+    assert plain.updating > device.memory
+    config.learner.micro_batches, config.learner.packed_rows = 1, 8
+    w = work_of(config, 512, set(), critic=False)
+    found = plan.estimate(c, w, mesh)
+    assert (w.rows, w.row_tokens) == (8, 512 + 32_768) and found.updating < plan.USABLE * device.memory
+    assert found.update["stored activations"] == 33_280 * c.num_layers * 2 * c.hidden_size  # one row on each device
+    assert 7.8 < plain.update["stored activations"] / found.update["stored activations"] < 8
+    assert not w.fits_mesh(mesh_sizes(16, data=16)) and w.fits_mesh(mesh)
+    assert "8 packed rows of 33280 tokens at a time" in plan_page.page("qwen3_8b", c, w, device, found)
+    many = dataclasses.replace(WORK, rows=64, row_tokens=48)
+    tight = dataclasses.replace(device, memory=plan.estimate(SMALL, many, ONE).updating * 0.8)
+    changes, changed, found = plan.remedies(SMALL, many, tight, 1)
+    assert changed.rows < 64 and changes == {"learner.packed_rows": changed.rows} and found.fits(tight)

@@ -18,3 +18,10 @@ def test_gradients_and_metrics_on_eight_devices_equal_those_on_one(found, mesh):
     assert found[mesh]["apart"] < 1e-5 and found[mesh]["ruled"]
     for name, (ours, wanted) in found[mesh]["metrics"].items():
         assert ours == pytest.approx(wanted, rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.slow
+def test_a_run_on_eight_devices_learns_what_rectangular_rows_on_one_do(found):
+    assert found["runs"]["largest"] > 0.01 and found["runs"]["apart"] < 1e-5
+    for name, (ours, wanted) in found["runs"]["metrics"].items():
+        assert ours == pytest.approx(wanted, rel=1e-3, abs=1e-5), name

@@ -1,23 +1,76 @@
-"""Buckets of lengths, and how full a batch is."""
-import numpy as np
+"""Ladders of sizes, how full a batch is, and the number of programs that follow from both."""
+import itertools
 
-from jaxrl_llm.training.shapes import bucket_of, buckets, prompt_bucket_of, prompt_buckets, quarters_filled
+import numpy as np
+import pytest
+
+from jaxrl_llm.training.shapes import (
+    MAX_PROGRAMS,
+    buckets,
+    limits,
+    mean_rung,
+    padded,
+    prompt_buckets,
+    quarters_filled,
+    row_lengths,
+    smallest,
+    unpadded,
+)
 
 
 def test_buckets():
-    assert buckets(32) == [8, 16, 24, 32]
-    assert buckets(6) == [2, 3, 5, 6]
-    assert buckets(1) == [1]
-    assert [bucket_of(n, 6) for n in (1, 2, 3, 4, 5, 6)] == [2, 2, 3, 5, 5, 6]
+    assert buckets(32, 4) == (8, 16, 24, 32) and buckets(32, 1) == (32,)
+    assert buckets(6, 4) == (2, 3, 5, 6)
+    assert buckets(1, 4) == (1,)
+    assert [smallest(buckets(6, 4), n) for n in (1, 2, 3, 4, 5, 6)] == [2, 2, 3, 5, 5, 6]
     for limit in range(1, 40):
-        assert buckets(limit)[-1] == limit and bucket_of(limit, limit) == limit
+        assert buckets(limit, 4)[-1] == limit and smallest(buckets(limit, 4), limit) == limit
 
 
 def test_prompt_buckets_are_quarters_in_multiples_of_64_and_hold_the_longest():
-    assert prompt_buckets(40) == [40] and prompt_buckets(64) == [64]
-    assert prompt_buckets(200) == [64, 128, 192, 200]
-    assert prompt_buckets(1000) == [256, 512, 768, 1000]
-    assert [prompt_bucket_of(n, 200) for n in (1, 64, 65, 193, 200)] == [64, 64, 128, 200, 200]
+    assert prompt_buckets(40) == (40,) and prompt_buckets(64) == (64,)
+    assert prompt_buckets(200) == (64, 128, 192, 200)
+    assert prompt_buckets(1000) == (256, 512, 768, 1000) and prompt_buckets(1000, 2) == (512, 1000)
+    assert [smallest(prompt_buckets(200), n) for n in (1, 64, 65, 193, 200)] == [64, 64, 128, 200, 200]
+
+
+def test_the_mean_of_what_holds_a_need():
+    for ladder in ((7,), (2, 3, 5, 6), (64, 128, 192, 200)):
+        assert mean_rung(ladder) == pytest.approx(np.mean([smallest(ladder, n) for n in range(1, ladder[-1] + 1)]))
+
+
+@pytest.mark.parametrize("sizes", (limits, padded, unpadded))
+def test_few_programs_hold_every_batch(sizes):
+    for S, T, G, rounds in itertools.product((8, 512, 9000), (1, 32, 32_768), (1, 8), (1, 2, 8)):
+        found = sizes(S, T, G, rounds)
+        assert 1 <= found.programs <= MAX_PROGRAMS == 8
+        assert [ladder[-1] for ladder in found[:3]] == [S, T, rounds]
+        assert all(list(ladder) == sorted({*ladder}) for ladder in found[:3])
+        shapes = itertools.product(found.prompt_tokens, found.rounds, found.tokens)
+        assert found.programs == len({(*shape, filled) for shape in shapes for filled in range(found.filled_of(shape[-1]), 5)})
+
+
+def test_sizes_are_spent_on_what_fills_most_slots():
+    assert padded(8, 32, 8, 1)[:2] == ((8,), (8, 16, 24, 32))  # short prompts: quarters of the completions alone
+    assert padded(512, 1024, 8, 1)[:2] == ((256, 512), (256, 512, 768, 1024))
+    assert padded(8192, 64, 8, 1)[:2] == ((2048, 4096, 6144, 8192), (32, 64))
+    assert unpadded(512, 1024, 8, 1) == ((512,), (256, 512, 1024), (1,), (3, 3, 1))
+    assert unpadded(8192, 64, 8, 1) == ((4096, 8192), (64,), (1,), (1,))
+    assert unpadded(512, 1024, 8, 4) == ((512,), (1024,), (2, 4), (1,))
+    assert limits(512, 1024, 8, 4) == ((512,), (1024,), (4,), (4,))
+    assert [unpadded(512, 1024, 8, 1).filled_of(T) for T in (100, 512, 513)] == [3, 3, 1]
+
+
+def test_packed_rows_hold_one_completion_of_long_ones_and_the_group_of_short_ones():
+    assert row_lengths(512, 32_768, 8) == (8320, 16_640, 24_960, 33_280)  # 1.4% more slots than with each prompt once
+    assert row_lengths(4096, 64, 8)[-1] == 4096 + 8 * 64
+    assert row_lengths(512, 1024, 8)[-1] == 512 + 2 * 1024
+    assert row_lengths(8, 6, 1) == (14,)
+    for S, T, G in itertools.product((5, 300, 4000), (1, 70, 9000), (1, 3, 8)):
+        longest = row_lengths(S, T, G)[-1]
+        held = (longest - S) // T
+        assert longest == S + held * T and 1 <= held <= G
+        assert -(-G // held) * longest <= 1.25 * (S + G * T)
 
 
 def test_quarters_of_the_slots_that_are_filled():

@@ -1,0 +1,73 @@
+"""How much of what an update computes is padding, by layout and by how lengths are spread; lengths alone, no model.
+
+  python experiments/padding.py
+
+One row for each spread of lengths: percent of the computed slots that hold no needed token, mean over batches; in brackets that
+of the products of a query with a key in attention. 8 programs are those of a run; 16 are all quarters of both lengths, and 64
+these with all quarters that may be filled.
+"""
+from collections.abc import Callable
+
+import numpy as np
+from absl import flags
+
+from jaxrl_llm import command_line
+
+_BATCHES = flags.DEFINE_integer("batches", 40, "Batches that are drawn of each spread.")
+_PROMPTS, _GROUP, _PARTS = 32, 8, 4  # of a batch; parts whose padding is left out together
+_LIMITS = ((512, 1024), (4096, 256))  # prompt and completion tokens
+SPREADS: dict[str, Callable] = {  # shares of a limit
+    "uniform": lambda rng, size: rng.uniform(0, 1, size),
+    "heavy tail": lambda rng, size: np.minimum(rng.lognormal(np.log(1 / 16), 1.2, size), 1),
+    "all short": lambda rng, size: rng.uniform(0, 1 / 4, size),
+    "all full": lambda rng, size: np.ones(size),
+}
+
+
+def rectangular(prompts, lengths, sizes) -> tuple[int, int]:
+    """Slots and products that are computed: all of the shape, or where padding is left out the quarters that are filled."""
+    from jaxrl_llm.training.shapes import quarters_filled, smallest
+    (P, G), S, T = lengths.shape, smallest(sizes.prompt_tokens, prompts.max()), smallest(sizes.tokens, lengths.max())
+    filled = max(sizes.filled_of(T), quarters_filled(np.arange(T) < lengths[..., None], P // _PARTS))
+    return P * S + -(-P * G * T * filled // 4), P * (S * S + G * T * (S + T))
+
+
+def packed(prompts, lengths, S: int, T: int) -> tuple[int, int]:
+    """The same of packed rows, one at a time."""
+    from jaxrl_llm.packing import of_groups, pack
+    from jaxrl_llm.training.shapes import row_lengths
+    there, asked = np.arange(T) < lengths[..., None], np.arange(S) < prompts[:, None]
+    rows = pack(*of_groups(asked * 1, asked, there * 1, there), there, row_lengths(S, T, _GROUP)).node
+    return rows.size, rows.size * rows.shape[1]
+
+
+def shares(spread: Callable, S: int, T: int) -> dict[str, tuple[float, float]]:
+    """Percent of slots and of products that are padding, by layout; a causal half of the products counts as needed."""
+    from jaxrl_llm.training.shapes import Ladders, buckets, padded, prompt_buckets, unpadded
+    rng, found = np.random.default_rng(0), {}
+    def quarters(least):
+        return Ladders(prompt_buckets(S), buckets(T, 4), (1,), (least,) * 4)
+    layouts = {"padded, 16": quarters(4), "padded, 8": padded(S, T, _GROUP, 1), "left out, 64": quarters(1),
+               "left out, 8": unpadded(S, T, _GROUP, 1)}
+    for _ in range(_BATCHES.value):
+        prompts = np.maximum(1, spread(rng, _PROMPTS) * S).astype(int)
+        lengths = np.maximum(1, spread(rng, (_PROMPTS, _GROUP)) * T).astype(int)
+        needed = prompts.sum() + lengths.sum(), (prompts**2).sum() + (lengths * (lengths + prompts[:, None])).sum()
+        def padding(computed):
+            return [100 * (1 - n / c) for n, c in zip(needed, computed)]
+        for name, sizes in layouts.items():
+            found.setdefault(name, []).append(padding(rectangular(prompts, lengths, sizes)))
+        found.setdefault("packed, 8", []).append(padding(packed(prompts, lengths, S, T)))
+    return {name: tuple(np.mean(values, axis=0)) for name, values in found.items()}
+
+
+def main():
+    rows = [(f"S={S}, T={T}, {name}", shares(spread, S, T)) for S, T in _LIMITS for name, spread in SPREADS.items()]
+    names = [*rows[0][1]]
+    print("\n".join([f"| limits, lengths | {' | '.join(names)} |", "| --- " * (len(names) + 1) + "|"]))
+    for name, found in rows:
+        print(f"| {name} | {' | '.join(f'{slots:.0f} ({products:.0f})' for slots, products in map(found.get, names))} |")
+
+
+if __name__ == "__main__":
+    command_line.run(main)

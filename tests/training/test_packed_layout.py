@@ -1,0 +1,141 @@
+"""A learner of packed rows learns what one of rectangular rows does, with few programs."""
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm.rollouts import Role, Rollouts
+from jaxrl_llm.training import setup
+from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.shapes import MAX_PROGRAMS
+
+P, G = 4, 4
+CASES = {
+    "one update": ({}, 1), "at once": ({}, 64),
+    "epochs, minibatches, a reference": ({"learner.epochs": 2, "learner.minibatches": 2, "objective": "kl_coef=0.1"}, 2),
+    "ratios of sequences": ({"method": "gspo", "learner.epochs": 2}, 1),
+    "adapters": ({"lora.rank": 2, "objective": "kl_coef=0.1", "learner.epochs": 2}, 1),
+    "experts": ({"model.experts": 4}, 2),
+}
+
+
+def build(S, T, **changes):
+    """A run of a tiny model whose optimiser moves the weights by the gradient itself."""
+    c = default_config()
+    c.task = "arithmetic(level=digit)"
+    c.model.hidden_size, c.model.num_layers, c.model.num_heads, c.model.mlp_size = 32, 2, 4, 48
+    c.steps, c.prompts.per_step, c.prompts.max_tokens, c.sampling.group, c.sampling.max_tokens = 4, P, S, G, T
+    c.optimizer.name, c.optimizer.learning_rate, c.optimizer.warmup_updates = "sgd", 0.1, 0
+    c.update_from_flattened_dict(changes)
+    run, params = setup.build(c)
+    return run, setup.initial_state(run, params)
+
+
+def batch(rng, S, T, lengths=None, prompts=None):
+    """Rollouts `[P, G, T]` of random tokens, of which two were dropped and one has a stretch that an environment wrote."""
+    lengths = rng.integers(1, T + 1, (P, G)) if lengths is None else np.broadcast_to(lengths, (P, G))
+    prompts = rng.integers(1, S + 1, P) if prompts is None else np.broadcast_to(prompts, P)
+    there, valid = np.arange(T) < lengths[..., None], np.ones((P, G), bool)
+    valid[0, 1] = valid[2, 3] = False
+    mask = there.copy()
+    mask[1, 2, 1:3] = False
+    role = np.where(mask, Role.POLICY, np.where(there, Role.ENVIRONMENT, Role.PADDING)).astype(np.int8)
+    tokens, asked = rng.integers(0, 250, (P, G, T)), rng.integers(0, 250, (P, S))
+    return Rollouts(mask=mask, valid=valid, role=role, rewards=rng.normal(size=(P, G)).astype(np.float32),
+                    tokens=tokens.astype(np.int32), prompt_tokens=asked.astype(np.int32),
+                    prompt_mask=np.arange(S) < prompts[:, None],
+                    behavior_logprobs=rng.normal(-5, 0.3, (P, G, T)).astype(np.float32))
+
+
+def learned(S, T, given, changes):
+    """`(weights at the start, weights, metrics of each step)` after a step on each of the given batches."""
+    run, state = build(S, T, **changes)
+    frozen, before, found = run.learner.frozen(state.params), jax.device_get(state.trainable), []
+    for rollouts in given:
+        state, metrics, *_ = run.learner.learn(state, rollouts, frozen)
+        found.append(metrics)
+    return before, jax.device_get(state.trainable), found
+
+
+def assert_alike(ours, wanted):
+    """Weights as near to each other as 1e-5 of what they moved, and the same metrics."""
+    before, weights, steps = wanted
+    moved = max(np.abs(a - b).max() for a, b in zip(jax.tree.leaves(weights), jax.tree.leaves(before)))
+    assert moved > 1e-3
+    for a, b in zip(jax.tree.leaves(ours[1]), jax.tree.leaves(weights), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * max(moved, 1), rtol=0)
+    for found, told in zip(ours[2], steps, strict=True):
+        assert found.keys() == told.keys()
+        for name in told.keys() - {"moe/max_load"}:  # last tokens are computed here, and prompts once more
+            assert found[name] == pytest.approx(told[name], rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_steps_on_packed_rows_are_those_on_rectangular_ones(case):
+    changes, size = CASES[case]
+    rng = np.random.default_rng(0)
+    given = [batch(rng, 8, 6), batch(rng, 8, 6)]
+    assert_alike(learned(8, 6, given, {**changes, "learner.packed_rows": size}), learned(8, 6, given, changes))
+
+
+@pytest.mark.slow
+def test_long_prompts_with_few_tokens_of_completion_are_computed_once():
+    rng = np.random.default_rng(1)
+    given = [batch(rng, 100, 4, prompts=100, lengths=4)]
+    run, _ = build(100, 4, **{"learner.packed_rows": 1})
+    placed = []
+    score = run.learner.layout.scores[0]
+    score.function = lambda view, params, lora, rows, *_: (placed.append(rows), view)[1]
+    run.learner.layout.score(None, None, given[0])
+    assert len(placed) == P and {rows.tokens.shape for rows in placed} == {(1, 100 + G * 4)}
+    assert_alike(learned(100, 4, given, {"learner.packed_rows": 1}), learned(100, 4, given, {}))
+
+
+def test_a_run_compiles_no_more_programs_than_it_announces():
+    """Over batches of all lengths, twice: the second time nothing compiles."""
+    run, state = build(100, 60, **{"learner.packed_rows": 1, "learner.minibatches": 2})
+    layout, rng = run.learner.layout, np.random.default_rng(2)
+    lengths = [(longest, longest) for longest in (10, 40, 60, 10)] + [(60, 1)]
+    def programs():
+        return [len(one._seen) for one in (*layout.updates, *layout.scores)]
+    seen = []
+    for _ in range(2):
+        for longest, shortest in lengths:
+            own = rng.integers(shortest, longest + 1, (P, G))
+            own[:, 0] = longest
+            rollouts = batch(rng, 100, 60, lengths=own, prompts=min(100, 2 * longest))
+            state, metrics, *_ = run.learner.learn(state, rollouts)
+            assert np.isfinite(metrics["loss"])
+        seen.append(programs())
+    assert seen[0] == seen[1] and sum(seen[0][:-1]) >= 3  # several lengths of rows
+    assert sum(one.shapes for one in layout.updates) <= MAX_PROGRAMS and layout.scores[0].shapes <= MAX_PROGRAMS
+
+
+def test_scores_without_adapters_are_those_of_the_weights_alone():
+    run, state = build(8, 6, **{"lora.rank": 2, "objective": "kl_coef=0.1"})
+    rollouts = batch(np.random.default_rng(3), 8, 6)
+    lora = jax.tree.map(lambda x: x + 0.1, state.lora)
+    [reference] = [one for one in run.learner.recorders if one.name == "reference"]
+    found = reference.record(None, state.params, lora, run.learner.place(rollouts))["ref_logprobs"]
+    alone = jax.jit(run.learner.policy.logprobs)(state.params, None, rollouts)[0]
+    np.testing.assert_array_equal(np.asarray(found)[rollouts.token_mask], np.asarray(alone)[rollouts.token_mask])
+
+
+@pytest.mark.parametrize("changes, told", (
+    ({"method": "poise"}, "'poise' pools hidden states of completions, which takes rectangular rows; set learner.packed"),
+    ({"method": "ppo"}, "'ppo' trains a critic, which takes rectangular rows; set learner.packed_rows=0"),
+    ({"learner.micro_batches": 2}, "learner.packed_rows=2 says how much .* set learner.micro_batches=1"),
+    ({"learner.packed_rows": -1}, "learner.packed_rows is -1; it must be at least 0")))
+def test_what_takes_rectangular_rows_is_refused(changes, told):
+    with pytest.raises(ValueError, match=told):
+        build(8, 6, **{"learner.packed_rows": 2, **changes})
+
+
+def test_rows_that_the_mesh_cannot_share_out_are_refused():
+    c = default_config()
+    c.learner.packed_rows = 3
+    mesh = dataclasses.make_dataclass("Mesh", ["shape"])({"data": 2, "fsdp": 2})
+    with pytest.raises(ValueError, match="learner.packed_rows=3 rows do not divide .* = 4 shards; use 4"):
+        setup.parallel.check_batch(mesh, c.learner.packed_rows, "learner.packed_rows", "rows")
