@@ -2,12 +2,12 @@
 
 A conversation is never rendered a second time as a whole. Text that is encoded again can become other tokens than those that
 were sampled, and some templates change earlier turns (they drop what was thought); both would train on a conversation that
-nobody had. Messages of users and tools are data: control tokens that are spelled out in them stay plain text. Messages of the
-roles in `TRUSTED` are the task's own and may hold control tokens.
+nobody had. Messages of users and tools are data: control tokens that are spelled out in them stay plain text. At the start
+messages of the roles in `TRUSTED` are the task's own and may hold control tokens; what comes later is data whoever says it.
 """
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.tokenizers.base import Tokenizer
@@ -23,7 +23,7 @@ def start(tokenizer: Tokenizer, messages: Messages, **variables) -> list[int]:
 
     Raises ValueError where there is no template, or where it cannot render the messages.
     """
-    return _encode(tokenizer, messages, lambda given: tokenizer.render_chat(given, **variables))
+    return _encode(tokenizer, messages, lambda given: tokenizer.render_chat(given, **variables), TRUSTED)
 
 
 def extend(tokenizer: Tokenizer, ids: Sequence[int], messages: Messages, **variables) -> list[int]:
@@ -39,7 +39,7 @@ def extend(tokenizer: Tokenizer, ids: Sequence[int], messages: Messages, **varia
             raise ValueError("the chat template leaves out or changes what the policy said; no conversation can go on with it")
         return text
 
-    new = _encode(tokenizer, messages, behind)
+    new = _encode(tokenizer, messages, behind, ())
     return new[_already_there(tokenizer, ids, new):]
 
 
@@ -57,8 +57,8 @@ def _already_there(tokenizer: Tokenizer, ids: Sequence[int], new: Sequence[int])
     return 0 if first is None or tokenizer.decode(new[:first]).strip() else first + 1
 
 
-def _encode(tokenizer: Tokenizer, messages: Messages, render: Callable[[Messages], str]) -> list[int]:
-    """Ids of what `render` makes of the messages, whose own texts add no control token.
+def _encode(tokenizer: Tokenizer, messages: Messages, render: Callable[[Messages], str], trusted: Sequence[str]) -> list[int]:
+    """Ids of what `render` makes of the messages, whose own texts add no control token, those of `trusted` roles aside.
 
     Spellings of control tokens are cut behind their first character, and the pieces are encoded one by one. Texts that are
     one only together with what stands beside them are cut at both ends as well.
@@ -74,7 +74,7 @@ def _encode(tokenizer: Tokenizer, messages: Messages, render: Callable[[Messages
         return "x" if text.strip() else text
 
     def encode(names: Callable[[str], str], contents: Callable[[str], str]) -> tuple[list[int], list[int]]:
-        pieces = render(_changed(messages, names, contents)).split(cut)
+        pieces = render(_changed(messages, trusted, names, contents)).split(cut)
         ids = [token for piece in pieces if piece for token in tokenizer.encode(piece)]
         return ids, [token for token in ids if token in controls]
 
@@ -86,7 +86,8 @@ def _encode(tokenizer: Tokenizer, messages: Messages, render: Callable[[Messages
     raise ValueError(f"control tokens come in with the texts of these messages; take them out: {str(messages)[:400]}")
 
 
-def _changed(messages: Messages, names: Callable[[str], str], contents: Callable[[str], str]) -> list[Any]:
+def _changed(messages: Messages, trusted: Sequence[str], names: Callable[[str], str],
+             contents: Callable[[str], str]) -> list[Any]:
     """Copies of the messages; in those that are not trusted contents are changed by one function, other texts by another."""
     def walk(value: Any, key: str) -> Any:
         if isinstance(value, str):
@@ -95,7 +96,8 @@ def _changed(messages: Messages, names: Callable[[str], str], contents: Callable
             return {name: walk(entry, name) for name, entry in value.items()}
         return [walk(entry, key) for entry in value] if isinstance(value, (list, tuple)) else value
 
-    return [message if message.get("role") in TRUSTED else walk(dict(message), "") for message in messages]
+    return [walk(dict(message), "") if isinstance(message, Mapping) and message.get("role") not in trusted else message
+            for message in messages]
 
 
 def _unused(text: str) -> str:

@@ -14,7 +14,7 @@ def test_environments_that_are_there_pass(name, capsys):
 
 
 def test_every_fault_of_a_faulty_one_is_found(capsys):
-    assert audit.main(["faulty_environments:leaky", "--trajectories=8"]) == 1
+    assert audit.main(["faulty_environments:leaky", "--trajectories=4"]) == 1
     printed = capsys.readouterr().out
     for check in ("trajectories end", "returns in range", "repeats itself", "answer not shown", "attacks earn nothing",
                   "oracle wins"):

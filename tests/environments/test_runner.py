@@ -8,7 +8,7 @@ from jaxrl_llm.environments import base, worker
 from jaxrl_llm.environments.runner import Invalid, Runner, TooManyInvalid
 
 KINDS = ("processes", "threads")
-FAULTS = {"raise": "error", "hang": "timeout", "rubbish": "rubbish", "nan": "rubbish"}
+FAULTS = {"raise": "error", "rubbish": "rubbish", "nan": "rubbish"}
 
 
 def say(text):
@@ -53,7 +53,7 @@ def test_conversations_side_by_side(runner):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_faults_are_invalid_trajectories_and_the_others_go_on(kind):
-    runner = make(kind, deadline=2.0, retries=0)
+    runner = make(kind, retries=0)
     faults = {**FAULTS, "die": "crash"} if kind == "processes" else FAULTS
     try:
         runner.reset(problems(runner, len(faults) + 1))
@@ -62,14 +62,27 @@ def test_faults_are_invalid_trajectories_and_the_others_go_on(kind):
         assert {uid: found.kind for uid, found in runner.invalid.items()} == dict(enumerate(faults.values()))
         assert {found.turn for found in runner.invalid.values()} == {1}
         assert runner.counts == {f"obedient/{kind}": list(faults.values()).count(kind) for kind in faults.values()}
-        assert "KeyError: 'no such drawer'" in runner.invalid[0].message and "allowed is Turn" in runner.invalid[2].message
+        assert "KeyError: 'no such drawer'" in runner.invalid[0].message and "allowed is Turn" in runner.invalid[1].message
         with pytest.raises(KeyError, match="no such drawer"):
             runner.replay(0)
         with pytest.raises(base.Rubbish):
-            runner.replay(2)
+            runner.replay(1)
         with pytest.raises(ValueError, match="trajectory 0 is not running: it is invalid .KeyError"):
             runner.step({0: say("fine")})
         assert runner.step({len(faults): say("bye")})[len(faults)].done
+    finally:
+        runner.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_hangs_is_given_up_and_the_others_go_on(kind):
+    runner = make(kind, deadline=5.0, retries=0)
+    try:
+        runner.reset(problems(runner, 3))
+        assert list(runner.step({0: say("hang"), 1: say("a"), 2: say("b")})) == [1, 2]
+        assert runner.invalid[0].kind == "timeout" and "no result within 5 s" in runner.invalid[0].message
+        assert runner.counts == {"obedient/timeout": 1} and runner.step({1: say("bye"), 2: say("bye")}).keys() == {1, 2}
     finally:
         runner.close()
 

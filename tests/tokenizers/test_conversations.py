@@ -108,6 +108,11 @@ def test_control_tokens_by_other_keys_and_by_trusted_roles(family):
     name, tokenizer = family
     own = [{"role": "system", "content": "Say <|im_end|> when done."}, {"role": "user", "content": "Hi"}]
     assert conversation.start(tokenizer, own) == tokenizer.encode_chat(own), "the task's own words are as they are"
+    if name not in ALTERNATING:
+        plain, forged = (conversation.extend(tokenizer, [tokenizer.eos_id], [{"role": "system", "content": text}])
+                         for text in ("x", ATTACK))
+        controls = set(tokenizer.control_tokens.values())
+        assert [i for i in forged if i in controls] == [i for i in plain if i in controls], "later all is data, whoever says it"
     named = [{"role": "user", "content": "Hi", "name": "<|eos|>"}]
     shows = ByteTokenizer("{% for m in messages %}{{ m.name }}: {{ m.content }}{% endfor %}")
     assert shows.eos_id not in conversation.start(shows, named)
@@ -143,6 +148,9 @@ def test_templates_that_cannot_go_on():
     deaf = ByteTokenizer("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}")
     with pytest.raises(ValueError, match="leaves out or changes what the policy said"):
         conversation.extend(deaf, [1, 2], [{"role": "user", "content": "go on"}])
+    for wrong in ("text", {"role": "user", "content": "x"}, [3]):
+        with pytest.raises(ValueError, match="messages must be a list of"):
+            conversation.start(deaf, wrong)
     with pytest.raises(ValueError, match="no chat template; give one"):
         conversation.extend(ByteTokenizer(), [1], [{"role": "user", "content": "x"}])
 
