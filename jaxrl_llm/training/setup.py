@@ -145,7 +145,8 @@ def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expe
 def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
     """The distribution that `config.sampling` asks for; ValueError for values outside their range."""
     s = config.sampling
-    found = sampling_lib.Sampling(np.float32(s.temperature), s.top_k or None, s.top_p if s.top_p < 1 else None, s.min_p or None)
+    found = sampling_lib.Sampling(np.float32(s.temperature), s.top_k or None, s.top_p if s.top_p < 1 else None, s.min_p or None,
+                                  np.int32(s.max_tokens))
     sampling_lib.check(found)
     return found
 
@@ -208,12 +209,13 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
         policy, estimator, objective, optimizer, tuple(recorded), Guarded("update", update, shapes), score, source.mesh,
         c.prompts.per_step, c.sampling.group, joint, learner.epochs, learner.minibatches, learner.micro_batches, alone,
         learner.max_skipped, tuple(config_lib.parts(learner.offload)), unpadded,
-        functools.partial(optimizers.metrics, c.optimizer), controls_of(methods.get(config.method))), schedule
+        functools.partial(optimizers.metrics, c.optimizer), controls_of(methods.get(config.method), source.prior)), schedule
 
 
-def controls_of(method: methods.Method) -> Controls:
-    """The controllers of a method."""
-    return Controls({name: control.make(name) for name in method.controllers})
+def controls_of(method: methods.Method, prior: prior_lib.Prior | None = None) -> Controls:
+    """The controllers of a method, and that of the prior."""
+    own = {name: control.make(name) for name in method.controllers}
+    return Controls(own if prior is None else {**own, "prior": prior.controller})
 
 
 def shapes_of(config: ConfigDict, prompt_tokens: int, rounds: int) -> int:
@@ -266,8 +268,7 @@ def initial_state(run: Run, params) -> TrainState:
     adapters = None
     if config.lora.rank:
         adapters = lora_lib.init(jax.random.fold_in(key, 3), params, rank=config.lora.rank, alpha=config.lora.alpha)
-    prior = None if run.source.prior is None else run.source.prior.init()
-    return run.learner.init(params, adapters, jax.random.fold_in(key, 4), prior)
+    return run.learner.init(params, adapters, jax.random.fold_in(key, 4), len(run.source.task.train))
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------------
