@@ -50,8 +50,8 @@ def test_without_components_filters_look_at_the_rewards():
     assert control.make_filter("dynamic_sampling").keep(plain).tolist() == [True, True, True, False]
 
 
-STARTS = {"acereason_temperature": (1.0,), "historical_variance": (5,), "pass_rate": (5,), "prorl": (), "spear": (), "success_replay": (5, 4),
-          "t1": ({"w": jnp.zeros(2)},)}
+STARTS = {"acereason_temperature": (1.0,), "historical_variance": (5,), "pass_rate": (5,), "prorl": (), "spear": (),
+          "success_replay": (5, 4), "t1": ({"w": jnp.zeros(2)},)}
 FACTS = {"score": 0.3, "params": {"w": jnp.ones(2)},
          "rollouts": ROLLOUTS.replace(tokens=jnp.ones((4, 3, 4), jnp.int32), behavior_logprobs=jnp.zeros((4, 3, 4)),
                                     entropies=jnp.ones((4, 3, 4))),
