@@ -17,10 +17,12 @@ def keep_finite(new, old):
     return jax.tree.map(lambda a, b: jnp.where(bad, b, a), new, old)
 
 
-def descend(optimizer: optax.GradientTransformation, clip_norm: float | None, grads, loss: jax.Array, tree, opt_state):
+def descend(optimizer: optax.GradientTransformation, clip_norm: float | None, grads, loss: jax.Array, tree, opt_state,
+            rate: jax.Array | None = None):
     """One optimiser step, refused where the loss or the gradient is not finite, or all of the gradient is 0.
 
-    The gradient is scaled to `clip_norm` if its global norm is larger. Returns `(tree, opt_state, norm, finite)`.
+    The gradient is scaled to `clip_norm` if its global norm is larger, the step by `rate` if there is one. Returns `(tree,
+    opt_state, norm, finite)`.
     """
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
@@ -29,6 +31,8 @@ def descend(optimizer: optax.GradientTransformation, clip_norm: float | None, gr
     def move(tree, opt_state):
         clipped = jax.tree.map(lambda g: g * scale, grads)  # within the branch: no scaled copy is written to memory
         changes, opt_state = optimizer.update(clipped, opt_state, tree)
+        if rate is not None:
+            changes = jax.tree.map(lambda change: (rate * change).astype(change.dtype), changes)
         return optax.apply_updates(tree, changes), opt_state
 
     # A branch, not a selection: old and new weights need not both exist.

@@ -36,6 +36,7 @@ class Rows(NamedTuple):
       `k <= q < end[k]`: its own node up to itself, and all ancestors wholly. 0 on padding, which nobody sees.
     before: i32, the slot whose state predicts the token; for the first one of a root, which nothing predicts, itself.
     scored: bool, slots whose log-probs somebody asks for.
+    temperature: f32, at which they are taken; None: that of the policy.
     """
 
     tokens: np.ndarray
@@ -43,6 +44,7 @@ class Rows(NamedTuple):
     end: np.ndarray
     before: np.ndarray
     scored: np.ndarray
+    temperature: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +139,14 @@ def pack(forest: Trees, leaves: np.ndarray, mask: np.ndarray, lengths: Sequence[
     index = _view(tree, paths, home, mask)
     rows.scored.reshape(-1)[index[index >= 0]] = True
     return Packed(rows, node, index)
+
+
+def at_temperatures(packed: Packed, temperature_P: np.ndarray) -> Packed:
+    """The same rows, the tokens of each prompt's trajectories at its temperature f32[P]."""
+    slots = np.ones(packed.node.shape, np.float32)
+    some = packed.index >= 0
+    slots.reshape(-1)[packed.index[some]] = np.broadcast_to(temperature_P[:, None, None], some.shape)[some]
+    return dataclasses.replace(packed, rows=packed.rows._replace(temperature=slots))
 
 
 def _depth_first(forest: Trees, leaves: np.ndarray) -> tuple[_Tree, np.ndarray]:

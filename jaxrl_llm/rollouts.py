@@ -49,6 +49,7 @@ class Rollouts(struct.PyTreeNode):
     Padding lies behind what is there, never within: positions are slots. Numbers of trained tokens (`lengths`) are no indices.
     `extras` holds the inputs of particular methods by name (each leaf starts with axis P): for instance
     `truncated`, `correct` bool[P, G], `traj`, `obs`, `act`, `agent`, `parent` i32[P, G], `teacher_logprobs` f32[P, G, T].
+    `temperature` is the sampler's, where it changes in a run: log-probs are taken at it.
     `loss_weights` is what `Objective.weights` returned for the whole mini-batch, when this is a part of one.
     `filled` (1 to 4, static) is a promise: of the prompts that go through the model at once, at most `filled` quarters of the
     `[., G, T]` slots are trained tokens or have one behind them. The other slots are not computed.
@@ -70,6 +71,7 @@ class Rollouts(struct.PyTreeNode):
     policy_version: Array | None = _axes("PGT")
     step_ids: Array | None = _axes("PGT")
     features: Array | None = _axes("PGD")
+    temperature: Array | None = _axes("P")
     extras: Mapping[str, Array] = struct.field(default_factory=dict, kw_only=True)
     loss_weights: Mapping[str, Array] | None = struct.field(default=None, kw_only=True)
     filled: int = struct.field(default=4, kw_only=True, pytree_node=False)

@@ -1,4 +1,4 @@
-"""A topology, a recorder and a method of one's own, in a module outside the package, in the source and learner of a run."""
+"""A topology, a recorder, a controller and a method of one's own, in a module outside the package, in a run."""
 import dataclasses
 import importlib
 import re
@@ -18,6 +18,7 @@ from jaxrl_llm.topologies import base as topologies
 from jaxrl_llm.topologies import single
 from jaxrl_llm.training import schedules, setup
 from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.controls import Controls
 from jaxrl_llm.training.policy import Policy
 
 P, G, T, POOL = 2, 4, 3, 6
@@ -29,6 +30,7 @@ import numpy as np
 
 from jaxrl_llm import masked, methods
 from jaxrl_llm.advantages import estimator, stateless
+from jaxrl_llm.control import Controller
 from jaxrl_llm.forest import outcomes
 from jaxrl_llm.recorders import Recorder
 from jaxrl_llm.topologies import Plan, Topology
@@ -71,6 +73,16 @@ def surprised(*, weight: float = 1.0):
         return own - masked.group_mean(own, rollouts.valid)
 
     return stateless(advantages, needs=("rewards", "surprise"))
+
+
+def annealed(rate, coldest):
+    """`temperature`: the configured one, a share `rate` lower after each step in which somebody was right."""
+    def observe(temperature, facts):
+        right = (facts["valid"] & (facts["rewards"] > 0.5)).any()
+        return jax.numpy.where(right, jax.numpy.maximum(temperature * (1 - rate), coldest), temperature)
+
+    return Controller(lambda temperature: jax.numpy.float32(temperature), lambda temperature: {"temperature": temperature},
+                      observe, facts=("rewards", "valid"), knobs=("temperature",))
 
 
 METHOD = methods.Method(slug="surprised", title="Surprise", equation="A = r + w s - mean", estimator=("surprised", {}))
@@ -138,6 +150,25 @@ def test_a_topology_a_recorder_and_a_method_of_ones_own_run(own):
     assert int(state.step) == 3 and abs(mean - 1) > 0.1
     moved = [np.abs(a - b).max() for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(jax.device_get(state.params)))]
     assert min(moved) > 0
+
+
+def test_a_controller_of_ones_own_cools_a_run(own):
+    """Four steps by hand: the temperature of each follows from the rewards before it, on both sides."""
+    config = tiny()
+    config.sampling.temperature = 1.5
+    run, params = setup.build(config)
+    learner = dataclasses.replace(run.learner, controls=Controls({"annealed": own.annealed(RATE, 0.3)}))
+    state, wanted, seen = learner.init(params, None, jax.random.key(1)), 1.5, []
+    steps = schedules.sync(run.source, learner, state)
+    for _ in range(4):
+        done = next(steps)
+        assert done.finished.metrics["control/temperature"] == pytest.approx(wanted)
+        np.testing.assert_allclose(done.finished.rollouts.temperature, wanted, rtol=1e-6)
+        assert done.learned.metrics["max/mismatch"] < 1e-3
+        seen.append(wanted)
+        wanted = max(wanted * (1 - RATE), 0.3) if (done.finished.rollouts.rewards > 0.5).any() else wanted
+        assert float(done.learned.state.control["annealed"]) == pytest.approx(wanted)
+    assert seen[0] == 1.5 and min(seen) < 1
 
 
 def example_of(doc: str, name: str, names: dict):

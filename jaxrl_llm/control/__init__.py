@@ -9,9 +9,10 @@ Other functions of this folder are parts for one's own loop; docs/methods.md lis
 import functools
 
 from jaxrl_llm import registry
-from jaxrl_llm.control.base import CONTROLLERS, FILTERS, Controller, Filter, controller, prompt_filter
+from jaxrl_llm.control.base import CONTROLLERS, FACTS, FILTERS, Controller, Filter, Settings, controller, prompt_filter
 
-__all__ = ["Controller", "Filter", "controller", "filter_names", "make", "make_filter", "names", "prompt_filter"]
+__all__ = ["FACTS", "Controller", "Filter", "Settings", "controller", "filter_names", "make", "make_filter", "names",
+           "prompt_filter"]
 
 
 @functools.cache

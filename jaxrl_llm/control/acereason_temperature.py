@@ -1,51 +1,41 @@
 """Sampling temperature by rule: the one at which the policy's mean token entropy is 0.3 nats (arXiv 2506.13284).
 
-The solver and the band that triggers it anew are ours; the target is the paper's. Positions should be sampled at the
-temperature in question: solve, sample again, and solve once or twice more. The learner's log-probs need it too.
+How the temperature is found and the band that triggers it anew are ours; the target is the paper's.
 """
 
-import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from jaxrl_llm import masked
 from jaxrl_llm.control.base import Controller, controller
 
 
-def mean_entropy(logits: Array, mask: Array, temperature: Array) -> Array:
-    """Mean over `mask` bool[N] of the entropy, in nats, of `softmax(logits / temperature)`, logits f32[N, V]."""
-    logprobs = jax.nn.log_softmax(logits / temperature, axis=-1)
-    return masked.mean(-jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1), mask)
+def newton_step(temperature: Array, entropies: Array, logprobs: Array, mask: Array, *, target: float) -> Array:
+    """The temperature at which the mean entropy would be `target`, were it linear in log T; at most twice or half the old one.
 
-
-def solve(
-    logits: Array, mask: Array, *, target: float = 0.3, coldest: float = 0.05, hottest: float = 3.0, steps: int = 60
-) -> Array:
-    """The temperature in [coldest, hottest] where `mean_entropy = target`, by bisection, or the end nearest to it."""
-
-    def halve(_, bounds):
-        low, high = bounds
-        middle = (low + high) / 2
-        too_cold = mean_entropy(logits, mask, middle) < target
-        return jnp.where(too_cold, middle, low), jnp.where(too_cold, high, middle)
-
-    low, high = lax.fori_loop(0, steps, halve, (jnp.float32(coldest), jnp.float32(hottest)))
-    return (low + high) / 2
+    dH / d log T is the variance of log p under softmax(logits / T). A drawn token gives an unbiased estimate of it, `(-log p -
+    H)^2`, so what the sampler tells of its draws is enough: `entropies` H and `logprobs` log p f32[N], where `mask` bool[N].
+    """
+    slope = masked.mean((logprobs + entropies) ** 2, mask)
+    gap = target - masked.mean(entropies, mask)
+    change = jnp.where(slope > 0, gap / jnp.where(slope > 0, slope, 1), jnp.inf * jnp.sign(gap))
+    return temperature * jnp.exp(jnp.clip(change, -jnp.log(2.0), jnp.log(2.0)))
 
 
 @controller
-def acereason_temperature(
-    *, start: float = 1.0, target: float = 0.3, low: float = 0.2, high: float = 0.4
-) -> Controller:
-    """`temperature` as it is while the entropy at it lies in [low, high] nats, else `solve`d for `target`.
+def acereason_temperature(*, target: float = 0.3, low: float = 0.2, high: float = 0.4, coldest: float = 0.05,
+                          hottest: float = 3.0) -> Controller:
+    """`temperature`: as configured, then a `newton_step` in [coldest, hottest] whenever the entropy leaves [low, high] nats.
 
-    Facts: `logits` f32[N, V] of N positions and `mask` bool[N], which of them count.
+    Facts: `rollouts`, of which it reads the sampler's `entropies` and `behavior_logprobs`.
     """
 
     def observe(temperature, facts):
-        logits, mask = facts["logits"], facts["mask"]
-        entropy = mean_entropy(logits, mask, temperature)
-        return jnp.where((entropy < low) | (entropy > high), solve(logits, mask, target=target), temperature)
+        rollouts = facts["rollouts"]
+        entropies, logprobs, mask = rollouts.entropies, rollouts.behavior_logprobs, rollouts.token_mask
+        entropy = masked.mean(entropies, mask)
+        moved = jnp.clip(newton_step(temperature, entropies, logprobs, mask, target=target), coldest, hottest)
+        return jnp.where(jnp.any(mask) & ((entropy < low) | (entropy > high)), moved, temperature)
 
-    return Controller(lambda: jnp.float32(start), lambda temperature: {"temperature": temperature}, observe,
-                      facts=("logits", "mask"), knobs=("temperature",))
+    return Controller(lambda temperature: jnp.float32(temperature), lambda temperature: {"temperature": temperature}, observe,
+                      facts=("rollouts",), knobs=("temperature",))

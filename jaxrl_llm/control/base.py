@@ -1,12 +1,13 @@
 """What a filter and a controller are: pure functions that a loop calls around the update.
 
-A filter says which prompts of a batch of rollouts are worth an update; a controller turns what was observed into the
-settings of the next step. To add one, write a keyword-only factory under `@prompt_filter` or `@controller` into a file
-of this folder:
+A filter says which prompts of a batch of rollouts are worth an update; a controller turns what was observed (`FACTS`) into
+the settings of the next step (`Settings`). To add one, write a keyword-only factory under `@prompt_filter` or `@controller`
+into a file of this folder:
 
     @controller
     def warmer(*, rise: float = 0.01) -> Controller:
-        return Controller(lambda: jnp.float32(1), lambda t: {"temperature": t}, lambda t, facts: t + rise)
+        return Controller(lambda temperature: jnp.float32(temperature), lambda t: {"temperature": t},
+                          lambda t, facts: t + rise, facts=("rewards",), knobs=("temperature",))
 """
 
 import functools
@@ -24,6 +25,43 @@ CONTROLLERS: dict[str, registry.Factory] = {}
 controller = functools.partial(registry.register, CONTROLLERS, "controller")
 
 
+# What a run lets controllers observe: of each step all but the last, of each held-out evaluation after a step the last. Rows
+# of prompts are whole groups as they were sampled, some of which may not be valid.
+FACTS = {
+    "prompt_ids": "i32[P]",
+    "rewards": "f32[P, G]",
+    "valid": "bool[P, G], rollouts that exist",
+    "lengths": "i32[P, G], trained tokens",
+    "entropy": "f32[], nats, mean over the sampled tokens of the distribution that they were drawn from",
+    "rollouts": "`Rollouts` as they were learned from: groups may be cut into several rows",
+    "params": "parameters after the step",
+    "metrics": "f32[] by name, those of the step's updates; there are none where nothing was learned from",
+    "score": "f32[], the held-out accuracy",
+}
+
+
+class Settings(NamedTuple):
+    """What a run reads of its controllers before each step; None: as the configuration says.
+
+    Attributes:
+      temperature: f32[], of the sampler and of the learner's log-probs. Held-out evaluations keep the configuration's.
+      max_tokens: i32[], of a completion, from 1 to `sampling.max_tokens`; one that ends there has not stopped.
+      learning_rate: f32[], a factor of the schedule's.
+      prompt_weights: f32[N] of the training problems, by which batches are drawn, see `tasks.loader.drawn`.
+      prompt_ids: i32[B], problems of the next batch; ids below 0, and what is missing of a batch, are drawn by the weights.
+      reference: parameters that give `ref_logprobs`.
+      reset: bool[], read after evaluations: the policy becomes the reference, and the optimiser begins anew.
+    """
+
+    temperature: Array | None = None
+    max_tokens: Array | None = None
+    learning_rate: Array | None = None
+    prompt_weights: Array | None = None
+    prompt_ids: Array | None = None
+    reference: Any = None
+    reset: Array | None = None
+
+
 class Filter(NamedTuple):
     """`keep(rollouts)`: bool[P], prompts that enter the batch (a trainer samples others in place of the rest).
 
@@ -39,8 +77,9 @@ class Filter(NamedTuple):
 class Controller(NamedTuple):
     """`init(...) -> state`; `propose(state) -> settings by name`; `observe(state, facts by name) -> state`, all pure.
 
-    `init` takes what the state's shape depends on, if anything: sizes, parameters. States are pytrees, to be saved with a run.
-    `facts` names what `observe` reads, `knobs` what `propose` sets.
+    `init` takes by name what the state depends on, if anything: a run knows `params`, `prompts` (how many training problems
+    there are) and `temperature` (the configured one). States are pytrees of arrays, saved with a run.
+    `facts` names what `observe` reads, see `FACTS`; `knobs` what `propose` sets, see `Settings`.
     """
 
     init: Callable[..., State]

@@ -1,16 +1,66 @@
-"""Which example is worth training on alone: the one whose accuracy moved most in an earlier run (arXiv 2504.20571)."""
+"""Which example is worth training on alone: the one whose accuracy moved most while all were (arXiv 2504.20571)."""
+
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm import masked
+from jaxrl_llm.control.base import Controller, controller
 
 
-def historical_variance(accuracy_EN: Array, seen_EN: Array) -> Array:
-    """f32[N]: population variance over epochs of each example's mean accuracy, over the epochs that visited it."""
-    return masked.var(accuracy_EN, seen_EN, axis=0, ddof=0)
+class Visits(NamedTuple):
+    """For each of N problems, f32[N]: how often it was sampled, mean and sum of squared deviations of its accuracies.
+
+    `steps` i32[] that were observed.
+    """
+
+    times: Array
+    mean: Array
+    squares: Array
+    steps: Array
 
 
-def rank(accuracy_EN: Array, seen_EN: Array) -> Array:
-    """i32[N]: examples by falling variance; ties in their order."""
-    return jnp.argsort(-historical_variance(accuracy_EN, seen_EN))
+def visited(visits: Visits, prompt_ids_P: Array, accuracy_P: Array, real_P: Array) -> Visits:
+    """The record with one more visit of each prompt where `real`, by Welford's rule; ids outside of it are not counted.
+
+    A prompt that is in the batch several times is visited once, with its mean accuracy.
+    """
+    ids = jnp.where(real_P & (prompt_ids_P >= 0), prompt_ids_P, visits.times.size)
+    def add(x):
+        return jnp.zeros_like(visits.mean).at[ids].add(x, mode="drop")
+    rows = add(jnp.ones_like(accuracy_P))
+    seen = rows > 0
+    accuracy, times = add(accuracy_P) / jnp.where(seen, rows, 1), visits.times + seen
+    off = jnp.where(seen, accuracy - visits.mean, 0)
+    mean = visits.mean + off / jnp.maximum(times, 1)
+    return Visits(times, mean, visits.squares + off * jnp.where(seen, accuracy - mean, 0), visits.steps + 1)
+
+
+def historical_variances(visits: Visits) -> Array:
+    """f32[N]: population variance of each problem's mean accuracy over its visits; 0 where there was none."""
+    return visits.squares / jnp.maximum(visits.times, 1)
+
+
+@controller
+def historical_variance(*, explore: int = 100) -> Controller:
+    """`prompt_weights` f32[N]: all alike for `explore` steps, then 1 of the problem of largest variance and 0 of all others.
+
+    Of equal variances the first counts. The paper ranks by an earlier run, of 500 steps; here the run goes on with what it has
+    learned. `init(N)`. Facts: `rollouts`; right answers count, not rewards.
+    """
+
+    def propose(visits):
+        best = jnp.argmax(historical_variances(visits)) == jnp.arange(visits.times.size)
+        return {"prompt_weights": jnp.where(visits.steps < explore, 1.0, best.astype(jnp.float32))}
+
+    def observe(visits, facts):
+        rollouts = facts["rollouts"]
+        accuracy = masked.mean(rollouts.correct.astype(jnp.float32), rollouts.valid, axis=1)
+        exploring = visits.steps < explore  # afterwards the choice stays, whatever becomes of its accuracy
+        return visited(visits, rollouts.prompt_ids, accuracy, jnp.any(rollouts.valid, axis=1) & exploring)
+
+    def init(prompts):
+        return Visits(jnp.zeros(prompts), jnp.zeros(prompts), jnp.zeros(prompts), jnp.int32(0))
+
+    return Controller(init, propose, observe, facts=("rollouts",), knobs=("prompt_weights",))

@@ -1,4 +1,4 @@
-"""Leaving solved prompts out of later epochs (ScaleRL, arXiv 2510.13786; RAPO, arXiv 2509.24107)."""
+"""Leaving solved prompts out of later batches (ScaleRL, arXiv 2510.13786; RAPO, arXiv 2509.24107)."""
 
 from typing import NamedTuple
 
@@ -27,14 +27,14 @@ class Record(NamedTuple):
 
 @controller
 def pass_rate(*, cut: float = 0.9, at_least: int = 0) -> Controller:
-    """`prompts` bool[N], those of the next epoch: `unsolved` by the share of right rollouts in the whole history.
+    """`prompt_weights` f32[N], 1 of those that are `unsolved` by the share of right rollouts in the whole history, else 0.
 
     `init(N)`. Facts: `rollouts`, with `prompt_ids` in 0 .. N - 1 (others are not counted).
     """
 
     def propose(record):
         rate = jnp.where(record.tried > 0, record.solved / jnp.maximum(record.tried, 1), jnp.nan)
-        return {"prompts": unsolved(rate, cut=cut, at_least=at_least)}
+        return {"prompt_weights": unsolved(rate, cut=cut, at_least=at_least).astype(jnp.float32)}
 
     def observe(record, facts):
         rollouts = facts["rollouts"]
@@ -46,4 +46,4 @@ def pass_rate(*, cut: float = 0.9, at_least: int = 0) -> Controller:
         return Record(count(record.tried, rollouts.valid), count(record.solved, rollouts.valid & rollouts.correct))
 
     return Controller(lambda prompts: Record(jnp.zeros(prompts), jnp.zeros(prompts)), propose, observe,
-                      facts=("rollouts",), knobs=("prompts",))
+                      facts=("rollouts",), knobs=("prompt_weights",))

@@ -24,7 +24,7 @@ class Completions(flax.struct.PyTreeNode):
       mask: `bool[P, G, T]`, sampled tokens, the stop token included. Made where tokens are made, never from ids.
       logprobs: `f32[P, G, T]`, log-prob of each token under the distribution it was drawn from.
       entropies: `f32[P, G, T]`, entropy of that distribution, nats.
-      stopped: `bool[P, G]`, ended by a stop token (False: cut at T).
+      stopped: `bool[P, G]`, ended by a stop token (False: cut at T, or at `Sampling.max_tokens`).
       decode_steps: `i32[]`, decode steps run until the last row stopped, T - 1 at most; the first token needs none. On a
         mesh `i32[N]`, one number for each of the N shards of the batch, which stop by themselves.
     """
@@ -177,7 +177,7 @@ def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, 
     start = jnp.int32(0), first[0], model.empty_completions(prompt, G, lengths[0][1], most=slots), alive
     steps, alive, buffers = _decode_rows(decoder, keys, prompt, (start, buffers), lengths, halvings(P * G, last))
     tokens, mask, logprobs, entropies = (b[:, :, :max_tokens] for b in buffers)
-    # A row that goes on beyond T may find a stop token there.
+    # A row that goes on beyond T may find a stop token there; one that ends at the limit has none.
     stopped = ~alive & jnp.isin(jnp.take_along_axis(tokens, mask.sum(-1, keepdims=True) - 1, 2)[:, :, 0], decoder.stops)
     return Completions(tokens, mask, logprobs, entropies, stopped, jnp.minimum(steps, last) if slots > last else steps)
 
@@ -193,7 +193,8 @@ def _draw_tokens(d: Decoder, normed, keys, t, alive):
     drawn = (draw if d.pieces == 1 else functools.partial(_draw, d.pieces))(step_keys, logits, d.sampling)
     token, logprob, entropy = (x.reshape(keys.shape) for x in drawn)
     out = (jnp.where(alive, token, 0), alive, jnp.where(alive, logprob, 0.0), jnp.where(alive, entropy, 0.0))
-    return out, alive & ~jnp.isin(token, d.stops)
+    alive = alive & ~jnp.isin(token, d.stops)
+    return out, alive if d.sampling.max_tokens is None else alive & (t + 1 < d.sampling.max_tokens)
 
 
 def _decode(d: Decoder, keys, prompt, carry, _):

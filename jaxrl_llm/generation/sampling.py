@@ -15,7 +15,7 @@ Number = jax.Array | np.floating | float
 
 
 class Sampling(flax.struct.PyTreeNode):
-    """What distribution tokens are drawn from. Values are traced, so changing one never compiles again.
+    """What distribution tokens are drawn from, and for how long. Values are traced, so changing one never compiles again.
 
     Each is one number for all rows, or an array `[N]` of one for each row.
 
@@ -24,12 +24,14 @@ class Sampling(flax.struct.PyTreeNode):
       top_k: keep the k most likely tokens (ties with the k-th are kept); `None`: off.
       top_p: keep the smallest set of most likely tokens whose mass reaches p (arXiv 1904.09751); `None`: off.
       min_p: drop tokens less likely than `min_p` times the most likely one (arXiv 2407.01082); `None`: off.
+      max_tokens: end completions after so many tokens, which is not to be stopped; `None`: at the length compiled for.
     """
 
     temperature: Number = 1.0
     top_k: Number | None = None
     top_p: Number | None = None
     min_p: Number | None = None
+    max_tokens: jax.Array | np.integer | int | None = None
 
 
 class Draw(NamedTuple):
@@ -44,6 +46,8 @@ def check(sampling: Sampling) -> None:
     """Raises ValueError for values outside their range (host-side: call before tracing)."""
     if not sampling.temperature >= 0:
         raise ValueError(f"temperature={sampling.temperature}: must be >= 0 (0 is greedy)")
+    if sampling.max_tokens is not None and sampling.max_tokens < 1:
+        raise ValueError(f"max_tokens={sampling.max_tokens}: must be >= 1")
     if sampling.top_k is not None and sampling.top_k < 1:
         raise ValueError(f"top_k={sampling.top_k}: must be >= 1, or None to switch it off")
     if sampling.top_p is not None and not 0 < sampling.top_p <= 1:

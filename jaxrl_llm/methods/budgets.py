@@ -31,7 +31,7 @@ ROWS = (
         title="GRPO with variance-minimising allocation",
         arxiv=("2505.02391",),
         equation="n_i ~ g_i / sqrt(p_i + alpha / p_i^(beta - 1))",
-        controllers=("gvm_raft",),
+        needs=("gradient_norms",),
     ),
     Method(
         slug="reinforce_ada",

@@ -209,7 +209,8 @@ ROWS = (
         equation="A = (r - group mean) / batch std of the same; l = -sg(min(p / p_sampler, 5)) A log p",
         estimator=("scalerl", {}),
         objective=("scalerl", {}),
+        controllers=("pass_rate",),
         defaults={"group_size": 16, "epochs": 1},
-        omits="leaving out solved prompts (control.pass_rate), forced interruption of long thoughts, asynchronous generation",
+        omits="forced interruption of long thoughts, asynchronous generation",
     ),
 )

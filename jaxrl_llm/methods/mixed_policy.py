@@ -80,8 +80,7 @@ ROWS = (
         arxiv=("2507.06892",),
         equation="l = max(-A r, -A clip(r, c +- e)) + b (share KL_base + (1 - share) KL_old), c = p_old / p_behaviour",
         objective=("remix", {}),
-        needs=("behavior_logprobs", "old_logprobs", "ref_logprobs"),
-        controllers=("remix",),
+        needs=("behavior_logprobs", "old_logprobs", "ref_logprobs", "age"),
         defaults={"epochs": 2},
     ),
     Method(
@@ -92,7 +91,6 @@ ROWS = (
         estimator=("r3l", {}),
         objective=("r3l", {}),
         needs=("step_ids", "retry_step"),
-        controllers=("r3l",),
         defaults={"group_size": 8},
     ),
     Method(
@@ -102,8 +100,7 @@ ROWS = (
         equation="l = GRPO + JSD(student, teacher) on tokens of rollouts with r >= gate",
         estimator=("grpo", {"eps": 1e-4}),
         objective=("kepo", {}),
-        needs=("teacher_logprobs",),
-        controllers=("kepo",),
+        needs=("teacher_logprobs", "hinted"),
         defaults={"group_size": 8, "epochs": 1},
     ),
     Method(

@@ -24,9 +24,9 @@ follows from what the parts say they need.
 
 CONTROL = """## Parts of `jaxrl_llm.control`
 
-The trainer calls the filters of single prompts. The rest is for your own loop: controllers by `control.make(name)`, the other
-functions from `jaxrl_llm.control.<module>`; of those the trainer calls `prompt_average`, where a method needs a `prior`, and
-`budget`.
+The trainer calls the filters of single prompts, and the controllers whose settings and facts it knows (`control.Settings`,
+`control.FACTS`). The rest is for your own loop: controllers by `control.make(name)`, the other functions from
+`jaxrl_llm.control.<module>`; of those the trainer calls `prompt_average`, where a method needs a `prior`, and `budget`.
 """
 
 

@@ -19,8 +19,8 @@ PROVIDED = {
     "old_logprobs": "the recorder `old`", "ref_logprobs": "the recorder `reference`", "features": "the recorder `features`",
     "prior": "the prior of prompts",
 }
-OBSERVED = {"params", "rollouts", "score"}  # facts that a run lets controllers observe
-READ = {"reference", "reset"}  # settings that it reads of them
+OBSERVED = control.FACTS.keys()  # what a run lets controllers observe
+READ = {*control.Settings._fields}  # what it reads of them
 _TURNS, _TREE, _EXPERT = "a topology of turns with an environment", "a topology of trees", "expert completions in the groups"
 _TEACHER, _REPLAY, _TOOLS = "a recorder with a teacher's weights", "a replay buffer", "an environment with tools"
 AWAITED = {
@@ -39,6 +39,7 @@ AWAITED = {
     "hits": "a task of ranked lists", "ranks": "a task of ranked lists", "eos": "a task of ranked lists",
     "target_weights": "a task of images with target boxes", "repository": "a task of repository edits",
     "score_sq_norms": "a recorder of single completions' gradient norms",
+    "gradient_norms": "a pilot pass that measures the gradients of right completions before the others are shared out",
 }
 
 
@@ -69,9 +70,11 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, provided: 
         known = control.make(name) if name in control.names() else None
         if known is not None and OBSERVED >= set(known.facts) and READ >= set(known.knobs):
             continue
-        reads = f", by {', '.join(known.facts)}" if known is not None and known.facts else ""
-        sets = f" that sets {', '.join(known.knobs)}" if known is not None else f" that calls jaxrl_llm.control.{name}"
-        found.append(Lack(f"controller {name}", f"a run{sets}{reads}"))
+        who = "a file of jaxrl_llm.control"
+        if known is not None:
+            reads = f", by {', '.join(known.facts)}" if known.facts else ""
+            who = f"a run that sets {', '.join(known.knobs)}{reads}"
+        found.append(Lack(f"controller {name}", who))
     return found
 
 

@@ -29,7 +29,7 @@ ROWS = (
         objective=("spear_clip", {}),
         needs=("replayed", "reward_baseline", "age"),
         filters=("spear_clip",),
-        controllers=("spear", "spear_clip"),
+        controllers=("spear",),
         defaults={"buffer": 2048, "max_age": 10, "tool_reward_decay": 200},
     ),
     Method(
@@ -159,7 +159,8 @@ ROWS = (
         equation="l = clipped + 0.001 KL - 0.001 H, on one example that fills the batch",
         objective=("oneshot_entropy", {}),
         defaults={"group_size": 8, "temperature": 0.6},
-        omits="the choice of the one example (control.historical_variance): give a task that has only it",
+        controllers=("historical_variance",),
+        omits="a fresh start with the chosen example: the run goes on with what it has learned until the choice",
     ),
     Method(
         slug="acereason_temperature",

@@ -4,12 +4,13 @@ import functools
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.models.linear import summed
 
 
-def token_logprobs(normed, unembedding, tokens, *, temperature: float = 1.0, divisor: float = 1.0, softcap: float | None = None,
-                   chunk: int = 512, wanted=None):
+def token_logprobs(normed, unembedding, tokens, *, temperature: float | jax.Array = 1.0, divisor: float = 1.0,
+                   softcap: float | None = None, chunk: int = 512, wanted=None):
     """Log-prob of each token and entropy of its distribution, softmax(h W^T / temperature), in float32.
 
     The backward pass computes each chunk's logits again: memory is one chunk of logits, whatever the vocabulary.
@@ -18,7 +19,8 @@ def token_logprobs(normed, unembedding, tokens, *, temperature: float = 1.0, div
       normed: `[N, D]` final normed states.
       unembedding: `[V, D]`, cast to the dtype of `normed` chunk by chunk, so that its gradient adds up in its own.
       tokens: `i32[N]`.
-      temperature: the sampler's; log-probs of both then describe the same distribution.
+      temperature: the sampler's, a number that is compiled in or `f32[N]`, one of each token, which is not; log-probs of both
+        then describe the same distribution. It gets no gradient.
       divisor, softcap: the model's, see `finished`.
       chunk: rows per chunk.
       wanted: `bool[N]`; chunks without any wanted row are not computed and give 0. None: all are.
@@ -26,7 +28,8 @@ def token_logprobs(normed, unembedding, tokens, *, temperature: float = 1.0, div
       `(logprobs f32[N], entropies f32[N])`; entropies carry no gradient.
     """
     chex.assert_rank([normed, unembedding, tokens], [2, 2, 1])
-    return _token_logprobs((temperature, divisor, softcap), min(chunk, len(tokens)), normed, unembedding, tokens, wanted)
+    fixed, each = (temperature, None) if np.ndim(temperature) == 0 else (None, temperature)
+    return _token_logprobs((fixed, divisor, softcap), min(chunk, len(tokens)), normed, unembedding, tokens, wanted, each)
 
 
 def finished(products, divisor: float, softcap: float | None):
@@ -36,15 +39,13 @@ def finished(products, divisor: float, softcap: float | None):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _token_logprobs(shape, chunk, normed, unembedding, tokens, wanted):
-    return _forward(shape, chunk, normed, unembedding, tokens, wanted)[0]
+def _token_logprobs(shape, chunk, normed, unembedding, tokens, wanted, temperatures):
+    return _forward(shape, chunk, normed, unembedding, tokens, wanted, temperatures)[0]
 
 
-def _forward(shape, chunk, normed, unembedding, tokens, wanted):
-    temperature = shape[0]
-
-    def one_chunk(h, targets):
-        logits = _logits(h, unembedding, *shape[1:]) / temperature
+def _forward(shape, chunk, normed, unembedding, tokens, wanted, temperatures):
+    def one_chunk(h, targets, temperatures):
+        logits = _logits(h, unembedding, *shape[1:]) / (shape[0] if temperatures is None else temperatures[:, None])
         top = logits.max(-1, keepdims=True)
         shifted = logits - top
         total, spread = exponential_sums(shifted, axis=1)
@@ -52,26 +53,27 @@ def _forward(shape, chunk, normed, unembedding, tokens, wanted):
         logprobs = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0] - normalizers
         return logprobs, jnp.log(total) - spread / total, normalizers
 
-    rows = _chunks(normed, chunk), _chunks(tokens, chunk)
+    rows = _chunks(normed, chunk), _chunks(tokens, chunk), _filled_up(temperatures, chunk)
     if wanted is None:
         found = jax.lax.map(lambda rows: one_chunk(*rows), rows)
     else:
-        def nothing(h, targets):
+        def nothing(h, targets, temperatures):
             return (jnp.zeros(chunk, jnp.float32),) * 3
         found = jax.lax.map(lambda x: jax.lax.cond(x[0].any(), one_chunk, nothing, *x[1]), (_chunks(wanted, chunk), rows))
     logprobs, entropies, normalizers = (x.reshape(-1)[:len(tokens)] for x in found)
-    return (logprobs, entropies), (normed, unembedding, tokens, normalizers, wanted)
+    return (logprobs, entropies), (normed, unembedding, tokens, normalizers, wanted, temperatures)
 
 
 def _backward(shape, chunk, saved, cotangents):
     """d logprob_n / d logits_nv = [v = token_n] - softmax_nv, from the saved normalisers: nothing is reduced over V again."""
-    normed, unembedding, tokens, normalizers, wanted = saved
-    temperature, divisor, softcap = shape
+    normed, unembedding, tokens, normalizers, wanted, temperatures = saved
+    fixed, divisor, softcap = shape
 
     def one_chunk(total, rows):
-        h, targets, normalizers, cotangents = rows
+        h, targets, normalizers, cotangents, temperatures = rows
+        temperature = fixed if temperatures is None else temperatures
         logits = _logits(h, unembedding, divisor, softcap)
-        chances = jnp.exp(logits / temperature - normalizers[:, None])
+        chances = jnp.exp(logits / (fixed if temperatures is None else temperatures[:, None]) - normalizers[:, None])
         hit = targets[:, None] == jnp.arange(unembedding.shape[0])
         slope = (hit - chances) * (cotangents / (temperature * divisor))[:, None]
         slope = (slope if softcap is None else slope * (1 - (logits / softcap) ** 2)).astype(h.dtype)
@@ -83,11 +85,11 @@ def _backward(shape, chunk, saved, cotangents):
             return (total, jnp.zeros_like(rows[0]))
         return jax.lax.cond(rows[0].any(), one_chunk, nothing, total, rows[1])
 
-    rows = [_chunks(x, chunk) for x in (normed, tokens, normalizers, cotangents[0])]
+    rows = [*(_chunks(x, chunk) for x in (normed, tokens, normalizers, cotangents[0])), _filled_up(temperatures, chunk)]
     each, rows = (one_chunk, rows) if wanted is None else (one_wanted, (_chunks(wanted, chunk), rows))
     # Summed as [D, V], the order in which `summed` finds each chunk's part.
     d_unembedding, d_normed = jax.lax.scan(each, jnp.zeros_like(unembedding.T), rows)
-    return d_normed.reshape(-1, normed.shape[1])[:len(tokens)], d_unembedding.T, None, None
+    return d_normed.reshape(-1, normed.shape[1])[:len(tokens)], d_unembedding.T, None, None, None
 
 
 _token_logprobs.defvjp(_forward, _backward)
@@ -107,3 +109,10 @@ def _logits(h, unembedding, divisor, softcap):
 def _chunks(x, chunk: int):
     """`[N, ...]` as `[N / chunk, chunk, ...]`, filled up with zeros."""
     return jnp.pad(x, ((0, -len(x) % chunk), *((0, 0),) * (x.ndim - 1))).reshape(-1, chunk, *x.shape[1:])
+
+
+def _filled_up(temperatures, chunk: int):
+    """As `_chunks`, filled up with ones, by which logits can be divided; None stays None."""
+    if temperatures is None:
+        return None
+    return jnp.pad(temperatures, (0, -len(temperatures) % chunk), constant_values=1).reshape(-1, chunk)

@@ -40,7 +40,7 @@ class Recorder(NamedTuple):
 def texts_of(batch: Rollouts) -> Rollouts:
     """What log-probs are computed from: one program scores a batch, whatever else is known of it."""
     return Rollouts(mask=batch.mask, valid=batch.valid, tokens=batch.tokens, prompt_tokens=batch.prompt_tokens,
-                    prompt_mask=batch.prompt_mask, filled=batch.filled)
+                    prompt_mask=batch.prompt_mask, temperature=batch.temperature, filled=batch.filled)
 
 
 def recorded(rollouts: Rollouts, found: dict[str, Array]) -> Rollouts:

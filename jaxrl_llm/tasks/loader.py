@@ -1,6 +1,8 @@
-"""Endless shuffled batches of problems, sharded over processes, with a position that can be saved and restored."""
+"""Endless batches of problems, shuffled or chosen, sharded over processes, with a position that can be saved and restored."""
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from jaxrl_llm.tasks.base import Problem
 
@@ -8,11 +10,15 @@ _EPOCHS = 2**31  # for ever; a repetition without a number has a length that ove
 
 
 class Batches:
-    """An iterator of lists of problems; `get_state()` is a small JSON-able dict, `set_state` continues from there."""
+    """An iterator of lists of problems; `get_state()` is a small JSON-able dict, `set_state` continues from there.
 
-    def __init__(self, iterator, identity: dict[str, int]):
-        self._iterator = iterator
-        self._identity = identity
+    The position is that behind the last batch that was handed out, whatever was read ahead. Batches that are `chosen` leave the
+    place in the shuffled order as it is.
+    """
+
+    def __init__(self, source: Sequence[Problem], share: slice, iterator, identity: dict[str, int]):
+        self._source, self._share, self._iterator, self._identity = source, share, iterator, identity
+        self._chosen = 0
 
     def __iter__(self):
         return self
@@ -20,8 +26,24 @@ class Batches:
     def __next__(self) -> list[Problem]:
         return next(self._iterator)
 
+    @property
+    def size(self) -> int:
+        """Problems of a batch, over all processes together."""
+        return self._identity["batch_size"]
+
+    @property
+    def number(self) -> int:
+        """Of the next batch, chosen ones counted."""
+        return int(self._iterator.get_state()["next_index"]) + self._chosen
+
+    def chosen(self, ids: np.ndarray) -> list[Problem]:
+        """This process's share of a batch of these problems, `ids` i64[size]; IndexError where there is no such problem."""
+        problems = [self._source[int(i)] for i in ids[self._share]]
+        self._chosen += 1
+        return problems
+
     def get_state(self) -> dict[str, int]:
-        return {"next_batch": int(self._iterator.get_state()["next_index"]), **self._identity}
+        return {"next_batch": self.number - self._chosen, "chosen_batches": self._chosen, **self._identity}
 
     def set_state(self, state: dict[str, int]) -> None:
         """Raises ValueError when the state belongs to other data, another seed or another batch size."""
@@ -30,6 +52,7 @@ class Batches:
                 raise ValueError(f"the saved data position has {key}={state.get(key)}, this run has {key}={value}; "
                                  "restore with the same data, seed and batch size")
         self._iterator.set_state({"next_index": state["next_batch"]})
+        self._chosen = state.get("chosen_batches", 0)
 
 
 def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index: int = 0,
@@ -53,4 +76,21 @@ def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index
     stream = grain.MapDataset.source(source).seed(seed).shuffle().repeat(_EPOCHS)
     shard = stream[process_index::process_count].batch(batch_size // process_count, batch_fn=list)
     iterator = iter(shard.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
-    return Batches(iterator, {"problems": len(source), "seed": seed, "batch_size": batch_size})
+    return Batches(source, slice(process_index, None, process_count), iterator,
+                   {"problems": len(source), "seed": seed, "batch_size": batch_size})
+
+
+def drawn(seed: np.ndarray, count: int, weights: np.ndarray) -> np.ndarray:
+    """i64[count]: problems in proportion to `weights` f32[N], without replacement (Gumbel top-k, arXiv 1903.06059).
+
+    Where fewer than `count` have a weight, all of them come before one comes again; where none has, all are alike. `seed` holds
+    integers. Raises ValueError for weights that are negative or not finite.
+    """
+    weights = np.asarray(weights, np.float64)
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        raise ValueError("prompt_weights must be finite and not negative")
+    weights = weights if weights.any() else np.ones_like(weights)
+    having = np.flatnonzero(weights)
+    noise = np.random.default_rng(seed).gumbel(size=(-(-count // len(having)), len(having)))
+    order = np.argsort(-(np.log(weights[having]) + noise), axis=1)
+    return having[order].reshape(-1)[:count]

@@ -19,7 +19,7 @@ import optax
 from jaxrl_llm import parallel
 from jaxrl_llm.models import moe
 from jaxrl_llm.objectives.base import Objective
-from jaxrl_llm.packing import Packed, Rows
+from jaxrl_llm.packing import Packed
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.state import TrainState
@@ -36,8 +36,8 @@ class Parts(NamedTuple):
     differentiate: `(view, rollouts, advantages, objective_state) -> (cotangents, metrics, objective_state)`; the cotangents
       are those of `(logprobs, loads)`.
     accumulate: `(grads, params, lora, rows, index, start, cotangents) -> grads`, the first donated.
-    apply: `(state, grads, metrics, objective_state) -> (state, metrics)`; the state is donated.
-    whole: `(state, rows, index, rollouts, advantages) -> (state, metrics)`: all of them for a single micro-batch.
+    apply: `(state, grads, metrics, objective_state, rate) -> (state, metrics)`; the state is donated.
+    whole: `(state, rows, index, rollouts, advantages, rate) -> (state, metrics)`: all of them for a single micro-batch.
     """
 
     policy: Policy
@@ -79,16 +79,16 @@ def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTr
         tree = params if lora is None else lora
         return as_ruled(add_pulled_back(grads, lambda c: jax.grad(pulled)(tree, c), cotangents))
 
-    def apply(state, grads, metrics, objective_state):
-        return advance(optimizer, clip_norm, policy.mesh, state, grads, metrics, objective_state)
+    def apply(state, grads, metrics, objective_state, rate):
+        return advance(optimizer, clip_norm, policy.mesh, state, grads, metrics, objective_state, rate)
 
-    def whole(state, rows, index, rollouts, advantages):
+    def whole(state, rows, index, rollouts, advantages, rate):
         def of_tree(tree):
             view = _forward(policy, *_place(state.params, state.lora, tree), rows, index)
             return loss(*view, rollouts, advantages, state.objective_state)
 
         (_, found), grads = jax.value_and_grad(of_tree, has_aux=True)(state.trainable)
-        return apply(state, grads, *found)
+        return apply(state, grads, *found, rate)
 
     def as_ruled(grads):
         mesh = policy.mesh
@@ -100,26 +100,28 @@ def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTr
     return Parts(policy, zeros, make_score(policy), jax.jit(differentiate), *map(donating, (accumulate, apply, whole)))
 
 
-def update(parts: Parts, size: int, state: TrainState, packed: Packed, rollouts: Rollouts, advantages):
+def update(parts: Parts, size: int, state: TrainState, packed: Packed, rollouts: Rollouts, advantages,
+           rate: np.float32 | None = None):
     """One optimiser step on a mini-batch of packed rows, `size` of them at a time: `(state, metrics)`.
 
     Args:
       size: rows of a micro-batch; on a mesh a multiple of data x fsdp.
       packed: rows that compute the tokens of `rollouts.token_mask` at least, a multiple of `size` of them.
       rollouts, advantages: of all trajectories. What they were computed from, tokens and prompts, is not read.
+      rate: a factor of the learning rate, see `training.step.make_update`.
     Raises:
       ValueError: when the rows do not divide.
     """
     policy, rollouts = parts.policy, rollouts.replace(filled=4)
     micro_batches, index = placed(policy, size, packed)
     if len(micro_batches) == 1:
-        return parts.whole(state, micro_batches[0][0], index, rollouts, advantages)
+        return parts.whole(state, micro_batches[0][0], index, rollouts, advantages, rate)
     view = scores(parts.score, policy, state.params, state.lora, micro_batches, index)
     cotangents, metrics, objective_state = parts.differentiate(view, rollouts, advantages, state.objective_state)
     grads = parts.zeros(state.trainable)
     for rows, start in micro_batches:
         grads = parts.accumulate(grads, state.params, state.lora, rows, index, start, cotangents)
-    return parts.apply(state, grads, metrics, objective_state)
+    return parts.apply(state, grads, metrics, objective_state, rate)
 
 
 def scores(score: Callable, policy: Policy, params, lora, micro_batches, index):
@@ -140,7 +142,7 @@ def placed(policy: Policy, size: int, packed: Packed):
     if count % size:
         raise ValueError(f"{count} packed rows do not divide into micro-batches of {size}; pack them with multiple={size}")
     spread = None if policy.mesh is None else parallel.batch_sharding(policy.mesh)
-    rows = [Rows(*(x[first:first + size] for x in packed.rows)) for first in range(0, count, size)]
+    rows = [jax.tree.map(lambda x: x[first:first + size], packed.rows) for first in range(0, count, size)]
     starts = np.arange(0, count * length, size * length, dtype=np.int32)
     return list(zip(parallel.put(rows, spread), starts)), parallel.put(packed.index, spread)
 

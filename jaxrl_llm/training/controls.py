@@ -6,22 +6,33 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_llm import parallel
-from jaxrl_llm.control import Controller
+from jaxrl_llm import parallel, registry
+from jaxrl_llm.control import Controller, Settings
+from jaxrl_llm.rollouts import Rollouts
 
 
 @dataclasses.dataclass(frozen=True)
 class Controls:
     """Controllers by name; their states are pytrees by name, in `TrainState.control`.
 
-    A run lets them observe `rollouts` and `params` after each step and `score`, the held-out accuracy, after each evaluation
-    that follows one. What it reads of them: the setting with the name of a recorder is what the recorder keeps, for instance
-    `reference`; `reset` (bool) makes the policy the reference of the steps to come and clears the optimiser.
+    A run lets them observe its `control.FACTS` and reads their `control.Settings`.
+
+    Raises:
+      ValueError: a controller sets what no run reads, or two set the same.
     """
 
     by_name: Mapping[str, Controller] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        setters: dict[str, str] = {}
+        for name, one in self.by_name.items():
+            for knob in one.knobs:
+                registry.one_of(f"setting of controller {name!r}", knob, Settings._fields)
+                if setters.setdefault(knob, name) != name:
+                    raise ValueError(f"controllers {setters[knob]!r} and {name!r} both set {knob}; leave one of them out")
 
     @property
     def knobs(self) -> frozenset[str]:
@@ -29,21 +40,33 @@ class Controls:
         return frozenset(knob for one in self.by_name.values() for knob in one.knobs)
 
     def init(self, **known: Any) -> dict[str, Any]:
-        """States before the first step, of controllers whose `init` takes what is `known` by name: `params`, `prompts`."""
+        """States before the first step; each `init` takes what it names of what is `known`, see `control.Controller`."""
         return {name: one.init(**{key: known[key] for key in inspect.signature(one.init).parameters})
                 for name, one in self.by_name.items()}
 
-    def settings(self, states: Mapping[str, Any]) -> dict[str, Any]:
-        """All settings by name."""
+    def settings(self, states: Mapping[str, Any]) -> Settings:
+        """What the controllers propose, all together."""
         found: dict[str, Any] = {}
         for name, one in self.by_name.items():
             found |= one.propose(states[name])
-        return found
+        return Settings(**found)
 
     def observe(self, states: Mapping[str, Any], facts: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
         """The states after these facts; a controller that reads others is left as it is."""
         return {name: _observe(one, mesh, states[name], {fact: facts[fact] for fact in one.facts})
                 if facts.keys() >= set(one.facts) else states[name] for name, one in self.by_name.items()}
+
+
+def facts_of(rollouts: Rollouts, batch: Rollouts, params: Any, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """The `control.FACTS` of a step: of `rollouts` on the host as they were sampled, and of the `batch` learned from."""
+    tokens = np.asarray(rollouts.token_mask)
+    found = {"prompt_ids": rollouts.prompt_ids, "rewards": rollouts.rewards, "valid": rollouts.valid,
+             "lengths": tokens.sum(-1, dtype=np.int32), "rollouts": batch, "params": params}
+    if rollouts.entropies is not None:
+        found["entropy"] = np.mean(rollouts.entropies, where=tokens, dtype=np.float32)
+    if metrics:
+        found["metrics"] = {name: np.float32(value) for name, value in metrics.items()}
+    return found
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)

@@ -28,7 +28,7 @@ class Sampler:
 
     Attributes:
       generate: `(params, prompt_tokens, prompt_mask, keys, sampling, lora=) -> Completions`, see `generation.generate`.
-      sampling: the distribution to draw from.
+      sampling: the distribution to draw from, and how many tokens at most.
       prompts, group: P and G of a call.  micro_batches: parts of the prompts, one after another.
       prompt_tokens: the longest prompt.
       tokenizer, stop_strings, reward: how completions become texts and scores.
@@ -47,11 +47,14 @@ class Sampler:
     stop_strings: Sequence[str] = ()
     micro_batches: int = 1
 
-    def under(self, params, lora, temperature: float | None = None) -> Generate:
-        """The compiled program under these weights."""
+    def under(self, params, lora, temperature: float | jax.Array | None = None,
+              max_tokens: int | jax.Array | None = None) -> Generate:
+        """The compiled program under these weights, at another temperature or with shorter completions where they are given."""
         chosen = self.sampling
         if temperature is not None:
             chosen = dataclasses.replace(chosen, temperature=np.float32(temperature))
+        if max_tokens is not None:
+            chosen = dataclasses.replace(chosen, max_tokens=np.int32(max_tokens))
         sampling_lib.check(chosen)
         params = parallel.reshard(params, self.mesh, self.dtype)
         size = self.prompts // self.micro_batches

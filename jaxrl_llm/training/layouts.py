@@ -12,7 +12,7 @@ import optax
 
 from jaxrl_llm import parallel
 from jaxrl_llm.objectives.base import Objective
-from jaxrl_llm.packing import Packed, of_groups, pack
+from jaxrl_llm.packing import Packed, at_temperatures, of_groups, pack
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import accumulate
 from jaxrl_llm.training.guard import Guarded
@@ -25,7 +25,7 @@ class Layout(NamedTuple):
     """How rollouts are computed.
 
     score: `(params, lora, rollouts) -> (logprobs, entropies)`, f32[P, G, T] each; see `Policy.logprobs`.
-    update: `(state, rollouts, advantages) -> (state, metrics)`, see `training.step.make_update`.
+    update: `(state, rollouts, advantages, rate=None) -> (state, metrics)`, see `training.step.make_update`.
     ready: rollouts on the host -> the same with what the programs are promised, see `Rollouts.filled`.
     updates, scores: the compiled programs that learn and those that score.
     """
@@ -70,14 +70,15 @@ def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransf
 
     def rows(rollouts: Rollouts) -> Packed:
         given = parallel.fetch((rollouts.prompt_tokens, rollouts.prompt_mask, rollouts.tokens, rollouts.token_mask))
-        return pack(*of_groups(*given), given[-1], lengths, size)
+        found = pack(*of_groups(*given), given[-1], lengths, size)
+        return found if rollouts.temperature is None else at_temperatures(found, parallel.fetch(rollouts.temperature))
 
     def score(params, lora, rollouts: Rollouts):
         placed = accumulate.placed(policy, size, rows(rollouts))
         (logprobs, _), entropies = accumulate.scores(parts.score, policy, params, lora, *placed)
         return logprobs, entropies
 
-    def update(state, rollouts: Rollouts, advantages):
-        return accumulate.update(parts, size, state, rows(rollouts), rollouts, advantages)
+    def update(state, rollouts: Rollouts, advantages, rate=None):
+        return accumulate.update(parts, size, state, rows(rollouts), rollouts, advantages, rate)
 
     return Layout(score, update, lambda rollouts: rollouts, (guards["accumulate"], guards["whole"]), (guards["score"],))

@@ -17,7 +17,7 @@ from jaxrl_llm.recorders.base import Recorder, recorded, texts_of
 from jaxrl_llm.rollouts import Rollouts, take
 from jaxrl_llm.training import offload
 from jaxrl_llm.training import state as state_lib
-from jaxrl_llm.training.controls import Controls
+from jaxrl_llm.training.controls import Controls, facts_of
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.layouts import Layout
 from jaxrl_llm.training.metrics import PhaseTimer
@@ -60,7 +60,7 @@ class Learner:
       pretrain_steps: first steps, in which the policy is left as it is.
       max_skipped: updates in a row that may be refused.
       offload: what waits in the host's memory, see `training.offload`.
-      controls: controllers, which see what becomes of each step.
+      controls: controllers, which see what becomes of each step and set what follows.
       optimizer_metrics: numbers by name that the state of the optimiser tells.
     """
 
@@ -82,11 +82,12 @@ class Learner:
     optimizer_metrics: Callable[[Any], dict[str, jax.Array]] = lambda opt_state: {}
     controls: Controls = Controls()
 
-    def init(self, params, lora, key: jax.Array, prior: Any = None) -> TrainState:
-        """The state before the first step, laid out on the mesh."""
+    def init(self, params, lora, key: jax.Array, prompts: int = 0) -> TrainState:
+        """The state before the first step, laid out on the mesh; `prompts`: how many training problems controllers hear of."""
         beside = {one.name: one.init(params) for one in self.recorders if one.fit is not None and one.init is not None}
         state = state_lib.create(params, lora, self.optimizer, self.estimator, self.objective, key)
-        state = state.replace(beside=beside, prior=prior, control=self.controls.init(params=params))
+        control = self.controls.init(params=params, prompts=prompts, temperature=self.policy.temperature)
+        state = state.replace(beside=beside, control=control)
         return parallel.put(state, parallel.tree_shardings(state, self.mesh))
 
     @property
@@ -105,7 +106,7 @@ class Learner:
         A reset clears the optimiser; whoever calls makes new `frozen` weights of the policy.
         """
         state = state.replace(control=self.controls.observe(state.control, {"score": np.float32(score)}, self.mesh))
-        reset = bool(self.controls.settings(state.control).get("reset", False)) if state.control else False
+        reset = bool(self.controls.settings(state.control).reset)
         if reset:
             opt_state = self.optimizer.init(state.trainable)
             state = state.replace(opt_state=parallel.put(opt_state, parallel.tree_shardings(opt_state, self.mesh)))
@@ -113,11 +114,12 @@ class Learner:
         return state, reset
 
     def learn(self, state: TrainState, rollouts: Rollouts | None, frozen: Mapping[str, Any] | None = None,
-              timer: PhaseTimer | None = None) -> Learned:
+              timer: PhaseTimer | None = None, facts: Mapping[str, Any] | None = None) -> Learned:
         """Advantages and optimiser steps on one batch on the host.
 
-        `frozen`: what `frozen(params)` returned at the start, where a recorder has such weights. None for rollouts counts as a
-        step in which there was nothing to learn. The state is consumed.
+        `frozen`: what `frozen(params)` returned at the start, where a recorder has such weights. `facts`: what controllers
+        observe beyond `control.FACTS`, see `Finished.facts`. None for rollouts counts as a step in which there was nothing to
+        learn. The state is consumed.
 
         Raises:
           TrainingDiverged: after `max_skipped` non-finite updates in a row.
@@ -125,20 +127,25 @@ class Learner:
         timer, alone = timer or PhaseTimer(), int(state.step) < self.pretrain_steps
         if rollouts is None:
             return Learned(state.replace(step=state.step + 1), {})
+        settings = self.controls.settings(state.control)
+        rate = None if settings.learning_rate is None else np.float32(parallel.fetch(settings.learning_rate))
         with timer("score"):
-            state, batch, advantages, facts = self._credit(state, rollouts, frozen or {}, alone)
+            state, batch, advantages, found = self._credit(state, rollouts, frozen or {}, alone)
         with timer("update"):
             state = offload.moments_near(self.offload, state)
-            state, updates, estimated = self._updates(state, batch, advantages, alone)
-            metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(facts | self.optimizer_metrics(state.opt_state))
+            state, updates, estimated = self._updates(state, batch, advantages, alone, rate)
+            metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(found | self.optimizer_metrics(state.opt_state))
             state = offload.moments_away(self.offload, state)
         if int(state.skipped_in_row) >= self.max_skipped:
             raise TrainingDiverged(
                 f"{int(state.skipped_in_row)} updates in a row had a loss or gradient that was not finite (step "
                 f"{int(state.step)}). The weights are those before the first of them. Lower optimizer.learning_rate, check the "
                 "rewards and mismatch/kl in the metrics, then resume from the last checkpoint")
-        control = self.controls.observe(state.control, {"params": state.params, "rollouts": batch}, self.mesh)
-        return Learned(state.replace(step=state.step + 1, control=control), metrics, batch, estimated)
+        if self.controls.by_name:
+            seen = {**(facts or {}), **facts_of(rollouts, batch, state.params, metrics)}
+            state = state.replace(control=self.controls.observe(state.control, seen, self.mesh))
+        metrics |= {} if rate is None else {"control/learning_rate": float(rate)}
+        return Learned(state.replace(step=state.step + 1), metrics, batch, estimated)
 
     def place(self, tree):
         """A batch on the devices: every leaf `[P, ...]` spread over the mesh by prompts."""
@@ -179,7 +186,7 @@ class Learner:
         """
         seen, settings = batch, self.controls.settings(state.control)
         for one in self.recorders:
-            own = settings.get(one.name, state.beside.get(one.name))
+            own = getattr(settings, one.name) if one.name in self.controls.knobs else state.beside.get(one.name)
             if one.name in frozen:
                 own = offload.near(self.offload, one.name, frozen[one.name])
             batch = recorded(batch, one.record(own, state.params, state.lora, seen))
@@ -192,14 +199,14 @@ class Learner:
         facts = jax.device_get(jax.jit(value_metrics)(batch.extras["values"], returns, batch.token_mask))
         return self.place(batch), facts
 
-    def _updates(self, state: TrainState, batch: Rollouts, advantages, alone: bool):
+    def _updates(self, state: TrainState, batch: Rollouts, advantages, alone: bool, rate: np.float32 | None):
         """`(state, metrics of each update, advantages)` after all epochs and minibatches."""
         rows = batch.mask.shape[0]
         size, updates, estimated, real = rows // self.minibatches, [], advantages, parallel.fetch(batch.valid).any(1)
         shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), _SHUFFLE_STREAM)
         for epoch in range(self.epochs):
             if self.minibatches == 1:
-                state, found = self._update(state, batch, advantages, alone)
+                state, found = self._update(state, batch, advantages, alone, rate)
                 estimated = found.pop("advantages", advantages)
                 updates.append(found)
                 continue
@@ -208,11 +215,12 @@ class Learner:
                 if not real[np.asarray(order[start:start + size])].any():  # nothing but filling, where filters kept too few
                     continue
                 part, its_advantages = self.place(rows_of((batch, advantages), order, start, size))
-                state, found = self._update(state, part, its_advantages, alone)
+                state, found = self._update(state, part, its_advantages, alone, rate)
                 updates.append(found)
         return state, updates, estimated
 
-    def _update(self, state: TrainState, part: Rollouts, advantages, alone: bool) -> tuple[TrainState, dict]:
+    def _update(self, state: TrainState, part: Rollouts, advantages, alone: bool, rate: np.float32 | None
+                ) -> tuple[TrainState, dict]:
         """One optimiser step of what is trained beside the policy, then of the policy, unless it is left `alone`."""
         found: dict[str, Any] = {}
         for one in self.recorders:
@@ -221,8 +229,8 @@ class Learner:
                 state, found = state.replace(beside={**state.beside, one.name: own}), found | facts
         if alone:
             return state, found | {"skipped_updates": state.skipped}
-        state, learned = (self.layout.update(state, part, advantages) if self.joint is None or advantages is not None
-                          else self.joint(state, part))
+        state, learned = (self.layout.update(state, part, advantages, rate) if self.joint is None or advantages is not None
+                          else self.joint(state, part, rate))
         return state, found | learned
 
     def ratios(self, state: TrainState, batch: Rollouts, before: jax.Array) -> jax.Array:

@@ -267,7 +267,8 @@ class _Session:
         updates = optimizers.updates_made(done.learned.state.opt_state)
         forest = done.finished.forest
         tokens = forest.length[forest.role == Role.POLICY].sum()
-        return {"learning_rate": float(self.run.learning_rate(max(updates - 1, 0))), "time/step": seconds,
+        rate = float(self.run.learning_rate(max(updates - 1, 0))) * done.learned.metrics.get("control/learning_rate", 1.0)
+        return {"learning_rate": rate, "time/step": seconds,
                 "speed/tokens_per_second": float(tokens) / seconds}
 
     def rescue(self, error: BaseException) -> None:

@@ -37,7 +37,8 @@ class Policy:
     Attributes:
       model: the transformer.
       temperature: the sampler's, so that learner and sampler describe the same distribution (that of the whole vocabulary:
-        what top-k, top-p or min-p cut away counts here, and shows as mismatch/kl in the metrics).
+        what top-k, top-p or min-p cut away counts here, and shows as mismatch/kl in the metrics). Rollouts that say their own
+        (`Rollouts.temperature`) are scored at that.
       chunk: rows of logits held at a time, on each device.
       mesh: where parameters and rollouts lie; None: on one device.
     """
@@ -78,7 +79,7 @@ class Policy:
         NaN where `rollouts.filled` promised too much: better no update than one that misses tokens.
         """
         def forward(params, lora, rows, whole):
-            prompt_tokens, prompt_mask, tokens, mask, last = rows
+            prompt_tokens, prompt_mask, tokens, mask, last, temperature = rows
             pool = None if last is None else (lambda *states: tuple(map(features.pooled, states, last)))
             slots = unpadding(mask, r.filled)
             states, *of_layers = self.model.packed_states(
@@ -88,17 +89,22 @@ class Policy:
             remove, restore = (lambda x: x.reshape(-1, *x.shape[3:])), (lambda x: x.reshape(tokens.shape))
             if slots is not None:
                 remove, restore = slots.remove, lambda x: jnp.where(slots.fits, slots.restore(x), jnp.nan)
-            found = self._of_tokens(params, remove(states), remove(tokens))
+            if temperature is not None:
+                temperature = remove(jnp.broadcast_to(temperature[:, None, None], tokens.shape))
+            found = self._of_tokens(params, remove(states), remove(tokens), temperature=temperature)
             return *map(restore, found), *jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (pooled, loads))
 
         r = rollouts
-        rows = (r.prompt_tokens, r.prompt_mask, r.tokens, r.token_mask, last)
+        rows = (r.prompt_tokens, r.prompt_mask, r.tokens, r.token_mask, last, r.temperature)
         return over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
 
-    def _of_tokens(self, params, states, tokens, wanted=None):
-        """Log-probs and entropies `f32[n]` of `tokens i32[n]`, from the normed states `[n, D]` that predict them."""
-        config = self.model.config
-        return token_logprobs(states, self.model.unembedding(params), tokens, temperature=self.temperature,
+    def _of_tokens(self, params, states, tokens, wanted=None, temperature=None):
+        """Log-probs and entropies `f32[n]` of `tokens i32[n]`, from the normed states `[n, D]` that predict them.
+
+        `temperature f32[n]` is theirs; None: the policy's.
+        """
+        config, temperature = self.model.config, self.temperature if temperature is None else temperature
+        return token_logprobs(states, self.model.unembedding(params), tokens, temperature=temperature,
                               divisor=config.logit_divisor, softcap=config.logit_softcap, chunk=self.chunk, wanted=wanted)
 
     def packed_logprobs(self, params, lora, rows: Rows, index) -> tuple[jax.Array, jax.Array, Loads | None]:
@@ -121,8 +127,9 @@ class Policy:
             scored = rows.scored.reshape(-1)
             order = jnp.argsort(~scored)
             before = rows.before + rows.tokens.shape[1] * jnp.arange(rows.tokens.shape[0])[:, None]
+            temperature = None if rows.temperature is None else rows.temperature.reshape(-1)[order]
             states = states.reshape(-1, states.shape[-1])[before.reshape(-1)[order]]
-            scores = self._of_tokens(params, states, rows.tokens.reshape(-1)[order], scored[order])
+            scores = self._of_tokens(params, states, rows.tokens.reshape(-1)[order], scored[order], temperature)
             def back(x):
                 return jnp.zeros_like(x).at[order].set(x, unique_indices=True).reshape(rows.tokens.shape)
             return *map(back, scores), jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), loads)

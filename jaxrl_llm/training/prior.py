@@ -1,17 +1,16 @@
 """What a run expects of prompts before it samples them: the prior of V0.5, and what rollout budgets go by."""
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm import masked, parallel
-from jaxrl_llm.control import prompt_average
+from jaxrl_llm.control import Controller, prompt_average
 from jaxrl_llm.generation.prompts import pad
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks import text_of
@@ -29,17 +28,17 @@ Facts = dict[str, Any]
 
 
 class Prior(NamedTuple):
-    """Pure functions around a state, a pytree that is saved with the run. `facts`: arrays `[P, ...]`, `ids i32[P]` among them.
+    """What is expected of prompts: a controller of the run, asked between its steps about prompts that nobody knew of before.
 
-    init() -> state. read(rows, params, lora) -> facts of problems and their token ids, on the host. predict(state, facts) ->
-    f32[P], the expected reward. observe(state, facts, rewards f32[P, G], valid bool[P, G]) -> state. `draws`: how many calls
-    of the sampler fill `facts["sampled"]` f32[P], the prompts' mean rewards, beside those that are learned from.
+    Its state is what the `controller` has learned, which proposes nothing. read(rows, params, lora) -> facts `[P, ...]` of
+    problems and their token ids, on the host, `prompt_ids i32[P]` among them; of prompts that were sampled the controller
+    observes them too. predict(state, facts) -> f32[P], the expected reward. `draws`: how many calls of the sampler fill
+    `facts["sampled"]` f32[P], the prompts' mean rewards, beside those that are learned from.
     """
 
-    init: Callable[[], Any]
+    controller: Controller
     read: Callable[[Sequence[tuple[Problem, list[int]]], Any, Any], Facts]
     predict: Callable[[Any, Facts], Array]
-    observe: Callable[[Any, Facts, Array, Array], Any]
     draws: int = 0
 
 
@@ -52,9 +51,14 @@ def make(config: ConfigDict, policy: Policy, prompts: int, prompt_tokens: int, c
     if source == "v0":
         return of_v0(config.prior.weights, config.prior.encoder)
     if source == "oracle":
-        return Prior(lambda: (), lambda rows, params, lora: {"ids": ids_of(rows)}, lambda state, facts: facts["sampled"],
-                     lambda state, *_: state, draws=_ORACLE_DRAWS)
+        return Prior(learner(lambda: (), lambda state, facts: state), lambda rows, params, lora: {"prompt_ids": ids_of(rows)},
+                     lambda state, facts: facts["sampled"], draws=_ORACLE_DRAWS)
     return of_averages(prompts)
+
+
+def learner(init: Callable[[], Any], observe: Callable[[Any, Mapping[str, Any]], Any], *facts: str) -> Controller:
+    """A controller that sets nothing; it observes what came of prompts and these further facts of them."""
+    return Controller(init, lambda state: {}, observe, facts=("prompt_ids", "rewards", "valid", *facts), knobs=())
 
 
 def ids_of(rows) -> np.ndarray:
@@ -63,12 +67,14 @@ def ids_of(rows) -> np.ndarray:
 
 def of_averages(prompts: int) -> Prior:
     """The moving average of each prompt's rewards, see `control.prompt_average`."""
-    def observe(state, facts, rewards, valid):
+    def observe(state, facts):
+        valid = facts["valid"]
         return prompt_average.observe(state, Rollouts(
-            mask=valid[..., None], valid=valid, rewards=rewards, prompt_ids=facts["ids"]))
+            mask=valid[..., None], valid=valid, rewards=facts["rewards"], prompt_ids=facts["prompt_ids"]))
 
-    return Prior(lambda: prompt_average.empty(prompts), lambda rows, params, lora: {"ids": ids_of(rows)},
-                 lambda state, facts: prompt_average.predict(state, facts["ids"]), observe)
+    return Prior(learner(lambda: prompt_average.empty(prompts), observe),
+                 lambda rows, params, lora: {"prompt_ids": ids_of(rows)},
+                 lambda state, facts: prompt_average.predict(state, facts["prompt_ids"]))
 
 
 def of_probe(policy: Policy, capture: Capture, prompt_tokens: int) -> Prior:
@@ -92,7 +98,7 @@ def of_probe(policy: Policy, capture: Capture, prompt_tokens: int) -> Prior:
         ids = ids_of(rows)
         batch = pad([tokens for _, tokens in rows], ids, prompt_tokens)
         placed = parallel.put((batch.tokens, batch.mask), parallel.replicated(policy.mesh))
-        return {"ids": ids, "features": parallel.fetch(look(params, lora, *placed))}
+        return {"prompt_ids": ids, "features": parallel.fetch(look(params, lora, *placed))}
 
     def predict(state, facts):
         window = state["window"]
@@ -100,12 +106,13 @@ def of_probe(policy: Policy, capture: Capture, prompt_tokens: int) -> Prior:
         low, high = (pick(jnp.where(window.real, label, fill)) for pick, fill in ((jnp.min, jnp.inf), (jnp.max, -jnp.inf)))
         return jnp.where(some, jnp.clip(fitted.predict(state["probe"], facts["features"]), low, high), 0.5)
 
-    def observe(state, facts, rewards, valid):
-        rows = {"x": facts["features"], "y": masked.mean(rewards, valid, axis=1)}
+    def observe(state, facts):
+        valid = facts["valid"]
+        rows = {"x": facts["features"], "y": masked.mean(facts["rewards"], valid, axis=1)}
         window = buffer.append(state["window"], jax.tree.map(lambda x: x[:, None], rows), valid.any(axis=1)[:, None])
         return {"window": window, "probe": fitted.fit(window.rows["x"], window.rows["y"], window.real, window.group)}
 
-    return Prior(init, read, predict, observe)
+    return Prior(learner(init, observe, "features"), read, predict)
 
 
 def of_v0(weights: str, encoder_path: str) -> Prior:
@@ -131,24 +138,17 @@ def of_v0(weights: str, encoder_path: str) -> Prior:
             states, mask = (np.pad(x, ((0, len(rows) - len(new)), *((0, 0),) * (x.ndim - 1)))
                             for x in encode_text([text_of(problem) for problem in new]))
             known.update(zip([problem.id for problem in new], np.asarray(encode(states, mask))))
-        return {"ids": ids_of(rows), "features": np.stack([known[problem.id] for problem, _ in rows])}
+        return {"prompt_ids": ids_of(rows), "features": np.stack([known[problem.id] for problem, _ in rows])}
 
-    def observe(state, facts, rewards, valid):
-        outcomes = jnp.clip(masked.mean(rewards, valid, axis=1), 0, 1)
-        return v0.remember(state, facts["features"], outcomes, facts["ids"], valid.any(axis=1))
+    def observe(state, facts):
+        outcomes = jnp.clip(masked.mean(facts["rewards"], facts["valid"], axis=1), 0, 1)
+        return v0.remember(state, facts["features"], outcomes, facts["prompt_ids"], facts["valid"].any(axis=1))
 
-    return Prior(lambda: v0.empty_context(_CONTEXT, model.head.features), read,
-                 lambda state, facts: v0.judge(model, params, state, facts["features"], facts["ids"]), observe)
+    return Prior(learner(lambda: v0.empty_context(_CONTEXT, model.head.features), observe, "features"), read,
+                 lambda state, facts: v0.judge(model, params, state, facts["features"], facts["prompt_ids"]))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def predict(prior: Prior, state, facts: Facts) -> Array:
     """f32[P], see `Prior`."""
     return prior.predict(state, facts)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def observe(mesh: Mesh, prior: Prior, state, facts: Facts, rewards: Array, valid: Array):
-    """The state after these rewards, laid out as the one before."""
-    new = prior.observe(state, facts, rewards, valid)
-    return jax.lax.with_sharding_constraint(new, parallel.tree_shardings(new, mesh))

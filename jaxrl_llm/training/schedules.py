@@ -25,9 +25,9 @@ def sync(source: Source, learner: Learner, state: TrainState, frozen: Mapping[st
     """
     while True:
         phase("sampling")
-        finished = source.next(state, timer)
+        finished = source.next(state, timer, learner.controls.settings(state.control))
         position = source.position()
         phase("learning")
-        learned = learner.learn(source.observe(state, finished), finished.rollouts, frozen, timer)
+        learned = learner.learn(state, finished.rollouts, frozen, timer, finished.facts)
         state = (yield Step(position, finished, learned)) or learned.state
         del finished, learned  # makes room for the next ones

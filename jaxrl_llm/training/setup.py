@@ -148,7 +148,8 @@ def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expe
 def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
     """The distribution that `config.sampling` asks for; ValueError for values outside their range."""
     s = config.sampling
-    found = sampling_lib.Sampling(np.float32(s.temperature), s.top_k or None, s.top_p if s.top_p < 1 else None, s.min_p or None)
+    found = sampling_lib.Sampling(np.float32(s.temperature), s.top_k or None, s.top_p if s.top_p < 1 else None, s.min_p or None,
+                                  np.int32(s.max_tokens))
     sampling_lib.check(found)
     return found
 
@@ -204,7 +205,7 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     return Learner(
         policy, estimator, objective, optimizer, tuple(recorded), layout, source.mesh, rows, c.sampling.group, joint,
         learner.epochs, learner.minibatches, alone, learner.max_skipped, tuple(config_lib.parts(learner.offload)),
-        functools.partial(optimizers.metrics, c.optimizer), controls_of(methods.get(config.method))), schedule
+        functools.partial(optimizers.metrics, c.optimizer), controls_of(methods.get(config.method), source.prior)), schedule
 
 
 def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, policy: Policy,
@@ -226,9 +227,10 @@ def parts_of(config: ConfigDict) -> int:
     return config.learner.minibatches * config.learner.micro_batches if config.learner.micro_batches > 1 else 1
 
 
-def controls_of(method: methods.Method) -> Controls:
-    """The controllers of a method."""
-    return Controls({name: control.make(name) for name in method.controllers})
+def controls_of(method: methods.Method, prior: prior_lib.Prior | None = None) -> Controls:
+    """The controllers of a method, and that of the prior."""
+    own = {name: control.make(name) for name in method.controllers}
+    return Controls(own if prior is None else {**own, "prior": prior.controller})
 
 
 def sizes_of(config: ConfigDict, model: ModelConfig) -> Callable[[int, int, int, int], Ladders]:
@@ -284,8 +286,7 @@ def initial_state(run: Run, params) -> TrainState:
     adapters = None
     if config.lora.rank:
         adapters = lora_lib.init(jax.random.fold_in(key, 3), params, rank=config.lora.rank, alpha=config.lora.alpha)
-    prior = None if run.source.prior is None else run.source.prior.init()
-    return run.learner.init(params, adapters, jax.random.fold_in(key, 4), prior)
+    return run.learner.init(params, adapters, jax.random.fold_in(key, 4), len(run.source.task.train))
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------------

@@ -10,10 +10,12 @@ from jax.sharding import Mesh
 
 from jaxrl_llm import forest as forests
 from jaxrl_llm import parallel
+from jaxrl_llm.control import Settings
 from jaxrl_llm.forest import Forest
 from jaxrl_llm.generation.prompts import encode_problem, fit
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.base import Problem, Task
+from jaxrl_llm.tasks.loader import Batches, drawn
 from jaxrl_llm.topologies import Topology
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training.groups import Generate, Sampler
@@ -22,7 +24,8 @@ from jaxrl_llm.training.shapes import Ladders, padded, smallest
 from jaxrl_llm.training.state import TrainState
 
 _FILLS = 100  # batches to look through for prompts that are not too long
-
+_PROMPT_STREAM = 2**31 - 3  # folded into the run's key, for batches that are drawn by weights
+_READ = ("temperature", "max_tokens", "prompt_weights", "prompt_ids")  # settings that a source reads
 
 Sample = Callable[[Forest, np.ndarray], Forest]  # a forest with one more group for each of these prompts
 
@@ -34,10 +37,17 @@ class Finished(NamedTuple):
     forest: Forest
     metrics: dict[str, float]
 
+    @property
+    def facts(self) -> dict[str, np.ndarray]:
+        """What was read of the prompts before they were sampled, `[P, ...]`, rows as in the rollouts."""
+        rows = 0 if self.rollouts is None else len(self.rollouts.valid)
+        return {name: np.concatenate([x, np.repeat(x[:1], rows - len(x), axis=0)]) if len(x) < rows else x
+                for name, x in self.forest.facts.items()}
+
 
 @dataclasses.dataclass
 class Source:
-    """`next(state)` samples one batch with the policy of the state.
+    """`next(state)` samples one batch with the policy of the state, as the settings of controllers say.
 
     Attributes:
       task: whose problems `data` yields, in batches that go on for ever.
@@ -71,20 +81,29 @@ class Source:
         self.data.set_state(position["data"])  # type: ignore[attr-defined]
         self.next_uid = position["next_uid"]
 
-    def next(self, state: TrainState, timer: PhaseTimer | None = None) -> Finished:
+    def next(self, state: TrainState, timer: PhaseTimer | None = None, settings: Settings = Settings()) -> Finished:
         """One batch, as its topology wants it.
 
         Raises:
-          ValueError: no prompt of many batches fits.
+          ValueError: no prompt of many batches fits, or a setting is outside its range.
         """
         timer, version = timer or PhaseTimer(), int(state.step)
-        generate = functools.partial(self._sampled, self.sampler.under(state.params, state.lora), state, timer)
+        known = Settings(**{name: parallel.fetch(getattr(settings, name)) for name in _READ})
+        under = self.sampler.under(state.params, state.lora, known.temperature, known.max_tokens)
+        generate = functools.partial(self._sampled, under, state, timer)
         forest = self.planted([], draw=0)
         while not (plan := self.topology.plan(forest)).complete:
-            forest = self._drawn(forest, plan.draw, state, generate) if plan.draw else generate(forest, plan.rows)
+            forest = self._drawn(forest, plan.draw, state, generate, known) if plan.draw else generate(forest, plan.rows)
         chosen = forests.select(forest, self.topology.choose(forest))
-        metrics = forests.metrics(forest) | self.topology.metrics(forest)
-        return Finished(self.view(chosen, version) if chosen.problems else None, chosen, metrics)
+        metrics = forests.metrics(forest) | self.topology.metrics(forest) | {
+            f"control/{name}": float(value) for name in ("temperature", "max_tokens")
+            if (value := getattr(known, name)) is not None}
+        if not chosen.problems:
+            return Finished(None, chosen, metrics)
+        rollouts = self.view(chosen, version)
+        if known.temperature is not None:  # greedy samples are scored at 1, as the sampler reports them
+            rollouts = rollouts.replace(temperature=np.full(len(rollouts.valid), known.temperature or 1, np.float32))
+        return Finished(rollouts, chosen, metrics)
 
     @property
     def ladders(self) -> Ladders:
@@ -105,26 +124,19 @@ class Source:
         return forests.plant([problem for problem, _ in rows], [ids for _, ids in rows], [part.name for part in reward.rewards],
                              answers=reward.rewards[0].extract is not None, draw=draw)
 
-    def observe(self, state: TrainState, finished: Finished) -> TrainState:
-        """The state whose prior knows what came of the prompts."""
-        if self.prior is None or finished.rollouts is None:
-            return state
-        r = finished.rollouts
-        known = {name: np.concatenate([x, np.repeat(x[:1], len(r.valid) - len(x), axis=0)])
-                 for name, x in finished.forest.facts.items()}
-        return state.replace(prior=prior_lib.observe(self.mesh, self.prior, state.prior, known, r.rewards, r.valid))
-
     def _sampled(self, generate: Generate, state: TrainState, timer: PhaseTimer, forest: Forest, rows: np.ndarray) -> Forest:
         """The forest with a group for each of `rows`, whose trajectories take the next uids."""
         first, self.next_uid = self.next_uid, self.next_uid + len(rows) * self.sampler.group
         return self.sampler.groups(generate, forest, rows, first, state.key, int(state.step), timer)
 
-    def _drawn(self, forest: Forest, count: int, state: TrainState, sample: Sample) -> Forest:
+    def _drawn(self, forest: Forest, count: int, state: TrainState, sample: Sample, settings: Settings) -> Forest:
         """The forest with `count` further problems of the task, and what is known of them."""
         rows: list[tuple[Problem, list[int]]] = []
-        for _ in range(_FILLS):
-            rows += fitting_problems(next(self.data), self.sampler.tokenizer, self.sampler.prompt_tokens, self.overlong,
-                                     self.readers)
+        for attempt in range(_FILLS):
+            if attempt or forest.problems:  # one batch is proposed for a step
+                settings = settings._replace(prompt_ids=None)
+            rows += fitting_problems(self._problems(state.key, settings), self.sampler.tokenizer, self.sampler.prompt_tokens,
+                                     self.overlong, self.readers)
             if len(rows) >= count:
                 break
         if not rows:
@@ -133,6 +145,22 @@ class Source:
         if self.prior is not None:
             new = new.with_facts(self._expectations(new, rows[:count], state, sample))
         return forests.join([forest, new]) if forest.problems else new
+
+    def _problems(self, key: jax.Array, settings: Settings) -> list[Problem]:
+        """This process's share of the next batch: the problems that are proposed, others by weight, or those next in order."""
+        proposed = np.asarray(() if settings.prompt_ids is None else settings.prompt_ids, np.int64)
+        proposed = proposed[proposed >= 0]
+        if settings.prompt_weights is None and not len(proposed):
+            return next(self.data)
+        assert isinstance(self.data, Batches)
+        proposed, weights = proposed[:self.data.size], settings.prompt_weights
+        weights = np.ones(len(self.task.train)) if weights is None else np.asarray(weights)
+        if len(weights) != len(self.task.train) or (proposed >= len(weights)).any():
+            raise ValueError(f"controllers propose {len(weights)} weights and problems {proposed.tolist()} for a task of "
+                             f"{len(self.task.train)} training problems")
+        seed = jax.random.fold_in(jax.random.fold_in(key, _PROMPT_STREAM), self.data.number)
+        others = drawn(parallel.fetch(jax.random.key_data(seed)), self.data.size - len(proposed), weights)
+        return self.data.chosen(np.concatenate([proposed, others]))
 
     def _expectations(self, new: Forest, rows, state: TrainState, sample: Sample) -> prior_lib.Facts:
         """The facts that the prior reads of problems, and what it makes of them.
@@ -145,7 +173,7 @@ class Source:
             asked = sample(new, np.resize(np.arange(len(rows)), self.sampler.prompts * self.prior.draws))
             facts["sampled"] = (np.bincount(asked.prompt[asked.ends], asked.rewards[asked.ends])
                                 / np.bincount(asked.prompt[asked.ends])).astype(np.float32)
-        return {**facts, "expected": parallel.fetch(prior_lib.predict(self.prior, state.prior, facts))}
+        return {**facts, "expected": parallel.fetch(prior_lib.predict(self.prior, state.control["prior"], facts))}
 
 
 def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, overlong: str, processes: int = 1):

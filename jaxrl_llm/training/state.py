@@ -25,8 +25,8 @@ class TrainState(flax.struct.PyTreeNode):
       skipped_in_row: `i32[]`, of those, the last uninterrupted ones.
       beside: what recorders train beside the policy by name, see `recorders.Recorder.fit`, for instance
         `values.critic.CriticState`.
-      control: states of the run's controllers by name, see `training.controls`.
-      prior: what is known about each prompt from earlier rollouts, see `training.prior`, or None where nobody asks.
+      control: states of the run's controllers by name, see `training.controls`, for instance what is known about each prompt
+        from earlier rollouts, `control["prior"]`, see `training.prior`.
     """
 
     step: jax.Array
@@ -40,7 +40,6 @@ class TrainState(flax.struct.PyTreeNode):
     skipped_in_row: jax.Array
     beside: Mapping[str, Any] = flax.struct.field(default_factory=dict)
     control: Mapping[str, Any] = flax.struct.field(default_factory=dict)
-    prior: Any = None
 
     @property
     def trainable(self):

@@ -17,7 +17,7 @@ from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.state import TrainState
 
 _CHOSEN = "moe/chosen"  # tokens of each expert, f32[L, E]: they add up over micro-batches, what is reported of them does not
-Update = jax.stages.Wrapped  # (TrainState, Rollouts, advantages f32[P, G, T]) -> (TrainState, metrics)
+Update = jax.stages.Wrapped  # (TrainState, Rollouts, advantages f32[P, G, T], rate f32[] | None) -> (TrainState, metrics)
 
 
 def in_parts(function: Callable, parts: int) -> Callable:
@@ -190,12 +190,13 @@ def joint_gradients(policy: Policy, capture: Capture, objective: Objective, esti
     return gradient, *found, keep_finite(estimator_state, state.estimator_state)
 
 
-def advance(optimizer, clip_norm, mesh, state: TrainState, grads, metrics, objective_state):
+def advance(optimizer, clip_norm, mesh, state: TrainState, grads, metrics, objective_state, rate=None):
     """`(state, metrics)` after one optimiser step with `grads`, or after its refusal, see `make_update`."""
     if _CHOSEN in metrics:
         metrics = dict(metrics)
         metrics["moe/max_load"] = balance_lib.max_load(metrics.pop(_CHOSEN))
-    tree, opt_state, norm, finite = descend(optimizer, clip_norm, grads, metrics["loss"], state.trainable, state.opt_state)
+    tree, opt_state, norm, finite = descend(
+        optimizer, clip_norm, grads, metrics["loss"], state.trainable, state.opt_state, rate)
     def keep(new, old):
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
     skip = (~finite).astype(jnp.int32)
@@ -209,7 +210,7 @@ def advance(optimizer, clip_norm, mesh, state: TrainState, grads, metrics, objec
 
 def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *,
                 clip_norm: float | None = 1.0, micro_batches: int = 1, balance: float = 0.0) -> Update:
-    """The jitted update `(state, rollouts, advantages) -> (state, metrics)`; the state is donated.
+    """The jitted update `(state, rollouts, advantages, rate=None) -> (state, metrics)`; the state is donated.
 
     The new state lies on the policy's mesh by the partition table, as the old one did: left to itself the compiler may lay
     outputs out differently, and the next call would compile again.
@@ -217,31 +218,32 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
     The gradient is scaled to `clip_norm` if its global norm is larger. An update with a loss or gradient that is not
     finite leaves weights and optimiser as they were and is counted in `state.skipped`. So does one without any gradient
     (all advantages 0, nothing kept), which is not counted: momentum and weight decay alone must not move the weights.
+    `rate` f32[] is a factor of the schedule's learning rate, to which every optimiser of `training.optimizers` is proportional.
     `balance` is the weight of the balancing loss of experts, see `training.balance`.
 
     Raises:
       ValueError: at trace time, when the prompts of a mini-batch do not divide by `micro_batches`.
     """
 
-    def update(state: TrainState, rollouts: Rollouts, advantages: jax.Array):
+    def update(state: TrainState, rollouts: Rollouts, advantages: jax.Array, rate: jax.Array | None = None):
         P = rollouts.mask.shape[0]
         if P % micro_batches:
             raise ValueError(f"{P} prompts per mini-batch do not divide into learner.micro_batches={micro_batches}; "
                              f"choose one of {[n for n in range(1, P + 1) if P % n == 0]}")
         grads, metrics, objective_state = gradients(policy, objective, micro_batches, balance, state, rollouts, advantages)
-        return advance(optimizer, clip_norm, policy.mesh, state, grads, metrics, objective_state)
+        return advance(optimizer, clip_norm, policy.mesh, state, grads, metrics, objective_state, rate)
 
     return jax.jit(update, donate_argnums=0)
 
 
 def make_joint_update(policy: Policy, capture: Capture, objective: Objective, estimator: Estimator,
                       optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0):
-    """The jitted update `(state, rollouts) -> (state, metrics)` that estimates as well, see `joint_gradients`."""
+    """The jitted update `(state, rollouts, rate=None) -> (state, metrics)` that estimates as well, see `joint_gradients`."""
 
-    def update(state: TrainState, rollouts: Rollouts):
+    def update(state: TrainState, rollouts: Rollouts, rate: jax.Array | None = None):
         grads, metrics, objective_state, estimator_state = joint_gradients(
             policy, capture, objective, estimator, state, rollouts)
         return advance(optimizer, clip_norm, policy.mesh, state.replace(estimator_state=estimator_state), grads, metrics,
-                       objective_state)
+                       objective_state, rate)
 
     return jax.jit(update, donate_argnums=0)

@@ -50,10 +50,11 @@ def test_without_components_filters_look_at_the_rewards():
     assert control.make_filter("dynamic_sampling").keep(plain).tolist() == [True, True, True, False]
 
 
-STARTS = {"acereason_temperature": (), "pass_rate": (5,), "prorl": (), "spear": (), "success_replay": (5, 4),
-          "t1": ({"w": jnp.zeros(2)},)}
-FACTS = {"logits": jnp.array([[1.0, 2.0]]), "mask": jnp.array([True]), "score": 0.3, "params": {"w": jnp.ones(2)},
-         "rollouts": ROLLOUTS.replace(tokens=jnp.ones((4, 3, 4), jnp.int32), behavior_logprobs=jnp.zeros((4, 3, 4))),
+STARTS = {"acereason_temperature": (1.0,), "historical_variance": (5,), "pass_rate": (5,), "prorl": (), "spear": (),
+          "success_replay": (5, 4), "t1": ({"w": jnp.zeros(2)},)}
+FACTS = {"score": 0.3, "params": {"w": jnp.ones(2)},
+         "rollouts": ROLLOUTS.replace(tokens=jnp.ones((4, 3, 4), jnp.int32), behavior_logprobs=jnp.zeros((4, 3, 4)),
+                                    entropies=jnp.ones((4, 3, 4))),
          "replayed": jnp.zeros((4, 3), bool)}
 
 
@@ -77,14 +78,14 @@ def test_controllers_are_pure_functions_of_pytrees_of_one_shape(slug):
 def test_pass_rate_over_the_whole_history():
     controller = control.make("pass_rate")
     state = controller.init(5)
-    assert controller.propose(state)["prompts"].all()
+    assert controller.propose(state)["prompt_weights"].all()
     state = controller.observe(state, {"rollouts": ROLLOUTS})
     assert state.tried.tolist() == [3, 3, 3, 0, 3] and state.solved.tolist() == [3, 1, 0, 0, 2]
-    assert controller.propose(state)["prompts"].tolist() == [False, True, True, True, True]
+    assert controller.propose(state)["prompt_weights"].tolist() == [0, 1, 1, 1, 1]
     stranger = ROLLOUTS.replace(prompt_ids=jnp.array([-1, 0, 9, 0]), valid=ROLLOUTS.valid.at[1].set(False))
     state = controller.observe(state, {"rollouts": stranger})  # prompt 0 again, with one right answer of three
     assert state.tried.tolist() == [6, 3, 3, 0, 3] and state.solved.tolist() == [4, 1, 0, 0, 2]
-    assert controller.propose(state)["prompts"].all()
+    assert controller.propose(state)["prompt_weights"].all()
 
 
 def test_names_and_keywords_are_checked():

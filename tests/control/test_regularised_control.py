@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxrl_llm import control
 from jaxrl_llm.control import acereason_temperature, historical_variance, routing_replay, spear_clip
-from jaxrl_llm.rollouts import from_lists
+from jaxrl_llm.rollouts import Rollouts, from_lists
 
 
 def resets(*scores):
@@ -52,40 +52,71 @@ def test_spear_tool_reward_and_groups():
 
 
 LOGITS = jnp.array([[3.0, 1, 0], [2, 2, -2], [50, 0, 0]])
-LIVE = jnp.array([True, True, False])
 
 
-def test_temperature_for_an_entropy():
-    for temperature, entropy in ((0.6, 0.442977), (0.85, 0.563560), (1.0, 0.631414)):
-        actual = acereason_temperature.mean_entropy(LOGITS, LIVE, temperature)
-        np.testing.assert_allclose(actual, entropy, atol=1e-6)
-    np.testing.assert_allclose(acereason_temperature.solve(LOGITS, LIVE, target=0.5), 0.719170, atol=1e-5)
-    np.testing.assert_allclose(acereason_temperature.solve(LOGITS, LIVE, target=1.2), 3.0, rtol=1e-6)
-    np.testing.assert_allclose(acereason_temperature.solve(LOGITS, LIVE, target=0.0), 0.05, rtol=1e-5)
+def sampled(logits, temperature, key, draws=4000):
+    """Rollouts of one prompt, `draws` tokens at each position, with the sampler's log-probs and entropies."""
+    logp = jax.nn.log_softmax(logits / temperature)
+    tokens = jax.random.categorical(key, logp, shape=(draws, len(logits)))
+    mask = jnp.ones((1, draws, len(logits)), bool)
+    logprobs = jnp.take_along_axis(jnp.broadcast_to(logp, (draws, *logp.shape)), tokens[..., None], 2)[None, ..., 0]
+    return Rollouts(mask=mask, valid=mask.any(-1), behavior_logprobs=logprobs,
+                    entropies=jnp.broadcast_to(-(jnp.exp(logp) * logp).sum(-1), mask.shape))
 
 
-def test_temperature_changes_only_outside_the_band():
+def test_a_newton_step_has_the_slope_of_the_entropy():
+    """Against the derivative by log T of the entropy itself; the step goes no further than twice or half."""
+    def entropy(log_temperature):
+        logp = jax.nn.log_softmax(LOGITS[:2] / jnp.exp(log_temperature))
+        return -(jnp.exp(logp) * logp).sum(-1).mean()
+
+    seen, start = sampled(LOGITS[:2], 0.8, jax.random.key(0)), jnp.log(0.8)
+    slope, target = jax.grad(entropy)(start), entropy(start) + 0.1
+    moved = acereason_temperature.newton_step(0.8, seen.entropies, seen.behavior_logprobs, seen.token_mask, target=target)
+    np.testing.assert_allclose(jnp.log(moved / 0.8), 0.1 / slope, rtol=0.05)
+    for target, wanted in ((9.0, 1.6), (-9.0, 0.4)):
+        moved = acereason_temperature.newton_step(0.8, seen.entropies, seen.behavior_logprobs, seen.mask, target=target)
+        np.testing.assert_allclose(moved, wanted, rtol=1e-6)
+
+
+def test_the_temperature_settles_where_the_entropy_is_in_its_band():
     controller = control.make("acereason_temperature")
-    sharp = 1.3 * LOGITS[:1]  # entropy 0.2 to 0.4 at temperature 1
-    one = LIVE[:1]
-    start = controller.init()
+    observe, state = jax.jit(controller.observe), controller.init(1.0)
+    assert float(controller.propose(state)["temperature"]) == 1
+    inside = sampled(1.3 * LOGITS[:1], 1.0, jax.random.key(1))
+    assert 0.2 < inside.entropies.mean() < 0.4 and observe(state, {"rollouts": inside}) == 1
+    nothing = inside.replace(valid=jnp.zeros_like(inside.valid))
+    assert observe(controller.init(0.7), {"rollouts": nothing}) == np.float32(0.7)
+    for logits in (LOGITS[:2] / 4, 6 * LOGITS[:1]):
+        state = controller.init(1.0)
+        for number in range(8):
+            seen = sampled(logits, state, jax.random.key(number))
+            state = observe(state, {"rollouts": seen})
+        assert 0.2 <= sampled(logits, state, jax.random.key(9)).entropies.mean() <= 0.4
+        assert state != 1
 
-    def after(logits):
-        return controller.propose(jax.jit(controller.observe)(start, {"logits": logits, "mask": one}))["temperature"]
 
-    assert 0.2 < acereason_temperature.mean_entropy(sharp, one, start) < 0.4
-    assert after(sharp) == 1
-    flat = after(LOGITS[:1] / 4)
-    np.testing.assert_allclose(acereason_temperature.mean_entropy(LOGITS[:1] / 4, one, flat), 0.3, atol=1e-5)
-    assert flat < 1 < after(4 * LOGITS[:1])
+def test_the_example_whose_accuracy_moved_most_is_chosen():
+    """Of three examples over three steps, by the population variance of numpy; what comes later changes nothing."""
+    controller = control.make("historical_variance", explore=3)
+    state = controller.init(4)
+    accuracy = np.array([[0.0, 1.0], [0.5, 0.5], [1.0, 0.5]])
+    for step, row in enumerate(accuracy):
+        assert controller.propose(state)["prompt_weights"].tolist() == [1] * 4
+        rewards = [[float(row[0] > k) for k in (0.25, 0.75)], [float(row[1] > k) for k in (0.25, 0.75)]]
+        state = jax.jit(controller.observe)(state, {"rollouts": from_lists(rewards, prompt_ids=[2, 1])})
+    wanted = [0, accuracy[:, 1].var(), accuracy[:, 0].var(), 0]
+    np.testing.assert_allclose(historical_variance.historical_variances(state), wanted, atol=1e-6)
+    assert controller.propose(state)["prompt_weights"].tolist() == [0, 0, 1, 0]
+    for _ in range(3):
+        state = controller.observe(state, {"rollouts": from_lists([[0, 1], [1, 1]], prompt_ids=[1, 1])})
+        assert controller.propose(state)["prompt_weights"].tolist() == [0, 0, 1, 0]
 
 
-def test_examples_are_ranked_by_how_much_they_moved():
-    accuracy = jnp.array([[0.0, 0.5, 0.2], [1.0, 0.5, 0.4], [0.5, 0.5, 9.0]])
-    seen = jnp.array([[True, True, True], [True, True, True], [True, True, False]])
-    variance = historical_variance.historical_variance(accuracy, seen)
-    np.testing.assert_allclose(variance, [1 / 6, 0, 0.01], atol=1e-6)
-    assert historical_variance.rank(accuracy, seen).tolist() == [0, 2, 1]
+def test_an_example_twice_in_a_batch_is_visited_once():
+    visits = control.make("historical_variance").init(3)
+    found = historical_variance.visited(visits, jnp.array([1, 1, 7]), jnp.array([1.0, 0.0, 1.0]), jnp.array([True, True, True]))
+    assert found.times.tolist() == [0, 1, 0] and found.mean.tolist() == [0, 0.5, 0] and found.squares.tolist() == [0, 0, 0]
 
 
 def test_routing_replay():

@@ -284,3 +284,17 @@ def test_row_keys_depend_on_the_row_id_alone():
         return jax.random.key_data(row_keys(SEED, jnp.asarray(rows)))
     np.testing.assert_array_equal(data([[0, 1], [2, 3]])[1, 0], data([[2]])[0, 0])
     assert len(np.unique(data(np.arange(100)[None])[0], axis=0)) == 100
+
+
+@pytest.mark.parametrize("limit", (1, 3, 5, T, 2 * T))
+def test_completions_end_at_a_limit_of_their_own(limit):
+    """The first tokens of the same draws; a row that ends there has not stopped unless its last token stops."""
+    default, whole = prompts(), reference()
+    rows = row_keys(SEED, np.arange(P * G).reshape(P, G))
+    cut = jax.device_get(generate(MODEL, params(), *default, rows, Sampling(np.float32(0.8), max_tokens=np.int32(limit)),
+                                  max_tokens=T, stop_ids=(STOP, 9), chunk=5))
+    mask = whole.mask & (np.arange(T) < limit)
+    np.testing.assert_array_equal(cut.mask, mask)
+    np.testing.assert_array_equal(cut.tokens, np.where(mask, whole.tokens, 0))
+    np.testing.assert_allclose(cut.logprobs, np.where(mask, whole.logprobs, 0), atol=1e-6)
+    np.testing.assert_array_equal(cut.stopped, whole.stopped & (whole.mask.sum(-1) <= limit))

@@ -65,7 +65,8 @@ def test_of_more_prompts_than_rows_those_with_most_to_gain_are_sampled(built):
     state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
     expected = np.full(len(run.source.task.train), 0.5, np.float32)
     expected[[3, 4, 5, 6, 7]] = 0, 1, 0, 1, 1  # nothing to learn from
-    state = state.replace(prior=state.prior._replace(average=jnp.asarray(expected), weight=jnp.ones(len(expected))))
+    known = state.control["prior"]._replace(average=jnp.asarray(expected), weight=jnp.ones(len(expected)))
+    state = state.replace(control={"prior": known})
     problems = [run.source.task.train[i] for i in range(8)]
     sampled, forest, _ = dataclasses.replace(run.source, data=iter([problems])).next(state)
     assert [problem.id for problem in forest.problems] == [0, 1, 2]

@@ -1,5 +1,9 @@
-"""Controllers in runs: a reference that follows the policy, resets when validation stagnates; both over resumes."""
+"""Controllers in runs: settings of sampler, learner and loader, references that follow or are reset; all over resumes."""
+import dataclasses
+import itertools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import run_files
@@ -7,8 +11,11 @@ import tiny_config
 from run_files import assert_same, lines, repeatable
 
 from jaxrl_llm import control, methods
+from jaxrl_llm.control import Controller
 from jaxrl_llm.control.prorl import prorl
-from jaxrl_llm.training import loop, setup
+from jaxrl_llm.training import loop, schedules, setup
+from jaxrl_llm.training.checkpoints import Checkpoints
+from jaxrl_llm.training.controls import Controls
 
 NAMES = {"prorl", "t1"}
 
@@ -81,3 +88,100 @@ def test_resets_over_a_resume(tmp_path, monkeypatch):
     for line in told[1:]:  # the step after a reset meets a reference that it equals, at the rate of a first update
         if line["step"] - 1 in resets and "learning_rate" in line:
             assert line["learning_rate"] == told[1]["learning_rate"]
+
+
+def by_step(**values):
+    """A controller that sets each of these to its next entry in every step, and the last one from then on."""
+    tables = {name: jnp.asarray(x) for name, x in values.items()}
+
+    def propose(step):
+        return {name: table[jnp.minimum(step, len(table) - 1)] for name, table in tables.items()}
+
+    return Controller(lambda: jnp.int32(0), propose, lambda step, facts: step + 1, facts=("rewards",), knobs=tuple(values))
+
+
+def controlled(run, **controllers):
+    return dataclasses.replace(run, learner=dataclasses.replace(run.learner, controls=Controls(controllers)))
+
+
+def first_steps(run, params, count):
+    """The steps of a fresh state, each with the weights before it."""
+    state, found = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params)), []
+    before = jax.device_get(state.params)
+    for step in itertools.islice(schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params)), count):
+        found.append((before, step))
+        before = jax.device_get(step.learned.state.params)
+    return found
+
+
+def test_settings_reach_sampler_learner_and_loader():
+    """Temperatures and limits of three steps; the learner's log-probs are the sampler's at each, nothing compiles again."""
+    run, params = setup.build(tiny(**{"model.num_layers": 1, "learner.minibatches": 2, "optimizer.warmup_updates": 0}))
+    hot, short = [0.5, 2.0, 1.3], [2, 5, 99]
+    problems = [[3, 3, 40, 81], [7, -1, -1, 8], [-1, -1, -1, -1]]
+    weights = np.zeros((3, 82), np.float32)
+    weights[:, [11, 12]] = 1
+    run = controlled(run, heat=by_step(temperature=np.float32(hot), max_tokens=short), data=by_step(
+        prompt_ids=problems, prompt_weights=weights))
+    plain = dataclasses.replace(run.learner.policy, temperature=1.0)
+    for number, (before, step) in enumerate(first_steps(run, params, 3)):
+        rollouts, metrics = step.finished.rollouts, step.finished.metrics | step.learned.metrics
+        mask = rollouts.mask
+        assert metrics["control/temperature"] == np.float32(hot[number]) and metrics["control/max_tokens"] == short[number]
+        assert mask.sum(-1).max() <= short[number] and (number == 2 or mask.sum(-1).max() == short[number])
+        assert rollouts.extras["truncated"][mask.sum(-1) == short[number]].any() or number == 2
+        again = plain.logprobs(before, None, rollouts.replace(temperature=np.full(4, hot[number], np.float32)))
+        np.testing.assert_allclose(np.where(mask, again[0], 0), np.where(mask, rollouts.behavior_logprobs, 0), atol=1e-4)
+        np.testing.assert_allclose(np.where(mask, again[1], 0), np.where(mask, rollouts.entropies, 0), atol=1e-4)
+        assert metrics["max/mismatch"] < 0.1  # of the second update's weights; 1 or more at a wrong temperature
+        ids = [problem.id for problem in step.finished.forest.problems]
+        assert ids[:2] + ids[3:] == [3, 3, 81] if number == 0 else set(ids) >= {11, 12} and set(ids) <= {7, 8, 11, 12}
+        assert number != 1 or (ids[:2] == [7, 8] and sorted(ids[2:]) == [11, 12])
+    assert step.position["data"] | {"chosen_batches": 3, "next_batch": 0} == step.position["data"]
+
+
+def test_a_learning_rate_is_a_factor_of_the_schedule():
+    """Half of the rate moves every weight half as far, of the same batch; none leaves it where it is."""
+    run, params = setup.build(tiny(**{"model.num_layers": 1, "optimizer.warmup_updates": 0}))
+    moved = {}
+    for rate in (1.0, 0.5, 0.0):
+        one = controlled(run, rate=by_step(learning_rate=[np.float32(rate)]))
+        one.source.set_position({"data": one.source.data.get_state() | {"next_batch": 0}, "next_uid": 0})
+        (before, step), = first_steps(one, params, 1)
+        assert step.learned.metrics["control/learning_rate"] == rate
+        moved[rate] = jax.tree.map(lambda new, old: np.asarray(new) - old, step.learned.state.params, before)
+    assert max(np.abs(x).max() for x in jax.tree.leaves(moved[1.0])) > 1e-3
+    jax.tree.map(lambda half, whole: np.testing.assert_allclose(half, whole / 2, atol=2e-7), moved[0.5], moved[1.0])
+    assert not any(x.any() for x in jax.tree.leaves(moved[0.0]))
+
+
+def test_what_no_run_reads_and_what_two_set_is_refused():
+    with pytest.raises(ValueError, match="setting of controller 'a' 'temprature'. Did you mean 'temperature'"):
+        Controls({"a": by_step(temprature=[1.0])})
+    with pytest.raises(ValueError, match="controllers 'a' and 'b' both set temperature"):
+        Controls({"a": by_step(temperature=[1.0]), "b": by_step(temperature=[2.0])})
+    run, params = setup.build(tiny(**{"model.num_layers": 1}))
+    for wrong in ({"prompt_weights": np.ones((1, 81))}, {"prompt_ids": [[82]]}):
+        with pytest.raises(ValueError, match="for a task of 82 training problems"):
+            first_steps(controlled(run, a=by_step(**wrong)), params, 1)
+    with pytest.raises(ValueError, match="temperature=-1.0: must be >= 0"):
+        first_steps(controlled(run, a=by_step(temperature=np.float32([-1]))), params, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["acereason_temperature", "scalerl"])
+def test_settings_over_a_resume(tmp_path, method):
+    """Bit for bit, the temperature, the counts of right answers, and the drawn problems behind the last step that was saved."""
+    told = resumed_is_straight(tmp_path, method=method, **{"learner.minibatches": 1, "sampling.group": 4})
+    if method == "scalerl":
+        assert position_of(tmp_path / "resumed")["data"]["chosen_batches"] == 6
+    else:
+        assert len({line["control/temperature"] for line in told[1:] if "control/temperature" in line}) > 1
+
+
+def position_of(workdir):
+    """Where the source of a finished run is."""
+    config = tiny(method="scalerl", **{"learner.minibatches": 1})
+    run, params = setup.build(config)
+    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+        return checkpoints.restore(setup.initial_state(run, params)).host

@@ -18,6 +18,7 @@ from run_files import assert_same, lines, repeatable
 
 from jaxrl_llm import methods, rewards, tokenizers
 from jaxrl_llm.models import weights
+from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import learner, loop, prior, setup
 from jaxrl_llm.training.policy import Capture
@@ -233,7 +234,7 @@ def shared():
 @pytest.mark.parametrize("slug", [
     slug if slug in ("grpo", "dapo", "reinforce") else pytest.param(slug, marks=pytest.mark.slow)
     for slug in methods.runnable()])
-def test_every_method_takes_two_steps(shared, slug):
+def test_every_method_takes_three_steps(shared, slug):
     run, params = shared
     method, policy = methods.get(slug), run.learner.policy
     config = config_lib.resolve(tiny(method=slug), method.defaults)
@@ -246,25 +247,24 @@ def test_every_method_takes_two_steps(shared, slug):
     ends = tuple(string.ascii_uppercase + string.digits)  # so that some completions end early
     sampler = dataclasses.replace(run.source.sampler, stop_strings=ends)
     source = dataclasses.replace(
-        run.source, sampler=sampler, data=iter([[run.source.task.train[i] for i in range(4)]] * 100),
+        run.source, sampler=sampler, data=batches(run.source.task.train, 4, seed=0),
         prior=prior.make(config, policy, len(run.source.task.train), sampler.prompt_tokens, Capture(0)) if asked else None)
     source = dataclasses.replace(source, topology=setup.make_topology(config, estimator))
     source = dataclasses.replace(source, topology=setup.filtered(config, method, source.topology, source.view))
     learner, _ = setup.make_learner(config, estimator, objective, needs, policy, source)
-    state = learner.init(jax.tree.map(lambda x: x + 0, params), None, jax.random.key(0),
-                         None if source.prior is None else source.prior.init())
+    state = learner.init(jax.tree.map(lambda x: x + 0, params), None, jax.random.key(0), len(source.task.train))
     frozen = {name: jax.tree.map(lambda x: 1.01 * x, own) for name, own in learner.frozen(params).items()}
-    for number in range(2):
-        finished = source.next(state)
+    for number in range(3):
+        finished = source.next(state, settings=learner.controls.settings(state.control))
         rollouts = finished.rollouts
         order = np.arange(rollouts.rewards.size)  # some right, some wrong, one mixed group; all mixed where sizes differ
         marks = order > 0.4 * order[-1] if source.topology.rounds == 1 else order % 2
         rollouts = rollouts.replace(rewards=np.float32(marks).reshape(rollouts.rewards.shape))
-        state, metrics, *_ = learner.learn(source.observe(state, finished._replace(rollouts=rollouts)), rollouts, frozen)
+        state, metrics, *_ = learner.learn(state, rollouts, frozen, facts=finished.facts)
         assert np.isfinite([metrics["loss"], metrics["grad_norm"]]).all(), metrics
         assert metrics["skipped_updates"] == 0
         assert metrics.get("max/ratio") != 1 or metrics["approx_kl"] > 0  # all ratios can be below that of the first update
-    assert state.step == 2
+    assert state.step == 3
     assert any((a != b).any() for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(params)))
     assert all(bool(jax.numpy.isfinite(x).all()) for x in jax.tree.leaves(state.params))
 

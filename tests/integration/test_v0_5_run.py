@@ -45,7 +45,7 @@ def test_a_resumed_run_is_the_same_run(straight, tmp_path):
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
         loop.train(config(), tmp_path, resume=True)
     found, wanted = (run_files.saved(workdir, config()) for workdir in (tmp_path, straight))
-    assert wanted[".prior.weight"].sum() > 0
+    assert wanted[".control['prior'].weight"].sum() > 0
     run_files.assert_same(found, wanted)
     assert lines(tmp_path) == lines(straight)
 
@@ -79,14 +79,15 @@ def step_with(built, average, truth=None):
     """One batch of a fresh policy whose prior says `average` of every prompt: `(prior before, finished, state, metrics)`."""
     run, params = built
     state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
-    N = state.prior.average.size
+    known = state.control["prior"]
+    N = known.average.size
     prior = PromptAverage(jnp.full(N, average), jnp.ones(N))
-    state = state.replace(prior=jax.device_put(prior, jax.tree.map(lambda x: x.sharding, state.prior)))
-    before = jax.tree.map(np.asarray, state.prior)
+    state = state.replace(control={"prior": jax.device_put(prior, jax.tree.map(lambda x: x.sharding, known))})
+    before = jax.tree.map(np.asarray, state.control["prior"])
     problems = [run.source.task.train[i] for i in (5, 0, 9, 2)]
     source = dataclasses.replace(run.source, data=iter([problems] * 9))
     finished = source.next(state)
-    learned = run.learner.learn(source.observe(state, finished), finished.rollouts)
+    learned = run.learner.learn(state, finished.rollouts, facts=finished.facts)
     return before, finished, learned.state, learned.metrics | finished.metrics
 
 
@@ -108,14 +109,14 @@ def test_a_wrong_prior_costs_rollouts_and_nothing_else(built):
 
 def test_what_was_drawn_is_what_the_prior_learns(built):
     before, (sampled, forest, _), state, _ = step_with(built, 0.25)
-    rewards, valid = sampled.rewards, sampled.valid
+    rewards, valid, learned = sampled.rewards, sampled.valid, state.control["prior"]
     for row, problem in enumerate(forest.problems):
         n = valid[row].sum()
-        np.testing.assert_allclose(state.prior.weight[problem.id], 0.5 + n, rtol=1e-6)
-        np.testing.assert_allclose(state.prior.average[problem.id], (0.5 * 0.25 + rewards[row, valid[row]].sum()) / (0.5 + n),
+        np.testing.assert_allclose(learned.weight[problem.id], 0.5 + n, rtol=1e-6)
+        np.testing.assert_allclose(learned.average[problem.id], (0.5 * 0.25 + rewards[row, valid[row]].sum()) / (0.5 + n),
                                    rtol=1e-5)
     others = np.setdiff1d(np.arange(before.average.size), [problem.id for problem in forest.problems])
-    np.testing.assert_array_equal(np.asarray(state.prior.average)[others], before.average[others])
+    np.testing.assert_array_equal(np.asarray(learned.average)[others], before.average[others])
     np.testing.assert_array_equal(forest.facts["expected"], np.float32(0.25))
 
 

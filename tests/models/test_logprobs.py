@@ -21,14 +21,16 @@ def plain(normed, unembedding, tokens, temperature):
 
 
 @pytest.mark.parametrize("count, chunk", ((1, 512), (5, 5), (10, 4), (7, 3), (6, 1)))
-@pytest.mark.parametrize("temperature", (1.0, 0.6))
+@pytest.mark.parametrize("temperature", (1.0, 0.6, "of each token"))
 def test_values_and_gradients_equal_the_plain_formula(count, chunk, temperature):
     normed, unembedding, tokens = inputs(count)
+    if temperature == "of each token":
+        temperature = np.linspace(0.5, 2, count).astype(np.float32)
     weights = np.sin(1 + np.arange(count)).astype(np.float32)
     def ours(h, w):
         return token_logprobs(h, w, tokens, temperature=temperature, chunk=chunk)
     def theirs(h, w):
-        return plain(h, w, tokens, temperature)
+        return plain(h, w, tokens, temperature if np.ndim(temperature) == 0 else temperature[:, None])
     for found, wanted in zip(jax.jit(ours)(normed, unembedding), theirs(normed, unembedding)):
         np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
     def slope(f):

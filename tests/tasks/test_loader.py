@@ -2,10 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks.loader import batches
+from jaxrl_llm.tasks.loader import batches, drawn
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +90,39 @@ def test_empty_source_and_foreign_state(train):
         batches(train, 8, seed=1).set_state(state)
     with pytest.raises(ValueError, match="problems=82, this run has problems=10"):
         batches([train[i] for i in range(10)], 8, seed=0).set_state(state)
+
+
+def test_chosen_batches_leave_the_order_as_it_is_and_are_counted(train):
+    plain, run = batches(train, 4, seed=3), batches(train, 4, seed=3)
+    wanted = ids(plain, 3)
+    assert ids(run, 1) == wanted[:1] and run.number == 1
+    assert [problem.id for problem in run.chosen(np.array([7, 7, 0, 81]))] == [7, 7, 0, 81] and run.number == 2
+    assert ids(run, 1) == wanted[1:2]
+    saved = json.loads(json.dumps(run.get_state()))
+    assert ids(run, 1) == wanted[2:] and run.number == 4
+    restored = batches(train, 4, seed=3)
+    restored.set_state(saved)
+    assert restored.number == 3 and ids(restored, 1) == wanted[2:]
+    restored.set_state({name: value for name, value in plain.get_state().items() if name != "chosen_batches"})
+    assert restored.number == 3  # of a run that chose none
+    shards = [batches(train, 4, seed=3, process_index=i, process_count=2).chosen(np.array([5, 6, 7, 8])) for i in range(2)]
+    assert [[problem.id for problem in shard] for shard in shards] == [[5, 7], [6, 8]]
+    with pytest.raises(IndexError):
+        run.chosen(np.array([0, 1, 2, 82]))
+
+
+def test_problems_are_drawn_in_proportion_to_their_weights():
+    weights = np.array([0, 1, 2, 5], np.float32)
+    first = np.array([drawn(np.array([1, seed]), 1, weights)[0] for seed in range(4000)])
+    counts = np.bincount(first, minlength=4) / 4000
+    np.testing.assert_allclose(counts, weights / 8, atol=4 * np.sqrt(0.25 / 4000))
+    np.testing.assert_array_equal(drawn(np.array([1, 7]), 1, weights), first[7:8])  # of the same seed the same
+    for seed in range(20):
+        assert sorted(drawn(np.array([2, seed]), 3, weights)) == [1, 2, 3]  # without replacement while there are others
+        seven = np.bincount(drawn(np.array([2, seed]), 7, weights), minlength=4)
+        assert seven[0] == 0 and sorted(seven[1:]) == [2, 2, 3]
+    assert drawn(np.array([0]), 3, np.array([0, 0, 1.0])).tolist() == [2, 2, 2]
+    assert sorted(drawn(np.array([0]), 3, np.zeros(3))) == [0, 1, 2]
+    for bad in ([1, -1], [1, np.nan], [np.inf, 1]):
+        with pytest.raises(ValueError, match="finite and not negative"):
+            drawn(np.array([0]), 1, np.array(bad))
