@@ -81,6 +81,27 @@ def test_steps_on_packed_rows_are_those_on_rectangular_ones(case):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("size", (1, 64))
+def test_temperatures_and_factors_of_the_rate(size):
+    """What controllers set: log-probs of each prompt at its temperature, steps of another length."""
+    rollouts = batch(np.random.default_rng(4), 8, 6).replace(temperature=np.float32([0.5, 1.0, 1.5, 2.0]))
+    found = []
+    for rows in (size, 0):
+        run, state = build(8, 6, **{"learner.packed_rows": rows})
+        placed, before = run.learner.place(rollouts), jax.device_get(state.params)
+        logprobs = run.learner.layout.score(state.params, None, placed)[0]
+        advantages = run.learner.place(np.broadcast_to(rollouts.rewards[..., None], rollouts.mask.shape))
+        state, metrics = run.learner.layout.update(state, placed, advantages, np.float32(0.5))
+        moved = jax.tree.map(lambda a, b: np.asarray(a) - b, state.params, before)
+        found.append((np.asarray(logprobs)[rollouts.token_mask], moved, float(metrics["loss"])))
+    (packed, moved, loss), (plain, wanted, expected) = found
+    np.testing.assert_allclose(packed, plain, atol=1e-5)
+    assert loss == pytest.approx(expected, rel=1e-4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), moved, wanted)
+    assert max(np.abs(x).max() for x in jax.tree.leaves(wanted)) > 1e-3
+
+
+@pytest.mark.slow
 def test_long_prompts_with_few_tokens_of_completion_are_computed_once():
     rng = np.random.default_rng(1)
     given = [batch(rng, 100, 4, prompts=100, lengths=4)]
