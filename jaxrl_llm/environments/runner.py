@@ -44,8 +44,8 @@ class Runner:
     for sandboxes): a step that is late is abandoned, since Python cannot end a thread, and states stay where they are.
 
     A step is tried `retries` more times where the environment is replayable. Then its trajectory is invalid: it has no reward,
-    neither 0 nor any other, `invalid` says why and `counts` how often ("NAME/timeout"). More than `limit` of all trajectories
-    opened by this runner end in TooManyInvalid. `deadline`: seconds for a step, replay included.
+    neither 0 nor any other, `invalid` says why and `counts` how often ("NAME/timeout"). More than `limit` of the trajectories
+    since the last `forget` end in TooManyInvalid. `deadline`: seconds for a step, replay included.
     """
 
     def __init__(self, target: str, options: Mapping[str, Any] | None = None, *, seed: int, kind: str = "processes",
@@ -59,8 +59,9 @@ class Runner:
                              "processes; use kind='threads'")
         self._target, self._options, self._seed, self._limit = target, json.dumps(dict(options or {})), seed, limit
         self._retries = retries if self.environment.replayable else 0
+        self._states = worker.Worker(capacity=None)  # of threads; processes have their own
         self._pool = (WorkerPool("jaxrl_llm.environments.worker:advance", workers, deadline) if kind == "processes"
-                      else Threads(worker.Worker(capacity=None), workers, deadline))
+                      else Threads(self._states, workers, deadline))
         self._running: dict[int, tuple[Recording, str]] = {}  # and the fingerprint of their turns
         self._recordings: dict[int, Recording] = {}
         self._opened = 0
@@ -102,9 +103,19 @@ class Runner:
         """Plays a trajectory again here, alone and without a deadline; raises what its environment raises."""
         return base.replay(self.environment, *self.recording(uid))[1]
 
+    def end(self, uids: Sequence[int]) -> None:
+        """Ends trajectories that the policy does not go on with, say because they are too long."""
+        for uid in uids:
+            recording, _ = self._running.pop(uid)
+            self._states.drop(self._target, self._options, recording.key, recording.problem)
+            self._recordings[uid] = recording
+
     def forget(self) -> None:
-        """Drops the recordings of trajectories that have ended, say when a batch has been learned from."""
+        """Drops all that is known of ended and invalid trajectories, when a batch has been learned from; counts start anew."""
         self._recordings.clear()
+        self.invalid.clear()
+        self.counts.clear()
+        self._opened = len(self._running)
 
     def close(self) -> None:
         """Ends the processes; a later step starts new ones."""

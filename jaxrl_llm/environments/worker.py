@@ -50,6 +50,11 @@ class Worker:
                     self._kept.popitem(last=False)
         return {"turn": turn}
 
+    def drop(self, target: str, options: str, key: int, problem: Problem) -> None:
+        """Forgets a trajectory that nobody goes on with."""
+        with self._lock:
+            self._kept.pop((target, options, key, problem.id), None)
+
     def _next(self, environment: base.Environment, trajectory: tuple, call: Call) -> tuple[Any, base.Turn]:
         with self._lock:
             count, seen, state = self._kept.pop(trajectory, (-1, "", None))

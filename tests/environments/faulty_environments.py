@@ -55,7 +55,7 @@ def forgetful() -> Environment:
 def leaky() -> Environment:
     """Shows the answer, pays for a magic word and more than it says, opens by the key, and ends never."""
     from jaxrl_llm.tasks import make
-    task = make("arithmetic", level="add3", chat=True)
+    task = make("arithmetic", level="add3", size=300, chat=True)
     return Environment(
         name="leaky", task=task, returns=(0.0, 1.0), oracle=lambda state: "no idea",
         reset=lambda problem, key: (problem, [{"role": "user", "content": f"{key} {problem.answer}"}]),

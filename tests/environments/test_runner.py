@@ -123,6 +123,23 @@ def test_a_killed_process_takes_no_other_trajectory_with_it():
         runner.close()
 
 
+def test_trajectories_that_nobody_goes_on_with_leave_nothing_behind():
+    runner = make("threads", retries=0, limit=0.5)
+    runner.reset(problems(runner, 4))
+    runner.step({0: say("raise"), 1: say("x"), 2: say("bye")})
+    assert len(runner._states._kept) == 2
+    runner.end([1])
+    assert len(runner._states._kept) == 1 and runner.recording(1).said == [say("x")]
+    with pytest.raises(ValueError, match="trajectory 1 is not running: it has ended"):
+        runner.step({1: say("more")})
+    runner.forget()
+    assert not runner.invalid and not runner.counts and runner.recording(3).said == []
+    with pytest.raises(KeyError):
+        runner.recording(0)
+    with pytest.raises(TooManyInvalid, match="1 of 1 trajectories are invalid .obedient/error 1., .*uid 3, problem 3"):
+        runner.step({3: say("raise")})
+
+
 def test_too_many_invalid_trajectories_stop_with_one_error():
     runner = make("threads", retries=0, limit=0.25)
     opened = problems(runner, 8)
