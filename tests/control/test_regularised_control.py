@@ -87,7 +87,7 @@ def test_the_temperature_settles_where_the_entropy_is_in_its_band():
     assert 0.2 < inside.entropies.mean() < 0.4 and observe(state, {"rollouts": inside}) == 1
     nothing = inside.replace(valid=jnp.zeros_like(inside.valid))
     assert observe(controller.init(0.7), {"rollouts": nothing}) == np.float32(0.7)
-    for logits in (LOGITS[:2] / 4, 6 * LOGITS[:1]):
+    for logits in (LOGITS[:2] / 4, 3 * LOGITS[:1]):
         state = controller.init(1.0)
         for number in range(8):
             seen = sampled(logits, state, jax.random.key(number))
