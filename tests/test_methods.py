@@ -49,7 +49,7 @@ def test_what_no_run_provides_is_named_with_who_could():
     assert own == provision.AWAITED.keys()  # nothing is awaited that no method reads, and every name has somebody
     assert methods.lacks("gigpo")[-1] == ("traj", "a topology of turns with an environment")
     assert ("controller success_replay", "a run that sets successes, by rollouts, replayed") in methods.lacks("rapo")
-    assert {"acereason_temperature", "prorl", "nsr_psr", "oneshot_entropy", "scalerl"} <= set(runnable)
+    assert {"acereason_temperature", "prorl", "nsr", "psr", "oneshot_entropy", "scalerl"} <= set(runnable)
 
 
 def test_every_estimator_and_objective_is_in_the_catalogue():

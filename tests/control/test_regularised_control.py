@@ -87,7 +87,7 @@ def test_the_temperature_settles_where_the_entropy_is_in_its_band():
     assert 0.2 < inside.entropies.mean() < 0.4 and observe(state, {"rollouts": inside}) == 1
     nothing = inside.replace(valid=jnp.zeros_like(inside.valid))
     assert observe(controller.init(0.7), {"rollouts": nothing}) == np.float32(0.7)
-    for logits in (LOGITS[:2] / 4, 6 * LOGITS[:1]):
+    for logits in (LOGITS[:2] / 4, 3 * LOGITS[:1]):
         state = controller.init(1.0)
         for number in range(8):
             seen = sampled(logits, state, jax.random.key(number))
@@ -104,12 +104,12 @@ def test_the_example_whose_accuracy_moved_most_is_chosen():
     for step, row in enumerate(accuracy):
         assert controller.propose(state)["prompt_weights"].tolist() == [1] * 4
         rewards = [[float(row[0] > k) for k in (0.25, 0.75)], [float(row[1] > k) for k in (0.25, 0.75)]]
-        state = jax.jit(controller.observe)(state, {"rollouts": from_lists(rewards, prompt_ids=[2, 1])})
+        state = jax.jit(controller.observe)(state, {"rollouts": from_lists(rewards, prompt_ids=np.array([2, 1]))})
     wanted = [0, accuracy[:, 1].var(), accuracy[:, 0].var(), 0]
     np.testing.assert_allclose(historical_variance.historical_variances(state), wanted, atol=1e-6)
     assert controller.propose(state)["prompt_weights"].tolist() == [0, 0, 1, 0]
     for _ in range(3):
-        state = controller.observe(state, {"rollouts": from_lists([[0, 1], [1, 1]], prompt_ids=[1, 1])})
+        state = controller.observe(state, {"rollouts": from_lists([[0, 1], [1, 1]], prompt_ids=np.array([1, 1]))})
         assert controller.propose(state)["prompt_weights"].tolist() == [0, 0, 1, 0]
 
 
