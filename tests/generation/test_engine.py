@@ -152,7 +152,7 @@ def test_no_schedule_changes_a_row(seed):
             one.resume(paused.pop(random.integers(len(paused))))
         if random.random() < 0.3 or not waiting and not paused:
             found |= {node.uid: node for node in one.collect()}
-    assert pauses > 2
+    assert pauses > 1
     for uid, expected in scanned().items():
         agrees(found[uid], expected)
 
@@ -188,9 +188,10 @@ def test_equal_prompts_are_computed_once_also_later_and_again_under_new_weights(
 
 def test_rows_have_distributions_limits_and_stops_of_their_own():
     """Each row is the row of an engine, and of a scan, in which all are like it."""
-    kinds = {0: dict(sampling=Sampling(0.0)), 4: dict(sampling=Sampling(1.3, top_k=3)), 5: dict(sampling=Sampling(1.0, top_p=0.6)),
+    kinds = {0: dict(sampling=Sampling(0.0)), 4: dict(sampling=Sampling(1.3, top_k=3)),
+             5: dict(sampling=Sampling(1.0, top_p=0.6)),
              6: dict(sampling=Sampling(0.8, min_p=0.2)), 8: dict(limit=3, stop_tokens=()), 9: dict(stop_tokens=range(0, V, 3)),
-             10: dict()}
+             10: {}}
     one = engine(slots=16)
     one.submit(*(request(uid, **kind) for uid, kind in kinds.items()))
     found = drain(one)
@@ -254,7 +255,7 @@ def test_an_extension_equals_a_model_run_over_the_whole_sequence(state):
     others = [request(uid) for uid in range(4)]
     if state == "waiting":
         one.submit(*others)
-    one.submit(request(8, limit=8, stop_tokens=(), keep=True))
+    one.submit(request(8, limit=12, stop_tokens=(), keep=True))
     first = []
     if state == "ended":
         first = one.collect()
@@ -263,7 +264,7 @@ def test_an_extension_equals_a_model_run_over_the_whole_sequence(state):
         if state == "paused":
             one.pause(8)
     said = np.random.default_rng(3).integers(0, V, 19).tolist()  # more than one width
-    one.extend(8, said, limit=14)
+    one.extend(8, said, limit=18)
     if state != "waiting":
         one.submit(*others)
     found = drain(one)
@@ -274,8 +275,8 @@ def test_an_extension_equals_a_model_run_over_the_whole_sequence(state):
     early = before[0].tokens.tolist() if before else []
     assert early == scanned(stop_tokens=())[8][0][:len(early)] and (state == "waiting" or early)
     sequence = [*prompts()[2], *early, *said]
-    assert last.start == len(sequence) and len(early) + len(last.tokens) == 14
-    assert last.tokens.tolist() == plain(sequence, 8, len(early), 14 - len(early))
+    assert last.start == len(sequence) and len(early) + len(last.tokens) == 18
+    assert last.tokens.tolist() == plain(sequence, 8, len(early), 18 - len(early))
     z = logits_before([*sequence, *last.tokens], len(sequence), params()) / 0.8
     logprobs = z - np.log(np.exp(z).sum(-1, keepdims=True))
     np.testing.assert_allclose(last.logprobs, logprobs[np.arange(len(last.tokens)), last.tokens], atol=1e-5)
@@ -330,10 +331,10 @@ def test_the_same_weights_published_again_change_nothing_but_versions():
 
 
 def test_adapters_are_part_of_the_policy():
-    adapters = jax.tree.map(lambda x: x + 0.1, lora.init(DENSE, 2, 4.0, jax.random.key(3)))
+    adapters = jax.tree.map(lambda x: x + 0.1, lora.init(jax.random.key(3), params(), 2, 4.0, ("q", "v")))
     tokens = np.asarray([prompts()[1]], np.int32)
-    made = generate(DENSE, params(), tokens, tokens >= 0, row_keys(KEY, np.array([[4]])), Sampling(np.float32(0.8)), max_tokens=T,
-                    stop_ids=STOPS, lora=adapters)
+    made = generate(DENSE, params(), tokens, tokens >= 0, row_keys(KEY, np.array([[4]])), Sampling(np.float32(0.8)),
+                    max_tokens=T, stop_ids=STOPS, lora=adapters)
     one = engine(lora=adapters)
     one.submit(request(4))
     [node] = drain(one)[4]
@@ -372,7 +373,7 @@ def test_stop_texts_are_found_wherever_tokens_end():
 
 def test_a_kept_row_goes_on_behind_its_stop_string():
     whole, _, _, _ = scanned(stop_tokens=())[8]
-    one = engine()
+    one = engine(slot_tokens=48)
     one.submit(request(8, stop_tokens=(), stop_sequences=(whole[3:5],), keep=True))
     [node] = one.collect()
     one.extend(8, [5, 6])
@@ -428,8 +429,8 @@ def busy():
 
 
 REFUSED = {
-    "longer than a slot": (lambda e: e.submit(request(70, limit=T + 9)), ValueError, r"uid 70 may get 5 \+ 29 tokens, a slot holds "
-                           r"25; lower its limit to 20, shorten its prompt, or make the engine with a larger slot_tokens"),
+    "longer than a slot": (lambda e: e.submit(request(70, limit=T + 9)), ValueError, r"uid 70 may get 5 \+ 29 tokens, a slot "
+                           "holds 25; lower its limit to 20, shorten its prompt, or make the engine with a larger slot_tokens"),
     "twice": (lambda e: e.submit(request(71), request(11)), ValueError, "uid 11 was submitted before"),
     "twice at once": (lambda e: e.submit(request(71), request(71)), ValueError, "uid 71 was submitted before"),
     "fork of an unknown row": (lambda e: e.fork(99, [100]), KeyError, "uid 99 is not held"),
@@ -445,7 +446,8 @@ REFUSED = {
     "stop texts without a tokenizer": (lambda e: e.submit(request(71, stop_texts=("a",))), ValueError, "no tokenizer"),
     "an empty stop string": (lambda e: e.submit(request(71, stop_sequences=((),))), ValueError, "empty stop string"),
     "a distribution that is none": (lambda e: e.submit(request(71, sampling=Sampling(-1.0))), ValueError, "temperature"),
-    "weights of another structure": (lambda e: e.publish(1, {"embed": params()["embed"]}), ValueError, "another policy: .*absent"),
+    "weights of another structure": (lambda e: e.publish(1, {"embed": params()["embed"]}), ValueError,
+                                     "another policy: .*absent"),
     "weights of another shape": (lambda e: e.publish(1, params() | {"embed": np.zeros((V, 16), np.float32)}), ValueError,
                                  r"'embed'.* was float32\[64, 32\] and is float32\[64, 16\]; 1 arrays differ"),
 }
@@ -516,11 +518,13 @@ def test_programs_are_counted_and_few():
     drain(one)
     one.extend(8, [1, 2, 3], limit=T + 9)
     drain(one)
-    before = len(compiled)
-    assert before == len(one.programs), one.programs
-    one.submit(*(request(uid) for uid in range(P * G)))  # what was met before compiles nothing
-    drain(one)
-    assert len(compiled) == before == len(one.programs)
+    one.release(8)
+    for known in (False, True):  # what was met before compiles nothing
+        before = len(compiled)
+        one.submit(*(request(uid) for uid in range(P * G)))
+        drain(one)
+        assert len(compiled) == len(one.programs), one.programs
+        assert not known or len(compiled) == before
 
 
 def test_caches_grow_by_few_sizes_and_lanes_shrink():
