@@ -3,8 +3,8 @@
   python experiments/benchmark_engine.py [--hidden=384] [--layers=4] [--slots=64] [--requests=512] [--repeats=3]
 
 Both take turns, the scan sampler in batches of as many rows as the engine has slots, prompts in groups of 8. Tokens are drawn
-from the whole vocabulary alike (an endless temperature) and a share of it stops, so that lengths follow from uids alone, neither
-sampler knows them before, and both give the same tokens, which is checked. Medians of the repeats, after one that compiles.
+from the whole vocabulary alike (an endless temperature) and a share of it stops, so that lengths follow from uids alone and
+neither sampler knows them before. Both give the same tokens, which is checked. Medians of the repeats, after one that compiles.
 """
 import statistics
 import time

@@ -134,7 +134,7 @@ class Engine:
           slot_tokens: most tokens of a trajectory, prompt and all.
           tokenizer: for stop texts.
           version: of these weights.
-          chunks: steps between two looks at the rows, ascending: the longest as a rule, a shorter one where it is enough for all.
+          chunks: steps between two looks at the rows, ascending: the longest, or a shorter one where it is enough for all.
         """
         model._check_length(slot_tokens)
         self._model, self._slot_tokens, self._tokenizer, self._chunks = model, slot_tokens, tokenizer, tuple(chunks)
@@ -184,8 +184,8 @@ class Engine:
     def extend(self, uid: int, tokens: Sequence[int], limit: int | None = None) -> None:
         """Puts tokens of others behind a trajectory, which then goes on, with another `limit` if one is given.
 
-        What the policy wrote before becomes a node. Raises KeyError for a uid that is not held and ValueError for tokens that do
-        not fit; the trajectory is then as it was.
+        What the policy wrote before becomes a node. Raises KeyError for a uid that is not held and ValueError for tokens that
+        do not fit; the trajectory is then as it was.
         """
         self._settle()
         row = self._held(uid)
@@ -248,14 +248,15 @@ class Engine:
     def step(self) -> bool:
         """Goes on for a chunk; whether there was one to decode.
 
-        The next chunk is dispatched before this one is fetched unless a row waits for a slot or has to be changed.
+        The next chunk is dispatched before this one is fetched unless a row waits for a slot or has to be changed, or fewer
+        lanes would do.
         """
         if not self._flights:
             self._admit()
             if not any(self._slots):
                 return False
             self._dispatch()
-        if not self._queue and not self._changed and self._most_left() > 0:
+        if self._runs_ahead():
             self._dispatch()
         self._harvest()
         return True
@@ -334,9 +335,9 @@ class Engine:
             raise ValueError(f"uid {uid} has a limit of {limit} tokens of the policy, {drawn} of which are there already; "
                              "give it a higher limit")
         if length + limit - drawn > self._slot_tokens:
-            raise ValueError(f"uid {uid} may get {length} + {limit - drawn} tokens, a slot holds {self._slot_tokens}; lower its "
-                             f"limit to {max(self._slot_tokens - length, 0) + drawn}, shorten its prompt, or make the engine "
-                             "with a larger slot_tokens")
+            raise ValueError(f"uid {uid} may get {length} + {limit - drawn} tokens, a slot holds {self._slot_tokens}; lower "
+                             f"its limit to {max(self._slot_tokens - length, 0) + drawn}, shorten its prompt, or make the "
+                             "engine with a larger slot_tokens")
 
     def _check_weights(self, policy) -> None:
         old, new = (dict(jax.tree_util.tree_leaves_with_path(x)) for x in (self._policy, policy))
@@ -446,6 +447,14 @@ class Engine:
         """Most tokens that a row may get after all that is in flight."""
         return max((row.left for row in self._slots if row), default=0) - self._ahead()
 
+    def _runs_ahead(self) -> bool:
+        """Whether another chunk may follow those in flight before it is known how they end."""
+        lanes = self._lanes_for(sum(row is not None for row in self._slots))
+        return (not self._queue and not self._changed and self._most_left() > 0 and len(self._flights[-1].rows) == lanes)
+
+    def _lanes_for(self, rows: int) -> int:
+        return min(n for n in self._lane_counts if n >= rows)
+
     def _dispatch(self) -> None:
         """One more chunk, after those in flight."""
         rows, ahead, left = [row for row in self._slots if row], self._ahead(), self._most_left()
@@ -464,7 +473,7 @@ class Engine:
 
     def _lanes(self, rows: list[_Row]) -> tuple[list[_Row | None], Lanes]:
         """The running rows as lanes, as few as hold them, filled up with idle slots."""
-        count = min(n for n in self._lane_counts if n >= len(rows))
+        count = self._lanes_for(len(rows))
         idle = [slot for slot, row in enumerate(self._slots) if row is None]
         places = sorted([row.slot for row in rows] + idle[:count - len(rows)])
         owners = [self._slots[slot] for slot in places]

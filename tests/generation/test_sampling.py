@@ -164,3 +164,16 @@ def test_impossible_values_are_refused(sampling, words):
 def test_sensible_values_pass():
     for sampling in (Sampling(), Sampling(0.0), Sampling(0.7, 50, 0.95, 0.05), Sampling(top_p=1.0, min_p=0.0)):
         check(sampling)
+
+
+def test_rows_of_one_call_have_distributions_of_their_own():
+    """Arrays `[N]` draw in each row what a call with that row's numbers draws; numbers that are off change nothing."""
+    rows = [Sampling(0.0, 8, 1.0, 0.0), Sampling(0.7, 3, 1.0, 0.0), Sampling(1.5, 8, 0.6, 0.0), Sampling(1.0, 8, 1.0, 0.2)]
+    keys = jax.random.split(jax.random.key(3), len(rows))
+    logits = jnp.broadcast_to(LOGITS, (len(rows), len(LOGITS)))
+    columns = Sampling(*(np.asarray(column) for column in zip(*((s.temperature, s.top_k, s.top_p, s.min_p) for s in rows))))
+    found = drawer()(keys, logits, columns)
+    for i, sampling in enumerate(rows):
+        alone = drawer()(keys[i:i + 1], logits[i:i + 1], sampling)
+        for got, expected in zip(found, alone):
+            np.testing.assert_allclose(got[i], expected[0], atol=1e-6)
