@@ -29,57 +29,38 @@ def write_samples(
     included) and stop_reasons ("stop", "length", ...): [P][G]; groups may differ in size. tokens: [P][G] entries for
     the JSON lines, see `per_token`. Raises ValueError where sizes disagree.
     """
-    columns = {
-        "completions": completions,
-        "rewards": rewards,
-        "components": components,
-        "lengths": lengths,
-        "stop_reasons": stop_reasons,
-    }
+    columns = {"completions": completions, "rewards": rewards, "components": components, "lengths": lengths,
+               "stop_reasons": stop_reasons}
     extra = {} if tokens is None else {"tokens": tokens}
     _check_sizes(prompts, {"answers": answers, **columns, **extra}, {**columns, **extra})
     page, lines = [f"step {step}: {len(prompts)} prompts, {sum(map(len, completions))} completions"], []
     for p, (prompt, answer) in enumerate(zip(prompts, answers)):
         group = list(zip(*(column[p] for column in columns.values())))
         mean = sum(rewards[p]) / max(len(group), 1)
-        page += [
-            "",
-            "=" * 100,
-            f"prompt {p + 1} of {len(prompts)}   answer: {visible(answer)}   mean reward: {mean:.3f}",
-            "=" * 100,
-        ]
-        page.append(visible(prompt))
-        for g, (text, reward, parts, length, reason) in enumerate(group):
-            detail = "".join(f"   {visible(name)}: {value:.3f}" for name, value in parts.items())
-            page += [
-                "",
-                f"--- completion {g + 1} of {len(group)}   reward: {reward:.3f}{detail}   "
-                f"{length} tokens, {reason} ---",
-            ]
-            page.append(visible(text))
-            lines.append(
-                json.dumps(
-                    {
-                        "step": step,
-                        "prompt_index": p,
-                        "completion_index": g,
-                        "prompt": prompt,
-                        "answer": answer,
-                        "completion": text,
-                        "reward": float(reward),
-                        "components": {name: float(value) for name, value in parts.items()},
-                        "length": int(length),
-                        "stop_reason": reason,
-                        **({} if tokens is None else tokens[p][g]),
-                    }
-                )
-            )
+        page += ["", "=" * 100, f"prompt {p + 1} of {len(prompts)}   answer: {visible(answer)}   mean reward: {mean:.3f}",
+                 "=" * 100, visible(prompt)]
+        for g, completion in enumerate(group):
+            page += ["", _headline(g, len(group), *completion[1:]), visible(completion[0])]
+            head = {"step": step, "prompt_index": p, "completion_index": g, "prompt": prompt, "answer": answer}
+            lines.append(json.dumps(head | _fields(*completion) | ({} if tokens is None else tokens[p][g])))
     folder = Path(workdir) / "samples"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step:06d}.txt"
     path.write_text("\n".join(page) + "\n", encoding="utf-8")
     path.with_suffix(".jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return path
+
+
+def _headline(g: int, count: int, reward: float, parts: dict[str, float], length: int, reason: str) -> str:
+    """What the page says above completion `g` of its group."""
+    detail = "".join(f"   {visible(name)}: {value:.3f}" for name, value in parts.items())
+    return f"--- completion {g + 1} of {count}   reward: {reward:.3f}{detail}   {length} tokens, {reason} ---"
+
+
+def _fields(text: str, reward: float, parts: dict[str, float], length: int, reason: str) -> dict[str, object]:
+    """What the JSON lines say of a completion."""
+    return {"completion": text, "reward": float(reward), "components": {name: float(value) for name, value in parts.items()},
+            "length": int(length), "stop_reason": reason}
 
 
 def per_token(tokens: np.ndarray, mask: np.ndarray, ends: Sequence[int],
