@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.generation.compaction import half, holds
 from jaxrl_llm.generation.sampling import Draw, Sampling, draw
-from jaxrl_llm.models.linear import row_matmul
+from jaxrl_llm.kernels.products import reads_transposed, row_matmul
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.parallel.mesh import batch_sharding
 
@@ -111,14 +111,6 @@ def halvings(rows: int, slots: int) -> int:
     Every time is a loop to compile, so not for fewer than 64 steps. With 8 rows a step takes as long as reading the weights.
     """
     return 0 if slots < 64 else sum(rows >= least for least in (16, 32))
-
-
-def reads_transposed(rows: int, slots: int) -> bool:
-    """Whether decode steps of `rows` rows read kernels as `[out, in]`, see `models.linear.row_matmul`.
-
-    With fewer than 64 rows some CPUs gain a fifth from it and others nothing; transposing takes as long as two or three steps.
-    """
-    return rows >= 64 or slots >= 64
 
 
 def chunk_of(steps: int, chunk: int) -> int:

@@ -5,7 +5,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models.linear import summed
+from jaxrl_llm.kernels.products import summed
+from jaxrl_llm.kernels.vocabulary import exponential_sums
 
 
 def token_logprobs(normed, unembedding, tokens, *, temperature: float = 1.0, divisor: float = 1.0, softcap: float | None = None,
@@ -91,12 +92,6 @@ def _backward(shape, chunk, saved, cotangents):
 
 
 _token_logprobs.defvjp(_forward, _backward)
-
-
-def exponential_sums(x, axis: int):
-    """`(sum e^x, sum x e^x)` along an axis, -inf counting as nothing."""
-    odds = jnp.exp(x)
-    return odds.sum(axis), jnp.where(odds > 0, x * odds, 0.0).sum(axis)
 
 
 def _logits(h, unembedding, divisor, softcap):

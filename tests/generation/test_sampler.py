@@ -9,7 +9,8 @@ import pytest
 
 from jaxrl_llm.generation import Sampling, generate, row_keys, sampler
 from jaxrl_llm.generation.compaction import half, holds
-from jaxrl_llm.generation.sampler import chunk_of, halvings, reads_transposed, stages
+from jaxrl_llm.generation.sampler import chunk_of, halvings, stages
+from jaxrl_llm.kernels.products import reads_transposed
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training.policy import Policy
