@@ -82,8 +82,8 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
 
     def shard(*arguments):
         # Not summed here: shards that are done would wait for the others, which CPUs take for a hang after 40 seconds.
-        found = sample(*arguments)
-        return found.replace(decode_steps=found.decode_steps[None])
+        completions = sample(*arguments)
+        return completions.replace(decode_steps=completions.decode_steps[None])
 
     rows, same = batch_sharding(mesh).spec, PartitionSpec()
     axes = {*mesh.axis_names} - ({"tensor"} if pieces > 1 else set())
@@ -228,8 +228,8 @@ def _decode_rows(d: Decoder, keys, prompt, loop, lengths, shrinks: int):
     part = half(alive)
     rest = (steps, part.take(token), cache.of_rows(*part), part.take(alive)), jax.tree.map(part.take, buffers)
     of_prompts = jax.tree.map(lambda x: x[part.prompts], prompt)
-    steps, *found = _decode_rows(d, part.take(keys), of_prompts, rest, lengths[-1:], shrinks - 1)
-    return steps, *jax.tree.map(part.put, (alive, buffers), tuple(found))
+    steps, *decoded = _decode_rows(d, part.take(keys), of_prompts, rest, lengths[-1:], shrinks - 1)
+    return steps, *jax.tree.map(part.put, (alive, buffers), tuple(decoded))
 
 
 def _draw(pieces: int, keys, logits, sampling: Sampling) -> Draw:

@@ -88,8 +88,8 @@ class Policy:
             remove, restore = (lambda x: x.reshape(-1, *x.shape[3:])), (lambda x: x.reshape(tokens.shape))
             if slots is not None:
                 remove, restore = slots.remove, lambda x: jnp.where(slots.fits, slots.restore(x), jnp.nan)
-            found = self._of_tokens(params, remove(states), remove(tokens))
-            return *map(restore, found), *jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (pooled, loads))
+            numbers = self._of_tokens(params, remove(states), remove(tokens))
+            return *map(restore, numbers), *jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (pooled, loads))
 
         r = rollouts
         rows = (r.prompt_tokens, r.prompt_mask, r.tokens, r.token_mask, last)
@@ -114,9 +114,9 @@ class Policy:
         experts, rows = self.model.config.experts is not None, jax.tree.map(jnp.asarray, rows)
 
         def forward(params, lora, rows, whole):
-            found = self.model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=lora, whole=whole,
+            outputs = self.model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=lora, whole=whole,
                                            return_loads=experts)
-            states, loads = found if experts else (found, None)
+            states, loads = outputs if experts else (outputs, None)
             # Tokens that somebody asks for first: chunks of logits that nobody does are left out.
             scored = rows.scored.reshape(-1)
             order = jnp.argsort(~scored)

@@ -66,7 +66,7 @@ def _fields(text: str, reward: float, parts: dict[str, float], length: int, reas
 def per_token(tokens: np.ndarray, mask: np.ndarray, ends: Sequence[int],
               spell: Callable[[Sequence[Sequence[int]]], list[str]], numbers: Mapping[str, np.ndarray]
               ) -> list[dict[str, list]]:
-    """For each completion {"tokens": its spellings, name: its numbers, ...}, for as many as `TOKENS_PER_PAGE` allow.
+    """For each completion {"tokens": its spellings, name: its numbers, ...}, up to `TOKENS_PER_PAGE` tokens.
 
     tokens: i32[N, T], of which the first `ends` [N] are there; spell: texts of rows of ids; numbers: name -> f32[N, T], given
     for the tokens that the policy wrote, `mask` bool[N, T], and None for others, which nobody measured; "trained" tells which
@@ -75,19 +75,19 @@ def per_token(tokens: np.ndarray, mask: np.ndarray, ends: Sequence[int],
     """
     distinct = np.unique(tokens).tolist()
     spelled = dict(zip(distinct, spell([[i] for i in distinct])))
-    found, left = [], TOKENS_PER_PAGE
+    entries, left = [], TOKENS_PER_PAGE
     for row, end in enumerate(ends):
         left -= end
         if left < 0:
-            found.append({})
+            entries.append({})
             continue
         values: dict[str, list] = {
             name: [float(f"{x:.4g}") if own else None for x, own in zip(rows[row, :end], mask[row])]
             for name, rows in numbers.items()}
         if not mask[row, :end].all():
             values["trained"] = mask[row, :end].tolist()
-        found.append({"tokens": [spelled[i] for i in tokens[row, :end].tolist()], **values})
-    return found
+        entries.append({"tokens": [spelled[i] for i in tokens[row, :end].tolist()], **values})
+    return entries
 
 
 def _check_sizes(prompts: Sequence, per_prompt: dict[str, Sequence], per_completion: dict[str, Sequence]) -> None:

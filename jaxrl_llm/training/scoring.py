@@ -71,6 +71,6 @@ def joined(parts: Sequence[Scores]) -> Scores:
 def total_failures(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Failures of several batches of scores by name."""
     total: Counter = Counter()
-    for found in counts:
-        total.update(found)
+    for count in counts:
+        total.update(count)
     return dict(total)
