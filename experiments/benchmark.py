@@ -71,7 +71,7 @@ def machine(dtype, rows: int, width: int):
     import jax
     import jax.numpy as jnp
 
-    from jaxrl_llm.models.linear import row_matmul
+    from jaxrl_llm.kernels.products import row_matmul
     large = jax.default_backend() != "cpu"
     n, count, columns = (8192, 2**30, 2**28 // width) if large else (2048, 2**27, 2**25 // width)
     product, rows_last, total = jax.jit(jnp.matmul), jax.jit(row_matmul), jax.jit(jnp.sum)

@@ -64,8 +64,8 @@ class Forest:
         """i32[R], the last nodes of all trajectories, by prompt, those of a prompt in the order in which they were sampled."""
         last = np.ones(len(self.uid), bool)
         last[self.parent[self.parent >= 0]] = False
-        found = np.flatnonzero(last & (self.role != Role.PROMPT))
-        return found[np.argsort(self.prompt[found], kind="stable")]
+        ends = np.flatnonzero(last & (self.role != Role.PROMPT))
+        return ends[np.argsort(self.prompt[ends], kind="stable")]
 
     def prompt_ids(self, row: int) -> np.ndarray:
         """i32[S], the tokens of a prompt."""
@@ -79,9 +79,9 @@ class Forest:
 
 def objects(values: Sequence[Any]) -> np.ndarray:
     """object[N]"""
-    found = np.empty(len(values), object)
-    found[:] = values
-    return found
+    objects = np.empty(len(values), object)
+    objects[:] = values
+    return objects
 
 
 def plant(problems: Sequence[Problem], ids: Sequence[Sequence[int]], names: Sequence[str], *, answers: bool,
@@ -207,7 +207,7 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
       tokens, prompt_tokens: from the length of the longest, what T and S are.
       version: of the weights to be trained.
 
-    Roles are told where others than the policy wrote; without them all that is there is trained.
+    Roles are given where others than the policy wrote. Without them all that is there is trained.
     """
     owner = forest.prompt[ends]
     place = np.arange(len(ends)) - np.searchsorted(owner, owner)
@@ -224,37 +224,37 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
     def spread(values, dtype=None, fill=0):  # [M] -> [P, G, T]
         out = np.full((P, group, T), fill, dtype or values.dtype)
         out[owner[line], place[line], column] = values[source]
-        return _filled(out, prompts)
+        return _with_first_repeated(out, prompts)
 
     def of_rows(values):  # [R, ...] -> [P, G, ...]
         out = np.zeros((P, group, *values.shape[1:]), values.dtype)
         out[owner, place] = values
-        return _filled(out, prompts)
+        return _with_first_repeated(out, prompts)
 
     role = spread(np.repeat(forest.role, forest.length), fill=Role.PADDING)
     valid = of_rows(np.ones(len(ends), bool))
     valid[P:] = False
     asked, asked_mask = _prompts(forest, prompt_tokens)
     components = forest.components[ends]
-    found = {name: of_rows(x) for name, x in (extras or {}).items()}
-    found |= {"truncated": of_rows(~forest.stopped[ends]), "task": np.zeros(len(valid), np.int32),
+    named = {name: of_rows(x) for name, x in (extras or {}).items()}
+    named |= {"truncated": of_rows(~forest.stopped[ends]), "task": np.zeros(len(valid), np.int32),
               "correct": of_rows(components[:, 0] > 0.5), "current_version": np.full(len(valid), version, np.int32)}
     if forest.answers is not None:
-        numbers = _filled(np.full((P, group), -1, np.int32), prompts)
+        numbers = _with_first_repeated(np.full((P, group), -1, np.int32), prompts)
         numbers[owner, place] = equal_answers(forest.answers[ends], owner)
         numbers[P:] = numbers[:1]
-        found["answers"] = numbers
+        named["answers"] = numbers
     if "expected" in forest.facts:
-        found["prior"] = _filled(forest.facts["expected"], prompts)
+        named["prior"] = _with_first_repeated(forest.facts["expected"], prompts)
     fields: dict[str, Any] = dict(
         mask=role == Role.POLICY, role=role if others(forest).any() else None, valid=valid,
         rewards=of_rows(forest.rewards[ends]),
-        reward_components=of_rows(components), tokens=spread(forest.tokens), prompt_tokens=_filled(asked, prompts),
-        prompt_mask=_filled(asked_mask, prompts),
-        prompt_ids=_filled(np.array([p.id for p in forest.problems], np.int32), prompts),
+        reward_components=of_rows(components), tokens=spread(forest.tokens), prompt_tokens=_with_first_repeated(asked, prompts),
+        prompt_mask=_with_first_repeated(asked_mask, prompts),
+        prompt_ids=_with_first_repeated(np.array([p.id for p in forest.problems], np.int32), prompts),
         behavior_logprobs=spread(forest.logprobs), entropies=spread(forest.entropies),
         policy_version=spread(forest.version, fill=version))
-    return Rollouts(**fields, extras=found)
+    return Rollouts(**fields, extras=named)
 
 
 def others(forest: Forest) -> np.ndarray:
@@ -272,7 +272,7 @@ def _prompts(forest: Forest, prompt_tokens: Callable[[int], int]) -> tuple[np.nd
     return tokens, mask
 
 
-def _filled(x: np.ndarray, prompts: int) -> np.ndarray:
+def _with_first_repeated(x: np.ndarray, prompts: int) -> np.ndarray:
     """`[P, ...]` with its first row repeated until there are `prompts`."""
     return np.concatenate([x, np.repeat(x[:1], prompts - len(x), axis=0)]) if prompts > len(x) else x
 
@@ -281,13 +281,13 @@ def equal_answers(answers: Sequence[Hashable | None], owner: np.ndarray) -> np.n
     """`i32[R]`: equal answers of one prompt have equal numbers, counted from 0 in the order in which they come; None is -1."""
     known: dict[tuple[int, Hashable], int] = {}
     count: Counter = Counter()
-    found = []
+    numbers = []
     for row, answer in zip(owner.tolist(), answers):
         if answer is not None and (row, answer) not in known:
             known[row, answer] = count[row]
             count[row] += 1
-        found.append(-1 if answer is None else known[row, answer])
-    return np.array(found, np.int32)
+        numbers.append(-1 if answer is None else known[row, answer])
+    return np.array(numbers, np.int32)
 
 
 def outcomes(forest: Forest, group: int) -> tuple[np.ndarray, np.ndarray]:
@@ -317,14 +317,14 @@ def metrics(forest: Forest) -> dict[str, float]:
     np.minimum.at(lowest, owner, rewards)
     np.maximum.at(highest, owner, rewards)
     written = forest.role == Role.POLICY
-    found = {
+    by_name = {
         "reward/mean": float(np.average(rewards, weights=weights)), "reward/std": float(rewards.std()),
         "completion/length": float(lengths.mean()), "completion/tokens": float(forest.length[written].sum()),
         "completion/truncated": float(1 - forest.stopped[ends].mean()),
         "groups/all_equal": float((lowest[size > 0] == highest[size > 0]).mean()), "groups/largest": float(size.max()),
     }
     if others(forest).any():
-        found["completion/present"] = float(np.bincount(row, forest.length[node], minlength=len(ends)).mean())
+        by_name["completion/present"] = float(np.bincount(row, forest.length[node], minlength=len(ends)).mean())
     for k, name in enumerate(forest.names):
-        found[f"reward/{name}"] = float(np.average(forest.components[ends, k], weights=weights))
-    return found | {f"reward_failures/{name}": float(count) for name, count in forest.failures.items()}
+        by_name[f"reward/{name}"] = float(np.average(forest.components[ends, k], weights=weights))
+    return by_name | {f"reward_failures/{name}": float(count) for name, count in forest.failures.items()}

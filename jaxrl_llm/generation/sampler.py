@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.generation.compaction import half, holds
 from jaxrl_llm.generation.sampling import Draw, Sampling, draw
-from jaxrl_llm.models.linear import row_matmul
+from jaxrl_llm.kernels.products import reads_transposed, row_matmul
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.parallel.mesh import batch_sharding
 
@@ -83,8 +83,8 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
 
     def shard(*arguments):
         # Not summed here: shards that are done would wait for the others, which CPUs take for a hang after 40 seconds.
-        found = sample(*arguments)
-        return found.replace(decode_steps=found.decode_steps[None])
+        completions = sample(*arguments)
+        return completions.replace(decode_steps=completions.decode_steps[None])
 
     rows, same = batch_sharding(mesh).spec, PartitionSpec()
     axes = {*mesh.axis_names} - ({"tensor"} if pieces > 1 else set())
@@ -112,14 +112,6 @@ def halvings(rows: int, slots: int) -> int:
     Every time is a loop to compile, so not for fewer than 64 steps. With 8 rows a step takes as long as reading the weights.
     """
     return 0 if slots < 64 else sum(rows >= least for least in (16, 32))
-
-
-def reads_transposed(rows: int, slots: int) -> bool:
-    """Whether decode steps of `rows` rows read kernels as `[out, in]`, see `models.linear.row_matmul`.
-
-    With fewer than 64 rows some CPUs gain a fifth from it and others nothing; transposing takes as long as two or three steps.
-    """
-    return rows >= 64 or slots >= 64
 
 
 def chunk_of(steps: int, chunk: int) -> int:
@@ -238,8 +230,8 @@ def _decode_rows(d: Decoder, keys, prompt, loop, lengths, shrinks: int):
     part = half(alive)
     rest = (steps, part.take(token), cache.of_rows(*part), part.take(alive)), jax.tree.map(part.take, buffers)
     of_prompts = jax.tree.map(lambda x: x[part.prompts], prompt)
-    steps, *found = _decode_rows(d, part.take(keys), of_prompts, rest, lengths[-1:], shrinks - 1)
-    return steps, *jax.tree.map(part.put, (alive, buffers), tuple(found))
+    steps, *decoded = _decode_rows(d, part.take(keys), of_prompts, rest, lengths[-1:], shrinks - 1)
+    return steps, *jax.tree.map(part.put, (alive, buffers), tuple(decoded))
 
 
 def _draw(pieces: int, keys, logits, sampling: Sampling) -> Draw:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.models.logprobs import exponential_sums
+from jaxrl_llm.kernels.vocabulary import in_blocks
 
 _BLOCK = 256  # width of the second level of the inverse-CDF draw; any value gives the same distribution
 
@@ -104,18 +104,13 @@ def draw(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:
       sampling: the distribution.
     """
     chex.assert_rank(logits, 2)
-    rows, vocab = logits.shape
     logits = restrict(logits.astype(jnp.float32), sampling)
-    # Rows last, the order in which `row_matmul` makes logits: maxima and sums then run along memory, many rows at a time.
-    blocks = jnp.pad(logits.T, ((0, -vocab % _BLOCK), (0, 0)), constant_values=-jnp.inf).reshape(-1, _BLOCK, rows)
-    tops = jax.lax.optimization_barrier(blocks.max(1))  # or the compiler makes one maximum of two, along the vocabulary
-    top = tops.max(0)
-    masses, spreads = (sums.T for sums in exponential_sums(blocks - top, axis=1))
+    blocks, tops, top, masses, spreads = in_blocks(logits, _BLOCK)
     total = masses.sum(-1)
     greedy = jnp.asarray(sampling.temperature) == 0
     uniforms = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
     block = jnp.where(greedy, jnp.argmax(tops, axis=0), inverse_cdf(masses, uniforms[:, 0]))
-    chosen = blocks[block, :, jnp.arange(rows)] - top[:, None]
+    chosen = blocks[block, :, jnp.arange(len(logits))] - top[:, None]
     within = jnp.where(greedy, jnp.argmax(chosen, axis=1), inverse_cdf(jnp.exp(chosen), uniforms[:, 1]))
     token = (block * _BLOCK + within).astype(jnp.int32)
     logprob = jnp.take_along_axis(chosen, within[:, None], axis=1)[:, 0] - jnp.log(total)

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.models.linear import summed
+from jaxrl_llm.kernels.products import summed
+from jaxrl_llm.kernels.vocabulary import exponential_sums
 
 
 def token_logprobs(normed, unembedding, tokens, *, temperature: float | jax.Array = 1.0, divisor: float = 1.0,
@@ -93,12 +94,6 @@ def _backward(shape, chunk, saved, cotangents):
 
 
 _token_logprobs.defvjp(_forward, _backward)
-
-
-def exponential_sums(x, axis: int):
-    """`(sum e^x, sum x e^x)` along an axis, -inf counting as nothing."""
-    odds = jnp.exp(x)
-    return odds.sum(axis), jnp.where(odds > 0, x * odds, 0.0).sum(axis)
 
 
 def _logits(h, unembedding, divisor, softcap):

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxrl_llm.kernels.grouped import grouped_matmul
 from jaxrl_llm.models.config import Experts
-from jaxrl_llm.models.grouped import grouped_matmul
 from jaxrl_llm.models.unpadding import moved
 
 SAVED = "experts"  # what the products of experts are called, for a policy of what to keep for the backward pass

@@ -15,10 +15,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.kernels.attention import SAVED
+from jaxrl_llm.kernels.norm import rms_norm
+from jaxrl_llm.kernels.products import transpose
 from jaxrl_llm.models import moe
-from jaxrl_llm.models.attention import SAVED, Rotations, apply_rotary, grouped_attention, in_window, rotations, tree_attention
+from jaxrl_llm.models.attention import Rotations, apply_rotary, grouped_attention, in_window, rotations, tree_attention
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.linear import Dense, transpose
+from jaxrl_llm.models.linear import Dense
 from jaxrl_llm.models.logprobs import finished
 from jaxrl_llm.models.unpadding import through_last, unpadding
 
@@ -35,9 +38,7 @@ class RMSNorm(nn.Module):
     def __call__(self, x):
         init = nn.initializers.constant(1.0 - self.offset)
         scale = self.param("scale", init, (x.shape[-1],), jnp.float32)
-        y = x.astype(jnp.float32).reshape(-1, x.shape[-1])  # as one matrix: XLA on CPU sums `[1, N, D]` 10 times slower
-        y *= jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
-        return (y * (scale + self.offset)).astype(x.dtype).reshape(x.shape)
+        return rms_norm(x, scale, self.offset, self.eps)
 
 
 class Block(nn.Module):

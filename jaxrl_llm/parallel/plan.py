@@ -17,8 +17,8 @@ import jax
 import optax
 
 from jaxrl_llm.evaluation import flops
+from jaxrl_llm.kernels.attention import BLOCK
 from jaxrl_llm.models import lora
-from jaxrl_llm.models.attention import BLOCK
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.parallel.mesh import AXES

@@ -43,8 +43,8 @@ def texts_of(batch: Rollouts) -> Rollouts:
                     prompt_mask=batch.prompt_mask, temperature=batch.temperature, filled=batch.filled)
 
 
-def recorded(rollouts: Rollouts, found: dict[str, Array]) -> Rollouts:
+def recorded(rollouts: Rollouts, arrays: dict[str, Array]) -> Rollouts:
     """The rollouts with these arrays, in their fields or in `extras`."""
-    fields = {name: value for name, value in found.items() if name in Rollouts.__dataclass_fields__}
-    others = {name: value for name, value in found.items() if name not in fields}
+    fields = {name: value for name, value in arrays.items() if name in Rollouts.__dataclass_fields__}
+    others = {name: value for name, value in arrays.items() if name not in fields}
     return rollouts.replace(**fields, extras={**rollouts.extras, **others})

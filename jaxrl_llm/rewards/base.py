@@ -83,23 +83,28 @@ class _Batch(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """`total f32[N]` = components @ weights; `components f32[N, K]` unweighted; `names` of the K; `failures` counts."""
+    """`total f32[N]` = components @ weights; `components f32[N, K]` unweighted; `names` of the K; `failures` counts.
+
+    `seconds f64[K]`: what each reward took; 0.0 where nothing was timed.
+    """
 
     total: np.ndarray
     components: np.ndarray
     names: tuple[str, ...]
     failures: dict[str, int]
+    seconds: np.ndarray | float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Combined:
-    """A weighted sum of rewards, called on lists: `combined(completions, answers, problems, lengths) -> Scores`.
+    """A weighted sum of rewards, called on lists: `combined(completions, answers, problems, lengths, spent) -> Scores`.
 
     `lengths` (tokens of each completion) is needed by length rewards only, `problems` by those that read them.
     `on_error`: "raise" stops with a RewardError; "zero" scores the completion 0 and counts it in `failures`.
     Time-outs and crashes that a verifier handles itself (`boxed`, `code`, `reasoning_gym`) are scored 0 and counted.
     `deadline`: seconds that one reward may take for a whole batch. A timed reward scores what is missing then as 0 and
-    counts it (`NAME/late`); any other ends in a RewardError.
+    counts it (`NAME/late`); any other ends in a RewardError. A batch that comes in parts has one deadline: `spent f64[K]` are
+    the `seconds` that its earlier parts took.
     """
 
     rewards: tuple[Reward, ...]
@@ -111,26 +116,31 @@ class Combined:
         return [(reward.name, reward.prepare()) for reward in self.rewards if reward.prepare is not None]
 
     def __call__(self, completions: Sequence[str], answers: Sequence[str], problems: Sequence | None = None,
-                 lengths: Sequence[int] | None = None) -> Scores:
+                 lengths: Sequence[int] | None = None, spent: np.ndarray | float = 0.0) -> Scores:
         problems = [None] * len(completions) if problems is None else problems
         batch = _Batch(completions, answers, problems, None if lengths is None else np.asarray(lengths))
         for name, values in batch._asdict().items():
             if values is not None and len(values) != len(completions):
                 raise ValueError(f"{len(values)} {name} for {len(completions)} completions; give one for each")
         failures: Counter = Counter()
-        columns = [_within(self.deadline, reward, batch, self.on_error, failures) for reward in self.rewards]
+        columns, ends = [], [time.monotonic()]
+        for reward, already in zip(self.rewards, np.broadcast_to(spent, len(self.rewards))):
+            columns.append(_within(self.deadline, float(already), reward, batch, self.on_error, failures))
+            ends.append(time.monotonic())
         components = np.stack(columns, axis=1).astype(np.float32)
         weights = np.array([reward.weight for reward in self.rewards], np.float32)
-        return Scores(components @ weights, components, tuple(r.name for r in self.rewards), dict(failures))
+        return Scores(components @ weights, components, tuple(r.name for r in self.rewards), dict(failures), np.diff(ends))
 
 
-def _within(deadline: float | None, reward: Reward, batch: _Batch, on_error: str, failures: Counter) -> np.ndarray:
+def _within(deadline: float | None, spent: float, reward: Reward, batch: _Batch, on_error: str,
+            failures: Counter) -> np.ndarray:
     """Scores of one reward: a timed one keeps the deadline itself, any other runs in a thread that is abandoned at it."""
+    left = None if deadline is None else max(deadline - spent, 0.0)
     if reward.timed:
-        until = None if deadline is None else time.monotonic() + deadline
+        until = None if left is None else time.monotonic() + left
         return _run_batch(reward, batch, on_error, failures, until)
     score = functools.partial(_run_each if reward.per == "completion" else _run_batch, reward, batch, on_error, failures)
-    if deadline is None:
+    if left is None:
         return score()
     outcome: queue.SimpleQueue = queue.SimpleQueue()
 
@@ -143,9 +153,9 @@ def _within(deadline: float | None, reward: Reward, batch: _Batch, on_error: str
     # Python cannot end a thread. A daemon one does not keep the interpreter from exiting.
     threading.Thread(target=work, name=f"reward {reward.name}", daemon=True).start()
     try:
-        scores, error = outcome.get(timeout=deadline)
+        scores, error = outcome.get(timeout=left)
     except queue.Empty:
-        raise RewardError(f"reward {reward.name!r} did not score {len(batch.completions)} completions within {deadline:g} s; "
+        raise RewardError(f"reward {reward.name!r} did not score {len(batch.completions)} completions within {left:g} s; "
                           "run it as the reward 'isolated', which kills what hangs, or raise the deadline") from None
     if error is not None:
         raise error

@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from jaxrl_llm.sandbox.children import children
+
 PARENT_CHECK = 1.0  # seconds between two looks at the parent; the socket tells earlier, unless another process holds it too
 END_LIMIT = 10.0  # seconds to end all processes; what the kernel holds longer has its SIGKILL pending
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # for the run, which closes the socket
@@ -57,25 +59,6 @@ def reap(worker: int, status: int | None) -> tuple[int | None, bool]:
         status = ended if pid == worker else status
 
 
-def children() -> list[int]:
-    """The process ids of the children of this process."""
-    me = os.getpid()
-    try:
-        with open(f"/proc/self/task/{me}/children") as file:
-            return [int(pid) for pid in file.read().split()]
-    except OSError:  # a kernel without this file, or no /proc
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc") else []
-        return [pid for pid in pids if _parent(pid) == me]
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except OSError:  # it has ended
-        return None
-
-
 def end_all(worker: int, status: int | None) -> int | None:
     """Kill children until there are none: those of a killed process become children of this one. The worker's status."""
     end = time.monotonic() + END_LIMIT
@@ -83,7 +66,8 @@ def end_all(worker: int, status: int | None) -> int | None:
         status, more = reap(worker, status)
         if not more or time.monotonic() > end:
             return status
-        for send, target in [(os.kill, pid) for pid in children()] + ([(os.killpg, worker)] if status is None else []):
+        group = [(os.killpg, worker)] if status is None else []
+        for send, target in [(os.kill, pid) for pid in children(os.getpid())] + group:
             try:
                 send(target, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):

@@ -6,7 +6,6 @@ import functools
 import json
 import math
 import os
-import pathlib
 import select
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxrl_llm.sandbox import inside, modes, syscalls
+from jaxrl_llm.sandbox.children import children
 from jaxrl_llm.sandbox.modes import Limits
 
 _START_LIMIT = 30.0  # seconds until the program starts, on a busy machine
@@ -75,7 +75,7 @@ def run(program: str, *, stdin: str = "", function: str | None = None, args: Seq
         stack.callback(os.close, ended)
 
         def begin():
-            namespace.extend(os.pidfd_open(pid) for pid in _children(process.pid))
+            namespace.extend(os.pidfd_open(pid) for pid in children(process.pid))
             os.write(go, b"g")
 
         return _collect(process, ended, report, limits, ends_at, stop, begin)
@@ -101,14 +101,6 @@ def _end(process: subprocess.Popen, namespace: list[int]) -> None:
     for first in namespace:
         _ready([first], _END_LIMIT)
         os.close(first)
-
-
-def _children(pid: int) -> list[int]:
-    """The children of a process of one thread."""
-    try:
-        return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:  # it is over, or the kernel does not say
-        return []
 
 
 class _Streams(NamedTuple):

@@ -24,9 +24,9 @@ nobody = np.zeros(0, np.int32)
 
 
 class Plan(NamedTuple):
-    """What to do next: `draw` so many problems of the task, or sample a group for each of `rows` i32[R], prompts of the forest.
+    """What to do next. `draw`: the number of problems to draw from the task. `rows` i32[R]: prompts that get a group each.
 
-    A prompt that comes twice gets two groups. With neither the batch is complete.
+    A prompt that comes twice in `rows` gets two groups. A plan with neither says that the batch is complete.
     """
 
     draw: int = 0

@@ -20,8 +20,8 @@ def budgets(prompts: int, *, rows: int, group: int, most: int, utility: str) -> 
             return Plan(draw=prompts)
         if len(forest.ends):
             return Plan()
-        found = allocate(np.clip(forest.facts["expected"], 0, 1), total=group * rows, unit=group, high=most, utility=utility,
+        counts = allocate(np.clip(forest.facts["expected"], 0, 1), total=group * rows, unit=group, high=most, utility=utility,
                          low=group if len(forest.problems) <= rows else 0)
-        return Plan(rows=np.repeat(np.arange(len(forest.problems)), np.asarray(found) // group))
+        return Plan(rows=np.repeat(np.arange(len(forest.problems)), np.asarray(counts) // group))
 
     return Topology(plan, lambda forest: group_sizes(forest) > 0, rounds=most // group)

@@ -30,6 +30,13 @@ _AT_LEAST = {
 def default_config() -> ConfigDict:
     """All keys of `experiments/train.py`. Config files override values; unknown keys are errors."""
     c = ConfigDict()
+    for room in (_run, _model, _sampling, _learning, _values, _around):
+        room(c)
+    return c.lock()
+
+
+def _run(c: ConfigDict) -> None:
+    """Keys of what is run: the seed, the method, the task and its rewards."""
     c.seed = 0
     c.steps = 100                      # rollout batches
 
@@ -43,6 +50,9 @@ def default_config() -> ConfigDict:
     c.reward_errors = "raise"          # or "zero": a failing reward scores 0 and is counted
     c.reward_deadline = 600.0          # seconds of a reward for one batch: then 0 and counted; without processes the end
 
+
+def _model(c: ConfigDict) -> None:
+    """Keys of the policy, its adapters and its prompts."""
     c.model = ConfigDict()
     c.model.path = ""                  # Hugging Face directory or .gguf file; empty: from scratch with the sizes below
     c.model.tokenizer = ""             # default: the one that belongs to the path, or bytes
@@ -63,6 +73,9 @@ def default_config() -> ConfigDict:
     c.prompts.max_tokens = 0           # S; 0: the longest prompt of the task, found by encoding all of them
     c.prompts.overlong = "fail"        # or "skip", "truncate"
 
+
+def _sampling(c: ConfigDict) -> None:
+    """Keys of the distribution of completions and their number."""
     c.sampling = ConfigDict()
     c.sampling.group = 8               # G, completions per prompt
     c.sampling.max_group = 16          # most of them, for methods that sample some prompts again; a multiple of group
@@ -75,6 +88,9 @@ def default_config() -> ConfigDict:
     c.sampling.micro_batches = 1       # parts of the prompts that are sampled one after another: less memory
     c.sampling.max_rounds = 4          # generation rounds that a filter may use to fill a batch
 
+
+def _learning(c: ConfigDict) -> None:
+    """Keys of the optimiser and the updates of a batch."""
     c.optimizer = ConfigDict()
     c.optimizer.name = "adamw"         # of optax: or "adam", "lion", "muon", "adafactor", "rmsprop", "sgd"
     c.optimizer.learning_rate = 1e-4
@@ -94,6 +110,9 @@ def default_config() -> ConfigDict:
     c.learner.balance = 0.0             # weight of the load-balancing loss of a mixture of experts; 0.001 to 0.01 are usual
     c.learner.offload = ""              # "optimizer", "reference" or both: in the host's memory while they are not used
 
+
+def _values(c: ConfigDict) -> None:
+    """Keys of values of states and expectations of prompts, for methods that have them."""
     c.probe = ConfigDict()             # read by methods whose baseline is a probe on the policy's hidden states
     c.probe.layer = "0.55"             # output of this block: its index (-1: the last), or with a point a share of the depth
     c.probe.pool = 10                  # prompt tokens and reasoning tokens, from the end, whose states are averaged
@@ -114,6 +133,9 @@ def default_config() -> ConfigDict:
     c.critic.clip = 0.5                # change of a value that one batch rewards; 0: any
     c.critic.pretrain_steps = -1       # first steps that train the critic alone; -1: the method's own
 
+
+def _around(c: ConfigDict) -> None:
+    """Keys of what happens before and between the steps, and of the mesh."""
     c.warmup = ConfigDict({"steps": 0, "batch": 64, "learning_rate": 1e-3})   # supervised, on the task's own answers
 
     c.eval = ConfigDict({"every": 10, "problems": 64})
@@ -121,7 +143,6 @@ def default_config() -> ConfigDict:
     c.samples_every = 25
     c.wandb = ""                       # project of Weights & Biases that is told the metrics as well
     c.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})
-    return c.lock()
 
 
 def keywords(text: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a run is going to need on the devices it has, told before its first step."""
+"""What a run is going to need on the devices it has, before its first step."""
 import warnings
 from collections.abc import Set
 

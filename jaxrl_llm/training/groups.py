@@ -1,6 +1,6 @@
 """Groups of completions for prompts of a forest: the compiled sampler, then texts and rewards on the host."""
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,11 +12,12 @@ from jaxrl_llm.forest import Forest, grow
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.prompts import pad
 from jaxrl_llm.generation.sampler import Completions, row_keys
-from jaxrl_llm.rewards import Combined
-from jaxrl_llm.rollouts import Role
+from jaxrl_llm.rewards import Combined, Scores
+from jaxrl_llm.rollouts import Prompts, Role
+from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.metrics import PhaseTimer
-from jaxrl_llm.training.scoring import decode, shared_scores
+from jaxrl_llm.training.scoring import decode, joined, shared_scores
 from jaxrl_llm.training.shapes import prompt_buckets, smallest
 
 Generate = Callable[[np.ndarray, np.ndarray, jax.Array], Completions]  # (prompt tokens, prompt mask, keys) -> completions
@@ -29,7 +30,8 @@ class Sampler:
     Attributes:
       generate: `(params, prompt_tokens, prompt_mask, keys, sampling, lora=) -> Completions`, see `generation.generate`.
       sampling: the distribution to draw from, and how many tokens at most.
-      prompts, group: P and G of a call.  micro_batches: parts of the prompts, one after another.
+      prompts, group: P and G of a call.  micro_batches: parts of the prompts, one after another; rewards of
+        one are computed while the device samples the next.
       prompt_tokens: the longest prompt.
       tokenizer, stop_strings, reward: how completions become texts and scores.
       mesh, dtype: where weights lie and what the model computes in.
@@ -57,16 +59,11 @@ class Sampler:
             chosen = dataclasses.replace(chosen, max_tokens=np.int32(max_tokens))
         sampling_lib.check(chosen)
         params = parallel.reshard(params, self.mesh, self.dtype)
-        size = self.prompts // self.micro_batches
 
         def run(*rows):
             return self.generate(params, *parallel.put(rows, parallel.batch_sharding(self.mesh)), chosen, lora=lora)
 
-        def in_parts(*rows):
-            parts = [parallel.fetch(run(*(x[start:start + size] for x in rows))) for start in range(0, self.prompts, size)]
-            return jax.tree.map(_join, *parts)
-
-        return run if self.micro_batches == 1 else in_parts
+        return run
 
     def groups(self, generate: Generate, forest: Forest, rows: np.ndarray, first_uid: int, key: jax.Array, version: int,
                timer: PhaseTimer) -> Forest:
@@ -83,15 +80,9 @@ class Sampler:
         batch = pad([ids.tolist() for ids in asked] + [asked[0].tolist()] * missing, [0] * self.prompts, length)
         uids = first_uid + np.arange(len(rows) * self.group, dtype=np.int64).reshape(len(rows), self.group)
         keys = row_keys(key, np.pad(uids, ((0, missing), (0, 0)), constant_values=-1))
-        with timer("rollout"):
-            made = parallel.fetch(generate(batch.tokens, batch.mask, keys))
-        steps, made = int(np.sum(made.decode_steps)), jax.tree.map(lambda x: x[:len(rows)] if np.ndim(x) else x, made)
-        with timer("reward"):
-            made, texts = decode(made, self.tokenizer, self.stop_strings)
-            lengths = made.mask.sum(-1).reshape(-1)
-            problems = [forest.problems[row] for row in rows for _ in range(self.group)]
-            scores = shared_scores(self.reward, texts, problems, lengths)
-            extract = self.reward.rewards[0].extract
+        parts = self._parts(generate, batch, keys, len(rows), timer)
+        made, steps, texts, scores = self._scored(parts, [forest.problems[row] for row in rows], timer)
+        lengths, extract = made.mask.sum(-1).reshape(-1), self.reward.rewards[0].extract
         roots = np.flatnonzero(forest.role == Role.PROMPT)
         return grow(
             forest, np.repeat(roots[rows], self.group), uids.reshape(-1), role=Role.POLICY, length=lengths,
@@ -100,7 +91,46 @@ class Sampler:
             logprobs=made.logprobs[made.mask], entropies=made.entropies[made.mask],
             version=np.full(int(lengths.sum()), version), decode_steps=steps, failures=scores.failures)
 
+    def _parts(self, generate: Generate, batch: Prompts, keys: jax.Array, count: int, timer) -> Iterator[Completions]:
+        """Completions of the first `count` prompts, a part after the other. While one is used the device samples the next.
 
-def _join(*leaves):
-    """The same leaf of successive parts as one: rows one after another, counts summed."""
-    return np.concatenate(leaves) if np.ndim(leaves[0]) else sum(leaves)
+        None is started before the one before it is there: the device would have to hold both.
+        """
+        size = self.prompts // self.micro_batches
+
+        def start(first):
+            return generate(*(x[first:first + size] for x in (batch.tokens, batch.mask, keys)))
+
+        with timer("rollout"):
+            running = start(0)
+        for following in range(size, count + size, size):
+            with timer("rollout"):
+                part = parallel.fetch(running)
+                running = start(following) if following < count else None
+            yield part
+
+    def _scored(self, parts: Iterator[Completions], problems: Sequence[Problem], timer
+                ) -> tuple[Completions, int, list[str], Scores]:
+        """Completions of all parts, their decode steps, texts and scores; without rows beyond the `problems`.
+
+        Where a reward sees the whole batch at once, it waits for the last part.
+        """
+        if not all(reward.by_row for reward in self.reward.rewards):
+            parts = iter([_joined(*parts)])
+        done, texts, scores, steps, left = [], [], [], 0, problems
+        for part in parts:
+            with timer("reward"):
+                mine, left = left[:len(part.stopped)], left[len(part.stopped):]
+                steps += int(np.sum(part.decode_steps))
+                part = jax.tree.map(lambda x: x[:len(mine)] if np.ndim(x) else x, part)
+                part, written = decode(part, self.tokenizer, self.stop_strings)
+                scores.append(shared_scores(self.reward, written, [problem for problem in mine for _ in range(self.group)],
+                                            np.sum(part.mask, -1).reshape(-1), sum(earlier.seconds for earlier in scores)))
+            done.append(part)
+            texts += written
+        return _joined(*done), steps, texts, joined(scores)
+
+
+def _joined(*parts: Completions) -> Completions:
+    """Successive parts as one: rows one after another, counts summed."""
+    return jax.tree.map(lambda *x: np.concatenate(x) if np.ndim(x[0]) else sum(x), *parts)

@@ -230,7 +230,7 @@ class _Session:
             self.reset = False
 
     def due(self, step: int, every: int) -> bool:
-        """Whether something is due that happens every so many steps, and after the last one."""
+        """Whether something is due that happens every `every` steps, and after the last one."""
         return bool(every and step % every == 0) or step == self.run.config.steps
 
     def evaluate(self, step: int) -> Evaluation:

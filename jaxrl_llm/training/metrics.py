@@ -24,7 +24,7 @@ class MetricWriter:
 
     After a resume pass the step that was restored: what the dead process wrote beyond it is dropped, because those
     steps are about to be trained again. Without it both files start empty. `last_step` is that of the last line, or None.
-    `also(step, metrics)` is told the same.
+    `also(step, metrics)` gets the same.
     """
 
     def __init__(self, workdir: str | Path, restored_step: int | None = None,

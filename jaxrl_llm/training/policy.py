@@ -91,8 +91,8 @@ class Policy:
                 remove, restore = slots.remove, lambda x: jnp.where(slots.fits, slots.restore(x), jnp.nan)
             if temperature is not None:
                 temperature = remove(jnp.broadcast_to(temperature[:, None, None], tokens.shape))
-            found = self._of_tokens(params, remove(states), remove(tokens), temperature=temperature)
-            return *map(restore, found), *jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (pooled, loads))
+            numbers = self._of_tokens(params, remove(states), remove(tokens), temperature=temperature)
+            return *map(restore, numbers), *jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (pooled, loads))
 
         r = rollouts
         rows = (r.prompt_tokens, r.prompt_mask, r.tokens, r.token_mask, last, r.temperature)
@@ -120,9 +120,9 @@ class Policy:
         experts, rows = self.model.config.experts is not None, jax.tree.map(jnp.asarray, rows)
 
         def forward(params, lora, rows, whole):
-            found = self.model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=lora, whole=whole,
+            outputs = self.model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=lora, whole=whole,
                                            return_loads=experts)
-            states, loads = found if experts else (found, None)
+            states, loads = outputs if experts else (outputs, None)
             # Tokens that somebody asks for first: chunks of logits that nobody does are left out.
             scored = rows.scored.reshape(-1)
             order = jnp.argsort(~scored)

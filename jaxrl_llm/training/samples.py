@@ -29,51 +29,20 @@ def write_samples(
     included) and stop_reasons ("stop", "length", ...): [P][G]; groups may differ in size. tokens: [P][G] entries for
     the JSON lines, see `per_token`. Raises ValueError where sizes disagree.
     """
-    columns = {
-        "completions": completions,
-        "rewards": rewards,
-        "components": components,
-        "lengths": lengths,
-        "stop_reasons": stop_reasons,
-    }
+    columns = {"completions": completions, "rewards": rewards, "components": components, "lengths": lengths,
+               "stop_reasons": stop_reasons}
     extra = {} if tokens is None else {"tokens": tokens}
     _check_sizes(prompts, {"answers": answers, **columns, **extra}, {**columns, **extra})
     page, lines = [f"step {step}: {len(prompts)} prompts, {sum(map(len, completions))} completions"], []
     for p, (prompt, answer) in enumerate(zip(prompts, answers)):
         group = list(zip(*(column[p] for column in columns.values())))
         mean = sum(rewards[p]) / max(len(group), 1)
-        page += [
-            "",
-            "=" * 100,
-            f"prompt {p + 1} of {len(prompts)}   answer: {visible(answer)}   mean reward: {mean:.3f}",
-            "=" * 100,
-        ]
-        page.append(visible(prompt))
-        for g, (text, reward, parts, length, reason) in enumerate(group):
-            detail = "".join(f"   {visible(name)}: {value:.3f}" for name, value in parts.items())
-            page += [
-                "",
-                f"--- completion {g + 1} of {len(group)}   reward: {reward:.3f}{detail}   "
-                f"{length} tokens, {reason} ---",
-            ]
-            page.append(visible(text))
-            lines.append(
-                json.dumps(
-                    {
-                        "step": step,
-                        "prompt_index": p,
-                        "completion_index": g,
-                        "prompt": prompt,
-                        "answer": answer,
-                        "completion": text,
-                        "reward": float(reward),
-                        "components": {name: float(value) for name, value in parts.items()},
-                        "length": int(length),
-                        "stop_reason": reason,
-                        **({} if tokens is None else tokens[p][g]),
-                    }
-                )
-            )
+        page += ["", "=" * 100, f"prompt {p + 1} of {len(prompts)}   answer: {visible(answer)}   mean reward: {mean:.3f}",
+                 "=" * 100, visible(prompt)]
+        for g, completion in enumerate(group):
+            page += ["", _headline(g, len(group), *completion[1:]), visible(completion[0])]
+            head = {"step": step, "prompt_index": p, "completion_index": g, "prompt": prompt, "answer": answer}
+            lines.append(json.dumps(head | _fields(*completion) | ({} if tokens is None else tokens[p][g])))
     folder = Path(workdir) / "samples"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step:06d}.txt"
@@ -82,10 +51,22 @@ def write_samples(
     return path
 
 
+def _headline(g: int, count: int, reward: float, parts: dict[str, float], length: int, reason: str) -> str:
+    """What the page says above completion `g` of its group."""
+    detail = "".join(f"   {visible(name)}: {value:.3f}" for name, value in parts.items())
+    return f"--- completion {g + 1} of {count}   reward: {reward:.3f}{detail}   {length} tokens, {reason} ---"
+
+
+def _fields(text: str, reward: float, parts: dict[str, float], length: int, reason: str) -> dict[str, object]:
+    """What the JSON lines say of a completion."""
+    return {"completion": text, "reward": float(reward), "components": {name: float(value) for name, value in parts.items()},
+            "length": int(length), "stop_reason": reason}
+
+
 def per_token(tokens: np.ndarray, mask: np.ndarray, ends: Sequence[int],
               spell: Callable[[Sequence[Sequence[int]]], list[str]], numbers: Mapping[str, np.ndarray]
               ) -> list[dict[str, list]]:
-    """For each completion {"tokens": its spellings, name: its numbers, ...}, for as many as `TOKENS_PER_PAGE` allow.
+    """For each completion {"tokens": its spellings, name: its numbers, ...}, up to `TOKENS_PER_PAGE` tokens.
 
     tokens: i32[N, T], of which the first `ends` [N] are there; spell: texts of rows of ids; numbers: name -> f32[N, T], given
     for the tokens that the policy wrote, `mask` bool[N, T], and None for others, which nobody measured; "trained" tells which
@@ -94,19 +75,19 @@ def per_token(tokens: np.ndarray, mask: np.ndarray, ends: Sequence[int],
     """
     distinct = np.unique(tokens).tolist()
     spelled = dict(zip(distinct, spell([[i] for i in distinct])))
-    found, left = [], TOKENS_PER_PAGE
+    entries, left = [], TOKENS_PER_PAGE
     for row, end in enumerate(ends):
         left -= end
         if left < 0:
-            found.append({})
+            entries.append({})
             continue
         values: dict[str, list] = {
             name: [float(f"{x:.4g}") if own else None for x, own in zip(rows[row, :end], mask[row])]
             for name, rows in numbers.items()}
         if not mask[row, :end].all():
             values["trained"] = mask[row, :end].tolist()
-        found.append({"tokens": [spelled[i] for i in tokens[row, :end].tolist()], **values})
-    return found
+        entries.append({"tokens": [spelled[i] for i in tokens[row, :end].tolist()], **values})
+    return entries
 
 
 def _check_sizes(prompts: Sequence, per_prompt: dict[str, Sequence], per_completion: dict[str, Sequence]) -> None:

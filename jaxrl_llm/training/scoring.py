@@ -36,17 +36,18 @@ def decode(completions: Completions, tokenizer, stop_strings: Sequence[str] = ()
     return completions.replace(mask=mask.reshape(P, G, T), stopped=stopped.reshape(P, G)), texts
 
 
-def shared_scores(reward: Combined, texts: Sequence[str], problems: Sequence[Problem], lengths: np.ndarray) -> Scores:
+def shared_scores(reward: Combined, texts: Sequence[str], problems: Sequence[Problem], lengths: np.ndarray,
+                  spent: np.ndarray | float = 0.0) -> Scores:
     """The scores of these rows. Of several processes each scores its share, and all get the whole.
 
-    Where a reward sees the whole batch at once the first scores all of it.
+    Where a reward sees the whole batch at once the first scores all of it. `spent` f64[K]: see `rewards.Combined`.
     """
     def score(rows):
         if not len(rows):
             names = tuple(part.name for part in reward.rewards)
             return Scores(np.zeros(0, np.float32), np.zeros((0, len(names)), np.float32), names, {})
         chosen = [problems[i] for i in rows]
-        return reward([texts[i] for i in rows], [p.answer for p in chosen], chosen, lengths[rows])
+        return reward([texts[i] for i in rows], [p.answer for p in chosen], chosen, lengths[rows], spent)
 
     if not parallel.several():
         return score(np.arange(len(texts)))
@@ -58,12 +59,18 @@ def shared_scores(reward: Combined, texts: Sequence[str], problems: Sequence[Pro
     real = np.concatenate([np.arange(len(shares[0])) < len(share) for share in shares])
     failures = total_failures(parallel.gather_objects({name: int(number) for name, number in mine.failures.items()}))
     total, components = np.pad(mine.total, room), np.pad(mine.components, (room, (0, 0)))
-    return Scores(parallel.gather(total)[real], parallel.gather(components)[real], mine.names, failures)
+    return Scores(parallel.gather(total)[real], parallel.gather(components)[real], mine.names, failures, mine.seconds)
+
+
+def joined(parts: Sequence[Scores]) -> Scores:
+    """Scores of successive parts of a batch as one."""
+    total, components, names, failures, seconds = zip(*parts)
+    return Scores(np.concatenate(total), np.concatenate(components), names[0], total_failures(failures), sum(seconds))
 
 
 def total_failures(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Failures of several batches of scores by name."""
     total: Counter = Counter()
-    for found in counts:
-        total.update(found)
+    for count in counts:
+        total.update(count)
     return dict(total)

@@ -26,8 +26,8 @@ def in_parts(function: Callable, parts: int) -> Callable:
         return function
 
     def whole(params, lora, rollouts):
-        found = jax.lax.map(lambda part: function(params, lora, part), split(rollouts, parts))
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+        mapped = jax.lax.map(lambda part: function(params, lora, part), split(rollouts, parts))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), mapped)
 
     return whole
 
@@ -181,10 +181,10 @@ def joint_gradients(policy: Policy, capture: Capture, objective: Objective, esti
         fixed = dict(zip(("old_logprobs", "entropies", "features"), jax.lax.stop_gradient((logprobs, entropies, features))))
         seen = rollouts.replace(**fixed)
         advantages, estimator_state = estimator.update(seen, state.estimator_state)
-        told = {} if estimator.metrics is None else estimator.metrics(seen, advantages, state.estimator_state)
+        own = {} if estimator.metrics is None else estimator.metrics(seen, advantages, state.estimator_state)
         value, (metrics, objective_state) = loss_terms(
             objective, logprobs, entropies, seen, advantages, state.objective_state)
-        return value, (metrics | told | {"advantages": advantages}, objective_state, estimator_state)
+        return value, (metrics | own | {"advantages": advantages}, objective_state, estimator_state)
 
     (_, (*found, estimator_state)), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
     return gradient, *found, keep_finite(estimator_state, state.estimator_state)

@@ -9,7 +9,8 @@ import pytest
 
 from jaxrl_llm.generation import Sampling, generate, row_keys, sampler
 from jaxrl_llm.generation.compaction import half, holds
-from jaxrl_llm.generation.sampler import chunk_of, halvings, reads_transposed, stages
+from jaxrl_llm.generation.sampler import chunk_of, halvings, stages
+from jaxrl_llm.kernels.products import reads_transposed
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training.policy import Policy
@@ -179,8 +180,12 @@ def test_lengths_of_any_size_are_decoded_in_chunks(length, stop_ids):
     np.testing.assert_allclose(found.logprobs, steps.logprobs, atol=1e-5)
     assert found.decode_steps == min(16 * -(-steps.decode_steps // 16), length - 1)
     assert length > 128 or not found.stopped.all()  # and nobody who goes on beyond the last token counts as stopped
+
+
+@pytest.mark.parametrize("length", (128, 2048, 8192))
+def test_chunks_have_the_size_that_is_asked_for(length):
     program = generate.trace(MODEL, params(), *prompts(), row_keys(SEED, np.arange(P * G).reshape(P, G)), Sampling(),
-                             max_tokens=length, stop_ids=stop_ids).jaxpr
+                             max_tokens=length, stop_ids=(STOP,)).jaxpr
     lengths = set(map(int, re.findall(r"\blength=(\d+)", str(program))))
     assert 16 in lengths and not lengths & set(range(3, 16)) and 1 not in lengths  # 2: the layers of the prefill
 

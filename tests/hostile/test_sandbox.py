@@ -248,14 +248,16 @@ exit(3)
 
 
 def test_looping_programs_end_with_the_batch_and_are_counted():
+    """240 that wait for two workers: more than these can end one by one within the time of the batch."""
     loop, right = "```python\nwhile True: pass\n```", "```python\nprint(input())\n```"
     problem = Problem("", "", 0, extra={"tests": [ECHO] * 3})
     reward = combine([rewards.make("code", workers=2, deadline=1.0)], on_error="zero", deadline=3.0)
     begun = time.monotonic()
-    scores = reward([right] + [loop] * 40, [""] * 41, [problem] * 41)
+    scores = reward([right] + [loop] * 240, [""] * 241, [problem] * 241)
     assert time.monotonic() - begun < 20
-    assert scores.total.tolist() == [1.0] + [0.0] * 40
-    assert scores.failures["code/late"] >= 30 and scores.failures["code/late"] + scores.failures["code/timeout"] == 40
+    assert scores.total.tolist() == [1.0] + [0.0] * 240
+    late = scores.failures["code/late"]
+    assert late >= 200 and late + scores.failures.get("code/timeout", 0) == 240
 
 
 def test_a_late_test_ends_its_answer():

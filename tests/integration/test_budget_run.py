@@ -98,7 +98,7 @@ def test_the_oracle_asks_the_policy(built):
     run, params = built
     asked = []
 
-    def told(texts, answers, problems, lengths):
+    def told(texts, answers, problems, lengths, spent):
         asked.append(len(problems))
         total = np.array([problem.id / 100 for problem in problems], np.float32)
         return Scores(total, total[:, None], ("exact",), {})

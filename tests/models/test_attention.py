@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import attention
+from jaxrl_llm.kernels import attention
 from jaxrl_llm.models.attention import grouped_attention
 
 P, G, T, H, K, S, d = 2, 3, 5, 4, 2, 6, 8

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import ModelConfig, Transformer, grouped, lora, moe
+from jaxrl_llm.kernels import grouped
+from jaxrl_llm.models import ModelConfig, Transformer, lora, moe
 from jaxrl_llm.models.attention import grouped_attention, rotations
 from jaxrl_llm.models.config import Experts
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import ModelConfig, Transformer, attention, lora
+from jaxrl_llm.kernels import attention
+from jaxrl_llm.models import ModelConfig, Transformer, lora
 from jaxrl_llm.packing import pack
 from jaxrl_llm.training.policy import Policy
 

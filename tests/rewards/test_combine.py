@@ -1,6 +1,7 @@
 """Adding rewards up, and what happens when one of them misbehaves."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -100,6 +101,22 @@ def test_a_reward_that_hangs_ends_in_an_error_at_the_deadline():
     with pytest.raises(RewardError, match="'slow' did not score 2 completions within 0.2 s"):
         combine([hanging], deadline=0.2)(["a", "b"], ["a", "b"])
     released.set()
+
+
+def test_what_earlier_parts_of_a_batch_took_counts_towards_its_deadline():
+    seen = []
+
+    def timed(completions, answers, problems, until):
+        seen.append(until)
+        return np.ones(len(completions))
+
+    both = combine([Reward("timed", timed, per="batch", timed=True), "exact"], deadline=1000)
+    first = both(["a"], ["a"])
+    both(["a"], ["a"], spent=np.array([600.0, 0.0]))
+    assert first.seconds.shape == (2,) and (first.seconds >= 0).all()
+    assert seen[0] - seen[1] > 500 and seen[1] > time.monotonic() + 300
+    with pytest.raises(RewardError, match="'exact' did not score 1 completions"):
+        combine([Reward("exact", lambda *_: time.sleep(5) or 1.0)], deadline=1000)(["a"], ["a"], spent=np.array([1000.0]))
 
 
 def test_a_deadline_changes_neither_scores_nor_errors():

@@ -77,7 +77,7 @@ def test_equal_answers_get_equal_numbers():
 
 
 def test_failures_of_rewards_are_counted():
-    def broken(texts, answers, problems, lengths):
+    def broken(texts, answers, problems, lengths, spent):
         return Scores(np.zeros(len(texts), np.float32), np.zeros((len(texts), 1), np.float32), ("exact",), {"code/timeout": 2})
 
     made, forest, _ = sampled([["1$", "2$"]])
@@ -86,6 +86,70 @@ def test_failures_of_rewards_are_counted():
     for _ in range(2):
         forest = sampler.groups(sampler.under({}, None), forest, np.array([0]), 9, jax.random.key(0), 0, PhaseTimer())
     assert metrics(forest)["reward_failures/code/timeout"] == 4 and len(forest.ends) == 6
+
+
+GROUPS = [["12$", "1;2"], ["7$", "12$"], ["5", "12;$"], ["$", "12$"], ["12", "3$"]]
+
+
+def in_parts(made, parts, reward=None, groups=GROUPS):
+    """`(forest, log)` of `groups` sampled in parts by a batch of 6 prompts; the log says what was begun, in order."""
+    log = []
+    reward = reward or made.sampler.reward
+
+    def generate(params, tokens, mask, keys, sampling, lora):
+        log.append(("sample", *tokens[:, 0].tolist()))
+        return completions([groups[min(number - 10, len(groups) - 1)] for number in tokens[:, 0].tolist()])
+
+    def rewarded(texts, answers, problems, lengths, spent):
+        log.append(("reward", *dict.fromkeys(10 + problem.id for problem in problems)))
+        return reward(texts, answers, problems, lengths, spent)
+
+    rewarded.rewards = reward.rewards
+    sampler = dataclasses.replace(made.sampler, generate=generate, prompts=6, micro_batches=parts, reward=rewarded,
+                                  stop_strings=(";",))
+    problems = [Problem(f"q{p}", "12", p) for p in range(len(groups))]
+    forest = made.planted([(problem, [10 + p, 20]) for p, problem in enumerate(problems)], draw=0)
+    return sampler.groups(sampler.under({}, None), forest, np.arange(len(groups)), 40, jax.random.key(0), 3, PhaseTimer()), log
+
+
+@pytest.mark.parametrize("parts", (2, 3, 6))
+def test_parts_make_the_forest_of_the_whole(parts):
+    made, _, _ = sampled([["1$", "2$"]])
+    (whole, _), (forest, log) = in_parts(made, 1), in_parts(made, parts)
+    for name, column in vars(whole).items():
+        if name != "decode_steps":  # of each part its own
+            np.testing.assert_equal(vars(forest)[name], column, err_msg=name)
+    assert whole.rewards[whole.ends].sum() == 5 and len(log) == 2 * -(-5 // (6 // parts))  # none of filling alone
+
+
+def test_a_part_is_begun_before_the_rewards_of_the_one_before():
+    made, _, _ = sampled([["1$", "2$"]])
+    assert in_parts(made, 3)[1] == [("sample", 10, 11), ("sample", 12, 13), ("reward", 10, 11), ("sample", 14, 10),
+                                    ("reward", 12, 13), ("reward", 14)]
+
+
+def test_a_reward_of_the_whole_batch_waits_for_the_last_part():
+    made, _, _ = sampled([["1$", "2$"]])
+    seen = []
+    ranks = rewards.combine([rewards.Reward("ranks", lambda texts, *_: seen.append(len(texts)) or np.arange(len(texts)), 1.0,
+                                            "batch")])
+    forest, log = in_parts(made, 3, ranks)
+    assert forest.rewards[forest.ends].tolist() == [*range(10)] and seen == [10]
+    assert [kind for kind, *_ in log] == ["sample"] * 3 + ["reward"]
+
+
+def test_parts_share_one_deadline():
+    made, _, _ = sampled([["1$", "2$"]])
+    seen = []
+
+    def slow(texts, answers, problems, lengths, spent):
+        seen.append(np.asarray(spent).tolist())
+        zeros = np.zeros((len(texts), 1), np.float32)
+        return Scores(zeros[:, 0], zeros, ("exact",), {"exact/late": 1}, np.array([1.5]))
+
+    slow.rewards = made.sampler.reward.rewards
+    forest, _ = in_parts(made, 3, slow)
+    assert seen == [0.0, [1.5], [3.0]] and forest.failures == {"exact/late": 3}
 
 
 def test_problems_that_do_not_fit():

@@ -1,0 +1,149 @@
+"""Softmax attention in blocks of queries, with a backward pass that starts from its outputs, maxima and sums."""
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxrl_llm.kernels.products import summed
+
+MASKED = -1e30  # added to the scores of keys that a query does not see; finite, or one that sees none got NaN
+BLOCK = 512  # queries of a row whose scores exist at a time
+SAVED = "attention"  # what `attention` calls that which its backward pass starts from
+
+
+def plain_attention(softcap, queries, sources):
+    """The reference of `attention`: one softmax over all keys, whose scores exist at once, and the built-in gradients."""
+    def of_rows(y):  # [P, K, G, U, d]
+        return jnp.broadcast_to(y[:, :, None], (*y.shape[:2], queries.shape[2], *y.shape[2:])) if y.ndim == 4 else y
+
+    keys, values, rows, biases = zip(*sources)
+    products = [jnp.einsum("pkghtd,pkgud->pkghtu", queries, of_rows(k), preferred_element_type=jnp.float32) for k in keys]
+    scores = jnp.concatenate([_capped(x, softcap) + bias(own) for x, bias, own in zip(products, biases, rows)], axis=-1)
+    weights = jnp.where(scores.max(-1, keepdims=True) > MASKED / 2, jax.nn.softmax(scores), 0.0)
+    values = jnp.concatenate([of_rows(v) for v in values], axis=3)
+    return jnp.einsum("pkghtu,pkgud->pkghtd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32
+                      ).astype(values.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attention(softcap, queries, sources):
+    """Attention of `queries [P, K, G, H/K, T, d]` over all `sources`, each `(keys, values, rows, bias)`.
+
+    Keys and values are a row's own, `[P, K, G, U, d]`, or those of a group, `[P, K, S, d]`. `bias(rows) -> [P, 1, G, 1, t, U]`
+    is that of a block of t queries, from the block's part of `rows`, arrays with queries on axis -2.
+
+    The backward pass starts from the outputs, maxima and inverse sums: weights are then one exponential of the scores, and what
+    the softmax's sum takes from a slope is `d_out . out` of its query (arXiv 2205.14135, appendix B). These three carry the
+    name `SAVED`, for a policy of what to keep. Biases have no gradient.
+    """
+    return _forward(softcap, queries, sources)[0]
+
+
+def _forward(softcap, queries, sources):
+    keys, values, rows, biases = zip(*sources)
+
+    def block(part):
+        queries, rows = part
+        scores = [_biased(_capped(_scores(queries, k), softcap), bias, own) for k, bias, own in zip(keys, biases, rows)]
+        top = functools.reduce(jnp.maximum, [s.max(-1, keepdims=True) for s in scores])
+        odds = [jnp.exp(s - top) for s in scores]
+        total = sum(o.sum(-1, keepdims=True) for o in odds)
+        inverse = jnp.where(top > MASKED / 2, 1 / total, 0.0)
+        out = sum(_weighted(o, v) for v, o in zip(values, odds)) * inverse
+        return (out.astype(values[0].dtype), top, inverse), ()
+
+    out, top, inverse = checkpoint_name(_by_blocks(block, (queries, rows))[0], SAVED)
+    return out, (queries, sources, out, top, inverse)
+
+
+def _backward(softcap, saved, d_out):
+    queries, sources, *kept = saved
+    keys, values, rows, biases = zip(*sources)
+
+    def block(part):
+        queries, rows, out, top, inverse, d_out = part
+        lost = jnp.sum(d_out.astype(jnp.float32) * out, -1, keepdims=True)
+        d_queries, sums = 0.0, []
+        for k, v, bias, own in zip(keys, values, biases, rows):
+            scores = _capped(_scores(queries, k), softcap)
+            weights = jnp.exp(_biased(scores, bias, own) - top) * inverse
+            slopes = weights * (_scores(d_out, v) - lost)
+            if softcap is not None:
+                slopes *= 1 - (scores / softcap) ** 2
+            d_queries += _weighted(slopes, k)
+            sums.append((_summed(slopes, queries, k), _summed(weights, d_out, v)))
+        return d_queries.astype(queries.dtype), sums
+
+    d_queries, sums = _by_blocks(block, (queries, rows, *kept, d_out))
+    return d_queries, [(d_k.astype(k.dtype), d_v.astype(v.dtype), None, None) for (d_k, d_v), k, v in zip(sums, keys, values)]
+
+
+attention.defvjp(_forward, _backward)
+
+
+def _by_blocks(f, rows):
+    """`f(rows) -> (rows, sums)` over blocks of `BLOCK` queries, so that memory does not grow with their square.
+
+    Queries lie on axis -2 of every array of `rows`, given or found; the sums are those of all blocks.
+    """
+    T = rows[0].shape[-2]
+    if T <= BLOCK:
+        return f(rows)
+
+    def split(x):
+        x = jnp.broadcast_to(x, (*x.shape[:-2], T, x.shape[-1]))  # a bias may be the same for all queries
+        x = jnp.pad(x, ((0, 0),) * (x.ndim - 2) + ((0, -T % BLOCK), (0, 0)))
+        return jnp.moveaxis(x.reshape(*x.shape[:-2], -1, BLOCK, x.shape[-1]), -3, 0)
+
+    def join(x):
+        x = jnp.moveaxis(x, 0, -3)
+        return x.reshape(*x.shape[:-3], -1, x.shape[-1])[..., :T, :]
+
+    def add(sums, block):
+        found, more = f(block)
+        return jax.tree.map(jnp.add, sums, more), found
+
+    blocks = jax.tree.map(split, rows)
+    shapes = jax.eval_shape(f, jax.tree.map(lambda x: x[0], blocks))[1]
+    sums, found = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), blocks)
+    return jax.tree.map(join, found), sums
+
+
+def _scores(queries, keys):
+    """Float32 products of `queries [..., d]` with `keys [..., U, d]`: `[..., U]`, one matrix product for each matrix of keys.
+
+    The queries are the left operand as they lie: an einsum may choose the other order, which costs several times more.
+    """
+    return _product(_rows(queries, keys), keys, 1).reshape(*queries.shape[:-1], keys.shape[-2])
+
+
+def _biased(scores, bias, rows):
+    scores, rows = jax.lax.optimization_barrier((scores, rows))  # or it is made as large as all of them, outside the loops
+    return scores + bias(rows)
+
+
+def _capped(scores, softcap):
+    return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
+
+
+def _weighted(weights, values):
+    """`weights [..., U]` times `values [..., U, d]`: `f32[..., d]`."""
+    return _product(_rows(weights, values).astype(values.dtype), values, 0).reshape(*weights.shape[:-1], values.shape[-1])
+
+
+def _summed(weights, rows, keys):
+    """`weights [..., U]`, transposed, times `rows [..., d]`: in the shape of `keys [..., U, d]`, float32."""
+    return summed(_rows(weights, keys).astype(rows.dtype), _rows(rows, keys), jnp.float32)
+
+
+def _rows(x, keys):
+    """`[..., a, b, c, n]` as the rows of one matrix for each of the `keys [..., U, d]`."""
+    return x.reshape(*keys.shape[:-2], -1, x.shape[-1])
+
+
+def _product(left, right, right_axis: int):
+    """Float32 product of matrices `[..., m, n]`, summed over the last axis of one and the given axis (0 or 1) of the other."""
+    batch = tuple(range(left.ndim - 2))
+    axes = ((len(batch) + 1,), (len(batch) + right_axis,))
+    return jax.lax.dot_general(left, right, (axes, (batch, batch)), preferred_element_type=jnp.float32)

@@ -1,0 +1,20 @@
+"""Who was started by a process of one thread, as the kernel says."""
+import os
+
+
+def children(pid: int) -> list[int]:
+    """The process ids of the children of a process of one thread; none once it is over, and where there is no /proc."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(child) for child in file.read().split()]
+    except OSError:  # it is over, or a kernel without this file
+        others = [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc") else []
+        return [other for other in others if _parent(other) == pid]
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:  # it is over
+        return None
