@@ -54,6 +54,8 @@ setup(
             "setuptools>=70.1",  # builds a wheel
             "tensorflow-datasets>=4.9.7",
             "reasoning-gym>=0.1.23",
+            "gymnasium>=1.0",
+            "bm25s>=0.2.7",
             "torch==2.13.0",
             "transformers>=5.0",
             "peft>=0.17",
