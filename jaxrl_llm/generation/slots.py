@@ -102,7 +102,7 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
     """
     every = lanes.slot.shape[0] == slots.rows
     own = slots if every else jax.tree.map(lambda x: x[lanes.slot], slots)
-    prompt = PromptCache(*own, jnp.arange(slots.room) < lanes.length[:, None], lanes.length)
+    prompt = PromptCache(own.keys, own.values, jnp.arange(slots.room) < lanes.length[:, None], jnp.asarray(lanes.length))
     keys = fold_in_halves(key, *lanes.uid.T)
     step = functools.partial(_step, model, weights, lanes, prompt, keys, transposed)
     start = lanes.pending, lanes.drawn, lanes.left, lanes.alive, _chunk(model, lanes.length, steps)

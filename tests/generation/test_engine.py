@@ -537,5 +537,5 @@ def test_caches_grow_by_few_sizes_and_lanes_shrink():
     one.submit(*(request(uid, limit=80 if uid == 8 else 4, stop_tokens=()) for uid in range(P * G)))
     found = drain(one)
     decoded = [(program[1], program[3]) for program in one.programs if program[0] == "decode"]
-    assert {lanes for lanes, _ in decoded} == {16, 8} and len({room for _, room in decoded}) == 3
+    assert {lanes for lanes, _ in decoded} == {16, 8} and {room for _, room in decoded} == {64, 96}
     assert found[8][0].tokens.tolist()[:T] == scanned(stop_tokens=())[8][0]
