@@ -7,10 +7,10 @@ import jax
 import numpy as np
 
 from jaxrl_llm.generation import slots as programs_of
-from jaxrl_llm.generation.sampler import reads_transposed
 from jaxrl_llm.generation.sampling import Sampling, check
 from jaxrl_llm.generation.slots import Drawn, Lanes, Slots
 from jaxrl_llm.generation.stopping import StopSearch
+from jaxrl_llm.kernels.products import reads_transposed
 from jaxrl_llm.models.transformer import Transformer
 
 _FEWEST = 8  # lanes of a chunk: a step of fewer rows takes as long as reading the weights
