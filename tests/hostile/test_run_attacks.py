@@ -248,7 +248,7 @@ def test_an_interrupt_between_learning_and_the_position_of_the_data_saves_no_wro
 
     def interrupted(*arguments):
         made = batches(*arguments)
-        return Interrupted(made._iterator, made._identity)
+        return Interrupted(made._source, made._share, made._iterator, made._identity)
 
     batches = setup.batches
     monkeypatch.setattr(setup, "batches", interrupted)
