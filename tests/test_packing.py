@@ -26,8 +26,9 @@ def check(case: forests.Case, packed) -> None:
             np.testing.assert_array_equal(packed.rows.positions[row, seen], np.arange(len(seen)))
             assert seen[-1] == slot and packed.rows.before[row, slot] == seen[-2]
     np.testing.assert_array_equal(np.flatnonzero(packed.rows.scored), np.unique(packed.index[packed.index >= 0]))
+    assert packed.rows.temperature is None
     for name, x in packed.rows._asdict().items():
-        assert not x[packed.node < 0].any(), name
+        assert x is None or not x[packed.node < 0].any(), name
 
 
 def used_tokens(case: forests.Case) -> int:
