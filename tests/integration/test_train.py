@@ -145,10 +145,10 @@ def test_a_reference_is_kept_over_a_resume(with_reference, tmp_path, monkeypatch
     """Also where it and the moments wait on the host: looked at before each step, it changes no bit."""
     kinds, learn = [], learner.Learner.learn
 
-    def watched(one, state, sampled, frozen, timer):
+    def watched(one, state, sampled, frozen, timer, facts):
         kinds.append([{x.sharding.memory_kind for x in jax.tree.leaves(tree)}
                       for tree in (state.opt_state, frozen, state.params)])
-        return learn(one, state, sampled, frozen, timer)
+        return learn(one, state, sampled, frozen, timer, facts)
 
     monkeypatch.setattr(learner.Learner, "learn", watched)
     run(tmp_path, **KEPT | changes, steps=2)
