@@ -21,8 +21,8 @@ def test_methods_that_need_what_nobody_records_are_refused():
             (teacher, "'grpo' needs teacher_logprobs .from a recorder with a teacher's weights., which this run"),
             (dataclasses.replace(method, needs=("mood",)), "needs mood .from a recorder, a topology or a task of your own"),
             (dataclasses.replace(method, filters=("unheard_of",)), "needs filter unheard_of .from a file of"),
-            (dataclasses.replace(method, controllers=("success_replay",)), "controller success_replay .from a run that sets successes"),
-            (dataclasses.replace(method, controllers=("curriculum",)), "controller curriculum .from a file of jaxrl_llm.control")):
+            (dataclasses.replace(method, controllers=("success_replay",)), "success_replay .from a run that sets successes"),
+            (dataclasses.replace(method, controllers=("curriculum",)), "curriculum .from a file of jaxrl_llm.control")):
         with pytest.raises(NotImplementedError, match=words):
             provision.check(changed, *parts)
     provision.check(teacher, *parts, provided=("teacher_logprobs",))
