@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import rollout_cases
+from few_devices import built
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm.models.config import ModelConfig
@@ -36,12 +37,7 @@ def steps(config, count, devices, unpads=False):
     Returns samples, parameters and metrics on the host.
     """
     setup.unpads = lambda model, slots: unpads
-    real = jax.devices
-    jax.devices = lambda *a: real(*a)[:devices]
-    try:
-        run, params = setup.build(config)
-    finally:
-        jax.devices = real
+    run, params = built(config, devices)
     state = setup.initial_state(run, params)
     frozen, tokens, found = run.learner.frozen(state.params), [], {}
     for number in range(count):

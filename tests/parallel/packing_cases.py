@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from few_devices import built
 
 from jaxrl_llm import advantages, objectives, parallel
 from jaxrl_llm.models import ModelConfig, Transformer
@@ -60,12 +61,7 @@ def learned(devices, packed_rows, **sizes):
     c.optimizer.name, c.optimizer.learning_rate, c.optimizer.warmup_updates = "sgd", 0.5, 0
     c.learner.epochs, c.learner.packed_rows = 2, packed_rows
     c.mesh.update(sizes)
-    real = jax.devices
-    jax.devices = lambda *a: real(*a)[:devices]
-    try:
-        run, params = setup.build(c)
-    finally:
-        jax.devices = real
+    run, params = built(c, devices)
     state, rng, metrics = setup.initial_state(run, params), np.random.default_rng(1), {}
     for _ in range(2):
         rollouts = Rollouts(
