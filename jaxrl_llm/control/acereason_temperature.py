@@ -14,7 +14,7 @@ def newton_step(temperature: Array, entropies: Array, logprobs: Array, mask: Arr
     """The temperature at which the mean entropy would be `target`, were it linear in log T; at most twice or half the old one.
 
     dH / d log T is the variance of log p under softmax(logits / T). A drawn token gives an unbiased estimate of it, `(-log p -
-    H)^2`, so what the sampler tells of its draws is enough: `entropies` H and `logprobs` log p f32[N], where `mask` bool[N].
+    H)^2`, so the numbers that the sampler records are enough: `entropies` H and `logprobs` log p f32[N], where `mask` bool[N].
     """
     slope = masked.mean((logprobs + entropies) ** 2, mask)
     gap = target - masked.mean(entropies, mask)

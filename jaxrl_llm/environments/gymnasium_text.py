@@ -34,16 +34,16 @@ def gymnasium_text(*, env_id: str, options: Mapping[str, Any] | None = None, act
     make = _maker(gymnasium, env_id, options or {})
     probe = make()
     words = _words(gymnasium, probe.action_space, actions, env_id)
-    told = f"{rules} Answer with one of: {', '.join(words)}.".strip() if words else rules
+    asked = f"{rules} Answer with one of: {', '.join(words)}.".strip() if words else rules
 
     def reset(problem: Problem, key: int) -> tuple[Played, list[Message]]:
         inside = make()
         seen, _ = inside.reset(seed=problem.extra["seed"])
         inside.unwrapped.np_random = np.random.default_rng(key)
-        return Played(inside, turns), [{"role": "user", "content": f"{told}\n\n{_text(inside, seen)}".strip()}]
+        return Played(inside, turns), [{"role": "user", "content": f"{asked}\n\n{_text(inside, seen)}".strip()}]
 
     return Environment(
-        name=env_id, task=seeded(f"gymnasium/{env_id}", told or env_id, problems, heldout), reset=reset,
+        name=env_id, task=seeded(f"gymnasium/{env_id}", asked or env_id, problems, heldout), reset=reset,
         step=functools.partial(_step, words=words), returns=returns, choices=(lambda state: words) if words else None)
 
 

@@ -1,8 +1,8 @@
 """Classes whose methods are tools, as environments: the shape that TRL's `environment_factory` takes.
 
 A class has `reset(**row)`, which returns a text for the end of the prompt or None, public methods with types and a docstring,
-which become tools, and maybe `get_reward()`. There is one object for each trajectory. An exception of a method is told to the
-policy, as TRL does; exceptions of `reset` and `get_reward` make the trajectory invalid.
+which become tools, and maybe `get_reward()`. There is one object for each trajectory. The policy reads the exception of a
+method, as in TRL; exceptions of `reset` and `get_reward` make the trajectory invalid.
 """
 import dataclasses
 import inspect
@@ -69,7 +69,7 @@ def _tools(instance: Any) -> list[tools.Tool]:
 
 
 def _forgiving(tool: tools.Tool) -> tools.Tool:
-    """The tool whose exceptions are told to the policy."""
+    """The tool, whose exceptions the policy reads."""
     if inspect.iscoroutinefunction(tool.call):
         raise ValueError(f"method {tool.name!r} is asynchronous; steps run in threads or processes, so a plain method may wait")
 

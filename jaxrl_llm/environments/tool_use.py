@@ -49,8 +49,8 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
                              role="user" if parser == "fenced" else "tool")
 
     def reset(problem: Problem, key: int) -> tuple[Dialogue, list[Message]]:
-        told = [{"role": "system", "content": FENCED}] if parser == "fenced" else []
-        return Dialogue(problem), [*told, *opening(problem)]
+        rules = [{"role": "system", "content": FENCED}] if parser == "fenced" else []
+        return Dialogue(problem), [*rules, *opening(problem)]
 
     return Environment(
         name=f"{problems.name}+{'+'.join(chosen)}", task=problems, reset=reset, step=step,

@@ -472,7 +472,7 @@ class Engine:
         self._flights.append(_Flight(owners, steps, self.version, lanes, drawn))
 
     def _lanes(self, rows: list[_Row]) -> tuple[list[_Row | None], Lanes]:
-        """The running rows as lanes, as few as hold them, filled up with idle slots."""
+        """The running rows in the smallest number of lanes that holds them; idle slots fill it up."""
         count = self._lanes_for(len(rows))
         idle = [slot for slot, row in enumerate(self._slots) if row is None]
         places = sorted([row.slot for row in rows] + idle[:count - len(rows)])

@@ -70,7 +70,7 @@ def disjoint_task(name: str, train: list, heldout: list, build: Callable[[Any, i
 
 
 def seeded(name: str, words: str, train: int, heldout: int) -> Task:
-    """Problems that are seeds (`extra["seed"]`) of something that makes them; `words` are told as the prompt of all."""
+    """Problems that are seeds (`extra["seed"]`) of something that makes them; `words` are the prompt of all."""
     def build(seed: int, number: int) -> Problem:
         return Problem(({"role": "user", "content": words},), "", number, extra={"seed": seed})
 

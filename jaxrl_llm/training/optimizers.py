@@ -97,7 +97,7 @@ def updates_made(opt_state: Any) -> int:
 
 
 def metrics(o: ConfigDict, opt_state: Any) -> dict[str, jax.Array]:
-    """What the state of the optimiser `config.optimizer` tells of the gradients: `adam_noise`, where it is Adam."""
+    """Metrics of the gradients from the state of the optimiser `config.optimizer`: `adam_noise` of Adam, none of others."""
     return {"adam_noise": adam_noise(opt_state, o.b1, o.b2)} if o.name in ("adamw", "adam") else {}
 
 
