@@ -9,10 +9,9 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=find_packages(include=["jaxrl_llm", "jaxrl_llm.*"]),
+    packages=find_packages(include=["jaxrl_llm", "jaxrl_llm.*"]),  # through the links jaxrl_llm/experiments, jaxrl_llm/configs
     package_data={"jaxrl_llm.show": ["page.html", "page.css", "page.js"]},
-    entry_points={"console_scripts": ["jaxrl_llm_methods = jaxrl_llm.methods.__main__:main",
-                                      "jaxrl_llm_check_model = jaxrl_llm.models.check.__main__:main"]},
+    entry_points={"console_scripts": ["jaxrl_llm = jaxrl_llm.cli:main"]},
     install_requires=[
         "jax>=0.8",
         "flax>=0.12",

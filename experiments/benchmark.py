@@ -124,7 +124,7 @@ def prefill_seconds(run, state, rollouts) -> float:
 
 def score_seconds(run, state, rollouts) -> float:
     from jaxrl_llm.recorders.base import texts_of
-    return seconds_of(run.learner.layout.score, state.params, state.lora, texts_of(rollouts), repeats=2)
+    return seconds_of(run.learner.layout.logprobs, state.params, state.lora, texts_of(rollouts), repeats=2)
 
 
 def decode_floor(architecture, prompts: list[int], lengths: list[list[int]], size: int, limits: dict[str, float]) -> float:
@@ -190,7 +190,7 @@ def main():
     state, rollouts, _ = step(run, state)
     first, found, measured = time.perf_counter() - began, [], []
     print(json.dumps({"step": 0, "step_s": round(first, 3)}), flush=True)  # the one that compiles
-    compiled = run.source.sampler.generate, *run.learner.layout.updates, *run.learner.layout.scores
+    compiled = run.source.sampler.generate, *run.learner.layout.update_programs, *run.learner.layout.logprob_programs
     compiling = sum(one.compile_seconds for one in compiled)
     for number in range(_STEPS.value):
         if _PHASES.value:

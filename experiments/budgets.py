@@ -27,9 +27,9 @@ _SEED = flags.DEFINE_integer("seed", 0, "That of the training: decides what is h
 def measured(found, predictions) -> list[dict]:
     """One row per prediction and utility: means over the snapshots."""
     import numpy as np
-    from value_parts import shares
 
     from jaxrl_llm.control.budget import UTILITIES, allocate
+    from jaxrl_llm.experiments.value_parts import shares
     rng, rows = np.random.default_rng(_SEED.value), []
 
     def add(name, utility, per_snapshot):
@@ -64,8 +64,8 @@ def draw(rows, path: Path) -> None:
 
 def main():
     import numpy as np
-    from value_parts import measure
 
+    from jaxrl_llm.experiments.value_parts import measure
     from jaxrl_llm.values import history, v0
     (model, params), data = v0.load(_WEIGHTS.value), history.load(_HISTORY.value)
     unseen, hidden = history.held_out(data, np.random.default_rng(_SEED.value))

@@ -76,6 +76,8 @@ def main():
     own = plan.share(jobs, _SHARE.value)
     failed = [] if _ONLY_REPORT.value else launch.run_all(own, budget, parallel=_PARALLEL.value, options=options)
     results, warnings = report.finished_runs(jobs, budget)
+    results, idle = report.without_idle(results)
+    warnings += idle
     if not results:
         raise RuntimeError("no run finished, so there is nothing to report:\n" + "\n".join(warnings))
     found = report.analyse(results, budget, warnings)

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
 from jaxrl_llm import command_line
 
@@ -20,8 +20,10 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of experiments/
 _STEP = flags.DEFINE_integer("step", None, "With --workdir: the checkpoint of this step.")
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Without --workdir: measure the model of this configuration.")
 _TASK = flags.DEFINE_string("task", None, "Another task than the configured one, e.g. arithmetic(level=mixed).")
-_PROBLEMS = flags.DEFINE_integer("problems", 200, "Held-out problems, at most.", lower_bound=1)
-_SAMPLES = flags.DEFINE_integer("samples", 1, "Completions per problem, rounded up to whole groups.", lower_bound=1)
+_PROBLEMS = flags.DEFINE_integer("problems", None, "Held-out problems, at most; default: eval.problems, those of training. "
+                                 "More have these among them.", lower_bound=1)
+_SAMPLES = flags.DEFINE_integer("samples", 1, "Completions per problem; whole groups are drawn, and the first of them counted.",
+                                lower_bound=1)
 _UNTIL = flags.DEFINE_integer("until", 0, "For tiny success rates: sample a problem until it is solved so often (2 is usual), "
                               "or --samples times.", lower_bound=0)
 _TEMPERATURE = flags.DEFINE_float("temperature", None, "Sampling temperature; default: that of training. 0 is greedy.")
@@ -30,27 +32,19 @@ _OUT = flags.DEFINE_string("out", None, "Folder of completions, numbers and pict
 _AGAINST = flags.DEFINE_string("against", None, "Folder of another measurement on the same problems: the paired difference.")
 
 
-def policy_of(workdir: str | None, config: ConfigDict | None, *, step: int | None = None, task: str | None = None):
-    """`(run, params, lora, step)` of a checkpoint of a run folder, or of a configuration before any training."""
-    from jaxrl_llm.compare.ledger import stored_config
-    from jaxrl_llm.training import setup
-    from jaxrl_llm.training.checkpoints import Checkpoints
+def measured_policy():
+    """The policy that the flags name."""
+    from jaxrl_llm.training.trained import trained, untrained
+    workdir, config = _WORKDIR.value, _CONFIG.value
     if workdir is not None and config is not None:
         raise ValueError("give --workdir (a trained policy) or --config (an untrained one), not both")
-    if workdir is None:
-        if config is None:
-            raise ValueError("nothing to measure: give --workdir=RUN_FOLDER or --config=FILE")
-        if task:
-            config.task = task
-        run, params = setup.build(config)
-        return run, params, None, 0
-    config = stored_config(Path(workdir))
-    if task:
-        config.task = task
-    run, params = setup.build(config)
-    with Checkpoints(Path(workdir) / "checkpoints", read_only=True) as checkpoints:
-        found = checkpoints.restore(setup.initial_state(run, params), step)
-    return run, found.state.params, found.state.lora, found.step
+    if workdir is not None:
+        return trained(Path(workdir), _STEP.value, _TASK.value)
+    if config is None:
+        raise ValueError("nothing to measure: give --workdir=RUN_FOLDER or --config=FILE")
+    if _TASK.value:
+        config.task = _TASK.value
+    return untrained(config)
 
 
 def folder_of(step: int, temperature: float) -> Path | None:
@@ -68,20 +62,22 @@ def main():
 
     from jaxrl_llm.compare import evaluation_page, held_out
     from jaxrl_llm.evaluation import summary
-    run, params, lora, step = policy_of(_WORKDIR.value, _CONFIG.value, step=_STEP.value, task=_TASK.value)
+    run = measured_policy()
+    step, problems = run.step, _PROBLEMS.value or run.config.eval.problems
     if _UNTIL.value and _AGAINST.value:
         raise ValueError("--until draws another number of completions for each problem, which --against cannot pair; give one")
     theirs = held_out.measured(Path(_AGAINST.value), run.config.task) if _AGAINST.value else None  # fails before sampling
     temperature = run.config.sampling.temperature if _TEMPERATURE.value is None else _TEMPERATURE.value
     folder = folder_of(step, temperature)
-    what = {"task": run.config.task, "step": step, "temperature": temperature, "seed": _SEED.value, "problems": _PROBLEMS.value,
+    what = {"task": run.config.task, "step": step, "temperature": temperature, "seed": _SEED.value, "problems": problems,
             "group": run.config.sampling.group, "max_tokens": run.config.sampling.max_tokens, "model": run.config.model.path,
             "workdir": _WORKDIR.value}
     file = folder / held_out.FILE if folder else None
     joined = held_out.by_problem(held_out.draw(
-        run.source, params, lora, problems=_PROBLEMS.value, samples=_SAMPLES.value, temperature=temperature,
+        run.source, run.params, run.lora, problems=problems, samples=_SAMPLES.value, temperature=temperature,
         until=_UNTIL.value, key=jax.random.key(_SEED.value), say=print, done=held_out.stored(file, what) if file else (),
-        keep=(lambda rows: held_out.append(file, rows)) if file else lambda rows: None))
+        keep=(lambda rows: held_out.append(file, rows)) if file else lambda rows: None),
+                                 None if _UNTIL.value else _SAMPLES.value)
     title = f"step {step}, temperature {temperature:g}"
     if _UNTIL.value:
         facts = {**what, "until": summary.measure_until(joined, _UNTIL.value)}

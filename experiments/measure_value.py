@@ -24,7 +24,8 @@ _SIZES = flags.DEFINE_list("sizes", ["32", "64", "128", "256", "512"], "Context 
 def measured(data, unseen, hidden, model, params, features, sizes):
     """Rows of the table: setting, method, context size and scores."""
     import numpy as np
-    from value_parts import measure
+
+    from jaxrl_llm.experiments.value_parts import measure
     rows, rng = [], np.random.default_rng(_SEED.value)
     half = ~hidden & (rng.random(len(hidden)) < 0.5)
     for setting, askable in (("unseen prompts", hidden), ("seen prompts", half)):
@@ -70,8 +71,8 @@ def draw(rows, path: Path) -> None:
 
 def main():
     import numpy as np
-    from value_parts import measure
 
+    from jaxrl_llm.experiments.value_parts import measure
     from jaxrl_llm.values import history, v0
     (model, params), data = v0.load(_WEIGHTS.value), history.load(_HISTORY.value)
     unseen, hidden = history.held_out(data, np.random.default_rng(_SEED.value))

@@ -3,9 +3,11 @@
   python experiments/plan.py --model=qwen3_8b --devices=v5p-64 [--mesh="fsdp=32"] [--config=configs/... --config.KEY=VALUE ...]
   python experiments/plan.py --model=qwen3_0.6b,qwen3_8b --devices=h100-8,v5p-64      # a table, changed until it fits
 
-Ends with exit code 1 and advice when it does not fit.
+The answer is "fits", "tight" (less than 15% of the usable memory left) or "no"; on devices that have never run what was
+estimated for them, tight is no. "no" ends with advice and exit code 1.
 """
 import json
+import sys
 from pathlib import Path
 
 from absl import flags
@@ -61,8 +63,11 @@ def main():
         return
     (name, c), (device, count) = models.popitem(), machines.popitem()[1]
     mesh, work = mesh_sizes(count, **keywords(_MESH.value)) if _MESH.value else None, work_of(_CONFIG.value, c)
-    found = plan.check(c, work, device, count, mesh)
+    found = plan.placed(c, work, device, count, mesh)
     print(plan_page.page(name, c, work, device, found))
+    if not found.fits(device):
+        print("\n" + plan.refusal(c, work, device, count, found))
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 5, "overhead: timed calls, of which t
 
 
 def main():
-    from poise_parts import bias, overhead, quality
+    from jaxrl_llm.experiments.poise_parts import bias, overhead, quality
     out = Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
     if _PART.value == "bias":

@@ -62,8 +62,8 @@ def adapter(report):
 
     import jax
     import numpy as np
-    from value_parts import fleet
 
+    from jaxrl_llm.experiments.value_parts import fleet
     from jaxrl_llm.values import history, v0, v0_training
     for name, value in (("weights", _WEIGHTS.value), ("history", _HISTORY.value), ("encoder", _ENCODER.value)):
         if not value:

@@ -21,8 +21,8 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of the completions.")
 
 def main():
     import jax
-    from value_parts import fleet
 
+    from jaxrl_llm.experiments.value_parts import fleet
     from jaxrl_llm.values import history
     rows = []
     for folder in _RUNS.value:

@@ -78,8 +78,8 @@ def draw(curves, names, costs, single, path: Path) -> None:
 
 def main():
     import numpy as np
-    from value_parts import measure
 
+    from jaxrl_llm.experiments.value_parts import measure
     from jaxrl_llm.values import history, routing, v0
     (model, params), data = v0.load(_WEIGHTS.value), history.load(_HISTORY.value)
     names, costs, outcomes = fleet_of(data, _COSTS.value)

@@ -1,4 +1,4 @@
-"""Fits held-out accuracy against compute (sigmoid) and against entropy, with intervals, from run folders.
+"""Fits held-out score against compute (sigmoid) and against entropy, with intervals, from run folders.
 
   python experiments/scaling.py --runs=runs/three_methods/runs/grpo,runs/three_methods/runs/rloo --unit=flops --out=runs/scaling
 

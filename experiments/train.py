@@ -13,7 +13,6 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Configuration file, e.g. configs/arithmetic.py or configs/arithmetic.py:smollm2.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run: config, metrics, curves, samples, checkpoints.")
 _RESUME = flags.DEFINE_bool("resume", False, "Continue the run in --workdir from its last good checkpoint.")
-_EXPORT = flags.DEFINE_string("export", None, "Also write the trained model as a Hugging Face directory here.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0, for processes that are started by hand.")
 _PROCESSES = flags.DEFINE_integer("processes", None, "Number of the processes that are started by hand.", lower_bound=1)
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of these processes this is, from 0.", lower_bound=0)
@@ -24,17 +23,11 @@ _MULTIHOST = flags.DEFINE_bool("multihost", False, "Join the other processes of 
 def main():
     from jaxrl_llm.parallel import runtime
     from jaxrl_llm.training.loop import train
-    from jaxrl_llm.training.report import export, print_report
+    from jaxrl_llm.training.report import print_report
     with runtime.job(_COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value, _MULTIHOST.value):
-        if _EXPORT.value and runtime.several():
-            raise ValueError("--export needs a single process: when the run has ended, start one with --resume --export")
-        if _EXPORT.value:
-            Path(_EXPORT.value).mkdir(parents=True, exist_ok=True)  # what cannot be written is known before training
         evaluations = train(_CONFIG.value, _WORKDIR.value, resume=_RESUME.value)
         if runtime.is_primary():
             print_report(evaluations, Path(_WORKDIR.value))
-        if _EXPORT.value:
-            export(_CONFIG.value, Path(_WORKDIR.value), _EXPORT.value)
 
 
 if __name__ == "__main__":

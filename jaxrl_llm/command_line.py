@@ -1,11 +1,18 @@
 """What every experiment script shares: kept programs and memory, quiet libraries, errors without tracebacks."""
 import ctypes.util
+import difflib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from absl import app, flags, logging
+
+from jaxrl_llm.cli import COMMANDS
+from jaxrl_llm.registry import one_of
+from jaxrl_llm.training import config_page
 
 flags.DEFINE_string("compilation_cache", "~/.cache/jaxrl_llm/xla", "Compiled programs are kept here; '' turns it off.")
 
@@ -69,12 +76,58 @@ def print_table(rows: Sequence[Mapping[str, str | int | float]], title: str) -> 
     Console(width=130).print(table)
 
 
+def shipped_config(argument: str) -> str:
+    """`--config=arithmetic:smollm2`, a name instead of a path, with the path of the file that is installed with the package.
+
+    Other arguments stay as they are. Raises ValueError for a name that no such file has.
+    """
+    name = re.fullmatch(r"--config=(\w+)(:.*)?", argument)
+    if name is None:
+        return argument
+    folder = Path(__file__).parent / "configs"
+    one_of("config file", name[1], [file.stem for file in folder.glob("[!_]*.py")])
+    return f"--config={folder / name[1]}.py{name[2] or ''}"
+
+
+def help_text() -> str:
+    """What the script that runs is for, its flags and, where it has --config, all keys of a configuration."""
+    script = sys.modules["__main__"]
+    purpose = script.__doc__
+    for name in COMMANDS if script.__spec__ is not None else ():  # started by the command, not by its path
+        purpose = purpose.replace(f"python experiments/{name}.py", f"jaxrl_llm {name}")
+    parts = [purpose, flags.FLAGS.main_module_help(), flags.FLAGS.module_help(sys.modules[__name__])]
+    return "\n".join(parts + (["", config_page.help_text()] if "config" in flags.FLAGS else []))
+
+
 def parse(arguments: list[str]) -> list[str]:
-    """Flags as absl reads them; a key that the configuration lacks is a plain error, not a stack trace."""
+    """Flags as absl reads them; a key that the configuration lacks is a plain error with the nearest ones, no stack trace."""
+    if {"--help", "-h", "-help"} & set(arguments):
+        print(help_text())
+        sys.exit()
     try:
-        return app.parse_flags_with_usage(arguments)
+        return app.parse_flags_with_usage([shipped_config(argument) for argument in arguments])
     except (AttributeError, KeyError) as error:  # of ml_collections: a KeyError, often nested, says which key and what is near
         reason = error
         while isinstance(reason, Exception) and reason.args:
             reason = reason.args[0]
-        raise ValueError("the configuration has no key " + " ".join(str(reason).split())) from error
+        missing = {given.partition("=")[0].removeprefix("--config.") for given in arguments if given.startswith("--config.")}
+        near = [f"config.{key}" for name in sorted(missing) for key in nearest_keys(name)]
+        hint = f"; near: {', '.join(near)}" if near else ""
+        raise ValueError("the configuration has no key " + " ".join(str(reason).split()) + hint) from error
+
+
+def nearest_keys(name: str) -> list[str]:
+    """Up to three keys of a configuration that are like `name`, which is none: by initials (lr), by last part, by spelling."""
+    from flax.traverse_util import flatten_dict
+
+    from jaxrl_llm.registry import nearest
+    from jaxrl_llm.training.config import default_config
+    keys, last = list(flatten_dict(default_config().to_dict(), sep=".")), name.rpartition(".")[2]
+    if name in keys:
+        return []
+    ends = {key: key.rpartition(".")[2] for key in keys}
+    found = [key for key, end in ends.items() if last in (end, "".join(word[0] for word in end.split("_")))]
+    found += [key for end in nearest(last, ends.values(), 3, cutoff=0.6) for key in keys if ends[key] == end]
+    if "." in name:  # the section that is meant is known
+        found.sort(key=lambda key: -difflib.SequenceMatcher(None, name, key).ratio())
+    return list(dict.fromkeys([*found, *nearest(name, keys, 3, cutoff=0.7)]))[:3]

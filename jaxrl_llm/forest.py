@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl_llm.rollouts import Role, Rollouts
 from jaxrl_llm.tasks.base import Problem
 
-_NODES = ("uid", "parent", "prompt", "role", "length", "stopped", "rewards", "components", "texts", "answers")
+_NODES = ("uid", "parent", "prompt", "role", "length", "stopped", "rewards", "components", "texts", "answers", "turn_rewards")
 _TOKENS = ("tokens", "logprobs", "entropies", "version")
 
 
@@ -28,9 +28,12 @@ class Forest:
       rewards, components: f32[N], f32[N, K], of trajectories that end here, with the `names` of the K parts.
       texts: object[N], without the stop token or stop string.  answers: object[N], what the first reward reads as the answer
         of a text (None: nothing); None where it reads none.
+      turn_rewards: f32[N], what an environment gave for each node of the policy; None where there is no environment.
       tokens, logprobs, entropies, version: i32[M], f32[M], f32[M], i32[M], the tokens of the nodes one after another, with the
         sampler's log-probs and entropies (nats) and the version of the weights that they were sampled with.
-      decode_steps: steps of the sampler.  failures: of rewards, by name.
+      solved_above: what a first component exceeds that counts as solved.
+      decode_steps: steps of the sampler.  failures: of rewards, by name.  invalid: trajectories that an environment lost and
+        that are no part of the forest, by name.
     """
 
     problems: tuple[Problem, ...]
@@ -51,8 +54,16 @@ class Forest:
     entropies: np.ndarray
     version: np.ndarray
     names: tuple[str, ...] = ()
+    solved_above: float = 0.5
     decode_steps: int = 0
     failures: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    turn_rewards: np.ndarray | None = None
+    invalid: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def solved(self) -> np.ndarray:
+        """bool[N], trajectories that end here and solve their problem by the first reward's own criterion."""
+        return self.components[:, 0] > self.solved_above
 
     @property
     def offset(self) -> np.ndarray:
@@ -85,8 +96,11 @@ def objects(values: Sequence[Any]) -> np.ndarray:
 
 
 def plant(problems: Sequence[Problem], ids: Sequence[Sequence[int]], names: Sequence[str], *, answers: bool,
-          draw: int = 0) -> Forest:
-    """The forest of prompts alone: problems with their token ids, and the names of the reward's parts."""
+          turns: bool = False, draw: int = 0, solved_above: float = 0.5) -> Forest:
+    """The forest of prompts alone: problems with their token ids, names of the reward's parts, and what counts as solved.
+
+    `answers`, `turns`: whether it has these columns, answers and rewards of turns.
+    """
     P, length = len(problems), np.array([len(row) for row in ids], np.int32)
     M = int(length.sum())
     return Forest(
@@ -95,36 +109,66 @@ def plant(problems: Sequence[Problem], ids: Sequence[Sequence[int]], names: Sequ
         rewards=np.zeros(P, np.float32), components=np.zeros((P, len(names)), np.float32), texts=objects([""] * P),
         answers=objects([None] * P) if answers else None, tokens=np.array([i for row in ids for i in row], np.int32),
         logprobs=np.zeros(M, np.float32), entropies=np.zeros(M, np.float32), version=np.full(M, -1, np.int32),
-        names=tuple(names))
+        names=tuple(names), solved_above=solved_above, turn_rewards=np.zeros(P, np.float32) if turns else None)
 
 
 def grow(forest: Forest, parent, uid, *, role, length, stopped, rewards, components, texts, answers, tokens, logprobs,
-         entropies, version, decode_steps: int = 0, failures: Mapping[str, int] | None = None) -> Forest:
-    """The forest with further nodes, `parent i32[n]` being nodes of it; the other columns as in `Forest`."""
+         entropies, version, turn_rewards=None, prompt=None, decode_steps: int = 0, failures: Mapping[str, int] | None = None,
+         invalid: Mapping[str, int] | None = None) -> Forest:
+    """The forest with further nodes, `parent i32[n]` being nodes of it; the other columns as in `Forest`.
+
+    Where parents are among the new nodes, which are numbered after those of the forest, `prompt i32[n]` is to be given.
+    """
     parent = np.asarray(parent, np.int32)
-    new = dict(uid=uid, parent=parent, prompt=forest.prompt[parent], role=np.broadcast_to(role, parent.shape), length=length,
-               stopped=stopped, rewards=rewards, components=components, texts=objects(texts), tokens=tokens, logprobs=logprobs,
-               entropies=entropies, version=version)
+    new = dict(uid=uid, parent=parent, prompt=forest.prompt[parent] if prompt is None else prompt,
+               role=np.broadcast_to(role, parent.shape), length=length, stopped=stopped, rewards=rewards, components=components,
+               texts=objects(texts), tokens=tokens, logprobs=logprobs, entropies=entropies, version=version)
     if forest.answers is not None:
         new["answers"] = objects(answers)
+    if forest.turn_rewards is not None:
+        new["turn_rewards"] = turn_rewards
     columns: dict[str, Any] = {name: np.concatenate([old := getattr(forest, name), np.asarray(column).astype(old.dtype)])
                                for name, column in new.items()}
     return dataclasses.replace(forest, **columns, decode_steps=forest.decode_steps + int(decode_steps),
-                               failures=dict(Counter(forest.failures) + Counter(failures or {})))
+                               failures=dict(Counter(forest.failures) + Counter(failures or {})),
+                               invalid=dict(Counter(forest.invalid) + Counter(invalid or {})))
 
 
 def select(forest: Forest, keep: np.ndarray) -> Forest:
     """The prompts where `keep bool[P]` is True, with all that belongs to them."""
     keep = np.asarray(keep, bool)
-    nodes = keep[forest.prompt]
-    tokens = np.repeat(nodes, forest.length)
-    new_row, new_node = np.cumsum(keep) - 1, np.cumsum(nodes) - 1
-    columns = {name: getattr(forest, name)[nodes] for name in _NODES if getattr(forest, name) is not None}
+    part = _of_nodes(forest, keep[forest.prompt])
+    return dataclasses.replace(part, problems=tuple(p for p, kept in zip(forest.problems, keep) if kept),
+                               prompt=(np.cumsum(keep) - 1)[part.prompt].astype(np.int32),
+                               facts={name: x[keep] for name, x in forest.facts.items()}, draw=forest.draw[keep])
+
+
+def trim(forest: Forest, keep: np.ndarray) -> Forest:
+    """The trajectories where `keep bool[R]` is True, in the order of `ends`, and all prompts."""
+    nodes = forest.role == Role.PROMPT
+    nodes[chains(forest, forest.ends[np.asarray(keep, bool)])[0]] = True
+    return _of_nodes(forest, nodes)
+
+
+def graft(forest: Forest, other: Forest, onto: Sequence[int]) -> Forest:
+    """The forest with the trajectories of `other` too, those of its prompt p after the prompt `onto[p]` of the forest."""
+    whole, count = join([forest, other]), len(forest.uid)
+    root = whole.role == Role.PROMPT
+    target = np.concatenate([np.arange(len(forest.problems)), onto]).astype(np.int32)[whole.prompt]
+    first = (whole.parent >= 0) & root[whole.parent]
+    moved = dataclasses.replace(whole, prompt=target, parent=np.where(
+        first, np.flatnonzero(root)[target], whole.parent).astype(np.int32))
+    part = _of_nodes(moved, ~root | (np.arange(len(root)) < count))
+    return dataclasses.replace(part, problems=forest.problems, facts=forest.facts, draw=forest.draw)
+
+
+def _of_nodes(forest: Forest, keep: np.ndarray) -> Forest:
+    """The nodes where `keep bool[N]` is True, with those before them, and all prompts' problems."""
+    tokens, number = np.repeat(keep, forest.length), np.cumsum(keep) - 1
+    columns = {name: getattr(forest, name)[keep] for name in _NODES if getattr(forest, name) is not None}
     columns |= {name: getattr(forest, name)[tokens] for name in _TOKENS}
-    columns |= {"prompt": new_row[columns["prompt"]].astype(np.int32),
-                "parent": np.where(columns["parent"] >= 0, new_node[columns["parent"]], -1).astype(np.int32)}
-    return dataclasses.replace(forest, problems=tuple(p for p, kept in zip(forest.problems, keep) if kept),
-                               facts={name: x[keep] for name, x in forest.facts.items()}, draw=forest.draw[keep], **columns)
+    columns["parent"] = np.where(columns["parent"] >= 0, number[columns["parent"]], -1).astype(np.int32)
+    return dataclasses.replace(forest, **columns)
 
 
 def join(forests: Sequence[Forest]) -> Forest:
@@ -137,10 +181,11 @@ def join(forests: Sequence[Forest]) -> Forest:
         rows, nodes = rows + len(one.problems), nodes + len(one.uid)
     columns: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in moved])
                                for name in (*_NODES, *_TOKENS, "draw") if getattr(first, name) is not None}
-    failures: Counter = sum((Counter(one.failures) for one in forests), Counter())
+    failures, invalid = (sum((Counter(getattr(one, name)) for one in forests), Counter()) for name in ("failures", "invalid"))
     return dataclasses.replace(first, **columns, problems=tuple(p for one in forests for p in one.problems),
                                facts={name: np.concatenate([one.facts[name] for one in forests]) for name in first.facts},
-                               decode_steps=sum(one.decode_steps for one in forests), failures=dict(failures))
+                               decode_steps=sum(one.decode_steps for one in forests), failures=dict(failures),
+                               invalid=dict(invalid))
 
 
 # --- views --------------------------------------------------------------------------------------------------------------
@@ -160,10 +205,48 @@ def chains(forest: Forest, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return node[order], row[order]
 
 
-def paths(forest: Forest, **shape) -> Rollouts:
-    """One rollout for each trajectory: all its tokens after the prompt, the policy's in the mask. `shape`: see `view`."""
+def paths(forest: Forest, turns: int = 0, **shape) -> Rollouts:
+    """One rollout for each trajectory: all its tokens after the prompt, the policy's in the mask. `shape`: see `view`.
+
+    Where an environment rewards turns there are `step_ids`, the number of the turn of each token, and what `turn_facts` says of
+    at most `turns` of them.
+    """
     ends = forest.ends
-    return view(forest, ends, *chains(forest, ends), **shape)
+    node, row = chains(forest, ends)
+    facts = {} if forest.turn_rewards is None else turn_facts(forest, ends, node, row, turns)
+    return view(forest, ends, node, row, facts, **shape)
+
+
+def turn_facts(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, turns: int) -> dict[str, np.ndarray]:
+    """What is known of the turns of trajectories with an environment, `[R, K]` each, K the most `turns` that one has.
+
+    `step`: which turn it is, -1 where there is none; `traj`: its trajectory, counted from 0 within its prompt; `step_rewards`:
+    f32, its own reward. `obs`, `act`, `next_obs` are numbers of what was read before it, what the policy said and what was read
+    then: equal texts of one prompt have equal numbers. Behind the last turn it is the end and its reward. `turns` i32[R]: how
+    many there are. Raises ValueError where they are more than K.
+    """
+    assert forest.turn_rewards is not None
+    mine = forest.role[node] == Role.POLICY
+    count = np.bincount(row, mine, minlength=len(ends)).astype(np.int32)
+    if count.max(initial=0) > turns:
+        raise ValueError(f"a trajectory has {count.max()} turns, more than the {turns} of the view")
+    first = np.searchsorted(row[mine], row[mine])
+    at, line = node[mine], row[mine]
+    place = line, np.arange(len(at)) - first
+    found = {"step": np.full((len(ends), turns), -1, np.int32), "turns": count,
+             "traj": np.repeat(_numbered(forest, ends)[:, None], turns, axis=1),
+             "step_rewards": np.zeros((len(ends), turns), np.float32)}
+    found["step"][place], found["step_rewards"][place] = place[1], forest.turn_rewards[at]
+    after = {int(forest.parent[one]): int(one) for one in node.tolist()}
+    role, texts = forest.role, forest.texts
+    facts = {"obs": [(int(role[above]), texts[above]) for above in forest.parent[at].tolist()],
+             "act": [texts[one].strip() for one in at.tolist()],
+             "next_obs": [texts[after[one]] if one in after else (bool(forest.stopped[one]), float(forest.turn_rewards[one]))
+                          for one in at.tolist()]}
+    for name, values in facts.items():
+        found[name] = np.full((len(ends), turns), -1, np.int32)
+        found[name][place] = equal_answers(values, forest.prompt[at])
+    return found
 
 
 def turns(forest: Forest, **shape) -> Rollouts:
@@ -232,13 +315,14 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
         return _with_first_repeated(out, prompts)
 
     role = spread(np.repeat(forest.role, forest.length), fill=Role.PADDING)
+    in_turns = forest.turn_rewards is not None
     valid = of_rows(np.ones(len(ends), bool))
     valid[P:] = False
     asked, asked_mask = _prompts(forest, prompt_tokens)
     components = forest.components[ends]
     named = {name: of_rows(x) for name, x in (extras or {}).items()}
     named |= {"truncated": of_rows(~forest.stopped[ends]), "task": np.zeros(len(valid), np.int32),
-              "correct": of_rows(components[:, 0] > 0.5), "current_version": np.full(len(valid), version, np.int32)}
+              "correct": of_rows(forest.solved[ends]), "current_version": np.full(len(valid), version, np.int32)}
     if forest.answers is not None:
         numbers = _with_first_repeated(np.full((P, group), -1, np.int32), prompts)
         numbers[owner, place] = equal_answers(forest.answers[ends], owner)
@@ -247,14 +331,24 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
     if "expected" in forest.facts:
         named["prior"] = _with_first_repeated(forest.facts["expected"], prompts)
     fields: dict[str, Any] = dict(
-        mask=role == Role.POLICY, role=role if others(forest).any() else None, valid=valid,
+        mask=role == Role.POLICY, role=role if in_turns or others(forest).any() else None, valid=valid,
         rewards=of_rows(forest.rewards[ends]),
         reward_components=of_rows(components), tokens=spread(forest.tokens), prompt_tokens=_with_first_repeated(asked, prompts),
         prompt_mask=_with_first_repeated(asked_mask, prompts),
         prompt_ids=_with_first_repeated(np.array([p.id for p in forest.problems], np.int32), prompts),
         behavior_logprobs=spread(forest.logprobs), entropies=spread(forest.entropies),
-        policy_version=spread(forest.version, fill=version))
+        policy_version=spread(forest.version, fill=version),
+        step_ids=spread(np.repeat(_turn_numbers(forest), forest.length)) if in_turns else None)
     return Rollouts(**fields, extras=named)
+
+
+def _turn_numbers(forest: Forest) -> np.ndarray:
+    """i32[N], how many nodes of the policy come before a node in its trajectory."""
+    number = np.zeros(len(forest.uid), np.int32)
+    for node, parent in enumerate(forest.parent.tolist()):  # parents come first
+        if parent >= 0:
+            number[node] = number[parent] + (forest.role[parent] == Role.POLICY)
+    return number
 
 
 def others(forest: Forest) -> np.ndarray:
@@ -300,6 +394,17 @@ def outcomes(forest: Forest, group: int) -> tuple[np.ndarray, np.ndarray]:
     return rewards, valid
 
 
+def versions(forest: Forest) -> np.ndarray:
+    """i32[R], of each trajectory the oldest version of the weights that sampled its tokens; without any the newest of all."""
+    node, row = chains(forest, ends := forest.ends)
+    newest = forest.version.max(initial=-1)
+    oldest, found = np.full(len(forest.uid), newest, np.int32), np.full(len(ends), newest, np.int32)
+    np.minimum.at(oldest, np.repeat(np.arange(len(forest.uid)), forest.length), forest.version)
+    own = forest.role[node] == Role.POLICY
+    np.minimum.at(found, row[own], oldest[node[own]])
+    return found
+
+
 def metrics(forest: Forest) -> dict[str, float]:
     """What a batch looks like: rewards, lengths, truncation, groups without a learning signal.
 
@@ -325,6 +430,10 @@ def metrics(forest: Forest) -> dict[str, float]:
     }
     if others(forest).any():
         by_name["completion/present"] = float(np.bincount(row, forest.length[node], minlength=len(ends)).mean())
+    if forest.turn_rewards is not None:
+        by_name["environment/turns"] = float(np.bincount(row, written[node], minlength=len(ends)).mean())
+        by_name["environment/invalid"] = float(sum(forest.invalid.values()))
     for k, name in enumerate(forest.names):
         by_name[f"reward/{name}"] = float(np.average(forest.components[ends, k], weights=weights))
+    by_name |= {f"environment/invalid/{name}": float(count) for name, count in forest.invalid.items()}
     return by_name | {f"reward_failures/{name}": float(count) for name, count in forest.failures.items()}

@@ -35,7 +35,7 @@ class Rows(NamedTuple):
     end: i32, the first slot behind what descends from the slot's node. A query in slot q sees the keys in slots k with
       `k <= q < end[k]`: its own node up to itself, and all ancestors wholly. 0 on padding, which nobody sees.
     before: i32, the slot whose state predicts the token; for the first one of a root, which nothing predicts, itself.
-    scored: bool, slots whose log-probs somebody asks for.
+    wanted: bool, slots whose log-probs are asked for.
     temperature: f32, at which they are taken; None: that of the policy.
     """
 
@@ -43,7 +43,7 @@ class Rows(NamedTuple):
     positions: np.ndarray
     end: np.ndarray
     before: np.ndarray
-    scored: np.ndarray
+    wanted: np.ndarray
     temperature: np.ndarray | None = None
 
 
@@ -137,7 +137,7 @@ def pack(forest: Trees, leaves: np.ndarray, mask: np.ndarray, lengths: Sequence[
     length = min(fitting, key=lambda n: (slots[n], n))
     rows, node, home = _lay_out(forest, tree, filled[length], slots[length] // length, length)
     index = _view(tree, paths, home, mask)
-    rows.scored.reshape(-1)[index[index >= 0]] = True
+    rows.wanted.reshape(-1)[index[index >= 0]] = True
     return Packed(rows, node, index)
 
 

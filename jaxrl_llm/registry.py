@@ -11,10 +11,15 @@ from typing import Any
 Factory = Callable[..., Any]
 
 
+def nearest(given: object, allowed: Iterable[str], count: int, cutoff: float = 0.5) -> list[str]:
+    """Up to `count` of the names that are spelled most like what was given, the best first."""
+    return difflib.get_close_matches(str(given), sorted(allowed), n=count, cutoff=cutoff)
+
+
 def unknown(what: str, given: object, allowed: Iterable[str]) -> ValueError:
     """The error for a name that does not exist: what was given, the nearest match, and all that is allowed."""
     allowed = sorted(allowed)
-    near = difflib.get_close_matches(str(given), allowed, n=1, cutoff=0.5)
+    near = nearest(given, allowed, 1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return ValueError(f"Unknown {what} {given!r}.{hint} Allowed: {', '.join(allowed) or 'none'}.")
 

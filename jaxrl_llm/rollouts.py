@@ -87,6 +87,11 @@ class Rollouts(struct.PyTreeNode):
         return self.token_mask if self.role is None else (self.role != Role.PADDING) & self.valid[..., None]
 
     @property
+    def fresh(self) -> Array:
+        """bool[P, G]: rollouts that exist and were sampled in this step; `extras["replayed"]` bool[P, G] names the others."""
+        return self.valid & ~self.extras["replayed"] if "replayed" in self.extras else self.valid
+
+    @property
     def lengths(self) -> Array:
         """i32[P, G]: number of trained tokens of each rollout; where the last of them lies it does not say."""
         return jnp.sum(self.token_mask, axis=-1, dtype=jnp.int32)
@@ -97,8 +102,8 @@ class Rollouts(struct.PyTreeNode):
         return jnp.any(self.token_mask, axis=-1)
 
     @property
-    def accuracy(self) -> Array:
-        """f32[P, G]: the first reward component, the unshaped accuracy; the rewards where no components are recorded."""
+    def score(self) -> Array:
+        """f32[P, G]: the first reward component, unweighted and unshaped; the rewards where no components are recorded."""
         return self.rewards if self.reward_components is None else self.reward_components[..., 0]
 
     @property

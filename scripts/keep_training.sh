@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Trains to the last step: goes on from the newest checkpoint if there is one, and starts again after a crash.
-# usage: bash scripts/keep_training.sh [--dry-run] [--restarts=10] --workdir=DIR --config=FILE [options of experiments/train.py]
+# usage: bash scripts/keep_training.sh [--dry-run] [--mounted] [--restarts=10] --workdir=DIR --config=FILE [options of train.py]
+# --mounted refuses a DIR on the disk of the machine itself, for machines that are taken away. --dry-run checks and prints only.
 # Exit codes: 0 finished; 75 told to stop (SIGTERM, SIGUSR1): saved, run this again; 1 an error that would come again;
 # 2 wrong usage; 128 + n killed by signal n more often than --restarts allows. PYTHON picks the interpreter (default: python).
 set -uo pipefail
-case "${1:-}" in ""|-h|--help) sed -n '2,5p' "$0" | sed 's/^# //'; exit 0;; esac
+case "${1:-}" in ""|-h|--help) sed -n '2,6p' "$0" | sed 's/^# //'; exit 0;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-dry="" restarts=10 workdir="" options=()
+dry="" mounted="" restarts=10 workdir="" options=()
 for option in "$@"; do
   case "$option" in
     --dry-run) dry=1 ;;
+    --mounted) mounted=1 ;;
     --restarts=*) restarts="${option#*=}" ;;
     --resume|--resume=*) echo "leave out $option: resuming is decided here" >&2; exit 2 ;;
     --workdir=*) workdir="${option#*=}"; options+=("$option") ;;
@@ -18,6 +20,15 @@ for option in "$@"; do
 done
 [ -n "$workdir" ] || { echo "--workdir=DIR is missing" >&2; exit 2; }
 [[ "$restarts" =~ ^[0-9]+$ ]] || { echo "--restarts=$restarts is no number" >&2; exit 2; }
+if [ -n "$mounted" ]; then
+  folder="$workdir"
+  while [ ! -d "$folder" ]; do folder="$(dirname "$folder")"; done
+  if [ "$(df --output=target "$folder" | tail -n 1)" = / ]; then
+    echo "--workdir=$workdir lies on the disk of $HOSTNAME, which goes with the machine and which no other host sees. Mount storage" \
+         "on every host and give a folder in it: sudo mount -t nfs SERVER:/SHARE /mnt/SHARE, or gcsfuse BUCKET /mnt/BUCKET" >&2
+    exit 2
+  fi
+fi
 
 told="" child=""
 trap 'told=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM USR1

@@ -1,22 +1,29 @@
 #!/usr/bin/env bash
-# Trains on a Cloud TPU slice, on a TPU VM of its own or on a GKE cluster through XPK. Run it again to continue a run.
-# usage: bash scripts/launch_tpu_pod.sh vm  --name=N --type=v6e-8 --zone=Z [--project=P] [--spot] [--dry-run] -- TRAIN
-#        bash scripts/launch_tpu_pod.sh xpk --name=N --type=v6e-8 --zone=Z --project=P --cluster=C --image=I [--slices=K] [--dry-run] \
+# Trains on a Cloud TPU slice, on a TPU VM of its own or on a GKE cluster through XPK. Run it again to continue a run: a VM that
+# was preempted is deleted and created again.
+# usage: bash scripts/launch_tpu_pod.sh [--dry-run] vm  --name=N --type=v6e-8 --zone=Z [--project=P] [--spot] [--nfs=SERVER:/SHARE] \
+#          -- TRAIN
+#        bash scripts/launch_tpu_pod.sh [--dry-run] xpk --name=N --type=v6e-8 --zone=Z --project=P --cluster=C --image=I [--slices=K] \
 #          -- TRAIN
 # TRAIN: options of experiments/train.py, with --workdir on storage that outlives the machine and that all hosts of a slice see.
-# --dry-run prints the commands, which are then run as printed. Exit codes: 0 launched, 2 wrong usage, others of gcloud or xpk.
+# --nfs (Filestore, for instance) is mounted at /mnt/SHARE on every host.
+# --dry-run, which comes first, prints the commands; they are run as printed. Exit codes: 0 launched, 2 wrong usage, others of
+# gcloud or xpk.
 set -euo pipefail
-case "${1:-}" in ""|-h|--help) sed -n '2,7p' "$0" | sed 's/^# //'; exit 0;; esac
+case "${1:-}" in ""|-h|--help) sed -n '2,11p' "$0" | sed 's/^# //'; exit 0;; esac
 fail() { echo "$1; see: bash scripts/launch_tpu_pod.sh --help" >&2; exit 2; }
-form="$1"; shift
+dry=""
+if [ "$1" = --dry-run ]; then dry=1; shift; fi
+form="${1:-}"; shift || true
 [ "$form" = vm ] || [ "$form" = xpk ] || fail "the first word is vm or xpk, not '$form'"
-name="" type="" zone="" project="" cluster="" image="" slices=1 spot="" dry=""
+name="" type="" zone="" project="" cluster="" image="" slices=1 spot="" nfs=""
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
   case "$1" in
     --name=*) name="${1#*=}" ;; --type=*) type="${1#*=}" ;; --zone=*) zone="${1#*=}" ;;
     --project=*) project="${1#*=}" ;; --cluster=*) cluster="${1#*=}" ;; --image=*) image="${1#*=}" ;;
     --slices=*) slices="${1#*=}" ;;
-    --spot) spot=1 ;; --dry-run) dry=1 ;; *) fail "unknown option $1" ;;
+    --nfs=*) nfs="${1#*=}" ;;
+    --spot) spot=1 ;; *) fail "unknown option $1" ;;
   esac
   shift
 done
@@ -27,7 +34,22 @@ for option in $needed; do [ -n "${!option}" ] || fail "--$option=... is missing"
 [ "$form" = vm ] || [ -z "$spot" ] || fail "--spot is for vm; with xpk the cluster decides"
 [[ "$slices" =~ ^[1-9][0-9]*$ ]] || fail "--slices=$slices is no number of slices"
 [ "$form" = xpk ] || [ "$slices" = 1 ] || fail "--slices is for xpk; a TPU VM is one slice"
-[[ " $* " == *" --workdir="* ]] || fail "--workdir=... is missing after --"
+[ "$form" = vm ] || [ -z "$nfs" ] || fail "--nfs is for vm; storage of a cluster is attached by: xpk storage attach"
+[ -z "$nfs" ] || [[ "$nfs" =~ ^[A-Za-z0-9.-]+:/[A-Za-z0-9_-]+$ ]] || fail "--nfs=$nfs is no SERVER:/SHARE"
+workdir=""
+for option in "$@"; do [[ "$option" != --workdir=* ]] || workdir="${option#*=}"; done
+[ -n "$workdir" ] || fail "--workdir=... is missing after --"
+mount="mount storage of all hosts and give a folder in it:"
+if [ "$form" = vm ]; then mount="$mount --nfs=SERVER:/SHARE, then --workdir=/mnt/SHARE/..."
+else mount="$mount xpk storage attach ... --mount-point=/mnt/SHARE, then --workdir=/mnt/SHARE/..."; fi
+case "$workdir" in
+  *://*) fail "--workdir=$workdir is a URL; $mount" ;;
+  [!/]*|/|/tmp/*|/var/*|/home/*|/root/*|/run/*|/dev/*|/usr/*|/opt/*)
+    fail "--workdir=$workdir lies on the disk of a host, which goes with it and which no other host sees; $mount" ;;
+esac
+if [ -n "$nfs" ] && [[ "$workdir" != "/mnt/${nfs#*:/}/"* ]]; then
+  fail "--workdir=$workdir is not in /mnt/${nfs#*:/}, where --nfs=$nfs is mounted"
+fi
 
 # Software image, and how many of what the type counts (cores for v4 and v5p, chips otherwise) one host has.
 case "$type" in
@@ -50,16 +72,24 @@ if [ "$form" = vm ]; then
   python="{ command -v python3.11 > /dev/null || { sudo apt-get update -qq && sudo apt-get install -yqq python3.11 python3.11-venv; }; }"
   start="mkdir -p jaxrl_llm && tar xzf $name.tar.gz -C jaxrl_llm && cd jaxrl_llm && $python && PYTHON=python3.11"
   start="$start bash scripts/setup.sh tpu && source .venv/bin/activate"
-  start="$start && { setsid nohup bash scripts/keep_training.sh $training >> train.log 2>&1 < /dev/null & }"
+  if [ -n "$nfs" ]; then
+    share="/mnt/${nfs#*:/}"
+    start="$start && { mountpoint -q $share || { sudo apt-get install -yqq nfs-common && sudo mkdir -p $share"
+    start="$start && sudo mount -t nfs $nfs $share; }; } && sudo install -d -o \$(id -u) $(printf '%q' "$workdir")"
+  fi
+  start="$start && bash scripts/keep_training.sh --dry-run --mounted $training"  # refuses in the terminal, not in the log
+  start="$start && { setsid nohup bash scripts/keep_training.sh --mounted $training >> train.log 2>&1 < /dev/null & }"
   commands+=("tar czf $archive --exclude=./.git --exclude=./.venv --exclude=./runs --exclude=./models .")
-  commands+=("gcloud compute tpus tpu-vm describe $name $where > /dev/null 2>&1 || gcloud compute tpus tpu-vm create $name $where \
---accelerator-type=$type --version=$image_of_vm${spot:+ --spot}")
+  commands+=("state=\$(gcloud compute tpus tpu-vm describe $name $where --format='value(state)' 2> /dev/null || true)")
+  commands+=("case \$state in PREEMPTED|TERMINATED) gcloud compute tpus tpu-vm delete $name $where --quiet; state= ;; esac")
+  commands+=("[ -n \"\$state\" ] || gcloud compute tpus tpu-vm create $name $where --accelerator-type=$type --version=$image_of_vm\
+${spot:+ --spot}")
   commands+=("gcloud compute tpus tpu-vm scp $archive $name: $where --worker=all")
   commands+=("gcloud compute tpus tpu-vm ssh $name $where --worker=all --command=$(quote "$start")")
 else
   commands+=("xpk workload create --workload=$name --cluster=$cluster --project=$project --zone=$zone --tpu-type=$type \
 --num-slices=$slices --docker-image=$image --max-restarts=50 --termination-grace-period-seconds=600 \
---command=$(quote "exec bash scripts/keep_training.sh $training")")
+--command=$(quote "exec bash scripts/keep_training.sh --mounted $training")")
 fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 for command in "${commands[@]}"; do

@@ -90,3 +90,10 @@ def test_a_script_runs_under_jemalloc(tmp_path):
     job, plain = start(env=environment), start(env=environment | {"LD_PRELOAD": ""})
     assert job.communicate(timeout=120)[0] == f"True {job.pid} ['--compilation_cache='] []\n"
     assert plain.communicate(timeout=120)[0].startswith("False")
+
+
+def test_keys_that_there_are_not_are_answered_with_the_nearest():
+    near = command_line.nearest_keys
+    assert "optimizer.learning_rate" in near("lr") and near("temperature")[0] == "sampling.temperature"
+    assert "sampling.group" in near("groups") and near("optimiser.learning_rate")[0] == "optimizer.learning_rate"
+    assert near("sampling.group") == [] and near("zzzzzz") == []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxrl_llm import cli
 from jaxrl_llm.training.config import default_config
 
 ROOT = Path(__file__).parents[1]
@@ -37,8 +38,14 @@ def anchors(page: Path) -> set[str]:
 def commands(text: str) -> list[tuple[str, list[str]]]:
     """(script, flags given to it) of every command of a page, continued lines joined."""
     text = re.sub(r"\\\n\s*", " ", text)
+    text = re.sub(r"^jaxrl_llm (\w+)", lambda found: script_of(found[1]), text, flags=re.MULTILINE)
     return [(found[1], re.findall(r"(?<![\w-])--([\w.]+)", found[2]))
             for found in re.finditer(r"((?:experiments|scripts)/[\w/]+\.(?:py|sh))([^\n`#|]*)", text)]
+
+
+def script_of(command: str) -> str:
+    """The file that `jaxrl_llm COMMAND` runs."""
+    return cli.COMMANDS[command][0].removeprefix("jaxrl_llm.").replace(".", "/") + ".py"
 
 
 def flags_of(script: str) -> set[str]:
@@ -129,6 +136,7 @@ def test_the_checks_fail_where_they_should():
     assert anchors(Path("docs/troubleshooting.md")) >= {"recompilationerror", "updates-are-refused-or-training-diverged"}
     found = commands("python experiments/show.py runs/x \\\n  --nopage --bogus=1")
     assert found == [("experiments/show.py", ["nopage", "bogus"])]
+    assert commands("```bash\njaxrl_llm show runs/x --out=y\n```") == [("experiments/show.py", ["out"])]
     assert "nopage" in flags_of("experiments/show.py") and "bogus" not in flags_of("experiments/show.py")
     assert is_key("sampling.group") and not is_key("sampling.groups") and not is_key("steps.x")
     with pytest.raises(AttributeError):

@@ -35,16 +35,57 @@ def test_scripts_parse_and_tell_their_usage(script):
         assert "set -" not in told.stdout and "#!" not in told.stdout
 
 
-def test_a_dry_run_of_a_tpu_vm_prints_four_commands():
-    told = bash("scripts/launch_tpu_pod.sh", *VM, "--project=p", "--spot", "--dry-run", "--", *TRAIN)
+def test_a_dry_run_of_a_tpu_vm_prints_its_commands():
+    told = bash("scripts/launch_tpu_pod.sh", "--dry-run", *VM, "--project=p", "--spot", "--", *TRAIN)
     assert told.returncode == 0 and not told.stderr
-    archive, create, copy, start, follow = told.stdout.splitlines()
+    archive, state, delete, create, copy, start, follow = told.stdout.splitlines()
     assert archive == "tar czf /tmp/a.tar.gz --exclude=./.git --exclude=./.venv --exclude=./runs --exclude=./models ."
-    assert create == ("gcloud compute tpus tpu-vm describe a --zone=z --project=p > /dev/null 2>&1 || gcloud compute tpus "
-                      "tpu-vm create a --zone=z --project=p --accelerator-type=v6e-8 --version=v2-alpha-tpuv6e --spot")
+    assert state == ("state=$(gcloud compute tpus tpu-vm describe a --zone=z --project=p --format='value(state)' 2> /dev/null "
+                     "|| true)")
+    assert delete == ("case $state in PREEMPTED|TERMINATED) gcloud compute tpus tpu-vm delete a --zone=z --project=p --quiet; "
+                      "state= ;; esac")
+    assert create == ('[ -n "$state" ] || gcloud compute tpus tpu-vm create a --zone=z --project=p --accelerator-type=v6e-8 '
+                      "--version=v2-alpha-tpuv6e --spot")
     assert copy == "gcloud compute tpus tpu-vm scp /tmp/a.tar.gz a: --zone=z --project=p --worker=all"
     assert start.startswith("gcloud compute tpus tpu-vm ssh a --zone=z --project=p --worker=all --command='mkdir -p jaxrl_llm ")
-    assert "keep_training.sh --config=configs/arithmetic.py" in start and follow.startswith("# follow it: gcloud")
+    checked, kept = start.split("keep_training.sh ")[1:]
+    assert checked.startswith("--dry-run --mounted --config=configs/arithmetic.py ") and "setsid nohup" in checked
+    assert kept.startswith("--mounted --config=configs/arithmetic.py ") and follow.startswith("# follow it: gcloud")
+    assert "nfs" not in start
+
+
+@pytest.mark.parametrize("state, verbs", (
+    ("", "describe create scp ssh"), ("READY", "describe scp ssh"), ("PREEMPTED", "describe delete create scp ssh"),
+    ("TERMINATED", "describe delete create scp ssh"), ("fails", "describe create")))
+def test_a_machine_that_was_preempted_is_made_again(tmp_path, state, verbs):
+    """A stand-in for gcloud that knows the machine in this state, or none."""
+    program(tmp_path, "tar", "true")
+    program(tmp_path, "gcloud", f"""
+        echo "$4" >> {tmp_path}/verbs
+        if [ "$4" = describe ]; then [ {state or "absent"} != absent ] && echo {state.replace("fails", "")}; fi
+        [ "$4 {state}" != "create fails" ]""")
+    done = bash("scripts/launch_tpu_pod.sh", *VM, "--spot", "--", *TRAIN, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert (done.returncode == 0) == (state != "fails"), done.stderr
+    assert (tmp_path / "verbs").read_text().split() == verbs.split()
+
+
+def test_shared_files_are_mounted_on_every_host():
+    where = ("--nfs=10.0.0.2:/share", "--", TRAIN[0], "--workdir=/mnt/share/a")
+    told = bash("scripts/launch_tpu_pod.sh", "--dry-run", *VM, *where).stdout
+    assert "{ mountpoint -q /mnt/share || " in told and "sudo mount -t nfs 10.0.0.2:/share /mnt/share; }; }" in told
+    assert told.index("mount -t nfs") < told.index("sudo install -d -o $(id -u) /mnt/share/a") < told.index("--mounted")
+
+
+def test_a_folder_on_the_disk_of_the_machine_is_refused_there(tmp_path):
+    """The last folder above it that exists decides; a stand-in for df says that its file system is mounted at /, or below."""
+    program(tmp_path, "df", f'echo "$2" > {tmp_path}/asked; echo Mounted; echo "$TARGET"')
+    def keep(target):
+        return bash("scripts/keep_training.sh", "--dry-run", "--mounted", f"--workdir={tmp_path}/new/run", PYTHON="py",
+                    PATH=f"{tmp_path}:{os.environ['PATH']}", TARGET=target)
+    refused, kept = keep("/"), keep("/mnt/share")
+    assert refused.returncode == 2 and not refused.stdout and "sudo mount -t nfs SERVER:/SHARE" in refused.stderr
+    assert kept.returncode == 0 and kept.stdout == f"py experiments/train.py --workdir={tmp_path}/new/run\n"
+    assert (tmp_path / "asked").read_text().strip() == str(tmp_path)
 
 
 def test_what_is_run_is_what_was_printed(tmp_path):
@@ -59,16 +100,16 @@ def test_what_is_run_is_what_was_printed(tmp_path):
     program(tmp_path, "setsid", 'shift 3; printf "%s\\n" "$@"')
     words = subprocess.run(["bash", "-c", remote[remote.index("{ setsid"):].replace(">> train.log", "")], capture_output=True,
                            text=True, env=os.environ | path, cwd=tmp_path).stdout.splitlines()
-    assert words == list(TRAIN)
+    assert words == ["--mounted", *TRAIN]
     (tmp_path / "calls").unlink()
     gke = ("xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i")
     assert bash("scripts/launch_tpu_pod.sh", *gke, "--", *TRAIN, **path).returncode == 0
-    printed = bash("scripts/launch_tpu_pod.sh", *gke, "--dry-run", "--", *TRAIN).stdout
+    printed = bash("scripts/launch_tpu_pod.sh", "--dry-run", *gke, "--", *TRAIN).stdout
     xpk = (tmp_path / "calls").read_text().splitlines()
     assert {"--workload=a", "--cluster=c", "--tpu-type=v6e-8", "--docker-image=i", "--max-restarts=50"} <= set(xpk)
     assert printed.startswith("xpk workload create --workload=a --cluster=c --project=p --zone=z --tpu-type=v6e-8 ")
     command = next(line for line in xpk if line.startswith("--command=")).removeprefix("--command=")
-    assert command.startswith("exec bash scripts/keep_training.sh --config=configs/arithmetic.py --config.objective=clip_high")
+    assert command.startswith("exec bash scripts/keep_training.sh --mounted --config=configs/arithmetic.py --config.objective=")
 
 
 @pytest.mark.parametrize("options, told", (
@@ -82,6 +123,13 @@ def test_what_is_run_is_what_was_printed(tmp_path):
     (VM, "come after --"),
     ((*VM, "--", TRAIN[0]), "--workdir=... is missing"),
     (("vm", "--name=a", "--type=h100-8", "--zone=z", "--", *TRAIN), "unknown type 'h100-8'"),
+    (("--dry-run", *VM, "--", TRAIN[0], "--workdir=runs/a"), "lies on the disk of a host"),
+    ((*VM, "--", TRAIN[0], "--workdir=/tmp/a"), "mount storage of all hosts and give a folder in it: --nfs=SERVER:/SHARE"),
+    ((*VM, "--", TRAIN[0], "--workdir=gs://bucket/a"), "is a URL; mount"),
+    ((*VM, "--nfs=10.0.0.2:/share", "--", *TRAIN), "is not in /mnt/share, where --nfs=10.0.0.2:/share is mounted"),
+    ((*VM, "--nfs=/share", "--", *TRAIN), "--nfs=/share is no SERVER:/SHARE"),
+    (("xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i", "--", "--workdir=/home/a"), "xpk storage attach"),
+    (("xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i", "--nfs=h:/s", "--", *TRAIN), "--nfs is for vm"),
 ))
 def test_a_launch_that_cannot_work_is_refused(options, told):
     found = bash("scripts/launch_tpu_pod.sh", *options, PATH="/usr/bin:/bin")
@@ -90,12 +138,12 @@ def test_a_launch_that_cannot_work_is_refused(options, told):
 
 def test_the_hosts_of_a_larger_slice_are_told_to_find_each_other():
     for kind, several in (("v5p-8", False), ("v5p-64", True), ("v6e-8", False), ("v6e-16", True)):
-        told = bash("scripts/launch_tpu_pod.sh", "vm", "--name=a", f"--type={kind}", "--zone=z", "--dry-run", "--", *TRAIN)
+        told = bash("scripts/launch_tpu_pod.sh", "--dry-run", "vm", "--name=a", f"--type={kind}", "--zone=z", "--", *TRAIN)
         assert told.returncode == 0 and ("--multihost" in told.stdout) == several, kind
 
 
 def test_several_slices_are_one_job():
-    gke = ("xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i", "--dry-run")
+    gke = ("--dry-run", "xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i")
     told = bash("scripts/launch_tpu_pod.sh", *gke, "--slices=2", "--", *TRAIN).stdout
     assert "--tpu-type=v6e-8 --num-slices=2 " in told and "--multihost" in told
     alone = bash("scripts/launch_tpu_pod.sh", *gke, "--", *TRAIN).stdout
@@ -106,7 +154,8 @@ def test_the_slurm_job_prints_what_it_runs_and_needs_slurm():
     told = bash("scripts/slurm.sbatch", "--dry-run", *TRAIN[::2])
     words = " ".join(TRAIN[::2]).replace("'", "\\'")
     assert told.returncode == 0 and told.stdout.splitlines()[0] == f"sbatch scripts/slurm.sbatch {words}"
-    assert "  #SBATCH --signal=TERM@300" in told.stdout and "  #SBATCH --requeue" in told.stdout
+    for option in ("--signal=TERM@300", "--requeue", "--cpus-per-task=32", "--mem=0"):
+        assert f"  #SBATCH {option}\n" in told.stdout
     assert f"  XLA_PYTHON_CLIENT_MEM_FRACTION=0.92 srun bash scripts/keep_training.sh {words}\n" in told.stdout
     alone = bash("scripts/slurm.sbatch", *TRAIN, SLURM_JOB_ID="")
     assert alone.returncode == 2 and "no SLURM job" in alone.stderr
@@ -115,14 +164,15 @@ def test_the_slurm_job_prints_what_it_runs_and_needs_slurm():
 def test_a_slurm_job_that_was_told_to_stop_is_queued_again(tmp_path):
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "setup.sh").write_text("set -euo pipefail\n")  # as the real one does
-    program(tmp_path, "srun", 'echo "$XLA_PYTHON_CLIENT_MEM_FRACTION $JAX_LOCAL_DEVICE_IDS $*"; exit $CODE')
+    program(tmp_path, "srun", 'echo "$XLA_PYTHON_CLIENT_MEM_FRACTION $JAX_LOCAL_DEVICE_IDS $SRUN_CPUS_PER_TASK $*"; exit $CODE')
     program(tmp_path, "scontrol", 'echo "scontrol $*"')
     def run(code):
         return bash("scripts/slurm.sbatch", "--workdir=w", SLURM_JOB_ID="7", SLURM_SUBMIT_DIR=str(tmp_path),
-                                PATH=f"{tmp_path}:{os.environ['PATH']}", CODE=str(code), SLURM_GPUS_ON_NODE="4")
+                    PATH=f"{tmp_path}:{os.environ['PATH']}", CODE=str(code), SLURM_GPUS_ON_NODE="4",
+                    SLURM_CPUS_PER_TASK="12")
     told = run(75)
     assert told.returncode == 75
-    assert told.stdout.splitlines() == ["0.92 0,1,2,3 bash scripts/keep_training.sh --workdir=w", "scontrol requeue 7"]
+    assert told.stdout.splitlines() == ["0.92 0,1,2,3 12 bash scripts/keep_training.sh --workdir=w", "scontrol requeue 7"]
     for code in (0, 1):
         assert run(code).returncode == code and "scontrol" not in run(code).stdout
 

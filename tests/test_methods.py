@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jaxrl_llm import advantages, control, methods, objectives
+from jaxrl_llm import advantages, control, methods, objectives, replay
 from jaxrl_llm.methods import provision
 from jaxrl_llm.methods.base import DEFAULTS
 from jaxrl_llm.rollouts import Rollouts
@@ -32,9 +32,12 @@ def test_every_row_can_be_built_and_runs_or_says_what_it_lacks(slug):
 
 def test_the_pages_say_how_many_methods_run():
     runnable, known = len(methods.runnable()), len(methods.names())
-    assert f"Of {known} methods {runnable} run by name" in (PAGE.parent.parent / "README.md").read_text()
-    assert f"{runnable} of {known}" in (PAGE.parent / "architecture.md").read_text()
+    for page in ("README.md", "CHANGELOG.md", "docs/architecture.md"):
+        text = (PAGE.parent.parent / page).read_text()
+        assert f"Of {known} methods {runnable} run by name" in text
+        assert methods.with_counts(text) == text, f"run: python -m jaxrl_llm.methods --counts {page}"
     assert PAGE.read_text().count("**not provided: ") == known - runnable
+    assert methods.with_counts("Of 9 methods 8 run by name; 9 of 8") == f"Of {known} methods {runnable} run by name; 9 of 8"
 
 
 def test_what_no_run_provides_is_named_with_who_could():
@@ -47,9 +50,17 @@ def test_what_no_run_provides_is_named_with_who_could():
             waiting.setdefault(lack.what, lack.who)
     own = {name for name in waiting if not name.startswith(("filter ", "controller "))}
     assert own == provision.AWAITED.keys()  # nothing is awaited that no method reads, and every name has somebody
-    assert methods.lacks("gigpo")[-1] == ("traj", "a topology of turns with an environment")
-    assert ("controller success_replay", "a run that sets successes, by rollouts, replayed") in methods.lacks("rapo")
+    assert methods.lacks("gigpo")[-1] == ("traj", "an environment, config.environment")
+    assert ("replay_weights", "a replay buffer with priorities") in methods.lacks("sil")
     assert {"acereason_temperature", "prorl", "nsr", "psr", "oneshot_entropy", "scalerl"} <= set(runnable)
+
+
+def test_an_environment_provides_for_methods_of_turns():
+    for slug in ("gigpo", "hgpo", "salt", "grpo"):
+        parts = methods.build(slug)
+        provision.check(methods.get(slug), *parts, provision.of_environment(parts[1]))
+    with pytest.raises(NotImplementedError, match="match"):
+        provision.check(methods.get("ui_s1"), *(parts := methods.build("ui_s1")), provision.of_environment(parts[1]))
 
 
 def test_every_estimator_and_objective_is_in_the_catalogue():
@@ -65,6 +76,9 @@ def test_page_is_up_to_date():
 def test_unknown_method_gets_the_nearest_match():
     with pytest.raises(ValueError, match="'drgrpo'. Did you mean 'dr_grpo'"):
         methods.get("drgrpo")
+    with pytest.raises(ValueError) as raised:
+        methods.get("grop")
+    assert len(str(raised.value)) < 250 and "python -m jaxrl_llm.methods" in str(raised.value)
 
 
 def test_what_a_method_lacks_follows_from_what_is_provided():
@@ -114,6 +128,8 @@ def test_filters_and_controllers_of_rows_exist():
     for row in methods.METHODS.values():
         assert set(row.filters) <= set(control.filter_names()), row.slug
         assert set(row.controllers) <= set(control.names()), row.slug
+        assert row.replay is None or replay.make(row.replay[0], **row.replay[1]).most(problems=8, per_step=8) >= 1
+    assert {row.replay[0] for row in methods.METHODS.values() if row.replay} == set(replay.names())
     named = {name for row in methods.METHODS.values() for name in (*row.filters, *row.controllers)}
     assert named >= {*control.names(), *control.filter_names()}  # nothing is made that no method uses
 

@@ -80,7 +80,7 @@ def test_quickstart(tmp_path):
     assert (Path(workdir) / "page.html").stat().st_size > 20_000
     for text in ("123+456=", "700+77=", "111+888="):
         assert re.search(re.escape(text) + "   .*   .*   .*   ", printed, re.DOTALL)  # any bytes
-    assert "curves.png" in printed and "held-out accuracy, last" in printed and "prompt 1 of 4" in printed
+    assert "curves.png" in printed and "held-out score, last" in printed and "prompt 1 of 4" in printed
 
 
 @pytest.mark.slow

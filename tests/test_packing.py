@@ -25,7 +25,7 @@ def check(case: forests.Case, packed) -> None:
             np.testing.assert_array_equal(packed.rows.tokens[row, seen], whole[:len(prompt) + t + 1])
             np.testing.assert_array_equal(packed.rows.positions[row, seen], np.arange(len(seen)))
             assert seen[-1] == slot and packed.rows.before[row, slot] == seen[-2]
-    np.testing.assert_array_equal(np.flatnonzero(packed.rows.scored), np.unique(packed.index[packed.index >= 0]))
+    np.testing.assert_array_equal(np.flatnonzero(packed.rows.wanted), np.unique(packed.index[packed.index >= 0]))
     assert packed.rows.temperature is None
     for name, x in packed.rows._asdict().items():
         assert x is None or not x[packed.node < 0].any(), name
@@ -72,7 +72,7 @@ def test_a_group_straddles_rows_with_its_prompt_in_each():
     assert packed.node.tolist() == [[0] * 4 + [1] * 6 + [2] * 6, [0] * 4 + [3] * 6 + [4] * 6]
     assert packed.rows.end[0].tolist() == [16] * 4 + [10] * 6 + [16] * 6
     assert packed.rows.before[0].tolist() == [0, 0, 1, 2, *range(3, 9), 3, *range(10, 15)]
-    assert packed.index.min() == 4 and packed.rows.scored.sum() == 24
+    assert packed.index.min() == 4 and packed.rows.wanted.sum() == 24
 
 
 def test_of_the_lengths_that_with_the_fewest_slots_is_taken():
@@ -92,7 +92,7 @@ def test_what_is_not_learned_from_is_not_computed():
     packed = pack(case.forest, case.leaves, mask, [64])
     assert set(packed.node[0].tolist()) == {-1, 0, 1, 3}
     nothing = pack(case.forest, case.leaves, mask & False, [64], multiple=2)
-    assert nothing.node.shape == (2, 64) and (nothing.node == -1).all() and not nothing.rows.scored.any()
+    assert nothing.node.shape == (2, 64) and (nothing.node == -1).all() and not nothing.rows.wanted.any()
 
 
 def test_tokens_that_two_trajectories_share_are_scored_once():
@@ -100,7 +100,7 @@ def test_tokens_that_two_trajectories_share_are_scored_once():
     packed = pack(case.forest, case.leaves, case.mask, [16])
     np.testing.assert_array_equal(packed.index[0, 0, :3], packed.index[0, 1, :3])
     np.testing.assert_array_equal(packed.index[0, 1], packed.index[0, 2])
-    assert packed.rows.scored.sum() == 9 and (packed.index >= 0).sum() == 5 + 7 + 7
+    assert packed.rows.wanted.sum() == 9 and (packed.index >= 0).sum() == 5 + 7 + 7
 
 
 def test_groups_of_rollouts_are_forests_of_depth_one():

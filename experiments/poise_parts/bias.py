@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import advantages
+from jaxrl_llm.experiments.poise_parts import policy as fixed_policy
 from jaxrl_llm.figures import COLORS, figure_file
 from jaxrl_llm.values.poise import cross_rollout
-from poise_parts import policy as fixed_policy
 
 
 def enumeration(p: float = 0.3) -> list[dict]:

@@ -9,12 +9,12 @@ import numpy as np
 
 from jaxrl_llm import advantages
 from jaxrl_llm.evaluation import flops
+from jaxrl_llm.experiments.poise_parts import policy as fixed_policy
 from jaxrl_llm.figures import COLORS, figure_file
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.metrics import PhaseTimer
-from poise_parts import policy as fixed_policy
 
 # The paper's larger policy and its step, counted instead of run: 1024 prompts x 2, here with 512 + 2048 tokens.
 LARGE = ModelConfig(vocab_size=151_936, hidden_size=2560, num_layers=36, num_heads=32, num_kv_heads=8, head_dim=128,

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import loop, setup
+from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.policy import Capture
@@ -29,7 +30,7 @@ def resized(run: setup.Run, prompts: int, group: int) -> setup.Run:
     """The same policy with other batches."""
     config, sampler = run.config.copy_and_resolve_references(), run.source.sampler
     config.prompts.per_step, config.sampling.group = prompts, group
-    assert isinstance(sampler.generate, Guarded)
+    assert isinstance(sampler, Sampler) and isinstance(sampler.generate, Guarded)
     sampler = dataclasses.replace(sampler, prompts=prompts, group=group,
                                   generate=Guarded("rollout", sampler.generate.function, sampler.generate.shapes))
     return dataclasses.replace(run, config=config, source=dataclasses.replace(run.source, sampler=sampler, prompts=prompts))

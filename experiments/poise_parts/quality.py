@@ -5,13 +5,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.experiments.poise_parts import critic as critic_part
+from jaxrl_llm.experiments.poise_parts import policy as fixed_policy
 from jaxrl_llm.figures import COLORS, figure_file
 from jaxrl_llm.training.setup import capture_of
 from jaxrl_llm.training.source import held_out
 from jaxrl_llm.training.value_plots import draw_reliability
 from jaxrl_llm.values import diagnostics, probe
-from poise_parts import critic as critic_part
-from poise_parts import policy as fixed_policy
 
 ALPHAS = (0.01, 1.0, 10.0, 100.0, 1000.0)
 FOLDS = 5

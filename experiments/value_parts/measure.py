@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.experiments.value_parts import fleet
 from jaxrl_llm.values import diagnostics, encoder, in_context, probe, v0
 from jaxrl_llm.values.history import History
-from value_parts import fleet
 
 
 class Cases(NamedTuple):

@@ -40,6 +40,8 @@ class Estimator(NamedTuple):
     `wants_more(rollouts, first, most) -> bool[P]`, of rollouts with `rewards`, `valid` and the `extras` that `needs` names,
     says which prompts to sample again, when a prompt gets `first` rollouts at once and at most `most`. None: all get the same.
     `keeps(rollouts) -> bool[P, G]` says which of them are learned from, once advantages are known. None: all.
+    `bootstrap`: first batches in which the advantages are those of a simpler method, while what makes the difference is fitted;
+    the metric `bootstrap` is then the share of rollouts for which they still are.
     """
 
     init: Callable[[], State]
@@ -50,6 +52,7 @@ class Estimator(NamedTuple):
     history: Callable[[State], tuple[Array, Array, Array, Array]] | None = None
     wants_more: Callable[[Rollouts, int, int], Array] | None = None
     keeps: Callable[[Rollouts], Array] | None = None
+    bootstrap: int = 0
 
 
 def stateless(function: Callable[[Rollouts], Array], *, needs: tuple[str, ...] = ("rewards",),
@@ -72,10 +75,11 @@ def stateful(
     history: Callable[[State], tuple[Array, Array, Array, Array]] | None = None,
     wants_more: Callable[[Rollouts, int, int], Array] | None = None,
     keeps: Callable[[Rollouts], Array] | None = None,
+    bootstrap: int = 0,
 ) -> Estimator:
     """As `stateless`, for `(rollouts, state) -> (advantages, state)`; the state is a pytree of static shapes.
 
-    `metrics`, `history`, `wants_more` and `keeps`: see `Estimator`.
+    `metrics`, `history`, `wants_more`, `keeps` and `bootstrap`: see `Estimator`.
     """
 
     def update(rollouts, state):
@@ -92,4 +96,4 @@ def stateful(
     tell = None if metrics is None else lambda rollouts, *rest: metrics(lax.stop_gradient(clean(rollouts, *needs)), *rest)
     more = None if wants_more is None else lambda rollouts, *rest: wants_more(measured(rollouts), *rest)
     kept = None if keeps is None else lambda rollouts: keeps(measured(rollouts))
-    return Estimator(init, update, needs, metrics=tell, history=history, wants_more=more, keeps=kept)
+    return Estimator(init, update, needs, metrics=tell, history=history, wants_more=more, keeps=kept, bootstrap=bootstrap)

@@ -3,6 +3,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
+from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful
 from jaxrl_llm.values import diagnostics
 from jaxrl_llm.values.poise import comparable, cross_rollout
@@ -63,10 +64,11 @@ def poise(*, feature_size: int, capacity: int = 4096, bootstrap: int = 16, first
         found = {name: jnp.where(jnp.any(real & in_use), x, jnp.nan) for name, x in found.items()}
         found["variance_reduction"] = diagnostics.variance_reduction(per_rollout, rollouts.rewards, real & rollouts.live)
         found["rows"] = sum(jnp.sum(state.buffer.real, dtype=jnp.float32) for state in states)
-        return {f"value/{name}": x for name, x in found.items()}
+        idle = masked.mean(1.0 - in_use.astype(jnp.float32), real)
+        return {f"value/{name}": x for name, x in found.items()} | {"bootstrap": idle}
 
     return stateful(
-        lambda: tuple(model.init() for _ in range(domains)), advantages, metrics=metrics, history=_history,
+        lambda: tuple(model.init() for _ in range(domains)), advantages, metrics=metrics, history=_history, bootstrap=start,
         needs=("rewards", "features") if domains == 1 else ("rewards", "features", "task"))
 
 

@@ -13,7 +13,7 @@ def rapo(*, max_scale: float | None = None) -> Estimator:
 
     All others get A = 0. Groups without a valid rollout do not count. `max_scale` bounds the factor n_groups / n_good,
     which keeps the size of the update independent of how many groups agree. Two parts of the method act before
-    the advantage: a stored success enters groups in which all failed (`jaxrl_llm.control.success_replay`), and solved
+    the advantage: a stored success enters groups in which all failed (`jaxrl_llm.replay.latest_success`), and solved
     prompts are left out of later epochs (`jaxrl_llm.control.pass_rate`).
     """
 

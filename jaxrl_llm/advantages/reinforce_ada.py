@@ -35,8 +35,8 @@ def reinforce_ada(*, keep: int = 4, rule: str = "balanced", threshold: float = 0
     def metrics(rollouts, advantages, state):
         valid = rollouts.valid
         mean, some = masked.group_mean(outcome(rollouts), valid)[:, 0], jnp.any(valid, axis=1)
-        told = {"rollouts": masked.group_count(valid)[:, 0], "mixed": ((mean > 0) & (mean < 1)).astype(mean.dtype)}
-        return {f"reinforce_ada/{name}": masked.mean(x, some) for name, x in told.items()}
+        values = {"rollouts": masked.group_count(valid)[:, 0], "mixed": ((mean > 0) & (mean < 1)).astype(mean.dtype)}
+        return {f"reinforce_ada/{name}": masked.mean(x, some) for name, x in values.items()}
 
     def wants_more(rollouts, first, most):
         return control.wants_more(rollouts.rewards, rollouts.valid, keep=keep, rule=rule, threshold=threshold)

@@ -46,9 +46,9 @@ def v0_5(*, variance: float = 0.25, cost: float | None = None, leave_one_out: bo
         count, some = masked.group_count(valid)[:, 0], jnp.any(valid, axis=1)
         mean = masked.group_mean(rewards, valid)[:, 0]
         fused = fuse(prior, mean, count, variance=variance)
-        told = {"rollouts": count, "rejected": fused.rejected.astype(mean.dtype), "weight": fused.weight,
+        values = {"rollouts": count, "rejected": fused.rejected.astype(mean.dtype), "weight": fused.weight,
                 "prior_mean": prior, "prior_error": (prior - mean) ** 2}
-        return {f"v0_5/{name}": masked.mean(x, some) for name, x in told.items()}
+        return {f"v0_5/{name}": masked.mean(x, some) for name, x in values.items()}
 
     def wants_more(rollouts, first, most):
         rewards, valid = rollouts.rewards, rollouts.valid

@@ -10,12 +10,11 @@ from jaxrl_llm.figures import COLORS
 def rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(what, value with interval) of one measurement."""
     n, length = found["samples"], found["length"]
-    shown = [("problems x completions", f"{found['problems']} x {n}"), ("accuracy (pass@1)", _rate(found["accuracy"]))]
-    curve = [name for name in found if name.startswith(("pass@", "maj@")) and name not in ("pass@1", "maj@1", f"maj@{n}")]
+    shown = [("problems x completions", f"{found['problems']} x {n}"), ("score", _rate(found["score"])),
+             ("solved (pass@1)", _rate(found["solved"]))]
+    curve = [name for name in found if name.startswith(("pass@", "maj@")) and name not in ("pass@1", "maj@1")]
     shown += [(name, _rate(found[name])) for name in curve]
-    if "cons" in found and n > 1:
-        shown.append((f"cons@{n}", _rate(found["cons"])))
-    shown += [("solved at least once", _rate(found["solved"])), ("cut at the limit", _rate(found["truncated"]))]
+    shown += [("solved at least once", _rate(found["ever_solved"])), ("cut at the limit", _rate(found["truncated"]))]
     shown += [(f"reward {name}", _rate(values)) for name, values in list(found["components"].items())[1:]]
     shown.append(("completion length, tokens",
                   f"{length['mean']:.1f} (median {length['median']:.0f}, 95% <= {length['p95']:.0f})"))
@@ -34,10 +33,10 @@ def print_evaluation(title: str, facts: Mapping[str, Any]) -> None:
         table.add_row(label, value)
     Console().print(table)
     if facts["levels"]:
-        table = Table("level", "problems", "accuracy", "solved at least once", "length")
+        table = Table("level", "problems", "score", "solved", "solved at least once", "length")
         for level, found in facts["levels"].items():
-            table.add_row(level or "(none)", str(found["problems"]), _rate(found["accuracy"]), _rate(found["solved"]),
-                          f"{found['length']['mean']:.1f}")
+            table.add_row(level or "(none)", str(found["problems"]), _rate(found["score"]), _rate(found["solved"]),
+                          _rate(found["ever_solved"]), f"{found['length']['mean']:.1f}")
         Console().print(table)
     if facts.get("against"):
         Console().print(comparison_table(facts["against"]))
@@ -74,7 +73,7 @@ def comparison_table(found: Mapping[str, Any]):
 
 
 def draw(facts: Mapping[str, Any], path: Path) -> Path:
-    """pass@k and maj@k with their bands against k, and accuracy by level."""
+    """pass@k and maj@k with their bands against k, and the share solved by level."""
     levels = facts["levels"]
 
     def paint(axes):
@@ -105,13 +104,13 @@ def _curves(axes, found) -> None:
 def _levels(axes, levels) -> None:
     from matplotlib.ticker import PercentFormatter
     for row, (level, found) in enumerate(levels.items()):
-        mean, low, high = found["accuracy"]
+        mean, low, high = found["solved"]
         axes.plot([low, high], [row, row], color=COLORS[0], linewidth=5, alpha=0.35, solid_capstyle="butt")
         axes.plot(mean, row, marker="o", color=COLORS[0], markeredgecolor="white", markersize=8)
     axes.set_yticks(range(len(levels)), [level or "(none)" for level in levels])
     axes.set_ylim(-0.6, len(levels) - 0.4)
     axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None))
-    axes.set_title("Accuracy by level")
+    axes.set_title("Solved by level")
 
 
 def _rate(values) -> str:

@@ -54,7 +54,7 @@ def _learning(axes, results, unit, budget, style, since_start: bool = False) -> 
             gain = y - y[:, :1] if since_start else y
             _band(axes, x, gain, f"{label} ({len(found)} seeds)", style[label], len(results))
     _budget_axis(axes, unit)
-    _accuracy_axis(axes)
+    _score_axis(axes)
 
 
 def _legend(axes) -> None:
@@ -72,16 +72,16 @@ def _budget_axis(axes, unit) -> None:
         axes.xaxis.set_major_formatter(EngFormatter())
 
 
-def _accuracy_axis(axes) -> None:
+def _score_axis(axes) -> None:
     from matplotlib.ticker import PercentFormatter
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None))
-    axes.set_ylabel("held-out accuracy")
+    axes.set_ylabel("held-out score")
 
 
 def _curves(axes, results, budget, style) -> None:
     for panel, since_start in zip(axes, (False, True)):
         _learning(panel, results, budget.unit, budget.size, style, since_start)
-    axes[0].set_title("Held-out accuracy")
+    axes[0].set_title("Held-out score")
     axes[1].set_title("Gain since the start, seed by seed")
     axes[1].set_ylabel("")
     _legend(axes)
@@ -90,7 +90,7 @@ def _curves(axes, results, budget, style) -> None:
 def _axes(axes, results, report, style) -> None:
     for panel, unit in zip(axes, UNITS):
         _learning(panel, results, unit, report["common"][unit], style, since_start=True)
-        panel.set_ylabel("gain of held-out accuracy")
+        panel.set_ylabel("gain of held-out score")
         panel.set_title(f"Equal {UNITS[unit]}")
     _legend(axes)
 
@@ -124,7 +124,7 @@ def _final(axes, report, style) -> None:
     axes.grid(axis="y", visible=False)
     axes.set_ylim(-0.6, len(report["order"]) - 0.4)
     axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None))
-    axes.set_title("Final held-out accuracy")
+    axes.set_title("Final held-out score")
     axes.set_xlabel("interquartile mean (dot), 95% interval (bar), runs (ticks)")
 
 

@@ -27,7 +27,7 @@ def rows_of(forest: Forest, number: int, start: int) -> list[Row]:
         components, answers = forest.components[own], None if forest.answers is None else forest.answers[own]
         rows.append({
             "round": number, "start": start, "problem": problem.id, "level": problem.level,
-            "correct": (components[:, 0] > 0.5).astype(int).tolist(),
+            "correct": forest.solved[own].astype(int).tolist(),
             "answers": None if answers is None else [None if answer is None else str(answer) for answer in answers],
             "lengths": forest.length[own].tolist(), "stopped": forest.stopped[own].astype(int).tolist(),
             "components": {name: components[:, k].tolist() for k, name in enumerate(forest.names)}})
@@ -52,7 +52,7 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
     for row in rows:
         solved[row["problem"]] += sum(row["correct"])
     chosen = held_out(source.task.heldout, problems)
-    chosen = fitting_problems(chosen, sampler.tokenizer, sampler.prompt_tokens, source.overlong)
+    chosen = fitting_problems(chosen, sampler.tokenizer, sampler.prompt_tokens, source.overlong, encode=sampler.encode)
     if not chosen:
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={sampler.prompt_tokens}; raise it")
     rounds = 1 if temperature == 0 else -(-samples // sampler.group)
@@ -138,16 +138,16 @@ def read(file: Path) -> Iterator[Row]:
                 yield json.loads(line)
 
 
-def by_problem(rows: Sequence[Row]) -> dict[int, Row]:
-    """The rounds of each problem joined, in the order of the problems' first appearance."""
+def by_problem(rows: Sequence[Row], samples: int | None = None) -> dict[int, Row]:
+    """The rounds of each problem joined, in the order of the problems' first appearance; the first `samples`, or all."""
     joined: dict[int, Row] = {}
     for row in sorted(rows, key=lambda row: row["round"]):
         empty = {"level": row["level"], "correct": [], "answers": [], "lengths": [], "stopped": [],
                  "components": {name: [] for name in row["components"]}}
         whole = joined.setdefault(row["problem"], empty)
         for name in ("correct", "lengths", "stopped"):
-            whole[name] += row[name]
-        whole["answers"] = None if row["answers"] is None else whole["answers"] + row["answers"]
+            whole[name] = (whole[name] + row[name])[:samples]
+        whole["answers"] = None if row["answers"] is None else (whole["answers"] + row["answers"])[:samples]
         for name, values in row["components"].items():
-            whole["components"][name] += values
+            whole["components"][name] = (whole["components"][name] + values)[:samples]
     return joined

@@ -14,7 +14,7 @@ from jaxrl_llm.compare.plan import Budget, Job, write_config
 from jaxrl_llm.training.progress import format_seconds
 from jaxrl_llm.training.workdir import checkpoint_steps
 
-TRAIN = Path(__file__).parents[2] / "experiments" / "train.py"
+TRAIN = Path(__file__).parents[1] / "experiments" / "train.py"
 PATIENCE = 300.0  # seconds that a stopped run may take to save its last step
 
 
@@ -77,7 +77,7 @@ def run_all(jobs: Sequence[Job], budget: Budget, *, parallel: int = 1, options: 
                     del running[job]
                     if shares[job].done:
                         finished += 1
-                        say(f"    {job.title}: finished, {_accuracy(job)}")
+                        say(f"    {job.title}: finished, {_score(job)}")
                     else:
                         failed.append(job)
                         say(f"    {job.title}: FAILED with exit code {process.returncode}: {last_words(job.folder)}")
@@ -115,10 +115,10 @@ def _interrupt(processes) -> None:
             process.kill()
 
 
-def _accuracy(job: Job) -> str:
-    scores = read_run(job.folder, ("steps",)).metrics["eval/accuracy"]
-    scores = scores[np.isfinite(scores)]
-    return f"held-out accuracy {scores[0]:.1%} -> {scores[-1]:.1%}"
+def _score(job: Job) -> str:
+    values = read_run(job.folder, ("steps",)).metrics["eval/score"]
+    values = values[np.isfinite(values)]
+    return f"held-out score {values[0]:.1%} -> {values[-1]:.1%}"
 
 
 def _runs(shares: dict[Job, Share]) -> float:

@@ -15,6 +15,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.metrics import read_metrics
+from jaxrl_llm.training.workdir import load_code, stored_config
 from jaxrl_llm.values.features import feature_size
 
 # A step this many times slower than the run's median was waiting for the compiler (a filter draws at most a few rounds).
@@ -35,7 +36,7 @@ class Run:
 
     def evaluated(self, unit: str) -> float:
         """What had been spent at the last held-out evaluation; 0 before any."""
-        made = np.isfinite(self.metrics.get("eval/accuracy", np.zeros(0)))
+        made = np.isfinite(self.metrics.get("eval/score", np.zeros(0)))
         return float(self.spent[unit][made][-1]) if made.any() else 0.0
 
 
@@ -119,21 +120,6 @@ def without_compiling(seconds: np.ndarray) -> np.ndarray:
     return np.where(seconds > SLOW * median, median, seconds)
 
 
-def stored_config(folder: Path) -> ConfigDict:
-    """The configuration that a run folder was trained with; keys that are younger than the run have their defaults.
-
-    Raises FileNotFoundError where there is none.
-    """
-    file = folder / "config.json"
-    if not file.is_file():
-        raise FileNotFoundError(f"{folder} is no run folder: config.json is missing; give the --workdir of a training run")
-    stored = json.loads(file.read_text())["config"]
-    config = config_lib.default_config().to_dict()
-    for key, value in stored.items():
-        config[key] = {**config[key], **value} if isinstance(value, dict) and key in config else value
-    return ConfigDict(config)
-
-
 def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops", "seconds")) -> Run | None:
     """The run in `folder`; None where nothing has been measured yet. Only `units` are counted."""
     if not (folder / "metrics.jsonl").is_file() or not (folder / "config.json").is_file():
@@ -160,6 +146,8 @@ def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops",
         "seconds": lambda: without_compiling(metrics.get("time/step", zeros)[trained]),
     }
     spent = {}
+    if "flops" in units:  # the costs are those of the method
+        load_code(folder)
     for unit in units:
         spent[unit] = zeros.copy()
         spent[unit][trained] = np.cumsum(per_step[unit]())

@@ -4,6 +4,8 @@ from typing import Any
 
 from jaxrl_llm.compare.plan import UNITS
 
+LEVEL = 0.05  # of the paired tests of the method with the highest mean against each other one, Bonferroni-corrected
+
 
 def markdown(report: Mapping[str, Any]) -> str:
     """`report.md` of the numbers that `report.analyse` made, with its figures beside it."""
@@ -26,37 +28,49 @@ def summary(report: Mapping[str, Any]) -> str:
             for label, m in report["methods"].items()]
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-    return "\n".join([f"held-out accuracy at {amount(**report['budget'])}, from {report['start']:.1%}:", *lines,
+    return "\n".join([f"held-out score at {amount(**report['budget'])}, from {report['start']:.1%}:", *lines,
                       *[f"note: {warning}" for warning in report["warnings"]]])
 
 
+def _headline(report) -> str:
+    """Who ends highest, where the paired tests can say so; otherwise that they cannot."""
+    first, *others = report["order"]
+    score = f"held-out score {_percent(report['methods'][first]['final'])} from {report['start']:.1%} before training"
+    if not others:
+        return f"{first}: {score}."
+    tests = [report["differences"][first][other] for other in others]
+    if all(found is not None and found["mean"] > 0 and found["p_value"] <= LEVEL / len(tests) for found in tests):
+        return f"**{first}** ends highest: {score}."
+    least = 2.0 ** (1 - min((found["seeds"] for found in tests if found is not None), default=1))
+    reason = (f"; these seeds cannot give a p-value below {least:.2g}, and {LEVEL / len(tests):.2g} is asked for"
+              if least > LEVEL / len(tests) else "")
+    return f"No method is shown to be best{reason}. The highest mean is that of {first}: {score}."
+
+
 def _answer(report) -> str:
-    order, methods = report["order"], report["methods"]
+    order = report["order"]
     best = order[0]
-    lines = [f"# {len(order)} methods at {amount(**report['budget'])}", ""]
-    first = methods[best]["final"]
-    lines.append(f"**{best}** ends highest: held-out accuracy {_percent(first)} from {report['start']:.1%} before training.")
+    lines = [f"# {len(order)} methods at {amount(**report['budget'])}", "", _headline(report)]
     for other in order[1:]:
         found = report["differences"][best][other]
         if found is None:
             continue
-        clear = found["low"] > 0 or found["high"] < 0
-        verdict = "its interval excludes 0" if clear else "not told apart: the interval includes 0"
-        if found["seeds"] < 3:
-            verdict = "too few seeds to tell"
-        lines.append(f"- against {other}: {_points(found)} points over {found['seeds']} shared seeds "
-                     f"(p = {found['p_value']:.2g}); {verdict}.")
+        clear = found["p_value"] <= LEVEL
+        lines.append(f"- {best} minus {other}: {_points(found)} points over {found['seeds']} shared seeds "
+                     f"(p = {found['p_value']:.2g}); {'different' if clear else 'not distinguishable'}.")
     lines += ["", *[f"> {warning}" + "\n>" * (i + 1 < len(report["warnings"])) for i, warning in enumerate(report["warnings"])]]
     lines += ["", "![learning curves](curves.png)"]
     return "\n".join(lines).rstrip()
 
 
 def _finals(report) -> str:
-    rows = [[label, str(len(m["seeds"])), _percent(m["final"]), _percent(m["best"]), _percent(m["mean"])]
+    rows = [[label, str(len(m["seeds"])), *(_percent(m[name]) for name in ("final", "final_solved", "best", "mean"))]
             for label, m in report["methods"].items()]
     return ("## Final and best\n\nInterquartile mean over seeds and its 95% bootstrap interval. *Final*: at the budget, linear "
-            "between evaluations. *Best*: the highest point of the curve, which noise pushes up. *Mean*: of the curve.\n\n"
-            + table(["method", "seeds", "final", "best", "mean of the curve"], rows) + "\n\n![final accuracy](final.png)")
+            "between evaluations; *solved*: the share of completions that solve their problem there. *Best*: the highest point "
+            "of the curve, which noise pushes up. *Mean*: of the curve.\n\n"
+            + table(["method", "seeds", "final", "final, solved", "best", "mean of the curve"], rows)
+            + "\n\n![final score](final.png)")
 
 
 def _equal(report) -> str:
@@ -88,16 +102,17 @@ def _efficiency(report) -> str:
                      _number(m["spent"]["seconds"]), _number(m["spent"]["steps"])])
     heads = ["method", f"{UNITS[budget['unit']]} to reach {report['target']:.1%} (median)", "points per million tokens",
              "points per 10^12 operations", "points per minute", "tokens", "operations", "seconds", "steps"]
-    return ("## What it cost\n\nPoints of held-out accuracy gained per unit spent, and what was spent when the budget was used "
+    return ("## What it cost\n\nPoints of held-out score gained per unit spent, and what was spent when the budget was used "
             "up. Tokens that a filter threw away are counted; evaluations, warm-up and compilation are not.\n\n"
             + table(heads, rows) + "\n\n![where the time went](time.png)")
 
 
 def _health(report) -> str:
     names = {"entropy": "entropy, nats", "length": "completion length", "truncated": "cut at the limit",
-             "silent_groups": "groups without signal", "gradient_variance": "variance of the gradient"}
+             "silent_groups": "groups without signal", "gradient_variance": "variance of the gradient",
+             "bootstrap": "bootstrap steps"}
     def show(name, x):
-        return "" if x is None else f"{x:.1%}" if name in ("truncated", "silent_groups") else f"{x:.3g}"
+        return "" if x is None else f"{x:.1%}" if name in ("truncated", "silent_groups", "bootstrap") else f"{x:.3g}"
     rows = [[label] + [show(name, m[name]) for name in names] for label, m in report["methods"].items()]
     return ("## Health\n\nMeans over the last tenth of the budget.\n\n" + table(["method", *names.values()], rows)
             + "\n\n![diagnostics](diagnostics.png)" + _own(report))
@@ -134,8 +149,8 @@ def _tuning(report) -> str:
             if isinstance(found.get("gap"), float)]
     seeds = next(iter(report["tuning"].values()))["seeds"]
     return (f"## Tuning\n\nThe same grid and budget for every method, on seeds {', '.join(map(str, seeds))}, which no table "
-            "above uses; the setting with the highest mean final accuracy was kept.\n\n"
-            + table(["method", "setting", "final accuracy per seed", "mean", "kept"], rows)
+            "above uses; the setting with the highest mean final score was kept.\n\n"
+            + table(["method", "setting", "final score per seed", "mean", "kept"], rows)
             + (f"\n\nMean on tuning seeds minus mean on testing seeds: {', '.join(gaps)}." if gaps else ""))
 
 

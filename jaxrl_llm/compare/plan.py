@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import methods
 from jaxrl_llm.registry import one_of, unknown
 from jaxrl_llm.training import config as config_lib
+from jaxrl_llm.training import own_code
 from jaxrl_llm.training.workdir import config_changes, resolve_config
 
 UNITS = {"tokens": "generated tokens", "flops": "floating-point operations", "seconds": "training seconds", "steps": "steps"}
@@ -181,7 +182,8 @@ def check_folder(job: Job, budget: Budget) -> None:
 def write_config(job: Job, budget: Budget) -> None:
     """The configuration of a job as a file that experiments/train.py reads; the seed is given beside it."""
     values = changed(run_config(job, budget), {"seed": 0}).to_dict()
-    text = (f'"""{job.entry.text}, written by experiments/compare.py."""\nfrom ml_collections import ConfigDict\n\n\n'
+    text = (f'"""{job.entry.text}, written by experiments/compare.py."""\nfrom ml_collections import ConfigDict\n\n'
+            f"from jaxrl_llm.training import own_code\n\nown_code.load({own_code.origins()!r})\n\n\n"
             f"def get_config():\n    return ConfigDict({pprint.pformat(values, width=120, indent=1)}).lock()\n")
     job.config_file.parent.mkdir(parents=True, exist_ok=True)
     job.config_file.write_text(text)

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.compare.launch import last_words, used
-from jaxrl_llm.compare.ledger import Run, read_run, stored_config
+from jaxrl_llm.compare.ledger import Run, read_run
 from jaxrl_llm.compare.plan import UNITS, Budget, Job
 from jaxrl_llm.evaluation import comparison
-from jaxrl_llm.evaluation.accuracy import pass_at_k
 from jaxrl_llm.evaluation.paired import paired_difference
-from jaxrl_llm.training.workdir import config_changes
+from jaxrl_llm.evaluation.rates import pass_at_k
+from jaxrl_llm.training.workdir import config_changes, stored_config
 
-METRIC = "eval/accuracy"
+METRIC, SOLVED = "eval/score", "eval/solved"
 POINTS = 101  # of a curve
 # Of the best method's gain: what "budget to reach" asks for.
 REACH = 0.8
@@ -74,9 +74,9 @@ def analyse(results: Mapping[str, list[Result]], budget: Budget, warnings: Seque
     }
 
 
-def scores_of(found: Sequence[Result], unit: str, budget: float) -> dict[str, np.ndarray]:
-    """Per run `[S]`: accuracy at the budget, the highest up to there, and mean of the curve."""
-    pairs = [(r.run.spent[unit], r.run.metrics[METRIC]) for r in found]
+def scores_of(found: Sequence[Result], unit: str, budget: float, metric: str = METRIC) -> dict[str, np.ndarray]:
+    """Per run `[S]` of a held-out metric: its value at the budget, the highest up to there, and mean of the curve."""
+    pairs = [(r.run.spent[unit], r.run.metrics[metric]) for r in found]
     final = np.array([float(comparison.at_budget(x, y, np.float64(budget))) for x, y in pairs])
     return {"final": final, "best": np.fmax(final, [comparison.best_within(x, y, budget) for x, y in pairs]),
             "mean": np.array([comparison.mean_within(x, y, budget) for x, y in pairs])}
@@ -92,6 +92,7 @@ def method_numbers(found: Sequence[Result], budget: Budget, common: Mapping[str,
     reached = np.array([comparison.budget_to_reach(r.run.spent[budget.unit], r.run.metrics[METRIC], target) for r in found])
     reached[reached > budget.size] = math.inf
     return numbers | {
+        "final_solved": _interval(comparison.mean_over_runs(scores_of(found, *budget, SOLVED)["final"])),
         "final_mean": float(scores["final"].mean()),
         "seeds": [r.job.seed for r in found],
         "runs": [{"seed": r.job.seed, "folder": str(r.job.folder), **{name: float(x[i]) for name, x in scores.items()}}
@@ -108,8 +109,24 @@ def method_numbers(found: Sequence[Result], budget: Budget, common: Mapping[str,
         "silent_groups": late_mean(found, budget, "groups/all_equal"),
         "gradient_variance": late_mean(found, budget, "adam_noise"),
         "pass_at": pass_at(found, budget),
+        "bootstrap": bootstrap_share(found),
         "phases": phases(found),
     }
+
+
+def bootstrap_share(found: Sequence[Result]) -> float | None:
+    """Share of what all runs learned from that had the advantages of a simpler method; None for methods without a start."""
+    values = np.concatenate([r.run.metrics.get("bootstrap", np.zeros(0)) for r in found])
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if len(values) else None
+
+
+def without_idle(results: Mapping[str, list[Result]]) -> tuple[dict[str, list[Result]], list[str]]:
+    """The contestants whose method did something, and a warning for each one that never left its bootstrap."""
+    idle = [label for label, found in results.items() if bootstrap_share(found) == 1]
+    said = [f"{label} is left out: all its steps were bootstrap steps, in which it is a simpler method; run more of them"
+            for label in idle]
+    return {label: found for label, found in results.items() if label not in idle}, said
 
 
 def late_mean(found: Sequence[Result], budget: Budget, metric: str) -> float | None:
@@ -152,14 +169,14 @@ def pass_at(found: Sequence[Result], budget: Budget) -> dict[str, dict[str, floa
 
 
 def held_out_correct(file: Path) -> np.ndarray | None:
-    """First reward component of the completions on a page of samples `[problems, G]`; None without the page."""
+    """Which completions on a page of samples solve their problem, `bool[problems, G]`; None without the page."""
     if not file.is_file():
         return None
     rows = {}
     for line in file.read_text().splitlines():
         row = json.loads(line)
-        rows.setdefault(row["prompt_index"], []).append(next(iter(row["components"].values())))
-    return np.array(list(rows.values()))
+        rows.setdefault(row["prompt_index"], []).append(row["solved"])
+    return np.array(list(rows.values()), bool)
 
 
 def phases(found: Sequence[Result]) -> dict[str, float]:
@@ -201,7 +218,7 @@ def cautions(results: Mapping[str, list[Result]]) -> list[str]:
 
 
 def finals_by_seed(jobs: Sequence[Job], budget: Budget, seeds: Sequence[int]) -> list[float]:
-    """Accuracy at the budget for each seed; NaN where the run is not finished."""
+    """Score at the budget for each seed; NaN where the run is not finished."""
     results, _ = finished_runs(jobs, budget)
     found = [result for runs in results.values() for result in runs]
     by_seed = dict(zip([r.job.seed for r in found], scores_of(found, *budget)["final"].tolist()))

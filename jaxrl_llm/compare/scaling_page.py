@@ -26,7 +26,7 @@ def runs_of(folder: Path) -> list[Run]:
 
 
 def points(run: Run, unit: str) -> tuple[np.ndarray, np.ndarray]:
-    """Spending and held-out accuracy of a run's evaluations after the first."""
+    """Spending and held-out score of a run's evaluations after the first."""
     made = np.isfinite(run.metrics[METRIC]) & (run.spent[unit] > 0)
     return run.spent[unit][made], run.metrics[METRIC][made]
 
@@ -93,7 +93,7 @@ def markdown(fits: Mapping[str, dict[str, Any]], unit: str, command: str) -> str
             entropy.append([name, *[f"{h[k]:.3f} +- {h[f'{k}_error']:.3f}" for k in ("a", "b", "ceiling")],
                             f"{100 * h['rmse']:.1f}", early])
     heads = ["recipe", "runs", "ceiling A", "rate B", f"middle, {UNITS[unit]}", "sigmoid", "power law", "logarithm"]
-    text = ["# Scaling fits", "`R(C) = start + (A - start) / (1 + (C_mid / C)^B)` on held-out accuracy, with 95% bootstrap "
+    text = ["# Scaling fits", "`R(C) = start + (A - start) / (1 + (C_mid / C)^B)` on held-out score, with 95% bootstrap "
             "intervals: over runs where there are three or more, else over residuals only. The last three columns: error in "
             "points on the second half of the compute of laws fitted to the first half.", table(heads, rows), *problems,
             "![fits](scaling.png)"]
@@ -123,7 +123,7 @@ def draw(fits: Mapping[str, dict[str, Any]], recipes: Mapping[str, Sequence[Run]
         axes[0].set_xlabel(UNITS[unit])
         axes[1].set_xlabel("policy entropy, nats per token")
         for panel, title in zip(axes, ("Sigmoid of compute", "Entropy law")):
-            panel.set_ylabel("held-out accuracy")
+            panel.set_ylabel("held-out score")
             panel.set_title(title)
             if panel.get_legend_handles_labels()[0]:
                 panel.legend()

@@ -1,4 +1,4 @@
-"""What closes the loop: which prompts and rollouts to train on, how to sample, what to replay, when to reset.
+"""What closes the loop: which prompts and rollouts to train on, how to sample, when to reset.
 
     keep = control.make_filter("dynamic_sampling").keep(rollouts)
     schedule = control.make("acereason_temperature", target=0.3)

@@ -30,13 +30,13 @@ controller = functools.partial(registry.register, CONTROLLERS, "controller")
 FACTS = {
     "prompt_ids": "i32[P]",
     "rewards": "f32[P, G]",
-    "valid": "bool[P, G], rollouts that exist",
-    "lengths": "i32[P, G], trained tokens",
+    "valid": "bool[P, G], rollouts that exist and were sampled in this step",
+    "lengths": "i32[P, G], trained tokens of these",
     "entropy": "f32[], nats, mean over the sampled tokens of the distribution that they were drawn from",
     "rollouts": "`Rollouts` as they were learned from: groups may be cut into several rows",
     "params": "parameters after the step",
     "metrics": "f32[] by name, those of the step's updates; there are none where nothing was learned from",
-    "score": "f32[], the held-out accuracy",
+    "score": "f32[], the held-out score",
 }
 
 
@@ -46,18 +46,22 @@ class Settings(NamedTuple):
     Attributes:
       temperature: f32[], of the sampler and of the learner's log-probs. Held-out evaluations keep the configuration's.
       max_tokens: i32[], of a completion, from 1 to `sampling.max_tokens`; one that ends there has not stopped.
+      max_turns: i32[], of the policy in a trajectory, in an environment; `sampling.max_turns` at most.
       learning_rate: f32[], a factor of the schedule's.
       prompt_weights: f32[N] of the training problems, by which batches are drawn, see `tasks.loader.drawn`.
       prompt_ids: i32[B], problems of the next batch; ids below 0, and what is missing of a batch, are drawn by the weights.
+      reward_baseline: f32[], `extras["reward_baseline"]` of the rollouts, against which replayed ones are measured.
       reference: parameters that give `ref_logprobs`.
       reset: bool[], read after evaluations: the policy becomes the reference, and the optimiser begins anew.
     """
 
     temperature: Array | None = None
     max_tokens: Array | None = None
+    max_turns: Array | None = None
     learning_rate: Array | None = None
     prompt_weights: Array | None = None
     prompt_ids: Array | None = None
+    reward_baseline: Array | None = None
     reference: Any = None
     reset: Array | None = None
 

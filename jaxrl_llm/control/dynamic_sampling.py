@@ -19,8 +19,8 @@ def informative(accuracy_PG: Array, valid_PG: Array) -> Array:
 
 @prompt_filter
 def dynamic_sampling() -> Filter:
-    """Prompts with both right and wrong rollouts, by `Rollouts.accuracy`, which knows no shaping; see `informative`."""
-    return Filter(lambda rollouts: informative(rollouts.accuracy, rollouts.valid))
+    """Prompts with both right and wrong rollouts, by `Rollouts.score`, which knows no shaping; see `informative`."""
+    return Filter(lambda rollouts: informative(rollouts.score, rollouts.valid))
 
 
 def first(keep_P: Array, target: int) -> Array:

@@ -14,5 +14,5 @@ def undecided(scores_PG: Array, valid_PG: Array) -> Array:
 
 @prompt_filter
 def mars2_path_adv() -> Filter:
-    """Trees that are `undecided` by `Rollouts.accuracy`."""
-    return Filter(lambda rollouts: undecided(rollouts.accuracy, rollouts.valid))
+    """Trees that are `undecided` by `Rollouts.score`."""
+    return Filter(lambda rollouts: undecided(rollouts.score, rollouts.valid))

@@ -29,7 +29,7 @@ class Record(NamedTuple):
 def pass_rate(*, cut: float = 0.9, at_least: int = 0) -> Controller:
     """`prompt_weights` f32[N], 1 of those that are `unsolved` by the share of right rollouts in the whole history, else 0.
 
-    `init(N)`. Facts: `rollouts`, with `prompt_ids` in 0 .. N - 1 (others are not counted).
+    `init(N)`. Facts: `rollouts`, with `prompt_ids` in 0 .. N - 1 (others are not counted), replayed ones left out.
     """
 
     def propose(record):
@@ -43,7 +43,7 @@ def pass_rate(*, cut: float = 0.9, at_least: int = 0) -> Controller:
         def count(total, what):
             return total.at[ids].add(jnp.sum(what, axis=1, dtype=total.dtype), mode="drop")
 
-        return Record(count(record.tried, rollouts.valid), count(record.solved, rollouts.valid & rollouts.correct))
+        return Record(count(record.tried, rollouts.fresh), count(record.solved, rollouts.fresh & rollouts.correct))
 
     return Controller(lambda prompts: Record(jnp.zeros(prompts), jnp.zeros(prompts)), propose, observe,
                       facts=("rollouts",), knobs=("prompt_weights",))

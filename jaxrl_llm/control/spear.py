@@ -38,9 +38,9 @@ def baseline(history: History) -> Array:
 
 @controller
 def spear(*, size: int = 10240) -> Controller:
-    """`reward_baseline`: the `baseline` of the last `size` group means. Facts: `rollouts`."""
+    """`reward_baseline`: the `baseline` of the last `size` means of groups without replayed rollouts. Facts: `rollouts`."""
     return Controller(
         lambda: History(jnp.full(size, jnp.nan, jnp.float32), jnp.int32(0)),
         lambda history: {"reward_baseline": baseline(history)},
-        lambda history, facts: record(history, facts["rollouts"].rewards, facts["rollouts"].valid),
+        lambda history, facts: record(history, facts["rollouts"].rewards, facts["rollouts"].fresh),
         facts=("rollouts",), knobs=("reward_baseline",))

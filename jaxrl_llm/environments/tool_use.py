@@ -1,6 +1,8 @@
 """Tasks with one answer for which tools may be called before it is given."""
 import dataclasses
 import functools
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,9 @@ from jaxrl_llm.tasks.base import Problem
 TOOLS: dict[str, registry.Factory] = {}
 for _factory in (calculator, python, search):
     registry.register(TOOLS, "tool", _factory)
+_EXPRESSION = re.compile(r"\d+(?: ?[-+*/] ?\d+)+")
+_CALLS = {"hermes": '<tool_call>{"name": "calculator", "arguments": %s}</tool_call>',
+          "llama3": '{"name": "calculator", "parameters": %s}'}
 FENCED = "Programs that you write in a ```python block are run, and you read what they print. Then give your answer."
 
 
@@ -55,9 +60,18 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
     return Environment(
         name=f"{problems.name}+{'+'.join(chosen)}", task=problems, reset=reset, step=step,
         tools=() if parser == "fenced" else tuple(tool.schema for tool in made),
-        oracle=lambda state: ideal(name, state.problem),
+        oracle=lambda state: _ideal(name, state, parser if "calculator" in chosen and turns > 1 else ""),
         choices=lambda state: ['<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>',
                                '<tool_call>{"name": "nothing"}</tool_call>', "```python\nprint(1)\n```", "7"])
+
+
+def _ideal(reward: str, state: Dialogue, parser: str) -> str:
+    """The answer; before it a call of the calculator, where a parser reads one and the problem spells an expression."""
+    asked = opening(state.problem)[-1]["content"]
+    found = _EXPRESSION.search(asked)
+    if state.turns or parser not in _CALLS or found is None:
+        return ideal(reward, state.problem)
+    return _CALLS[parser] % json.dumps({"expression": found[0]})
 
 
 def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call]], tools: Sequence[Tool],

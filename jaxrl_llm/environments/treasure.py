@@ -19,7 +19,10 @@ _COMMAND = re.compile(r"\b(?:go (north|east|south|west)|(take key)|(open chest))
 
 @dataclasses.dataclass
 class Maze:
-    """Rooms with their `doors` (directions by place) and `names`; where the player, the key (None: taken) and the chest are."""
+    """Rooms with their `doors` (directions by place) and `names`; where the player, the key (None: taken) and the chest are.
+
+    `left` counts the commands that may come; `brief`: how it is described.
+    """
 
     doors: dict[Place, set[str]]
     names: dict[Place, str]
@@ -27,13 +30,15 @@ class Maze:
     key: Place | None
     chest: Place
     left: int
+    brief: bool = False
 
 
-def treasure(*, size: int = 3, mazes: int = 1000, heldout: int = 200, seed: int = 0) -> Environment:
+def treasure(*, size: int = 3, mazes: int = 1000, heldout: int = 200, seed: int = 0, brief: bool = False) -> Environment:
     """Mazes of `size` times `size` rooms. The return is 1 for the open chest, else 0.
 
     Commands are counted: three times as many as the shortest way needs, and four more. The last command in a message counts;
-    one that cannot be done costs a turn and is said to be none. Raises ValueError for a size other than 2 to 5.
+    one that cannot be done costs a turn and is said to be none. `brief` texts, for small models, leave out the rules and the
+    names of rooms. Raises ValueError for a size other than 2 to 5.
     """
     if not 2 <= size <= 5:
         raise ValueError(f"size={size}; allowed are 2 to 5")
@@ -43,7 +48,8 @@ def treasure(*, size: int = 3, mazes: int = 1000, heldout: int = 200, seed: int 
 
     def reset(problem: Problem, key: int) -> tuple[Maze, list[Message]]:
         maze = make_maze(size, f"{seed} {problem.extra['maze']}")
-        return maze, [{"role": "user", "content": f"{RULES}\n\n{describe(maze)}"}]
+        maze.brief = brief
+        return maze, [{"role": "user", "content": describe(maze) if brief else f"{RULES}\n\n{describe(maze)}"}]
 
     numbers = list(range(mazes + heldout))
     task = disjoint_task(f"treasure/{size}x{size}", numbers[:mazes], numbers[mazes:], build, reward="environment")
@@ -78,8 +84,11 @@ def make_maze(size: int, seed: str) -> Maze:
 
 def describe(maze: Maze) -> str:
     """What the player sees."""
-    seen = [f"You are in the {maze.names[maze.here]}.",
-            f"Doors lead {', '.join(name for name in DIRECTIONS if name in maze.doors[maze.here])}."]
+    doors = ", ".join(name for name in DIRECTIONS if name in maze.doors[maze.here])
+    if maze.brief:
+        things = [("key", maze.key == maze.here), ("chest", maze.chest == maze.here), ("have key", maze.key is None)]
+        return ". ".join([doors, *(text for text, there in things if there)])
+    seen = [f"You are in the {maze.names[maze.here]}.", f"Doors lead {doors}."]
     seen += ["A key lies here."] * (maze.key == maze.here) + ["A locked chest stands here."] * (maze.chest == maze.here)
     return " ".join([*seen, "You have the key."] if maze.key is None else seen)
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.evaluation.accuracy import bootstrap_mean
 from jaxrl_llm.evaluation.intervals import wilson
 from jaxrl_llm.evaluation.paired import paired_difference
 from jaxrl_llm.evaluation.pass_at_k import MOST_VOTES, boundary, count_votes, majority_at_k, pass_at_k
 from jaxrl_llm.evaluation.pass_until import pass_until, pass_until_interval
+from jaxrl_llm.evaluation.rates import bootstrap_mean
 
 Joined = Mapping[int, Mapping[str, Any]]
 
@@ -43,13 +43,15 @@ def measure(joined: Joined) -> dict[str, Any]:
     rows = list(joined.values())
     n, lengths = len(rows[0]["correct"]), np.concatenate([row["lengths"] for row in rows])
     right = np.concatenate([row["correct"] for row in rows]).astype(bool)
-    solved = sum(any(row["correct"]) for row in rows)
+    ever = sum(any(row["correct"]) for row in rows)
+    score = next(iter(rows[0]["components"]))  # the first component
     def rate(values):
         return list(bootstrap_mean(np.asarray(values, np.float64)))
-    found = {
+    return {
         "problems": len(rows), "samples": n,
-        "accuracy": list(wilson(solved, len(rows))) if n == 1 else rate([row["correct"] for row in rows]),
-        "solved": list(wilson(solved, len(rows))),
+        "score": rate([row["components"][score] for row in rows]),
+        "solved": list(wilson(ever, len(rows))) if n == 1 else rate([row["correct"] for row in rows]),
+        "ever_solved": list(wilson(ever, len(rows))),
         **{name: rate(values[:, None]) for name, values in estimates(joined).items()},
         "truncated": rate([1 - np.array(row["stopped"]) for row in rows]),
         "components": {name: rate([row["components"][name] for row in rows]) for name in rows[0]["components"]},
@@ -57,9 +59,6 @@ def measure(joined: Joined) -> dict[str, Any]:
                    "p95": float(np.percentile(lengths, 95)), "right": float(lengths[right].mean()) if right.any() else None,
                    "wrong": float(lengths[~right].mean()) if (~right).any() else None},
     }
-    if f"maj@{n}" in found:
-        found["cons"] = found[f"maj@{n}"]
-    return found
 
 
 def measure_until(joined: Joined, wanted: int) -> dict[str, Any]:
@@ -85,7 +84,7 @@ def by_level(joined: Joined) -> dict[str, dict[str, Any]]:
 
 
 def compare(ours: Joined, theirs: Joined) -> dict[str, Any]:
-    """Ours minus theirs on the problems that both have: a paired test for accuracy, for each pass@k and maj@k.
+    """Ours minus theirs on the problems that both have: a paired test for solved, for each pass@k and maj@k.
 
     The longer measurement is cut to the number of completions of the shorter one.
 
@@ -98,10 +97,10 @@ def compare(ours: Joined, theirs: Joined) -> dict[str, Any]:
     n = min(len(rows[i]["correct"]) for rows in (ours, theirs) for i in shared)
     a, b = ({i: _first(rows[i], n) for i in shared} for rows in (ours, theirs))
     mine, other = estimates(a), estimates(b)
-    accuracy = [np.array([np.mean(row["correct"]) for row in rows.values()]) for rows in (a, b)]
-    return {"problems": len(shared), "samples": n, "accuracy": paired_difference(*accuracy)._asdict(),
+    solved = [np.array([np.mean(row["correct"]) for row in rows.values()]) for rows in (a, b)]
+    return {"problems": len(shared), "samples": n, "solved": paired_difference(*solved)._asdict(),
             **{name: paired_difference(mine[name], other[name])._asdict() for name in mine if name in other},
-            "boundary": boundary(accuracy[1], accuracy[0])._asdict()}
+            "boundary": boundary(solved[1], solved[0])._asdict()}
 
 
 def _first(row: Mapping[str, Any], n: int) -> dict[str, Any]:

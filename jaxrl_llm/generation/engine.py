@@ -136,7 +136,7 @@ class Engine:
           version: of these weights.
           chunks: steps between two looks at the rows, ascending: the longest, or a shorter one where it is enough for all.
         """
-        model._check_length(slot_tokens)
+        model.check_length(slot_tokens)
         self._model, self._slot_tokens, self._tokenizer, self._chunks = model, slot_tokens, tokenizer, tuple(chunks)
         leaf = jax.tree.leaves(params)[0]
         self._device = min(leaf.devices(), key=lambda d: d.id) if isinstance(leaf, jax.Array) else jax.local_devices()[0]

@@ -22,6 +22,11 @@ def encode_problem(problem: Problem, tokenizer) -> list[int]:
         raise ValueError(f"prompt {problem.id}: {error}") from error
 
 
+def encode_problems(problems: Sequence[Problem], tokenizer) -> list[list[int]]:
+    """`encode_problem` of each."""
+    return [encode_problem(problem, tokenizer) for problem in problems]
+
+
 def fit(ids: list[int], problem: Problem, max_tokens: int, overlong: str) -> list[int] | None:
     """`ids` if they fit; else an error, None (`skip`), or the last `max_tokens` of them (`truncate`)."""
     if len(ids) <= max_tokens:
@@ -34,12 +39,12 @@ def fit(ids: list[int], problem: Problem, max_tokens: int, overlong: str) -> lis
                      f"{str(problem.prompt)[:120]!r}. Raise the limit, or set prompts.overlong to 'skip' or 'truncate'")
 
 
-def longest(problems: Sequence[Problem], tokenizer, multiple: int = 8) -> int:
-    """Length in tokens of the longest of all prompts, rounded up to a multiple.
+def longest(problems: Sequence[Problem], tokenizer, multiple: int = 8, encode=encode_problems) -> int:
+    """Length in tokens of the longest of all prompts, rounded up to a multiple; `encode` makes token ids of problems.
 
     Every prompt is encoded (some 10,000 a second): a part of them, or a bound by characters, would be too short or too long.
     """
-    length = max(len(encode_problem(problems[i], tokenizer)) for i in range(len(problems)))
+    length = max(len(ids or ()) for ids in encode([problems[i] for i in range(len(problems))], tokenizer))
     return -(-length // multiple) * multiple
 
 

@@ -24,7 +24,7 @@ class Sampling(flax.struct.PyTreeNode):
       top_k: keep the k most likely tokens (ties with the k-th are kept); `None`: off.
       top_p: keep the smallest set of most likely tokens whose mass reaches p (arXiv 1904.09751); `None`: off.
       min_p: drop tokens less likely than `min_p` times the most likely one (arXiv 2407.01082); `None`: off.
-      max_tokens: end completions after so many tokens, which is not to be stopped; `None`: at the length compiled for.
+      max_tokens: end completions after this number of tokens, which is not to be stopped; `None`: at the length compiled for.
     """
 
     temperature: Number = 1.0

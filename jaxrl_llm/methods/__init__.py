@@ -42,9 +42,11 @@ def names() -> list[str]:
 
 
 def get(slug: str) -> Method:
-    """The row of `slug`; ValueError (nearest match) if there is none."""
+    """The row of `slug`; ValueError (the nearest ones) if there is none."""
     if slug not in METHODS:
-        raise registry.unknown("method", slug, METHODS)
+        near = registry.nearest(slug, METHODS, 5)
+        hint = f" Did you mean {near[0]!r}? Near: {', '.join(near)}." if near else ""
+        raise ValueError(f"Unknown method {slug!r}.{hint} `python -m jaxrl_llm.methods` lists all {len(METHODS)}")
     return METHODS[slug]
 
 
@@ -90,3 +92,8 @@ def build(
 def markdown() -> str:
     """The catalogue as a Markdown page."""
     return page.markdown(FAMILIES, lacks)
+
+
+def with_counts(text: str) -> str:
+    """A page of prose with the numbers of methods that are known and that run by name as they are now."""
+    return page.with_counts(text, len(METHODS), len(runnable()))

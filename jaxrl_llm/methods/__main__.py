@@ -1,4 +1,4 @@
-"""`python -m jaxrl_llm.methods` prints the catalogue; `--write PATH` writes it as Markdown."""
+"""`python -m jaxrl_llm.methods` prints the catalogue; `--write PATH` writes it as Markdown, `--counts PAGE` renews counts."""
 
 import argparse
 import pathlib
@@ -9,7 +9,14 @@ from jaxrl_llm import methods
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.methods", description="the catalogue of methods")
     parser.add_argument("--write", metavar="PATH", type=pathlib.Path, help="write the Markdown page to PATH")
-    path = parser.parse_args().write
+    parser.add_argument("--counts", metavar="PAGE", type=pathlib.Path, nargs="+",
+                        help="renew the sentence `Of N methods M run by name` in these pages")
+    arguments = parser.parse_args()
+    for page in arguments.counts or ():
+        page.write_text(methods.with_counts(page.read_text()))
+    if arguments.counts:
+        return
+    path = arguments.write
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(methods.markdown())

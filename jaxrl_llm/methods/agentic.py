@@ -33,6 +33,16 @@ ROWS = (
         needs=("traj", "step", "obs", "act", "next_obs"),
     ),
     Method(
+        slug="scaling_inter_rl",
+        title="Interaction horizons that grow in stages",
+        arxiv=("2509.08755",),
+        equation="turns of step k <= rounds[min((k-1) // every, K-1)]; GRPO with 0.001 KL",
+        objective=("ppo_clip", {"kl_coef": 0.001}),
+        needs=("turns",),
+        controllers=("scaling_inter_rl",),
+        defaults={"group_size": 8},
+    ),
+    Method(
         slug="ui_s1",
         title="Semi-online reinforcement learning on expert trajectories",
         arxiv=("2509.11543",),

@@ -6,8 +6,8 @@ from typing import Any
 
 Part = tuple[str, Mapping[str, Any]]
 
-# What `defaults` may name. The first four are what the trainer runs with when its configuration leaves them open; the rest
-# are the paper's setting, for whoever writes a configuration.
+# What `defaults` may name. The first four are what the trainer runs with when its configuration leaves them open; of the rest
+# a run says at its start what it has otherwise, and takes what `training.config.PAPER` names with `setting="paper"`.
 DEFAULTS = {
     "epochs": "passes over each batch of rollouts",
     "minibatches": "optimiser steps per pass",
@@ -20,8 +20,6 @@ DEFAULTS = {
     "entropy_coef": "weight of an entropy bonus in the loss",
     "expert_traces": "expert completions in each group",
     "max_staleness": "updates that a rollout may be old",
-    "buffer": "rollouts kept for replay",
-    "max_age": "steps after which a kept rollout is dropped",
     "tool_reward_decay": "steps over which the reward for tool calls fades",
     "optimizer_reset": "when the optimiser's state is cleared",
 }
@@ -33,7 +31,8 @@ class Method:
 
     `arxiv`: paper ids. `estimator`, `objective`: (name, hyper-parameters that differ from the factory's defaults).
     `needs`: fields of `Rollouts`, or entries of its `extras`, that the run has to record beyond what the parts say.
-    `filters`, `controllers`: parts of `jaxrl_llm.control` by name. `defaults`: what the paper sets outside the parts,
+    `filters`, `controllers`: parts of `jaxrl_llm.control` by name. `replay`: a rule of `jaxrl_llm.replay`, if rollouts of
+    earlier steps are learned from. `defaults`: what the paper sets outside the parts,
     by the names in `DEFAULTS`. `equation`: its idea in one line. `omits`: what the published method has beyond this
     row. Whether a row can run follows from its needs, see `jaxrl_llm.methods.provision`.
     """
@@ -47,5 +46,6 @@ class Method:
     needs: tuple[str, ...] = ()
     filters: tuple[str, ...] = ()
     controllers: tuple[str, ...] = ()
+    replay: Part | None = None
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     omits: str | None = None

@@ -117,7 +117,9 @@ ROWS = (
         equation="A = (r - group mean) / group std * n_groups / n_groups with std > 0",
         estimator=("rapo", {}),
         objective=("ppo_clip", {"aggregation": "seq_mean_token_mean"}),
-        controllers=("success_replay", "pass_rate"),
+        needs=("old_logprobs", "behavior_logprobs", "replayed"),
+        controllers=("pass_rate",),
+        replay=("latest_success", {}),
         defaults={"group_size": 5},
     ),
     Method(

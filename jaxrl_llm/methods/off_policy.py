@@ -71,6 +71,15 @@ ROWS = (
         omits="replay of older rollouts",
     ),
     Method(
+        slug="r2vpo_replay",
+        title="R2VPO with rollouts of recent policies",
+        arxiv=("2601.03320", "2605.26784"),
+        equation="as r2vpo, rho = p / p_behaviour",
+        objective=("r2vpo", {"anchor": "behavior"}),
+        replay=("recent_groups", {"reuse": 0.5, "max_age": 4}),
+        defaults={"minibatches": 4},
+    ),
+    Method(
         slug="icepop",
         title="IcePop: masking what trainer and sampler disagree on",
         arxiv=("2510.18855",),

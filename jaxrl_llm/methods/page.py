@@ -3,11 +3,14 @@
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxrl_llm import control
 from jaxrl_llm.methods.base import DEFAULTS, Method, Part
 from jaxrl_llm.methods.provision import Lack
+
+COUNTS = re.compile(r"Of \d+ methods \d+ run by name")  # the sentence by which other pages count methods
 
 HEAD = """# Methods
 
@@ -16,7 +19,8 @@ Written by `python -m jaxrl_llm.methods --write docs/methods.md`; do not edit by
 *Setting* is what the paper sets outside the loss: {names}. The trainer takes `epochs` and `minibatches` from here where its
 configuration leaves them 0 (1 where the row says nothing), `pretrain_steps` where that is -1 and `budget` where that is
 empty; the others are for whoever writes a configuration.
-*Also needs* names what a run has to record, then the filters and controllers of `jaxrl_llm.control`. A row with **not
+*Also needs* names what a run has to record, then the filters and controllers of `jaxrl_llm.control` and the rule of
+`jaxrl_llm.replay` by which rollouts of earlier steps are learned from again. A row with **not
 provided** cannot be run by name yet: no run provides what it names, which the part in brackets would; its estimator and
 objective work in your own loop. A row with *omits* goes without that part of the published method. What is not provided
 follows from what the parts say they need.
@@ -26,7 +30,8 @@ CONTROL = """## Parts of `jaxrl_llm.control`
 
 The trainer calls the filters of single prompts, and the controllers whose settings and facts it knows (`control.Settings`,
 `control.FACTS`). The rest is for your own loop: controllers by `control.make(name)`, the other functions from
-`jaxrl_llm.control.<module>`; of those the trainer calls `prompt_average`, where a method needs a `prior`, and `budget`.
+`jaxrl_llm.control.<module>`; of those the trainer calls `prompt_average`, where a method needs a `prior`, and `budget`; rules
+of replay call `remix` and `spear_clip`.
 """
 
 
@@ -41,6 +46,11 @@ def markdown(families: Mapping[str, tuple[Method, ...]], lacks: Callable[[str], 
     return "\n".join([*lines, CONTROL, *_table(("module", "what it is for", "parts"), _control_rows()), ""])
 
 
+def with_counts(text: str, known: int, runnable: int) -> str:
+    """`text` in which each sentence of the form of `COUNTS` has these numbers."""
+    return COUNTS.sub(f"Of {known} methods {runnable} run by name", text)
+
+
 def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     def line(cells):
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -49,6 +59,7 @@ def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[st
 
 def _cells(row: Method, lacks: Sequence[Lack]) -> tuple[str, ...]:
     notes = [f"`{name}`" for name in (*row.needs, *row.filters, *row.controllers)]
+    notes += [f"replay {_call(row.replay)}"] if row.replay else []
     if lacks:
         notes.append(f"**not provided: {', '.join(f'`{lack.what}` ({lack.who})' for lack in lacks)}**")
     notes += [f"*omits {row.omits}*"] if row.omits else []

@@ -21,15 +21,17 @@ PROVIDED = {
 }
 OBSERVED = control.FACTS.keys()  # what a run lets controllers observe
 READ = {*control.Settings._fields}  # what it reads of them
-_TURNS, _TREE, _EXPERT = "a topology of turns with an environment", "a topology of trees", "expert completions in the groups"
-_TEACHER, _REPLAY, _TOOLS = "a recorder with a teacher's weights", "a replay buffer", "an environment with tools"
+TURNS = ("traj", "step", "step_rewards", "obs", "act", "next_obs")  # of turns as rows, see `advantages.turns`
+REPLAYED = {"age", "replayed"}  # what a run gives of rollouts where its method replays
+_TURNS, _TREE, _EXPERT = "an environment, config.environment", "a topology of trees", "expert completions in the groups"
+_TEACHER, _TOOLS = "a recorder with a teacher's weights", "an environment with tools"
 AWAITED = {
-    **dict.fromkeys(("traj", "step", "step_ids", "step_rewards", "obs", "next_obs", "act", "returns"), _TURNS),
+    **dict.fromkeys((*TURNS, "step_ids", "turns"), _TURNS), "returns": "a topology of turns with a replay buffer",
     **dict.fromkeys(("agent", "functional_group", "game", "role"), "a topology of several agents"),
     **dict.fromkeys(("node", "parent", "path", "final"), _TREE),
-    **dict.fromkeys(("tool_calls", "tool_errors", "answer_blocks", "malformed", "turns", "void", "format_rewards"), _TOOLS),
+    **dict.fromkeys(("tool_calls", "tool_errors", "answer_blocks", "malformed", "void", "format_rewards"), _TOOLS),
     **dict.fromkeys(("teacher_logprobs", "teacher_id"), _TEACHER),
-    **dict.fromkeys(("age", "replayed", "replay_weights", "reward_baseline"), _REPLAY),
+    "replay_weights": "a replay buffer with priorities",
     "base_logprobs": "a recorder with a base model's weights",
     "prm_logprobs": "a recorder with a process reward model",
     "expert": _EXPERT, "targets": "a sampler of single tokens along expert text",
@@ -57,8 +59,13 @@ def needs_of(method: Method, estimator: Estimator, objective: Objective) -> set[
 
 
 def lacks(method: Method, estimator: Estimator, objective: Objective, provided: Iterable[str] = ()) -> list[Lack]:
-    """What is missing for the method to run, where `provided` is there beside what every run has."""
+    """What is missing for the method to run, where `provided` is there beside what every run has.
+
+    What a critic, a replay and the settings of controllers provide is there for methods that have them.
+    """
     there = {*PROVIDED, *provided} | (set() if estimator.value_targets is None else {"values"})
+    there |= set() if method.replay is None else REPLAYED
+    there |= {knob for name in method.controllers if name in control.names() for knob in control.make(name).knobs}
     found = [Lack(name, AWAITED.get(name, "a recorder, a topology or a task of your own"))
              for name in sorted(needs_of(method, estimator, objective) - there)]
     for name in method.filters:
@@ -76,6 +83,11 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, provided: 
             who = f"a run that sets {', '.join(known.knobs)}{reads}"
         found.append(Lack(f"controller {name}", who))
     return found
+
+
+def of_environment(objective: Objective) -> tuple[str, ...]:
+    """What a run in an environment provides beside. Turns as rows are for estimators; rows of an objective are trajectories."""
+    return ("step_ids", "turns", *(() if {*objective.needs} & {*TURNS} else TURNS))
 
 
 def check(method: Method, estimator: Estimator, objective: Objective, provided: Iterable[str] = ()) -> None:

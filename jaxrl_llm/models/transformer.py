@@ -192,13 +192,14 @@ class Transformer:
         """Logits from the products of normed states with the unembedding."""
         return finished(products, self.config.logit_divisor, self.config.logit_softcap)
 
-    def _check_length(self, tokens: int) -> None:
-        """Raises ValueError for rows beyond the original context of a rope scaling that changes there."""
+    def check_length(self, tokens: int) -> None:
+        """Raises ValueError for a sequence beyond the original context of a rope scaling that changes there."""
         for scaling in (self.config.rope_scaling, self.config.rope_local_scaling):
             most = scaling and scaling.longest_row
             if most and tokens > most:
-                raise ValueError(f"rows of {tokens} tokens: the rope scaling of this model ({scaling.kind}) changes beyond "
-                                 f"{most}, which is not supported; use prompts.max_tokens + sampling.max_tokens <= {most}")
+                raise ValueError(f"a sequence of {tokens} tokens: the rope scaling of this model ({scaling.kind}) changes "
+                                 f"beyond {most}, which is not supported; use prompts.max_tokens + sampling.max_tokens <= "
+                                 f"{most}")
 
     def _scan_layers(self, params, lora, x, positions, attend, pool, whole=lambda layer: layer, tally=None):
         """Runs all layers over `x [B, N, D]`; `attend(q, k, v, local)`.
@@ -246,7 +247,7 @@ class Transformer:
         """
         chex.assert_rank([tokens, mask], 2)
         chex.assert_equal_shape([tokens, mask])
-        self._check_length(tokens.shape[1])
+        self.check_length(tokens.shape[1])
         positions = positions_of(mask)
         order = jnp.arange(tokens.shape[1])
         causal = (order[:, None] >= order[None, :]) & mask[:, None, :]
@@ -287,7 +288,7 @@ class Transformer:
         if pool is None:
             tokens = tokens[:, :, :max(predicting, 1)]
         _, G, T = tokens.shape
-        self._check_length(S + T)
+        self.check_length(S + T)
         # Of all but the last token those are needed that have a real one behind them: the mask begins one token later.
         slots = None if mask is None else unpadding(mask[:, :, -T:], filled)
         prompt_positions = positions_of(prompt_mask)
@@ -339,13 +340,13 @@ class Transformer:
 
         Args:
           tokens, positions, end: `i32[R, N]`; the token in slot q sees that in slot k if `k <= q < end[k]`; 0 on padding.
+            Rows may be longer than a rope scaling allows, positions may not: see `check_length` of the longest trajectory.
           whole, return_loads: as of `packed_states`.
         Returns:
           Normed states `[R, N, D]`; with `return_loads` also `moe.Loads`, f32[L, R, E].
         """
         chex.assert_rank([tokens, positions, end], 2)
         chex.assert_equal_shape([tokens, positions, end])
-        self._check_length(tokens.shape[1])
         c = self.config
 
         def attend(q, k, v, local):
@@ -367,7 +368,7 @@ class Transformer:
     def empty_completions(self, prompt: PromptCache, group: int, length: int, most: int | None = None) -> CompletionCache:
         """A completion cache of `length` slots for `group` rows of each prompt, to be `lengthened` to `most` of them."""
         c = self.config
-        self._check_length(prompt.mask.shape[1] + (most or length))
+        self.check_length(prompt.mask.shape[1] + (most or length))
         heads = (len(prompt.length), c.num_kv_heads, group)
         def make(*shape):
             return tuple(jnp.zeros(heads + shape, self.dtype) for _ in range(c.num_layers))

@@ -107,7 +107,7 @@ def _group(attributes: str, devices: int) -> int:
 
 
 def _trips(loop: _Instruction, computations: Mapping[str, list[_Instruction]]) -> int | None:
-    """How often the body of a `while` is run: told by the compiler, or the constant that a counter from 0 stays below."""
+    """How often the body of a `while` is run: as the compiler says, or the constant that a counter from 0 stays below."""
     if found := re.search(r'known_trip_count\D*"n":"(\d+)"', loop.rest):
         return int(found[1])
     condition = computations[loop.named("condition")[0]]

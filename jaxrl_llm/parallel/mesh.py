@@ -67,7 +67,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def check_batch(mesh: Mesh, count: int, what: str, kind: str = "prompts") -> None:
-    """Raises ValueError when so many prompts, or rows, cannot be spread evenly over the mesh; `what` names their number."""
+    """Raises ValueError when `count` prompts, or rows, cannot be spread evenly over the mesh; `what` names their number."""
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
     if count % shards:
         below, above = count // shards * shards, (count // shards + 1) * shards

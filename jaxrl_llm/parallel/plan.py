@@ -25,6 +25,7 @@ from jaxrl_llm.parallel.mesh import AXES
 from jaxrl_llm.parallel.presets import Device
 from jaxrl_llm.parallel.rules import axes_of, path_name, spec_of
 
+MARGIN = 0.15  # of the usable memory: estimates are formulas, and where no device of a kind has run them, less is no fit
 USABLE = 0.9  # share of a device's memory that is planned with: the runtime, its programs and fragmentation have the rest
 _VIEW = 16  # bytes that a token of a mini-batch has in an update from packed rows: index, log-prob, entropy, cotangent
 _CHUNK = 512  # rows of logits at a time, see `training.policy.Policy`
@@ -90,7 +91,7 @@ class Work:
         return all(count % shards == 0 for count in (self.learned_at_once, self.sampled_at_once, self.rows))
 
     def computed_at_once(self, shards: int) -> tuple[float, float, float]:
-        """On each of so many shards, of a micro-batch: tokens, scores of a head, and the tokens that have logits.
+        """On each of this number of shards, of a micro-batch: tokens, scores of a head, and the tokens that have logits.
 
         Scores are those of a block of queries of every row.
         """
@@ -119,7 +120,7 @@ def active_parameters(c: ModelConfig) -> int:
 
 
 def _layer_matrices(c: ModelConfig, rows: float = math.inf) -> int:
-    """Weights of the matrices of all layers; those of so many experts as that number of `rows` can be sent to."""
+    """Weights of the matrices of all layers; of experts, those that `rows` rows can be sent to at most."""
     experts = None if c.experts is None else int(min(c.experts.count, rows * c.experts.per_token))
     return flops.matmul_parameters(c, unembedding=False, experts=experts)
 
@@ -256,8 +257,17 @@ class Estimate:
     def peak(self) -> float:
         return max(self.updating, self.sampling)
 
+    def margin(self, device: Device) -> float:
+        """Share of the usable memory that is left; below 0 where it is too small."""
+        return 1 - self.peak / (USABLE * device.memory)
+
+    def answer(self, device: Device) -> str:
+        """"fits", with `MARGIN` or more left; "tight", with less, on devices that have run such estimates; else "no"."""
+        margin = self.margin(device)
+        return "fits" if margin >= MARGIN else "tight" if margin >= 0 and device.measured else "no"
+
     def fits(self, device: Device) -> bool:
-        return self.peak <= USABLE * device.memory
+        return self.answer(device) != "no"
 
 
 def estimate(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Estimate:
@@ -335,11 +345,11 @@ def remedies(c: ModelConfig, w: Work, device: Device, count: int) -> tuple[dict[
     return {_KEYS[name]: value for name, value in changes.items()}, w, found
 
 
-def check(c: ModelConfig, w: Work, device: Device, count: int, mesh: Mapping[str, int] | None = None) -> Estimate:
-    """The estimate on this mesh, or on the mesh with the least communication on which it fits.
+def placed(c: ModelConfig, w: Work, device: Device, count: int, mesh: Mapping[str, int] | None = None) -> Estimate:
+    """The estimate on this mesh, or on the best one, see `best`, whether it fits or not.
 
     Raises:
-      ValueError: it does not fit, or the batch does not divide; says what takes the room and what to change.
+      ValueError: the batch does not divide over it.
     """
     found = best(c, w, device, count) if mesh is None else estimate(c, w, mesh)
     if found is None or not w.fits_mesh(found.mesh):
@@ -348,14 +358,18 @@ def check(c: ModelConfig, w: Work, device: Device, count: int, mesh: Mapping[str
         where = f"{count} devices" if mesh is None else named(mesh)
         raise ValueError(f"prompts.per_step={w.prompts} ({parts}) do not divide over data x fsdp of {where}; use more prompts "
                          "per step, fewer parts, a larger mesh.tensor (up to 8), or fewer devices")
-    if found.fits(device):
-        return found
+    return found
+
+
+def refusal(c: ModelConfig, w: Work, device: Device, count: int, found: Estimate) -> str:
+    """Why an estimate is no fit: what takes the room, and what to change."""
     phase, parts = ("an update", found.update) if found.updating >= found.sampling else ("sampling", found.sampler)
     largest = sorted((found.kept | parts).items(), key=lambda item: -item[1])[:3]
-    told = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in largest)
-    raise ValueError(
-        f"{phase} needs {found.peak / 1e9:.1f} GB on each of {count} devices ({named(found.mesh)}), of which {device.name} has "
-        f"{device.memory / 1e9:.0f}, {USABLE:.0%} of it usable: mostly {told}. {advice(c, w, device, count)}")
+    most = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in largest)
+    left = "" if found.margin(device) < 0 else (f" The {found.margin(device):.0%} that are left are less than the {MARGIN:.0%} "
+                                                f"that an estimate needs which no {device.name} has confirmed.")
+    return (f"{phase} needs {found.peak / 1e9:.1f} GB on each of {count} devices ({named(found.mesh)}), of which {device.name} "
+            f"has {device.memory / 1e9:.0f}, {USABLE:.0%} of it usable: mostly {most}.{left} {advice(c, w, device, count)}")
 
 
 def advice(c: ModelConfig, w: Work, device: Device, count: int) -> str:

@@ -25,7 +25,8 @@ def page(name: str, c: ModelConfig, w: plan.Work, device: Device, found: plan.Es
     lines += [row(label, size(x), "") for label, x in found.update.items() if counts(x)]
     lines += [row(label, "", size(x)) for label, x in found.sampler.items() if counts(x)]
     lines += [row("together", size(found.updating), size(found.sampling)),
-              row(f"usable of {device.memory / 1e9:.0f}", *[size(plan.USABLE * device.memory)] * 2), "",
+              row(f"usable of {device.memory / 1e9:.0f}", *[size(plan.USABLE * device.memory)] * 2),
+              f"{found.answer(device)}: {found.margin(device):.1%} of the usable memory is left", "",
               f"{'per step':32}{'PFLOP':>10}{'seconds >':>10}"]
     seconds, operations = plan.ideal_seconds(c, w, found.mesh, device), plan.step_flops(c, w)
     lines += [row(label, f"{x / 1e15:.1f}", f"{seconds[label]:.2f}") for label, x in operations.items() if x]
@@ -36,18 +37,19 @@ def page(name: str, c: ModelConfig, w: plan.Work, device: Device, found: plan.Es
 
 def table(models: Mapping[str, tuple[ModelConfig, plan.Work]], machines: Mapping[str, tuple[Device, int]]) -> str:
     """One row per model and machine, with the changes that make it fit; Markdown."""
-    rows = [("model", "weights", "devices", "data x fsdp x tensor", "changed", "GB updating", "GB sampling", "seconds >"),
-            ("---",) * 8]
+    rows = [("model", "weights", "devices", "data x fsdp x tensor", "changed", "GB updating", "GB sampling", "left",
+             "seconds >"), ("---",) * 9]
     for name, (c, w) in models.items():
         for machine, (device, count) in machines.items():
             changes, changed, found = plan.remedies(c, w, device, count)
             active = "" if c.experts is None else f", {plan.active_parameters(c) / 1e9:.2f}e9 active"
-            told = (name, f"{plan.parameters(c) / 1e9:.2f}e9{active}", f"{machine} ({count})")
+            case = (name, f"{plan.parameters(c) / 1e9:.2f}e9{active}", f"{machine} ({count})")
             if found is None:
-                rows.append((*told, "does not fit", "", "", "", ""))
+                rows.append((*case, "no", "", "", "", "", ""))
                 continue
             seconds = sum(plan.ideal_seconds(c, changed, found.mesh, device).values())
-            rows.append((*told, " x ".join(map(str, found.mesh.values())),
+            rows.append((*case, " x ".join(map(str, found.mesh.values())),
                          ", ".join(f"{key}={value}" for key, value in changes.items()),
-                         f"{found.updating / 1e9:.1f}", f"{found.sampling / 1e9:.1f}", f"{seconds:.1f}"))
+                         f"{found.updating / 1e9:.1f}", f"{found.sampling / 1e9:.1f}",
+                         f"{found.margin(device):.0%}{' (tight)' * (found.answer(device) == 'tight')}", f"{seconds:.1f}"))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

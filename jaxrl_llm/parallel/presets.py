@@ -15,6 +15,7 @@ class Device:
       memory: bytes of device memory.
       flops: dense bfloat16 operations per second at its peak.
       bandwidth: bytes per second between memory and compute.
+      measured: a device of this kind has run what was estimated for it.
       parts: what the number in a slice's name counts per chip (v4 and v5p slices are named by cores, two per chip).
     """
 
@@ -23,6 +24,7 @@ class Device:
     flops: float
     bandwidth: float
     parts: int = 1
+    measured: bool = False
 
 
 # From the vendors' data sheets; GPUs are the SXM versions.

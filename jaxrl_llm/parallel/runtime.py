@@ -1,7 +1,7 @@
 """Several processes as one program: how they find each other, and the few things that must cross between their hosts.
 
 Every process runs the same host code on the same host data, in the same order; what could differ between them is decided by
-one and told to all (`agree`), or read or worked on in shares and put together again (`gather`).
+one and sent to all (`agree`), or read or worked on in shares and put together again (`gather`).
 """
 import contextlib
 import functools

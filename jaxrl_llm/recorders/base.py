@@ -3,10 +3,10 @@
 To add one, write a function into a file of its own that returns a `Recorder`:
 
     def surprise(policy: Policy) -> Recorder:
-        score = jax.jit(policy.logprobs)
+        logprobs = jax.jit(policy.logprobs)
 
         def record(own, params, lora, rollouts):
-            return {"surprise": -score(params, lora, rollouts)[0]}
+            return {"surprise": -logprobs(params, lora, rollouts)[0]}
 
         return Recorder("surprise", ("surprise",), record)
 
@@ -38,7 +38,7 @@ class Recorder(NamedTuple):
 
 
 def texts_of(batch: Rollouts) -> Rollouts:
-    """What log-probs are computed from: one program scores a batch, whatever else is known of it."""
+    """What log-probs are computed from: one program serves a batch, whatever else is known of it."""
     return Rollouts(mask=batch.mask, valid=batch.valid, tokens=batch.tokens, prompt_tokens=batch.prompt_tokens,
                     prompt_mask=batch.prompt_mask, temperature=batch.temperature, filled=batch.filled)
 

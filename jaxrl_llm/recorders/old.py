@@ -1,12 +1,20 @@
 """Log-probs of the policy before its updates."""
 from collections.abc import Callable
 
+import jax.numpy as jnp
+
 from jaxrl_llm.recorders.base import Recorder, texts_of
 
 
-def old(score: Callable) -> Recorder:
-    """`old_logprobs`, `entropies` f32[P, G, T], by `score(params, lora, rollouts)`, see `training.policy.Policy.logprobs`."""
+def old(logprobs: Callable, as_sampled: bool = False) -> Recorder:
+    """`old_logprobs`, `entropies` f32[P, G, T], by `logprobs(params, lora, rollouts)`, see `Layout.logprobs`.
+
+    With `as_sampled` the old log-probs of replayed rollouts are those that they were sampled with.
+    """
     def record(own, params, lora, rollouts):
-        return dict(zip(("old_logprobs", "entropies"), score(params, lora, texts_of(rollouts))))
+        before, entropies = logprobs(params, lora, texts_of(rollouts))
+        if as_sampled:
+            before = jnp.where(rollouts.extras["replayed"][..., None], rollouts.behavior_logprobs, before)
+        return {"old_logprobs": before, "entropies": entropies}
 
     return Recorder("old", ("old_logprobs", "entropies"), record)

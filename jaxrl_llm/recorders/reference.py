@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jaxrl_llm.recorders.base import Recorder, texts_of
 
 
-def reference(score: Callable, adapters: bool) -> Recorder:
+def reference(logprobs: Callable, adapters: bool) -> Recorder:
     """`ref_logprobs` f32[P, G, T] of frozen weights; of a policy with `adapters` without them, as they alone are trained."""
     def record(own, params, lora, rollouts):
         without = jax.tree.map(jnp.zeros_like, lora)  # adapters of 0 add nothing, and no further program is compiled
-        return {"ref_logprobs": score(params if adapters else own, without, texts_of(rollouts))[0]}
+        return {"ref_logprobs": logprobs(params if adapters else own, without, texts_of(rollouts))[0]}
 
     def copy(params):
         return jax.tree.map(jnp.copy, params)

@@ -51,7 +51,8 @@ def soft_overlong(*, max_length: int, cache: int, factor: float = 1.0, variant: 
 
 def reasoning_gym(*, weight: float = 1.0, workers: int | None = None, deadline: float = 5.0) -> Reward:
     """The own scorer of a reasoning_gym data set, in [0, 1], on the last `<answer>` tags; needs the problems."""
-    return Reward("reasoning_gym", Gym(workers, deadline), weight, per="batch", extract=tagged_answer, splits=True, timed=True)
+    return Reward("reasoning_gym", Gym(workers, deadline), weight, per="batch", extract=tagged_answer, splits=True, timed=True,
+                  solved_above=0.99)
 
 
 def isolated(*, target: str, workers: int | None = None, deadline: float = 5.0, weight: float = 1.0) -> Reward:

@@ -40,6 +40,7 @@ class Reward:
     cannot.
     `extract(completion)` is the answer that the reward finds, in a form in which equal answers compare equal, or None;
     methods that let the rollouts vote need it.
+    `solved_above`: a completion whose value exceeds it solves its problem; partial credit does not.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Reward:
     timed: bool = False
     fail_fast: bool = False
     prepare: Callable[[], str] | None = None
+    solved_above: float = 0.5
 
     @property
     def by_row(self) -> bool:

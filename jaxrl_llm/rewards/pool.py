@@ -1,4 +1,4 @@
-"""Worker processes with a deadline: one that is late is killed and replaced, and the caller is told."""
+"""Worker processes with a deadline: one that is late is killed and replaced, and the caller gets an error."""
 
 import os
 import pickle

@@ -11,7 +11,8 @@ from jaxrl_llm.training.plots import smooth
 
 # What is shown first: metric -> title. Every other metric follows under its own name.
 TITLES = {
-    "eval/accuracy": "Held-out accuracy",
+    "eval/score": "Held-out score",
+    "eval/solved": "Held-out problems solved, share of completions",
     "reward/mean": "Training reward",
     "completion/length": "Completion length, tokens",
     "entropy": "Policy entropy, nats per token",
@@ -24,7 +25,7 @@ TITLES = {
     "value/explained_variance": "Explained variance of the values",
     "value/pearson": "Correlation of values and rewards",
 }
-HIDDEN = ("eval/accuracy_low", "eval/accuracy_high")  # drawn as the interval of eval/accuracy
+HIDDEN = tuple(f"eval/{name}_{side}" for name in ("score", "solved") for side in ("low", "high"))  # drawn as intervals
 _POINTS = 240  # of one line, at most: what a small picture can show
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 360, 190, 46, 10, 10, 24
 

@@ -29,7 +29,7 @@ def findings(metrics: dict[str, np.ndarray]) -> list[str]:
     if _mean(metrics, "clip_fraction") > 0.3:
         found.append(f"{_mean(metrics, 'clip_fraction'):.0%} of the tokens are clipped (clip_fraction)")
     if _fell(metrics):
-        found.append("held-out accuracy ends clearly below its best (eval/accuracy)")
+        found.append("held-out score ends clearly below its best (eval/score)")
     return found
 
 
@@ -52,9 +52,9 @@ def _last(metrics: dict[str, np.ndarray], name: str) -> float:
 
 
 def _fell(metrics: dict[str, np.ndarray]) -> bool:
-    """Whether the interval of the last held-out accuracy lies below that of the best."""
-    names = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
+    """Whether the interval of the last held-out score lies below that of the best."""
+    names = ("eval/score", "eval/score_low", "eval/score_high")
     if not all(name in metrics for name in names):
         return False
-    accuracy, low, high = (metrics[name][np.isfinite(metrics["eval/accuracy"])] for name in names)
-    return len(accuracy) > 1 and bool(high[-1] < low[np.argmax(accuracy)])
+    score, low, high = (metrics[name][np.isfinite(metrics["eval/score"])] for name in names)
+    return len(score) > 1 and bool(high[-1] < low[np.argmax(score)])

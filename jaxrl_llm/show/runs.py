@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxrl_llm.compare.ledger import read_run, stored_config
+from jaxrl_llm.compare.ledger import read_run
 from jaxrl_llm.show.health import findings
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.progress import format_seconds
+from jaxrl_llm.training.workdir import starts_of, stored_config
 from jaxrl_llm.visible import visible
 
 _FIRST_AND_LAST = (("training reward", "reward/mean", "{:.3f}"), ("completion length", "completion/length", "{:.1f}"),
                    ("truncated", "completion/truncated", "{:.1%}"), ("entropy", "entropy", "{:.3f}"))
+_BOOTSTRAP = "bootstrap"  # the metric of methods that begin as a simpler one
 Metrics = dict[str, np.ndarray]
 
 
@@ -80,30 +82,31 @@ def _read(path: Path, name: str) -> RunFolder:
     ledger = read_run(path, ("steps", "tokens", "seconds"))
     if ledger is None:
         raise FileNotFoundError(f"{path} holds no metrics yet; wait for its first step")
-    starts = []
-    if (path / "environment.json").is_file():
-        starts = json.loads((path / "environment.json").read_text()).get("starts", [])
     metrics = {visible(name): values for name, values in ledger.metrics.items()}  # named by rewards, which anybody may write
     facts = {"method": config.method, "task": config.task, **_facts(metrics, ledger.spent, config.steps)}
-    return RunFolder(path, name, flat(config.to_dict()), metrics, facts, findings(metrics), starts)
+    return RunFolder(path, name, flat(config.to_dict()), metrics, facts, findings(metrics), starts_of(path))
 
 
 def _facts(metrics: Metrics, spent: dict[str, np.ndarray], steps: int) -> dict[str, str]:
     """What a glance at a run asks for."""
     facts = {"steps": f"{int(metrics['step'][-1])} of {steps}"}
-    accuracy = metrics.get("eval/accuracy", np.zeros(0))
-    at = np.flatnonzero(np.isfinite(accuracy))
-    if len(at):
-        low, high = (metrics.get(f"eval/accuracy_{side}", accuracy)[at[-1]] for side in ("low", "high"))
-        facts["held-out accuracy, first"] = f"{accuracy[at[0]]:.1%}"
-        facts["held-out accuracy, last"] = f"{accuracy[at[-1]]:.1%} ({low:.1%} to {high:.1%})"
-        best = at[np.argmax(accuracy[at])]
-        facts["held-out accuracy, best"] = f"{accuracy[best]:.1%} at step {int(metrics['step'][best])}"
+    for what in ("score", "solved"):
+        values = metrics.get(f"eval/{what}", np.zeros(0))
+        at = np.flatnonzero(np.isfinite(values))
+        if len(at):
+            low, high = (metrics.get(f"eval/{what}_{side}", values)[at[-1]] for side in ("low", "high"))
+            best = at[np.argmax(values[at])]
+            facts[f"held-out {what}, first"] = f"{values[at[0]]:.1%}"
+            facts[f"held-out {what}, last"] = f"{values[at[-1]]:.1%} ({low:.1%} to {high:.1%})"
+            facts[f"held-out {what}, best"] = f"{values[best]:.1%} at step {int(metrics['step'][best])}"
     for label, name, form in _FIRST_AND_LAST:
         values = metrics.get(name, np.zeros(0))
         values = values[np.isfinite(values)]
         if len(values):
             facts[label] = f"{form.format(values[0])} \N{RIGHTWARDS ARROW} {form.format(values[-1])}"
+    idle = metrics.get(_BOOTSTRAP, np.zeros(0))
+    if np.isfinite(idle).any():
+        facts["bootstrap steps"] = f"{np.nanmean(idle):.0%}"
     facts["tokens sampled"] = f"{spent['tokens'][-1]:,.0f}"
     facts["collecting and learning"] = format_seconds(float(spent["seconds"][-1]))
     facts["wall time"] = format_seconds(sum(phases(metrics).values()))

@@ -21,8 +21,8 @@ def print_summary(runs: Sequence[RunFolder], console: Console | None = None) -> 
         table.add_column(_text(run.name), justify="right")
     for label in dict.fromkeys(label for run in runs for label in run.facts):
         table.add_row(label, *[_text(run.facts.get(label, "")) for run in runs])
-    for label, name in (("reward over steps", "reward/mean"), ("accuracy over steps", "eval/accuracy")):
-        table.add_row(label, *[sparkline(run.metrics.get(name, np.zeros(0))) for run in runs])
+    for label, name in (("reward", "reward/mean"), ("score", "eval/score"), ("solved", "eval/solved")):
+        table.add_row(f"{label} over steps", *[sparkline(run.metrics.get(name, np.zeros(0))) for run in runs])
     table.add_row("where the time went", *[_text(_shares(phases(run.metrics))) for run in runs])
     console.print(table)
     columns, rows = differences(runs)

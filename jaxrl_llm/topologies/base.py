@@ -8,10 +8,10 @@ To add one, write a function into a file of its own that returns a `Topology`:
                 return Plan(draw=prompts)
             return Plan(rows=np.flatnonzero(group_sizes(forest) < 2 * group))
 
-        return Topology(plan, everyone, rounds=2)
+        return Topology(plan, everyone, max_groups=2)
 
 A `Source` takes it as it is: `dataclasses.replace(source, topology=twice(prompts=4, group=8))`. The learner of a run expects
-the `rounds` of its source: where they change, make it anew for the new source (`training.setup.make_learner`).
+the `max_groups` of its source: where they change, make it anew for the new source (`training.setup.make_learner`).
 """
 from collections.abc import Callable
 from typing import NamedTuple
@@ -41,12 +41,12 @@ class Plan(NamedTuple):
 class Topology(NamedTuple):
     """`plan(forest) -> Plan`, what to sample next; `choose(forest) -> bool[P]`, the prompts of a complete batch to learn from.
 
-    `rounds`: the most groups that a prompt gets. `metrics(forest) -> numbers by name`, of a complete batch.
+    `max_groups`: the most groups that a prompt gets. `metrics(forest) -> numbers by name`, of a complete batch.
     """
 
     plan: Callable[[Forest], Plan]
     choose: Callable[[Forest], np.ndarray]
-    rounds: int = 1
+    max_groups: int = 1
     metrics: Callable[[Forest], dict[str, float]] = lambda forest: {}
 
 

@@ -24,4 +24,4 @@ def budgets(prompts: int, *, rows: int, group: int, most: int, utility: str) -> 
                          low=group if len(forest.problems) <= rows else 0)
         return Plan(rows=np.repeat(np.arange(len(forest.problems)), np.asarray(counts) // group))
 
-    return Topology(plan, lambda forest: group_sizes(forest) > 0, rounds=most // group)
+    return Topology(plan, lambda forest: group_sizes(forest) > 0, max_groups=most // group)

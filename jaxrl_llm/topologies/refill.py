@@ -39,4 +39,4 @@ def refill(inner: Topology, prompts: int, *, keep: Callable[[Forest], np.ndarray
     def metrics(forest):
         return {"filter/rounds": float(forest.draw[-1] + 1), "filter/kept": float(passed(forest).mean())}
 
-    return Topology(plan, choose, inner.rounds, metrics)
+    return Topology(plan, choose, inner.max_groups, metrics)

@@ -24,4 +24,4 @@ def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.
             return Plan(rows=np.arange(len(forest.problems)))
         return Plan(rows=np.flatnonzero(wants(forest))) if largest < most else Plan()
 
-    return Topology(plan, everyone, rounds=most // group)
+    return Topology(plan, everyone, max_groups=most // group)

@@ -1,7 +1,7 @@
 """The update from packed rows: a micro-batch is some rows, however much smaller than a prompt with its group.
 
 The loss is one function of the log-probs of all trajectories, `[P, G, T]`, whichever rows they were computed in:
-  1. `score` runs every micro-batch forward and gathers their log-probs by the index.
+  1. `logprobs` runs every micro-batch forward and gathers their log-probs by the index.
   2. `differentiate` takes the loss of the whole mini-batch, and its derivative with respect to these log-probs.
   3. `accumulate` pulls the derivative back through every micro-batch and adds up the gradients.
   4. `apply` makes one optimiser step of them.
@@ -22,7 +22,7 @@ from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.packing import Packed
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.state import TrainState
+from jaxrl_llm.training.state import TrainState, with_trained
 from jaxrl_llm.training.step import add_pulled_back, advance, losses
 
 
@@ -31,7 +31,7 @@ class Parts(NamedTuple):
 
     policy: whose update it is.
     zeros: `(tree) -> grads`, to begin with.
-    score: `(view, params, lora, rows, index, start) -> view`; a view is `((logprobs, loads), entropies)`, see
+    logprobs: `(view, params, lora, rows, index, start) -> view`; a view is `((logprobs, loads), entropies)`, see
       `Policy.packed_logprobs`. It is donated.
     differentiate: `(view, rollouts, advantages, objective_state) -> (cotangents, metrics, objective_state)`; the cotangents
       are those of `(logprobs, loads)`.
@@ -42,20 +42,20 @@ class Parts(NamedTuple):
 
     policy: Policy
     zeros: Callable
-    score: Callable
+    logprobs: Callable
     differentiate: Callable
     accumulate: Callable
     apply: Callable
     whole: Callable
 
 
-def make_score(policy: Policy) -> Callable:
+def make_logprobs(policy: Policy) -> Callable:
     """The first of the `Parts`, also for log-probs of a reference or of the policy before the first of several updates."""
 
-    def score(view, params, lora, rows, index, start):
+    def logprobs(view, params, lora, rows, index, start):
         return jax.tree.map(jnp.add, view, _laid(_forward(policy, params, lora, rows, index - start), policy))
 
-    return jax.jit(score, donate_argnums=0)
+    return jax.jit(logprobs, donate_argnums=0)
 
 
 def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0,
@@ -74,8 +74,7 @@ def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTr
         inside = (index >= start) & (index < start + rows.tokens.size)
         cotangents = jnp.where(inside, cotangents[0], 0), cotangents[1]
         def pulled(tree, c):
-            return optax.tree.vdot(
-                    _forward(policy, *_place(params, lora, tree), rows, index - start)[0], c)
+            return optax.tree.vdot(_forward(policy, *with_trained(params, lora, tree), rows, index - start)[0], c)
         tree = params if lora is None else lora
         return as_ruled(add_pulled_back(grads, lambda c: jax.grad(pulled)(tree, c), cotangents))
 
@@ -84,7 +83,7 @@ def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTr
 
     def whole(state, rows, index, rollouts, advantages, rate):
         def of_tree(tree):
-            view = _forward(policy, *_place(state.params, state.lora, tree), rows, index)
+            view = _forward(policy, *with_trained(state.params, state.lora, tree), rows, index)
             return loss(*view, rollouts, advantages, state.objective_state)
 
         (_, found), grads = jax.value_and_grad(of_tree, has_aux=True)(state.trainable)
@@ -97,7 +96,7 @@ def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTr
     zeros = jax.jit(lambda tree: as_ruled(jax.tree.map(jnp.zeros_like, tree)))
     def donating(function):
         return jax.jit(function, donate_argnums=0)
-    return Parts(policy, zeros, make_score(policy), jax.jit(differentiate), *map(donating, (accumulate, apply, whole)))
+    return Parts(policy, zeros, make_logprobs(policy), jax.jit(differentiate), *map(donating, (accumulate, apply, whole)))
 
 
 def update(parts: Parts, size: int, state: TrainState, packed: Packed, rollouts: Rollouts, advantages,
@@ -110,13 +109,13 @@ def update(parts: Parts, size: int, state: TrainState, packed: Packed, rollouts:
       rollouts, advantages: of all trajectories. What they were computed from, tokens and prompts, is not read.
       rate: a factor of the learning rate, see `training.step.make_update`.
     Raises:
-      ValueError: when the rows do not divide.
+      ValueError: as of `placed`.
     """
     policy, rollouts = parts.policy, rollouts.replace(filled=4)
     micro_batches, index = placed(policy, size, packed)
     if len(micro_batches) == 1:
         return parts.whole(state, micro_batches[0][0], index, rollouts, advantages, rate)
-    view = scores(parts.score, policy, state.params, state.lora, micro_batches, index)
+    view = view_of(parts.logprobs, policy, state.params, state.lora, micro_batches, index)
     cotangents, metrics, objective_state = parts.differentiate(view, rollouts, advantages, state.objective_state)
     grads = parts.zeros(state.trainable)
     for rows, start in micro_batches:
@@ -124,7 +123,7 @@ def update(parts: Parts, size: int, state: TrainState, packed: Packed, rollouts:
     return parts.apply(state, grads, metrics, objective_state, rate)
 
 
-def scores(score: Callable, policy: Policy, params, lora, micro_batches, index):
+def view_of(logprobs: Callable, policy: Policy, params, lora, micro_batches, index):
     """The view `((logprobs, loads), entropies)` of all trajectories, from the micro-batches of `placed`."""
     config, zeros = policy.model.config, lambda *shape: jnp.zeros(shape, jnp.float32)
     def of_experts():
@@ -132,12 +131,16 @@ def scores(score: Callable, policy: Policy, params, lora, micro_batches, index):
     loads = None if config.experts is None else moe.Loads(of_experts(), of_experts())
     view = _laid(((zeros(*index.shape), loads), zeros(*index.shape)), policy, parallel.put)
     for rows, start in micro_batches:
-        view = score(view, params, lora, rows, index, start)
+        view = logprobs(view, params, lora, rows, index, start)
     return view
 
 
 def placed(policy: Policy, size: int, packed: Packed):
-    """`(micro_batches, index)` on the devices: of each micro-batch its rows and the number of its first slot."""
+    """`(micro_batches, index)` on the devices: of each micro-batch its rows and the number of its first slot.
+
+    Raises ValueError when the rows do not divide, or a trajectory is longer than the model's rope scaling allows.
+    """
+    policy.model.check_length(int(packed.rows.positions.max(initial=-1)) + 1)
     count, length = packed.node.shape
     if count % size:
         raise ValueError(f"{count} packed rows do not divide into micro-batches of {size}; pack them with multiple={size}")
@@ -160,7 +163,3 @@ def _laid(view, policy, lay=jax.lax.with_sharding_constraint):
     spread, everywhere = parallel.batch_sharding(policy.mesh), parallel.replicated(policy.mesh)
     logprobs, entropies = lay((logprobs, entropies), spread)
     return (logprobs, None if loads is None else lay(loads, everywhere)), entropies
-
-
-def _place(params, lora, tree):
-    return (tree, None) if lora is None else (params, tree)

@@ -5,11 +5,13 @@ hold, such as the cursor of the data iterator and counters. Every tensor carries
 a compressed chunk can otherwise be read back in silence.
 """
 
+import contextlib
 import errno
 import json
+import logging
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,14 +55,15 @@ class Checkpoints:
         # Listed before the writer clears them, so that `restore` can say which save was cut short.
         names = {path.name.split(".")[0] for path in self.directory.glob("*.orbax-checkpoint-tmp*")}
         self._unfinished = sorted(int(name) for name in names if name.isdecimal())
-        if read_only:
-            options = ocp.CheckpointManagerOptions(read_only=True, create=False)
-        else:
-            options = ocp.CheckpointManagerOptions(
-                max_to_keep=keep, keep_period=keep_every, cleanup_tmp_directories=True
-            )
         self._handlers = {"state": ocp.StandardCheckpointHandler(), "host": ocp.JsonCheckpointHandler()}
-        self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=self._handlers)
+        with _quiet() if read_only else contextlib.nullcontext():
+            if read_only:
+                options = ocp.CheckpointManagerOptions(read_only=True, create=False)
+            else:
+                options = ocp.CheckpointManagerOptions(
+                    max_to_keep=keep, keep_period=keep_every, cleanup_tmp_directories=True
+                )
+            self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=self._handlers)
         self._pending: int | None = None  # the step being written in the background
         self._current: int | None = None  # the step that this process last saved or restored
 
@@ -97,8 +100,8 @@ class Checkpoints:
             raise ValueError(f"save(step={step}) after step {self._current}: steps must increase")
         arrays = _to_storage(state)
         content = {"host": host, "checksums": _checksums(arrays)}
-        json.dumps(content)  # raises TypeError here rather than in the background
-        self._check_room(step, arrays)
+        text = json.dumps(content)  # raises TypeError here rather than in the background
+        self._check_room(step, arrays, len(text))
         self._abandon(step)
         arguments = ocp.args.Composite(state=ocp.args.StandardSave(arrays), host=ocp.args.JsonSave(content))
         self._pending = step
@@ -130,8 +133,10 @@ class Checkpoints:
         finally:
             self._manager.close()
 
-    def restore(self, target: PyTree, step: int | None = None) -> Restored:
+    def restore(self, target: PyTree, step: int | None = None, *, part: bool = False) -> Restored:
         """Reads `step`, or the newest intact checkpoint, into the structure and shardings of `target`.
+
+        With `part` the target may leave out branches of the stored tree, which are not read.
 
         `target` has arrays or `jax.ShapeDtypeStruct`s (with `sharding`; without one the leaf goes to the first local
         device) as leaves. Damaged checkpoints are skipped with a warning unless `step` names one. Raises
@@ -149,16 +154,16 @@ class Checkpoints:
             skipped = [(s, "its save was cut short") for s in self._unfinished if s > available[-1]]
             candidates = available[::-1]
         for candidate in candidates:
-            found, problem = _in_all(self._stored_tensors, candidate)
+            stored, problem = _in_all(self._stored_tensors, candidate)
             if problem is None:
-                _check_tensors(abstract, found, f"{self.directory}/{candidate}")
-                found, problem = _in_all(self._read, candidate, abstract)
+                _check_tensors(abstract, stored, f"{self.directory}/{candidate}", part)
+                stored, problem = _in_all(self._read, candidate, abstract, part)
             if problem is None:  # now that every process has its pieces, which the checksums need all at once
-                (state, content), (_, problem) = found, _in_all(_check_sums, *found)
+                (state, content), (_, problem) = stored, _in_all(_check_sums, *stored)
             if problem is None:
                 return self._restored(candidate, _from_storage(target, state), content["host"], skipped)
             skipped.append((candidate, problem))
-            found = state = None  # makes room for the next one
+            stored = state = None  # makes room for the next one
         reasons = "; ".join(f"step {s}: {reason}" for s, reason in skipped)
         others = [s for s in available if s != step]
         hint = f"other steps: {others}" if step is not None and others else "no other checkpoint is left"
@@ -183,19 +188,23 @@ class Checkpoints:
         leaves = jax.tree.leaves(metadata.tree, is_leaf=lambda x: hasattr(x, "shape"))
         return {leaf.name: leaf for leaf in leaves if hasattr(leaf, "shape")}
 
-    def _read(self, step: int, abstract: PyTree) -> tuple[PyTree, Any]:
+    def _read(self, step: int, abstract: PyTree, part: bool) -> tuple[PyTree, Any]:
         """The stored arrays and `{"host": ..., "checksums": ...}`. The handlers of the manager, without its barriers: a
         process that cannot read its pieces must be able to say so to the others.
         """
         folder = self.directory / str(step)
         content = self._handlers["host"].restore(folder / "host", args=ocp.args.JsonRestore())
+        if part:
+            placed = ocp.checkpoint_utils.construct_restore_args(abstract)
+            asked = ocp.args.PyTreeRestore(abstract, placed, partial_restore=True)
+            return ocp.PyTreeCheckpointHandler().restore(folder / "state", args=asked), content
         state = self._handlers["state"].restore(folder / "state", args=ocp.args.StandardRestore(abstract))
         return state, content
 
-    def _check_room(self, step: int, arrays: PyTree) -> None:
+    def _check_room(self, step: int, arrays: PyTree, others: int) -> None:
         leaves = jax.tree.leaves(arrays)
         # Compression does not shrink trained weights; the rest is metadata.
-        needed = sum(x.nbytes for x in leaves) * 1.05 + 2**20
+        needed = sum(x.nbytes for x in leaves) * 1.05 + others + 2**20
         free = shutil.disk_usage(self.directory).free
         if needed > free:
             raise OSError(
@@ -246,6 +255,18 @@ class Checkpoints:
             for path in self.directory.glob(f"{step}.orbax-checkpoint-tmp*"):
                 shutil.rmtree(path, ignore_errors=True)
         self._manager.reload()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without orbax's warnings: they say that a reader is one, and what it therefore does not do."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _is_key(leaf: Any) -> bool:
@@ -327,10 +348,10 @@ def _checksums(arrays: PyTree) -> dict[str, int]:
     # One program at a time: several in flight, each with a collective, can take all threads of a CPU and wait for ever
     # for the device that got none.
     leaves = _named_leaves(arrays)
-    found = {name: int(_checksum(leaf)) for name, leaf in leaves.items() if leaf.sharding.memory_kind != "pinned_host"}
-    waiting = {name: _host_checksum(leaf) for name, leaf in leaves.items() if name not in found}
+    sums = {name: int(_checksum(leaf)) for name, leaf in leaves.items() if leaf.sharding.memory_kind != "pinned_host"}
+    waiting = {name: _host_checksum(leaf) for name, leaf in leaves.items() if name not in sums}
     parts = parallel.gather_objects(waiting)
-    return found | {name: sum(part[name] for part in parts) % 2**32 for name in waiting}
+    return sums | {name: sum(part[name] for part in parts) % 2**32 for name in waiting}
 
 
 def _check_sums(arrays: PyTree, content: dict[str, Any]) -> None:
@@ -348,23 +369,26 @@ def _in_all(function: Callable, *arguments) -> tuple[Any, str | None]:
         result = function(*arguments)
     except Exception as error:
         problem = _first_line(error)
-    told = parallel.gather_objects(problem)
-    number = next((i for i, one in enumerate(told) if one is not None), None)
+    problems = parallel.gather_objects(problem)
+    number = next((i for i, one in enumerate(problems) if one is not None), None)
     if number is None:
         return result, None
-    return None, told[number] + (f" (in process {number})" if len(told) > 1 else "")
+    return None, problems[number] + (f" (in process {number})" if len(problems) > 1 else "")
 
 
-def _check_tensors(abstract: PyTree, found: dict[str, Any], source: str) -> None:
-    """Raises ValueError naming the tensors that differ from the checkpoint; orbax would cast types in silence."""
+def _check_tensors(abstract: PyTree, stored: dict[str, Any], source: str, part: bool) -> None:
+    """Raises ValueError naming the tensors that differ from the checkpoint; orbax would cast types in silence.
+
+    With `part` the checkpoint may hold others.
+    """
     wanted = _named_leaves(abstract)
-    problems = [f"{name}: not in the checkpoint" for name in wanted if name not in found]
-    problems += [f"{name}: in the checkpoint only" for name in found if name not in wanted]
-    for name in [name for name in wanted if name in found]:
+    problems = [f"{name}: not in the checkpoint" for name in wanted if name not in stored]
+    problems += [f"{name}: in the checkpoint only" for name in stored if name not in wanted and not part]
+    for name in [name for name in wanted if name in stored]:
         expected = (tuple(wanted[name].shape), jnp.dtype(wanted[name].dtype).name)
-        stored = (tuple(found[name].shape), jnp.dtype(found[name].dtype).name)
-        if expected != stored:
-            problems.append(f"{name}: expected {expected[1]}{list(expected[0])}, found {stored[1]}{list(stored[0])}")
+        actual = (tuple(stored[name].shape), jnp.dtype(stored[name].dtype).name)
+        if expected != actual:
+            problems.append(f"{name}: expected {expected[1]}{list(expected[0])}, got {actual[1]}{list(actual[0])}")
     if problems:
         more = f" and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise ValueError(

@@ -17,18 +17,22 @@ from jaxrl_llm.values.critic import KINDS
 OFFLOADABLE = ("optimizer", "reference")
 _AT_LEAST = {
     1: "steps prompts.per_step sampling.group sampling.max_group sampling.max_tokens sampling.micro_batches "
+       "sampling.max_turns sampling.turn_tokens "
        "sampling.max_rounds probe.pool learner.epochs learner.minibatches learner.micro_batches learner.max_skipped "
        "eval.problems checkpoint.keep warmup.batch model.hidden_size model.num_layers model.num_heads model.mlp_size "
        "model.experts_per_token",
     0: "model.experts model.expert_size learner.balance learner.packed_rows "
        "lora.rank prompts.max_tokens budget.prompts optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
-       "optimizer.clip_norm critic.learning_rate critic.clip critic.pretrain_steps warmup.steps warmup.learning_rate "
-       "eval.every checkpoint.every samples_every",
+       "optimizer.clip_norm critic.learning_rate critic.clip critic.pretrain_steps warmup.steps warmup.loss "
+       "warmup.learning_rate warmup.strays eval.every checkpoint.every samples_every",
 }
 
 
 def default_config() -> ConfigDict:
-    """All keys of `experiments/train.py`. Config files override values; unknown keys are errors."""
+    """All keys of a run. Config files override values; unknown keys are errors.
+
+    The comment behind a key is its documentation: `training.config_page` reads it for docs/configuration.md and `--help`.
+    """
     c = ConfigDict()
     for room in (_run, _model, _sampling, _learning, _values, _around):
         room(c)
@@ -36,113 +40,139 @@ def default_config() -> ConfigDict:
 
 
 def _run(c: ConfigDict) -> None:
-    """Keys of what is run: the seed, the method, the task and its rewards."""
-    c.seed = 0
-    c.steps = 100                      # rollout batches
+    """What is run: the seed, the method, the task and its rewards."""
+    c.seed = 0                         # of new weights, of the order of problems and of all draws
+    c.steps = 100                      # batches of rollouts that the run samples and learns from
 
     c.method = "grpo"                  # a row of the catalogue: python -m jaxrl_llm.methods
-    c.estimator = ""                   # hyper-parameters that differ from the row's, e.g. "eps=1e-4"
-    c.objective = ""                   # likewise, e.g. "kl_coef=0.01, clip_high=0.28"
+    c.setting = ""                     # "paper": the row's group size, temperature, ... in the place of those below
+    c.estimator = ""                   # hyper-parameters of its estimator that differ from the row's, e.g. "eps=1e-4"
+    c.objective = ""                   # likewise of its objective, e.g. "kl_coef=0.01, clip_high=0.28"
+    c.replay = ""                      # likewise of its replay, for a method that replays rollouts, e.g. "capacity=512"
 
-    c.task = "arithmetic"              # name(option=value, ...) of a task
-    c.rewards = ""                     # "boxed, format(pattern='...', weight=0.2)"; empty: the one that fits the task
-    c.accuracy = ""                    # the reward that is evaluated and filtered on; empty: the one of largest weight
-    c.reward_errors = "raise"          # or "zero": a failing reward scores 0 and is counted
+    c.task = "arithmetic"              # name(option=value, ...) of a task: arithmetic, jsonl, reasoning_gym, tfds
+    c.rewards = ""                     # e.g. "boxed, format(pattern='...', weight=0.2)"; empty: the one that fits the task
+    c.score = ""                       # the reward that is evaluated and filtered on; empty: the one of largest weight
+    c.reward_errors = "raise"          # "raise": a failing reward ends the run; "zero": it scores 0 and is counted
     c.reward_deadline = 600.0          # seconds of a reward for one batch: then 0 and counted; without processes the end
+
+    c.environment = ""                 # name(option=value, ...) or module:function; it has the task and the reward of its own
+    c.environment_deadline = 30.0      # seconds of one of its steps: then the trajectory is lost and counted
+    c.environment_invalid = 0.25       # share of the trajectories of a batch that may be lost
 
 
 def _model(c: ConfigDict) -> None:
-    """Keys of the policy, its adapters and its prompts."""
+    """The policy, its adapters and its prompts."""
     c.model = ConfigDict()
     c.model.path = ""                  # Hugging Face directory or .gguf file; empty: from scratch with the sizes below
-    c.model.tokenizer = ""             # default: the one that belongs to the path, or bytes
-    c.model.hidden_size = 128
-    c.model.num_layers = 4
-    c.model.num_heads = 4
-    c.model.mlp_size = 512
-    c.model.experts = 0                # of every layer, in the place of its feed-forward layer; 0: dense
-    c.model.experts_per_token = 2
-    c.model.expert_size = 0            # 0: mlp_size / experts_per_token, so that a token costs as much as in a dense model
+    c.model.tokenizer = ""             # directory or file of another one; empty: the one that belongs to the path, or bytes
+    c.model.chat_template = ""         # jinja source, or the name of one of the tokenizer's; empty: the tokenizer's own
+    c.model.hidden_size = 128          # width of the residual stream; this size and the next five: from scratch only
+    c.model.num_layers = 4             # blocks of attention and feed-forward layer
+    c.model.num_heads = 4              # heads of attention, which divide hidden_size
+    c.model.mlp_size = 512             # width of the feed-forward layers
+    c.model.experts = 0                # experts of every layer, in the place of its feed-forward layer; 0: dense
+    c.model.experts_per_token = 2      # experts that a token is sent to
+    c.model.expert_size = 0            # width of an expert; 0: mlp_size / experts_per_token, as costly as a dense layer
     c.model.dtype = "float32"          # of activations; weights and optimiser stay float32
     c.model.remat = False              # recompute layers in the backward pass: less memory, a third more work
 
-    c.lora = ConfigDict({"rank": 0, "alpha": 16.0})    # rank 0: all weights are trained
+    c.lora = ConfigDict()              # adapters beside frozen weights
+    c.lora.rank = 0                    # rank of the adapters; 0: all weights are trained
+    c.lora.alpha = 16.0                # alpha / rank is the scale of an adapter
 
     c.prompts = ConfigDict()
-    c.prompts.per_step = 8             # P
-    c.prompts.max_tokens = 0           # S; 0: the longest prompt of the task, found by encoding all of them
-    c.prompts.overlong = "fail"        # or "skip", "truncate"
+    c.prompts.per_step = 8             # P, prompts of a step
+    c.prompts.max_tokens = 0           # S, tokens of a prompt at most; 0: those of the longest one of the task
+    c.prompts.overlong = "fail"        # what happens to longer prompts; or "skip", "truncate"
 
 
 def _sampling(c: ConfigDict) -> None:
-    """Keys of the distribution of completions and their number."""
+    """Completions: their number and their distribution."""
     c.sampling = ConfigDict()
     c.sampling.group = 8               # G, completions per prompt
-    c.sampling.max_group = 16          # most of them, for methods that sample some prompts again; a multiple of group
-    c.sampling.max_tokens = 32         # T
-    c.sampling.temperature = 1.0
-    c.sampling.top_k = 0               # 0: off
-    c.sampling.top_p = 1.0             # 1: off
-    c.sampling.min_p = 0.0             # 0: off
-    c.sampling.stop_strings = ()
+    c.sampling.max_group = 16          # most completions of a prompt, for methods that sample some again; a multiple of group
+    c.sampling.max_tokens = 32         # T, tokens of a completion at most; in an environment of all behind the opening
+    c.sampling.max_turns = 8           # turns of the policy in a trajectory at most, in an environment
+    c.sampling.turn_tokens = 32        # tokens of the policy in a turn at most, in an environment
+    c.sampling.temperature = 1.0       # logits are divided by it
+    c.sampling.top_k = 0               # most probable tokens that are drawn from; 0: all
+    c.sampling.top_p = 1.0             # least probability that the tokens drawn from hold together; 1: all
+    c.sampling.min_p = 0.0             # least probability of a token, as a share of the most probable one's; 0: any
+    c.sampling.stop_strings = ()       # texts behind which completions are cut
     c.sampling.micro_batches = 1       # parts of the prompts that are sampled one after another: less memory
     c.sampling.max_rounds = 4          # generation rounds that a filter may use to fill a batch
 
 
 def _learning(c: ConfigDict) -> None:
-    """Keys of the optimiser and the updates of a batch."""
+    """The optimiser and the updates of a batch."""
     c.optimizer = ConfigDict()
-    c.optimizer.name = "adamw"         # of optax: or "adam", "lion", "muon", "adafactor", "rmsprop", "sgd"
-    c.optimizer.learning_rate = 1e-4
-    c.optimizer.warmup_updates = 5
-    c.optimizer.schedule = "constant"  # or "linear", "cosine"
-    c.optimizer.weight_decay = 0.0
-    c.optimizer.b1 = -1.0              # -1: the optimiser's own, 0.9 for Adam
-    c.optimizer.b2 = -1.0              # -1: the optimiser's own, 0.999 for Adam
-    c.optimizer.clip_norm = 1.0        # 0: off
+    c.optimizer.name = "adamw"         # "adamw", "adam", "lion", "muon", "adafactor", "rmsprop" or "sgd", of optax
+    c.optimizer.learning_rate = 1e-4   # its peak, after warmup_updates
+    c.optimizer.warmup_updates = 5     # updates in which the learning rate rises linearly
+    c.optimizer.schedule = "constant"  # after the warm-up; or "linear", "cosine": falling to 0
+    c.optimizer.weight_decay = 0.0     # an update takes this share of every weight, times the learning rate, away
+    c.optimizer.b1 = -1.0              # decay of the first moment; -1: the optimiser's own, 0.9 for Adam
+    c.optimizer.b2 = -1.0              # decay of the second moment; -1: the optimiser's own, 0.999 for Adam
+    c.optimizer.clip_norm = 1.0        # largest norm of a gradient; 0: off
 
     c.learner = ConfigDict()
     c.learner.epochs = 0                # passes over each rollout batch; 0: the method's own
     c.learner.minibatches = 0           # optimiser steps per pass; 0: the method's own
     c.learner.micro_batches = 1         # parts whose gradients are summed in one optimiser step: less memory
     c.learner.packed_rows = 0           # rows of a micro-batch that may be smaller than a prompt's group; 0: rectangular rows
-    c.learner.max_skipped = 5           # stop after so many non-finite updates in a row
+    c.learner.max_skipped = 5           # stop after this number of non-finite updates in a row
     c.learner.balance = 0.0             # weight of the load-balancing loss of a mixture of experts; 0.001 to 0.01 are usual
-    c.learner.offload = ""              # "optimizer", "reference" or both: in the host's memory while they are not used
+    c.learner.offload = ""              # what waits in the host's memory until it is used: "optimizer", "reference" or both
 
 
 def _values(c: ConfigDict) -> None:
-    """Keys of values of states and expectations of prompts, for methods that have them."""
+    """Values of states and expectations of prompts, for methods that have them."""
     c.probe = ConfigDict()             # read by methods whose baseline is a probe on the policy's hidden states
     c.probe.layer = "0.55"             # output of this block: its index (-1: the last), or with a point a share of the depth
     c.probe.pool = 10                  # prompt tokens and reasoning tokens, from the end, whose states are averaged
-    c.probe.think_end = "</think>"     # ends the reasoning; without it all of a completion is reasoning
+    c.probe.think_end = "</think>"     # text that ends the reasoning; without it all of a completion is reasoning
 
     c.prior = ConfigDict()             # read by methods that expect something of a prompt before they sample it
-    c.prior.source = "moving_average"  # of its earlier rewards; "probe": from the policy's states; "v0"; "shuffled", "oracle"
-    c.prior.weights = ""               # of V0, a file of experiments/pretrain_value.py
-    c.prior.encoder = ""               # of V0, the model that it was trained with
+    c.prior.source = "moving_average"  # "moving_average" of rewards, "probe" on the policy's states, "v0", "shuffled", "oracle"
+    c.prior.weights = ""               # weights of V0, a file of experiments/pretrain_value.py
+    c.prior.encoder = ""               # the model that V0 was trained with
 
     c.budget = ConfigDict()            # shares per_step x group completions out by what is expected of a step's prompts
-    c.budget.utility = ""              # "paper" (V0), "per_rollout", "knapsack"; empty: the method's own, or all get as many
-    c.budget.prompts = 0               # that a step draws and the completions are for; 0: half of per_step
+    c.budget.utility = ""              # "paper" (of V0), "per_rollout" or "knapsack"; empty: the method's own, or equal shares
+    c.budget.prompts = 0               # prompts of a step that share the completions; 0: half of per_step
 
     c.critic = ConfigDict()            # read by methods that fit a value to every state
-    c.critic.kind = "separate"         # a second model, first a copy of the policy; "head": a layer on the policy's states
-    c.critic.learning_rate = 0.0       # 0: the policy's
-    c.critic.clip = 0.5                # change of a value that one batch rewards; 0: any
+    c.critic.kind = "separate"         # "separate": a second model, first a copy of the policy; "head": a layer on its states
+    c.critic.learning_rate = 0.0       # its learning rate; 0: the policy's
+    c.critic.clip = 0.5                # largest change of a value in a batch that still lowers its loss; 0: any
     c.critic.pretrain_steps = -1       # first steps that train the critic alone; -1: the method's own
 
 
 def _around(c: ConfigDict) -> None:
-    """Keys of what happens before and between the steps, and of the mesh."""
-    c.warmup = ConfigDict({"steps": 0, "batch": 64, "learning_rate": 1e-3})   # supervised, on the task's own answers
+    """What happens before and between the steps, and the mesh of devices."""
+    c.warmup = ConfigDict()            # supervised, on the task's own answers, before the first step
+    c.warmup.steps = 0                 # updates at most; 0: none
+    c.warmup.loss = 0.0                # ends it once the mean of its last ten losses is at most this (nats a token)
+    c.warmup.batch = 64                # answers per update
+    c.warmup.learning_rate = 1e-3      # of the warm-up's own optimiser
+    c.warmup.strays = 0.0              # share of the turns of an environment's oracle that are random and not imitated
 
-    c.eval = ConfigDict({"every": 10, "problems": 64})
-    c.checkpoint = ConfigDict({"every": 50, "keep": 2})
-    c.samples_every = 25
-    c.wandb = ""                       # project of Weights & Biases that is told the metrics as well
-    c.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})
+    c.eval = ConfigDict()              # score on held-out problems, at the temperature of training
+    c.eval.every = 10                  # steps between evaluations; 0: before and after the run only
+    c.eval.problems = 64               # held-out problems, each with a group of completions
+
+    c.checkpoint = ConfigDict()
+    c.checkpoint.every = 50            # steps between checkpoints; 0: at the end only
+    c.checkpoint.keep = 2              # newest checkpoints that stay
+
+    c.samples_every = 25               # steps between pages of completions in samples/; 0: those of evaluations only
+    c.wandb = ""                       # project of Weights & Biases that gets the metrics too; empty: none
+
+    c.mesh = ConfigDict()              # sizes multiply to the number of devices; one may be -1: what is left
+    c.mesh.data = -1                   # spreads prompts
+    c.mesh.fsdp = 1                    # spreads prompts, weights and optimiser
+    c.mesh.tensor = 1                  # spreads the matrices inside layers
 
 
 def keywords(text: str) -> dict[str, Any]:
@@ -151,34 +181,34 @@ def keywords(text: str) -> dict[str, Any]:
     Raises:
       ValueError: when a part is not `name=value`, or a name is given twice.
     """
-    found = {}
+    given = {}
     for part in parts(text):
         name, _, value = (piece.strip() for piece in part.partition("="))
         try:
             literal = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             literal = value
-        if not name.isidentifier() or name in found or (literal is value and not re.fullmatch(r"[\w.+:/~-]+", value)):
+        if not name.isidentifier() or name in given or (literal is value and not re.fullmatch(r"[\w.+:/~-]+", value)):
             raise ValueError(f"cannot read {part!r} in {text!r}; write options as name=value, name=value, each name once, "
                              "and text with spaces or signs in quotes")
-        found[name] = literal
-    return found
+        given[name] = literal
+    return given
 
 
 def calls(text: str) -> list[tuple[str, dict[str, Any]]]:
     """`"exact, format(pattern='a*', weight=0.1)"` as names with their `keywords`; ValueError when it reads otherwise."""
-    found = []
+    named = []
     for part in parts(text):
-        call = re.fullmatch(r"(\w+)\s*(?:\((.*)\))?", part, re.DOTALL)
+        call = re.fullmatch(r"([\w.:]+)\s*(?:\((.*)\))?", part, re.DOTALL)
         if call is None:
             raise ValueError(f"cannot read {part!r} in {text!r}; write name, or name(option=value, option=value)")
-        found.append((call[1], keywords(call[2] or "")))
-    return found
+        named.append((call[1], keywords(call[2] or "")))
+    return named
 
 
 def parts(text: str) -> list[str]:
     """The stretches between the commas that are in no quotes and no brackets; empty ones are left out."""
-    found, depth, quote = [""], 0, ""
+    stretches, depth, quote = [""], 0, ""
     for character in text:
         if quote:
             quote = "" if character == quote else quote
@@ -187,20 +217,49 @@ def parts(text: str) -> list[str]:
         else:
             depth += (character in "([{") - (character in ")]}")
         if character == "," and not quote and not depth:
-            found.append("")
+            stretches.append("")
         else:
-            found[-1] += character
-    return [part.strip() for part in found if part.strip()]
+            stretches[-1] += character
+    return [part.strip() for part in stretches if part.strip()]
+
+
+# What a row of the catalogue may say of its paper's setting -> the key that it is; the rest are parts of runs of your own.
+PAPER = {"prompts": "prompts.per_step", "group_size": "sampling.group", "temperature": "sampling.temperature",
+         "top_p": "sampling.top_p", "epochs": "learner.epochs", "minibatches": "learner.minibatches",
+         "pretrain_steps": "critic.pretrain_steps", "budget": "budget.utility"}
+
+
+def as_in_paper(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
+    """A copy with what `defaults` say of the paper's setting; the most of a group grows with the group."""
+    config = config.copy_and_resolve_references()
+    config.update_from_flattened_dict({PAPER[name]: value for name, value in defaults.items() if name in PAPER})
+    group = config.sampling.group
+    config.sampling.max_group = -(-config.sampling.max_group // group) * group
+    return config
+
+
+def paper_table(config: ConfigDict, defaults: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """For people: what the paper sets otherwise than a resolved configuration does, and what no key can set."""
+    found = []
+    for name, value in defaults.items():
+        key = PAPER.get(name)
+        yours = None if key is None else functools.reduce(getattr, key.split("."), config)
+        if yours != value:
+            other = "which no key sets" if key is None else f"yours: {yours} ({key})"
+            found.append((f"{name} of the paper", f"{value}, {other}"))
+    return found
 
 
 def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
     """A copy in which `learner.epochs` and `learner.minibatches` are numbers: where they are 0, those of `defaults`, else 1.
 
+    With `setting="paper"` the `defaults` win over all keys that they set, see `as_in_paper`.
     A default number of minibatches that does not divide the batch becomes the largest one below it that does. Likewise
     `critic.pretrain_steps` where it is -1, else 0, `critic.learning_rate` where it is 0, `budget`, and `optimizer.b1` and `b2`
     where they are -1 and the optimiser has them. Raises ValueError for settings that it does not have.
     """
-    config = config.copy_and_resolve_references()
+    one_of("config.setting", config.setting, ("", "paper"))
+    config = as_in_paper(config, defaults) if config.setting else config.copy_and_resolve_references()
     learner, P = config.learner, config.prompts.per_step
     learner.epochs = learner.epochs or defaults.get("epochs", 1)
     if not learner.minibatches:
@@ -229,8 +288,11 @@ def check(config: ConfigDict) -> None:
         value = config.optimizer[name]
         if value != UNSET[name] and not 0 <= value < 1:
             raise ValueError(f"config.optimizer.{name} is {value}; give 0 or more and less than 1, or -1: the optimiser's own")
-    if not config.reward_deadline > 0:
-        raise ValueError(f"config.reward_deadline is {config.reward_deadline}; give a number of seconds above 0")
+    for name in ("reward_deadline", "environment_deadline"):
+        if not config[name] > 0:
+            raise ValueError(f"config.{name} is {config[name]}; give a number of seconds above 0")
+    if not 0 <= config.environment_invalid <= 1:
+        raise ValueError(f"config.environment_invalid is {config.environment_invalid}; give a share from 0 to 1")
     one_of("config.prompts.overlong", config.prompts.overlong, OVERLONG)
     for name in parts(config.learner.offload):
         one_of("config.learner.offload", name, OFFLOADABLE)
@@ -251,12 +313,12 @@ def check(config: ConfigDict) -> None:
             f"{[n for n in range(1, P + 1) if P % n == 0]}")
 
 
-def arithmetic_table(config: ConfigDict, prompt_tokens: int, rounds: int = 1) -> list[tuple[str, str]]:
-    """The batch arithmetic of a run, for people: what one step samples, in up to `rounds` rounds, and how it is cut up."""
+def arithmetic_table(config: ConfigDict, prompt_tokens: int, groups: int = 1) -> list[tuple[str, str]]:
+    """The batch arithmetic of a run, for people: what one step samples, up to `groups` of a prompt, and how it is cut up."""
     P, G, T = config.prompts.per_step, config.sampling.group, config.sampling.max_tokens
     learner, updates = config.learner, config.learner.epochs * config.learner.minibatches
-    budget, most = config.budget, f" to {G * rounds} = {P * G} to {P * G * rounds}" if rounds > 1 else f" = {P * G}"
-    sizes = f"{budget.prompts} x {G} to {G * rounds}, together {P * G}" if budget.utility else f"{P} x {G}{most}"
+    budget, most = config.budget, f" to {G * groups} = {P * G} to {P * G * groups}" if groups > 1 else f" = {P * G}"
+    sizes = f"{budget.prompts} x {G} to {G * groups}, together {P * G}" if budget.utility else f"{P} x {G}{most}"
     pieces = f"{learner.packed_rows} packed rows at a time" if learner.packed_rows else f"{learner.micro_batches} micro-batches"
     return [
         ("prompts x completions per step", sizes),

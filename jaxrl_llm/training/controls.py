@@ -58,11 +58,11 @@ class Controls:
 
 
 def facts_of(rollouts: Rollouts, batch: Rollouts, params: Any, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """The `control.FACTS` of a step: of `rollouts` on the host as they were sampled, and of the `batch` learned from."""
-    tokens = np.asarray(rollouts.token_mask)
-    found = {"prompt_ids": rollouts.prompt_ids, "rewards": rollouts.rewards, "valid": rollouts.valid,
+    """The `control.FACTS` of a step: of `rollouts` on the host, replayed ones left out, and of the `batch` learned from."""
+    tokens = np.asarray(rollouts.token_mask & rollouts.fresh[..., None])
+    found = {"prompt_ids": rollouts.prompt_ids, "rewards": rollouts.rewards, "valid": rollouts.fresh,
              "lengths": tokens.sum(-1, dtype=np.int32), "rollouts": batch, "params": params}
-    if rollouts.entropies is not None:
+    if rollouts.entropies is not None and tokens.any():
         found["entropy"] = np.mean(rollouts.entropies, where=tokens, dtype=np.float32)
     if metrics:
         found["metrics"] = {name: np.float32(value) for name, value in metrics.items()}

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.parallel import plan
 from jaxrl_llm.parallel.presets import DEVICES, Device
+from jaxrl_llm.replay.buffer import stored_bytes
 from jaxrl_llm.training.config import parts
 from jaxrl_llm.training.setup import Run, optimizer_of
 from jaxrl_llm.training.shapes import row_lengths
@@ -38,7 +39,17 @@ def device_of(device: jax.Device) -> Device:
         memory = psutil.virtual_memory().total / device.client.device_count()
     else:
         memory = (device.memory_stats() or {}).get("bytes_limit", facts.memory) / plan.USABLE  # a limit is usable in full
-    return Device(facts.name, memory, facts.flops, facts.bandwidth)
+    return Device(facts.name, memory, facts.flops, facts.bandwidth, measured=True)  # the compiler is going to say
+
+
+def replayed(run: Run) -> list[tuple[str, str]]:
+    """How large the replay buffer of a run may become, if it has one."""
+    source = run.source
+    if source.replay is None:
+        return []
+    most = source.replay.most(len(source.task.train), source.prompts * source.sampler.group)
+    size = stored_bytes(most, source.sampler.prompt_tokens, source.max_tokens)
+    return [("replay buffer, at most", f"{most:,} rollouts, {size / 1e9:.3g} GB of the host's memory, twice while it changes")]
 
 
 def forecast(run: Run) -> list[tuple[str, str]]:
@@ -54,17 +65,15 @@ def forecast(run: Run) -> list[tuple[str, str]]:
     w = work_of(run.config, run.source.sampler.prompt_tokens, run.needs, critic)
     found = plan.estimate(c, w, mesh.shape)
     if not found.fits(device):
-        try:
-            plan.check(c, w, device, mesh.size, mesh.shape)
-        except ValueError as error:
-            if own.platform != "cpu" and found.peak > _CERTAIN * plan.USABLE * device.memory:
-                raise
-            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+        refusal = plan.refusal(c, w, device, mesh.size, plan.placed(c, w, device, mesh.size, mesh.shape))
+        if own.platform != "cpu" and found.peak > _CERTAIN * plan.USABLE * device.memory:
+            raise ValueError(refusal)
+        warnings.warn(refusal, RuntimeWarning, stacklevel=2)
     operations, layout = sum(plan.step_flops(c, w).values()), run.learner.layout
     programs = [f"{sum(one.shapes for one in compiled)} of {what}" for what, compiled in
-                (("updates", layout.updates), ("scoring", layout.scores))]
+                (("updates", layout.update_programs), ("log-probs", layout.logprob_programs))]
     rows = [("memory per device, estimated", f"{found.updating / 1e9:.2f} GB updating, {found.sampling / 1e9:.2f} GB sampling, "
              f"of {device.memory / 1e9:.1f}"), ("operations per step", f"{operations / 1e12:.3g} TFLOP"),
-            ("programs to compile, at most", ", ".join(programs))]
+            ("programs to compile, at most", ", ".join(programs)), *replayed(run)]
     seconds = sum(plan.ideal_seconds(c, w, mesh.shape, device).values())
     return rows if seconds != seconds else [*rows, ("seconds per step, at least", f"{seconds:.2f} (bfloat16 peak)")]

@@ -1,16 +1,16 @@
 """Groups of completions for prompts of a forest: the compiled sampler, then texts and rewards on the host."""
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm import parallel
-from jaxrl_llm.forest import Forest, grow
+from jaxrl_llm.forest import Forest, grow, plant
 from jaxrl_llm.generation import sampling as sampling_lib
-from jaxrl_llm.generation.prompts import pad
+from jaxrl_llm.generation.prompts import encode_problems, pad
 from jaxrl_llm.generation.sampler import Completions, row_keys
 from jaxrl_llm.rewards import Combined, Scores
 from jaxrl_llm.rollouts import Prompts, Role
@@ -48,10 +48,27 @@ class Sampler:
     dtype: Any
     stop_strings: Sequence[str] = ()
     micro_batches: int = 1
+    turns: ClassVar[int] = 1
+    encode: ClassVar = staticmethod(encode_problems)
+
+    def prepare(self) -> list[tuple[str, str]]:
+        """What scores completions, for the head of a run: name and how."""
+        return [(f"reward {name}", how) for name, how in self.reward.prepare()]
+
+    def plant(self, problems: Sequence[Problem], ids: Sequence[Sequence[int]], draw: int) -> Forest:
+        """The forest of these prompts, to grow groups on."""
+        first = self.reward.rewards[0]
+        return plant(problems, ids, [part.name for part in self.reward.rewards], answers=first.extract is not None, draw=draw,
+                     solved_above=first.solved_above)
 
     def under(self, params, lora, temperature: float | jax.Array | None = None,
-              max_tokens: int | jax.Array | None = None) -> Generate:
-        """The compiled program under these weights, at another temperature or with shorter completions where they are given."""
+              max_tokens: int | jax.Array | None = None, max_turns: int | jax.Array | None = None) -> Generate:
+        """The compiled program under these weights, at another temperature or with shorter completions where they are given.
+
+        Raises ValueError for `max_turns`, which there are in an environment only, and for values outside their range.
+        """
+        if max_turns is not None:
+            raise ValueError(f"a controller sets max_turns={max_turns}, and completions have one turn; set config.environment")
         chosen = self.sampling
         if temperature is not None:
             chosen = dataclasses.replace(chosen, temperature=np.float32(temperature))
@@ -65,7 +82,7 @@ class Sampler:
 
         return run
 
-    def groups(self, generate: Generate, forest: Forest, rows: np.ndarray, first_uid: int, key: jax.Array, version: int,
+    def groups(self, generate: Any, forest: Forest, rows: np.ndarray, first_uid: int, key: jax.Array, version: int,
                timer: PhaseTimer) -> Forest:
         """The forest with one more group for each of the prompts `rows` i32[R], of uids from `first_uid` on."""
         for start in range(0, len(rows), self.prompts):

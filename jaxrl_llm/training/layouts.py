@@ -24,17 +24,17 @@ from jaxrl_llm.training.step import in_parts, make_update
 class Layout(NamedTuple):
     """How rollouts are computed.
 
-    score: `(params, lora, rollouts) -> (logprobs, entropies)`, f32[P, G, T] each; see `Policy.logprobs`.
+    logprobs: `(params, lora, rollouts) -> (logprobs, entropies)`, f32[P, G, T] each; see `Policy.logprobs`.
     update: `(state, rollouts, advantages, rate=None) -> (state, metrics)`, see `training.step.make_update`.
     ready: rollouts on the host -> the same with what the programs are promised, see `Rollouts.filled`.
-    updates, scores: the compiled programs that learn and those that score.
+    update_programs, logprob_programs: the compiled programs of each.
     """
 
-    score: Callable
+    logprobs: Callable
     update: Callable
     ready: Callable[[Rollouts], Rollouts]
-    updates: tuple[Guarded, ...]
-    scores: tuple[Guarded, ...]
+    update_programs: tuple[Guarded, ...]
+    logprob_programs: tuple[Guarded, ...]
 
 
 def rectangular(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, sizes: Ladders, *,
@@ -42,10 +42,10 @@ def rectangular(policy: Policy, objective: Objective, optimizer: optax.GradientT
     """Batches `[P, G, T]` of these sizes.
 
     Args:
-      parts: of a batch, that are scored one after another.
+      parts: of a batch, whose log-probs are computed one after another.
       together: prompts that go through the model at a time.
     """
-    score = Guarded("score", jax.jit(in_parts(policy.logprobs, parts)), sizes.programs)
+    logprobs = Guarded("log-probs", jax.jit(in_parts(policy.logprobs, parts)), sizes.programs)
     update = Guarded("update", make_update(policy, objective, optimizer, clip_norm=clip_norm, micro_batches=micro_batches,
                                            balance=balance), sizes.programs)
 
@@ -53,32 +53,53 @@ def rectangular(policy: Policy, objective: Objective, optimizer: optax.GradientT
         least = sizes.filled_of(rollouts.mask.shape[2])
         return rollouts.replace(filled=max(least, quarters_filled(np.asarray(rollouts.token_mask), together)))
 
-    return Layout(score, update, ready, (update,), (score,))
+    return Layout(logprobs, update, ready, (update,), (logprobs,))
 
 
 def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, lengths: Sequence[int], size: int, *,
            clip_norm: float | None, balance: float) -> Layout:
     """Rows of one of the `lengths`, `size` of them at a time; batches `[P, G, T]` come in one shape.
 
-    Rows are packed on the host, for each mini-batch and each pass over it.
+    Rows are packed on the host, once for what measures a batch and learns from it one after another.
     """
-    # Scored are whole batches and mini-batches: two views for each length of rows.
-    limits = {"score": 2 * len(lengths), "accumulate": len(lengths), "whole": len(lengths)}
+    # Log-probs are those of whole batches and of mini-batches: two views for each length of rows.
+    limits = {"logprobs": 2 * len(lengths), "accumulate": len(lengths), "whole": len(lengths)}
     made = accumulate.make_parts(policy, objective, optimizer, clip_norm=clip_norm, balance=balance)
     guards: dict[str, Any] = {name: Guarded(name, getattr(made, name), limits.get(name, 1)) for name in made._fields[1:]}
     parts = made._replace(**guards)
 
-    def rows(rollouts: Rollouts) -> Packed:
-        given = parallel.fetch((rollouts.prompt_tokens, rollouts.prompt_mask, rollouts.tokens, rollouts.token_mask))
-        found = pack(*of_groups(*given), given[-1], lengths, size)
-        return found if rollouts.temperature is None else at_temperatures(found, parallel.fetch(rollouts.temperature))
+    @remembers_last
+    def pack_arrays(prompt_tokens, prompt_mask, tokens, mask, valid, temperature) -> Packed:
+        prompt_tokens, prompt_mask, tokens, mask, valid, temperature = parallel.fetch(
+            (prompt_tokens, prompt_mask, tokens, mask, valid, temperature))
+        mask = mask & valid[..., None]
+        rows = pack(*of_groups(prompt_tokens, prompt_mask, tokens, mask), mask, lengths, size)
+        return rows if temperature is None else at_temperatures(rows, temperature)
 
-    def score(params, lora, rollouts: Rollouts):
-        placed = accumulate.placed(policy, size, rows(rollouts))
-        (logprobs, _), entropies = accumulate.scores(parts.score, policy, params, lora, *placed)
-        return logprobs, entropies
+    def packed_of(rollouts: Rollouts) -> Packed:
+        r = rollouts
+        return pack_arrays(r.prompt_tokens, r.prompt_mask, r.tokens, r.mask, r.valid, r.temperature)
+
+    def logprobs(params, lora, rollouts: Rollouts):
+        micro_batches, index = accumulate.placed(policy, size, packed_of(rollouts))
+        (values, _), entropies = accumulate.view_of(parts.logprobs, policy, params, lora, micro_batches, index)
+        return values, entropies
 
     def update(state, rollouts: Rollouts, advantages, rate=None):
-        return accumulate.update(parts, size, state, rows(rollouts), rollouts, advantages, rate)
+        return accumulate.update(parts, size, state, packed_of(rollouts), rollouts, advantages, rate)
 
-    return Layout(score, update, lambda rollouts: rollouts, (guards["accumulate"], guards["whole"]), (guards["score"],))
+    programs = (guards["accumulate"], guards["whole"]), (guards["logprobs"],)
+    return Layout(logprobs, update, lambda rollouts: rollouts, *programs)
+
+
+def remembers_last(function: Callable) -> Callable:
+    """The function of arrays, whose last result is given again for the very same arrays, where those cannot change."""
+    last: list[Any] = [(), None]
+
+    def remembered(*given):
+        same = len(last[0]) == len(given) and all(a is b for a, b in zip(last[0], given))
+        if not same or not all(x is None or isinstance(x, jax.Array) for x in given):
+            last[:] = given, function(*given)
+        return last[1]
+
+    return remembered

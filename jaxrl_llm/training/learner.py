@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from jaxrl_llm import parallel
 from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.control import Settings
 from jaxrl_llm.descent import keep_finite
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.recorders.base import Recorder, recorded, texts_of
@@ -52,7 +53,7 @@ class Learner:
     Attributes:
       policy, estimator, objective, optimizer: what is learned, and how.
       recorders: what is measured of rollouts first, in this order.
-      layout: how a batch goes through the model, to be scored and learned from.
+      layout: how a batch goes through the model, for its log-probs and for updates.
       joint: the update that estimates in its own forward pass, see `make_joint_update`; None: advantages come first.
       rows, group: P, or numbers of rows to choose from, and G of the rows that are learned from; larger groups become several
         rows, see `training.regroup`.
@@ -101,7 +102,7 @@ class Learner:
         return {one.name: one.init(params) for one in self.keeping if one.init is not None}
 
     def evaluated(self, state: TrainState, score: float) -> tuple[TrainState, bool]:
-        """The state after an evaluation with this accuracy, and whether the controllers ask for a reset, which it then is.
+        """The state after an evaluation with this score, and whether the controllers ask for a reset, which it then is.
 
         A reset clears the optimiser; whoever calls makes new `frozen` weights of the policy.
         """
@@ -130,7 +131,7 @@ class Learner:
         settings = self.controls.settings(state.control)
         rate = None if settings.learning_rate is None else np.float32(parallel.fetch(settings.learning_rate))
         with timer("score"):
-            state, batch, advantages, found = self._credit(state, rollouts, frozen or {}, alone)
+            state, batch, advantages, found = self._credit(state, rollouts, frozen or {}, settings, alone)
         with timer("update"):
             state = offload.moments_near(self.offload, state)
             state, updates, estimated = self._updates(state, batch, advantages, alone, rate)
@@ -151,7 +152,7 @@ class Learner:
         """A batch on the devices: every leaf `[P, ...]` spread over the mesh by prompts."""
         return parallel.put(tree, parallel.batch_sharding(self.mesh))
 
-    def _credit(self, state: TrainState, rollouts: Rollouts, frozen: Mapping[str, Any], alone: bool):
+    def _credit(self, state: TrainState, rollouts: Rollouts, frozen: Mapping[str, Any], settings: Settings, alone: bool):
         """Everything the updates of a batch need beside it: `(state, batch, advantages, metrics)`.
 
         Advantages are None where the update makes them in its own forward pass. They are made of whole groups; groups that are
@@ -159,7 +160,7 @@ class Learner:
         reads what they provide.
         """
         if rollouts.valid.shape[1] == self.group:
-            batch, facts = self._recorded(state, self.place(self.layout.ready(rollouts)), frozen, alone)
+            batch, facts = self._recorded(state, self.place(self.layout.ready(rollouts)), frozen, settings, alone)
             if self.joint is not None:
                 return state, batch, None, facts
             advantages, estimator_state, own = estimate(self.estimator, self.mesh, batch, state.estimator_state)
@@ -168,7 +169,7 @@ class Learner:
         first = any({*one.provides} & {*self.estimator.needs} for one in self.recorders)
         placed, facts = self.place(self.layout.ready(rollouts) if first else rollouts), {}
         if first:
-            placed, facts = self._recorded(state, placed, frozen, alone)
+            placed, facts = self._recorded(state, placed, frozen, settings, alone)
         advantages, estimator_state, own = estimate(self.estimator, self.mesh, placed, state.estimator_state)
         whole = parallel.fetch(placed) if first else rollouts
         if self.estimator.keeps is not None:
@@ -176,15 +177,16 @@ class Learner:
         rows, advantages = regroup(whole, parallel.fetch(advantages), self.group, self.rows)
         batch = self.place(self.layout.ready(rows))
         if not first:
-            batch, facts = self._recorded(state, batch, frozen, alone)
+            batch, facts = self._recorded(state, batch, frozen, settings, alone)
         return state.replace(estimator_state=estimator_state), batch, self.place(advantages), facts | own
 
-    def _recorded(self, state: TrainState, batch: Rollouts, frozen: Mapping[str, Any], alone: bool) -> tuple[Rollouts, dict]:
+    def _recorded(self, state: TrainState, batch: Rollouts, frozen: Mapping[str, Any], settings: Settings, alone: bool
+                  ) -> tuple[Rollouts, dict]:
         """The batch with what the recorders measure, and with the targets of a critic, all fixed for the step's updates.
 
         A critic that is trained `alone` is fitted to the returns that were seen.
         """
-        seen, settings = batch, self.controls.settings(state.control)
+        seen = batch
         for one in self.recorders:
             own = getattr(settings, one.name) if one.name in self.controls.knobs else state.beside.get(one.name)
             if one.name in frozen:
@@ -235,7 +237,7 @@ class Learner:
 
     def ratios(self, state: TrainState, batch: Rollouts, before: jax.Array) -> jax.Array:
         """f32[P, G, T], the probability of each token now over that of the log-probs `before`."""
-        return jax.numpy.exp(self.layout.score(state.params, state.lora, texts_of(batch))[0] - before)
+        return jax.numpy.exp(self.layout.logprobs(state.params, state.lora, texts_of(batch))[0] - before)
 
 
 def mean_metrics(updates: list[dict]) -> dict[str, float]:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import platform
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import BinaryIO
 from jaxrl_llm import parallel
 
 FILE_NAME = "run.lock"
+PATIENCE = 60.0  # seconds for which some network file systems remember that a file is not there
 _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # by some NFS and FUSE mounts
 
 
@@ -22,8 +24,8 @@ _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # b
 def locked(path: str | Path) -> Iterator[None]:
     """Holds the run folder `path`, which is made if need be, and removed again if nothing was put there.
 
-    Of several processes the first one locks, and all of them hear of it. Readers of the folder need no lock. Raises, in every
-    process, RuntimeError if a living run has the folder and OSError if it cannot be written.
+    Of several processes the first one locks. Readers of the folder need no lock. Raises, in every process, RuntimeError if a
+    living run has the folder, OSError if it cannot be written and ValueError if a process does not see it.
     """
     path, problem = Path(path).expanduser().absolute(), None
     with contextlib.ExitStack() as held:
@@ -32,10 +34,22 @@ def locked(path: str | Path) -> Iterator[None]:
                 held.enter_context(_hold(path))
             except (RuntimeError, OSError) as error:
                 problem = error
-        found = next(filter(None, parallel.gather_objects(problem)), None)
-        if found is not None:
-            raise found
+        first = next(filter(None, parallel.gather_objects(problem)), None)
+        if first is not None:
+            raise first
+        _check_seen(path)
         yield
+
+
+def _check_seen(path: Path) -> None:
+    """ValueError, in every process, when one does not see the file that the first one has locked."""
+    end = time.monotonic() + PATIENCE
+    while not (path / FILE_NAME).exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    blind = {host for host, seen in parallel.gather_objects((platform.node(), (path / FILE_NAME).exists())) if not seen}
+    if blind:
+        raise ValueError(f"workdir {path} is another folder on {', '.join(sorted(blind))} than on the first host of the job; "
+                         "mount storage on all of them (sudo mount -t nfs SERVER:/SHARE /mnt/SHARE) and give a --workdir in it")
 
 
 @contextlib.contextmanager
@@ -83,8 +97,8 @@ def _take(path: Path) -> BinaryIO:
 
 def _holder(path: Path) -> str:
     try:
-        told = json.loads(path.read_text())
-        return f"host {told['host']}, process {told['pid']}, since {told['started']}"
+        holder = json.loads(path.read_text())
+        return f"host {holder['host']}, process {holder['pid']}, since {holder['started']}"
     except (OSError, ValueError, KeyError, TypeError):  # it has only just been locked, or the disk was full
         return f"see {path}"
 

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
 from jaxrl_llm.recorders import Recorder
-from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import offload, optimizers, preemption, schedules, setup
 from jaxrl_llm.training import workdir as folders
 from jaxrl_llm.training.checkpoints import Checkpoints
-from jaxrl_llm.training.config import arithmetic_table
+from jaxrl_llm.training.config import arithmetic_table, paper_table
 from jaxrl_llm.training.forecast import forecast
 from jaxrl_llm.training.heldout import Evaluation, evaluate
 from jaxrl_llm.training.lock import locked
@@ -28,10 +28,12 @@ from jaxrl_llm.training.pages import lessons, write_page
 from jaxrl_llm.training.plots import draw_or_warn, plot_curves
 from jaxrl_llm.training.progress import Progress
 from jaxrl_llm.training.schedules import Step
+from jaxrl_llm.training.source import jsonable
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.tracking import tracked
+from jaxrl_llm.training.trajectories import Trajectories
 from jaxrl_llm.training.value_plots import plot_history
-from jaxrl_llm.training.warmup import imitate
+from jaxrl_llm.training.warmup import imitate, minimise, oracle_demonstrations
 from jaxrl_llm.training.workdir import Workdir, check_agreement, open_workdir, records
 
 _EVAL_STREAM = 2**31 - 1  # folded into the run's key; of trajectories those are the upper halves of uids
@@ -103,12 +105,23 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, E
                     draw_or_warn(plot_curves, writer.path, folder / "curves.png")
 
 
+def _of_method(run: setup.Run) -> list[tuple[str, str]]:
+    """How the run differs from the paper that its method is named after."""
+    rows, first, steps = paper_table(run.config, run.method.defaults), run.learner.estimator.bootstrap, run.config.steps
+    if rows:
+        rows.append(("to have the paper's", "--config.setting=paper"))
+    if first:
+        rows.append(("bootstrap", f"{run.method.slug} begins after {first} of {steps} steps"
+                     + (": never in this run" if first >= steps else "")))
+    return [("method", run.method.slug), *rows]
+
+
 def _print_head(run: setup.Run, params) -> None:
     """What runs, on what, and what it needs."""
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
     device, sampler = f"{jax.device_count()} x {jax.devices()[0].device_kind}", run.source.sampler
-    rows = [("model", f"{weights:,} weights on {device}"), *((f"reward {name}", how) for name, how in sampler.reward.prepare()),
-            *arithmetic_table(run.config, sampler.prompt_tokens, run.source.topology.rounds), *forecast(run)]
+    rows = [("model", f"{weights:,} weights on {device}"), *sampler.prepare(), *_of_method(run),
+            *arithmetic_table(run.config, sampler.prompt_tokens, run.source.topology.max_groups), *forecast(run)]
     for name, value in rows if parallel.is_primary() else ():
         print(f"{name:32}{value}")
 
@@ -118,10 +131,10 @@ def _first_state(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints
     if not work.resume:
         return setup.initial_state(run, warm_up(run, params, progress))
     progress.phase("restoring")
-    found = checkpoints.restore(offload.moments_away(run.learner.offload, setup.initial_state(run, params)))
-    run.source.set_position(found.host)
-    progress.step(found.step, {})
-    return found.state
+    restored = checkpoints.restore(offload.moments_away(run.learner.offload, setup.initial_state(run, params)))
+    run.source.set_position(restored.host)
+    progress.step(restored.step, {})
+    return restored.state
 
 
 def warm_up(run: setup.Run, params, progress):
@@ -130,8 +143,12 @@ def warm_up(run: setup.Run, params, progress):
     if not w.steps:
         return params
     data = batches(source.task.train, w.batch, seed=run.config.seed + 1)
+    if isinstance(source.sampler, Trajectories):
+        shown = (oracle_demonstrations(source, problems, w.strays) for problems in data)
+        return minimise(run.learner.policy, params, shown, steps=w.steps, loss=w.loss, learning_rate=w.learning_rate,
+                        progress=progress)[0]
     params, _ = imitate(run.learner.policy, params, data, source.sampler.tokenizer, steps=w.steps,
-                        learning_rate=w.learning_rate,
+                        loss=w.loss, learning_rate=w.learning_rate,
                         prompt_tokens=source.sampler.prompt_tokens, max_tokens=run.config.sampling.max_tokens,
                         overlong=run.config.prompts.overlong, progress=progress)
     return params
@@ -139,20 +156,20 @@ def warm_up(run: setup.Run, params, progress):
 
 def frozen_weights(run: setup.Run, state: TrainState, work: Workdir) -> dict[str, Any]:
     """Weights that recorders keep of step 0 by name, in folders beside the checkpoints, read by a resumed run."""
-    found = {}
+    frozen = {}
     for one in run.learner.keeping:
         folder = work.path / one.name
         if work.resume and not folder.is_dir():
             raise ValueError(f"{work.path} was started without {one.name} weights, which this configuration needs (kl_coef or "
                              f"a {one.name} method); start a new run, or resume without it")
         if not work.resume:
-            found |= keep_weights(folder, 0, one, state)
+            frozen |= keep_weights(folder, 0, one, state)
             continue
         with Checkpoints(folder, keep=2) as store:
             shapes = jax.eval_shape(one.init, state.params)
             target = parallel.with_shardings(shapes, parallel.tree_shardings(shapes, run.learner.mesh))
-            found[one.name] = store.restore(target, max(step for step in store.steps() if step <= int(state.step))).state
-    return found
+            frozen[one.name] = store.restore(target, max(step for step in store.steps() if step <= int(state.step))).state
+    return frozen
 
 
 def keep_weights(folder: Path, step: int, recorder: Recorder, state: TrainState) -> dict[str, Any]:
@@ -201,8 +218,8 @@ class _Session:
             self.evaluations["before"] = self.evaluate(0)
         elif self.due(start, self.run.config.eval.every) and parallel.agree(self.writer.last_step or 0) < start:
             self.evaluations["after"] = self.evaluate(start)
-        for found in self.evaluations.values():
-            self.writer.write(start, found.metrics() | self.timer.collect())
+        for evaluation in self.evaluations.values():
+            self.writer.write(start, evaluation.metrics() | self.timer.collect())
 
     def step(self, step: int) -> None:
         """One step, and what is due after it."""
@@ -238,12 +255,12 @@ class _Session:
         self.progress.phase("evaluating" if step else "compiling the sampler, first evaluation")
         state = self.reached.state
         key = jax.random.fold_in(state.key, _EVAL_STREAM)
-        found = evaluate(self.run.source, state.params, state.lora, problems=self.run.config.eval.problems, key=key,
+        evaluation = evaluate(self.run.source, state.params, state.lora, problems=self.run.config.eval.problems, key=key,
                          timer=self.timer)
-        write_page(self.folder, step, self.run.source, found.forest, {})
+        write_page(self.folder, step, self.run.source, evaluation.forest, {})
         if step and self.run.learner.controls.by_name:
-            self.control(step, found.accuracy.mean)
-        return found
+            self.control(step, evaluation.score.mean)
+        return evaluation
 
     def control(self, step: int, score: float) -> None:
         """Lets the controllers see an evaluation, and does what they ask for."""
@@ -259,14 +276,13 @@ class _Session:
         self.progress.phase("saving")
         state, position = self.reached
         with self.timer("checkpoint"):
-            self.checkpoints.save(int(state.step), state, position)
+            self.checkpoints.save(int(state.step), state, jsonable(position))
         self.saved = int(state.step)
 
     def pace(self, done: Step, seconds: float) -> dict[str, float]:
         """The learning rate of a step's last update, and how long the step took."""
         updates = optimizers.updates_made(done.learned.state.opt_state)
-        forest = done.finished.forest
-        tokens = forest.length[forest.role == Role.POLICY].sum()
+        tokens = np.sum(done.finished.forest.version == int(done.learned.state.step) - 1)  # without replayed ones
         rate = float(self.run.learning_rate(max(updates - 1, 0))) * done.learned.metrics.get("control/learning_rate", 1.0)
         return {"learning_rate": rate, "time/step": seconds,
                 "speed/tokens_per_second": float(tokens) / seconds}
@@ -282,7 +298,7 @@ class _Session:
                 self.save()
                 self.checkpoints.wait()
                 error.add_note(f"step {self.saved} was saved; continue with --resume")
-            except Exception as problem:  # what ended the run is what has to be told
+            except Exception as problem:  # what ended the run is the error to show
                 error.add_note(f"step {int(state.step)} could not be saved: {problem}; the last saved one is step {saved}, "
                                "from which --resume continues")
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

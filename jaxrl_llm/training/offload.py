@@ -1,6 +1,6 @@
 """What only a part of a step needs, kept in the memory of the host for the rest of it (`config.learner.offload`).
 
-The state of the optimiser comes to the devices for the updates, reference weights while they score. Copies: no bit changes.
+The state of the optimiser comes to the devices for the updates, reference weights for their log-probs. Copies: no bit changes.
 Checkpoints save and restore both where they lie.
 """
 from typing import Any

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm import parallel
-from jaxrl_llm.forest import Forest, paths
+from jaxrl_llm.forest import Forest, chains, paths
+from jaxrl_llm.rollouts import Role
 from jaxrl_llm.training.learner import Learned, Learner
 from jaxrl_llm.training.samples import per_token, write_samples
 from jaxrl_llm.training.source import Source
@@ -19,7 +20,7 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
         return
     ends, names = forest.ends, forest.names
     group = int(np.bincount(forest.prompt[ends]).max())
-    seen = paths(forest, group=group, prompts=len(forest.problems), tokens=lambda longest: longest,
+    seen = paths(forest, source.sampler.turns, group=group, prompts=len(forest.problems), tokens=lambda longest: longest,
                  prompt_tokens=lambda longest: longest, version=0)
     owner, lengths = forest.prompt[ends], seen.mask[seen.valid].sum(-1).tolist()
     place = np.arange(len(ends)) - np.searchsorted(owner, owner)
@@ -32,20 +33,36 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
     spell = functools.partial(source.sampler.tokenizer.decode_batch, skip_special=False)
     tokens = per_token(of_rows(seen.tokens), of_rows(seen.mask), of_rows(seen.present).sum(-1).tolist(),
                        spell, spelled)
+    entries: list[dict[str, Any]] = [
+        {"solved": solved, **entry} for solved, entry in zip(forest.solved[ends].tolist(), tokens)]
+    texts = forest.texts[ends].tolist()
+    if forest.turn_rewards is not None:
+        spoken = conversations(forest, ends)
+        texts = ["\n".join(f"[{message['role']}]\n{message['content']}" for message in messages) for messages in spoken]
+        entries = [{"messages": messages, **entry} for messages, entry in zip(spoken, entries)]
     columns: tuple[Any, ...] = (
-        forest.texts[ends].tolist(), forest.rewards[ends].tolist(),
+        texts, forest.rewards[ends].tolist(),
         [dict(zip(names, map(float, row))) for row in forest.components[ends]], lengths,
-        np.where(forest.stopped[ends], "stop", "length").tolist(), tokens)
+        np.where(forest.stopped[ends], "stop", "length").tolist(), entries)
     starts = np.searchsorted(owner, np.arange(len(forest.problems) + 1))
     grouped: list[Any] = [[column[a:b] for a, b in zip(starts, starts[1:])] for column in columns]
     prompts = spell([forest.prompt_ids(p) for p in range(len(forest.problems))])
     write_samples(path, step, prompts, [p.answer for p in forest.problems], *grouped)
 
 
+def conversations(forest: Forest, ends: np.ndarray) -> list[list[dict[str, str]]]:
+    """The messages behind the prompt of each trajectory: the policy's are the assistant's, all others the user's."""
+    found: list[list[dict[str, str]]] = [[] for _ in ends]
+    for node, row in zip(*(x.tolist() for x in chains(forest, ends))):
+        role = "assistant" if forest.role[node] == Role.POLICY else "user"
+        found[row].append({"role": role, "content": forest.texts[node]})
+    return found
+
+
 def lessons(source: Source, learner: Learner, learned: Learned) -> dict[str, np.ndarray]:
     """What a page shows of the tokens of a batch after it was learned from: advantages, and what became of probabilities."""
     batch, before = learned.rollouts, None
-    if batch is None or source.topology.rounds > 1:  # rows of unequal groups no longer lie as they were sampled
+    if batch is None or source.topology.max_groups > 1:  # rows of unequal groups no longer lie as they were sampled
         return {}
     s, before = source.sampler.sampling, batch.old_logprobs
     if before is None and s.temperature > 0 and s.top_k is None and s.top_p is None and s.min_p is None:

@@ -81,10 +81,10 @@ def _panels(metrics: Metrics) -> list[tuple[str, Callable[[Any], None]]]:
         return lambda axes: _draw_lines(axes, metrics, labels, ylabel, **style)
 
     candidates = [
-        ({"reward/mean", "eval/accuracy"} & present, "Reward", lambda axes: _draw_reward(axes, metrics, present)),
+        ({"reward/mean", "eval/score"} & present, "Reward", lambda axes: _draw_reward(axes, metrics, present)),
         ({"completion/length"} & present, "Completion length", lines({"completion/length": "mean"}, "tokens", color=2)),
         ({"entropy"} & present, "Policy entropy", lines({"entropy": "entropy"}, "nats per token", color=3)),
-        (kl, "KL divergence", lines(kl, "nats per token", log=True)),
+        (kl, "KL divergence", lines(kl, "nats per token", log=True, rounding=1e-5)),
         ({"grad_norm"} & present, "Gradient norm", lines({"grad_norm": "norm"}, "L2 norm", color=4, log=True)),
         ({"loss"} & present, "Loss (near 0 on policy)", lines({"loss": "loss"}, "loss", color=6)),
         (shares, "Lost signal", lambda axes: _draw_shares(axes, metrics, shares)),
@@ -117,13 +117,17 @@ def _curve(axes: Any, steps: np.ndarray, values: np.ndarray, color: str, label: 
 
 
 def _draw_lines(
-    axes: Any, metrics: Metrics, labels: dict[str, str], ylabel: str, color: int = 0, log: bool = False
+    axes: Any, metrics: Metrics, labels: dict[str, str], ylabel: str, color: int = 0, log: bool = False,
+    rounding: float = 0.0
 ) -> None:
+    """One curve per label; with all values below `rounding`, which float32 cannot tell from 0, an axis on which they are 0."""
     for index, (name, label) in enumerate(labels.items()):
         _curve(axes, metrics["step"], metrics[name], COLORS[(color + index) % len(COLORS)], label)
     values = np.concatenate([metrics[name] for name in labels])
     values = values[np.isfinite(values)]
-    if log and values.min() > 0 and values.max() / values.min() > 30:
+    if rounding and np.abs(values).max(initial=0) < rounding:
+        axes.set_ylim(-rounding, 10 * rounding)
+    elif log and values.min() > 0 and values.max() / values.min() > 30:
         axes.set_yscale("log")
     axes.set_ylabel(ylabel)
 
@@ -131,18 +135,18 @@ def _draw_lines(
 def _draw_reward(axes: Any, metrics: Metrics, present: set[str]) -> None:
     if "reward/mean" in present:
         _curve(axes, metrics["step"], metrics["reward/mean"], COLORS[0], "training reward")
-    if "eval/accuracy" in present:
-        at = np.isfinite(metrics["eval/accuracy"])
-        steps, accuracy = metrics["step"][at], metrics["eval/accuracy"][at]
-        label = "held-out accuracy"
+    if "eval/score" in present:
+        at = np.isfinite(metrics["eval/score"])
+        steps, score = metrics["step"][at], metrics["eval/score"][at]
+        label = "held-out score"
         bars = None
-        if {"eval/accuracy_low", "eval/accuracy_high"} <= present:
-            low, high = metrics["eval/accuracy_low"][at], metrics["eval/accuracy_high"][at]
-            bars = np.maximum(0.0, np.nan_to_num(np.stack([accuracy - low, high - accuracy])))
+        if {"eval/score_low", "eval/score_high"} <= present:
+            low, high = metrics["eval/score_low"][at], metrics["eval/score_high"][at]
+            bars = np.maximum(0.0, np.nan_to_num(np.stack([score - low, high - score])))
             label += " with interval"
         axes.errorbar(
             steps,
-            accuracy,
+            score,
             yerr=bars,
             color=COLORS[1],
             linestyle="-",
@@ -155,7 +159,7 @@ def _draw_reward(axes: Any, metrics: Metrics, present: set[str]) -> None:
             label=label,
             zorder=5,
         )
-    axes.set_ylabel("reward, accuracy" if {"reward/mean", "eval/accuracy"} <= present else "reward")
+    axes.set_ylabel("reward, score" if {"reward/mean", "eval/score"} <= present else "reward")
 
 
 def _draw_shares(axes: Any, metrics: Metrics, labels: dict[str, str]) -> None:

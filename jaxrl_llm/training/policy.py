@@ -1,4 +1,4 @@
-"""Log-probs of completions under a policy: the one function that the update, the score pass and the reference share."""
+"""Log-probs of completions under a policy: the one function that the update, the pass before it and the reference share."""
 import dataclasses
 
 import jax
@@ -38,7 +38,7 @@ class Policy:
       model: the transformer.
       temperature: the sampler's, so that learner and sampler describe the same distribution (that of the whole vocabulary:
         what top-k, top-p or min-p cut away counts here, and shows as mismatch/kl in the metrics). Rollouts that say their own
-        (`Rollouts.temperature`) are scored at that.
+        (`Rollouts.temperature`) are computed at that.
       chunk: rows of logits held at a time, on each device.
       mesh: where parameters and rollouts lie; None: on one device.
     """
@@ -124,19 +124,19 @@ class Policy:
                                            return_loads=experts)
             states, loads = outputs if experts else (outputs, None)
             # Tokens that somebody asks for first: chunks of logits that nobody does are left out.
-            scored = rows.scored.reshape(-1)
-            order = jnp.argsort(~scored)
+            wanted = rows.wanted.reshape(-1)
+            order = jnp.argsort(~wanted)
             before = rows.before + rows.tokens.shape[1] * jnp.arange(rows.tokens.shape[0])[:, None]
             temperature = None if rows.temperature is None else rows.temperature.reshape(-1)[order]
             states = states.reshape(-1, states.shape[-1])[before.reshape(-1)[order]]
-            scores = self._of_tokens(params, states, rows.tokens.reshape(-1)[order], scored[order], temperature)
+            numbers = self._of_tokens(params, states, rows.tokens.reshape(-1)[order], wanted[order], temperature)
             def back(x):
                 return jnp.zeros_like(x).at[order].set(x, unique_indices=True).reshape(rows.tokens.shape)
-            return *map(back, scores), jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), loads)
+            return *map(back, numbers), jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), loads)
 
-        *scores, loads = over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
+        *numbers, loads = over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
         slots = rows.tokens.size
         inside = jnp.where((index >= 0) & (index < slots), index, slots)
         def view(x):
             return jnp.take(x.reshape(-1), inside, mode="fill", fill_value=0)
-        return *map(view, scores), jax.tree.map(lambda x: x.sum(0, keepdims=True), loads)
+        return *map(view, numbers), jax.tree.map(lambda x: x.sum(0, keepdims=True), loads)

@@ -43,7 +43,7 @@ class Prior(NamedTuple):
 
 
 def make(config: ConfigDict, policy: Policy, prompts: int, prompt_tokens: int, capture: Capture) -> Prior:
-    """The prior that `config.prior` names, of a task with so many training prompts; a probe reads what `capture` says."""
+    """The prior that `config.prior` names, of a task with `prompts` training prompts; a probe reads what `capture` says."""
     source = config.prior.source
     if source in ("probe", "shuffled"):
         found = of_probe(policy, capture, prompt_tokens)

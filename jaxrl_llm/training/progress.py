@@ -11,7 +11,8 @@ from typing import TextIO
 # Label -> (metric, format): what a glance at a run asks for.
 _SHOWN = {
     "reward": ("reward/mean", "{:.3f}"),
-    "accuracy": ("eval/accuracy", "{:.1%}"),
+    "score": ("eval/score", "{:.1%}"),
+    "solved": ("eval/solved", "{:.1%}"),
     "length": ("completion/length", "{:.0f}"),
     "tok/s": ("speed/tokens_per_second", "{:,.0f}"),
 }
@@ -30,6 +31,7 @@ class Progress:
         self._display = _Bar(self._stream, total_steps, start_step) if self._stream.isatty() else None
         self._step, self._phase, self._metrics = start_step, "starting", {}
         self._phase_start = time.monotonic()
+        self._part: tuple[int, int] | None = None
         self._step_ends: deque[float] = deque(maxlen=20)
         self._seen_phases: set[str] = set()
         self._last_line = -float("inf")
@@ -53,27 +55,33 @@ class Progress:
             f"{'done' if kind is None else f'stopped by {kind.__name__}'} at step {self._step}/{self.total_steps}"
         )
 
-    def phase(self, text: str) -> None:
-        """Names what happens now ("compiling rollout"); a log file gets a line when a name is new."""
+    def phase(self, text: str, done: int = 0, total: int = 0) -> None:
+        """Names what happens now ("compiling rollout"); a log file gets a line when a name is new.
+
+        With a `total` the bar is that of the phase, of which `done` parts are done, until the next phase.
+        """
         with self._lock:
-            self._phase, self._phase_start = text, time.monotonic()
+            self._phase, self._phase_start, self._part = text, time.monotonic(), (done, total) if total else None
             if self._display:
-                self._display.update(self._step, self._summary(), text)
+                self._display.update(*self._count(), self._summary(), text)
             elif text not in self._seen_phases:
                 self._seen_phases.add(text)
                 self._line(f"step {self._step}/{self.total_steps}  {text}...")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Reports `step` steps done; shows reward/mean, completion/length, speed/tokens_per_second, eval/accuracy."""
+        """Reports `step` steps done; shows reward/mean, completion/length, speed/tokens_per_second, eval/score, eval/solved."""
         with self._lock:
             now = time.monotonic()
             self._step_ends.append(now)
             self._step = step
             self._metrics.update({name: float(metrics[name]) for name, _ in _SHOWN.values() if name in metrics})
             if self._display:
-                self._display.update(step, self._summary(), self._phase)
+                self._display.update(*self._count(), self._summary(), self._phase)
             elif now - self._last_line >= self.interval or len(self._step_ends) == 1 or step >= self.total_steps:
                 self._line(f"step {step}/{self.total_steps}  {self._summary()}")
+
+    def _count(self) -> tuple[int, int]:
+        return self._part or (self._step, self.total_steps)
 
     def _summary(self) -> str:
         shown = [
@@ -91,7 +99,7 @@ class Progress:
             with self._lock:
                 seconds = format_seconds(time.monotonic() - self._phase_start)
                 if self._display:
-                    self._display.update(self._step, self._summary(), f"{self._phase} {seconds}")
+                    self._display.update(*self._count(), self._summary(), f"{self._phase} {seconds}")
                 elif time.monotonic() - self._last_line >= self.interval:
                     self._line(f"step {self._step}/{self.total_steps}  still {self._phase} ({seconds})")
 
@@ -120,8 +128,8 @@ class _Bar:
         self._task = self._rich.add_task("", total=total_steps, completed=start_step, summary="", phase="starting")
         self.start, self.stop = self._rich.start, self._rich.stop
 
-    def update(self, step: int, summary: str, phase: str) -> None:
-        self._rich.update(self._task, completed=step, summary=summary, phase=phase)
+    def update(self, done: int, total: int, summary: str, phase: str) -> None:
+        self._rich.update(self._task, completed=done, total=total, summary=summary, phase=phase)
 
 
 def format_seconds(seconds: float) -> str:

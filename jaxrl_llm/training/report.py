@@ -1,17 +1,12 @@
-"""The end of a run for people: a before/after table, where to look, and the trained model as a Hugging Face directory."""
+"""The end of a run for people: a before/after table, and where to look."""
 import os
 import sys
 from pathlib import Path
 
-import jax
-from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from jaxrl_llm.models.lora import merge
-from jaxrl_llm.models.weights.export import save_hf
-from jaxrl_llm.training import setup
-from jaxrl_llm.training.checkpoints import Checkpoints
+from jaxrl_llm.evaluation.rates import Rate
 
 
 def print_table(evaluations: dict) -> None:
@@ -22,14 +17,19 @@ def print_table(evaluations: dict) -> None:
         table.add_column(name, justify="right")
     rows = {
         "problems x completions": lambda e: f"{len(e.forest.problems)} x {len(e.forest.ends) // len(e.forest.problems)}",
-        "accuracy (95% interval)": lambda e: f"{e.accuracy.mean:.1%} ({e.accuracy.low:.1%} to {e.accuracy.high:.1%})",
-        "one of the group right": lambda e: f"{e.any_right:.1%}",
+        "score (95% interval)": lambda e: _rate(e.score),
+        "solved (95% interval)": lambda e: _rate(e.solved),
+        "solved by one of the group": lambda e: f"{e.any_solved:.1%}",
         "completion length, tokens": lambda e: f"{e.length:.1f}",
         "cut at the limit": lambda e: f"{e.truncated:.1%}",
     }
     for label, show in rows.items():
         table.add_row(label, *[show(e) for e in evaluations.values()])
     Console().print(table)
+
+
+def _rate(rate: Rate) -> str:
+    return f"{rate.mean:.1%} ({rate.low:.1%} to {rate.high:.1%})"
 
 
 def print_report(evaluations: dict, workdir: Path) -> None:
@@ -46,19 +46,6 @@ def _print_report(evaluations: dict, workdir: Path) -> None:
     if not evaluations:
         print("this run was already finished; raise --config.steps to go on")
         return
-    print_table({f"{when} training": found for when, found in evaluations.items()})
+    print_table({f"{when} training": evaluation for when, evaluation in evaluations.items()})
     Console().print(f"Curves: {workdir}/curves.png   samples: {workdir}/samples/   metrics: {workdir}/metrics.jsonl\n"
                     f"TensorBoard: tensorboard --logdir {workdir}", highlight=False, soft_wrap=True)
-
-
-def export(config: ConfigDict, workdir: Path, directory: str) -> None:
-    """Writes the newest checkpoint's weights (adapters merged in) and its tokenizer as a Hugging Face directory."""
-    run, params = setup.build(config)
-    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
-        state = checkpoints.restore(setup.initial_state(run, params)).state
-    params = state.params if state.lora is None else merge(state.params, state.lora)
-    source = setup.tokenizer_source(config)
-    save_hf(directory, run.learner.policy.model.config, jax.device_get(params), source)
-    if source is None:
-        run.source.sampler.tokenizer.save(Path(directory))
-    print(f"wrote {directory}")

@@ -11,12 +11,14 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxrl_llm import control, methods, parallel, recorders, rewards, tasks, tokenizers
+from jaxrl_llm import control, environments, methods, parallel, recorders, replay, rewards, tasks, tokenizers
 from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.advantages.turns import of_turns as estimator_of_turns
+from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.forest import Forest, outcomes
 from jaxrl_llm.generation import sampling as sampling_lib
-from jaxrl_llm.generation.prompts import longest
+from jaxrl_llm.generation.prompts import encode_problems, longest
 from jaxrl_llm.generation.sampler import generate
 from jaxrl_llm.methods.provision import needs_of
 from jaxrl_llm.models import lora as lora_lib
@@ -24,6 +26,7 @@ from jaxrl_llm.models import weights
 from jaxrl_llm.models.config import Experts, ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
+from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.loader import batches
@@ -39,9 +42,10 @@ from jaxrl_llm.training.layouts import Layout, packed, rectangular
 from jaxrl_llm.training.learner import Learner
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.shapes import Ladders, prompt_buckets, row_lengths
-from jaxrl_llm.training.source import Source
+from jaxrl_llm.training.source import Encode, Source
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import in_parts, make_joint_update
+from jaxrl_llm.training.trajectories import Trajectories
 from jaxrl_llm.values import critic as critic_lib
 from jaxrl_llm.values import features
 
@@ -69,54 +73,129 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     config = config_lib.resolve(config, method.defaults)
     config_lib.check(config)
     check_method(config, method, *make_parts(config, config.model.hidden_size))
-    task = make_task(config.task)
-    reward = make_reward(config, task)
-    check_reward(config, method, reward)
+    task, judge = make_judge(config)
+    if isinstance(judge, rewards.Combined):
+        check_reward(config, method, judge)
     mesh = make_mesh(config)
     tokenizer, model, params = load_model(config, mesh)
     estimator, objective = make_parts(config, model.config.hidden_size)  # only now is the width of its states known
-    policy = Policy(model, temperature=config.sampling.temperature or 1.0, mesh=mesh)
+    policy = policy_of(config, model, mesh)
     needs = frozenset(needs_of(method, estimator, objective))
-    source = make_source(config, method, estimator, needs, policy, mesh, tokenizer, task, reward)
+    source = make_source(config, method, estimator, needs, policy, mesh, tokenizer, task, judge)
     learner, schedule = make_learner(config, estimator, objective, needs, policy, source)
     return Run(config, method, source, learner, schedule, needs), params
 
 
+def build_policy(config: ConfigDict) -> tuple[ConfigDict, Policy, Source, Any]:
+    """What samples, without what learns: `(config, policy, source, params)`. No method is looked up."""
+    config = config_lib.resolve(config, {})
+    config_lib.check(config)
+    task, judge = make_judge(config)
+    mesh = make_mesh(config)
+    tokenizer, model, params = load_model(config, mesh)
+    policy = policy_of(config, model, mesh)
+    return config, policy, make_plain_source(config, policy, mesh, tokenizer, task, judge), params
+
+
+def policy_of(config: ConfigDict, model: Transformer, mesh: Mesh) -> Policy:
+    """The model at the temperature of sampling; greedy samples are scored at 1."""
+    return Policy(model, temperature=config.sampling.temperature or 1.0, mesh=mesh)
+
+
 def make_parts(config: ConfigDict, hidden_size: int) -> tuple[Estimator, Objective]:
-    """Estimator and objective of the configured method, for a model whose states have this width."""
-    return methods.build(config.method, max_len=config.sampling.max_tokens, feature_size=features.feature_size(hidden_size),
-                         estimator=config_lib.keywords(config.estimator), objective=config_lib.keywords(config.objective))
+    """Estimator and objective of the configured method, for a model whose states have this width.
+
+    In an environment those of methods whose rows are turns read and credit the turns of trajectories.
+    """
+    estimator, objective = methods.build(
+        config.method, max_len=config.sampling.max_tokens, feature_size=features.feature_size(hidden_size),
+        estimator=config_lib.keywords(config.estimator), objective=config_lib.keywords(config.objective))
+    if config.environment and {*estimator.needs} & {*methods.provision.TURNS}:
+        return estimator_of_turns(estimator), objective_of_turns(objective)
+    return estimator, objective
 
 
 # --- the source -----------------------------------------------------------------------------------------------------------
 
 
 def make_source(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: frozenset[str], policy: Policy,
-                mesh: Mesh, tokenizer, task: tasks.Task, reward: rewards.Combined) -> Source:
-    """Where the rollouts of a run come from."""
+                mesh: Mesh, tokenizer, task: tasks.Task, judge: rewards.Combined | Runner) -> Source:
+    """Where the rollouts of a run come from; `judge` is what rewards them, a reward or the runner of an environment."""
+    plain, asked = make_plain_source(config, policy, mesh, tokenizer, task, judge), config.budget.utility or "prior" in needs
+    read = capture_of(config, tokenizer, policy.model.config.num_layers)
+    prior = prior_lib.make(config, policy, len(task.train), plain.sampler.prompt_tokens, read) if asked else None
+    return with_topology(config, method, estimator, dataclasses.replace(plain, prior=prior))
+
+
+def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer, task: tasks.Task,
+                      judge: rewards.Combined | Runner) -> Source:
+    """A source that samples every prompt once, as held-out problems are, whatever the method."""
     s, model = config.sampling, policy.model
-    prompt_tokens = prompt_length(config, task, tokenizer, model.config.max_positions)
-    stops = stop_ids(tokenizer, s.stop_strings)
-    compiled = functools.partial(generate, model, max_tokens=s.max_tokens, stop_ids=stops, mesh=mesh)
-    sampler = Sampler(Guarded("rollout", compiled, len(prompt_buckets(prompt_tokens))), sampling_of(config),
-                      config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh, model.dtype,
-                      tuple(s.stop_strings), s.micro_batches)
+    sampler = (make_trajectories(config, model, mesh, tokenizer, task, judge) if isinstance(judge, Runner)
+               else make_sampler(config, model, mesh, tokenizer, task, judge))
     drawn = config.budget.prompts if config.budget.utility else config.prompts.per_step
     readers = int(np.gcd(drawn, jax.process_count()))
-    asked = config.budget.utility or "prior" in needs
-    read = capture_of(config, tokenizer, model.config.num_layers)
-    source = Source(
-        task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
-        single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
-        prior_lib.make(config, policy, len(task.train), prompt_tokens, read) if asked else None, readers,
-        sizes=sizes_of(config, model.config))
-    source = dataclasses.replace(source, topology=make_topology(config, estimator))
-    return dataclasses.replace(source, topology=filtered(config, method, source.topology, source.view))
+    return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
+                  single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
+                  readers=readers, sizes=sizes_of(config, model.config))
 
 
-def make_topology(config: ConfigDict, estimator: Estimator) -> Topology:
-    """Who is sampled: by budgets, in rounds where the estimator wants more, or once."""
-    P, group, most = config.prompts.per_step, config.sampling.group, config.sampling.max_group
+def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, task: tasks.Task, reward: rewards.Combined
+                 ) -> Sampler:
+    """Of completions, each of which is scored as a whole."""
+    s, prompt_tokens = config.sampling, prompt_length(config, task, tokenizer, model.config.max_positions)
+    stops = stop_ids(tokenizer, s.stop_strings)
+    compiled = functools.partial(generate, model, max_tokens=s.max_tokens, stop_ids=stops, mesh=mesh)
+    return Sampler(Guarded("rollout", compiled, len(prompt_buckets(prompt_tokens))), sampling_of(config),
+                   config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh, model.dtype,
+                   tuple(s.stop_strings), s.micro_batches)
+
+
+def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, task: tasks.Task, runner: Runner
+                      ) -> Trajectories:
+    """Of trajectories in an environment.
+
+    Raises:
+      ValueError: for a tokenizer without a chat template, and what goes with single turns only.
+    """
+    if not tokenizer.chat_templates:
+        raise ValueError("an environment speaks in messages, and this tokenizer has no chat template; set "
+                         "config.model.chat_template to one")
+    if config.prompts.overlong == "truncate":
+        raise ValueError("prompts.overlong='truncate' would cut the opening of an environment; set it to 'fail' or 'skip'")
+    if parallel.several():
+        raise NotImplementedError("environments are sampled by one process; run it on one, or take a task instead")
+    s = config.sampling
+    found = Trajectories(model, runner, sampling_of(config), config.prompts.per_step, s.group, 0, s.max_turns, s.turn_tokens,
+                         s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings))
+    prompt_tokens = prompt_length(config, task, tokenizer, model.config.max_positions, found.encode)
+    runner.forget()
+    return dataclasses.replace(found, prompt_tokens=prompt_tokens)
+
+
+def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, source: Source) -> Source:
+    """The source with the topology of the method, and with its replay."""
+    inner = make_topology(config, estimator, config.prompts.per_step)
+    source = dataclasses.replace(source, topology=inner, replay=make_replay(config, method))
+
+    def of(prompts):
+        return filtered(config, method, make_topology(config, estimator, prompts), source.view, prompts)
+
+    return dataclasses.replace(source, topology=of(config.prompts.per_step), fewer=of)
+
+
+def make_replay(config: ConfigDict, method: methods.Method) -> replay.Replay | None:
+    """What is kept of rollouts for later batches; None for a method without replay, or ValueError if `config.replay` is set."""
+    given, others = config_lib.keywords(config.replay), [row.slug for row in methods.METHODS.values() if row.replay]
+    if method.replay is None and given:
+        raise ValueError(f"config.replay={config.replay!r} changes numbers of a replay, and method {method.slug!r} has none; "
+                         f"leave it empty, or take one of {', '.join(others)}")
+    return None if method.replay is None else replay.make(method.replay[0], **{**method.replay[1], **given})
+
+
+def make_topology(config: ConfigDict, estimator: Estimator, P: int) -> Topology:
+    """Who is sampled, of P prompts: by budgets, in rounds where the estimator wants more, or once."""
+    group, most = config.sampling.group, config.sampling.max_group
     if config.budget.utility:
         return budgets(config.budget.prompts, rows=P, group=group, most=most, utility=config.budget.utility)
     if estimator.wants_more is not None:
@@ -125,8 +204,9 @@ def make_topology(config: ConfigDict, estimator: Estimator) -> Topology:
     return single(P)
 
 
-def filtered(config: ConfigDict, method: methods.Method, inner: Topology, view: Callable[[Forest, int], Rollouts]) -> Topology:
-    """The topology that samples further prompts where filters of the method drop some; `view` is that of the `inner` one."""
+def filtered(config: ConfigDict, method: methods.Method, inner: Topology, view: Callable[[Forest, int], Rollouts], P: int
+             ) -> Topology:
+    """The topology that samples further prompts until filters keep P; `view` is that of the `inner` one."""
     filters = [control.make_filter(name) for name in method.filters]
     if not filters:
         return inner
@@ -135,7 +215,7 @@ def filtered(config: ConfigDict, method: methods.Method, inner: Topology, view: 
         rollouts = view(forest, 0)
         return np.logical_and.reduce([np.asarray(one.keep(rollouts))[:len(forest.problems)] for one in filters])
 
-    return refill(inner, config.prompts.per_step, keep=keep, attempts=config.sampling.max_rounds)
+    return refill(inner, P, keep=keep, attempts=config.sampling.max_rounds)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -154,14 +234,16 @@ def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
     return found
 
 
-def prompt_length(config: ConfigDict, task: tasks.Task, tokenizer, max_positions: int) -> int:
+def prompt_length(config: ConfigDict, task: tasks.Task, tokenizer, max_positions: int, encode: Encode = encode_problems) -> int:
     """S, the tokens that every prompt is padded to: the configured limit, or the longest prompt of the task.
+
+    `encode`: how problems become token ids.
 
     Raises:
       ValueError: prompt and completion together are longer than what a published model was made for.
     """
     S, T = config.prompts.max_tokens, config.sampling.max_tokens
-    S = S or max(longest(task.train, tokenizer), longest(task.heldout, tokenizer))
+    S = S or max(longest(side, tokenizer, encode=encode) for side in (task.train, task.heldout))
     if config.model.path and S + T > max_positions:
         raise ValueError(f"prompts of up to {S} tokens and completions of up to {T} make {S + T}, but the model was made for "
                          f"{max_positions}; lower sampling.max_tokens, or prompts.max_tokens with prompts.overlong=skip")
@@ -185,7 +267,7 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     optimizer, schedule = optimizer_of(config, config.optimizer.learning_rate, config.steps - alone)
     layout, parts = make_layout(config, objective, optimizer, policy, source), parts_of(config)
     shapes, clip_norm = source.ladders.programs, config.optimizer.clip_norm or None
-    once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and source.topology.rounds == 1
+    once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and source.topology.max_groups == 1
     whole = once and not learner.balance  # one update in one piece, of groups that are not cut
     capture = capture_of(config, source.sampler.tokenizer, model.config.num_layers)
     joint, recorded = None, []
@@ -194,14 +276,14 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
         joint = Guarded("update", together, shapes)
     elif "features" in needs:
         read = functools.partial(policy.logprobs_and_features, capture=capture)
-        recorded.append(recorders.features(Guarded("score", jax.jit(in_parts(read, parts)), shapes)))
+        recorded.append(recorders.features(Guarded("features", jax.jit(in_parts(read, parts)), shapes)))
     elif learner.epochs * learner.minibatches > 1 or "old_logprobs" in needs:
-        recorded.append(recorders.old(layout.score))
+        recorded.append(recorders.old(layout.logprobs, source.replay is not None and source.replay.as_sampled))
     if "ref_logprobs" in needs:
-        recorded.append(recorders.reference(layout.score, bool(config.lora.rank)))
+        recorded.append(recorders.reference(layout.logprobs, bool(config.lora.rank)))
     if estimator.value_targets is not None:
         recorded.append(critic_of(config, model, source.mesh, shapes))
-    rows = tuple(c.prompts.per_step * n for n in source.ladders.rounds)
+    rows = tuple(c.prompts.per_step * n for n in source.ladders.groups)
     return Learner(
         policy, estimator, objective, optimizer, tuple(recorded), layout, source.mesh, rows, c.sampling.group, joint,
         learner.epochs, learner.minibatches, alone, learner.max_skipped, tuple(config_lib.parts(learner.offload)),
@@ -223,7 +305,7 @@ def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.Gradi
 
 
 def parts_of(config: ConfigDict) -> int:
-    """Parts in which a batch is scored: as many as are learned one after another, so that scoring needs no more memory."""
+    """Parts in which log-probs of a batch are computed: as many as are learned one after another, in no more memory."""
     return config.learner.minibatches * config.learner.micro_batches if config.learner.micro_batches > 1 else 1
 
 
@@ -242,7 +324,7 @@ def sizes_of(config: ConfigDict, model: ModelConfig) -> Callable[[int, int, int,
 
 
 def unpads(model: ModelConfig, slots: int) -> bool:
-    """Whether leaving out the padding among so many token slots saves more than the compiling of further shapes costs.
+    """Whether leaving out the padding among this number of token slots saves more than the compiling of further shapes costs.
 
     From 1e11 products of a token with a weight on: about a second of an update on a CPU.
     """
@@ -281,12 +363,14 @@ def capture_of(config: ConfigDict, tokenizer, num_layers: int) -> Capture:
 
 def initial_state(run: Run, params) -> TrainState:
     """The state before the first step, laid out on the mesh."""
-    config = run.config
-    key = jax.random.key(config.seed)  # streams 0 to 2 are the weights', see Transformer.init
-    adapters = None
-    if config.lora.rank:
-        adapters = lora_lib.init(jax.random.fold_in(key, 3), params, rank=config.lora.rank, alpha=config.lora.alpha)
-    return run.learner.init(params, adapters, jax.random.fold_in(key, 4), len(run.source.task.train))
+    key = jax.random.fold_in(jax.random.key(run.config.seed), 4)
+    return run.learner.init(params, initial_adapters(run.config, params), key, len(run.source.task.train))
+
+
+def initial_adapters(config: ConfigDict, params):
+    """Adapters that change nothing yet; None where the weights themselves are trained."""
+    key = jax.random.fold_in(jax.random.key(config.seed), 3)  # streams 0 to 2 are the weights', see Transformer.init
+    return lora_lib.init(key, params, rank=config.lora.rank, alpha=config.lora.alpha) if config.lora.rank else None
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------------
@@ -302,20 +386,41 @@ def make_task(text: str) -> tasks.Task:
     return tasks.make(name, **options)
 
 
+def make_judge(config: ConfigDict) -> tuple[tasks.Task, rewards.Combined | Runner]:
+    """Whose problems a run takes, and what rewards its trajectories: the runner of an environment, or a reward."""
+    if config.environment:
+        runner = make_runner(config)
+        return runner.environment.task, runner
+    task = make_task(config.task)
+    return task, make_reward(config, task)
+
+
+def make_runner(config: ConfigDict) -> Runner:
+    """The runner of `config.environment`: in processes where its trajectories can be played again, else in threads."""
+    found = config_lib.calls(config.environment)
+    if len(found) != 1:
+        raise ValueError(f"config.environment={config.environment!r} names {len(found)} environments; give one of "
+                         f"{', '.join(environments.FACTORIES)}, or your own module:function, with its options in brackets")
+    (name, options), = found
+    kind = "processes" if environments.make(name, **options).replayable else "threads"
+    return Runner(name, options, seed=config.seed, kind=kind, deadline=config.environment_deadline,
+                  limit=config.environment_invalid)
+
+
 def make_reward(config: ConfigDict, task: tasks.Task) -> rewards.Combined:
-    """The weighted sum of `config.rewards`, or the task's own reward; the first component is the accuracy.
+    """The weighted sum of `config.rewards`, or the task's own reward; the first component is the score.
 
     Raises:
-      ValueError: several rewards share the largest weight and `config.accuracy` does not say which one is the accuracy.
+      ValueError: several rewards share the largest weight and `config.score` does not say which one is the score.
     """
     parts = [rewards.make(name, **options) for name, options in config_lib.calls(config.rewards) or [(task.reward, {})]]
     names = [part.name for part in parts]
     largest = [part.name for part in parts if part.weight == max(part.weight for part in parts)]
-    if not config.accuracy and len(largest) > 1:
-        raise ValueError(f"the rewards {', '.join(largest)} have the same weight; set config.accuracy to the name of the one "
+    if not config.score and len(largest) > 1:
+        raise ValueError(f"the rewards {', '.join(largest)} have the same weight; set config.score to the name of the one "
                          "that is evaluated and filtered on")
-    accuracy = one_of("reward for config.accuracy", config.accuracy or largest[0], names)
-    ordered = sorted(parts, key=lambda part: part.name != accuracy)
+    scored = one_of("reward for config.score", config.score or largest[0], names)
+    ordered = sorted(parts, key=lambda part: part.name != scored)
     return rewards.combine(ordered, on_error=config.reward_errors, deadline=config.reward_deadline)
 
 
@@ -348,7 +453,7 @@ def load_model(config: ConfigDict, mesh: Mesh):
     m = config.model
     if m.dtype not in DTYPES:
         raise ValueError(f"model.dtype={m.dtype!r}; allowed: {', '.join(DTYPES)}")
-    tokenizer = tokenizers.load(m.tokenizer or m.path or "bytes")
+    tokenizer = tokenizers.load(m.tokenizer or m.path or "bytes", m.chat_template or None)
     if m.path:
         architecture, params = weights.load(m.path, shardings=lambda shapes: parallel.tree_shardings(shapes, mesh))
         tokenizer = tokenizer.limited_to(architecture.vocab_size)
@@ -377,7 +482,8 @@ def tokenizer_source(config: ConfigDict) -> Path | None:
 
 def check_method(config: ConfigDict, method: methods.Method, estimator: Estimator, objective: Objective) -> None:
     """Raises NotImplementedError for a method that nobody provides for, ValueError for settings that it cannot run with."""
-    methods.provision.check(method, estimator, objective)
+    methods.provision.check(method, estimator, objective,
+                            methods.provision.of_environment(objective) if config.environment else ())
     needs, c = needs_of(method, estimator, objective), config
     if method.controllers and c.lora.rank and {"reference", "reset"} & controls_of(method).knobs:
         raise ValueError(f"method {method.slug!r} moves the reference with the policy's weights, which adapters leave as they "
@@ -397,7 +503,25 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
     if "behavior_logprobs" in needs and (s.top_k or s.top_p < 1 or s.min_p):
         raise ValueError(f"method {method.slug!r} weighs tokens by learner over sampler probability; top_k, top_p and min_p "
                          "change only the latter: switch them off (0, 1, 0)")
+    if config.environment and "answers" in needs:
+        raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and an environment does not tell which "
+                         "text is the answer; take another method, for example grpo")
+    if config.environment and method.replay is not None:
+        raise ValueError(f"method {method.slug!r} replays completions of single turns; train it on a task, or take a method "
+                         "without replay in this environment, for example grpo")
+    check_replay(config, method, needs)
     sampling_of(config)
+
+
+def check_replay(config: ConfigDict, method: methods.Method, needs: set[str]) -> None:
+    """Raises ValueError where stored groups cannot take places in a batch, or endlessly many would be stored."""
+    rule = make_replay(config, method)
+    if rule is None:
+        return
+    rule.most(problems=1, per_step=1)
+    if config.budget.utility or "prior" in needs:
+        raise ValueError(f"method {method.slug!r} replays rollouts of problems of which nothing was expected before; set "
+                         "budget.utility to nothing, or take a method without replay, for example grpo")
 
 
 def check_packed(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
@@ -429,5 +553,5 @@ def check_reward(config: ConfigDict, method: methods.Method, reward: rewards.Com
     """Raises ValueError where the method compares answers and the reward reads none."""
     if "answers" in needs_of(method, *make_parts(config, config.model.hidden_size)) and reward.rewards[0].extract is None:
         raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and the reward "
-                         f"{reward.rewards[0].name!r} does not tell which text is the answer; set config.accuracy to one that "
+                         f"{reward.rewards[0].name!r} does not tell which text is the answer; set config.score to one that "
                          "does: exact, last_number, numeric, boxed or reasoning_gym")

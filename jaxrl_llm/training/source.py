@@ -12,21 +12,27 @@ from jaxrl_llm import forest as forests
 from jaxrl_llm import parallel
 from jaxrl_llm.control import Settings
 from jaxrl_llm.forest import Forest
-from jaxrl_llm.generation.prompts import encode_problem, fit
+from jaxrl_llm.generation.prompts import encode_problems, fit
+from jaxrl_llm.replay import Replay
+from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.tasks.loader import Batches, drawn
 from jaxrl_llm.topologies import Topology
 from jaxrl_llm.training import prior as prior_lib
-from jaxrl_llm.training.groups import Generate, Sampler
+from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.shapes import Ladders, padded, smallest
 from jaxrl_llm.training.state import TrainState
+from jaxrl_llm.training.trajectories import Trajectories
 
 _FILLS = 100  # batches to look through for prompts that are not too long
 _PROMPT_STREAM = 2**31 - 3  # folded into the run's key, for batches that are drawn by weights
-_READ = ("temperature", "max_tokens", "prompt_weights", "prompt_ids")  # settings that a source reads
+_REPLAY_STREAM = 2**31 - 4  # folded into the run's key, for what is replayed
+# Settings that a source reads:
+_READ = ("temperature", "max_tokens", "max_turns", "prompt_weights", "prompt_ids", "reward_baseline")
 
+Encode = Callable[[Sequence[Problem], Any], Sequence[list[int] | None]]
 Sample = Callable[[Forest, np.ndarray], Forest]  # a forest with one more group for each of these prompts
 
 
@@ -51,17 +57,21 @@ class Source:
 
     Attributes:
       task: whose problems `data` yields, in batches that go on for ever.
-      sampler: of groups.  topology: who is sampled.  prompts: of a batch.  max_tokens: of a completion, T at most.
+      sampler: of groups, of one turn or in an environment.  topology: who is sampled.  prompts: of a batch.
+      max_tokens: of a completion, T at most.
       overlong: what becomes of prompts that are too long, see `generation.prompts.fit`.
-      sizes: the sizes that a batch may have, from the limits of S and T, the group and the rounds, see `training.shapes`.
+      sizes: the sizes that a batch may have, from the limits of S, T, G and groups of a prompt, see `training.shapes`.
       prior: what tells `facts["expected"]` of prompts before they are sampled; None: nobody asks.
       readers: processes that read `data` in turns.
       next_uid: of the next trajectory.
+      replay: what is stored of rollouts and enters later batches; None: nothing.
+      fewer: with a replay, makes the topology of a batch in which a smaller number of prompts is sampled than by `topology`.
+      buffer: what is stored.
     """
 
     task: Task
     data: Iterator[list[Problem]]
-    sampler: Sampler
+    sampler: Sampler | Trajectories
     topology: Topology
     prompts: int
     max_tokens: int
@@ -71,15 +81,27 @@ class Source:
     readers: int = 1
     next_uid: int = 0
     sizes: Callable[[int, int, int, int], Ladders] = padded
+    replay: Replay | None = None
+    fewer: Callable[[int], Topology] | None = None
+    buffer: Forest | None = None
+
+    def __post_init__(self):
+        if self.replay is not None and self.buffer is None:
+            self.buffer = self.planted([], draw=0)
 
     def position(self) -> dict[str, Any]:
-        """Where the source is, for a checkpoint."""
-        return {"data": self.data.get_state(), "next_uid": self.next_uid}  # type: ignore[attr-defined]
+        """Where the source is; a checkpoint holds what `jsonable` makes of it."""
+        place = {"data": self.data.get_state(), "next_uid": self.next_uid}  # type: ignore[attr-defined]
+        return place if self.buffer is None else place | {"buffer": self.buffer}
 
     def set_position(self, position: dict[str, Any]) -> None:
-        """Goes on from there."""
+        """Goes on from there, or from what `jsonable` made of it."""
         self.data.set_state(position["data"])  # type: ignore[attr-defined]
-        self.next_uid = position["next_uid"]
+        self.next_uid, stored = position["next_uid"], position.get("buffer")
+        if self.buffer is not None and stored is not None:
+            assert isinstance(self.sampler, Sampler)  # nothing is replayed in an environment
+            self.buffer = stored if isinstance(stored, Forest) else buffers.decode(
+                stored, self.planted([], draw=0), self.task.train, self.sampler.reward.rewards[0].extract)
 
     def next(self, state: TrainState, timer: PhaseTimer | None = None, settings: Settings = Settings()) -> Finished:
         """One batch, as its topology wants it.
@@ -89,42 +111,69 @@ class Source:
         """
         timer, version = timer or PhaseTimer(), int(state.step)
         known = Settings(**{name: parallel.fetch(getattr(settings, name)) for name in _READ})
-        under = self.sampler.under(state.params, state.lora, known.temperature, known.max_tokens)
+        under = self.sampler.under(state.params, state.lora, known.temperature, known.max_tokens, known.max_turns)
         generate = functools.partial(self._sampled, under, state, timer)
+        topology, mix = self._begun(state.key, version)
         forest = self.planted([], draw=0)
-        while not (plan := self.topology.plan(forest)).complete:
+        while not (plan := topology.plan(forest)).complete:
             forest = self._drawn(forest, plan.draw, state, generate, known) if plan.draw else generate(forest, plan.rows)
-        chosen = forests.select(forest, self.topology.choose(forest))
-        metrics = forests.metrics(forest) | self.topology.metrics(forest) | {
-            f"control/{name}": float(value) for name in ("temperature", "max_tokens")
+        chosen = forests.select(forest, topology.choose(forest))
+        metrics = forests.metrics(forest) | topology.metrics(forest) | {
+            f"control/{name}": float(value) for name in ("temperature", "max_tokens", "max_turns", "reward_baseline")
             if (value := getattr(known, name)) is not None}
+        if mix is not None:
+            chosen, self.buffer, found = mix(chosen)
+            metrics |= found
         if not chosen.problems:
             return Finished(None, chosen, metrics)
-        rollouts = self.view(chosen, version)
+        return Finished(self._completed(self.view(chosen, version), known, version), chosen, metrics)
+
+    def _begun(self, key: jax.Array, version: int) -> tuple[Topology, Callable[[Forest], buffers.Mixed] | None]:
+        """Who is sampled for the next batch, and what joins that with stored rollouts; None: nothing is replayed."""
+        if self.replay is None:
+            return self.topology, None
+        assert self.fewer is not None and self.buffer is not None
+        seed = jax.random.fold_in(jax.random.fold_in(key, _REPLAY_STREAM), version)
+        rng = np.random.default_rng(parallel.fetch(jax.random.key_data(seed)))
+        stored, left = buffers.take(self.replay, self.buffer, version, self.prompts, rng)
+        return self.fewer(self.prompts - len(stored.problems)), lambda fresh: buffers.mix(
+            self.replay, fresh, stored, left, version, self._group, rng)
+
+    def _completed(self, rollouts: Rollouts, known: Settings, version: int) -> Rollouts:
+        """The rollouts with what settings and a replay say of them."""
+        prompts, extras = len(rollouts.valid), dict[str, Any](rollouts.extras)
+        if self.replay is not None:
+            oldest = np.min(rollouts.policy_version, axis=-1, initial=version, where=rollouts.mask)
+            extras |= {"age": (version - oldest).astype(np.int32), "replayed": oldest < version}
+        if known.reward_baseline is not None:
+            extras["reward_baseline"] = np.full(prompts, known.reward_baseline, np.float32)
         if known.temperature is not None:  # greedy samples are scored at 1, as the sampler reports them
-            rollouts = rollouts.replace(temperature=np.full(len(rollouts.valid), known.temperature or 1, np.float32))
-        return Finished(rollouts, chosen, metrics)
+            rollouts = rollouts.replace(temperature=np.full(prompts, known.temperature or 1, np.float32))
+        return rollouts.replace(extras=extras)
+
+    @property
+    def _group(self) -> int:
+        """The most rollouts of a prompt."""
+        return self.sampler.group * self.topology.max_groups
 
     @property
     def ladders(self) -> Ladders:
         """The sizes that a batch may have."""
-        return self.sizes(self.sampler.prompt_tokens, self.max_tokens, self.sampler.group, self.topology.rounds)
+        return self.sizes(self.sampler.prompt_tokens, self.max_tokens, self.sampler.group, self.topology.max_groups)
 
     def view(self, forest: Forest, version: int) -> Rollouts:
         """What is credited: one rollout a trajectory, in one of the shapes that a run compiles for."""
         sizes = self.ladders
         return forests.paths(
-            forest, group=self.sampler.group * self.topology.rounds, prompts=self.prompts, version=version,
+            forest, self.sampler.turns, group=self._group, prompts=self.prompts, version=version,
             tokens=functools.partial(smallest, sizes.tokens),
             prompt_tokens=functools.partial(smallest, sizes.prompt_tokens))
 
     def planted(self, rows: Sequence[tuple[Problem, list[int]]], draw: int) -> Forest:
         """The forest of these problems and their token ids, in which nothing has been sampled."""
-        reward = self.sampler.reward
-        return forests.plant([problem for problem, _ in rows], [ids for _, ids in rows], [part.name for part in reward.rewards],
-                             answers=reward.rewards[0].extract is not None, draw=draw)
+        return self.sampler.plant([problem for problem, _ in rows], [ids for _, ids in rows], draw)
 
-    def _sampled(self, generate: Generate, state: TrainState, timer: PhaseTimer, forest: Forest, rows: np.ndarray) -> Forest:
+    def _sampled(self, generate: Any, state: TrainState, timer: PhaseTimer, forest: Forest, rows: np.ndarray) -> Forest:
         """The forest with a group for each of `rows`, whose trajectories take the next uids."""
         first, self.next_uid = self.next_uid, self.next_uid + len(rows) * self.sampler.group
         return self.sampler.groups(generate, forest, rows, first, state.key, int(state.step), timer)
@@ -136,7 +185,7 @@ class Source:
             if attempt or forest.problems:  # one batch is proposed for a step
                 settings = settings._replace(prompt_ids=None)
             rows += fitting_problems(self._problems(state.key, settings), self.sampler.tokenizer, self.sampler.prompt_tokens,
-                                     self.overlong, self.readers)
+                                     self.overlong, self.readers, self.sampler.encode)
             if len(rows) >= count:
                 break
         if not rows:
@@ -176,12 +225,20 @@ class Source:
         return {**facts, "expected": parallel.fetch(prior_lib.predict(self.prior, state.control["prior"], facts))}
 
 
-def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, overlong: str, processes: int = 1):
+def jsonable(position: dict[str, Any]) -> dict[str, Any]:
+    """The position of a source as JSON."""
+    return {name: buffers.encode(part) if isinstance(part, Forest) else part for name, part in position.items()}
+
+
+def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, overlong: str, processes: int = 1,
+                     encode: Encode = encode_problems):
     """The problems whose prompts fit and their token ids (see `generation.prompts.fit`).
 
-    Where several `processes` read a batch in turns, each gives its own problems, and all get those of all in order.
+    Where several `processes` read a batch in turns, each gives its own problems, and all get those of all in order. `encode`:
+    how problems become token ids, None for one that cannot be asked.
     """
-    mine = [(problem, fit(encode_problem(problem, tokenizer), problem, max_tokens, overlong)) for problem in problems]
+    mine = [(problem, None if ids is None else fit(ids, problem, max_tokens, overlong))
+            for problem, ids in zip(problems, encode(problems, tokenizer), strict=True)]
     shares = [mine] if processes == 1 else parallel.gather_objects(mine)[:processes]
     return [(problem, ids) for turn in zip(*shares, strict=True) for problem, ids in turn if ids is not None]
 
@@ -198,7 +255,7 @@ def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array,
                     temperature: float | None = None) -> Forest:
     """A group for each of `problems` held-out problems; ValueError where no prompt fits."""
     rows = fitting_problems(held_out(source.task.heldout, problems), source.sampler.tokenizer, source.sampler.prompt_tokens,
-                            source.overlong)
+                            source.overlong, encode=source.sampler.encode)
     if not rows:
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={source.sampler.prompt_tokens}; raise it")
     generate = source.sampler.under(params, lora, temperature)

@@ -47,7 +47,13 @@ class TrainState(flax.struct.PyTreeNode):
         return self.params if self.lora is None else self.lora
 
     def with_trainable(self, tree):
-        return self.replace(params=tree) if self.lora is None else self.replace(lora=tree)
+        params, lora = with_trained(self.params, self.lora, tree)
+        return self.replace(params=params, lora=lora)
+
+
+def with_trained(params, lora, tree):
+    """`(params, lora)` with `tree` in the place of what is trained: the adapters where there are some, else the weights."""
+    return (tree, None) if lora is None else (params, tree)
 
 
 def create(params, lora, optimizer: optax.GradientTransformation, estimator: Estimator, objective: Objective,

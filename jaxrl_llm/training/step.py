@@ -14,7 +14,7 @@ from jaxrl_llm.parallel import tree_shardings
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import balance as balance_lib
 from jaxrl_llm.training.policy import Capture, Policy
-from jaxrl_llm.training.state import TrainState
+from jaxrl_llm.training.state import TrainState, with_trained
 
 _CHOSEN = "moe/chosen"  # tokens of each expert, f32[L, E]: they add up over micro-batches, what is reported of them does not
 Update = jax.stages.Wrapped  # (TrainState, Rollouts, advantages f32[P, G, T], rate f32[] | None) -> (TrainState, metrics)
@@ -38,10 +38,13 @@ def merge_metrics(metrics):
 
 
 def mismatch(rollouts: Rollouts, logprobs: jax.Array) -> dict[str, jax.Array]:
-    """How far sampler and learner disagree about the same tokens: `mean(lp_sampler - lp_learner)` and its largest size."""
+    """How far sampler and learner disagree about the same tokens: `mean(lp_sampler - lp_learner)` and its largest size.
+
+    Replayed rollouts, which other weights sampled, count as 0.
+    """
     if rollouts.behavior_logprobs is None:
         return {}
-    mask = rollouts.token_mask
+    mask = rollouts.token_mask & rollouts.fresh[..., None]
     gap = jnp.where(mask, rollouts.behavior_logprobs - logprobs, 0.0)
     weights = rollouts.loss_weights["token"]
     return {"mismatch/kl": masked.sum(gap * weights, mask), "max/mismatch": jnp.abs(gap).max()}
@@ -129,8 +132,7 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, balance:
     must see the whole mini-batch.
     """
     rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
-    def place(tree):
-        return (state.params, tree) if state.lora is not None else (tree, None)
+    place = functools.partial(with_trained, state.params, state.lora)
     terms = functools.partial(losses, policy, objective, balance)
     if micro_batches == 1:
         def loss(tree):
@@ -176,7 +178,7 @@ def joint_gradients(policy: Policy, capture: Capture, objective: Objective, esti
     rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
 
     def loss(tree):
-        params, lora = (state.params, tree) if state.lora is not None else (tree, None)
+        params, lora = with_trained(state.params, state.lora, tree)
         logprobs, entropies, features = policy.logprobs_and_features(params, lora, rollouts, capture)
         fixed = dict(zip(("old_logprobs", "entropies", "features"), jax.lax.stop_gradient((logprobs, entropies, features))))
         seen = rollouts.replace(**fixed)

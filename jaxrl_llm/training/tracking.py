@@ -38,4 +38,4 @@ def tracked(project: str, workdir: Path, config: Mapping[str, Any], resume: bool
         try:
             run.finish(exit_code=code)
         except Exception as error:  # the run's own files are complete, and another error may be on its way
-            warnings.warn(f"Weights & Biases was not told the end of the run: {error}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"Weights & Biases did not get the end of the run: {error}", RuntimeWarning, stacklevel=3)

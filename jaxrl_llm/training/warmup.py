@@ -1,4 +1,5 @@
 """A short supervised warm-up on the task's own answers: gives a policy from scratch something for RL to sharpen."""
+import functools
 from collections.abc import Iterator
 
 import jax
@@ -6,11 +7,16 @@ import numpy as np
 import optax
 
 from jaxrl_llm import masked
+from jaxrl_llm.forest import paths, select
 from jaxrl_llm.generation.prompts import encode_problem, fit, pad
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.recorders.base import texts_of
+from jaxrl_llm.rollouts import Role, Rollouts
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training import preemption
 from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.shapes import smallest
+from jaxrl_llm.training.source import Source
+from jaxrl_llm.training.trajectories import Trajectories
 
 
 def demonstrations(problems: list[Problem], tokenizer, prompt_tokens: int, max_tokens: int, overlong: str) -> Rollouts:
@@ -34,26 +40,60 @@ def demonstrations(problems: list[Problem], tokenizer, prompt_tokens: int, max_t
                     prompt_tokens=prompts.tokens, prompt_mask=prompts.mask)
 
 
+RECENT = 10  # steps whose mean loss says how far the imitation is
+
+
 def imitate(policy: Policy, params, batches: Iterator[list[Problem]], tokenizer, *, steps: int, learning_rate: float,
-            prompt_tokens: int, max_tokens: int, overlong: str, progress) -> tuple[dict, list[float]]:
-    """Minimises -mean log p(answer token) for `steps` Adam steps. Returns `(params, losses per step in nats)`."""
+            prompt_tokens: int, max_tokens: int, overlong: str, progress, loss: float = 0.0) -> tuple[dict, list[float]]:
+    """As `minimise`, of the answers of problems."""
+    shown = (demonstrations(problems, tokenizer, prompt_tokens, max_tokens, overlong) for problems in batches)
+    return minimise(policy, params, shown, steps=steps, loss=loss, learning_rate=learning_rate, progress=progress)
+
+
+def oracle_demonstrations(source: Source, problems: list[Problem], strays: float = 0.0) -> Rollouts:
+    """Trajectories of an environment's oracle, a group of one for each problem; those that fit stand in for the others.
+
+    `strays`: share of turns that are random and not imitated, see `Trajectories.demonstrated`.
+
+    Raises ValueError where the environment has no oracle, or no prompt fits.
+    """
+    sampler = source.sampler
+    assert isinstance(sampler, Trajectories)
+    forest = sampler.demonstrated(problems, strays)
+    forest = select(forest, forest.length[forest.role == Role.PROMPT] <= sampler.prompt_tokens)
+    if not forest.problems:
+        raise ValueError(f"no prompt of a warm-up batch fits in prompts.max_tokens={sampler.prompt_tokens}; raise it")
+    sizes = source.ladders
+    shown = paths(forest, sampler.turns, group=1, prompts=len(problems), tokens=functools.partial(smallest, sizes.tokens),
+                  prompt_tokens=functools.partial(smallest, sizes.prompt_tokens), version=0)
+    return texts_of(shown)
+
+
+def minimise(policy: Policy, params, batches: Iterator[Rollouts], *, steps: int, learning_rate: float, progress,
+             loss: float = 0.0) -> tuple[dict, list[float]]:
+    """Minimises -mean log p(trained token) by Adam until the last `RECENT` steps' mean is at most `loss`, or for `steps`.
+
+    Seeds learn at different speeds: they are equally far at the same loss, not after the same number of steps. Returns
+    `(params, losses per step in nats)`.
+    """
     optimizer = optax.chain(optax.clip_by_global_norm(1.0),
                             optax.adam(optax.warmup_cosine_decay_schedule(0.0, learning_rate, min(20, steps - 1), steps)))
 
     def step(params, opt_state, batch):
-        def loss(params):
+        def negative_mean(params):
             return -masked.mean(policy.logprobs(params, None, batch)[0], batch.token_mask)
-        value, grads = jax.value_and_grad(loss)(params)
+        value, grads = jax.value_and_grad(negative_mean)(params)
         changes, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, changes), opt_state, value
 
     step = jax.jit(step, donate_argnums=(0, 1))
     opt_state, losses = optimizer.init(params), []
     for number in range(steps):
-        batch = demonstrations(next(batches), tokenizer, prompt_tokens, max_tokens, overlong)
-        params, opt_state, value = step(params, opt_state, batch)
-        losses.append(value)
+        params, opt_state, value = step(params, opt_state, next(batches))
+        losses.append(float(value))
         if number % 20 == 0:
             preemption.check()  # for one of several processes, which no signal may stop alone
-            progress.phase(f"supervised warm-up {number}/{steps}, loss {float(value):.2f}")
-    return params, [float(x) for x in losses]
+            progress.phase(f"supervised warm-up {number}/{steps}, loss {losses[-1]:.2f}", number, steps)
+        if len(losses) >= RECENT and np.mean(losses[-RECENT:]) <= loss:
+            break
+    return params, losses

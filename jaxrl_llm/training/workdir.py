@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from jaxrl_llm import parallel
+from jaxrl_llm.training import config as config_lib
+from jaxrl_llm.training import own_code
 
 SCHEMA_VERSION = 1
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "ml-collections", "numpy")
@@ -49,7 +51,7 @@ class Workdir(NamedTuple):
                 os.replace(path / "config.json", path / f"config.{sum(1 for _ in path.glob('config.*.json'))}.json")
             if not (path / "config.json").exists():
                 _write_json(path / "config.json", {"schema_version": SCHEMA_VERSION, "config": self.config})
-            starts = _earlier_starts(path / "environment.json") + [describe_environment()]
+            starts = starts_of(path) + [describe_environment()]
             _write_json(path / "environment.json", {"starts": starts})
         except OSError as error:
             raise type(error)(
@@ -149,6 +151,27 @@ def config_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     ]
 
 
+def stored_config(folder: Path) -> ml_collections.ConfigDict:
+    """The configuration that a run folder was trained with; keys that are younger than the run have their defaults.
+
+    Raises FileNotFoundError where there is none.
+    """
+    file = folder / "config.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} is no run folder: config.json is missing; give the --workdir of a training run")
+    stored = json.loads(file.read_text())["config"]
+    config = config_lib.default_config().to_dict()
+    for key, value in stored.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) and key in config else value
+    return ml_collections.ConfigDict(config)
+
+
+def load_code(folder: Path) -> None:
+    """Imports the code that the run in `folder` was started with last, see `own_code`."""
+    for start in starts_of(folder)[-1:]:
+        own_code.load(start.get("code", ()))
+
+
 def describe_environment() -> dict[str, Any]:
     """When, where and with which package versions this process runs."""
     versions = {}
@@ -164,6 +187,7 @@ def describe_environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": versions,
         "arguments": sys.argv,
+        "code": own_code.origins(),
     }
 
 
@@ -208,9 +232,10 @@ def _read_config(path: Path) -> dict[str, Any] | None:
     return config
 
 
-def _earlier_starts(path: Path) -> list[dict[str, Any]]:
+def starts_of(folder: Path) -> list[dict[str, Any]]:
+    """What `describe_environment` recorded at each start of the run in `folder`."""
     try:
-        return json.loads(path.read_text())["starts"]
+        return json.loads((folder / "environment.json").read_text())["starts"]
     except (OSError, ValueError, KeyError, TypeError):  # a record only: a damaged one must not stop the run
         return []
 

@@ -26,7 +26,7 @@ def standardise(context: Array, mask: Array, queries: Array, *, bound: float = 5
 
 
 def context_mean(context: Array, outcomes: Array, mask: Array, queries: Array) -> Array:
-    """The same for every query: the mean outcome. What can be told about the policy without looking at prompts."""
+    """The same for every query: the mean outcome. What is known of the policy without looking at prompts."""
     rate = jnp.where(jnp.any(mask), masked.mean(outcomes, mask), 0.5)
     return jnp.full(queries.shape[0], rate)
 

@@ -26,7 +26,7 @@ class Scaler(struct.PyTreeNode):
 def fit_scaler(features: Array, real: Array, sizes: tuple[int, ...], components: tuple[int | None, ...]) -> Scaler:
     """Means, population deviations and principal components over the `real bool[N]` rows of `[N, F]`.
 
-    `sizes` cuts F into blocks; a block with a number in `components` is reduced to so many, the others are kept.
+    `sizes` cuts F into blocks; a block with a number in `components` is reduced to that number of columns, the others are kept.
     """
     blocks: list[tuple[Array, Array] | None] = []
     for block, count in zip(_cut(features, sizes), components):
@@ -67,7 +67,7 @@ def principal_components(x: Array, count: int, *, iterations: int = 8) -> Array:
     """The `count` leading principal axes of centred rows `[N, F]`, `[F, count]`: randomised subspace iteration.
 
     The draw is fixed, so the same rows give the same axes (arXiv 0909.4061, algorithm 4.4); axes beyond the rank of the rows
-    are 0. Raises ValueError when there cannot be so many.
+    are 0. Raises ValueError where `count` is more than N or F.
     """
     if not 1 <= count <= min(x.shape):
         raise ValueError(f"{count} principal components of {x.shape[1]} columns and at most {x.shape[0]} rows; give 1 to "

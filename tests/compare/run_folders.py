@@ -16,14 +16,14 @@ def base(**changes):
     return config
 
 
-def write_run(job, budget, accuracies, *, length=5.0, seconds=2.0, rounds=None, every=2, samples=True, told=None):
-    """Held-out `accuracies` at steps 0, every, 2 every ...; a first step that compiles for a hundred seconds."""
+def write_run(job, budget, scores, *, length=5.0, seconds=2.0, rounds=None, every=2, samples=True, told=None):
+    """Held-out `scores` at steps 0, every, 2 every ...; a first step that compiles for a hundred seconds."""
     config = plan.run_config(job, budget)
     resolved = resolve_config(config_lib.resolve(config, plan.methods.get(config.method).defaults))
     Workdir(job.folder, False, resolved, []).record()
     with MetricWriter(job.folder) as writer:
-        for step in range((len(accuracies) - 1) * every + 1):
-            line = {"eval/accuracy": accuracies[step // every]} if step % every == 0 else {}
+        for step in range((len(scores) - 1) * every + 1):
+            line = {name: scores[step // every] for name in ("eval/score", "eval/solved")} if step % every == 0 else {}
             if step:
                 line |= {"completion/length": length, "time/step": 100.0 if step == 1 else seconds, "time/rollout": 0.5,
                          "time/update": 1.0, "entropy": 0.5, "reward/mean": 0.3}
@@ -32,6 +32,7 @@ def write_run(job, budget, accuracies, *, length=5.0, seconds=2.0, rounds=None, 
             if samples and step % every == 0:
                 page = job.folder / "samples" / f"step_{step:06d}.jsonl"
                 page.parent.mkdir(exist_ok=True)
-                rows = [{"prompt_index": p, "components": {"exact": float((p + g + step) % 3 == 0), "format": 1.0}}
+                rows = [{"prompt_index": p, "components": {"exact": float((p + g + step) % 3 == 0), "format": 1.0},
+                         "solved": (p + g + step) % 3 == 0}
                         for p in range(3) for g in range(config.sampling.group)]
                 page.write_text("".join(json.dumps(row) + "\n" for row in rows))

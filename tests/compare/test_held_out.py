@@ -80,5 +80,5 @@ def test_the_page_of_an_evaluation(policy, tmp_path, capsys):
     facts = json.loads(json.dumps(facts))
     evaluation_page.print_evaluation("step 3", facts)
     text = capsys.readouterr().out
-    assert "6 x 6" in text and "pass@4" in text and "cons@6" in text and "gained, lost, kept" in text
+    assert "6 x 6" in text and "pass@4" in text and "maj@6" in text and "gained, lost, kept" in text
     assert evaluation_page.draw(facts, tmp_path / "pass_at_k.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -1,4 +1,5 @@
 """The report of made-up runs whose numbers are known, what it warns of, and that every picture is drawn."""
+import dataclasses
 import json
 import re
 
@@ -106,14 +107,42 @@ def test_what_is_missing_is_said(compared):
     assert "next to nothing" in report.cautions(one)[0]
 
 
+def test_a_method_that_never_left_its_bootstrap_is_not_named(compared):
+    results = compared[1]
+    def with_share(found, *shares):
+        return [r._replace(run=dataclasses.replace(r.run, metrics=r.run.metrics | {"bootstrap": np.array([np.nan, *shares])}))
+                for r in found]
+    mixed = results | {"rloo": with_share(results["rloo"], 1.0, 0.0)}
+    assert report.without_idle(mixed) == (mixed, []) and report.bootstrap_share(mixed["rloo"]) == 0.5
+    assert report.bootstrap_share(results["grpo"]) is None
+    left, said = report.without_idle(results | {"rloo": with_share(results["rloo"], 1.0, 1.0)})
+    assert list(left) == ["grpo"] and "rloo is left out: all its steps were bootstrap steps" in said[0]
+
+
+def test_the_headline_names_a_winner_only_where_all_paired_tests_do(compared):
+    _, _, found = compared
+    def headline(*p_values, seeds=8, mean=0.1):
+        others = [f"other{i}" for i in range(len(p_values))]
+        test, order = {"mean": mean, "low": 0.01, "high": 0.2, "seeds": seeds}, ["grpo", *others]
+        differences = {"grpo": {name: test | {"p_value": p} for name, p in zip(others, p_values)}}
+        even = {a: {b: {"value": 0.5, "low": 0.0, "high": 1.0} for b in order} for a in order}
+        rows = found["methods"] | dict.fromkeys(others, found["methods"]["rloo"])
+        return page.markdown(found | {"order": order, "differences": differences, "methods": rows, "improvement": even})
+    assert "**grpo** ends highest" in headline(0.008) and "**grpo** ends highest" in headline(0.008, 0.02)
+    assert "**" not in headline(0.008, 0.04).partition("##")[0]  # 0.05 is shared by two tests
+    assert "No method is shown to be best. The highest mean is that of grpo" in headline(0.2)
+    assert "cannot give a p-value below 0.12, and 0.05 is asked for" in headline(0.125, seeds=4)
+
+
 def test_the_page_and_its_pictures(compared):
     root, results, found = compared
     text = page.markdown(found)
     drawn = {path.name for path in figures.draw_all(results, found, root)}
     assert drawn == set(re.findall(r"\]\((\w+\.png)\)", text))
     assert all((root / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for name in drawn)
-    assert "# 2 methods at 100 generated tokens" in text and "**grpo** ends highest" in text
-    assert "+15.0 [" in text and "its interval excludes 0" in text and "not reached (0 of 3 runs)" in text
+    assert "# 2 methods at 100 generated tokens" in text and "ends highest" not in text
+    assert "No method is shown to be best; these seeds cannot give a p-value below 0.25, and 0.05 is asked for" in text
+    assert "+15.0 [" in text and "not distinguishable" in text and "not reached (0 of 3 runs)" in text
     assert "| rloo | 3 | 21.0% [" in text
     for line in text.splitlines():
         assert not line.startswith("|") or line.count("|") >= 3

@@ -39,6 +39,14 @@ def test_filters(slug):
     assert kept.ndim == {"prompt": 1, "rollout": 2}[one.per]
 
 
+def test_interaction_grows_in_stages():
+    one = control.make("scaling_inter_rl")
+    at = {step: int(one.propose(jnp.int32(step - 1))["max_turns"]) for step in (1, 100, 101, 200, 201, 999)}
+    assert at == {1: 10, 100: 10, 101: 20, 200: 20, 201: 30, 999: 30}
+    with pytest.raises(ValueError, match="rounds that grow"):
+        control.make("scaling_inter_rl", rounds=(10, 5))
+
+
 def test_an_answer_that_was_cut_off_is_wrong_for_lightningrl():
     cut = ROLLOUTS.replace(extras=dict(ROLLOUTS.extras) | {"truncated": jnp.ones((4, 3), bool)})
     assert not control.make_filter("lightningrl").keep(cut).any()
@@ -50,12 +58,11 @@ def test_without_components_filters_look_at_the_rewards():
     assert control.make_filter("dynamic_sampling").keep(plain).tolist() == [True, True, True, False]
 
 
-STARTS = {"acereason_temperature": (1.0,), "historical_variance": (5,), "pass_rate": (5,), "prorl": (), "spear": (),
-          "success_replay": (5, 4), "t1": ({"w": jnp.zeros(2)},)}
+STARTS = {"acereason_temperature": (1.0,), "historical_variance": (5,), "pass_rate": (5,), "prorl": (), "scaling_inter_rl": (),
+          "spear": (), "t1": ({"w": jnp.zeros(2)},)}
 FACTS = {"score": 0.3, "params": {"w": jnp.ones(2)},
          "rollouts": ROLLOUTS.replace(tokens=jnp.ones((4, 3, 4), jnp.int32), behavior_logprobs=jnp.zeros((4, 3, 4)),
-                                    entropies=jnp.ones((4, 3, 4))),
-         "replayed": jnp.zeros((4, 3), bool)}
+                                    entropies=jnp.ones((4, 3, 4)))}
 
 
 def test_every_controller_is_tested_here():
@@ -86,6 +93,18 @@ def test_pass_rate_over_the_whole_history():
     state = controller.observe(state, {"rollouts": stranger})  # prompt 0 again, with one right answer of three
     assert state.tried.tolist() == [6, 3, 3, 0, 3] and state.solved.tolist() == [4, 1, 0, 0, 2]
     assert controller.propose(state)["prompt_weights"].all()
+
+
+def test_replayed_rollouts_are_no_news():
+    """A success that was put back counts neither as tried nor in the mean of its group."""
+    replayed = ROLLOUTS.replace(extras=dict(ROLLOUTS.extras) | {"replayed": ROLLOUTS.valid.at[:, 1:].set(False)})
+    rate, yardstick = control.make("pass_rate"), control.make("spear", size=8)
+    state = rate.observe(rate.init(5), {"rollouts": replayed})
+    whole = rate.observe(rate.init(5), {"rollouts": ROLLOUTS})
+    assert state.tried.sum() == whole.tried.sum() - replayed.extras["replayed"].sum()
+    history = yardstick.observe(yardstick.init(), {"rollouts": replayed})
+    means = np.nanmean(np.where(replayed.fresh, ROLLOUTS.rewards, np.nan), axis=1)
+    np.testing.assert_allclose(np.asarray(history.values)[:len(means)], means, rtol=1e-6)
 
 
 def test_names_and_keywords_are_checked():

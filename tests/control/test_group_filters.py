@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, objectives
-from jaxrl_llm.control import pass_rate, success_replay
+from jaxrl_llm.control import pass_rate
 from jaxrl_llm.control.d3s import down_sample, max_variance_subset
 from jaxrl_llm.control.rstar2_roc import kept_counts, mess_penalty, resample_on_correct
-from jaxrl_llm.rollouts import Role, from_lists
+from jaxrl_llm.rollouts import from_lists
 
 close = np.testing.assert_allclose
 
@@ -138,65 +138,3 @@ def test_unsolved_keeps_untried_prompts_and_enough_of_them():
     assert np.array_equal(pass_rate.unsolved(rates), [1, 0, 1, 0])
     assert np.array_equal(pass_rate.unsolved(rates, at_least=3), [1, 0, 1, 1])
     assert np.array_equal(~pass_rate.unsolved(jnp.array([0.25, 0, 0, 1])), [0, 0, 0, 1])
-
-
-# Replay of successes
-
-
-def rollouts_of(rewards, ids, seed=0, T=3, **fields):
-    rng = np.random.default_rng(seed)
-    P, G = np.shape(rewards)
-    return from_lists(rewards, rng.integers(1, T + 1, (P, G)).tolist(), **fields).replace(
-        mask=jnp.asarray(np.arange(T) < rng.integers(1, T + 1, (P, G, 1))), prompt_ids=jnp.asarray(ids),
-        tokens=jnp.asarray(rng.integers(1, 99, (P, G, T))), behavior_logprobs=jnp.asarray(-rng.random((P, G, T))))
-
-
-def test_replay_puts_the_latest_success_into_a_failed_group():
-    first = rollouts_of([[1.1, 1.1, 0.1], [0.1, 0.1, 0.1]], [4, 0])
-    none = jnp.zeros((2, 3), bool)
-    buffer = success_replay.store(success_replay.empty(6, 5), first, none)
-    assert np.array_equal(buffer.mask.any(1), [0, 0, 0, 0, 1, 0])
-
-    later = rollouts_of([[0.1] * 3, [0.1] * 3, [0.1, 0.9, 0.1]], [0, 4, 5], seed=1)
-    mixed, replayed = success_replay.replay(buffer, later, jax.random.key(0))
-    assert np.array_equal(np.sum(replayed, 1), [0, 1, 0])
-    g = int(np.argmax(replayed[1]))
-    for name in ("tokens", "mask", "behavior_logprobs", "rewards"):
-        before, after = np.asarray(getattr(later, name)), np.asarray(getattr(mixed, name))
-        close(after[1, g], np.asarray(getattr(first, name))[0, 1])
-        others = ~np.asarray(replayed)
-        close(after[others], before[others])
-    again = success_replay.store(buffer, mixed, replayed)
-    assert np.array_equal(again.mask.any(1), [0, 0, 0, 0, 1, 1])
-    close(again.tokens[4], buffer.tokens[4])
-
-
-def test_a_replayed_success_brings_its_roles_and_holes_along():
-    role = jnp.asarray([[[Role.POLICY, Role.ENVIRONMENT, Role.POLICY, Role.PADDING]]], jnp.int8)
-    first = rollouts_of([[1.0]], [1], T=4).replace(role=role, mask=role == Role.POLICY)
-    buffer = success_replay.store(success_replay.empty(2, 6), first, jnp.zeros((1, 1), bool))
-    later = rollouts_of([[0.0]], [1], seed=1, T=4).replace(mask=jnp.array([[[True, False, False, False]]]))
-    mixed, replayed = success_replay.replay(buffer, later, jax.random.key(0))
-    assert replayed.all() and np.array_equal(mixed.role, role) and np.array_equal(mixed.mask, first.mask)
-    assert mixed.present.tolist() == [[[True, True, True, False]]] and mixed.lengths.tolist() == [[2]]
-    cut = rollouts_of([[0.0]], [1], T=2).replace(mask=jnp.ones((1, 1, 2), bool))
-    assert not np.any(success_replay.replay(buffer, cut, jax.random.key(0))[1])  # its last trained token would be lost
-
-
-def test_replay_spares_padding_and_groups_with_a_success_and_needs_room():
-    buffer = success_replay.store(success_replay.empty(2, 4), rollouts_of([[1.0], [1.0]], [0, 1], T=4).replace(
-        mask=jnp.ones((2, 1, 4), bool)), jnp.zeros((2, 1), bool))
-    valid = jnp.array([[0, 1, 0], [1, 1, 1]], bool)
-    batch = rollouts_of([[0.0] * 3, [0.0, 1.0, 0.0]], [0, 1], T=4).replace(valid=valid)
-    for seed in range(5):
-        _, replayed = success_replay.replay(buffer, batch, jax.random.key(seed))
-        assert np.array_equal(replayed, [[0, 1, 0], [0, 0, 0]])
-    short = rollouts_of([[0.0, 0.0]], [0], T=3)
-    assert not np.any(success_replay.replay(buffer, short, jax.random.key(0))[1])
-
-
-def test_replay_picks_members_evenly():
-    buffer = success_replay.store(success_replay.empty(1, 1), rollouts_of([[1.0]], [0], T=1), jnp.zeros((1, 1), bool))
-    batch = rollouts_of(np.zeros((3000, 3)), np.zeros(3000, int), T=1)
-    _, replayed = success_replay.replay(buffer, batch, jax.random.key(1))
-    close(np.mean(replayed, 0), [1 / 3] * 3, atol=0.03)

@@ -23,10 +23,10 @@ def test_all_numbers_of_two_problems():
     found = summary.measure(JOINED)
     json.dumps(found, allow_nan=False)
     assert (found["problems"], found["samples"]) == (2, 4)
-    assert found["accuracy"] == found["pass@1"] == [0.25, 0.0, 0.5]
+    assert found["score"] == found["solved"] == found["pass@1"] == [0.25, 0.0, 0.5]
     assert found["pass@2"][0] == pytest.approx((5 / 6) / 2) and found["pass@4"][0] == 0.5
-    assert found["maj@2"][0] == pytest.approx((2 / 3) / 2) and found["maj@4"] == found["cons"] == [0.5, 0.0, 1.0]
-    assert found["solved"][0] == 0.5 and 0 < found["solved"][1] and found["solved"][2] < 1
+    assert found["maj@2"][0] == pytest.approx((2 / 3) / 2) and found["maj@4"] == [0.5, 0.0, 1.0]
+    assert found["ever_solved"][0] == 0.5 and 0 < found["ever_solved"][1] and found["ever_solved"][2] < 1
     assert found["truncated"][0] == 1 / 8 and found["components"] == {"exact": [0.25, 0.0, 0.5], "format": [1.0, 1.0, 1.0]}
     assert found["length"] == {"mean": 4.0, "median": 4.0, "p95": pytest.approx(6.6), "right": 2.0,
                                "wrong": pytest.approx(28 / 6)}
@@ -34,8 +34,14 @@ def test_all_numbers_of_two_problems():
 
 def test_one_completion_each_has_wilsons_interval():
     found = summary.measure({i: row([int(i < 3)]) for i in range(10)})
-    assert found["accuracy"] == found["solved"] and found["accuracy"][:2] == [0.3, pytest.approx(0.1077912674)]
-    assert "cons" not in found  # no answers were read
+    assert found["solved"] == found["ever_solved"] and found["solved"][:2] == [0.3, pytest.approx(0.1077912674)]
+    assert "maj@1" not in found  # no answers were read
+
+
+def test_partial_credit_is_score_and_not_solved():
+    half = row([0, 1]) | {"components": {"gym": [0.6, 1.0], "format": [1.0, 1.0]}}
+    found = summary.measure({1: half, 2: half})
+    assert found["score"][0] == pytest.approx(0.8) and found["solved"][0] == 0.5
 
 
 def test_sizes_end_with_all_samples():
@@ -45,7 +51,7 @@ def test_sizes_end_with_all_samples():
 
 def test_levels_apart():
     found = summary.by_level(JOINED)
-    assert list(found) == ["easy", "hard"] and found["easy"]["accuracy"][0] == 0.5 and found["hard"]["accuracy"][0] == 0
+    assert list(found) == ["easy", "hard"] and found["easy"]["solved"][0] == 0.5 and found["hard"]["solved"][0] == 0
     assert summary.by_level({4: JOINED[4]}) == {}
 
 
@@ -73,14 +79,14 @@ def test_a_better_policy_on_the_same_problems():
     found = summary.compare(better, base)
     json.dumps(found, allow_nan=False)
     assert (found["problems"], found["samples"]) == (59, 8)
-    assert found["accuracy"]["low"] > 0.08 and found["accuracy"]["high"] < 0.3 and found["accuracy"]["p_value"] < 0.01
-    assert found["pass@8"]["mean"] < found["accuracy"]["mean"]  # most problems are within reach of both
+    assert found["solved"]["low"] > 0.08 and found["solved"]["high"] < 0.3 and found["solved"]["p_value"] < 0.01
+    assert found["pass@8"]["mean"] < found["solved"]["mean"]  # most problems are within reach of both
     assert "pass@16" not in found
     def solved(rows):
         return sum(any(rows[i]["correct"][:8]) for i in base)
     b = found["boundary"]
     assert b["expansion"] + b["preserved"] == solved(better) and b["shrinkage"] + b["preserved"] == solved(base)
     same = summary.compare(base, base)
-    assert same["accuracy"] == {"mean": 0, "low": 0, "high": 0, "p_value": 1} and same["boundary"]["expansion"] == 0
+    assert same["solved"] == {"mean": 0, "low": 0, "high": 0, "p_value": 1} and same["boundary"]["expansion"] == 0
     with pytest.raises(ValueError, match="no problem in common"):
         summary.compare({1: row([1])}, {2: row([1])})

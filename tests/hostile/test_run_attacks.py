@@ -103,7 +103,7 @@ def test_a_folder_in_use_can_be_looked_at(tmp_path):
     work = open_workdir(tmp_path, small_run.config())
     work.record()
     with MetricWriter(tmp_path) as writer, locked(tmp_path):
-        writer.write(0, {"eval/accuracy": 0.5, "time/other": 1.0})
+        writer.write(0, {"eval/score": 0.5, "time/other": 1.0})
         with Checkpoints(work.checkpoints) as checkpoints:
             checkpoints.save(1, {"w": jnp.ones(2)})
             checkpoints.wait()

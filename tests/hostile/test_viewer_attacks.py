@@ -37,7 +37,7 @@ def run(tmp_path_factory):
     open_workdir(folder, config(rewards="format(pattern='\x1b[31m\U000e0041<b>')")).record()
     with MetricWriter(folder) as writer:
         for step in range(3):
-            writer.write(step, {"time/\x1b[5mphase[bold]": 1.0, NAME: 2.0, "eval/accuracy": 0.5})
+            writer.write(step, {"time/\x1b[5mphase[bold]": 1.0, NAME: 2.0, "eval/score": 0.5})
     write_samples(folder, 1, ["<q>"], ["5"], [["x" + "x".join(UNSEEN) + "x", "".join(SEEN)]], [[1.0, 0.0]],
                   [[{NAME: 1.0}, {NAME: 0.0}]], [[2, 2]], [["stop", "stop"]])
     return read_runs([folder])

@@ -7,6 +7,7 @@ import shutil
 import string
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -20,9 +21,10 @@ from jaxrl_llm import methods, rewards, tokenizers
 from jaxrl_llm.models import weights
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training import learner, loop, prior, setup
+from jaxrl_llm.training import learner, loop, prior, setup, trained
 from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.training.source import Source, held_out
+from jaxrl_llm.training.warmup import imitate
 
 ROOT = Path(__file__).parents[2]
 CONFIG_FILE = Path(tiny_config.__file__)
@@ -58,11 +60,10 @@ def straight(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def broken(tmp_path_factory):
-    """Three steps here, three more in a new process by the command line, exported at the end."""
+    """Three steps here, three more in a new process by the command line."""
     workdir = tmp_path_factory.mktemp("broken")
     run(workdir, steps=3)
-    exported = workdir / "exported"
-    return workdir, train_py(f"--config={CONFIG_FILE}", f"--workdir={workdir}", "--resume", f"--export={exported}")
+    return workdir, train_py(f"--config={CONFIG_FILE}", f"--workdir={workdir}", "--resume")
 
 
 def test_a_run_writes_what_it_promises(straight):
@@ -74,13 +75,14 @@ def test_a_run_writes_what_it_promises(straight):
     assert (workdir / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert set(evaluations) == {"before", "after"}
     for found in evaluations.values():
-        assert 0 <= found.accuracy.low <= found.accuracy.mean <= found.accuracy.high <= 1
+        for rate in (found.score, found.solved):
+            assert 0 <= rate.low <= rate.mean <= rate.high <= 1
 
 
 def test_metrics_of_a_run(straight):
     found = lines(straight[0])
     assert [line["step"] for line in found] == list(range(7))
-    assert {"eval/accuracy", "eval/pass_at_group"} <= found[0].keys() & found[3].keys() & found[6].keys()
+    assert {"eval/score", "eval/solved", "eval/pass_at_group"} <= found[0].keys() & found[3].keys() & found[6].keys()
     for line in found[1:]:
         assert {"reward/mean", "reward/format", "loss", "entropy", "grad_norm", "clip_fraction", "mismatch/kl", "max/mismatch",
                 "learning_rate", "groups/all_equal", "time/rollout", "time/update", "time/step", "host/rss_gb"} <= line.keys()
@@ -111,12 +113,15 @@ def test_resuming_in_a_new_process_changes_no_bit(straight, broken):
 def test_the_report_and_the_exported_model(broken):
     workdir, done = broken
     assert "Held-out problems" in done.stdout and "after training" in done.stdout and "curves.png" in done.stdout
+    trained.export(workdir, workdir / "exported")
     _, params = weights.load(workdir / "exported")
     state = saved(workdir)
     np.testing.assert_array_equal(params["embed"], state[".params['embed']"])
     np.testing.assert_array_equal(params["layers"]["q"]["kernel"], state[".params['layers']['q']['kernel']"])
     text = "7+5= é<|eos|>"
     assert tokenizers.load(workdir / "exported").encode(text) == tokenizers.load("bytes").encode(text)
+    assert train_py(f"--workdir={workdir}", f"--out={workdir / 'earlier'}", "--step=3", script="export.py").returncode == 0
+    np.testing.assert_array_equal(weights.load(workdir / "earlier")[1]["embed"], saved(workdir, 3)[".params['embed']"])
 
 
 def test_a_run_that_diverges_stops_and_goes_on_from_its_only_checkpoint(tmp_path):
@@ -218,7 +223,7 @@ def test_supervised_warm_up_teaches_the_answers(tmp_path):
     evaluations = run(tmp_path, rewards="exact", steps=1, **{
         "warmup.steps": 60, "warmup.batch": 16, "warmup.learning_rate": 1e-2, "sampling.temperature": 0.3,
         "eval.problems": 100})
-    assert evaluations["before"].accuracy.mean > 0.03  # an untrained model: below 1 in 10,000
+    assert evaluations["before"].score.mean > 0.03  # an untrained model: below 1 in 10,000
     assert evaluations["before"].length < 4
 
 
@@ -249,8 +254,7 @@ def test_every_method_takes_three_steps(shared, slug):
     source = dataclasses.replace(
         run.source, sampler=sampler, data=batches(run.source.task.train, 4, seed=0),
         prior=prior.make(config, policy, len(run.source.task.train), sampler.prompt_tokens, Capture(0)) if asked else None)
-    source = dataclasses.replace(source, topology=setup.make_topology(config, estimator))
-    source = dataclasses.replace(source, topology=setup.filtered(config, method, source.topology, source.view))
+    source = setup.with_topology(config, method, estimator, source)
     learner, _ = setup.make_learner(config, estimator, objective, needs, policy, source)
     state = learner.init(jax.tree.map(lambda x: x + 0, params), None, jax.random.key(0), len(source.task.train))
     frozen = {name: jax.tree.map(lambda x: 1.01 * x, own) for name, own in learner.frozen(params).items()}
@@ -258,7 +262,7 @@ def test_every_method_takes_three_steps(shared, slug):
         finished = source.next(state, settings=learner.controls.settings(state.control))
         rollouts = finished.rollouts
         order = np.arange(rollouts.rewards.size)  # some right, some wrong, one mixed group; all mixed where sizes differ
-        marks = order > 0.4 * order[-1] if source.topology.rounds == 1 else order % 2
+        marks = order > 0.4 * order[-1] if source.topology.max_groups == 1 else order % 2
         rollouts = rollouts.replace(rewards=np.float32(marks).reshape(rollouts.rewards.shape))
         state, metrics, *_ = learner.learn(state, rollouts, frozen, facts=finished.facts)
         assert np.isfinite([metrics["loss"], metrics["grad_norm"]]).all(), metrics
@@ -362,9 +366,9 @@ def test_an_evaluation_that_breaks_is_made_up_for(straight, tmp_path, monkeypatc
         run(tmp_path)
     monkeypatch.undo()
     assert lines(tmp_path)[-1]["step"] == 5
-    assert run(tmp_path, resume=True)["after"].accuracy == straight[1]["after"].accuracy
+    assert run(tmp_path, resume=True)["after"].score == straight[1]["after"].score
     last = lines(tmp_path)[-1]
-    assert last["step"] == 6 and last["eval/accuracy"] == lines(straight[0])[-1]["eval/accuracy"]
+    assert last["step"] == 6 and last["eval/score"] == lines(straight[0])[-1]["eval/score"]
 
 
 @pytest.mark.slow
@@ -427,7 +431,7 @@ def test_evaluate_measures_a_run_and_refuses_two_sources(straight, tmp_path):
     assert found.returncode == 0, found.stderr
     facts = json.loads((workdir / "evaluation_step6_temperature1_seed0/evaluation.json").read_text())
     assert facts["all"]["problems"] == 4 and facts["step"] == 6
-    mean, low, high = facts["all"]["accuracy"]
+    mean, low, high = facts["all"]["score"]
     assert low <= mean <= high
     both = train_py(f"--workdir={workdir}", f"--config={CONFIG_FILE}", script="evaluate.py")
     assert both.returncode == 1 and "not both" in both.stderr and "Traceback" not in both.stderr
@@ -467,3 +471,21 @@ def test_a_short_warm_up_runs(tmp_path, steps):
     run(tmp_path, steps=1, **{"warmup.steps": steps, "warmup.batch": 4, "eval.problems": 4})
     assert np.isfinite(lines(tmp_path)[1]["loss"])
 
+
+def test_a_warm_up_ends_at_its_loss():
+    config = tiny(**{"warmup.steps": 40, "warmup.batch": 8, "warmup.learning_rate": 1e-2})
+    built, params = setup.build(config)
+    shown = []
+    progress = types.SimpleNamespace(phase=lambda text, done, steps: shown.append(text))
+
+    def losses(loss):
+        w = {"steps": 40, "learning_rate": 1e-2, "prompt_tokens": 16, "max_tokens": 8, "overlong": "fail"}
+        data = batches(built.source.task.train, 8, seed=0)
+        own = jax.tree.map(np.copy, params)  # the warm-up donates what it starts from
+        return imitate(built.learner.policy, own, data, built.source.sampler.tokenizer, loss=loss, progress=progress, **w)[1]
+
+    whole = losses(0.0)
+    means = np.convolve(whole, np.ones(10) / 10, "valid")
+    wanted = float(means[12])
+    first = int(np.argmax(means <= wanted))  # losses fall on the whole, not at every step
+    assert len(whole) == 40 and losses(wanted) == whole[:10 + first] and shown[-1].startswith("supervised warm-up")

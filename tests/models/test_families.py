@@ -1,4 +1,4 @@
-"""Every family against transformers, a row of `models.check.samples` each; all features at once, and off; refusals."""
+"""Every family against transformers, a row of `models.check.tiny` each; all features at once, and off; refusals."""
 import dataclasses
 import functools
 import shutil
@@ -18,7 +18,7 @@ from jaxrl_llm.generation.sampler import generate, row_keys
 from jaxrl_llm.generation.sampling import Sampling
 from jaxrl_llm.models import ModelConfig, RopeScaling, Transformer, families, lora, weights
 from jaxrl_llm.models.check import __main__ as check_command
-from jaxrl_llm.models.check import comparisons, gguf_files, samples
+from jaxrl_llm.models.check import comparisons, gguf_files, tiny
 from jaxrl_llm.models.weights import layout
 from jaxrl_llm.models.weights.config_json import config_from
 from jaxrl_llm.parallel import plan
@@ -29,13 +29,13 @@ jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_lev
 
 
 @pytest.fixture(scope="module")
-def sample(tmp_path_factory):
-    """`sample(name)`: the model in transformers, and as loaded from the directory in which it was saved."""
+def checkpoint(tmp_path_factory):
+    """`checkpoint(name)`: the model in transformers, and as loaded from the directory in which it was saved."""
 
     @functools.cache
     def make(name):
         directory = tmp_path_factory.mktemp(name)
-        theirs = samples.make(name, directory)
+        theirs = tiny.make(name, directory)
         config, params = weights.load(directory)
         return theirs, comparisons.Loaded(directory, Transformer(config), params, comparisons.torch_logits(theirs))
 
@@ -64,9 +64,9 @@ def torch_update(theirs, prompt_tokens, prompt_mask, tokens):
                                        for name, gradient in found.items()}
 
 
-@pytest.mark.parametrize("name", samples.SAMPLES)
-def test_logits_export_and_gguf_equal_transformers(sample, name, tmp_path):
-    theirs, ours = sample(name)
+@pytest.mark.parametrize("name", tiny.CHECKPOINTS)
+def test_logits_export_and_gguf_equal_transformers(checkpoint, name, tmp_path):
+    theirs, ours = checkpoint(name)
     tokens, mask = comparisons.padded_rows(64)
     expected = ours.reference(tokens, mask)
     assert np.abs(expected[mask]).max() > 1.0 and np.unique(expected[mask].argmax(-1)).size > 5  # logits that tell models apart
@@ -74,7 +74,7 @@ def test_logits_export_and_gguf_equal_transformers(sample, name, tmp_path):
     assert comparisons.difference(found[mask], expected[mask]) < 1e-4
     assert comparisons.export_difference(ours) == "equal"
     assert plan.parameters(ours.model.config) == sum(p.numel() for key, p in theirs.named_parameters() if "visual" not in key)
-    if samples.SAMPLES[name].family.gguf is not None and samples.SAMPLES[name].gguf:
+    if tiny.CHECKPOINTS[name].family.gguf is not None and tiny.CHECKPOINTS[name].gguf:
         config, params = weights.load(gguf_files.write(tmp_path / "model.gguf", theirs))
         assert jax.tree.structure(params) == jax.tree.structure(ours.params)
         assert max(jax.tree.leaves(jax.tree.map(comparisons.difference, params, ours.params))) < 1e-6  # norms less one
@@ -82,9 +82,9 @@ def test_logits_export_and_gguf_equal_transformers(sample, name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", samples.SAMPLES)
-def test_decoding_and_the_update_with_its_gradient_equal_transformers(sample, name):
-    theirs, ours = sample(name)
+@pytest.mark.parametrize("name", tiny.CHECKPOINTS)
+def test_decoding_and_the_update_with_its_gradient_equal_transformers(checkpoint, name):
+    theirs, ours = checkpoint(name)
     assert comparisons.greedy_agreement(ours) == (128, 128)
     batch = comparisons.groups(64)
 
@@ -104,9 +104,9 @@ def test_decoding_and_the_update_with_its_gradient_equal_transformers(sample, na
 
 
 @pytest.mark.parametrize("name", ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3_longrope"))
-def test_transformers_reads_the_same_weights_from_the_gguf_files(sample, name, tmp_path):
+def test_transformers_reads_the_same_weights_from_the_gguf_files(checkpoint, name, tmp_path):
     """What `check.gguf_files` writes is the format, and not just what is read here."""
-    theirs, ours = sample(name)
+    theirs, ours = checkpoint(name)
     gguf_files.write(tmp_path / "model.gguf", theirs)
     again = type(theirs).from_pretrained(tmp_path, gguf_file="model.gguf", config=theirs.config, dtype="float32").eval()
     tokens, mask = comparisons.padded_rows(64)
@@ -124,10 +124,10 @@ def assert_same_config(found: ModelConfig, expected: ModelConfig):
 
 
 def test_every_family_has_a_sample_and_every_sample_a_row_in_the_guide():
-    assert {sample.family.name for sample in samples.SAMPLES.values()} == set(families.families())
+    assert {checkpoint.family.name for checkpoint in tiny.CHECKPOINTS.values()} == set(families.families())
     table = PAGE.read_text().split("<!-- parity")[1].split("<!-- end of parity")[0].splitlines()[3:]
     assert [row.split(" | ")[:2] for row in table] == [
-        [f"| {sample.title}", f"`{sample.model_type}`"] for sample in samples.SAMPLES.values()]
+        [f"| {checkpoint.title}", f"`{checkpoint.model_type}`"] for checkpoint in tiny.CHECKPOINTS.values()]
 
 
 def command(monkeypatch, *arguments):
@@ -136,15 +136,15 @@ def command(monkeypatch, *arguments):
 
 
 @pytest.mark.slow
-def test_the_command_compares_a_directory(sample, tmp_path, monkeypatch, capsys):
-    directory = shutil.copytree(sample("llama")[1].directory, tmp_path / "mine")
+def test_the_command_compares_a_directory(checkpoint, tmp_path, monkeypatch, capsys):
+    directory = shutil.copytree(checkpoint("llama")[1].directory, tmp_path / "mine")
     command(monkeypatch, directory)
     *cells, last = capsys.readouterr().out.splitlines()[-1].strip("| ").split(" | ")
     assert cells[:2] == ["mine", "`llama`"] and cells[4] == "128 of 128" and cells[6] == "equal" and last == "–"
     assert all(cell.startswith("< 1e-") and int(cell[5:]) >= 5 for cell in (cells[2], cells[3], cells[5]))
     tensors = load_file(directory / "model.safetensors")
     tensors["model.norm.weight"] += 1.0  # of the directory, and so of both sides
-    gguf_files.write(directory / "other.gguf", sample("llama")[0])
+    gguf_files.write(directory / "other.gguf", checkpoint("llama")[0])
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     monkeypatch.setitem(sys.modules, "transformers", None)  # not installed: the plain path is what others are compared with
     command(monkeypatch, directory)
@@ -267,11 +267,11 @@ def test_features_that_are_off_leave_no_trace():
 
 
 @pytest.mark.parametrize("name, most", [("llama_dynamic", 128), ("phi3_longrope", 96), ("ministral3", 96)])
-def test_rows_beyond_the_original_length_are_refused(sample, name, most):
-    model, params = sample(name)[1].model, sample(name)[1].params
+def test_rows_beyond_the_original_length_are_refused(checkpoint, name, most):
+    model, params = checkpoint(name)[1].model, checkpoint(name)[1].params
     tokens, mask = np.ones((1, most), int), np.ones((1, most), bool)
     jax.eval_shape(model.hidden_states, params, tokens, mask)
-    message = rf"rows of {most + 1} tokens: .* beyond {most}, .* prompts.max_tokens \+ sampling.max_tokens <= {most}"
+    message = rf"a sequence of {most + 1} tokens: .* beyond {most}, .* prompts.max_tokens \+ sampling.max_tokens <= {most}"
     one = np.ones((1, 1), int)
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(model.hidden_states, params, np.pad(tokens, ((0, 0), (0, 1))), np.pad(mask, ((0, 0), (0, 1))))

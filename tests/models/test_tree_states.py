@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.kernels import attention
-from jaxrl_llm.models import ModelConfig, Transformer, lora
+from jaxrl_llm.models import ModelConfig, RopeScaling, Transformer, lora
 from jaxrl_llm.packing import pack
+from jaxrl_llm.training.accumulate import placed
 from jaxrl_llm.training.policy import Policy
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -121,6 +122,21 @@ def test_padding_is_neither_seen_nor_dangerous(pair):
     other, other_gradient = run(params, np.where(packed.node < 0, 7, rows.tokens))
     assert value == other and all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
     jax.tree.map(np.testing.assert_array_equal, gradient, other_gradient)
+
+
+def test_a_rope_that_changes_with_length_limits_trajectories_not_rows():
+    case = forests.group(np.random.default_rng(4))  # the longest trajectory has 11 tokens, all of them together 34
+    packed = packed_of(case, 40)
+    def model_of(context):
+        scaling = RopeScaling("dynamic", factor=2.0, original_max_positions=context)
+        return Transformer(ModelConfig(vocab_size=40, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
+                                       mlp_size=24, rope_scaling=scaling))
+    assert packed.node.shape == (1, 40) and case.longest() == 11
+    model = model_of(11)
+    placed(Policy(model), 1, packed)
+    agree(model, normal(model.abstract_params()), case, packed)
+    with pytest.raises(ValueError, match="a sequence of 11 tokens: .* changes beyond 10, which is not supported"):
+        placed(Policy(model_of(10)), 1, packed)
 
 
 def test_scores_of_all_pairs_never_exist_at_once(monkeypatch):

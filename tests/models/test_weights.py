@@ -1,19 +1,21 @@
 """Checkpoints in and out: every family's files, configs of old and new releases, every refusal."""
 import dataclasses
 import json
+import os
 import shutil
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch
 
-from jaxrl_llm.models import ModelConfig, RopeScaling, weights
+from jaxrl_llm.models import ModelConfig, RopeScaling, Transformer, lora, weights
 
 FAMILIES = ("llama", "llama_untied", "llama_llama3_rope", "llama_linear_rope", "qwen2", "qwen2_sliding", "qwen3",
             "gemma3")
@@ -249,6 +251,37 @@ def test_export_and_reload_is_bit_equal_and_transformers_reads_it(pair, tmp_path
     tokens = torch.arange(24).reshape(2, 12)
     with torch.no_grad():
         np.testing.assert_array_equal(again(tokens).logits, p.torch(tokens).logits)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_an_exported_adapter_is_the_merged_model_to_peft(pair, tmp_path, name):
+    """Ours on top of the base, by PEFT, gives the logits of the merged export; neither is for its writer's eyes alone."""
+    p, old = pair(name), os.umask(0o022)
+    adapters = lora.init(jax.random.key(0), p.params, rank=2, alpha=8.0)
+    adapters = jax.tree.map(lambda x: x + 0.05 * jax.random.normal(jax.random.key(x.size), x.shape), adapters)
+    try:
+        weights.save_peft(tmp_path / "adapter", p.model.config, adapters, str(p.directory))
+        weights.save_hf(tmp_path / "merged", p.model.config, lora.merge(p.params, adapters))
+    finally:
+        os.umask(old)
+    for file in ("adapter/adapter_model.safetensors", "merged/model.safetensors"):
+        assert (tmp_path / file).stat().st_mode & 0o777 == 0o644
+    base = transformers.AutoModelForCausalLM.from_pretrained(p.directory, attn_implementation="eager")
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", attn_implementation="eager")
+    tokens = torch.arange(24).reshape(2, 12)
+    with torch.no_grad():
+        before = base(tokens).logits
+        adapted, wanted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")(tokens).logits, merged(tokens).logits
+    np.testing.assert_allclose(adapted, wanted, atol=2e-5)
+    assert not np.allclose(before, wanted, atol=1e-2)
+
+
+def test_an_adapter_of_fused_matrices_is_refused(tmp_path):
+    config = ModelConfig(vocab_size=64, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=4, mlp_size=8,
+                         family="phi3")
+    adapters = lora.init(jax.random.key(0), Transformer(config).init(jax.random.key(0)), rank=2, alpha=2.0)
+    with pytest.raises(ValueError, match="holds several matrices.*export the merged model instead"):
+        weights.save_peft(tmp_path, config, adapters, "")
 
 
 def test_shards_with_index_and_tokenizer_files(pair, tmp_path):

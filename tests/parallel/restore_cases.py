@@ -1,4 +1,4 @@
-"""Runs in two processes with two devices each: checkpoints that are damaged where only one of them reads, and barriers.
+"""Runs in two processes with two devices each: folders apart, checkpoints damaged where only one of them reads, barriers.
 
   python restore_cases.py FOLDER PORT PROCESS
 """
@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm import parallel
 from jaxrl_llm.parallel import runtime
+from jaxrl_llm.training import lock
 from jaxrl_llm.training.checkpoints import Checkpoints
 
 
@@ -65,11 +66,23 @@ def damaged(folder: Path, mesh) -> dict:
             "warnings": [str(one.message) for one in told if "restored step" in str(one.message)], "refusal": refusal}
 
 
+def apart(folder: Path, process: int) -> str:
+    """What a process is refused with whose run folder is another one, as when each host has a disk of its own."""
+    lock.PATIENCE = 0.3
+    with lock.locked(folder):
+        parallel.barrier("both are in")
+    try:
+        with lock.locked(folder.with_name(f"own{process}")):
+            return ""
+    except ValueError as error:
+        return str(error)
+
+
 def main():
     folder, port, process = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     with runtime.job(f"127.0.0.1:{port}", 2, process):
         mesh = parallel.make_mesh(fsdp=4)
-        found = damaged(folder, mesh)
+        found = {"apart": apart(folder.with_name("run"), process)} | damaged(folder, mesh)
         print(json.dumps(found), flush=True)
         runtime.BARRIER_SECONDS = 2
         parallel.barrier("all are here")

@@ -173,6 +173,13 @@ def test_a_checkpoint_that_one_process_cannot_read_is_skipped_by_all(damaged):
 
 
 @several
+def test_folders_that_only_look_like_one_are_refused_by_all(damaged):
+    for log in damaged[1]:
+        apart = json.loads(next(line for line in log.splitlines() if line.startswith("{")))["apart"]
+        assert "is another folder on" in apart and "mount -t nfs" in apart, log[-2000:]
+
+
+@several
 def test_a_barrier_to_which_one_does_not_come_ends_the_job(damaged):
     (first, second), logs = damaged
     assert first == 134 and starts_again(second), logs

@@ -23,7 +23,7 @@ from jaxrl_llm.rollouts import Role, Rollouts
 P, G, T, K, D = 4, 5, 6, 3, 7
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """One way to call a factory.
 

@@ -1,5 +1,7 @@
 """Rules that every registered estimator obeys."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,9 +24,20 @@ def strict():
         yield
 
 
-def run(slug, case, rollouts):
+@functools.cache
+def compiled(of, slug, case):
+    """`of(slug, case, ...)`, compiled once per shape for all tests."""
+    return jax.jit(functools.partial(of, slug, case))
+
+
+def eager(slug, case, rollouts):
+    """(advantages, state) of the first update."""
     estimator = advantages.make(slug, **case.hyper)
     return estimator.update(rollouts, estimator.init())
+
+
+def run(slug, case, rollouts):
+    return compiled(eager, slug, case)(rollouts)
 
 
 def skip_if_exempt(case, name):
@@ -71,10 +84,10 @@ def test_masked_tokens_get_exactly_zero_and_others_are_finite(slug, case, seed):
     assert np.all(np.asarray(values)[~np.asarray(rollouts.token_mask)] == 0)
 
 
-def told(slug, case, rollouts):
-    """All that an estimator says of a batch: advantages, state, and whatever else it is asked."""
+def everything(slug, case, rollouts):
+    """All that an estimator computes of a batch: advantages, state, and targets, metrics and filter where it has them."""
     estimator = advantages.make(slug, **case.hyper)
-    values, state = run(slug, case, rollouts)
+    values, state = eager(slug, case, rollouts)
     also = {} if estimator.value_targets is None else {
         name: estimator.value_targets(rollouts, monte_carlo) for name, monte_carlo in (("targets", False), ("returns", True))}
     if estimator.metrics is not None:
@@ -92,9 +105,10 @@ def test_what_others_wrote_into_a_rollout_changes_nothing(slug, case, seed):
     rollouts = inputs.batch(seed, case)
     trained = np.asarray(rollouts.token_mask)
     spoiled = inputs.spoil(rollouts, trained, seed)
-    found = told(slug, case, spoiled)
-    jax.tree.map(np.testing.assert_array_equal, found, told(slug, case, rollouts))
-    for of_tokens in (found[0], *(found[2][name] for name in ("targets", "returns") if name in found[2])):
+    run_all = compiled(everything, slug, case)
+    actual = run_all(spoiled)
+    jax.tree.map(np.testing.assert_array_equal, actual, run_all(rollouts))
+    for of_tokens in (actual[0], *(actual[2][name] for name in ("targets", "returns") if name in actual[2])):
         assert np.all(np.asarray(of_tokens)[~trained] == 0)
 
 
@@ -107,8 +121,8 @@ def test_a_rollout_with_holes_is_worth_what_it_is_without_them(slug, case, seed)
     rollouts = inputs.batch(seed, case)
     trained = np.asarray(rollouts.token_mask)
     assume(np.any(trained[..., 1:] & ~trained[..., :-1]))
-    found = inputs.squeeze(told(slug, case, rollouts), trained)
-    inputs.same(found, told(slug, case, inputs.squeeze(rollouts, trained)))
+    run_all = compiled(everything, slug, case)
+    inputs.same(inputs.squeeze(run_all(rollouts), trained), run_all(inputs.squeeze(rollouts, trained)))
 
 
 @each
@@ -154,10 +168,10 @@ def test_nothing_flows_back_through_an_advantage(slug, case):
     rollouts = inputs.batch(0, case)
 
     def total(rewards, old):
-        values, _ = run(slug, case, rollouts.replace(rewards=rewards, old_logprobs=old))
+        values, _ = eager(slug, case, rollouts.replace(rewards=rewards, old_logprobs=old))
         return jnp.sum(values**2)
 
-    gradient = jax.grad(total, argnums=(0, 1))(rollouts.rewards, rollouts.old_logprobs)
+    gradient = jax.jit(jax.grad(total, argnums=(0, 1)))(rollouts.rewards, rollouts.old_logprobs)
     assert not any(np.any(np.asarray(x)) for x in gradient)
 
 
@@ -169,7 +183,7 @@ def test_the_dtype_of_rewards_does_not_matter(slug, case):
 
     def with_dtype(dtype):
         rewards, components = jax.tree.map(lambda x: x.astype(dtype), whole)
-        return run(slug, case, rollouts.replace(rewards=rewards, reward_components=components))
+        return eager(slug, case, rollouts.replace(rewards=rewards, reward_components=components))
 
     expected = with_dtype(np.float32)
     for dtype in (np.int32, np.bool_, np.float16, jnp.bfloat16, np.float64):

@@ -25,8 +25,8 @@ def make_run(path: Path, steps: int = 30, **settings) -> Path:
                 metrics |= {"reward/mean": step / steps, "completion/length": 4.0, "entropy": 2.0 / (1 + step),
                             "time/step": 3.0, "grad_norm": 10.0 ** (step % 4), "value/pearson": float("nan")}
             if step % 10 == 0:
-                metrics |= {"eval/accuracy": 0.02 * step, "eval/accuracy_low": 0.02 * step - 0.01,
-                            "eval/accuracy_high": 0.02 * step + 0.01}
+                metrics |= {"eval/score": 0.02 * step, "eval/score_low": 0.02 * step - 0.01,
+                            "eval/score_high": 0.02 * step + 0.01}
             writer.write(step, metrics)
     for step in (0, 10):
         write_samples(path, step, ["2+3=", HOSTILE], ["5", "<b>"], [["5", "6"], [HOSTILE, "ok"]],

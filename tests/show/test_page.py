@@ -67,9 +67,9 @@ def test_page_is_well_formed_and_holds_everything(page):
     data = json.loads(reader.scripts[0])
     assert len(reader.scripts) == 2  # the data and the program: nothing that a sample opened
     assert [run["name"] for run in data["runs"]] == ["<b>one", "two"]
-    assert reader.svgs == len(data["curves"]) and {"eval/accuracy", "reward/mean", "grad_norm"} <= data["curves"].keys()
+    assert reader.svgs == len(data["curves"]) and {"eval/score", "reward/mean", "grad_norm"} <= data["curves"].keys()
     assert "value/pearson" not in data["curves"]  # never finite
-    assert data["curves"]["eval/accuracy"][0] == {"x": [0, 10, 20, 30], "y": [0, 0.2, 0.4, 0.6]}
+    assert data["curves"]["eval/score"][0] == {"x": [0, 10, 20, 30], "y": [0, 0.2, 0.4, 0.6]}
     assert [(g["run"], g["step"], len(g["rows"])) for g in data["groups"]] == [
         (0, 0, 2), (0, 0, 2), (0, 10, 2), (0, 10, 2), (1, 0, 2), (1, 0, 2), (1, 10, 2), (1, 10, 2)]
     group = data["groups"][1]

@@ -14,8 +14,8 @@ from jaxrl_llm.show.terminal import print_summary, sparkline
 
 def test_facts_of_a_run(tmp_path):
     run, = read_runs([make_run(tmp_path / "one")])
-    assert run.facts["held-out accuracy, first"] == "0.0%"
-    assert run.facts["held-out accuracy, last"] == "60.0% (59.0% to 61.0%)"
+    assert run.facts["held-out score, first"] == "0.0%"
+    assert run.facts["held-out score, last"] == "60.0% (59.0% to 61.0%)"
     assert run.facts["steps"] == "30 of 30"
     assert run.facts["tokens sampled"] == f"{30 * 4 * 8 * 8:,}"  # steps x mean length x prompts x group
     assert run.facts["wall time"] == "1 min 33 s"  # 31 lines of 3 seconds; time/step is no further phase
@@ -55,7 +55,7 @@ def healthy() -> dict[str, np.ndarray]:
     step = np.arange(1.0, 51.0)
     return {"step": step, "skipped_updates": 0 * step, "mismatch/kl": 1e-4 + 0 * step, "groups/all_equal": 0.5 + 0 * step,
             "completion/truncated": 0.1 + 0 * step, "entropy": 1.0 / step**0.5, "clip_fraction": 0.01 + 0 * step,
-            "eval/accuracy": step / 50, "eval/accuracy_low": step / 50 - 0.05, "eval/accuracy_high": step / 50 + 0.05}
+            "eval/score": step / 50, "eval/score_low": step / 50 - 0.05, "eval/score_high": step / 50 + 0.05}
 
 
 @pytest.mark.parametrize("name, value", [
@@ -69,13 +69,13 @@ def test_each_symptom_is_found_and_named(name, value):
     assert f"({name})" in found
 
 
-def test_an_accuracy_that_falls_is_told_from_noise():
+def test_a_score_that_falls_is_told_from_noise():
     metrics = healthy()
-    metrics["eval/accuracy"][-1] -= 0.04
+    metrics["eval/score"][-1] -= 0.04
     assert findings(metrics) == []
-    for name in ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high"):
+    for name in ("eval/score", "eval/score_low", "eval/score_high"):
         metrics[name][-1] -= 0.3
-    assert findings(metrics) == ["held-out accuracy ends clearly below its best (eval/accuracy)"]
+    assert findings(metrics) == ["held-out score ends clearly below its best (eval/score)"]
 
 
 def test_the_thresholds_read_the_end_of_the_run_only():

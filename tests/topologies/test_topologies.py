@@ -57,7 +57,7 @@ def test_those_who_disagree_with_their_prior_are_sampled_again():
 
     topology = rounds(3, group=2, most=6, wants=wants)
     plans, forest = follow(topology, lambda problem, number: truth[problem][number])
-    assert asked(plans)[:3] == [3, [0, 1, 2], [1, 2]] and topology.rounds == 3
+    assert asked(plans)[:3] == [3, [0, 1, 2], [1, 2]] and topology.max_groups == 3
     rewards, valid = outcomes(forest, 6)
     assert valid[0].tolist() == [True, True] + [False] * 4 and rewards[1, :4].tolist() == [1, 1, 0, 1]
 
@@ -113,7 +113,7 @@ def test_refilling_of_rounds_asks_the_prompts_of_the_last_draw():
     inner = rounds(2, group=2, most=4, wants=lambda forest: outcomes(forest, 4)[0].sum(1) == 0)
     topology = refill(inner, 2, keep=disagree, attempts=3)
     plans, forest = follow(topology, lambda problem, number: float((problem, number) in {(2, 0), (3, 3), (5, 1)}))
-    assert asked(plans) == [2, [0, 1], [0, 1], 2, [2, 3], [3]] and topology.rounds == 2
+    assert asked(plans) == [2, [0, 1], [0, 1], 2, [2, 3], [3]] and topology.max_groups == 2
     assert topology.choose(forest).tolist() == [False, False, True, True]
 
 

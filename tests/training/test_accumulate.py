@@ -17,7 +17,7 @@ from jaxrl_llm.packing import of_groups, pack
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import accumulate
 from jaxrl_llm.training import state as state_lib
-from jaxrl_llm.training.accumulate import make_parts, make_score, placed, scores, update
+from jaxrl_llm.training.accumulate import make_logprobs, make_parts, placed, update, view_of
 from jaxrl_llm.training.optimizers import make_optimizer
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.step import loss_terms, make_update
@@ -181,7 +181,7 @@ def test_programs_depend_on_the_length_of_rows_not_on_their_number():
         packed = packed_of(case, length, multiple)
         state, _ = update(parts, 2, state, packed, rollouts, advantage)
         compiled.append([function._cache_size() for function in parts[1:]])
-    zeros, score, differentiate, backward, apply, whole = compiled[2]
+    zeros, logprobs, differentiate, backward, apply, whole = compiled[2]
     assert compiled[0] == compiled[2] == [1, 1, 1, 1, 1, 0]
     assert compiled[-1] == [1, 2, 1, 2, 1, 0]  # a second length: the two that run the model
 
@@ -198,10 +198,10 @@ def test_a_non_finite_update_is_refused_and_counted():
     assert (state.skipped, state.skipped_in_row) == (1, 0)
 
 
-def test_scores_are_those_of_plain_rows_and_nothing_else():
+def test_log_probs_are_those_of_plain_rows_and_nothing_else():
     case, rollouts, _ = batch(forests.conversations)
     micro_batches, index = placed(POLICY, 1, packed_of(case))
-    (logprobs, loads), entropies = scores(make_score(POLICY), POLICY, fresh_params(), None, micro_batches, index)
+    (logprobs, loads), entropies = view_of(make_logprobs(POLICY), POLICY, fresh_params(), None, micro_batches, index)
     wanted = forests.plain_logprobs(MODEL, fresh_params(), forests.plain_rows(case), TEMPERATURE)
     assert loads is None and not np.asarray(logprobs)[~case.mask].any()
     close((logprobs, entropies), wanted)

@@ -1,5 +1,6 @@
 """Checkpoints survive what happens to real runs: kills, full disks, damaged files, changed models, changed meshes."""
 
+import logging
 import os
 import shutil
 import signal
@@ -81,6 +82,26 @@ def test_round_trip_is_bit_exact_for_every_kind_of_leaf(tmp_path):
     assert_identical(restored.state, state)
     assert jax.random.key_impl(restored.state.keys) == "rbg"
     np.testing.assert_array_equal(jax.random.normal(restored.state.key, 5), jax.random.normal(state.key, 5))
+
+
+def test_a_reader_hears_nothing_of_being_one(tmp_path, caplog):
+    Checkpoints(tmp_path).close()
+    caplog.clear()
+    Checkpoints(tmp_path, read_only=True).close()
+    assert not caplog.records
+    logging.getLogger("absl").warning("others are heard")
+    assert [record.message for record in caplog.records] == ["others are heard"]
+
+
+def test_a_part_of_a_checkpoint_is_read_and_checked_alone(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"params": {"w": jnp.arange(3.0)}, "rest": jnp.zeros(5)})
+    reader, part = Checkpoints(tmp_path, read_only=True), {"params": {"w": jnp.zeros(3)}}
+    assert reader.restore(part, part=True).state["params"]["w"].tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="rest: in the checkpoint only"):
+        reader.restore(part)
+    with pytest.raises(ValueError, match="params.v: not in the checkpoint"):
+        reader.restore({"params": {"v": jnp.zeros(3)}}, part=True)
 
 
 def test_buffers_may_be_donated_right_after_save(tmp_path):
@@ -232,11 +253,11 @@ def test_another_model_is_an_error_that_names_the_tensors(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, make_state())
         checkpoints.save(2, make_state())
-        with pytest.raises(ValueError, match=r"params\.dense\.kernel: expected float32\[2, 4\], found float32\[2, 3\]"):
+        with pytest.raises(ValueError, match=r"params\.dense\.kernel: expected float32\[2, 4\], got float32\[2, 3\]"):
             checkpoints.restore(make_state(width=4))
         state = make_state()
         other_type = state.replace(params={"dense": {**state.params["dense"], "bias": jnp.ones(3)}})
-        with pytest.raises(ValueError, match=r"bias: expected float32\[3\], found bfloat16\[3\]") as caught:
+        with pytest.raises(ValueError, match=r"bias: expected float32\[3\], got bfloat16\[3\]") as caught:
             checkpoints.restore(other_type)
         assert "kernel" not in str(caught.value)
         renamed = state.replace(
@@ -247,7 +268,7 @@ def test_another_model_is_an_error_that_names_the_tensors(tmp_path):
         ):
             checkpoints.restore(renamed)
         # A group of keys of another implementation has another number of words.
-        with pytest.raises(ValueError, match=r"key: expected uint32\[4\], found uint32\[2\]"):
+        with pytest.raises(ValueError, match=r"key: expected uint32\[4\], got uint32\[2\]"):
             checkpoints.restore(state.replace(key=jax.random.key(0, impl="rbg")))
 
 

@@ -1,7 +1,7 @@
 """Defaults, hyper-parameters in a string, and refusals before anything is loaded."""
 import pytest
 
-from jaxrl_llm.training.config import arithmetic_table, calls, check, default_config, keywords, resolve
+from jaxrl_llm.training.config import arithmetic_table, calls, check, default_config, keywords, paper_table, resolve
 
 
 def test_defaults_pass_and_are_locked_against_typing_errors():
@@ -134,3 +134,20 @@ def test_table_of_the_batch_arithmetic():
     assert table["prompts x completions per step"] == "8 x 4 = 32"
     assert table["updates per step"] == "3 epochs x 2 minibatches = 6"
     assert table["prompts per update"] == "4 in 1 micro-batches"
+
+
+def test_the_setting_of_the_paper_and_what_differs_from_it():
+    c, defaults = default_config(), {"group_size": 5, "temperature": 1.3, "epochs": 2, "buffer": 7}
+    mine = resolve(c, defaults)
+    assert mine.sampling.group == 8 and mine.learner.epochs == 2
+    assert paper_table(mine, defaults) == [("group_size of the paper", "5, yours: 8 (sampling.group)"),
+                                           ("temperature of the paper", "1.3, yours: 1.0 (sampling.temperature)"),
+                                           ("buffer of the paper", "7, which no key sets")]
+    c.setting = "paper"
+    theirs = resolve(c, defaults)
+    assert (theirs.sampling.group, theirs.sampling.max_group, theirs.sampling.temperature) == (5, 20, 1.3)
+    assert paper_table(theirs, defaults) == [("buffer of the paper", "7, which no key sets")]
+    assert resolve(theirs, defaults) == theirs and resolve(theirs, {}) == theirs  # as a run folder is read
+    c.setting = "papr"
+    with pytest.raises(ValueError, match="Did you mean 'paper'"):
+        resolve(c, defaults)

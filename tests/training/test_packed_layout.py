@@ -5,8 +5,9 @@ import jax
 import numpy as np
 import pytest
 
+from jaxrl_llm.packing import pack
 from jaxrl_llm.rollouts import Role, Rollouts
-from jaxrl_llm.training import setup
+from jaxrl_llm.training import layouts, setup
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.shapes import MAX_PROGRAMS
 
@@ -89,7 +90,7 @@ def test_temperatures_and_factors_of_the_rate(size):
     for rows in (size, 0):
         run, state = build(8, 6, **{"learner.packed_rows": rows})
         placed, before = run.learner.place(rollouts), jax.device_get(state.params)
-        logprobs = run.learner.layout.score(state.params, None, placed)[0]
+        logprobs = run.learner.layout.logprobs(state.params, None, placed)[0]
         advantages = run.learner.place(np.broadcast_to(rollouts.rewards[..., None], rollouts.mask.shape))
         state, metrics = run.learner.layout.update(state, placed, advantages, np.float32(0.5))
         moved = jax.tree.map(lambda a, b: np.asarray(a) - b, state.params, before)
@@ -101,15 +102,44 @@ def test_temperatures_and_factors_of_the_rate(size):
     assert max(np.abs(x).max() for x in jax.tree.leaves(wanted)) > 1e-3
 
 
+@pytest.mark.parametrize("minibatches, packings", ((1, 1), (2, 1 + 2 * 2)))
+def test_a_batch_is_packed_once_for_all_that_reads_it_whole(monkeypatch, minibatches, packings):
+    """Old and reference log-probs and two epochs; mini-batches of each epoch are other rows."""
+    run, state = build(8, 6, **{"learner.packed_rows": 64, "objective": "kl_coef=0.1", "learner.epochs": 2,
+                                "learner.minibatches": minibatches})
+    made, read = [], []
+    monkeypatch.setattr(layouts, "pack", lambda *given: (made.append(pack(*given)), made[-1])[1])
+    layout, numbers = run.learner.layout, {"loss": 1.0, "skipped_updates": 0}
+    layout.logprob_programs[0].function = lambda view, params, lora, rows, *_: (read.append(rows), view)[1]
+    layout.update_programs[1].function = lambda state, rows, *_: (read.append(rows), (state, numbers))[1]
+    frozen, rng = run.learner.frozen(state.params), np.random.default_rng(5)
+    for count in (1, 2):
+        state = run.learner.learn(state, batch(rng, 8, 6), frozen).state
+        assert (len(made), len(read)) == (count * packings, count * (2 + 2 * minibatches))
+    for rows in read[-2:] if minibatches == 1 else ():
+        jax.tree.map(np.testing.assert_array_equal, rows, made[-1].rows)
+
+
+def test_arrays_of_the_host_may_change_and_are_packed_anew():
+    calls = []
+    packing = layouts.remembers_last(lambda *given: calls.append(given))
+    given = np.ones(2), None
+    packing(*given), packing(*given)
+    assert len(calls) == 2
+    placed = jax.device_put(given[0]), None
+    packing(*placed), packing(*placed), packing(jax.device_put(given[0]), None), packing(*placed)
+    assert len(calls) == 5
+
+
 @pytest.mark.slow
 def test_long_prompts_with_few_tokens_of_completion_are_computed_once():
     rng = np.random.default_rng(1)
     given = [batch(rng, 100, 4, prompts=100, lengths=4)]
     run, _ = build(100, 4, **{"learner.packed_rows": 1})
     placed = []
-    score = run.learner.layout.scores[0]
-    score.function = lambda view, params, lora, rows, *_: (placed.append(rows), view)[1]
-    run.learner.layout.score(None, None, given[0])
+    logprobs = run.learner.layout.logprob_programs[0]
+    logprobs.function = lambda view, params, lora, rows, *_: (placed.append(rows), view)[1]
+    run.learner.layout.logprobs(None, None, given[0])
     assert len(placed) == P and {rows.tokens.shape for rows in placed} == {(1, 100 + G * 4)}
     assert_alike(learned(100, 4, given, {"learner.packed_rows": 1}), learned(100, 4, given, {}))
 
@@ -120,7 +150,7 @@ def test_a_run_compiles_no_more_programs_than_it_announces():
     layout, rng = run.learner.layout, np.random.default_rng(2)
     lengths = [(longest, longest) for longest in (10, 40, 60, 10)] + [(60, 1)]
     def programs():
-        return [len(one._seen) for one in (*layout.updates, *layout.scores)]
+        return [len(one._seen) for one in (*layout.update_programs, *layout.logprob_programs)]
     seen = []
     for _ in range(2):
         for longest, shortest in lengths:
@@ -131,10 +161,11 @@ def test_a_run_compiles_no_more_programs_than_it_announces():
             assert np.isfinite(metrics["loss"])
         seen.append(programs())
     assert seen[0] == seen[1] and sum(seen[0][:-1]) >= 3  # several lengths of rows
-    assert sum(one.shapes for one in layout.updates) <= MAX_PROGRAMS and layout.scores[0].shapes <= MAX_PROGRAMS
+    for programs_of_a_kind in (layout.update_programs, layout.logprob_programs):
+        assert sum(one.shapes for one in programs_of_a_kind) <= MAX_PROGRAMS
 
 
-def test_scores_without_adapters_are_those_of_the_weights_alone():
+def test_log_probs_without_adapters_are_those_of_the_weights_alone():
     run, state = build(8, 6, **{"lora.rank": 2, "objective": "kl_coef=0.1"})
     rollouts = batch(np.random.default_rng(3), 8, 6)
     lora = jax.tree.map(lambda x: x + 0.1, state.lora)

@@ -30,9 +30,9 @@ def write_run(folder, steps, **constant):
             }
             if step % 10 == 0:
                 row |= {
-                    "eval/accuracy": 0.5,
-                    "eval/accuracy_low": 0.4,
-                    "eval/accuracy_high": 0.6,
+                    "eval/score": 0.5,
+                    "eval/score_low": 0.4,
+                    "eval/score_high": 0.6,
                     "time/evaluation_setup": 3.0,
                 }
             writer.write(step, row | constant)
@@ -70,7 +70,7 @@ def test_full_run(tmp_path):
         "Lost signal",
         "Time per step",
     ]
-    assert axes["Reward"].get_legend_handles_labels()[1] == ["training reward", "held-out accuracy with interval"]
+    assert axes["Reward"].get_legend_handles_labels()[1] == ["training reward", "held-out score with interval"]
     np.testing.assert_allclose(axes["Reward"].containers[0].lines[2][0].get_segments()[0][:, 1], [0.4, 0.6])
     assert axes["KL divergence"].get_yscale() == "log" and axes["Completion length"].get_yscale() == "linear"
     assert axes["Completion length"].get_ylabel() == "tokens"
@@ -127,3 +127,8 @@ def test_smooth_is_a_gaussian_mean_over_finite_neighbours():
         weights = [math.exp(-0.5 * ((i - j) / 2.0) ** 2) for j in near]
         assert result[i] == pytest.approx(sum(w * values[j] for w, j in zip(weights, near)) / sum(weights), abs=1e-12)
     np.testing.assert_array_equal(smooth(np.array([3.0]), 0.5), [3.0])
+
+
+def test_a_divergence_that_is_rounding_is_drawn_as_none(tmp_path):
+    axes = draw(write_run(tmp_path, 5, **{"mismatch/kl": 3e-8}))["KL divergence"]
+    assert axes.get_yscale() == "linear" and axes.get_ylim() == (-1e-5, 1e-4)

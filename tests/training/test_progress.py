@@ -47,11 +47,11 @@ def test_log_lines_are_few_and_complete():
 def test_interval_zero_prints_every_step_and_evaluations_stay_visible():
     stream = io.StringIO()
     progress = Progress(3, interval=0.0, stream=stream)
-    progress.step(1, {"eval/accuracy": 0.25})
+    progress.step(1, {"eval/score": 0.25, "eval/solved": 0.5})
     progress.step(2, {"reward/mean": 1})
-    assert [line.split("  ")[:3] for line in stream.getvalue().splitlines()] == [
-        ["step 1/3", "accuracy 25.0%"],
-        ["step 2/3", "reward 1.000", "accuracy 25.0%"],
+    assert [line.split("  ")[:4] for line in stream.getvalue().splitlines()] == [
+        ["step 1/3", "score 25.0%", "solved 50.0%"],
+        ["step 2/3", "reward 1.000", "score 25.0%", "solved 50.0%"],
     ]
 
 
@@ -119,3 +119,11 @@ def test_terminal_shows_bar_metrics_and_phase():
 )
 def test_format_seconds(seconds, text):
     assert format_seconds(seconds) == text
+
+
+def test_a_phase_with_parts_has_the_bar_until_the_next():
+    progress = Progress(100, stream=io.StringIO())
+    progress.phase("supervised warm-up 20/60", 20, 60)
+    assert progress._count() == (20, 60)
+    progress.phase("evaluating")
+    assert progress._count() == (0, 100)

@@ -21,11 +21,12 @@ def test_methods_that_need_what_nobody_records_are_refused():
             (teacher, "'grpo' needs teacher_logprobs .from a recorder with a teacher's weights., which this run"),
             (dataclasses.replace(method, needs=("mood",)), "needs mood .from a recorder, a topology or a task of your own"),
             (dataclasses.replace(method, filters=("unheard_of",)), "needs filter unheard_of .from a file of"),
-            (dataclasses.replace(method, controllers=("success_replay",)), "success_replay .from a run that sets successes"),
+            (dataclasses.replace(method, needs=("replayed",)), "needs replayed .from a recorder, a topology or a task of your"),
             (dataclasses.replace(method, controllers=("curriculum",)), "curriculum .from a file of jaxrl_llm.control")):
         with pytest.raises(NotImplementedError, match=words):
             provision.check(changed, *parts)
     provision.check(teacher, *parts, provided=("teacher_logprobs",))
+    provision.check(dataclasses.replace(method, needs=("replayed", "age"), replay=("recent_groups", {})), *parts)
     with pytest.raises(NotImplementedError, match="needs values .from a critic"):
         provision.check(method, parts[0]._replace(needs=("rewards", "values")), parts[1])
 
@@ -72,8 +73,8 @@ def configured(**changes):
     return config
 
 
-def reward_of(rewards, accuracy=""):
-    config = configured(rewards=rewards, accuracy=accuracy)
+def reward_of(rewards, score=""):
+    config = configured(rewards=rewards, score=score)
     return setup.make_reward(config, setup.make_task(config.task))
 
 
@@ -100,7 +101,7 @@ def test_a_reasoning_gym_task_in_a_string():
     assert reward([f"<answer>{problem.answer}</answer>"], [problem.answer], [problem]).total[0] == 1.0
 
 
-def test_the_accuracy_is_the_first_component():
+def test_the_score_is_the_first_component():
     def names(*given):
         return [part.name for part in reward_of(*given).rewards]
     assert names("") == ["exact"]
@@ -111,10 +112,10 @@ def test_the_accuracy_is_the_first_component():
     assert scores.total.tolist() == [0.25, 1.0] and scores.components[:, 0].tolist() == [0, 1]
 
 
-def test_an_accuracy_that_is_not_clear_is_refused():
-    with pytest.raises(ValueError, match="rewards exact, format have the same weight; set config.accuracy"):
+def test_a_score_that_is_not_clear_is_refused():
+    with pytest.raises(ValueError, match="rewards exact, format have the same weight; set config.score"):
         reward_of("exact, format(pattern='a+'), numeric(weight=0.5)")
-    with pytest.raises(ValueError, match="reward for config.accuracy 'exakt'. Did you mean 'exact'"):
+    with pytest.raises(ValueError, match="reward for config.score 'exakt'. Did you mean 'exact'"):
         reward_of("exact, numeric", "exakt")
     with pytest.raises(ValueError, match="reward 'exat'. Did you mean 'exact'"):
         reward_of("exat")
@@ -124,7 +125,7 @@ def test_methods_that_compare_answers_need_a_reward_that_reads_them():
     small = {"method": "ttrl", "model.hidden_size": 32, "model.num_layers": 1}
     with pytest.raises(ValueError, match="'ttrl' compares the answers .* 'format' does not tell"):
         setup.build(configured(rewards="format(pattern='a+'), exact(weight=0.1)", **small))
-    run, _ = setup.build(configured(rewards="format(pattern='a+'), exact(weight=0.1)", accuracy="exact", **small))
+    run, _ = setup.build(configured(rewards="format(pattern='a+'), exact(weight=0.1)", score="exact", **small))
     assert run.needs >= {"answers"} and run.needs <= provision.PROVIDED.keys()
 
 

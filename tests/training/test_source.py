@@ -239,9 +239,9 @@ def test_a_learner_works_without_a_source(run):
     chosen = np.zeros_like(seen.rewards)
     chosen[:, 0] = 1
     state = jax.tree.map(lambda x: x + 0 if isinstance(x, jax.Array) and x.dtype == np.float32 else x, state)
-    before = np.asarray(built.learner.layout.score(state.params, None, _texts(seen))[0])
+    before = np.asarray(built.learner.layout.logprobs(state.params, None, _texts(seen))[0])
     learned = built.learner.learn(jax.tree.map(lambda x: x.copy(), state), seen.replace(rewards=chosen))
-    after = np.asarray(built.learner.layout.score(learned.state.params, None, _texts(seen))[0])
+    after = np.asarray(built.learner.layout.logprobs(learned.state.params, None, _texts(seen))[0])
     moved = ((after - before) * seen.mask).sum(-1)
     assert (moved[:, 0] > moved[:, 1]).all() and learned.metrics["loss"] is not None and int(learned.state.step) == 1
 

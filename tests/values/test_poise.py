@@ -186,11 +186,11 @@ def test_metrics_of_a_batch():
               "variance_reduction": 1 - (r - g[:, ::-1]).var() / r.var(), "rows": 64,
               "pair_accuracy": np.mean([(a > b) + .5 * (a == b) for a, s in zip(g.ravel(), y.ravel()) if s == 1
                                         for b, t in zip(g.ravel(), y.ravel()) if t == 0])}
-    assert told.keys() == {f"value/{name}" for name in wanted}
+    assert told.keys() == {f"value/{name}" for name in wanted} | {"bootstrap"} and told["bootstrap"] == 0
     for name, value in wanted.items():
         np.testing.assert_allclose(told[f"value/{name}"], value, atol=1e-5, err_msg=name)
     early = estimator.metrics(rollouts, found, estimator.init())
-    assert np.isnan(early["value/mae"]) and np.isfinite(early["value/variance_reduction"])
+    assert early["bootstrap"] == 1 and np.isnan(early["value/mae"]) and np.isfinite(early["value/variance_reduction"])
 
 
 def test_history_holds_what_was_predicted_before_it_was_seen():

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from jaxrl_llm.models import Transformer, weights
-from jaxrl_llm.models.check import gguf_files, samples
+from jaxrl_llm.models.check import gguf_files, tiny
 from jaxrl_llm.models.check.comparisons import COLUMNS, Loaded, compare, in_transformers, plain_logits, torch_logits
 
 _BEGIN, _END = "<!-- parity: python -m jaxrl_llm.models.check --all --write docs/guides/model.md -->", "<!-- end of parity -->"
@@ -23,14 +23,14 @@ def checked(directory: Path) -> tuple[str, dict[str, str]]:
     return config.family, compare(Loaded(directory, model, params, plain if theirs is None else torch_logits(theirs)))
 
 
-def row_of_sample(name: str) -> str:
+def row_of_tiny(name: str) -> str:
     """The row of a tiny checkpoint, written in both formats first."""
-    sample = samples.SAMPLES[name]
+    checkpoint = tiny.CHECKPOINTS[name]
     with tempfile.TemporaryDirectory() as directory:
-        reference = samples.make(name, Path(directory))
-        if sample.family.gguf is not None and sample.gguf:
+        reference = tiny.make(name, Path(directory))
+        if checkpoint.family.gguf is not None and checkpoint.gguf:
             gguf_files.write(Path(directory) / "model.gguf", reference)
-        return row(sample.title, sample.model_type, checked(Path(directory))[1])
+        return row(checkpoint.title, checkpoint.model_type, checked(Path(directory))[1])
 
 
 def row(title: str, name: str, cells: dict[str, str]) -> str:
@@ -57,7 +57,7 @@ def main() -> None:
         except (ValueError, FileNotFoundError) as error:
             parser.exit(1, f"refused: {error}\n")
         return
-    table = "\n".join([header(), *map(row_of_sample, samples.SAMPLES)])
+    table = "\n".join([header(), *map(row_of_tiny, tiny.CHECKPOINTS)])
     if arguments.write is None:
         print(table)
         return

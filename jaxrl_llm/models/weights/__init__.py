@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.weights import gguf, hf, layout, peft
-from jaxrl_llm.models.weights.export import save_hf
+from jaxrl_llm.models.weights.export import save_hf, save_peft
 
-__all__ = ["load", "save_hf"]
+__all__ = ["load", "save_hf", "save_peft"]
 
 
 def load(path: str | Path, dtype: Any = jnp.float32, shardings: layout.Layout | None = None) -> tuple[ModelConfig, dict]:

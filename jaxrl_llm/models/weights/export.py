@@ -47,9 +47,46 @@ def save_hf(directory: str | Path, config: ModelConfig, params: Any, tokenizer_f
     (directory / "config.json").write_text(json.dumps(described, indent=2) + "\n")
 
 
-def _write_weights(directory, config, params, shard_bytes):
+def save_peft(directory: str | Path, config: ModelConfig, lora: Any, base: str) -> None:
+    """Writes adapters as PEFT and vLLM read them, `adapter_model.safetensors` and `adapter_config.json`, beside no weights.
+
+    Our A has the scale alpha / rank in it, so the written alpha is the rank. `base` names the model that they belong to.
+    Raises ValueError for a family whose files keep an adapted matrix together with others.
+    """
+    directory, tensors, targets = Path(directory), {}, set()
+    for place in layout.places(config):
+        adapter = lora.get(place.path[1]) if place.transposed and place.layer is not None else None
+        if adapter is None:
+            continue
+        if place.hf.rows != place.shape[0]:
+            raise ValueError(f"{place.hf.name} of family {config.family!r} holds several matrices, and PEFT adapts it as one; "
+                             "export the merged model instead")
+        module = place.hf.name.removesuffix(".weight")
+        targets.add(module.rsplit(".", 1)[1])
+        a, b = np.asarray(adapter["a"][place.layer]).T, np.asarray(adapter["b"][place.layer]).T
+        b = b if place.hf.paired is None else layout.pairs_from_halves(b, *place.hf.paired)
+        for name, matrix in (("lora_A", a), ("lora_B", b)):
+            tensors[f"base_model.model.{module}.{name}.weight"] = np.ascontiguousarray(matrix)
+    rank = next(iter(lora.values()))["a"].shape[-1]
+    described = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": rank, "lora_alpha": rank,
+                 "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
+                 "target_modules": sorted(targets)}
+    directory.mkdir(parents=True, exist_ok=True)
+    _save(tensors, directory / "adapter_model.safetensors")
+    (directory / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n")
+
+
+def _save(tensors: dict[str, np.ndarray], file: Path) -> None:
+    """A safetensors file with the rights that the umask gives, not the owner's alone."""
     from safetensors.numpy import save_file
 
+    file.touch()
+    mode = file.stat().st_mode
+    save_file(tensors, file, {"format": "pt"})
+    file.chmod(mode)
+
+
+def _write_weights(directory, config, params, shard_bytes):
     leaves, stored = {}, {}  # path -> parameter; name of a tensor -> places that lie in it
     for place in layout.places(config):
         leaf = params
@@ -73,7 +110,7 @@ def _write_weights(directory, config, params, shard_bytes):
     for number, shard in enumerate(shards, start=1):
         file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         index |= dict.fromkeys(shard, file)
-        save_file({name: _tensor(leaves, stored[name]) for name in shard}, directory / file, {"format": "pt"})
+        _save({name: _tensor(leaves, stored[name]) for name in shard}, directory / file)
     if len(shards) > 1:
         text = json.dumps({"metadata": {"total_size": sum(size.values())}, "weight_map": index}, indent=2)
         (directory / "model.safetensors.index.json").write_text(text + "\n")

@@ -4,7 +4,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxrl_llm.evaluation.accuracy import bootstrap_mean, pass_at_k
+from jaxrl_llm.evaluation.rates import bootstrap_mean, pass_at_k
 
 
 def test_mean_and_interval_of_known_cases():

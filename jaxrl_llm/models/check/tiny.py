@@ -25,7 +25,7 @@ _VISION = dict(depth=1, hidden_size=16, num_heads=2, intermediate_size=16, out_h
 _EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
 
 
-class Sample(NamedTuple):
+class Checkpoint(NamedTuple):
     """A tiny `config.json`: its `model_type` and own keys.
 
     shows: what of the family.  gguf: the other format can say it.  vision: part of a multimodal model around it.
@@ -39,53 +39,54 @@ class Sample(NamedTuple):
 
     @property
     def family(self) -> families.Family:
-        return families.of_model_type(self.model_type, "sample")
+        return families.of_model_type(self.model_type, "checkpoint")
 
     @property
     def title(self) -> str:
         return self.family.title + (f": {self.shows}" if self.shows else "")
 
 
-SAMPLES = {
-    "llama": Sample("llama", dict(tie_word_embeddings=True)),
-    "llama_bias": Sample("llama", _BIASES, "biases"),
-    "llama_llama3": Sample("llama", dict(rope_parameters=_LLAMA3), "rope of 3.1", gguf=False),
-    "llama_yarn": Sample("llama", dict(rope_parameters=_YARN), "YaRN"),
-    "llama_dynamic": Sample("llama", dict(rope_parameters=_DYNAMIC), "dynamic NTK", gguf=False),
-    "qwen2": Sample("qwen2", {}),
-    "qwen3": Sample("qwen3", dict(head_dim=16, tie_word_embeddings=True)),
-    "gemma2": Sample("gemma2", dict(head_dim=16, query_pre_attn_scalar=16, final_logit_softcapping=4.0,
-                                    attn_logit_softcapping=3.0) | _ALTERNATE),
-    "gemma3_text": Sample("gemma3_text", dict(head_dim=16, query_pre_attn_scalar=16, rope_parameters=_GEMMA3) | _ALTERNATE),
-    "mistral": Sample("mistral", dict(head_dim=16, sliding_window=5)),
-    "ministral": Sample("ministral", dict(head_dim=16) | _ALTERNATE),
-    "ministral3": Sample("ministral3", dict(head_dim=16, rope_parameters=_MINISTRAL3)),
-    "phi3": Sample("phi3", dict(sliding_window=5)),
-    "phi3_longrope": Sample("phi3", dict(rope_parameters=_LONG, original_max_position_embeddings=96), "longrope, part rotated"),
-    "smollm3": Sample("smollm3", dict(num_hidden_layers=4)),
-    "olmo2": Sample("olmo2", {}),
-    "olmo3": Sample("olmo3", dict(rope_parameters=_OLMO3) | _ALTERNATE),
-    "granite": Sample("granite", _BIASES | _MULTIPLIERS),
-    "qwen2_5_vl_text": Sample("qwen2_5_vl", dict(rope_parameters=_MROPE), vision=_VISION),
-    "glm": Sample("glm", dict(head_dim=16)),
-    "glm4": Sample("glm4", dict(head_dim=16)),
-    "mixtral": Sample("mixtral", dict(num_local_experts=4, num_experts_per_tok=2)),
-    "qwen2_moe": Sample("qwen2_moe", _EXPERTS | dict(shared_expert_intermediate_size=20)),
-    "qwen3_moe": Sample("qwen3_moe", _EXPERTS | dict(head_dim=16, norm_topk_prob=True)),
-    "olmoe": Sample("olmoe", dict(num_experts=5, num_experts_per_tok=3)),
+CHECKPOINTS = {
+    "llama": Checkpoint("llama", dict(tie_word_embeddings=True)),
+    "llama_bias": Checkpoint("llama", _BIASES, "biases"),
+    "llama_llama3": Checkpoint("llama", dict(rope_parameters=_LLAMA3), "rope of 3.1", gguf=False),
+    "llama_yarn": Checkpoint("llama", dict(rope_parameters=_YARN), "YaRN"),
+    "llama_dynamic": Checkpoint("llama", dict(rope_parameters=_DYNAMIC), "dynamic NTK", gguf=False),
+    "qwen2": Checkpoint("qwen2", {}),
+    "qwen3": Checkpoint("qwen3", dict(head_dim=16, tie_word_embeddings=True)),
+    "gemma2": Checkpoint("gemma2", dict(head_dim=16, query_pre_attn_scalar=16, final_logit_softcapping=4.0,
+                                        attn_logit_softcapping=3.0) | _ALTERNATE),
+    "gemma3_text": Checkpoint("gemma3_text", dict(head_dim=16, query_pre_attn_scalar=16, rope_parameters=_GEMMA3) | _ALTERNATE),
+    "mistral": Checkpoint("mistral", dict(head_dim=16, sliding_window=5)),
+    "ministral": Checkpoint("ministral", dict(head_dim=16) | _ALTERNATE),
+    "ministral3": Checkpoint("ministral3", dict(head_dim=16, rope_parameters=_MINISTRAL3)),
+    "phi3": Checkpoint("phi3", dict(sliding_window=5)),
+    "phi3_longrope": Checkpoint("phi3", dict(rope_parameters=_LONG, original_max_position_embeddings=96),
+                                "longrope, part rotated"),
+    "smollm3": Checkpoint("smollm3", dict(num_hidden_layers=4)),
+    "olmo2": Checkpoint("olmo2", {}),
+    "olmo3": Checkpoint("olmo3", dict(rope_parameters=_OLMO3) | _ALTERNATE),
+    "granite": Checkpoint("granite", _BIASES | _MULTIPLIERS),
+    "qwen2_5_vl_text": Checkpoint("qwen2_5_vl", dict(rope_parameters=_MROPE), vision=_VISION),
+    "glm": Checkpoint("glm", dict(head_dim=16)),
+    "glm4": Checkpoint("glm4", dict(head_dim=16)),
+    "mixtral": Checkpoint("mixtral", dict(num_local_experts=4, num_experts_per_tok=2)),
+    "qwen2_moe": Checkpoint("qwen2_moe", _EXPERTS | dict(shared_expert_intermediate_size=20)),
+    "qwen3_moe": Checkpoint("qwen3_moe", _EXPERTS | dict(head_dim=16, norm_topk_prob=True)),
+    "olmoe": Checkpoint("olmoe", dict(num_experts=5, num_experts_per_tok=3)),
 }
 
 
 def make(name: str, directory: Path) -> Any:
-    """Saves the sample in a directory, every parameter random, norms and biases included; returns the model in transformers."""
+    """Saves a checkpoint, every parameter random, norms and biases included; returns the model in transformers."""
     import torch
     import transformers
 
-    sample = SAMPLES[name]
-    keys, auto = SHAPE | sample.keys, transformers.AutoModelForCausalLM
-    if sample.vision is not None:
-        keys, auto = dict(text_config=keys, vision_config=sample.vision), transformers.AutoModelForImageTextToText
-    config = transformers.AutoConfig.for_model(sample.model_type, **keys)
+    checkpoint = CHECKPOINTS[name]
+    keys, auto = SHAPE | checkpoint.keys, transformers.AutoModelForCausalLM
+    if checkpoint.vision is not None:
+        keys, auto = dict(text_config=keys, vision_config=checkpoint.vision), transformers.AutoModelForImageTextToText
+    config = transformers.AutoConfig.for_model(checkpoint.model_type, **keys)
     model, generator = auto.from_config(config, attn_implementation="eager").eval(), torch.Generator().manual_seed(len(name))
     gemma = "gemma" in name  # scales its embeddings up, stores norms around zero
     with torch.no_grad():

@@ -1,0 +1,25 @@
+"""Writes the model of a run folder for other programs: transformers, vLLM, PEFT.
+
+  python experiments/export.py --workdir=runs/first --out=models/first [--step=100]
+  python experiments/export.py --workdir=runs/lora --out=models/adapter --adapter        # the adapter alone, as PEFT reads it
+"""
+from pathlib import Path
+
+from absl import flags
+
+from jaxrl_llm import command_line
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of experiments/train.py.")
+_OUT = flags.DEFINE_string("out", None, "Folder of the model; made if absent.")
+_STEP = flags.DEFINE_integer("step", None, "The checkpoint of this step; default: the newest.")
+_ADAPTER = flags.DEFINE_bool("adapter", False, "Write the adapter of a run with lora.rank alone, not merged into the weights.")
+
+
+def main():
+    from jaxrl_llm.training.trained import export
+    step = export(Path(_WORKDIR.value), Path(_OUT.value), _STEP.value, _ADAPTER.value)
+    print(f"wrote step {step} to {_OUT.value}")
+
+
+if __name__ == "__main__":
+    command_line.run(main, "workdir", "out")

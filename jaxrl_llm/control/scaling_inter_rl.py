@@ -1,0 +1,22 @@
+"""ScalingInter-RL: few turns of interaction first, more of them in stages (arXiv 2509.08755)."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from jaxrl_llm.control.base import Controller, controller
+
+
+@controller
+def scaling_inter_rl(*, rounds: Sequence[int] = (10, 20, 30), every: int = 100) -> Controller:
+    """`max_turns`: `rounds[min(k // every, K - 1)]` in the step after k others, K = len(rounds).
+
+    The paper's rounds for TextCraft and SciWorld; a run has `sampling.max_turns` at most. Raises ValueError for rounds that are
+    not positive or do not grow, and for stages without a step.
+    """
+    if not rounds or min(rounds) < 1 or list(rounds) != sorted(set(rounds)) or every < 1:
+        raise ValueError(f"rounds={tuple(rounds)}, every={every}; give positive rounds that grow, and one step or more")
+    limits = jnp.asarray(rounds, jnp.int32)
+    return Controller(
+        lambda: jnp.int32(0), lambda step: {"max_turns": limits[jnp.minimum(step // every, len(rounds) - 1)]},
+        lambda step, facts: step + 1, facts=("rollouts",), knobs=("max_turns",))

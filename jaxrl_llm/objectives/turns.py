@@ -1,0 +1,27 @@
+"""Objectives of methods whose rows are turns, for rollouts that are trajectories."""
+import jax.numpy as jnp
+
+from jaxrl_llm.objectives.base import Objective
+from jaxrl_llm.rollouts import Rollouts
+
+
+def of_turns(objective: Objective) -> Objective:
+    """The objective with the shares that tokens have where each turn is a rollout of its own.
+
+    A turn is the tokens of one number in `step_ids`; extras of the K turns that a trajectory has at most are `[P, G, K]`.
+    The loss of a token must not depend on the other tokens of its rollout.
+    """
+    def weights(rollouts):
+        step = rollouts.extras["step"]
+        P, G, K = step.shape
+        mask = rollouts.mask[:, :, None, :] & (rollouts.step_ids[:, :, None, :] == jnp.arange(K)[:, None])
+        there = rollouts.valid[..., None] & (step >= 0)
+        rows = Rollouts(mask=mask.reshape(P, G * K, -1), valid=there.reshape(P, G * K))
+        return {name: x.reshape(P, G, K, *x.shape[2:]).sum(2) for name, x in objective.weights(rows).items()}
+
+    def update(logprobs, rollouts, advantages, state):
+        if rollouts.loss_weights is None:
+            rollouts = rollouts.replace(loss_weights=weights(rollouts))
+        return objective.update(logprobs, rollouts, advantages, state)
+
+    return objective._replace(update=update, weights=weights, needs=(*objective.needs, "step_ids"))

@@ -1,0 +1,23 @@
+"""What is kept of finished rollouts, and which of them later batches learn from again: one rule a file.
+
+    rule = replay.make("latest_success", success=0.5)
+
+A row of the catalogue names its rule, and a run by name then keeps a buffer (`replay.buffer`).
+"""
+from jaxrl_llm import registry
+from jaxrl_llm.replay.base import RULES, Replay, rule
+
+registry.discover(__name__, __path__)
+
+
+def names() -> list[str]:
+    """All rules, sorted."""
+    return sorted(RULES)
+
+
+def make(slug: str, **hyper) -> Replay:
+    """The rule of that name; ValueError for unknown names and keywords."""
+    return registry.make(RULES, "replay rule", slug, hyper)
+
+
+__all__ = ["Replay", "make", "names", "rule"]

@@ -1,0 +1,56 @@
+"""What a replay rule is: pure functions of arrays on the host.
+
+To add one, write a keyword-only factory under `@rule` into a file of this folder:
+
+    @rule
+    def failures(*, max_age: int = 4) -> Replay:
+        return Replay(lambda rewards, valid: valid & (rewards <= 0), max_age=max_age,
+                      groups=lambda born, version, prompts, rng: rng.permutation(len(born))[:1])
+"""
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl_llm import registry
+
+RULES: dict[str, registry.Factory] = {}
+rule = functools.partial(registry.register, RULES, "replay rule")
+
+
+class Replay(NamedTuple):
+    """Which rollouts are stored, how long, and which of them enter a later batch.
+
+    Attributes:
+      admit: `(rewards f32[P, G], valid bool[P, G]) -> bool[P, G]`, the rollouts of a step that are stored.
+      gives_way: `(rewards, valid, rng) -> i32[P]`, the rollout of each sampled group in whose place a stored one of the same
+        problem is put, if there is one; -1: none.  None: nothing is put into sampled groups.
+      groups: `(born i32[B], version, prompts, rng) -> i32[R]`, the stored groups that take the place of R of the `prompts`
+        of a batch, one of which is always sampled. `born` is the version of the weights that sampled each, `version` that of
+        the weights now.  None: all prompts are sampled.
+      capacity: rollouts of the buffer, per_prompt: of one problem, the newest of each; max_age: steps. None: no limit.
+      once: groups leave the buffer when they are replayed.
+      as_sampled: `old_logprobs` of replayed rollouts are those that they were sampled with, else those of the policy now.
+    """
+
+    admit: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    gives_way: Callable[[np.ndarray, np.ndarray, np.random.Generator], np.ndarray] | None = None
+    groups: Callable[[np.ndarray, int, int, np.random.Generator], np.ndarray] | None = None
+    capacity: int | None = None
+    per_prompt: int | None = None
+    max_age: int | None = None
+    once: bool = False
+    as_sampled: bool = False
+
+    def most(self, problems: int, per_step: int) -> int:
+        """The most rollouts that a buffer holds, of a task of `problems`, where a step samples `per_step` rollouts.
+
+        Raises ValueError for a rule without any limit.
+        """
+        limits = [self.capacity, self.per_prompt and self.per_prompt * problems, self.max_age and self.max_age * per_step]
+        given = [limit for limit in limits if limit is not None]
+        if not given or min(given) < 1:
+            raise ValueError(f"a replay rule with capacity={self.capacity}, per_prompt={self.per_prompt} and max_age="
+                             f"{self.max_age} stores no or endlessly many rollouts; give one of them, 1 or more")
+        return min(given)

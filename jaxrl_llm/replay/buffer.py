@@ -1,0 +1,147 @@
+"""The buffer of a replay: a forest of stored groups on the host, from the oldest to the newest.
+
+It is never changed in place: a buffer of an earlier step stays what it was. Stored rollouts keep their uids, the sampler's
+log-probs and the version of the weights that sampled them.
+"""
+import base64
+import dataclasses
+import io
+import zlib
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm import forest as forests
+from jaxrl_llm.forest import Forest
+from jaxrl_llm.replay.base import Replay
+from jaxrl_llm.tasks.base import Problem
+
+_COLUMNS = ("uid", "parent", "prompt", "role", "length", "stopped", "rewards", "components", "tokens", "logprobs", "entropies",
+            "version")
+
+
+class Mixed(NamedTuple):
+    """A batch of sampled and stored rollouts, the buffer after it, and `metrics`."""
+
+    forest: Forest
+    buffer: Forest
+    metrics: dict[str, float]
+
+
+def take(replay: Replay, buffer: Forest, version: int, prompts: int, rng: np.random.Generator) -> tuple[Forest, Forest]:
+    """`(stored groups for a batch of so many prompts, buffer)`; at least one prompt of the batch is left to be sampled."""
+    chosen = np.zeros(len(buffer.problems), bool)
+    if replay.groups is not None and len(chosen):
+        chosen[replay.groups(_born(buffer), version, prompts, rng)[:prompts - 1]] = True
+    return forests.select(buffer, chosen), forests.select(buffer, ~chosen) if replay.once else buffer
+
+
+def mix(replay: Replay, fresh: Forest, stored: Forest, buffer: Forest, version: int, group: int, rng: np.random.Generator
+        ) -> Mixed:
+    """`fresh` groups of up to `group` rollouts, rollouts of the buffer put into some, and `stored` groups as one batch.
+
+    What the rule admits of the fresh rollouts, also of those that give way, is in the buffer afterwards.
+    """
+    whole = forests.join([put_back(replay, fresh, buffer, group, rng), stored])
+    rewards, valid = forests.outcomes(fresh, group)
+    buffer = limit(replay, add(buffer, fresh, replay.admit(rewards, valid)[valid]), version + 1)
+    ages = version - forests.versions(whole)
+    metrics = {"replay/size": float(len(buffer.ends)), "replay/share": float((ages > 0).mean()) if len(ages) else 0.0}
+    return Mixed(whole, buffer, metrics | ({"replay/age": float(ages[ages > 0].mean())} if (ages > 0).any() else {}))
+
+
+def put_back(replay: Replay, fresh: Forest, buffer: Forest, group: int, rng: np.random.Generator) -> Forest:
+    """The fresh forest with a stored rollout of the same problem in each group of which one gives way, if there is one.
+
+    A problem that was drawn twice gets one, so that no rollout comes twice in a batch.
+    """
+    if replay.gives_way is None:
+        return fresh
+    rewards, valid = forests.outcomes(fresh, group)
+    place = replay.gives_way(rewards, valid, rng)
+    stored_ids = _ids(buffer)[buffer.prompt[buffer.ends]]
+    chosen, kept = np.zeros(len(stored_ids), bool), valid.copy()
+    onto: dict[int, int] = {}
+    for row in np.flatnonzero(place >= 0).tolist():
+        number = fresh.problems[row].id
+        if number not in onto and len(candidates := np.flatnonzero(stored_ids == number)):
+            chosen[rng.choice(candidates)], kept[row, place[row]], onto[number] = True, False, row
+    stored = _trim(buffer, chosen)
+    return forests.graft(forests.trim(fresh, kept[valid]), stored, [onto[problem.id] for problem in stored.problems])
+
+
+def add(buffer: Forest, fresh: Forest, admitted: np.ndarray) -> Forest:
+    """The buffer with the trajectories of `fresh` where `admitted bool[R]` is True, in the order of its `ends`."""
+    new = _trim(fresh, admitted)
+    return forests.join([buffer, dataclasses.replace(new, facts={}, draw=np.zeros_like(new.draw), decode_steps=0, failures={})])
+
+
+def limit(replay: Replay, buffer: Forest, version: int) -> Forest:
+    """The buffer without rollouts that are too old for weights of this version, then without the oldest of too many."""
+    ends = buffer.ends
+    kept = np.ones(len(ends), bool)
+    if replay.max_age is not None:
+        kept &= version - forests.versions(buffer) <= replay.max_age
+    if replay.per_prompt is not None:
+        kept[kept] = _newer(_ids(buffer)[buffer.prompt[ends[kept]]]) < replay.per_prompt
+    if replay.capacity is not None:
+        kept[kept] = np.arange(kept.sum())[::-1] < replay.capacity
+    return _trim(buffer, kept)
+
+
+def stored_bytes(rollouts: int, prompt_tokens: int, tokens: int) -> int:
+    """Bytes of so many rollouts at their limits of length, each with its prompt: four numbers of 4 bytes a token."""
+    return rollouts * 16 * (prompt_tokens + tokens)
+
+
+def encode(buffer: Forest) -> dict[str, Any]:
+    """The buffer as JSON, for a checkpoint: columns as a compressed archive in base64, with its checksum."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **{name: getattr(buffer, name) for name in _COLUMNS})
+    return {"problems": _ids(buffer).tolist(), "texts": buffer.texts.tolist(),
+            "columns": base64.b64encode(file.getvalue()).decode(), "checksum": zlib.crc32(file.getvalue())}
+
+
+def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem], extract: Callable[[str], Hashable] | None
+           ) -> Forest:
+    """The buffer that was encoded; `empty` is one without rollouts, `problems` those of the task, `extract` reads answers.
+
+    Raises OSError where the checksum does not fit.
+    """
+    content = base64.b64decode(stored["columns"])
+    if zlib.crc32(content) != stored["checksum"]:
+        raise OSError("the replay buffer of this checkpoint is damaged: its checksum does not fit; go on from an earlier one")
+    with np.load(io.BytesIO(content)) as archive:
+        columns = {name: archive[name] for name in _COLUMNS}
+    sampled, texts = columns["role"] != forests.Role.PROMPT, stored["texts"]
+    answers = None if extract is None else [extract(text) if own else None for text, own in zip(texts, sampled)]
+    return dataclasses.replace(
+        empty, **columns, problems=tuple(problems[number] for number in stored["problems"]),
+        draw=np.zeros(len(stored["problems"]), np.int32), texts=forests.objects(texts),
+        answers=None if answers is None else forests.objects(answers))
+
+
+def _ids(forest: Forest) -> np.ndarray:
+    """i64[P], the problems."""
+    return np.array([problem.id for problem in forest.problems], np.int64)
+
+
+def _born(buffer: Forest) -> np.ndarray:
+    """i32[P], the version of the weights that sampled each group."""
+    owner = buffer.prompt[buffer.ends]
+    return forests.versions(buffer)[np.searchsorted(owner, np.arange(len(buffer.problems)))]
+
+
+def _newer(ids: np.ndarray) -> np.ndarray:
+    """i64[R], how many of the entries behind each are equal to it."""
+    order = np.argsort(ids[::-1], kind="stable")
+    ordered, found = ids[::-1][order], np.empty(len(ids), np.int64)
+    found[order] = np.arange(len(ids)) - np.searchsorted(ordered, ordered)
+    return found[::-1]
+
+
+def _trim(forest: Forest, kept: np.ndarray) -> Forest:
+    """The trajectories where `kept bool[R]` is True, and the prompts that have one."""
+    part = forests.trim(forest, kept)
+    return forests.select(part, np.isin(np.arange(len(part.problems)), part.prompt[part.ends]))

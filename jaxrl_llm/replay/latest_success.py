@@ -1,0 +1,18 @@
+"""The latest success on each problem, put back where all rollouts fail (RAPO, arXiv 2509.24107)."""
+import numpy as np
+
+from jaxrl_llm import masked
+from jaxrl_llm.replay.base import Replay, rule
+
+
+@rule
+def latest_success(*, success: float = 0.5) -> Replay:
+    """A rollout with a reward above `success` is stored, and takes the place of a random one of a group without any.
+
+    Ratios of replayed rollouts are to the log-probs that they were sampled with. The paper leaves that open.
+    """
+    def gives_way(rewards, valid, rng):
+        best = np.asarray(masked.max(rewards, valid, axis=1, initial=-np.inf))
+        return np.where(best <= success, np.argmax(np.where(valid, rng.random(valid.shape), -1), axis=1), -1)
+
+    return Replay(lambda rewards, valid: valid & (rewards > success), gives_way, per_prompt=1, as_sampled=True)

@@ -1,0 +1,22 @@
+"""Groups of recent policies in the place of some that would be sampled (ReMix, arXiv 2507.06892)."""
+import jax
+import numpy as np
+
+from jaxrl_llm.control.remix import policy_ages
+from jaxrl_llm.replay.base import Replay, rule
+
+
+@rule
+def recent_groups(*, reuse: float = 0.4, max_age: int = 2) -> Replay:
+    """Each group of a batch is with probability `reuse` one that was sampled 1 to `max_age` steps ago, see `policy_ages`.
+
+    All rollouts are stored, and no group comes twice in a batch. Old log-probs are the policy's now, behaviour log-probs
+    those of sampling.
+    """
+    def groups(born, version, prompts, rng):
+        key, stored = jax.random.key(int(rng.integers(2**31))), version - int(born.min())
+        ages = np.asarray(policy_ages(key, prompts, stored, reuse=reuse, max_age=max_age))
+        order = rng.permutation(len(born))
+        return np.concatenate([order[version - born[order] == age][:np.sum(ages == age)] for age in range(1, max_age + 1)])
+
+    return Replay(lambda rewards, valid: valid, groups=groups, max_age=max_age)

@@ -1,0 +1,286 @@
+"""Groups of trajectories in an environment: the engine samples turns of the policy, a runner of environments answers them."""
+import dataclasses
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_llm import parallel
+from jaxrl_llm.environments import base
+from jaxrl_llm.environments.runner import Runner
+from jaxrl_llm.forest import Forest, grow, plant
+from jaxrl_llm.generation import sampling as sampling_lib
+from jaxrl_llm.generation.engine import Engine, Node, Request
+from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.rollouts import Role
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tokenizers import conversation
+from jaxrl_llm.training.metrics import PhaseTimer
+
+HELD_OUT = (2**31 - 1) << 32  # added to uids of held-out trajectories, so that environments see other keys than in training
+_DEMONSTRATED = 1  # the seed of what is shown before the first step
+_OPENINGS = (2**31 - 2) << 32  # uids of openings that are read as prompts; nothing is drawn with them
+
+
+class Limits(NamedTuple):
+    """Most turns of the policy in a trajectory, and most tokens behind its prompt."""
+
+    turns: int
+    tokens: int
+
+
+class Weights(NamedTuple):
+    """A policy to sample with, from which distribution, and up to which limits."""
+
+    params: Any
+    lora: Any
+    sampling: sampling_lib.Sampling
+    limits: Limits
+
+
+@dataclasses.dataclass
+class Trajectory:
+    """What happened so far: `ids` of all tokens, `pieces` (node by node, see `grow`), whether the environment ended it."""
+
+    ids: list[int]
+    prompt: int
+    pieces: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    drawn: int = 0
+    turns: int = 0
+    total: float = 0.0
+    done: bool = False
+
+    @property
+    def behind(self) -> int:
+        """Tokens behind the prompt."""
+        return sum(len(piece["tokens"]) for piece in self.pieces)
+
+    def append(self, role: Role, ids: Sequence[int], text: str, **columns) -> None:
+        """A node behind the others."""
+        self.ids += map(int, ids)
+        self.pieces.append({"role": role, "tokens": np.asarray(ids, np.int32), "texts": text, "logprobs": np.zeros(len(ids)),
+                            "entropies": np.zeros(len(ids)), "turn_rewards": 0.0, **columns})
+
+    def pop(self) -> None:
+        """Takes the last node away."""
+        del self.ids[len(self.ids) - len(self.pieces.pop()["tokens"]):]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectories:
+    """`group` trajectories for each of `prompts` problems, as `groups.Sampler` samples completions.
+
+    A trajectory is the opening of its environment, the prompt, and then turns of the policy and answers in their order. It
+    depends on its uid, the key and the weights alone. One that its environment loses is no part of the forest: it is counted
+    by name, and its group is smaller. One that reaches `turns` or `max_tokens` is cut there, with the rewards that it has.
+
+    Attributes:
+      model: what the engine decodes with.  runner: of the environment.
+      sampling: the distribution of a token.
+      prompts, group: P and G.  prompt_tokens: the longest opening.
+      turns: of the policy in a trajectory.  turn_tokens: of the policy in a turn.  max_tokens: of all behind the prompt.
+      tokenizer, stop_strings: how tokens become messages, and what ends a turn beside the tokenizer's stop tokens.
+      mesh, dtype: where weights lie and what the model computes in.
+      opened: numbers of openings that are read as prompts.
+    """
+
+    model: Transformer
+    runner: Runner
+    sampling: sampling_lib.Sampling
+    prompts: int
+    group: int
+    prompt_tokens: int
+    turns: int
+    turn_tokens: int
+    max_tokens: int
+    tokenizer: Any
+    mesh: Mesh
+    dtype: Any
+    stop_strings: Sequence[str] = ()
+    opened: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+
+    def prepare(self) -> list[tuple[str, str]]:
+        """What rewards, for the head of a run."""
+        return [("environment", f"{self.runner.environment.name}, up to {self.turns} turns of {self.turn_tokens} tokens")]
+
+    def plant(self, problems: Sequence[Problem], ids: Sequence[Sequence[int]], draw: int) -> Forest:
+        """The forest of these prompts, to grow groups on. The one part of the reward is `success`, see `success`."""
+        return plant(problems, ids, ["success"], answers=False, turns=True, draw=draw)
+
+    def encode(self, problems: Sequence[Problem], tokenizer) -> list[list[int] | None]:
+        """Token ids of what each problem opens with; None where the environment fails to open it, which is counted."""
+        uids = [_OPENINGS + next(self.opened) for _ in problems]
+        opened, variables = self.runner.reset(dict(zip(uids, problems))), variables_of(self.runner.environment)
+        self.runner.end(list(opened))
+        return [conversation.start(tokenizer, opened[uid].messages, **variables) if uid in opened else None for uid in uids]
+
+    def under(self, params, lora, temperature: float | jax.Array | None = None,
+              max_tokens: int | jax.Array | None = None, max_turns: int | jax.Array | None = None) -> Weights:
+        """These weights, at another temperature or with shorter trajectories where they are given."""
+        chosen = self.sampling
+        if temperature is not None:
+            chosen = dataclasses.replace(chosen, temperature=np.float32(temperature))
+        sampling_lib.check(chosen)
+        limits = Limits(self.turns if max_turns is None else min(self.turns, int(max_turns)),
+                        self.max_tokens if max_tokens is None else int(max_tokens))
+        return Weights(parallel.reshard(params, self.mesh, self.dtype), lora, chosen, limits)
+
+    def groups(self, weights: Any, forest: Forest, rows: np.ndarray, first_uid: int, key: jax.Array, version: int,
+               timer: PhaseTimer) -> Forest:
+        """The forest with one more group for each of the prompts `rows` i32[R], of uids from `first_uid` on.
+
+        Raises ValueError where the trajectories of a problem open differently, TooManyInvalid where the environment loses more
+        of them than the runner allows.
+        """
+        owner = np.repeat(rows, self.group)
+        held_out = HELD_OUT if version < 0 else 0
+        prompts = {row: forest.prompt_ids(row).tolist() for row in set(rows.tolist())}
+        going = {first_uid + i: Trajectory(list(prompts[row]), int(row)) for i, row in enumerate(owner.tolist())}
+        with timer("environment"):
+            opened = self.runner.reset({held_out + uid: forest.problems[one.prompt] for uid, one in going.items()})
+        check_openings({uid: (one.prompt, opened[held_out + uid]) for uid, one in going.items() if held_out + uid in opened})
+        going = {uid: one for uid, one in going.items() if held_out + uid in opened}
+        engine = Engine(self.model, weights.params, key, slots=self.prompts * self.group, lora=weights.lora, version=version,
+                        slot_tokens=self.prompt_tokens + self.max_tokens, tokenizer=self.tokenizer)
+        ended = self._played(engine, weights, going, held_out, timer)
+        invalid = self.runner.counts.copy()
+        self.runner.forget()
+        return grown(forest, ended, self.runner.environment.returns, version, invalid)
+
+    def _played(self, engine: Engine, weights: Weights, going: Mapping[int, Trajectory], held_out: int, timer: PhaseTimer
+                ) -> dict[int, Trajectory]:
+        """The trajectories, played to their ends; without those that the environment lost."""
+        stops = tuple(self.tokenizer.stop_ids)
+        with timer("rollout"):
+            engine.submit(*(Request(uid, self._limit(weights.limits, one), one.ids, sampling=weights.sampling, keep=True,
+                                    stop_tokens=stops, stop_texts=tuple(self.stop_strings)) for uid, one in going.items()))
+        lost: set[int] = set()
+        while True:
+            with timer("rollout"):
+                nodes = engine.collect()
+            if not nodes:
+                return {uid: one for uid, one in going.items() if uid not in lost}
+            said = {node.uid: conversation.said(self.tokenizer, node.tokens.tolist()) for node in nodes}
+            with timer("environment"):
+                turns = self.runner.step({held_out + uid: message for uid, message in said.items()})
+            with timer("template"):
+                answers = {node.uid: self._answered(going[node.uid], node, said[node.uid], turns[held_out + node.uid],
+                                                    weights.limits)
+                           for node in nodes if held_out + node.uid in turns}
+            lost |= said.keys() - answers.keys()
+            self.runner.end([held_out + uid for uid, ids in answers.items() if ids is None and not going[uid].done])
+            with timer("rollout"):
+                for uid in said:
+                    if (ids := answers.get(uid)) is None:
+                        engine.release(uid)
+                    else:
+                        engine.extend(uid, ids, self._limit(weights.limits, going[uid]))
+
+    def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
+        """One trajectory of each problem in which the oracle of the environment speaks for the policy.
+
+        They are played here, one after the other. A share `strays` of the turns are random `choices` of the environment, with
+        the role of hints: they lead to states that a policy reaches by its own mistakes, where the oracle goes on (Laskey et
+        al., arXiv 1703.09327). Raises ValueError where there is no oracle, or no choices, and where what is said does not fit
+        in a turn.
+        """
+        environment, ended, limits = self.runner.environment, {}, Limits(self.turns, self.max_tokens)
+        if strays and environment.choices is None:
+            raise ValueError(f"environment {environment.name!r} has no choices to stray to; set warmup.strays=0")
+        if environment.oracle is None:
+            raise ValueError(f"environment {environment.name!r} has no oracle to imitate; set warmup.steps=0")
+        for number, problem in enumerate(problems):
+            key = base.key_of(_DEMONSTRATED, problem.id)
+            (state, turn), chance = base.begin(environment, problem, key), random.Random(key)
+            ids: list[int] | None = conversation.start(self.tokenizer, turn.messages, **variables_of(environment))
+            one = ended[number] = Trajectory(ids or [], number)
+            while ids is not None:
+                stray = chance.random() < strays
+                text = chance.choice(environment.choices(state)) if stray and environment.choices else environment.oracle(state)
+                said = {"role": "assistant", "content": text}
+                tokens = [*self.tokenizer.encode(said["content"]), self.tokenizer.eos_id]
+                if len(tokens) > min(self.turn_tokens, self.max_tokens):
+                    raise ValueError(f"the oracle of {environment.name!r} says {text[:120]!r}, {len(tokens)} tokens with the "
+                                     f"end token; sampling.turn_tokens={self.turn_tokens} and sampling.max_tokens="
+                                     f"{self.max_tokens} are to be as many at least")
+                if one.pieces and len(tokens) > self._limit(limits, one) - one.drawn:
+                    one.pop()  # an answer that nobody goes on from
+                    break
+                zeros = np.zeros(len(tokens), np.float32)
+                node = Node(number, None, 0, np.array(tokens, np.int32), zeros, zeros, zeros.astype(np.int32), "stop")
+                ids = self._answered(one, node, said, base.advance(environment, state, said),
+                                     limits, Role.HINT if stray else Role.POLICY)
+        forest = self.plant(problems, [one.ids[:len(one.ids) - one.behind] for one in ended.values()], 0)
+        return grown(forest, ended, environment.returns, 0, Counter())
+
+    def _answered(self, one: Trajectory, node: Node, message: base.Message, turn: base.Turn, limits: Limits,
+                  role: Role = Role.POLICY) -> list[int] | None:
+        """Adds a turn of the policy, and what the environment answered, whose ids are returned; None where that is the end."""
+        one.append(role, node.tokens.tolist(), message["content"], logprobs=node.logprobs, entropies=node.entropies,
+                   turn_rewards=turn.reward)
+        one.drawn, one.turns, one.total, one.done = (one.drawn + len(node.tokens), one.turns + 1, one.total + turn.reward,
+                                                     turn.done)
+        if one.done or one.turns >= limits.turns:
+            return None
+        ids = conversation.extend(self.tokenizer, one.ids, turn.messages, **variables_of(self.runner.environment))
+        if self._limit(limits, one, len(ids)) <= one.drawn:
+            return None
+        one.append(Role.ENVIRONMENT, ids, "\n".join(message["content"] for message in turn.messages))
+        return ids
+
+    def _limit(self, limits: Limits, one: Trajectory, more: int = 0) -> int:
+        """Most tokens of the policy in the trajectory when its next turn ends, behind `more` tokens of others."""
+        return one.drawn + min(self.turn_tokens, limits.tokens - one.behind - more)
+
+
+def variables_of(environment: base.Environment) -> dict[str, Any]:
+    """What a chat template is given beside messages."""
+    return {"tools": list(environment.tools)} if environment.tools else {}
+
+
+def check_openings(opened: Mapping[int, tuple[int, base.Turn]]) -> None:
+    """Raises ValueError where trajectories of one prompt, `{uid: (prompt, opening)}`, open differently."""
+    first: dict[int, base.Turn] = {}
+    for uid, (prompt, turn) in opened.items():
+        if first.setdefault(prompt, turn).messages != turn.messages:
+            raise ValueError(f"trajectory {uid} opens with other messages than one of the same problem: "
+                             f"{str(turn.messages)[:200]}; what `reset` asks is to depend on the problem alone, not on the key")
+
+
+def success(total: float, returns: tuple[float, float]) -> float:
+    """A return as a share of the way from the lowest to the highest one of the environment, in [0, 1]."""
+    low, high = returns
+    return min(max((total - low) / (high - low), 0.0), 1.0)
+
+
+def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float, float], version: int, invalid: Counter
+          ) -> Forest:
+    """The forest with the nodes of these trajectories, by uid."""
+    roots = np.flatnonzero(forest.role == Role.PROMPT)
+    rows, parents = [], []
+    for uid, one in ended.items():
+        for place, piece in enumerate(one.pieces):
+            last = place == len(one.pieces) - 1
+            parents.append(len(forest.uid) + len(rows) - 1 if place else roots[one.prompt])
+            rows.append({"uid": uid, "prompt": one.prompt, "stopped": one.done or not last, "length": len(piece["tokens"]),
+                         "rewards": one.total if last else 0.0,
+                         "components": [success(one.total, returns) if last else 0.0], **piece})
+
+    def column(name, dtype):
+        return np.array([row[name] for row in rows], dtype)
+
+    def of_tokens(name, dtype):
+        return np.concatenate([row[name] for row in rows] or [np.zeros(0)]).astype(dtype)
+
+    return grow(
+        forest, np.array(parents, np.int32), column("uid", np.int64), role=column("role", np.int8),
+        length=column("length", np.int32), stopped=column("stopped", bool), rewards=column("rewards", np.float32),
+        components=column("components", np.float32).reshape(-1, 1), texts=[row["texts"] for row in rows], answers=None,
+        tokens=of_tokens("tokens", np.int32), logprobs=of_tokens("logprobs", np.float32),
+        entropies=of_tokens("entropies", np.float32), version=np.full(sum(row["length"] for row in rows), version),
+        turn_rewards=column("turn_rewards", np.float32), prompt=column("prompt", np.int32), invalid=invalid)

@@ -1,0 +1,34 @@
+"""A game for untrained models: every message with a lower-case letter earns a quarter; some of them break it."""
+from jaxrl_llm.environments import Environment, Turn
+from jaxrl_llm.tasks.base import seeded
+from jaxrl_llm.training.config import default_config
+
+TEMPLATE = "{% for m in messages %}{{ m.content + ('<|eos|>' if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
+
+
+def letters(*, broken: int = -1) -> Environment:
+    """Three turns. The second of a problem whose id is `broken` raises where the message has an upper-case letter."""
+    def reset(problem, key):
+        return {"id": problem.id, "turn": 0}, [{"role": "user", "content": f"Say {problem.id % 3}."}]
+
+    def step(state, message):
+        state["turn"] += 1
+        if state["id"] == broken and state["turn"] == 2:
+            raise KeyError("no such letter")
+        good = any("a" <= letter <= "z" for letter in message["content"])
+        return Turn([{"role": "user", "content": "Good." if good else "No."}], 0.25 * good, state["turn"] == 3)
+
+    return Environment(name="letters", task=seeded("letters", "Say it.", 20, 8), reset=reset, step=step, replayable=False,
+                       returns=(0.0, 0.75), oracle=lambda state: "abc"[state["turn"]])
+
+
+def get_config(**changes):
+    c = default_config()
+    c.environment, c.model.chat_template = "chatter:letters", TEMPLATE
+    c.model.hidden_size, c.model.num_layers, c.model.num_heads, c.model.mlp_size = 32, 2, 4, 48
+    c.steps, c.prompts.per_step, c.sampling.group, c.sampling.max_tokens = 3, 4, 4, 32
+    c.sampling.max_turns, c.sampling.turn_tokens, c.prompts.max_tokens = 3, 4, 16
+    c.optimizer.learning_rate, c.optimizer.warmup_updates = 3e-3, 2
+    c.eval.every, c.eval.problems, c.checkpoint.every, c.samples_every = 3, 4, 1, 2
+    c.update_from_flattened_dict(changes)
+    return c

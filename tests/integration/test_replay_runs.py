@@ -1,0 +1,185 @@
+"""Methods that replay, by name: what enters their batches, what is recorded of it, and runs that go on from a checkpoint."""
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import run_files
+import tiny_config
+from run_files import assert_same, lines, repeatable
+
+from jaxrl_llm import methods
+from jaxrl_llm.replay import Replay
+from jaxrl_llm.replay.base import RULES
+from jaxrl_llm.rewards import Scores
+from jaxrl_llm.training import loop, schedules, setup
+from jaxrl_llm.training.source import jsonable
+
+P, G = 4, 4
+REPLAY = {"remix": "reuse=1.0", "r2vpo_replay": "reuse=1.0"}
+NAMES = sorted(row.slug for row in methods.METHODS.values() if row.replay)
+
+
+def tiny(method, **changes):
+    config = tiny_config.get_config()
+    config.method, config.replay, config.model.num_layers = method, REPLAY.get(method, ""), 1
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+def with_factor(run, factor):
+    """The run with rewards times `factor[0]`, which may change on the way."""
+    reward = run.source.sampler.reward
+
+    def scaled(*rest):
+        found = reward(*rest)
+        return Scores(found.total * factor[0], found.components * factor[0], found.names, found.failures)
+
+    scaled.rewards = reward.rewards
+    return dataclasses.replace(run, source=dataclasses.replace(run.source, sampler=dataclasses.replace(
+        run.source.sampler, reward=scaled)))
+
+
+def by_uid(forest, rollouts):
+    """Log-probs and tokens of each trajectory of a batch."""
+    owner = forest.prompt[forest.ends]
+    place = np.arange(len(owner)) - np.searchsorted(owner, owner)
+    return {uid: (rollouts.behavior_logprobs[p, g][rollouts.mask[p, g]], rollouts.tokens[p, g][rollouts.mask[p, g]],
+                  rollouts.prompt_tokens[p][rollouts.prompt_mask[p]]) for uid, p, g in
+            zip(forest.uid[forest.ends].tolist(), owner, place)}
+
+
+def test_they_run_by_name_and_others_have_no_buffer():
+    assert {"rapo", "arpo_replay", "spear", "spear_clip", "remix", "r2vpo_replay"} == set(NAMES) <= set(methods.runnable())
+    run, _ = setup.build(tiny("grpo"))
+    assert run.source.replay is None and "buffer" not in run.source.position()
+    with pytest.raises(ValueError, match="config.replay='reuse=1.0' changes numbers of a replay, and method 'grpo' has none"):
+        setup.build(tiny("grpo", replay="reuse=1.0"))
+    with pytest.raises(ValueError, match="method 'remix' replays rollouts of problems of which nothing was expected"):
+        setup.build(tiny("remix", **{"budget.utility": "paper"}))
+    with pytest.raises(ValueError, match="method 'spear' weighs tokens by learner over sampler probability"):
+        setup.build(tiny("spear", **{"sampling.top_k": 3}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", NAMES)
+def test_three_steps_by_name(method):
+    """The same problems three times; nobody is right any more from the second step on, so that there is much to put back."""
+    factor = [1.0]
+    run, params = setup.build(tiny(method))
+    run = with_factor(run, factor)
+    start, state = run.source.data.get_state(), setup.initial_state(run, params)
+    steps = schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params))
+    seen: dict = {}
+    before = jax.device_get(state.params)
+    for number in range(3):
+        run.source.set_position(run.source.position() | {"data": start})
+        fresh_from = run.source.next_uid
+        done = next(steps)
+        finished, learned, rollouts = done.finished, done.learned, done.finished.rollouts
+        metrics = finished.metrics | learned.metrics
+        replayed, age = rollouts.extras["replayed"], rollouts.extras["age"]
+        found, uids = by_uid(finished.forest, rollouts), finished.forest.uid[finished.forest.ends]
+        assert rollouts.valid.shape == (P, G) and replayed[rollouts.valid].sum() == (uids < fresh_from).sum()
+        for uid in uids[uids < fresh_from].tolist():  # as it was sampled
+            for was, now in zip(seen[uid], found[uid]):
+                np.testing.assert_array_equal(was, now)
+        seen |= found
+        share = (replayed & rollouts.valid).sum() / rollouts.valid.sum()
+        assert metrics["replay/share"] == pytest.approx(share) and (share > 0) == (number > 0)
+        assert metrics["replay/size"] > 0 or number and run.source.replay.once  # then all of it has been used
+        if number:
+            assert metrics["replay/age"] == pytest.approx(age[replayed & rollouts.valid].mean())
+            assert set(age[replayed]) <= set(range(1, number + 1)) and not age[~replayed].any()
+            check_old(method, run, learned.rollouts)
+        assert all(np.isfinite(value) for value in metrics.values())
+        assert ("reward_baseline" in rollouts.extras) == method.startswith("spear")
+        factor[0] = 0.0
+    moved = jax.tree.map(lambda a, b: np.abs(a - np.asarray(b)).max(), before, jax.device_get(learned.state.params))
+    assert max(jax.tree.leaves(moved)) > 0
+    assert metrics.get("max/mismatch", 0.0) < 1e-3 or run.learner.epochs * run.learner.minibatches > 1
+
+
+def check_old(method, run, rollouts):
+    """Old log-probs of replayed rollouts are those of sampling where the ratio is to them, the policy's where it is not."""
+    if rollouts.old_logprobs is None:
+        assert method in ("arpo_replay", "r2vpo_replay")
+        return
+    tokens = np.asarray(rollouts.token_mask & rollouts.extras["replayed"][..., None])
+    gap = np.abs(np.asarray(rollouts.old_logprobs) - np.asarray(rollouts.behavior_logprobs))[tokens]
+    assert (gap.max() == 0) == run.source.replay.as_sampled
+
+
+def test_rapo_learns_from_what_was_put_back():
+    """A group in which all fail has an advantage as soon as it holds its stored success, by hand."""
+    factor = [1.0]
+    run, params = setup.build(tiny("rapo"))
+    run = with_factor(run, factor)
+    start, state = run.source.data.get_state(), setup.initial_state(run, params)
+    first = run.source.next(state).rollouts
+    solved, factor[0] = (first.rewards > 0.5).any(1), 0.0
+    run.source.set_position(run.source.position() | {"data": start})
+    second = run.source.next(state.replace(step=state.step + 1)).rollouts
+    assert solved.any() and not first.extras["replayed"].any()
+    np.testing.assert_array_equal(second.extras["replayed"].sum(1), solved)
+    np.testing.assert_array_equal(second.rewards > 0.5, second.extras["replayed"])
+    np.testing.assert_array_equal(second.prompt_ids, first.prompt_ids)
+    advantages, _ = run.learner.estimator.update(jax.tree.map(np.asarray, second), ())
+    expected = np.where(second.extras["replayed"], np.sqrt(3), -1 / np.sqrt(3)) * solved[:, None] * P / solved.sum()
+    np.testing.assert_allclose(np.asarray(advantages)[..., 0], expected, rtol=1e-5)
+
+
+def test_a_position_is_the_buffer_too():
+    """Two sources go on from the same place: one kept its position, the other reads what a checkpoint holds of it."""
+    run, params = setup.build(tiny("remix"))
+    state = setup.initial_state(run, params)
+    run.source.next(state)
+    position = run.source.position()
+    stored = json.loads(json.dumps(jsonable(position)))
+    state = state.replace(step=state.step + 1)
+    wanted = run.source.next(state)
+    assert wanted.metrics["replay/share"] > 0 and len(run.source.buffer.ends) > len(position["buffer"].ends)
+    for place in (stored, position):
+        run.source.set_position(place)
+        found = run.source.next(state)
+        jax.tree.map(np.testing.assert_array_equal, found.rollouts, wanted.rollouts)
+        assert found.metrics == wanted.metrics and found.forest.texts.tolist() == wanted.forest.texts.tolist()
+
+
+def test_a_rule_and_a_method_of_ones_own(monkeypatch):
+    """Every group that was sampled comes back in the next step, in the place of as many prompts as it takes."""
+    def echo(*, groups: int = 2) -> Replay:
+        return Replay(lambda rewards, valid: valid, groups=lambda born, version, prompts, rng: np.arange(groups), max_age=1)
+
+    monkeypatch.setitem(RULES, "echo", echo)
+    monkeypatch.setitem(methods.METHODS, "echoed", dataclasses.replace(
+        methods.get("grpo"), slug="echoed", replay=("echo", {"groups": 9}), needs=("age", "replayed")))
+    run, params = setup.build(tiny("echoed", replay="groups=3"))
+    state = setup.initial_state(run, params)
+    first = run.source.next(state)
+    second = run.source.next(state.replace(step=state.step + 1))
+    assert second.rollouts.extras["age"].tolist() == [[0] * G] + [[1] * G] * 3 and run.source.next_uid == (P + 1) * G
+    np.testing.assert_array_equal(second.rollouts.tokens[1:, :, :3], first.rollouts.tokens[:3, :, :3])
+    np.testing.assert_array_equal(second.rollouts.prompt_ids[1:], first.rollouts.prompt_ids[:3])
+    assert (second.rollouts.extras["current_version"] == 1).all()
+    assert np.unique(second.rollouts.policy_version[1:][second.rollouts.mask[1:]]).tolist() == [0]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_the_straight_one(tmp_path, capsys):
+    """Bit for bit, after a loss of all behind step 2: weights, metrics of each step, and the buffer of the last checkpoint."""
+    method = "spear_clip"
+    options = {"checkpoint.every": 2, "eval.every": 4, "samples_every": 0, "eval.problems": 1}
+    loop.train(tiny(method, **options, steps=4), tmp_path / "straight")
+    shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed/checkpoints/4")
+    loop.train(tiny(method, **options, steps=4), tmp_path / "resumed", resume=True)
+    assert "replay buffer, at most" in capsys.readouterr().out
+    found, wanted = (run_files.saved(tmp_path / name, tiny(method, **options, steps=4)) for name in ("resumed", "straight"))
+    assert_same(found, wanted)
+    kept = [[repeatable(line) for line in lines(tmp_path / name)] for name in ("resumed", "straight")]
+    assert kept[0] == kept[1] and kept[0][-1]["replay/share"] > 0
+    hosts = [next((tmp_path / name / "checkpoints/4/host").glob("*")).read_text() for name in ("resumed", "straight")]
+    assert hosts[0] == hosts[1] and '"columns"' in hosts[0]

@@ -1,0 +1,172 @@
+"""The buffer: what is added, dropped, put back and saved, on forests written by hand and on random ones."""
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from jaxrl_llm import forest as forests
+from jaxrl_llm import replay
+from jaxrl_llm.forest import grow, plant
+from jaxrl_llm.replay import buffer as buffers
+from jaxrl_llm.rollouts import Role
+from jaxrl_llm.tasks.base import Problem
+
+PROBLEMS = [Problem(f"q{number}", "12", number) for number in range(20)]
+EMPTY = plant([], [], ("exact",), answers=True)
+
+
+def batch(ids, rewards, version, first_uid=0, lengths=None):
+    """Groups of one problem each. Token i of trajectory u is 100 u + i, its log-prob -u, its text the uid."""
+    found = plant([PROBLEMS[i] for i in ids], [[i + 1] * (i % 3 + 1) for i in ids], ("exact",), answers=True)
+    rewards = np.float32(rewards)
+    P, G = rewards.shape
+    uid = first_uid + np.arange(P * G)
+    length = np.full(P * G, 2) if lengths is None else np.ravel(lengths)
+    return grow(found, np.repeat(np.arange(P), G), uid, role=Role.POLICY, length=length, stopped=uid % 2 == 0,
+                rewards=rewards.ravel(), components=rewards.reshape(-1, 1), texts=[str(u) for u in uid],
+                answers=[str(u) for u in uid], tokens=np.concatenate([100 * u + np.arange(n) for u, n in zip(uid, length)]),
+                logprobs=-np.repeat(uid, length), entropies=np.repeat(uid, length), version=np.full(length.sum(), version),
+                decode_steps=3, failures={"exact/error": 1})
+
+
+def uids(forest):
+    """Uids of each prompt, by problem."""
+    ends = forest.ends
+    return [(problem.id, forest.uid[ends][forest.prompt[ends] == row].tolist()) for row, problem in enumerate(forest.problems)]
+
+
+def step(rule, buffer, fresh, version, seed=0, prompts=None):
+    rng = np.random.default_rng(seed)
+    stored, left = buffers.take(rule, buffer, version, prompts or len(fresh.problems) + 1, rng)
+    group = int(np.bincount(fresh.prompt[fresh.ends]).max())
+    return buffers.mix(rule, fresh, stored, left, version, group, rng)
+
+
+def same(a, b):
+    for field in dataclasses.fields(a):
+        left, right = getattr(a, field.name), getattr(b, field.name)
+        if isinstance(left, np.ndarray):
+            np.testing.assert_array_equal(left, right)
+            assert left.dtype == right.dtype, field.name
+        else:
+            assert left == right, field.name
+
+
+def test_rapo_step_by_step():
+    """A success of problem 4, which comes back when all fail there; its log-probs, version and text come along."""
+    rule = replay.make("latest_success")
+    first = step(rule, EMPTY, batch([4, 0], [[1.1, 1.1, 0.1], [0.1] * 3], version=0), 0)
+    assert uids(first.forest) == [(4, [0, 1, 2]), (0, [3, 4, 5])] and uids(first.buffer) == [(4, [1])]
+    assert first.metrics == {"replay/size": 1, "replay/share": 0}
+
+    fresh = batch([0, 4, 5], [[0.1] * 3, [0.1] * 3, [0.1, 0.9, 0.1]], version=3, first_uid=6)
+    second = step(rule, first.buffer, fresh, 3)
+    (zero, four, five) = uids(second.forest)
+    assert zero == (0, [6, 7, 8]) and five == (5, [12, 13, 14])
+    assert four[1][-1] == 1 and len(four[1]) == 3 and set(four[1][:2]) < {9, 10, 11}
+    assert uids(second.buffer) == [(4, [1]), (5, [13])]  # the one put back is not stored again
+    assert second.metrics == {"replay/size": 2, "replay/share": pytest.approx(1 / 9), "replay/age": 3}
+    end = second.forest.ends[5]
+    assert second.forest.rewards[end] == np.float32(1.1) and second.forest.texts[end] == "1" and not second.forest.stopped[end]
+    where = second.forest.offset[end] + np.arange(2)
+    assert second.forest.tokens[where].tolist() == [100, 101] and second.forest.logprobs[where].tolist() == [-1, -1]
+    assert second.forest.version[where].tolist() == [0, 0] and second.forest.parent[end] == 1
+    third = step(rule, second.buffer, batch([4, 9], [[2.0] * 3, [0.0] * 3], version=4, first_uid=20), 4)
+    assert uids(third.buffer) == [(5, [13]), (4, [22])]  # the latest success takes the place of the one before
+    assert uids(second.buffer) == [(4, [1]), (5, [13])]  # and buffers of earlier steps stay what they were
+
+
+def test_arpo_visits_of_the_worked_example():
+    rule = replay.make("past_success")
+    first = step(rule, EMPTY, batch([3], [[1, 0, 0, 0]], version=0, first_uid=1), 0)
+    second = step(rule, first.buffer, batch([3], [[0, 0, 0, 0]], version=1, first_uid=5), 1)
+    assert uids(second.forest) == [(3, [6, 7, 8, 1])] and uids(second.buffer) == [(3, [1])]
+    buffer = second.buffer
+    for visit in range(2, 12):
+        buffer = step(rule, buffer, batch([3], [[1, 0, 0, 1]], version=visit, first_uid=10 * visit), visit).buffer
+    assert sum((group for _, group in uids(buffer)), []) == [80, 83, 90, 93, 100, 103, 110, 113]  # the last eight
+
+
+def test_a_problem_that_is_drawn_twice_gets_a_success_once():
+    buffer = step(replay.make("latest_success"), EMPTY, batch([3], [[1, 1]], version=0), 0).buffer
+    found = step(replay.make("latest_success"), buffer, batch([3, 3], [[0, 0], [0, 0]], version=1, first_uid=9), 1).forest
+    assert [number for _, group in uids(found) for number in group].count(1) == 1 and len(found.ends) == 4
+
+
+def test_spear_replays_what_was_good_once():
+    rule = replay.make("self_imitation", max_age=2)
+    first = step(rule, EMPTY, batch([1, 2], [[1, 0, 0], [1, 1, 0]], version=0), 0)
+    assert uids(first.buffer) == [(1, [0]), (2, [3, 4])]
+    second = step(rule, first.buffer, batch([5], [[0, 0, 0]], version=1, first_uid=6), 1)  # one of two prompts is replayed
+    assert uids(second.forest)[0] == (5, [6, 7, 8]) and second.metrics["replay/age"] == 1
+    (replayed,), (left,) = uids(second.forest)[1:], uids(second.buffer)
+    assert [replayed, left] in ([(1, [0]), (2, [3, 4])], [(2, [3, 4]), (1, [0])])
+    assert not uids(step(rule, second.buffer, batch([6], [[0, 0]], version=3), 3, prompts=1).buffer)  # too old for step 4
+
+
+def test_groups_of_recent_policies_are_whole_and_leave_one_prompt_to_be_sampled():
+    rule = replay.make("recent_groups", reuse=1.0, max_age=2)
+    buffer = EMPTY
+    for version in range(4):
+        buffer = step(rule, buffer, batch([version, version + 1], [[0, 1], [1, 1]], version, 10 * version), version).buffer
+    assert [group for _, group in uids(buffer)] == [[20, 21], [22, 23], [30, 31], [32, 33]]
+    stored, left = buffers.take(rule, buffer, 4, 3, np.random.default_rng(0))
+    assert left is buffer and 1 <= len(stored.problems) <= 2
+    assert not len(buffers.take(rule, buffer, 4, 1, np.random.default_rng(0))[0].problems)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_capacity_ages_and_copies_of_random_runs(seed):
+    """Whatever happens: never more than the capacity, never older than the limit, no rollout twice in a batch or the buffer."""
+    rng, rule = np.random.default_rng(seed), replay.Replay(
+        lambda rewards, valid: valid & (rewards > 0), lambda rewards, valid, rng: np.where(rewards.max(1) <= 0, 0, -1),
+        lambda born, version, prompts, rng: rng.permutation(len(born))[:2], capacity=9, per_prompt=3, max_age=4,
+        once=bool(seed % 2))
+    buffer, born = EMPTY, {}
+    for version in range(12):
+        fresh = batch(rng.choice(6, 4, replace=False), rng.integers(0, 2, (4, 3)) * rng.integers(0, 2, (4, 1)), version,
+                      12 * version, rng.integers(1, 5, (4, 3)))
+        born |= dict.fromkeys(range(12 * version, 12 * version + 12), version)
+        before = set(buffer.uid[buffer.ends].tolist())
+        found = step(rule, buffer, fresh, version, seed=version, prompts=6)
+        mixed, buffer = found.forest.uid[found.forest.ends].tolist(), found.buffer
+        replayed = [uid for uid in mixed if uid < 12 * version]
+        twice = len(mixed) - len(set(mixed))
+        assert not twice or not rule.once and twice <= 2  # a group that comes back whole may hold what was put back
+        assert all(len(set(group)) == len(group) for _, group in uids(found.forest)) and set(replayed) <= before
+        assert forests.versions(found.forest).tolist() == [born[uid] for uid in mixed]
+        stored = buffer.uid[buffer.ends].tolist()
+        assert len(stored) == len(set(stored)) <= 9 and found.metrics["replay/size"] == len(stored)
+        assert all(version + 1 - born[uid] <= 4 for uid in stored)
+        numbers = [problem.id for problem, (_, group) in zip(buffer.problems, uids(buffer)) for _ in group]
+        assert max(np.bincount(numbers), default=0) <= 3 and len(buffer.problems) == len(set(buffer.prompt[buffer.ends]))
+        assert found.metrics["replay/share"] == pytest.approx(len(replayed) / len(mixed))
+        assert buffer.decode_steps == 0 and not buffer.failures
+
+
+def test_what_is_saved_is_what_was():
+    buffer = step(replay.make("past_success"), EMPTY, batch([3, 19], [[1, 0], [1, 1]], 5, lengths=[[3, 1], [2, 7]]), 5).buffer
+    stored = json.loads(json.dumps(buffers.encode(buffer)))
+    same(buffers.decode(stored, EMPTY, PROBLEMS, lambda text: text), buffer)
+    same(buffers.decode(json.loads(json.dumps(buffers.encode(EMPTY))), EMPTY, PROBLEMS, None),
+         dataclasses.replace(EMPTY, answers=None))
+    flipped = stored["columns"][:200] + ("A" if stored["columns"][200] != "A" else "B") + stored["columns"][201:]
+    with pytest.raises(OSError, match="replay buffer of this checkpoint is damaged"):
+        buffers.decode(stored | {"columns": flipped}, EMPTY, PROBLEMS, None)
+    assert buffers.stored_bytes(rollouts=10, prompt_tokens=3, tokens=5) == 1280
+
+
+def test_a_conversation_is_put_back_with_its_turns():
+    """Grafting keeps chains of nodes, of which forks share the first."""
+    other = batch([2], [[1, 1]], version=0)
+    other = grow(other, [1, 1], [0, 7], role=[Role.POLICY, Role.ENVIRONMENT], length=[1, 2], stopped=[True, True],
+                 rewards=[3, 4], components=[[3], [4]], texts=["a", "b"], answers=[None, None], tokens=[1, 2, 3],
+                 logprobs=[0, 0, 0], entropies=[0, 0, 0], version=[4, 4, 4])
+    whole = forests.graft(batch([8, 2], [[0], [0]], version=9, first_uid=50), other, [1])
+    assert uids(whole) == [(8, [50]), (2, [51, 1, 0, 7])]
+    node, row = forests.chains(whole, whole.ends)
+    assert [whole.uid[node[row == r]].tolist() for r in range(5)] == [[50], [51], [1], [0, 0], [0, 7]]
+    assert forests.versions(whole).tolist() == [9, 9, 0, 0, 0]
+    kept = forests.trim(whole, np.array([True, False, False, False, True]))
+    assert uids(kept) == [(8, [50]), (2, [7])] and len(kept.uid) == 5

@@ -1,0 +1,59 @@
+"""The command `jaxrl_llm`: commands exist, options and exit codes are theirs, configurations go by name."""
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxrl_llm import cli, command_line
+from jaxrl_llm.training.config import default_config
+
+ROOT = Path(__file__).parents[1]
+
+
+def jaxrl_llm(*arguments, cwd):
+    return subprocess.run([sys.executable, "-m", "jaxrl_llm.cli", *arguments], cwd=cwd, capture_output=True, text=True,
+                          timeout=60, env=os.environ | {"PYTHONPATH": str(ROOT)})
+
+
+def test_every_command_has_its_module():
+    assert list(cli.COMMANDS) == ["train", "evaluate", "compare", "export", "show", "plan", "methods", "audit"]
+    for module, what in cli.COMMANDS.values():
+        assert importlib.util.find_spec(module) and f"{what}\n" in cli.usage() + "\n"
+
+
+def test_help_says_what_can_be_set(tmp_path):
+    shown = jaxrl_llm("train", "--help", cwd=tmp_path)
+    assert shown.returncode == 0 and not shown.stderr and shown.stdout.startswith("Trains a language model")
+    for flag in ("--workdir", "--[no]resume", "--compilation_cache"):
+        assert f"  {flag}: " in shown.stdout
+    config = default_config()
+    for name in config:
+        names = [f"{name}.{key}" for key in config[name]] if hasattr(config[name], "keys") else [name]
+        assert all(f"    {key} (" in shown.stdout for key in names), names
+    assert "\n  jaxrl_llm train --config=" in shown.stdout and "python experiments/" not in shown.stdout
+    assert "keys of --config" not in jaxrl_llm("show", "--help", cwd=tmp_path).stdout  # has no configuration
+
+
+def test_usage_and_an_unknown_command(tmp_path):
+    assert jaxrl_llm(cwd=tmp_path).stdout == jaxrl_llm("--help", cwd=tmp_path).stdout == cli.usage() + "\n"
+    wrong = jaxrl_llm("trian", "--workdir=x", cwd=tmp_path)
+    assert wrong.returncode == 2 and not wrong.stdout and "Did you mean 'train'?" in wrong.stderr
+
+
+def test_errors_and_exit_codes_are_those_of_the_script(tmp_path):
+    missing = jaxrl_llm("show", "nowhere", cwd=tmp_path)
+    assert missing.returncode == 1 and "nowhere" in missing.stderr and "Traceback" not in missing.stderr
+    assert jaxrl_llm("audit", cwd=tmp_path).returncode == 2  # argparse: no environment is named
+
+
+def test_configurations_go_by_name():
+    path = command_line.shipped_config("--config=arithmetic:smollm2")
+    assert path.endswith("configs/arithmetic.py:smollm2") and Path(path[9:].partition(":")[0]).is_file()
+    assert command_line.shipped_config("--config=plan").endswith("configs/plan.py")
+    for argument in ("--config=configs/arithmetic.py", "--config=mine.py:a", "--config.method=grpo", "arithmetic"):
+        assert command_line.shipped_config(argument) == argument
+    with pytest.raises(ValueError, match="Unknown config file 'arithmetics'. Did you mean 'arithmetic'"):
+        command_line.shipped_config("--config=arithmetics")

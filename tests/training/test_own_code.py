@@ -1,0 +1,51 @@
+"""Which code of a run lies outside the package, and that it comes back."""
+import importlib
+import sys
+
+import pytest
+
+from jaxrl_llm import advantages
+from jaxrl_llm.training import own_code
+
+MODULE = """
+from jaxrl_llm.advantages import estimator, stateless
+
+
+@estimator
+def of_{name}():
+    return stateless(lambda rollouts: rollouts.rewards)
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder to import from; what is registered and imported there is forgotten afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    known, imported = dict(advantages.base.ESTIMATORS), set(sys.modules)
+    yield tmp_path
+    for table, old in ((advantages.base.ESTIMATORS, known), (sys.modules, imported)):
+        for name in set(table) - set(old):
+            del table[name]
+
+
+def test_a_module_that_registered_something_is_named_and_imported_again(place):
+    (place / "my_module.py").write_text(MODULE.format(name="module"))
+    before = own_code.origins()
+    importlib.import_module("my_module")
+    assert set(own_code.origins()) - set(before) == {"my_module"}
+    del sys.modules["my_module"], advantages.base.ESTIMATORS["of_module"]
+    own_code.load(["my_module"])
+    assert "of_module" in advantages.base.ESTIMATORS
+
+
+def test_a_file_is_imported_once_and_a_missing_one_is_a_warning(place):
+    file = place / "my_file.py"
+    file.write_text(MODULE.format(name="file") + "\nimport sys\nsys.loads = getattr(sys, 'loads', 0) + 1\n")
+    own_code.load([str(file)])
+    own_code.load([str(file)])
+    assert "of_file" in advantages.base.ESTIMATORS and sys.loads == 1
+    del sys.loads
+    with pytest.warns(RuntimeWarning, match="gone.py, cannot be imported.*what it registered is unknown"):
+        own_code.load([str(place / "gone.py")])
+    with pytest.warns(RuntimeWarning, match="no_such_module_anywhere, cannot be imported"):
+        own_code.load(["no_such_module_anywhere"])
