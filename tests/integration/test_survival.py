@@ -14,20 +14,27 @@ import tiny_config
 from jaxrl_llm.training import loop
 
 ROOT = Path(__file__).parents[2]
-KILLS = int(os.environ.get("JAXRL_LLM_KILLS", "4"))  # docs/scaling.md tells of twenty
-STEPS = 15 * KILLS
+KILLS = int(os.environ.get("JAXRL_LLM_KILLS", "4"))  # docs/scaling.md has the numbers of twenty
+PLAIN = {"eval.every": 0, "samples_every": 0, "checkpoint.every": 1}
+KINDS = {
+    "single turn": (KILLS, {}),
+    "rounds": (1, {"method": "v0_5", "sampling.group": 2, "sampling.max_group": 6}),
+    "budgets": (1, {"method": "knapsack_rl", "sampling.group": 2, "sampling.max_group": 8, "budget.prompts": 2}),
+    "critic": (1, {"method": "ppo"}),
+    "poise": (1, {"method": "poise", "estimator": "bootstrap=1, first_fit=1, capacity=24, alpha=1.0", "sampling.group": 2}),
+}
 
 
 def config(**changes):
     c = tiny_config.get_config()
-    c.update_from_flattened_dict({"eval.every": 0, "samples_every": 0, **changes})
+    c.update_from_flattened_dict({**PLAIN, **changes})
     return c
 
 
-def start(workdir: Path) -> subprocess.Popen:
-    """A training of `STEPS` steps, saved after each one, from the newest checkpoint if there is one."""
-    options = [f"--config={tiny_config.__file__}", f"--config.steps={STEPS}", "--config.eval.every=0",
-               "--config.samples_every=0", "--config.checkpoint.every=1", f"--workdir={workdir}",
+def start(workdir: Path, changes: dict) -> subprocess.Popen:
+    """A training that is saved after each step, from the newest checkpoint if there is one."""
+    options = [f"--config={tiny_config.__file__}", f"--workdir={workdir}",
+               *(f"--config.{key}={value}" for key, value in {**PLAIN, **changes}.items()),
                f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"]
     if any(path.name.isdecimal() for path in (workdir / "checkpoints").glob("*")):
         options.append("--resume")
@@ -52,39 +59,40 @@ def written(workdir: Path) -> int:
     return file.stat().st_size if file.is_file() else 0
 
 
-@pytest.mark.slow
-def test_killed_at_random_moments_it_ends_as_if_nothing_had_been(tmp_path):
-    chance, run = random.Random(0), tmp_path / "killed" / "run"
-    run.mkdir(parents=True)
-    unfinished = killed = 0
-    for _ in range(10 * KILLS):
-        process, before, end = start(run), written(run), time.monotonic() + 120
+def killed_until_done(run: Path, kills: int, changes: dict) -> None:
+    """The training, killed `kills` times at random moments of some step or save, and then left alone to its end."""
+    chance, killed, unfinished = random.Random(0), 0, 0
+    while killed < kills:
+        process, before, end = start(run, changes), written(run), time.monotonic() + 120
         while process.poll() is None and written(run) == before and time.monotonic() < end:
             time.sleep(0.01)
         time.sleep(chance.uniform(0, 0.6))  # a few steps and saves
         process.kill()
-        if process.wait() != -9:
-            break
+        log = (run.parent / "log").read_text()
+        assert process.wait() == -9, f"the run ended after {killed} of {kills} kills: {log[-2000:]}"
         killed += 1
         unfinished += any("tmp" in path.name for path in (run / "checkpoints").iterdir())
-        if killed == KILLS:
-            break
-    log = (run.parent / "log").read_text()
-    assert killed == KILLS, f"the run ended after {killed} kills, before all {KILLS} were made: {log[-2000:]}"
     print(f"{killed} kills, {unfinished} of them during a save")
-    assert start(run).wait(timeout=300) == 0, (run.parent / "log").read_text()[-3000:]
-    whole = tmp_path / "whole" / "run"
-    whole.mkdir(parents=True)
-    assert start(whole).wait(timeout=300) == 0
-    settings = config(**{"steps": STEPS, "checkpoint.every": 1})
-    run_files.assert_same(run_files.saved(run, settings), run_files.saved(whole, settings))
+    assert start(run, changes).wait(timeout=300) == 0, (run.parent / "log").read_text()[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_at_random_moments_it_ends_as_if_nothing_had_been(tmp_path, kind):
+    kills, changes = KINDS[kind]
+    changes = changes | {"steps": 15 * kills}
+    run, whole = tmp_path / "killed" / "run", tmp_path / "whole" / "run"
+    run.mkdir(parents=True)
+    killed_until_done(run, kills, changes)
+    loop.train(config(**changes), whole)
+    run_files.assert_same(run_files.saved(run, config(**changes)), run_files.saved(whole, config(**changes)))
     repeatable = [[run_files.repeatable(line) for line in run_files.lines(folder)] for folder in (run, whole)]
-    assert repeatable[0] == repeatable[1]
+    assert len(repeatable[1]) == 15 * kills + 1 and repeatable[0] == repeatable[1]
 
 
 @pytest.mark.slow
 def test_three_hundred_steps_in_constant_memory(tmp_path):
-    loop.train(config(**{"steps": 300, "checkpoint.every": 50}), tmp_path / "run")  # a step that recompiles raises
+    loop.train(config(steps=300, **{"checkpoint.every": 50}), tmp_path / "run")  # a step that recompiles raises
     memory = [line["host/rss_gb"] for line in run_files.lines(tmp_path / "run") if "host/rss_gb" in line]
     early, late = np.median(memory[100:150]), np.median(memory[250:])
     assert late < 1.03 * early, (early, late)
