@@ -1,6 +1,20 @@
 """Installs jaxrl_llm: `pip install -e .` for training, `pip install -e ".[test]"` for the test-suite."""
 from setuptools import find_packages, setup
 
+TEST = [
+    "pytest>=8.3",
+    "pytest-xdist>=3.6",
+    "pytest-rerunfailures>=16",
+    "hypothesis>=6.120",
+    "ruff>=0.14",
+    "mypy>=2.0",
+    "setuptools>=70.1",  # builds a wheel
+    "tensorflow-datasets>=4.9.7",
+    "reasoning-gym>=0.1.23",
+    "gymnasium>=1.0",
+    "bm25s>=0.2.7",
+]
+
 setup(
     name="jaxrl_llm",
     version="0.1.0",
@@ -43,21 +57,7 @@ setup(
         "tpu": ["jax[tpu]>=0.8"],
         "wandb": ["wandb>=0.22"],
         "parity": ["trl==1.16.0", "verl==0.9.1"],  # compared with in tests/parity, which skips what is absent
-        "test": [
-            "pytest>=8.3",
-            "pytest-xdist>=3.6",
-            "pytest-rerunfailures>=16",
-            "hypothesis>=6.120",
-            "ruff>=0.14",
-            "mypy>=2.0",
-            "setuptools>=70.1",  # builds a wheel
-            "tensorflow-datasets>=4.9.7",
-            "reasoning-gym>=0.1.23",
-            "gymnasium>=1.0",
-            "bm25s>=0.2.7",
-            "torch==2.13.0",
-            "transformers>=5.0",
-            "peft>=0.17",
-        ],
+        "test": [*TEST, "torch==2.13.0", "transformers>=5.0", "peft>=0.17"],
+        "test-light": TEST,  # what needs PyTorch is skipped
     },
 )

@@ -1,6 +1,8 @@
 """Set before jax is imported: the CPU, quick compiling, no windows, one cache of compiled programs for all processes."""
 import ctypes
 import gc
+import importlib.metadata
+import importlib.util
 import os
 import sys
 import tempfile
@@ -8,10 +10,14 @@ import tempfile
 import psutil
 import pytest
 
+# Models are compared with those of transformers, which needs PyTorch.
+collect_ignore = [] if importlib.util.find_spec("torch") else ["models", "training/test_balance.py"]
 _compiled = tempfile.TemporaryDirectory(prefix="jaxrl_llm_compiled_")  # removed when the session ends
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", " ".join((  # compiling tiny programs is what takes time: these need a third of it
-    "--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1")))
+_quick = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+if int(importlib.metadata.version("jaxlib").split(".")[1]) < 11:  # later ones refuse flags that they have dropped
+    _quick.append("--xla_cpu_use_fusion_emitters=false")
+os.environ.setdefault("XLA_FLAGS", " ".join(_quick))  # compiling tiny programs is what takes time: these need a third of it
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
