@@ -10,6 +10,8 @@ TEST = [
     "ruff>=0.14",
     "mypy>=2.0",
     "setuptools>=70.1",  # builds a wheel
+    "datasets>=4.0",
+    "pyarrow>=18",
     "tensorflow-datasets>=4.9.7",
     "reasoning-gym>=0.1.23",
     "gymnasium>=1.0",
@@ -53,7 +55,8 @@ setup(
         "protobuf>=4.25",
     ],
     extras_require={
-        "tasks": ["tensorflow-datasets>=4.9.7", "reasoning-gym>=0.1.23"],
+        "data": ["datasets>=4.0", "pyarrow>=18", "tensorflow-datasets>=4.9.7"],
+        "tasks": ["reasoning-gym>=0.1.23"],
         "environments": ["bm25s>=0.2.7", "gymnasium>=1.0", "textarena>=0.7"],
         "gpu": ["jax[cuda12]>=0.8"],
         "tpu": ["jax[tpu]>=0.8"],
