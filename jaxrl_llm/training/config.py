@@ -50,7 +50,7 @@ def _run(c: ConfigDict) -> None:
     c.objective = ""                   # likewise of its objective, e.g. "kl_coef=0.01, clip_high=0.28"
     c.replay = ""                      # likewise of its replay, for a method that replays rollouts, e.g. "capacity=512"
 
-    c.task = "arithmetic"              # one or more: arithmetic, dataset, jsonl, reasoning_gym, module:function; options in brackets
+    c.task = "arithmetic"              # one or more of arithmetic, dataset, jsonl, reasoning_gym, module:function (options)
     c.rewards = ""                     # e.g. "boxed, format(pattern='...', weight=0.2)"; empty: the one that fits the task
     c.score = ""                       # the reward that is evaluated and filtered on; empty: the one of largest weight
     c.reward_errors = "raise"          # "raise": a failing reward ends the run; "zero": it scores 0 and is counted
