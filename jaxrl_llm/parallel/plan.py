@@ -338,7 +338,8 @@ def remedies(c: ModelConfig, w: Work, device: Device, count: int) -> tuple[dict[
         for option in options:
             changed = dataclasses.replace(w, **option)
             better = best(c, changed, device, count)
-            if better is not None and better.peak < 0.98 * found.peak:
+            phase = "updating" if by_update else "sampling"  # the other may need nearly as much, and is next
+            if better is not None and (better.fits(device) or getattr(better, phase) < 0.98 * getattr(found, phase)):
                 w, found, changes = changed, better, changes | option
                 break
         else:
