@@ -1,7 +1,7 @@
 """From a configuration to a run: its source of rollouts and its learner, checked before the first step."""
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from jaxrl_llm.models.config import Experts, ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
-from jaxrl_llm.registry import one_of
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.topologies import Topology, budgets, refill, rounds, single
@@ -41,6 +40,7 @@ from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.layouts import Layout, packed, rectangular
 from jaxrl_llm.training.learner import Learner
 from jaxrl_llm.training.policy import Capture, Policy
+from jaxrl_llm.training.problems import EvalSpec, make_reward, make_sets, make_task
 from jaxrl_llm.training.shapes import Ladders, prompt_buckets, row_lengths
 from jaxrl_llm.training.source import Encode, Source
 from jaxrl_llm.training.state import TrainState
@@ -49,6 +49,8 @@ from jaxrl_llm.training.trajectories import Trajectories
 from jaxrl_llm.values import critic as critic_lib
 from jaxrl_llm.values import features
 
+Reward = rewards.Combined | rewards.ByTask
+Judge = Reward | Runner
 DTYPES = {"float32": np.float32, "bfloat16": jax.numpy.bfloat16}
 
 
@@ -75,14 +77,15 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     task, judge = make_judge(config)
     check_method(config, method, *make_parts(config, config.model.hidden_size),
                  judge.environment.facts if isinstance(judge, Runner) else ())
-    if isinstance(judge, rewards.Combined):
+    sets = make_sets(config, task)
+    if not isinstance(judge, Runner):
         check_reward(config, method, judge)
     mesh = make_mesh(config)
     tokenizer, model, params = load_model(config, mesh)
     estimator, objective = make_parts(config, model.config.hidden_size)  # only now is the width of its states known
     policy = policy_of(config, model, mesh)
     needs = frozenset(needs_of(method, estimator, objective))
-    source = make_source(config, method, estimator, needs, policy, mesh, tokenizer, task, judge)
+    source = make_source(config, method, estimator, needs, policy, mesh, tokenizer, task, judge, sets)
     learner, schedule = make_learner(config, estimator, objective, needs, policy, source)
     return Run(config, method, source, learner, schedule, needs), params
 
@@ -120,31 +123,35 @@ def make_parts(config: ConfigDict, hidden_size: int) -> tuple[Estimator, Objecti
 
 
 def make_source(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: frozenset[str], policy: Policy,
-                mesh: Mesh, tokenizer, task: tasks.Task, judge: rewards.Combined | Runner) -> Source:
+                mesh: Mesh, tokenizer, task: tasks.Task, judge: Judge, sets: tuple[EvalSpec, ...] = ()) -> Source:
     """Where the rollouts of a run come from; `judge` is what rewards them, a reward or the runner of an environment."""
-    plain, asked = make_plain_source(config, policy, mesh, tokenizer, task, judge), config.budget.utility or "prior" in needs
+    asked = config.budget.utility or "prior" in needs
+    plain = make_plain_source(config, policy, mesh, tokenizer, task, judge, sets)
     read = capture_of(config, tokenizer, policy.model.config.num_layers)
     prior = prior_lib.make(config, policy, len(task.train), plain.sampler.prompt_tokens, read) if asked else None
     return with_topology(config, method, estimator, dataclasses.replace(plain, prior=prior))
 
 
 def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer, task: tasks.Task,
-                      judge: rewards.Combined | Runner) -> Source:
+                      judge: Judge, sets: tuple[EvalSpec, ...] = ()) -> Source:
     """A source that samples every prompt once, as held-out problems are, whatever the method."""
     s, model = config.sampling, policy.model
-    sampler = (make_trajectories(config, model, mesh, tokenizer, task, judge) if isinstance(judge, Runner)
-               else make_sampler(config, model, mesh, tokenizer, task, judge))
+    if sets and isinstance(judge, Runner):
+        raise NotImplementedError("config.eval.sets are of tasks, and this run samples in an environment; leave it empty")
+    asked = (task.train, task.heldout, *(one.task.heldout for one in sets))
+    sampler = (make_trajectories(config, model, mesh, tokenizer, asked, judge) if isinstance(judge, Runner)
+               else make_sampler(config, model, mesh, tokenizer, asked, judge))
     drawn = config.budget.prompts if config.budget.utility else config.prompts.per_step
     readers = int(np.gcd(drawn, jax.process_count()))
     return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
                   single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
-                  readers=readers, sizes=sizes_of(config, model.config))
+                  readers=readers, sizes=sizes_of(config, model.config), sets=sets)
 
 
-def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, task: tasks.Task, reward: rewards.Combined
-                 ) -> Sampler:
-    """Of completions, each of which is scored as a whole."""
-    s, prompt_tokens = config.sampling, prompt_length(config, task, tokenizer, model.config.max_positions)
+def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, asked: Sequence[Sequence[tasks.Problem]],
+                 reward: Reward) -> Sampler:
+    """Of completions, each of which is scored as a whole; `asked`: all problems that are."""
+    s, prompt_tokens = config.sampling, prompt_length(config, asked, tokenizer, model.config.max_positions)
     stops = stop_ids(tokenizer, s.stop_strings)
     compiled = functools.partial(generate, model, max_tokens=s.max_tokens, stop_ids=stops, mesh=mesh)
     return Sampler(Guarded("rollout", compiled, len(prompt_buckets(prompt_tokens))), sampling_of(config),
@@ -152,9 +159,9 @@ def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, 
                    tuple(s.stop_strings), s.micro_batches)
 
 
-def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, task: tasks.Task, runner: Runner
-                      ) -> Trajectories:
-    """Of trajectories in an environment.
+def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer,
+                      asked: Sequence[Sequence[tasks.Problem]], runner: Runner) -> Trajectories:
+    """Of trajectories in an environment; `asked`: all problems that it opens with.
 
     Raises:
       ValueError: for a tokenizer without a chat template, and what goes with single turns only.
@@ -169,7 +176,7 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
     s = config.sampling
     found = Trajectories(model, runner, sampling_of(config), config.prompts.per_step, s.group, 0, s.max_turns, s.turn_tokens,
                          s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings), s.observation_tokens)
-    prompt_tokens = prompt_length(config, task, tokenizer, model.config.max_positions, found.encode)
+    prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, found.encode)
     runner.forget()
     return dataclasses.replace(found, prompt_tokens=prompt_tokens)
 
@@ -235,8 +242,9 @@ def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
     return found
 
 
-def prompt_length(config: ConfigDict, task: tasks.Task, tokenizer, max_positions: int, encode: Encode = encode_problems) -> int:
-    """S, the tokens that every prompt is padded to: the configured limit, or the longest prompt of the task.
+def prompt_length(config: ConfigDict, asked: Sequence[Sequence[tasks.Problem]], tokenizer, max_positions: int,
+                  encode: Encode = encode_problems) -> int:
+    """S, the tokens that every prompt is padded to: the configured limit, or the longest prompt of all that are asked.
 
     `encode`: how problems become token ids.
 
@@ -244,7 +252,7 @@ def prompt_length(config: ConfigDict, task: tasks.Task, tokenizer, max_positions
       ValueError: prompt and completion together are longer than what a published model was made for.
     """
     S, T = config.prompts.max_tokens, config.sampling.max_tokens
-    S = S or max(longest(side, tokenizer, encode=encode) for side in (task.train, task.heldout))
+    S = S or max(longest(side, tokenizer, encode=encode) for side in asked)
     if config.model.path and S + T > max_positions:
         raise ValueError(f"prompts of up to {S} tokens and completions of up to {T} make {S + T}, but the model was made for "
                          f"{max_positions}; lower sampling.max_tokens, or prompts.max_tokens with prompts.overlong=skip")
@@ -384,17 +392,7 @@ def initial_adapters(config: ConfigDict, params):
 # --- parts ----------------------------------------------------------------------------------------------------------------
 
 
-def make_task(text: str) -> tasks.Task:
-    """The task of `"name(option=value, ...)"`."""
-    found = config_lib.calls(text)
-    if len(found) != 1:
-        raise ValueError(f"config.task={text!r} names {len(found)} tasks; give one of {', '.join(tasks.FACTORIES)}, with its "
-                         "options in brackets, for example \"dataset(path='problems.jsonl')\"")
-    name, options = found[0]
-    return tasks.make(name, **options)
-
-
-def make_judge(config: ConfigDict) -> tuple[tasks.Task, rewards.Combined | Runner]:
+def make_judge(config: ConfigDict) -> tuple[tasks.Task, Judge]:
     """Whose problems a run takes, and what rewards its trajectories: the runner of an environment, or a reward."""
     if config.environment:
         runner = make_runner(config)
@@ -413,23 +411,6 @@ def make_runner(config: ConfigDict) -> Runner:
     kind = "processes" if environments.make(name, **options).replayable else "threads"
     return Runner(name, options, seed=config.seed, kind=kind, deadline=config.environment_deadline,
                   limit=config.environment_invalid)
-
-
-def make_reward(config: ConfigDict, task: tasks.Task) -> rewards.Combined:
-    """The weighted sum of `config.rewards`, or the task's own reward; the first component is the score.
-
-    Raises:
-      ValueError: several rewards share the largest weight and `config.score` does not say which one is the score.
-    """
-    parts = [rewards.make(name, **options) for name, options in config_lib.calls(config.rewards) or [(task.reward, {})]]
-    names = [part.name for part in parts]
-    largest = [part.name for part in parts if part.weight == max(part.weight for part in parts)]
-    if not config.score and len(largest) > 1:
-        raise ValueError(f"the rewards {', '.join(largest)} have the same weight; set config.score to the name of the one "
-                         "that is evaluated and filtered on")
-    scored = one_of("reward for config.score", config.score or largest[0], names)
-    ordered = sorted(parts, key=lambda part: part.name != scored)
-    return rewards.combine(ordered, on_error=config.reward_errors, deadline=config.reward_deadline)
 
 
 def make_mesh(config: ConfigDict) -> Mesh:
@@ -561,9 +542,9 @@ def check_budget(config: ConfigDict, method: methods.Method, estimator: Estimato
                          f"each take {most} of the {c.prompts.per_step} x {c.sampling.group} of a step; raise one of the two")
 
 
-def check_reward(config: ConfigDict, method: methods.Method, reward: rewards.Combined) -> None:
+def check_reward(config: ConfigDict, method: methods.Method, reward: Reward) -> None:
     """Raises ValueError where the method compares answers and the reward reads none."""
-    if "answers" in needs_of(method, *make_parts(config, config.model.hidden_size)) and reward.rewards[0].extract is None:
+    if "answers" in needs_of(method, *make_parts(config, config.model.hidden_size)) and not reward.extracts:
         raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and the reward "
-                         f"{reward.rewards[0].name!r} does not tell which text is the answer; set config.score to one that "
+                         f"{reward.names[0]!r} does not tell which text is the answer; set config.score to one that "
                          "does: exact, last_number, numeric, boxed or reasoning_gym")

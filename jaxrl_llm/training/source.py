@@ -18,10 +18,13 @@ from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.tasks.loader import Batches, drawn
+from jaxrl_llm.tasks.mixture import Mixed
 from jaxrl_llm.topologies import Topology
+from jaxrl_llm.training import by_task
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.problems import EvalSpec
 from jaxrl_llm.training.shapes import Ladders, padded, smallest
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.trajectories import Trajectories
@@ -67,6 +70,7 @@ class Source:
       replay: what is stored of rollouts and enters later batches; None: nothing.
       fewer: with a replay, makes the topology of a batch in which a smaller number of prompts is sampled than by `topology`.
       buffer: what is stored.
+      sets: evaluation sets beside the held-out problems of the task.
     """
 
     task: Task
@@ -84,6 +88,7 @@ class Source:
     replay: Replay | None = None
     fewer: Callable[[int], Topology] | None = None
     buffer: Forest | None = None
+    sets: tuple[EvalSpec, ...] = ()
 
     def __post_init__(self):
         if self.replay is not None and self.buffer is None:
@@ -101,7 +106,7 @@ class Source:
         if self.buffer is not None and stored is not None:
             assert isinstance(self.sampler, Sampler)  # nothing is replayed in an environment
             self.buffer = stored if isinstance(stored, Forest) else buffers.decode(
-                stored, self.planted([], draw=0), self.task.train, self.sampler.reward.rewards[0].extract)
+                stored, self.planted([], draw=0), self.task.train, self.sampler.reward.extract)
 
     def next(self, state: TrainState, timer: PhaseTimer | None = None, settings: Settings = Settings()) -> Finished:
         """One batch, as its topology wants it.
@@ -122,6 +127,7 @@ class Source:
         metrics = forests.metrics(forest) | topology.metrics(forest) | {
             f"control/{name}": float(value) for name in _READ
             if (value := getattr(known, name)) is not None and np.ndim(value) == 0}
+        metrics |= by_task.metrics(forest, [part.label for part in self.task.parts])
         if mix is not None:
             chosen, self.buffer, found = mix(chosen)
             metrics |= found
@@ -245,20 +251,24 @@ def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, ov
 
 
 def held_out(source: Sequence[Problem], problems: int) -> list[Problem]:
-    """`problems` of `source`, or all if there are fewer, drawn with a fixed seed.
+    """`problems` of `source`, or all if there are fewer, drawn with a fixed seed; of several tasks equally many of each.
 
     Sources are often sorted: their first problems are no fair sample. Every run is measured on the same ones.
     """
+    if isinstance(source, Mixed):
+        share, more = divmod(problems, len(source.sides))
+        return [source[first + int(i)] for k, (first, side) in enumerate(zip(source.starts, source.sides))
+                for i in np.random.default_rng(0).permutation(len(side))[:share + (k < more)]]
     return [source[int(i)] for i in np.random.default_rng(0).permutation(len(source))[:problems]]
 
 
 def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array, timer: PhaseTimer | None = None,
-                    temperature: float | None = None) -> Forest:
+                    temperature: float | None = None, max_tokens: int | None = None) -> Forest:
     """A group for each of `problems` held-out problems; ValueError where no prompt fits."""
     rows = fitting_problems(held_out(source.task.heldout, problems), source.sampler.tokenizer, source.sampler.prompt_tokens,
                             source.overlong, encode=source.sampler.encode)
     if not rows:
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={source.sampler.prompt_tokens}; raise it")
-    generate = source.sampler.under(params, lora, temperature)
+    generate = source.sampler.under(params, lora, temperature, max_tokens)
     forest = source.planted(rows, draw=0)
     return source.sampler.groups(generate, forest, np.arange(len(rows)), 0, key, -1, timer or PhaseTimer())

@@ -105,11 +105,11 @@ def test_the_oracle_asks_the_policy(built):
 
     c = config(**{"budget.prompts": 4, "budget.utility": "per_rollout", "prior.source": "oracle"})
     oracle = prior.make(c, run.learner.policy, len(run.source.task.train), run.source.sampler.prompt_tokens, Capture(0))
-    told.rewards = run.source.sampler.reward.rewards
+    reward = run_files.called(run.source.sampler.reward, told)
     problems = iter([[run.source.task.train[i] for i in (5, 9, 2, 7)]])
     topology = budgets(4, rows=ROWS, group=G, most=MOST, utility="per_rollout")
     source = dataclasses.replace(run.source, data=problems, prior=oracle, topology=topology,
-                                 sampler=dataclasses.replace(run.source.sampler, reward=told))
+                                 sampler=dataclasses.replace(run.source.sampler, reward=reward))
     sampled, forest, facts = source.next(setup.initial_state(run, jax.tree.map(lambda x: x + 0, params)))
     np.testing.assert_allclose(forest.facts["expected"], np.float32([0.05, 0.09, 0.02, 0.07]), rtol=1e-6)
     assert sampled.valid.sum() == ROWS * G and asked == [ROWS * G] * (oracle.draws + 1)

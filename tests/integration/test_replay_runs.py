@@ -37,9 +37,8 @@ def with_factor(run, factor):
         found = reward(*rest)
         return Scores(found.total * factor[0], found.components * factor[0], found.names, found.failures)
 
-    scaled.rewards = reward.rewards
     return dataclasses.replace(run, source=dataclasses.replace(run.source, sampler=dataclasses.replace(
-        run.source.sampler, reward=scaled)))
+        run.source.sampler, reward=run_files.called(reward, scaled))))
 
 
 def by_uid(forest, rollouts):
