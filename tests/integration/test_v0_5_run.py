@@ -108,7 +108,7 @@ def test_a_wrong_prior_costs_rollouts_and_nothing_else(built):
 
 
 def test_what_was_drawn_is_what_the_prior_learns(built):
-    before, (sampled, forest, _), state, _ = step_with(built, 0.25)
+    before, (sampled, forest, *_), state, _ = step_with(built, 0.25)
     rewards, valid, learned = sampled.rewards, sampled.valid, state.control["prior"]
     for row, problem in enumerate(forest.problems):
         n = valid[row].sum()
