@@ -424,7 +424,7 @@ def make_task(text: str) -> tasks.Task:
     found = config_lib.calls(text)
     if len(found) != 1:
         raise ValueError(f"config.task={text!r} names {len(found)} tasks; give one of {', '.join(tasks.FACTORIES)}, with its "
-                         "options in brackets, for example \"jsonl(path='problems.jsonl')\"")
+                         "options in brackets, for example \"dataset(path='problems.jsonl')\"")
     name, options = found[0]
     return tasks.make(name, **options)
 
