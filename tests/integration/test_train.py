@@ -459,7 +459,7 @@ def test_a_stop_string_of_one_token_ends_rows_in_the_sampler():
     assert setup.stop_ids(built.source.sampler.tokenizer, (*letters, "12")) == (
         *built.source.sampler.tokenizer.stop_ids, *map(ord, letters))
     source = dataclasses.replace(built.source, data=iter([list(built.source.task.train)[:4]] * 9))
-    rollouts, forest, _ = source.next(setup.initial_state(built, params))
+    rollouts, forest, *_ = source.next(setup.initial_state(built, params))
     ends = [(row, int(np.argmax(np.isin(row, list(map(ord, letters)))))) for row in rollouts.tokens.reshape(16, -1)
             if np.isin(row, list(map(ord, letters))).any()]
     assert ends and all((row[place + 1:] == 0).all() for row, place in ends)
