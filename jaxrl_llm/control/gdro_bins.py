@@ -33,7 +33,7 @@ def visited(windows: Windows, seen_N: Array, solved_N: Array) -> Windows:
 
 def accuracy(windows: Windows) -> Array:
     """f32[N]: the share of solved visits in the window, 0 where there was none."""
-    there = jnp.arange(windows.solved.shape[1]) < windows.visits[:, None]
+    there = jnp.arange(windows.solved.shape[1])[None] < windows.visits[:, None]
     return masked.mean(windows.solved.astype(jnp.float32), there, axis=1)
 
 
@@ -43,7 +43,7 @@ def bins_of(accuracy_P: Array, previous_P: Array, *, margin: float = 0.03) -> Ar
     Up if the accuracy is at least the edge of the previous bin plus `margin`, down if at most that edge minus it.
     """
     edges = jnp.asarray(EDGES)
-    raw = jnp.sum(accuracy_P[:, None] >= edges - 1e-6, axis=1, dtype=jnp.int32)
+    raw = jnp.sum(accuracy_P[:, None] >= edges[None] - 1e-6, axis=1, dtype=jnp.int32)
     edge = edges[jnp.clip(jnp.minimum(previous_P, raw), 0, len(EDGES) - 1)]
     far = jnp.where(raw > previous_P, accuracy_P >= edge + margin - 1e-6, accuracy_P <= edge - margin + 1e-6)
     return jnp.where((previous_P < 0) | far, raw, previous_P)

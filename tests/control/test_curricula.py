@@ -276,6 +276,28 @@ def test_drive_in_steps():
         control.make("drive", keep=(0.5,), steps=(3,))
 
 
+# --- equally many of each task
+
+
+def test_every_task_has_its_share():
+    """Of levels with 7, 3 and 2 problems: two of each in every batch of six, each level in passes of its own."""
+    levels = np.array([0] * 7 + [1] * 3 + [2] * 2)
+    one = control.make("task_balance")
+    state, drawn = one.init(levels=levels, batch=6, seed=SEED), []
+    for _ in range(21):
+        ids = np.asarray(one.propose(state)["prompt_ids"])
+        assert np.bincount(levels[ids]).tolist() == [2, 2, 2] and len(set(ids.tolist())) == 6
+        drawn += ids.tolist()
+        state = one.observe(state, asked(ids, 12))
+    assert np.bincount(drawn).tolist() == [6] * 7 + [14] * 3 + [21] * 2
+    state, counts = one.init(levels=levels, batch=4, seed=SEED), np.zeros(3)
+    for _ in range(6):
+        ids = np.asarray(one.propose(state)["prompt_ids"])
+        counts += np.bincount(levels[ids], minlength=3)
+        state = one.observe(state, asked(ids, 12))
+    assert counts.tolist() == [8, 8, 8]  # the odd one goes round
+
+
 # --- all of them
 
 
@@ -283,7 +305,7 @@ KNOWN = {"prompts": 12, "batch": 3, "group": 2, "max_group": 8, "max_tokens": 32
          "levels": np.arange(12) % 3, "seed": SEED}
 CURRICULA = {"vade": {}, "kimi_sampling": {"every": 1}, "acereason_curriculum": {"every": 2}, "rapo_curriculum": {},
              "qwenlong_l1": {"every": 2}, "sws_domains": {"explore": 3}, "siri": {"period": 4},
-             "drive": {"steps": (2, 1, 1, 1)}, "dart_curation": {}, "gdro_rollout": {}}
+             "drive": {"steps": (2, 1, 1, 1)}, "task_balance": {}, "dart_curation": {}, "gdro_rollout": {}}
 
 
 def played(one, state, first, last):

@@ -12,7 +12,8 @@ from test_replay_runs import with_factor
 from jaxrl_llm import methods
 from jaxrl_llm.training import schedules, setup
 
-CHOOSING = ["vade", "kimi_sampling", "acereason_curriculum", "rapo_curriculum", "qwenlong_l1", "siri", "sws"]
+CHOOSING = ["vade", "gdro_prompt", "c3po", "qwenlong_aepo", "kimi_sampling", "acereason_curriculum", "rapo_curriculum",
+            "qwenlong_l1", "siri", "sws"]
 ALLOTTING = ["dars", "dars_hardness", "speed_rl", "xrpo_allocation", "drive", "dart_curation", "gdro_rollout", "brorl"]
 P, G, MOST = 4, 2, 6
 
