@@ -67,7 +67,7 @@ ROWS = (
         slug="adhint_schedule",
         title="ADHint: hints as long as a prompt is hard",
         arxiv=("2512.13095",),
-        equation="A = w_b z-score, w_b ~ 0.99 softmax(0.65 S_b) + 0.01 / B, S_b <- moving mean of 1 - pass rate of bin b",
+        equation="hint = first share w of the solution, w = (w_max - w_min) (1 - mean unaided r) + w_min + noise",
         estimator=("adhint_advantage", {}),
         needs=("hinted", "hint_mask"),
         defaults={"group_size": 8},
