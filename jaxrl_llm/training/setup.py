@@ -28,8 +28,9 @@ from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
 from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.tasks.loader import batches
-from jaxrl_llm.topologies import Topology, budgets, refill, rounds, single
+from jaxrl_llm.tasks.loader import Batches, batches, levels_of
+from jaxrl_llm.topologies import Rule, Topology, budgets, by_rule, refill, rounds, single, sized
+from jaxrl_llm.topologies import make_rule as make_rule_by_name
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import optimizers
 from jaxrl_llm.training import prior as prior_lib
@@ -183,11 +184,11 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
 
 def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, source: Source) -> Source:
     """The source with the topology of the method, and with its replay."""
-    inner = make_topology(config, estimator, config.prompts.per_step)
+    inner = make_topology(config, method, estimator, config.prompts.per_step)
     source = dataclasses.replace(source, topology=inner, replay=make_replay(config, method))
 
     def of(prompts):
-        return filtered(config, method, make_topology(config, estimator, prompts), source.view, prompts)
+        return filtered(config, method, make_topology(config, method, estimator, prompts), source.view, prompts)
 
     return dataclasses.replace(source, topology=of(config.prompts.per_step), fewer=of)
 
@@ -201,9 +202,23 @@ def make_replay(config: ConfigDict, method: methods.Method) -> replay.Replay | N
     return None if method.replay is None else replay.make(method.replay[0], **{**method.replay[1], **given})
 
 
-def make_topology(config: ConfigDict, estimator: Estimator, P: int) -> Topology:
-    """Who is sampled, of P prompts: by budgets, in rounds where the estimator wants more, or once."""
+def make_rule(config: ConfigDict, method: methods.Method) -> Rule | None:
+    """By what some prompts get further rollouts; None for a method without, or ValueError if `config.allocation` is set."""
+    given, others = config_lib.keywords(config.allocation), [row.slug for row in methods.METHODS.values() if row.allocation]
+    if method.allocation is None and given:
+        raise ValueError(f"config.allocation={config.allocation!r} changes numbers of a rule, and method {method.slug!r} has "
+                         f"none; leave it empty, or take one of {', '.join(others)}")
+    return None if method.allocation is None else make_rule_by_name(
+        method.allocation[0], **{**method.allocation[1], **given})
+
+
+def make_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, P: int) -> Topology:
+    """Who is sampled, of P prompts: as controllers, a rule or a budget say, as often as the estimator wants, or once."""
     group, most = config.sampling.group, config.sampling.max_group
+    if "group_sizes" in controls_of(config, method).knobs:
+        return sized(P, group=group, most=most)
+    if (rule := make_rule(config, method)) is not None:
+        return by_rule(P, group=group, most=most, rule=rule)
     if config.budget.utility:
         return budgets(config.budget.prompts, rows=P, group=group, most=most, utility=config.budget.utility)
     if estimator.wants_more is not None:
@@ -297,8 +312,8 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     return Learner(
         policy, estimator, objective, optimizer, tuple(recorded), layout, source.mesh, rows, c.sampling.group, joint,
         learner.epochs, learner.minibatches, alone, learner.max_skipped, tuple(config_lib.parts(learner.offload)),
-        functools.partial(optimizers.metrics, c.optimizer), controls_of(methods.get(config.method), source.prior),
-        filters), schedule
+        functools.partial(optimizers.metrics, c.optimizer),
+        controls_of(config, methods.get(config.method), source.prior), filters), schedule
 
 
 def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, policy: Policy,
@@ -325,9 +340,20 @@ def filters_of(method: methods.Method) -> dict[str, control.Filter]:
     return {name: control.make_filter(name) for name in method.filters}
 
 
-def controls_of(method: methods.Method, prior: prior_lib.Prior | None = None) -> Controls:
-    """The controllers of a method, and that of the prior."""
-    own = {name: control.make(name) for name in method.controllers}
+def controls_of(config: ConfigDict, method: methods.Method, prior: prior_lib.Prior | None = None) -> Controls:
+    """The controllers of a method, with the numbers of `config.control`, and that of the prior.
+
+    Raises ValueError for a number that none of them has, or two.
+    """
+    given, takers = config_lib.keywords(config.control), {name: control.parameters(name) for name in method.controllers}
+    for keyword in given:
+        found = [name for name, known in takers.items() if keyword in known]
+        if len(found) != 1:
+            known = "; ".join(f"{name} has {', '.join(names) or 'none'}" for name, names in takers.items())
+            raise ValueError(f"config.control={config.control!r} sets {keyword}, a number of {len(found)} controllers of "
+                             f"method {method.slug!r}; set numbers of one of them ({known or 'it has no controllers'})")
+    own = {name: control.make(name, **{key: value for key, value in given.items() if key in takers[name]})
+           for name in method.controllers}
     return Controls(own if prior is None else {**own, "prior": prior.controller})
 
 
@@ -380,7 +406,23 @@ def capture_of(config: ConfigDict, tokenizer, num_layers: int) -> Capture:
 def initial_state(run: Run, params) -> TrainState:
     """The state before the first step, laid out on the mesh."""
     key = jax.random.fold_in(jax.random.key(run.config.seed), 4)
-    return run.learner.init(params, initial_adapters(run.config, params), key, len(run.source.task.train))
+    return run.learner.init(params, initial_adapters(run.config, params), key, known_of(run))
+
+
+def known_of(run: Run) -> dict[str, Any]:
+    """What controllers hear of a run, see `control.KNOWN`; of the training prompts only what one of them asks for."""
+    source, s = run.source, run.config.sampling
+    train = source.task.train
+    assert isinstance(source.data, Batches)
+    seed = jax.random.fold_in(jax.random.key(run.config.seed), 5)
+    known = {"prompts": len(train), "batch": source.data.size, "group": s.group, "max_group": s.max_group,
+             "max_tokens": s.max_tokens, "seed": jax.random.key_data(seed)}
+    if "levels" in run.learner.controls.asks:
+        known["levels"] = levels_of(train)
+    if "prompt_lengths" in run.learner.controls.asks:
+        ids = source.sampler.encode([train[i] for i in range(len(train))], source.sampler.tokenizer)
+        known["prompt_lengths"] = np.array([len(one or ()) for one in ids], np.int32)
+    return known
 
 
 def initial_adapters(config: ConfigDict, params):
@@ -478,7 +520,7 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
     methods.provision.check(method, estimator, objective,
                             methods.provision.of_environment(objective, facts) if config.environment else ())
     needs, c = needs_of(method, estimator, objective), config
-    if method.controllers and c.lora.rank and {"reference", "reset"} & controls_of(method).knobs:
+    if method.controllers and c.lora.rank and {"reference", "reset"} & controls_of(config, method).knobs:
         raise ValueError(f"method {method.slug!r} moves the reference with the policy's weights, which adapters leave as they "
                          "are; set lora.rank=0, or take another method")
     if config.budget.utility:
@@ -503,7 +545,23 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
         raise ValueError(f"method {method.slug!r} replays completions of single turns; train it on a task, or take a method "
                          "without replay in this environment, for example grpo")
     check_replay(config, method, needs)
+    check_sizes(config, method, estimator, needs)
     sampling_of(config)
+
+
+def check_sizes(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
+    """Raises ValueError where the number of a prompt's rollouts is decided by two, or has to be one for all."""
+    deciding = [f"the budget {config.budget.utility!r}"] * bool(config.budget.utility)
+    deciding += ["its controllers"] * ("group_sizes" in controls_of(config, method).knobs)
+    deciding += ["its allocation rule"] * (make_rule(config, method) is not None)
+    unequal = list(deciding)
+    deciding += ["its estimator"] * (estimator.wants_more is not None)
+    if len(deciding) > 1:
+        raise ValueError(f"{' and '.join(deciding)} of method {method.slug!r} both say how many rollouts a prompt gets; "
+                         "set budget.utility to nothing, or take another method")
+    if unequal and (estimator.value_targets is not None or "features" in needs or method.replay is not None):
+        raise ValueError(f"{unequal[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which goes "
+                         "neither with a critic, nor with a baseline from hidden states, nor with a replay")
 
 
 def check_replay(config: ConfigDict, method: methods.Method, needs: set[str]) -> None:
