@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import control, environments, methods, parallel, recorders, replay, rewards, tasks, tokenizers
 from jaxrl_llm.advantages.base import Estimator
-from jaxrl_llm.advantages.turns import of_turns as estimator_of_turns
+from jaxrl_llm.advantages.turns import of_environment as estimator_of_environment
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.forest import Forest, outcomes
@@ -110,13 +110,13 @@ def policy_of(config: ConfigDict, model: Transformer, mesh: Mesh) -> Policy:
 def make_parts(config: ConfigDict, hidden_size: int) -> tuple[Estimator, Objective]:
     """Estimator and objective of the configured method, for a model whose states have this width.
 
-    In an environment those of methods whose rows are turns read and credit the turns of trajectories.
+    In an environment those of methods whose rows are turns, agents or games read and credit the turns of trajectories.
     """
     estimator, objective = methods.build(
         config.method, max_len=config.sampling.max_tokens, feature_size=features.feature_size(hidden_size),
         estimator=config_lib.keywords(config.estimator), objective=config_lib.keywords(config.objective))
-    if config.environment and {*estimator.needs} & {*methods.provision.TURNS}:
-        return estimator_of_turns(estimator), objective_of_turns(objective)
+    if config.environment and {*estimator.needs} & {*methods.provision.TURNS, *methods.provision.AGENTS}:
+        return estimator_of_environment(estimator), objective_of_turns(objective)
     return estimator, objective
 
 
