@@ -13,6 +13,10 @@ TEST = [
     "reasoning-gym>=0.1.23",
     "gymnasium>=1.0",
     "bm25s>=0.2.7",
+    "starlette>=1.0",
+    "uvicorn>=0.40",
+    "httpx>=0.28",
+    "openai>=3.0",
 ]
 
 setup(
@@ -53,6 +57,7 @@ setup(
     extras_require={
         "tasks": ["tensorflow-datasets>=4.9.7", "reasoning-gym>=0.1.23"],
         "environments": ["bm25s>=0.2.7", "gymnasium>=1.0", "textarena>=0.7"],
+        "serve": ["starlette>=1.0", "uvicorn>=0.40"],
         "gpu": ["jax[cuda12]>=0.8"],
         "tpu": ["jax[tpu]>=0.8"],
         "wandb": ["wandb>=0.22"],
