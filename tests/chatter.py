@@ -6,6 +6,9 @@ from jaxrl_llm.training.config import default_config
 TEMPLATE = "{% for m in messages %}{{ m.content + ('<|eos|>' if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
 
 
+FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count", "malformed": "any", "void": "tokens"}
+
+
 def letters(*, broken: int = -1) -> Environment:
     """Three turns. The second of a problem whose id is `broken` raises where the message has an upper-case letter."""
     def reset(problem, key):
@@ -16,10 +19,13 @@ def letters(*, broken: int = -1) -> Environment:
         if state["id"] == broken and state["turn"] == 2:
             raise KeyError("no such letter")
         good = any("a" <= letter <= "z" for letter in message["content"])
-        return Turn([{"role": "user", "content": "Good." if good else "No."}], 0.25 * good, state["turn"] == 3)
+        upper = any("A" <= letter <= "Z" for letter in message["content"])
+        info = {"tool_calls": int(good), "tool_errors": int(good and upper), "answer_blocks": int(state["turn"] == 3),
+                "malformed": upper, "void": not good}
+        return Turn([{"role": "user", "content": "Good." if good else "No."}], 0.25 * good, state["turn"] == 3, info)
 
     return Environment(name="letters", task=seeded("letters", "Say it.", 20, 8), reset=reset, step=step, replayable=False,
-                       returns=(0.0, 0.75), oracle=lambda state: "abc"[state["turn"]])
+                       facts=FACTS, returns=(0.0, 0.75), oracle=lambda state: "abc"[state["turn"]])
 
 
 def get_config(**changes):

@@ -47,6 +47,8 @@ class Settings(NamedTuple):
       temperature: f32[], of the sampler and of the learner's log-probs. Held-out evaluations keep the configuration's.
       max_tokens: i32[], of a completion, from 1 to `sampling.max_tokens`; one that ends there has not stopped.
       max_turns: i32[], of the policy in a trajectory, in an environment; `sampling.max_turns` at most.
+      announced_turns: i32[], of these as many as the policy first reads of: after each turn it is told how many are left, and
+        of all once these are used up; 0: it reads nothing.
       learning_rate: f32[], a factor of the schedule's.
       prompt_weights: f32[N] of the training problems, by which batches are drawn, see `tasks.loader.drawn`.
       prompt_ids: i32[B], problems of the next batch; ids below 0, and what is missing of a batch, are drawn by the weights.
@@ -58,6 +60,7 @@ class Settings(NamedTuple):
     temperature: Array | None = None
     max_tokens: Array | None = None
     max_turns: Array | None = None
+    announced_turns: Array | None = None
     learning_rate: Array | None = None
     prompt_weights: Array | None = None
     prompt_ids: Array | None = None
@@ -76,6 +79,15 @@ class Filter(NamedTuple):
     keep: Callable[[Rollouts], Array]
     needs: tuple[str, ...] = ("rewards",)
     per: str = "prompt"
+
+
+def without(rollouts: Rollouts, keep_PG: Array) -> Rollouts:
+    """The rollouts with an empty mask where not kept: to be applied AFTER the advantages.
+
+    Dropped rollouts stay in the statistics of their group, but leave numerator and denominator of the loss; if all are dropped,
+    it is 0.
+    """
+    return rollouts.replace(mask=rollouts.mask & keep_PG[..., None])
 
 
 class Controller(NamedTuple):

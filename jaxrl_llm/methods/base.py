@@ -16,6 +16,8 @@ DEFAULTS = {
     "prompts": "prompts per batch",
     "group_size": "rollouts per prompt",
     "temperature": "of sampling",
+    "turns": "of a trajectory in an environment",
+    "observation_tokens": "of a message of an environment",
     "top_p": "of sampling",
     "entropy_coef": "weight of an entropy bonus in the loss",
     "expert_traces": "expert completions in each group",

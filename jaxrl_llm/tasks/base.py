@@ -84,7 +84,8 @@ def optional(package: str, extra: str = "tasks") -> Any:
     except ModuleNotFoundError as error:
         if error.name != package:  # it is there, and lacks something itself
             raise
-        raise ValueError(f"this {'task' if extra == 'tasks' else 'environment'} needs the package {package.replace('_', '-')}, "
+        kind = "environment" if extra == "environments" else "task"
+        raise ValueError(f"this {kind} needs the package {package.replace('_', '-')}, "
                          f'which is not installed: pip install -e ".[{extra}]"') from error
 
 

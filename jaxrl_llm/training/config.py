@@ -50,7 +50,7 @@ def _run(c: ConfigDict) -> None:
     c.objective = ""                   # likewise of its objective, e.g. "kl_coef=0.01, clip_high=0.28"
     c.replay = ""                      # likewise of its replay, for a method that replays rollouts, e.g. "capacity=512"
 
-    c.task = "arithmetic"              # name(option=value, ...) of a task: arithmetic, jsonl, reasoning_gym, tfds
+    c.task = "arithmetic"              # name(option=value, ...): arithmetic, dataset, jsonl, reasoning_gym, or module:function
     c.rewards = ""                     # e.g. "boxed, format(pattern='...', weight=0.2)"; empty: the one that fits the task
     c.score = ""                       # the reward that is evaluated and filtered on; empty: the one of largest weight
     c.reward_errors = "raise"          # "raise": a failing reward ends the run; "zero": it scores 0 and is counted
@@ -95,6 +95,7 @@ def _sampling(c: ConfigDict) -> None:
     c.sampling.max_tokens = 32         # T, tokens of a completion at most; in an environment of all behind the opening
     c.sampling.max_turns = 8           # turns of the policy in a trajectory at most, in an environment
     c.sampling.turn_tokens = 32        # tokens of the policy in a turn at most, in an environment
+    c.sampling.observation_tokens = 0  # tokens of a message of an environment, of longer ones the middle is cut; 0: any
     c.sampling.temperature = 1.0       # logits are divided by it
     c.sampling.top_k = 0               # most probable tokens that are drawn from; 0: all
     c.sampling.top_p = 1.0             # least probability that the tokens drawn from hold together; 1: all
@@ -225,7 +226,8 @@ def parts(text: str) -> list[str]:
 
 # What a row of the catalogue may say of its paper's setting -> the key that it is; the rest are parts of runs of your own.
 PAPER = {"prompts": "prompts.per_step", "group_size": "sampling.group", "temperature": "sampling.temperature",
-         "top_p": "sampling.top_p", "epochs": "learner.epochs", "minibatches": "learner.minibatches",
+         "top_p": "sampling.top_p", "turns": "sampling.max_turns", "observation_tokens": "sampling.observation_tokens",
+         "epochs": "learner.epochs", "minibatches": "learner.minibatches",
          "pretrain_steps": "critic.pretrain_steps", "budget": "budget.utility"}
 
 

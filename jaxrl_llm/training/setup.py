@@ -1,7 +1,7 @@
 """From a configuration to a run: its source of rollouts and its learner, checked before the first step."""
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,9 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     method = methods.get(config.method)
     config = config_lib.resolve(config, method.defaults)
     config_lib.check(config)
-    check_method(config, method, *make_parts(config, config.model.hidden_size))
     task, judge = make_judge(config)
+    check_method(config, method, *make_parts(config, config.model.hidden_size),
+                 judge.environment.facts if isinstance(judge, Runner) else ())
     if isinstance(judge, rewards.Combined):
         check_reward(config, method, judge)
     mesh = make_mesh(config)
@@ -167,7 +168,7 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
         raise NotImplementedError("environments are sampled by one process; run it on one, or take a task instead")
     s = config.sampling
     found = Trajectories(model, runner, sampling_of(config), config.prompts.per_step, s.group, 0, s.max_turns, s.turn_tokens,
-                         s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings))
+                         s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings), s.observation_tokens)
     prompt_tokens = prompt_length(config, task, tokenizer, model.config.max_positions, found.encode)
     runner.forget()
     return dataclasses.replace(found, prompt_tokens=prompt_tokens)
@@ -207,7 +208,7 @@ def make_topology(config: ConfigDict, estimator: Estimator, P: int) -> Topology:
 def filtered(config: ConfigDict, method: methods.Method, inner: Topology, view: Callable[[Forest, int], Rollouts], P: int
              ) -> Topology:
     """The topology that samples further prompts until filters keep P; `view` is that of the `inner` one."""
-    filters = [control.make_filter(name) for name in method.filters]
+    filters = [one for one in filters_of(method).values() if one.per == "prompt"]
     if not filters:
         return inner
 
@@ -268,7 +269,8 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     layout, parts = make_layout(config, objective, optimizer, policy, source), parts_of(config)
     shapes, clip_norm = source.ladders.programs, config.optimizer.clip_norm or None
     once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and source.topology.max_groups == 1
-    whole = once and not learner.balance  # one update in one piece, of groups that are not cut
+    filters = {name: one for name, one in filters_of(methods.get(config.method)).items() if one.per == "rollout"}
+    whole = once and not learner.balance and not filters  # one update in one piece, of groups that are not cut
     capture = capture_of(config, source.sampler.tokenizer, model.config.num_layers)
     joint, recorded = None, []
     if "features" in needs and whole:
@@ -287,7 +289,8 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     return Learner(
         policy, estimator, objective, optimizer, tuple(recorded), layout, source.mesh, rows, c.sampling.group, joint,
         learner.epochs, learner.minibatches, alone, learner.max_skipped, tuple(config_lib.parts(learner.offload)),
-        functools.partial(optimizers.metrics, c.optimizer), controls_of(methods.get(config.method), source.prior)), schedule
+        functools.partial(optimizers.metrics, c.optimizer), controls_of(methods.get(config.method), source.prior),
+        filters), schedule
 
 
 def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, policy: Policy,
@@ -307,6 +310,11 @@ def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.Gradi
 def parts_of(config: ConfigDict) -> int:
     """Parts in which log-probs of a batch are computed: as many as are learned one after another, in no more memory."""
     return config.learner.minibatches * config.learner.micro_batches if config.learner.micro_batches > 1 else 1
+
+
+def filters_of(method: methods.Method) -> dict[str, control.Filter]:
+    """The filters of a method, those of prompts and those of single rollouts."""
+    return {name: control.make_filter(name) for name in method.filters}
 
 
 def controls_of(method: methods.Method, prior: prior_lib.Prior | None = None) -> Controls:
@@ -381,7 +389,7 @@ def make_task(text: str) -> tasks.Task:
     found = config_lib.calls(text)
     if len(found) != 1:
         raise ValueError(f"config.task={text!r} names {len(found)} tasks; give one of {', '.join(tasks.FACTORIES)}, with its "
-                         "options in brackets, for example \"jsonl(path='problems.jsonl')\"")
+                         "options in brackets, for example \"dataset(path='problems.jsonl')\"")
     name, options = found[0]
     return tasks.make(name, **options)
 
@@ -480,10 +488,14 @@ def tokenizer_source(config: ConfigDict) -> Path | None:
 # --- what is refused ------------------------------------------------------------------------------------------------------
 
 
-def check_method(config: ConfigDict, method: methods.Method, estimator: Estimator, objective: Objective) -> None:
-    """Raises NotImplementedError for a method that nobody provides for, ValueError for settings that it cannot run with."""
+def check_method(config: ConfigDict, method: methods.Method, estimator: Estimator, objective: Objective,
+                 facts: Iterable[str] = ()) -> None:
+    """Raises NotImplementedError for a method that nobody provides for, ValueError for settings that it cannot run with.
+
+    `facts`: what the environment tells of turns, see `Environment.facts`.
+    """
     methods.provision.check(method, estimator, objective,
-                            methods.provision.of_environment(objective) if config.environment else ())
+                            methods.provision.of_environment(objective, facts) if config.environment else ())
     needs, c = needs_of(method, estimator, objective), config
     if method.controllers and c.lora.rank and {"reference", "reset"} & controls_of(method).knobs:
         raise ValueError(f"method {method.slug!r} moves the reference with the policy's weights, which adapters leave as they "

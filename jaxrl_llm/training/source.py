@@ -30,7 +30,7 @@ _FILLS = 100  # batches to look through for prompts that are not too long
 _PROMPT_STREAM = 2**31 - 3  # folded into the run's key, for batches that are drawn by weights
 _REPLAY_STREAM = 2**31 - 4  # folded into the run's key, for what is replayed
 # Settings that a source reads:
-_READ = ("temperature", "max_tokens", "max_turns", "prompt_weights", "prompt_ids", "reward_baseline")
+_READ = ("temperature", "max_tokens", "max_turns", "announced_turns", "prompt_weights", "prompt_ids", "reward_baseline")
 
 Encode = Callable[[Sequence[Problem], Any], Sequence[list[int] | None]]
 Sample = Callable[[Forest, np.ndarray], Forest]  # a forest with one more group for each of these prompts
@@ -111,7 +111,8 @@ class Source:
         """
         timer, version = timer or PhaseTimer(), int(state.step)
         known = Settings(**{name: parallel.fetch(getattr(settings, name)) for name in _READ})
-        under = self.sampler.under(state.params, state.lora, known.temperature, known.max_tokens, known.max_turns)
+        under = self.sampler.under(state.params, state.lora, known.temperature, known.max_tokens, known.max_turns,
+                                   known.announced_turns)
         generate = functools.partial(self._sampled, under, state, timer)
         topology, mix = self._begun(state.key, version)
         forest = self.planted([], draw=0)
@@ -119,8 +120,8 @@ class Source:
             forest = self._drawn(forest, plan.draw, state, generate, known) if plan.draw else generate(forest, plan.rows)
         chosen = forests.select(forest, topology.choose(forest))
         metrics = forests.metrics(forest) | topology.metrics(forest) | {
-            f"control/{name}": float(value) for name in ("temperature", "max_tokens", "max_turns", "reward_baseline")
-            if (value := getattr(known, name)) is not None}
+            f"control/{name}": float(value) for name in _READ
+            if (value := getattr(known, name)) is not None and np.ndim(value) == 0}
         if mix is not None:
             chosen, self.buffer, found = mix(chosen)
             metrics |= found
@@ -165,7 +166,7 @@ class Source:
         """What is credited: one rollout a trajectory, in one of the shapes that a run compiles for."""
         sizes = self.ladders
         return forests.paths(
-            forest, self.sampler.turns, group=self._group, prompts=self.prompts, version=version,
+            forest, self.sampler.turns, self.sampler.facts, group=self._group, prompts=self.prompts, version=version,
             tokens=functools.partial(smallest, sizes.tokens),
             prompt_tokens=functools.partial(smallest, sizes.prompt_tokens))
 

@@ -87,7 +87,7 @@ def test_a_task_in_a_string(tmp_path):
     with pytest.raises(ValueError, match="keyword of task 'jsonl' 'pth'. Did you mean 'path'"):
         setup.make_task("jsonl(pth=x)")
     for text, number in (("", 0), ("arithmetic, jsonl(path=x)", 2)):
-        with pytest.raises(ValueError, match=f"names {number} tasks; give one of arithmetic, jsonl"):
+        with pytest.raises(ValueError, match=f"names {number} tasks; give one of arithmetic, dataset, jsonl"):
             setup.make_task(text)
 
 
