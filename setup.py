@@ -17,6 +17,10 @@ TEST = [
     "gymnasium>=1.0",
     "bm25s>=0.2.7",
     "transformers>=5.0",
+    "starlette>=1.0",
+    "uvicorn>=0.40",
+    "httpx>=0.28",
+    "openai>=3.0",
 ]
 
 setup(
@@ -58,6 +62,8 @@ setup(
         "data": ["datasets>=4.0", "pyarrow>=18", "tensorflow-datasets>=4.9.7"],
         "tasks": ["reasoning-gym>=0.1.23"],
         "environments": ["bm25s>=0.2.7", "gymnasium>=1.0", "textarena>=0.7"],
+        "serve": ["starlette>=1.0", "uvicorn>=0.40"],
+        "server": ["httpx>=0.28"],  # sampling from one
         "gpu": ["jax[cuda12]>=0.8"],
         "tpu": ["jax[tpu]>=0.8"],
         "wandb": ["wandb>=0.22"],

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm import turn_info as turn_infos
 from jaxrl_llm.rollouts import Role, Rollouts
 from jaxrl_llm.tasks.base import Problem
 
-_NODES = ("uid", "parent", "prompt", "role", "length", "stopped", "rewards", "components", "texts", "answers", "turn_rewards")
+_NODES = ("uid", "parent", "prompt", "role", "length", "stopped", "rewards", "components", "texts", "answers", "turn_rewards",
+          "turn_info")
 _TOKENS = ("tokens", "logprobs", "entropies", "version")
 
 
@@ -30,6 +32,7 @@ class Forest:
       texts: object[N], without the stop token or stop string.  answers: object[N], what the first reward reads as the answer
         of a text (None: nothing); None where it reads none.
       turn_rewards: f32[N], what an environment gave for each node of the policy; None where there is no environment.
+      turn_info: object[N], what it says of each of them, by name, see `turn_info.joined`; None where there is no environment.
       tokens, logprobs, entropies, version: i32[M], f32[M], f32[M], i32[M], the tokens of the nodes one after another, with the
         sampler's log-probs and entropies (nats) and the version of the weights that they were sampled with.
       solved_above: what a first component exceeds that counts as solved, for each task.
@@ -59,6 +62,7 @@ class Forest:
     decode_steps: int = 0
     failures: Mapping[str, int] = dataclasses.field(default_factory=dict)
     turn_rewards: np.ndarray | None = None
+    turn_info: np.ndarray | None = None
     invalid: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
@@ -115,12 +119,13 @@ def plant(problems: Sequence[Problem], ids: Sequence[Sequence[int]], names: Sequ
         rewards=np.zeros(P, np.float32), components=np.zeros((P, len(names)), np.float32), texts=objects([""] * P),
         answers=objects([None] * P) if answers else None, tokens=np.array([i for row in ids for i in row], np.int32),
         logprobs=np.zeros(M, np.float32), entropies=np.zeros(M, np.float32), version=np.full(M, -1, np.int32),
-        names=tuple(names), solved_above=tuple(solved_above), turn_rewards=np.zeros(P, np.float32) if turns else None)
+        names=tuple(names), solved_above=tuple(solved_above), turn_rewards=np.zeros(P, np.float32) if turns else None,
+        turn_info=objects([{}] * P) if turns else None)
 
 
 def grow(forest: Forest, parent, uid, *, role, length, stopped, rewards, components, texts, answers, tokens, logprobs,
-         entropies, version, turn_rewards=None, prompt=None, decode_steps: int = 0, failures: Mapping[str, int] | None = None,
-         invalid: Mapping[str, int] | None = None) -> Forest:
+         entropies, version, turn_rewards=None, turn_info=None, prompt=None, decode_steps: int = 0,
+         failures: Mapping[str, int] | None = None, invalid: Mapping[str, int] | None = None) -> Forest:
     """The forest with further nodes, `parent i32[n]` being nodes of it; the other columns as in `Forest`.
 
     Where parents are among the new nodes, which are numbered after those of the forest, `prompt i32[n]` is to be given.
@@ -132,7 +137,7 @@ def grow(forest: Forest, parent, uid, *, role, length, stopped, rewards, compone
     if forest.answers is not None:
         new["answers"] = objects(answers)
     if forest.turn_rewards is not None:
-        new["turn_rewards"] = turn_rewards
+        new["turn_rewards"], new["turn_info"] = turn_rewards, objects(turn_info)
     columns: dict[str, Any] = {name: np.concatenate([old := getattr(forest, name), np.asarray(column).astype(old.dtype)])
                                for name, column in new.items()}
     return dataclasses.replace(forest, **columns, decode_steps=forest.decode_steps + int(decode_steps),
@@ -211,16 +216,21 @@ def chains(forest: Forest, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return node[order], row[order]
 
 
-def paths(forest: Forest, turns: int = 0, **shape) -> Rollouts:
+def paths(forest: Forest, turns: int = 0, facts: Mapping[str, str] | None = None, **shape) -> Rollouts:
     """One rollout for each trajectory: all its tokens after the prompt, the policy's in the mask. `shape`: see `view`.
 
     Where an environment rewards turns there are `step_ids`, the number of the turn of each token, and what `turn_facts` says of
-    at most `turns` of them.
+    at most `turns` of them, with the `facts` of its own, joined as `turn_info.JOINS` says.
     """
     ends = forest.ends
     node, row = chains(forest, ends)
-    facts = {} if forest.turn_rewards is None else turn_facts(forest, ends, node, row, turns)
-    return view(forest, ends, node, row, facts, **shape)
+    if forest.turn_rewards is None:
+        return view(forest, ends, node, row, **shape)
+    own = forest.role[node] == Role.POLICY
+    known = turn_facts(forest, ends, node, row, turns)
+    said = turn_infos.joined(facts or {}, forest.turn_info, node[own], row[own], len(ends), turns, forest.length,
+                             forest.rewards[ends])
+    return view(forest, ends, node, row, known | said.rows, said.tokens, **shape)
 
 
 def turn_facts(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, turns: int) -> dict[str, np.ndarray]:
@@ -285,13 +295,14 @@ def _numbered(forest: Forest, ends: np.ndarray) -> np.ndarray:
     return np.array([known[key] for key in zip(forest.prompt[ends].tolist(), forest.uid[ends].tolist())], np.int32)
 
 
-def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, extras: Mapping[str, np.ndarray] | None = None, *,
-         group: int, prompts: int, tokens: Callable[[int], int], prompt_tokens: Callable[[int], int], version: int) -> Rollouts:
+def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, extras: Mapping[str, np.ndarray] | None = None,
+         token_extras: Mapping[str, np.ndarray] | None = None, *, group: int, prompts: int, tokens: Callable[[int], int],
+         prompt_tokens: Callable[[int], int], version: int) -> Rollouts:
     """Rollouts `[prompts, group, T]` of which row r, one of those of its prompt, has the nodes `node` where `row` is r.
 
     Args:
       ends: i32[R], the last node of each, in the order of prompts; its reward is that of the row.
-      extras: further entries of `Rollouts.extras`, [R] each.
+      extras: further entries of `Rollouts.extras`, [R, ...] each.  token_extras: others, of all tokens, [M] each.
       group, prompts: the shape; missing rollouts are not valid, missing prompts are copies of the first without valid rollouts.
       tokens, prompt_tokens: from the length of the longest, what T and S are.
       version: of the weights to be trained.
@@ -327,6 +338,7 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
     asked, asked_mask = _prompts(forest, prompt_tokens)
     components = forest.components[ends]
     named = {name: of_rows(x) for name, x in (extras or {}).items()}
+    named |= {name: spread(x) for name, x in (token_extras or {}).items()}
     named |= {"truncated": of_rows(~forest.stopped[ends]), "task": _with_first_repeated(forest.task, prompts),
               "correct": of_rows(forest.solved[ends]), "current_version": np.full(len(valid), version, np.int32)}
     if forest.answers is not None:

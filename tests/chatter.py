@@ -6,6 +6,9 @@ from jaxrl_llm.training.config import default_config
 TEMPLATE = "{% for m in messages %}{{ m.content + ('<|eos|>' if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
 
 
+FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count", "malformed": "any", "void": "tokens"}
+
+
 def letters(*, broken: int = -1) -> Environment:
     """Three turns. The second of a problem whose id is `broken` raises where the message has an upper-case letter."""
     def reset(problem, key):
@@ -16,10 +19,33 @@ def letters(*, broken: int = -1) -> Environment:
         if state["id"] == broken and state["turn"] == 2:
             raise KeyError("no such letter")
         good = any("a" <= letter <= "z" for letter in message["content"])
-        return Turn([{"role": "user", "content": "Good." if good else "No."}], 0.25 * good, state["turn"] == 3)
+        upper = any("A" <= letter <= "Z" for letter in message["content"])
+        info = {"tool_calls": int(good), "tool_errors": int(good and upper), "answer_blocks": int(state["turn"] == 3),
+                "malformed": upper, "void": not good}
+        return Turn([{"role": "user", "content": "Good." if good else "No."}], 0.25 * good, state["turn"] == 3, info)
 
     return Environment(name="letters", task=seeded("letters", "Say it.", 20, 8), reset=reset, step=step, replayable=False,
-                       returns=(0.0, 0.75), oracle=lambda state: "abc"[state["turn"]])
+                       facts=FACTS, returns=(0.0, 0.75), oracle=lambda state: "abc"[state["turn"]])
+
+
+def duel() -> Environment:
+    """Two agents in turns, twice each; whoever says more lower-case letters wins."""
+    def reset(problem, key):
+        return {"letters": [0, 0], "turn": 0}, [{"role": "user", "content": f"Say {problem.id % 3}."}]
+
+    def step(state, message):
+        agent = state["turn"] % 2
+        state["letters"][agent] += sum("a" <= letter <= "z" for letter in message["content"])
+        state["turn"] += 1
+        info = {"agent": agent, "functional_group": agent, "game": 0}
+        if state["turn"] < 4:
+            return Turn([{"role": "user", "content": "Next."}], info=info)
+        ahead = state["letters"][0] - state["letters"][1]
+        first = (ahead > 0) - (ahead < 0)
+        return Turn(done=True, info={**info, "returns": [first, -first]})
+
+    return Environment(name="duel", task=seeded("duel", "Say it.", 20, 8), reset=reset, step=step, replayable=False,
+                       facts={"agent": "turn", "functional_group": "turn", "game": "once"}, returns=(-1.0, 1.0))
 
 
 def get_config(**changes):

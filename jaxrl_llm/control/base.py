@@ -26,8 +26,12 @@ controller = functools.partial(registry.register, CONTROLLERS, "controller")
 
 
 # What a run lets controllers observe: of each step all but the last, of each held-out evaluation after a step the last. Rows
-# of prompts are whole groups as they were sampled, some of which may not be valid.
+# of prompts are whole groups as they were sampled, some of which may not be valid. A step in which nothing is left to learn
+# from has the first three.
 FACTS = {
+    "step": "i32[], the number of the step, from 0",
+    "tried": "i32[N] of the training problems, rollouts that were sampled in this step, also those that a filter drops",
+    "right": "i32[N], those of them that solve their problem",
     "prompt_ids": "i32[P]",
     "rewards": "f32[P, G]",
     "valid": "bool[P, G], rollouts that exist and were sampled in this step",
@@ -40,6 +44,21 @@ FACTS = {
 }
 
 
+# What a run tells `init`, by name.
+KNOWN = {
+    "params": "parameters before the first step",
+    "temperature": "float, the configured one",
+    "prompts": "int, N, training problems",
+    "batch": "int, B, problems that are drawn at once",
+    "group": "int, G, rollouts that a prompt gets at once",
+    "max_group": "int, most rollouts of a prompt, where a method lets their number differ",
+    "max_tokens": "int, T, of a completion at most",
+    "prompt_lengths": "i32[N], tokens of each training prompt; 0 for one that cannot be asked",
+    "levels": "i32[N], the `Problem.level` of each training problem as a number from 0, see `tasks.loader.levels_of`",
+    "seed": "u32[2], of the run's draws by controllers",
+}
+
+
 class Settings(NamedTuple):
     """What a run reads of its controllers before each step; None: as the configuration says.
 
@@ -47,9 +66,13 @@ class Settings(NamedTuple):
       temperature: f32[], of the sampler and of the learner's log-probs. Held-out evaluations keep the configuration's.
       max_tokens: i32[], of a completion, from 1 to `sampling.max_tokens`; one that ends there has not stopped.
       max_turns: i32[], of the policy in a trajectory, in an environment; `sampling.max_turns` at most.
+      announced_turns: i32[], of these as many as the policy first reads of: after each turn it is told how many are left, and
+        of all once these are used up; 0: it reads nothing.
       learning_rate: f32[], a factor of the schedule's.
       prompt_weights: f32[N] of the training problems, by which batches are drawn, see `tasks.loader.drawn`.
       prompt_ids: i32[B], problems of the next batch; ids below 0, and what is missing of a batch, are drawn by the weights.
+      group_sizes: i32[B], rollouts of each of these, rounded up to a multiple of G, from G to `sampling.max_group`; the others
+        get G.
       reward_baseline: f32[], `extras["reward_baseline"]` of the rollouts, against which replayed ones are measured.
       reference: parameters that give `ref_logprobs`.
       reset: bool[], read after evaluations: the policy becomes the reference, and the optimiser begins anew.
@@ -58,9 +81,11 @@ class Settings(NamedTuple):
     temperature: Array | None = None
     max_tokens: Array | None = None
     max_turns: Array | None = None
+    announced_turns: Array | None = None
     learning_rate: Array | None = None
     prompt_weights: Array | None = None
     prompt_ids: Array | None = None
+    group_sizes: Array | None = None
     reward_baseline: Array | None = None
     reference: Any = None
     reset: Array | None = None
@@ -78,11 +103,20 @@ class Filter(NamedTuple):
     per: str = "prompt"
 
 
+def without(rollouts: Rollouts, keep_PG: Array) -> Rollouts:
+    """The rollouts with an empty mask where not kept: to be applied AFTER the advantages.
+
+    Dropped rollouts stay in the statistics of their group, but leave numerator and denominator of the loss; if all are dropped,
+    it is 0.
+    """
+    return rollouts.replace(mask=rollouts.mask & keep_PG[..., None])
+
+
 class Controller(NamedTuple):
     """`init(...) -> state`; `propose(state) -> settings by name`; `observe(state, facts by name) -> state`, all pure.
 
-    `init` takes by name what the state depends on, if anything: a run knows `params`, `prompts` (how many training problems
-    there are) and `temperature` (the configured one). States are pytrees of arrays, saved with a run.
+    `init` takes by name what the state depends on, if anything: what a run knows is in `KNOWN`. States are pytrees of arrays,
+    saved with a run.
     `facts` names what `observe` reads, see `FACTS`; `knobs` what `propose` sets, see `Settings`.
     """
 

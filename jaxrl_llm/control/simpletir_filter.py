@@ -7,7 +7,6 @@ from jax import Array
 
 from jaxrl_llm.control.base import Filter, prompt_filter
 from jaxrl_llm.rewards.math import last_boxed
-from jaxrl_llm.rollouts import Rollouts
 
 _CODE = re.compile(r"```python\n.*?```", re.DOTALL)
 
@@ -23,15 +22,6 @@ def is_void(turn: str) -> bool:
 def free_of_void(void_PGT: Array, mask_PGT: Array, valid_PG: Array) -> Array:
     """bool[P, G]: valid rollouts without a counting token of a void turn (`void` marks the tokens of such turns)."""
     return valid_PG & ~jnp.any(void_PGT & mask_PGT, axis=-1)
-
-
-def without(rollouts: Rollouts, keep_PG: Array) -> Rollouts:
-    """The rollouts with an empty mask where not kept: to be applied AFTER the advantages.
-
-    Dropped rollouts stay in the statistics of their group, usually with reward 0, but leave numerator and denominator
-    of the loss; if all are dropped, it is 0.
-    """
-    return rollouts.replace(mask=rollouts.mask & keep_PG[..., None])
 
 
 @prompt_filter

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm import turn_info
 from jaxrl_llm.rewards.base import number
 from jaxrl_llm.tasks.base import Problem, Task
 
@@ -23,7 +24,7 @@ class Turn(NamedTuple):
     """What follows a message of the policy.
 
     `messages` are to be read before its next one; `reward` is that of this turn, the return of a trajectory is their sum;
-    `done` says that it ends here; `info` holds facts for metrics, in types of JSON.
+    `done` says that it ends here; `info` holds what else is known of the turn, by name, in types of JSON.
     """
 
     messages: Sequence[Message] = ()
@@ -46,6 +47,8 @@ class Environment:
       returns: lowest and highest return of a trajectory.
       replayable: the same problem, key and messages give the same turns. A trajectory is then kept as what the policy said,
         and its state can be made again anywhere (`replay`). Others live in one process and cannot be resumed.
+      facts: names of numbers that `info` holds of every turn, with the join by which they become `extras` of trajectories for
+        methods that read them, see `turn_info.JOINS`.
       oracle: `oracle(state) -> str`, what a perfect policy says next, for audits; `choices(state) -> texts`, what can be said.
     """
 
@@ -56,8 +59,12 @@ class Environment:
     tools: tuple[dict, ...] = ()
     returns: tuple[float, float] = (0.0, 1.0)
     replayable: bool = True
+    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     oracle: Callable[[Any], str] | None = None
     choices: Callable[[Any], Sequence[str]] | None = None
+
+    def __post_init__(self):
+        turn_info.check_joins(self.facts)
 
 
 def key_of(seed: int, uid: int) -> int:
@@ -88,6 +95,7 @@ def advance(environment: Environment, state: Any, message: Message) -> Turn:
     try:
         reward = number(reward)
         info = json.loads(json.dumps(dict(info)))
+        turn_info.check(environment.facts, info)
     except (TypeError, ValueError, RecursionError) as error:
         raise Rubbish(f"reward {_short(reward)}, info {_short(info)}: {error}; allowed are a finite number and a dictionary in "
                       "types of JSON") from error

@@ -52,13 +52,16 @@ def of_methods(factory: Callable[[], Any], task: Task, *, reward: Callable[[Any]
         state.turns += 1
         calls = PARSERS[parser](message["content"])
         said = [{"role": "tool", "name": call.name, "content": tools.run(state.tools, call)} for call in calls]
+        info = {"tool_calls": len(calls), "tool_errors": sum("error" in one["content"].lower() for one in said),
+                "malformed": any(call.error for call in calls)}
         if calls and state.turns < turns:
-            return Turn(said, info={"calls": len(calls)})
+            return Turn(said, info=info)
         value = state.instance.get_reward() if reward is None else reward(state.instance)
-        return Turn(said, value, True, {"calls": len(calls)})
+        return Turn(said, value, True, info)
 
     return Environment(name=name, task=task, reset=reset, step=step, tools=tuple(tool.schema for tool in _tools(probe)),
-                       returns=returns, replayable=replayable)
+                       returns=returns, replayable=replayable,
+                       facts={"tool_calls": "count", "tool_errors": "count", "malformed": "any"})
 
 
 def _tools(instance: Any) -> list[tools.Tool]:

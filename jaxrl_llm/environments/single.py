@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxrl_llm import rewards, tasks
 from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.rewards.math import last_boxed
 from jaxrl_llm.tasks.base import Problem
 
 _FORMS = {"boxed": r"\boxed{%s}", "reasoning_gym": "<answer>%s</answer>"}  # how a verifier wants the answer to be given
@@ -31,10 +32,21 @@ def opening(problem: Problem) -> Sequence[Message]:
 
 def scorer(name: str) -> Callable[[str, Problem], float]:
     """`score(text, problem)` by a reward of that name, with one process where it has processes: environments are many."""
-    factory = rewards.FACTORIES.get(name)
-    alone = factory is not None and "workers" in inspect.signature(factory).parameters
-    combined = rewards.combine([rewards.make(name, **({"workers": 1} if alone else {}))])
+    combined = rewards.combine([_alone(name)])
     return lambda text, problem: float(combined([text], [problem.answer], [problem]).total[0])
+
+
+def reader(name: str) -> Callable[[str], bool]:
+    r"""Whether a reward of that name reads an answer in a text; `\boxed{}` is one for those that do not tell."""
+    extract = _alone(name).extract or last_boxed
+    return lambda text: extract(text) is not None
+
+
+def _alone(name: str) -> rewards.Reward:
+    """The reward, with one process where it has processes."""
+    factory = rewards.FACTORIES.get(name)
+    several = factory is not None and "workers" in inspect.signature(factory).parameters
+    return rewards.make(name, **({"workers": 1} if several else {}))
 
 
 def ideal(name: str, problem: Problem) -> str:

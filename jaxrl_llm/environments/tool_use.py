@@ -13,7 +13,7 @@ from jaxrl_llm.environments.calculator import calculator
 from jaxrl_llm.environments.parsers import PARSERS
 from jaxrl_llm.environments.python_tool import python
 from jaxrl_llm.environments.search import search
-from jaxrl_llm.environments.single import ideal, opening, scorer
+from jaxrl_llm.environments.single import ideal, opening, reader, scorer
 from jaxrl_llm.environments.tools import Call, Tool
 from jaxrl_llm.tasks.base import Problem
 
@@ -21,8 +21,10 @@ TOOLS: dict[str, registry.Factory] = {}
 for _factory in (calculator, python, search):
     registry.register(TOOLS, "tool", _factory)
 _EXPRESSION = re.compile(r"\d+(?: ?[-+*/] ?\d+)+")
+_MARKED = re.compile(r"\\boxed\{|<answer>")
 _CALLS = {"hermes": '<tool_call>{"name": "calculator", "arguments": %s}</tool_call>',
           "llama3": '{"name": "calculator", "parameters": %s}'}
+FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count", "malformed": "any", "void": "tokens"}
 FENCED = "Programs that you write in a ```python block are run, and you read what they print. Then give your answer."
 
 
@@ -40,7 +42,10 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
     """A task of `jaxrl_llm.tasks` with tools, by name or by name and options (`{"search": {"path": ...}}`).
 
     A message that calls tools is answered by their results; one that does not is the answer, which the task's verifier
-    scores. A policy that still calls at the last of its `turns` gets no reward. Raises ValueError for unknown names,
+    scores. A policy that still calls at the last of its `turns` gets no reward. The facts of a turn are `tool_calls`, those of
+    them that failed, by the word "error" in what came back (`tool_errors`), answers in a box or in `<answer>`,
+    or read by the verifier (`answer_blocks`), whether a call could not be read (`malformed`), and `void`: neither a call that
+    could be read nor an answer. Raises ValueError for unknown names,
     SandboxError where the tool `python` cannot run.
     """
     problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
@@ -50,8 +55,8 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
         raise ValueError(f"the parser 'fenced' calls the tool 'python' alone, got the tools {sorted(chosen)}")
     made = [registry.make(TOOLS, "tool", name, dict(given)) for name, given in chosen.items()]
     name = reward or problems.reward
-    step = functools.partial(_step, parse=PARSERS[parser], tools=made, score=scorer(name), limit=turns,
-                             role="user" if parser == "fenced" else "tool")
+    step = functools.partial(_step, parse=PARSERS[parser], tools=made, score=scorer(name), read=reader(name),
+                             limit=turns, role="user" if parser == "fenced" else "tool")
 
     def reset(problem: Problem, key: int) -> tuple[Dialogue, list[Message]]:
         rules = [{"role": "system", "content": FENCED}] if parser == "fenced" else []
@@ -59,7 +64,7 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
 
     return Environment(
         name=f"{problems.name}+{'+'.join(chosen)}", task=problems, reset=reset, step=step,
-        tools=() if parser == "fenced" else tuple(tool.schema for tool in made),
+        tools=() if parser == "fenced" else tuple(tool.schema for tool in made), facts=FACTS,
         oracle=lambda state: _ideal(name, state, parser if "calculator" in chosen and turns > 1 else ""),
         choices=lambda state: ['<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>',
                                '<tool_call>{"name": "nothing"}</tool_call>', "```python\nprint(1)\n```", "7"])
@@ -75,12 +80,16 @@ def _ideal(reward: str, state: Dialogue, parser: str) -> str:
 
 
 def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call]], tools: Sequence[Tool],
-          score: Callable[[str, Problem], float], limit: int, role: str) -> Turn:
+          score: Callable[[str, Problem], float], read: Callable[[str], bool], limit: int, role: str) -> Turn:
     state.turns += 1
-    calls = parse(message["content"])
-    info = {"calls": len(calls), "errors": sum(bool(call.error) for call in calls)}
+    text, calls = message["content"], parse(message["content"])
+    marked, answered = len(_MARKED.findall(text)), not calls and read(text)
+    info = {"tool_calls": len(calls), "tool_errors": 0, "answer_blocks": marked or int(answered),
+            "malformed": any(call.error for call in calls),
+            "void": not (answered or marked or any(not call.error for call in calls))}
     if not calls:
-        return Turn(reward=score(message["content"], state.problem), done=True, info=info)
+        return Turn(reward=score(text, state.problem), done=True, info=info)
     if state.turns >= limit:
         return Turn(done=True, info={**info, "out_of_turns": True})
-    return Turn([{"role": role, "name": call.name, "content": tool_room.run(tools, call)} for call in calls], info=info)
+    said = [{"role": role, "name": call.name, "content": tool_room.run(tools, call)} for call in calls]
+    return Turn(said, info={**info, "tool_errors": sum("error" in one["content"].lower() for one in said)})

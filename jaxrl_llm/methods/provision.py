@@ -22,12 +22,13 @@ PROVIDED = {
 OBSERVED = control.FACTS.keys()  # what a run lets controllers observe
 READ = {*control.Settings._fields}  # what it reads of them
 TURNS = ("traj", "step", "step_rewards", "obs", "act", "next_obs")  # of turns as rows, see `advantages.turns`
+AGENTS = ("agent", "functional_group", "game")  # of turns of environments in which the policy speaks for several agents
 REPLAYED = {"age", "replayed"}  # what a run gives of rollouts where its method replays
 _TURNS, _TREE, _EXPERT = "an environment, config.environment", "a topology of trees", "expert completions in the groups"
 _TEACHER, _TOOLS = "a recorder with a teacher's weights", "an environment with tools"
 AWAITED = {
     **dict.fromkeys((*TURNS, "step_ids", "turns"), _TURNS), "returns": "a topology of turns with a replay buffer",
-    **dict.fromkeys(("agent", "functional_group", "game", "role"), "a topology of several agents"),
+    **dict.fromkeys((*AGENTS, "role"), "an environment of several agents"),
     **dict.fromkeys(("node", "parent", "path", "final"), _TREE),
     **dict.fromkeys(("tool_calls", "tool_errors", "answer_blocks", "malformed", "void", "format_rewards"), _TOOLS),
     **dict.fromkeys(("teacher_logprobs", "teacher_id"), _TEACHER),
@@ -71,8 +72,6 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, provided: 
     for name in method.filters:
         if name not in control.filter_names():
             found.append(Lack(f"filter {name}", "a file of jaxrl_llm.control"))
-        elif control.make_filter(name).per != "prompt":
-            found.append(Lack(f"filter {name}", "a learner that drops single rollouts"))
     for name in method.controllers:
         known = control.make(name) if name in control.names() else None
         if known is not None and OBSERVED >= set(known.facts) and READ >= set(known.knobs):
@@ -85,9 +84,14 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, provided: 
     return found
 
 
-def of_environment(objective: Objective) -> tuple[str, ...]:
-    """What a run in an environment provides beside. Turns as rows are for estimators; rows of an objective are trajectories."""
-    return ("step_ids", "turns", *(() if {*objective.needs} & {*TURNS} else TURNS))
+def of_environment(objective: Objective, facts: Iterable[str] = ()) -> tuple[str, ...]:
+    """What a run in an environment that tells these `facts` of turns provides beside.
+
+    Turns as rows are for estimators; rows of an objective are trajectories.
+    """
+    rows = {*TURNS, *AGENTS}
+    there = ("step_ids", "turns", *TURNS, *facts)
+    return tuple(name for name in there if name not in rows) if {*objective.needs} & rows else there
 
 
 def check(method: Method, estimator: Estimator, objective: Objective, provided: Iterable[str] = ()) -> None:

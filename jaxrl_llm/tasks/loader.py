@@ -15,8 +15,8 @@ _EPOCHS = 2**31  # for ever; a repetition without a number has a length that ove
 class Batches:
     """An iterator of lists of problems; `get_state()` is a small JSON-able dict, `set_state` continues from there.
 
-    The position is that behind the last batch that was handed out, whatever was read ahead. Batches that are `chosen` leave the
-    place in the shuffled order as it is.
+    The position is that behind the last batch that was handed out, whatever was read ahead. Batches that are `chosen` leave
+    the place in the shuffled order as it is.
     """
 
     def __init__(self, source: Sequence[Problem], share: slice, iterator, identity: dict[str, Any]):
@@ -91,11 +91,23 @@ def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index
     return Batches(source, slice(process_index, None, process_count), iterator, identity)
 
 
+def levels_of(problems: Sequence[Problem]) -> np.ndarray:
+    """i32[N], the level of each problem as a number from 0: levels that are numbers by value, else as they first appear."""
+    names = [problem.level for problem in (problems[i] for i in range(len(problems)))]
+    found = list(dict.fromkeys(names))
+    try:
+        found = sorted(found, key=float)
+    except ValueError:  # words, which have no order of their own
+        pass
+    place = {name: number for number, name in enumerate(found)}
+    return np.array([place[name] for name in names], np.int32)
+
+
 def drawn(seed: np.ndarray, count: int, weights: np.ndarray) -> np.ndarray:
     """i64[count]: problems in proportion to `weights` f32[N], without replacement (Gumbel top-k, arXiv 1903.06059).
 
-    Where fewer than `count` have a weight, all of them come before one comes again; where none has, all are alike. `seed` holds
-    integers. Raises ValueError for weights that are negative or not finite.
+    Where fewer than `count` have a weight, all of them come before one comes again; where none has, all are alike. `seed`
+    holds integers. Raises ValueError for weights that are negative or not finite.
     """
     weights = np.asarray(weights, np.float64)
     if not (np.isfinite(weights) & (weights >= 0)).all():

@@ -43,6 +43,18 @@ def extend(tokenizer: Tokenizer, ids: Sequence[int], messages: Messages, **varia
     return new[_already_there(tokenizer, ids, new):]
 
 
+def shortened(tokenizer: Tokenizer, messages: Messages, limit: int) -> list[dict[str, Any]]:
+    """Copies of the messages, of contents with more than `limit` tokens the first and the last halves of that number."""
+    def short(text: str) -> str:
+        ids = tokenizer.encode(text)
+        if len(ids) <= limit:
+            return text
+        first, last = ids[:limit - limit // 2], ids[len(ids) - limit // 2:]
+        return "".join(tokenizer.decode(half, skip_special=False) for half in (first, last))
+
+    return [{**message, "content": short(message["content"])} for message in messages]
+
+
 def said(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[str, str]:
     """The message that the policy sampled as `ids`: its text with control tokens spelled out, without the stop token."""
     ended = bool(len(ids)) and int(ids[-1]) in tokenizer.stop_ids

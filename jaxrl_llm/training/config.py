@@ -48,6 +48,8 @@ def _run(c: ConfigDict) -> None:
     c.setting = ""                     # "paper": the row's group size, temperature, ... in the place of those below
     c.estimator = ""                   # hyper-parameters of its estimator that differ from the row's, e.g. "eps=1e-4"
     c.objective = ""                   # likewise of its objective, e.g. "kl_coef=0.01, clip_high=0.28"
+    c.control = ""                     # likewise of its controllers, e.g. "every=50"
+    c.allocation = ""                  # likewise of the rule by which it allots rollouts, e.g. "weighting=hardness"
     c.replay = ""                      # likewise of its replay, for a method that replays rollouts, e.g. "capacity=512"
 
     c.task = "arithmetic"              # one or more of arithmetic, dataset, jsonl, reasoning_gym, module:function (options)
@@ -95,6 +97,7 @@ def _sampling(c: ConfigDict) -> None:
     c.sampling.max_tokens = 32         # T, tokens of a completion at most; in an environment of all behind the opening
     c.sampling.max_turns = 8           # turns of the policy in a trajectory at most, in an environment
     c.sampling.turn_tokens = 32        # tokens of the policy in a turn at most, in an environment
+    c.sampling.observation_tokens = 0  # tokens of a message of an environment, of longer ones the middle is cut; 0: any
     c.sampling.temperature = 1.0       # logits are divided by it
     c.sampling.top_k = 0               # most probable tokens that are drawn from; 0: all
     c.sampling.top_p = 1.0             # least probability that the tokens drawn from hold together; 1: all
@@ -226,8 +229,10 @@ def parts(text: str) -> list[str]:
 
 
 # What a row of the catalogue may say of its paper's setting -> the key that it is; the rest are parts of runs of your own.
-PAPER = {"prompts": "prompts.per_step", "group_size": "sampling.group", "temperature": "sampling.temperature",
-         "top_p": "sampling.top_p", "epochs": "learner.epochs", "minibatches": "learner.minibatches",
+PAPER = {"prompts": "prompts.per_step", "group_size": "sampling.group", "max_group": "sampling.max_group",
+         "temperature": "sampling.temperature",
+         "top_p": "sampling.top_p", "turns": "sampling.max_turns", "observation_tokens": "sampling.observation_tokens",
+         "epochs": "learner.epochs", "minibatches": "learner.minibatches",
          "pretrain_steps": "critic.pretrain_steps", "budget": "budget.utility"}
 
 

@@ -1,6 +1,6 @@
 """Groups of completions for prompts of a forest: the compiled sampler, then texts and rewards on the host."""
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -49,6 +49,7 @@ class Sampler:
     stop_strings: Sequence[str] = ()
     micro_batches: int = 1
     turns: ClassVar[int] = 1
+    facts: ClassVar[Mapping[str, str]] = {}
     encode: ClassVar = staticmethod(encode_problems)
 
     def prepare(self) -> list[tuple[str, str]]:
@@ -61,13 +62,15 @@ class Sampler:
                      solved_above=self.reward.solved_above)
 
     def under(self, params, lora, temperature: float | jax.Array | None = None,
-              max_tokens: int | jax.Array | None = None, max_turns: int | jax.Array | None = None) -> Generate:
+              max_tokens: int | jax.Array | None = None, max_turns: int | jax.Array | None = None,
+              announced_turns: int | jax.Array | None = None) -> Generate:
         """The compiled program under these weights, at another temperature or with shorter completions where they are given.
 
-        Raises ValueError for `max_turns`, which there are in an environment only, and for values outside their range.
+        Raises ValueError for numbers of turns, which there are in an environment only, and for values outside their range.
         """
-        if max_turns is not None:
-            raise ValueError(f"a controller sets max_turns={max_turns}, and completions have one turn; set config.environment")
+        for name, value in (("max_turns", max_turns), ("announced_turns", announced_turns)):
+            if value is not None:
+                raise ValueError(f"a controller sets {name}={value}, and completions have one turn; set config.environment")
         chosen = self.sampling
         if temperature is not None:
             chosen = dataclasses.replace(chosen, temperature=np.float32(temperature))

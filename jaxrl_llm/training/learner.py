@@ -9,9 +9,10 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from jaxrl_llm import parallel
+from jaxrl_llm import masked, parallel
 from jaxrl_llm.advantages.base import Estimator
-from jaxrl_llm.control import Settings
+from jaxrl_llm.control import Filter, Settings
+from jaxrl_llm.control.base import without
 from jaxrl_llm.descent import keep_finite
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.recorders.base import Recorder, recorded, texts_of
@@ -63,6 +64,7 @@ class Learner:
       offload: what waits in the host's memory, see `training.offload`.
       controls: controllers, which see what becomes of each step and set what follows.
       optimizer_metrics: numbers by name that the state of the optimiser tells.
+      filters: of single rollouts, by name; those that they drop count in advantages and not in the loss.
     """
 
     policy: Policy
@@ -82,12 +84,13 @@ class Learner:
     offload: tuple[str, ...] = ()
     optimizer_metrics: Callable[[Any], dict[str, jax.Array]] = lambda opt_state: {}
     controls: Controls = Controls()
+    filters: Mapping[str, Filter] = dataclasses.field(default_factory=dict)
 
-    def init(self, params, lora, key: jax.Array, prompts: int = 0) -> TrainState:
-        """The state before the first step, laid out on the mesh; `prompts`: how many training problems controllers hear of."""
+    def init(self, params, lora, key: jax.Array, known: Mapping[str, Any] | None = None) -> TrainState:
+        """The state before the first step, laid out on the mesh; `known`: what controllers hear of the run, `control.KNOWN`."""
         beside = {one.name: one.init(params) for one in self.recorders if one.fit is not None and one.init is not None}
         state = state_lib.create(params, lora, self.optimizer, self.estimator, self.objective, key)
-        control = self.controls.init(params=params, prompts=prompts, temperature=self.policy.temperature)
+        control = self.controls.init(params=params, temperature=self.policy.temperature, **(known or {}))
         state = state.replace(beside=beside, control=control)
         return parallel.put(state, parallel.tree_shardings(state, self.mesh))
 
@@ -126,8 +129,11 @@ class Learner:
           TrainingDiverged: after `max_skipped` non-finite updates in a row.
         """
         timer, alone = timer or PhaseTimer(), int(state.step) < self.pretrain_steps
+        seen: dict[str, Any] = {"step": np.int32(state.step), **(facts or {})}
         if rollouts is None:
-            return Learned(state.replace(step=state.step + 1), {})
+            seen = {name: seen[name] for name in ("step", "tried", "right") if name in seen}
+            control = self.controls.observe(state.control, seen, self.mesh)
+            return Learned(state.replace(step=state.step + 1, control=control), {})
         settings = self.controls.settings(state.control)
         rate = None if settings.learning_rate is None else np.float32(parallel.fetch(settings.learning_rate))
         with timer("score"):
@@ -143,7 +149,7 @@ class Learner:
                 f"{int(state.step)}). The weights are those before the first of them. Lower optimizer.learning_rate, check the "
                 "rewards and mismatch/kl in the metrics, then resume from the last checkpoint")
         if self.controls.by_name:
-            seen = {**(facts or {}), **facts_of(rollouts, batch, state.params, metrics)}
+            seen |= facts_of(rollouts, batch, state.params, metrics)
             state = state.replace(control=self.controls.observe(state.control, seen, self.mesh))
         metrics |= {} if rate is None else {"control/learning_rate": float(rate)}
         return Learned(state.replace(step=state.step + 1), metrics, batch, estimated)
@@ -165,20 +171,32 @@ class Learner:
                 return state, batch, None, facts
             advantages, estimator_state, own = estimate(self.estimator, self.mesh, batch, state.estimator_state)
             jax.block_until_ready(advantages)
-            return state.replace(estimator_state=estimator_state), batch, advantages, facts | own
+            batch, dropped = self._filtered(batch)
+            return state.replace(estimator_state=estimator_state), batch, advantages, facts | own | dropped
         first = any({*one.provides} & {*self.estimator.needs} for one in self.recorders)
         placed, facts = self.place(self.layout.ready(rollouts) if first else rollouts), {}
         if first:
             placed, facts = self._recorded(state, placed, frozen, settings, alone)
         advantages, estimator_state, own = estimate(self.estimator, self.mesh, placed, state.estimator_state)
-        whole = parallel.fetch(placed) if first else rollouts
+        placed, dropped = self._filtered(placed)
+        whole = parallel.fetch(placed) if first or self.filters else rollouts
         if self.estimator.keeps is not None:
             whole = whole.replace(valid=parallel.fetch(jax.jit(self.estimator.keeps)(placed)))
         rows, advantages = regroup(whole, parallel.fetch(advantages), self.group, self.rows)
         batch = self.place(self.layout.ready(rows))
         if not first:
             batch, facts = self._recorded(state, batch, frozen, settings, alone)
-        return state.replace(estimator_state=estimator_state), batch, self.place(advantages), facts | own
+        return state.replace(estimator_state=estimator_state), batch, self.place(advantages), facts | own | dropped
+
+    def _filtered(self, batch: Rollouts) -> tuple[Rollouts, dict]:
+        """The batch, whole groups with their advantages made, without what filters of single rollouts drop; metrics.
+
+        `filter/NAME/dropped` and `filter/NAME/dropped_tokens` are shares of the rollouts and of their trained tokens.
+        """
+        kept, metrics = batch, {}
+        for name, one in self.filters.items():
+            kept, metrics[f"filter/{name}/dropped"], metrics[f"filter/{name}/dropped_tokens"] = _kept(one.keep, batch, kept)
+        return kept, metrics
 
     def _recorded(self, state: TrainState, batch: Rollouts, frozen: Mapping[str, Any], settings: Settings, alone: bool
                   ) -> tuple[Rollouts, dict]:
@@ -204,7 +222,9 @@ class Learner:
     def _updates(self, state: TrainState, batch: Rollouts, advantages, alone: bool, rate: np.float32 | None):
         """`(state, metrics of each update, advantages)` after all epochs and minibatches."""
         rows = batch.mask.shape[0]
-        size, updates, estimated, real = rows // self.minibatches, [], advantages, parallel.fetch(batch.valid).any(1)
+        size, updates, estimated, real = rows // self.minibatches, [], advantages, parallel.fetch(batch.live).any(1)
+        if self.filters and not real.any():  # an update by nothing would still move weights along earlier gradients
+            return state, updates, advantages
         shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), _SHUFFLE_STREAM)
         for epoch in range(self.epochs):
             if self.minibatches == 1:
@@ -259,6 +279,15 @@ def estimate(estimator: Estimator, mesh: Mesh, batch: Rollouts, state):
     new = keep_finite(new, state)
     metrics = {} if estimator.metrics is None else estimator.metrics(batch, advantages, state)
     return advantages, jax.lax.with_sharding_constraint(new, parallel.tree_shardings(new, mesh)), metrics
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _kept(keep: Callable[[Rollouts], jax.Array], batch: Rollouts, kept: Rollouts) -> tuple[Rollouts, jax.Array, jax.Array]:
+    """`kept` without the rollouts that a filter drops of the `batch`, and their shares of rollouts and of trained tokens."""
+    stays = keep(batch)
+    share = 1 - masked.mean(stays.astype(np.float32), batch.valid)
+    tokens = 1 - masked.mean(masked.to_tokens(stays.astype(np.float32), batch.token_mask), batch.token_mask)
+    return without(kept, stays), share, tokens
 
 
 @functools.partial(jax.jit, static_argnums=3)

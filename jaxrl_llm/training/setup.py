@@ -1,7 +1,7 @@
 """From a configuration to a run: its source of rollouts and its learner, checked before the first step."""
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import control, environments, methods, parallel, recorders, replay, rewards, tasks, tokenizers
 from jaxrl_llm.advantages.base import Estimator
-from jaxrl_llm.advantages.turns import of_turns as estimator_of_turns
+from jaxrl_llm.advantages.turns import of_environment as estimator_of_environment
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.forest import Forest, outcomes
@@ -28,8 +28,9 @@ from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
 from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.tasks.loader import batches
-from jaxrl_llm.topologies import Topology, budgets, refill, rounds, single
+from jaxrl_llm.tasks.loader import Batches, batches, levels_of
+from jaxrl_llm.topologies import Rule, Topology, budgets, by_rule, refill, rounds, single, sized
+from jaxrl_llm.topologies import make_rule as make_rule_by_name
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import optimizers
 from jaxrl_llm.training import prior as prior_lib
@@ -74,8 +75,9 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     method = methods.get(config.method)
     config = config_lib.resolve(config, method.defaults)
     config_lib.check(config)
-    check_method(config, method, *make_parts(config, config.model.hidden_size))
     task, judge = make_judge(config)
+    check_method(config, method, *make_parts(config, config.model.hidden_size),
+                 judge.environment.facts if isinstance(judge, Runner) else ())
     sets = make_sets(config, task)
     if not isinstance(judge, Runner):
         check_reward(config, method, judge)
@@ -108,13 +110,13 @@ def policy_of(config: ConfigDict, model: Transformer, mesh: Mesh) -> Policy:
 def make_parts(config: ConfigDict, hidden_size: int) -> tuple[Estimator, Objective]:
     """Estimator and objective of the configured method, for a model whose states have this width.
 
-    In an environment those of methods whose rows are turns read and credit the turns of trajectories.
+    In an environment those of methods whose rows are turns, agents or games read and credit the turns of trajectories.
     """
     estimator, objective = methods.build(
         config.method, max_len=config.sampling.max_tokens, feature_size=features.feature_size(hidden_size),
         estimator=config_lib.keywords(config.estimator), objective=config_lib.keywords(config.objective))
-    if config.environment and {*estimator.needs} & {*methods.provision.TURNS}:
-        return estimator_of_turns(estimator), objective_of_turns(objective)
+    if config.environment and {*estimator.needs} & {*methods.provision.TURNS, *methods.provision.AGENTS}:
+        return estimator_of_environment(estimator), objective_of_turns(objective)
     return estimator, objective
 
 
@@ -174,7 +176,7 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
         raise NotImplementedError("environments are sampled by one process; run it on one, or take a task instead")
     s = config.sampling
     found = Trajectories(model, runner, sampling_of(config), config.prompts.per_step, s.group, 0, s.max_turns, s.turn_tokens,
-                         s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings))
+                         s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings), s.observation_tokens)
     prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, found.encode)
     runner.forget()
     return dataclasses.replace(found, prompt_tokens=prompt_tokens)
@@ -182,11 +184,11 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
 
 def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, source: Source) -> Source:
     """The source with the topology of the method, and with its replay."""
-    inner = make_topology(config, estimator, config.prompts.per_step)
+    inner = make_topology(config, method, estimator, config.prompts.per_step)
     source = dataclasses.replace(source, topology=inner, replay=make_replay(config, method))
 
     def of(prompts):
-        return filtered(config, method, make_topology(config, estimator, prompts), source.view, prompts)
+        return filtered(config, method, make_topology(config, method, estimator, prompts), source.view, prompts)
 
     return dataclasses.replace(source, topology=of(config.prompts.per_step), fewer=of)
 
@@ -200,9 +202,23 @@ def make_replay(config: ConfigDict, method: methods.Method) -> replay.Replay | N
     return None if method.replay is None else replay.make(method.replay[0], **{**method.replay[1], **given})
 
 
-def make_topology(config: ConfigDict, estimator: Estimator, P: int) -> Topology:
-    """Who is sampled, of P prompts: by budgets, in rounds where the estimator wants more, or once."""
+def make_rule(config: ConfigDict, method: methods.Method) -> Rule | None:
+    """By what some prompts get further rollouts; None for a method without, or ValueError if `config.allocation` is set."""
+    given, others = config_lib.keywords(config.allocation), [row.slug for row in methods.METHODS.values() if row.allocation]
+    if method.allocation is None and given:
+        raise ValueError(f"config.allocation={config.allocation!r} changes numbers of a rule, and method {method.slug!r} has "
+                         f"none; leave it empty, or take one of {', '.join(others)}")
+    return None if method.allocation is None else make_rule_by_name(
+        method.allocation[0], **{**method.allocation[1], **given})
+
+
+def make_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, P: int) -> Topology:
+    """Who is sampled, of P prompts: as controllers, a rule or a budget say, as often as the estimator wants, or once."""
     group, most = config.sampling.group, config.sampling.max_group
+    if "group_sizes" in controls_of(config, method).knobs:
+        return sized(P, group=group, most=most)
+    if (rule := make_rule(config, method)) is not None:
+        return by_rule(P, group=group, most=most, rule=rule)
     if config.budget.utility:
         return budgets(config.budget.prompts, rows=P, group=group, most=most, utility=config.budget.utility)
     if estimator.wants_more is not None:
@@ -214,7 +230,7 @@ def make_topology(config: ConfigDict, estimator: Estimator, P: int) -> Topology:
 def filtered(config: ConfigDict, method: methods.Method, inner: Topology, view: Callable[[Forest, int], Rollouts], P: int
              ) -> Topology:
     """The topology that samples further prompts until filters keep P; `view` is that of the `inner` one."""
-    filters = [control.make_filter(name) for name in method.filters]
+    filters = [one for one in filters_of(method).values() if one.per == "prompt"]
     if not filters:
         return inner
 
@@ -276,7 +292,8 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     layout, parts = make_layout(config, objective, optimizer, policy, source), parts_of(config)
     shapes, clip_norm = source.ladders.programs, config.optimizer.clip_norm or None
     once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and source.topology.max_groups == 1
-    whole = once and not learner.balance  # one update in one piece, of groups that are not cut
+    filters = {name: one for name, one in filters_of(methods.get(config.method)).items() if one.per == "rollout"}
+    whole = once and not learner.balance and not filters  # one update in one piece, of groups that are not cut
     capture = capture_of(config, source.sampler.tokenizer, model.config.num_layers)
     joint, recorded = None, []
     if "features" in needs and whole:
@@ -295,7 +312,8 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     return Learner(
         policy, estimator, objective, optimizer, tuple(recorded), layout, source.mesh, rows, c.sampling.group, joint,
         learner.epochs, learner.minibatches, alone, learner.max_skipped, tuple(config_lib.parts(learner.offload)),
-        functools.partial(optimizers.metrics, c.optimizer), controls_of(methods.get(config.method), source.prior)), schedule
+        functools.partial(optimizers.metrics, c.optimizer),
+        controls_of(config, methods.get(config.method), source.prior), filters), schedule
 
 
 def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, policy: Policy,
@@ -317,9 +335,25 @@ def parts_of(config: ConfigDict) -> int:
     return config.learner.minibatches * config.learner.micro_batches if config.learner.micro_batches > 1 else 1
 
 
-def controls_of(method: methods.Method, prior: prior_lib.Prior | None = None) -> Controls:
-    """The controllers of a method, and that of the prior."""
-    own = {name: control.make(name) for name in method.controllers}
+def filters_of(method: methods.Method) -> dict[str, control.Filter]:
+    """The filters of a method, those of prompts and those of single rollouts."""
+    return {name: control.make_filter(name) for name in method.filters}
+
+
+def controls_of(config: ConfigDict, method: methods.Method, prior: prior_lib.Prior | None = None) -> Controls:
+    """The controllers of a method, with the numbers of `config.control`, and that of the prior.
+
+    Raises ValueError for a number that none of them has, or two.
+    """
+    given, takers = config_lib.keywords(config.control), {name: control.parameters(name) for name in method.controllers}
+    for keyword in given:
+        found = [name for name, known in takers.items() if keyword in known]
+        if len(found) != 1:
+            known = "; ".join(f"{name} has {', '.join(names) or 'none'}" for name, names in takers.items())
+            raise ValueError(f"config.control={config.control!r} sets {keyword}, a number of {len(found)} controllers of "
+                             f"method {method.slug!r}; set numbers of one of them ({known or 'it has no controllers'})")
+    own = {name: control.make(name, **{key: value for key, value in given.items() if key in takers[name]})
+           for name in method.controllers}
     return Controls(own if prior is None else {**own, "prior": prior.controller})
 
 
@@ -372,7 +406,23 @@ def capture_of(config: ConfigDict, tokenizer, num_layers: int) -> Capture:
 def initial_state(run: Run, params) -> TrainState:
     """The state before the first step, laid out on the mesh."""
     key = jax.random.fold_in(jax.random.key(run.config.seed), 4)
-    return run.learner.init(params, initial_adapters(run.config, params), key, len(run.source.task.train))
+    return run.learner.init(params, initial_adapters(run.config, params), key, known_of(run))
+
+
+def known_of(run: Run) -> dict[str, Any]:
+    """What controllers hear of a run, see `control.KNOWN`; of the training prompts only what one of them asks for."""
+    source, s = run.source, run.config.sampling
+    train = source.task.train
+    assert isinstance(source.data, Batches)
+    seed = jax.random.fold_in(jax.random.key(run.config.seed), 5)
+    known = {"prompts": len(train), "batch": source.data.size, "group": s.group, "max_group": s.max_group,
+             "max_tokens": s.max_tokens, "seed": jax.random.key_data(seed)}
+    if "levels" in run.learner.controls.asks:
+        known["levels"] = levels_of(train)
+    if "prompt_lengths" in run.learner.controls.asks:
+        ids = source.sampler.encode([train[i] for i in range(len(train))], source.sampler.tokenizer)
+        known["prompt_lengths"] = np.array([len(one or ()) for one in ids], np.int32)
+    return known
 
 
 def initial_adapters(config: ConfigDict, params):
@@ -461,12 +511,16 @@ def tokenizer_source(config: ConfigDict) -> Path | None:
 # --- what is refused ------------------------------------------------------------------------------------------------------
 
 
-def check_method(config: ConfigDict, method: methods.Method, estimator: Estimator, objective: Objective) -> None:
-    """Raises NotImplementedError for a method that nobody provides for, ValueError for settings that it cannot run with."""
+def check_method(config: ConfigDict, method: methods.Method, estimator: Estimator, objective: Objective,
+                 facts: Iterable[str] = ()) -> None:
+    """Raises NotImplementedError for a method that nobody provides for, ValueError for settings that it cannot run with.
+
+    `facts`: what the environment tells of turns, see `Environment.facts`.
+    """
     methods.provision.check(method, estimator, objective,
-                            methods.provision.of_environment(objective) if config.environment else ())
+                            methods.provision.of_environment(objective, facts) if config.environment else ())
     needs, c = needs_of(method, estimator, objective), config
-    if method.controllers and c.lora.rank and {"reference", "reset"} & controls_of(method).knobs:
+    if method.controllers and c.lora.rank and {"reference", "reset"} & controls_of(config, method).knobs:
         raise ValueError(f"method {method.slug!r} moves the reference with the policy's weights, which adapters leave as they "
                          "are; set lora.rank=0, or take another method")
     if config.budget.utility:
@@ -491,7 +545,23 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
         raise ValueError(f"method {method.slug!r} replays completions of single turns; train it on a task, or take a method "
                          "without replay in this environment, for example grpo")
     check_replay(config, method, needs)
+    check_sizes(config, method, estimator, needs)
     sampling_of(config)
+
+
+def check_sizes(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
+    """Raises ValueError where the number of a prompt's rollouts is decided by two, or has to be one for all."""
+    deciding = [f"the budget {config.budget.utility!r}"] * bool(config.budget.utility)
+    deciding += ["its controllers"] * ("group_sizes" in controls_of(config, method).knobs)
+    deciding += ["its allocation rule"] * (make_rule(config, method) is not None)
+    unequal = list(deciding)
+    deciding += ["its estimator"] * (estimator.wants_more is not None)
+    if len(deciding) > 1:
+        raise ValueError(f"{' and '.join(deciding)} of method {method.slug!r} both say how many rollouts a prompt gets; "
+                         "set budget.utility to nothing, or take another method")
+    if unequal and (estimator.value_targets is not None or "features" in needs or method.replay is not None):
+        raise ValueError(f"{unequal[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which goes "
+                         "neither with a critic, nor with a baseline from hidden states, nor with a replay")
 
 
 def check_replay(config: ConfigDict, method: methods.Method, needs: set[str]) -> None:

@@ -1,7 +1,8 @@
 """Where rollouts come from: problems in, finished rollouts out."""
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,25 +34,30 @@ _FILLS = 100  # batches to look through for prompts that are not too long
 _PROMPT_STREAM = 2**31 - 3  # folded into the run's key, for batches that are drawn by weights
 _REPLAY_STREAM = 2**31 - 4  # folded into the run's key, for what is replayed
 # Settings that a source reads:
-_READ = ("temperature", "max_tokens", "max_turns", "prompt_weights", "prompt_ids", "reward_baseline")
+_READ = ("temperature", "max_tokens", "max_turns", "announced_turns", "prompt_weights", "prompt_ids", "group_sizes",
+         "reward_baseline")
 
 Encode = Callable[[Sequence[Problem], Any], Sequence[list[int] | None]]
 Sample = Callable[[Forest, np.ndarray], Forest]  # a forest with one more group for each of these prompts
 
 
 class Finished(NamedTuple):
-    """A batch to learn from: `rollouts` (None: no prompt is left), the `forest` that they are a view of, and `metrics`."""
+    """A batch to learn from: `rollouts` (None: no prompt is left), the `forest` that they are a view of, and `metrics`.
+
+    `counts`: the facts `tried` and `right` of all that was sampled for it, see `control.FACTS`.
+    """
 
     rollouts: Rollouts | None
     forest: Forest
     metrics: dict[str, float]
+    counts: Mapping[str, np.ndarray] = types.MappingProxyType({})
 
     @property
     def facts(self) -> dict[str, np.ndarray]:
-        """What was read of the prompts before they were sampled, `[P, ...]`, rows as in the rollouts."""
+        """The `counts`, and what was read of the prompts before they were sampled, `[P, ...]`, rows as in the rollouts."""
         rows = 0 if self.rollouts is None else len(self.rollouts.valid)
         return {name: np.concatenate([x, np.repeat(x[:1], rows - len(x), axis=0)]) if len(x) < rows else x
-                for name, x in self.forest.facts.items()}
+                for name, x in self.forest.facts.items()} | dict(self.counts)
 
 
 @dataclasses.dataclass
@@ -116,23 +122,24 @@ class Source:
         """
         timer, version = timer or PhaseTimer(), int(state.step)
         known = Settings(**{name: parallel.fetch(getattr(settings, name)) for name in _READ})
-        under = self.sampler.under(state.params, state.lora, known.temperature, known.max_tokens, known.max_turns)
+        under = self.sampler.under(state.params, state.lora, known.temperature, known.max_tokens, known.max_turns,
+                                   known.announced_turns)
         generate = functools.partial(self._sampled, under, state, timer)
         topology, mix = self._begun(state.key, version)
         forest = self.planted([], draw=0)
         while not (plan := topology.plan(forest)).complete:
             forest = self._drawn(forest, plan.draw, state, generate, known) if plan.draw else generate(forest, plan.rows)
-        chosen = forests.select(forest, topology.choose(forest))
+        chosen, counts = forests.select(forest, topology.choose(forest)), outcome_counts(forest, len(self.task.train))
         metrics = forests.metrics(forest) | topology.metrics(forest) | {
-            f"control/{name}": float(value) for name in ("temperature", "max_tokens", "max_turns", "reward_baseline")
-            if (value := getattr(known, name)) is not None}
+            f"control/{name}": float(value) for name in _READ
+            if (value := getattr(known, name)) is not None and np.ndim(value) == 0}
         metrics |= by_task.metrics(forest, [part.label for part in self.task.parts])
         if mix is not None:
             chosen, self.buffer, found = mix(chosen)
             metrics |= found
         if not chosen.problems:
-            return Finished(None, chosen, metrics)
-        return Finished(self._completed(self.view(chosen, version), known, version), chosen, metrics)
+            return Finished(None, chosen, metrics, counts)
+        return Finished(self._completed(self.view(chosen, version), known, version), chosen, metrics, counts)
 
     def _begun(self, key: jax.Array, version: int) -> tuple[Topology, Callable[[Forest], buffers.Mixed] | None]:
         """Who is sampled for the next batch, and what joins that with stored rollouts; None: nothing is replayed."""
@@ -171,7 +178,7 @@ class Source:
         """What is credited: one rollout a trajectory, in one of the shapes that a run compiles for."""
         sizes = self.ladders
         return forests.paths(
-            forest, self.sampler.turns, group=self._group, prompts=self.prompts, version=version,
+            forest, self.sampler.turns, self.sampler.facts, group=self._group, prompts=self.prompts, version=version,
             tokens=functools.partial(smallest, sizes.tokens),
             prompt_tokens=functools.partial(smallest, sizes.prompt_tokens))
 
@@ -187,19 +194,32 @@ class Source:
     def _drawn(self, forest: Forest, count: int, state: TrainState, sample: Sample, settings: Settings) -> Forest:
         """The forest with `count` further problems of the task, and what is known of them."""
         rows: list[tuple[Problem, list[int]]] = []
+        if forest.problems:  # one batch is proposed for a step
+            settings = settings._replace(prompt_ids=None)
         for attempt in range(_FILLS):
-            if attempt or forest.problems:  # one batch is proposed for a step
-                settings = settings._replace(prompt_ids=None)
-            rows += fitting_problems(self._problems(state.key, settings), self.sampler.tokenizer, self.sampler.prompt_tokens,
+            asked = settings if not attempt else settings._replace(prompt_ids=None)
+            rows += fitting_problems(self._problems(state.key, asked), self.sampler.tokenizer, self.sampler.prompt_tokens,
                                      self.overlong, self.readers, self.sampler.encode)
             if len(rows) >= count:
                 break
         if not rows:
             raise ValueError(f"no prompt of {_FILLS} batches fits in prompts.max_tokens={self.sampler.prompt_tokens}; raise it")
         new = self.planted(rows[:count], draw=int(forest.draw.max(initial=-1)) + 1)
-        if self.prior is not None:
-            new = new.with_facts(self._expectations(new, rows[:count], state, sample))
+        facts = {} if self.prior is None else self._expectations(new, rows[:count], state, sample)
+        if settings.group_sizes is not None:
+            facts = {**facts, "group_size": self._group_sizes(new, settings)}
+        new = new.with_facts(facts)
         return forests.join([forest, new]) if forest.problems else new
+
+    def _group_sizes(self, new: Forest, settings: Settings) -> np.ndarray:
+        """i32[P], the rollouts that each problem is to have: as proposed, or one group for those that nobody proposed."""
+        if settings.prompt_ids is None:
+            return np.full(len(new.problems), self.sampler.group, np.int32)
+        ids, sizes = (np.asarray(x) for x in (settings.prompt_ids, settings.group_sizes))
+        if sizes.shape != ids.shape:
+            raise ValueError(f"controllers propose {ids.shape} problems and {sizes.shape} group sizes; give one for each")
+        wanted = dict(zip(ids.tolist(), sizes.tolist()))
+        return np.array([wanted.get(problem.id, self.sampler.group) for problem in new.problems], np.int32)
 
     def _problems(self, key: jax.Array, settings: Settings) -> list[Problem]:
         """This process's share of the next batch: the problems that are proposed, others by weight, or those next in order."""
@@ -229,6 +249,13 @@ class Source:
             facts["sampled"] = (np.bincount(asked.prompt[asked.ends], asked.rewards[asked.ends])
                                 / np.bincount(asked.prompt[asked.ends])).astype(np.float32)
         return {**facts, "expected": parallel.fetch(prior_lib.predict(self.prior, state.control["prior"], facts))}
+
+
+def outcome_counts(forest: Forest, problems: int) -> dict[str, np.ndarray]:
+    """The facts `tried` and `right` i32[N] of a forest, see `control.FACTS`."""
+    ids = np.array([problem.id for problem in forest.problems], np.int64)[forest.prompt[forest.ends]]
+    return {"tried": np.bincount(ids, minlength=problems).astype(np.int32),
+            "right": np.bincount(ids[forest.solved[forest.ends]], minlength=problems).astype(np.int32)}
 
 
 def jsonable(position: dict[str, Any]) -> dict[str, Any]:

@@ -28,10 +28,18 @@ _OPENINGS = (2**31 - 2) << 32  # uids of openings that are read as prompts; noth
 
 
 class Limits(NamedTuple):
-    """Most turns of the policy in a trajectory, and most tokens behind its prompt."""
+    """Most turns of the policy in a trajectory, and most tokens behind its prompt.
+
+    `announced`: turns that the policy reads of first, see `control.Settings`; 0: none.
+    """
 
     turns: int
     tokens: int
+    announced: int = 0
+
+    def left(self, turns: int) -> int:
+        """Turns that the policy is told are left after a number of them."""
+        return (self.announced if turns < self.announced < self.turns else self.turns) - turns
 
 
 class Weights(NamedTuple):
@@ -64,7 +72,7 @@ class Trajectory:
         """A node behind the others."""
         self.ids += map(int, ids)
         self.pieces.append({"role": role, "tokens": np.asarray(ids, np.int32), "texts": text, "logprobs": np.zeros(len(ids)),
-                            "entropies": np.zeros(len(ids)), "turn_rewards": 0.0, **columns})
+                            "entropies": np.zeros(len(ids)), "turn_rewards": 0.0, "turn_info": {}, **columns})
 
     def pop(self) -> None:
         """Takes the last node away."""
@@ -86,6 +94,7 @@ class Trajectories:
       turns: of the policy in a trajectory.  turn_tokens: of the policy in a turn.  max_tokens: of all behind the prompt.
       tokenizer, stop_strings: how tokens become messages, and what ends a turn beside the tokenizer's stop tokens.
       mesh, dtype: where weights lie and what the model computes in.
+      observation_tokens: of a message of the environment, whose middle is left out where it has more; 0: no limit of their own.
       opened: numbers of openings that are read as prompts.
     """
 
@@ -102,7 +111,13 @@ class Trajectories:
     mesh: Mesh
     dtype: Any
     stop_strings: Sequence[str] = ()
+    observation_tokens: int = 0
     opened: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What the environment says of turns, and how it is joined, see `turn_info.JOINS`."""
+        return self.runner.environment.facts
 
     def prepare(self) -> list[tuple[str, str]]:
         """What rewards, for the head of a run."""
@@ -120,14 +135,16 @@ class Trajectories:
         return [conversation.start(tokenizer, opened[uid].messages, **variables) if uid in opened else None for uid in uids]
 
     def under(self, params, lora, temperature: float | jax.Array | None = None,
-              max_tokens: int | jax.Array | None = None, max_turns: int | jax.Array | None = None) -> Weights:
+              max_tokens: int | jax.Array | None = None, max_turns: int | jax.Array | None = None,
+              announced_turns: int | jax.Array | None = None) -> Weights:
         """These weights, at another temperature or with shorter trajectories where they are given."""
         chosen = self.sampling
         if temperature is not None:
             chosen = dataclasses.replace(chosen, temperature=np.float32(temperature))
         sampling_lib.check(chosen)
         limits = Limits(self.turns if max_turns is None else min(self.turns, int(max_turns)),
-                        self.max_tokens if max_tokens is None else int(max_tokens))
+                        self.max_tokens if max_tokens is None else int(max_tokens),
+                        0 if announced_turns is None else int(announced_turns))
         return Weights(parallel.reshard(params, self.mesh, self.dtype), lora, chosen, limits)
 
     def groups(self, weights: Any, forest: Forest, rows: np.ndarray, first_uid: int, key: jax.Array, version: int,
@@ -222,15 +239,18 @@ class Trajectories:
                   role: Role = Role.POLICY) -> list[int] | None:
         """Adds a turn of the policy, and what the environment answered, whose ids are returned; None where that is the end."""
         one.append(role, node.tokens.tolist(), message["content"], logprobs=node.logprobs, entropies=node.entropies,
-                   turn_rewards=turn.reward)
+                   turn_rewards=turn.reward, turn_info=turn.info)
         one.drawn, one.turns, one.total, one.done = (one.drawn + len(node.tokens), one.turns + 1, one.total + turn.reward,
                                                      turn.done)
         if one.done or one.turns >= limits.turns:
             return None
-        ids = conversation.extend(self.tokenizer, one.ids, turn.messages, **variables_of(self.runner.environment))
+        messages = conversation.shortened(self.tokenizer, turn.messages, self.observation_tokens or self.max_tokens)
+        if limits.announced:
+            messages[-1]["content"] += f"\nTurns left: {limits.left(one.turns)}."
+        ids = conversation.extend(self.tokenizer, one.ids, messages, **variables_of(self.runner.environment))
         if self._limit(limits, one, len(ids)) <= one.drawn:
             return None
-        one.append(Role.ENVIRONMENT, ids, "\n".join(message["content"] for message in turn.messages))
+        one.append(Role.ENVIRONMENT, ids, "\n".join(message["content"] for message in messages))
         return ids
 
     def _limit(self, limits: Limits, one: Trajectory, more: int = 0) -> int:
@@ -283,4 +303,5 @@ def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float,
         components=column("components", np.float32).reshape(-1, 1), texts=[row["texts"] for row in rows], answers=None,
         tokens=of_tokens("tokens", np.int32), logprobs=of_tokens("logprobs", np.float32),
         entropies=of_tokens("entropies", np.float32), version=np.full(sum(row["length"] for row in rows), version),
-        turn_rewards=column("turn_rewards", np.float32), prompt=column("prompt", np.int32), invalid=invalid)
+        turn_rewards=column("turn_rewards", np.float32), turn_info=[row["turn_info"] for row in rows],
+        prompt=column("prompt", np.int32), invalid=invalid)

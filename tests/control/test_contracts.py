@@ -1,5 +1,7 @@
 """Filters and controllers by name: what they promise, on one batch of rollouts."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,14 +16,16 @@ ROLLOUTS = from_lists([[1.2, 0.1, 1.0], [1.2, 1.0, 1.1], [0.2, 0.2, 0.0], [0.6, 
                       [[3, 1, 2], [2, 4, 2], [1, 2, 3], [2, 2, 2]]).replace(
     reward_components=jnp.asarray(ACCURACY)[..., None], prompt_ids=jnp.array([4, 0, 2, 1]),
     extras={"correct": jnp.asarray(ACCURACY) > 0.5, "truncated": jnp.zeros((4, 3), bool).at[0, 0].set(True),
-            "returns": jnp.asarray(ACCURACY), "step": jnp.zeros((4, 3), jnp.int32),
+            "turns": jnp.ones((4, 3), jnp.int32), "returns": jnp.asarray(ACCURACY), "step": jnp.zeros((4, 3), jnp.int32),
             "perf": jnp.asarray(ACCURACY), "void": jnp.zeros((4, 3, 4), bool).at[1, 2, 0].set(True)})
 KEPT = {
     "dynamic_sampling": [True, False, False, True],
     "lightningrl": [True, True, False, False],  # the last has a right answer, but all of one length
     "mars2_path_adv": [True, False, False, True],
     "spear_clip": [True, True, True, False],
+    "simpletir": [True, False, False, True],
     "ui_s1": [True, False, False, True],
+    "sws": [True, False, False, True],
     "simpletir_filter": [[True] * 3, [True, True, False], [True] * 3, [True] * 3],
 }
 
@@ -47,6 +51,44 @@ def test_interaction_grows_in_stages():
         control.make("scaling_inter_rl", rounds=(10, 5))
 
 
+def test_the_horizon_of_tti_grows_with_the_iteration():
+    def at(step, **hyper):
+        one = control.make("tti", **hyper)
+        return int(one.propose(jnp.int32(step - 1))["max_turns"])
+    assert [at(i) for i in (1, 2, 3, 4)] == [10, 20, 30, 30]
+    assert [at(i, growth="additive") for i in (1, 2, 3, 4, 19, 20, 21)] == [11, 12, 13, 14, 29, 30, 30]
+    assert [at(i, every=2) for i in (1, 2, 3)] == [10, 10, 20]
+    for wrong in ({"growth": "linear"}, {"least": 0}, {"least": 9, "most": 8}, {"every": 0}):
+        with pytest.raises(ValueError, match="Allowed|give 1 <= least"):
+            control.make("tti", **wrong)
+
+
+def test_turns_are_limited_by_what_an_unrestricted_agent_uses():
+    needed, group = np.array([8, 25, 33, 45, 70]), jnp.ones((1, 5), bool)
+    one = control.make("turn_control", first=75, steps=1)
+    state = one.init()
+    assert one.propose(state) == {"max_turns": 100, "announced_turns": 0}
+    rollouts = from_lists([[0.0] * 5]).replace(extras={"turns": jnp.array([[10, 20, 30, 40, 50]])})
+    state = one.observe(state, {"rollouts": rollouts})
+    assert {name: int(x) for name, x in one.propose(state).items()} == {"max_turns": 40, "announced_turns": 40}
+    used = np.minimum(needed, 40)
+    assert used.tolist() == [8, 25, 33, 40, 40] and (used * (used + 1) // 2).sum() == 2562
+    assert (needed * (needed + 1) // 2).sum() == 4442
+    later = one.observe(state, {"rollouts": rollouts.replace(extras={"turns": jnp.full((1, 5), 99)})})
+    np.testing.assert_array_equal(later.turns, state.turns)  # what is limited does not set the limit
+    growing = control.make("turn_control", steps=1)
+    assert {name: int(x) for name, x in growing.propose(state).items()} == {"max_turns": 40, "announced_turns": 30}
+    part = one.observe(one.init(), {"rollouts": rollouts.replace(valid=group.at[0, 2:].set(False))})
+    assert int(part.count) == 2 and int(one.propose(part)["max_turns"]) == 18  # 17.5, to the even one
+    small = control.make("turn_control", steps=1, size=3)
+    assert np.asarray(small.observe(small.init(), {"rollouts": rollouts}).turns).tolist() == [10, 20, 30]
+    nobody = one.observe(one.init(), {"rollouts": rollouts.replace(valid=~group)})
+    assert int(one.propose(nobody)["max_turns"]) == 100
+    for wrong in ({"first": 80}, {"last": 101}, {"first": 0}, {"steps": 0}, {"size": 0}):
+        with pytest.raises(ValueError, match="give percentiles"):
+            control.make("turn_control", **wrong)
+
+
 def test_an_answer_that_was_cut_off_is_wrong_for_lightningrl():
     cut = ROLLOUTS.replace(extras=dict(ROLLOUTS.extras) | {"truncated": jnp.ones((4, 3), bool)})
     assert not control.make_filter("lightningrl").keep(cut).any()
@@ -58,9 +100,15 @@ def test_without_components_filters_look_at_the_rewards():
     assert control.make_filter("dynamic_sampling").keep(plain).tolist() == [True, True, True, False]
 
 
-STARTS = {"acereason_temperature": (1.0,), "historical_variance": (5,), "pass_rate": (5,), "prorl": (), "scaling_inter_rl": (),
-          "spear": (), "t1": ({"w": jnp.zeros(2)},)}
-FACTS = {"score": 0.3, "params": {"w": jnp.ones(2)},
+SEED = jax.random.key_data(jax.random.key(1))
+STARTS = {"acereason_curriculum": (5, 32), "dart_curation": (5, 2, SEED, 8), "drive": (5, 2, SEED, 2, 8, 32),
+          "gdro_rollout": (5, 2, SEED, 2, 8), "kimi_sampling": (np.arange(5),), "qwenlong_l1": (1000 * np.arange(5),),
+          "rapo_curriculum": (5, 2, SEED), "siri": (32,), "sws_domains": (np.arange(5) % 2,),
+          "task_balance": (np.arange(5) % 2, 3, SEED), "vade": (5, 2, SEED),
+          "acereason_temperature": (1.0,), "historical_variance": (5,), "pass_rate": (5,), "prorl": (), "scaling_inter_rl": (),
+          "spear": (), "t1": ({"w": jnp.zeros(2)},), "tti": (), "turn_control": ()}
+FACTS = {"score": 0.3, "step": jnp.int32(0), "tried": jnp.array([4, 0, 4, 8, 0]), "right": jnp.array([4, 0, 1, 2, 0]),
+         "params": {"w": jnp.ones(2)},
          "rollouts": ROLLOUTS.replace(tokens=jnp.ones((4, 3, 4), jnp.int32), behavior_logprobs=jnp.zeros((4, 3, 4)),
                                     entropies=jnp.ones((4, 3, 4)))}
 
@@ -77,7 +125,7 @@ def test_controllers_are_pure_functions_of_pytrees_of_one_shape(slug):
     after = jax.jit(controller.observe)(state, facts)
     def shapes(tree):
         return jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)
-    assert shapes(after) == shapes(state)
+    assert shapes(after) == shapes(state) and set(inspect.signature(controller.init).parameters) <= set(control.KNOWN)
     jax.tree.map(np.testing.assert_array_equal, state, controller.init(*STARTS[slug]))
     assert tuple(controller.propose(after)) == controller.knobs
 

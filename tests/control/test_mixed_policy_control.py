@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_llm import advantages, objectives
 from jaxrl_llm.control import kepo, r3l, remix, simpletir_filter, spear
+from jaxrl_llm.control.base import without
 from jaxrl_llm.rollouts import from_lists, pad_lists
 
 
@@ -20,13 +21,13 @@ def test_simpletir_worked_example():
     assert keep.tolist() == [[True, False]]
     values, _ = advantages.grpo().update(rollouts, ())
     np.testing.assert_allclose(values[0, :, 0], [0.707106, -0.707106], atol=1e-6)
-    trained = simpletir_filter.without(rollouts, keep)
+    trained = without(rollouts, keep)
     assert trained.mask.tolist() == [[[True, False, True], [False] * 3]]
     update = jax.value_and_grad(objectives.ppo_clip(clip_high=0.28, dual_clip=3.0).update, has_aux=True)
     (loss, _), gradient = update(jnp.log(ratios), trained, values, ())
     np.testing.assert_allclose(loss, -0.629324145, atol=1e-6)
     np.testing.assert_allclose(gradient, [[[0, 0, -0.176776], [0, 0, 0]]], atol=1e-6)
-    nothing = simpletir_filter.without(rollouts, jnp.zeros((1, 2), bool))
+    nothing = without(rollouts, jnp.zeros((1, 2), bool))
     assert update(jnp.log(ratios), nothing, values, ())[0][0] == 0
 
 

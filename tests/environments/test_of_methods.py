@@ -25,7 +25,8 @@ def test_a_trajectory_of_a_class():
     turn = base.advance(environment, state, say(("open_drawer", {"number": 1, "loudly": True}), ("open_drawer", {"number": 9})))
     assert [(m["role"], m["name"], m["content"]) for m in turn.messages] == [
         ("tool", "open_drawer", "A coin!"), ("tool", "open_drawer", "error: there is no such drawer")]
-    assert base.advance(environment, state, say()) == base.Turn([], 1.0, True, {"calls": 0})
+    assert base.advance(environment, state, say()) == base.Turn(
+        [], 1.0, True, {"tool_calls": 0, "tool_errors": 0, "malformed": False})
 
 
 def test_turns_run_out_and_objects_are_their_own():

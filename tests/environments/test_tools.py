@@ -227,12 +227,27 @@ def test_a_dialogue_with_tools():
     assert turn.messages[0] == {"role": "tool", "name": "calculator", "content": problem.answer}
     assert turn.messages[1]["content"].startswith("error: Unknown tool 'no'") and not turn.done and turn.reward == 0.0
     last = base.advance(environment, state, say(f"It is {turn.messages[0]['content']}"))
-    assert (last.reward, last.done, last.info) == (1.0, True, {"calls": 0, "errors": 0})
+    assert (last.reward, last.done, last.info) == (1.0, True, {
+        "tool_calls": 0, "tool_errors": 0, "answer_blocks": 1, "malformed": False, "void": False})
     state, _ = base.begin(environment, problem, 0)
     for count in range(3):
         turn = base.advance(environment, state, say(call("calculator", expression=expression)))
         assert turn.done == (count == 2) and turn.reward == 0.0
     assert turn.info["out_of_turns"] and not turn.messages
+
+
+@pytest.mark.parametrize(("text", "facts"), (
+    ('<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>', (1, 0, 0, False, False)),
+    ('<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>', (1, 1, 0, False, False)),
+    ('<tool_call>{"name": "calculator", ', (1, 1, 0, True, True)),  # never closed
+    (r"\boxed{7} or \boxed{8}", (0, 0, 2, False, False)), ("The answer is 7", (0, 0, 0, False, True)),
+    ("", (0, 0, 0, False, True)),
+))
+def test_facts_of_a_turn(text, facts):
+    environment = environments.make("tool_use", reward="boxed")
+    state, _ = base.begin(environment, environment.task.train[0], 0)
+    info = base.advance(environment, state, say(text)).info
+    assert tuple(info.items()) == tuple(zip(environment.facts, facts))
 
 
 @linux

@@ -162,3 +162,12 @@ def test_sentencepiece_texts_of_others(sentencepiece_models):
     names = {i: name for name, i in tokenizer.control_tokens.items()}
     assert [names[i] for i in ids if i in names] == ["<start_of_turn>", "</s>"]
     assert "</s>" in tokenizer.decode(ids).replace(" ", ""), "legible, though sentencepiece puts spaces where it was cut"
+
+
+def test_of_long_messages_the_middle_is_left_out():
+    tokenizer, tool = ByteTokenizer(), {"role": "tool", "content": "abcdefghijkl", "name": "f"}
+    def short(limit):
+        return conversation.shortened(tokenizer, [tool], limit)[0]["content"]
+    assert [short(limit) for limit in (8, 5, 1, 11, 12, 99)] == [
+        "abcdijkl", "abckl", "a", "abcdefhijkl", "abcdefghijkl", "abcdefghijkl"]
+    assert conversation.shortened(tokenizer, [tool], 8) == [{**tool, "content": "abcdijkl"}] and len(tool["content"]) == 12

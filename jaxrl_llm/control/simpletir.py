@@ -1,0 +1,19 @@
+"""SimpleTIR's choice of prompts: rollouts disagree, and the policy is neither hopeless nor done (arXiv 2509.02479)."""
+
+from jax import Array
+
+from jaxrl_llm import masked
+from jaxrl_llm.control.base import Filter, prompt_filter
+
+
+def worth_learning(score_PG: Array, valid_PG: Array, *, lowest: float, highest: float, min_std: float) -> Array:
+    """bool[P]: population std of the scores of at least `min_std`, and a mean score in [lowest, highest]."""
+    mean = masked.mean(score_PG, valid_PG, axis=1)
+    return (masked.std(score_PG, valid_PG, axis=1, ddof=0) >= min_std) & (mean >= lowest) & (mean <= highest)
+
+
+@prompt_filter
+def simpletir(*, lowest: float = 0.1, highest: float = 0.9, min_std: float = 1e-3) -> Filter:
+    """Prompts that are `worth_learning` by `Rollouts.score`; the numbers are those of the published code."""
+    return Filter(lambda rollouts: worth_learning(rollouts.score, rollouts.valid, lowest=lowest, highest=highest,
+                                                  min_std=min_std))

@@ -1,0 +1,30 @@
+"""TTI: the horizon of interaction grows with the iteration (arXiv 2506.07976)."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_llm import registry
+from jaxrl_llm.control.base import Controller, controller
+
+GROWTHS = ("multiplicative", "additive")
+
+
+def horizon(iteration: Array, *, least: int, most: int, growth: str) -> Array:
+    """i32: `clip(least i, least, most)`, or `clip(least + i, least, most)` for additive growth, in iteration i = 1, 2, ..."""
+    return jnp.clip(least * iteration if growth == "multiplicative" else least + iteration, least, most).astype(jnp.int32)
+
+
+@controller
+def tti(*, least: int = 10, most: int = 30, every: int = 1, growth: str = "multiplicative") -> Controller:
+    """`max_turns`: the `horizon` of iteration k // every + 1 in the step after k others.
+
+    The paper's numbers for web pages; a run has `sampling.max_turns` at most. Both forms are reconstructed. Raises ValueError
+    for an unknown growth, a range without a turn, and iterations without a step.
+    """
+    registry.one_of("growth of the horizon", growth, GROWTHS)
+    if not 1 <= least <= most or every < 1:
+        raise ValueError(f"least={least}, most={most}, every={every}; give 1 <= least <= most, and one step or more")
+    return Controller(
+        lambda: jnp.int32(0),
+        lambda step: {"max_turns": horizon(step // every + 1, least=least, most=most, growth=growth)},
+        lambda step, facts: step + 1, facts=("rollouts",), knobs=("max_turns",))

@@ -1,0 +1,93 @@
+"""What an environment says of turns (`Turn.info`), as entries of the extras of trajectories."""
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.registry import one_of
+
+JOINS = {
+    "count": "i32[P, G], the sum over the turns of a trajectory",
+    "any": "bool[P, G], whether it holds for a turn",
+    "once": "i32[P, G], that of the first turn",
+    "turn": "i32[P, G, K], -1 where there is no turn",
+    "tokens": "bool[P, G, T], the tokens of the turns for which it holds",
+    "score": "f32[P, G, T], on the last token of each turn",
+}
+AGENT, RETURNS, AGENT_RETURNS = "agent", "returns", "agent_returns"
+
+
+class Joined(NamedTuple):
+    """Entries of extras by name: `rows` [R, ...] of trajectories, `tokens` [M] of all tokens of a forest."""
+
+    rows: dict[str, np.ndarray]
+    tokens: dict[str, np.ndarray]
+
+
+def check(facts: Mapping[str, str], info: Mapping[str, Any]) -> None:
+    """Raises ValueError where `info` of a turn lacks one of the facts, or holds something that is no number."""
+    for name in facts:
+        if not isinstance(info.get(name), (bool, int, float)):
+            raise ValueError(f"info has {name}={info.get(name)!r}; the environment declares the fact {name!r}, a number or a "
+                             "boolean of every turn")
+
+
+def check_joins(facts: Mapping[str, str]) -> None:
+    """Raises ValueError for a join that does not exist, and where `agent` is not one of turns."""
+    for name, join in facts.items():
+        one_of(f"join of the fact {name!r}", join, JOINS)
+    if facts.get(AGENT, "turn") != "turn":
+        raise ValueError(f"the fact {AGENT!r} is joined by {facts[AGENT]!r}; it belongs to a turn: 'turn'")
+
+
+def joined(facts: Mapping[str, str], info: np.ndarray, node: np.ndarray, row: np.ndarray, rows: int, turns: int,
+           length: np.ndarray, rewards: np.ndarray) -> Joined:
+    """The facts of `rows` trajectories with at most `turns` turns.
+
+    Args:
+      facts: name -> join, see `JOINS`.
+      info: object[N], of each node, by name; read for those in `node`.
+      node, row: i32[E], the turns of the policy in their order, and whose they are, in ascending order.
+      length: i32[N], tokens of each node.  rewards: f32[R], of the trajectories.
+
+    Where `agent` is a fact there is `agent_returns` f32[R, K] beside it: of each turn what its agent gets, by the list
+    `returns` in the info of the last turn, or the reward of the trajectory where that has no such list.
+    """
+    found, tokens = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    step = np.arange(len(row)) - np.searchsorted(row, row)
+    for name, join in facts.items():
+        values = np.array([info[one].get(name, 0) for one in node.tolist()], np.float64)
+        if join == "count":
+            found[name] = np.bincount(row, values, minlength=rows).astype(np.int32)
+        elif join == "any":
+            found[name] = np.bincount(row, values != 0, minlength=rows) > 0
+        elif join == "once":
+            found[name] = np.bincount(row, values * (step == 0), minlength=rows).astype(np.int32)
+        elif join == "turn":
+            found[name] = np.full((rows, turns), -1, np.int32)
+            found[name][row, step] = values
+        else:
+            tokens[name] = _of_tokens(join, values, node, length)
+    if AGENT in facts:
+        found[AGENT_RETURNS] = _agent_returns(info, node, row, step, found[AGENT], rewards)
+    return Joined(found, tokens)
+
+
+def _of_tokens(join: str, values: np.ndarray, node: np.ndarray, length: np.ndarray) -> np.ndarray:
+    by_node = np.zeros(len(length))
+    by_node[node] = values
+    if join == "tokens":
+        return np.repeat(by_node != 0, length)
+    out, last = np.zeros(length.sum(), np.float32), np.cumsum(length) - 1
+    out[last[length > 0]] = by_node[length > 0]
+    return out
+
+
+def _agent_returns(info, node, row, step, agent: np.ndarray, rewards: np.ndarray) -> np.ndarray:
+    """f32[R, K]"""
+    found = np.where(agent >= 0, rewards[:, None], 0).astype(np.float32)
+    last = np.append(row[1:] != row[:-1], True) if len(row) else np.zeros(0, bool)
+    for one, line in zip(node[last].tolist(), row[last].tolist()):
+        if (returns := info[one].get(RETURNS)) is not None:
+            found[line] = np.where(agent[line] >= 0, np.asarray(returns, np.float32)[agent[line]], 0)
+    return found

@@ -1,0 +1,120 @@
+"""Methods of agents by name: what environments say of turns reaches them, and filters of single rollouts the loss."""
+import chatter
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm.control.base import without
+from jaxrl_llm.training import schedules, setup
+
+BOTH_SIDES = {"environment": "chatter:duel", "sampling.max_tokens": 64, "sampling.max_turns": 4}
+ROWS = {
+    "simpletir_filter": {}, "simpletir": {"sampling.max_rounds": 2}, "verltool": {"sampling.observation_tokens": 3},
+    "agentgym_rl": {}, "tti": {}, "turn_control": {},
+    "dr_mas": BOTH_SIDES, "advevo_baseline": BOTH_SIDES, "spiral": BOTH_SIDES,
+    "rstar2_roc": {"estimator": "train_rollouts=2, min_negative=1, min_positive=1"},
+}
+
+
+def scale(learned, rollouts):
+    """What leaves turns with an advantage of 0 out of the mean over tokens."""
+    tokens = rollouts.mask & rollouts.valid[..., None]
+    return tokens.sum() / (np.asarray(learned.advantages) != 0)[tokens].sum()
+
+
+@pytest.fixture(scope="module")
+def filtered():
+    run, params = setup.build(chatter.get_config(method="simpletir_filter"))
+    state = setup.initial_state(run, params)
+    return run, run.source.next(state)
+
+
+def fresh(run):
+    return setup.initial_state(run, run.learner.policy.model.init(jax.random.key(0)))
+
+
+def test_rollouts_with_a_void_turn_count_in_advantages_alone(filtered):
+    run, finished = filtered
+    rollouts = finished.rollouts
+    void = (rollouts.extras["void"] & rollouts.mask).any(-1)
+    assert 0 < void[rollouts.valid].mean() < 1
+    plain, _ = setup.build(chatter.get_config(method="grpo", objective="clip_high=0.28, dual_clip=3.0"))
+    learned, other = run.learner.learn(fresh(run), rollouts), plain.learner.learn(fresh(plain), rollouts)
+    np.testing.assert_array_equal(learned.advantages, other.advantages)
+    np.testing.assert_array_equal(learned.rollouts.mask, rollouts.mask & ~void[..., None])
+    tokens = rollouts.mask & rollouts.valid[..., None]
+    assert learned.metrics["filter/simpletir_filter/dropped"] == pytest.approx(void[rollouts.valid].mean())
+    assert learned.metrics["filter/simpletir_filter/dropped_tokens"] == pytest.approx(
+        tokens[void].sum() / tokens.sum())
+    hand = without(learned.rollouts, ~void)  # the update is that of the rollouts that are left, and of these advantages
+    state, _ = plain.learner.layout.update(fresh(plain), plain.learner.place(hand), learned.advantages, None)
+    for mine, theirs in zip(jax.tree.leaves(learned.state.params), jax.tree.leaves(state.params)):
+        np.testing.assert_allclose(mine, theirs, atol=1e-7)
+
+
+def test_a_batch_of_void_turns_changes_nothing(filtered):
+    run, finished = filtered
+    rollouts = finished.rollouts
+    rollouts = rollouts.replace(extras={**rollouts.extras, "void": np.ones_like(rollouts.extras["void"])})
+    before = fresh(run)
+    kept = jax.tree.map(np.asarray, (before.params, before.opt_state))
+    learned = run.learner.learn(before, rollouts)
+    assert int(learned.state.step) == 1 and learned.metrics["filter/simpletir_filter/dropped"] == 1
+    jax.tree.map(np.testing.assert_array_equal, kept, jax.tree.map(np.asarray, (learned.state.params, learned.state.opt_state)))
+
+
+def test_the_policy_reads_how_many_turns_are_left(filtered):
+    run, finished = filtered
+    sampler, forest = run.source.sampler, finished.forest
+    state = fresh(run)
+    weights = sampler.under(state.params, None, max_turns=3, announced_turns=2)
+    assert [weights.limits.left(turn) for turn in (1, 2)] == [1, 1]
+    rows = sampler.plant([forest.problems[0]], [forest.prompt_ids(0).tolist()], 0)
+    from jaxrl_llm.training.metrics import PhaseTimer
+    played = sampler.groups(weights, rows, np.array([0]), 0, state.key, 0, PhaseTimer())
+    said = [text for text, role in zip(played.texts, played.role) if role == 2]
+    assert said and all(text.endswith("\nTurns left: 1.") for text in said)
+    assert sampler.under(state.params, None, max_turns=3, announced_turns=0).limits.announced == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ROWS)
+def test_rows_run_by_name(method):
+    run, params = setup.build(chatter.get_config(method=method, **ROWS[method]))
+    state = setup.initial_state(run, params)
+    steps = schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params))
+    learned = 0
+    for _, step in zip(range(3), steps):
+        learned += step.learned.metrics.get("grad_norm", 0) > 0
+        assert step.learned.metrics.get("skipped_updates", 0) == 0 and step.finished.metrics["environment/turns"] >= 1
+    assert learned or method == "simpletir"  # of which an untrained policy may fill no batch
+
+
+@pytest.fixture(scope="module")
+def game():
+    run, params = setup.build(chatter.get_config(method="spiral", **BOTH_SIDES))
+    return run, run.source.next(setup.initial_state(run, params))
+
+
+def test_both_sides_of_a_game_are_credited_with_what_they_get(game):
+    run, finished = game
+    rollouts = finished.rollouts
+    learned = run.learner.learn(fresh(run), rollouts)
+    agent, returns, turns = (rollouts.extras[name] for name in ("agent", "agent_returns", "turns"))
+    assert not rollouts.rewards.any() and turns.max() == 4 and {-1, 1} <= {*np.unique(returns)} <= {-1, 0, 1}
+    baseline = np.zeros(2)
+    for p, g in np.ndindex(rollouts.valid.shape):  # games in order of arrival, each side's baseline after each game
+        assert agent[p, g, :turns[p, g]].tolist() == [0, 1, 0, 1][:turns[p, g]]
+        outcome = returns[p, g, 0] * np.array([1, -1])
+        for k in range(turns[p, g]):
+            tokens = rollouts.mask[p, g] & (rollouts.step_ids[p, g] == k)
+            expected = outcome[agent[p, g, k]] - baseline[agent[p, g, k]]
+            np.testing.assert_allclose(learned.advantages[p, g][tokens], expected * scale(learned, rollouts), rtol=1e-4,
+                                       atol=1e-6)
+        baseline = 0.95 * baseline + 0.05 * outcome
+    np.testing.assert_allclose(learned.state.estimator_state[0], baseline, rtol=1e-5)
+
+
+def test_methods_of_agents_name_the_missing_environment():
+    with pytest.raises(NotImplementedError, match="agent .from an environment of several agents"):
+        setup.build(chatter.get_config(method="dr_mas"))
