@@ -1,11 +1,11 @@
 """Programs that pass tests: the first 2,000 problems of CodeContests (arXiv 2203.07814), the public tests as the reward.
 
-  bash scripts/setup.sh data     # then these problems are downloaded when a run starts
-  python -m jaxrl_llm.sandbox    # programs run in a sandbox, and this says whether the machine has one
+  bash scripts/setup.sh data     # then a run downloads these problems when it starts
+  python -m jaxrl_llm.sandbox    # says whether this machine has the sandbox that programs run in
   python experiments/train.py --config=configs/code.py:qwen2.5_7b-h100-8 --workdir=runs/code
 
-500 steps of 64 problems x 8 completions of up to 2,048 tokens; problems without a test, or of more than 1,024 tokens, are left
-out. Public tests are few: a program that passes them can still be wrong.
+500 steps of 64 problems x 8 completions of up to 2,048 tokens: 1.9 hours at the least, by the plan. Problems without a test,
+or of more than 1,024 tokens, are left out. Public tests are few: a program that passes them can still be wrong.
 """
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.recipes import sized

@@ -5,7 +5,7 @@
 
 Every batch has equally many problems of each; `task/LABEL/...` and `eval/LABEL/...` are the numbers of one. The standard
 deviation that advantages are divided by is that of a task (QwenLong-L1.5, arXiv 2512.12967). 500 steps of 64 problems x 8
-completions of up to 512 tokens; on a CPU of 4 problems and 256 tokens.
+completions of up to 512 tokens: half an hour at the least, by the plan. On a CPU 100 steps of 4 problems and 256 tokens.
 """
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.recipes import sized
@@ -14,7 +14,7 @@ EASY = {"chain_sum": "", "countdown": ", config={'min_numbers': 3, 'max_numbers'
         "number_sorting": "", "spell_backward": ""}
 
 
-def get_config(variant: str = "smollm2-cpu"):
+def get_config(variant: str = "qwen2.5_1.5b-h100"):
     c = default_config()
     c.task = ", ".join(f"reasoning_gym(dataset={name}, label={name}, train_size=2000, heldout_size=200{options})"
                        for name, options in EASY.items())

@@ -1,12 +1,15 @@
 """The config files that are shipped: each is planned for every model and machine, and built at tiny size from its own text."""
 import importlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from jaxrl_llm import command_line
-from jaxrl_llm.parallel import plan
+from jaxrl_llm.parallel import mesh_sizes, plan
 from jaxrl_llm.parallel.presets import MODELS, parse_devices
 from jaxrl_llm.training import recipes, setup
 from jaxrl_llm.training.config import calls
@@ -54,16 +57,40 @@ def test_every_variant_fits_its_machine_with_the_margin(name):
                 continue
             c, (device, count) = recipe(name, f"{model}-{machine}"), recipes.machine_of(machine)
             architecture = MODELS[PUBLISHED[model][0]]
-            mesh = {"data": count // (c.mesh.fsdp * c.mesh.tensor), "fsdp": c.mesh.fsdp, "tensor": c.mesh.tensor}
+            mesh = mesh_sizes(count, fsdp=c.mesh.fsdp, tensor=c.mesh.tensor)
             found = plan.placed(architecture, recipes.work_of(c, architecture), device, count, mesh)
             assert found.margin(device) >= plan.MARGIN, (model, machine)
             assert c.model.path == PUBLISHED[model][1] and (machine == "cpu" or c.model.dtype == "bfloat16")
 
 
+def test_the_table_of_the_documentation_is_what_the_recipes_say():
+    text = (ROOT / "docs/guides/recipes.md").read_text()
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")]
+    assert {row[0] for row in rows} == {*RECIPES} and all(f"`{name}`" in text for name in (*PUBLISHED, *MACHINES))
+    for name, _, extra, tokens, variant, minutes in rows:
+        c, (model, machine) = recipe(name), parse(variant)
+        assert c == recipe(name, variant) and tokens == f"{c.prompts.max_tokens}, {c.sampling.max_tokens}"
+        assert (c.steps, c.prompts.per_step, c.sampling.group) == (500, 64, 8)
+        assert extra == ("tasks" if "reasoning_gym(" in c.task else "data")
+        (device, count), architecture = recipes.machine_of(machine), MODELS[PUBLISHED[model][0]]
+        mesh = mesh_sizes(count, fsdp=c.mesh.fsdp, tensor=c.mesh.tensor)
+        seconds = plan.ideal_seconds(architecture, recipes.work_of(c, architecture), mesh, device)
+        assert minutes == f"{c.steps * sum(seconds.values()) / 60:.0f}", name
+
+
+def test_the_plan_takes_a_recipe():
+    done = subprocess.run(
+        [sys.executable, "experiments/plan.py", "--model=qwen2.5_1.5b", "--devices=h100-8",
+         "--config=configs/gsm8k.py:qwen2.5_1.5b-h100-8"], cwd=ROOT, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0 and "fits: 16.6% of the usable memory is left" in done.stdout, done.stderr
+
+
 def test_sizes_are_those_that_the_docstrings_say():
-    big, small = recipe("gsm8k", "qwen2.5_0.5b-v5p-64"), recipe("gsm8k")
+    big, small = recipe("gsm8k", "qwen2.5_0.5b-v5p-64"), recipe("gsm8k", "smollm2-cpu")
     assert (big.prompts.per_step, big.sampling.group, big.sampling.max_tokens) == (64, 8, 512)
-    assert (small.prompts.per_step, small.sampling.max_tokens, small.lora.rank) == (4, 256, 0)
+    assert (small.steps, small.prompts.per_step, small.sampling.max_tokens, small.lora.rank) == (100, 4, 256, 0)
+    assert small.optimizer.learning_rate == 10 * big.optimizer.learning_rate
     adapters = recipe("gsm8k", "qwen2.5_7b-v5e-8")
     assert adapters.lora.rank == recipes.RANK and adapters.optimizer.learning_rate == 10 * big.optimizer.learning_rate
     assert parse("qwen3_8b-h100-8") == ("qwen3_8b", "h100-8")

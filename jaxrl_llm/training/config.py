@@ -66,7 +66,7 @@ def _run(c: ConfigDict) -> None:
 def _model(c: ConfigDict) -> None:
     """The policy, its adapters and its prompts."""
     c.model = ConfigDict()
-    c.model.path = ""                  # Hugging Face directory or .gguf file; empty: from scratch with the sizes below
+    c.model.path = ""                  # Hugging Face directory, .gguf file or run folder; empty: from scratch, sizes below
     c.model.tokenizer = ""             # directory or file of another one; empty: the one that belongs to the path, or bytes
     c.model.chat_template = ""         # jinja source, or the name of one of the tokenizer's; empty: the tokenizer's own
     c.model.hidden_size = 128          # width of the residual stream; this size and the next five: from scratch only

@@ -41,9 +41,10 @@ def work_of(config: ConfigDict, architecture: ModelConfig) -> plan.Work:
 def sized(c: ConfigDict, variant: str) -> ConfigDict:
     """The recipe `c` for a model on a machine, `variant` being e.g. `qwen2.5_1.5b-h100-8`.
 
-    On accelerators with 64 prompts of a step or two a device, in bfloat16; on a CPU with 4 prompts and completions of up to 256
-    tokens. Batches are cut, and weights spread, until `parallel.plan` finds a fit with its margin. Where all weights cannot be
-    trained, adapters are, at ten times the learning rate.
+    On accelerators a step has 64 prompts, in bfloat16; on a CPU 100 steps have 4 prompts and completions of up to 256 tokens.
+    Batches are cut, and weights spread, until `parallel.plan` finds a fit with its margin. Where all weights cannot be trained,
+    adapters are. Adapters, and the few prompts of a CPU, get ten times the learning rate. What the command line changes
+    afterwards is not planned again.
 
     Raises:
       ValueError: unknown variants, and models that do not fit the machine even so.
@@ -51,17 +52,17 @@ def sized(c: ConfigDict, variant: str) -> ConfigDict:
     model, machine = parse(variant)
     (device, count), (row, c.model.path) = machine_of(machine), PUBLISHED[model]
     if machine == "cpu":
-        c.prompts.per_step, c.sampling.max_tokens = 4, min(c.sampling.max_tokens, 256)
+        c.steps, c.prompts.per_step, c.sampling.max_tokens = min(c.steps, 100), 4, min(c.sampling.max_tokens, 256)
         c.eval.problems = min(c.eval.problems, 16)
     else:
-        c.prompts.per_step, c.model.dtype = max(64, 2 * count), "bfloat16"
+        c.prompts.per_step, c.model.dtype = 64, "bfloat16"
     for rank in (0, RANK):
         c.lora.rank = rank
         changes, _, found = plan.remedies(MODELS[row], work_of(c, MODELS[row]), device, count)
         if found is not None:
             c.update_from_flattened_dict(changes)
             c.mesh.fsdp, c.mesh.tensor = found.mesh["fsdp"], found.mesh["tensor"]
-            c.optimizer.learning_rate *= 10 if rank else 1
+            c.optimizer.learning_rate *= 10 if rank or machine == "cpu" else 1
             return c
     raise ValueError(f"{model} does not fit {machine}, even where adapters alone are trained; take a smaller model, a larger "
                      f"machine of {', '.join(MACHINES)}, or a recipe with shorter completions")

@@ -209,7 +209,8 @@ def test_little_room_is_tight_where_devices_have_run_and_no_where_none_has():
 
 def test_remedies_go_on_where_updates_and_sampling_need_nearly_the_same():
     """Neither alone makes the peak much smaller, and a last part that makes it fit may save less than the others."""
-    w = dataclasses.replace(WORK, prompts=64, group=8, prompt_tokens=512, completion_tokens=1024, dtype="bfloat16", lora_rank=32)
+    w = dataclasses.replace(WORK, prompts=64, group=8, prompt_tokens=512, completion_tokens=1024, dtype="bfloat16",
+                            lora_rank=32)
     for name, work, machine, count in (("qwen3_4b", w, "h100", 1), ("qwen2.5_7b", dataclasses.replace(
             w, prompt_tokens=384, completion_tokens=512), "v5e", 8)):
         changes, _, found = plan.remedies(MODELS[name], work, DEVICES[machine], count)
