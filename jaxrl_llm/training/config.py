@@ -118,6 +118,7 @@ def _learning(c: ConfigDict) -> None:
     c.optimizer.b1 = -1.0              # decay of the first moment; -1: the optimiser's own, 0.9 for Adam
     c.optimizer.b2 = -1.0              # decay of the second moment; -1: the optimiser's own, 0.999 for Adam
     c.optimizer.clip_norm = 1.0        # largest norm of a gradient; 0: off
+    c.optimizer.ema = 0.0              # decay of a moving average of the weights, for `--average`; 0: none is kept
 
     c.learner = ConfigDict()
     c.learner.epochs = 0                # passes over each rollout batch; 0: the method's own
@@ -295,6 +296,8 @@ def check(config: ConfigDict) -> None:
         value = config.optimizer[name]
         if value != UNSET[name] and not 0 <= value < 1:
             raise ValueError(f"config.optimizer.{name} is {value}; give 0 or more and less than 1, or -1: the optimiser's own")
+    if not 0 <= config.optimizer.ema < 1:
+        raise ValueError(f"config.optimizer.ema is {config.optimizer.ema}; give a decay below 1, for example 0.99, or 0: none")
     for name in ("reward_deadline", "environment_deadline"):
         if not config[name] > 0:
             raise ValueError(f"config.{name} is {config[name]}; give a number of seconds above 0")

@@ -313,7 +313,7 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
         policy, estimator, objective, optimizer, tuple(recorded), layout, source.mesh, rows, c.sampling.group, joint,
         learner.epochs, learner.minibatches, alone, learner.max_skipped, tuple(config_lib.parts(learner.offload)),
         functools.partial(optimizers.metrics, c.optimizer),
-        controls_of(config, methods.get(config.method), source.prior), filters), schedule
+        controls_of(config, methods.get(config.method), source.prior), filters, config.optimizer.ema), schedule
 
 
 def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, policy: Policy,

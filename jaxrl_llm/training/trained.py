@@ -14,6 +14,7 @@ from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.source import Source
 from jaxrl_llm.training.start import run_at, tokenizer_source
+from jaxrl_llm.training.state import with_trained
 from jaxrl_llm.training.workdir import load_code, stored_config
 
 
@@ -35,13 +36,15 @@ def untrained(config: ConfigDict) -> Trained:
     return Trained(config, policy, source, params, parallel.put(lora, parallel.tree_shardings(lora, source.mesh)), 0)
 
 
-def trained(workdir: Path, step: int | None = None, task: str | None = None, best: bool = False) -> Trained:
+def trained(workdir: Path, step: int | None = None, task: str | None = None, best: bool = False, average: bool = False
+            ) -> Trained:
     """The policy of a checkpoint of a run, the newest one or that of `step`, with the run's own task or another one.
 
-    With `best` the weights that `config.checkpoint.best` kept.
+    With `best` the weights that `config.checkpoint.best` kept, with `average` the moving average of `config.optimizer.ema`.
 
     Raises:
       FileNotFoundError: no run folder, or no checkpoint of that step.
+      ValueError: no average was kept, or that of the best weights is asked for.
     """
     load_code(workdir)  # tasks and rewards
     config = stored_config(workdir)
@@ -49,18 +52,26 @@ def trained(workdir: Path, step: int | None = None, task: str | None = None, bes
         config.task = task
     start = untrained(config)
     target = {"params": start.params} | ({} if start.lora is None else {"lora": start.lora})
+    if average:
+        if best or not config.optimizer.ema:
+            raise ValueError(f"{workdir} has no moving average of its {'best ' * best}weights: averages lie in the checkpoints "
+                             "of runs that are started with, for example, --config.optimizer.ema=0.99")
+        target |= {"average": start.params if start.lora is None else start.lora}
     with Checkpoints(workdir / (FOLDER if best else "checkpoints"), read_only=True) as checkpoints:
         found = checkpoints.restore(target, step, part=True)
-    return start._replace(params=found.state["params"], lora=found.state.get("lora"), step=found.step)
+    params, lora = found.state["params"], found.state.get("lora")
+    params, lora = with_trained(params, lora, found.state["average"]) if average else (params, lora)
+    return start._replace(params=params, lora=lora, step=found.step)
 
 
-def export(workdir: Path, directory: Path, step: int | None = None, adapter: bool = False, best: bool = False) -> int:
+def export(workdir: Path, directory: Path, step: int | None = None, adapter: bool = False, best: bool = False,
+           average: bool = False) -> int:
     """Writes the model of a checkpoint as a Hugging Face directory, adapters merged in, with its tokenizer; returns its step.
 
-    With `adapter` the adapters alone, for PEFT and vLLM; with `best` of the weights that `config.checkpoint.best` kept. Raises
+    With `adapter` the adapters alone, for PEFT and vLLM; `best` and `average` as in `trained`. Raises
     ValueError where the run trained no adapter, or one of another run's weights.
     """
-    found = trained(workdir, step, best=best)
+    found = trained(workdir, step, best=best, average=average)
     architecture, tokenizer = found.policy.model.config, found.source.sampler.tokenizer
     if adapter and found.lora is None:
         raise ValueError(f"{workdir} trained all weights (lora.rank=0), so there is no adapter; export without --adapter")
