@@ -12,9 +12,9 @@ from jaxrl_llm.evaluation import flops
 from jaxrl_llm.generation.prompts import encode_problem
 from jaxrl_llm.methods.provision import needs_of
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.metrics import read_metrics
+from jaxrl_llm.training.numbers import method_parts
 from jaxrl_llm.training.start import load_model
 from jaxrl_llm.training.workdir import load_code, stored_config
 from jaxrl_llm.values.features import feature_size
@@ -84,9 +84,7 @@ class Costs:
 def costs_of(config: ConfigDict) -> Costs:
     """The costs of a run's stored configuration."""
     method = methods.get(config.method)
-    estimator, objective = methods.build(  # only what they need is read, and no size changes that
-        config.method, max_len=1, feature_size=feature_size(config.model.hidden_size),
-        estimator=config_lib.keywords(config.estimator), objective=config_lib.keywords(config.objective))
+    estimator, objective = method_parts(config, feature_size(config.model.hidden_size))  # what they need is no matter of size
     needs = needs_of(method, estimator, objective)
     updates = config.learner.epochs * config.learner.minibatches
     model, prompt = _model_and_prompt(json.dumps(config.model.to_dict(), sort_keys=True), config.task)

@@ -47,7 +47,7 @@ def _run(c: ConfigDict) -> None:
     c.method = "grpo"                  # a row of the catalogue: python -m jaxrl_llm.methods
     c.setting = ""                     # "paper": the row's group size, temperature, ... in the place of those below
     c.estimator = ""                   # hyper-parameters of its estimator that differ from the row's, e.g. "eps=1e-4"
-    c.objective = ""                   # likewise of its objective, e.g. "kl_coef=0.01, clip_high=0.28"
+    c.objective = ""                   # likewise of its objective, e.g. "kl_coef=linear(start=0.1, end=0), clip_high=0.28"
     c.control = ""                     # likewise of its controllers, e.g. "every=50"
     c.allocation = ""                  # likewise of the rule by which it allots rollouts, e.g. "weighting=hardness"
     c.replay = ""                      # likewise of its replay, for a method that replays rollouts, e.g. "capacity=512"
@@ -182,7 +182,7 @@ def _around(c: ConfigDict) -> None:
 
 
 def keywords(text: str) -> dict[str, Any]:
-    """`"a=1, b='x'"` as a dict of Python literals; bare words and paths are strings.
+    """`"a=1, b='x'"` as a dict of Python literals; bare words, paths and calls `name(...)` are strings.
 
     Raises:
       ValueError: when a part is not `name=value`, or a name is given twice.
@@ -194,7 +194,7 @@ def keywords(text: str) -> dict[str, Any]:
             literal = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             literal = value
-        if not name.isidentifier() or name in given or (literal is value and not re.fullmatch(r"[\w.+:/~-]+", value)):
+        if not name.isidentifier() or name in given or (literal is value and not re.fullmatch(r"[\w.+:/~-]+|\w+\(.*\)", value)):
             raise ValueError(f"cannot read {part!r} in {text!r}; write options as name=value, name=value, each name once, "
                              "and text with spaces or signs in quotes")
         given[name] = literal

@@ -9,6 +9,7 @@ from jaxrl_llm.parallel.presets import MODELS, Device, parse_devices
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import forecast
+from jaxrl_llm.training.numbers import method_parts
 from jaxrl_llm.training.variants import MACHINES, PUBLISHED, parse
 from jaxrl_llm.values import features
 
@@ -31,9 +32,7 @@ def work_of(config: ConfigDict, architecture: ModelConfig) -> plan.Work:
     config_lib.check(config)
     if not config.prompts.max_tokens:
         raise ValueError("config.prompts.max_tokens=0 would be read from the task; give the longest prompt to plan for")
-    estimator, objective = methods.build(
-        config.method, max_len=config.sampling.max_tokens, estimator=config_lib.keywords(config.estimator),
-        objective=config_lib.keywords(config.objective), feature_size=features.feature_size(architecture.hidden_size))
+    estimator, objective = method_parts(config, features.feature_size(architecture.hidden_size))
     return forecast.work_of(config, config.prompts.max_tokens, needs_of(method, estimator, objective),
                             critic=estimator.value_targets is not None)
 

@@ -38,6 +38,7 @@ from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.layouts import Layout, packed, rectangular
 from jaxrl_llm.training.learner import Learner
+from jaxrl_llm.training.numbers import method_parts
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.problems import EvalSpec, make_reward, make_sets, make_task
 from jaxrl_llm.training.shapes import Ladders, prompt_buckets, row_lengths
@@ -112,9 +113,7 @@ def make_parts(config: ConfigDict, hidden_size: int) -> tuple[Estimator, Objecti
 
     In an environment those of methods whose rows are turns, agents or games read and credit the turns of trajectories.
     """
-    estimator, objective = methods.build(
-        config.method, max_len=config.sampling.max_tokens, feature_size=features.feature_size(hidden_size),
-        estimator=config_lib.keywords(config.estimator), objective=config_lib.keywords(config.objective))
+    estimator, objective = method_parts(config, features.feature_size(hidden_size))
     if config.environment and {*estimator.needs} & {*methods.provision.TURNS, *methods.provision.AGENTS}:
         return estimator_of_environment(estimator), objective_of_turns(objective)
     return estimator, objective
