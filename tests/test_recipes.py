@@ -147,6 +147,15 @@ def test_every_recipe_is_built_at_tiny_size(name, hub, tmp_path):
     assert json.dumps(config.to_dict()) and calls(config.task)
 
 
+def test_weights_that_are_missing_are_an_error_before_the_data_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for variant, command in (("qwen3_4b-h100", "hf download Qwen/Qwen3-4B --local-dir models/Qwen3-4B,"),
+                             ("gemma3_1b-h100", "hf download google/gemma-3-1b-it --local-dir models/gemma-3-1b-it,"),
+                             ("smollm2-cpu", "bash scripts/get_smollm2.sh,")):
+        with pytest.raises(FileNotFoundError, match=f"is not here, and no run downloads weights; get them: {command}"):
+            setup.build(recipe("gsm8k", variant))  # without a network
+
+
 def test_every_shipped_file_says_what_it_is_and_how_it_is_started():
     files = {path.stem: path for path in (ROOT / "configs").glob("[!_]*.py")}
     assert {*RECIPES} < files.keys()

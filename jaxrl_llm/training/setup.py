@@ -47,6 +47,7 @@ from jaxrl_llm.training.start import load_model
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import in_parts, make_joint_update
 from jaxrl_llm.training.trajectories import Trajectories
+from jaxrl_llm.training.variants import check_there
 from jaxrl_llm.values import critic as critic_lib
 from jaxrl_llm.values import features
 
@@ -74,6 +75,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     method = methods.get(config.method)
     config = config_lib.resolve(config, method.defaults)
     config_lib.check(config)
+    check_there(config.model.path)
     task, judge = make_judge(config)
     check_method(config, method, *make_parts(config, config.model.hidden_size),
                  judge.environment.facts if isinstance(judge, Runner) else ())
@@ -95,6 +97,7 @@ def build_policy(config: ConfigDict) -> tuple[ConfigDict, Policy, Source, Any]:
     """What samples, without what learns: `(config, policy, source, params)`. No method is looked up."""
     config = config_lib.resolve(config, {})
     config_lib.check(config)
+    check_there(config.model.path)
     task, judge = make_judge(config)
     mesh = make_mesh(config)
     tokenizer, model, params = load_model(config.model, mesh, config.seed)

@@ -1,4 +1,6 @@
 """Names of the variants that recipes have: a published model and a machine, `qwen2.5_1.5b-h100-8`."""
+from pathlib import Path
+
 from jaxrl_llm.registry import one_of
 
 # Variant: the row of `presets.MODELS`, and where its weights are looked for.
@@ -14,6 +16,19 @@ PUBLISHED = {
     "gemma3_1b": ("gemma3_1b", "models/gemma-3-1b-it"),
 }
 MACHINES = ("cpu", "h100", "h100-8", "v5e-8", "v5p-64")
+
+
+_OWNERS = {"Qwen": "Qwen", "gemma": "google"}  # on the Hugging Face Hub
+
+
+def check_there(path: str) -> None:
+    """Raises FileNotFoundError for the path of a published model that is not on this machine, with how to get it."""
+    if path not in {where for _, where in PUBLISHED.values()} or Path(path).exists():
+        return
+    name, owners = Path(path).name, [owner for start, owner in _OWNERS.items() if Path(path).name.startswith(start)]
+    command = f"hf download {owners[0]}/{name} --local-dir {path}" if owners else "bash scripts/get_smollm2.sh"
+    raise FileNotFoundError(f"config.model.path={path} is not here, and no run downloads weights; get them: {command}, or give "
+                            "another folder: --config.model.path=...")
 
 
 def parse(variant: str) -> tuple[str, str]:
