@@ -22,7 +22,7 @@ def get_config(variant: str = "mixed"):
     c.warmup.steps = 1000
     c.warmup.batch = 64
     c.warmup.learning_rate = 3e-3
-    c.optimizer.learning_rate = 4e-4
+    c.optimizer.learning_rate = 3e-4
     c.eval.problems = 192
     c.eval.every = 20
     c.samples_every = 0
@@ -30,9 +30,9 @@ def get_config(variant: str = "mixed"):
 
 
 def _mixed(c):
-    c.task = ("arithmetic(level=digit, label=easy), arithmetic(level=nocarry3, label=middle), "
+    c.task = ("arithmetic(level=nocarry2, label=easy), arithmetic(level=nocarry3, label=middle), "
               "arithmetic(level=mul2, label=hard)")
-    c.warmup.loss = 0.9
+    c.warmup.loss = 0.85
     c.steps = 150
     c.prompts.per_step = 24
     c.sampling.group = 8
@@ -43,7 +43,7 @@ def _mixed(c):
 def _lengths(c):
     c.task = "attempts"
     c.rewards = "last_number, soft_overlong(max_length=48, cache=48, weight=0.3)"
-    c.warmup.loss = 0.9
+    c.warmup.loss = 1.1
     c.steps = 100
     c.prompts.per_step = 16
     c.sampling.group = 8

@@ -34,7 +34,7 @@ SUITES = {
     "embedded": (
         Contest("mixed", "suite:mixed", "tokens=1.2e5", "eval/score",
                 "a third of the problems is easy, a third is learned, a third is out of reach"),
-        Contest("lengths", "suite:lengths", "tokens=2.5e5", "eval/reward",
+        Contest("lengths", "suite:lengths", "tokens=6e4", "eval/reward",
                 "completions of heavy-tailed lengths, and a cost of length"),
     ),
 }
