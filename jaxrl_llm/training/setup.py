@@ -1,6 +1,7 @@
 """From a configuration to a run: its source of rollouts and its learner, checked before the first step."""
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from jaxrl_llm.advantages.turns import of_turns as estimator_of_turns
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.forest import Forest, outcomes
+from jaxrl_llm.generation import external
 from jaxrl_llm.generation import sampling as sampling_lib
+from jaxrl_llm.generation.engine import Engine
 from jaxrl_llm.generation.prompts import encode_problems, longest
 from jaxrl_llm.generation.sampler import generate
 from jaxrl_llm.methods.provision import needs_of
@@ -132,29 +135,45 @@ def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer,
                       judge: rewards.Combined | Runner) -> Source:
     """A source that samples every prompt once, as held-out problems are, whatever the method."""
     s, model = config.sampling, policy.model
-    sampler = (make_trajectories(config, model, mesh, tokenizer, task, judge) if isinstance(judge, Runner)
-               else make_sampler(config, model, mesh, tokenizer, task, judge))
+    server = make_server(config, model.config)
+    sampler = (make_trajectories(config, model, mesh, tokenizer, task, judge, server) if isinstance(judge, Runner)
+               else make_sampler(config, model, mesh, tokenizer, task, judge, server))
     drawn = config.budget.prompts if config.budget.utility else config.prompts.per_step
     readers = int(np.gcd(drawn, jax.process_count()))
     return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
                   single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
-                  readers=readers, sizes=sizes_of(config, model.config))
+                  readers=readers, sizes=sizes_of(config, model.config), server=server)
 
 
-def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, task: tasks.Task, reward: rewards.Combined
-                 ) -> Sampler:
-    """Of completions, each of which is scored as a whole."""
+def make_server(config: ConfigDict, model: ModelConfig) -> external.Server | None:
+    """What samples in the place of this process; None where `config.server` names none. It is not asked for anything yet."""
+    c = config.server
+    if not c.url:
+        return None
+    if parallel.several():
+        raise NotImplementedError("one process asks a server; run it on one process, or leave server.url empty")
+    client = external.Client(c.url, os.environ.get("JAXRL_LLM_TOKEN", ""), c.deadline)
+    folder = Path(c.weights).expanduser().resolve() if c.weights else None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    return external.Server(client, model, folder, c.model, c.max_mismatch)
+
+
+def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, task: tasks.Task, reward: rewards.Combined,
+                 server: external.Server | None) -> Sampler:
+    """Of completions, each of which is scored as a whole; by this process, or by the `server`."""
     s, prompt_tokens = config.sampling, prompt_length(config, task, tokenizer, model.config.max_positions)
     stops = stop_ids(tokenizer, s.stop_strings)
     compiled = functools.partial(generate, model, max_tokens=s.max_tokens, stop_ids=stops, mesh=mesh)
-    return Sampler(Guarded("rollout", compiled, len(prompt_buckets(prompt_tokens))), sampling_of(config),
-                   config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh, model.dtype,
+    here: Any = Guarded("rollout", compiled, len(prompt_buckets(prompt_tokens)))
+    there = functools.partial(external.generate, server, max_tokens=s.max_tokens, stop_ids=stops, stop_texts=s.stop_strings)
+    return Sampler(here if server is None else there, sampling_of(config), config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh, model.dtype,
                    tuple(s.stop_strings), s.micro_batches)
 
 
-def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, task: tasks.Task, runner: Runner
-                      ) -> Trajectories:
-    """Of trajectories in an environment.
+def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, task: tasks.Task, runner: Runner,
+                      server: external.Server | None) -> Trajectories:
+    """Of trajectories in an environment, whose turns this process samples, or the `server`.
 
     Raises:
       ValueError: for a tokenizer without a chat template, and what goes with single turns only.
@@ -171,7 +190,8 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
                          s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings), s.observation_tokens)
     prompt_tokens = prompt_length(config, task, tokenizer, model.config.max_positions, found.encode)
     runner.forget()
-    return dataclasses.replace(found, prompt_tokens=prompt_tokens)
+    engine = Engine if server is None else functools.partial(external.engine_for, server)
+    return dataclasses.replace(found, prompt_tokens=prompt_tokens, make_engine=engine)
 
 
 def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, source: Source) -> Source:
@@ -521,6 +541,9 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
     if config.environment and method.replay is not None:
         raise ValueError(f"method {method.slug!r} replays completions of single turns; train it on a task, or take a method "
                          "without replay in this environment, for example grpo")
+    if "entropies" in needs and c.server.url:
+        raise ValueError(f"method {method.slug!r} reads the sampler's entropies, which servers do not have to return; leave "
+                         "server.url empty, or take another method, for example grpo")
     check_replay(config, method, needs)
     sampling_of(config)
 

@@ -12,6 +12,7 @@ from jaxrl_llm import forest as forests
 from jaxrl_llm import parallel
 from jaxrl_llm.control import Settings
 from jaxrl_llm.forest import Forest
+from jaxrl_llm.generation.external import Server
 from jaxrl_llm.generation.prompts import encode_problems, fit
 from jaxrl_llm.replay import Replay
 from jaxrl_llm.replay import buffer as buffers
@@ -67,6 +68,7 @@ class Source:
       replay: what is stored of rollouts and enters later batches; None: nothing.
       fewer: with a replay, makes the topology of a batch in which a smaller number of prompts is sampled than by `topology`.
       buffer: what is stored.
+      server: what samples in the place of this process; None: nothing does.
     """
 
     task: Task
@@ -84,6 +86,7 @@ class Source:
     replay: Replay | None = None
     fewer: Callable[[int], Topology] | None = None
     buffer: Forest | None = None
+    server: Server | None = None
 
     def __post_init__(self):
         if self.replay is not None and self.buffer is None:

@@ -39,6 +39,7 @@ def trained(workdir: Path, step: int | None = None, task: str | None = None) -> 
     """
     load_code(workdir)  # tasks and rewards
     config = stored_config(workdir)
+    config.server.url = ""  # it is not there any more, or has other weights
     if task:
         config.task = task
     start = untrained(config)

@@ -3,7 +3,7 @@ import dataclasses
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -96,6 +96,7 @@ class Trajectories:
       mesh, dtype: where weights lie and what the model computes in.
       observation_tokens: of a message of the environment, whose middle is left out where it has more; 0: no limit of their own.
       opened: numbers of openings that are read as prompts.
+      make_engine: what samples turns, made as `Engine` is.
     """
 
     model: Transformer
@@ -113,6 +114,7 @@ class Trajectories:
     stop_strings: Sequence[str] = ()
     observation_tokens: int = 0
     opened: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+    make_engine: Callable[..., Any] = Engine
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -162,8 +164,9 @@ class Trajectories:
             opened = self.runner.reset({held_out + uid: forest.problems[one.prompt] for uid, one in going.items()})
         check_openings({uid: (one.prompt, opened[held_out + uid]) for uid, one in going.items() if held_out + uid in opened})
         going = {uid: one for uid, one in going.items() if held_out + uid in opened}
-        engine = Engine(self.model, weights.params, key, slots=self.prompts * self.group, lora=weights.lora, version=version,
-                        slot_tokens=self.prompt_tokens + self.max_tokens, tokenizer=self.tokenizer)
+        engine = self.make_engine(
+            self.model, weights.params, key, slots=self.prompts * self.group, lora=weights.lora, version=version,
+            slot_tokens=self.prompt_tokens + self.max_tokens, tokenizer=self.tokenizer)
         ended = self._played(engine, weights, going, held_out, timer)
         invalid = self.runner.counts.copy()
         self.runner.forget()

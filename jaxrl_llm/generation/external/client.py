@@ -1,0 +1,151 @@
+"""Requests to a server over HTTP: many at a time, each repeated until it is answered, refused or late."""
+import asyncio
+import itertools
+import math
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+_FIRST, _LONGEST = 0.1, 10.0  # seconds between two attempts: at first, and at most
+_BUSY = (408, 409, 425, 429)  # of the 4xx those that later attempts may escape
+_GARBLED = 5  # answers without sense in a row that are asked for again
+_SAY = 30.0  # seconds between two lines about a server that does not answer
+_CONNECT = 10.0  # seconds to connect
+
+Answer = TypeVar("Answer")
+
+
+class ServerError(RuntimeError):
+    """A request that a server did not answer; `uid` of the trajectory that it was for, if it was for one."""
+
+    uid: int | None = None
+
+
+class Fault(ServerError):
+    """An attempt that failed and may succeed later: the server did not answer, was busy, or serves other weights."""
+
+
+class Garbled(Fault):
+    """An answer that makes no sense, which is asked for a few times only."""
+
+
+class Refusal(ServerError):
+    """The server understood and said no, which another attempt does not change."""
+
+
+class Client:
+    """Asks one server. Requests run in a thread with an event loop of its own, so that they can be cancelled.
+
+    Attributes:
+      url: of the server, without `/v1`.  deadline: seconds of a request, all attempts together.
+    """
+
+    def __init__(self, url: str, token: str = "", deadline: float = 600.0, requests: int = 128):
+        """
+        Args:
+          url: with or without `/v1` at its end.
+          token: given as bearer token; empty: none.
+          deadline: seconds of a request, all attempts together; they begin when it is sent.
+          requests: sent at the same time at most.
+        """
+        try:
+            import httpx
+        except ModuleNotFoundError as error:
+            raise ValueError(f"sampling from the server {url} needs a package: pip install 'jaxrl_llm[server]'") from error
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"server.url={url!r}; give an address such as http://127.0.0.1:8000")
+        self.url, self.deadline = url.rstrip("/").removesuffix("/v1"), deadline
+        self._httpx = httpx
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._loop = asyncio.new_event_loop()
+        self._turns = asyncio.Semaphore(requests)
+        self._session: Any = None
+        self._said = -math.inf
+        threading.Thread(target=self._loop.run_forever, name="requests", daemon=True).start()
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None, read: Callable[[Any], Answer], *,
+            deadline: float | None = None, waits: bool = False) -> "Future[Answer]":
+        """What `read` makes of the JSON that the server answers.
+
+        `read` raises `Garbled` or another `Fault` for an answer that is to be asked for again, and `Refusal` for one that will
+        not become better. The future raises `Refusal`, or `Fault` when the deadline has passed; cancelled, it ends the request.
+
+        Args:
+          deadline: seconds; None: the client's.
+          waits: the request waits until fewer than `requests` others are on their way.
+        """
+        answered = self._answered(method, path, body, read, deadline or self.deadline)
+        return asyncio.run_coroutine_threadsafe(self._in_turn(answered) if waits else answered, self._loop)
+
+    def close(self) -> None:
+        """Ends all requests, and the thread."""
+        async def end():
+            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            if self._session is not None:
+                await self._session.aclose()
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    async def _in_turn(self, answered):
+        async with self._turns:
+            return await answered
+
+    async def _answered(self, method, path, body, read, deadline):
+        start, garbled = time.monotonic(), 0
+        for attempt in itertools.count():
+            left = start + deadline - time.monotonic()
+            try:
+                return read(await self._once(method, path, body, left))
+            except Fault as fault:
+                wait = min(_FIRST * 2**attempt, _LONGEST) * random.uniform(0.5, 1.0)
+                garbled += isinstance(fault, Garbled)
+                spent = time.monotonic() - start
+                if spent + wait >= deadline or garbled >= _GARBLED:
+                    raise Fault(f"{method} {self.url}{path}: {fault}, at the last of {attempt + 1} attempts in {spent:.1f} s"
+                                ) from fault
+                self._say(f"{self.url}: {fault}; asking again for up to {deadline - spent:.0f} s")
+                await asyncio.sleep(wait)
+
+    def _say(self, line: str) -> None:
+        """Not more often than people want to read it."""
+        if time.monotonic() - self._said > _SAY:
+            self._said = time.monotonic()
+            print(line, file=sys.stderr, flush=True)
+
+    async def _once(self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float) -> Any:
+        """The JSON of one answer. Raises `Fault` and `Refusal`."""
+        if self._session is None:
+            limits = self._httpx.Limits(max_connections=None, max_keepalive_connections=64)
+            self._session = self._httpx.AsyncClient(headers=self._headers, limits=limits, trust_env=False,
+                                                    timeout=self._httpx.Timeout(None, connect=_CONNECT))
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await self._session.request(method, self.url + path, json=body)
+        except TimeoutError:
+            raise Fault("no answer") from None
+        except self._httpx.HTTPError as error:
+            raise Fault(f"{type(error).__name__} {error}".strip()) from error
+        if answer.status_code in _BUSY or answer.status_code >= 500:
+            raise Fault(f"status {answer.status_code}: {_reason(answer)}")
+        if answer.status_code != 200:
+            raise Refusal(f"{method} {self.url}{path}: status {answer.status_code}: {_reason(answer)}")
+        try:
+            return answer.json()
+        except ValueError:
+            return answer.text  # `read` says what is missing
+
+
+def _reason(answer) -> str:
+    """What an error says, in OpenAI's format or any other."""
+    try:
+        return str(answer.json()["error"]["message"])[:500]
+    except (ValueError, KeyError, TypeError):
+        return answer.text[:500]
