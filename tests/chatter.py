@@ -28,6 +28,26 @@ def letters(*, broken: int = -1) -> Environment:
                        facts=FACTS, returns=(0.0, 0.75), oracle=lambda state: "abc"[state["turn"]])
 
 
+def duel() -> Environment:
+    """Two agents in turns, twice each; whoever says more lower-case letters wins."""
+    def reset(problem, key):
+        return {"letters": [0, 0], "turn": 0}, [{"role": "user", "content": f"Say {problem.id % 3}."}]
+
+    def step(state, message):
+        agent = state["turn"] % 2
+        state["letters"][agent] += sum("a" <= letter <= "z" for letter in message["content"])
+        state["turn"] += 1
+        info = {"agent": agent, "functional_group": agent, "game": 0}
+        if state["turn"] < 4:
+            return Turn([{"role": "user", "content": "Next."}], info=info)
+        ahead = state["letters"][0] - state["letters"][1]
+        first = (ahead > 0) - (ahead < 0)
+        return Turn(done=True, info={**info, "returns": [first, -first]})
+
+    return Environment(name="duel", task=seeded("duel", "Say it.", 20, 8), reset=reset, step=step, replayable=False,
+                       facts={"agent": "turn", "functional_group": "turn", "game": "once"}, returns=(-1.0, 1.0))
+
+
 def get_config(**changes):
     c = default_config()
     c.environment, c.model.chat_template = "chatter:letters", TEMPLATE

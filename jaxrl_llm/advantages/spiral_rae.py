@@ -19,13 +19,13 @@ def spiral_rae(
     the paper's listing may be read. `filter_zero` leaves turns with an advantage of exactly 0 out of the loss and,
     under the aggregation `token_mean`, out of its denominator. A role that never moved is taken to have the negative of
     the other's reward, which holds in zero-sum games only. decay and gamma are the published code's.
-    `rewards` [P, G]: the outcome for the role of the row. Extras: `game` i32[P] in 0..games-1, `role` i32[P, G] in
-    {0, 1}, `step` i32[P, G] (order of the turns).
+    `rewards` [P, G]: the outcome for the role of the row. Extras: `game` i32[P] in 0..games-1, `agent` i32[P, G] in
+    {0, 1}, the role, `step` i32[P, G] (order of the turns).
     """
 
     def advantages(rollouts, baseline):
         valid, extras = rollouts.valid, rollouts.extras
-        roles = (extras["role"][..., None] == jnp.arange(2)[None, None]) & valid[..., None]
+        roles = (extras["agent"][..., None] == jnp.arange(2)[None, None]) & valid[..., None]
         moved = jnp.any(roles, axis=1)
         outcome = masked.mean(jnp.broadcast_to(rollouts.rewards[..., None], roles.shape), roles, axis=1)
         outcome = jnp.where(moved, outcome, -outcome[:, ::-1]).astype(baseline.dtype)
@@ -38,9 +38,9 @@ def spiral_rae(
 
         baseline, scores = lax.scan(finish, baseline, (extras["game"], outcome, jnp.any(moved, axis=1)))
         later = extras["step"][:, None, :] > extras["step"][:, :, None]
-        remaining = segments.count(segments.same(valid, extras["role"]) & later)
-        turns = jnp.take_along_axis(scores, extras["role"], axis=1, mode="clip") * gamma**remaining
+        remaining = segments.count(segments.same(valid, extras["agent"]) & later)
+        turns = jnp.take_along_axis(scores, extras["agent"], axis=1, mode="clip") * gamma**remaining
         tokens = masked.to_tokens(turns, rollouts.token_mask)
         return (over_kept(tokens, tokens != 0, rollouts.token_mask) if filter_zero else tokens), baseline
 
-    return stateful(lambda: jnp.zeros((games, 2)), advantages, needs=("rewards", "game", "role", "step"))
+    return stateful(lambda: jnp.zeros((games, 2)), advantages, needs=("rewards", "game", "agent", "step"))

@@ -1,25 +1,32 @@
-"""Estimators whose rows are turns, for rollouts that are trajectories."""
+"""Estimators whose rows are turns, agents or games, for rollouts that are trajectories."""
 import jax.numpy as jnp
+from jax import Array
 
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.rollouts import Rollouts
 
 
+def of_environment(estimator: Estimator) -> Estimator:
+    """The estimator for trajectories of an environment: its rows are games, agents or turns, as what it needs says."""
+    if "game" in estimator.needs:
+        return of_games(estimator)
+    return of_agents(estimator) if "functional_group" in estimator.needs else of_turns(estimator)
+
+
 def rows_of_turns(rollouts: Rollouts) -> Rollouts:
     """Trajectories `[P, G, T]` with K turns at most as rows `[P, G K, 1]`, one for each turn.
 
-    Reads the extras that `forest.turn_facts` makes, `[P, G, K]`: a turn is there where `step` is not negative. A reward is that
-    of the trajectory.
+    Reads the extras that `forest.turn_facts` and `turn_info.joined` make, `[P, G, K]`: a turn is there where `step` is not
+    negative. A reward is what the agent of the turn gets (`agent_returns`), or that of the trajectory.
     """
-    valid = rollouts.valid[..., None] & (rollouts.extras["step"] >= 0)
+    valid = _there(rollouts)
     P, G, K = valid.shape
 
     def flat(x):
         return x.reshape(P, G * K)
 
     extras = {name: flat(x) for name, x in rollouts.extras.items() if x.shape == valid.shape}
-    return Rollouts(mask=flat(valid)[..., None], valid=flat(valid), rewards=flat(jnp.broadcast_to(rollouts.rewards[..., None],
-                                                                                               valid.shape)), extras=extras)
+    return Rollouts(mask=flat(valid)[..., None], valid=flat(valid), rewards=flat(_rewards(rollouts)), extras=extras)
 
 
 def of_turns(estimator: Estimator) -> Estimator:
@@ -29,8 +36,62 @@ def of_turns(estimator: Estimator) -> Estimator:
     """
     def update(rollouts, state):
         advantages, state = estimator.update(rows_of_turns(rollouts), state)
-        turns = advantages[..., 0].reshape(rollouts.extras["step"].shape)
-        place = jnp.clip(rollouts.step_ids, 0, turns.shape[-1] - 1)
-        return jnp.where(rollouts.token_mask, jnp.take_along_axis(turns, place, axis=-1), 0), state
+        return _to_tokens(advantages[..., 0].reshape(rollouts.extras["step"].shape), rollouts), state
 
+    return _adapted(estimator, update)
+
+
+def of_agents(estimator: Estimator) -> Estimator:
+    """As `of_turns`, for an estimator whose rows are the agents of each trajectory (`agent`), however often they speak.
+
+    The first turn of an agent stands for it; its other turns have the same advantage.
+    """
+    def update(rollouts, state):
+        rows, shape = rows_of_turns(rollouts), rollouts.extras["step"].shape
+        agent = rollouts.extras["agent"]
+        first = jnp.argmax(agent[..., :, None] == agent[..., None, :], axis=-1)  # of each turn, the agent's first
+        stands = (first == jnp.arange(shape[-1])).reshape(rows.valid.shape) & rows.valid
+        advantages, state = estimator.update(rows.replace(valid=stands, mask=stands[..., None]), state)
+        return _to_tokens(jnp.take_along_axis(advantages[..., 0].reshape(shape), first, axis=-1), rollouts), state
+
+    return _adapted(estimator, update)
+
+
+def of_games(estimator: Estimator) -> Estimator:
+    """The estimator of trajectories for one that takes finished games in order of arrival on the P axis, turns on the G axis.
+
+    Games of a prompt come one after another; rows have their own tokens.
+    """
+    def update(rollouts, state):
+        valid, mask = _there(rollouts), rollouts.token_mask
+        P, G, K = valid.shape
+        tokens = mask[:, :, None, :] & (rollouts.step_ids[:, :, None, :] == jnp.arange(K)[:, None])
+        extras = {name: rollouts.extras[name].reshape(P * G, K) for name in ("agent", "step")}
+        rows = Rollouts(mask=tokens.reshape(P * G, K, -1), valid=valid.reshape(P * G, K),
+                        rewards=_rewards(rollouts).reshape(P * G, K),
+                        extras={**extras, "game": rollouts.extras["game"].reshape(P * G)})
+        advantages, state = estimator.update(rows, state)
+        return advantages.reshape(tokens.shape).sum(axis=2), state
+
+    return _adapted(estimator, update)
+
+
+def _adapted(estimator: Estimator, update) -> Estimator:
     return Estimator(estimator.init, update, (*estimator.needs, "step_ids"))
+
+
+def _there(rollouts: Rollouts) -> Array:
+    """bool[P, G, K]: turns that exist."""
+    return rollouts.valid[..., None] & (rollouts.extras["step"] >= 0)
+
+
+def _rewards(rollouts: Rollouts) -> Array:
+    """f32[P, G, K]: what the agent of each turn gets."""
+    whole = jnp.broadcast_to(rollouts.rewards[..., None], rollouts.extras["step"].shape)
+    return rollouts.extras.get("agent_returns", whole)
+
+
+def _to_tokens(turns_PGK: Array, rollouts: Rollouts) -> Array:
+    """f32[P, G, T]: the value of the turn that each trained token belongs to."""
+    place = jnp.clip(rollouts.step_ids, 0, turns_PGK.shape[-1] - 1)
+    return jnp.where(rollouts.token_mask, jnp.take_along_axis(turns_PGK, place, axis=-1), 0)

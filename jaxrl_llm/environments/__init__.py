@@ -7,14 +7,16 @@ from jaxrl_llm.environments.guess_number import guess_number
 from jaxrl_llm.environments.gymnasium_text import gymnasium_text
 from jaxrl_llm.environments.of_methods import of_methods
 from jaxrl_llm.environments.single import single
+from jaxrl_llm.environments.solver_verifier import solver_verifier
 from jaxrl_llm.environments.textarena_game import textarena_game
+from jaxrl_llm.environments.tic_tac_toe import tic_tac_toe
 from jaxrl_llm.environments.tool_use import tool_use
 from jaxrl_llm.environments.treasure import treasure
 
 __all__ = ["FACTORIES", "Environment", "Message", "Rubbish", "Turn", "key_of", "make", "of_methods", "replay"]
 
 FACTORIES: dict[str, registry.Factory] = {}
-for _factory in (single, tool_use, guess_number, treasure, gymnasium_text, textarena_game):
+for _factory in (single, tool_use, guess_number, treasure, tic_tac_toe, solver_verifier, gymnasium_text, textarena_game):
     registry.register(FACTORIES, "environment", _factory)
 
 

@@ -115,7 +115,7 @@ def audit(environment: base.Environment, again: base.Environment, count: int, se
         "answer not shown": _leak(all_played["null"]),
         "attacks earn nothing": _earned(all_played),
     }
-    if environment.oracle is not None:
+    if environment.oracle is not None and "agent" not in environment.facts:  # what one agent wins the other may lose
         lost = sum(one.total < environment.returns[1] for one in all_played["oracle"])
         checks["oracle wins"] = f"{lost} of {count} trajectories have less than {environment.returns[1]:g}" if lost else ""
     return [_row(name, played) for name, played in all_played.items()], checks

@@ -99,7 +99,7 @@ ROWS = (
         equation="A = R - b[game, role]; b <- 0.95 b + 0.05 R; l = -A log p",
         estimator=("spiral_rae", {}),
         objective=("reinforce", {}),
-        needs=("game", "role", "step"),
+        needs=("game", "agent", "step"),
         defaults={"epochs": 1},
     ),
     Method(

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.tasks import columns, tables
-from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, split_position, text_of
+from jaxrl_llm.tasks.base import Problem, Source, Task, disjoint_task, split_position, text_of
 
 HELD_OUT = 0.2  # share of the problems where neither a split nor a file is held out
 
@@ -79,8 +79,8 @@ def dataset(*, path: str, subset: str | None = None, data_dir: str | None = None
     Args:
       path: name of a data set of the Hugging Face Hub, with its `subset`; a folder of one, also of `save_to_disk`; a file, or
         pattern of files, that ends in .jsonl, .json, .parquet, .arrow or .csv; or "tfds:BUILDER", prepared in `data_dir`.
-      split: what is trained on.  heldout: another split or file, or a share of the problems, those whose prompt has the
-        smallest hash; None: the split "test", and of a file a fifth.
+      split: what is trained on; empty: nothing, for evaluation sets.  heldout: another split or file, or a share of the
+        problems, those whose prompt has the smallest hash; None: the split "test", and of a file a fifth.
       prompt: template over columns, see `columns`; that of one column may hold chat messages. Empty: the column `prompt` or
         `messages`.  chat: whether text is the message of a user, or fed to the policy as it is.
       answer, extract: column of the answer, and how it is found in there, see `columns.extractor`.
@@ -98,6 +98,9 @@ def dataset(*, path: str, subset: str | None = None, data_dir: str | None = None
     one_of("invalid", invalid, ("fail", "skip"))
     if streaming and limit is None:
         raise ValueError("streaming=True reads a data set row by row without an end; give limit, the number of rows to read")
+    if not split and (shots or not isinstance(heldout, str)):
+        raise ValueError(f"split='' has no training problems: heldout names the split or file that is measured, got "
+                         f"{heldout!r}, and shots={shots} would be taken from them")
     if shots < 0 or (system and not chat):
         raise ValueError(f"shots={shots}, system={system!r}, chat={chat}; shots is at least 0, and a system message needs "
                          "chat=True")
@@ -108,7 +111,7 @@ def dataset(*, path: str, subset: str | None = None, data_dir: str | None = None
         table = tables.read(where, part, subset=subset, data_dir=data_dir, limit=limit, streaming=streaming)
         return _problems(mapping, table, invalid)
 
-    train = problems(path, split)
+    train = problems(path, split) if split else []
     if not isinstance(heldout, str):
         sides: tuple[list, list] = ([], [])
         for one in train:
@@ -122,8 +125,8 @@ def dataset(*, path: str, subset: str | None = None, data_dir: str | None = None
     def build(item: tuple[Problem, str], number: int) -> Problem:
         return dataclasses.replace(item[0], prompt=_in_front(item[0].prompt, system, shown), id=number)
 
-    return disjoint_task(f"dataset/{os.path.basename(path.rstrip('/'))}", train, rest, build,
-                         reward="code" if tests else "boxed")
+    name, reward = f"dataset/{os.path.basename(path.rstrip('/'))}", "code" if tests else "boxed"
+    return disjoint_task(name, train, rest, build, reward) if split else Task(name, (), Source(rest, build), reward)
 
 
 def jsonl(*, path: str, heldout_path: str | None = None, heldout_fraction: float = HELD_OUT) -> Task:

@@ -48,9 +48,11 @@ def _run(c: ConfigDict) -> None:
     c.setting = ""                     # "paper": the row's group size, temperature, ... in the place of those below
     c.estimator = ""                   # hyper-parameters of its estimator that differ from the row's, e.g. "eps=1e-4"
     c.objective = ""                   # likewise of its objective, e.g. "kl_coef=0.01, clip_high=0.28"
+    c.control = ""                     # likewise of its controllers, e.g. "every=50"
+    c.allocation = ""                  # likewise of the rule by which it allots rollouts, e.g. "weighting=hardness"
     c.replay = ""                      # likewise of its replay, for a method that replays rollouts, e.g. "capacity=512"
 
-    c.task = "arithmetic"              # name(option=value, ...): arithmetic, dataset, jsonl, reasoning_gym, or module:function
+    c.task = "arithmetic"              # one or more of arithmetic, dataset, jsonl, reasoning_gym, module:function (options)
     c.rewards = ""                     # e.g. "boxed, format(pattern='...', weight=0.2)"; empty: the one that fits the task
     c.score = ""                       # the reward that is evaluated and filtered on; empty: the one of largest weight
     c.reward_errors = "raise"          # "raise": a failing reward ends the run; "zero": it scores 0 and is counted
@@ -104,13 +106,12 @@ def _sampling(c: ConfigDict) -> None:
     c.sampling.micro_batches = 1       # parts of the prompts that are sampled one after another: less memory
     c.sampling.max_rounds = 4          # generation rounds that a filter may use to fill a batch
 
-
     c.server = ConfigDict()            # samples in the place of this process, see docs/guides/serving.md
     c.server.url = ""                  # its address, e.g. "http://127.0.0.1:8000"; empty: this process samples
     c.server.model = ""                # the name by which it knows the model; empty: the only one that it has
-    c.server.weights = ""              # folder through which weights reach it, which it sees by the same name
-    c.server.deadline = 600.0          # seconds of a request with all its attempts; then the run ends
-    c.server.max_mismatch = 0.05       # largest mismatch/kl (nats a token) with which the run goes on
+    c.server.weights = ""              # folder through which weights reach it, which both see by the same name
+    c.server.deadline = 600.0          # seconds of a request, all attempts together: then the run ends
+    c.server.max_mismatch = 0.05       # nats per token: the run ends where mismatch/kl of a batch is larger
 
 
 def _learning(c: ConfigDict) -> None:
@@ -170,10 +171,12 @@ def _around(c: ConfigDict) -> None:
     c.eval = ConfigDict()              # score on held-out problems, at the temperature of training
     c.eval.every = 10                  # steps between evaluations; 0: before and after the run only
     c.eval.problems = 64               # held-out problems, each with a group of completions
+    c.eval.sets = ""                   # further tasks, e.g. "dataset(..., label=aime, problems=30, temperature=0.6, every=50)"
 
     c.checkpoint = ConfigDict()
     c.checkpoint.every = 50            # steps between checkpoints; 0: at the end only
     c.checkpoint.keep = 2              # newest checkpoints that stay
+    c.checkpoint.best = ""             # metric of evaluations, e.g. "eval/score": weights at its largest stay in best/
 
     c.samples_every = 25               # steps between pages of completions in samples/; 0: those of evaluations only
     c.wandb = ""                       # project of Weights & Biases that gets the metrics too; empty: none
@@ -233,7 +236,8 @@ def parts(text: str) -> list[str]:
 
 
 # What a row of the catalogue may say of its paper's setting -> the key that it is; the rest are parts of runs of your own.
-PAPER = {"prompts": "prompts.per_step", "group_size": "sampling.group", "temperature": "sampling.temperature",
+PAPER = {"prompts": "prompts.per_step", "group_size": "sampling.group", "max_group": "sampling.max_group",
+         "temperature": "sampling.temperature",
          "top_p": "sampling.top_p", "turns": "sampling.max_turns", "observation_tokens": "sampling.observation_tokens",
          "epochs": "learner.epochs", "minibatches": "learner.minibatches",
          "pretrain_steps": "critic.pretrain_steps", "budget": "budget.utility"}
@@ -298,11 +302,13 @@ def check(config: ConfigDict) -> None:
         value = config.optimizer[name]
         if value != UNSET[name] and not 0 <= value < 1:
             raise ValueError(f"config.optimizer.{name} is {value}; give 0 or more and less than 1, or -1: the optimiser's own")
-    for name in ("reward_deadline", "environment_deadline"):
-        if not config[name] > 0:
-            raise ValueError(f"config.{name} is {config[name]}; give a number of seconds above 0")
-    if not config.server.deadline > 0:
-        raise ValueError(f"config.server.deadline is {config.server.deadline}; give a number of seconds above 0")
+    for name, seconds in (("reward_deadline", config.reward_deadline), ("server.deadline", config.server.deadline),
+                          ("environment_deadline", config.environment_deadline)):
+        if not seconds > 0:
+            raise ValueError(f"config.{name} is {seconds}; give a number of seconds above 0")
+    if config.server.url and not config.server.weights:
+        raise ValueError(f"config.server.url={config.server.url!r} samples for the run, which writes weights for it; set "
+                         "config.server.weights to a folder that both see")
     if not 0 <= config.environment_invalid <= 1:
         raise ValueError(f"config.environment_invalid is {config.environment_invalid}; give a share from 0 to 1")
     one_of("config.prompts.overlong", config.prompts.overlong, OVERLONG)

@@ -7,11 +7,19 @@ import pytest
 from jaxrl_llm.control.base import without
 from jaxrl_llm.training import schedules, setup
 
+BOTH_SIDES = {"environment": "chatter:duel", "sampling.max_tokens": 64, "sampling.max_turns": 4}
 ROWS = {
     "simpletir_filter": {}, "simpletir": {"sampling.max_rounds": 2}, "verltool": {"sampling.observation_tokens": 3},
     "agentgym_rl": {}, "tti": {}, "turn_control": {},
+    "dr_mas": BOTH_SIDES, "advevo_baseline": BOTH_SIDES, "spiral": BOTH_SIDES,
     "rstar2_roc": {"estimator": "train_rollouts=2, min_negative=1, min_positive=1"},
 }
+
+
+def scale(learned, rollouts):
+    """What leaves turns with an advantage of 0 out of the mean over tokens."""
+    tokens = rollouts.mask & rollouts.valid[..., None]
+    return tokens.sum() / (np.asarray(learned.advantages) != 0)[tokens].sum()
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +88,33 @@ def test_rows_run_by_name(method):
         learned += step.learned.metrics.get("grad_norm", 0) > 0
         assert step.learned.metrics.get("skipped_updates", 0) == 0 and step.finished.metrics["environment/turns"] >= 1
     assert learned or method == "simpletir"  # of which an untrained policy may fill no batch
+
+
+@pytest.fixture(scope="module")
+def game():
+    run, params = setup.build(chatter.get_config(method="spiral", **BOTH_SIDES))
+    return run, run.source.next(setup.initial_state(run, params))
+
+
+def test_both_sides_of_a_game_are_credited_with_what_they_get(game):
+    run, finished = game
+    rollouts = finished.rollouts
+    learned = run.learner.learn(fresh(run), rollouts)
+    agent, returns, turns = (rollouts.extras[name] for name in ("agent", "agent_returns", "turns"))
+    assert not rollouts.rewards.any() and turns.max() == 4 and {-1, 1} <= {*np.unique(returns)} <= {-1, 0, 1}
+    baseline = np.zeros(2)
+    for p, g in np.ndindex(rollouts.valid.shape):  # games in order of arrival, each side's baseline after each game
+        assert agent[p, g, :turns[p, g]].tolist() == [0, 1, 0, 1][:turns[p, g]]
+        outcome = returns[p, g, 0] * np.array([1, -1])
+        for k in range(turns[p, g]):
+            tokens = rollouts.mask[p, g] & (rollouts.step_ids[p, g] == k)
+            expected = outcome[agent[p, g, k]] - baseline[agent[p, g, k]]
+            np.testing.assert_allclose(learned.advantages[p, g][tokens], expected * scale(learned, rollouts), rtol=1e-4,
+                                       atol=1e-6)
+        baseline = 0.95 * baseline + 0.05 * outcome
+    np.testing.assert_allclose(learned.state.estimator_state[0], baseline, rtol=1e-5)
+
+
+def test_methods_of_agents_name_the_missing_environment():
+    with pytest.raises(NotImplementedError, match="agent .from an environment of several agents"):
+        setup.build(chatter.get_config(method="dr_mas"))

@@ -73,6 +73,13 @@ def test_a_folder_of_splits(folder, name):
         assert prompts(stream.train) == prompts(task.train)[:5] and len(stream.heldout) == 5
 
 
+def test_a_data_set_to_be_measured_on_alone(folder):
+    task = tasks.make("dataset", path=str(folder / "saved"), split="", heldout="train", **GSM8K)
+    assert len(task.train) == 0 and [p.id for p in task.heldout] == list(range(24))
+    with pytest.raises(ValueError, match="split='' has no training problems: heldout names .*, got None, and shots=0"):
+        tasks.make("dataset", path=str(folder / "saved"), split="", **GSM8K)
+
+
 def test_the_share_that_is_held_out_depends_on_the_words_alone(folder):
     plain = tasks.make("dataset", path=str(folder / "sums.parquet"), **GSM8K)
     dressed = tasks.make("dataset", path=str(folder / "sums.csv"), system="Be brief.", shots=2, **GSM8K)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 _FIRST, _LONGEST = 0.1, 10.0  # seconds between two attempts: at first, and at most
 _BUSY = (408, 409, 425, 429)  # of the 4xx those that later attempts may escape
-_GARBLED = 5  # answers without sense in a row that are asked for again
+_GARBLED = 5  # answers without sense, after which a request is given up
 _SAY = 30.0  # seconds between two lines about a server that does not answer
 _CONNECT = 10.0  # seconds to connect
 
@@ -20,17 +20,15 @@ Answer = TypeVar("Answer")
 
 
 class ServerError(RuntimeError):
-    """A request that a server did not answer; `uid` of the trajectory that it was for, if it was for one."""
-
-    uid: int | None = None
+    """A request that was not answered."""
 
 
 class Fault(ServerError):
-    """An attempt that failed and may succeed later: the server did not answer, was busy, or serves other weights."""
+    """An attempt that failed and may succeed later: there was no answer, or the server was busy or broken."""
 
 
 class Garbled(Fault):
-    """An answer that makes no sense, which is asked for a few times only."""
+    """An answer that makes no sense. It is asked for again a few times, however long the deadline is."""
 
 
 class Refusal(ServerError):
@@ -38,7 +36,7 @@ class Refusal(ServerError):
 
 
 class Client:
-    """Asks one server. Requests run in a thread with an event loop of its own, so that they can be cancelled.
+    """Asks one server. Requests run in a thread with an event loop of its own, so that each can be cancelled.
 
     Attributes:
       url: of the server, without `/v1`.  deadline: seconds of a request, all attempts together.
@@ -55,8 +53,8 @@ class Client:
         try:
             import httpx
         except ModuleNotFoundError as error:
-            raise ValueError(f"sampling from the server {url} needs a package: pip install 'jaxrl_llm[server]'") from error
-        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"sampling from the server {url} needs a package: pip install 'jaxrl_llm[external]'") from error
+        if not url.startswith(("http://", "https://")) or not url.partition("://")[2].strip("/"):
             raise ValueError(f"server.url={url!r}; give an address such as http://127.0.0.1:8000")
         self.url, self.deadline = url.rstrip("/").removesuffix("/v1"), deadline
         self._httpx = httpx
@@ -65,26 +63,26 @@ class Client:
         self._turns = asyncio.Semaphore(requests)
         self._session: Any = None
         self._said = -math.inf
-        threading.Thread(target=self._loop.run_forever, name="requests", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
+        self._thread.start()
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None, read: Callable[[Any], Answer], *,
-            deadline: float | None = None, waits: bool = False) -> "Future[Answer]":
-        """What `read` makes of the JSON that the server answers.
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None, read: Callable[[Any], Answer],
+            deadline: float | None = None) -> "Future[Answer]":
+        """What `read` makes of the JSON that the server answers, or of the text where it is no JSON.
 
-        `read` raises `Garbled` or another `Fault` for an answer that is to be asked for again, and `Refusal` for one that will
-        not become better. The future raises `Refusal`, or `Fault` when the deadline has passed; cancelled, it ends the request.
+        `read` raises `Garbled` for an answer that is to be asked for again, and another `ServerError` for one that will not
+        become better. The future raises that, `Refusal`, or `Fault` when the deadline has passed. Cancelled, it ends the
+        request.
 
         Args:
           deadline: seconds; None: the client's.
-          waits: the request waits until fewer than `requests` others are on their way.
         """
-        answered = self._answered(method, path, body, read, deadline or self.deadline)
-        return asyncio.run_coroutine_threadsafe(self._in_turn(answered) if waits else answered, self._loop)
+        return asyncio.run_coroutine_threadsafe(self._in_turn(method, path, body, read, deadline or self.deadline), self._loop)
 
     def close(self) -> None:
         """Ends all requests, and the thread."""
         async def end():
-            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
@@ -93,26 +91,24 @@ class Client:
 
         asyncio.run_coroutine_threadsafe(end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
-    async def _in_turn(self, answered):
+    async def _in_turn(self, method, path, body, read, deadline):
         async with self._turns:
-            return await answered
-
-    async def _answered(self, method, path, body, read, deadline):
-        start, garbled = time.monotonic(), 0
-        for attempt in itertools.count():
-            left = start + deadline - time.monotonic()
-            try:
-                return read(await self._once(method, path, body, left))
-            except Fault as fault:
-                wait = min(_FIRST * 2**attempt, _LONGEST) * random.uniform(0.5, 1.0)
-                garbled += isinstance(fault, Garbled)
-                spent = time.monotonic() - start
-                if spent + wait >= deadline or garbled >= _GARBLED:
-                    raise Fault(f"{method} {self.url}{path}: {fault}, at the last of {attempt + 1} attempts in {spent:.1f} s"
-                                ) from fault
-                self._say(f"{self.url}: {fault}; asking again for up to {deadline - spent:.0f} s")
-                await asyncio.sleep(wait)
+            start, garbled = time.monotonic(), 0
+            for attempt in itertools.count():
+                try:
+                    return read(await self._once(method, path, body, start + deadline - time.monotonic()))
+                except Fault as fault:
+                    wait = min(_FIRST * 2**attempt, _LONGEST) * random.uniform(0.5, 1.0)
+                    garbled += isinstance(fault, Garbled)
+                    spent = time.monotonic() - start
+                    if spent + wait >= deadline or garbled >= _GARBLED:
+                        raise Fault(f"{method} {self.url}{path}: {fault}; that was the last of {attempt + 1} attempts in "
+                                    f"{spent:.1f} s") from fault
+                    self._say(f"{self.url}: {fault}; asking again for up to {deadline - spent:.0f} s")
+                    await asyncio.sleep(wait)
 
     def _say(self, line: str) -> None:
         """Not more often than people want to read it."""
@@ -121,7 +117,7 @@ class Client:
             print(line, file=sys.stderr, flush=True)
 
     async def _once(self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float) -> Any:
-        """The JSON of one answer. Raises `Fault` and `Refusal`."""
+        """One answer. Raises `Fault` and `Refusal`."""
         if self._session is None:
             limits = self._httpx.Limits(max_connections=None, max_keepalive_connections=64)
             self._session = self._httpx.AsyncClient(headers=self._headers, limits=limits, trust_env=False,

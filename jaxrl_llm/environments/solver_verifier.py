@@ -1,0 +1,61 @@
+"""Two agents on a task with one answer: a solver answers, a verifier accepts or asks for another answer (arXiv 2602.08847)."""
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxrl_llm import tasks
+from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.single import ideal, opening, scorer
+from jaxrl_llm.tasks.base import Problem
+
+SOLVER, VERIFIER = 0, 1
+ASKED = "Is this answer right? Say yes or no."
+AGAIN = "The answer was rejected. Give another one."
+_VERDICT = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+
+
+@dataclasses.dataclass
+class Dialogue:
+    """A problem, the score of the last answer, answers so far, and who speaks next."""
+
+    problem: Problem
+    score: float = 0.0
+    answers: int = 0
+    agent: int = SOLVER
+
+
+def solver_verifier(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None, reward: str | None = None,
+                    loops: int = 2) -> Environment:
+    """A task of `jaxrl_llm.tasks`; the policy speaks for both agents, in one conversation.
+
+    The solver (agent 0) answers, the verifier (agent 1) says yes or no; after a no the solver answers again, `loops` times in
+    all, and the last answer is not verified. Both get the score of the last answer. A verdict that cannot be read is a yes.
+    Raises ValueError for unknown names, and without a loop.
+    """
+    if loops < 1:
+        raise ValueError(f"loops={loops}; the solver answers once at least")
+    problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
+    name = reward or problems.reward
+    score = scorer(name)
+    return Environment(
+        name=f"{problems.name}+verifier", task=problems, reset=lambda problem, key: (Dialogue(problem), list(opening(problem))),
+        step=functools.partial(_step, score=score, loops=loops), facts={"agent": "turn", "functional_group": "turn"},
+        oracle=lambda state: ideal(name, state.problem) if state.agent == SOLVER else "yes" if state.score > 0 else "no",
+        choices=lambda state: ["yes", "no"] if state.agent == VERIFIER else ["0", "1"])
+
+
+def _step(state: Dialogue, message: Message, *, score: Callable[[str, Problem], float], loops: int) -> Turn:
+    info = {"agent": state.agent, "functional_group": state.agent}
+    if state.agent == SOLVER:
+        state.score, state.answers = score(message["content"], state.problem), state.answers + 1
+        if state.answers == loops:
+            return Turn(reward=state.score, done=True, info=info)
+        state.agent = VERIFIER
+        return Turn([{"role": "user", "content": ASKED}], info=info)
+    found = _VERDICT.findall(message["content"])
+    if not found or found[-1].lower() == "yes":
+        return Turn(reward=state.score, done=True, info=info)
+    state.agent = SOLVER
+    return Turn([{"role": "user", "content": AGAIN}], info=info)

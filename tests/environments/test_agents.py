@@ -1,0 +1,108 @@
+"""Environments of several agents: who speaks, what each gets, and what earns nothing."""
+import pytest
+
+from jaxrl_llm import environments
+from jaxrl_llm.environments import audit, base
+from jaxrl_llm.environments.tic_tac_toe import best_move, free, played, shown, value, winner
+
+
+def say(environment, state, *texts):
+    return [base.advance(environment, state, {"role": "assistant", "content": text}) for text in texts]
+
+
+def of_board(environment, board):
+    return next(p for side in (environment.task.train, environment.task.heldout) for p in side if p.extra["board"] == board)
+
+
+def test_the_policy_plays_both_sides_and_both_are_paid():
+    environment = environments.make("tic_tac_toe", brief=True)
+    problem = next(p for p in environment.task.train if p.extra["board"].count(".") == 8)
+    state, opening = base.begin(environment, problem, 0)
+    assert opening.messages[0]["content"].endswith("\nO") and not problem.extra["alone"]
+    state.board = "XX.OO...."
+    (turn,) = say(environment, state, "I take 3")
+    assert turn == base.Turn([], 0, True, {"agent": 0, "functional_group": 0, "game": 0, "returns": [1, -1]})
+    state.board = "XX.OO...X"
+    turns = say(environment, state, "7", "3")
+    assert [turn.info["agent"] for turn in turns] == [1, 0] and turns[1].info["returns"] == [1, -1]
+    assert turns[0].messages[0]["content"] == "XX3\nOO6\nO8X\nX" and not turns[0].done and turns[0].reward == 0
+
+
+@pytest.mark.parametrize("text", ["1", "", "ten", "10", "0", "3 or 1"])
+def test_a_square_that_is_not_free_loses(text):
+    environment = environments.make("tic_tac_toe")
+    state, _ = base.begin(environment, environment.task.train[0], 0)
+    state.board = "X........"
+    (turn,) = say(environment, state, text)
+    assert turn.done and turn.info["returns"] == [1, -1] and turn.info["invalid_move"]
+
+
+def test_a_full_board_is_a_draw():
+    environment = environments.make("tic_tac_toe")
+    state, _ = base.begin(environment, environment.task.train[0], 0)
+    state.board = "XOXXOO.XO"
+    (turn,) = say(environment, state, "7")
+    assert turn.done and turn.info["returns"] == [1, -1]  # X has the left column
+    state.board = "XOXXOOOX."
+    (turn,) = say(environment, state, "9")
+    assert turn.done and turn.info["returns"] == [0, 0]
+
+
+def test_held_out_games_are_against_random_moves_that_follow_the_key():
+    environment = environments.make("tic_tac_toe")
+    problem = environment.task.heldout[0]
+    assert problem.extra["alone"]
+    boards = set()
+    for key in range(20):
+        state, _ = base.begin(environment, problem, key)
+        side, turn = state.side, None
+        while turn is None or not turn.done:
+            (turn,) = say(environment, state, environment.oracle(state))
+            assert turn.info["agent"] == side
+        assert turn.reward == turn.info["returns"][side]
+        boards.add(state.board)
+        said = [{"role": "assistant", "content": environment.oracle(base.begin(environment, problem, key)[0])}]
+        assert base.replay(environment, problem, key, said)[1] == base.replay(environment, problem, key, said)[1]
+    assert len(boards) > 3
+
+
+def test_perfect_play_ends_in_a_draw_and_beats_what_blunders():
+    assert value("." * 9) == 0 and value("XX.OO....") == 1 and value("XX.O.....") == -1  # X moves, then O, which is lost
+    board = "." * 9
+    while free(board) and winner(board) is None:
+        board = played(board, best_move(board))
+    assert winner(board) is None
+    assert shown("X........", True) == "X23\n456\n789\nO" and "You are O." in shown("X........", False)
+
+
+def test_every_board_is_on_one_side():
+    environment = environments.make("tic_tac_toe")
+    boards = [p.extra["board"] for side in (environment.task.train, environment.task.heldout) for p in side]
+    assert len(boards) == len(set(boards)) == 81 and 8 <= len(environment.task.heldout) <= 24
+
+
+def test_a_verifier_grants_another_answer():
+    environment = environments.make("solver_verifier")
+    problem = environment.task.train[0]
+    right, wrong = problem.answer, str(int(problem.answer) + 1)
+
+    def play(*texts):
+        state, _ = base.begin(environment, problem, 0)
+        return say(environment, state, *texts)
+
+    turns = play(wrong, "No.", right)
+    assert [turn.info["agent"] for turn in turns] == [0, 1, 0] and [turn.reward for turn in turns] == [0, 0, 1]
+    assert turns[0].messages[0]["content"].startswith("Is this answer right?") and turns[2].done
+    assert [turn.reward for turn in play(right, "yes")] == [0, 1] and play(wrong, "yes")[1].reward == 0
+    assert play(right, "hm")[1].reward == 1  # no verdict accepts
+    assert play(wrong, "yes no", wrong)[2].done and play(right, "no", wrong)[2].reward == 0
+    (only,) = say(environment := environments.make("solver_verifier", loops=1), base.begin(environment, problem, 0)[0], right)
+    assert only.done and only.reward == 1
+    with pytest.raises(ValueError, match="loops=0"):
+        environments.make("solver_verifier", loops=0)
+
+
+@pytest.mark.parametrize("name", ["tic_tac_toe", "solver_verifier"])
+def test_audit(name):
+    rows, checks = audit.audit(*(environments.make(name) for _ in range(2)), count=12, seed=0)
+    assert not any(checks.values()), checks
