@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -54,7 +55,7 @@ class Client:
             import httpx
         except ModuleNotFoundError as error:
             raise ValueError(f"sampling from the server {url} needs a package: pip install 'jaxrl_llm[external]'") from error
-        if not url.startswith(("http://", "https://")) or not url.partition("://")[2].strip("/"):
+        if not url.startswith(("http://", "https://")) or not urllib.parse.urlsplit(url).hostname:
             raise ValueError(f"server.url={url!r}; give an address such as http://127.0.0.1:8000")
         self.url, self.deadline = url.rstrip("/").removesuffix("/v1"), deadline
         self._httpx = httpx
@@ -96,7 +97,7 @@ class Client:
 
     async def _in_turn(self, method, path, body, read, deadline):
         async with self._turns:
-            start, garbled = time.monotonic(), 0
+            start, garbled, before = time.monotonic(), 0, ""
             for attempt in itertools.count():
                 try:
                     return read(await self._once(method, path, body, start + deadline - time.monotonic()))
@@ -105,8 +106,10 @@ class Client:
                     garbled += isinstance(fault, Garbled)
                     spent = time.monotonic() - start
                     if spent + wait >= deadline or garbled >= _GARBLED:
-                        raise Fault(f"{method} {self.url}{path}: {fault}; that was the last of {attempt + 1} attempts in "
-                                    f"{spent:.1f} s") from fault
+                        earlier = f" (before that: {before})" if before not in ("", str(fault)) else ""
+                        raise Fault(f"{method} {self.url}{path}: {fault}{earlier}; that was the last of {attempt + 1} attempts "
+                                    f"in {spent:.1f} s") from fault
+                    before = str(fault)
                     self._say(f"{self.url}: {fault}; asking again for up to {deadline - spent:.0f} s")
                     await asyncio.sleep(wait)
 
