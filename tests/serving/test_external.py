@@ -127,11 +127,12 @@ def test_trajectories_are_those_of_the_weights_that_were_published(server, worke
     engine = make_engine(server, version=3)
     assert worker.tag == server.tag == digest(jax.device_get(weights(0))) and (folder / server.tag).is_dir()
     tokens = np.array([5, 9, 12])
-    engine.submit(*(request for uid in tokens for request in requests([int(uid)], seed=int(uid), sampling=Sampling(0.7))))
+    distribution = Sampling(0.7, top_k=200, top_p=0.99, min_p=1e-4)
+    engine.submit(*(request for uid in tokens for request in requests([int(uid)], seed=int(uid), sampling=distribution)))
     found = collected(engine)
     local = Engine(MODEL, weights(0), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
     seed = {int(uid): hashed(int(uid).to_bytes(8, "big") + bytes(8)) for uid in tokens}
-    local.submit(*(request for uid in seed for request in requests([uid], seed=seed[uid], sampling=Sampling(0.7))))
+    local.submit(*(request for uid in seed for request in requests([uid], seed=seed[uid], sampling=distribution)))
     assert_same_nodes(found, collected(local))
     assert all((node.policy_version == 3).all() and node.parent is None for node in found.values())
 
@@ -288,6 +289,8 @@ GARBAGE = {
     "too many tokens": (choice(lambda one: one.update(token_ids=[1] * 25)), "25 token_ids; there are to be 1 to 24"),
     "an unknown token": (choice(lambda one: one["token_ids"].__setitem__(0, 259)), "each from 0 to 258"),
     "a token that is a text": (choice(lambda one: one["token_ids"].__setitem__(0, "1")), "each from 0 to 258"),
+    "a stop at no stop token": (choice(lambda one: one.update(token_ids=[1] * 24, finish_reason="stop")), "behind the token 1"),
+    "an end before the limit": (choice(lambda one: one.update(token_ids=[1] * 23, finish_reason="length")), "after 23 of 24"),
     "an abort": (choice(lambda one: one.update(finish_reason="abort")), "finish_reason is 'abort'"),
 }
 BUSY = {status: (error(status), f"status {status}: not now") for status in (429, 500, 502, 503)}

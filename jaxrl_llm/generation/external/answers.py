@@ -10,8 +10,13 @@ from jaxrl_llm.generation.external.client import Garbled, Refusal
 
 
 class Completion(NamedTuple):
-    """What the server sampled: `tokens i32[n]`, `logprobs f32[n]`, `entropies f32[n]` (NaN where it does not say), the tag
-    of the weights that drew each token (none where it does not say), and why it ended: "stop", "stop_string" or "limit"."""
+    """What the server sampled.
+
+    Attributes:
+      tokens: `i32[n]`.  logprobs: `f32[n]`.  entropies: `f32[n]`, NaN where it does not say.
+      tags: of the weights that drew each token; empty where it does not say.
+      finish: why it ended: "stop", "stop_string" or "limit", see `engine.Node`.
+    """
 
     tokens: np.ndarray
     logprobs: np.ndarray
@@ -21,8 +26,11 @@ class Completion(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What the server says of a model: its `name`, the `tag` of its weights, and the most tokens of a prompt with its
-    completion; None where it does not say."""
+    """What the server says of a model; None where it does not say.
+
+    Attributes:
+      name: of the model.  tag: of its weights.  most: tokens of a prompt with its completion.
+    """
 
     name: str
     tag: str | None
@@ -42,9 +50,7 @@ def completion(body: Mapping[str, Any], vocab_size: int) -> Callable[[Any], Comp
         if choice.get("prompt_token_ids", body["prompt"]) != body["prompt"]:
             raise Refusal("the server puts other tokens in the place of the prompt that it is given; its completions would be "
                           "of other conversations")
-        finish = _finish(choice)
-        if finish == "limit" and len(tokens) < most:
-            raise Garbled(f"finish_reason is 'length' after {len(tokens)} of {most} tokens")
+        finish = _finish(body, choice.get("finish_reason"), tokens)
         logprobs = _column(choice.get("logprobs"), "token_logprobs", len(tokens))
         entropies = (_column(choice, "entropies", len(tokens)) if choice.get("entropies") is not None
                      else np.full(len(tokens), np.nan, np.float32))
@@ -70,12 +76,17 @@ def updated(answer: Any) -> None:
         raise Refusal(f"the server did not take the weights: {str(answer)[:300]}")
 
 
-def _finish(choice: Mapping[str, Any]) -> str:
-    if choice.get("finish_reason") == "length":
-        return "limit"
-    if choice.get("finish_reason") != "stop":
-        raise Garbled(f"finish_reason is {choice.get('finish_reason')!r}, not 'stop' or 'length'")
-    return "stop_string" if isinstance(choice.get("stop_reason"), str) else "stop"
+def _finish(body: Mapping[str, Any], reason: Any, tokens: Sequence[int]) -> str:
+    """Why it ended, by the tokens: what servers add to "stop" differs."""
+    if reason not in ("stop", "length"):
+        raise Garbled(f"finish_reason is {reason!r}, not 'stop' or 'length'")
+    if tokens[-1] in body["stop_token_ids"]:
+        return "stop"
+    if reason == "length" and len(tokens) < body["max_tokens"]:
+        raise Garbled(f"finish_reason is 'length' after {len(tokens)} of {body['max_tokens']} tokens")
+    if reason == "stop" and not body["stop"]:
+        raise Garbled(f"finish_reason is 'stop' behind the token {tokens[-1]}, which is no stop token of the request")
+    return "limit" if reason == "length" else "stop_string"
 
 
 def _tags(answer: Mapping[str, Any], choice: Mapping[str, Any], count: int) -> list[str]:

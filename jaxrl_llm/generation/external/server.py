@@ -97,11 +97,12 @@ class Server:
     def complete(self, request: Request, tokens: Sequence[int], limit: int, seed: int) -> "Future[Completion]":
         """Up to `limit` tokens behind these. The future raises `Stale`, `Refusal` and `Fault`, see `Client.ask`."""
         s, wanted = request.sampling, self._order[self.tag]
-        body = {"prompt": [int(token) for token in tokens], "max_tokens": limit, "temperature": float(s.temperature),
-                "seed": seed, "stop": list(request.stop_texts), "stop_token_ids": [int(token) for token in request.stop_tokens],
-                "logprobs": 0, "return_token_ids": True, "model": self._model}
-        body |= {name: np.asarray(value).item() for name, value in (("top_k", s.top_k), ("top_p", s.top_p), ("min_p", s.min_p))
-                 if value is not None}
+        off = {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}  # said, as servers may have other defaults
+        body = {"model": self._model, "prompt": [int(token) for token in tokens], "max_tokens": limit, "seed": seed,
+                "stop": list(request.stop_texts), "stop_token_ids": [int(token) for token in request.stop_tokens],
+                "logprobs": 0, "return_token_ids": True,
+                **{name: value if getattr(s, name) is None else np.asarray(getattr(s, name)).item()
+                   for name, value in off.items()}}
         read = answers.completion(body, self._config.vocab_size)
 
         def current(answer):
