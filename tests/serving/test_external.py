@@ -207,6 +207,26 @@ def test_what_is_released_is_not_waited_for(server, worker):
     assert collected(engine).keys() == {1}
 
 
+def test_weights_that_change_amid_a_trajectory_are_named_token_by_token(server, worker):
+    engine, started, event = make_engine(server, version=1), threading.Event(), threading.Event()
+
+    def hold(slots):
+        if slots.running:
+            started.set()
+            event.wait(60)
+
+    engine.submit(*requests([0], limit=48))
+    while not started.is_set():
+        worker.call(hold)
+        time.sleep(0.001)
+    threading.Timer(0.5, event.set).start()
+    engine.publish(2, weights(1))
+    versions = engine.collect()[0].policy_version.tolist()
+    assert versions == sorted(versions) and set(versions) == {1, 2}
+    engine.submit(*requests([1]))
+    assert set(engine.collect()[0].policy_version.tolist()) == {2}
+
+
 def test_weights_are_published_once_and_old_files_removed(url, folder, worker):
     posted = []
 
