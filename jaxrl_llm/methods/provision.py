@@ -28,7 +28,7 @@ _TURNS, _TREE, _EXPERT = "an environment, config.environment", "a topology of tr
 _TEACHER, _TOOLS = "a recorder with a teacher's weights", "an environment with tools"
 AWAITED = {
     **dict.fromkeys((*TURNS, "step_ids", "turns"), _TURNS), "returns": "a topology of turns with a replay buffer",
-    **dict.fromkeys((*AGENTS, "role"), "an environment of several agents"),
+    **dict.fromkeys(AGENTS, "an environment of several agents"),
     **dict.fromkeys(("node", "parent", "path", "final"), _TREE),
     **dict.fromkeys(("tool_calls", "tool_errors", "answer_blocks", "malformed", "void", "format_rewards"), _TOOLS),
     **dict.fromkeys(("teacher_logprobs", "teacher_id"), _TEACHER),

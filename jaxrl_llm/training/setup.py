@@ -432,9 +432,9 @@ def known_of(run: Run) -> dict[str, Any]:
     """What controllers hear of a run, see `control.KNOWN`; of the training prompts only what one of them asks for."""
     source, s = run.source, run.config.sampling
     train = source.task.train
-    assert isinstance(source.data, Batches)
+    batch = source.data.size if isinstance(source.data, Batches) else run.config.prompts.per_step  # data of its own has no size
     seed = jax.random.fold_in(jax.random.key(run.config.seed), 5)
-    known = {"prompts": len(train), "batch": source.data.size, "group": s.group, "max_group": s.max_group,
+    known = {"prompts": len(train), "batch": batch, "group": s.group, "max_group": s.max_group,
              "max_tokens": s.max_tokens, "seed": jax.random.key_data(seed)}
     if "levels" in run.learner.controls.asks:
         known["levels"] = levels_of(train)
