@@ -26,7 +26,7 @@ from jaxrl_llm.generation.external.engine import hashed
 from jaxrl_llm.generation.external.server import digest
 from jaxrl_llm.models import Transformer
 from jaxrl_llm.serving.worker import Worker
-from jaxrl_llm.training import loop, schedules, setup
+from jaxrl_llm.training import loop, pages, schedules, setup
 from jaxrl_llm.training.trained import trained
 
 MODEL = Transformer(setup.model_config(chatter.get_config(), TOKENIZER.vocab_size))
@@ -353,12 +353,13 @@ def test_a_server_that_never_makes_sense_ends_the_run(url, folder, kind):
 @pytest.mark.parametrize("status", BUSY)
 def test_a_server_that_stays_busy_is_asked_until_the_deadline(url, folder, status, capsys):
     with troubled(url, lambda path, body: error(status) if path == "/v1/completions" else None) as at, \
-            asking(at, folder, deadline=0.5) as server:
-        engine, began = make_engine(server), time.monotonic()
+            asking(at, folder) as server:
+        engine, server._client.deadline = make_engine(server), 0.5
+        began = time.monotonic()
         engine.submit(*requests([0]))
-        with pytest.raises(external.Fault, match=f"status {status}: not now; that was the last of .* attempts in 0"):
+        with pytest.raises(external.Fault, match=f"status {status}: not now.*; that was the last of .* attempts in"):
             engine.collect()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 10
         assert f"{at}: status {status}: not now; asking again for up to" in capsys.readouterr().err
 
 
@@ -568,10 +569,10 @@ def test_entropies_of_a_server_that_has_none_are_missing_from_the_page(url, fold
                       ) if path == "/v1/completions" else None
 
     with troubled(url, vague) as at:
-        config = config_of(at, folder, steps=1)
-        loop.train(config, tmp_path)
-    lines = run_files.lines(tmp_path)
-    assert lines[-1]["max/mismatch"] < 2e-5
+        run, params = setup.build(config_of(at, folder))
+        forest = run.source.next(setup.initial_state(run, params)).forest
+    assert np.isnan(forest.entropies[forest.logprobs < 0]).all() and (forest.logprobs < 0).any()
+    pages.write_page(tmp_path, 1, run.source, forest, {})
     for row in (tmp_path / "samples/step_000001.jsonl").read_text().splitlines():
         assert "NaN" not in row and "logprobs" in json.loads(row) and "entropies" not in json.loads(row)
 
