@@ -25,6 +25,7 @@ from jaxrl_llm.generation.external import client as clients
 from jaxrl_llm.generation.external.engine import hashed
 from jaxrl_llm.generation.external.server import digest
 from jaxrl_llm.models import Transformer
+from jaxrl_llm.models.lora import merge
 from jaxrl_llm.serving.worker import Worker
 from jaxrl_llm.training import loop, pages, schedules, setup
 from jaxrl_llm.training.trained import trained
@@ -493,8 +494,8 @@ GAME = {"environment": "chatter:letters", "task": "arithmetic", "rewards": "", "
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", ({"sampling.temperature": 0.7, "sampling.stop_strings": ("zz",)}, GAME),
-                         ids=("turn", "game"))
+@pytest.mark.parametrize("changes", (
+    {"sampling.temperature": 0.7, "sampling.stop_strings": ("zz",), "lora.rank": 2}, GAME), ids=("adapters", "game"))
 def test_a_run_samples_from_a_server(url, worker, tmp_path, folder, changes):
     config = config_of(url, folder, **changes)
     loop.train(config, tmp_path)
@@ -504,7 +505,8 @@ def test_a_run_samples_from_a_server(url, worker, tmp_path, folder, changes):
         assert line["skipped_updates"] == 0 and line["grad_norm"] > 0 and line["max/mismatch"] < 2e-5
     found = trained(tmp_path)  # which samples by itself
     assert found.source.server is None and found.step == 3
-    assert worker.tag == digest(jax.device_get(found.params))  # of the evaluation after the last step
+    whole = found.params if found.lora is None else merge(found.params, found.lora)
+    assert worker.tag == digest(jax.device_get(whole))  # of the evaluation after the last step
 
 
 @pytest.mark.slow
@@ -518,6 +520,7 @@ def test_a_run_whose_server_fails_goes_on_with_the_next(url, tmp_path, folder):
 
     config = config_of(url, folder)
     loop.train(config, tmp_path / "straight")
+    assert all(line["max/mismatch"] < 2e-5 for line in run_files.lines(tmp_path / "straight")[1:])
     with troubled(url, dies) as at, pytest.raises(external.Refusal, match="status 400: not now") as found:
         loop.train(config_of(at, folder), tmp_path / "broken")
     assert "trajectory" in found.value.__notes__[0]

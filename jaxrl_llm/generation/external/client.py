@@ -122,7 +122,8 @@ class Client:
     async def _once(self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float) -> Any:
         """One answer. Raises `Fault` and `Refusal`."""
         if self._session is None:
-            limits = self._httpx.Limits(max_connections=None, max_keepalive_connections=64)
+            # Idle connections are closed before servers do it, which would be a fault of the next request.
+            limits = self._httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=2.0)
             self._session = self._httpx.AsyncClient(headers=self._headers, limits=limits, trust_env=False,
                                                     timeout=self._httpx.Timeout(None, connect=_CONNECT))
         try:
