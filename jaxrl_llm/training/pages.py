@@ -28,8 +28,8 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
     def of_rows(x):
         return np.asarray(x)[owner, place]
 
-    spelled = {"logprobs": of_rows(seen.behavior_logprobs), "entropies": of_rows(seen.entropies),
-               **{name: of_rows(x) for name, x in numbers.items()}}
+    measured: dict[str, Any] = {"logprobs": seen.behavior_logprobs, "entropies": seen.entropies, **numbers}
+    spelled = {name: of_rows(x) for name, x in measured.items() if not np.isnan(x).any()}  # servers may not tell entropies
     spell = functools.partial(source.sampler.tokenizer.decode_batch, skip_special=False)
     tokens = per_token(of_rows(seen.tokens), of_rows(seen.mask), of_rows(seen.present).sum(-1).tolist(),
                        spell, spelled)
