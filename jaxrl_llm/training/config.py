@@ -47,7 +47,7 @@ def _run(c: ConfigDict) -> None:
     c.method = "grpo"                  # a row of the catalogue: python -m jaxrl_llm.methods
     c.setting = ""                     # "paper": the row's group size, temperature, ... in the place of those below
     c.estimator = ""                   # hyper-parameters of its estimator that differ from the row's, e.g. "eps=1e-4"
-    c.objective = ""                   # likewise of its objective, e.g. "kl_coef=0.01, clip_high=0.28"
+    c.objective = ""                   # likewise of its objective, e.g. "kl_coef=linear(start=0.1, end=0), clip_high=0.28"
     c.control = ""                     # likewise of its controllers, e.g. "every=50"
     c.allocation = ""                  # likewise of the rule by which it allots rollouts, e.g. "weighting=hardness"
     c.replay = ""                      # likewise of its replay, for a method that replays rollouts, e.g. "capacity=512"
@@ -66,7 +66,7 @@ def _run(c: ConfigDict) -> None:
 def _model(c: ConfigDict) -> None:
     """The policy, its adapters and its prompts."""
     c.model = ConfigDict()
-    c.model.path = ""                  # Hugging Face directory or .gguf file; empty: from scratch with the sizes below
+    c.model.path = ""                  # Hugging Face directory, .gguf file or run folder; empty: from scratch, sizes below
     c.model.tokenizer = ""             # directory or file of another one; empty: the one that belongs to the path, or bytes
     c.model.chat_template = ""         # jinja source, or the name of one of the tokenizer's; empty: the tokenizer's own
     c.model.hidden_size = 128          # width of the residual stream; this size and the next five: from scratch only
@@ -125,6 +125,7 @@ def _learning(c: ConfigDict) -> None:
     c.optimizer.b1 = -1.0              # decay of the first moment; -1: the optimiser's own, 0.9 for Adam
     c.optimizer.b2 = -1.0              # decay of the second moment; -1: the optimiser's own, 0.999 for Adam
     c.optimizer.clip_norm = 1.0        # largest norm of a gradient; 0: off
+    c.optimizer.ema = 0.0              # decay of a moving average of the weights, for `--average`; 0: none is kept
 
     c.learner = ConfigDict()
     c.learner.epochs = 0                # passes over each rollout batch; 0: the method's own
@@ -188,7 +189,7 @@ def _around(c: ConfigDict) -> None:
 
 
 def keywords(text: str) -> dict[str, Any]:
-    """`"a=1, b='x'"` as a dict of Python literals; bare words and paths are strings.
+    """`"a=1, b='x'"` as a dict of Python literals; bare words, paths and calls `name(...)` are strings.
 
     Raises:
       ValueError: when a part is not `name=value`, or a name is given twice.
@@ -200,7 +201,7 @@ def keywords(text: str) -> dict[str, Any]:
             literal = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             literal = value
-        if not name.isidentifier() or name in given or (literal is value and not re.fullmatch(r"[\w.+:/~-]+", value)):
+        if not name.isidentifier() or name in given or (literal is value and not re.fullmatch(r"[\w.+:/~-]+|\w+\(.*\)", value)):
             raise ValueError(f"cannot read {part!r} in {text!r}; write options as name=value, name=value, each name once, "
                              "and text with spaces or signs in quotes")
         given[name] = literal
@@ -302,6 +303,8 @@ def check(config: ConfigDict) -> None:
         value = config.optimizer[name]
         if value != UNSET[name] and not 0 <= value < 1:
             raise ValueError(f"config.optimizer.{name} is {value}; give 0 or more and less than 1, or -1: the optimiser's own")
+    if not 0 <= config.optimizer.ema < 1:
+        raise ValueError(f"config.optimizer.ema is {config.optimizer.ema}; give a decay below 1, for example 0.99, or 0: none")
     for name, seconds in (("reward_deadline", config.reward_deadline), ("server.deadline", config.server.deadline),
                           ("environment_deadline", config.environment_deadline)):
         if not seconds > 0:

@@ -30,6 +30,7 @@ from jaxrl_llm.training.plots import draw_or_warn, plot_curves
 from jaxrl_llm.training.progress import Progress
 from jaxrl_llm.training.schedules import Step
 from jaxrl_llm.training.source import jsonable
+from jaxrl_llm.training.start import check_other
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.tracking import tracked
 from jaxrl_llm.training.trajectories import Trajectories
@@ -78,6 +79,7 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, E
         run, params = setup.build(config)
     preemption.check()
     config, primary = run.config, parallel.is_primary()
+    check_other(config.model.path, workdir)
     work = open_workdir(workdir, config, resume)  # compares the numbers that the run really uses
     check_agreement(work)  # and nothing is written before every process has looked
     if not work.resume and primary:

@@ -3,7 +3,6 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxrl_llm import control, environments, methods, parallel, recorders, replay, rewards, tasks, tokenizers
+from jaxrl_llm import control, environments, methods, parallel, recorders, replay, rewards, tasks
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.advantages.turns import of_environment as estimator_of_environment
 from jaxrl_llm.environments.runner import Runner
@@ -25,8 +24,7 @@ from jaxrl_llm.generation.prompts import encode_problems, longest
 from jaxrl_llm.generation.sampler import generate
 from jaxrl_llm.methods.provision import needs_of
 from jaxrl_llm.models import lora as lora_lib
-from jaxrl_llm.models import weights
-from jaxrl_llm.models.config import Experts, ModelConfig
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
@@ -43,10 +41,12 @@ from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.layouts import Layout, packed, rectangular
 from jaxrl_llm.training.learner import Learner
+from jaxrl_llm.training.numbers import method_parts
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.problems import EvalSpec, make_reward, make_sets, make_task
 from jaxrl_llm.training.shapes import Ladders, prompt_buckets, row_lengths
 from jaxrl_llm.training.source import Encode, Source
+from jaxrl_llm.training.start import load_model
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import in_parts, make_joint_update
 from jaxrl_llm.training.trajectories import Trajectories
@@ -55,7 +55,6 @@ from jaxrl_llm.values import features
 
 Reward = rewards.Combined | rewards.ByTask
 Judge = Reward | Runner
-DTYPES = {"float32": np.float32, "bfloat16": jax.numpy.bfloat16}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +84,8 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     if not isinstance(judge, Runner):
         check_reward(config, method, judge)
     mesh = make_mesh(config)
-    tokenizer, model, params = load_model(config, mesh)
+    tokenizer, model, params = load_model(config.model, mesh, config.seed)
+    check_balance(config, model)
     estimator, objective = make_parts(config, model.config.hidden_size)  # only now is the width of its states known
     policy = policy_of(config, model, mesh)
     needs = frozenset(needs_of(method, estimator, objective))
@@ -100,7 +100,8 @@ def build_policy(config: ConfigDict) -> tuple[ConfigDict, Policy, Source, Any]:
     config_lib.check(config)
     task, judge = make_judge(config)
     mesh = make_mesh(config)
-    tokenizer, model, params = load_model(config, mesh)
+    tokenizer, model, params = load_model(config.model, mesh, config.seed)
+    check_balance(config, model)
     policy = policy_of(config, model, mesh)
     return config, policy, make_plain_source(config, policy, mesh, tokenizer, task, judge), params
 
@@ -115,9 +116,7 @@ def make_parts(config: ConfigDict, hidden_size: int) -> tuple[Estimator, Objecti
 
     In an environment those of methods whose rows are turns, agents or games read and credit the turns of trajectories.
     """
-    estimator, objective = methods.build(
-        config.method, max_len=config.sampling.max_tokens, feature_size=features.feature_size(hidden_size),
-        estimator=config_lib.keywords(config.estimator), objective=config_lib.keywords(config.objective))
+    estimator, objective = method_parts(config, features.feature_size(hidden_size))
     if config.environment and {*estimator.needs} & {*methods.provision.TURNS, *methods.provision.AGENTS}:
         return estimator_of_environment(estimator), objective_of_turns(objective)
     return estimator, objective
@@ -332,7 +331,7 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
         policy, estimator, objective, optimizer, tuple(recorded), layout, source.mesh, rows, c.sampling.group, joint,
         learner.epochs, learner.minibatches, alone, learner.max_skipped, tuple(config_lib.parts(learner.offload)),
         functools.partial(optimizers.metrics, c.optimizer),
-        controls_of(config, methods.get(config.method), source.prior), filters), schedule
+        controls_of(config, methods.get(config.method), source.prior), filters, config.optimizer.ema), schedule
 
 
 def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, policy: Policy,
@@ -487,46 +486,6 @@ def make_mesh(config: ConfigDict) -> Mesh:
     return mesh
 
 
-def model_config(config: ConfigDict, vocab_size: int) -> ModelConfig:
-    """A small Llama-style architecture from the sizes in `config.model`; with `experts`, a Mixtral-style one."""
-    m, experts = config.model, None
-    if m.experts:
-        experts = Experts(m.experts, m.experts_per_token, m.expert_size or max(m.mlp_size // m.experts_per_token, 1))
-    return ModelConfig(vocab_size=vocab_size, hidden_size=m.hidden_size, num_layers=m.num_layers, num_heads=m.num_heads,
-                       num_kv_heads=m.num_heads, head_dim=m.hidden_size // m.num_heads,
-                       mlp_size=m.mlp_size if experts is None else experts.size,  # as a Mixtral's config says it
-                       experts=experts, family="llama" if experts is None else "mixtral")
-
-
-def load_model(config: ConfigDict, mesh: Mesh):
-    """`(tokenizer, Transformer, params)` with the parameters laid out on the mesh; fresh ones without `model.path`."""
-    m = config.model
-    if m.dtype not in DTYPES:
-        raise ValueError(f"model.dtype={m.dtype!r}; allowed: {', '.join(DTYPES)}")
-    tokenizer = tokenizers.load(m.tokenizer or m.path or "bytes", m.chat_template or None)
-    if m.path:
-        architecture, params = weights.load(m.path, shardings=lambda shapes: parallel.tree_shardings(shapes, mesh))
-        tokenizer = tokenizer.limited_to(architecture.vocab_size)
-    else:
-        architecture, params = model_config(config, tokenizer.vocab_size), None
-    if config.learner.balance and architecture.experts is None:
-        raise ValueError(f"config.learner.balance={config.learner.balance} is for experts, and this model has none; "
-                         "set it to 0, or take a mixture of experts")
-    model = Transformer(architecture, dtype=DTYPES[m.dtype], remat=m.remat)
-    if params is None:
-        shardings = parallel.tree_shardings(model.abstract_params(), mesh)
-        params = jax.jit(model.init, out_shardings=shardings)(jax.random.key(config.seed))
-    return tokenizer, model, params
-
-
-def tokenizer_source(config: ConfigDict) -> Path | None:
-    """The directory whose tokenizer files an exported model gets; None where the tokenizer came from no such files."""
-    name = config.model.tokenizer or config.model.path or "bytes"
-    path, files = Path(name).expanduser(), ("tokenizer.json", "tokenizer.model")
-    directory = path.parent if path.name in files else path
-    return directory if name != "bytes" and any((directory / file).is_file() for file in files) else None
-
-
 # --- what is refused ------------------------------------------------------------------------------------------------------
 
 
@@ -620,6 +579,13 @@ def check_budget(config: ConfigDict, method: methods.Method, estimator: Estimato
     if most < c.prompts.per_step * c.sampling.group:
         raise ValueError(f"budget.prompts={c.budget.prompts} of at most sampling.max_group={c.sampling.max_group} completions "
                          f"each take {most} of the {c.prompts.per_step} x {c.sampling.group} of a step; raise one of the two")
+
+
+def check_balance(config: ConfigDict, model: Transformer) -> None:
+    """Raises ValueError for a balancing loss of experts where there are none."""
+    if config.learner.balance and model.config.experts is None:
+        raise ValueError(f"config.learner.balance={config.learner.balance} is for experts, and this model has none; "
+                         "set it to 0, or take a mixture of experts")
 
 
 def check_reward(config: ConfigDict, method: methods.Method, reward: Reward) -> None:
