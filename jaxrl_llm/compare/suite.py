@@ -150,8 +150,10 @@ def _against(found: Mapping[str, Any] | None, is_first: bool) -> str:
 def draw(found: Sequence[Mapping[str, Any]], folder: Path) -> Path:
     """Differences from the yardstick with their intervals, one picture for each task."""
     most = max(len(part["methods"]) for part in found)
-    return save_figure(folder / "differences.png", (5.0 * len(found), 1.4 + 0.35 * most), 1, len(found),
-                       lambda axes: [_differences(ax, part) for ax, part in zip(axes, found)])
+    def pictures(axes):
+        for ax, part in zip(axes, found):
+            _differences(ax, part)
+    return save_figure(folder / "differences.png", (5.0 * len(found), 1.4 + 0.35 * most), 1, len(found), pictures)
 
 
 def _differences(axes, part: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
