@@ -86,7 +86,7 @@ def test_a_task_in_a_string(tmp_path):
     assert setup.make_task("arithmetic").train[0].level == "digit"
     with pytest.raises(ValueError, match="keyword of task 'jsonl' 'pth'. Did you mean 'path'"):
         setup.make_task("jsonl(pth=x)")
-    with pytest.raises(ValueError, match="names no task; give arithmetic, dataset, jsonl"):
+    with pytest.raises(ValueError, match="names no task; give arithmetic, attempts, dataset, jsonl"):
         setup.make_task("")
 
 
