@@ -24,7 +24,7 @@ _AT_LEAST = {
     0: "model.experts model.expert_size learner.balance learner.packed_rows "
        "lora.rank prompts.max_tokens budget.prompts optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
        "optimizer.clip_norm critic.learning_rate critic.clip critic.pretrain_steps warmup.steps warmup.loss "
-       "warmup.learning_rate warmup.strays eval.every checkpoint.every samples_every",
+       "warmup.learning_rate server.max_mismatch warmup.strays eval.every checkpoint.every samples_every",
 }
 
 
@@ -105,6 +105,13 @@ def _sampling(c: ConfigDict) -> None:
     c.sampling.stop_strings = ()       # texts behind which completions are cut
     c.sampling.micro_batches = 1       # parts of the prompts that are sampled one after another: less memory
     c.sampling.max_rounds = 4          # generation rounds that a filter may use to fill a batch
+
+    c.server = ConfigDict()            # samples in the place of this process, see docs/guides/serving.md
+    c.server.url = ""                  # its address, e.g. "http://127.0.0.1:8000"; empty: this process samples
+    c.server.model = ""                # the name by which it knows the model; empty: the only one that it has
+    c.server.weights = ""              # folder through which weights reach it, which both see by the same name
+    c.server.deadline = 600.0          # seconds of a request, all attempts together: then the run ends
+    c.server.max_mismatch = 0.05       # nats per token: the run ends where mismatch/kl of a batch is larger
 
 
 def _learning(c: ConfigDict) -> None:
@@ -298,9 +305,13 @@ def check(config: ConfigDict) -> None:
             raise ValueError(f"config.optimizer.{name} is {value}; give 0 or more and less than 1, or -1: the optimiser's own")
     if not 0 <= config.optimizer.ema < 1:
         raise ValueError(f"config.optimizer.ema is {config.optimizer.ema}; give a decay below 1, for example 0.99, or 0: none")
-    for name in ("reward_deadline", "environment_deadline"):
-        if not config[name] > 0:
-            raise ValueError(f"config.{name} is {config[name]}; give a number of seconds above 0")
+    for name, seconds in (("reward_deadline", config.reward_deadline), ("server.deadline", config.server.deadline),
+                          ("environment_deadline", config.environment_deadline)):
+        if not seconds > 0:
+            raise ValueError(f"config.{name} is {seconds}; give a number of seconds above 0")
+    if config.server.url and not config.server.weights:
+        raise ValueError(f"config.server.url={config.server.url!r} samples for the run, which writes weights for it; set "
+                         "config.server.weights to a folder that both see")
     if not 0 <= config.environment_invalid <= 1:
         raise ValueError(f"config.environment_invalid is {config.environment_invalid}; give a share from 0 to 1")
     one_of("config.prompts.overlong", config.prompts.overlong, OVERLONG)

@@ -125,7 +125,8 @@ def _print_head(run: setup.Run, params) -> None:
     """What runs, on what, and what it needs."""
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
     device, sampler = f"{jax.device_count()} x {jax.devices()[0].device_kind}", run.source.sampler
-    rows = [("model", f"{weights:,} weights on {device}"), *sampler.prepare(), *_of_method(run),
+    server = [] if run.source.server is None else [("sampled by", run.source.server.url)]
+    rows = [("model", f"{weights:,} weights on {device}"), *server, *sampler.prepare(), *_of_method(run),
             *arithmetic_table(run.config, sampler.prompt_tokens, run.source.topology.max_groups), *forecast(run)]
     for name, value in rows if parallel.is_primary() else ():
         print(f"{name:32}{value}")

@@ -1,7 +1,9 @@
 """From a configuration to a run: its source of rollouts and its learner, checked before the first step."""
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +18,9 @@ from jaxrl_llm.advantages.turns import of_environment as estimator_of_environmen
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.forest import Forest, outcomes
+from jaxrl_llm.generation import external
 from jaxrl_llm.generation import sampling as sampling_lib
+from jaxrl_llm.generation.engine import Engine
 from jaxrl_llm.generation.prompts import encode_problems, longest
 from jaxrl_llm.generation.sampler import generate
 from jaxrl_llm.methods.provision import needs_of
@@ -141,30 +145,43 @@ def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer,
     s, model = config.sampling, policy.model
     if sets and isinstance(judge, Runner):
         raise NotImplementedError("config.eval.sets are of tasks, and this run samples in an environment; leave it empty")
-    asked = (task.train, task.heldout, *(one.task.heldout for one in sets))
-    sampler = (make_trajectories(config, model, mesh, tokenizer, asked, judge) if isinstance(judge, Runner)
-               else make_sampler(config, model, mesh, tokenizer, asked, judge))
+    asked, server = (task.train, task.heldout, *(one.task.heldout for one in sets)), make_server(config, model.config)
+    sampler = (make_trajectories(config, model, mesh, tokenizer, asked, judge, server) if isinstance(judge, Runner)
+               else make_sampler(config, model, mesh, tokenizer, asked, judge, server))
     drawn = config.budget.prompts if config.budget.utility else config.prompts.per_step
     readers = int(np.gcd(drawn, jax.process_count()))
     return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
                   single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
-                  readers=readers, sizes=sizes_of(config, model.config), sets=sets)
+                  readers=readers, sizes=sizes_of(config, model.config), sets=sets, server=server)
+
+
+def make_server(config: ConfigDict, model: ModelConfig) -> external.Server | None:
+    """What samples in the place of this process; None where `config.server` names none. It is not asked for anything yet."""
+    c = config.server
+    if not c.url:
+        return None
+    if parallel.several():
+        raise NotImplementedError("one process asks a server; run it on one process, or leave server.url empty")
+    client = external.Client(c.url, os.environ.get("JAXRL_LLM_TOKEN", ""), c.deadline)
+    return external.Server(client, model, Path(c.weights).expanduser().resolve(), c.model, c.max_mismatch)
 
 
 def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, asked: Sequence[Sequence[tasks.Problem]],
-                 reward: Reward) -> Sampler:
-    """Of completions, each of which is scored as a whole; `asked`: all problems that are."""
+                 reward: Reward, server: external.Server | None) -> Sampler:
+    """Of completions, each of which is scored as a whole; `asked`: all problems that are. `server` samples, if not None."""
     s, prompt_tokens = config.sampling, prompt_length(config, asked, tokenizer, model.config.max_positions)
     stops = stop_ids(tokenizer, s.stop_strings)
     compiled = functools.partial(generate, model, max_tokens=s.max_tokens, stop_ids=stops, mesh=mesh)
-    return Sampler(Guarded("rollout", compiled, len(prompt_buckets(prompt_tokens))), sampling_of(config),
-                   config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh, model.dtype,
-                   tuple(s.stop_strings), s.micro_batches)
+    draw: Any = Guarded("rollout", compiled, len(prompt_buckets(prompt_tokens)))
+    if server is not None:
+        draw = functools.partial(external.generate, server, max_tokens=s.max_tokens, stop_ids=stops, stop_texts=s.stop_strings)
+    return Sampler(draw, sampling_of(config), config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh,
+                   model.dtype, tuple(s.stop_strings), s.micro_batches)
 
 
 def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer,
-                      asked: Sequence[Sequence[tasks.Problem]], runner: Runner) -> Trajectories:
-    """Of trajectories in an environment; `asked`: all problems that it opens with.
+                      asked: Sequence[Sequence[tasks.Problem]], runner: Runner, server: external.Server | None) -> Trajectories:
+    """Of trajectories in an environment; `asked`: all problems that it opens with. `server` samples, if not None.
 
     Raises:
       ValueError: for a tokenizer without a chat template, and what goes with single turns only.
@@ -177,8 +194,11 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
     if parallel.several():
         raise NotImplementedError("environments are sampled by one process; run it on one, or take a task instead")
     s = config.sampling
-    found = Trajectories(model, runner, sampling_of(config), config.prompts.per_step, s.group, 0, s.max_turns, s.turn_tokens,
-                         s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings), s.observation_tokens)
+    make_engine = (functools.partial(external.ExternalEngine, server) if server is not None else
+                   functools.partial(Engine, model, slots=config.prompts.per_step * s.group, tokenizer=tokenizer))
+    found = Trajectories(make_engine, runner, sampling_of(config), config.prompts.per_step, s.group, 0, s.max_turns,
+                         s.turn_tokens, s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings),
+                         s.observation_tokens)
     prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, found.encode)
     runner.forget()
     return dataclasses.replace(found, prompt_tokens=prompt_tokens)
@@ -506,6 +526,9 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
     if config.environment and method.replay is not None:
         raise ValueError(f"method {method.slug!r} replays completions of single turns; train it on a task, or take a method "
                          "without replay in this environment, for example grpo")
+    if "entropies" in needs and c.server.url:
+        raise ValueError(f"method {method.slug!r} reads the sampler's entropies, which servers do not have to return; leave "
+                         "server.url empty, or take another method, for example grpo")
     check_replay(config, method, needs)
     check_sizes(config, method, estimator, needs)
     sampling_of(config)

@@ -48,6 +48,7 @@ def trained(workdir: Path, step: int | None = None, task: str | None = None, bes
     """
     load_code(workdir)  # tasks and rewards
     config = stored_config(workdir)
+    config.server.url = ""  # it may be gone, and has other weights than this checkpoint
     if task:
         config.task = task
     start = untrained(config)
