@@ -14,7 +14,7 @@ PROMPT = r"{question} Think step by step and put the final number in \boxed{}."
 
 def get_config(variant: str = "qwen2.5_1.5b-h100-8"):
     c = default_config()
-    c.task = f"dataset(path='openai/gsm8k', subset=main, prompt={PROMPT!r}, extract=gsm8k)"
+    c.task = f"dataset(path='openai/gsm8k', subset=main, prompt={PROMPT!r}, extract=gsm8k, invalid=skip)"
     c.steps = 500
     c.prompts.max_tokens = 384
     c.prompts.overlong = "skip"
