@@ -48,6 +48,24 @@ def duel() -> Environment:
                        facts={"agent": "turn", "functional_group": "turn", "game": "once"}, returns=(-1.0, 1.0))
 
 
+def forgetful() -> Environment:
+    """Three contexts of two turns, which keep a number of x; a message with an upper-case letter ends it."""
+    def reset(problem, key):
+        return {"turn": 0, "good": 0}, [{"role": "user", "content": f"Say {problem.id % 3}."}]
+
+    def step(state, message):
+        state["turn"] += 1
+        good = any("a" <= letter <= "z" for letter in message["content"])
+        if state["turn"] == 6 or any("A" <= letter <= "Z" for letter in message["content"]):
+            return Turn(reward=float(good), done=True)
+        if state["turn"] % 2:
+            return Turn([{"role": "user", "content": "And?"}])
+        return Turn([{"role": "user", "content": f"You kept {'x' * (state['turn'] // 2)}."}], fresh=True)
+
+    return Environment(name="forgetful", task=seeded("forgetful", "Say it.", 20, 8), reset=reset, step=step, replayable=False,
+                       contexts=3, oracle=lambda state: "a")
+
+
 def get_config(**changes):
     c = default_config()
     c.environment, c.model.chat_template = "chatter:letters", TEMPLATE

@@ -24,13 +24,15 @@ class Turn(NamedTuple):
     """What follows a message of the policy.
 
     `messages` are to be read before its next one; `reward` is that of this turn, the return of a trajectory is their sum;
-    `done` says that it ends here; `info` holds what else is known of the turn, by name, in types of JSON.
+    `done` says that it ends here; `info` holds what else is known of the turn, by name, in types of JSON. `fresh` begins a new
+    context: the policy forgets all behind the opening, and `messages` come right behind that.
     """
 
     messages: Sequence[Message] = ()
     reward: float = 0.0
     done: bool = False
     info: Mapping[str, Any] = {}
+    fresh: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Environment:
         and its state can be made again anywhere (`replay`). Others live in one process and cannot be resumed.
       facts: names of numbers that `info` holds of every turn, with the join by which they become `extras` of trajectories for
         methods that read them, see `turn_info.JOINS`.
+      contexts: most contexts of a trajectory; 1: no turn is `fresh`.
       oracle: `oracle(state) -> str`, what a perfect policy says next, for audits; `choices(state) -> texts`, what can be said.
     """
 
@@ -60,6 +63,7 @@ class Environment:
     returns: tuple[float, float] = (0.0, 1.0)
     replayable: bool = True
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    contexts: int = 1
     oracle: Callable[[Any], str] | None = None
     choices: Callable[[Any], Sequence[str]] | None = None
 
@@ -88,10 +92,13 @@ def advance(environment: Environment, state: Any, message: Message) -> Turn:
     """The turn after a message of the policy, in types of JSON. Raises Rubbish where the environment returns no turn."""
     turn = environment.step(state, message)
     if not isinstance(turn, tuple) or len(turn) != len(Turn._fields):
-        raise Rubbish(f"step returned {_short(turn)}; allowed is Turn(messages, reward, done, info)")
-    messages, reward, done, info = turn
-    if not isinstance(done, (bool, np.bool_)):
-        raise Rubbish(f"done is {_short(done)}; allowed are True and False")
+        raise Rubbish(f"step returned {_short(turn)}; allowed is Turn(messages, reward, done, info, fresh)")
+    messages, reward, done, info, fresh = turn
+    for name, value in (("done", done), ("fresh", fresh)):
+        if not isinstance(value, (bool, np.bool_)):
+            raise Rubbish(f"{name} is {_short(value)}; allowed are True and False")
+    if fresh and environment.contexts < 2:
+        raise Rubbish("a turn begins a new context in an environment that says contexts=1; give the most of a trajectory")
     try:
         reward = number(reward)
         info = json.loads(json.dumps(dict(info)))
@@ -104,7 +111,7 @@ def advance(environment: Environment, state: Any, message: Message) -> Turn:
     said = _messages(messages, ROLES)
     if not said and not done:
         raise Rubbish("step returned no message and is not done; the policy needs something to answer")
-    return Turn(said, float(reward), bool(done), info)
+    return Turn(said, float(reward), bool(done), info, bool(fresh))
 
 
 def replay(environment: Environment, problem: Problem, key: int, said: Sequence[Message]) -> tuple[Any, list[Turn]]:

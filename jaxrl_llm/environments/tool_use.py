@@ -72,11 +72,13 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
 
 def _ideal(reward: str, state: Dialogue, parser: str) -> str:
     """The answer; before it a call of the calculator, where a parser reads one and the problem spells an expression."""
-    asked = opening(state.problem)[-1]["content"]
-    found = _EXPRESSION.search(asked)
-    if state.turns or parser not in _CALLS or found is None:
-        return ideal(reward, state.problem)
-    return _CALLS[parser] % json.dumps({"expression": found[0]})
+    return (None if state.turns else call_of(state.problem, parser)) or ideal(reward, state.problem)
+
+
+def call_of(problem: Problem, parser: str) -> str | None:
+    """A call of the calculator with the expression that a problem spells; None where it spells none, or for other parsers."""
+    found = _EXPRESSION.search(opening(problem)[-1]["content"])
+    return None if found is None or parser not in _CALLS else _CALLS[parser] % json.dumps({"expression": found[0]})
 
 
 def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call]], tools: Sequence[Tool],

@@ -3,7 +3,7 @@
 Each entry of `PROVIDED` is a field of `Rollouts`, or an entry of its `extras`, that a run of today fills in; each of `AWAITED`
 one that nobody fills in yet, and what would. A run that has such a part adds its name to what is provided.
 """
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from jaxrl_llm import control
@@ -84,11 +84,15 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, provided: 
     return found
 
 
-def of_environment(objective: Objective, facts: Iterable[str] = ()) -> tuple[str, ...]:
+def of_environment(objective: Objective, facts: Mapping[str, str] = {}, contexts: int = 1) -> tuple[str, ...]:
     """What a run in an environment that tells these `facts` of turns provides beside.
 
-    Turns as rows are for estimators; rows of an objective are trajectories.
+    Turns as rows are for estimators; rows of an objective are trajectories. Where a trajectory has several `contexts`, rows are
+    contexts for both; rows of an objective may be some of them.
     """
+    if contexts > 1:
+        told = (name for name, join in facts.items() if join != "turn")
+        return ("step_ids", "turns", *told, *(() if "traj" in objective.needs else ("traj",)))
     rows = {*TURNS, *AGENTS}
     there = ("step_ids", "turns", *TURNS, *facts)
     return tuple(name for name in there if name not in rows) if {*objective.needs} & rows else there

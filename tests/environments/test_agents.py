@@ -102,7 +102,31 @@ def test_a_verifier_grants_another_answer():
         environments.make("solver_verifier", loops=0)
 
 
-@pytest.mark.parametrize("name", ["tic_tac_toe", "solver_verifier"])
+def test_a_memory_takes_the_place_of_the_history():
+    environment = environments.make("memory_use", options={"level": "mul2"}, contexts=3)
+    problem = environment.task.train[3]
+    expression, answer = problem.prompt.removesuffix("="), problem.answer
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "%s"}}</tool_call>'
+
+    def play(*texts):
+        state, opening = base.begin(environment, problem, 0)
+        return opening, say(environment, state, *texts)
+
+    opening, (called, kept, answered) = play(call % expression, f"hm <memory> it is {answer} </memory>", answer)
+    assert [message["content"] for message in opening.messages] == [problem.prompt]
+    assert called.messages[0]["content"].startswith(f"{answer}\nWrite what you need") and not called.fresh
+    assert kept.fresh and kept.messages == [{"role": "user", "content": f"Memory: it is {answer}"}]
+    assert answered.done and answered.reward == 1 and play(answer)[1][0].reward == 1
+    assert play(call % expression, "no tags")[1][-1] == base.Turn([], 0, True, {"format_failure": True})
+    assert play(call % expression, "<memory>a<memory>b</memory>")[1][-1].messages[0]["content"] == "Memory: b"
+    assert play("<tool_call>{")[1][-1].info == {"format_failure": True} and play("")[1][-1].done
+    last = play(*[call % expression, "<memory>1</memory>"] * 2, call % expression)[1][-1]
+    assert last.done and last.reward == 0 and last.info == {"format_failure": False}
+    with pytest.raises(ValueError, match="contexts=1; give two"):
+        environments.make("memory_use", contexts=1)
+
+
+@pytest.mark.parametrize("name", ["tic_tac_toe", "solver_verifier", "memory_use"])
 def test_audit(name):
     rows, checks = audit.audit(*(environments.make(name) for _ in range(2)), count=12, seed=0)
     assert not any(checks.values()), checks
