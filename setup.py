@@ -6,13 +6,21 @@ TEST = [
     "pytest-xdist>=3.6",
     "pytest-rerunfailures>=16",
     "hypothesis>=6.120",
+    "regex>=2024.5",
     "ruff>=0.14",
     "mypy>=2.0",
     "setuptools>=70.1",  # builds a wheel
+    "datasets>=4.0",
+    "pyarrow>=18",
     "tensorflow-datasets>=4.9.7",
     "reasoning-gym>=0.1.23",
     "gymnasium>=1.0",
     "bm25s>=0.2.7",
+    "transformers>=5.0",
+    "starlette>=1.0",
+    "uvicorn>=0.40",
+    "httpx>=0.28",
+    "openai>=3.0",
 ]
 
 setup(
@@ -51,13 +59,16 @@ setup(
         "protobuf>=4.25",
     ],
     extras_require={
-        "tasks": ["tensorflow-datasets>=4.9.7", "reasoning-gym>=0.1.23"],
+        "data": ["datasets>=4.0", "pyarrow>=18", "tensorflow-datasets>=4.9.7"],
+        "tasks": ["reasoning-gym>=0.1.23"],
         "environments": ["bm25s>=0.2.7", "gymnasium>=1.0", "textarena>=0.7"],
+        "serve": ["starlette>=1.0", "uvicorn>=0.40"],
+        "server": ["httpx>=0.28"],  # sampling from one
         "gpu": ["jax[cuda12]>=0.8"],
         "tpu": ["jax[tpu]>=0.8"],
         "wandb": ["wandb>=0.22"],
         "parity": ["trl==1.16.0", "verl==0.9.1"],  # compared with in tests/parity, which skips what is absent
-        "test": [*TEST, "torch==2.13.0", "transformers>=5.0", "peft>=0.17"],
-        "test-light": TEST,  # what needs PyTorch is skipped
+        "test": [*TEST, "torch==2.13.0", "peft>=0.17"],
+        "test-light": TEST,  # without PyTorch, models are not compared with those of transformers
     },
 )

@@ -18,6 +18,7 @@ from jaxrl_llm import command_line
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of experiments/train.py; its newest checkpoint is measured.")
 _STEP = flags.DEFINE_integer("step", None, "With --workdir: the checkpoint of this step.")
+_BEST = flags.DEFINE_bool("best", False, "With --workdir: the weights that config.checkpoint.best kept.")
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Without --workdir: measure the model of this configuration.")
 _TASK = flags.DEFINE_string("task", None, "Another task than the configured one, e.g. arithmetic(level=mixed).")
 _PROBLEMS = flags.DEFINE_integer("problems", None, "Held-out problems, at most; default: eval.problems, those of training. "
@@ -39,7 +40,7 @@ def measured_policy():
     if workdir is not None and config is not None:
         raise ValueError("give --workdir (a trained policy) or --config (an untrained one), not both")
     if workdir is not None:
-        return trained(Path(workdir), _STEP.value, _TASK.value)
+        return trained(Path(workdir), _STEP.value, _TASK.value, _BEST.value)
     if config is None:
         raise ValueError("nothing to measure: give --workdir=RUN_FOLDER or --config=FILE")
     if _TASK.value:

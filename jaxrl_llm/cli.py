@@ -9,6 +9,7 @@ COMMANDS = {  # command: its module, what it does
     "evaluate": ("jaxrl_llm.experiments.evaluate", "measures a policy on held-out problems"),
     "compare": ("jaxrl_llm.experiments.compare", "runs methods and seeds at equal compute and reports which is better"),
     "export": ("jaxrl_llm.experiments.export", "writes the model of a run as a Hugging Face directory"),
+    "serve": ("jaxrl_llm.experiments.serve", "a model over HTTP, in OpenAI's format"),
     "show": ("jaxrl_llm.experiments.show", "shows runs in the terminal and as one page"),
     "plan": ("jaxrl_llm.experiments.plan", "memory and ideal time of a step on hardware that need not be there"),
     "methods": ("jaxrl_llm.methods", "the catalogue of methods"),

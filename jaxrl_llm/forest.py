@@ -27,14 +27,15 @@ class Forest:
       problems: [P], the problems.  facts: what is known of each by name, [P, ...].  draw: i32[P], when it was drawn.
       uid: i64[N], the trajectory.  parent: i32[N], a node before it, -1 for a prompt.  prompt: i32[N], its place in `problems`.
       role: i8[N], see `Role`.  length: i32[N], tokens.  stopped: bool[N], ended by itself (False: cut at a limit).
-      rewards, components: f32[N], f32[N, K], of trajectories that end here, with the `names` of the K parts.
+      rewards, components: f32[N], f32[N, K], of trajectories that end here, with the `names` of the K parts; NaN for a part
+        that the task of the problem does not have.
       texts: object[N], without the stop token or stop string.  answers: object[N], what the first reward reads as the answer
         of a text (None: nothing); None where it reads none.
       turn_rewards: f32[N], what an environment gave for each node of the policy; None where there is no environment.
       turn_info: object[N], what it says of each of them, by name, see `turn_info.joined`; None where there is no environment.
       tokens, logprobs, entropies, version: i32[M], f32[M], f32[M], i32[M], the tokens of the nodes one after another, with the
         sampler's log-probs and entropies (nats) and the version of the weights that they were sampled with.
-      solved_above: what a first component exceeds that counts as solved.
+      solved_above: what a first component exceeds that counts as solved, for each task.
       decode_steps: steps of the sampler.  failures: of rewards, by name.  invalid: trajectories that an environment lost and
         that are no part of the forest, by name.
     """
@@ -57,7 +58,7 @@ class Forest:
     entropies: np.ndarray
     version: np.ndarray
     names: tuple[str, ...] = ()
-    solved_above: float = 0.5
+    solved_above: tuple[float, ...] = (0.5,)
     decode_steps: int = 0
     failures: Mapping[str, int] = dataclasses.field(default_factory=dict)
     turn_rewards: np.ndarray | None = None
@@ -67,7 +68,12 @@ class Forest:
     @property
     def solved(self) -> np.ndarray:
         """bool[N], trajectories that end here and solve their problem by the first reward's own criterion."""
-        return self.components[:, 0] > self.solved_above
+        return self.components[:, 0] > np.array(self.solved_above)[self.task[self.prompt]]
+
+    @property
+    def task(self) -> np.ndarray:
+        """i32[P], the number of each problem's task."""
+        return np.array([problem.task for problem in self.problems], np.int32)
 
     @property
     def offset(self) -> np.ndarray:
@@ -118,7 +124,7 @@ def objects(values: Sequence[Any]) -> np.ndarray:
 
 
 def plant(problems: Sequence[Problem], ids: Sequence[Sequence[int]], names: Sequence[str], *, answers: bool,
-          turns: bool = False, draw: int = 0, solved_above: float = 0.5) -> Forest:
+          turns: bool = False, draw: int = 0, solved_above: Sequence[float] = (0.5,)) -> Forest:
     """The forest of prompts alone: problems with their token ids, names of the reward's parts, and what counts as solved.
 
     `answers`, `turns`: whether it has these columns, answers and rewards of turns.
@@ -131,7 +137,7 @@ def plant(problems: Sequence[Problem], ids: Sequence[Sequence[int]], names: Sequ
         rewards=np.zeros(P, np.float32), components=np.zeros((P, len(names)), np.float32), texts=objects([""] * P),
         answers=objects([None] * P) if answers else None, tokens=np.array([i for row in ids for i in row], np.int32),
         logprobs=np.zeros(M, np.float32), entropies=np.zeros(M, np.float32), version=np.full(M, -1, np.int32),
-        names=tuple(names), solved_above=solved_above, turn_rewards=np.zeros(P, np.float32) if turns else None,
+        names=tuple(names), solved_above=tuple(solved_above), turn_rewards=np.zeros(P, np.float32) if turns else None,
         turn_info=objects([{}] * P) if turns else None)
 
 
@@ -365,7 +371,7 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
     components = forest.components[results]
     named = {name: of_rows(x) for name, x in (extras or {}).items()}
     named |= {name: spread(x) for name, x in (token_extras or {}).items()}
-    named |= {"truncated": of_rows(~forest.stopped[results]), "task": np.zeros(len(valid), np.int32),
+    named |= {"truncated": of_rows(~forest.stopped[results]), "task": _with_first_repeated(forest.task, prompts),
               "correct": of_rows(forest.solved[results]), "current_version": np.full(len(valid), version, np.int32)}
     if forest.answers is not None:
         numbers = _with_first_repeated(np.full((P, group), -1, np.int32), prompts)
@@ -377,7 +383,8 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
     fields: dict[str, Any] = dict(
         mask=role == Role.POLICY, role=role if in_turns or others(forest).any() else None, valid=valid,
         rewards=of_rows(forest.rewards[results]),
-        reward_components=of_rows(components), tokens=spread(forest.tokens), prompt_tokens=_with_first_repeated(asked, prompts),
+        reward_components=of_rows(np.nan_to_num(components, nan=0.0)), tokens=spread(forest.tokens),
+        prompt_tokens=_with_first_repeated(asked, prompts),
         prompt_mask=_with_first_repeated(asked_mask, prompts),
         prompt_ids=_with_first_repeated(np.array([p.id for p in forest.problems], np.int32), prompts),
         behavior_logprobs=spread(forest.logprobs), entropies=spread(forest.entropies),
@@ -478,7 +485,8 @@ def metrics(forest: Forest) -> dict[str, float]:
     if forest.turn_rewards is not None:
         by_name["environment/turns"] = float(np.bincount(row, written[node], minlength=len(ends)).mean())
         by_name["environment/invalid"] = float(sum(forest.invalid.values()))
-    for k, name in enumerate(forest.names):
-        by_name[f"reward/{name}"] = float(np.average(forest.components[ends, k], weights=weights))
+    for name, values in zip(forest.names, forest.components[ends].T):
+        if (there := ~np.isnan(values)).any():
+            by_name[f"reward/{name}"] = float(np.average(values[there], weights=weights[there]))
     by_name |= {f"environment/invalid/{name}": float(count) for name, count in forest.invalid.items()}
     return by_name | {f"reward_failures/{name}": float(count) for name, count in forest.failures.items()}

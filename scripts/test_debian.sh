@@ -14,7 +14,7 @@ command -v debootstrap > /dev/null || { echo "debootstrap is missing; Debian, Ub
 if [ ! -e "$root/made" ]; then
   echo "Making $root ..."
   rm -rf "$root"
-  debootstrap --variant=minbase --include=python3-venv,python3-dev,gcc,libc6-dev,ca-certificates,git "$release" "$root" > /dev/null
+  debootstrap --variant=minbase --include=python3-venv,python3-dev,gcc,libc6-dev,bubblewrap,ca-certificates,git "$release" "$root" > /dev/null
   touch "$root/made"
 fi
 for file in /etc/resolv.conf /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
@@ -23,9 +23,10 @@ done
 mkdir -p "$root/srv/jaxrl_llm"
 find "$root/srv/jaxrl_llm" -mindepth 1 -maxdepth 1 ! -name .venv -exec rm -rf {} +
 git ls-files -z | tar --null -T - -cf - | tar -xf - -C "$root/srv/jaxrl_llm"
+mountpoint -q "$root" || mount --bind "$root" "$root"  # a root that sandboxes may change
 mountpoint -q "$root/proc" || mount -t proc proc "$root/proc"
 mountpoint -q "$root/dev" || mount --rbind /dev "$root/dev"
-trap 'umount -l "$root/dev" "$root/proc"' EXIT
+trap 'umount -l "$root"' EXIT
 chroot "$root" env -u PIP_FIND_LINKS HOME=/root PATH=/usr/bin:/bin:/usr/sbin:/sbin bash -c '
   set -euo pipefail
   cd /srv/jaxrl_llm

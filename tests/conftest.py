@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 # Models are compared with those of transformers, which needs PyTorch.
-collect_ignore = [] if importlib.util.find_spec("torch") else ["models", "training/test_balance.py"]
+collect_ignore = [] if importlib.util.find_spec("torch") else [
+    "models", "tokenizers/test_gguf_tokenizer.py", "training/test_balance.py"]
 _compiled = tempfile.TemporaryDirectory(prefix="jaxrl_llm_compiled_")  # removed when the session ends
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _quick = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]

@@ -1,6 +1,7 @@
 """The command `jaxrl_llm`: commands exist, options and exit codes are theirs, configurations go by name."""
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ def jaxrl_llm(*arguments, cwd):
 
 
 def test_every_command_has_its_module():
-    assert list(cli.COMMANDS) == ["train", "evaluate", "compare", "export", "show", "plan", "methods", "audit"]
+    assert list(cli.COMMANDS) == ["train", "evaluate", "compare", "export", "serve", "show", "plan", "methods", "audit"]
     for module, what in cli.COMMANDS.values():
         assert importlib.util.find_spec(module) and f"{what}\n" in cli.usage() + "\n"
 
@@ -33,7 +34,7 @@ def test_help_says_what_can_be_set(tmp_path):
     for name in config:
         names = [f"{name}.{key}" for key in config[name]] if hasattr(config[name], "keys") else [name]
         assert all(f"    {key} (" in shown.stdout for key in names), names
-    assert "\n  jaxrl_llm train --config=" in shown.stdout and "python experiments/" not in shown.stdout
+    assert re.search(r"^ *jaxrl_llm train --config=", shown.stdout, re.MULTILINE) and "python experiments/" not in shown.stdout
     assert "keys of --config" not in jaxrl_llm("show", "--help", cwd=tmp_path).stdout  # has no configuration
 
 

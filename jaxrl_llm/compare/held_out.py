@@ -30,7 +30,8 @@ def rows_of(forest: Forest, number: int, start: int) -> list[Row]:
             "correct": forest.solved[own].astype(int).tolist(),
             "answers": None if answers is None else [None if answer is None else str(answer) for answer in answers],
             "lengths": forest.length[own].tolist(), "stopped": forest.stopped[own].astype(int).tolist(),
-            "components": {name: components[:, k].tolist() for k, name in enumerate(forest.names)}})
+            "components": {name: values.tolist() for name, values in zip(forest.names, components.T)
+                           if not np.isnan(values).any()}})
     return rows
 
 

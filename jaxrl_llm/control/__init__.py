@@ -7,12 +7,13 @@ Other functions of this folder are parts for one's own loop; docs/methods.md lis
 """
 
 import functools
+import inspect
 
 from jaxrl_llm import registry
-from jaxrl_llm.control.base import CONTROLLERS, FACTS, FILTERS, Controller, Filter, Settings, controller, prompt_filter
+from jaxrl_llm.control.base import CONTROLLERS, FACTS, FILTERS, KNOWN, Controller, Filter, Settings, controller, prompt_filter
 
-__all__ = ["FACTS", "Controller", "Filter", "Settings", "controller", "filter_names", "make", "make_filter", "names",
-           "prompt_filter"]
+__all__ = ["FACTS", "KNOWN", "Controller", "Filter", "Settings", "controller", "filter_names", "make", "make_filter", "names",
+           "parameters", "prompt_filter"]
 
 
 @functools.cache
@@ -31,6 +32,12 @@ def make(slug: str, **hyper) -> Controller:
     """The controller of that name; ValueError for unknown names and keywords."""
     _discover()
     return registry.make(CONTROLLERS, "controller", slug, hyper)
+
+
+def parameters(slug: str) -> list[str]:
+    """The keywords of the controller of that name; ValueError for unknown names."""
+    _discover()
+    return list(inspect.signature(CONTROLLERS[registry.one_of("controller", slug, CONTROLLERS)]).parameters)
 
 
 def filter_names() -> list[str]:

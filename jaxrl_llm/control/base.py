@@ -26,8 +26,12 @@ controller = functools.partial(registry.register, CONTROLLERS, "controller")
 
 
 # What a run lets controllers observe: of each step all but the last, of each held-out evaluation after a step the last. Rows
-# of prompts are whole groups as they were sampled, some of which may not be valid.
+# of prompts are whole groups as they were sampled, some of which may not be valid. A step in which nothing is left to learn
+# from has the first three.
 FACTS = {
+    "step": "i32[], the number of the step, from 0",
+    "tried": "i32[N] of the training problems, rollouts that were sampled in this step, also those that a filter drops",
+    "right": "i32[N], those of them that solve their problem",
     "prompt_ids": "i32[P]",
     "rewards": "f32[P, G]",
     "valid": "bool[P, G], rollouts that exist and were sampled in this step",
@@ -37,6 +41,21 @@ FACTS = {
     "params": "parameters after the step",
     "metrics": "f32[] by name, those of the step's updates; there are none where nothing was learned from",
     "score": "f32[], the held-out score",
+}
+
+
+# What a run tells `init`, by name.
+KNOWN = {
+    "params": "parameters before the first step",
+    "temperature": "float, the configured one",
+    "prompts": "int, N, training problems",
+    "batch": "int, B, problems that are drawn at once",
+    "group": "int, G, rollouts that a prompt gets at once",
+    "max_group": "int, most rollouts of a prompt, where a method lets their number differ",
+    "max_tokens": "int, T, of a completion at most",
+    "prompt_lengths": "i32[N], tokens of each training prompt; 0 for one that cannot be asked",
+    "levels": "i32[N], the `Problem.level` of each training problem as a number from 0, see `tasks.loader.levels_of`",
+    "seed": "u32[2], of the run's draws by controllers",
 }
 
 
@@ -52,6 +71,8 @@ class Settings(NamedTuple):
       learning_rate: f32[], a factor of the schedule's.
       prompt_weights: f32[N] of the training problems, by which batches are drawn, see `tasks.loader.drawn`.
       prompt_ids: i32[B], problems of the next batch; ids below 0, and what is missing of a batch, are drawn by the weights.
+      group_sizes: i32[B], rollouts of each of these, rounded up to a multiple of G, from G to `sampling.max_group`; the others
+        get G.
       reward_baseline: f32[], `extras["reward_baseline"]` of the rollouts, against which replayed ones are measured.
       reference: parameters that give `ref_logprobs`.
       reset: bool[], read after evaluations: the policy becomes the reference, and the optimiser begins anew.
@@ -64,6 +85,7 @@ class Settings(NamedTuple):
     learning_rate: Array | None = None
     prompt_weights: Array | None = None
     prompt_ids: Array | None = None
+    group_sizes: Array | None = None
     reward_baseline: Array | None = None
     reference: Any = None
     reset: Array | None = None
@@ -93,8 +115,8 @@ def without(rollouts: Rollouts, keep_PG: Array) -> Rollouts:
 class Controller(NamedTuple):
     """`init(...) -> state`; `propose(state) -> settings by name`; `observe(state, facts by name) -> state`, all pure.
 
-    `init` takes by name what the state depends on, if anything: a run knows `params`, `prompts` (how many training problems
-    there are) and `temperature` (the configured one). States are pytrees of arrays, saved with a run.
+    `init` takes by name what the state depends on, if anything: what a run knows is in `KNOWN`. States are pytrees of arrays,
+    saved with a run.
     `facts` names what `observe` reads, see `FACTS`; `knobs` what `propose` sets, see `Settings`.
     """
 

@@ -54,7 +54,8 @@ def measure(joined: Joined) -> dict[str, Any]:
         "ever_solved": list(wilson(ever, len(rows))),
         **{name: rate(values[:, None]) for name, values in estimates(joined).items()},
         "truncated": rate([1 - np.array(row["stopped"]) for row in rows]),
-        "components": {name: rate([row["components"][name] for row in rows]) for name in rows[0]["components"]},
+        "components": {name: rate([row["components"][name] for row in rows if name in row["components"]])
+                       for name in dict.fromkeys(name for row in rows for name in row["components"])},
         "length": {"mean": float(lengths.mean()), "median": float(np.median(lengths)),
                    "p95": float(np.percentile(lengths, 95)), "right": float(lengths[right].mean()) if right.any() else None,
                    "wrong": float(lengths[~right].mean()) if (~right).any() else None},

@@ -29,6 +29,7 @@ class Request:
       sampling: the distribution to draw from.
       stop_tokens: tokens that end it.  stop_sequences: sequences of tokens.  stop_texts: texts, wherever tokens end.
       keep: it stays when it has ended, to be forked or extended, until it is released.
+      seed: number that its random numbers follow from in the place of its uid, 0 to 2^63 - 1; None: the uid.
     """
 
     uid: int
@@ -40,6 +41,12 @@ class Request:
     stop_sequences: Sequence[Sequence[int]] = ()
     stop_texts: Sequence[str] = ()
     keep: bool = False
+    seed: int | None = None
+
+    @property
+    def stream(self) -> int:
+        """The number that its random numbers follow from."""
+        return self.uid if self.seed is None else self.seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Node:
       logprobs, entropies: `f32[n]`, of the distribution that each was drawn from, nats.
       policy_version: `i32[n]`, of the weights that drew it.
       finish: why it ends: "stop" (a stop token), "stop_string" (a sequence or text), "limit", "extended" (tokens of others come
-        next) or "paused".
+        next) or "paused"; "running" where it goes on, see `Engine.written`.
     """
 
     uid: int
@@ -95,9 +102,11 @@ class _Row:
     def left(self) -> int:
         return self.limit - self.drawn
 
-    def node(self, finish: str) -> Node:
-        logprobs, entropies, versions = np.asarray(self.measured, np.float64).reshape(-1, 3).T
-        return Node(self.request.uid, self.request.parent, self.start, np.asarray(self.tokens[self.start:], np.int32),
+    def node(self, finish: str, since: int = 0) -> Node:
+        """What the policy wrote since its last node, without the first `since` tokens of that."""
+        start = self.start + since
+        logprobs, entropies, versions = np.asarray(self.measured[since:], np.float64).reshape(-1, 3).T
+        return Node(self.request.uid, self.request.parent, start, np.asarray(self.tokens[start:], np.int32),
                     logprobs.astype(np.float32), entropies.astype(np.float32), versions.astype(np.int32), finish)
 
 
@@ -159,6 +168,21 @@ class Engine:
         self.prefilled = 0
         self.publish(version, params, lora)
 
+    @property
+    def slot_tokens(self) -> int:
+        """Most tokens of a trajectory, prompt and all."""
+        return self._slot_tokens
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self._model.config.vocab_size
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """uids of the trajectories in slots, in the order of these."""
+        return tuple(row.request.uid for row in self._slots if row)
+
     # --- what a caller asks for ---------------------------------------------------------------------------------------------
 
     def submit(self, *requests: Request) -> None:
@@ -177,9 +201,12 @@ class Engine:
         self._queue.extend(rows.values())
 
     def fork(self, uid: int, uids: Iterable[int]) -> None:
-        """Trajectories of the new `uids` that go on from where `uid` stands, with its request. Errors as in `submit`."""
+        """Trajectories of the new `uids` that go on from where `uid` stands, with its request; errors as in `submit`.
+
+        Their random numbers follow from their own uids.
+        """
         request = self._held(uid).request
-        self.submit(*(dataclasses.replace(request, uid=new, parent=uid, tokens=()) for new in uids))
+        self.submit(*(dataclasses.replace(request, uid=new, parent=uid, tokens=(), seed=None) for new in uids))
 
     def extend(self, uid: int, tokens: Sequence[int], limit: int | None = None) -> None:
         """Puts tokens of others behind a trajectory, which then goes on, with another `limit` if one is given.
@@ -242,8 +269,31 @@ class Engine:
         """Goes on until a node is finished and returns all that are; an empty list where nothing runs or waits."""
         while not self._done and self.step():
             pass
+        return self.finished()
+
+    def finished(self) -> list[Node]:
+        """The nodes that are finished and were not returned before, without going on."""
         found, self._done = self._done, []
         return found
+
+    def written(self, uid: int, since: int = 0) -> Node:
+        """What the host knows of a trajectory since its last node, without its first `since` tokens; it goes on undisturbed.
+
+        Raises KeyError for a uid that is not held.
+        """
+        return self._held(uid).node("running", since)
+
+    def recover(self) -> None:
+        """After an error in `step`: all that lay on the device is given up, and what ran is read again from its tokens.
+
+        Without new weights in between tokens stay as they would have been, as they follow from what the host holds.
+        """
+        self._flights.clear()
+        self._prefixes.clear()
+        self._cache, self._changed = None, False
+        for row in [row for row in self._slots if row]:
+            self._slots[row.slot], row.slot, row.cached, row.cache = None, None, 0, None
+            self._queue.appendleft(row)
 
     def step(self) -> bool:
         """Goes on for a chunk; whether there was one to decode.
@@ -318,6 +368,8 @@ class Engine:
 
     def _check_request(self, request: Request) -> None:
         check(request.sampling)
+        if not 0 <= request.stream < 2**63:
+            raise ValueError(f"uid {request.uid} has the number {request.stream} for its draws; give one from 0 to 2^63 - 1")
         if request.stop_texts and self._tokenizer is None:
             raise ValueError(f"uid {request.uid} has stop texts, but the engine has no tokenizer to find them with")
         if not all(request.stop_texts) or not all(len(s) for s in request.stop_sequences):
@@ -484,7 +536,7 @@ class Engine:
         for i, row in enumerate(owners):
             if row is not None:
                 stops[i, :len(row.request.stop_tokens)] = row.request.stop_tokens
-                numbers[i] = row.request.uid, row.cached, row.tokens[-1], row.drawn, row.left
+                numbers[i] = row.request.stream, row.cached, row.tokens[-1], row.drawn, row.left
         uid, length, pending, drawn, left = numbers.T
         halves = np.stack([uid >> 32, uid & 0xFFFFFFFF], axis=1).astype(np.uint32)
         length, pending, drawn, left = (x.astype(np.int32) for x in (length, pending, drawn, left))

@@ -19,7 +19,7 @@ def plain_attention(softcap, queries, sources):
 
     keys, values, rows, biases = zip(*sources)
     products = [jnp.einsum("pkghtd,pkgud->pkghtu", queries, of_rows(k), preferred_element_type=jnp.float32) for k in keys]
-    scores = jnp.concatenate([_capped(x, softcap) + bias(own) for x, bias, own in zip(products, biases, rows)], axis=-1)
+    scores = jnp.concatenate([capped(x, softcap) + bias(own) for x, bias, own in zip(products, biases, rows)], axis=-1)
     weights = jnp.where(scores.max(-1, keepdims=True) > MASKED / 2, jax.nn.softmax(scores), 0.0)
     values = jnp.concatenate([of_rows(v) for v in values], axis=3)
     return jnp.einsum("pkghtu,pkgud->pkghtd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32
@@ -45,12 +45,12 @@ def _forward(softcap, queries, sources):
 
     def block(part):
         queries, rows = part
-        scores = [_biased(_capped(_scores(queries, k), softcap), bias, own) for k, bias, own in zip(keys, biases, rows)]
+        scores = [_biased(capped(score_products(queries, k), softcap), bias, own) for k, bias, own in zip(keys, biases, rows)]
         top = functools.reduce(jnp.maximum, [s.max(-1, keepdims=True) for s in scores])
         odds = [jnp.exp(s - top) for s in scores]
         total = sum(o.sum(-1, keepdims=True) for o in odds)
         inverse = jnp.where(top > MASKED / 2, 1 / total, 0.0)
-        out = sum(_weighted(o, v) for v, o in zip(values, odds)) * inverse
+        out = sum(weighted_sum(o, v) for v, o in zip(values, odds)) * inverse
         return (out.astype(values[0].dtype), top, inverse), ()
 
     out, top, inverse = checkpoint_name(_by_blocks(block, (queries, rows))[0], SAVED)
@@ -66,13 +66,13 @@ def _backward(softcap, saved, d_out):
         lost = jnp.sum(d_out.astype(jnp.float32) * out, -1, keepdims=True)
         d_queries, sums = 0.0, []
         for k, v, bias, own in zip(keys, values, biases, rows):
-            scores = _capped(_scores(queries, k), softcap)
+            scores = capped(score_products(queries, k), softcap)
             weights = jnp.exp(_biased(scores, bias, own) - top) * inverse
-            slopes = weights * (_scores(d_out, v) - lost)
+            slopes = weights * (score_products(d_out, v) - lost)
             if softcap is not None:
                 slopes *= 1 - (scores / softcap) ** 2
-            d_queries += _weighted(slopes, k)
-            sums.append((_summed(slopes, queries, k), _summed(weights, d_out, v)))
+            d_queries += weighted_sum(slopes, k)
+            sums.append((summed_rows(slopes, queries, k), summed_rows(weights, d_out, v)))
         return d_queries.astype(queries.dtype), sums
 
     d_queries, sums = _by_blocks(block, (queries, rows, *kept, d_out))
@@ -110,7 +110,7 @@ def _by_blocks(f, rows):
     return jax.tree.map(join, found), sums
 
 
-def _scores(queries, keys):
+def score_products(queries, keys):
     """Float32 products of `queries [..., d]` with `keys [..., U, d]`: `[..., U]`, one matrix product for each matrix of keys.
 
     The queries are the left operand as they lie: an einsum may choose the other order, which costs several times more.
@@ -123,16 +123,16 @@ def _biased(scores, bias, rows):
     return scores + bias(rows)
 
 
-def _capped(scores, softcap):
+def capped(scores, softcap):
     return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
 
 
-def _weighted(weights, values):
+def weighted_sum(weights, values):
     """`weights [..., U]` times `values [..., U, d]`: `f32[..., d]`."""
     return _product(_rows(weights, values).astype(values.dtype), values, 0).reshape(*weights.shape[:-1], values.shape[-1])
 
 
-def _summed(weights, rows, keys):
+def summed_rows(weights, rows, keys):
     """`weights [..., U]`, transposed, times `rows [..., d]`: in the shape of `keys [..., U, d]`, float32."""
     return summed(_rows(weights, keys).astype(rows.dtype), _rows(rows, keys), jnp.float32)
 

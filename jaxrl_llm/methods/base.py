@@ -15,6 +15,7 @@ DEFAULTS = {
     "budget": "utility by which rollouts are shared out among prompts",
     "prompts": "prompts per batch",
     "group_size": "rollouts per prompt",
+    "max_group": "most rollouts of a prompt",
     "temperature": "of sampling",
     "turns": "of a trajectory in an environment",
     "observation_tokens": "of a message of an environment",
@@ -34,7 +35,8 @@ class Method:
     `arxiv`: paper ids. `estimator`, `objective`: (name, hyper-parameters that differ from the factory's defaults).
     `needs`: fields of `Rollouts`, or entries of its `extras`, that the run has to record beyond what the parts say.
     `filters`, `controllers`: parts of `jaxrl_llm.control` by name. `replay`: a rule of `jaxrl_llm.replay`, if rollouts of
-    earlier steps are learned from. `defaults`: what the paper sets outside the parts,
+    earlier steps are learned from. `allocation`: a rule of `jaxrl_llm.topologies`, if some prompts get further rollouts.
+    `defaults`: what the paper sets outside the parts,
     by the names in `DEFAULTS`. `equation`: its idea in one line. `omits`: what the published method has beyond this
     row. Whether a row can run follows from its needs, see `jaxrl_llm.methods.provision`.
     """
@@ -49,5 +51,6 @@ class Method:
     filters: tuple[str, ...] = ()
     controllers: tuple[str, ...] = ()
     replay: Part | None = None
+    allocation: Part | None = None
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     omits: str | None = None

@@ -167,7 +167,6 @@ ROWS = (
         objective=("ppo_clip", {"aggregation": "prompt_mean"}),
         needs=("task",),
         defaults={"group_size": 8, "epochs": 1},
-        omits="sampling of equally many prompts of each task: a run has one task",
     ),
     Method(
         slug="batch_std",

@@ -19,7 +19,8 @@ Written by `python -m jaxrl_llm.methods --write docs/methods.md`; do not edit by
 *Setting* is what the paper sets outside the loss: {names}. The trainer takes `epochs` and `minibatches` from here where its
 configuration leaves them 0 (1 where the row says nothing), `pretrain_steps` where that is -1 and `budget` where that is
 empty; the others are for whoever writes a configuration.
-*Also needs* names what a run has to record, then the filters and controllers of `jaxrl_llm.control` and the rule of
+*Also needs* names what a run has to record, then the filters and controllers of `jaxrl_llm.control`, the rule of
+`jaxrl_llm.topologies` by which some prompts get further rollouts (*allocation*) and that of
 `jaxrl_llm.replay` by which rollouts of earlier steps are learned from again. A row with **not
 provided** cannot be run by name yet: no run provides what it names, which the part in brackets would; its estimator and
 objective work in your own loop. A row with *omits* goes without that part of the published method. What is not provided
@@ -59,6 +60,7 @@ def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[st
 
 def _cells(row: Method, lacks: Sequence[Lack]) -> tuple[str, ...]:
     notes = [f"`{name}`" for name in (*row.needs, *row.filters, *row.controllers)]
+    notes += [f"allocation {_call(row.allocation)}"] if row.allocation else []
     notes += [f"replay {_call(row.replay)}"] if row.replay else []
     if lacks:
         notes.append(f"**not provided: {', '.join(f'`{lack.what}` ({lack.who})' for lack in lacks)}**")

@@ -28,7 +28,7 @@ _TURNS, _TREE, _EXPERT = "an environment, config.environment", "a topology of tr
 _TEACHER, _TOOLS = "a recorder with a teacher's weights", "an environment with tools"
 AWAITED = {
     **dict.fromkeys((*TURNS, "step_ids", "turns"), _TURNS), "returns": "a topology of turns with a replay buffer",
-    **dict.fromkeys(AGENTS, "an environment of several agents"),
+    **dict.fromkeys((*AGENTS, "role"), "an environment of several agents"),
     **dict.fromkeys(("node", "parent", "path", "final"), _TREE),
     **dict.fromkeys(("tool_calls", "tool_errors", "answer_blocks", "malformed", "void", "format_rewards"), _TOOLS),
     **dict.fromkeys(("teacher_logprobs", "teacher_id"), _TEACHER),
@@ -91,8 +91,8 @@ def of_environment(objective: Objective, facts: Mapping[str, str] = {}, contexts
     contexts for both; rows of an objective may be some of them.
     """
     if contexts > 1:
-        told = (name for name, join in facts.items() if join != "turn")
-        return ("step_ids", "turns", *told, *(() if "traj" in objective.needs else ("traj",)))
+        of_contexts = (name for name, join in facts.items() if join != "turn")
+        return ("step_ids", "turns", *of_contexts, *(() if "traj" in objective.needs else ("traj",)))
     rows = {*TURNS, *AGENTS}
     there = ("step_ids", "turns", *TURNS, *facts)
     return tuple(name for name in there if name not in rows) if {*objective.needs} & rows else there

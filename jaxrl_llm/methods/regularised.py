@@ -45,11 +45,12 @@ ROWS = (
     ),
     Method(
         slug="qwenlong_aepo",
-        title="Entropy-controlled policy optimisation of QwenLong-L1.5, on one task",
+        title="Entropy-controlled policy optimisation of QwenLong-L1.5, on one task with balanced levels",
         arxiv=("2512.12967",),
         equation="A = (r - group mean) / std of the task; A < 0 set to 0 while entropy is above a band",
         estimator=("qwenlong_aepo", {"scope": "batch"}),
         objective=("qwenlong_aepo", {}),
+        controllers=("task_balance",),
         defaults={"group_size": 8, "epochs": 1, "temperature": 0.7, "top_p": 0.95},
     ),
     Method(
@@ -62,6 +63,16 @@ ROWS = (
         needs=("old_logprobs",),
         defaults={"optimizer_reset": "every batch", "minibatches": 4},
         omits="clearing the optimiser before every batch, the length reward, sampling by difficulty",
+    ),
+    Method(
+        slug="c3po",
+        title="C3PO: updates of a fixed number of tokens",
+        arxiv=("2506.14731",),
+        equation="A = z-score; l = (1 / 409600) sum over the first 409600 tokens of PPO(rho) + 0.001 KL(ref)",
+        estimator=("grpo", {"ddof": 0}),
+        objective=("c3po", {}),
+        defaults={"prompts": 512, "group_size": 16},
+        omits="an entropy bonus of 5e-4",
     ),
     Method(
         slug="rec_family",

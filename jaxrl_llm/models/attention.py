@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from jaxrl_llm.kernels.attention import MASKED, attention
+from jaxrl_llm.kernels.flash import FAR, Rows, flash_attention
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
 
 
@@ -117,7 +118,7 @@ def grouped_attention(queries, keys, values, mask, shared=None, *, scale, softca
 def tree_attention(queries, keys, values, end, positions, window, local, *, scale, softcap=None):
     """Softmax attention in rows of trees in depth-first order: of each token over itself and what it descends from.
 
-    Which keys a query sees is worked out block by block, so that nothing of size `[N, N]` exists at once.
+    Scores exist for a pair of blocks at a time, and only for pairs in which some query sees some key.
 
     Args:
       queries: `[R, N, H, d]`.
@@ -129,18 +130,11 @@ def tree_attention(queries, keys, values, end, positions, window, local, *, scal
       `[R, N, H, d]`; 0 for a query that sees nothing.
     """
     chex.assert_equal_shape([end, positions])
-    slots = jnp.arange(end.shape[1])[None]
-    rows = jax.tree.map(lambda x: x[:, None, None, None, :, None], (slots, positions))
-    columns = jax.tree.map(lambda x: x[:, None, None, None], (slots, end, positions))
-    sources = [(keys[:, :, None], values[:, :, None], rows, Partial(_descent, columns, window, local))]
-    return _over_sources(queries[:, None], sources, scale, softcap)[:, 0]
-
-
-def _descent(columns, window, local, rows):
-    """The bias `[R, 1, 1, 1, t, N]` of a block of queries of `tree_attention`."""
-    (key_slots, end, key_positions), (slots, positions) = columns, rows
-    inside = in_window(positions[..., 0], key_positions, window, local)
-    return _bias((key_slots[..., None, :] <= slots) & (slots < end[..., None, :]) & inside)
+    R, N, H, d = queries.shape
+    K, reach = keys.shape[1], FAR if window is None else jnp.where(local, window, FAR)
+    grouped = (queries * scale).reshape(R, N, K, H // K, d).transpose(0, 2, 3, 1, 4)  # [R, K, H/K, N, d]
+    out = flash_attention(softcap, grouped, keys, values, Rows(end, positions, jnp.asarray(reach, jnp.int32)))
+    return out.transpose(0, 3, 1, 2, 4).reshape(R, N, H, d)
 
 
 def _bias(mask):

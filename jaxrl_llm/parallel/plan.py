@@ -17,6 +17,7 @@ import jax
 import optax
 
 from jaxrl_llm.evaluation import flops
+from jaxrl_llm.kernels import flash
 from jaxrl_llm.kernels.attention import BLOCK
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.config import ModelConfig
@@ -93,11 +94,11 @@ class Work:
     def computed_at_once(self, shards: int) -> tuple[float, float, float]:
         """On each of this number of shards, of a micro-batch: tokens, scores of a head, and the tokens that have logits.
 
-        Scores are those of a block of queries of every row.
+        Scores are those of a block of queries of every row; in packed rows, of a block of queries with one of keys.
         """
         if self.rows:
             tokens = self.rows / shards * self.row_tokens
-            return tokens, tokens * min(self.row_tokens, BLOCK), tokens
+            return tokens, self.rows / shards * min(self.row_tokens, flash.BLOCK) ** 2, tokens
         P, G, S, T = self.learned_at_once / shards, self.group, self.prompt_tokens, self.completion_tokens
         return P * (S + G * T), P * (G * min(T, BLOCK) * (T + S) + min(S, BLOCK) * S), P * G * T
 

@@ -103,8 +103,8 @@ def encode(buffer: Forest) -> dict[str, Any]:
             "columns": base64.b64encode(file.getvalue()).decode(), "checksum": zlib.crc32(file.getvalue())}
 
 
-def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem], extract: Callable[[str], Hashable] | None
-           ) -> Forest:
+def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem],
+           extract: Callable[[str, Problem], Hashable | None]) -> Forest:
     """The buffer that was encoded; `empty` is one without rollouts, `problems` those of the task, `extract` reads answers.
 
     Raises OSError where the checksum does not fit.
@@ -115,9 +115,11 @@ def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem], e
     with np.load(io.BytesIO(content)) as archive:
         columns = {name: archive[name] for name in _COLUMNS}
     sampled, texts = columns["role"] != forests.Role.PROMPT, stored["texts"]
-    answers = None if extract is None else [extract(text) if own else None for text, own in zip(texts, sampled)]
+    known, answers = tuple(problems[number] for number in stored["problems"]), None
+    if empty.answers is not None:
+        answers = [extract(text, known[row]) if own else None for text, own, row in zip(texts, sampled, columns["prompt"])]
     return dataclasses.replace(
-        empty, **columns, problems=tuple(problems[number] for number in stored["problems"]),
+        empty, **columns, problems=known,
         draw=np.zeros(len(stored["problems"]), np.int32), texts=forests.objects(texts),
         answers=None if answers is None else forests.objects(answers))
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from jaxrl_llm import registry
 from jaxrl_llm.rewards import text
 from jaxrl_llm.rewards.base import BatchOutput, Combined, Reward, RewardError, Scores
+from jaxrl_llm.rewards.by_task import ByTask
 from jaxrl_llm.rewards.code import Code
 from jaxrl_llm.rewards.gym import Gym, tagged_answer
 from jaxrl_llm.rewards.isolated import Isolated
 from jaxrl_llm.rewards.length import soft_overlong as overlong_penalty
 from jaxrl_llm.rewards.math import Boxed, boxed_answer
 
-__all__ = ["FACTORIES", "BatchOutput", "Combined", "Reward", "RewardError", "Scores", "combine", "make"]
+__all__ = ["FACTORIES", "BatchOutput", "ByTask", "Combined", "Reward", "RewardError", "Scores", "combine", "make"]
 
 
 def exact(*, weight: float = 1.0) -> Reward:

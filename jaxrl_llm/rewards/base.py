@@ -113,6 +113,30 @@ class Combined:
     on_error: str = "raise"
     deadline: float | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the components of the `Scores`; the first is the score that is evaluated."""
+        return tuple(reward.name for reward in self.rewards)
+
+    @property
+    def by_row(self) -> bool:
+        """Whether the score of a completion does not depend on the others of its batch."""
+        return all(reward.by_row for reward in self.rewards)
+
+    @property
+    def extracts(self) -> bool:
+        """Whether the first reward tells which text is the answer."""
+        return self.rewards[0].extract is not None
+
+    @property
+    def solved_above(self) -> tuple[float, ...]:
+        """What the score exceeds of a problem that is solved, for each task."""
+        return (self.rewards[0].solved_above,)
+
+    def extract(self, completion: str, problem) -> Hashable | None:
+        """The answer that the first reward reads, or None."""
+        return None if self.rewards[0].extract is None else self.rewards[0].extract(completion)
+
     def prepare(self) -> list[tuple[str, str]]:
         """`(name, how it runs here)` of the rewards that depend on the machine. Raises RewardError where one cannot run."""
         return [(reward.name, reward.prepare()) for reward in self.rewards if reward.prepare is not None]

@@ -1,19 +1,31 @@
 """Prompts with checkable answers. `make` a task by name; `loader.batches` shuffles, shards and batches its problems."""
 
+import importlib
+
 from jaxrl_llm import registry
 from jaxrl_llm.tasks.arithmetic import arithmetic
-from jaxrl_llm.tasks.base import Problem, Source, Task, text_of
-from jaxrl_llm.tasks.jsonl import jsonl
+from jaxrl_llm.tasks.base import Part, Problem, Source, Task, text_of
+from jaxrl_llm.tasks.dataset import dataset, jsonl
+from jaxrl_llm.tasks.mixture import mixture
 from jaxrl_llm.tasks.reasoning_gym_task import reasoning_gym
-from jaxrl_llm.tasks.tfds import tfds
 
-__all__ = ["FACTORIES", "Problem", "Source", "Task", "make", "text_of"]
+__all__ = ["FACTORIES", "Part", "Problem", "Source", "Task", "make", "mixture", "text_of"]
 
 FACTORIES: dict[str, registry.Factory] = {}
-for _factory in (arithmetic, jsonl, reasoning_gym, tfds):
+for _factory in (arithmetic, dataset, jsonl, reasoning_gym):
     registry.register(FACTORIES, "task", _factory)
 
 
 def make(name: str, **options) -> Task:
-    """The task of that name; ValueError with the nearest match for an unknown name or option."""
-    return registry.make(FACTORIES, "task", name, options)
+    """The task of that name, or of your own "module:function".
+
+    Raises ValueError with the nearest match for an unknown name or option, TypeError where a function of yours returns
+    something else.
+    """
+    module, colon, function = name.partition(":")
+    if not colon:
+        return registry.make(FACTORIES, "task", name, options)
+    made = getattr(importlib.import_module(module), function)(**options)
+    if not isinstance(made, Task):
+        raise TypeError(f"{name} returned a {type(made).__name__}; it must return a jaxrl_llm.tasks.Task")
+    return made

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 Messages = tuple[dict[str, str], ...]
 
@@ -15,7 +15,8 @@ class Problem:
 
     `prompt` is raw text (a `str`, fed to the policy as it is) or chat messages (a tuple of `{"role", "content"}` dicts,
     to be rendered by a chat template). `id` is the position of the problem in its task: training problems are
-    `0 .. len(train) - 1`, held-out ones follow, so ids index per-prompt tables and never collide.
+    `0 .. len(train) - 1`, held-out ones follow, so ids index per-prompt tables and never collide. `task` is the number of
+    its task in a run of several.
     """
 
     prompt: str | Messages
@@ -23,6 +24,7 @@ class Problem:
     id: int
     level: str = ""
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    task: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +47,24 @@ class Source(Sequence):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """`train` and `heldout` never share a problem; `reward` names the verifier that fits (see `jaxrl_llm.rewards`)."""
+    """`train` and `heldout` never share a problem; `reward` names the verifier that fits (see `jaxrl_llm.rewards`).
+
+    `parts`: the tasks that it is a mixture of, see `mixture`; empty for one task.
+    """
 
     name: str
     train: Sequence[Problem]
     heldout: Sequence[Problem]
     reward: str
+    parts: "tuple[Part, ...]" = ()
+
+
+class Part(NamedTuple):
+    """A task of several, by its `label`; `weight`: its share of every batch, relative to those of the others."""
+
+    label: str
+    task: Task
+    weight: float = 1.0
 
 
 def text_of(problem: Problem) -> str:
@@ -84,7 +98,8 @@ def optional(package: str, extra: str = "tasks") -> Any:
     except ModuleNotFoundError as error:
         if error.name != package:  # it is there, and lacks something itself
             raise
-        raise ValueError(f"this {'task' if extra == 'tasks' else 'environment'} needs the package {package.replace('_', '-')}, "
+        kind = "environment" if extra == "environments" else "task"
+        raise ValueError(f"this {kind} needs the package {package.replace('_', '-')}, "
                          f'which is not installed: pip install -e ".[{extra}]"') from error
 
 

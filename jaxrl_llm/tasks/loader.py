@@ -1,10 +1,13 @@
 """Endless batches of problems, shuffled or chosen, sharded over processes, with a position that can be saved and restored."""
 
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tasks.mixture import Mixed
 
 _EPOCHS = 2**31  # for ever; a repetition without a number has a length that overflows in batches of one
 
@@ -12,11 +15,11 @@ _EPOCHS = 2**31  # for ever; a repetition without a number has a length that ove
 class Batches:
     """An iterator of lists of problems; `get_state()` is a small JSON-able dict, `set_state` continues from there.
 
-    The position is that behind the last batch that was handed out, whatever was read ahead. Batches that are `chosen` leave the
-    place in the shuffled order as it is.
+    The position is that behind the last batch that was handed out, whatever was read ahead. Batches that are `chosen` leave
+    the place in the shuffled order as it is.
     """
 
-    def __init__(self, source: Sequence[Problem], share: slice, iterator, identity: dict[str, int]):
+    def __init__(self, source: Sequence[Problem], share: slice, iterator, identity: dict[str, Any]):
         self._source, self._share, self._iterator, self._identity = source, share, iterator, identity
         self._chosen = 0
 
@@ -42,10 +45,10 @@ class Batches:
         self._chosen += 1
         return problems
 
-    def get_state(self) -> dict[str, int]:
+    def get_state(self) -> dict[str, Any]:
         return {"next_batch": self.number - self._chosen, "chosen_batches": self._chosen, **self._identity}
 
-    def set_state(self, state: dict[str, int]) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         """Raises ValueError when the state belongs to other data, another seed or another batch size."""
         for key, value in self._identity.items():
             if state.get(key) != value:
@@ -61,7 +64,9 @@ def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index
 
     The problems form one endless stream: a new permutation every epoch, each epoch having every problem exactly once; a
     batch may span two epochs, so any batch size works. Process `i` of `n` takes elements `i, i + n, ...` of every
-    global batch: which problems a batch holds, and the saved state, do not depend on the number of processes. Raises
+    global batch: which problems a batch holds, and the saved state, do not depend on the number of processes. Of several tasks
+    each has a stream of its own, and the streams take turns by the tasks' weights: with equal ones every batch has as many
+    problems of each task, those left over going to one after another (QwenLong-L1.5, arXiv 2512.12967). Raises
     ValueError for an empty source or a batch size that the processes cannot share equally.
     """
     import grain
@@ -73,18 +78,36 @@ def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index
     if batch_size < 1 or batch_size % process_count:
         raise ValueError(f"batch_size={batch_size} problems cannot be shared by {process_count} processes; "
                          f"use a positive multiple of {process_count}")
-    stream = grain.MapDataset.source(source).seed(seed).shuffle().repeat(_EPOCHS)
+    identity: dict[str, Any] = {"problems": len(source), "seed": seed, "batch_size": batch_size}
+    if isinstance(source, Mixed):
+        identity["tasks"] = [[len(side), weight] for side, weight in zip(source.sides, source.weights)]
+        numbers = [grain.MapDataset.source(range(first, last)).seed(seed + k).shuffle().repeat(_EPOCHS)
+                   for k, (first, last) in enumerate(itertools.pairwise(source.starts))]
+        stream = grain.MapDataset.mix(numbers, weights=source.weights).map(source.__getitem__)
+    else:
+        stream = grain.MapDataset.source(source).seed(seed).shuffle().repeat(_EPOCHS)
     shard = stream[process_index::process_count].batch(batch_size // process_count, batch_fn=list)
     iterator = iter(shard.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
-    return Batches(source, slice(process_index, None, process_count), iterator,
-                   {"problems": len(source), "seed": seed, "batch_size": batch_size})
+    return Batches(source, slice(process_index, None, process_count), iterator, identity)
+
+
+def levels_of(problems: Sequence[Problem]) -> np.ndarray:
+    """i32[N], the level of each problem as a number from 0: levels that are numbers by value, else as they first appear."""
+    names = [problem.level for problem in (problems[i] for i in range(len(problems)))]
+    found = list(dict.fromkeys(names))
+    try:
+        found = sorted(found, key=float)
+    except ValueError:  # words, which have no order of their own
+        pass
+    place = {name: number for number, name in enumerate(found)}
+    return np.array([place[name] for name in names], np.int32)
 
 
 def drawn(seed: np.ndarray, count: int, weights: np.ndarray) -> np.ndarray:
     """i64[count]: problems in proportion to `weights` f32[N], without replacement (Gumbel top-k, arXiv 1903.06059).
 
-    Where fewer than `count` have a weight, all of them come before one comes again; where none has, all are alike. `seed` holds
-    integers. Raises ValueError for weights that are negative or not finite.
+    Where fewer than `count` have a weight, all of them come before one comes again; where none has, all are alike. `seed`
+    holds integers. Raises ValueError for weights that are negative or not finite.
     """
     weights = np.asarray(weights, np.float64)
     if not (np.isfinite(weights) & (weights >= 0)).all():

@@ -1,11 +1,31 @@
 """Who is sampled next, and from whom is learned: one file each.
 
-A topology is asked again and again, with the forest of what has been sampled, until it wants no more.
+A topology is asked again and again, with the forest of what has been sampled, until it wants no more. The `rules` say how many
+further rollouts prompts get in its rounds:
+
+    rule = topologies.make_rule("dars", weighting="hardness")
 """
+from jaxrl_llm import registry
 from jaxrl_llm.topologies.base import Plan, Topology
 from jaxrl_llm.topologies.budgets import budgets
 from jaxrl_llm.topologies.refill import refill
-from jaxrl_llm.topologies.rounds import rounds
+from jaxrl_llm.topologies.rounds import by_rule, rounds
+from jaxrl_llm.topologies.rules import RULES, Rule, rule
 from jaxrl_llm.topologies.single import single
+from jaxrl_llm.topologies.sized import sized
 
-__all__ = ["Plan", "Topology", "budgets", "refill", "rounds", "single"]
+registry.discover(__name__, __path__)
+
+
+def rule_names() -> list[str]:
+    """All allocation rules, sorted."""
+    return sorted(RULES)
+
+
+def make_rule(slug: str, **hyper) -> Rule:
+    """The allocation rule of that name; ValueError for unknown names and keywords."""
+    return registry.make(RULES, "allocation rule", slug, hyper)
+
+
+__all__ = ["Plan", "Rule", "Topology", "budgets", "by_rule", "make_rule", "refill", "rounds", "rule", "rule_names", "single",
+           "sized"]

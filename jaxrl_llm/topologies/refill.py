@@ -18,7 +18,8 @@ def refill(inner: Topology, prompts: int, *, keep: Callable[[Forest], np.ndarray
             drawn = forest.draw == number
             part = select(forest, drawn)
             chosen = inner.choose(part)
-            chosen[chosen] &= keep(select(part, chosen))
+            if chosen.any():
+                chosen[chosen] &= keep(select(part, chosen))
             kept[drawn] = chosen
         return kept
 

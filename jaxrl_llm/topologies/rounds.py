@@ -1,14 +1,18 @@
-"""Further groups for the prompts that want more: V0.5 (arXiv 2603.10848), Reinforce-Ada (arXiv 2510.04996)."""
+"""Further groups for the prompts that want more: V0.5 (arXiv 2603.10848), Reinforce-Ada (arXiv 2510.04996), `rules`."""
 from collections.abc import Callable
 
 import numpy as np
 
-from jaxrl_llm.forest import Forest
+from jaxrl_llm.forest import Forest, outcomes
 from jaxrl_llm.topologies.base import Plan, Topology, everyone, group_sizes
+from jaxrl_llm.topologies.rules import Rule
 
 
-def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.ndarray]) -> Topology:
-    """`prompts` problems with a group of `group` each, then again for those where `wants(forest) -> bool[P]`, up to `most`.
+def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.ndarray],
+           choose: Callable[[Forest], np.ndarray] = everyone) -> Topology:
+    """`prompts` problems with a group of `group` each, then further ones for those that want them, up to `most` completions.
+
+    `wants(forest) -> bool[P] or i64[P]`: how many groups each gets next; none for anybody ends the batch.
 
     Raises ValueError where groups do not make `most`.
     """
@@ -19,9 +23,23 @@ def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.
     def plan(forest):
         if not forest.problems:
             return Plan(draw=prompts)
-        largest = group_sizes(forest).max()
-        if not largest:
-            return Plan(rows=np.arange(len(forest.problems)))
-        return Plan(rows=np.flatnonzero(wants(forest))) if largest < most else Plan()
+        number = np.arange(len(forest.problems))
+        sizes = group_sizes(forest)
+        if not sizes.any():
+            return Plan(rows=number)
+        room = (most - sizes) // group
+        return Plan(rows=np.repeat(number, np.minimum(wants(forest), room))) if room.any() else Plan()
 
-    return Topology(plan, everyone, max_groups=most // group)
+    return Topology(plan, choose, max_groups=most // group)
+
+
+def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
+    """`rounds` in which a rule says how many further rollouts each prompt gets, rounded up to whole groups."""
+    def wants(forest):
+        more = np.asarray(rule.more(*outcomes(forest, most), group, most))
+        return -(-more // group)
+
+    def choose(forest):
+        return everyone(forest) if rule.keep is None else np.asarray(rule.keep(*outcomes(forest, most)))
+
+    return rounds(prompts, group=group, most=most, wants=wants, choose=choose)

@@ -48,9 +48,11 @@ def _run(c: ConfigDict) -> None:
     c.setting = ""                     # "paper": the row's group size, temperature, ... in the place of those below
     c.estimator = ""                   # hyper-parameters of its estimator that differ from the row's, e.g. "eps=1e-4"
     c.objective = ""                   # likewise of its objective, e.g. "kl_coef=0.01, clip_high=0.28"
+    c.control = ""                     # likewise of its controllers, e.g. "every=50"
+    c.allocation = ""                  # likewise of the rule by which it allots rollouts, e.g. "weighting=hardness"
     c.replay = ""                      # likewise of its replay, for a method that replays rollouts, e.g. "capacity=512"
 
-    c.task = "arithmetic"              # name(option=value, ...) of a task: arithmetic, jsonl, reasoning_gym, tfds
+    c.task = "arithmetic"              # one or more of arithmetic, dataset, jsonl, reasoning_gym, module:function (options)
     c.rewards = ""                     # e.g. "boxed, format(pattern='...', weight=0.2)"; empty: the one that fits the task
     c.score = ""                       # the reward that is evaluated and filtered on; empty: the one of largest weight
     c.reward_errors = "raise"          # "raise": a failing reward ends the run; "zero": it scores 0 and is counted
@@ -162,10 +164,12 @@ def _around(c: ConfigDict) -> None:
     c.eval = ConfigDict()              # score on held-out problems, at the temperature of training
     c.eval.every = 10                  # steps between evaluations; 0: before and after the run only
     c.eval.problems = 64               # held-out problems, each with a group of completions
+    c.eval.sets = ""                   # further tasks, e.g. "dataset(..., label=aime, problems=30, temperature=0.6, every=50)"
 
     c.checkpoint = ConfigDict()
     c.checkpoint.every = 50            # steps between checkpoints; 0: at the end only
     c.checkpoint.keep = 2              # newest checkpoints that stay
+    c.checkpoint.best = ""             # metric of evaluations, e.g. "eval/score": weights at its largest stay in best/
 
     c.samples_every = 25               # steps between pages of completions in samples/; 0: those of evaluations only
     c.wandb = ""                       # project of Weights & Biases that gets the metrics too; empty: none
@@ -225,7 +229,8 @@ def parts(text: str) -> list[str]:
 
 
 # What a row of the catalogue may say of its paper's setting -> the key that it is; the rest are parts of runs of your own.
-PAPER = {"prompts": "prompts.per_step", "group_size": "sampling.group", "temperature": "sampling.temperature",
+PAPER = {"prompts": "prompts.per_step", "group_size": "sampling.group", "max_group": "sampling.max_group",
+         "temperature": "sampling.temperature",
          "top_p": "sampling.top_p", "turns": "sampling.max_turns", "observation_tokens": "sampling.observation_tokens",
          "epochs": "learner.epochs", "minibatches": "learner.minibatches",
          "pretrain_steps": "critic.pretrain_steps", "budget": "budget.utility"}

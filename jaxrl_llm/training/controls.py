@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm import parallel, registry
-from jaxrl_llm.control import Controller, Settings
+from jaxrl_llm.control import KNOWN, Controller, Settings
 from jaxrl_llm.rollouts import Rollouts
 
 
@@ -40,9 +41,22 @@ class Controls:
         return frozenset(knob for one in self.by_name.values() for knob in one.knobs)
 
     def init(self, **known: Any) -> dict[str, Any]:
-        """States before the first step; each `init` takes what it names of what is `known`, see `control.Controller`."""
-        return {name: one.init(**{key: known[key] for key in inspect.signature(one.init).parameters})
-                for name, one in self.by_name.items()}
+        """States before the first step; each `init` takes what it names of what is `known`, see `control.KNOWN`.
+
+        Raises ValueError where that is not known.
+        """
+        for name, one in self.by_name.items():
+            if strange := [key for key in _asked(one) if key not in known]:
+                raise ValueError(f"the init of controller {name!r} takes {', '.join(strange)}, and this run knows "
+                                 f"{', '.join(known)}; a run that is made from a configuration knows {', '.join(KNOWN)}")
+        states = {name: one.init(**{key: known[key] for key in _asked(one)}) for name, one in self.by_name.items()}
+        # An array that is in two places cannot be given away twice; weak types would make the next step compile again.
+        return jax.tree.map(lambda x: jnp.array(x, jnp.result_type(x)), states)
+
+    @property
+    def asks(self) -> frozenset[str]:
+        """What their states depend on."""
+        return frozenset(key for one in self.by_name.values() for key in _asked(one))
 
     def settings(self, states: Mapping[str, Any]) -> Settings:
         """What the controllers propose, all together."""
@@ -55,6 +69,11 @@ class Controls:
         """The states after these facts; a controller that reads others is left as it is."""
         return {name: _observe(one, mesh, states[name], {fact: facts[fact] for fact in one.facts})
                 if facts.keys() >= set(one.facts) else states[name] for name, one in self.by_name.items()}
+
+
+def _asked(controller: Controller) -> list[str]:
+    """What the state of a controller depends on."""
+    return list(inspect.signature(controller.init).parameters)
 
 
 def facts_of(rollouts: Rollouts, batch: Rollouts, params: Any, metrics: Mapping[str, float]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from jaxrl_llm.forest import Forest, grow, plant
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.prompts import encode_problems, pad
 from jaxrl_llm.generation.sampler import Completions, row_keys
-from jaxrl_llm.rewards import Combined, Scores
+from jaxrl_llm.rewards import ByTask, Combined, Scores
 from jaxrl_llm.rollouts import Prompts, Role
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training.guard import Guarded
@@ -43,7 +43,7 @@ class Sampler:
     group: int
     prompt_tokens: int
     tokenizer: Any
-    reward: Combined
+    reward: Combined | ByTask
     mesh: Mesh
     dtype: Any
     stop_strings: Sequence[str] = ()
@@ -59,9 +59,8 @@ class Sampler:
 
     def plant(self, problems: Sequence[Problem], ids: Sequence[Sequence[int]], draw: int) -> Forest:
         """The forest of these prompts, to grow groups on."""
-        first = self.reward.rewards[0]
-        return plant(problems, ids, [part.name for part in self.reward.rewards], answers=first.extract is not None, draw=draw,
-                     solved_above=first.solved_above)
+        return plant(problems, ids, self.reward.names, answers=self.reward.extracts, draw=draw,
+                     solved_above=self.reward.solved_above)
 
     def under(self, params, lora, temperature: float | jax.Array | None = None,
               max_tokens: int | jax.Array | None = None, max_turns: int | jax.Array | None = None,
@@ -103,13 +102,13 @@ class Sampler:
         keys = row_keys(key, np.pad(uids, ((0, missing), (0, 0)), constant_values=-1))
         parts = self._parts(generate, batch, keys, len(rows), timer)
         made, steps, texts, scores = self._scored(parts, [forest.problems[row] for row in rows], timer)
-        lengths, extract = made.mask.sum(-1).reshape(-1), self.reward.rewards[0].extract
+        lengths, owners = made.mask.sum(-1).reshape(-1), np.repeat(rows, self.group)
         roots = np.flatnonzero(forest.role == Role.PROMPT)
         return grow(
             forest, np.repeat(roots[rows], self.group), uids.reshape(-1), role=Role.POLICY, length=lengths,
             stopped=made.stopped.reshape(-1), rewards=scores.total, components=scores.components, texts=texts,
-            answers=[None if extract is None else extract(text) for text in texts], tokens=made.tokens[made.mask],
-            logprobs=made.logprobs[made.mask], entropies=made.entropies[made.mask],
+            answers=[self.reward.extract(text, forest.problems[row]) for text, row in zip(texts, owners)],
+            tokens=made.tokens[made.mask], logprobs=made.logprobs[made.mask], entropies=made.entropies[made.mask],
             version=np.full(int(lengths.sum()), version), decode_steps=steps, failures=scores.failures)
 
     def _parts(self, generate: Generate, batch: Prompts, keys: jax.Array, count: int, timer) -> Iterator[Completions]:
@@ -136,7 +135,7 @@ class Sampler:
 
         Where a reward sees the whole batch at once, it waits for the last part.
         """
-        if not all(reward.by_row for reward in self.reward.rewards):
+        if not self.reward.by_row:
             parts = iter([_joined(*parts)])
         done, texts, scores, steps, left = [], [], [], 0, problems
         for part in parts:

@@ -1,5 +1,6 @@
 """Held-out performance of a policy, through the compiled training sampler."""
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -7,7 +8,10 @@ import numpy as np
 from jaxrl_llm import forest as forests
 from jaxrl_llm.evaluation.rates import Rate, bootstrap_mean
 from jaxrl_llm.forest import Forest
+from jaxrl_llm.training.by_task import of_task
+from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.problems import EvalSpec
 from jaxrl_llm.training.source import Source, sample_held_out
 
 
@@ -16,7 +20,7 @@ class Evaluation:
     """Held-out performance of one policy, and what it wrote.
 
     score: mean of the first reward component.  solved: share of completions that solve their problem.  any_solved: share of
-    problems that one of the group solves.
+    problems that one of the group solves.  by_task: the same of each task of a run that has several, by label.
     """
 
     score: Rate
@@ -25,19 +29,40 @@ class Evaluation:
     length: float
     truncated: float
     forest: Forest
+    by_task: Mapping[str, "Evaluation"] = dataclasses.field(default_factory=dict)
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, prefix: str = "eval") -> dict[str, float]:
         """Numbers by name."""
-        rates = {"eval/score": self.score, "eval/solved": self.solved}
-        return {f"{name}{side}": value for name, rate in rates.items()
-                for side, value in zip(("", "_low", "_high"), (rate.mean, rate.low, rate.high))} | {
-                    "eval/pass_at_group": self.any_solved, "eval/length": self.length, "eval/truncated": self.truncated}
+        rates = {f"{prefix}/score": self.score, f"{prefix}/solved": self.solved}
+        found = {f"{name}{side}": value for name, rate in rates.items()
+                 for side, value in zip(("", "_low", "_high"), (rate.mean, rate.low, rate.high))} | {
+                     f"{prefix}/pass_at_group": self.any_solved, f"{prefix}/length": self.length,
+                     f"{prefix}/truncated": self.truncated}
+        for label, part in self.by_task.items():
+            found |= part.metrics(f"{prefix}/{label}")
+        return found
 
 
 def evaluate(source: Source, params, lora, *, problems: int, key: jax.Array, timer: PhaseTimer | None = None,
              temperature: float | None = None) -> Evaluation:
     """Samples a group for each of `problems` held-out problems; ValueError where no prompt fits."""
     forest = sample_held_out(source, params, lora, problems, key, timer, temperature)
+    parts = {part.label: of_task(forest, task) for task, part in enumerate(source.task.parts)}
+    by_task = {label: measure(part) for label, part in parts.items() if len(part.ends)}
+    return dataclasses.replace(measure(forest), by_task=by_task)
+
+
+def evaluate_set(source: Source, params, lora, which: EvalSpec, *, key: jax.Array, timer: PhaseTimer | None = None
+                 ) -> Evaluation:
+    """Samples a group for each problem of an evaluation set, as it says; ValueError where no prompt fits."""
+    assert isinstance(source.sampler, Sampler)  # there are no sets in environments
+    sampler = dataclasses.replace(source.sampler, reward=which.reward)
+    other = dataclasses.replace(source, task=which.task, sampler=sampler)
+    return measure(sample_held_out(other, params, lora, which.problems, key, timer, which.temperature, which.max_tokens))
+
+
+def measure(forest: Forest) -> Evaluation:
+    """The performance of the policy that wrote what is in the forest."""
     ends = forest.ends
     bounds = np.flatnonzero(np.diff(forest.prompt[ends])) + 1  # an environment may lose some of a group
     score, solved = (np.split(values[ends].astype(np.float64), bounds) for values in (forest.components[:, 0], forest.solved))

@@ -86,11 +86,11 @@ class Learner:
     controls: Controls = Controls()
     filters: Mapping[str, Filter] = dataclasses.field(default_factory=dict)
 
-    def init(self, params, lora, key: jax.Array, prompts: int = 0) -> TrainState:
-        """The state before the first step, laid out on the mesh; `prompts`: how many training problems controllers hear of."""
+    def init(self, params, lora, key: jax.Array, known: Mapping[str, Any] | None = None) -> TrainState:
+        """The state before the first step, laid out on the mesh; `known`: what controllers hear of the run, `control.KNOWN`."""
         beside = {one.name: one.init(params) for one in self.recorders if one.fit is not None and one.init is not None}
         state = state_lib.create(params, lora, self.optimizer, self.estimator, self.objective, key)
-        control = self.controls.init(params=params, prompts=prompts, temperature=self.policy.temperature)
+        control = self.controls.init(params=params, temperature=self.policy.temperature, **(known or {}))
         state = state.replace(beside=beside, control=control)
         return parallel.put(state, parallel.tree_shardings(state, self.mesh))
 
@@ -129,8 +129,11 @@ class Learner:
           TrainingDiverged: after `max_skipped` non-finite updates in a row.
         """
         timer, alone = timer or PhaseTimer(), int(state.step) < self.pretrain_steps
+        seen: dict[str, Any] = {"step": np.int32(state.step), **(facts or {})}
         if rollouts is None:
-            return Learned(state.replace(step=state.step + 1), {})
+            seen = {name: seen[name] for name in ("step", "tried", "right") if name in seen}
+            control = self.controls.observe(state.control, seen, self.mesh)
+            return Learned(state.replace(step=state.step + 1, control=control), {})
         settings = self.controls.settings(state.control)
         rate = None if settings.learning_rate is None else np.float32(parallel.fetch(settings.learning_rate))
         with timer("score"):
@@ -146,7 +149,7 @@ class Learner:
                 f"{int(state.step)}). The weights are those before the first of them. Lower optimizer.learning_rate, check the "
                 "rewards and mismatch/kl in the metrics, then resume from the last checkpoint")
         if self.controls.by_name:
-            seen = {**(facts or {}), **facts_of(rollouts, batch, state.params, metrics)}
+            seen |= facts_of(rollouts, batch, state.params, metrics)
             state = state.replace(control=self.controls.observe(state.control, seen, self.mesh))
         metrics |= {} if rate is None else {"control/learning_rate": float(rate)}
         return Learned(state.replace(step=state.step + 1), metrics, batch, estimated)

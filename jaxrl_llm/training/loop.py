@@ -18,10 +18,11 @@ from jaxrl_llm.recorders import Recorder
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import offload, optimizers, preemption, schedules, setup
 from jaxrl_llm.training import workdir as folders
+from jaxrl_llm.training.best import Best
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.config import arithmetic_table, paper_table
 from jaxrl_llm.training.forecast import forecast
-from jaxrl_llm.training.heldout import Evaluation, evaluate
+from jaxrl_llm.training.heldout import Evaluation, evaluate, evaluate_set
 from jaxrl_llm.training.lock import locked
 from jaxrl_llm.training.metrics import MetricWriter, PhaseTimer, host_memory
 from jaxrl_llm.training.pages import lessons, write_page
@@ -37,6 +38,7 @@ from jaxrl_llm.training.warmup import imitate, minimise, oracle_demonstrations
 from jaxrl_llm.training.workdir import Workdir, check_agreement, open_workdir, records
 
 _EVAL_STREAM = 2**31 - 1  # folded into the run's key; of trajectories those are the upper halves of uids
+_SETS_STREAM = 2**31 - 5  # likewise, for evaluation sets
 
 
 class Reached(NamedTuple):
@@ -93,13 +95,14 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, E
         if work.resume and primary:  # only now is it known that the folder can go on with this configuration
             work.record()
         start = int(state.step)
-        with MetricWriter(folder, restored_step=start or None, also=log) as writer:  # step 0 is evaluated and written again
+        with (MetricWriter(folder, restored_step=start or None, also=log) as writer,  # step 0 is evaluated and written again
+              Best(work.path, config.checkpoint.best, start) as best):
             if work.resume and primary and start and writer.last_step is None:
                 warnings.warn(f"{writer.path} is gone or empty: curves and reports lack the history of steps 0 to {start}. The "
                               "run itself goes on as it would have", RuntimeWarning, stacklevel=3)
             try:
                 reached, state = Reached(state, run.source.position()), None
-                return _Session(run, folder, checkpoints, writer, progress, reached, frozen).steps()
+                return _Session(run, folder, checkpoints, best, writer, progress, reached, frozen).steps()
             finally:
                 if writer.last_step is not None:
                     draw_or_warn(plot_curves, writer.path, folder / "curves.png")
@@ -184,11 +187,11 @@ def keep_weights(folder: Path, step: int, recorder: Recorder, state: TrainState)
 class _Session:
     """The steps of a run from `reached` on, with everything that happens between two of them."""
 
-    def __init__(self, run: setup.Run, folder: Path, checkpoints: Checkpoints, writer: MetricWriter, progress: Progress,
-                 reached: Reached, frozen: Mapping[str, Any]):
+    def __init__(self, run: setup.Run, folder: Path, checkpoints: Checkpoints, best: Best, writer: MetricWriter,
+                 progress: Progress, reached: Reached, frozen: Mapping[str, Any]):
         self.run, self.folder, self.checkpoints, self.writer, self.progress = run, folder, checkpoints, writer, progress
         self.reached, self.saved, self.timer = reached, int(reached.state.step), PhaseTimer()
-        self.frozen, self.changed, self.reset = dict(frozen), False, False
+        self.best, self.frozen, self.changed, self.reset = best, dict(frozen), False, False
         self.evaluations: dict[str, Evaluation] = {}
         self.note = " (compiles on the first step)"
 
@@ -214,12 +217,10 @@ class _Session:
 
     def begin(self, start: int) -> None:
         """The evaluation before the first step, or the one in which the run broke off after its step had been saved."""
-        if start == 0:
-            self.evaluations["before"] = self.evaluate(0)
-        elif self.due(start, self.run.config.eval.every) and parallel.agree(self.writer.last_step or 0) < start:
-            self.evaluations["after"] = self.evaluate(start)
-        for evaluation in self.evaluations.values():
-            self.writer.write(start, evaluation.metrics() | self.timer.collect())
+        if start and parallel.agree(self.writer.last_step or 0) >= start:
+            return
+        if metrics := self.measured(start):
+            self.writer.write(start, metrics | self.timer.collect())
 
     def step(self, step: int) -> None:
         """One step, and what is due after it."""
@@ -232,11 +233,8 @@ class _Session:
             history = self.run.learner.estimator.history
             if history is not None:
                 draw_or_warn(plot_history, *history(self.reached.state.estimator_state), self.folder / "values.png")
-            self.evaluations["after"] = self.evaluate(step)
-            metrics |= self.evaluations["after"].metrics()
-            if "reset" in self.run.learner.controls.knobs:
-                metrics["control/reset"] = float(self.reset)
-        elif self.due(step, config.samples_every):
+        metrics |= self.measured(step)
+        if not self.due(step, config.eval.every) and self.due(step, config.samples_every):
             numbers = lessons(self.run.source, self.run.learner, done.learned)
             write_page(self.folder, step, self.run.source, done.finished.forest, numbers)
         del done  # makes room for the next one
@@ -247,8 +245,28 @@ class _Session:
             self.reset = False
 
     def due(self, step: int, every: int) -> bool:
-        """Whether something is due that happens every `every` steps, and after the last one."""
-        return bool(every and step % every == 0) or step == self.run.config.steps
+        """Whether something is due that happens every `every` steps, before the first and after the last one."""
+        return bool(every and step % every == 0) or step in (0, self.run.config.steps)
+
+    def measured(self, step: int) -> dict[str, float]:
+        """What the evaluations that are due after this step tell, by name."""
+        state, every, metrics = self.reached.state, self.run.config.eval.every, dict[str, float]()
+        if self.due(step, every):
+            self.evaluations["after" if step else "before"] = evaluation = self.evaluate(step)
+            metrics |= evaluation.metrics()
+            if step and "reset" in self.run.learner.controls.knobs:
+                metrics["control/reset"] = float(self.reset)
+        key = jax.random.fold_in(state.key, _SETS_STREAM)
+        for number, one in enumerate(self.run.source.sets):
+            if self.due(step, one.every or every):
+                self.progress.phase(f"evaluating {one.label}")
+                found = evaluate_set(self.run.source, state.params, state.lora, one, key=jax.random.fold_in(key, number),
+                                     timer=self.timer)
+                write_page(self.folder / "eval" / one.label, step, self.run.source, found.forest, {})
+                metrics |= found.metrics(f"eval/{one.label}")
+        if metrics:
+            self.best.see(step, metrics, state.params, state.lora)
+        return metrics
 
     def evaluate(self, step: int) -> Evaluation:
         """The held-out evaluation, with its page."""

@@ -45,7 +45,7 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
         entries = [{"messages": messages, **entry} for messages, entry in zip(spoken, entries)]
     columns: tuple[Any, ...] = (
         texts, forest.rewards[results].tolist(),
-        [dict(zip(names, map(float, row))) for row in forest.components[results]], lengths,
+        [{name: float(x) for name, x in zip(names, row) if not np.isnan(x)} for row in forest.components[results]], lengths,
         np.where(forest.stopped[results], "stop", "length").tolist(), entries)
     starts = np.searchsorted(owner, np.arange(len(forest.problems) + 1))
     grouped: list[Any] = [[column[a:b] for a, b in zip(starts, starts[1:])] for column in columns]

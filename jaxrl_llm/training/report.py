@@ -25,6 +25,8 @@ def print_table(evaluations: dict) -> None:
     }
     for label, show in rows.items():
         table.add_row(label, *[show(e) for e in evaluations.values()])
+    for task in next(iter(evaluations.values())).by_task:
+        table.add_row(f"score of {task}", *[_rate(e.by_task[task].score) for e in evaluations.values()])
     Console().print(table)
 
 

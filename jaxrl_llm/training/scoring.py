@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrl_llm import parallel
 from jaxrl_llm.generation.sampler import Completions
-from jaxrl_llm.rewards import Combined, Scores
+from jaxrl_llm.rewards import ByTask, Combined, Scores
 from jaxrl_llm.tasks.base import Problem
 
 
@@ -36,7 +36,7 @@ def decode(completions: Completions, tokenizer, stop_strings: Sequence[str] = ()
     return completions.replace(mask=mask.reshape(P, G, T), stopped=stopped.reshape(P, G)), texts
 
 
-def shared_scores(reward: Combined, texts: Sequence[str], problems: Sequence[Problem], lengths: np.ndarray,
+def shared_scores(reward: Combined | ByTask, texts: Sequence[str], problems: Sequence[Problem], lengths: np.ndarray,
                   spent: np.ndarray | float = 0.0) -> Scores:
     """The scores of these rows. Of several processes each scores its share, and all get the whole.
 
@@ -44,16 +44,14 @@ def shared_scores(reward: Combined, texts: Sequence[str], problems: Sequence[Pro
     """
     def score(rows):
         if not len(rows):
-            names = tuple(part.name for part in reward.rewards)
-            return Scores(np.zeros(0, np.float32), np.zeros((0, len(names)), np.float32), names, {})
+            return Scores(np.zeros(0, np.float32), np.zeros((0, len(reward.names)), np.float32), reward.names, {})
         chosen = [problems[i] for i in rows]
         return reward([texts[i] for i in rows], [p.answer for p in chosen], chosen, lengths[rows], spent)
 
     if not parallel.several():
         return score(np.arange(len(texts)))
     count, everything = jax.process_count(), np.arange(len(texts))
-    by_row = all(part.by_row for part in reward.rewards)
-    shares = np.array_split(everything, count) if by_row else [everything] + [everything[:0]] * (count - 1)
+    shares = np.array_split(everything, count) if reward.by_row else [everything] + [everything[:0]] * (count - 1)
     mine = score(shares[jax.process_index()])
     room = (0, len(shares[0]) - len(mine.total))  # the first share is among the longest
     real = np.concatenate([np.arange(len(shares[0])) < len(share) for share in shares])

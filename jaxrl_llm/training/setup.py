@@ -1,7 +1,7 @@
 """From a configuration to a run: its source of rollouts and its learner, checked before the first step."""
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,10 @@ from jaxrl_llm.models.config import Experts, ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
-from jaxrl_llm.registry import one_of
 from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.tasks.loader import batches
-from jaxrl_llm.topologies import Topology, budgets, refill, rounds, single
+from jaxrl_llm.tasks.loader import Batches, batches, levels_of
+from jaxrl_llm.topologies import Rule, Topology, budgets, by_rule, refill, rounds, single, sized
+from jaxrl_llm.topologies import make_rule as make_rule_by_name
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import optimizers
 from jaxrl_llm.training import prior as prior_lib
@@ -41,6 +41,7 @@ from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.layouts import Layout, packed, rectangular
 from jaxrl_llm.training.learner import Learner
 from jaxrl_llm.training.policy import Capture, Policy
+from jaxrl_llm.training.problems import EvalSpec, make_reward, make_sets, make_task
 from jaxrl_llm.training.shapes import Ladders, prompt_buckets, row_lengths
 from jaxrl_llm.training.source import Encode, Source
 from jaxrl_llm.training.state import TrainState
@@ -49,6 +50,8 @@ from jaxrl_llm.training.trajectories import Trajectories
 from jaxrl_llm.values import critic as critic_lib
 from jaxrl_llm.values import features
 
+Reward = rewards.Combined | rewards.ByTask
+Judge = Reward | Runner
 DTYPES = {"float32": np.float32, "bfloat16": jax.numpy.bfloat16}
 
 
@@ -76,14 +79,15 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     environment = judge.environment if isinstance(judge, Runner) else None
     contexts = 1 if environment is None else environment.contexts
     check_method(config, method, *make_parts(config, config.model.hidden_size, contexts), environment)
-    if isinstance(judge, rewards.Combined):
+    sets = make_sets(config, task)
+    if not isinstance(judge, Runner):
         check_reward(config, method, judge)
     mesh = make_mesh(config)
     tokenizer, model, params = load_model(config, mesh)
     estimator, objective = make_parts(config, model.config.hidden_size, contexts)  # only now is the width of its states known
     policy = policy_of(config, model, mesh)
     needs = frozenset(needs_of(method, estimator, objective))
-    source = make_source(config, method, estimator, needs, policy, mesh, tokenizer, task, judge)
+    source = make_source(config, method, estimator, needs, policy, mesh, tokenizer, task, judge, sets)
     learner, schedule = make_learner(config, estimator, objective, needs, policy, source)
     return Run(config, method, source, learner, schedule, needs), params
 
@@ -122,31 +126,35 @@ def make_parts(config: ConfigDict, hidden_size: int, contexts: int = 1) -> tuple
 
 
 def make_source(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: frozenset[str], policy: Policy,
-                mesh: Mesh, tokenizer, task: tasks.Task, judge: rewards.Combined | Runner) -> Source:
+                mesh: Mesh, tokenizer, task: tasks.Task, judge: Judge, sets: tuple[EvalSpec, ...] = ()) -> Source:
     """Where the rollouts of a run come from; `judge` is what rewards them, a reward or the runner of an environment."""
-    plain, asked = make_plain_source(config, policy, mesh, tokenizer, task, judge), config.budget.utility or "prior" in needs
+    asked = config.budget.utility or "prior" in needs
+    plain = make_plain_source(config, policy, mesh, tokenizer, task, judge, sets)
     read = capture_of(config, tokenizer, policy.model.config.num_layers)
     prior = prior_lib.make(config, policy, len(task.train), plain.sampler.prompt_tokens, read) if asked else None
     return with_topology(config, method, estimator, dataclasses.replace(plain, prior=prior))
 
 
 def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer, task: tasks.Task,
-                      judge: rewards.Combined | Runner) -> Source:
+                      judge: Judge, sets: tuple[EvalSpec, ...] = ()) -> Source:
     """A source that samples every prompt once, as held-out problems are, whatever the method."""
     s, model = config.sampling, policy.model
-    sampler = (make_trajectories(config, model, mesh, tokenizer, task, judge) if isinstance(judge, Runner)
-               else make_sampler(config, model, mesh, tokenizer, task, judge))
+    if sets and isinstance(judge, Runner):
+        raise NotImplementedError("config.eval.sets are of tasks, and this run samples in an environment; leave it empty")
+    asked = (task.train, task.heldout, *(one.task.heldout for one in sets))
+    sampler = (make_trajectories(config, model, mesh, tokenizer, asked, judge) if isinstance(judge, Runner)
+               else make_sampler(config, model, mesh, tokenizer, asked, judge))
     drawn = config.budget.prompts if config.budget.utility else config.prompts.per_step
     readers = int(np.gcd(drawn, jax.process_count()))
     return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
                   single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
-                  readers=readers, sizes=sizes_of(config, model.config))
+                  readers=readers, sizes=sizes_of(config, model.config), sets=sets)
 
 
-def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, task: tasks.Task, reward: rewards.Combined
-                 ) -> Sampler:
-    """Of completions, each of which is scored as a whole."""
-    s, prompt_tokens = config.sampling, prompt_length(config, task, tokenizer, model.config.max_positions)
+def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, asked: Sequence[Sequence[tasks.Problem]],
+                 reward: Reward) -> Sampler:
+    """Of completions, each of which is scored as a whole; `asked`: all problems that are."""
+    s, prompt_tokens = config.sampling, prompt_length(config, asked, tokenizer, model.config.max_positions)
     stops = stop_ids(tokenizer, s.stop_strings)
     compiled = functools.partial(generate, model, max_tokens=s.max_tokens, stop_ids=stops, mesh=mesh)
     return Sampler(Guarded("rollout", compiled, len(prompt_buckets(prompt_tokens))), sampling_of(config),
@@ -154,9 +162,9 @@ def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, 
                    tuple(s.stop_strings), s.micro_batches)
 
 
-def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, task: tasks.Task, runner: Runner
-                      ) -> Trajectories:
-    """Of trajectories in an environment.
+def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer,
+                      asked: Sequence[Sequence[tasks.Problem]], runner: Runner) -> Trajectories:
+    """Of trajectories in an environment; `asked`: all problems that it opens with.
 
     Raises:
       ValueError: for a tokenizer without a chat template, and what goes with single turns only.
@@ -171,18 +179,18 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
     s = config.sampling
     found = Trajectories(model, runner, sampling_of(config), config.prompts.per_step, s.group, 0, s.max_turns, s.turn_tokens,
                          s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings), s.observation_tokens)
-    prompt_tokens = prompt_length(config, task, tokenizer, model.config.max_positions, found.encode)
+    prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, found.encode)
     runner.forget()
     return dataclasses.replace(found, prompt_tokens=prompt_tokens)
 
 
 def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, source: Source) -> Source:
     """The source with the topology of the method, and with its replay."""
-    inner = make_topology(config, estimator, config.prompts.per_step)
+    inner = make_topology(config, method, estimator, config.prompts.per_step)
     source = dataclasses.replace(source, topology=inner, replay=make_replay(config, method))
 
     def of(prompts):
-        return filtered(config, method, make_topology(config, estimator, prompts), source.view, prompts)
+        return filtered(config, method, make_topology(config, method, estimator, prompts), source.view, prompts)
 
     return dataclasses.replace(source, topology=of(config.prompts.per_step), fewer=of)
 
@@ -196,9 +204,23 @@ def make_replay(config: ConfigDict, method: methods.Method) -> replay.Replay | N
     return None if method.replay is None else replay.make(method.replay[0], **{**method.replay[1], **given})
 
 
-def make_topology(config: ConfigDict, estimator: Estimator, P: int) -> Topology:
-    """Who is sampled, of P prompts: by budgets, in rounds where the estimator wants more, or once."""
+def make_rule(config: ConfigDict, method: methods.Method) -> Rule | None:
+    """By what some prompts get further rollouts; None for a method without, or ValueError if `config.allocation` is set."""
+    given, others = config_lib.keywords(config.allocation), [row.slug for row in methods.METHODS.values() if row.allocation]
+    if method.allocation is None and given:
+        raise ValueError(f"config.allocation={config.allocation!r} changes numbers of a rule, and method {method.slug!r} has "
+                         f"none; leave it empty, or take one of {', '.join(others)}")
+    return None if method.allocation is None else make_rule_by_name(
+        method.allocation[0], **{**method.allocation[1], **given})
+
+
+def make_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, P: int) -> Topology:
+    """Who is sampled, of P prompts: as controllers, a rule or a budget say, as often as the estimator wants, or once."""
     group, most = config.sampling.group, config.sampling.max_group
+    if "group_sizes" in controls_of(config, method).knobs:
+        return sized(P, group=group, most=most)
+    if (rule := make_rule(config, method)) is not None:
+        return by_rule(P, group=group, most=most, rule=rule)
     if config.budget.utility:
         return budgets(config.budget.prompts, rows=P, group=group, most=most, utility=config.budget.utility)
     if estimator.wants_more is not None:
@@ -237,8 +259,9 @@ def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
     return found
 
 
-def prompt_length(config: ConfigDict, task: tasks.Task, tokenizer, max_positions: int, encode: Encode = encode_problems) -> int:
-    """S, the tokens that every prompt is padded to: the configured limit, or the longest prompt of the task.
+def prompt_length(config: ConfigDict, asked: Sequence[Sequence[tasks.Problem]], tokenizer, max_positions: int,
+                  encode: Encode = encode_problems) -> int:
+    """S, the tokens that every prompt is padded to: the configured limit, or the longest prompt of all that are asked.
 
     `encode`: how problems become token ids.
 
@@ -246,7 +269,7 @@ def prompt_length(config: ConfigDict, task: tasks.Task, tokenizer, max_positions
       ValueError: prompt and completion together are longer than what a published model was made for.
     """
     S, T = config.prompts.max_tokens, config.sampling.max_tokens
-    S = S or max(longest(side, tokenizer, encode=encode) for side in (task.train, task.heldout))
+    S = S or max(longest(side, tokenizer, encode=encode) for side in asked)
     if config.model.path and S + T > max_positions:
         raise ValueError(f"prompts of up to {S} tokens and completions of up to {T} make {S + T}, but the model was made for "
                          f"{max_positions}; lower sampling.max_tokens, or prompts.max_tokens with prompts.overlong=skip")
@@ -291,8 +314,8 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     return Learner(
         policy, estimator, objective, optimizer, tuple(recorded), layout, source.mesh, rows, c.sampling.group, joint,
         learner.epochs, learner.minibatches, alone, learner.max_skipped, tuple(config_lib.parts(learner.offload)),
-        functools.partial(optimizers.metrics, c.optimizer), controls_of(methods.get(config.method), source.prior),
-        filters), schedule
+        functools.partial(optimizers.metrics, c.optimizer),
+        controls_of(config, methods.get(config.method), source.prior), filters), schedule
 
 
 def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, policy: Policy,
@@ -319,9 +342,20 @@ def filters_of(method: methods.Method) -> dict[str, control.Filter]:
     return {name: control.make_filter(name) for name in method.filters}
 
 
-def controls_of(method: methods.Method, prior: prior_lib.Prior | None = None) -> Controls:
-    """The controllers of a method, and that of the prior."""
-    own = {name: control.make(name) for name in method.controllers}
+def controls_of(config: ConfigDict, method: methods.Method, prior: prior_lib.Prior | None = None) -> Controls:
+    """The controllers of a method, with the numbers of `config.control`, and that of the prior.
+
+    Raises ValueError for a number that none of them has, or two.
+    """
+    given, takers = config_lib.keywords(config.control), {name: control.parameters(name) for name in method.controllers}
+    for keyword in given:
+        found = [name for name, known in takers.items() if keyword in known]
+        if len(found) != 1:
+            known = "; ".join(f"{name} has {', '.join(names) or 'none'}" for name, names in takers.items())
+            raise ValueError(f"config.control={config.control!r} sets {keyword}, a number of {len(found)} controllers of "
+                             f"method {method.slug!r}; set numbers of one of them ({known or 'it has no controllers'})")
+    own = {name: control.make(name, **{key: value for key, value in given.items() if key in takers[name]})
+           for name in method.controllers}
     return Controls(own if prior is None else {**own, "prior": prior.controller})
 
 
@@ -374,7 +408,23 @@ def capture_of(config: ConfigDict, tokenizer, num_layers: int) -> Capture:
 def initial_state(run: Run, params) -> TrainState:
     """The state before the first step, laid out on the mesh."""
     key = jax.random.fold_in(jax.random.key(run.config.seed), 4)
-    return run.learner.init(params, initial_adapters(run.config, params), key, len(run.source.task.train))
+    return run.learner.init(params, initial_adapters(run.config, params), key, known_of(run))
+
+
+def known_of(run: Run) -> dict[str, Any]:
+    """What controllers hear of a run, see `control.KNOWN`; of the training prompts only what one of them asks for."""
+    source, s = run.source, run.config.sampling
+    train = source.task.train
+    assert isinstance(source.data, Batches)
+    seed = jax.random.fold_in(jax.random.key(run.config.seed), 5)
+    known = {"prompts": len(train), "batch": source.data.size, "group": s.group, "max_group": s.max_group,
+             "max_tokens": s.max_tokens, "seed": jax.random.key_data(seed)}
+    if "levels" in run.learner.controls.asks:
+        known["levels"] = levels_of(train)
+    if "prompt_lengths" in run.learner.controls.asks:
+        ids = source.sampler.encode([train[i] for i in range(len(train))], source.sampler.tokenizer)
+        known["prompt_lengths"] = np.array([len(one or ()) for one in ids], np.int32)
+    return known
 
 
 def initial_adapters(config: ConfigDict, params):
@@ -386,17 +436,7 @@ def initial_adapters(config: ConfigDict, params):
 # --- parts ----------------------------------------------------------------------------------------------------------------
 
 
-def make_task(text: str) -> tasks.Task:
-    """The task of `"name(option=value, ...)"`."""
-    found = config_lib.calls(text)
-    if len(found) != 1:
-        raise ValueError(f"config.task={text!r} names {len(found)} tasks; give one of {', '.join(tasks.FACTORIES)}, with its "
-                         "options in brackets, for example \"jsonl(path='problems.jsonl')\"")
-    name, options = found[0]
-    return tasks.make(name, **options)
-
-
-def make_judge(config: ConfigDict) -> tuple[tasks.Task, rewards.Combined | Runner]:
+def make_judge(config: ConfigDict) -> tuple[tasks.Task, Judge]:
     """Whose problems a run takes, and what rewards its trajectories: the runner of an environment, or a reward."""
     if config.environment:
         runner = make_runner(config)
@@ -415,23 +455,6 @@ def make_runner(config: ConfigDict) -> Runner:
     kind = "processes" if environments.make(name, **options).replayable else "threads"
     return Runner(name, options, seed=config.seed, kind=kind, deadline=config.environment_deadline,
                   limit=config.environment_invalid)
-
-
-def make_reward(config: ConfigDict, task: tasks.Task) -> rewards.Combined:
-    """The weighted sum of `config.rewards`, or the task's own reward; the first component is the score.
-
-    Raises:
-      ValueError: several rewards share the largest weight and `config.score` does not say which one is the score.
-    """
-    parts = [rewards.make(name, **options) for name, options in config_lib.calls(config.rewards) or [(task.reward, {})]]
-    names = [part.name for part in parts]
-    largest = [part.name for part in parts if part.weight == max(part.weight for part in parts)]
-    if not config.score and len(largest) > 1:
-        raise ValueError(f"the rewards {', '.join(largest)} have the same weight; set config.score to the name of the one "
-                         "that is evaluated and filtered on")
-    scored = one_of("reward for config.score", config.score or largest[0], names)
-    ordered = sorted(parts, key=lambda part: part.name != scored)
-    return rewards.combine(ordered, on_error=config.reward_errors, deadline=config.reward_deadline)
 
 
 def make_mesh(config: ConfigDict) -> Mesh:
@@ -504,7 +527,7 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
                          f"method {method.slug!r} would count a trajectory as often as it has contexts; take one that compares "
                          "trajectories: multi_context_grpo")
     needs, c = needs_of(method, estimator, objective), config
-    if method.controllers and c.lora.rank and {"reference", "reset"} & controls_of(method).knobs:
+    if method.controllers and c.lora.rank and {"reference", "reset"} & controls_of(config, method).knobs:
         raise ValueError(f"method {method.slug!r} moves the reference with the policy's weights, which adapters leave as they "
                          "are; set lora.rank=0, or take another method")
     if config.budget.utility:
@@ -529,7 +552,23 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
         raise ValueError(f"method {method.slug!r} replays completions of single turns; train it on a task, or take a method "
                          "without replay in this environment, for example grpo")
     check_replay(config, method, needs)
+    check_sizes(config, method, estimator, needs)
     sampling_of(config)
+
+
+def check_sizes(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
+    """Raises ValueError where the number of a prompt's rollouts is decided by two, or has to be one for all."""
+    deciding = [f"the budget {config.budget.utility!r}"] * bool(config.budget.utility)
+    deciding += ["its controllers"] * ("group_sizes" in controls_of(config, method).knobs)
+    deciding += ["its allocation rule"] * (make_rule(config, method) is not None)
+    unequal = list(deciding)
+    deciding += ["its estimator"] * (estimator.wants_more is not None)
+    if len(deciding) > 1:
+        raise ValueError(f"{' and '.join(deciding)} of method {method.slug!r} both say how many rollouts a prompt gets; "
+                         "set budget.utility to nothing, or take another method")
+    if unequal and (estimator.value_targets is not None or "features" in needs or method.replay is not None):
+        raise ValueError(f"{unequal[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which goes "
+                         "neither with a critic, nor with a baseline from hidden states, nor with a replay")
 
 
 def check_replay(config: ConfigDict, method: methods.Method, needs: set[str]) -> None:
@@ -568,9 +607,9 @@ def check_budget(config: ConfigDict, method: methods.Method, estimator: Estimato
                          f"each take {most} of the {c.prompts.per_step} x {c.sampling.group} of a step; raise one of the two")
 
 
-def check_reward(config: ConfigDict, method: methods.Method, reward: rewards.Combined) -> None:
+def check_reward(config: ConfigDict, method: methods.Method, reward: Reward) -> None:
     """Raises ValueError where the method compares answers and the reward reads none."""
-    if "answers" in needs_of(method, *make_parts(config, config.model.hidden_size)) and reward.rewards[0].extract is None:
+    if "answers" in needs_of(method, *make_parts(config, config.model.hidden_size)) and not reward.extracts:
         raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and the reward "
-                         f"{reward.rewards[0].name!r} does not tell which text is the answer; set config.score to one that "
+                         f"{reward.names[0]!r} does not tell which text is the answer; set config.score to one that "
                          "does: exact, last_number, numeric, boxed or reasoning_gym")

@@ -1,7 +1,8 @@
 """Where rollouts come from: problems in, finished rollouts out."""
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +19,13 @@ from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.tasks.loader import Batches, drawn
+from jaxrl_llm.tasks.mixture import Mixed
 from jaxrl_llm.topologies import Topology
+from jaxrl_llm.training import by_task
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.problems import EvalSpec
 from jaxrl_llm.training.shapes import Ladders, padded, smallest
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.trajectories import Trajectories
@@ -30,25 +34,30 @@ _FILLS = 100  # batches to look through for prompts that are not too long
 _PROMPT_STREAM = 2**31 - 3  # folded into the run's key, for batches that are drawn by weights
 _REPLAY_STREAM = 2**31 - 4  # folded into the run's key, for what is replayed
 # Settings that a source reads:
-_READ = ("temperature", "max_tokens", "max_turns", "announced_turns", "prompt_weights", "prompt_ids", "reward_baseline")
+_READ = ("temperature", "max_tokens", "max_turns", "announced_turns", "prompt_weights", "prompt_ids", "group_sizes",
+         "reward_baseline")
 
 Encode = Callable[[Sequence[Problem], Any], Sequence[list[int] | None]]
 Sample = Callable[[Forest, np.ndarray], Forest]  # a forest with one more group for each of these prompts
 
 
 class Finished(NamedTuple):
-    """A batch to learn from: `rollouts` (None: no prompt is left), the `forest` that they are a view of, and `metrics`."""
+    """A batch to learn from: `rollouts` (None: no prompt is left), the `forest` that they are a view of, and `metrics`.
+
+    `counts`: the facts `tried` and `right` of all that was sampled for it, see `control.FACTS`.
+    """
 
     rollouts: Rollouts | None
     forest: Forest
     metrics: dict[str, float]
+    counts: Mapping[str, np.ndarray] = types.MappingProxyType({})
 
     @property
     def facts(self) -> dict[str, np.ndarray]:
-        """What was read of the prompts before they were sampled, `[P, ...]`, rows as in the rollouts."""
+        """The `counts`, and what was read of the prompts before they were sampled, `[P, ...]`, rows as in the rollouts."""
         rows = 0 if self.rollouts is None else len(self.rollouts.valid)
         return {name: np.concatenate([x, np.repeat(x[:1], rows - len(x), axis=0)]) if len(x) < rows else x
-                for name, x in self.forest.facts.items()}
+                for name, x in self.forest.facts.items()} | dict(self.counts)
 
 
 @dataclasses.dataclass
@@ -67,6 +76,7 @@ class Source:
       replay: what is stored of rollouts and enters later batches; None: nothing.
       fewer: with a replay, makes the topology of a batch in which a smaller number of prompts is sampled than by `topology`.
       buffer: what is stored.
+      sets: evaluation sets beside the held-out problems of the task.
     """
 
     task: Task
@@ -84,6 +94,7 @@ class Source:
     replay: Replay | None = None
     fewer: Callable[[int], Topology] | None = None
     buffer: Forest | None = None
+    sets: tuple[EvalSpec, ...] = ()
 
     def __post_init__(self):
         if self.replay is not None and self.buffer is None:
@@ -101,7 +112,7 @@ class Source:
         if self.buffer is not None and stored is not None:
             assert isinstance(self.sampler, Sampler)  # nothing is replayed in an environment
             self.buffer = stored if isinstance(stored, Forest) else buffers.decode(
-                stored, self.planted([], draw=0), self.task.train, self.sampler.reward.rewards[0].extract)
+                stored, self.planted([], draw=0), self.task.train, self.sampler.reward.extract)
 
     def next(self, state: TrainState, timer: PhaseTimer | None = None, settings: Settings = Settings()) -> Finished:
         """One batch, as its topology wants it.
@@ -118,16 +129,17 @@ class Source:
         forest = self.planted([], draw=0)
         while not (plan := topology.plan(forest)).complete:
             forest = self._drawn(forest, plan.draw, state, generate, known) if plan.draw else generate(forest, plan.rows)
-        chosen = forests.select(forest, topology.choose(forest))
+        chosen, counts = forests.select(forest, topology.choose(forest)), outcome_counts(forest, len(self.task.train))
         metrics = forests.metrics(forest) | topology.metrics(forest) | {
             f"control/{name}": float(value) for name in _READ
             if (value := getattr(known, name)) is not None and np.ndim(value) == 0}
+        metrics |= by_task.metrics(forest, [part.label for part in self.task.parts])
         if mix is not None:
             chosen, self.buffer, found = mix(chosen)
             metrics |= found
         if not chosen.problems:
-            return Finished(None, chosen, metrics)
-        return Finished(self._completed(self.view(chosen, version), known, version), chosen, metrics)
+            return Finished(None, chosen, metrics, counts)
+        return Finished(self._completed(self.view(chosen, version), known, version), chosen, metrics, counts)
 
     def _begun(self, key: jax.Array, version: int) -> tuple[Topology, Callable[[Forest], buffers.Mixed] | None]:
         """Who is sampled for the next batch, and what joins that with stored rollouts; None: nothing is replayed."""
@@ -187,19 +199,32 @@ class Source:
     def _drawn(self, forest: Forest, count: int, state: TrainState, sample: Sample, settings: Settings) -> Forest:
         """The forest with `count` further problems of the task, and what is known of them."""
         rows: list[tuple[Problem, list[int]]] = []
+        if forest.problems:  # one batch is proposed for a step
+            settings = settings._replace(prompt_ids=None)
         for attempt in range(_FILLS):
-            if attempt or forest.problems:  # one batch is proposed for a step
-                settings = settings._replace(prompt_ids=None)
-            rows += fitting_problems(self._problems(state.key, settings), self.sampler.tokenizer, self.sampler.prompt_tokens,
+            asked = settings if not attempt else settings._replace(prompt_ids=None)
+            rows += fitting_problems(self._problems(state.key, asked), self.sampler.tokenizer, self.sampler.prompt_tokens,
                                      self.overlong, self.readers, self.sampler.encode)
             if len(rows) >= count:
                 break
         if not rows:
             raise ValueError(f"no prompt of {_FILLS} batches fits in prompts.max_tokens={self.sampler.prompt_tokens}; raise it")
         new = self.planted(rows[:count], draw=int(forest.draw.max(initial=-1)) + 1)
-        if self.prior is not None:
-            new = new.with_facts(self._expectations(new, rows[:count], state, sample))
+        facts = {} if self.prior is None else self._expectations(new, rows[:count], state, sample)
+        if settings.group_sizes is not None:
+            facts = {**facts, "group_size": self._group_sizes(new, settings)}
+        new = new.with_facts(facts)
         return forests.join([forest, new]) if forest.problems else new
+
+    def _group_sizes(self, new: Forest, settings: Settings) -> np.ndarray:
+        """i32[P], the rollouts that each problem is to have: as proposed, or one group for those that nobody proposed."""
+        if settings.prompt_ids is None:
+            return np.full(len(new.problems), self.sampler.group, np.int32)
+        ids, sizes = (np.asarray(x) for x in (settings.prompt_ids, settings.group_sizes))
+        if sizes.shape != ids.shape:
+            raise ValueError(f"controllers propose {ids.shape} problems and {sizes.shape} group sizes; give one for each")
+        wanted = dict(zip(ids.tolist(), sizes.tolist()))
+        return np.array([wanted.get(problem.id, self.sampler.group) for problem in new.problems], np.int32)
 
     def _problems(self, key: jax.Array, settings: Settings) -> list[Problem]:
         """This process's share of the next batch: the problems that are proposed, others by weight, or those next in order."""
@@ -231,6 +256,13 @@ class Source:
         return {**facts, "expected": parallel.fetch(prior_lib.predict(self.prior, state.control["prior"], facts))}
 
 
+def outcome_counts(forest: Forest, problems: int) -> dict[str, np.ndarray]:
+    """The facts `tried` and `right` i32[N] of a forest, see `control.FACTS`."""
+    ids = np.array([problem.id for problem in forest.problems], np.int64)[forest.prompt[forest.ends]]
+    return {"tried": np.bincount(ids, minlength=problems).astype(np.int32),
+            "right": np.bincount(ids[forest.solved[forest.ends]], minlength=problems).astype(np.int32)}
+
+
 def jsonable(position: dict[str, Any]) -> dict[str, Any]:
     """The position of a source as JSON."""
     return {name: buffers.encode(part) if isinstance(part, Forest) else part for name, part in position.items()}
@@ -250,20 +282,24 @@ def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, ov
 
 
 def held_out(source: Sequence[Problem], problems: int) -> list[Problem]:
-    """`problems` of `source`, or all if there are fewer, drawn with a fixed seed.
+    """`problems` of `source`, or all if there are fewer, drawn with a fixed seed; of several tasks equally many of each.
 
     Sources are often sorted: their first problems are no fair sample. Every run is measured on the same ones.
     """
+    if isinstance(source, Mixed):
+        share, more = divmod(problems, len(source.sides))
+        return [source[first + int(i)] for k, (first, side) in enumerate(zip(source.starts, source.sides))
+                for i in np.random.default_rng(0).permutation(len(side))[:share + (k < more)]]
     return [source[int(i)] for i in np.random.default_rng(0).permutation(len(source))[:problems]]
 
 
 def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array, timer: PhaseTimer | None = None,
-                    temperature: float | None = None) -> Forest:
+                    temperature: float | None = None, max_tokens: int | None = None) -> Forest:
     """A group for each of `problems` held-out problems; ValueError where no prompt fits."""
     rows = fitting_problems(held_out(source.task.heldout, problems), source.sampler.tokenizer, source.sampler.prompt_tokens,
                             source.overlong, encode=source.sampler.encode)
     if not rows:
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={source.sampler.prompt_tokens}; raise it")
-    generate = source.sampler.under(params, lora, temperature)
+    generate = source.sampler.under(params, lora, temperature, max_tokens)
     forest = source.planted(rows, draw=0)
     return source.sampler.groups(generate, forest, np.arange(len(rows)), 0, key, -1, timer or PhaseTimer())

@@ -309,8 +309,8 @@ class Trajectories:
         whole = conversation.start(self.tokenizer, [*one.opening, *messages], **variables_of(self.runner.environment))
         count = len(one.prompt_ids)
         if whole[:count] != one.prompt_ids:
-            raise ValueError("the chat template writes the opening of a conversation otherwise when messages follow: the contexts "
-                             "of a trajectory have no common prompt; set config.model.chat_template to another one")
+            raise ValueError("the chat template writes the opening of a conversation otherwise when messages follow: the "
+                             "contexts of a trajectory have no common prompt; set config.model.chat_template to another one")
         one.append(Role.ENVIRONMENT, whole[count:], "\n".join(message["content"] for message in messages))
         return whole[count:]
 

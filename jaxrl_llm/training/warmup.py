@@ -51,7 +51,7 @@ def imitate(policy: Policy, params, batches: Iterator[list[Problem]], tokenizer,
 
 
 def oracle_demonstrations(source: Source, problems: list[Problem], strays: float = 0.0) -> Rollouts:
-    """A trajectory of an environment's oracle for each problem, its contexts being a group; those that fit stand in for the others.
+    """A trajectory of an environment's oracle for each problem, its contexts as a group; those that fit replace the others.
 
     `strays`: share of turns that are random and not imitated, see `Trajectories.demonstrated`.
 

@@ -1,5 +1,7 @@
 """Filters and controllers by name: what they promise, on one batch of rollouts."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +25,7 @@ KEPT = {
     "spear_clip": [True, True, True, False],
     "simpletir": [True, False, False, True],
     "ui_s1": [True, False, False, True],
+    "sws": [True, False, False, True],
     "simpletir_filter": [[True] * 3, [True, True, False], [True] * 3, [True] * 3],
 }
 
@@ -97,9 +100,15 @@ def test_without_components_filters_look_at_the_rewards():
     assert control.make_filter("dynamic_sampling").keep(plain).tolist() == [True, True, True, False]
 
 
-STARTS = {"acereason_temperature": (1.0,), "historical_variance": (5,), "pass_rate": (5,), "prorl": (), "scaling_inter_rl": (),
+SEED = jax.random.key_data(jax.random.key(1))
+STARTS = {"acereason_curriculum": (5, 32), "dart_curation": (5, 2, SEED, 8), "drive": (5, 2, SEED, 2, 8, 32),
+          "gdro_rollout": (5, 2, SEED, 2, 8), "kimi_sampling": (np.arange(5),), "qwenlong_l1": (1000 * np.arange(5),),
+          "rapo_curriculum": (5, 2, SEED), "siri": (32,), "sws_domains": (np.arange(5) % 2,),
+          "task_balance": (np.arange(5) % 2, 3, SEED), "vade": (5, 2, SEED),
+          "acereason_temperature": (1.0,), "historical_variance": (5,), "pass_rate": (5,), "prorl": (), "scaling_inter_rl": (),
           "spear": (), "t1": ({"w": jnp.zeros(2)},), "tti": (), "turn_control": ()}
-FACTS = {"score": 0.3, "params": {"w": jnp.ones(2)},
+FACTS = {"score": 0.3, "step": jnp.int32(0), "tried": jnp.array([4, 0, 4, 8, 0]), "right": jnp.array([4, 0, 1, 2, 0]),
+         "params": {"w": jnp.ones(2)},
          "rollouts": ROLLOUTS.replace(tokens=jnp.ones((4, 3, 4), jnp.int32), behavior_logprobs=jnp.zeros((4, 3, 4)),
                                     entropies=jnp.ones((4, 3, 4)))}
 
@@ -116,7 +125,7 @@ def test_controllers_are_pure_functions_of_pytrees_of_one_shape(slug):
     after = jax.jit(controller.observe)(state, facts)
     def shapes(tree):
         return jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)
-    assert shapes(after) == shapes(state)
+    assert shapes(after) == shapes(state) and set(inspect.signature(controller.init).parameters) <= set(control.KNOWN)
     jax.tree.map(np.testing.assert_array_equal, state, controller.init(*STARTS[slug]))
     assert tuple(controller.propose(after)) == controller.knobs
 

@@ -40,7 +40,7 @@ def test_the_schema_of_a_function():
 
 
 def test_the_schema_is_as_transformers_makes_it():
-    from transformers.utils import get_json_schema
+    get_json_schema = pytest.importorskip("transformers.utils").get_json_schema
 
     def add(a: int, b: float, note: str = "") -> str:
         """Adds two numbers.

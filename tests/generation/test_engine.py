@@ -539,3 +539,51 @@ def test_caches_grow_by_few_sizes_and_lanes_shrink():
     decoded = [(program[1], program[3]) for program in one.programs if program[0] == "decode"]
     assert {lanes for lanes, _ in decoded} == {16, 8} and {room for _, room in decoded} == {64, 96}
     assert found[8][0].tokens.tolist()[:T] == scanned(stop_tokens=())[8][0]
+
+
+def test_draws_follow_a_seed_in_the_place_of_the_uid():
+    one = engine(slots=16)
+    one.submit(*(request(100 + uid, tokens=prompts()[uid // G], seed=uid) for uid in range(P * G)),
+               request(200, tokens=prompts()[1], seed=5), request(300, tokens=prompts()[1], seed=5, keep=True))
+    found = drain(one)
+    for uid, expected in scanned().items():
+        agrees(*found[100 + uid], expected)
+    agrees(*found[200], scanned()[5])  # two rows may have one seed
+    one.fork(300, [301])
+    assert one._rows[301].request.stream == 301
+    with pytest.raises(ValueError, match="from 0 to 2\\^63 - 1"):
+        one.submit(request(400, seed=2**63))
+
+
+def test_what_a_row_wrote_can_be_read_while_it_goes_on():
+    one, seen = engine(slots=4, chunks=(4,)), []
+    one.submit(request(5, stop_tokens=()))
+    assert one.written(5).tokens.tolist() == [] and one.running == () and one.finished() == []
+    while not (done := one.finished()):
+        part = one.written(5, len(seen)) if one.running else None
+        seen += [] if part is None else part.tokens.tolist()
+        assert part is None or part.finish == "running" and part.start == len(prompts()[1]) + len(seen) - len(part.tokens)
+        one.step()
+    assert 0 < len(seen) < T and done[0].tokens.tolist()[:len(seen)] == seen and one.running == ()
+    with pytest.raises(KeyError, match="uid 5 is not held"):
+        one.written(5)
+
+
+@pytest.mark.parametrize("lost, slots", [("cache", 4), ("flight", 16)])
+def test_an_engine_recovers_from_what_the_device_loses(lost, slots):
+    """Arrays are deleted behind its back; tokens are those of an engine that lost nothing."""
+    one, found, failures = engine(slots=slots), {}, 0
+    one.submit(*(request(uid) for uid in range(P * G)))
+    while len(found) < P * G:
+        found |= {node.uid: node for node in one.finished()}
+        if failures < 3 and (one._cache is not None if lost == "cache" else one._flights):
+            for array in jax.tree.leaves(one._cache if lost == "cache" else one._flights[0].drawn):
+                array.delete()
+            failures += 1
+        try:
+            one.step()
+        except (RuntimeError, ValueError):
+            one.recover()
+    assert failures == 3
+    for uid, expected in scanned().items():
+        agrees(found[uid], expected)

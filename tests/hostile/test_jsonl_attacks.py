@@ -6,10 +6,16 @@ import pytest
 
 from jaxrl_llm import tasks
 from jaxrl_llm.control import r3l
-from jaxrl_llm.tasks.jsonl import read_problems
 from jaxrl_llm.training.metrics import read_metrics
 
 GOOD = '{"prompt": "1+1=", "answer": "2"}'
+
+
+def read_problems(path):
+    """The problems of a file, with another one held out."""
+    with open(path + ".heldout.jsonl", "w") as file:
+        file.write('{"prompt": "9+9=", "answer": "18"}\n')
+    return list(tasks.make("jsonl", path=path, heldout_path=path + ".heldout.jsonl").train)
 
 
 def write(path, *lines):

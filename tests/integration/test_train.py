@@ -256,7 +256,7 @@ def test_every_method_takes_three_steps(shared, slug):
         prior=prior.make(config, policy, len(run.source.task.train), sampler.prompt_tokens, Capture(0)) if asked else None)
     source = setup.with_topology(config, method, estimator, source)
     learner, _ = setup.make_learner(config, estimator, objective, needs, policy, source)
-    state = learner.init(jax.tree.map(lambda x: x + 0, params), None, jax.random.key(0), len(source.task.train))
+    state = learner.init(jax.tree.map(lambda x: x + 0, params), None, jax.random.key(0), {"prompts": len(source.task.train)})
     frozen = {name: jax.tree.map(lambda x: 1.01 * x, own) for name, own in learner.frozen(params).items()}
     for number in range(3):
         finished = source.next(state, settings=learner.controls.settings(state.control))
@@ -459,7 +459,7 @@ def test_a_stop_string_of_one_token_ends_rows_in_the_sampler():
     assert setup.stop_ids(built.source.sampler.tokenizer, (*letters, "12")) == (
         *built.source.sampler.tokenizer.stop_ids, *map(ord, letters))
     source = dataclasses.replace(built.source, data=iter([list(built.source.task.train)[:4]] * 9))
-    rollouts, forest, _ = source.next(setup.initial_state(built, params))
+    rollouts, forest, *_ = source.next(setup.initial_state(built, params))
     ends = [(row, int(np.argmax(np.isin(row, list(map(ord, letters)))))) for row in rollouts.tokens.reshape(16, -1)
             if np.isin(row, list(map(ord, letters))).any()]
     assert ends and all((row[place + 1:] == 0).all() for row, place in ends)

@@ -94,7 +94,7 @@ def step_with(built, average, truth=None):
 def test_a_wrong_prior_costs_rollouts_and_nothing_else(built):
     counts = {}
     for average in (-3.0, 0.5, 4.0):
-        _, (sampled, _, _), state, metrics = step_with(built, average)
+        _, (sampled, *_), state, metrics = step_with(built, average)
         counts[average] = sampled.valid.sum(1)
         assert np.isfinite([metrics["loss"], metrics["grad_norm"]]).all() and metrics["skipped_updates"] == 0
         assert average == 0.5 or metrics["v0_5/rejected"] == 1
@@ -108,7 +108,7 @@ def test_a_wrong_prior_costs_rollouts_and_nothing_else(built):
 
 
 def test_what_was_drawn_is_what_the_prior_learns(built):
-    before, (sampled, forest, _), state, _ = step_with(built, 0.25)
+    before, (sampled, forest, *_), state, _ = step_with(built, 0.25)
     rewards, valid, learned = sampled.rewards, sampled.valid, state.control["prior"]
     for row, problem in enumerate(forest.problems):
         n = valid[row].sum()
@@ -122,7 +122,7 @@ def test_what_was_drawn_is_what_the_prior_learns(built):
 
 def test_every_rollout_drawn_has_its_share_of_the_gradient(built):
     """The loss of the rows that the learner sees is `- sum(A) / tokens` over what was drawn, `A` by hand in float64."""
-    _, (sampled, _, _), _, metrics = step_with(built, 0.45)
+    _, (sampled, *_), _, metrics = step_with(built, 0.45)
     valid, rewards, lengths = sampled.valid, sampled.rewards.astype(float), sampled.mask.sum(-1)
     count = valid.sum(1)
     assert len(set(count.tolist())) > 1 or pytest.fail("these draws are equally many; take another prior or seed")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.kernels import attention
+from jaxrl_llm.kernels import attention, flash
 from jaxrl_llm.models import ModelConfig, RopeScaling, Transformer, lora
 from jaxrl_llm.packing import pack
 from jaxrl_llm.training.accumulate import placed
@@ -68,7 +68,8 @@ def packed_of(case, length=None):
 @pytest.mark.parametrize("make", (forests.group, forests.conversations))
 @pytest.mark.parametrize("name", ("qwen2", "gemma3"))
 def test_rows_of_groups_and_conversations_equal_plain_rows(pair, monkeypatch, name, make):
-    monkeypatch.setattr(attention, "BLOCK", 5)
+    monkeypatch.setattr(attention, "BLOCK", 5)  # of plain rows
+    monkeypatch.setattr(flash, "BLOCK", 5)
     case = make(np.random.default_rng(1))
     packed = packed_of(case)
     assert packed.node.shape[0] > 1  # both straddle rows
@@ -76,7 +77,8 @@ def test_rows_of_groups_and_conversations_equal_plain_rows(pair, monkeypatch, na
 
 
 def test_rows_of_any_trees_equal_plain_rows(monkeypatch):
-    monkeypatch.setattr(attention, "BLOCK", 7)
+    monkeypatch.setattr(attention, "BLOCK", 7)  # of plain rows
+    monkeypatch.setattr(flash, "BLOCK", 7)
     model = Transformer(EVERYTHING)
     params, straddling, checked = normal(model.abstract_params()), 0, 0
     for seed in range(60):
@@ -140,7 +142,7 @@ def test_a_rope_that_changes_with_length_limits_trajectories_not_rows():
 
 
 def test_scores_of_all_pairs_never_exist_at_once(monkeypatch):
-    monkeypatch.setattr(attention, "BLOCK", 64)
+    monkeypatch.setattr(flash, "BLOCK", 64)
     model = Transformer(ModelConfig(vocab_size=32, hidden_size=16, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8,
                                     mlp_size=24, window=8, local_layers=(True,)), remat=True)
 

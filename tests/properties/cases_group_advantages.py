@@ -41,6 +41,7 @@ def tool_use(rng, p, g, t):
 SIGNS = {"equal": "the advantage is a sign, compared with nothing"}
 ROC = {"train_rollouts": 3, "min_negative": 1, "min_positive": 1}
 MSSR = {"permutation_of_state": "outcomes of one prompt are counted one by one, so the last ones weigh most"}
+PLACES = {"permutation_of_state": "of two prompts of one place in a batch the last one has it"}
 NOISE = "the random numbers depend on the shape and type of the batch"
 
 ESTIMATORS = {
@@ -56,6 +57,8 @@ ESTIMATORS = {
         Case({"max_len": 6, "penalty": 0.5}, inputs=flawed, exempt={"equal": "lengths are punished after that"}),
     ],
     "xrpo_advantage": [Case(), Case({"baseline": "correct"})],
+    "gdro_prompt": [Case({"num_prompts": 16, "window": 5}, exempt=PLACES),
+                    Case({"num_prompts": 16, "window": 5, "mode": "paper"}, exempt=PLACES)],
     "mssr": [
         Case({"num_prompts": 16}, exempt=MSSR),
         Case({"num_prompts": 12, "entropy": "sampled", "rho_rule": "monotone"}, exempt=MSSR),

@@ -26,6 +26,8 @@ def one_token(rng, p, g, t):
     return {"tokens": np.tile(np.arange(t), (p, g, 1))}
 
 
+ORDER = {"permutation": "rollouts are visited in their order until the budget is spent"}
+
 ESTIMATORS = {
     "qwenlong_aepo": [
         Case(inputs=tasks),
@@ -46,6 +48,8 @@ ESTIMATORS = {
 OBJECTIVES = {
     "clip_cov": [Case({"fraction": 0.2, "cov_low": 0.1, "clip_high": 0.3}, exempt=BY_SLOT)],
     "kl_cov": [Case(), Case({"fraction": 0.3})],
+    "c3po": [Case({"budget": 40}, exempt=ORDER), Case({"budget": 25, "truncate": False}, exempt=ORDER),
+             Case({"budget": 1000})],
     "spear_clip": [
         Case({"max_len": 16, "fraction": 0.3, "cov_low": 0.1, "warmup": 0}, inputs=replay, exempt=BY_SLOT),
         Case({"aggregation": "token_mean"}, inputs=replay, exempt=BY_SLOT),

@@ -148,9 +148,9 @@ def test_capacity_ages_and_copies_of_random_runs(seed):
 def test_what_is_saved_is_what_was():
     buffer = step(replay.make("past_success"), EMPTY, batch([3, 19], [[1, 0], [1, 1]], 5, lengths=[[3, 1], [2, 7]]), 5).buffer
     stored = json.loads(json.dumps(buffers.encode(buffer)))
-    same(buffers.decode(stored, EMPTY, PROBLEMS, lambda text: text), buffer)
-    same(buffers.decode(json.loads(json.dumps(buffers.encode(EMPTY))), EMPTY, PROBLEMS, None),
-         dataclasses.replace(EMPTY, answers=None))
+    same(buffers.decode(stored, EMPTY, PROBLEMS, lambda text, problem: text), buffer)
+    mute = dataclasses.replace(EMPTY, answers=None)
+    same(buffers.decode(json.loads(json.dumps(buffers.encode(mute))), mute, PROBLEMS, None), mute)
     flipped = stored["columns"][:200] + ("A" if stored["columns"][200] != "A" else "B") + stored["columns"][201:]
     with pytest.raises(OSError, match="replay buffer of this checkpoint is damaged"):
         buffers.decode(stored | {"columns": flipped}, EMPTY, PROBLEMS, None)

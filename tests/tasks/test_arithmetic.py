@@ -1,6 +1,8 @@
 """Generated arithmetic: every answer right, both sides disjoint, the same split on every machine."""
 
 import re
+import sys
+import types
 
 import pytest
 
@@ -93,7 +95,7 @@ def test_bad_options(options, message):
 
 
 def test_unknown_task_names_the_nearest_and_all():
-    with pytest.raises(ValueError, match="Did you mean 'arithmetic'.*Allowed: arithmetic, jsonl, reasoning_gym, tfds"):
+    with pytest.raises(ValueError, match="Did you mean 'arithmetic'.*Allowed: arithmetic, dataset, jsonl, reasoning_gym"):
         tasks.make("arithmetics")
 
 
@@ -106,3 +108,16 @@ def test_levels_can_be_joined_and_the_smaller_ones_stay_whole():
         p.prompt for p in tasks.make("arithmetic", level="digit").heldout}
     with pytest.raises(ValueError, match="add22.*add2"):
         tasks.make("arithmetic", level="digit+add22")
+
+
+def test_a_task_that_a_function_of_yours_returns(monkeypatch):
+    module = types.ModuleType("own_tasks")
+    one = tasks.Problem("1+1=", "2", 0)
+    module.sums = lambda top=3: tasks.Task("sums", [one] * top, [one], "exact")
+    module.nothing = lambda: None
+    monkeypatch.setitem(sys.modules, "own_tasks", module)
+    assert len(tasks.make("own_tasks:sums", top=5).train) == 5
+    with pytest.raises(TypeError, match="own_tasks:nothing returned a NoneType; it must return"):
+        tasks.make("own_tasks:nothing")
+    with pytest.raises(ModuleNotFoundError, match="no_such_tasks"):
+        tasks.make("no_such_tasks:sums")

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks.jsonl import read_problems
 
 
 def write(path, *lines):
@@ -14,6 +13,15 @@ def write(path, *lines):
 
 
 GOOD = {"prompt": "1+1=", "answer": "2"}
+OTHER = {"prompt": "9+9=", "answer": "18"}
+
+
+def read_problems(path):
+    """The problems of a file, with another one held out."""
+    other = path + ".heldout.jsonl"
+    with open(other, "w") as file:
+        file.write(json.dumps(OTHER) + "\n")
+    return list(tasks.make("jsonl", path=path, heldout_path=other).train)
 
 
 def test_reads_text_messages_level_and_extra(tmp_path):

@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks.loader import batches
 
 tensorflow_datasets = pytest.importorskip("tensorflow_datasets")
 
@@ -37,8 +36,8 @@ def data_dir(tmp_path_factory):
 
 
 def make(data_dir, **options):
-    keys = {"builder": "tiny_sums", "data_dir": data_dir, "prompt_key": "sum", "answer_key": "total"}
-    return tasks.make("tfds", **(keys | options))
+    keys = {"path": "tfds:tiny_sums", "data_dir": data_dir, "prompt": "{sum}", "answer": "total"}
+    return tasks.make("dataset", **(keys | options))
 
 
 def test_reads_every_example_as_text(data_dir):
@@ -52,17 +51,18 @@ def test_reads_every_example_as_text(data_dir):
 
 
 def test_parts_of_one_split(data_dir):
-    task = make(data_dir, train_split="train[:75%]", heldout_split="train[75%:]")
+    task = make(data_dir, split="train[:75%]", heldout="train[75%:]")
     assert (len(task.train), len(task.heldout)) == (9, 3)
     assert not {p.answer for p in task.train} & {p.answer for p in task.heldout}
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"builder": "tiny_sumz"}, "no TFDS builder 'tiny_sumz'"),
-    ({"prompt_key": "question"}, "no feature 'question'; it has"),
-    ({"train_split": "training"}, "no split 'training'; it has"),
-    ({"heldout_split": "train[:10%]"}, "share examples"),
-    ({"heldout_split": "train[:0%]"}, "is empty"),
+    ({"path": "tfds:tiny_sumz"}, "no TFDS builder 'tiny_sumz'"),
+    ({"prompt": "{question}"}, "there is no column 'question'; there are note, sum, total"),
+    ({"split": "training"}, "no split 'training'; it has"),
+    ({"heldout": "train[:10%]"}, "1 prompts are in both tfds:tiny_sums and train"),
+    ({"heldout": "train[:0%]"}, r"split 'train\[:0%\]' of tfds:tiny_sums has no rows"),
+    ({"streaming": True, "limit": 3}, "streaming and subset are for Hugging Face"),
 ])
 def test_bad_options(data_dir, options, message):
     with pytest.raises(ValueError, match=message):
@@ -70,13 +70,11 @@ def test_bad_options(data_dir, options, message):
 
 
 def test_files_that_vanish_are_named(tmp_path):
-    """They are opened when they are first read, which may be in the middle of a run."""
     TinySums(data_dir=tmp_path, file_format="array_record").download_and_prepare()
-    task = make(str(tmp_path))
     for file in tmp_path.rglob("*train.array_record*"):
         file.unlink()
     with pytest.raises(RuntimeError, match="No such file or directory.*tiny_sums-train.array_record-00000-of-00001"):
-        next(batches(task.train, 2, seed=0))
+        make(str(tmp_path))
 
 
 def test_unprepared_builder(tmp_path):
@@ -86,8 +84,8 @@ def test_unprepared_builder(tmp_path):
 
 def test_reading_does_not_import_tensorflow(data_dir):
     code = ("import sys; from jaxrl_llm import tasks; "
-            f"t = tasks.make('tfds', builder='tiny_sums', data_dir={data_dir!r}, prompt_key='sum', "
-            "answer_key='total'); "
+            f"t = tasks.make('dataset', path='tfds:tiny_sums', data_dir={data_dir!r}, prompt='{{sum}}', "
+            "answer='total'); "
             "assert len([*t.train]) == 12 and t.heldout[0].answer; print('tensorflow' in sys.modules)")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False"]
@@ -95,5 +93,5 @@ def test_reading_does_not_import_tensorflow(data_dir):
 
 def test_a_missing_package_is_named_with_the_way_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(ValueError, match=r'needs the package tensorflow-datasets, .*pip install -e "\.\[tasks\]"'):
-        tasks.make("tfds", builder="gsm8k")
+    with pytest.raises(ValueError, match=r'needs the package tensorflow-datasets, .*pip install -e "\.\[data\]"'):
+        tasks.make("dataset", path="tfds:gsm8k")

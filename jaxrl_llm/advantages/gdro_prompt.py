@@ -1,0 +1,102 @@
+"""Prompt-GDRO: advantages weighed by an adversary over bins of prompts of one pass rate (arXiv 2601.19280)."""
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_llm import masked, registry
+from jaxrl_llm.advantages.base import Estimator, estimator, stateful
+from jaxrl_llm.advantages.grpo import group_z_score
+from jaxrl_llm.control import gdro_bins
+from jaxrl_llm.control.gdro_bins import BINS, Windows
+
+MODES = ("code", "paper")
+
+
+class Adversary(NamedTuple):
+    """What is known of prompts, and of their bins `scores`, `seen` f32[B]: the moving loss, and in how many steps it was there.
+
+    The prompt with id i has the place i % N of `ids` i32[N] (-1: none) and `windows`; another one takes it over.
+    """
+
+    ids: Array
+    windows: Windows
+    scores: Array
+    seen: Array
+
+
+def bin_weights(scores_B: Array, bins_P: Array, real_P: Array, *, mode: str = "code", rate: float = 0.65, mix: float = 0.01,
+                most: float = 15.0, bound: float = 3.0) -> Array:
+    """f32[P]: the factor of each prompt's advantages, by its bin.
+
+    `code`, as released: `q = (1 - mix) softmax(rate score) + mix / B` over the B bins that are in the batch, at most `most`,
+    divided by its mean over the prompts. `paper`: `exp(rate clip(score, -bound, bound))`, at most `most`. Raises ValueError
+    for another mode.
+    """
+    if registry.one_of("mode", mode, MODES) == "paper":
+        return jnp.minimum(jnp.exp(rate * jnp.clip(scores_B, -bound, bound)), most)[bins_P]
+    there = jnp.zeros(BINS, bool).at[jnp.where(real_P, bins_P, BINS)].set(True, mode="drop")
+    number = jnp.maximum(masked.count(there), 1)
+    share = jnp.where(there, jax.nn.softmax(rate * scores_B, where=there), 0)
+    weight = jnp.minimum((1 - mix) * share + mix / number, most)[bins_P]
+    mean = masked.mean(weight, real_P)
+    return jnp.minimum(weight / jnp.where(mean > 0, mean, 1), most)
+
+
+def scored(scores_B: Array, seen_B: Array, bins_P: Array, losses_PG: Array, valid_PG: Array, *, decay: float = 0.12
+           ) -> tuple[Array, Array]:
+    """`(scores, seen)` f32[B] after a batch with these losses of its rollouts, of which each bin meets the mean.
+
+    The mean is divided by the bin's share of the batch, so that bins with few prompts are not forgotten; the first one is
+    taken as it is, later ones with the weight `decay`. Bins without a rollout stay as they are.
+    """
+    inside = (bins_P[None, :, None] == jnp.arange(BINS)[:, None, None]) & valid_PG[None]
+    count = masked.count(inside, axis=(1, 2))
+    loss = masked.mean(jnp.broadcast_to(losses_PG[None], inside.shape), inside, axis=(1, 2))
+    loss = loss * jnp.sum(count) / jnp.maximum(count, 1)
+    moved = jnp.where(seen_B > 0, (1 - decay) * scores_B + decay * loss, loss)
+    there = count > 0
+    return jnp.where(there, moved, scores_B), seen_B + there
+
+
+@estimator
+def gdro_prompt(*, num_prompts: int = 65536, window: int = 100, mode: str = "code", rate: float = 0.65, mix: float = 0.01,
+                decay: float = 0.12, most: float = 15.0, margin: float = 0.03, eps: float = 1e-6, clip: float = 5.0
+                ) -> Estimator:
+    """`A = w_b clip((r - group mean) / (group std + eps))`, w the `bin_weights` of the prompt's bin b from before this step.
+
+    A prompt's bin follows the share of its last `window` visits in which one of its rollouts was right, with a `margin`; a new
+    prompt is in the hardest one. Then the bins are `scored` by 1 - [right] of the rollouts: ours, as the paper's surrogate
+    loss is zero for every group of fresh rollouts, and the adversary would see nothing. The numbers are the paper's, its
+    bound of the scores and `num_prompts` are ours: with more prompts than that, those that share a place keep forgetting each
+    other.
+    """
+    registry.one_of("mode", mode, MODES)
+
+    def init():
+        return Adversary(jnp.full(num_prompts, -1, jnp.int32), gdro_bins.unseen(num_prompts, window), jnp.zeros(BINS),
+                         jnp.zeros(BINS))
+
+    def advantages(rollouts, state):
+        rewards, valid, ids = rollouts.rewards, rollouts.valid, rollouts.prompt_ids
+        real, size = jnp.any(valid, axis=1), state.ids.size
+        z = group_z_score(rewards, valid, eps=eps)
+        place = ids % size
+        known = (ids >= 0) & (state.ids[place] == ids)
+        mine = Windows(*(x[place] for x in state.windows))
+        previous = jnp.where(known, mine.bins, -1)
+        bins = gdro_bins.bins_of(jnp.where(known, gdro_bins.accuracy(mine), 0), previous, margin=margin)
+        weights = bin_weights(state.scores, bins, real, mode=mode, rate=rate, mix=mix, most=most)
+        losses = 1 - rollouts.correct.astype(rewards.dtype)
+        scores, seen = scored(state.scores, state.seen, bins, losses, valid, decay=decay)
+        counted = jnp.where(real & (ids >= 0), place, size)
+        new = jnp.where(known, size, counted)
+        visited = jnp.zeros(size, bool).at[counted].set(True, mode="drop")
+        solved = jnp.zeros(size, bool).at[counted].max(jnp.any(valid & rollouts.correct, axis=1), mode="drop")
+        windows = state.windows._replace(visits=state.windows.visits.at[new].set(0, mode="drop"),
+                                         bins=state.windows.bins.at[counted].set(bins, mode="drop"))
+        windows, ids = gdro_bins.visited(windows, visited, solved), state.ids.at[counted].set(ids, mode="drop")
+        return weights[:, None] * jnp.clip(z, -clip, clip), Adversary(ids, windows, scores, seen)
+
+    return stateful(init, advantages, needs=("rewards", "prompt_ids"))

@@ -1,0 +1,35 @@
+"""BroRL's mass balance: what moves the probability of right answers when few of them are sampled (arXiv 2510.01180)."""
+import jax.numpy as jnp
+from jax import Array
+
+
+def mass_balance(logits: Array, right: Array, sampled: Array, *, rate: float, draws: int, right_reward: float = 1.0,
+                 wrong_reward: float = -1.0) -> Array:
+    """f32[3]: terms of the change of the mass of right answers in a step on `-(1 / draws) sum_sampled R p`, to first order.
+
+    `logits` f32[V] of a softmax over answers, `right`, `sampled` bool[V], `rate` the step size. The terms are of sampled right
+    answers, of sampled wrong ones, and of all that were not sampled: `rate / draws` times `(R_c - S) Q- A2`, `(S - R_w) Q+ B2`
+    and `S (Q+ U2- - Q- U2+)`, S the mean reward of what was sampled by mass. The last alone can be negative where R_w <= S <=
+    R_c.
+    """
+    p = jnp.exp(logits - jnp.max(logits))
+    p = p / jnp.sum(p)
+    gained, lost = sampled & right, sampled & ~right
+    mass, wrong = jnp.sum(p, where=right), jnp.sum(p, where=~right)
+    S = right_reward * jnp.sum(p, where=gained) + wrong_reward * jnp.sum(p, where=lost)
+    squares = p**2
+    unsampled = S * (mass * jnp.sum(squares, where=~sampled & ~right) - wrong * jnp.sum(squares, where=~sampled & right))
+    own = (right_reward - S) * wrong * jnp.sum(squares, where=gained)
+    return rate / draws * jnp.stack([own, (S - wrong_reward) * mass * jnp.sum(squares, where=lost), unsampled])
+
+
+def unsampled_squares(logits: Array, draws: Array) -> Array:
+    """f32[V]: `p^2 (1 - p)^N`, what each answer adds to the expected sum of squares of what N draws leave out."""
+    p = jnp.exp(logits - jnp.max(logits))
+    p = p / jnp.sum(p)
+    return p**2 * (1 - p)**draws
+
+
+def learning_rate_factor(batch: int, reference: int) -> float:
+    """`sqrt(batch / reference)`: the factor of the learning rate when a batch has another number of rollouts."""
+    return (batch / reference)**0.5

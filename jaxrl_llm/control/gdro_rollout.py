@@ -1,0 +1,124 @@
+"""Rollout-GDRO: bins of prompts that play numbers of rollouts against each other, for a fixed total (arXiv 2601.19280)."""
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_llm import masked
+from jaxrl_llm.control import gdro_bins, passes
+from jaxrl_llm.control.base import Controller, controller
+
+
+class Bandits(NamedTuple):
+    """Where the walk is, the bins of all problems, `scores` f32[B, K] of numbers of rollouts, `price` f32[] of one.
+
+    `group` i32[]: the arms are 1 to K times that. `arms` i32[B]: those that were chosen for the next batch, from 0; -1 for a
+    bin without a prompt in it.
+    """
+
+    walk: passes.Walk
+    windows: gdro_bins.Windows
+    scores: Array
+    price: Array
+    group: Array
+    arms: Array
+
+
+def arm_probabilities(scores_BK: Array, *, rate: float = 0.65, mix: float = 0.01) -> Array:
+    """f32[B, K], summing to 1 in each bin: `(1 - mix) softmax(rate score) + mix / K`."""
+    return (1 - mix) * jax.nn.softmax(rate * scores_BK, axis=1) + mix / scores_BK.shape[1]
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def joint_arms(counts_B: Array, probabilities_BK: Array, sizes: tuple[int, ...], total: int) -> Array:
+    """i32[B]: the arms of largest probability together that have `sum_b counts_b sizes[arm_b] = total`; -1 for empty bins.
+
+    `counts_B` i32[B] prompts of each bin. Of equal choices the first bin takes the smallest arm, then the second. Where no
+    choice has that sum, the nearest one, of two the likelier. By dynamic programming over the sum, O(B K total).
+    """
+    most = 2 * total + 1  # sums that are farther away than none at all need not be known
+    value = jnp.full(most, -jnp.inf).at[0].set(0.0)
+    sums, came = jnp.arange(most), []
+    for counts, logs in zip(counts_B[::-1], jnp.log(probabilities_BK)[::-1]):
+        before = jnp.stack([sums - counts * size for size in sizes])
+        options = jnp.where(before >= 0, value[jnp.maximum(before, 0)], -jnp.inf) + logs[:, None]
+        best = jnp.max(options, axis=0)
+        came.append(jnp.argmax(options >= best - 1e-5, axis=0))  # sums of the same logarithms differ in their last digits
+        value = jnp.where(counts > 0, best, value)
+    found = jnp.isfinite(value)
+    near = jnp.min(jnp.where(found, jnp.abs(sums - total), most))
+    at, arms = jnp.argmax(jnp.where(found & (jnp.abs(sums - total) == near), value, -jnp.inf)), []
+    for counts, arm in zip(counts_B, came[::-1]):
+        arms.append(jnp.where(counts > 0, arm[at], -1))
+        at = jnp.where(counts > 0, at - counts * jnp.asarray(sizes)[arm[at]], at)
+    return jnp.stack(arms).astype(jnp.int32)
+
+
+def played(scores_BK: Array, arms_B: Array, loss_B: Array, price: Array, sizes_K: Array, mean: Array | float, *, sign: int = 1
+           ) -> Array:
+    """f32[B, K]: scores after the arms `arms_B` (-1: none) met these losses: `score += loss - price (n - mean)`.
+
+    This is the released code, whose arms gain where the loss is high. `sign=-1` is the paper's equation 20: `score -= loss +
+    price n`.
+    """
+    row, n = jnp.arange(arms_B.size), sizes_K[arms_B]
+    change = loss_B - price * (n - mean) if sign > 0 else -loss_B - price * n
+    return scores_BK.at[row, jnp.where(arms_B < 0, scores_BK.shape[1], arms_B)].add(change, mode="drop")
+
+
+def square_root_law(counts_B: Array, variance_B: Array, mean: float) -> Array:
+    """f32[B]: the numbers of rollouts of least variance, `mean sqrt(v_b) / sum_c q_c sqrt(v_c)`, q the shares of the bins."""
+    root = jnp.sqrt(variance_B)
+    return mean * root * jnp.sum(counts_B) / jnp.sum(counts_B * root)
+
+
+@controller
+def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_rate: float = 0.05, window: int = 100
+                 ) -> Controller:
+    """`prompt_ids`, `group_sizes`: passes through all problems, whose bins play numbers of rollouts, `mean` groups on average.
+
+    The bins are `gdro_bins` of what is known before the step. Their arms are 1, 2, ... groups up to `sampling.max_group`,
+    chosen by `joint_arms` for a total of exactly `mean` groups a prompt, where some choice has it. A bin's loss is the share
+    of its rollouts that is wrong: ours, as a surrogate loss is zero on fresh rollouts. The dual price of a rollout rises with
+    the surplus of rollouts, which is zero where the total is met. Facts: `tried`, `right`.
+
+    Raises:
+      ValueError: fewer than one group a prompt.
+    """
+    if mean < 1:
+        raise ValueError(f"mean={mean} groups a prompt; give 1 or more")
+
+    def chosen(walk, windows, scores):
+        bins = jnp.where(walk.ids < 0, gdro_bins.BINS, jnp.maximum(windows.bins, 0)[walk.ids])
+        counts = jnp.zeros(gdro_bins.BINS, jnp.int32).at[bins].add(1, mode="drop")
+        probabilities = arm_probabilities(scores, rate=rate, mix=mix)
+        return joint_arms(counts, probabilities, tuple(range(1, scores.shape[1] + 1)), mean * walk.ids.size)
+
+    def observe(state, facts):
+        tried, right = facts["tried"], facts["right"]
+        seen, groups = tried > 0, jnp.arange(1, state.scores.shape[1] + 1)
+        there = jnp.maximum(state.windows.bins, 0) == jnp.arange(gdro_bins.BINS)[:, None]  # those that arms were chosen for
+        wrong = jnp.where(tried > 0, 1 - right / jnp.maximum(tried, 1), 0)
+        loss = masked.mean(jnp.broadcast_to(wrong, there.shape), there & seen, axis=1)
+        arms = jnp.where((there & seen).any(1), state.arms, -1)
+        scores = played(state.scores, arms, loss, state.price, groups * state.group, mean * state.group)
+        surplus = masked.mean(tried.astype(jnp.float32), seen) - mean * state.group
+        price = jnp.where(seen.any(), state.price + price_rate * surplus, state.price)
+        windows = gdro_bins.visited(state.windows, seen, right > 0)
+        bins = gdro_bins.bins_of(gdro_bins.accuracy(windows), windows.bins)
+        windows = windows._replace(bins=jnp.where(seen, bins, windows.bins))
+        walk = passes.advance(state.walk, tried, jnp.ones(seen.size, bool))
+        return Bandits(walk, windows, scores, price, state.group, chosen(walk, windows, scores))
+
+    def propose(state):
+        arm = state.arms[jnp.maximum(state.windows.bins, 0)[state.walk.ids]]
+        return {"prompt_ids": state.walk.ids, "group_sizes": state.group * (arm + 1)}
+
+    def init(prompts, batch, seed, group, max_group):
+        walk, windows = passes.start(prompts, batch, seed), gdro_bins.unseen(prompts, window)
+        scores = jnp.zeros((gdro_bins.BINS, max_group // group))
+        return Bandits(walk, windows, scores, jnp.float32(0), jnp.int32(group), chosen(walk, windows, scores))
+
+    return Controller(init, propose, observe, facts=("tried", "right"), knobs=("prompt_ids", "group_sizes"))

@@ -1,0 +1,62 @@
+"""Kimi k1.5's choice of problems: from easy to hard grades, then by failure rate (arXiv 2501.12599)."""
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_llm.control.base import Controller, controller
+
+
+class Record(NamedTuple):
+    """For each of N problems: rollouts so far and right ones among them, i32[N], and its level i32[N]; `step` i32[]."""
+
+    tried: Array
+    right: Array
+    levels: Array
+    step: Array
+
+
+def by_failure(success_N: Array) -> Array:
+    """f32[N], summing to 1: `(1 - s) / sum (1 - s)`; all alike where every s is 1."""
+    failure = 1 - success_N
+    total = jnp.sum(failure)
+    return jnp.where(total > 0, failure / jnp.where(total > 0, total, 1), 1 / failure.size)
+
+
+def length_reward(lengths_PG: Array, right_PG: Array, valid_PG: Array) -> Array:
+    """f32[P, G]: `lam = 0.5 - (length - shortest) / (longest - shortest)` of the valid ones, `min(0, lam)` where wrong.
+
+    0 for all where they are of one length, and where not valid.
+    """
+    low = jnp.min(jnp.where(valid_PG, lengths_PG, jnp.iinfo(jnp.int32).max), axis=1, keepdims=True)
+    high = jnp.max(jnp.where(valid_PG, lengths_PG, 0), axis=1, keepdims=True)
+    lam = 0.5 - (lengths_PG - low) / jnp.maximum(high - low, 1)
+    return jnp.where(valid_PG & (high > low), jnp.where(right_PG, lam, jnp.minimum(lam, 0)), 0)
+
+
+@controller
+def kimi_sampling(*, every: int = 20) -> Controller:
+    """`prompt_weights` f32[N]: `every` steps for each level of the task, the easiest first; then all problems `by_failure`.
+
+    Levels count as easy in the order of `tasks.loader.levels_of`. A problem that was never tried counts as failed. Facts:
+    `tried`, `right`. The paper gives no numbers.
+
+    Raises:
+      ValueError: fewer than 0 steps.
+    """
+    if every < 0:
+        raise ValueError(f"every={every} steps for a level; give 0 or more")
+
+    def propose(record):
+        failure = by_failure(record.right / jnp.maximum(record.tried, 1))
+        grade = record.step // max(every, 1)
+        graded = (grade <= jnp.max(record.levels)) & (every > 0)
+        return {"prompt_weights": jnp.where(graded, (record.levels == grade).astype(jnp.float32), failure)}
+
+    def observe(record, facts):
+        return Record(record.tried + facts["tried"], record.right + facts["right"], record.levels, record.step + 1)
+
+    def init(levels):
+        return Record(*(jnp.zeros(len(levels), jnp.int32),) * 2, jnp.asarray(levels), jnp.int32(0))
+
+    return Controller(init, propose, observe, facts=("tried", "right"), knobs=("prompt_weights",))

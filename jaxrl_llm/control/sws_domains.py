@@ -1,0 +1,36 @@
+"""SwS's second run: more problems of the domains in which the first one failed (arXiv 2506.08989)."""
+import jax.numpy as jnp
+
+from jaxrl_llm.control import sws
+from jaxrl_llm.control.base import Controller, controller
+
+
+@controller
+def sws_domains(*, explore: int = 100, threshold: float = 0.5) -> Controller:
+    """`prompt_weights` f32[N]: all alike for `explore` steps, then each domain in proportion to its share of `weak` problems.
+
+    Domains are the levels of the task. The paper adds synthetic problems to the weak domains and starts anew; here their own
+    problems are drawn more often, all of a domain alike, and the run goes on. `explore` is ours. Without a weak problem all
+    are drawn. Facts: `tried`, `right`, also of groups that a filter drops.
+    """
+    def propose(trends):
+        return {"prompt_weights": jnp.where(trends.step < explore, 1.0, domain_weights(trends, threshold))}
+
+    def observe(trends, facts):
+        exploring = trends.step < explore  # afterwards the choice stays
+        tried, right = (jnp.where(exploring, facts[name], 0) for name in ("tried", "right"))
+        return sws.visited(trends, tried, right)._replace(step=trends.step + 1)
+
+    def init(levels):
+        none = jnp.zeros(len(levels))
+        return sws.Trends(jnp.zeros(len(levels), jnp.int32), none, none, none, jnp.asarray(levels), jnp.int32(0))
+
+    return Controller(init, propose, observe, facts=("tried", "right"), knobs=("prompt_weights",))
+
+
+def domain_weights(trends: sws.Trends, threshold: float = 0.5):
+    """f32[N]: the share of weak problems of a problem's domain over the number of its problems; all 0 where none is weak."""
+    size = trends.domain.size
+    number = jnp.zeros(size).at[trends.domain].add(1.0)
+    failed = jnp.zeros(size).at[trends.domain].add(sws.weak(trends, threshold=threshold).astype(jnp.float32))
+    return (failed / jnp.maximum(number, 1)**2)[trends.domain]

@@ -1,0 +1,65 @@
+"""VADE: problems that are likely to disagree, by Thompson draws of their success rates (arXiv 2511.18902).
+
+The decay of the counts and its numbers are reconstructed from "two-scale prior decay"; no code could be read.
+"""
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_llm.control.base import Controller, controller
+from jaxrl_llm.control.passes import key_of
+
+
+class Counts(NamedTuple):
+    """For each of N problems, f32[N]: decayed successes and failures. `ids` i32[B] come next, `seed` u32[2], `step` i32[]."""
+
+    successes: Array
+    failures: Array
+    ids: Array
+    seed: Array
+    step: Array
+
+
+def gain(rate: Array) -> Array:
+    """`p (1 - p)^2`, largest at 1/3."""
+    return rate * (1 - rate)**2
+
+
+def decayed(successes: Array, failures: Array, tried: Array, right: Array, *, local: float, broad: float
+            ) -> tuple[Array, Array]:
+    """Counts f32[N] after a step: of problems that were tried times `local` plus what came of it, of others times `broad`."""
+    rate = jnp.where(tried > 0, local, broad)
+    return rate * successes + right, rate * failures + tried - right
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def chosen(key: Array, successes: Array, failures: Array, count: int) -> Array:
+    """i32[count]: the problems of largest `gain` of a draw from Beta(successes + 1, failures + 1); -1 beyond N."""
+    rates = jax.random.beta(key, successes + 1, failures + 1)
+    ids = jnp.argsort(-gain(rates), stable=True)[:count].astype(jnp.int32)
+    return jnp.pad(ids, (0, count - ids.size), constant_values=-1)
+
+
+@controller
+def vade(*, local: float = 0.9, broad: float = 0.99) -> Controller:
+    """`prompt_ids`: those that are `chosen`, with counts `decayed` in each step. Facts: `tried`, `right`.
+
+    Raises:
+      ValueError: a decay outside of (0, 1].
+    """
+    if not (0 < local <= 1 and 0 < broad <= 1):
+        raise ValueError(f"local={local}, broad={broad}; decays are above 0 and at most 1")
+
+    def init(prompts, batch, seed):
+        none = jnp.zeros(prompts)
+        return Counts(none, none, chosen(key_of(seed, jnp.int32(0)), none, none, batch), jnp.asarray(seed), jnp.int32(0))
+
+    def observe(counts, facts):
+        step = counts.step + 1
+        won, lost = decayed(counts.successes, counts.failures, facts["tried"], facts["right"], local=local, broad=broad)
+        return Counts(won, lost, chosen(key_of(counts.seed, step), won, lost, counts.ids.size), counts.seed, step)
+
+    return Controller(init, lambda counts: {"prompt_ids": counts.ids}, observe, facts=("tried", "right"), knobs=("prompt_ids",))

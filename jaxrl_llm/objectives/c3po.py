@@ -1,0 +1,54 @@
+"""C3PO: an update of a fixed number of tokens, each of the same weight (arXiv 2506.14731)."""
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_llm import masked
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.kl import token_kl
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.trust_region import clipped_surrogate
+from jaxrl_llm.rollouts import Rollouts
+
+
+def within_budget(mask_PGT: Array, budget: int, *, truncate: bool = True) -> Array:
+    """bool[P, G, T]: trained tokens of the first rollouts that have `budget` of them together; all where there are fewer.
+
+    Rollouts are visited as they were drawn, the first of every prompt before the second, so that no length is favoured. The
+    last one is cut at the budget, without `truncate` it is whole.
+    """
+    counts = masked.count(mask_PGT, axis=2, dtype=jnp.int32).T  # [G, P], in the order of visits
+    before = (jnp.cumsum(counts.ravel(), dtype=jnp.int32) - counts.ravel()).reshape(counts.shape).T
+    room = (budget - before)[..., None]
+    place = jnp.cumsum(mask_PGT, axis=2, dtype=jnp.int32)
+    return mask_PGT & (place <= room if truncate else room > 0)
+
+
+@objective
+def c3po(*, budget: int = 409_600, truncate: bool = True, clip_low: float = 0.2, clip_high: float = 0.2, kl_coef: float = 1e-3,
+         kl_estimator: str = "k3") -> Objective:
+    """`sum over the tokens within_budget of (max(-A rho, -A clip(rho)) + kl_coef KL) / budget`, KL to `ref_logprobs`.
+
+    The divisor is the budget also where there are fewer tokens. Advantages come from all rollouts, those beyond the budget are
+    dropped. The budget is that of an update, the paper's; it should lie a little below the tokens of a batch. The order of the
+    rollouts and the cut of the last one are readings: the paper does not say. Metrics: `clip_fraction`, `kl`, `trained`, the
+    share of tokens within the budget, `max/ratio`.
+
+    Raises:
+      ValueError: a budget without a token.
+    """
+    if budget < 1:
+        raise ValueError(f"budget={budget} tokens of an update; give 1 or more")
+
+    def chosen(rollouts: Rollouts):
+        mask = rollouts.token_mask
+        return {"budget": jnp.where(within_budget(mask, budget, truncate=truncate), jnp.ones(mask.shape) / budget, 0)}
+
+    def token_loss(logprobs, rollouts, advantages):
+        ratio = token_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)
+        loss, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
+        divergence = token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
+        share = chosen(rollouts) if rollouts.loss_weights is None else rollouts.loss_weights
+        metrics = {"clip_fraction": clipped, "kl": divergence, "trained": share["budget"] > 0, "max/ratio": ratio}
+        return {"budget": loss + kl_coef * divergence}, metrics
+
+    return token_objective(token_loss, needs=("ref_logprobs",), extra_weights=chosen)

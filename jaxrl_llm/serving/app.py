@@ -1,0 +1,313 @@
+"""The HTTP side: routes, the bearer token, limits, and clients that go away. It never waits for the device."""
+import asyncio
+import contextlib
+import dataclasses
+import hmac
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive
+
+from jaxrl_llm.generation.engine import Node
+from jaxrl_llm.models import ModelConfig, weights
+from jaxrl_llm.serving.answers import Answer
+from jaxrl_llm.serving.requests import Asked, Limits, Refused, read
+from jaxrl_llm.serving.worker import Closed, Failure, Worker
+from jaxrl_llm.tokenizers import Tokenizer
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error",
+          503: "server_error"}
+_ARRIVED = tuple[int, Node | Failure]  # which completion, and what came
+
+
+class Served(NamedTuple):
+    """What the server answers with.
+
+    Attributes:
+      name: of the model.  config, tokenizer: of it.  worker: runs it.
+      token: that clients have to give; empty: none.
+      limits: see `Limits`.
+      weights_from: the folder under which weights may be published; None: nowhere.
+    """
+
+    name: str
+    config: ModelConfig
+    tokenizer: Tokenizer
+    worker: Worker
+    token: str = ""
+    limits: Limits = Limits()
+    weights_from: Path | None = None
+
+
+def make_app(served: Served) -> Starlette:
+    """The application; it closes the worker when it ends."""
+    server = _Server(served)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_):
+        yield
+        await asyncio.to_thread(served.worker.close)
+
+    routes = [Route("/v1/completions", server.completions, methods=["POST"]),
+              Route("/v1/chat/completions", server.chat, methods=["POST"]),
+              Route("/v1/models", server.models), Route("/health", server.health),
+              Route("/update_weights_from_disk", server.update_weights, methods=["POST"])]
+    handlers: dict[Any, Any] = {Refused: _refused, HTTPException: _http_error, Failure: _failed, Closed: _closed,
+                                ClientDisconnect: _gone, Exception: _failed}
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+
+
+class _Server:
+    """The answers to requests."""
+
+    def __init__(self, served: Served):
+        self.served, self.worker = served, served.worker
+        self.open = 0  # requests that are being answered
+        self.loading = asyncio.Lock()
+
+    async def health(self, request: Request) -> Response:
+        """200 as long as the engine runs; everybody may ask."""
+        alive = self.worker.alive
+        return JSONResponse({"status": "ok" if alive else "the engine has ended"}, 200 if alive else 503)
+
+    async def models(self, request: Request) -> Response:
+        self.check(request)
+        return JSONResponse({"object": "list", "data": [{
+            "id": self.served.name, "object": "model", "created": 0, "owned_by": "jaxrl_llm",
+            "max_model_len": self.worker.slot_tokens, "metadata": {"weight_version": self.worker.tag}}]})
+
+    async def completions(self, request: Request) -> Response:
+        return await self.sampled(request, chat=False)
+
+    async def chat(self, request: Request) -> Response:
+        return await self.sampled(request, chat=True)
+
+    async def update_weights(self, request: Request) -> Response:
+        """Weights from a directory, from the next chunk on; the answer comes when they are in use."""
+        self.check(request)
+        body = await self.body(request)
+        known = {"model_path": str, "weight_version": str}
+        if not isinstance(body, dict) or body.keys() != known.keys() or not all(isinstance(x, str) for x in body.values()):
+            raise Refused(f"the body is {str(body)[:200]}; give {{'model_path': DIRECTORY, 'weight_version': NAME}}")
+        directory = self.allowed(body["model_path"])
+        async with self.loading:  # one at a time: each holds all weights once more
+            try:
+                config, params = await asyncio.to_thread(weights.load, directory)
+                if config != self.served.config:
+                    raise ValueError(f"{directory} holds a model of another architecture than the one that is served")
+                await asyncio.wrap_future(self.worker.publish(body["weight_version"], params))
+            except (OSError, ValueError) as error:
+                raise Refused(str(error), "model_path") from error
+        return JSONResponse({"success": True, "message": f"serving {body['weight_version']}",
+                             "weight_version": body["weight_version"]})
+
+    def allowed(self, path: str) -> Path:
+        """The directory, if weights may be read from there."""
+        folder = self.served.weights_from
+        if folder is None:
+            raise Refused("this server takes no other weights; start it with --weights_from=FOLDER", status=403)
+        directory = Path(path).expanduser().resolve()
+        if not directory.is_relative_to(folder.resolve()):
+            raise Refused(f"model_path={path!r} does not lie in {folder}, from where this server takes weights", "model_path",
+                          403)
+        return directory
+
+    # --- a request for completions ------------------------------------------------------------------------------------------
+
+    async def sampled(self, request: Request, chat: bool) -> Response:
+        """A whole answer, or a stream; whoever goes away frees the rows."""
+        self.check(request)
+        served = self.served
+        if self.open >= served.limits.requests:
+            raise Refused(f"{self.open} requests are being answered, the most that this server allows; try again later",
+                          status=429, code="rate_limit_exceeded")
+        self.open += 1
+        try:
+            body = await self.body(request)
+            asked = await asyncio.to_thread(read, body, chat, served.tokenizer, self.worker.vocab_size,
+                                            self.worker.slot_tokens, served.name, served.limits)
+            answer, rows = Answer(asked, served.tokenizer, served.name, self.worker.tags), _Rows(self.worker, asked)
+            await rows.start()
+        except BaseException:
+            self.open -= 1
+            raise
+        if asked.stream:
+            return _Events(self.streamed(asked, answer, rows), lambda: self.end(rows))
+        try:
+            nodes = await _unless_gone(request.receive, rows.whole())
+            return JSONResponse(answer.whole(nodes, self.worker.tag))
+        finally:
+            self.end(rows)
+
+    async def streamed(self, asked: Asked, answer: Answer, rows: "_Rows") -> AsyncIterator[str]:
+        """Events as tokens come. An error is an event too, as the status has been sent."""
+        try:
+            left = len(answer.completions)
+            while left:
+                index, node = await rows.next()
+                left -= node.finish != "running"
+                yield _event(answer.chunk(index, node, self.worker.tag))
+            if asked.usage:
+                yield _event(answer.last(self.worker.tag))
+            yield "data: [DONE]\n\n"
+        except Failure as error:
+            yield _event(_error(str(error), 500))
+
+    def end(self, rows: "_Rows") -> None:
+        """The request is over, however it ended."""
+        self.open -= 1
+        rows.release()
+
+    # --- what every request goes through ------------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """The bearer token, compared in constant time."""
+        given = request.headers.get("authorization", "")
+        if self.served.token and not hmac.compare_digest(given.encode(), f"Bearer {self.served.token}".encode()):
+            raise Refused("no or wrong token; give the header 'Authorization: Bearer TOKEN'", status=401,
+                          code="invalid_api_key")
+
+    async def body(self, request: Request) -> Any:
+        """The JSON of the body. Pages of a browser cannot send that type to another host without being asked."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise Refused("the body is to be JSON, with the header 'Content-Type: application/json'", status=415)
+        read = bytearray()
+        async for part in request.stream():
+            read += part
+            if len(read) > self.served.limits.body:
+                raise Refused(f"the body has more than {self.served.limits.body} bytes; send fewer or shorter prompts",
+                              status=413)
+        try:
+            return json.loads(read)
+        except (ValueError, RecursionError) as error:
+            raise Refused(f"the body is not JSON: {error}") from None
+
+
+class _Events(StreamingResponse):
+    """A stream of events; `done` is called at its end, also where the client has gone before it began."""
+
+    def __init__(self, events: AsyncIterator[str], done: Callable[[], None]):
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._done = done
+
+    async def __call__(self, scope, receive, send) -> None:
+        try:
+            with contextlib.suppress(ClientDisconnect, OSError):
+                await _unless_gone(receive, self.stream_response(send))
+        finally:
+            self._done()
+
+
+class _Rows:
+    """The rows of one request, whose tokens come from the engine's thread into a queue of this event loop."""
+
+    def __init__(self, worker: Worker, asked: Asked):
+        self._worker, self._asked, self._loop = worker, asked, asyncio.get_running_loop()
+        self._queue: asyncio.Queue[_ARRIVED] = asyncio.Queue()
+        self._uids: list[int] = []
+
+    async def start(self) -> None:
+        """Queues the rows. Raises `Refused` for what the engine refuses."""
+        requests = self._asked.requests
+
+        def listener(index):
+            def listen(event):
+                with contextlib.suppress(RuntimeError):  # the loop has ended, and so have its clients
+                    self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, event))
+            return listen
+
+        future = self._worker.submit(requests, [listener(i) for i in range(len(requests))])
+        try:
+            self._uids = await asyncio.shield(asyncio.wrap_future(future))
+        except ValueError as error:
+            raise Refused(str(error)) from None
+        except asyncio.CancelledError:
+            future.add_done_callback(lambda done: self._worker.release(done.result()) if not done.exception() else None)
+            raise
+
+    async def next(self) -> tuple[int, Node]:
+        """What comes next, of which completion. Raises `Failure`."""
+        index, event = await self._queue.get()
+        if isinstance(event, Failure):
+            raise event
+        return index, event
+
+    async def whole(self) -> list[Node]:
+        """All completions, one node each, in order."""
+        parts: list[list[Node]] = [[] for _ in self._uids]
+        left = len(parts)
+        while left:
+            index, node = await self.next()
+            parts[index].append(node)
+            left -= node.finish != "running"
+        return [joined(nodes) for nodes in parts]
+
+    def release(self) -> None:
+        """Frees the slots of rows that still run."""
+        with contextlib.suppress(Closed):
+            self._worker.release(self._uids)
+
+
+def joined(nodes: list[Node]) -> Node:
+    """Successive pieces of a completion as one."""
+    whole: dict[str, Any] = {name: np.concatenate([getattr(node, name) for node in nodes])
+                             for name in ("tokens", "logprobs", "entropies", "policy_version")}
+    return dataclasses.replace(nodes[0], finish=nodes[-1].finish, **whole)
+
+
+async def _unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
+    """What `work` returns; ClientDisconnect where the client goes away before."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect()
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+def _error(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": _TYPES.get(status, "invalid_request_error"), "param": param, "code": code}}
+
+
+async def _refused(request: Request, error: Refused) -> Response:
+    headers = {"Retry-After": "1"} if error.status == 429 else {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    return JSONResponse(_error(str(error), error.status, error.param, error.code), error.status, headers)
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    message = f"{request.method} {request.url.path}: {error.detail}; see GET /v1/models, POST /v1/completions and " \
+              "POST /v1/chat/completions"
+    return JSONResponse(_error(message, error.status_code), error.status_code, error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    message = str(error) if isinstance(error, Failure) else "the server failed at this request; its log says where"
+    return JSONResponse(_error(message, 500), 500)
+
+
+async def _closed(request: Request, error: Closed) -> Response:
+    return JSONResponse(_error(str(error), 503), 503)
+
+
+async def _gone(request: Request, error: ClientDisconnect) -> Response:
+    return Response(status_code=499)  # nobody reads it

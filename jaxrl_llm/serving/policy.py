@@ -1,0 +1,47 @@
+"""The model that is served, of a checkpoint or of a run folder."""
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_llm import tokenizers
+from jaxrl_llm.models import Transformer, weights
+from jaxrl_llm.models.lora import merge
+from jaxrl_llm.registry import one_of
+from jaxrl_llm.tokenizers import Tokenizer
+from jaxrl_llm.training.setup import DTYPES
+
+
+class Loaded(NamedTuple):
+    """A model with its weights, its tokenizer and a name for the weights."""
+
+    model: Transformer
+    params: Any
+    tokenizer: Tokenizer
+    tag: str
+
+
+def of_checkpoint(path: str, tokenizer: str = "", dtype: str = "float32") -> Loaded:
+    """A Hugging Face directory, a PEFT directory or a GGUF file; errors as in `weights.load` and `tokenizers.load`.
+
+    `tokenizer`: another one than lies beside the weights.
+    """
+    config, params = weights.load(path)
+    model = Transformer(config, dtype=DTYPES[one_of("dtype", dtype, DTYPES)])
+    return Loaded(model, params, tokenizers.load(tokenizer or path).limited_to(config.vocab_size), Path(path).name)
+
+
+def of_run(workdir: Path, step: int | None = None) -> Loaded:
+    """A checkpoint of a run, the newest one or that of `step`, adapters merged in. Errors as in `trained.trained`."""
+    from jaxrl_llm.training.trained import trained
+    found = trained(workdir, step)
+    params = found.params if found.lora is None else merge(found.params, found.lora)
+    return Loaded(found.policy.model, params, found.source.sampler.tokenizer, f"{workdir.name}-step-{found.step}")
+
+
+def slot_tokens_of(model: Transformer, wanted: int) -> int:
+    """How many tokens a slot holds: `wanted`, or with 0 what the model was made for, 4096 at most. ValueError for more."""
+    c = model.config
+    limits = [scaling.longest_row for scaling in (c.rope_scaling, c.rope_local_scaling) if scaling and scaling.longest_row]
+    most = min([c.max_positions, *limits])
+    if wanted > most:
+        raise ValueError(f"--slot_tokens={wanted}, but the model was made for {most}; give at most that")
+    return wanted or min(most, 4096)

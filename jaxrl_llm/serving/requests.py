@@ -1,0 +1,271 @@
+"""Bodies of requests in OpenAI's format, checked field by field, as what the engine samples."""
+import dataclasses
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jaxrl_llm.generation.engine import Request
+from jaxrl_llm.generation.sampling import Sampling
+from jaxrl_llm.registry import nearest
+from jaxrl_llm.tokenizers import Tokenizer, conversation
+
+_COMPLETION_TOKENS = 16  # of /v1/completions without max_tokens, as OpenAI has it
+_STOPS = 16  # stop texts and stop tokens of a request
+_SAMPLED = ("model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "stop_token_ids", "stream",
+            "stream_options", "logprobs", "return_token_ids")
+_UNREAD = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")  # of people, not of text
+# Fields that would change the text, with the values at which they do not:
+_NEUTRAL: dict[str, tuple] = {
+    "frequency_penalty": (0,), "presence_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},), "echo": (False,),
+    "suffix": ("",), "best_of": (1,), "response_format": ({"type": "text"},), "top_logprobs": (0,),
+    "tool_choice": ("auto", "none"), "parallel_tool_calls": (True,)}
+_OWN = {False: ("prompt",), True: ("messages", "tools", "max_completion_tokens", "chat_template_kwargs")}
+
+
+class Refused(Exception):
+    """A request that is not answered: the HTTP `status`, and the `param` and `code` of OpenAI's errors."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None):
+        super().__init__(message)
+        self.param, self.status, self.code = param, status, code
+
+
+class Limits(NamedTuple):
+    """What one client may ask for: completions of a request, requests at a time, and bytes of a body."""
+
+    completions: int = 64
+    requests: int = 256
+    body: int = 4 << 20
+
+
+class Asked(NamedTuple):
+    """What a body asks for.
+
+    Attributes:
+      prompts: token ids of each prompt.  n: completions of each.
+      request: what all completions have in common.  seed: number of the first one's draws; the others count on from it.
+      stream, usage: answer piece by piece; with the number of tokens at the end.
+      logprobs, token_ids: of the tokens, beside the text.
+      chat: a conversation.
+    """
+
+    prompts: list[list[int]]
+    n: int
+    request: Request
+    seed: int
+    stream: bool
+    usage: bool
+    logprobs: bool
+    token_ids: bool
+    chat: bool
+
+    @property
+    def requests(self) -> list[Request]:
+        """One for each completion, prompt by prompt."""
+        rows = [prompt for prompt in self.prompts for _ in range(self.n)]
+        return [dataclasses.replace(self.request, tokens=prompt, seed=self.seed + i) for i, prompt in enumerate(rows)]
+
+
+class Reader:
+    """The fields of one body.
+
+    Values of null are absent. Raises `Refused` for what is wrong, with what was given and what is allowed.
+    """
+
+    def __init__(self, body: Any):
+        if not isinstance(body, dict):
+            raise Refused(f"the body is {_shown(body)}; give a JSON object")
+        self._body = {name: value for name, value in body.items() if value is not None}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._body
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value, unchecked."""
+        return self._body.get(name, default)
+
+    def known(self, allowed: tuple[str, ...]) -> None:
+        """No field is unknown, and none of `_NEUTRAL` changes anything."""
+        for name, value in self._body.items():
+            if name in _NEUTRAL:
+                if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL[name]):
+                    raise Refused(f"{name}={_shown(value)} is not supported; leave it out, or give "
+                                  f"{' or '.join(map(repr, _NEUTRAL[name]))}", name)
+            elif name not in allowed + _UNREAD:
+                near = nearest(name, allowed, 1)
+                raise Refused(f"unknown field {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+                              + f" Allowed: {', '.join(sorted(allowed))}", name)
+
+    def number(self, name: str, kind: type, low: float, high: float, default: Any) -> Any:
+        """A number of at least `low` and at most `high`."""
+        value = self._body.get(name, default)
+        if value is default:
+            return value
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not (whole or kind is float and isinstance(value, float)) or not low <= value <= high:
+            kinds = "a whole number" if kind is int else "a number"
+            raise Refused(f"{name}={_shown(value)}; give {kinds} from {low:g} to {high:g}", name)
+        return value
+
+    def flag(self, name: str) -> bool:
+        """True or false; false where it is absent."""
+        value = self._body.get(name, False)
+        if not isinstance(value, bool):
+            raise Refused(f"{name}={_shown(value)}; give true or false", name)
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """A text or a list of texts, none of them empty."""
+        value = self._body.get(name, [])
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts) or len(texts) > _STOPS:
+            raise Refused(f"{name}={_shown(value)}; give a text that is not empty, or a list of up to {_STOPS}", name)
+        return texts
+
+    def ids(self, name: str, value: Any, vocab_size: int, most: int) -> list[int]:
+        """Token ids of the vocabulary; `value` is a part of the field."""
+        right = isinstance(value, list) and all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < vocab_size
+                                                for i in value)
+        if not right or len(value) > most:
+            raise Refused(f"{name}={_shown(value)}; give a list of up to {most} token ids, 0 to {vocab_size - 1}", name)
+        return value
+
+
+def read(body: Any, chat: bool, tokenizer: Tokenizer, vocab_size: int, slot_tokens: int, name: str, limits: Limits) -> Asked:
+    """What a body of `/v1/chat/completions` (`chat`) or of `/v1/completions` asks for.
+
+    Args:
+      tokenizer, vocab_size: of the model, which embeds `vocab_size` tokens.
+      slot_tokens: most tokens of a prompt and its completion.
+      name: of the model that is served.
+    Raises:
+      Refused: for fields that are unknown or wrong, and for what exceeds a limit.
+    """
+    fields = Reader(body)
+    fields.known(_SAMPLED + _OWN[chat])
+    if (model := fields.get("model", name)) != name:
+        raise Refused(f"model={_shown(model)} is not served here; give {name!r}, or leave it out", "model", 404,
+                      "model_not_found")
+    prompts = [_conversation(fields, tokenizer)] if chat else _prompts(fields, tokenizer, vocab_size, limits)
+    n = fields.number("n", int, 1, limits.completions, 1)
+    if n * len(prompts) > limits.completions:
+        raise Refused(f"{len(prompts)} prompts with n={n} make {n * len(prompts)} completions; this server allows "
+                      f"{limits.completions} in a request", "n")
+    stops = fields.ids("stop_token_ids", fields.get("stop_token_ids", []), vocab_size, _STOPS)
+    options = fields.get("stream_options", {})
+    if not isinstance(options, dict) or not set(options) <= {"include_usage", "include_obfuscation"}:
+        raise Refused(f"stream_options={_shown(options)}; give {{'include_usage': true}}", "stream_options")
+    request = Request(
+        uid=0, limit=_limit(fields, chat, max(map(len, prompts)), slot_tokens), sampling=_sampling(fields, vocab_size),
+        stop_tokens=tuple(dict.fromkeys([*tokenizer.stop_ids, *stops])), stop_texts=tuple(fields.texts("stop")))
+    seed = fields.number("seed", int, 0, 2**63 - 1 - limits.completions, None)
+    return Asked(prompts, n, request, secrets.randbits(62) if seed is None else seed, fields.flag("stream"),
+                 fields.flag("stream") and options.get("include_usage", False) is True, _logprobs(fields, chat),
+                 fields.flag("return_token_ids"), chat)
+
+
+def _limit(fields: Reader, chat: bool, longest: int, slot_tokens: int) -> int:
+    """Most tokens of a completion, whose prompt has up to `longest`."""
+    room = slot_tokens - longest
+    name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+    limit = fields.number(name, int, 1, 2**31 - 1, None)
+    wanted = limit or (1 if chat else _COMPLETION_TOKENS)
+    if wanted > room:
+        raise Refused(f"a prompt of {longest} tokens and {name}={wanted} make {longest + wanted}; this server holds "
+                      f"{slot_tokens} in all: shorten the prompt"
+                      + (f", or give {name}={room} or less" if room > 0 else ""), name, code="context_length_exceeded")
+    return limit or (room if chat else _COMPLETION_TOKENS)
+
+
+def _sampling(fields: Reader, vocab_size: int) -> Sampling:
+    """The distribution; OpenAI's and vLLM's ways to say "off" count as such."""
+    top_k, top_p = fields.number("top_k", int, -1, 2**31 - 1, -1), fields.number("top_p", float, 0.0, 1.0, 1.0)
+    if top_p == 0:
+        raise Refused("top_p=0; give a number above 0, or temperature=0 for the most likely token", "top_p")
+    min_p = fields.number("min_p", float, 0.0, 1.0, 0.0)
+    if min_p == 1:
+        raise Refused("min_p=1; give a number below 1, or temperature=0 for the most likely token", "min_p")
+    return Sampling(fields.number("temperature", float, 0.0, 2.0, 1.0), top_k if 0 < top_k < vocab_size else None,
+                    top_p if top_p < 1 else None, min_p or None)
+
+
+def _logprobs(fields: Reader, chat: bool) -> bool:
+    """Whether log-probs are asked for: `true` of a chat, 0 (no other tokens beside the sampled one) of a completion."""
+    value = fields.get("logprobs", False)
+    if chat or isinstance(value, bool):
+        return fields.flag("logprobs")
+    if value != 0 or isinstance(value, float):
+        raise Refused(f"logprobs={_shown(value)}; give 0: the log-prob of the sampled token alone is kept", "logprobs")
+    return True
+
+
+def _prompts(fields: Reader, tokenizer: Tokenizer, vocab_size: int, limits: Limits) -> list[list[int]]:
+    """Token ids of `prompt`: a text, token ids, or a list of either."""
+    if "prompt" not in fields:
+        raise Refused("the body has no prompt; give a text, a list of token ids, or a list of either", "prompt")
+    given = fields.get("prompt")
+    several = isinstance(given, list) and bool(given) and all(isinstance(one, (str, list)) for one in given)
+    prompts = given if several else [given]
+    if len(prompts) > limits.completions:
+        raise Refused(f"prompt has {len(prompts)} prompts; this server allows {limits.completions} in a request", "prompt")
+    found = [_encoded(one, tokenizer) if isinstance(one, str) else fields.ids("prompt", one, vocab_size, 2**31)
+             for one in prompts]
+    if not all(found):
+        raise Refused("an empty prompt; give one token at least", "prompt")
+    return found
+
+
+def _encoded(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Token ids of a plain text, as the model was trained on it."""
+    try:
+        return tokenizer.encode(text, add_bos=tokenizer.adds_bos)
+    except ValueError as error:
+        raise Refused(str(error), "prompt") from None
+
+
+def _conversation(fields: Reader, tokenizer: Tokenizer) -> list[int]:
+    """Token ids of `messages` by the chat template, which gets `tools` and `chat_template_kwargs`."""
+    messages, tools, others = fields.get("messages"), fields.get("tools", []), fields.get("chat_template_kwargs", {})
+    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+        raise Refused(f"messages={_shown(messages)}; give a list of {{'role': ..., 'content': ...}}", "messages")
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise Refused(f"tools={_shown(tools)}; give a list of {{'type': 'function', 'function': ...}}", "tools")
+    if not isinstance(others, dict):
+        raise Refused(f"chat_template_kwargs={_shown(others)}; give an object", "chat_template_kwargs")
+    variables = others | ({"tools": tools} if tools and fields.get("tool_choice", "auto") != "none" else {})
+    try:
+        ids = conversation.start(tokenizer, [_message(one) for one in messages], **variables)
+    except (ValueError, TypeError) as error:
+        raise Refused(str(error), "messages") from None
+    if not ids:
+        raise Refused("the chat template writes nothing for these messages", "messages")
+    return ids
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message as chat templates want it: content of text parts as one text, arguments of calls as objects."""
+    found, content = dict(message), message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
+        if not all(isinstance(part, str) for part in parts):
+            raise ValueError(f"a message with the content {_shown(content)}; this model reads parts of type 'text' only")
+        found["content"] = "".join(parts)
+    elif content is None:
+        found["content"] = ""
+    if calls := message.get("tool_calls"):
+        found["tool_calls"] = [_call(call) for call in calls]
+    return found
+
+
+def _call(call: Any) -> dict[str, Any]:
+    """A call of a tool, whose arguments OpenAI writes as JSON in a text."""
+    if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
+        raise ValueError(f"tool_calls with {_shown(call)}; give {{'type': 'function', 'function': {{...}}}}")
+    arguments = function.get("arguments", {})
+    return call | {"function": function | {"arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}}
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

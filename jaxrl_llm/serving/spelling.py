@@ -1,0 +1,47 @@
+"""Text of a completion as its tokens come in: only what no later token changes, and nothing of a stop text."""
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+
+@dataclasses.dataclass
+class Spelling:
+    """Spells a completion piece by piece; all pieces together are the text of all tokens, cut before the first stop text.
+
+    Held back are letters of which tokens are missing and what may be the beginning of a stop text.
+
+    Attributes:
+      tokenizer: what decodes.  stops: texts that end the completion and are no part of it.
+      tokens: those so far.  window, settled: tokens before `settled` are spelled; those from `window` on are decoded with the
+        next ones, as what a token spells may depend on the one before it.
+      held: text that is spelled and not passed on.  ended: a stop text was found.
+    """
+
+    tokenizer: Any
+    stops: Sequence[str] = ()
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    window: int = 0
+    settled: int = 0
+    held: str = ""
+    ended: bool = False
+
+    def feed(self, new: Sequence[int], last: bool = False) -> str:
+        """The text that these tokens add; with `last` what was held back too. Empty behind a stop text."""
+        self.tokens.extend(int(token) for token in new)
+        before, now = self.tokenizer.decode_batch([self.tokens[self.window:self.settled], self.tokens[self.window:]])
+        if last or not now.endswith("\N{REPLACEMENT CHARACTER}"):
+            self.held += now[len(before):]
+            self.window, self.settled = self.settled, len(self.tokens)
+        if self.ended:
+            return ""
+        ends = [self.held.index(stop) for stop in self.stops if stop in self.held]
+        self.ended = bool(ends)
+        kept = min(ends) if ends else len(self.held) - (0 if last else self._begun())
+        text, self.held = self.held[:kept], self.held[kept:]
+        return text
+
+    def _begun(self) -> int:
+        """How many letters at the end may be the beginning of a stop text."""
+        lengths = range(max(map(len, self.stops), default=1) - 1, 0, -1)
+        return next((n for n in lengths if any(stop.startswith(self.held[-n:]) for stop in self.stops if n < len(stop))
+                     and n <= len(self.held)), 0)

@@ -1,0 +1,114 @@
+"""Rows of data sets as dicts of plain Python values: JSONL files, what Hugging Face `datasets` reads, TFDS builders."""
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.tasks import jsonl
+from jaxrl_llm.tasks.base import optional
+
+TFDS = "tfds:"  # in front of the name of a TFDS builder
+_READERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".csv": "csv", ".jsonl": "jsonl"}
+
+Row = dict[str, Any]
+
+
+class Table(NamedTuple):
+    """`rows`, the `columns` that they have, and in words the `place` of row i."""
+
+    rows: Sequence[Row]
+    columns: list[str]
+    place: Callable[[int], str]
+
+
+def is_file(path: str) -> bool:
+    """Whether a path names a file or a pattern of files, not a data set of several splits."""
+    return Path(path).suffix in _READERS
+
+
+def read(path: str, split: str, *, subset: str | None = None, data_dir: str | None = None, limit: int | None = None,
+         streaming: bool = False) -> Table:
+    """The first `limit` rows (None: all) of a split; of a file, which has no splits, `split` says a part, `train[:10%]`.
+
+    `path`: see `dataset`. With `streaming` no more is downloaded than what is read.
+
+    Raises:
+      ValueError: a data set, subset or split that is not there, a TFDS builder that is not prepared, no rows.
+      FileNotFoundError: no such file.
+    """
+    if path.startswith(TFDS):
+        if streaming or subset:
+            raise ValueError(f"{path} is read from prepared files: streaming and subset are for Hugging Face data sets; write "
+                             f"a configuration as {TFDS}name/configuration")
+        rows: Iterable[Row] = map(_plain, _tfds(path.removeprefix(TFDS), data_dir, split))
+    elif Path(path).suffix == ".jsonl" and not streaming and split == "train":
+        lines = jsonl.read(path)[:limit]
+        return Table([row for _, row in lines], _columns(row for _, row in lines), lambda i: f"{path}, line {lines[i][0]}")
+    else:
+        rows = _hugging_face(path, split, subset, data_dir, streaming)
+    found = list(itertools.islice(rows, limit))
+    if not found:
+        raise ValueError(f"split {split!r} of {path} has no rows; give another split, or a larger limit")
+    return Table(found, _columns(found), lambda i: f"{path}, split {split!r}, row {i}")
+
+
+def _columns(rows: Iterable[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _hugging_face(path: str, split: str, subset: str | None, data_dir: str | None, streaming: bool) -> Iterable[Row]:
+    datasets, folder = optional("datasets", "data"), Path(path).expanduser()
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        saved = datasets.load_from_disk(str(folder))
+        splits = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
+        if split not in splits:
+            raise ValueError(f"{path} was saved without a split {split!r}; it has {sorted(splits)}")
+        return splits[split]
+    try:
+        if is_file(path):
+            kind = _READERS[folder.suffix].removesuffix("l")
+            return datasets.load_dataset(kind, data_files=str(folder), split=split, streaming=streaming)
+        name = str(folder) if folder.is_dir() else path
+        return datasets.load_dataset(name, subset, data_dir=data_dir, split=split, streaming=streaming)
+    except ConnectionError as error:
+        raise ValueError(f"cannot read the data set {path!r}: {error}. Check the name and the network; on a machine without "
+                         "one, download it elsewhere and give its folder") from error
+    except datasets.exceptions.DatasetNotFoundError as error:
+        raise ValueError(f"no data set {path!r}: {error}. Give a name of the Hub, a folder, a file that ends in one of "
+                         f"{', '.join(_READERS)}, or {TFDS}BUILDER") from error
+    except ValueError as error:  # of splits and subsets: it names those that there are
+        raise ValueError(f"data set {path!r}, subset {subset!r}, split {split!r}: {error}") from error
+
+
+def _tfds(builder: str, data_dir: str | None, split: str) -> Iterable[Row]:
+    tensorflow_datasets = optional("tensorflow_datasets", "data")
+    try:
+        prepared = tensorflow_datasets.builder(builder, data_dir=data_dir)
+    except tensorflow_datasets.core.DatasetNotFoundError as error:
+        raise ValueError(f"no TFDS builder {builder!r} (data_dir={data_dir}); check the spelling, import the module "
+                         "that defines it, or give the data_dir it was prepared in") from error
+    how = f"prepare it with: tfds build {prepared.name} --file_format=array_record"
+    if not prepared.is_prepared():
+        raise ValueError(f"TFDS builder {prepared.name!r} is not prepared in {prepared.data_path}; {how}")
+    if prepared.info.file_format.value != "array_record":
+        raise ValueError(f"TFDS builder {prepared.name!r} is prepared as {prepared.info.file_format.value}, which cannot be "
+                         f"read without TensorFlow; {how}")
+    try:
+        empty = not prepared.info.splits[split].num_examples
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"TFDS builder {prepared.name!r} has no split {split!r}; it has "
+                         f"{sorted(prepared.info.splits)}") from error
+    return () if empty else prepared.as_data_source(split)
+
+
+def _plain(value: Any) -> Any:
+    """A value of TFDS without bytes and NumPy's types."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return value.decode("utf-8") if isinstance(value, bytes) else value

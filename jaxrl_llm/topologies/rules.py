@@ -1,0 +1,41 @@
+"""What decides in the middle of a batch how many further rollouts a prompt gets.
+
+To add one, write a keyword-only factory under `@rule` into a file of this folder:
+
+    @rule
+    def unsolved(*, extra: int = 8) -> Rule:
+        def more(rewards, valid, first, most):
+            none = (np.where(valid, rewards, 0) == 0).all(1)
+            return np.where(none & (valid.sum(1) == first), extra, 0)
+
+        return Rule(more)
+
+A row of the catalogue names it (`Method.allocation`).
+"""
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl_llm import registry
+
+RULES: dict[str, registry.Factory] = {}
+rule = functools.partial(registry.register, RULES, "allocation rule")
+
+
+class Rule(NamedTuple):
+    """`more(rewards f32[P, K], valid bool[P, K], first, most) -> i64[P]`, further rollouts for each prompt; all 0: no more.
+
+    It is asked after every round: first when all have `first` rollouts, again after what it asked for. A prompt gets at most
+    `most`. `keep(rewards, valid) -> bool[P]`, the prompts of a complete batch to learn from; None: all.
+    """
+
+    more: Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
+    keep: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+
+
+def success(rewards: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """f64[P], the mean reward of each prompt's rollouts, between 0 and 1."""
+    n = np.maximum(valid.sum(1), 1)
+    return np.clip(np.sum(rewards, axis=1, where=valid, dtype=np.float64) / n, 0, 1)

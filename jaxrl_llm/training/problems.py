@@ -1,0 +1,104 @@
+"""The tasks, rewards and evaluation sets that a configuration writes as text: `name(option=value, ...), ...`."""
+import dataclasses
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from jaxrl_llm import rewards, tasks
+from jaxrl_llm.registry import one_of
+from jaxrl_llm.training import config as config_lib
+
+_SET = {"problems": 64, "every": 0, "temperature": None, "max_tokens": None}
+
+
+class EvalSpec(NamedTuple):
+    """An evaluation set of `config.eval.sets`: the held-out problems of a task, and how they are sampled.
+
+    `every`: steps between its evaluations, 0: with those of the run's own task. `temperature`, `max_tokens`: None: those of
+    training.
+    """
+
+    label: str
+    task: tasks.Task
+    reward: rewards.Combined
+    problems: int
+    every: int
+    temperature: float | None
+    max_tokens: int | None
+
+
+def make_task(text: str) -> tasks.Task:
+    """The task of `"name(option=value, ...)"`, or the mixture of several.
+
+    Every task has three further options: `reward`, rewards in the place of its own; and, where there are several, `label`, its
+    name, and `weight`, its share of a batch. Raises ValueError where there is none.
+    """
+    found = config_lib.calls(text)
+    if not found:
+        raise ValueError(f"config.task={text!r} names no task; give {', '.join(tasks.FACTORIES)}, or your own module:function, "
+                         "with its options in brackets, for example \"dataset(path='problems.jsonl')\"")
+    parts = [_part(name, **options) for name, options in found]
+    return parts[0].task if len(parts) == 1 else tasks.mixture(parts)
+
+
+def _part(name: str, label: str = "", weight: float = 1.0, reward: str = "", **options: Any) -> tasks.Part:
+    """The task of a call."""
+    task = tasks.make(name, **options)
+    if reward:
+        task = dataclasses.replace(task, reward=reward)
+    return tasks.Part(str(label) or name.rpartition(":")[2], task, weight)
+
+
+def make_reward(config: ConfigDict, task: tasks.Task) -> rewards.Combined | rewards.ByTask:
+    """The weighted sum of `config.rewards`, or else the task's own reward; of several tasks, each one's own for its problems.
+
+    The first component is the score. Raises ValueError where several rewards share the largest weight and `config.score` does
+    not say which one is the score.
+    """
+    if config.rewards or not task.parts:
+        return _combined(config, config.rewards or task.reward, config.score)
+    if config.score:
+        labels = ", ".join(part.label for part in task.parts)
+        raise ValueError(f"config.score={config.score!r} is one for all tasks, but each of {labels} has rewards of its own; "
+                         "leave it empty: the reward of largest weight is the score")
+    return rewards.ByTask(tuple(part.label for part in task.parts),
+                          tuple(_combined(config, part.task.reward, "") for part in task.parts))
+
+
+def _combined(config: ConfigDict, text: str, score: str) -> rewards.Combined:
+    """The weighted sum of the rewards of a text, the one that is the score first."""
+    parts = [rewards.make(name, **options) for name, options in config_lib.calls(text)]
+    names = [part.name for part in parts]
+    largest = [part.name for part in parts if part.weight == max(part.weight for part in parts)]
+    if not score and len(largest) > 1:
+        raise ValueError(f"the rewards {', '.join(largest)} have the same weight; set config.score to the name of the one "
+                         "that is evaluated and filtered on, or give it the largest weight")
+    scored = one_of("reward for config.score", score or largest[0], names)
+    ordered = sorted(parts, key=lambda part: part.name != scored)
+    return rewards.combine(ordered, on_error=config.reward_errors, deadline=config.reward_deadline)
+
+
+def make_sets(config: ConfigDict, task: tasks.Task) -> tuple[EvalSpec, ...]:
+    """The evaluation sets of `config.eval.sets`, which have the options of tasks, and those of an `EvalSpec`.
+
+    Raises:
+      ValueError: labels that are not different, also from those of the tasks that are trained on, or values outside their
+        range.
+    """
+    made = []
+    taken = {part.label for part in task.parts}
+    for name, options in config_lib.calls(config.eval.sets):
+        part = _part(name, **{key: value for key, value in options.items() if key not in _SET})
+        own = {key: options.get(key, default) for key, default in _SET.items()}
+        found = EvalSpec(part.label, part.task, _combined(config, part.task.reward, ""), **own)
+        if not found.label or found.label in taken or "/" in found.label:
+            raise ValueError(f"the evaluation set {found.label!r} needs a name of its own without a slash; give it a label, "
+                             f"for example \"{name}(..., label=hard)\"")
+        tokens = 1 if found.max_tokens is None else found.max_tokens
+        if found.problems < 1 or found.every < 0 or not 1 <= tokens <= config.sampling.max_tokens:
+            raise ValueError(f"evaluation set {found.label!r}: problems={found.problems}, every={found.every}, max_tokens="
+                             f"{found.max_tokens}; problems is at least 1, every at least 0, and max_tokens from 1 to "
+                             f"sampling.max_tokens={config.sampling.max_tokens}")
+        taken.add(found.label)
+        made.append(found)
+    return tuple(made)

@@ -1,0 +1,98 @@
+"""Group DRO over bins of prompts: the worked example, a memory over steps in numpy, an emphasis that moves to what fails."""
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import advantages
+from jaxrl_llm.advantages.gdro_prompt import bin_weights, scored
+from jaxrl_llm.rollouts import Rollouts
+
+close = np.testing.assert_allclose
+SCORES = jnp.array([0.5, 0, 0, 0.1, 0, 0, -0.2])
+BINS_P = jnp.array([0, 3, 6])
+
+
+@pytest.mark.parametrize("mode, expected", [
+    ("code", [1.244671, 0.961995, 0.793334]), ("paper", [1.384031, 1.067159, 0.878095])])
+def test_weights(mode, expected):
+    close(bin_weights(SCORES, BINS_P, jnp.ones(3, bool), mode=mode), expected, atol=6e-7)
+    padded = bin_weights(SCORES, jnp.array([0, 3, 6, 1]), jnp.array([True, True, True, False]), mode=mode)
+    close(padded[:3], expected, atol=6e-7)  # what is not there is in no bin
+
+
+def test_shares_of_the_present_bins():
+    weights = bin_weights(SCORES, BINS_P, jnp.ones(3, bool))
+    close(weights / weights.sum(), [0.414890, 0.320665, 0.264445], atol=6e-7)
+    many = bin_weights(SCORES, jnp.array([0, 0, 0, 6]), jnp.ones(4, bool))
+    close(many.mean(), 1, rtol=1e-6)
+    assert bin_weights(100 * SCORES, BINS_P, jnp.ones(3, bool), most=2.0).max() <= 2
+    assert not np.isnan(bin_weights(SCORES, BINS_P, jnp.zeros(3, bool))).any()
+
+
+def test_scores():
+    seen = jnp.array([1.0, 0, 0, 1, 0, 0, 1])
+    losses = jnp.array([[0.3, 0.1], [0.1, -0.1], [0, 0]])
+    scores, new = scored(SCORES, seen, BINS_P, losses, jnp.ones((3, 2), bool))
+    close(scores, [0.512, 0, 0, 0.088, 0, 0, -0.176], atol=1e-6)
+    assert new.tolist() == [2, 0, 0, 2, 0, 0, 2]
+    first, _ = scored(SCORES, 0 * seen, BINS_P, losses, jnp.ones((3, 2), bool).at[2].set(False))
+    close(first[jnp.array([0, 3, 6])], [0.4, 0, -0.2], atol=1e-6)  # the mean at once, over a share of a half; or as it was
+
+
+def batch(ids, right):
+    right = jnp.asarray(right, bool)
+    valid = jnp.ones(right.shape, bool)
+    return Rollouts(mask=valid[..., None], valid=valid, rewards=right * 1.0, prompt_ids=jnp.asarray(ids))
+
+
+def test_several_steps_agree_with_a_memory_in_numpy():
+    rng, edges = np.random.default_rng(0), np.array([0.1, 0.2, 0.4, 0.6, 0.8, 0.9])
+    one = advantages.make("gdro_prompt", num_prompts=16, window=4)
+    update, state = jax.jit(one.update), one.init()
+    history, bins, score = {i: [] for i in range(6)}, {}, np.full(7, np.nan)
+    for _ in range(12):
+        ids = rng.permutation(6)[:3]
+        right = rng.random((3, 4)) < np.linspace(0, 0.9, 6)[ids][:, None]
+        A, state = update(batch(ids, right), state)
+        for i in ids:
+            accuracy = np.mean(history[i][-4:]) if history[i] else 0.0
+            raw, old = int((accuracy >= edges).sum()), bins.get(i, -1)
+            if old >= 0 and raw != old:
+                edge = edges[min(raw, old)]
+                raw = raw if (accuracy >= edge + 0.03 if raw > old else accuracy <= edge - 0.03) else old
+            bins[i] = raw
+        mine = np.array([bins[i] for i in ids])
+        there = np.unique(mine)
+        power = np.exp(0.65 * np.nan_to_num(score[there]))
+        q = dict(zip(there, 0.99 * power / power.sum() + 0.01 / len(there)))
+        w = np.array([q[b] for b in mine])
+        z = (right - right.mean(1, keepdims=True)) / (right.std(1, ddof=1, keepdims=True) + 1e-6)
+        close(A[..., 0], (w / w.mean())[:, None] * z, rtol=1e-5, atol=1e-6)
+        for b in there:
+            loss = (1 - right[mine == b].mean()) / (mine == b).mean()
+            score[b] = loss if np.isnan(score[b]) else 0.88 * score[b] + 0.12 * loss
+        for i, row in zip(ids, right):
+            history[i].append(row.any())
+    close(state.scores, np.nan_to_num(score), rtol=1e-5)
+
+
+def test_what_fails_gains_weight():
+    """Mixed groups of a prompt that mostly fails and of one that mostly succeeds: the first ends with the larger advantages."""
+    one = advantages.make("gdro_prompt", num_prompts=8, window=3)
+    state = one.init()
+    for step in range(30):
+        hard = [step % 6 == 0, False, False, False]
+        A, state = one.update(batch([1, 2], [hard, [True, True, True, False]]), state)
+    A, _ = one.update(batch([1, 2], [[True, False, False, False], [True, True, True, False]]), state)
+    assert np.abs(A[0]).max() > 1.2 * np.abs(A[1]).max()  # by themselves they are mirror images
+    with pytest.raises(ValueError, match="mode 'cod'. Did you mean 'code'"):
+        advantages.make("gdro_prompt", mode="cod")
+
+
+def test_places_are_shared_by_taking_over():
+    one = advantages.make("gdro_prompt", num_prompts=4, window=3)
+    _, state = one.update(batch([1, 2], [[True, False]] * 2), one.init())
+    _, state = one.update(batch([5, -1], [[False, False]] * 2), state)
+    assert state.ids.tolist() == [-1, 5, 2, -1] and state.windows.visits.tolist() == [0, 1, 1, 0]
+    assert not state.windows.solved[1, 0] and state.windows.bins.tolist()[1] == 0

@@ -1,0 +1,342 @@
+"""Which problems come next: the worked examples of the papers, passes without gaps, nobody starved, states that go on."""
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import control
+from jaxrl_llm.control import acereason_curriculum, drive, kimi_sampling, passes, qwenlong_l1, siri, sws, sws_domains, vade
+
+close = np.testing.assert_allclose
+SEED = jax.random.key_data(jax.random.key(3))
+
+
+def facts(tried, right=None, step=0):
+    return {"step": jnp.int32(step), "tried": jnp.asarray(tried, jnp.int32),
+            "right": jnp.zeros(len(tried), jnp.int32) if right is None else jnp.asarray(right, jnp.int32)}
+
+
+def asked(ids, problems, group=8, rates=None):
+    """The facts of a step in which each of `ids` got a group, with this share of right ones of each problem."""
+    tried = np.zeros(problems, np.int32)
+    for i in np.asarray(ids)[np.asarray(ids) >= 0]:
+        tried[i] += group
+    return facts(tried, np.zeros_like(tried) if rates is None else np.round(tried * np.asarray(rates)))
+
+
+# --- passes
+
+
+def test_a_pass_has_each_problem_once():
+    """Seven problems in batches of three: after every seven draws each came once, the order is another in every pass."""
+    walk, drawn = passes.start(7, 3, SEED), []
+    for _ in range(14):
+        assert len(set(walk.ids.tolist())) == 3
+        drawn += walk.ids.tolist()
+        walk = passes.advance(walk, asked(walk.ids, 7)["tried"], jnp.ones(7, bool))
+    orders = [tuple(drawn[k:k + 7]) for k in range(0, 42, 7)]
+    assert all(sorted(order) == list(range(7)) for order in orders) and len(set(orders)) > 1
+
+
+def test_who_is_left_out_does_not_come_back_and_too_few_leave_gaps():
+    kept = jnp.array([1, 0, 1, 0, 0], bool)
+    walk = passes.start(5, 3, SEED, kept)
+    for _ in range(3):
+        assert sorted(walk.ids.tolist()) == [-1, 0, 2]
+        walk = passes.advance(walk, jnp.zeros(5, jnp.int32), kept)  # asked or not: what was proposed counts as visited
+    assert walk.visits.tolist() == [3, 0, 3, 0, 0]
+    assert passes.start(2, 4, SEED).ids.tolist()[2:] == [-1, -1]
+
+
+# --- VADE
+
+
+def test_vade():
+    close(vade.gain(jnp.array([0.5, 1 / 3, 0.8])), [0.125, 0.148148, 0.032], atol=5e-7)
+    won, lost = vade.decayed(jnp.array([0, 3, 7.0]), jnp.array([0, 5, 1.0]), jnp.array([8, 8, 0]), jnp.array([4, 2, 0]),
+                             local=0.9, broad=0.99)
+    close(won, [4, 4.7, 6.93], rtol=1e-6)
+    close(lost, [4, 10.5, 0.99], rtol=1e-6)
+    close((won + 1) / (won + lost + 2), [0.5, 0.331395, 0.799395], atol=5e-7)
+
+
+def test_vade_prefers_what_is_uncertain_and_starves_nobody():
+    """Of 20 problems that are solved, failed or mixed, the mixed ones come most often; counts decay, so all come again."""
+    rates = np.repeat([0.0, 0.35, 1.0], [8, 4, 8])
+    one = control.make("vade", broad=0.9)
+    state, drawn, late = one.init(prompts=20, batch=4, seed=SEED), np.zeros(20), np.zeros(20)
+    observe = jax.jit(one.observe)
+    for step in range(150):
+        ids = np.asarray(one.propose(state)["prompt_ids"])
+        assert len(set(ids.tolist())) == 4 and ids.min() >= 0
+        drawn[ids] += 1
+        late[ids] += step >= 75
+        state = observe(state, asked(ids, 20, rates=rates))
+    assert drawn[8:12].mean() > 2 * np.delete(drawn, range(8, 12)).mean() and late.min() > 0
+    with pytest.raises(ValueError, match="local=0, broad=0.99; decays are above 0"):
+        control.make("vade", local=0)
+
+
+# --- Kimi
+
+
+def test_kimi():
+    close(kimi_sampling.by_failure(jnp.array([0.2, 0.5, 0.9])), [0.571429, 0.357143, 0.071429], atol=5e-7)
+    close(kimi_sampling.by_failure(jnp.ones(4)), [0.25] * 4)
+    right = jnp.array([[True, True, False, False]])
+    lengths = jnp.array([[100, 200, 100, 300]])
+    reward = kimi_sampling.length_reward(lengths, right, jnp.ones((1, 4), bool))
+    close(reward, [[0.5, 0, 0, -0.5]])
+    close(right + reward, [[1.5, 1, 0, -0.5]])
+    assert not kimi_sampling.length_reward(jnp.full((1, 3), 7), right[:, :3], jnp.ones((1, 3), bool)).any()
+    assert not kimi_sampling.length_reward(lengths, right, jnp.zeros((1, 4), bool)).any()
+
+
+def test_kimi_goes_from_easy_to_hard_and_then_by_failure():
+    one = control.make("kimi_sampling", every=2)
+    state = one.init(levels=np.array([1, 0, 1, 2]))
+    seen = []
+    for step in range(7):
+        weights = one.propose(state)["prompt_weights"]
+        seen.append(weights.tolist())
+        state = one.observe(state, facts([0, 10, 10, 0], [0, 5, 10, 0]))
+    assert seen[:6] == [[0, 1, 0, 0]] * 2 + [[1, 0, 1, 0]] * 2 + [[0, 0, 0, 1]] * 2
+    close(seen[6], [0.4, 0.2, 0, 0.4], rtol=1e-6)  # never tried counts as failed
+    at_once = control.make("kimi_sampling", every=0)
+    close(at_once.propose(at_once.init(levels=np.array([0, 1])))["prompt_weights"], [0.5, 0.5])
+
+
+# --- AceReason
+
+
+def test_acereason():
+    right = jnp.array([0, 3, 6, 7, 16])
+    assert acereason_curriculum.hard(jnp.full(5, 16), right, 6 / 16).tolist() == [True, True, True, False, False]
+    one = control.make("acereason_curriculum", every=2)
+    state, seen = one.init(prompts=5, max_tokens=32), []
+    for step in range(9):
+        found = one.propose(state)
+        seen.append((int(found["max_tokens"]), found["prompt_weights"].tolist()))
+        state = one.observe(state, facts([16, 16, 16, 16, 0], [0, 3, 6 if step < 4 else 16, 7, 0]))
+    everyone, some, fewer = [1] * 5, [1, 1, 1, 0, 1], [1, 1, 0, 0, 1]  # the last was never tried
+    assert seen == [(8, everyone)] * 2 + [(16, everyone)] * 2 + [(24, some)] * 2 + [(32, fewer)] * 3
+    with pytest.raises(ValueError, match="shares that grow"):
+        control.make("acereason_curriculum", lengths=(0.5, 0.25))
+
+
+# --- RAPO
+
+
+def test_rapo_drops_what_was_solved_in_a_pass():
+    rates = np.array([0.875, 1.0, 0.0, 0.5, 1.0])
+    one = control.make("rapo_curriculum")
+    state, seen = one.init(prompts=5, batch=2, seed=SEED), []
+    for _ in range(8):
+        ids = one.propose(state)["prompt_ids"]
+        seen.append(ids.tolist())
+        state = one.observe(state, asked(ids, 5, rates=rates))
+    assert one.propose(state)["prompt_weights"].tolist() == [1, 0, 1, 1, 0]
+    drawn = sum(seen, [])
+    assert sorted(drawn[:5]) == [0, 1, 2, 3, 4] and drawn.count(1) == drawn.count(4) == 1 and {0, 2, 3} == set(drawn[6:])
+
+
+# --- SIRI
+
+
+TIMES = (0, 80, 120, 160, 200, 240, 320, 400, 480, 560, 600, 640)
+LIMITS = {
+    "stair": [8192] * 6 + [16384] * 5 + [8192],
+    "cosine": [16384, 15184.31, 13855.47, 12288, 10720.53, 9391.69, 8192, 9391.69, 12288, 15184.31, 16072.21, 16384],
+    "stair_cosine": [16384, 16384, 15184.31, 12288, 9391.69, 8192, 8192, 8192, 12288, 16384, 16384, 16384],
+}
+
+
+@pytest.mark.parametrize("shape", siri.SHAPES)
+def test_siri(shape):
+    close(siri.length_limit(jnp.array(TIMES), 8192, 16384, period=640, shape=shape), LIMITS[shape], atol=6e-3)
+    one = control.make("siri", shape=shape)
+    state = one.init(max_tokens=16384)
+    for step in range(640):
+        state = one.observe(state, facts([0], step=step))
+        found = one.propose(state)["max_tokens"]
+        assert 8192 <= found <= 16384 and found.dtype == jnp.int32
+        if step + 1 in TIMES:
+            assert int(found) == round(LIMITS[shape][TIMES.index(step + 1)])
+
+
+# --- QwenLong-L1
+
+
+LENGTHS = np.array([3000, 20000, 20001, 59000, 61000, 8000])
+
+
+@pytest.mark.parametrize("mode, second", [("zero_only", [1, 0, 1, 1, 0, 0]), ("weighted", [1, 0.25, 1, 1, 0, 1])])
+def test_qwenlong_phases(mode, second):
+    assert qwenlong_l1.phase_of(jnp.asarray(LENGTHS), (20_000, 60_000)).tolist() == [1, 1, 2, 2, 0, 1]
+    one = control.make("qwenlong_l1", every=2, mode=mode)
+    state = one.init(prompt_lengths=LENGTHS)
+    assert one.propose(state)["prompt_weights"].tolist() == [1, 1, 0, 0, 0, 1]
+    state = one.observe(state, facts([8, 8, 0, 0, 0, 8], [0, 4, 0, 0, 0, 1]))
+    state = one.observe(state, facts([8, 8, 0, 0, 0, 8], [8, 8, 0, 0, 0, 8]))  # later successes are not the base model's
+    close(one.propose(state)["prompt_weights"], second)
+
+
+def test_qwenlong_difficulty():
+    """Weights 8, 2, 8 of the problems of phase 1, and of what was solved once of 8."""
+    weights = qwenlong_l1.difficulty(jnp.array([0, 0.5, 0.125]), 8)
+    assert weights.tolist() == [8, 2, 8]
+    close(weights / weights.sum(), [0.444444, 0.111111, 0.444444], atol=5e-7)
+    with pytest.raises(ValueError, match="limits that grow"):
+        control.make("qwenlong_l1", limits=(60_000, 20_000))
+
+
+# --- SwS
+
+
+def trends():
+    accuracy = np.array([[0.375, 0.25, 0.125], [0.25, 0.25, 0.375], [0.5, 0.25, 0.125], [0.25, 0.125, 0]])
+    state = control.make("sws_domains").init(levels=np.array([0, 0, 1, 1]))
+    for visit in accuracy.T:
+        state = sws.visited(state, jnp.full(4, 8), jnp.asarray(8 * visit))
+    return state, accuracy
+
+
+def test_sws_weaknesses():
+    state, accuracy = trends()
+    close(sws.slope(state), [-0.125, 0.0625, -0.1875, -0.125], atol=1e-6)
+    close(sws.slope(state), [np.polyfit(range(3), row, 1)[0] for row in accuracy], atol=1e-6)
+    assert sws.weak(state).tolist() == [True, False, False, True]
+    rates = sws.failure_rates(sws.weak(state), jnp.array([0, 0, 1, 1]), 2)
+    assert rates.tolist() == [0.5, 0.5] and sws.domain_budgets(rates, 100).tolist() == [50, 50]
+    assert sws.domain_budgets(jnp.zeros(2), 100).tolist() == [0, 0]
+    flat = control.make("sws_domains").init(levels=np.zeros(1, int))
+    for _ in range(4):
+        flat = sws.visited(flat, jnp.array([3]), jnp.array([1]))
+    assert not sws.weak(flat).any() and not sws.weak(sws.visited(
+        control.make("sws_domains").init(levels=np.zeros(1, int)), jnp.array([3]), jnp.array([0]))).any()  # seen once
+
+
+def test_slopes_are_those_of_least_squares():
+    rng = np.random.default_rng(0)
+    accuracy = rng.integers(0, 9, (6, 30)) / 8
+    state = control.make("sws_domains").init(levels=np.zeros(6, int))
+    for visit in accuracy.T:
+        state = sws.visited(state, jnp.full(6, 8), jnp.asarray(8 * visit))
+    close(sws.slope(state), [np.polyfit(range(30), row, 1)[0] for row in accuracy], atol=1e-6)
+
+
+def test_sws_concepts_and_verdicts():
+    counts = jnp.array([[0, 2, 0], [2, 0, 1], [0, 1, 0.0]])
+    embeddings, frequency = jnp.array([[1, 0], [0.8, 0.6], [0, 1]]), jnp.array([3, 1, 1.0])
+    first = sws.next_concept(jnp.zeros(3, bool), counts, embeddings, frequency, temperature=1.0)
+    close(first, [0.6, 0.2, 0.2], rtol=1e-6)
+    then = sws.next_concept(jnp.array([True, False, False]), counts, embeddings, frequency, temperature=1.0)
+    close(then, [0, 0.942676, 0.057324], atol=5e-7)
+    assert sws.accepted(jnp.array([[2, 1], [2, 0], [1, 1]]), jnp.full(3, 0.5)).tolist() == [True, False, False]
+    assert sws.accepted(jnp.full((3, 1), 2), jnp.array([0.1, 0.125, 0.9])).tolist() == [False, True, False]
+
+
+def test_sws_draws_domains_by_their_weak_problems():
+    state, _ = trends()
+    weights = sws_domains.domain_weights(state._replace(domain=jnp.array([0, 1, 1, 1])))
+    close(weights, [1, 1 / 9, 1 / 9, 1 / 9], rtol=1e-6)  # shares 1 and 1/3 of the domains, spread over 1 and 3 problems
+    one = control.make("sws_domains", explore=4)
+    assert one.propose(state._replace(step=jnp.int32(3)))["prompt_weights"].tolist() == [1] * 4
+    after = one.observe(state._replace(step=jnp.int32(4)), facts([8] * 4, [8] * 4))
+    assert sws.weak(after).tolist() == sws.weak(state).tolist()  # the choice stays
+
+
+# --- DRIVE
+
+
+def test_drive():
+    kept = jnp.ones(6, bool)
+    phases = [([0, 0.9, 0.2, 0.5, 0.1, 0], 4, [0, 2, 4, 5]), ([0.3, 0.9, 0.2, 0.5, 0.1, 0], 3, [2, 4, 5]),
+              ([0.3, 0.9, 0.6, 0.5, 0.1, 0.2], 2, [4, 5])]
+    for rates, count, expected in phases:
+        kept = drive.hardest(jnp.array(rates), kept, count)
+        assert np.flatnonzero(kept).tolist() == expected
+    assert drive.hardest(jnp.zeros(4), jnp.array([False, True, True, True]), 2).tolist() == [False, True, True, False]
+
+
+def test_drive_in_steps():
+    one = control.make("drive", keep=(4 / 6, 3 / 6, 2 / 6), steps=(3, 4, 2, 2))
+    state, seen = one.init(prompts=6, batch=2, seed=SEED, group=8, max_group=64, max_tokens=32), []
+    rates = np.array([0.1, 0.9, 0.2, 0.5, 0.1, 0])
+    for step in range(14):
+        found = one.propose(state)
+        weights = np.flatnonzero(found["prompt_weights"]).tolist()
+        assert set(found["prompt_ids"].tolist()) <= set(weights)
+        seen.append((weights, found["group_sizes"].tolist(), int(found["max_tokens"])))
+        state = one.observe(state, asked(found["prompt_ids"], 6, rates=rates))
+    assert seen[:3] == [([0, 1, 2, 3, 4, 5], [8, 8], 24)] * 3
+    assert seen[3:7] == [([0, 2, 4, 5], [64, 64], 32)] * 4
+    assert seen[7:] == [([0, 4, 5], [64, 64], 32)] * 2 + [([0, 5], [64, 64], 32)] * 5
+    with pytest.raises(ValueError, match="one number of steps for the first stage"):
+        control.make("drive", keep=(0.5,), steps=(3,))
+
+
+# --- equally many of each task
+
+
+def test_every_task_has_its_share():
+    """Of levels with 7, 3 and 2 problems: two of each in every batch of six, each level in passes of its own."""
+    levels = np.array([0] * 7 + [1] * 3 + [2] * 2)
+    one = control.make("task_balance")
+    state, drawn = one.init(levels=levels, batch=6, seed=SEED), []
+    for _ in range(21):
+        ids = np.asarray(one.propose(state)["prompt_ids"])
+        assert np.bincount(levels[ids]).tolist() == [2, 2, 2] and len(set(ids.tolist())) == 6
+        drawn += ids.tolist()
+        state = one.observe(state, asked(ids, 12))
+    assert np.bincount(drawn).tolist() == [6] * 7 + [14] * 3 + [21] * 2
+    state, counts = one.init(levels=levels, batch=4, seed=SEED), np.zeros(3)
+    for _ in range(6):
+        ids = np.asarray(one.propose(state)["prompt_ids"])
+        counts += np.bincount(levels[ids], minlength=3)
+        state = one.observe(state, asked(ids, 12))
+    assert counts.tolist() == [8, 8, 8]  # the odd one goes round
+
+
+# --- all of them
+
+
+KNOWN = {"prompts": 12, "batch": 3, "group": 2, "max_group": 8, "max_tokens": 32, "prompt_lengths": np.arange(12) * 5000,
+         "levels": np.arange(12) % 3, "seed": SEED}
+CURRICULA = {"vade": {}, "kimi_sampling": {"every": 1}, "acereason_curriculum": {"every": 2}, "rapo_curriculum": {},
+             "qwenlong_l1": {"every": 2}, "sws_domains": {"explore": 3}, "siri": {"period": 4},
+             "drive": {"steps": (2, 1, 1, 1)}, "task_balance": {}, "dart_curation": {}, "gdro_rollout": {}}
+
+
+def played(one, state, first, last):
+    """The proposals and the state of steps `first` to `last`, with the outcomes of a policy that solves some problems."""
+    found = []
+    for step in range(first, last):
+        proposed = one.propose(state)
+        found.append(jax.tree.map(np.asarray, proposed))
+        rng = np.random.default_rng(step)
+        ids = proposed.get("prompt_ids")
+        tried = np.zeros(12, np.int32)
+        tried[rng.permutation(12)[:3] if ids is None else np.asarray(ids)[np.asarray(ids) >= 0]] = 4
+        right = np.minimum(rng.integers(0, 5, 12), tried)
+        state = one.observe(state, {"step": np.int32(step), "tried": tried, "right": right.astype(np.int32)})
+    return found, state
+
+
+@pytest.mark.parametrize("slug", CURRICULA)
+def test_a_state_goes_on_as_if_it_had_never_been_saved(slug):
+    """Six steps, and three whose state goes through the host and back, propose the same to the last bit."""
+    import inspect
+    one = control.make(slug, **CURRICULA[slug])
+    start = one.init(**{name: KNOWN[name] for name in inspect.signature(one.init).parameters})
+    whole, end = played(one, start, 0, 6)
+    _, half = played(one, start, 0, 3)
+    rest, again = played(one, jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), half), 3, 6)
+    jax.tree.map(np.testing.assert_array_equal, whole[3:], rest)
+    jax.tree.map(np.testing.assert_array_equal, end, again)
+    for proposed in whole:
+        weights, ids = proposed.get("prompt_weights", np.ones(12)), proposed.get("prompt_ids", np.zeros(3))
+        assert np.isfinite(weights).all() and (weights >= 0).all() and weights.shape == (12,)
+        assert ids.shape == (3,) and ids.max() < 12 and len({*ids[ids >= 0].tolist()}) == (ids >= 0).sum() or not ids.any()
+        assert 1 <= proposed.get("max_tokens", 1) <= 32
+        assert proposed.get("group_sizes", np.full(3, 2)).min() >= 1 and proposed.get("group_sizes", np.zeros(3)).max() <= 8

@@ -1,0 +1,138 @@
+"""How many rollouts: bandits of bins, a price, success rates; what few samples do to the mass of right answers."""
+import itertools
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies
+
+from jaxrl_llm import control
+from jaxrl_llm.control import brorl, dart_curation, gdro_bins, gdro_rollout
+
+close = np.testing.assert_allclose
+SEED = jax.random.key_data(jax.random.key(3))
+
+
+# --- bins and bandits of group DRO
+
+
+def test_bins_and_their_margins():
+    found = gdro_bins.bins_of(jnp.array([0, 0.5, 1]), jnp.array([-1, 3, -1]))
+    assert found.tolist() == [0, 3, 6]
+    accuracy, previous = jnp.array([0.62, 0.64, 0.58, 0.56, 0.62]), jnp.array([3, 3, 4, 4, -1])
+    assert gdro_bins.bins_of(accuracy, previous).tolist() == [3, 4, 4, 3, 4]  # beyond 0.6 by 0.03, or new
+
+
+def test_windows_forget():
+    state = gdro_bins.unseen(2, 3)
+    assert gdro_bins.accuracy(state).tolist() == [0, 0]
+    for solved in (True, True, False, False):
+        state = gdro_bins.visited(state, jnp.array([True, False]), jnp.array([solved, True]))
+    close(gdro_bins.accuracy(state), [1 / 3, 0])
+    assert state.visits.tolist() == [4, 0]
+
+
+def scores_of_the_example():
+    return jnp.zeros((3, 11)).at[1, 5].set(1).at[2, 0].set(1)
+
+
+SIZES = tuple(range(2, 13))
+
+
+def test_joint_choice_and_update():
+    counts, scores = jnp.array([4, 2, 2]), scores_of_the_example()
+    arms = gdro_rollout.joint_arms(counts, gdro_rollout.arm_probabilities(scores), SIZES, 32)
+    assert (arms + 2).tolist() == [2, 7, 5] and int((counts * (arms + 2)).sum()) == 32
+    for sign, expected in ((1, [0.2, 1.1, -0.1]), (-1, [-0.2, 0.9, 0.1])):
+        new = gdro_rollout.played(scores, arms, jnp.array([0.2, 0.1, -0.1]), 0.0, jnp.asarray(SIZES), 4.0, sign=sign)
+        close(new[jnp.arange(3), arms], expected, rtol=1e-6)
+        assert int((new != scores).sum()) == 3
+    close(gdro_rollout.square_root_law(counts, jnp.array([0.09, 0.25, 0.01]), 4.0), [4, 6.666667, 1.333333], atol=1e-6)
+
+
+@hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+@hypothesis.given(counts=strategies.lists(strategies.integers(0, 4), min_size=3, max_size=3), seed=strategies.integers(0, 99))
+def test_the_total_is_met_by_the_likeliest_choice(counts, seed):
+    """Against all choices one by one: the nearest total, and among those the largest sum of log-probabilities."""
+    sizes, total = (1, 2, 3), 2 * sum(counts)
+    scores = np.random.default_rng(seed).normal(size=(3, 3)).astype(np.float32)
+    probabilities = gdro_rollout.arm_probabilities(jnp.asarray(scores))
+    close(probabilities.sum(1), 1, rtol=1e-6)
+    arms = np.asarray(gdro_rollout.joint_arms(jnp.asarray(counts), probabilities, sizes, total))
+    assert ((arms < 0) == (np.array(counts) == 0)).all()
+    logs, there = np.log(np.asarray(probabilities)), np.flatnonzero(counts)
+
+    def value(choice):
+        spent = sum(counts[b] * sizes[arm] for b, arm in zip(there, choice))
+        return -abs(spent - total), sum(logs[b, arm] for b, arm in zip(there, choice))
+
+    best, mine = max(map(value, itertools.product(range(3), repeat=len(there)))), value(arms[there])
+    assert mine[0] == best[0] and (mine[1] == pytest.approx(best[1], abs=1e-4))
+
+
+def test_a_run_of_bandits_spends_what_it_may():
+    """Each step has exactly two groups a prompt on average, and problems come in passes."""
+    one = control.make("gdro_rollout")
+    state = one.init(prompts=20, batch=4, seed=SEED, group=2, max_group=12)
+    rates, observe, drawn = np.linspace(0, 1, 20), jax.jit(one.observe), []
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        found = one.propose(state)
+        ids, sizes = (np.asarray(found[name]) for name in ("prompt_ids", "group_sizes"))
+        assert (sizes % 2 == 0).all() and sizes.min() >= 2 and sizes.max() <= 12 and sizes.sum() == 4 * 4
+        drawn += ids.tolist()
+        tried = np.zeros(20, np.int32)
+        tried[ids] = sizes
+        state = observe(state, {"tried": tried, "right": rng.binomial(tried, rates).astype(np.int32)})
+    assert np.bincount(drawn).tolist() == [8] * 20 and float(state.price) == 0
+    assert len(set(np.asarray(state.windows.bins).tolist())) > 2 and np.abs(state.scores).max() > 0
+
+
+# --- DART
+
+
+def test_dart_numbers():
+    success = jnp.array([0, 0.5, 0.6, 0.7, 1])
+    assert dart_curation.rollouts_of(success, 8).tolist() == [8, 8, 8, 6, 2]
+    assert dart_curation.step_limit(jnp.array([0, 12, 7, 9, 3])).tolist() == [30, 12, 7, 9, 3]
+
+
+def test_dart_samples_less_of_what_succeeds():
+    one = control.make("dart_curation")
+    state = one.init(prompts=2, batch=2, seed=SEED, max_group=8)
+    sizes = []
+    for right in ([0, 8], [0, 2], [8, 0]):
+        found = one.propose(state)
+        sizes.append(dict(zip(found["prompt_ids"].tolist(), found["group_sizes"].tolist())))
+        tried = np.array([sizes[-1][0], sizes[-1][1]], np.int32)
+        state = one.observe(state, {"tried": tried, "right": np.array(right, np.int32)})
+    assert sizes == [{0: 8, 1: 8}, {0: 8, 1: 2}, {0: 8, 1: 2}]
+    found = one.propose(state)  # problem 0: 8 of 8 + 4 + 2, problem 1: 0 + 1 + 2 of 2 + 1 + 2
+    assert dict(zip(found["prompt_ids"].tolist(), found["group_sizes"].tolist())) == {0: 8, 1: 8}
+
+
+# --- BroRL
+
+
+LOGITS, RIGHT, SAMPLED = jnp.array([1, 0, 0, 0.5]), jnp.array([True, True, False, False]), jnp.array([True, False, True, False])
+
+
+def test_mass_balance():
+    terms = brorl.mass_balance(LOGITS, RIGHT, SAMPLED, rate=0.01, draws=2)
+    close(terms, [2.768143e-4, 9.146762e-5, 3.899262e-5], rtol=1e-5)
+    close(terms.sum(), 4.072745e-4, rtol=1e-5)
+    p = np.exp(np.asarray(LOGITS, np.float64))
+    p /= p.sum()
+    reward = np.where(SAMPLED, np.where(RIGHT, 1, -1), 0)
+    step = 0.01 / 2 * p * (reward - (reward * p).sum())  # the gradient of the surrogate, and the softmax itself
+    moved = np.exp(np.asarray(LOGITS) + step)
+    close((moved / moved.sum())[np.asarray(RIGHT)].sum() - p[np.asarray(RIGHT)].sum(), 4.072799e-4, rtol=1e-5)
+
+
+def test_what_is_left_out_vanishes_with_more_draws():
+    for draws, right, wrong in ((0, 0.206939, 0.091722), (8, 0.008408, 0.012386), (64, 4.3967e-7, 4.3998e-7)):
+        left = np.asarray(brorl.unsampled_squares(LOGITS, draws))
+        close([left[:2].sum(), left[2:].sum()], [right, wrong], rtol=1e-4)
+    assert brorl.learning_rate_factor(512, 128) == 2

@@ -1,0 +1,121 @@
+"""Curricula, budgets and schedules by name: three steps each, what they set is what is sampled, over resumes too."""
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_control_run
+import tiny_config
+from test_replay_runs import with_factor
+
+from jaxrl_llm import methods
+from jaxrl_llm.training import schedules, setup
+
+CHOOSING = ["vade", "gdro_prompt", "c3po", "qwenlong_aepo", "kimi_sampling", "acereason_curriculum", "rapo_curriculum",
+            "qwenlong_l1", "siri", "sws"]
+ALLOTTING = ["dars", "dars_hardness", "speed_rl", "xrpo_allocation", "drive", "dart_curation", "gdro_rollout", "brorl"]
+P, G, MOST = 4, 2, 6
+
+
+def tiny(method, **changes):
+    c = tiny_config.get_config()
+    c.method, c.model.num_layers, c.prompts.per_step, c.sampling.group, c.sampling.max_group = method, 1, P, G, MOST
+    c.update_from_flattened_dict(changes)
+    return c
+
+
+def steps_of(run, params, count):
+    """The steps of a fresh state, each with what the controllers propose for it; a step consumes the one before."""
+    state = setup.initial_state(run, params)
+    steps = schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params))
+    for _ in range(count):
+        settings = jax.device_get(run.learner.controls.settings(state.control))
+        done = next(steps)
+        yield settings, done
+        state = done.learned.state
+
+
+def test_they_run_by_name():
+    assert {*CHOOSING, *ALLOTTING} <= set(methods.runnable())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", CHOOSING + ALLOTTING)
+def test_three_steps_by_name(method):
+    """What the controllers propose is sampled and counted, groups are as large as they may be, and all numbers are finite."""
+    run, params = setup.build(tiny(method))
+    before = jax.device_get(params)
+    for number, (settings, done) in enumerate(steps_of(run, params, 3)):
+        finished, numbers = done.finished, done.finished.metrics | done.learned.metrics
+        assert all(np.isfinite(value) for value in numbers.values()) and int(done.learned.state.step) == number + 1
+        tried, right = (finished.counts[name] for name in ("tried", "right"))
+        assert tried.shape == right.shape == (len(run.source.task.train),) and (right <= tried).all()
+        if settings.prompt_ids is not None:
+            ids = np.asarray(settings.prompt_ids)
+            assert set(np.flatnonzero(tried)) == set(ids[ids >= 0].tolist())
+        if settings.group_sizes is not None:
+            assert tried[ids].tolist() == settings.group_sizes.tolist()  # here all are multiples of the group
+        if settings.max_tokens is not None:
+            assert numbers["control/max_tokens"] == settings.max_tokens
+        if finished.rollouts is None:
+            continue
+        sizes = finished.rollouts.valid.sum(1)
+        assert sizes.max() <= (MOST if finished.rollouts.valid.shape[1] > G else G) and (sizes % G == 0).all()
+        chosen = np.array([problem.id for problem in finished.forest.problems])
+        assert (tried[chosen] > 0).all() and tried.sum() >= sizes.sum()
+    moved = jax.tree.map(lambda a, b: np.abs(a - np.asarray(b)).max(), before, jax.device_get(done.learned.state.params))
+    assert max(jax.tree.leaves(moved)) > 0
+
+
+def test_counts_are_of_all_that_was_sampled():
+    """With a filter, controllers hear of the groups that it drops too, also in a step in which none is left."""
+    run, params = setup.build(tiny("sws", **{"sampling.max_rounds": 2}))
+    (_, done), = steps_of(with_factor(run, [0.0]), params, 1)
+    assert done.finished.rollouts is None and done.learned.rollouts is None
+    assert done.finished.counts["tried"].sum() == 2 * P * G and not done.finished.counts["right"].any()
+    visits = np.asarray(done.learned.state.control["sws_domains"].visits)
+    np.testing.assert_array_equal(visits, done.finished.counts["tried"] > 0)
+    assert int(done.learned.state.control["sws_domains"].step) == int(done.learned.state.step) == 1
+
+
+@pytest.mark.slow
+def test_numbers_of_rollouts_over_a_resume(tmp_path):
+    """Bit for bit: the walk through the problems, bins, scores and chosen arms are in the checkpoint."""
+    test_control_run.resumed_is_straight(
+        tmp_path, method="gdro_rollout", **{"sampling.group": 2, "sampling.max_group": 6, "model.num_layers": 1})
+
+
+def test_numbers_are_set_from_outside():
+    run, _ = setup.build(tiny("drive", control="steps=(1, 2), keep=(0.5,)"))
+    state = setup.initial_state(run, jax.tree.map(jnp.array, run.learner.policy.model.init(jax.random.key(0))))
+    sizes = []
+    for step in range(2):
+        settings = run.learner.controls.settings(state.control)
+        sizes.append(settings.group_sizes.tolist())
+        nothing = np.zeros(len(run.source.task.train), np.int32)
+        state = run.learner.learn(state, None, facts={"tried": nothing, "right": nothing}).state
+    assert sizes == [[G] * P, [MOST] * P] and np.asarray(settings.prompt_weights).sum() == 41  # half of 82
+    run, _ = setup.build(tiny("dars", allocation="weighting=hardness"))
+    assert run.source.topology.max_groups == 3
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"method": "grpo", "control": "every=5"}, "sets every, a number of 0 controllers of method 'grpo'"),
+    ({"method": "siri", "control": "perod=5"}, "siri has low, period, shape"),
+    ({"method": "grpo", "allocation": "weighting=hardness"}, "method 'grpo' has none; leave it empty, or take one of dars"),
+    ({"method": "dars", "budget.utility": "knapsack"}, "both say how many rollouts a prompt gets"),
+    ({"method": "drive", "sampling.max_group": 5}, "sampling.max_group=5 is no multiple of sampling.group=2"),
+])
+def test_what_cannot_be_is_refused(changes, message):
+    method = changes.pop("method")
+    with pytest.raises(ValueError, match=message):
+        setup.build(tiny(method, **changes))
+
+
+def test_a_controller_that_asks_for_what_no_run_knows():
+    run, params = setup.build(tiny("grpo"))
+    strange = dataclasses.replace(run.learner, controls=setup.Controls({"a": test_control_run.by_step(
+        temperature=[1.0])._replace(init=lambda moon: jnp.int32(0))}))
+    with pytest.raises(ValueError, match="the init of controller 'a' takes moon, and this run knows params"):
+        strange.init(params, None, jax.random.key(0))

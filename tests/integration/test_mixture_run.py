@@ -1,0 +1,69 @@
+"""A run on two tasks with an evaluation set and the best weights: numbers by task, resumed bit for bit."""
+import numpy as np
+import pytest
+import run_files
+import tiny_config
+
+from jaxrl_llm.training import loop, trained
+
+TASKS = ("arithmetic(level=digit, label=sums, reward=\"format(pattern='(?s).*[a-z].*')\"), "
+         "arithmetic(level=mul, label=products, reward=\"format(pattern='(?s).*[A-Z].*')\")")
+SETS = "arithmetic(level=add2, label=hard, problems=3, temperature=0, every=2, reward=\"format(pattern='(?s).*[a-z].*')\")"
+
+
+def config(**changes):
+    c = tiny_config.get_config()
+    c.task, c.rewards, c.method, c.eval.sets, c.checkpoint.best = TASKS, "", "qwenlong_l15_adv", SETS, "eval/score"
+    c.steps, c.eval.every, c.checkpoint.every = 4, 4, 2
+    c.update_from_flattened_dict(changes)
+    return c
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("mixture")
+    return workdir, loop.train(config(), workdir)
+
+
+@pytest.mark.slow
+def test_numbers_are_given_by_task_and_set(straight):
+    workdir, evaluations = straight
+    found = run_files.lines(workdir)
+    assert [line["step"] for line in found] == list(range(5))
+    for line in found[1:]:
+        assert line["task/sums/prompts"] == line["task/products/prompts"] == 2
+        assert line["reward/score"] == pytest.approx((line["task/sums/score"] + line["task/products/score"]) / 2)
+    assert all(("eval/score" in line) == (line["step"] in (0, 4)) for line in found)
+    assert all(("eval/hard/score" in line) == (line["step"] in (0, 2, 4)) for line in found)
+    last = found[-1]
+    assert last["eval/score"] == pytest.approx((last["eval/sums/score"] + last["eval/products/score"]) / 2)
+    assert set(evaluations["after"].by_task) == {"sums", "products"}
+    page = (workdir / "eval" / "hard" / "samples" / "step_000002.txt").read_text()
+    texts = [line for line in page.splitlines() if line and not line.startswith(("-", "=", "step", "prompt"))]
+    assert "3 prompts, 12 completions" in page and len(set(texts)) <= 6  # greedy: a group has one completion
+
+
+@pytest.mark.slow
+def test_the_best_weights_are_kept(straight, tmp_path):
+    workdir, _ = straight
+    scores = {line["step"]: line["eval/score"] for line in run_files.lines(workdir) if "eval/score" in line}
+    best = max(scores, key=lambda step: (scores[step], -step))
+    assert [path.name for path in (workdir / "best").iterdir() if path.name.isdecimal()] == [str(best)]
+    kept = trained.trained(workdir, best=True)
+    assert kept.step == best and trained.trained(workdir).step == 4
+    same = trained.trained(workdir, step=best) if best else None
+    if same is not None:
+        np.testing.assert_array_equal(kept.params["embed"], same.params["embed"])
+    with pytest.raises(ValueError, match="Unknown metric for config.checkpoint.best 'eval/scor'. Did you mean 'eval/score'"):
+        loop.train(config(**{"checkpoint.best": "eval/scor"}), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_the_same_run(straight, tmp_path):
+    workdir, _ = straight
+    loop.train(config(steps=3), tmp_path)
+    with pytest.warns(RuntimeWarning, match="steps: 3 -> 4"):
+        loop.train(config(), tmp_path, resume=True)
+    run_files.assert_same(*(run_files.saved(one, config()) for one in (tmp_path, workdir)))
+    repeatable = [run_files.repeatable(run_files.lines(one)[-1]) for one in (tmp_path, workdir)]
+    assert repeatable[0] == repeatable[1]

@@ -1,0 +1,78 @@
+"""A tiny byte model behind a real server on a loopback port, and what it should answer."""
+import contextlib
+import functools
+import socket
+import threading
+import time
+
+import jax
+import uvicorn
+
+from jaxrl_llm.generation import Sampling
+from jaxrl_llm.generation.engine import Engine, Request
+from jaxrl_llm.models import ModelConfig, Transformer
+from jaxrl_llm.serving.app import Served, make_app
+from jaxrl_llm.serving.worker import Worker
+from jaxrl_llm.tokenizers import ByteTokenizer
+
+TEMPLATE = ("{% if tools %}[{% for t in tools %}{{ t.function.name }};{% endfor %}]{% endif %}"
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+            "{% if add_generation_prompt %}assistant:{% endif %}")
+TOKENIZER = ByteTokenizer(TEMPLATE)
+MODEL = Transformer(ModelConfig(vocab_size=259, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
+                                mlp_size=48, tie_embeddings=False))
+KEY, SLOTS, SLOT_TOKENS = jax.random.key(0), 4, 128
+
+
+@functools.cache
+def params(seed=0):
+    fresh = MODEL.init(jax.random.key(seed))
+    louder = jax.tree.map(lambda x: x * 8 if x.ndim >= 3 else x, fresh["layers"])  # so that the context matters
+    return fresh | {"layers": louder, "embed": fresh["embed"] * 30, "unembed": fresh["unembed"] * 8}
+
+
+def make_worker(seed=0):
+    one = Engine(MODEL, params(seed), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
+    return Worker(one, "first")
+
+
+def sampled(prompt, seeds, limit, weights=0, sampling=Sampling(), **fields):
+    """`seed -> node` by an engine of this process."""
+    one = Engine(MODEL, params(weights), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
+    one.submit(*(Request(seed, limit, prompt, sampling=sampling, stop_tokens=TOKENIZER.stop_ids, **fields) for seed in seeds))
+    found = {}
+    while nodes := one.collect():
+        found |= {node.uid: node for node in nodes}
+    return found
+
+
+@contextlib.contextmanager
+def serving(worker, port=0, **options):
+    """`http://...` of a server in a thread of its own."""
+    app = make_app(Served("tiny", MODEL.config, TOKENIZER, worker, **options))
+    with listening(app, port) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def listening(app, port=0):
+    """`http://...` of an application in a thread of its own, ended behind the block."""
+    sock = socket.create_server(("127.0.0.1", port))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        sock.close()
+
+
+def until(holds, seconds=20):
+    """Waits for something that another thread does."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came to be"
+        time.sleep(0.01)

@@ -1,0 +1,185 @@
+"""Data sets of every form by one mapping of columns: what is read, what is held out, and which row or column is wrong."""
+import json
+import sys
+
+import pytest
+
+from jaxrl_llm import rewards, tasks
+from jaxrl_llm.tasks import columns
+
+datasets = pytest.importorskip("datasets")
+SUMS = [{"question": f"{n} + {n}?", "answer": f"It is {n} and {n}.\n#### {2 * n:,}", "source": {"name": f"book {n}"}}
+        for n in range(500, 530)]
+GSM8K = {"prompt": "{question}\nPut the number in \\boxed{}.", "extract": "gsm8k"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The same rows in all forms; a folder of two splits; what `save_to_disk` writes."""
+    path = tmp_path_factory.mktemp("data")
+    cache = path / "cache"
+    before, datasets.config.HF_DATASETS_CACHE = datasets.config.HF_DATASETS_CACHE, cache
+    datasets.disable_progress_bars()
+    table = datasets.Dataset.from_list(SUMS)
+    table.to_parquet(path / "sums.parquet")
+    table.remove_columns("source").to_csv(path / "sums.csv")
+    (path / "sums.json").write_text(json.dumps(SUMS))
+    (path / "sums.jsonl").write_text("\n".join(map(json.dumps, SUMS)))
+    splits = datasets.DatasetDict({"train": table.select(range(24)), "test": table.select(range(24, 30))})
+    splits.save_to_disk(path / "saved")
+    (path / "hub").mkdir()
+    for name, part in splits.items():
+        part.to_parquet(path / "hub" / f"{name}-00000-of-00001.parquet")
+    yield path
+    datasets.config.HF_DATASETS_CACHE = before
+
+
+def prompts(side):
+    return [tasks.text_of(problem) for problem in side]
+
+
+@pytest.mark.parametrize("form", ["sums.parquet", "sums.csv", "sums.json", "sums.jsonl", "sums*.parquet"])
+def test_all_forms_of_a_file_are_the_same_task(folder, form):
+    task = tasks.make("dataset", path=str(folder / form), **GSM8K)
+    everything = [*task.train, *task.heldout]
+    assert sorted(prompts(everything)) == [f"{n} + {n}?\nPut the number in \\boxed{{}}." for n in range(500, 530)]
+    assert {p.prompt[0]["content"].split()[0]: p.answer for p in everything} == {str(n): f"{2 * n:,}" for n in range(500, 530)}
+    assert [p.id for p in everything] == list(range(30)) and 2 <= len(task.heldout) <= 12 and task.reward == "boxed"
+    if form != "sums.csv":
+        assert everything[0].extra["source"] == {"name": "book " + everything[0].prompt[0]["content"].split()[0]}
+        assert everything[0].extra["answer"].startswith("It is")  # the text that the answer is taken from
+
+
+def test_the_answer_of_a_data_set_is_what_its_reward_accepts(folder):
+    task = tasks.make("dataset", path=str(folder / "sums.parquet"), **GSM8K)
+    problem = task.train[0]
+    number = int(problem.answer.replace(",", ""))
+    scores = rewards.combine(["boxed"])([rf"so \boxed{{{number}}}", rf"so \boxed{{{number + 1}}}"], [problem.answer] * 2)
+    assert scores.total.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("name", ["saved", "hub"])
+def test_a_folder_of_splits(folder, name):
+    task = tasks.make("dataset", path=str(folder / name), **GSM8K)
+    assert (len(task.train), len(task.heldout)) == (24, 6) and prompts(task.heldout)[0].startswith("524")
+    share = tasks.make("dataset", path=str(folder / name), heldout=0.5, split="test", **GSM8K)
+    assert len(share.train) + len(share.heldout) == 6
+    few = tasks.make("dataset", path=str(folder / name), limit=4, **GSM8K)
+    assert prompts(few.train) == prompts(task.train)[:4] and prompts(few.heldout) == prompts(task.heldout)[:4]
+    if name == "hub":
+        part = tasks.make("dataset", path=str(folder / name), split="train[:25%]", heldout="train[25%:50%]", **GSM8K)
+        assert prompts(part.train) == prompts(task.train)[:6] and prompts(part.heldout) == prompts(task.train)[6:12]
+        stream = tasks.make("dataset", path=str(folder / name), streaming=True, limit=5, **GSM8K)
+        assert prompts(stream.train) == prompts(task.train)[:5] and len(stream.heldout) == 5
+
+
+def test_a_data_set_to_be_measured_on_alone(folder):
+    task = tasks.make("dataset", path=str(folder / "saved"), split="", heldout="train", **GSM8K)
+    assert len(task.train) == 0 and [p.id for p in task.heldout] == list(range(24))
+    with pytest.raises(ValueError, match="split='' has no training problems: heldout names .*, got None, and shots=0"):
+        tasks.make("dataset", path=str(folder / "saved"), split="", **GSM8K)
+
+
+def test_the_share_that_is_held_out_depends_on_the_words_alone(folder):
+    plain = tasks.make("dataset", path=str(folder / "sums.parquet"), **GSM8K)
+    dressed = tasks.make("dataset", path=str(folder / "sums.csv"), system="Be brief.", shots=2, **GSM8K)
+    assert [p.prompt[-1] for p in dressed.heldout] == [p.prompt[-1] for p in plain.heldout]
+    assert [p.prompt[-1] for p in dressed.train] == [p.prompt[-1] for p in plain.train][2:]
+
+
+def test_system_message_and_worked_examples_come_first(folder):
+    plain = tasks.make("dataset", path=str(folder / "saved"), **GSM8K)
+    task = tasks.make("dataset", path=str(folder / "saved"), system="Be brief.", shots=1, **GSM8K)
+    assert len(task.train) == 23
+    assert task.heldout[0].prompt == (
+        {"role": "system", "content": "Be brief."}, *plain.train[0].prompt,
+        {"role": "assistant", "content": "It is 500 and 500.\n#### 1,000"}, *plain.heldout[0].prompt)
+    raw = tasks.make("dataset", path=str(folder / "saved"), shots=1, chat=False, prompt="Q: {question}\nA: ", extract="gsm8k")
+    assert raw.heldout[0].prompt == "Q: 500 + 500?\nA: It is 500 and 500.\n#### 1,000\n\nQ: 524 + 524?\nA: "
+
+
+def test_keys_of_columns_and_messages(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": f"q{n}"}], "reward_model": {"ground_truth": str(n)}} for n in range(20)]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "verl.parquet")
+    task = tasks.make("dataset", path=str(tmp_path / "verl.parquet"), prompt="{prompt}", answer="reward_model.ground_truth")
+    assert all(p.prompt == ({"role": "user", "content": f"q{p.answer}"},) for p in task.train)
+    with pytest.raises(ValueError, match="no column 'reward_model.truth'; there are ground_truth"):
+        tasks.make("dataset", path=str(tmp_path / "verl.parquet"), prompt="{prompt}", answer="reward_model.truth")
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"prompt": "{questoin}"}, r"no column 'questoin'; there are answer, question, source. Did you mean 'question'\?"),
+    ({"prompt": "{question}", "answer": "solution"}, "no column 'solution'; there are answer, question, source"),
+    ({"prompt": "{question}", "level": "kind"}, "no column 'kind'; there are answer"),
+    ({"prompt": "{source}"}, "row 0: 'source' must be a non-empty string"),
+    ({"prompt": "{question}: {source}"}, "column 'source' holds a dict"),
+    ({"prompt": "{question}", "extract": "boxed"}, "row 0: extract='boxed' finds no answer in column 'answer'"),
+    ({"prompt": "{question}", "extract": "gsm8k "}, "gsm8k, boxed, or a regular expression with one group"),
+    ({"prompt": "{question}", "extract": "(a"}, r"extract='\(a' is no regular expression"),
+    ({"prompt": "{question}", "split": "dev"}, "saved without a split 'dev'; it has"),
+    ({"prompt": "{question}", "heldout": "validation"}, "saved without a split 'validation'"),
+    ({"prompt": "{question}", "invalid": "ignore"}, "Allowed: fail, skip"),
+    ({"prompt": "{question}", "streaming": True}, "give limit"),
+    ({"prompt": "{question}", "chat": False, "system": "x"}, "a system message needs chat=True"),
+    ({"prompt": "{question}", "tests": "answer"}, "column 'answer' is no JSON"),
+    ({}, r"expected exactly one of 'prompt' and 'messages', got keys .* say by prompt="),
+])
+def test_what_is_wrong_is_named(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        tasks.make("dataset", path=str(folder / "saved"), **options)
+
+
+def test_what_cannot_be_read_is_named(folder, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="subset None, split 'dev': Unknown split"):
+        tasks.make("dataset", path=str(folder / "hub"), split="dev", **GSM8K)
+    with pytest.raises(FileNotFoundError, match="none.parquet"):
+        tasks.make("dataset", path=str(tmp_path / "none.parquet"), **GSM8K)
+
+    def unreachable(*args, **options):
+        raise ConnectionError("Couldn't reach it")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(ValueError, match="cannot read the data set 'openai/gsm8k'.*download it elsewhere and give its folder"):
+        tasks.make("dataset", path="openai/gsm8k", subset="main", **GSM8K)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r'needs the package datasets, .*pip install -e "\.\[data\]"'):
+        tasks.make("dataset", path="openai/gsm8k")
+
+
+def test_rows_without_an_answer_and_prompts_on_both_sides_are_skipped_on_demand(tmp_path):
+    train = [{"q": "a", "a": "1"}, {"q": "b", "a": ""}, {"q": "c", "a": "3"}, {"q": "d", "a": None}]
+    for name, rows in (("train", train), ("test", [{"q": "c", "a": "3"}, {"q": "e", "a": "5"}])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = {"path": str(tmp_path / "train.jsonl"), "heldout": str(tmp_path / "test.jsonl"), "prompt": "{q}", "answer": "a"}
+    with pytest.raises(ValueError, match=r"train.jsonl, line 2: 'a' must be .*dataset\(invalid=skip\)"):
+        tasks.make("dataset", **options)
+    with pytest.warns(RuntimeWarning) as warned:
+        task = tasks.make("dataset", **options, invalid="skip")
+    assert [str(one.message)[:12] for one in warned] == ["2 of 4 rows ", "1 prompts of"]
+    assert prompts(task.train) == ["a"] and prompts(task.heldout) == ["c", "e"]
+
+
+@pytest.mark.parametrize("value", [
+    [{"input": "1\n", "output": "2\n"}, {"input": "5\n", "output": "6\n"}],
+    {"input": ["1\n", "5\n"], "output": ["2\n", "6\n"]}, '{"inputs": ["1\\n", "5\\n"], "outputs": ["2\\n", "6\\n"]}'])
+def test_tests_of_programs_in_the_forms_that_data_sets_have(tmp_path, value):
+    rows = [{"description": f"Add one. {n}", "tests": value} for n in range(10)]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "code.parquet")
+    task = tasks.make("dataset", path=str(tmp_path / "code.parquet"), prompt="{description}", tests="tests")
+    assert task.reward == "code"
+    assert task.train[0].extra["tests"] == [{"input": "1\n", "output": "2\n"}, {"input": "5\n", "output": "6\n"}]
+
+
+def test_templates_and_answers_inside_of_texts():
+    row = {"a": "x", "b": 3, "c.d": "e", "f": {"g": "h"}}
+    assert columns.filled(r"{a} {b} {c.d} {f.g} {{a}} \boxed{} {not a name}", row) == r"x 3 e h {a} \boxed{} {not a name}"
+    assert columns.names_in("{a}{{b}}{c.d}") == ["a", "c.d"]
+    assert columns.extractor("gsm8k")("#### 3 then\n#### 1,234") == "1,234"
+    assert columns.extractor("boxed")(r"first \boxed{1}, then \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
+    assert columns.extractor("answer: (\\d+)")("answer: 1, answer: 22") == "22"
+    assert columns.extractor("answer: (\\d+)")("none") is None
+    calls = columns.tests('{"fn_name": "f", "inputs": [[1, 2]], "outputs": [3]}', "t")
+    assert calls == [{"function": "f", "args": [1, 2], "result": 3}]
+    for bad in ([], {}, {"input": ["1"], "output": []}, [{"input": "1"}], "[1"):
+        with pytest.raises(ValueError, match="column 't'"):
+            columns.tests(bad, "t")
