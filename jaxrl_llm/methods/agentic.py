@@ -122,6 +122,16 @@ ROWS = (
         defaults={"group_size": 5},
     ),
     Method(
+        slug="markov_multi_turn",
+        title="Every turn a row of its own, with a memory of the last turns (verl-agent)",
+        arxiv=("2505.10978",),
+        equation="A = z-score over trajectories, given to all its turns, rows that read the task and the last turns",
+        estimator=("multi_context_grpo", {}),
+        objective=("ppo_clip", {"kl_coef": 0.01, "aggregation": "seq_mean_token_mean"}),
+        needs=("traj",),
+        defaults={"group_size": 8},
+    ),
+    Method(
         slug="rank_grpo",
         title="Rank-GRPO",
         arxiv=("2510.20150",),

@@ -525,7 +525,7 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
     if environment is not None and environment.contexts > 1 and "traj" not in estimator.needs:
         raise ValueError(f"environment {environment.name!r} begins new contexts in a trajectory, each a rollout of its own; "
                          f"method {method.slug!r} would count a trajectory as often as it has contexts; take one that compares "
-                         "trajectories: multi_context_grpo")
+                         "trajectories: multi_context_grpo, markov_multi_turn")
     needs, c = needs_of(method, estimator, objective), config
     if method.controllers and c.lora.rank and {"reference", "reset"} & controls_of(config, method).knobs:
         raise ValueError(f"method {method.slug!r} moves the reference with the policy's weights, which adapters leave as they "

@@ -126,7 +126,33 @@ def test_a_memory_takes_the_place_of_the_history():
         environments.make("memory_use", contexts=1)
 
 
-@pytest.mark.parametrize("name", ["tic_tac_toe", "solver_verifier", "memory_use"])
-def test_audit(name):
-    rows, checks = audit.audit(*(environments.make(name) for _ in range(2)), count=12, seed=0)
+def test_a_context_holds_the_last_turns():
+    environment = environments.make("recent", environment="treasure", options={"size": 2, "brief": True}, turns=2, contexts=4)
+    inner = environments.make("treasure", size=2, brief=True)
+    problem = environment.task.train[5]
+    state, opening = base.begin(environment, problem, 0)
+    alone, same = base.begin(inner, problem, 0)
+    assert opening.messages == same.messages and environment.contexts == 4
+    said = ["go up", "take key", "go north", "dance"]
+    turns, read = say(environment, state, *said), [turn.messages[0]["content"] for turn in say(inner, alone, *said)]
+    assert [turn.fresh for turn in turns] == [True, True, True, False] and [turn.done for turn in turns] == [False] * 3 + [True]
+    assert [turn.messages[0]["content"] for turn in turns[:3]] == [
+        f"> go up\n{read[0]}", f"> go up\n{read[0]}\n> take key\n{read[1]}", f"> take key\n{read[1]}\n> go north\n{read[2]}"]
+    assert turns[3].messages == []  # the last context has no other behind it
+    for _ in range(3):  # an oracle that needs no history wins by it
+        state, _ = base.begin(long := environments.make("recent", options={"size": 2}, contexts=16), problem, 0)
+        while not (turn := base.advance(long, state, {"role": "assistant", "content": long.oracle(state)})).done:
+            pass
+        assert turn.reward == 1
+    with pytest.raises(ValueError, match="begins new contexts itself"):
+        environments.make("recent", environment="memory_use")
+    with pytest.raises(ValueError, match="turns=0"):
+        environments.make("recent", turns=0)
+
+
+@pytest.mark.parametrize("name, options", [
+    ("tic_tac_toe", {}), ("solver_verifier", {}), ("memory_use", {}),
+    ("recent", {"options": {"size": 2}, "contexts": 20})], ids=lambda x: x if isinstance(x, str) else "")
+def test_audit(name, options):
+    rows, checks = audit.audit(*(environments.make(name, **options) for _ in range(2)), count=12, seed=0)
     assert not any(checks.values()), checks

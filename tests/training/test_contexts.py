@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import advantages
+from jaxrl_llm import advantages, methods
 from jaxrl_llm.forest import contexts, grow, metrics, plant
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
@@ -115,17 +115,31 @@ def test_the_oracle_is_imitated_in_all_contexts():
     assert ["".join(decode(row[own])) for row, own in zip(shown.tokens[0], shown.mask[0])] == ["aa", "aa", "aa"]
 
 
+def of_one_prompt(uid, rewards):
+    """Contexts of one token each, of the trajectories `uid`."""
+    zeros, ones = np.zeros(len(uid)), np.ones(len(uid), int)
+    return grow(plant([Problem("?", "", 0)], [[1]], ["success"], answers=False), np.zeros(len(uid), int), np.array(uid),
+                role=Role.POLICY, length=ones, stopped=ones > 0, rewards=rewards, components=np.array(rewards)[:, None],
+                texts=[""] * len(uid), answers=None, tokens=zeros, logprobs=zeros, entropies=zeros, version=zeros)
+
+
 def test_worked_example_of_memsearcher():
     """Trajectories with the rewards .8, 0 and .4, of two, one and three conversations."""
-    forest, uid = plant([Problem("?", "", 0)], [[1]], ["success"], answers=False), [0, 0, 1, 2, 2, 2]
-    rewards, zeros = [0, 0.8, 0, 0, 0, 0.4], np.zeros(6)
-    forest = grow(forest, np.zeros(6, int), np.array(uid), role=Role.POLICY, length=np.ones(6, int), stopped=np.ones(6, bool),
-                  rewards=rewards, components=np.array(rewards)[:, None], texts=[""] * 6, answers=None, tokens=zeros,
-                  logprobs=zeros, entropies=zeros, version=zeros)
+    uid = [0, 0, 1, 2, 2, 2]
+    forest = of_one_prompt(uid, [0, 0.8, 0, 0, 0, 0.4])
     rollouts = contexts(forest, group=6, prompts=1, version=0, tokens=lambda n: n, prompt_tokens=lambda n: n)
     assert rollouts.extras["traj"].tolist() == [uid] and forest.ends.tolist() == [2, 3, 6]
     values, _ = advantages.make("multi_context_grpo").update(jax.tree.map(jnp.asarray, rollouts), ())
     np.testing.assert_allclose(values[0, :, 0], [1, 1, -1, 0, 0, 0], atol=1e-5)
+
+
+def test_worked_example_of_markov_rows():
+    """Three episodes of 2, 1 and 3 turns, each turn a row; the first one succeeds."""
+    rollouts = contexts(of_one_prompt([0, 0, 1, 2, 2, 2], [0, 1, 0, 0, 0, 0]), group=6, prompts=1, version=0,
+                        tokens=lambda n: n, prompt_tokens=lambda n: n)
+    estimator, _ = methods.build("markov_multi_turn")
+    values, _ = estimator.update(jax.tree.map(jnp.asarray, rollouts), ())
+    np.testing.assert_allclose(values[0, :, 0], [1.1547, 1.1547, *[-0.57735] * 4], atol=1e-5)
 
 
 def test_methods_that_would_count_contexts_are_refused():
