@@ -328,7 +328,8 @@ def _numbered(forest: Forest, ends: np.ndarray) -> np.ndarray:
 
 def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, extras: Mapping[str, np.ndarray] | None = None,
          token_extras: Mapping[str, np.ndarray] | None = None, results: np.ndarray | None = None, *, group: int,
-         prompts: int, tokens: Callable[[int], int], prompt_tokens: Callable[[int], int], version: int) -> Rollouts:
+         prompts: int, tokens: Callable[[int], int], prompt_tokens: Callable[[int], int], version: int,
+         of_problems: Sequence[str] = ()) -> Rollouts:
     """Rollouts `[prompts, group, T]` of which row r, one of those of its prompt, has the nodes `node` where `row` is r.
 
     Args:
@@ -337,7 +338,7 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
       results: i32[R], nodes whose rewards are those of the rows; None: `ends`.
       group, prompts: the shape; missing rollouts are not valid, missing prompts are copies of the first without valid rollouts.
       tokens, prompt_tokens: from the length of the longest, what T and S are.
-      version: of the weights to be trained.
+      version: of the weights to be trained.  of_problems: numbers in `Problem.extra` that become extras, f32[P].
 
     Roles are given where others than the policy wrote. Without them all that is there is trained.
     """
@@ -378,6 +379,8 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
         numbers[owner, place] = equal_answers(forest.answers[results], owner)
         numbers[P:] = numbers[:1]
         named["answers"] = numbers
+    named |= {name: _with_first_repeated(np.array([problem.extra[name] for problem in forest.problems], np.float32), prompts)
+              for name in of_problems}
     if "expected" in forest.facts:
         named["prior"] = _with_first_repeated(forest.facts["expected"], prompts)
     fields: dict[str, Any] = dict(

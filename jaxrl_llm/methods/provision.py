@@ -1,7 +1,8 @@
 """What a method reads, and who provides it: a method runs if everything that its parts need is provided.
 
 Each entry of `PROVIDED` is a field of `Rollouts`, or an entry of its `extras`, that a run of today fills in; each of `AWAITED`
-one that nobody fills in yet, and what would. A run that has such a part adds its name to what is provided.
+one that runs of some kinds alone fill in, or nobody yet, and what would. A run that has such a part adds its name to what is
+provided, as environments and tasks do with their facts.
 """
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -28,7 +29,7 @@ _TURNS, _TREE, _EXPERT = "an environment, config.environment", "a topology of tr
 _TEACHER, _TOOLS = "a recorder with a teacher's weights", "an environment with tools"
 AWAITED = {
     **dict.fromkeys((*TURNS, "step_ids", "turns"), _TURNS), "returns": "a topology of turns with a replay buffer",
-    **dict.fromkeys((*AGENTS, "role"), "an environment of several agents"),
+    **dict.fromkeys(AGENTS, "an environment of several agents"),
     **dict.fromkeys(("node", "parent", "path", "final"), _TREE),
     **dict.fromkeys(("tool_calls", "tool_errors", "answer_blocks", "malformed", "void", "format_rewards"), _TOOLS),
     **dict.fromkeys(("teacher_logprobs", "teacher_id"), _TEACHER),
@@ -40,7 +41,7 @@ AWAITED = {
     "match": "a topology that walks along recorded trajectories", "retry_step": "a topology that tries again from a step",
     "flawed": "a judge that marks flawed solutions", "values": "a critic, which this method's estimator gives no targets",
     "hits": "a task of ranked lists", "ranks": "a task of ranked lists", "eos": "a task of ranked lists",
-    "target_weights": "a task of images with target boxes", "repository": "a task of repository edits",
+    "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",
     "score_sq_norms": "a recorder of single completions' gradient norms",
     "gradient_norms": "a pilot pass that measures the gradients of right completions before the others are shared out",
 }

@@ -78,7 +78,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     task, judge = make_judge(config)
     environment = judge.environment if isinstance(judge, Runner) else None
     contexts = 1 if environment is None else environment.contexts
-    check_method(config, method, *make_parts(config, config.model.hidden_size, contexts), environment)
+    check_method(config, method, *make_parts(config, config.model.hidden_size, contexts), task, environment)
     sets = make_sets(config, task)
     if not isinstance(judge, Runner):
         check_reward(config, method, judge)
@@ -514,14 +514,14 @@ def tokenizer_source(config: ConfigDict) -> Path | None:
 
 
 def check_method(config: ConfigDict, method: methods.Method, estimator: Estimator, objective: Objective,
-                 environment: environments.Environment | None = None) -> None:
+                 task: tasks.Task, environment: environments.Environment | None = None) -> None:
     """Raises NotImplementedError for a method that nobody provides for, ValueError for settings that it cannot run with.
 
     `environment`: where trajectories are sampled, if they are.
     """
-    provided = () if environment is None else methods.provision.of_environment(objective, environment.facts,
-                                                                               environment.contexts)
-    methods.provision.check(method, estimator, objective, provided)
+    around = () if environment is None else methods.provision.of_environment(objective, environment.facts,
+                                                                             environment.contexts)
+    methods.provision.check(method, estimator, objective, (*task.facts, *around))
     if environment is not None and environment.contexts > 1 and "traj" not in estimator.needs:
         raise ValueError(f"environment {environment.name!r} begins new contexts in a trajectory, each a rollout of its own; "
                          f"method {method.slug!r} would count a trajectory as often as it has contexts; take one that compares "

@@ -185,7 +185,7 @@ class Source:
         return view(
             forest, self.sampler.turns, self.sampler.facts, group=self._group, prompts=self.prompts, version=version,
             tokens=functools.partial(smallest, sizes.tokens),
-            prompt_tokens=functools.partial(smallest, sizes.prompt_tokens))
+            prompt_tokens=functools.partial(smallest, sizes.prompt_tokens), of_problems=self.task.facts)
 
     def planted(self, rows: Sequence[tuple[Problem, list[int]]], draw: int) -> Forest:
         """The forest of these problems and their token ids, in which nothing has been sampled."""

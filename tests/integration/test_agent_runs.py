@@ -96,6 +96,25 @@ def test_rows_run_by_name(method):
     assert learned or method == "simpletir"  # of which an untrained policy may fill no batch
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method, task, tokens, warmup", [
+    ("gui_g1_weights", "grounding(elements=1, size=64)", 16, 150),
+    ("swe_rl_reward", "edits(files=1, size=64, heldout=16, brief=True)", 16, 0)])
+def test_rows_of_tasks_run_by_name(method, task, tokens, warmup, tmp_path):
+    shape = {"sampling.max_tokens": tokens, "prompts.max_tokens": 96, "warmup.steps": warmup, "warmup.batch": 8,
+             "warmup.learning_rate": 1e-2}
+    loop.train(chatter.get_config(environment="", task=task, method=method, **shape), tmp_path)
+    lines = run_files.lines(tmp_path)[1:]
+    assert len(lines) == 3 and all(line["skipped_updates"] == 0 for line in lines)
+    if warmup:
+        assert any(line["grad_norm"] > 0 for line in lines)
+    else:  # a policy that does not know the format: the lowest reward for all
+        assert all(line["reward/mean"] == -1 and line["groups/all_equal"] == 1 for line in lines)
+    refused = chatter.get_config(environment="", task="arithmetic", method=method)
+    with pytest.raises(NotImplementedError, match=f"config.task={task.partition('(')[0]}"):
+        setup.build(refused)
+
+
 @pytest.fixture(scope="module")
 def game():
     run, params = setup.build(chatter.get_config(method="spiral", **BOTH_SIDES))
