@@ -9,6 +9,7 @@ from jaxrl_llm.environments.memory_use import memory_use
 from jaxrl_llm.environments.of_methods import of_methods
 from jaxrl_llm.environments.recent import recent
 from jaxrl_llm.environments.single import single
+from jaxrl_llm.environments.skill_chain import skill_chain
 from jaxrl_llm.environments.solver_verifier import solver_verifier
 from jaxrl_llm.environments.textarena_game import textarena_game
 from jaxrl_llm.environments.tic_tac_toe import tic_tac_toe
@@ -18,8 +19,8 @@ from jaxrl_llm.environments.treasure import treasure
 __all__ = ["FACTORIES", "Environment", "Message", "Rubbish", "Turn", "key_of", "make", "of_methods", "replay"]
 
 FACTORIES: dict[str, registry.Factory] = {}
-for _factory in (single, tool_use, memory_use, recent, solver_verifier, guess_number, treasure, tic_tac_toe, gymnasium_text,
-                 textarena_game):
+for _factory in (single, tool_use, memory_use, recent, solver_verifier, skill_chain, guess_number, treasure, tic_tac_toe,
+                 gymnasium_text, textarena_game):
     registry.register(FACTORIES, "environment", _factory)
 
 

@@ -16,9 +16,9 @@ CONTEXTS = {"environment": "chatter:forgetful", "sampling.max_turns": 6, "method
 WINDOWS = {"environment": "recent(environment='chatter:letters', turns=1, contexts=3)"}
 ROWS = {
     "simpletir_filter": {}, "simpletir": {"sampling.max_rounds": 2}, "verltool": {"sampling.observation_tokens": 3},
-    "agentgym_rl": {}, "tti": {}, "turn_control": {},
-    "dr_mas": BOTH_SIDES, "advevo_baseline": BOTH_SIDES, "spiral": BOTH_SIDES, "multi_context_grpo": CONTEXTS,
-    "markov_multi_turn": WINDOWS,
+    "agentgym_rl": {}, "tti": {}, "turn_control": {}, "table_gpt_r1": {},
+    "dr_mas": BOTH_SIDES, "advevo_baseline": BOTH_SIDES, "spiral": BOTH_SIDES, "sage_skills": BOTH_SIDES,
+    "multi_context_grpo": CONTEXTS, "markov_multi_turn": WINDOWS,
     "rstar2_roc": {"estimator": "train_rollouts=2, min_negative=1, min_positive=1"},
 }
 
