@@ -141,6 +141,7 @@ def _learn(state: Chain) -> None:
 
 def _info(state: Chain, task: int) -> dict:
     """The facts of a turn of a task, and what both tasks get as far as it is known."""
-    scores, done = (*state.scores, 0.0, 0.0)[:2], len(state.scores) == 2
-    used = done and uses(state.programs, state.library)
-    return {"agent": task, "functional_group": task, "skill_used": int(used), "returns": list(skill_rewards(*scores, used))}
+    first, second = (*state.scores, 0.0, 0.0)[:2]
+    used = len(state.scores) == 2 and uses(state.programs, state.library)
+    return {"agent": task, "functional_group": task, "skill_used": int(used),
+            "returns": list(skill_rewards(first, second, used))}

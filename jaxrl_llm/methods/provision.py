@@ -42,7 +42,7 @@ AWAITED = {
     "hinted": "rollouts that begin with a hint", "hint_mask": "rollouts that begin with a hint",
     "match": "a topology that walks along recorded trajectories", "retry_step": "a topology that tries again from a step",
     "flawed": "a judge that marks flawed solutions", "values": "a critic, which this method's estimator gives no targets",
-    "hits": "a task of ranked lists", "ranks": "a task of ranked lists", "eos": "a task of ranked lists",
+    **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),
     "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",
     "score_sq_norms": "a recorder of single completions' gradient norms",
     "gradient_norms": "a pilot pass that measures the gradients of right completions before the others are shared out",

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_llm import parallel
+from jaxrl_llm import parallel, turn_info
 from jaxrl_llm.environments import base
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.forest import Forest, grow, plant
@@ -273,7 +273,7 @@ class Trajectories:
                   role: Role = Role.POLICY) -> list[int] | None:
         """Adds a turn of the policy, and what the environment answered, whose ids are returned; None where that is the end."""
         one.append(role, node.tokens.tolist(), message["content"], logprobs=node.logprobs, entropies=node.entropies,
-                   turn_rewards=turn.reward, turn_info=turn.info)
+                   turn_rewards=turn.reward, turn_info=self._located(node.tokens.tolist(), turn.info))
         one.drawn, one.turns, one.total, one.done = (one.drawn + len(node.tokens), one.turns + 1, one.total + turn.reward,
                                                      turn.done)
         if one.done or one.turns >= limits.turns:
@@ -288,6 +288,13 @@ class Trajectories:
             return None
         one.append(Role.ENVIRONMENT, ids, "\n".join(message["content"] for message in messages))
         return ids
+
+    def _located(self, ids: Sequence[int], info: Mapping[str, Any]) -> dict[str, Any]:
+        """What the environment says of a turn, with places of its text as tokens where there are such facts."""
+        if not {*self.facts.values()} & {"spans", "last"}:
+            return dict(info)
+        starts = [len(self.tokenizer.decode(ids[:place], skip_special=False)) for place in range(len(ids))]
+        return turn_info.of_tokens(self.facts, info, starts, bool(ids) and ids[-1] in self.tokenizer.stop_ids)
 
     def _renewed(self, one: Trajectory, messages: Sequence[base.Message], limits: Limits) -> list[int] | None:
         """Begins a new context with these messages behind the opening, whose ids are returned; None where they fill it.

@@ -18,6 +18,7 @@ ROWS = {
     "simpletir_filter": {}, "simpletir": {"sampling.max_rounds": 2}, "verltool": {"sampling.observation_tokens": 3},
     "agentgym_rl": {}, "tti": {}, "turn_control": {}, "table_gpt_r1": {},
     "dr_mas": BOTH_SIDES, "advevo_baseline": BOTH_SIDES, "spiral": BOTH_SIDES, "sage_skills": BOTH_SIDES,
+    "rank_grpo": {"environment": "ranked_list(brief=True)", "sampling.turn_tokens": 24, "prompts.max_tokens": 40},
     "multi_context_grpo": CONTEXTS, "markov_multi_turn": WINDOWS,
     "rstar2_roc": {"estimator": "train_rollouts=2, min_negative=1, min_positive=1"},
 }
