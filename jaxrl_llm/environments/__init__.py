@@ -7,6 +7,7 @@ from jaxrl_llm.environments.guess_number import guess_number
 from jaxrl_llm.environments.gymnasium_text import gymnasium_text
 from jaxrl_llm.environments.memory_use import memory_use
 from jaxrl_llm.environments.of_methods import of_methods
+from jaxrl_llm.environments.purified import purified
 from jaxrl_llm.environments.ranked_list import ranked_list
 from jaxrl_llm.environments.recent import recent
 from jaxrl_llm.environments.single import single
@@ -20,8 +21,8 @@ from jaxrl_llm.environments.treasure import treasure
 __all__ = ["FACTORIES", "Environment", "Message", "Rubbish", "Turn", "key_of", "make", "of_methods", "replay"]
 
 FACTORIES: dict[str, registry.Factory] = {}
-for _factory in (single, tool_use, memory_use, recent, solver_verifier, skill_chain, ranked_list, guess_number, treasure,
-                 tic_tac_toe, gymnasium_text, textarena_game):
+for _factory in (single, tool_use, memory_use, recent, purified, solver_verifier, skill_chain, ranked_list, guess_number,
+                 treasure, tic_tac_toe, gymnasium_text, textarena_game):
     registry.register(FACTORIES, "environment", _factory)
 
 

@@ -142,6 +142,15 @@ ROWS = (
         omits="an entropy bonus of 0.001 from step 50 on, judges of open answers, and data in stages by difficulty",
     ),
     Method(
+        slug="cleaner_saar",
+        title="CLEANER: failed calls give way to their corrections",
+        arxiv=("2601.15141",),
+        equation="history: the corrected call with the old reasoning where it is similar, else the corrected turn; then GRPO",
+        objective=("ppo_clip", {"clip_high": 0.28}),
+        needs=("rewritten", "old_logprobs"),
+        defaults={"group_size": 16},
+    ),
+    Method(
         slug="sage_skills",
         title="SAGE: skills that are written in one task and used in the next",
         arxiv=("2512.17102",),

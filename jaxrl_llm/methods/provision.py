@@ -33,7 +33,7 @@ AWAITED = {
     **dict.fromkeys(("node", "parent", "path", "final"), _TREE),
     **dict.fromkeys(("tool_calls", "tool_errors", "answer_blocks", "malformed", "void", "format_rewards", "tool_failed",
                      "tool_unknown"), _TOOLS),
-    "skill_used": "the environment `skill_chain`",
+    "rewritten": "the environment `purified`", "skill_used": "the environment `skill_chain`",
     **dict.fromkeys(("teacher_logprobs", "teacher_id"), _TEACHER),
     "replay_weights": "a replay buffer with priorities",
     "base_logprobs": "a recorder with a base model's weights",

@@ -23,7 +23,7 @@ from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.training.metrics import PhaseTimer
 
 HELD_OUT = (2**31 - 1) << 32  # added to uids of held-out trajectories, so that environments see other keys than in training
-_CONTEXT = 1 << 32  # the engine samples context c of a trajectory as `uid + c * _CONTEXT`: its random numbers are its own
+_REQUEST = 1 << 32  # the engine samples request n of a trajectory as `uid + n * _REQUEST`: its random numbers are its own
 _DEMONSTRATED = 1  # the seed of what is shown before the first step
 _OPENINGS = (2**31 - 2) << 32  # uids of openings that are read as prompts; nothing is drawn with them
 
@@ -58,7 +58,8 @@ class Trajectory:
 
     `ids` are all tokens of the context, `prompt_ids` those that it begins with, `pieces` the nodes of all contexts (see
     `grow`), `drawn` the policy's tokens in the context, `begins` the places in `pieces` where contexts begin; `done`: the
-    environment ended it. `opening` are the messages that several contexts begin with.
+    environment ended it. `opening` are the messages that several contexts begin with. `requests`: how often the engine began
+    behind other ids than those that it knew.
     """
 
     ids: list[int]
@@ -71,6 +72,7 @@ class Trajectory:
     done: bool = False
     begins: list[int] = dataclasses.field(default_factory=lambda: [0])
     opening: Sequence[base.Message] = ()
+    requests: int = 0
 
     @property
     def behind(self) -> int:
@@ -79,8 +81,13 @@ class Trajectory:
 
     def begin(self) -> None:
         """A new context, of which the prompt is there."""
-        self.ids, self.drawn = list(self.prompt_ids), 0
+        self.ids = list(self.prompt_ids)
         self.begins.append(len(self.pieces))
+        self.request()
+
+    def request(self) -> None:
+        """From here on the engine reads all ids anew, and counts what it samples from 0."""
+        self.drawn, self.requests = 0, self.requests + 1
 
     def append(self, role: Role, ids: Sequence[int], text: str, **columns) -> None:
         """A node behind the others."""
@@ -90,7 +97,9 @@ class Trajectory:
 
     def pop(self) -> None:
         """Takes the last node away."""
-        del self.ids[len(self.ids) - len(self.pieces.pop()["tokens"]):]
+        piece = self.pieces.pop()
+        self.total -= piece["turn_rewards"]
+        del self.ids[len(self.ids) - len(piece["tokens"]):]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +208,7 @@ class Trajectories:
                 ) -> dict[int, Trajectory]:
         """The trajectories, played to their ends; without those that the environment lost."""
         def request(uid: int, one: Trajectory) -> Request:
-            return Request(uid + _CONTEXT * (len(one.begins) - 1), self._limit(weights.limits, one), one.ids, keep=True,
+            return Request(uid + _REQUEST * one.requests, self._limit(weights.limits, one), one.ids, keep=True,
                            sampling=weights.sampling, stop_tokens=tuple(self.tokenizer.stop_ids),
                            stop_texts=tuple(self.stop_strings))
 
@@ -211,7 +220,7 @@ class Trajectories:
                 nodes = engine.collect()
             if not nodes:
                 return {uid: one for uid, one in going.items() if uid not in lost}
-            by_uid = {node.uid % _CONTEXT: node for node in nodes}
+            by_uid = {node.uid % _REQUEST: node for node in nodes}
             said = {uid: conversation.said(self.tokenizer, node.tokens.tolist()) for uid, node in by_uid.items()}
             with timer("environment"):
                 turns = self.runner.step({held_out + uid: message for uid, message in said.items()})
@@ -222,10 +231,10 @@ class Trajectories:
             self.runner.end([held_out + uid for uid, ids in answers.items() if ids is None and not going[uid].done])
             with timer("rollout"):
                 for uid, node in by_uid.items():
-                    ids, fresh = answers.get(uid), turns.get(held_out + uid, base.Turn()).fresh
-                    if ids is None or fresh:
+                    ids, anew = answers.get(uid), node.uid // _REQUEST < going[uid].requests
+                    if ids is None or anew:
                         engine.release(node.uid)
-                    if ids is not None and fresh:
+                    if ids is not None and anew:
                         engine.submit(request(uid, going[uid]))
                     elif ids is not None:
                         engine.extend(node.uid, ids, self._limit(weights.limits, going[uid]))
@@ -272,10 +281,13 @@ class Trajectories:
     def _answered(self, one: Trajectory, node: Node, message: base.Message, turn: base.Turn, limits: Limits,
                   role: Role = Role.POLICY) -> list[int] | None:
         """Adds a turn of the policy, and what the environment answered, whose ids are returned; None where that is the end."""
-        one.append(role, node.tokens.tolist(), message["content"], logprobs=node.logprobs, entropies=node.entropies,
-                   turn_rewards=turn.reward, turn_info=self._located(node.tokens.tolist(), turn.info))
-        one.drawn, one.turns, one.total, one.done = (one.drawn + len(node.tokens), one.turns + 1, one.total + turn.reward,
-                                                     turn.done)
+        own = {"role": role, "ids": node.tokens.tolist(), "text": message["content"], "logprobs": node.logprobs,
+               "entropies": node.entropies}
+        one.drawn, one.turns = one.drawn + len(node.tokens), one.turns + 1
+        if turn.rewritten:
+            own = self._rewritten(one, own, turn.rewritten)
+        one.append(**own, turn_rewards=turn.reward, turn_info=self._located(own["ids"], turn.info))
+        one.total, one.done = one.total + turn.reward, turn.done
         if one.done or one.turns >= limits.turns:
             return None
         messages = conversation.shortened(self.tokenizer, turn.messages, self.observation_tokens or self.max_tokens)
@@ -293,8 +305,36 @@ class Trajectories:
         """What the environment says of a turn, with places of its text as tokens where there are such facts."""
         if not {*self.facts.values()} & {"spans", "last"}:
             return dict(info)
-        starts = [len(self.tokenizer.decode(ids[:place], skip_special=False)) for place in range(len(ids))]
-        return turn_info.of_tokens(self.facts, info, starts, bool(ids) and ids[-1] in self.tokenizer.stop_ids)
+        return turn_info.of_tokens(self.facts, info, self._starts(ids), bool(ids) and ids[-1] in self.tokenizer.stop_ids)
+
+    def _starts(self, ids: Sequence[int]) -> list[int]:
+        """Where each token begins in the text, in characters."""
+        return [len(self.tokenizer.decode(ids[:place], skip_special=False)) for place in range(len(ids))]
+
+    def _rewritten(self, one: Trajectory, last: Mapping[str, Any], parts: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """The turn made of `parts` of the policy's turn before, which is taken away with its answer, and of the `last` one.
+
+        Tokens are those that were sampled, with their log-probs. Raises ValueError where there is no turn before.
+        """
+        if len(one.pieces) - one.begins[-1] < 2:
+            raise ValueError(f"environment {self.runner.environment.name!r} rewrites the first turn of a context; there is "
+                             "none before it")
+        one.pop()
+        before = {**one.pieces[-1], "ids": one.pieces[-1]["tokens"].tolist(), "text": one.pieces[-1]["texts"]}
+        one.pop()
+        one.turns -= 1
+        one.request()
+        ids, text, columns = [], "", {"logprobs": [], "entropies": []}
+        for back, start, end in parts:
+            source = before if back else last
+            starts = np.array(self._starts(source["ids"]))
+            chosen = np.flatnonzero((starts >= start) & (starts < end))
+            ids += [source["ids"][place] for place in chosen]
+            text += source["text"][start:end]
+            for name, values in columns.items():
+                values.extend(np.asarray(source[name])[chosen])
+        role = Role.HINT if Role.HINT in (before["role"], last["role"]) else last["role"]
+        return {"role": role, "ids": ids, "text": text, **{name: np.array(values) for name, values in columns.items()}}
 
     def _renewed(self, one: Trajectory, messages: Sequence[base.Message], limits: Limits) -> list[int] | None:
         """Begins a new context with these messages behind the opening, whose ids are returned; None where they fill it.

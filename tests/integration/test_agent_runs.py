@@ -13,10 +13,12 @@ from jaxrl_llm.training.metrics import PhaseTimer
 
 BOTH_SIDES = {"environment": "chatter:duel", "sampling.max_tokens": 64, "sampling.max_turns": 4}
 CONTEXTS = {"environment": "chatter:forgetful", "sampling.max_turns": 6, "method": "multi_context_grpo"}
+CORRECTED = {"environment": "purified(environment='chatter:letters', mark='')", "sampling.max_turns": 4}
 WINDOWS = {"environment": "recent(environment='chatter:letters', turns=1, contexts=3)"}
 ROWS = {
     "simpletir_filter": {}, "simpletir": {"sampling.max_rounds": 2}, "verltool": {"sampling.observation_tokens": 3},
     "agentgym_rl": {}, "tti": {}, "turn_control": {}, "table_gpt_r1": {},
+    "cleaner_saar": CORRECTED,
     "dr_mas": BOTH_SIDES, "advevo_baseline": BOTH_SIDES, "spiral": BOTH_SIDES, "sage_skills": BOTH_SIDES,
     "rank_grpo": {"environment": "ranked_list(brief=True)", "sampling.turn_tokens": 24, "prompts.max_tokens": 40},
     "multi_context_grpo": CONTEXTS, "markov_multi_turn": WINDOWS,
@@ -142,7 +144,8 @@ def test_both_sides_of_a_game_are_credited_with_what_they_get(game):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [CONTEXTS, {"method": "spiral", **BOTH_SIDES}], ids=["contexts", "agents"])
+@pytest.mark.parametrize("changes", [CONTEXTS, {"method": "spiral", **BOTH_SIDES}, {"method": "cleaner_saar", **CORRECTED}],
+                         ids=["contexts", "agents", "rewritten"])
 def test_resumed_runs_are_the_same_runs(changes, tmp_path):
     config = chatter.get_config(**changes)
     loop.train(config, tmp_path / "straight")
