@@ -63,7 +63,7 @@ setup(
         "tasks": ["reasoning-gym>=0.1.23"],
         "environments": ["bm25s>=0.2.7", "gymnasium>=1.0", "textarena>=0.7"],
         "serve": ["starlette>=1.0", "uvicorn>=0.40"],
-        "server": ["httpx>=0.28"],  # sampling from one
+        "external": ["httpx>=0.28"],  # to sample from a server
         "gpu": ["jax[cuda12]>=0.8"],
         "tpu": ["jax[tpu]>=0.8"],
         "wandb": ["wandb>=0.22"],

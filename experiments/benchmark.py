@@ -182,7 +182,7 @@ def rows_of(run, times: dict[str, float], rollouts, limits) -> list[dict]:
 def main():
     import jax
 
-    from jaxrl_llm.training.setup import DTYPES
+    from jaxrl_llm.training.start import DTYPES
     run, state = build()
     c, device = run.config, jax.devices()[0]
     measure = machine(DTYPES[c.model.dtype], c.prompts.per_step * c.sampling.group, run.learner.policy.model.config.hidden_size)

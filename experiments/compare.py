@@ -3,6 +3,8 @@
   python experiments/compare.py --config=configs/arithmetic.py --methods=grpo,rloo,dapo --seeds=0,1,2 \\
       --budget=tokens=2e6 --out=runs/three_methods [--config.model.hidden_size=64 ...]
 
+  python experiments/compare.py --suite=embedded --seeds=0,1,2,3,4,5,6,7 --parallel=2 --out=runs/suite
+
 The same command continues what was interrupted, retries what failed and renews the report. See docs/comparing.md.
 """
 import json
@@ -16,7 +18,9 @@ from ml_collections import config_flags
 from jaxrl_llm import command_line
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What all runs share, e.g. configs/arithmetic.py.")
-_METHODS = flags.DEFINE_string("methods", None, "Catalogue names; in brackets what differs: grpo(sampling.group=8), rloo.")
+_SUITE = flags.DEFINE_string("suite", "", "In the place of --config: embedded, three tasks of about a minute a run.")
+_METHODS = flags.DEFINE_string("methods", None, "Catalogue names, in brackets what differs: grpo(sampling.group=8), rloo; "
+                               "all: those that run by name. A suite has its own.")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Testing seeds: every table is made of these.")
 _BUDGET = flags.DEFINE_string("budget", "", "What each run may spend: tokens=2e6, flops=1e13, seconds=120 or steps=200; "
                               "default: the steps of the configuration.")
@@ -28,8 +32,8 @@ _SHARE = flags.DEFINE_string("share", "1/1", "For launchers: 2/8 starts every ei
 _ONLY_REPORT = flags.DEFINE_bool("only_report", False, "Start nothing: report on the runs that are there.")
 
 
-def tune(entries, budget, out: Path, options):
-    """The entries with their best grid point, and what the report says about the choice."""
+def tune(entries, budget, out: Path, options, metric: str):
+    """The entries with their best grid point by a held-out metric, and what the report says about the choice."""
     from jaxrl_llm.compare import launch, plan, report
     from jaxrl_llm.evaluation import comparison
     grid, seeds = plan.read_grid(_GRID.value), [int(s) for s in _TUNING_SEEDS.value]
@@ -42,7 +46,8 @@ def tune(entries, budget, out: Path, options):
         launch.run_all(jobs, budget, parallel=_PARALLEL.value, options=options)
     chosen, facts = [], {}
     for column, entry in enumerate(entries):
-        scores = [report.finals_by_seed([j for j in jobs if j.entry is row[column]], budget, seeds) for row in points]
+        scores = [report.finals_by_seed([j for j in jobs if j.entry is row[column]], budget, seeds, metric)
+                  for row in points]
         best = comparison.choose(scores)
         chosen.append(points[best][column])
         texts = [", ".join(f"{key}={value}" for key, value in choice.items()) for choice in grid]
@@ -52,25 +57,20 @@ def tune(entries, budget, out: Path, options):
     return chosen, facts
 
 
-def main():
+def compare(entries, budget, out: Path, metric: str = "eval/score"):
+    """Runs the entries with all seeds, tuned first where there is a grid, and reports: (results, report, failures).
+
+    `metric`: by which settings are chosen.
+    """
     from jaxrl_llm.compare import figures, launch, page, plan, report
-    base, out = _CONFIG.value, Path(_OUT.value)
-    entries = plan.read_entries(_METHODS.value, base)
-    budget = plan.read_budget(_BUDGET.value, base)
-    seeds = [int(s) for s in _SEEDS.value]
-    if _GRID.value and set(seeds) & {int(s) for s in _TUNING_SEEDS.value}:
-        raise ValueError(f"--seeds={','.join(_SEEDS.value)} and --tuning_seeds={','.join(_TUNING_SEEDS.value)} share a seed: "
-                         "a method would be tested on what it was tuned on")
-    if _GRID.value and _SHARE.value != "1/1":
-        raise ValueError("--share runs what is known from the start; with --grid the testing runs depend on all tuning runs")
     for entry in entries:
         plan.check_schedule(entry, budget)
     out.mkdir(parents=True, exist_ok=True)
     options = [f"--compilation_cache={flags.FLAGS.compilation_cache}"]
     tuning = {}
     if _GRID.value:
-        entries, tuning = tune(entries, budget, out, options)
-    jobs = plan.jobs_of(entries, seeds, budget, out / "runs")
+        entries, tuning = tune(entries, budget, out, options, metric)
+    jobs = plan.jobs_of(entries, [int(s) for s in _SEEDS.value], budget, out / "runs")
     for job in jobs:
         plan.check_folder(job, budget)
     own = plan.share(jobs, _SHARE.value)
@@ -90,9 +90,48 @@ def main():
     (out / "report.md").write_text(page.markdown(found))
     figures.draw_all(results, found, out)
     print(page.summary(found) + f"\nreport: {out}/report.md")
-    if failed:
-        sys.exit(f"{len(failed)} of {len(own)} runs failed; the same command tries them again")
+    return results, found, f"{len(failed)} of {len(own)} runs failed" if failed else ""
+
+
+def compare_suite(out: Path) -> list[str]:
+    """Every contest of the suite in a folder of its own, and the page on all of them; returns what failed."""
+    from jaxrl_llm.compare import plan, suite
+    parts, failures = [], []
+    for contest in suite.contests(_SUITE.value):
+        print(f"--- {contest.name}: {contest.about}")
+        base = suite.config_of(contest)
+        entries = plan.read_entries(_METHODS.value or suite.METHODS, base)
+        budget = plan.read_budget(_BUDGET.value or contest.budget, base)
+        results, found, failed = compare(entries, budget, out / contest.name, contest.metric)
+        failures += [f"{contest.name}: {failed}"] * bool(failed)
+        parts.append(suite.analyse(contest, results, found))
+        (out / "suite.json").write_text(json.dumps(parts, indent=1, allow_nan=False))
+        (out / "README.md").write_text(suite.markdown(parts, shlex.join(["python", *sys.argv])))
+        suite.draw(parts, out)
+    print(f"report: {out}/README.md")
+    return failures
+
+
+def main():
+    from jaxrl_llm.compare import plan
+    base, out = _CONFIG.value, Path(_OUT.value)
+    if (base is None) == (not _SUITE.value):
+        raise ValueError("give either --config, what all runs share, or --suite, several tasks that say it themselves")
+    if base is not None and not _METHODS.value:
+        raise ValueError("flag --methods=None: give the methods to compare, for example --methods=grpo,rloo,dapo")
+    if _GRID.value and set(_SEEDS.value) & set(_TUNING_SEEDS.value):
+        raise ValueError(f"--seeds={','.join(_SEEDS.value)} and --tuning_seeds={','.join(_TUNING_SEEDS.value)} share a seed: "
+                         "a method would be tested on what it was tuned on")
+    if _GRID.value and _SHARE.value != "1/1":
+        raise ValueError("--share runs what is known from the start; with --grid the testing runs depend on all tuning runs")
+    if base is None:
+        failures = compare_suite(out)
+    else:
+        failures = list(filter(None, [compare(plan.read_entries(_METHODS.value, base), plan.read_budget(_BUDGET.value, base),
+                                              out)[2]]))
+    if failures:
+        sys.exit("; ".join(failures) + "; the same command tries them again")
 
 
 if __name__ == "__main__":
-    command_line.run(main, "config", "methods", "out")
+    command_line.run(main, "out")

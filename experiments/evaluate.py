@@ -19,6 +19,7 @@ from jaxrl_llm import command_line
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of experiments/train.py; its newest checkpoint is measured.")
 _STEP = flags.DEFINE_integer("step", None, "With --workdir: the checkpoint of this step.")
 _BEST = flags.DEFINE_bool("best", False, "With --workdir: the weights that config.checkpoint.best kept.")
+_AVERAGE = flags.DEFINE_bool("average", False, "With --workdir: the moving average that config.optimizer.ema kept.")
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Without --workdir: measure the model of this configuration.")
 _TASK = flags.DEFINE_string("task", None, "Another task than the configured one, e.g. arithmetic(level=mixed).")
 _PROBLEMS = flags.DEFINE_integer("problems", None, "Held-out problems, at most; default: eval.problems, those of training. "
@@ -40,7 +41,7 @@ def measured_policy():
     if workdir is not None and config is not None:
         raise ValueError("give --workdir (a trained policy) or --config (an untrained one), not both")
     if workdir is not None:
-        return trained(Path(workdir), _STEP.value, _TASK.value, _BEST.value)
+        return trained(Path(workdir), _STEP.value, _TASK.value, _BEST.value, _AVERAGE.value)
     if config is None:
         raise ValueError("nothing to measure: give --workdir=RUN_FOLDER or --config=FILE")
     if _TASK.value:
@@ -55,7 +56,8 @@ def folder_of(step: int, temperature: float) -> Path | None:
     if not _WORKDIR.value:
         return None
     task = "_" + re.sub(r"\W+", "_", _TASK.value).strip("_") if _TASK.value else ""
-    return Path(_WORKDIR.value) / f"evaluation_step{step}_temperature{temperature:g}_seed{_SEED.value}{task}"
+    average = "_average" if _AVERAGE.value else ""
+    return Path(_WORKDIR.value) / f"evaluation_step{step}{average}_temperature{temperature:g}_seed{_SEED.value}{task}"
 
 
 def main():
@@ -72,7 +74,7 @@ def main():
     folder = folder_of(step, temperature)
     what = {"task": run.config.task, "step": step, "temperature": temperature, "seed": _SEED.value, "problems": problems,
             "group": run.config.sampling.group, "max_tokens": run.config.sampling.max_tokens, "model": run.config.model.path,
-            "workdir": _WORKDIR.value}
+            "workdir": _WORKDIR.value, **({"average": True} if _AVERAGE.value else {})}
     file = folder / held_out.FILE if folder else None
     joined = held_out.by_problem(held_out.draw(
         run.source, run.params, run.lora, problems=problems, samples=_SAMPLES.value, temperature=temperature,

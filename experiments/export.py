@@ -13,12 +13,13 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of experiments/
 _OUT = flags.DEFINE_string("out", None, "Folder of the model; made if absent.")
 _STEP = flags.DEFINE_integer("step", None, "The checkpoint of this step; default: the newest.")
 _BEST = flags.DEFINE_bool("best", False, "The weights that config.checkpoint.best kept, in the place of a checkpoint.")
+_AVERAGE = flags.DEFINE_bool("average", False, "The moving average that config.optimizer.ema kept, in the place of weights.")
 _ADAPTER = flags.DEFINE_bool("adapter", False, "Write the adapter of a run with lora.rank alone, not merged into the weights.")
 
 
 def main():
     from jaxrl_llm.training.trained import export
-    step = export(Path(_WORKDIR.value), Path(_OUT.value), _STEP.value, _ADAPTER.value, _BEST.value)
+    step = export(Path(_WORKDIR.value), Path(_OUT.value), _STEP.value, _ADAPTER.value, _BEST.value, _AVERAGE.value)
     print(f"wrote step {step} to {_OUT.value}")
 
 

@@ -31,29 +31,11 @@ def model_of(name: str):
     return hf.config_from(json.loads(file.read_text()), file) if file.is_file() else MODELS[one_of("model", name, MODELS)]
 
 
-def work_of(config, architecture):
-    """The step that a configuration describes."""
-    from jaxrl_llm import methods
-    from jaxrl_llm.methods.provision import needs_of
-    from jaxrl_llm.training import config as config_lib
-    from jaxrl_llm.training import forecast
-    from jaxrl_llm.values import features
-    method = methods.get(config.method)
-    config = config_lib.resolve(config, method.defaults)
-    config_lib.check(config)
-    if not config.prompts.max_tokens:
-        raise ValueError("config.prompts.max_tokens=0 would be read from the task; give the longest prompt to plan for")
-    estimator, objective = methods.build(
-        config.method, max_len=config.sampling.max_tokens, estimator=config_lib.keywords(config.estimator),
-        objective=config_lib.keywords(config.objective), feature_size=features.feature_size(architecture.hidden_size))
-    return forecast.work_of(config, config.prompts.max_tokens, needs_of(method, estimator, objective),
-                            critic=estimator.value_targets is not None)
-
-
 def main():
     from jaxrl_llm.parallel import mesh_sizes, plan, plan_page
     from jaxrl_llm.parallel.presets import parse_devices
     from jaxrl_llm.training.config import keywords
+    from jaxrl_llm.training.recipes import work_of
     models = {name: model_of(name) for name in _MODEL.value}
     machines = {name: parse_devices(name) for name in _DEVICES.value}
     if len(models) * len(machines) > 1:

@@ -1,4 +1,5 @@
 """What every experiment script shares: kept programs and memory, quiet libraries, errors without tracebacks."""
+import ast
 import ctypes.util
 import difflib
 import importlib.util
@@ -13,6 +14,7 @@ from absl import app, flags, logging
 from jaxrl_llm.cli import COMMANDS
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.training import config_page
+from jaxrl_llm.training.variants import MACHINES, PUBLISHED
 
 flags.DEFINE_string("compilation_cache", "~/.cache/jaxrl_llm/xla", "Compiled programs are kept here; '' turns it off.")
 
@@ -89,6 +91,16 @@ def shipped_config(argument: str) -> str:
     return f"--config={folder / name[1]}.py{name[2] or ''}"
 
 
+def shipped_configs() -> list[str]:
+    """The config files that are installed with the package, one a line: name and the first line of what it says of itself."""
+    files = sorted((Path(__file__).parent / "configs").glob("[!_]*.py"))
+    said = {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in files}
+    return ["--config=NAME of the config files that are installed, or the path of your own:", "",
+            *(f"    {name:15}{text.splitlines()[0]}" for name, text in said.items()), "",
+            "those for published models have the variants NAME:MODEL-MACHINE, e.g. gsm8k:qwen2.5_1.5b-h100-8", "",
+            f"    MODEL          {', '.join(PUBLISHED)}", f"    MACHINE        {', '.join(MACHINES)}"]
+
+
 def help_text() -> str:
     """What the script that runs is for, its flags and, where it has --config, all keys of a configuration."""
     script = sys.modules["__main__"]
@@ -96,7 +108,9 @@ def help_text() -> str:
     for name in COMMANDS if script.__spec__ is not None else ():  # started by the command, not by its path
         purpose = purpose.replace(f"python experiments/{name}.py", f"jaxrl_llm {name}")
     parts = [purpose, flags.FLAGS.main_module_help(), flags.FLAGS.module_help(sys.modules[__name__])]
-    return "\n".join(parts + (["", config_page.help_text()] if "config" in flags.FLAGS else []))
+    if "config" in flags.FLAGS:
+        parts += ["", *shipped_configs(), "", config_page.help_text()]
+    return "\n".join(parts)
 
 
 def parse(arguments: list[str]) -> list[str]:

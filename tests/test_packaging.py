@@ -30,6 +30,7 @@ SMALL = {"task": "arithmetic(level=digit)", "rewards": "format(pattern='(?s).*[a
          "model.num_layers": 1, "model.num_heads": 2, "model.mlp_size": 16, "steps": 1, "warmup.steps": 0,
          "prompts.per_step": 2, "sampling.group": 2, "sampling.max_tokens": 3, "eval.problems": 2}
 LINKS = ("experiments", "configs")  # of jaxrl_llm, to folders beside it
+BUILT_FROM = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 
 
 def test_every_folder_with_code_is_a_package_that_is_installed():
@@ -51,7 +52,7 @@ def test_a_wheel_works_where_no_checkout_is(tmp_path):
     """Built from a copy of what it needs; then nothing else of the project is on the path."""
     source, target, elsewhere = tmp_path / "source", tmp_path / "installed", tmp_path / "elsewhere"
     source.mkdir(), elsewhere.mkdir()
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    for name in BUILT_FROM:
         shutil.copy(ROOT / name, source / name)
     for name in ("jaxrl_llm", *LINKS):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))

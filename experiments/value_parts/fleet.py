@@ -12,18 +12,13 @@ from jaxrl_llm.tasks import text_of
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.source import held_out, sample_held_out
+from jaxrl_llm.training.start import is_run
 from jaxrl_llm.values import encoder
-
-
-def is_run(folder: str | Path) -> bool:
-    """A folder of experiments/train.py; the config.json of a published model has no such key."""
-    stored = Path(folder) / "config.json"
-    return stored.is_file() and "config" in json.loads(stored.read_text())
 
 
 def checkpoints(folder: str | Path, *, newest: bool = False) -> Iterator[tuple[int, setup.Run, dict, dict | None]]:
     """`(step, run, params, lora)` of every checkpoint of a run, or of the newest alone; FileNotFoundError if it is no run."""
-    if not is_run(folder):
+    if not is_run(Path(folder)):
         raise FileNotFoundError(f"{folder} is no run folder: its config.json is missing; give the --workdir of a training run")
     run, params = setup.build(ConfigDict(json.loads((Path(folder) / "config.json").read_text())["config"]))
     target = setup.initial_state(run, params)
@@ -57,7 +52,7 @@ def written_outcomes(folder: str | Path) -> Iterator[tuple[int, str, float]]:
 
 def load_encoder(path: str, **options) -> encoder.Encoder:
     """The encoder of a published model, or the newest policy of a run folder."""
-    if not is_run(path):
+    if not is_run(Path(path)):
         return encoder.load(path, **options)
     _, run, params, lora = next(checkpoints(path, newest=True))
     if lora is not None:

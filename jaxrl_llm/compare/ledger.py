@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrl_llm import methods, tokenizers
+from jaxrl_llm import methods, parallel
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.generation.prompts import encode_problem
 from jaxrl_llm.methods.provision import needs_of
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.metrics import read_metrics
+from jaxrl_llm.training.numbers import method_parts
+from jaxrl_llm.training.start import load_model
 from jaxrl_llm.training.workdir import load_code, stored_config
 from jaxrl_llm.values.features import feature_size
 
@@ -83,9 +84,7 @@ class Costs:
 def costs_of(config: ConfigDict) -> Costs:
     """The costs of a run's stored configuration."""
     method = methods.get(config.method)
-    estimator, objective = methods.build(  # only what they need is read, and no size changes that
-        config.method, max_len=1, feature_size=feature_size(config.model.hidden_size),
-        estimator=config_lib.keywords(config.estimator), objective=config_lib.keywords(config.objective))
+    estimator, objective = method_parts(config, feature_size(config.model.hidden_size))  # what they need is no matter of size
     needs = needs_of(method, estimator, objective)
     updates = config.learner.epochs * config.learner.minibatches
     model, prompt = _model_and_prompt(json.dumps(config.model.to_dict(), sort_keys=True), config.task)
@@ -102,16 +101,10 @@ def costs_of(config: ConfigDict) -> Costs:
 @functools.cache
 def _model_and_prompt(model_json: str, task_text: str) -> tuple[ModelConfig, float]:
     """The architecture, and the mean length in tokens of 256 training prompts drawn with a fixed seed."""
-    from jaxrl_llm.models import weights
-    model = ConfigDict(json.loads(model_json))
-    tokenizer = tokenizers.load(model.tokenizer or model.path or "bytes")
-    if model.path:
-        architecture = weights.load(model.path)[0]
-    else:
-        architecture = setup.model_config(ConfigDict({"model": model}), tokenizer.vocab_size)
+    tokenizer, model, _ = load_model(ConfigDict(json.loads(model_json)), parallel.make_mesh())
     problems = setup.make_task(task_text).train
     drawn = np.random.default_rng(0).permutation(len(problems))[:256]
-    return architecture, float(np.mean([len(encode_problem(problems[int(i)], tokenizer)) for i in drawn]))
+    return model.config, float(np.mean([len(encode_problem(problems[int(i)], tokenizer)) for i in drawn]))
 
 
 def without_compiling(seconds: np.ndarray) -> np.ndarray:

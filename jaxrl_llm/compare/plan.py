@@ -57,13 +57,13 @@ class Job(NamedTuple):
 def read_entries(text: str, base: ConfigDict) -> list[Entry]:
     """`"grpo, rloo(sampling.group=8, objective='clip_high=0.3')"`: catalogue names, in brackets what differs from `base`.
 
-    A contestant is called by its method alone where no other has the same.
+    `all` stands for the methods that run by name. A contestant is called by its method alone where no other has the same.
 
     Raises:
       ValueError: an unknown method or key, a value of another type, the same contestant twice.
     """
     found = []
-    for part in config_lib.parts(text):
+    for part in methods.runnable() if text.strip() == "all" else config_lib.parts(text):
         call = re.fullmatch(r"(\w+)\s*(?:\((.*)\))?", part, re.DOTALL)
         if call is None:
             raise ValueError(f"cannot read {part!r} in {text!r}; write method, or method(key=value, key=value)")

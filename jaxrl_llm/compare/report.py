@@ -217,11 +217,11 @@ def cautions(results: Mapping[str, list[Result]]) -> list[str]:
     return said
 
 
-def finals_by_seed(jobs: Sequence[Job], budget: Budget, seeds: Sequence[int]) -> list[float]:
-    """Score at the budget for each seed; NaN where the run is not finished."""
+def finals_by_seed(jobs: Sequence[Job], budget: Budget, seeds: Sequence[int], metric: str = METRIC) -> list[float]:
+    """A held-out metric at the budget for each seed; NaN where the run is not finished."""
     results, _ = finished_runs(jobs, budget)
     found = [result for runs in results.values() for result in runs]
-    by_seed = dict(zip([r.job.seed for r in found], scores_of(found, *budget)["final"].tolist()))
+    by_seed = dict(zip([r.job.seed for r in found], scores_of(found, *budget, metric)["final"].tolist()))
     return [by_seed.get(seed, math.nan) for seed in seeds]
 
 

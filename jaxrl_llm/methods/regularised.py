@@ -181,5 +181,6 @@ ROWS = (
         arxiv=("2506.13284",),
         equation="T with mean entropy of softmax(logits / T) = 0.3; GRPO otherwise",
         controllers=("acereason_temperature",),
+        needs=("entropies",),
     ),
 )

@@ -97,6 +97,11 @@ def token_objective(
     return Objective((lambda: ()) if init is None else init, update, weights, whole_batch, needs)
 
 
+def used(coefficient: float | Array) -> bool:
+    """Whether a term of a loss is there: its coefficient is not 0, or an array, which may become anything in a run."""
+    return isinstance(coefficient, Array) or bool(coefficient)
+
+
 def _reduce(values: Array, share: Array, rollouts: Rollouts) -> Array:
     """Sum of `values` times their weights, after giving both the shape [P, G, T] if one is per rollout."""
     if share.ndim == 2 and values.ndim == 2:

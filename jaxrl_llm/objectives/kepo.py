@@ -6,7 +6,7 @@ from jax import Array, lax
 
 from jaxrl_llm import masked
 from jaxrl_llm.objectives.aggregation import token_weights
-from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.kl import token_kl
 from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
 
@@ -87,7 +87,7 @@ def kepo(
     def token_loss(logprobs, rollouts, advantages):
         mask, metrics = rollouts.token_mask, {}
         loss = -token_ratio(logprobs, None, mask) * advantages
-        if kl_coef:
+        if used(kl_coef):
             metrics["kl"] = token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
             loss = loss + kl_coef * metrics["kl"]
         if gate is None:
@@ -98,4 +98,4 @@ def kepo(
 
     needs = () if gate is None else ("rewards", "teacher_logprobs")
     return token_objective(token_loss, aggregation="seq_mean_token_mean", extra_weights=gated,
-                           needs=needs + (("ref_logprobs",) if kl_coef else ()))
+                           needs=needs + (("ref_logprobs",) if used(kl_coef) else ()))

@@ -2,7 +2,7 @@
 
 from jaxrl_llm import masked, registry
 from jaxrl_llm.objectives import kl
-from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.corrections import bounded, carried, importance
 from jaxrl_llm.objectives.gspo import LOG_LIMIT
 from jaxrl_llm.objectives.ratios import sequence_ratio
@@ -33,11 +33,11 @@ def mars2_path_adv(
         loss, clipped = clipped_surrogate(carried(whole[..., None], logprobs), advantage, clip_low, clip_high)
         weight = bounded(importance(rollouts.old_logprobs, rollouts.behavior_logprobs, mask), "truncate", 0, max_ratio)
         loss, metrics = weight * loss, {"clip_fraction": clipped, "max/ratio": whole, "weight": weight}
-        if kl_coef:
+        if used(kl_coef):
             metrics["kl"] = kl.token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
             loss = loss + kl_coef * metrics["kl"]
         return loss, metrics
 
     needs = ("old_logprobs", "behavior_logprobs")
     return token_objective(token_loss, aggregation="seq_mean_token_mean",
-                           needs=(*needs, "ref_logprobs") if kl_coef else needs)
+                           needs=(*needs, "ref_logprobs") if used(kl_coef) else needs)

@@ -1,6 +1,6 @@
 """RL from a single example: the clipped loss, a small KL term and an entropy bonus (arXiv 2504.20571)."""
 
-from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.entropy import sampled_entropy
 from jaxrl_llm.objectives.kl import token_kl
 from jaxrl_llm.objectives.ratios import token_ratio
@@ -30,12 +30,12 @@ def oneshot_entropy(
         ratio = token_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)
         loss, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
         loss, metrics = policy_coef * loss, {"clip_fraction": clipped, "max/ratio": ratio}
-        if entropy_coef:
+        if used(entropy_coef):
             loss = loss - entropy_coef * sampled_entropy(logprobs, rollouts)
-        if kl_coef:
+        if used(kl_coef):
             divergence = token_kl(logprobs, rollouts.ref_logprobs)
             loss, metrics["kl"] = loss + kl_coef * divergence, divergence
         return loss, metrics
 
-    needs = (("entropies",) if entropy_coef else ()) + (("ref_logprobs",) if kl_coef else ())
+    needs = (("entropies",) if used(entropy_coef) else ()) + (("ref_logprobs",) if used(kl_coef) else ())
     return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs)

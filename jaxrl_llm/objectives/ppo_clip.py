@@ -2,7 +2,7 @@
 
 from jaxrl_llm import registry
 from jaxrl_llm.objectives import kl
-from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
 from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
@@ -38,11 +38,11 @@ def ppo_clip(
                    "approx_kl": -log_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)}
         if dual_clip is not None:
             loss, metrics["clip_fraction_lower"] = dual_clipped(loss, advantages, dual_clip)
-        if kl_coef:
+        if used(kl_coef):
             divergence = kl.token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
             loss, metrics["kl"] = loss + kl_coef * divergence, divergence
         return loss, metrics
 
     return token_objective(
-        token_loss, aggregation=aggregation, max_len=max_len, needs=("ref_logprobs",) if kl_coef else ()
+        token_loss, aggregation=aggregation, max_len=max_len, needs=("ref_logprobs",) if used(kl_coef) else ()
     )

@@ -3,7 +3,7 @@
 from jax import Array
 
 from jaxrl_llm.objectives.aggregation import token_weights
-from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.kl import token_kl
 from jaxrl_llm.rollouts import Rollouts
 
@@ -29,10 +29,10 @@ def r3l(*, tau: float = 1.0, kl_coef: float = 0.0) -> Objective:
 
     def token_loss(logprobs, rollouts, advantages):
         loss, metrics = -advantages * logprobs / (1 + tau), {"pivotal_fraction": pivotal_mask(rollouts)}
-        if kl_coef:
+        if used(kl_coef):
             metrics["kl"] = token_kl(logprobs, rollouts.ref_logprobs, "k2")
             loss = loss + kl_coef * metrics["kl"]
         return {"pivotal": loss}, metrics
 
     return token_objective(token_loss, extra_weights=shares,
-                           needs=("retry_step", "step_ids") + (("ref_logprobs",) if kl_coef else ()))
+                           needs=("retry_step", "step_ids") + (("ref_logprobs",) if used(kl_coef) else ()))

@@ -5,7 +5,7 @@ from jax import Array
 
 from jaxrl_llm import masked, registry
 from jaxrl_llm.objectives import kl
-from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.ratios import log_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
 from jaxrl_llm.rollouts import Rollouts
@@ -63,10 +63,10 @@ def rank_grpo(
         ratio = jnp.exp(jnp.where(ranks >= 0, _gather(per_item, ranks), alone))
         loss, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
         metrics = {"clip_fraction": clipped, "max/ratio": ratio, "approx_kl": -per_token}
-        if kl_coef:
+        if used(kl_coef):
             metrics["kl"] = kl.token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
             loss = loss + kl_coef * metrics["kl"]
         return loss, metrics
 
     needs = ("hits", "ranks", "eos")
-    return token_objective(token_loss, needs=(*needs, "ref_logprobs") if kl_coef else needs, extra_weights=weights)
+    return token_objective(token_loss, needs=(*needs, "ref_logprobs") if used(kl_coef) else needs, extra_weights=weights)

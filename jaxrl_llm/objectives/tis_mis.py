@@ -9,7 +9,7 @@ from jax import Array
 from jaxrl_llm import masked, registry
 from jaxrl_llm.objectives import kl
 from jaxrl_llm.objectives.aggregation import token_weights
-from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.corrections import BOUNDS, LEVELS, bounded, effective_share, importance
 from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate, inside
@@ -135,10 +135,10 @@ def tis_mis(
                    "clip_fraction": clipped, "max/ratio": ratio}
         if dual_clip is not None:
             terms["corrected"], metrics["clip_fraction_lower"] = dual_clipped(loss, advantages, dual_clip)
-        if kl_coef:
+        if used(kl_coef):
             metrics["kl"] = kl.token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
             terms["counted"] = kl_coef * metrics["kl"]
         return terms, metrics
 
-    needs = (*NEEDS, "ref_logprobs") if kl_coef else NEEDS
+    needs = (*NEEDS, "ref_logprobs") if used(kl_coef) else NEEDS
     return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs, extra_weights=shares)

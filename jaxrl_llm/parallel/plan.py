@@ -48,6 +48,7 @@ class Work:
       passes: forward passes over the batch beside the update's own (old and reference log-probs).
       reference: frozen weights are kept beside the trained ones.
       critic: a second transformer is trained.
+      average: a moving average of what is trained is kept.
       offload: of `optimizer` and `reference`, those that wait in the memory of the host.
       optimizer: of the policy, and of the critic.
       rows, row_tokens: packed rows of a micro-batch and tokens of the longest; 0 rows: a prompt with its group is one row.
@@ -67,6 +68,7 @@ class Work:
     passes: int = 0
     reference: bool = False
     critic: bool = False
+    average: bool = False
     offload: tuple[str, ...] = ()
     optimizer: optax.GradientTransformation = optax.adamw(1e-3)
     rows: int = 0
@@ -177,7 +179,8 @@ def kept_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     return {"weights": weights + (trained if w.lora_rank else 0),
             "optimiser": kept * state_memory(c, w.optimizer, mesh, w.lora_rank),
             "reference": weights * (w.reference and "reference" not in w.offload),
-            "critic": w.critic * (weights + kept * state_memory(c, w.optimizer, mesh))}
+            "critic": w.critic * (weights + kept * state_memory(c, w.optimizer, mesh)),
+            **({"average": trained} if w.average else {})}
 
 
 def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
@@ -338,7 +341,8 @@ def remedies(c: ModelConfig, w: Work, device: Device, count: int) -> tuple[dict[
         for option in options:
             changed = dataclasses.replace(w, **option)
             better = best(c, changed, device, count)
-            if better is not None and better.peak < 0.98 * found.peak:
+            phase = "updating" if by_update else "sampling"  # the other may need nearly as much, and is next
+            if better is not None and (better.fits(device) or getattr(better, phase) < 0.98 * getattr(found, phase)):
                 w, found, changes = changed, better, changes | option
                 break
         else:

@@ -7,7 +7,7 @@ from jaxrl_llm.models import Transformer, weights
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.tokenizers import Tokenizer
-from jaxrl_llm.training.setup import DTYPES
+from jaxrl_llm.training.start import DTYPES
 
 
 class Loaded(NamedTuple):

@@ -12,6 +12,7 @@ from jaxrl_llm.training.plots import smooth
 # What is shown first: metric -> title. Every other metric follows under its own name.
 TITLES = {
     "eval/score": "Held-out score",
+    "eval/reward": "Held-out reward, with its costs",
     "eval/solved": "Held-out problems solved, share of completions",
     "reward/mean": "Training reward",
     "completion/length": "Completion length, tokens",

@@ -125,11 +125,31 @@ function drawScale(name, most) {
   }
 }
 
+// A conversation by its messages: who speaks, what the turn earned, and calls of tools in a frame. The policy's own are in ink,
+// what others wrote is grey.
+const CALL = /(<tool_call>[^]*?<\/tool_call>|```[^]*?```|<\|python_tag\|>[^]*|^\s*\{[^]*\}\s*$)/;
+function conversation(messages) {
+  const text = element("div", undefined, "text talk folded");
+  for (const { role, content, reward } of messages) {
+    const own = role === "assistant", block = element("div", undefined, own ? "message" : "message masked");
+    const earned = reward === undefined ? "" : `  reward of the turn: ${show(reward)}`;
+    block.append(element("div", role + earned, "role"));
+    content.split(CALL).forEach((part, i) => {
+      const span = element("span", undefined, own && i % 2 ? "call" : undefined);
+      appendText(span, part);
+      block.append(span);
+    });
+    text.append(block);
+  }
+  return text;
+}
+
 function completion(row, name, most) {
-  const cell = element("td"), text = element("div", undefined, "text folded");
-  if (row.tokens) {
+  const cell = element("td"), talk = row.messages && !name;
+  const text = talk ? conversation(row.messages) : element("div", undefined, "text folded");
+  if (row.tokens && !talk) {
     row.tokens.forEach((token, t) => {
-      const span = element("span"), trained = !row.trained || row.trained[t];
+      const trained = !row.trained || row.trained[t], span = element("span", undefined, trained ? undefined : "masked");
       appendText(span, token);
       if (trained && name && row[name]) span.style.background = tint(row[name][t], name, most);
       const facts = Object.keys(COLORS).filter((key) => row[key]).map((key) => `${COLORS[key].label}: ${show(row[key][t])}`);
@@ -137,7 +157,7 @@ function completion(row, name, most) {
       span.addEventListener("pointerleave", () => { tip.hidden = true; });
       text.append(span);
     });
-  } else appendText(text, row.text);
+  } else if (!talk) appendText(text, row.text);
   text.addEventListener("click", () => text.classList.toggle("folded"));
   cell.append(text);
   return cell;

@@ -13,8 +13,8 @@ def read_groups(folder: Path, limit: int) -> tuple[list[dict[str, Any]], int]:
     """`(groups, completions in the folder)`: about `limit` completions, as many of each step, first prompts first.
 
     A group is {"step", "prompt", "answer", "rows"}; a row {"text", "reward", "parts", "length", "stop"} and, where the run
-    recorded them, "tokens", the lists of `PER_TOKEN` and, where others than the policy wrote too, "trained". A line that is
-    cut short by a kill is left out.
+    recorded them, "tokens", the lists of `PER_TOKEN` and, where others than the policy wrote too, "trained" and "messages",
+    each {"role", "content"} and the "reward" of a turn of the policy. A line that is cut short by a kill is left out.
     """
     pages = sorted((folder / "samples").glob("step_*.jsonl"))
     chosen, total = [], 0
@@ -49,11 +49,18 @@ def _groups(page: Path) -> Iterator[dict[str, Any]]:
 def _row(row: dict[str, Any]) -> dict[str, Any]:
     found = {"text": row["completion"], "reward": _finite(row["reward"]), "length": row["length"], "stop": row["stop_reason"],
              "parts": {name: _finite(value) for name, value in row["components"].items()}}
+    if "messages" in row:
+        found["messages"] = [_message(one) for one in row["messages"]]
     if "tokens" in row:
         found["tokens"] = row["tokens"]
         found |= {"trained": row["trained"]} if "trained" in row else {}
         found |= {name: [_finite(value) for value in row[name]] for name in PER_TOKEN if name in row}
     return found
+
+
+def _message(one: dict[str, Any]) -> dict[str, Any]:
+    earned = {"reward": _finite(one["reward"])} if "reward" in one else {}
+    return {"role": str(one["role"]), "content": str(one["content"])} | earned
 
 
 def _finite(value: float | None) -> float | None:

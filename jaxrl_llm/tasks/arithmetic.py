@@ -38,6 +38,7 @@ class Level:
 
 LEVELS = {
     "digit": Level(("+",), 0, 9),
+    "nocarry2": Level(("+",), 10, 44, top_digit=4),
     "nocarry3": Level(("+",), 100, 444, top_digit=4),  # every digit of the answer is the sum of two digits
     "add2": Level(("+",), 10, 99),
     "add3": Level(("+",), 100, 999),

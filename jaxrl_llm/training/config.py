@@ -24,7 +24,7 @@ _AT_LEAST = {
     0: "model.experts model.expert_size learner.balance learner.packed_rows "
        "lora.rank prompts.max_tokens budget.prompts optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
        "optimizer.clip_norm critic.learning_rate critic.clip critic.pretrain_steps warmup.steps warmup.loss "
-       "warmup.learning_rate warmup.strays eval.every checkpoint.every samples_every",
+       "warmup.learning_rate server.max_mismatch warmup.strays eval.every checkpoint.every samples_every",
 }
 
 
@@ -47,12 +47,12 @@ def _run(c: ConfigDict) -> None:
     c.method = "grpo"                  # a row of the catalogue: python -m jaxrl_llm.methods
     c.setting = ""                     # "paper": the row's group size, temperature, ... in the place of those below
     c.estimator = ""                   # hyper-parameters of its estimator that differ from the row's, e.g. "eps=1e-4"
-    c.objective = ""                   # likewise of its objective, e.g. "kl_coef=0.01, clip_high=0.28"
+    c.objective = ""                   # likewise of its objective, e.g. "kl_coef=linear(start=0.1, end=0), clip_high=0.28"
     c.control = ""                     # likewise of its controllers, e.g. "every=50"
     c.allocation = ""                  # likewise of the rule by which it allots rollouts, e.g. "weighting=hardness"
     c.replay = ""                      # likewise of its replay, for a method that replays rollouts, e.g. "capacity=512"
 
-    c.task = "arithmetic"              # arithmetic, dataset, jsonl, reasoning_gym, grounding, edits, module:function; or more
+    c.task = "arithmetic"              # arithmetic, attempts, dataset, edits, grounding, jsonl, reasoning_gym, module:function
     c.rewards = ""                     # e.g. "boxed, format(pattern='...', weight=0.2)"; empty: the one that fits the task
     c.score = ""                       # the reward that is evaluated and filtered on; empty: the one of largest weight
     c.reward_errors = "raise"          # "raise": a failing reward ends the run; "zero": it scores 0 and is counted
@@ -66,7 +66,7 @@ def _run(c: ConfigDict) -> None:
 def _model(c: ConfigDict) -> None:
     """The policy, its adapters and its prompts."""
     c.model = ConfigDict()
-    c.model.path = ""                  # Hugging Face directory or .gguf file; empty: from scratch with the sizes below
+    c.model.path = ""                  # Hugging Face directory, .gguf file or run folder; empty: from scratch, sizes below
     c.model.tokenizer = ""             # directory or file of another one; empty: the one that belongs to the path, or bytes
     c.model.chat_template = ""         # jinja source, or the name of one of the tokenizer's; empty: the tokenizer's own
     c.model.hidden_size = 128          # width of the residual stream; this size and the next five: from scratch only
@@ -106,6 +106,13 @@ def _sampling(c: ConfigDict) -> None:
     c.sampling.micro_batches = 1       # parts of the prompts that are sampled one after another: less memory
     c.sampling.max_rounds = 4          # generation rounds that a filter may use to fill a batch
 
+    c.server = ConfigDict()            # samples in the place of this process, see docs/guides/serving.md
+    c.server.url = ""                  # its address, e.g. "http://127.0.0.1:8000"; empty: this process samples
+    c.server.model = ""                # the name by which it knows the model; empty: the only one that it has
+    c.server.weights = ""              # folder through which weights reach it, which both see by the same name
+    c.server.deadline = 600.0          # seconds of a request, all attempts together: then the run ends
+    c.server.max_mismatch = 0.05       # nats per token: the run ends where mismatch/kl of a batch is larger
+
 
 def _learning(c: ConfigDict) -> None:
     """The optimiser and the updates of a batch."""
@@ -118,6 +125,7 @@ def _learning(c: ConfigDict) -> None:
     c.optimizer.b1 = -1.0              # decay of the first moment; -1: the optimiser's own, 0.9 for Adam
     c.optimizer.b2 = -1.0              # decay of the second moment; -1: the optimiser's own, 0.999 for Adam
     c.optimizer.clip_norm = 1.0        # largest norm of a gradient; 0: off
+    c.optimizer.ema = 0.0              # decay of a moving average of the weights, for `--average`; 0: none is kept
 
     c.learner = ConfigDict()
     c.learner.epochs = 0                # passes over each rollout batch; 0: the method's own
@@ -181,7 +189,7 @@ def _around(c: ConfigDict) -> None:
 
 
 def keywords(text: str) -> dict[str, Any]:
-    """`"a=1, b='x'"` as a dict of Python literals; bare words and paths are strings.
+    """`"a=1, b='x'"` as a dict of Python literals; bare words, paths and calls `name(...)` are strings.
 
     Raises:
       ValueError: when a part is not `name=value`, or a name is given twice.
@@ -193,7 +201,7 @@ def keywords(text: str) -> dict[str, Any]:
             literal = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             literal = value
-        if not name.isidentifier() or name in given or (literal is value and not re.fullmatch(r"[\w.+:/~-]+", value)):
+        if not name.isidentifier() or name in given or (literal is value and not re.fullmatch(r"[\w.+:/~-]+|\w+\(.*\)", value)):
             raise ValueError(f"cannot read {part!r} in {text!r}; write options as name=value, name=value, each name once, "
                              "and text with spaces or signs in quotes")
         given[name] = literal
@@ -295,9 +303,15 @@ def check(config: ConfigDict) -> None:
         value = config.optimizer[name]
         if value != UNSET[name] and not 0 <= value < 1:
             raise ValueError(f"config.optimizer.{name} is {value}; give 0 or more and less than 1, or -1: the optimiser's own")
-    for name in ("reward_deadline", "environment_deadline"):
-        if not config[name] > 0:
-            raise ValueError(f"config.{name} is {config[name]}; give a number of seconds above 0")
+    if not 0 <= config.optimizer.ema < 1:
+        raise ValueError(f"config.optimizer.ema is {config.optimizer.ema}; give a decay below 1, for example 0.99, or 0: none")
+    for name, seconds in (("reward_deadline", config.reward_deadline), ("server.deadline", config.server.deadline),
+                          ("environment_deadline", config.environment_deadline)):
+        if not seconds > 0:
+            raise ValueError(f"config.{name} is {seconds}; give a number of seconds above 0")
+    if config.server.url and not config.server.weights:
+        raise ValueError(f"config.server.url={config.server.url!r} samples for the run, which writes weights for it; set "
+                         "config.server.weights to a folder that both see")
     if not 0 <= config.environment_invalid <= 1:
         raise ValueError(f"config.environment_invalid is {config.environment_invalid}; give a share from 0 to 1")
     one_of("config.prompts.overlong", config.prompts.overlong, OVERLONG)

@@ -26,6 +26,7 @@ def work_of(config: ConfigDict, prompt_tokens: int, needs: Set[str], critic: boo
     return plan.Work(c.prompts.per_step, c.sampling.group, prompt_tokens, c.sampling.max_tokens, learner.minibatches,
                      learner.micro_batches, c.sampling.micro_batches, learner.epochs, c.model.dtype, c.model.remat, c.lora.rank,
                      passes=int(several) + ("ref_logprobs" in needs), critic=critic and c.critic.kind == "separate",
+                     average=bool(c.optimizer.ema),
                      reference="ref_logprobs" in needs and not c.lora.rank, offload=tuple(parts(learner.offload)),
                      optimizer=optimizer_of(c, c.optimizer.learning_rate, c.steps)[0], rows=learner.packed_rows,
                      row_tokens=row_lengths(prompt_tokens, c.sampling.max_tokens, c.sampling.group)[-1])

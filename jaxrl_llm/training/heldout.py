@@ -19,11 +19,13 @@ from jaxrl_llm.training.source import Source, sample_held_out
 class Evaluation:
     """Held-out performance of one policy, and what it wrote.
 
-    score: mean of the first reward component.  solved: share of completions that solve their problem.  any_solved: share of
-    problems that one of the group solves.  by_task: the same of each task of a run that has several, by label.
+    score: mean of the first reward component.  reward: mean of the weighted sum of all; None where there is one only.  solved:
+    share of completions that solve their problem.  any_solved: share of problems that one of the group solves.  by_task: the
+    same of each task of a run that has several, by label.
     """
 
     score: Rate
+    reward: float | None
     solved: Rate
     any_solved: float
     length: float
@@ -38,6 +40,8 @@ class Evaluation:
                  for side, value in zip(("", "_low", "_high"), (rate.mean, rate.low, rate.high))} | {
                      f"{prefix}/pass_at_group": self.any_solved, f"{prefix}/length": self.length,
                      f"{prefix}/truncated": self.truncated}
+        if self.reward is not None:
+            found[f"{prefix}/reward"] = self.reward
         for label, part in self.by_task.items():
             found |= part.metrics(f"{prefix}/{label}")
         return found
@@ -65,9 +69,11 @@ def measure(forest: Forest) -> Evaluation:
     """The performance of the policy that wrote what is in the forest."""
     ends = forest.ends
     bounds = np.flatnonzero(np.diff(forest.prompt[ends])) + 1  # an environment may lose some of a group
-    score, solved = (np.split(values[ends].astype(np.float64), bounds) for values in (forest.components[:, 0], forest.solved))
+    score, reward, solved = (np.split(values[ends].astype(np.float64), bounds)
+                             for values in (forest.components[:, 0], forest.rewards, forest.solved))
     facts = forests.metrics(forest)
-    return Evaluation(_rate(score), _rate(solved), float(np.mean([group.any() for group in solved])),
+    mean_reward = _rate(reward).mean if forest.components.shape[1] > 1 else None
+    return Evaluation(_rate(score), mean_reward, _rate(solved), float(np.mean([group.any() for group in solved])),
                       facts["completion/length"], facts["completion/truncated"], forest)
 
 

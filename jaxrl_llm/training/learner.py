@@ -17,7 +17,7 @@ from jaxrl_llm.descent import keep_finite
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.recorders.base import Recorder, recorded, texts_of
 from jaxrl_llm.rollouts import Rollouts, take
-from jaxrl_llm.training import offload
+from jaxrl_llm.training import average, offload
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.controls import Controls, facts_of
 from jaxrl_llm.training.guard import Guarded
@@ -65,6 +65,7 @@ class Learner:
       controls: controllers, which see what becomes of each step and set what follows.
       optimizer_metrics: numbers by name that the state of the optimiser tells.
       filters: of single rollouts, by name; those that they drop count in advantages and not in the loss.
+      ema: decay of the moving average of what is trained; 0: none.
     """
 
     policy: Policy
@@ -85,13 +86,14 @@ class Learner:
     optimizer_metrics: Callable[[Any], dict[str, jax.Array]] = lambda opt_state: {}
     controls: Controls = Controls()
     filters: Mapping[str, Filter] = dataclasses.field(default_factory=dict)
+    ema: float = 0.0
 
     def init(self, params, lora, key: jax.Array, known: Mapping[str, Any] | None = None) -> TrainState:
         """The state before the first step, laid out on the mesh; `known`: what controllers hear of the run, `control.KNOWN`."""
         beside = {one.name: one.init(params) for one in self.recorders if one.fit is not None and one.init is not None}
         state = state_lib.create(params, lora, self.optimizer, self.estimator, self.objective, key)
         control = self.controls.init(params=params, temperature=self.policy.temperature, **(known or {}))
-        state = state.replace(beside=beside, control=control)
+        state = average.begun(state.replace(beside=beside, control=control), self.ema)
         return parallel.put(state, parallel.tree_shardings(state, self.mesh))
 
     @property
@@ -253,7 +255,7 @@ class Learner:
             return state, found | {"skipped_updates": state.skipped}
         state, learned = (self.layout.update(state, part, advantages, rate) if self.joint is None or advantages is not None
                           else self.joint(state, part, rate))
-        return state, found | learned
+        return average.moved(state, self.ema), found | learned
 
     def ratios(self, state: TrainState, batch: Rollouts, before: jax.Array) -> jax.Array:
         """f32[P, G, T], the probability of each token now over that of the log-probs `before`."""

@@ -30,6 +30,7 @@ from jaxrl_llm.training.plots import draw_or_warn, plot_curves
 from jaxrl_llm.training.progress import Progress
 from jaxrl_llm.training.schedules import Step
 from jaxrl_llm.training.source import jsonable
+from jaxrl_llm.training.start import check_other
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.tracking import tracked
 from jaxrl_llm.training.trajectories import Trajectories
@@ -78,6 +79,7 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, E
         run, params = setup.build(config)
     preemption.check()
     config, primary = run.config, parallel.is_primary()
+    check_other(config.model.path, workdir)
     work = open_workdir(workdir, config, resume)  # compares the numbers that the run really uses
     check_agreement(work)  # and nothing is written before every process has looked
     if not work.resume and primary:
@@ -123,7 +125,8 @@ def _print_head(run: setup.Run, params) -> None:
     """What runs, on what, and what it needs."""
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
     device, sampler = f"{jax.device_count()} x {jax.devices()[0].device_kind}", run.source.sampler
-    rows = [("model", f"{weights:,} weights on {device}"), *sampler.prepare(), *_of_method(run),
+    server = [] if run.source.server is None else [("sampled by", run.source.server.url)]
+    rows = [("model", f"{weights:,} weights on {device}"), *server, *sampler.prepare(), *_of_method(run),
             *arithmetic_table(run.config, sampler.prompt_tokens, run.source.topology.max_groups), *forecast(run)]
     for name, value in rows if parallel.is_primary() else ():
         print(f"{name:32}{value}")

@@ -23,8 +23,8 @@ def origins() -> list[str]:
     if flags.FLAGS.is_parsed():
         own = [flags.FLAGS[name] for name in flags.FLAGS if "." not in name]  # others change single values
         given = [flag for flag in own if isinstance(flag.value, ConfigDict)]
-        names = map(config_flags.get_config_filename, given)
-        files = [str(Path(name).expanduser().absolute()) for name in names]
+        names = (config_flags.get_config_filename(flag).partition(".py:") for flag in given)  # a variant is no file
+        files = [str(Path(name + ".py" * bool(colon)).expanduser().absolute()) for name, colon, _ in names]
     modules = {factory.__module__ for table in _TABLES for factory in table.values()} - {"__main__"}
     others = [name for name in sorted(modules) if name.partition(".")[0] != _PACKAGE and _file(name) not in map(Path, files)]
     return files + [name for name in others if _file(name) is not None]

@@ -31,8 +31,8 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
     def of_rows(x):
         return np.asarray(x)[owner, place]
 
-    spelled = {"logprobs": of_rows(seen.behavior_logprobs), "entropies": of_rows(seen.entropies),
-               **{name: of_rows(x) for name, x in numbers.items()}}
+    measured: dict[str, Any] = {"logprobs": seen.behavior_logprobs, "entropies": seen.entropies, **numbers}
+    spelled = {name: of_rows(x) for name, x in measured.items() if not np.isnan(x).any()}  # servers may not tell entropies
     spell = functools.partial(source.sampler.tokenizer.decode_batch, skip_special=False)
     tokens = per_token(of_rows(seen.tokens), of_rows(seen.mask), of_rows(seen.present).sum(-1).tolist(),
                        spell, spelled)
@@ -53,12 +53,18 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
     write_samples(path, step, prompts, [p.answer for p in forest.problems], *grouped)
 
 
-def conversations(forest: Forest, ends: np.ndarray) -> list[list[dict[str, str]]]:
-    """The messages behind the prompt of each trajectory: the policy's are the assistant's, all others the user's."""
-    found: list[list[dict[str, str]]] = [[] for _ in ends]
+def conversations(forest: Forest, ends: np.ndarray) -> list[list[dict[str, Any]]]:
+    """The messages behind the prompt of each trajectory: the policy's are the assistant's, all others the user's.
+
+    What the environment gave for a turn is the `reward` of the policy's message.
+    """
+    found: list[list[dict[str, Any]]] = [[] for _ in ends]
     for node, row in zip(*(x.tolist() for x in chains(forest, ends))):
-        role = "assistant" if forest.role[node] == Role.POLICY else "user"
-        found[row].append({"role": role, "content": forest.texts[node]})
+        own = forest.role[node] == Role.POLICY
+        message = {"role": "assistant" if own else "user", "content": forest.texts[node]}
+        if own and forest.turn_rewards is not None:
+            message["reward"] = float(forest.turn_rewards[node])
+        found[row].append(message)
     return found
 
 

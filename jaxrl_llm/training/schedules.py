@@ -21,7 +21,8 @@ def sync(source: Source, learner: Learner, state: TrainState, frozen: Mapping[st
          ) -> Generator[Step, TrainState | None, None]:
     """Steps without end: each batch is sampled with the weights that it changes. `phase` hears "sampling" and "learning".
 
-    A state that is sent into the generator takes the place of the one that it yielded.
+    A state that is sent into the generator takes the place of the one that it yielded. Raises `external.Mismatch` for a batch
+    of a server whose log-probs are not the learner's.
     """
     while True:
         phase("sampling")
@@ -29,5 +30,7 @@ def sync(source: Source, learner: Learner, state: TrainState, frozen: Mapping[st
         position = source.position()
         phase("learning")
         learned = learner.learn(state, finished.rollouts, frozen, timer, finished.facts)
+        if source.server is not None:
+            source.server.check(learned.metrics)
         state = (yield Step(position, finished, learned)) or learned.state
         del finished, learned  # makes room for the next ones

@@ -1,6 +1,7 @@
 """From a configuration to a run: its source of rollouts and its learner, checked before the first step."""
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,20 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxrl_llm import control, environments, methods, parallel, recorders, replay, rewards, tasks, tokenizers
+from jaxrl_llm import control, environments, methods, parallel, recorders, replay, rewards, tasks
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.advantages.turns import of_environment as estimator_of_environment
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.forest import Forest, outcomes
+from jaxrl_llm.generation import external
 from jaxrl_llm.generation import sampling as sampling_lib
+from jaxrl_llm.generation.engine import Engine
 from jaxrl_llm.generation.prompts import encode_problems, longest
 from jaxrl_llm.generation.sampler import generate
 from jaxrl_llm.methods.provision import needs_of
 from jaxrl_llm.models import lora as lora_lib
-from jaxrl_llm.models import weights
-from jaxrl_llm.models.config import Experts, ModelConfig
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
@@ -40,10 +42,12 @@ from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.layouts import Layout, packed, rectangular
 from jaxrl_llm.training.learner import Learner
+from jaxrl_llm.training.numbers import method_parts
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.problems import EvalSpec, make_reward, make_sets, make_task
 from jaxrl_llm.training.shapes import Ladders, prompt_buckets, row_lengths
 from jaxrl_llm.training.source import Encode, Source
+from jaxrl_llm.training.start import load_model
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import in_parts, make_joint_update
 from jaxrl_llm.training.trajectories import Trajectories
@@ -52,7 +56,6 @@ from jaxrl_llm.values import features
 
 Reward = rewards.Combined | rewards.ByTask
 Judge = Reward | Runner
-DTYPES = {"float32": np.float32, "bfloat16": jax.numpy.bfloat16}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +86,8 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     if not isinstance(judge, Runner):
         check_reward(config, method, judge)
     mesh = make_mesh(config)
-    tokenizer, model, params = load_model(config, mesh)
+    tokenizer, model, params = load_model(config.model, mesh, config.seed)
+    check_balance(config, model)
     estimator, objective = make_parts(config, model.config.hidden_size, contexts)  # only now is the width of its states known
     policy = policy_of(config, model, mesh)
     needs = frozenset(needs_of(method, estimator, objective))
@@ -98,7 +102,8 @@ def build_policy(config: ConfigDict) -> tuple[ConfigDict, Policy, Source, Any]:
     config_lib.check(config)
     task, judge = make_judge(config)
     mesh = make_mesh(config)
-    tokenizer, model, params = load_model(config, mesh)
+    tokenizer, model, params = load_model(config.model, mesh, config.seed)
+    check_balance(config, model)
     policy = policy_of(config, model, mesh)
     return config, policy, make_plain_source(config, policy, mesh, tokenizer, task, judge), params
 
@@ -114,9 +119,7 @@ def make_parts(config: ConfigDict, hidden_size: int, contexts: int = 1) -> tuple
     In an environment those of methods whose rows are turns, agents or games read and credit the turns of trajectories, unless
     these have several `contexts`, which are rows themselves.
     """
-    estimator, objective = methods.build(
-        config.method, max_len=config.sampling.max_tokens, feature_size=features.feature_size(hidden_size),
-        estimator=config_lib.keywords(config.estimator), objective=config_lib.keywords(config.objective))
+    estimator, objective = method_parts(config, features.feature_size(hidden_size))
     if config.environment and contexts == 1 and {*estimator.needs} & {*methods.provision.TURNS, *methods.provision.AGENTS}:
         return estimator_of_environment(estimator), objective_of_turns(objective)
     return estimator, objective
@@ -141,30 +144,43 @@ def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer,
     s, model = config.sampling, policy.model
     if sets and isinstance(judge, Runner):
         raise NotImplementedError("config.eval.sets are of tasks, and this run samples in an environment; leave it empty")
-    asked = (task.train, task.heldout, *(one.task.heldout for one in sets))
-    sampler = (make_trajectories(config, model, mesh, tokenizer, asked, judge) if isinstance(judge, Runner)
-               else make_sampler(config, model, mesh, tokenizer, asked, judge))
+    asked, server = (task.train, task.heldout, *(one.task.heldout for one in sets)), make_server(config, model.config)
+    sampler = (make_trajectories(config, model, mesh, tokenizer, asked, judge, server) if isinstance(judge, Runner)
+               else make_sampler(config, model, mesh, tokenizer, asked, judge, server))
     drawn = config.budget.prompts if config.budget.utility else config.prompts.per_step
     readers = int(np.gcd(drawn, jax.process_count()))
     return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
                   single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
-                  readers=readers, sizes=sizes_of(config, model.config), sets=sets)
+                  readers=readers, sizes=sizes_of(config, model.config), sets=sets, server=server)
+
+
+def make_server(config: ConfigDict, model: ModelConfig) -> external.Server | None:
+    """What samples in the place of this process; None where `config.server` names none. It is not asked for anything yet."""
+    c = config.server
+    if not c.url:
+        return None
+    if parallel.several():
+        raise NotImplementedError("one process asks a server; run it on one process, or leave server.url empty")
+    client = external.Client(c.url, os.environ.get("JAXRL_LLM_TOKEN", ""), c.deadline)
+    return external.Server(client, model, Path(c.weights).expanduser().resolve(), c.model, c.max_mismatch)
 
 
 def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, asked: Sequence[Sequence[tasks.Problem]],
-                 reward: Reward) -> Sampler:
-    """Of completions, each of which is scored as a whole; `asked`: all problems that are."""
+                 reward: Reward, server: external.Server | None) -> Sampler:
+    """Of completions, each of which is scored as a whole; `asked`: all problems that are. `server` samples, if not None."""
     s, prompt_tokens = config.sampling, prompt_length(config, asked, tokenizer, model.config.max_positions)
     stops = stop_ids(tokenizer, s.stop_strings)
     compiled = functools.partial(generate, model, max_tokens=s.max_tokens, stop_ids=stops, mesh=mesh)
-    return Sampler(Guarded("rollout", compiled, len(prompt_buckets(prompt_tokens))), sampling_of(config),
-                   config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh, model.dtype,
-                   tuple(s.stop_strings), s.micro_batches)
+    draw: Any = Guarded("rollout", compiled, len(prompt_buckets(prompt_tokens)))
+    if server is not None:
+        draw = functools.partial(external.generate, server, max_tokens=s.max_tokens, stop_ids=stops, stop_texts=s.stop_strings)
+    return Sampler(draw, sampling_of(config), config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh,
+                   model.dtype, tuple(s.stop_strings), s.micro_batches)
 
 
 def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer,
-                      asked: Sequence[Sequence[tasks.Problem]], runner: Runner) -> Trajectories:
-    """Of trajectories in an environment; `asked`: all problems that it opens with.
+                      asked: Sequence[Sequence[tasks.Problem]], runner: Runner, server: external.Server | None) -> Trajectories:
+    """Of trajectories in an environment; `asked`: all problems that it opens with. `server` samples, if not None.
 
     Raises:
       ValueError: for a tokenizer without a chat template, and what goes with single turns only.
@@ -177,8 +193,11 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
     if parallel.several():
         raise NotImplementedError("environments are sampled by one process; run it on one, or take a task instead")
     s = config.sampling
-    found = Trajectories(model, runner, sampling_of(config), config.prompts.per_step, s.group, 0, s.max_turns, s.turn_tokens,
-                         s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings), s.observation_tokens)
+    make_engine = (functools.partial(external.ExternalEngine, server) if server is not None else
+                   functools.partial(Engine, model, slots=config.prompts.per_step * s.group, tokenizer=tokenizer))
+    found = Trajectories(make_engine, runner, sampling_of(config), config.prompts.per_step, s.group, 0, s.max_turns,
+                         s.turn_tokens, s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings),
+                         s.observation_tokens)
     prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, found.encode)
     runner.forget()
     return dataclasses.replace(found, prompt_tokens=prompt_tokens)
@@ -315,7 +334,7 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
         policy, estimator, objective, optimizer, tuple(recorded), layout, source.mesh, rows, c.sampling.group, joint,
         learner.epochs, learner.minibatches, alone, learner.max_skipped, tuple(config_lib.parts(learner.offload)),
         functools.partial(optimizers.metrics, c.optimizer),
-        controls_of(config, methods.get(config.method), source.prior), filters), schedule
+        controls_of(config, methods.get(config.method), source.prior), filters, config.optimizer.ema), schedule
 
 
 def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, policy: Policy,
@@ -415,9 +434,9 @@ def known_of(run: Run) -> dict[str, Any]:
     """What controllers hear of a run, see `control.KNOWN`; of the training prompts only what one of them asks for."""
     source, s = run.source, run.config.sampling
     train = source.task.train
-    assert isinstance(source.data, Batches)
+    batch = source.data.size if isinstance(source.data, Batches) else run.config.prompts.per_step  # data of its own has no size
     seed = jax.random.fold_in(jax.random.key(run.config.seed), 5)
-    known = {"prompts": len(train), "batch": source.data.size, "group": s.group, "max_group": s.max_group,
+    known = {"prompts": len(train), "batch": batch, "group": s.group, "max_group": s.max_group,
              "max_tokens": s.max_tokens, "seed": jax.random.key_data(seed)}
     if "levels" in run.learner.controls.asks:
         known["levels"] = levels_of(train)
@@ -470,46 +489,6 @@ def make_mesh(config: ConfigDict) -> Mesh:
     return mesh
 
 
-def model_config(config: ConfigDict, vocab_size: int) -> ModelConfig:
-    """A small Llama-style architecture from the sizes in `config.model`; with `experts`, a Mixtral-style one."""
-    m, experts = config.model, None
-    if m.experts:
-        experts = Experts(m.experts, m.experts_per_token, m.expert_size or max(m.mlp_size // m.experts_per_token, 1))
-    return ModelConfig(vocab_size=vocab_size, hidden_size=m.hidden_size, num_layers=m.num_layers, num_heads=m.num_heads,
-                       num_kv_heads=m.num_heads, head_dim=m.hidden_size // m.num_heads,
-                       mlp_size=m.mlp_size if experts is None else experts.size,  # as a Mixtral's config says it
-                       experts=experts, family="llama" if experts is None else "mixtral")
-
-
-def load_model(config: ConfigDict, mesh: Mesh):
-    """`(tokenizer, Transformer, params)` with the parameters laid out on the mesh; fresh ones without `model.path`."""
-    m = config.model
-    if m.dtype not in DTYPES:
-        raise ValueError(f"model.dtype={m.dtype!r}; allowed: {', '.join(DTYPES)}")
-    tokenizer = tokenizers.load(m.tokenizer or m.path or "bytes", m.chat_template or None)
-    if m.path:
-        architecture, params = weights.load(m.path, shardings=lambda shapes: parallel.tree_shardings(shapes, mesh))
-        tokenizer = tokenizer.limited_to(architecture.vocab_size)
-    else:
-        architecture, params = model_config(config, tokenizer.vocab_size), None
-    if config.learner.balance and architecture.experts is None:
-        raise ValueError(f"config.learner.balance={config.learner.balance} is for experts, and this model has none; "
-                         "set it to 0, or take a mixture of experts")
-    model = Transformer(architecture, dtype=DTYPES[m.dtype], remat=m.remat)
-    if params is None:
-        shardings = parallel.tree_shardings(model.abstract_params(), mesh)
-        params = jax.jit(model.init, out_shardings=shardings)(jax.random.key(config.seed))
-    return tokenizer, model, params
-
-
-def tokenizer_source(config: ConfigDict) -> Path | None:
-    """The directory whose tokenizer files an exported model gets; None where the tokenizer came from no such files."""
-    name = config.model.tokenizer or config.model.path or "bytes"
-    path, files = Path(name).expanduser(), ("tokenizer.json", "tokenizer.model")
-    directory = path.parent if path.name in files else path
-    return directory if name != "bytes" and any((directory / file).is_file() for file in files) else None
-
-
 # --- what is refused ------------------------------------------------------------------------------------------------------
 
 
@@ -551,6 +530,9 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
     if config.environment and method.replay is not None:
         raise ValueError(f"method {method.slug!r} replays completions of single turns; train it on a task, or take a method "
                          "without replay in this environment, for example grpo")
+    if "entropies" in needs and c.server.url:
+        raise ValueError(f"method {method.slug!r} reads the sampler's entropies, which servers do not have to return; leave "
+                         "server.url empty, or take another method, for example grpo")
     check_replay(config, method, needs)
     check_sizes(config, method, estimator, needs)
     sampling_of(config)
@@ -605,6 +587,13 @@ def check_budget(config: ConfigDict, method: methods.Method, estimator: Estimato
     if most < c.prompts.per_step * c.sampling.group:
         raise ValueError(f"budget.prompts={c.budget.prompts} of at most sampling.max_group={c.sampling.max_group} completions "
                          f"each take {most} of the {c.prompts.per_step} x {c.sampling.group} of a step; raise one of the two")
+
+
+def check_balance(config: ConfigDict, model: Transformer) -> None:
+    """Raises ValueError for a balancing loss of experts where there are none."""
+    if config.learner.balance and model.config.experts is None:
+        raise ValueError(f"config.learner.balance={config.learner.balance} is for experts, and this model has none; "
+                         "set it to 0, or take a mixture of experts")
 
 
 def check_reward(config: ConfigDict, method: methods.Method, reward: Reward) -> None:

@@ -13,6 +13,7 @@ from jaxrl_llm import forest as forests
 from jaxrl_llm import parallel
 from jaxrl_llm.control import Settings
 from jaxrl_llm.forest import Forest
+from jaxrl_llm.generation.external import Server
 from jaxrl_llm.generation.prompts import encode_problems, fit
 from jaxrl_llm.replay import Replay
 from jaxrl_llm.replay import buffer as buffers
@@ -77,6 +78,7 @@ class Source:
       fewer: with a replay, makes the topology of a batch in which a smaller number of prompts is sampled than by `topology`.
       buffer: what is stored.
       sets: evaluation sets beside the held-out problems of the task.
+      server: what samples in the place of this process; None: nothing does.
     """
 
     task: Task
@@ -95,6 +97,7 @@ class Source:
     fewer: Callable[[int], Topology] | None = None
     buffer: Forest | None = None
     sets: tuple[EvalSpec, ...] = ()
+    server: Server | None = None
 
     def __post_init__(self):
         if self.replay is not None and self.buffer is None:

@@ -27,6 +27,7 @@ class TrainState(flax.struct.PyTreeNode):
         `values.critic.CriticState`.
       control: states of the run's controllers by name, see `training.controls`, for instance what is known about each prompt
         from earlier rollouts, `control["prior"]`, see `training.prior`.
+      average: moving average of what is trained, or None, see `training.average`.
     """
 
     step: jax.Array
@@ -40,6 +41,7 @@ class TrainState(flax.struct.PyTreeNode):
     skipped_in_row: jax.Array
     beside: Mapping[str, Any] = flax.struct.field(default_factory=dict)
     control: Mapping[str, Any] = flax.struct.field(default_factory=dict)
+    average: Any = None
 
     @property
     def trainable(self):

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
+from jaxrl_llm import parallel
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.training import setup
@@ -12,6 +13,8 @@ from jaxrl_llm.training.best import FOLDER
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.source import Source
+from jaxrl_llm.training.start import run_at, tokenizer_source
+from jaxrl_llm.training.state import with_trained
 from jaxrl_llm.training.workdir import load_code, stored_config
 
 
@@ -29,43 +32,58 @@ class Trained(NamedTuple):
 def untrained(config: ConfigDict) -> Trained:
     """The policy that a configuration starts with, before any warm-up."""
     config, policy, source, params = setup.build_policy(config)
-    return Trained(config, policy, source, params, setup.initial_adapters(config, params), 0)
+    lora = setup.initial_adapters(config, params)
+    return Trained(config, policy, source, params, parallel.put(lora, parallel.tree_shardings(lora, source.mesh)), 0)
 
 
-def trained(workdir: Path, step: int | None = None, task: str | None = None, best: bool = False) -> Trained:
+def trained(workdir: Path, step: int | None = None, task: str | None = None, best: bool = False, average: bool = False
+            ) -> Trained:
     """The policy of a checkpoint of a run, the newest one or that of `step`, with the run's own task or another one.
 
-    With `best` the weights that `config.checkpoint.best` kept.
+    With `best` the weights that `config.checkpoint.best` kept, with `average` the moving average of `config.optimizer.ema`.
 
     Raises:
       FileNotFoundError: no run folder, or no checkpoint of that step.
+      ValueError: no average was kept, or that of the best weights is asked for.
     """
     load_code(workdir)  # tasks and rewards
     config = stored_config(workdir)
+    config.server.url = ""  # it may be gone, and has other weights than this checkpoint
     if task:
         config.task = task
     start = untrained(config)
     target = {"params": start.params} | ({} if start.lora is None else {"lora": start.lora})
+    if average:
+        if best or not config.optimizer.ema:
+            raise ValueError(f"{workdir} has no moving average of its {'best ' * best}weights: averages lie in the checkpoints "
+                             "of runs that are started with, for example, --config.optimizer.ema=0.99")
+        target |= {"average": start.params if start.lora is None else start.lora}
     with Checkpoints(workdir / (FOLDER if best else "checkpoints"), read_only=True) as checkpoints:
         found = checkpoints.restore(target, step, part=True)
-    return start._replace(params=found.state["params"], lora=found.state.get("lora"), step=found.step)
+    params, lora = found.state["params"], found.state.get("lora")
+    params, lora = with_trained(params, lora, found.state["average"]) if average else (params, lora)
+    return start._replace(params=params, lora=lora, step=found.step)
 
 
-def export(workdir: Path, directory: Path, step: int | None = None, adapter: bool = False, best: bool = False) -> int:
+def export(workdir: Path, directory: Path, step: int | None = None, adapter: bool = False, best: bool = False,
+           average: bool = False) -> int:
     """Writes the model of a checkpoint as a Hugging Face directory, adapters merged in, with its tokenizer; returns its step.
 
-    With `adapter` the adapters alone, for PEFT and vLLM; with `best` of the weights that `config.checkpoint.best` kept. Raises
-    ValueError where the run trained no adapter.
+    With `adapter` the adapters alone, for PEFT and vLLM; `best` and `average` as in `trained`. Raises
+    ValueError where the run trained no adapter, or one of another run's weights.
     """
-    found = trained(workdir, step, best=best)
+    found = trained(workdir, step, best=best, average=average)
     architecture, tokenizer = found.policy.model.config, found.source.sampler.tokenizer
     if adapter and found.lora is None:
         raise ValueError(f"{workdir} trained all weights (lora.rank=0), so there is no adapter; export without --adapter")
     if adapter:
+        if run_at(found.config.model.path) is not None:
+            raise ValueError(f"the adapter of {workdir} belongs to the weights of the run {found.config.model.path}, which no "
+                             "other program reads; export without --adapter")
         weights.save_peft(directory, architecture, jax.device_get(found.lora), found.config.model.path)
         return found.step
     params = found.params if found.lora is None else merge(found.params, found.lora)
-    files = setup.tokenizer_source(found.config)
+    files = tokenizer_source(found.config.model)
     weights.save_hf(directory, architecture, jax.device_get(params), files)
     if files is None:
         tokenizer.save(directory)

@@ -3,7 +3,7 @@ import dataclasses
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +15,7 @@ from jaxrl_llm.environments import base
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.forest import Forest, grow, plant
 from jaxrl_llm.generation import sampling as sampling_lib
-from jaxrl_llm.generation.engine import Engine, Node, Request
-from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.generation.engine import Node, Request
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers import conversation
@@ -111,7 +110,8 @@ class Trajectories:
     by name, and its group is smaller. One that reaches `turns` or `max_tokens` is cut there, with the rewards that it has.
 
     Attributes:
-      model: what the engine decodes with.  runner: of the environment.
+      make_engine: `(params, key, slot_tokens=, version=, lora=)` -> what samples turns, an `Engine` or what has its contract.
+      runner: of the environment.
       sampling: the distribution of a token.
       prompts, group: P and G.  prompt_tokens: the longest opening.
       turns: of the policy in a trajectory.  turn_tokens: of the policy in a turn.  max_tokens: of all behind the prompt.
@@ -121,7 +121,7 @@ class Trajectories:
       opened: numbers of openings that are read as prompts.
     """
 
-    model: Transformer
+    make_engine: Callable[..., Any]
     runner: Runner
     sampling: sampling_lib.Sampling
     prompts: int
@@ -197,14 +197,14 @@ class Trajectories:
         for uid, one in going.items() if self.contexts > 1 else ():
             one.opening = opened[held_out + uid].messages
             self._read(one, [])
-        engine = Engine(self.model, weights.params, key, slots=self.prompts * self.group, lora=weights.lora, version=version,
-                        slot_tokens=self.prompt_tokens + self.max_tokens, tokenizer=self.tokenizer)
+        engine = self.make_engine(weights.params, key, slot_tokens=self.prompt_tokens + self.max_tokens, version=version,
+                                  lora=weights.lora)
         ended = self._played(engine, weights, going, held_out, timer)
         invalid = self.runner.counts.copy()
         self.runner.forget()
         return grown(forest, ended, self.runner.environment.returns, version, invalid)
 
-    def _played(self, engine: Engine, weights: Weights, going: Mapping[int, Trajectory], held_out: int, timer: PhaseTimer
+    def _played(self, engine: Any, weights: Weights, going: Mapping[int, Trajectory], held_out: int, timer: PhaseTimer
                 ) -> dict[int, Trajectory]:
         """The trajectories, played to their ends; without those that the environment lost."""
         def request(uid: int, one: Trajectory) -> Request:

@@ -20,9 +20,10 @@ from jaxrl_llm.training.trajectories import Trajectories
 
 
 def demonstrations(problems: list[Problem], tokenizer, prompt_tokens: int, max_tokens: int, overlong: str) -> Rollouts:
-    """Answers, each followed by the end token, as a batch of groups of one; those that fit stand in for skipped ones.
+    """Solutions, each followed by the end token, as a batch of groups of one; those that fit stand in for skipped ones.
 
-    Raises ValueError for an answer that does not fit: cut short, it would be a wrong answer to imitate.
+    A solution is `problem.extra["solution"]`, or the answer alone. Raises ValueError for one that does not fit: cut short, it
+    would be a wrong one to imitate.
     """
     fitted = [(p, fit(encode_problem(p, tokenizer), p, prompt_tokens, overlong)) for p in problems]
     fitted = [(p, ids) for p, ids in fitted if ids is not None]
@@ -30,12 +31,13 @@ def demonstrations(problems: list[Problem], tokenizer, prompt_tokens: int, max_t
         raise ValueError(f"no prompt of a warm-up batch fits in prompts.max_tokens={prompt_tokens}; raise it")
     problems, rows = zip(*(fitted * len(problems))[:len(problems)])
     prompts = pad(rows, [p.id for p in problems], prompt_tokens)
-    answers = [tokenizer.encode(p.answer) + [tokenizer.eos_id] for p in problems]
-    for problem, answer in zip(problems, answers):
-        if len(answer) > max_tokens:
-            raise ValueError(f"the answer of problem {problem.id} has {len(answer)} tokens with the end token, the limit is "
-                             f"sampling.max_tokens={max_tokens}: {problem.answer[:120]!r}. Raise it, or set warmup.steps=0")
-    rows = pad(answers, prompts.ids, max_tokens)
+    solutions = [tokenizer.encode(p.extra.get("solution", p.answer)) + [tokenizer.eos_id] for p in problems]
+    for problem, solution in zip(problems, solutions):
+        if len(solution) > max_tokens:
+            raise ValueError(f"the solution of problem {problem.id} has {len(solution)} tokens with the end token, the limit "
+                             f"is sampling.max_tokens={max_tokens}: {tokenizer.decode(solution)[:120]!r}. Raise it, or set "
+                             "warmup.steps=0")
+    rows = pad(solutions, prompts.ids, max_tokens)
     return Rollouts(mask=rows.mask[:, None], valid=np.ones((len(problems), 1), bool), tokens=rows.tokens[:, None],
                     prompt_tokens=prompts.tokens, prompt_mask=prompts.mask)
 

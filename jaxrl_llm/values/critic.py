@@ -94,12 +94,14 @@ def value_loss(values: Array, old_values: Array, targets: Array, clip: float | N
 def metrics(values: Array, returns: Array, mask: Array) -> dict[str, Array]:
     """Means of V and R over the tokens of `mask`, and `value/explained_variance` = `1 - var(R - V) / var(R)`.
 
-    That is 1 for perfect values and 0 for values no better than a constant, or where R is one.
+    That is 1 for perfect values and 0 for values no better than a constant, or where R is one: where its standard deviation is
+    below 1e-5 of the root mean square of R and V, hence rounding, for R often is a sum of V and what corrects it.
     """
     spread = masked.var(returns, mask, ddof=0)
-    left = masked.var(returns - values, mask, ddof=0) / jnp.where(spread > 0, spread, 1)
+    varies = spread > 1e-10 * masked.mean(returns**2 + values**2, mask)
+    left = masked.var(returns - values, mask, ddof=0) / jnp.where(varies, spread, 1)
     return {"value/mean": masked.mean(values, mask), "value/return": masked.mean(returns, mask),
-            "value/explained_variance": jnp.where(spread > 0, 1 - left, 0)}
+            "value/explained_variance": jnp.where(varies, 1 - left, 0)}
 
 
 def make_update(critic: Critic, *, clip_norm: float | None = 1.0, micro_batches: int = 1

@@ -1,10 +1,23 @@
 """Run folders as the trainer leaves them, with made-up metrics."""
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 from jaxrl_llm.compare import plan
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training.metrics import MetricWriter
 from jaxrl_llm.training.workdir import Workdir, resolve_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def started(out, *arguments):
+    """`experiments/compare.py` as people start it."""
+    cache = f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"
+    return subprocess.run([sys.executable, str(ROOT / "experiments/compare.py"), cache, f"--out={out}", *arguments],
+                          capture_output=True, text=True, timeout=600, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
 def base(**changes):

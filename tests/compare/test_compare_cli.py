@@ -1,13 +1,10 @@
 """`experiments/compare.py` as people start it: runs, stops at the budget, goes on, survives a run that breaks, tunes."""
 import json
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from run_folders import write_run
+from run_folders import started, write_run
 
 from jaxrl_llm.compare import plan
 
@@ -16,11 +13,7 @@ CONFIG_FILE = ROOT / "tests/integration/tiny_config.py"
 
 
 def compare_py(out, *arguments):
-    cache = f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"
-    return subprocess.run(
-        [sys.executable, str(ROOT / "experiments/compare.py"), cache, f"--config={CONFIG_FILE}", f"--out={out}",
-         "--config.eval.every=1", *arguments],
-        capture_output=True, text=True, timeout=600, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    return started(out, f"--config={CONFIG_FILE}", "--config.eval.every=1", *arguments)
 
 
 @pytest.mark.slow

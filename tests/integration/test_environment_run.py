@@ -66,9 +66,10 @@ def test_lost_trajectories_are_counted_and_not_learned_from(tmp_path):
 def test_too_many_lost_trajectories_end_the_run(tmp_path):
     config = chatter.get_config(environment="chatter:letters(broken=0)", environment_invalid=0.1)
     run, params = setup.build(config)
+    state = setup.initial_state(run, params)
     run.source.data = iter([[run.source.task.train[i] for i in range(4)]])
     with pytest.raises(TooManyInvalid, match="letters/error"):
-        run.source.next(setup.initial_state(run, params))
+        run.source.next(state)
 
 
 @pytest.mark.parametrize(("changes", "told"), (

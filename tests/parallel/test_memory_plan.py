@@ -207,6 +207,16 @@ def test_little_room_is_tight_where_devices_have_run_and_no_where_none_has():
         SMALL, WORK, new, 1, found)
 
 
+def test_remedies_go_on_where_updates_and_sampling_need_nearly_the_same():
+    """Neither alone makes the peak much smaller, and a last part that makes it fit may save less than the others."""
+    w = dataclasses.replace(WORK, prompts=64, group=8, prompt_tokens=512, completion_tokens=1024, dtype="bfloat16",
+                            lora_rank=32)
+    for name, work, machine, count in (("qwen3_4b", w, "h100", 1), ("qwen2.5_7b", dataclasses.replace(
+            w, prompt_tokens=384, completion_tokens=512), "v5e", 8)):
+        changes, _, found = plan.remedies(MODELS[name], work, DEVICES[machine], count)
+        assert found is not None and found.fits(DEVICES[machine]) and changes["sampling.micro_batches"] > 1, name
+
+
 def test_remedies_change_nothing_that_fits_and_cut_what_is_too_large():
     w = plan.Work(8, 4, 64, 64)
     changes, same, found = plan.remedies(SMALL, w, DEVICES["v5e"], 4)

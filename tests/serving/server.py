@@ -47,10 +47,9 @@ def sampled(prompt, seeds, limit, weights=0, sampling=Sampling(), **fields):
 
 
 @contextlib.contextmanager
-def serving(worker, port=0, **options):
-    """`http://...` of a server in a thread of its own."""
-    app = make_app(Served("tiny", MODEL.config, TOKENIZER, worker, **options))
-    with listening(app, port) as url:
+def serving(worker, port=0, config=MODEL.config, around=lambda app: app, **options):
+    """`http://...` of a server in a thread of its own; `around` may put another application before it."""
+    with listening(around(make_app(Served("tiny", config, TOKENIZER, worker, **options))), port) as url:
         yield url
 
 

@@ -43,3 +43,13 @@ def with_tokens(path: Path, step: int) -> None:
     extra = {"tokens": ["<i>", HOSTILE], "logprobs": [-0.5, -1.25], "entropies": [0.125, 2.0], "advantages": [1.0, -1.0],
              "ratios": [1.1, float("nan")]}
     file.write_text("".join(json.dumps(row | extra) + "\n" for row in rows))
+
+
+def with_messages(path: Path, step: int) -> None:
+    """Makes the completions of a step conversations: a call of a tool, what the tool says, an answer; the tool is hostile."""
+    file = path / "samples" / f"step_{step:06d}.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    extra = {"messages": [{"role": "assistant", "content": "so <tool_call>{\"name\": \"add\"}</tool_call>", "reward": 0.25},
+                          {"role": "user", "content": HOSTILE}, {"role": "assistant", "content": "5", "reward": float("nan")}],
+             "tokens": ["so", HOSTILE, "5"], "trained": [True, False, True], "entropies": [0.5, 0.0, 1.0]}
+    file.write_text("".join(json.dumps(row | extra) + "\n" for row in rows))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_folder import HOSTILE, make_run, with_tokens
+from run_folder import HOSTILE, make_run, with_messages, with_tokens
 
 from jaxrl_llm.show import curves
 from jaxrl_llm.show.page import as_script, write_page
@@ -168,6 +168,23 @@ def test_the_address_chooses_the_view(page, tmp_path):
     found = subprocess.run([BROWSER, *options, "--dump-dom", view], capture_output=True, text=True, timeout=60)
     rows = found.stdout[found.stdout.index('<table id="rows"'):found.stdout.index('class="pager"')]
     assert 0 < rows.count('<tr class="prompt">') < 8 and "background: rgba(0, 114, 178" in rows and "rgba(213, 94, 0" in rows
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
+def test_conversations_show_who_speaks_what_is_called_and_what_is_not_trained(tmp_path):
+    run = make_run(tmp_path / "run")
+    with_messages(run, 0)
+    page = write_page(read_runs([run]), tmp_path / "page.html")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    spoken, tokens = (subprocess.run([BROWSER, *options, page.as_uri() + view], capture_output=True, text=True,
+                                     timeout=60).stdout for view in ("#samples?step=0", "#samples?step=0&color=entropies"))
+    rows = spoken[spoken.index('<table id="rows"'):spoken.index('class="pager"')]
+    assert rows.count('class="message"') == 4 * 2 and rows.count('class="message masked"') == 4
+    assert rows.count("assistant  reward of the turn: 0.25") == 4 and rows.count("assistant  reward of the turn: NaN") == 4
+    assert rows.count('<span class="call">&lt;tool_call&gt;') == 4
+    assert "<script" not in rows and "<img" not in rows and "<title>run</title>" in spoken
+    rows = tokens[tokens.index('<table id="rows"'):tokens.index('class="pager"')]
+    assert rows.count('<span class="masked">') == 4 and 'class="message' not in rows and "rgba(" in rows
 
 
 def test_the_installed_package_has_the_files_of_the_page():

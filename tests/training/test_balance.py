@@ -12,7 +12,7 @@ from jaxrl_llm import advantages, objectives
 from jaxrl_llm.models import Experts, ModelConfig, Transformer
 from jaxrl_llm.models.moe import Loads
 from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training import balance, setup
+from jaxrl_llm.training import balance, setup, start
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.optimizers import make_optimizer
@@ -121,7 +121,7 @@ def test_a_dense_model_has_nothing_to_balance():
 def test_sizes_from_scratch():
     c = default_config()
     c.model.experts, c.model.mlp_size = 8, 384
-    made = setup.model_config(c, 259)
+    made = start.model_config(c.model, 259)
     assert made.experts == Experts(8, 2, 192) and made.mlp_size == 192 and made.family == "mixtral"
     c.model.expert_size, c.model.experts_per_token = 40, 3
-    assert setup.model_config(c, 259).experts == Experts(8, 3, 40)
+    assert start.model_config(c.model, 259).experts == Experts(8, 3, 40)

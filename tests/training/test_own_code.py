@@ -1,6 +1,9 @@
 """Which code of a run lies outside the package, and that it comes back."""
 import importlib
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +39,25 @@ def test_a_module_that_registered_something_is_named_and_imported_again(place):
     del sys.modules["my_module"], advantages.base.ESTIMATORS["of_module"]
     own_code.load(["my_module"])
     assert "of_module" in advantages.base.ESTIMATORS
+
+
+@pytest.mark.parametrize("variant", ("", ":small"))
+def test_a_configuration_file_is_named_without_its_variant(place, variant):
+    file = place / "mine.py"
+    file.write_text("from ml_collections import ConfigDict\n\n"
+                    "def get_config(variant='large'):\n    return ConfigDict({'a': variant})\n")
+    code = f"""
+from absl import flags
+from ml_collections import config_flags
+from jaxrl_llm.training import own_code
+config = config_flags.DEFINE_config_file("config")
+flags.FLAGS(["program", "--config={file}{variant}"])
+assert config.value.a == "{variant[1:] or 'large'}"
+print(own_code.origins())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {
+        "PYTHONPATH": str(Path(own_code.__file__).parents[2])})
+    assert done.stdout == f"{[str(file)]}\n", done.stderr
 
 
 def test_a_file_is_imported_once_and_a_missing_one_is_a_warning(place):

@@ -7,7 +7,7 @@ import tokenizers as hugging_face
 
 from jaxrl_llm.models import ModelConfig, Transformer, weights
 from jaxrl_llm.tokenizers import ByteTokenizer
-from jaxrl_llm.training import setup
+from jaxrl_llm.training import setup, start
 from jaxrl_llm.training.config import default_config
 
 
@@ -67,8 +67,7 @@ def test_sequences_longer_than_the_model_was_made_for(gemma):
 
 def test_where_the_tokenizer_files_of_an_export_come_from(gemma, tmp_path):
     def source(path="", tokenizer=""):
-        return setup.tokenizer_source(
-            config_of(path, **{"model.tokenizer": str(tokenizer)}))
+        return start.tokenizer_source(config_of(path, **{"model.tokenizer": str(tokenizer)}).model)
     assert source(gemma) == source("", gemma) == source("", gemma / "tokenizer.json") == gemma
     assert source() is source("", "bytes") is source(gemma, "bytes") is None  # written by the tokenizer itself
     (tmp_path / "m.gguf").write_bytes(b"")

@@ -114,6 +114,8 @@ def test_metrics_of_four_tokens():
     assert found["value/mean"] == 0.5 and found["value/return"] == 0.5
     assert found["value/explained_variance"] == pytest.approx(1 - 0.125 / 0.25)
     assert metrics(values, np.ones(5, np.float32), mask)["value/explained_variance"] == 0
+    rounded = np.float32([1e-9, -2e-9, 3e-9, 0, 0])  # what is left of (0 - V) + V
+    assert metrics(values, rounded, mask)["value/explained_variance"] == 0
 
 
 @pytest.mark.parametrize("critic", (SEPARATE, HEAD), ids=("separate", "head"))

@@ -1,0 +1,29 @@
+"""Programs that pass tests: the first 2,000 problems of CodeContests (arXiv 2203.07814), the public tests as the reward.
+
+  bash scripts/setup.sh data     # then a run downloads these problems when it starts
+  python -m jaxrl_llm.sandbox    # says whether this machine has the sandbox that programs run in
+  python experiments/train.py --config=configs/code.py:qwen2.5_7b-h100-8 --workdir=runs/code
+
+500 steps of 64 problems x 8 completions of up to 2,048 tokens: 1.9 hours at the least, by the plan. Problems without a test,
+or of more than 1,024 tokens, are left out. Public tests are few: a program that passes them can still be wrong.
+"""
+from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.recipes import sized
+
+PROMPT = """{description}
+
+Write a Python program that reads from standard input and writes to standard output. Put it in one ```python block."""
+
+
+def get_config(variant: str = "qwen2.5_7b-h100-8"):
+    c = default_config()
+    c.task = (f"dataset(path='deepmind/code_contests', heldout=valid, limit=2000, streaming=True, prompt={PROMPT!r}, "
+              "tests=public_tests, invalid=skip)")
+    c.steps = 500
+    c.prompts.max_tokens = 1024
+    c.prompts.overlong = "skip"
+    c.sampling.max_tokens = 2048
+    c.optimizer.learning_rate = 1e-6
+    c.eval.problems = 64
+    c.eval.every = 50
+    return sized(c, variant)

@@ -1,0 +1,51 @@
+"""The tasks of the embedded benchmark suite, each about a minute a run on one core; see docs/comparing.md.
+
+  :mixed    (default) a third of the problems is solved from the start, a third is learned, a third is out of reach
+  :lengths  completions of heavy-tailed lengths, and a cost of length
+
+  python experiments/compare.py --suite=embedded --out=runs/suite
+  python experiments/train.py --config=configs/suite.py:lengths --workdir=runs/lengths
+"""
+from jaxrl_llm.registry import one_of
+from jaxrl_llm.training.config import default_config
+
+VARIANTS = ("mixed", "lengths")
+
+
+def get_config(variant: str = "mixed"):
+    one_of("variant of configs/suite.py", variant, VARIANTS)
+    c = default_config()
+    c.model.hidden_size = 96
+    c.model.num_layers = 2
+    c.model.num_heads = 4
+    c.model.mlp_size = 384
+    c.warmup.steps = 1000
+    c.warmup.batch = 64
+    c.warmup.learning_rate = 3e-3
+    c.optimizer.learning_rate = 3e-4
+    c.eval.problems = 192
+    c.eval.every = 20
+    c.samples_every = 0
+    return {"mixed": _mixed, "lengths": _lengths}[variant](c)
+
+
+def _mixed(c):
+    c.task = ("arithmetic(level=nocarry2, label=easy), arithmetic(level=nocarry3, label=middle), "
+              "arithmetic(level=mul2, label=hard)")
+    c.warmup.loss = 0.85
+    c.steps = 150
+    c.prompts.per_step = 24
+    c.sampling.group = 8
+    c.sampling.max_tokens = 6
+    return c
+
+
+def _lengths(c):
+    c.task = "attempts"
+    c.rewards = "last_number, soft_overlong(max_length=48, cache=48, weight=0.3)"
+    c.warmup.loss = 1.1
+    c.steps = 100
+    c.prompts.per_step = 16
+    c.sampling.group = 8
+    c.sampling.max_tokens = 48
+    return c

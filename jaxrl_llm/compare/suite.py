@@ -1,0 +1,171 @@
+"""Several comparisons with one list of methods: what each method gains over the first one on every task, and what is a tie."""
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+from scipy import stats
+
+from jaxrl_llm.compare.figures import save_figure
+from jaxrl_llm.compare.page import table
+from jaxrl_llm.compare.plan import UNITS, Budget
+from jaxrl_llm.compare.report import Result, scores_of
+from jaxrl_llm.evaluation.paired import paired_difference
+from jaxrl_llm.evaluation.power import paired_deviation, smallest_difference
+from jaxrl_llm.figures import COLORS
+from jaxrl_llm.registry import one_of
+
+LEVEL = 0.05  # false discoveries among the differences of a task that are called real (Benjamini and Hochberg)
+
+
+class Contest(NamedTuple):
+    """A task of a suite: its configuration file and variant, the budget of a run, and the held-out number that is compared."""
+
+    name: str
+    config: str
+    budget: str
+    metric: str
+    about: str
+
+
+SUITES = {
+    "embedded": (
+        Contest("mixed", "suite:mixed", "tokens=1.2e5", "eval/score",
+                "a third of the problems is easy, a third is learned, a third is out of reach"),
+        Contest("lengths", "suite:lengths", "tokens=6e4", "eval/reward",
+                "completions of heavy-tailed lengths, and a cost of length"),
+    ),
+}
+METHODS = "grpo, rloo, dr_grpo, dapo, gspo, cispo, reinforce_pp, ppo, poise, v0_5"
+
+
+def contests(name: str) -> tuple[Contest, ...]:
+    """The contests of a suite; ValueError for an unknown name."""
+    return SUITES[one_of("suite", name, SUITES)]
+
+
+def config_of(contest: Contest) -> ConfigDict:
+    """What all runs of a contest share."""
+    file, _, variant = contest.config.partition(":")
+    return importlib.import_module(f"jaxrl_llm.configs.{file}").get_config(variant)
+
+
+def analyse(contest: Contest, results: Mapping[str, list[Result]], report: Mapping[str, Any]) -> dict[str, Any]:
+    """A contest's part of the suite's report, as plain JSON values.
+
+    Every method is compared with the first one of `results` at the budget, and at the training seconds that all runs reached.
+    What the testing seeds can show follows from the spread on the tuning seeds, which is known before; without them from the
+    testing seeds themselves.
+    """
+    budget = Budget(**report["budget"])
+    axes = {budget.unit: budget, "seconds": Budget("seconds", report["common"]["seconds"])}
+    labels = list(results)
+    finals = {unit: {label: _by_seed(results[label], *axis, contest.metric) for label in labels} for unit, axis in axes.items()}
+    shared = sorted(set.intersection(*(set(found) for found in finals[budget.unit].values())))
+    table_of = np.array([[finals[budget.unit][label][seed] for seed in shared] for label in labels])
+    tuning = _tuning_scores(report)
+    pilot = table_of if tuning is None else tuning
+    deviation = paired_deviation(pilot) if min(pilot.shape) > 1 else 0.0
+    visible = smallest_difference(deviation, len(shared)) if deviation > 0 and len(shared) > 1 else None
+    rows: dict[str, Any] = {label: {"final": float(scores.mean()), "seeds": len(shared)}
+                            for label, scores in zip(labels, table_of)}
+    for unit, found in finals.items():
+        for label, difference in _against_first(found).items():
+            rows[label][f"difference_at_{unit}"] = difference
+    return {"contest": contest._asdict(), "start": report["start"], "budget": report["budget"], "yardstick": labels[0],
+            "seconds": axes["seconds"].size, "smallest_p": 2.0 ** (1 - len(shared)), "deviation": deviation,
+            "visible": visible, "power_from": "testing" if tuning is None else "tuning", "methods": rows,
+            "silent_groups": {label: report["methods"][label]["silent_groups"] for label in labels},
+            "warnings": list(report["warnings"])}
+
+
+def _tuning_scores(report: Mapping[str, Any]) -> np.ndarray | None:
+    """`f64[methods, seeds]` of the settings that were kept; None without tuning seeds, or where one of the runs failed."""
+    kept = [facts["scores"][facts["grid"].index(facts["chosen"])] for facts in report["tuning"].values()]
+    return np.array(kept) if kept and all(isinstance(x, float) for row in kept for x in row) else None
+
+
+def _by_seed(found: Sequence[Result], unit: str, size: float, metric: str) -> dict[int, float]:
+    return dict(zip([r.job.seed for r in found], scores_of(found, unit, size, metric)["final"].tolist()))
+
+
+def _against_first(finals: Mapping[str, Mapping[int, float]]) -> dict[str, dict[str, Any]]:
+    """Differences from the first method, paired by seed, and whether each one is real at the level of all of them."""
+    first, *others = finals
+    made = {}
+    for label in others:
+        shared = [seed for seed in finals[label] if seed in finals[first]
+                  and np.isfinite(finals[label][seed] - finals[first][seed])]
+        if len(shared) > 1:
+            made[label] = paired_difference(np.array([finals[label][seed] for seed in shared]),
+                                            np.array([finals[first][seed] for seed in shared]))
+    if not made:
+        return {}
+    adjusted = stats.false_discovery_control([found.p_value for found in made.values()])
+    return {label: found._asdict() | {"adjusted_p": float(p), "verdict": _verdict(found, float(p))}
+            for (label, found), p in zip(made.items(), adjusted)}
+
+
+def _verdict(found, adjusted: float) -> str:
+    """"better" or "worse" where the test and the interval both exclude zero; everything else is a tie."""
+    if adjusted > LEVEL or found.low <= 0 <= found.high:
+        return "tie"
+    return "better" if found.mean > 0 else "worse"
+
+
+def markdown(found: Sequence[Mapping[str, Any]], command: str) -> str:
+    """The suite's page: one table a task, and what its seeds can show."""
+    lines = ["# The embedded suite", "", "![differences](differences.png)", ""]
+    for part in found:
+        lines += [*_section(part), ""]
+    return "\n".join([*lines, "## How this was made", "", "```bash", command, "```", ""])
+
+
+def _section(part: Mapping[str, Any]) -> list[str]:
+    contest, first, budget = part["contest"], part["yardstick"], part["budget"]
+    seeds = part["methods"][first]["seeds"]
+    rows = []
+    for label, numbers in sorted(part["methods"].items(), key=lambda item: -item[1]["final"]):
+        cells = [_against(numbers.get(f"difference_at_{unit}"), label == first) for unit in (budget["unit"], "seconds")]
+        rows.append([label, f"{numbers['final']:.3f}", *cells])
+    visible = ("The spread of their differences is not known yet." if part["visible"] is None else
+               f"By the spread of paired differences on the {part['power_from']} seeds ({part['deviation']:.3f}), a difference "
+               f"of {part['visible']:.3f} is seen with a chance of 80%.")
+    heads = ["method", f"`{contest['metric']}`", f"minus {first}, at {budget['size']:,.0f} {UNITS[budget['unit']]}",
+             f"minus {first}, at {part['seconds']:,.0f} {UNITS['seconds']}"]
+    return [f"## {contest['name']}", "", f"{contest['about'].capitalize()}. {seeds} seeds. {visible} Tests flip the signs of "
+            f"paired differences; with {seeds} seeds p is at least {part['smallest_p']:.2g}. *Better* and *worse* keep the "
+            f"share of false discoveries in a column at {LEVEL:.0%}. [All numbers]({contest['name']}/report.md).", "",
+            table(heads, rows)]
+
+
+def _against(found: Mapping[str, Any] | None, is_first: bool) -> str:
+    if found is None:
+        return "" if is_first else "too few seeds"
+    return (f"{found['mean']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}], p = {found['p_value']:.2g}: {found['verdict']}")
+
+
+def draw(found: Sequence[Mapping[str, Any]], folder: Path) -> Path:
+    """Differences from the yardstick with their intervals, one picture for each task."""
+    most = max(len(part["methods"]) for part in found)
+    def pictures(axes):
+        for ax, part in zip(axes, found):
+            _differences(ax, part)
+    return save_figure(folder / "differences.png", (5.0 * len(found), 1.4 + 0.35 * most), 1, len(found), pictures)
+
+
+def _differences(axes, part: Mapping[str, Any]) -> None:
+    unit, first = part["budget"]["unit"], part["yardstick"]
+    shown = {label: numbers[f"difference_at_{unit}"] for label, numbers in part["methods"].items()
+             if f"difference_at_{unit}" in numbers}
+    shown = dict(sorted(shown.items(), key=lambda item: item[1]["mean"]))
+    colors = {"better": COLORS[2], "worse": COLORS[3], "tie": "0.55"}
+    for place, (_, one) in enumerate(shown.items()):
+        axes.plot([one["low"], one["high"]], [place, place], color=colors[one["verdict"]], linewidth=2)
+        axes.plot([one["mean"]], [place], "o", color=colors[one["verdict"]])
+    axes.axvline(0, color="0.3", linewidth=1)
+    axes.set_yticks(range(len(shown)), list(shown))
+    axes.set_xlabel(f"{part['contest']['metric']} minus {first}'s (grey: a tie)")
+    axes.set_title(part["contest"]["name"])

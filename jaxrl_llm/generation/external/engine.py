@@ -1,0 +1,202 @@
+"""The contract of the slot engine, met by a server: a trajectory that goes on is a new request with all tokens so far."""
+import dataclasses
+import hashlib
+import queue
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.generation.engine import Node, Request
+from jaxrl_llm.generation.external.answers import Completion
+from jaxrl_llm.generation.external.client import ServerError
+from jaxrl_llm.generation.external.server import Server, Stale
+from jaxrl_llm.generation.sampler import Completions, row_keys
+from jaxrl_llm.generation.sampling import Sampling, check
+
+_STALE = 3  # answers by other weights in a row, after which a trajectory is given up
+
+
+@dataclasses.dataclass(eq=False)
+class _Row:
+    """A trajectory: all its `tokens`, of which the policy wrote `drawn` and may write `limit`; `asked`, where it runs.
+
+    `stream`: what its draws follow from.  stale: answers in a row by other weights.
+    """
+
+    request: Request
+    tokens: list[int]
+    limit: int
+    stream: bytes
+    drawn: int = 0
+    stale: int = 0
+    asked: "Future[Completion] | None" = None
+
+    @property
+    def seed(self) -> int:
+        """Of the draws from here on. It has nothing to do with those of other turns."""
+        return hashed(self.stream + self.drawn.to_bytes(8, "big"))
+
+
+class ExternalEngine:
+    """Samples trajectories by requests to a server, as `generation.engine.Engine` does in its slots.
+
+    What a trajectory draws follows from the key, its uid and how many tokens it has drawn, where the server draws by seeds
+    alone. There are no forks, no stop sequences of tokens, and a row that runs is neither paused nor extended.
+
+    Attributes:
+      version: of the weights in use.
+    """
+
+    def __init__(self, server: Server, params, key: jax.Array, *, slot_tokens: int, version: int = 0, lora=None):
+        """
+        Args:
+          server: that samples; these weights are published to it.
+          key: the run's key, from which those of trajectories follow.
+          slot_tokens: most tokens of a trajectory, prompt and all.
+        """
+        self._server, self._key, self._versions = server, key, {}
+        self._rows: dict[int, _Row] = {}
+        self._ready: queue.SimpleQueue[tuple[int, Future[Completion]]] = queue.SimpleQueue()
+        self.publish(version, params, lora)
+        server.check_room(slot_tokens)
+
+    def submit(self, *requests: Request) -> None:
+        """Asks for trajectories; where one is refused, none is asked for. Raises ValueError for what cannot be met."""
+        rows: dict[int, _Row] = {}
+        for request in requests:
+            check(request.sampling)
+            if request.uid in self._rows or request.uid in rows:
+                raise ValueError(f"uid {request.uid} was submitted before; release it, or give this trajectory its own uid")
+            if request.parent is not None or len(request.stop_sequences):
+                raise ValueError(f"uid {request.uid} is to fork another, or has stop sequences of tokens, which servers do not "
+                                 "know; give all tokens as the prompt, and stop texts")
+            if request.limit < 1 or not len(request.tokens):
+                raise ValueError(f"uid {request.uid} has {len(request.tokens)} tokens and a limit of {request.limit}; give one "
+                                 "at least of each")
+            rows[request.uid] = _Row(request, [int(t) for t in request.tokens], request.limit, self._stream(request))
+        self._rows |= rows
+        for row in rows.values():
+            self._ask(row)
+
+    def extend(self, uid: int, tokens: Sequence[int], limit: int | None = None) -> None:
+        """Puts tokens of others behind a trajectory that has ended, which then goes on, with another `limit` if one is given.
+
+        Raises KeyError for a uid that is not held and ValueError for one that runs, or whose limit is reached.
+        """
+        row = self._held(uid)
+        limit = row.limit if limit is None else limit
+        if row.asked is not None:
+            raise ValueError(f"uid {uid} runs; wait for its node")
+        if limit <= row.drawn or not len(tokens):
+            raise ValueError(f"uid {uid} is given {len(tokens)} tokens and a limit of {limit}, {row.drawn} of which are there "
+                             "already; give more")
+        row.tokens += [int(t) for t in tokens]
+        row.limit = limit
+        self._ask(row)
+
+    def release(self, uid: int) -> None:
+        """Forgets a trajectory; a request for it is cancelled. Raises KeyError for a uid that is not held."""
+        row = self._held(uid)
+        del self._rows[uid]
+        if row.asked is not None:
+            row.asked.cancel()
+
+    def publish(self, version: int, params, lora=None) -> None:
+        """Other weights for requests from now on. Errors as in `Server.publish`."""
+        self._versions[self._server.publish(params, lora)] = version
+        self.version = version
+
+    def collect(self) -> list[Node]:
+        """Waits until a node is finished and returns all that are; an empty list where nothing is asked for.
+
+        Where the server answers with other weights it gets those of the run again, and the request is repeated.
+
+        Raises `Fault`, `Refusal` or `Stale` for a request that failed, which has a note with its uid. All others go on, and
+        are returned by the next call.
+        """
+        found: list[Node] = []
+        while any(row.asked is not None for row in self._rows.values()) and (not found or not self._ready.empty()):
+            uid, asked = self._ready.get()
+            row = self._rows.get(uid)
+            if row is None or row.asked is not asked:
+                continue  # released since
+            error = asked.exception()
+            if error is not None and found:
+                self._ready.put((uid, asked))  # for the next call, as these nodes are to be returned
+                break
+            row.asked = None
+            if error is None:
+                found.append(self._node(row, asked.result()))
+            else:
+                self._failed(row, error)
+        return found
+
+    def _node(self, row: _Row, made: Completion) -> Node:
+        start, row.drawn, row.stale = len(row.tokens), row.drawn + len(made.tokens), 0
+        row.tokens += made.tokens.tolist()
+        if not row.request.keep:
+            del self._rows[row.request.uid]
+        return Node(row.request.uid, None, start, made.tokens, made.logprobs, made.entropies,
+                    np.array([self._versions.get(tag, self.version) for tag in made.tags], np.int32), made.finish)
+
+    def _failed(self, row: _Row, error: BaseException) -> None:
+        """Asks again where the server had other weights, a few times; otherwise raises the error."""
+        row.stale += 1
+        if isinstance(error, Stale) and row.stale <= _STALE:
+            self._server.renew()
+            self._ask(row)
+        else:
+            if isinstance(error, ServerError):
+                error.add_note(f"trajectory {row.request.uid}, {len(row.tokens)} tokens so far")
+            raise error
+
+    def _stream(self, request: Request) -> bytes:
+        if request.seed is not None:
+            return request.seed.to_bytes(8, "big")
+        return np.asarray(jax.random.key_data(row_keys(self._key, np.array([request.uid], np.int64)))).tobytes()
+
+    def _held(self, uid: int) -> _Row:
+        if uid not in self._rows:
+            raise KeyError(f"uid {uid} is not held: it was never submitted, or was released, or ended and its request did not "
+                           "say keep=True")
+        return self._rows[uid]
+
+    def _ask(self, row: _Row) -> None:
+        uid = row.request.uid
+        row.asked = self._server.complete(row.request, row.tokens, row.limit - row.drawn, row.seed)
+        row.asked.add_done_callback(lambda done: None if done.cancelled() else self._ready.put((uid, done)))
+
+
+def hashed(stream: bytes) -> int:
+    """A seed, 0 to 2^62 - 1, that follows from these bytes."""
+    return int.from_bytes(hashlib.blake2b(stream, digest_size=8).digest(), "big") >> 2
+
+
+def generate(server: Server, params, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
+             stop_ids: tuple[int, ...], stop_texts: Sequence[str] = (), lora=None) -> Completions:
+    """As `sampler.generate`, by a server; arrays of the host.
+
+    The server draws a row with a seed that follows from the row's key. Completions with a stop text end there. Raises `Fault`,
+    `Refusal` and `Stale`.
+    """
+    prompts, mask, words = (np.asarray(x) for x in jax.device_get((prompt_tokens, prompt_mask, jax.random.key_data(keys))))
+    P, G = words.shape[:2]
+    limit = max_tokens if sampling.max_tokens is None else min(max_tokens, int(sampling.max_tokens))
+    asked = Request(0, limit, sampling=sampling.replace(max_tokens=None), stop_tokens=stop_ids, stop_texts=tuple(stop_texts))
+    engine = ExternalEngine(server, params, jax.random.key(0), slot_tokens=prompts.shape[1] + max_tokens, lora=lora)
+    engine.submit(*(dataclasses.replace(asked, uid=p * G + g, tokens=prompts[p][mask[p]].tolist(),
+                                        seed=hashed(words[p, g].tobytes())) for p in range(P) for g in range(G)))
+    found: dict[str, Any] = {name: np.zeros((P, G, max_tokens), dtype) for name, dtype in (
+        ("tokens", np.int32), ("mask", bool), ("logprobs", np.float32), ("entropies", np.float32))}
+    found["stopped"], longest = np.zeros((P, G), bool), 1
+    while nodes := engine.collect():
+        for node in nodes:
+            row, count = divmod(node.uid, G), len(node.tokens)
+            for name in ("tokens", "logprobs", "entropies"):
+                found[name][row][:count] = getattr(node, name)
+            found["mask"][row][:count], found["stopped"][row] = True, node.finish == "stop"
+            longest = max(longest, count)
+    return Completions(**found | {"decode_steps": np.int32(longest - 1)})

@@ -1,0 +1,165 @@
+"""A server that samples for a run: the weights that are published to it, and completions that are checked."""
+import functools
+import hashlib
+import shutil
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.generation.engine import Request
+from jaxrl_llm.generation.external import answers
+from jaxrl_llm.generation.external.answers import Completion
+from jaxrl_llm.generation.external.client import Client, Refusal, ServerError
+from jaxrl_llm.models import weights
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.lora import merge
+
+_FIRST_CONTACT = 30.0  # seconds for a server that has not answered yet
+_KEPT = 2  # publications whose files stay: the one in use, and the one before, which may still be read
+
+
+class Stale(ServerError):
+    """An answer by other weights than were published when it was asked for."""
+
+
+class Mismatch(RuntimeError):
+    """Sampler and learner disagree about the log-probs of the same tokens."""
+
+
+class Server:
+    """A server whose answers have token ids and log-probs, and that reads weights from a folder that both see.
+
+    The tag of weights is a digest of their bytes. A server that was started again, or missed a publication, does not answer
+    with the tag that was published last: it is asked to read those weights again.
+
+    Attributes:
+      url: of it.  tag: of the weights that were published last; "" before that.
+      max_mismatch: see `check`.
+    """
+
+    def __init__(self, client: Client, config: ModelConfig, folder: Path, model: str = "", max_mismatch: float = 0.05):
+        """
+        Args:
+          client: that asks it.
+          config: of the model.
+          folder: where weights are written for it.
+          model: the name by which it knows the model; empty: the only one that it has.
+        """
+        self.url, self.tag, self.max_mismatch = client.url, "", max_mismatch
+        self._client, self._config, self._folder, self._model = client, config, folder, model
+        self._given: list[Any] = []  # weak references to the weights that were published last
+        self._order: dict[str, int] = {}  # of the tags: the number of their last publication
+        self._most: int | None = None  # tokens of a prompt with its completion
+        self._written: list[Path] = []
+
+    def publish(self, params: Any, lora: Any = None) -> str:
+        """The server samples with these weights from now on; returns their tag. Nothing happens where it does already.
+
+        Raises `Refusal` where the server does not take them, `Fault` where it does not answer in time.
+        """
+        leaves = jax.tree.leaves((params, lora))
+        if len(leaves) == len(self._given) and all(ref() is leaf for ref, leaf in zip(self._given, leaves)):
+            return self.tag
+        whole = jax.device_get(params if lora is None else merge(params, lora))
+        before, self.tag = self.tag, digest(whole)
+        self._order[self.tag] = max(self._order.values(), default=0) + 1
+        self._write(whole)
+        serves = self.served()
+        if serves != self.tag and (serves is not None or before != self.tag):
+            self._hand_over()
+        self._given = [weakref.ref(leaf) for leaf in leaves]
+        return self.tag
+
+    def renew(self) -> None:
+        """The server reads the weights that were published last once more, unless it says that it serves them."""
+        if self.served() != self.tag:
+            self._hand_over()
+
+    def served(self) -> str | None:
+        """The tag of the weights that the server says it serves; None where it does not say. Errors as in `publish`."""
+        read = functools.partial(answers.description, name=self._model, url=self.url)
+        found = self._client.ask("GET", "/v1/models", None, read,
+                                 None if self._given else min(_FIRST_CONTACT, self._client.deadline)).result()
+        self._model, self._most = found.name, found.most
+        return found.tag
+
+    def check_room(self, tokens: int) -> None:
+        """Raises `Refusal` where the server holds fewer tokens of a prompt with its completion; to be asked after `publish`."""
+        if self._most is not None and self._most < tokens:
+            raise Refusal(f"a prompt with its completion may have {tokens} tokens, and {self.url} holds {self._most}; start it "
+                          f"for {tokens} (--slot_tokens={tokens}), or lower sampling.max_tokens or prompts.max_tokens")
+
+    def complete(self, request: Request, tokens: Sequence[int], limit: int, seed: int) -> "Future[Completion]":
+        """Up to `limit` tokens behind these. The future raises `Stale`, `Refusal` and `Fault`, see `Client.ask`."""
+        s, wanted = request.sampling, self._order[self.tag]
+        off = {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}  # said, as servers may have other defaults
+        body = {"model": self._model, "prompt": [int(token) for token in tokens], "max_tokens": limit, "seed": seed,
+                "stop": list(request.stop_texts), "stop_token_ids": [int(token) for token in request.stop_tokens],
+                "logprobs": 0, "return_token_ids": True,
+                **{name: value if getattr(s, name) is None else np.asarray(getattr(s, name)).item()
+                   for name, value in off.items()}}
+        read = answers.completion(body, self._config.vocab_size)
+
+        def current(answer):
+            found = read(answer)
+            for tag in found.tags:
+                if self._order.get(tag, -1) < wanted:
+                    raise Stale(f"{self.url} answers with the weights {tag!r}; the run published {self.tag!r}")
+            return found._replace(tags=found.tags or [self.tag] * len(found.tokens))
+
+        return self._client.ask("POST", "/v1/completions", body, current)
+
+    def check(self, metrics: Mapping[str, float]) -> None:
+        """Raises `Mismatch` where `mismatch/kl` of a batch is more than `max_mismatch` nats a token."""
+        gap = metrics.get("mismatch/kl", 0.0)
+        if abs(gap) > self.max_mismatch:
+            try:
+                says = f"says that it serves the weights {self.served()!r}"
+            except ServerError as error:
+                says = f"does not say which weights it serves ({error})"
+            raise Mismatch(
+                f"sampler and learner disagree: mismatch/kl is {gap:.3g} nats a token, more than "
+                f"server.max_mismatch={self.max_mismatch:g}. The server {self.url} {says}; the run published {self.tag!r}. "
+                "Where these are the same it computes other log-probs: of the distribution before temperature, in another "
+                "precision, or, with top_k, top_p or min_p, of what they leave. No checkpoint holds this step: resume from the "
+                "last one")
+
+    def close(self) -> None:
+        """Ends what is on its way."""
+        self._client.close()
+
+    def _hand_over(self) -> None:
+        """Lets the server read the weights that were published last."""
+        body = {"model_path": str(self._folder / self.tag), "weight_version": self.tag}
+        self._client.ask("POST", "/update_weights_from_disk", body, answers.updated).result()
+        serves = self.served()
+        if serves not in (None, self.tag):
+            raise Refusal(f"{self.url} was given the weights {self.tag!r} and says that it serves {serves!r}; where several "
+                          "runs publish to one server, give each its own")
+
+    def _write(self, params: Any) -> None:
+        """The directory of these weights; older ones of this run but the last are removed."""
+        folder = self._folder / self.tag
+        if not folder.is_dir():
+            part = self._folder / f"{self.tag}.part"
+            shutil.rmtree(part, ignore_errors=True)
+            weights.save_hf(part, self._config, params)
+            part.rename(folder)
+        self._written = [*(one for one in self._written if one != folder), folder]
+        while len(self._written) > _KEPT:
+            shutil.rmtree(self._written.pop(0), ignore_errors=True)
+
+
+def digest(params: Any) -> str:
+    """16 hexadecimal digits that follow from the names, shapes and bytes of these arrays of the host."""
+    made = hashlib.blake2b(digest_size=8)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        array = np.asarray(leaf)
+        made.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        made.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return made.hexdigest()

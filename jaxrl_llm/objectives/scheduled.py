@@ -1,0 +1,67 @@
+"""An objective whose numbers follow schedules, as `kl_coef` that falls from 0.1 to 0."""
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_llm import masked
+from jaxrl_llm.objectives.base import Objective
+
+Schedule = Callable[[Array], Array]  # f32[] at a step i32[], from 0
+
+
+class Counted(NamedTuple):
+    """The state of the objective within, and i32[] the updates so far."""
+
+    inner: Any
+    updates: Array
+
+
+def scheduled(make: Callable[..., Objective], numbers: Mapping[str, Schedule], per_step: int = 1) -> Objective:
+    """The objective `make(**numbers)` with the numbers of step `updates // per_step`, `updates` being those made so far.
+
+    What it needs and how it weighs are those of `make` with all numbers not 0. The metric `objective/NAME` is the number.
+
+    Raises:
+      ValueError: a number that decides what is computed, or that weights depend on: only terms of a loss can follow a schedule.
+    """
+    first = dict.fromkeys(numbers, jnp.ones((), jnp.float32))
+
+    def made(now: Mapping[str, Array]) -> Objective:
+        try:
+            return make(**now)
+        except jax.errors.ConcretizationTypeError as error:
+            raise _refused(numbers) from error
+
+    jax.eval_shape(lambda now: made(now).init(), first)  # traced, as in an update
+    plain = make(**first)
+
+    def weights(rollouts):
+        def traced(now):
+            return made(now).weights(rollouts)
+
+        program = jax.make_jaxpr(traced)(first).jaxpr
+        given = {id(variable) for variable in program.invars}
+        if any(id(one) in given for line in program.eqns for one in line.invars):
+            raise _refused(numbers)
+        return plain.weights(rollouts)
+
+    def update(logprobs, rollouts, advantages, state):
+        now = {name: jnp.asarray(schedule(state.updates // per_step), jnp.float32) for name, schedule in numbers.items()}
+        try:
+            loss, (metrics, inner) = made(now).update(logprobs, rollouts, advantages, state.inner)
+        except jax.errors.ConcretizationTypeError as error:
+            raise _refused(numbers) from error
+        share = (plain.weights(rollouts) if rollouts.loss_weights is None else rollouts.loss_weights)["token"]
+        part = masked.sum(share, rollouts.token_mask)  # of the mini-batch: metrics of its parts add up
+        metrics |= {f"objective/{name}": value * part for name, value in now.items()}
+        return loss, (metrics, Counted(inner, state.updates + 1))
+
+    return plain._replace(init=lambda: Counted(plain.init(), jnp.int32(0)), update=update, weights=weights)
+
+
+def _refused(numbers: Mapping[str, Schedule]) -> ValueError:
+    return ValueError(f"{', '.join(numbers)} of this objective cannot follow a schedule: what is computed, or how rollouts are "
+                      "weighed, depends on it. Give a number, or schedule a coefficient of the loss such as kl_coef")

@@ -1,0 +1,67 @@
+"""What the files of configs/ share: one recipe for several published models and machines, sized by the memory plan."""
+from ml_collections import ConfigDict
+
+from jaxrl_llm import methods
+from jaxrl_llm.methods.provision import needs_of
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.parallel import plan
+from jaxrl_llm.parallel.presets import MODELS, Device, parse_devices
+from jaxrl_llm.registry import one_of
+from jaxrl_llm.training import config as config_lib
+from jaxrl_llm.training import forecast
+from jaxrl_llm.training.numbers import method_parts
+from jaxrl_llm.training.variants import MACHINES, PUBLISHED, parse
+from jaxrl_llm.values import features
+
+CPU = Device("cpu", 16e9, float("nan"), float("nan"))  # a laptop's memory
+RANK = 32  # of adapters, where there is no room to train all weights
+
+
+def machine_of(name: str) -> tuple[Device, int]:
+    """Device and number of a row of `MACHINES`."""
+    return (CPU, 1) if one_of("machine", name, MACHINES) == "cpu" else parse_devices(name)
+
+
+def work_of(config: ConfigDict, architecture: ModelConfig) -> plan.Work:
+    """The step that a configuration describes, for a model that need not be there.
+
+    Raises ValueError where the length of prompts would be read from the task.
+    """
+    method = methods.get(config.method)
+    config = config_lib.resolve(config, method.defaults)
+    config_lib.check(config)
+    if not config.prompts.max_tokens:
+        raise ValueError("config.prompts.max_tokens=0 would be read from the task; give the longest prompt to plan for")
+    estimator, objective = method_parts(config, features.feature_size(architecture.hidden_size))
+    return forecast.work_of(config, config.prompts.max_tokens, needs_of(method, estimator, objective),
+                            critic=estimator.value_targets is not None)
+
+
+def sized(c: ConfigDict, variant: str) -> ConfigDict:
+    """The recipe `c` for a model on a machine, `variant` being e.g. `qwen2.5_1.5b-h100-8`.
+
+    On accelerators a step has 64 prompts, in bfloat16; on a CPU 100 steps have 4 prompts and completions of up to 256 tokens.
+    Batches are cut, and weights spread, until `parallel.plan` finds a fit with its margin. Where all weights cannot be trained,
+    adapters are. Adapters, and the few prompts of a CPU, get ten times the learning rate. What the command line changes
+    afterwards is not planned again.
+
+    Raises:
+      ValueError: unknown variants, and models that do not fit the machine even so.
+    """
+    model, machine = parse(variant)
+    (device, count), (row, c.model.path) = machine_of(machine), PUBLISHED[model]
+    if machine == "cpu":
+        c.steps, c.prompts.per_step, c.sampling.max_tokens = min(c.steps, 100), 4, min(c.sampling.max_tokens, 256)
+        c.eval.problems = min(c.eval.problems, 16)
+    else:
+        c.prompts.per_step, c.model.dtype = 64, "bfloat16"
+    for rank in (0, RANK):
+        c.lora.rank = rank
+        changes, _, found = plan.remedies(MODELS[row], work_of(c, MODELS[row]), device, count)
+        if found is not None:
+            c.update_from_flattened_dict(changes)
+            c.mesh.fsdp, c.mesh.tensor = found.mesh["fsdp"], found.mesh["tensor"]
+            c.optimizer.learning_rate *= 10 if rank or machine == "cpu" else 1
+            return c
+    raise ValueError(f"{model} does not fit {machine}, even where adapters alone are trained; take a smaller model, a larger "
+                     f"machine of {', '.join(MACHINES)}, or a recipe with shorter completions")

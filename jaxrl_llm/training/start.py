@@ -1,0 +1,130 @@
+"""The model that a run starts with: a published one, that of another run, or a new one."""
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from jaxrl_llm import parallel, tokenizers
+from jaxrl_llm.models import lora as lora_lib
+from jaxrl_llm.models import weights
+from jaxrl_llm.models.config import Experts, ModelConfig
+from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.tokenizers import Tokenizer
+from jaxrl_llm.training.best import FOLDER
+from jaxrl_llm.training.checkpoints import Checkpoints
+from jaxrl_llm.training.workdir import stored_config
+
+DTYPES = {"float32": np.float32, "bfloat16": jax.numpy.bfloat16}
+
+
+class Start(NamedTuple):
+    """Weights that another run saved: its `folder`, the `store` of checkpoints in there, and the `step` (None: the newest)."""
+
+    folder: Path
+    store: str
+    step: int | None
+
+
+def run_at(path: str) -> Start | None:
+    """The run that a `model.path` names, `runs/x`, `runs/x/checkpoints/100` or `runs/x/best`; None for any other path."""
+    given = Path(path).expanduser()
+    if path and is_run(given):
+        return Start(given, "checkpoints", None)
+    if given.name == FOLDER and is_run(given.parent):
+        return Start(given.parent, FOLDER, None)
+    if given.parent.name == "checkpoints" and given.name.isdecimal() and is_run(given.parent.parent):
+        return Start(given.parent.parent, "checkpoints", int(given.name))
+    return None
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run; the config.json of a published model has other keys."""
+    file = folder / "config.json"
+    try:
+        return file.is_file() and "schema_version" in json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:  # whoever reads the model says so
+        return False
+
+
+def check_other(path: str, workdir: Path) -> None:
+    """Raises ValueError for a run that would start with its own weights, which `resume` is for."""
+    found = run_at(path)
+    if found is not None and found.folder.absolute() == workdir.absolute():
+        raise ValueError(f"model.path={path} is the run of this workdir; continue it with --resume, or start a new run with "
+                         "its weights in another --workdir")
+
+
+def load_model(m: ConfigDict, mesh: Mesh, seed: int = 0) -> tuple[Tokenizer, Transformer, Any]:
+    """`(tokenizer, Transformer, params)` of `config.model`, parameters laid out on the mesh; fresh ones without a path.
+
+    Of another run the weights are read, with its adapters merged in, and its tokenizer and chat template where `m` has none.
+    Raises ValueError for an unknown dtype, and what `weights.load` and `Checkpoints.restore` raise.
+    """
+    if m.dtype not in DTYPES:
+        raise ValueError(f"model.dtype={m.dtype!r}; allowed: {', '.join(DTYPES)}")
+    found = run_at(m.path)
+    if found is not None:
+        tokenizer, architecture, params = _of_run(found, m, mesh)
+    else:
+        tokenizer, params = tokenizers.load(m.tokenizer or m.path or "bytes", m.chat_template or None), None
+        if m.path:
+            architecture, params = weights.load(m.path, shardings=lambda shapes: parallel.tree_shardings(shapes, mesh))
+            tokenizer = tokenizer.limited_to(architecture.vocab_size)
+        else:
+            architecture = model_config(m, tokenizer.vocab_size)
+    model = Transformer(architecture, dtype=DTYPES[m.dtype], remat=m.remat)
+    if params is None:
+        shardings = parallel.tree_shardings(model.abstract_params(), mesh)
+        params = jax.jit(model.init, out_shardings=shardings)(jax.random.key(seed))
+    return tokenizer, model, params
+
+
+def _of_run(found: Start, m: ConfigDict, mesh: Mesh) -> tuple[Tokenizer, ModelConfig, Any]:
+    """Tokenizer, architecture and merged weights of a run."""
+    stored = stored_config(found.folder)
+    stored.model.tokenizer = m.tokenizer or stored.model.tokenizer
+    stored.model.chat_template = m.chat_template or stored.model.chat_template
+    tokenizer, model, params = load_model(stored.model, mesh, stored.seed)
+    target = {"params": _described(params)}
+    if stored.lora.rank:
+        shapes = jax.eval_shape(lambda params: lora_lib.init(
+            jax.random.key(0), params, rank=stored.lora.rank, alpha=stored.lora.alpha), params)
+        target["lora"] = parallel.with_shardings(shapes, parallel.tree_shardings(shapes, mesh))
+    del params  # makes room for those of the checkpoint
+    with Checkpoints(found.folder / found.store, read_only=True) as checkpoints:
+        state = checkpoints.restore(target, found.step, part=True).state
+    shardings = jax.tree.map(lambda x: x.sharding, target["params"])
+    merged = state["params"] if "lora" not in state else jax.jit(lora_lib.merge, out_shardings=shardings)(
+        state["params"], state["lora"])
+    return tokenizer, model.config, merged
+
+
+def _described(tree: Any) -> Any:
+    """Shape, dtype and sharding of every array."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
+def model_config(m: ConfigDict, vocab_size: int) -> ModelConfig:
+    """A small Llama-style architecture from the sizes in `config.model`; with `experts`, a Mixtral-style one."""
+    experts = None
+    if m.experts:
+        experts = Experts(m.experts, m.experts_per_token, m.expert_size or max(m.mlp_size // m.experts_per_token, 1))
+    return ModelConfig(vocab_size=vocab_size, hidden_size=m.hidden_size, num_layers=m.num_layers, num_heads=m.num_heads,
+                       num_kv_heads=m.num_heads, head_dim=m.hidden_size // m.num_heads,
+                       mlp_size=m.mlp_size if experts is None else experts.size,  # as a Mixtral's config says it
+                       experts=experts, family="llama" if experts is None else "mixtral")
+
+
+def tokenizer_source(m: ConfigDict) -> Path | None:
+    """The directory whose tokenizer files an exported model gets; None where the tokenizer came from no such files."""
+    found = run_at("" if m.tokenizer else m.path)
+    if found is not None:
+        return tokenizer_source(stored_config(found.folder).model)
+    name = m.tokenizer or m.path or "bytes"
+    path, files = Path(name).expanduser(), ("tokenizer.json", "tokenizer.model")
+    directory = path.parent if path.name in files else path
+    return directory if name != "bytes" and any((directory / file).is_file() for file in files) else None

@@ -1,0 +1,120 @@
+"""Objectives whose numbers follow schedules: they are the plain objective with the number of each step."""
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import methods, objectives
+from jaxrl_llm.descent import split
+from jaxrl_llm.objectives.base import token_objective
+from jaxrl_llm.objectives.scheduled import scheduled
+from jaxrl_llm.rollouts import Rollouts
+
+close = np.testing.assert_allclose
+
+
+def example():
+    """Two prompts with rollouts of 3, 1, 4 and 2 tokens, off-policy and away from the reference."""
+    rng = np.random.default_rng(0)
+    def normal():
+        return jnp.asarray(rng.normal(-1, 0.3, (2, 2, 4)), jnp.float32)
+    mask = np.arange(4) < np.array([[3, 1], [4, 2]])[..., None]
+    rollouts = Rollouts(mask=jnp.asarray(mask), valid=jnp.ones((2, 2), bool), rewards=jnp.array([[1.0, 0], [0, 1]]),
+                        old_logprobs=normal(), ref_logprobs=normal(), entropies=jnp.abs(normal()))
+    return normal(), rollouts, normal()
+
+
+def falling(step):
+    return 0.4 - 0.1 * step
+
+
+@pytest.mark.parametrize("name, factory", [
+    ("kl_coef", functools.partial(objectives.ppo_clip, clip_high=0.3)), ("clip_high", objectives.ppo_clip),
+    ("entropy_coef", functools.partial(objectives.make, "oneshot_entropy")),
+    ("kl_coef", functools.partial(objectives.make, "c3po", budget=6))], ids=str)
+def test_each_step_is_the_plain_objective_with_its_number(name, factory):
+    """Two updates a step: losses, gradients and metrics."""
+    logprobs, rollouts, A = example()
+    one = scheduled(factory, {name: falling}, per_step=2)
+    state, update = one.init(), jax.jit(jax.value_and_grad(one.update, has_aux=True))
+    for number in range(6):
+        (loss, (metrics, state)), slope = update(logprobs, rollouts, A, state)
+        plain = factory(**{name: falling(number // 2)})
+        (wanted, (others, _)), wanted_slope = jax.value_and_grad(plain.update, has_aux=True)(
+            logprobs, rollouts, A, plain.init())
+        close(loss, wanted, rtol=1e-5)
+        close(slope, wanted_slope, rtol=1e-4, atol=1e-7)
+        close(metrics.pop(f"objective/{name}"), falling(number // 2), rtol=1e-6)
+        assert metrics.keys() == others.keys()
+        assert int(state.updates) == number + 1
+    assert update._cache_size() == 1
+    assert set(one.needs) == set(factory(**{name: 0.1}).needs)
+
+
+def test_parts_of_a_mini_batch_add_up():
+    logprobs, rollouts, A = example()
+    one = scheduled(objectives.ppo_clip, {"kl_coef": falling})
+    whole, (metrics, state) = one.update(logprobs, rollouts, A, one.init())
+    weighed = rollouts.replace(loss_weights=one.weights(rollouts))
+    parts = [one.update(*jax.tree.map(lambda x: x[i], split((logprobs, weighed, A), 2)), one.init()) for i in range(2)]
+    close(sum(loss for loss, _ in parts), whole, rtol=1e-6)
+    close(sum(found["objective/kl_coef"] for _, (found, _) in parts), 0.4, rtol=1e-6)
+    assert all(int(after.updates) == int(state.updates) == 1 for _, (_, after) in parts)
+
+
+def test_a_term_that_begins_at_0_is_there():
+    assert scheduled(objectives.ppo_clip, {"kl_coef": lambda step: 0.1 * step}).needs == ("ref_logprobs",)
+    assert objectives.ppo_clip(kl_coef=0.0).needs == ()
+
+
+def test_an_objective_with_a_state_of_its_own_keeps_it():
+    def counting(*, scale):
+        def loss(logprobs, rollouts, advantages, count):
+            return scale * count * logprobs, {}
+        return token_objective(loss, init=lambda: jnp.int32(1), advance=lambda count: 2 * count)
+
+    logprobs, rollouts, A = example()
+    one = scheduled(counting, {"scale": lambda step: step + 1.0})
+    state, mean = one.init(), float(logprobs[rollouts.mask].mean())
+    for factor in (1, 4, 12):  # 1, 2, 4 times 1, 2, 3
+        loss, (_, state) = one.update(logprobs, rollouts, A, state)
+        close(loss, factor * mean, rtol=1e-5)
+    assert (int(state.inner), int(state.updates)) == (8, 3)
+
+
+def test_numbers_that_are_no_coefficients_are_refused():
+    logprobs, rollouts, A = example()
+    for make, name in ((objectives.ppo_clip, "dual_clip"), (functools.partial(objectives.make, "c3po"), "budget")):
+        with pytest.raises(ValueError, match=f"{name} of this objective cannot follow a schedule: what is computed"):
+            scheduled(make, {name: falling})
+
+    def choosing(*, beta):
+        return token_objective(lambda logprobs, rollouts, advantages: (logprobs if beta > 0 else -logprobs, {}))
+
+    def weighing(*, beta):
+        return token_objective(lambda logprobs, rollouts, advantages: ({"own": logprobs}, {}),
+                               extra_weights=lambda rollouts: {"own": beta * rollouts.mask})
+
+    one = scheduled(choosing, {"beta": falling})
+    with pytest.raises(ValueError, match="beta of this objective cannot follow a schedule"):
+        jax.jit(one.update)(logprobs, rollouts, A, one.init())
+    one = scheduled(weighing, {"beta": falling})
+    with pytest.raises(ValueError, match="or how rollouts are weighed, depends on it"):
+        one.weights(rollouts)
+
+
+def test_every_method_with_a_kl_term_can_schedule_it():
+    """As far as it is built: what is refused later is refused by name."""
+    seen = 0
+    for slug in methods.names():
+        try:
+            methods.build(slug, max_len=8, feature_size=67, objective={"kl_coef": 0.1})
+        except ValueError:
+            continue  # it has no such number
+        one = scheduled(lambda slug=slug, **now: methods.build(slug, max_len=8, feature_size=67, objective=now)[1],
+                        {"kl_coef": falling})
+        seen += 1
+        assert one.needs == methods.build(slug, max_len=8, feature_size=67, objective={"kl_coef": 0.1})[1].needs
+    assert seen > 20

@@ -1,0 +1,158 @@
+"""The config files that are shipped: each is planned for every model and machine, and built at tiny size from its own text."""
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxrl_llm import command_line
+from jaxrl_llm.parallel import mesh_sizes, plan
+from jaxrl_llm.parallel.presets import MODELS, parse_devices
+from jaxrl_llm.training import recipes, setup
+from jaxrl_llm.training.config import calls
+from jaxrl_llm.training.variants import MACHINES, PUBLISHED, parse
+
+ROOT = Path(__file__).parents[1]
+RECIPES = ("code", "countdown", "gsm8k", "math", "reasoning_gym")
+TOO_LARGE = {("qwen2.5_7b", "cpu"), ("qwen3_4b", "cpu"), ("qwen3_8b", "cpu")}  # 16 GB hold no such weights in float32
+TOO_LONG = {"code": {("qwen2.5_7b", "v5e-8"), ("qwen3_8b", "v5e-8")}, "math": {("qwen2.5_7b", "v5e-8"), ("qwen3_8b", "v5e-8")}}
+TINY = {"model.path": "", "model.tokenizer": "", "model.hidden_size": 16, "model.num_layers": 1, "model.num_heads": 2,
+        "model.mlp_size": 16, "model.dtype": "float32", "mesh.fsdp": 1, "mesh.tensor": 1, "prompts.max_tokens": 1024,
+        "model.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+# Rows as they are on the Hub, by data set and split.
+ROWS = {
+    "openai/gsm8k": {
+        "train": [{"question": f"Ann has {n} eggs and finds 2. How many has she?", "answer": f"{n}+2={n + 2}\n#### {n + 2}"}
+                  for n in range(9)],
+        "test": [{"question": f"Bob has {n} eggs.", "answer": f"#### {n}"} for n in range(9)]},
+    "nlile/hendrycks-MATH-benchmark": {
+        split: [{"problem": f"{split} ${n}^2$", "solution": f"\\boxed{{{n * n}}}", "answer": str(n * n), "subject": "Algebra",
+                 "level": 1 + n % 5, "unique_id": f"{n}"} for n in range(9)] for split in ("train", "test")},
+    "HuggingFaceH4/aime_2024": {
+        "train": [{"id": n, "problem": f"Find {n}.", "solution": "", "answer": str(n), "url": "", "year": "2024"}
+                  for n in range(9)]},
+    "deepmind/code_contests": {
+        split: [{"name": f"{n}", "description": f"{split}: print {n} numbers",
+                 "public_tests": {"input": ["1\n"] * (n % 3), "output": ["1\n"] * (n % 3)}} for n in range(9)]
+        for split in ("train", "valid")},
+}
+
+
+def recipe(name, *variant):
+    return importlib.import_module(f"configs.{name}").get_config(*variant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_variant_fits_its_machine_with_the_margin(name):
+    for model in PUBLISHED:
+        for machine in MACHINES:
+            if (model, machine) in TOO_LARGE | TOO_LONG.get(name, set()):
+                with pytest.raises(ValueError, match=f"{model} does not fit {machine}, even where adapters alone are trained; "
+                                                     "take a smaller model, a larger machine of cpu, h100, "):
+                    recipe(name, f"{model}-{machine}")
+                continue
+            c, (device, count) = recipe(name, f"{model}-{machine}"), recipes.machine_of(machine)
+            architecture = MODELS[PUBLISHED[model][0]]
+            mesh = mesh_sizes(count, fsdp=c.mesh.fsdp, tensor=c.mesh.tensor)
+            found = plan.placed(architecture, recipes.work_of(c, architecture), device, count, mesh)
+            assert found.margin(device) >= plan.MARGIN, (model, machine)
+            assert c.model.path == PUBLISHED[model][1] and (machine == "cpu" or c.model.dtype == "bfloat16")
+
+
+def test_the_table_of_the_documentation_is_what_the_recipes_say():
+    text = (ROOT / "docs/guides/recipes.md").read_text()
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")]
+    assert {row[0] for row in rows} == {*RECIPES} and all(f"`{name}`" in text for name in (*PUBLISHED, *MACHINES))
+    for name, _, extra, tokens, variant, minutes in rows:
+        c, (model, machine) = recipe(name), parse(variant)
+        assert c == recipe(name, variant) and tokens == f"{c.prompts.max_tokens}, {c.sampling.max_tokens}"
+        assert (c.steps, c.prompts.per_step, c.sampling.group) == (500, 64, 8)
+        assert extra == ("tasks" if "reasoning_gym(" in c.task else "data")
+        (device, count), architecture = recipes.machine_of(machine), MODELS[PUBLISHED[model][0]]
+        mesh = mesh_sizes(count, fsdp=c.mesh.fsdp, tensor=c.mesh.tensor)
+        seconds = plan.ideal_seconds(architecture, recipes.work_of(c, architecture), mesh, device)
+        assert minutes == f"{c.steps * sum(seconds.values()) / 60:.0f}", name
+
+
+def test_the_plan_takes_a_recipe():
+    done = subprocess.run(
+        [sys.executable, "experiments/plan.py", "--model=qwen2.5_1.5b", "--devices=h100-8",
+         "--config=configs/gsm8k.py:qwen2.5_1.5b-h100-8"], cwd=ROOT, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0 and "fits: 16.6% of the usable memory is left" in done.stdout, done.stderr
+
+
+def test_sizes_are_those_that_the_docstrings_say():
+    big, small = recipe("gsm8k", "qwen2.5_0.5b-v5p-64"), recipe("gsm8k", "smollm2-cpu")
+    assert (big.prompts.per_step, big.sampling.group, big.sampling.max_tokens) == (64, 8, 512)
+    assert (small.steps, small.prompts.per_step, small.sampling.max_tokens, small.lora.rank) == (100, 4, 256, 0)
+    assert small.optimizer.learning_rate == 10 * big.optimizer.learning_rate
+    adapters = recipe("gsm8k", "qwen2.5_7b-v5e-8")
+    assert adapters.lora.rank == recipes.RANK and adapters.optimizer.learning_rate == 10 * big.optimizer.learning_rate
+    assert parse("qwen3_8b-h100-8") == ("qwen3_8b", "h100-8")
+    for variant, message in (("qwen3_9b-cpu", "Did you mean 'qwen3_8b'"), ("smollm2-h100-9", "Did you mean 'h100-8'"),
+                             ("smollm2", "Unknown machine of a recipe ''")):
+        with pytest.raises(ValueError, match=message):
+            recipe("gsm8k", variant)
+    assert {parse_devices(name)[1] for name in MACHINES if name != "cpu"} == {1, 8, 32}
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """The Hub's data sets, as small folders on this machine."""
+    datasets = pytest.importorskip("datasets")
+    load = datasets.load_dataset
+    datasets.disable_progress_bars()
+    for name, splits in ROWS.items():
+        (tmp_path / name).mkdir(parents=True)
+        for split, rows in splits.items():
+            datasets.Dataset.from_list(rows).to_parquet(tmp_path / name / f"{split}.parquet")
+
+    def local(name, subset, *, data_dir, split, streaming):
+        assert subset == ("main" if name == "openai/gsm8k" else None) and streaming == (name == "deepmind/code_contests")
+        files = {split: str(tmp_path / name / f"{split}.parquet") for split in ROWS[name]}
+        return load("parquet", data_files=files, split=split, streaming=streaming, cache_dir=str(tmp_path / "cache"))
+
+    monkeypatch.setattr(datasets, "load_dataset", local)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.filterwarnings("ignore:.*rows are left out:RuntimeWarning")
+def test_every_recipe_is_built_at_tiny_size(name, hub, tmp_path):
+    config = recipe(name, "smollm2-cpu")
+    if "reasoning_gym(" in config.task:
+        pytest.importorskip("reasoning_gym")
+        config.task = config.task.replace("train_size=2000, heldout_size=200", "train_size=6, heldout_size=6")
+        config.task = config.task.replace("train_size=4000, heldout_size=400", "train_size=6, heldout_size=6")
+    config.update_from_flattened_dict(TINY)
+    run, _ = setup.build(config)
+    task, reward = run.source.task, run.source.sampler.reward
+    assert len(task.train) and len(task.heldout) and "{" not in task.train[0].prompt[0]["content"].replace(r"\boxed{}", "")
+    problem = task.train[0]
+    if name == "code":
+        assert reward.names == ("code",) and problem.extra["tests"][0] == {"input": "1\n", "output": "1\n"}
+        assert len(task.train) == 6  # of nine, three have no test
+    elif name in ("gsm8k", "math"):
+        right = rf"so \boxed{{{problem.answer}}}"
+        assert reward([right, "no"], [problem.answer] * 2, [problem] * 2).total.tolist() == [1, 0]
+    else:
+        right, wrong = reward([f"<answer>{problem.answer}</answer>", "no"], [problem.answer] * 2, [problem] * 2).total
+        assert right == 1 and wrong < 0.1  # its data sets give a little for an answer that is wrong
+    assert [one.label for one in run.source.sets] == (["aime2024"] if name == "math" else [])
+    assert len(task.parts) == (4 if name == "reasoning_gym" else 0)
+    assert json.dumps(config.to_dict()) and calls(config.task)
+
+
+def test_every_shipped_file_says_what_it_is_and_how_it_is_started():
+    files = {path.stem: path for path in (ROOT / "configs").glob("[!_]*.py")}
+    assert {*RECIPES} < files.keys()
+    shown = "\n".join(command_line.shipped_configs())
+    for name, path in files.items():
+        text = importlib.import_module(f"configs.{name}").__doc__
+        assert f"    {name} " in shown and text.splitlines()[0] in shown
+        assert name == "plan" or f"--config=configs/{path.name}" in text
+    assert all(f" {variant}" in shown for variant in (*PUBLISHED, *MACHINES))

@@ -1,0 +1,144 @@
+"""A run that starts with the weights of another one: which weights, whose tokenizer, and what is refused."""
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import run_files
+
+from jaxrl_llm.models.lora import merge
+from jaxrl_llm.training import loop, setup, start, trained
+from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.workdir import stored_config
+
+TEMPLATE = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+
+
+def tiny(**changes):
+    c = default_config()
+    c.update_from_flattened_dict({
+        "task": "arithmetic(level=digit, chat=True)", "rewards": "format(pattern='(?s).*[a-z].*')", "steps": 2,
+        "model.hidden_size": 16, "model.num_layers": 1, "model.num_heads": 2, "model.mlp_size": 16,
+        "model.chat_template": TEMPLATE, "prompts.per_step": 2, "sampling.group": 4, "sampling.max_tokens": 6,
+        "optimizer.learning_rate": 3e-2, "optimizer.warmup_updates": 0, "eval.every": 1, "eval.problems": 2,
+        "checkpoint.every": 1, "checkpoint.keep": 3, "checkpoint.best": "eval/score", **changes})
+    return c
+
+
+def started(path, **changes):
+    """Configuration, tokenizer and parameters of a run that starts with `path`; its own sizes say nothing."""
+    config = tiny(**{"model.path": str(path), "model.hidden_size": 8, "model.chat_template": "", **changes})
+    run, params = setup.build(config)
+    return run, jax.device_get(params)
+
+
+def same(found, wanted):
+    jax.tree.map(np.testing.assert_array_equal, found, jax.device_get(wanted))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A run of two steps with a checkpoint after each."""
+    workdir = tmp_path_factory.mktemp("plain")
+    loop.train(tiny(), workdir)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory):
+    """A run of adapters."""
+    workdir = tmp_path_factory.mktemp("adapted")
+    loop.train(tiny(**{"lora.rank": 2, "checkpoint.best": "", "prompts.per_step": 4}), workdir)
+    return workdir
+
+
+def test_the_newest_weights_those_of_a_step_and_the_best(plain):
+    run, params = started(plain)
+    same(params, trained.trained(plain).params)
+    assert run.source.sampler.tokenizer.chat_templates and run.learner.policy.model.config.hidden_size == 16
+    first, newest, best = (started(plain / name)[1] for name in ("checkpoints/1", "checkpoints/2", "best"))
+    same(first, trained.trained(plain, 1).params)
+    same(newest, params)
+    same(best, trained.trained(plain, best=True).params)
+    assert np.abs(first["embed"] - newest["embed"]).max() > 1e-4
+
+
+def test_adapters_are_merged_in(adapted):
+    found = trained.trained(adapted)
+    run, params = started(adapted, **{"lora.rank": 3})
+    for name, kernel in merge(found.params, found.lora)["layers"].items():
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), params["layers"][name], kernel)
+    assert np.abs(params["layers"]["q"]["kernel"] - np.asarray(found.params["layers"]["q"]["kernel"])).max() > 1e-5
+    state = setup.initial_state(run, params)
+    assert state.lora["q"]["a"].shape[-1] == 3 and not np.asarray(state.lora["q"]["b"]).any()  # new ones beside the sum
+
+
+def test_a_run_of_a_run_is_trained_exported_and_started_again(plain, tmp_path):
+    changes = {"model.path": str(plain), "model.chat_template": "", "steps": 1}
+    loop.train(tiny(**changes), tmp_path / "second")
+    first, second = run_files.saved(tmp_path / "second", tiny(**changes), 0), trained.trained(plain).params
+    np.testing.assert_array_equal(first[".params['embed']"], second["embed"])
+    assert first[".step"] == 0 and not first[".opt_state[0].count"]  # nothing but weights
+    third, params = started(tmp_path / "second")
+    same(params, trained.trained(tmp_path / "second").params)
+    assert third.source.sampler.tokenizer.chat_templates
+    trained.export(tmp_path / "second", tmp_path / "exported")
+    same(started(tmp_path / "exported")[1], params)
+    assert stored_config(tmp_path / "second").model.path == str(plain)
+
+
+def test_its_own_tokenizer_files_go_with_an_export(plain, tmp_path):
+    trained.export(plain, tmp_path / "published")
+    loop.train(tiny(**{"model.path": str(tmp_path / "published"), "steps": 1}), tmp_path / "run")
+    m = tiny(**{"model.path": str(tmp_path / "run")}).model
+    assert start.tokenizer_source(m) == tmp_path / "published"
+    m.tokenizer = "bytes"
+    assert start.tokenizer_source(m) is None
+
+
+def test_what_is_no_start(plain, adapted, tmp_path):
+    assert start.run_at("") is start.run_at(str(tmp_path)) is start.run_at(str(tmp_path / "best")) is None
+    assert start.run_at(str(plain / "checkpoints" / "7")) == start.Start(plain, "checkpoints", 7)
+    with pytest.raises(FileNotFoundError, match=r"no complete checkpoint of step 7 in .*available steps: \[0, 1, 2\]"):
+        started(plain / "checkpoints" / "7")
+    (tmp_path / "empty").mkdir()
+    shutil.copy(plain / "config.json", tmp_path / "empty")
+    with pytest.raises(FileNotFoundError, match="no checkpoint directory"):
+        started(tmp_path / "empty")
+    with pytest.raises(ValueError, match="is the run of this workdir; continue it with --resume, or start a new run"):
+        loop.train(tiny(**{"model.path": str(plain)}), plain, resume=True)
+    (tmp_path / "published").mkdir()
+    for text in ("{", '{"model_type": "llama"}'):
+        (tmp_path / "published" / "config.json").write_text(text)
+        assert start.run_at(str(tmp_path / "published")) is None
+    loop.train(tiny(**{"model.path": str(plain), "lora.rank": 1, "steps": 1}), tmp_path / "second")
+    with pytest.raises(ValueError, match="belongs to the weights of the run .*; export without --adapter"):
+        trained.export(tmp_path / "second", tmp_path / "adapter", adapter=True)
+
+
+@pytest.mark.slow
+def test_on_a_mesh(plain, adapted, tmp_path):
+    """With weights in pieces over four devices, in a process of its own."""
+    code = f"""
+import sys
+from pathlib import Path
+import jax, numpy as np
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_start import started, tiny
+from jaxrl_llm.training import trained
+for path in {[str(plain), str(adapted)]}:
+    run, params = started(path, **{{"mesh.fsdp": 2, "mesh.data": 2, "prompts.per_step": 4}})
+    assert len(jax.devices()) == 4 == run.learner.mesh.size
+    np.save(f"{tmp_path}/{{path.rpartition('/')[2]}}.npy", params["layers"]["q"]["kernel"])
+trained.export(Path({str(adapted)!r}), Path({str(tmp_path / "exported")!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PYTHONPATH": ":".join(sys.path)})
+    assert done.returncode == 0, done.stderr[-3000:]
+    for folder in (plain, adapted):
+        np.testing.assert_allclose(np.load(tmp_path / f"{folder.name}.npy"), started(folder)[1]["layers"]["q"]["kernel"],
+                                   rtol=1e-6, atol=1e-7)
