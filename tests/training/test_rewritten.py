@@ -1,4 +1,7 @@
 """Failed calls that give way to their corrections: which, in the environment, and what the forest then holds."""
+import contextlib
+import json
+
 import chatter
 import numpy as np
 import pytest
@@ -6,6 +9,7 @@ import pytest
 from jaxrl_llm import environments
 from jaxrl_llm.environments import Environment, Turn, audit, base
 from jaxrl_llm.environments.purified import merged, purified
+from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import seeded
 from jaxrl_llm.training import setup
@@ -56,6 +60,23 @@ def test_corrections_without_a_call_and_shares():
         assert play(["a|f(1", "b|f(1)"], **options)[0].inner == ["a|f(1", "b|f(1)"]
     with pytest.raises(ValueError, match="does not say the fact 'tool_errors'"):
         environments.make("purified", environment="treasure")
+
+
+def test_corrections_of_a_tool_in_processes():
+    """A call of the calculator that divides by zero, its correction, the answer: as in this process, and played again."""
+    def call(expression):
+        arguments = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
+        return {"role": "assistant", "content": f"so <tool_call>{arguments}</tool_call>"}
+
+    said = [call("1/0"), call("1/2"), call("6*7"), {"role": "assistant", "content": "42"}]
+    with contextlib.closing(Runner("purified", seed=0, kind="processes")) as runner:
+        problem = runner.environment.task.train[0]
+        runner.reset({3: problem})
+        turns = [runner.step({3: message})[3] for message in said]
+        assert turns == runner.replay(3)[1:] == base.replay(runner.environment, problem, base.key_of(0, 3), said)[1][1:]
+    assert turns[0].messages[0]["content"].startswith("error") and turns[1].messages[0]["content"] == "0.5"
+    assert [len(turn.rewritten) for turn in turns] == [0, 2, 0, 0] and turns[1].rewritten[0] == [1, 0, 3]
+    assert [turn.info["tool_errors"] for turn in turns] == [1, 0, 0, 0] and turns[3].done
 
 
 def test_audit():
