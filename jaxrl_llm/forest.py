@@ -81,12 +81,30 @@ class Forest:
         return np.cumsum(self.length, dtype=np.int64) - self.length
 
     @property
-    def ends(self) -> np.ndarray:
-        """i32[R], the last nodes of all trajectories, by prompt, those of a prompt in the order in which they were sampled."""
+    def leaves(self) -> np.ndarray:
+        """i32[C], the last nodes of all contexts, by prompt, those of a prompt in the order in which they were sampled.
+
+        A trajectory has one context, unless an environment began it anew from the prompt.
+        """
         last = np.ones(len(self.uid), bool)
         last[self.parent[self.parent >= 0]] = False
-        ends = np.flatnonzero(last & (self.role != Role.PROMPT))
-        return ends[np.argsort(self.prompt[ends], kind="stable")]
+        leaves = np.flatnonzero(last & (self.role != Role.PROMPT))
+        return leaves[np.argsort(self.prompt[leaves], kind="stable")]
+
+    @property
+    def ends(self) -> np.ndarray:
+        """i32[R], the last nodes of all trajectories, in the order of `leaves`."""
+        return self.leaves[self.finals[1]]
+
+    @property
+    def finals(self) -> tuple[np.ndarray, np.ndarray]:
+        """`(trajectory i64[C], last i64[R])`: of each of `leaves` its trajectory, and where each trajectory ends among them."""
+        leaves = self.leaves
+        keys = np.stack([self.prompt[leaves].astype(np.int64), self.uid[leaves]])[:, ::-1]
+        _, last, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+        last = len(leaves) - 1 - last
+        order = np.argsort(last, kind="stable")
+        return np.argsort(order, kind="stable")[which.reshape(-1)[::-1]], last[order]
 
     def prompt_ids(self, row: int) -> np.ndarray:
         """i32[S], the tokens of a prompt."""
@@ -278,10 +296,23 @@ def turns(forest: Forest, **shape) -> Rollouts:
     return view(forest, ends, ends, np.arange(len(ends)), {"traj": _numbered(forest, ends), "step": step}, **shape)
 
 
-def contexts(forest: Forest, **shape) -> Rollouts:
-    """As `paths`, for trajectories of several contexts, each a chain of its own with the uid of the whole; `extras["traj"]`."""
-    ends = forest.ends
-    return view(forest, ends, *chains(forest, ends), {"traj": _numbered(forest, ends)}, **shape)
+def contexts(forest: Forest, turns: int = 0, facts: Mapping[str, str] | None = None, **shape) -> Rollouts:
+    """As `paths`, for trajectories of several contexts, each a chain of its own with the uid of the whole and its reward.
+
+    `extras["traj"]` i32[P, G] numbers the trajectories of a prompt, `turns` i32[P, G] are those of the context. Of the `facts`
+    there are those that are not joined by `turn`, of each context.
+    """
+    leaves, (which, last) = forest.leaves, forest.finals
+    node, row = chains(forest, leaves)
+    known, tokens = {"traj": _numbered(forest, leaves)}, dict[str, np.ndarray]()
+    if forest.turn_info is not None:
+        own = forest.role[node] == Role.POLICY
+        known["turns"] = np.bincount(row, own, minlength=len(leaves)).astype(np.int32)
+        joins = {name: join for name, join in (facts or {}).items() if join != "turn"}
+        said = turn_infos.joined(joins, forest.turn_info, node[own], row[own], len(leaves), turns, forest.length,
+                                 forest.rewards[leaves[last[which]]])
+        known, tokens = known | said.rows, said.tokens
+    return view(forest, leaves, node, row, known, tokens, results=leaves[last[which]], **shape)
 
 
 def _numbered(forest: Forest, ends: np.ndarray) -> np.ndarray:
@@ -296,20 +327,22 @@ def _numbered(forest: Forest, ends: np.ndarray) -> np.ndarray:
 
 
 def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, extras: Mapping[str, np.ndarray] | None = None,
-         token_extras: Mapping[str, np.ndarray] | None = None, *, group: int, prompts: int, tokens: Callable[[int], int],
-         prompt_tokens: Callable[[int], int], version: int) -> Rollouts:
+         token_extras: Mapping[str, np.ndarray] | None = None, results: np.ndarray | None = None, *, group: int,
+         prompts: int, tokens: Callable[[int], int], prompt_tokens: Callable[[int], int], version: int,
+         of_problems: Sequence[str] = ()) -> Rollouts:
     """Rollouts `[prompts, group, T]` of which row r, one of those of its prompt, has the nodes `node` where `row` is r.
 
     Args:
       ends: i32[R], the last node of each, in the order of prompts; its reward is that of the row.
       extras: further entries of `Rollouts.extras`, [R, ...] each.  token_extras: others, of all tokens, [M] each.
+      results: i32[R], nodes whose rewards are those of the rows; None: `ends`.
       group, prompts: the shape; missing rollouts are not valid, missing prompts are copies of the first without valid rollouts.
       tokens, prompt_tokens: from the length of the longest, what T and S are.
-      version: of the weights to be trained.
+      version: of the weights to be trained.  of_problems: numbers in `Problem.extra` that become extras, f32[P].
 
     Roles are given where others than the policy wrote. Without them all that is there is trained.
     """
-    owner = forest.prompt[ends]
+    owner, results = forest.prompt[ends], ends if results is None else results
     place = np.arange(len(ends)) - np.searchsorted(owner, owner)
     if len(ends) and place.max() >= group:
         raise ValueError(f"a prompt has {place.max() + 1} rollouts, more than the group of {group}")
@@ -336,21 +369,23 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
     valid = of_rows(np.ones(len(ends), bool))
     valid[P:] = False
     asked, asked_mask = _prompts(forest, prompt_tokens)
-    components = forest.components[ends]
+    components = forest.components[results]
     named = {name: of_rows(x) for name, x in (extras or {}).items()}
     named |= {name: spread(x) for name, x in (token_extras or {}).items()}
-    named |= {"truncated": of_rows(~forest.stopped[ends]), "task": _with_first_repeated(forest.task, prompts),
-              "correct": of_rows(forest.solved[ends]), "current_version": np.full(len(valid), version, np.int32)}
+    named |= {"truncated": of_rows(~forest.stopped[results]), "task": _with_first_repeated(forest.task, prompts),
+              "correct": of_rows(forest.solved[results]), "current_version": np.full(len(valid), version, np.int32)}
     if forest.answers is not None:
         numbers = _with_first_repeated(np.full((P, group), -1, np.int32), prompts)
-        numbers[owner, place] = equal_answers(forest.answers[ends], owner)
+        numbers[owner, place] = equal_answers(forest.answers[results], owner)
         numbers[P:] = numbers[:1]
         named["answers"] = numbers
+    named |= {name: _with_first_repeated(np.array([problem.extra[name] for problem in forest.problems], np.float32), prompts)
+              for name in of_problems}
     if "expected" in forest.facts:
         named["prior"] = _with_first_repeated(forest.facts["expected"], prompts)
     fields: dict[str, Any] = dict(
         mask=role == Role.POLICY, role=role if in_turns or others(forest).any() else None, valid=valid,
-        rewards=of_rows(forest.rewards[ends]),
+        rewards=of_rows(forest.rewards[results]),
         reward_components=of_rows(np.nan_to_num(components, nan=0.0)), tokens=spread(forest.tokens),
         prompt_tokens=_with_first_repeated(asked, prompts),
         prompt_mask=_with_first_repeated(asked_mask, prompts),
@@ -433,7 +468,8 @@ def metrics(forest: Forest) -> dict[str, float]:
     """
     ends = forest.ends
     owner, rewards = forest.prompt[ends], forest.rewards[ends]
-    node, row = chains(forest, ends)
+    node, row = chains(forest, forest.leaves)
+    row = forest.finals[0][row]  # all contexts of a trajectory
     lengths = np.bincount(row, forest.length[node] * (forest.role[node] == Role.POLICY), minlength=len(ends))
     size = np.bincount(owner, minlength=len(forest.problems))
     weights = 1 / size[owner]

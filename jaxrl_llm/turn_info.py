@@ -1,5 +1,5 @@
 """What an environment says of turns (`Turn.info`), as entries of the extras of trajectories."""
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +13,12 @@ JOINS = {
     "turn": "i32[P, G, K], -1 where there is no turn",
     "tokens": "bool[P, G, T], the tokens of the turns for which it holds",
     "score": "f32[P, G, T], on the last token of each turn",
+    "last": "bool[P, G, T], the last tokens of the turns for which it holds",
+    "list": "f32[P, G, L], the L numbers of the last turn",
+    "spans": "i32[P, G, T], numbers of parts of the text, given as (start, end, number) in characters; -1 elsewhere",
 }
 AGENT, RETURNS, AGENT_RETURNS = "agent", "returns", "agent_returns"
+EOS = "eos"  # whether the policy ended the turn by a stop token, which the sampler says
 
 
 class Joined(NamedTuple):
@@ -25,11 +29,32 @@ class Joined(NamedTuple):
 
 
 def check(facts: Mapping[str, str], info: Mapping[str, Any]) -> None:
-    """Raises ValueError where `info` of a turn lacks one of the facts, or holds something that is no number."""
-    for name in facts:
-        if not isinstance(info.get(name), (bool, int, float)):
-            raise ValueError(f"info has {name}={info.get(name)!r}; the environment declares the fact {name!r}, a number or a "
-                             "boolean of every turn")
+    """Raises ValueError where `info` of a turn lacks one of the facts, or holds something that does not fit its join."""
+    for name, join in facts.items():
+        value, wanted = info.get(name), "a number or a boolean"
+        fits = isinstance(value, (bool, int, float)) or name == EOS
+        if join == "list":
+            wanted, fits = "a list of numbers", isinstance(value, list) and all(isinstance(x, (int, float)) for x in value)
+        elif join == "spans":
+            wanted = "a list of (start, end, number)"
+            fits = isinstance(value, list) and all(
+                isinstance(span, list) and len(span) == 3 and all(isinstance(x, int) for x in span) for span in value)
+        if not fits:
+            raise ValueError(f"info has {name}={value!r}; the environment declares the fact {name!r}, {wanted} of every turn")
+
+
+def of_tokens(facts: Mapping[str, str], info: Mapping[str, Any], starts: Sequence[int], ended: bool) -> dict[str, Any]:
+    """What is known of a turn whose tokens begin at these places of its text, and which a stop token `ended` or not.
+
+    Spans of characters become a number for each token: that of the last span which holds the place where it begins.
+    """
+    found = {**info, **({EOS: ended} if EOS in facts else {})}
+    for name in (name for name, join in facts.items() if join == "spans"):
+        numbers = np.full(len(starts), -1)
+        for start, end, number in info[name]:
+            numbers[(np.asarray(starts) >= start) & (np.asarray(starts) < end)] = number
+        found[name] = numbers.tolist()
+    return found
 
 
 def check_joins(facts: Mapping[str, str]) -> None:
@@ -56,6 +81,12 @@ def joined(facts: Mapping[str, str], info: np.ndarray, node: np.ndarray, row: np
     found, tokens = dict[str, np.ndarray](), dict[str, np.ndarray]()
     step = np.arange(len(row)) - np.searchsorted(row, row)
     for name, join in facts.items():
+        if join == "list":
+            found[name] = _lists(name, info, node, row, rows)
+            continue
+        if join == "spans":
+            tokens[name] = _numbers(name, info, node, length)
+            continue
         values = np.array([info[one].get(name, 0) for one in node.tolist()], np.float64)
         if join == "count":
             found[name] = np.bincount(row, values, minlength=rows).astype(np.int32)
@@ -80,7 +111,26 @@ def _of_tokens(join: str, values: np.ndarray, node: np.ndarray, length: np.ndarr
         return np.repeat(by_node != 0, length)
     out, last = np.zeros(length.sum(), np.float32), np.cumsum(length) - 1
     out[last[length > 0]] = by_node[length > 0]
-    return out
+    return out if join == "score" else out != 0
+
+
+def _lists(name: str, info: np.ndarray, node: np.ndarray, row: np.ndarray, rows: int) -> np.ndarray:
+    """f32[R, L], of each row the list of its last turn. Raises ValueError for lists of several lengths."""
+    lists = {line: info[one][name] for one, line in zip(node.tolist(), row.tolist())}
+    if len(lengths := {len(values) for values in lists.values()}) > 1:
+        raise ValueError(f"the lists {name!r} of an environment have the lengths {sorted(lengths)}; give all the same one")
+    found = np.zeros((rows, max(lengths, default=1)), np.float32)
+    for line, values in lists.items():
+        found[line] = values
+    return found
+
+
+def _numbers(name: str, info: np.ndarray, node: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """i32[M], of each token its number; -1 in other nodes than these."""
+    found, start = np.full(length.sum(), -1, np.int32), np.cumsum(length) - length
+    for one in node.tolist():
+        found[start[one]:start[one] + length[one]] = info[one][name]
+    return found
 
 
 def _agent_returns(info, node, row, step, agent: np.ndarray, rewards: np.ndarray) -> np.ndarray:

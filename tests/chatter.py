@@ -6,7 +6,8 @@ from jaxrl_llm.training.config import default_config
 TEMPLATE = "{% for m in messages %}{{ m.content + ('<|eos|>' if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
 
 
-FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count", "malformed": "any", "void": "tokens"}
+FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count", "malformed": "any", "void": "tokens",
+         "tool_failed": "count", "tool_unknown": "count"}
 
 
 def letters(*, broken: int = -1) -> Environment:
@@ -21,7 +22,7 @@ def letters(*, broken: int = -1) -> Environment:
         good = any("a" <= letter <= "z" for letter in message["content"])
         upper = any("A" <= letter <= "Z" for letter in message["content"])
         info = {"tool_calls": int(good), "tool_errors": int(good and upper), "answer_blocks": int(state["turn"] == 3),
-                "malformed": upper, "void": not good}
+                "malformed": upper, "void": not good, "tool_failed": int(good and upper), "tool_unknown": 0}
         return Turn([{"role": "user", "content": "Good." if good else "No."}], 0.25 * good, state["turn"] == 3, info)
 
     return Environment(name="letters", task=seeded("letters", "Say it.", 20, 8), reset=reset, step=step, replayable=False,
@@ -37,7 +38,7 @@ def duel() -> Environment:
         agent = state["turn"] % 2
         state["letters"][agent] += sum("a" <= letter <= "z" for letter in message["content"])
         state["turn"] += 1
-        info = {"agent": agent, "functional_group": agent, "game": 0}
+        info = {"agent": agent, "functional_group": agent, "game": 0, "skill_used": 0}
         if state["turn"] < 4:
             return Turn([{"role": "user", "content": "Next."}], info=info)
         ahead = state["letters"][0] - state["letters"][1]
@@ -45,7 +46,26 @@ def duel() -> Environment:
         return Turn(done=True, info={**info, "returns": [first, -first]})
 
     return Environment(name="duel", task=seeded("duel", "Say it.", 20, 8), reset=reset, step=step, replayable=False,
-                       facts={"agent": "turn", "functional_group": "turn", "game": "once"}, returns=(-1.0, 1.0))
+                       facts={"agent": "turn", "functional_group": "turn", "game": "once", "skill_used": "count"},
+                       returns=(-1.0, 1.0))
+
+
+def forgetful() -> Environment:
+    """Three contexts of two turns, which keep a number of x; a message with an upper-case letter ends it."""
+    def reset(problem, key):
+        return {"turn": 0, "good": 0}, [{"role": "user", "content": f"Say {problem.id % 3}."}]
+
+    def step(state, message):
+        state["turn"] += 1
+        good = any("a" <= letter <= "z" for letter in message["content"])
+        if state["turn"] == 6 or any("A" <= letter <= "Z" for letter in message["content"]):
+            return Turn(reward=float(good), done=True)
+        if state["turn"] % 2:
+            return Turn([{"role": "user", "content": "And?"}])
+        return Turn([{"role": "user", "content": f"You kept {'x' * (state['turn'] // 2)}."}], fresh=True)
+
+    return Environment(name="forgetful", task=seeded("forgetful", "Say it.", 20, 8), reset=reset, step=step, replayable=False,
+                       contexts=3, oracle=lambda state: "a")
 
 
 def get_config(**changes):

@@ -8,11 +8,13 @@ from jaxrl_llm.forest import grow, paths, plant
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem, seeded
 
-JOINS = {"calls": "count", "broken": "any", "game": "once", "agent": "turn", "void": "tokens", "marks": "score"}
+JOINS = {"calls": "count", "broken": "any", "game": "once", "agent": "turn", "void": "tokens", "marks": "score",
+         "eos": "last", "gains": "list", "items": "spans"}
 
 
-def told(calls, broken, agent, void, marks):
-    return {"calls": calls, "broken": broken, "game": 4, "agent": agent, "void": void, "marks": marks}
+def said(calls, broken, agent, void, marks, eos=True, gains=(), items=()):
+    return {"calls": calls, "broken": broken, "game": 4, "agent": agent, "void": void, "marks": marks, "eos": eos,
+            "gains": list(gains) or [0, 0], "items": list(items)}
 
 
 def grown(nodes, returns=None):
@@ -28,9 +30,9 @@ def grown(nodes, returns=None):
                 turn_info=list(info), prompt=np.zeros(count, int))
 
 
-NODES = [(7, 0, Role.POLICY, 2, told(1, False, 0, False, 0.5)), (7, 1, Role.ENVIRONMENT, 1, {}),
-         (7, 2, Role.POLICY, 1, told(2, True, 1, True, -0.5)),
-         (8, 0, Role.POLICY, 3, told(0, False, 1, False, 0.25))]
+NODES = [(7, 0, Role.POLICY, 2, said(1, False, 0, False, 0.5, False, items=[0, -1])), (7, 1, Role.ENVIRONMENT, 1, {}),
+         (7, 2, Role.POLICY, 1, said(2, True, 1, True, -0.5, gains=[1, 0.5], items=[3])),
+         (8, 0, Role.POLICY, 3, said(0, False, 1, False, 0.25, items=[1, 1, 2]))]
 
 
 def view(forest, turns=3):
@@ -45,6 +47,9 @@ def test_every_join():
     assert extras["agent"].tolist() == [[[0, 1, -1], [1, -1, -1]]]
     assert extras["void"].tolist() == [[[False, False, False, True, False], [False] * 5]]
     assert extras["marks"].tolist() == [[[0, 0.5, 0, -0.5, 0], [0, 0, 0.25, 0, 0]]]
+    assert extras["eos"].tolist() == [[[False, False, False, True, False], [False, False, True, False, False]]]
+    assert extras["gains"].tolist() == [[[1, 0.5], [0, 0]]] and extras["gains"].dtype == np.float32
+    assert extras["items"][0, 0, :4].tolist() == [0, -1, -1, 3] and extras["items"][0, 1, :3].tolist() == [1, 1, 2]
     assert extras["agent_returns"].tolist() == [[[2, 2, 0], [3, 0, 0]]]  # without returns that of the trajectory
 
 

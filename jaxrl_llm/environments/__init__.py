@@ -5,8 +5,13 @@ from jaxrl_llm import registry
 from jaxrl_llm.environments.base import Environment, Message, Rubbish, Turn, key_of, replay
 from jaxrl_llm.environments.guess_number import guess_number
 from jaxrl_llm.environments.gymnasium_text import gymnasium_text
+from jaxrl_llm.environments.memory_use import memory_use
 from jaxrl_llm.environments.of_methods import of_methods
+from jaxrl_llm.environments.purified import purified
+from jaxrl_llm.environments.ranked_list import ranked_list
+from jaxrl_llm.environments.recent import recent
 from jaxrl_llm.environments.single import single
+from jaxrl_llm.environments.skill_chain import skill_chain
 from jaxrl_llm.environments.solver_verifier import solver_verifier
 from jaxrl_llm.environments.textarena_game import textarena_game
 from jaxrl_llm.environments.tic_tac_toe import tic_tac_toe
@@ -16,7 +21,8 @@ from jaxrl_llm.environments.treasure import treasure
 __all__ = ["FACTORIES", "Environment", "Message", "Rubbish", "Turn", "key_of", "make", "of_methods", "replay"]
 
 FACTORIES: dict[str, registry.Factory] = {}
-for _factory in (single, tool_use, guess_number, treasure, tic_tac_toe, solver_verifier, gymnasium_text, textarena_game):
+for _factory in (single, tool_use, memory_use, recent, purified, solver_verifier, skill_chain, ranked_list, guess_number,
+                 treasure, tic_tac_toe, gymnasium_text, textarena_game):
     registry.register(FACTORIES, "environment", _factory)
 
 

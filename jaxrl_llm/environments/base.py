@@ -24,13 +24,19 @@ class Turn(NamedTuple):
     """What follows a message of the policy.
 
     `messages` are to be read before its next one; `reward` is that of this turn, the return of a trajectory is their sum;
-    `done` says that it ends here; `info` holds what else is known of the turn, by name, in types of JSON.
+    `done` says that it ends here; `info` holds what else is known of the turn, by name, in types of JSON. `fresh` begins a new
+    context: the policy forgets all behind the opening, and `messages` come right behind that. `rewritten` puts one message in
+    the place of the policy's last two and of what it read between them, made of parts (n, start, end): characters `start` to
+    `end` of the message n before the last one, n 0 or 1; the stop token counts as one more character. Nothing else is left of
+    the two, neither rewards nor facts.
     """
 
     messages: Sequence[Message] = ()
     reward: float = 0.0
     done: bool = False
     info: Mapping[str, Any] = {}
+    fresh: bool = False
+    rewritten: Sequence[Sequence[int]] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +55,7 @@ class Environment:
         and its state can be made again anywhere (`replay`). Others live in one process and cannot be resumed.
       facts: names of numbers that `info` holds of every turn, with the join by which they become `extras` of trajectories for
         methods that read them, see `turn_info.JOINS`.
+      contexts: most contexts of a trajectory; 1: no turn is `fresh`.
       oracle: `oracle(state) -> str`, what a perfect policy says next, for audits; `choices(state) -> texts`, what can be said.
     """
 
@@ -60,6 +67,7 @@ class Environment:
     returns: tuple[float, float] = (0.0, 1.0)
     replayable: bool = True
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    contexts: int = 1
     oracle: Callable[[Any], str] | None = None
     choices: Callable[[Any], Sequence[str]] | None = None
 
@@ -88,10 +96,16 @@ def advance(environment: Environment, state: Any, message: Message) -> Turn:
     """The turn after a message of the policy, in types of JSON. Raises Rubbish where the environment returns no turn."""
     turn = environment.step(state, message)
     if not isinstance(turn, tuple) or len(turn) != len(Turn._fields):
-        raise Rubbish(f"step returned {_short(turn)}; allowed is Turn(messages, reward, done, info)")
-    messages, reward, done, info = turn
-    if not isinstance(done, (bool, np.bool_)):
-        raise Rubbish(f"done is {_short(done)}; allowed are True and False")
+        raise Rubbish(f"step returned {_short(turn)}; allowed is Turn(messages, reward, done, info, fresh, rewritten)")
+    messages, reward, done, info, fresh, rewritten = turn
+    for name, value in (("done", done), ("fresh", fresh)):
+        if not isinstance(value, (bool, np.bool_)):
+            raise Rubbish(f"{name} is {_short(value)}; allowed are True and False")
+    if fresh and environment.contexts < 2:
+        raise Rubbish("a turn begins a new context in an environment that says contexts=1; give the most of a trajectory")
+    parts = _parts(rewritten)
+    if fresh and parts:
+        raise Rubbish("a turn begins a new context and rewrites the last one; allowed is one of both")
     try:
         reward = number(reward)
         info = json.loads(json.dumps(dict(info)))
@@ -104,7 +118,7 @@ def advance(environment: Environment, state: Any, message: Message) -> Turn:
     said = _messages(messages, ROLES)
     if not said and not done:
         raise Rubbish("step returned no message and is not done; the policy needs something to answer")
-    return Turn(said, float(reward), bool(done), info)
+    return Turn(said, float(reward), bool(done), info, bool(fresh), parts)
 
 
 def replay(environment: Environment, problem: Problem, key: int, said: Sequence[Message]) -> tuple[Any, list[Turn]]:
@@ -124,6 +138,17 @@ def digest(turns: Sequence[Turn], before: str = "") -> str:
     for turn in turns:
         before = hashlib.blake2b((before + json.dumps(turn)).encode(), digest_size=16).hexdigest()
     return before
+
+
+def _parts(rewritten: Any) -> list[list[int]]:
+    """The parts of a rewritten message as lists. Raises Rubbish."""
+    def fits(part: Any) -> bool:
+        return (isinstance(part, (list, tuple)) and len(part) == 3 and all(isinstance(x, int) for x in part)
+                and part[0] in (0, 1) and 0 <= part[1] <= part[2])
+
+    if not isinstance(rewritten, (list, tuple)) or not all(map(fits, rewritten)):
+        raise Rubbish(f"rewritten is {_short(rewritten)}; allowed is a list of (0 or 1, start, end)")
+    return [list(part) for part in rewritten]
 
 
 def _messages(messages: Any, roles: Sequence[str]) -> list[dict]:

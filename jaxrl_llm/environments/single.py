@@ -8,7 +8,8 @@ from jaxrl_llm.environments.base import Environment, Message, Turn
 from jaxrl_llm.rewards.math import last_boxed
 from jaxrl_llm.tasks.base import Problem
 
-_FORMS = {"boxed": r"\boxed{%s}", "reasoning_gym": "<answer>%s</answer>"}  # how a verifier wants the answer to be given
+# How a verifier wants the answer to be given:
+_FORMS = {"boxed": r"\boxed{%s}", "token_f1": r"\boxed{%s}", "reasoning_gym": "<answer>%s</answer>"}
 
 
 def single(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None, reward: str | None = None) -> Environment:

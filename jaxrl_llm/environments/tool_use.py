@@ -24,7 +24,8 @@ _EXPRESSION = re.compile(r"\d+(?: ?[-+*/] ?\d+)+")
 _MARKED = re.compile(r"\\boxed\{|<answer>")
 _CALLS = {"hermes": '<tool_call>{"name": "calculator", "arguments": %s}</tool_call>',
           "llama3": '{"name": "calculator", "parameters": %s}'}
-FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count", "malformed": "any", "void": "tokens"}
+FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count", "malformed": "any", "void": "tokens",
+         "tool_failed": "count", "tool_unknown": "count"}
 FENCED = "Programs that you write in a ```python block are run, and you read what they print. Then give your answer."
 
 
@@ -43,10 +44,10 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
 
     A message that calls tools is answered by their results; one that does not is the answer, which the task's verifier
     scores. A policy that still calls at the last of its `turns` gets no reward. The facts of a turn are `tool_calls`, those of
-    them that failed, by the word "error" in what came back (`tool_errors`), answers in a box or in `<answer>`,
-    or read by the verifier (`answer_blocks`), whether a call could not be read (`malformed`), and `void`: neither a call that
-    could be read nor an answer. Raises ValueError for unknown names,
-    SandboxError where the tool `python` cannot run.
+    them that failed, by the word "error" in what came back (`tool_errors`), of these the ones that could be read and named a
+    tool (`tool_failed`) or none that there is (`tool_unknown`), answers in a box or in `<answer>`, or read by the verifier
+    (`answer_blocks`), whether a call could not be read (`malformed`), and `void`: neither a call that could be read nor an
+    answer. Raises ValueError for unknown names, SandboxError where the tool `python` cannot run.
     """
     problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
     chosen = tools if isinstance(tools, Mapping) else dict.fromkeys(tools, {})
@@ -72,11 +73,13 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
 
 def _ideal(reward: str, state: Dialogue, parser: str) -> str:
     """The answer; before it a call of the calculator, where a parser reads one and the problem spells an expression."""
-    asked = opening(state.problem)[-1]["content"]
-    found = _EXPRESSION.search(asked)
-    if state.turns or parser not in _CALLS or found is None:
-        return ideal(reward, state.problem)
-    return _CALLS[parser] % json.dumps({"expression": found[0]})
+    return (None if state.turns else call_of(state.problem, parser)) or ideal(reward, state.problem)
+
+
+def call_of(problem: Problem, parser: str) -> str | None:
+    """A call of the calculator with the expression that a problem spells; None where it spells none, or for other parsers."""
+    found = _EXPRESSION.search(opening(problem)[-1]["content"])
+    return None if found is None or parser not in _CALLS else _CALLS[parser] % json.dumps({"expression": found[0]})
 
 
 def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call]], tools: Sequence[Tool],
@@ -86,10 +89,14 @@ def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call
     marked, answered = len(_MARKED.findall(text)), not calls and read(text)
     info = {"tool_calls": len(calls), "tool_errors": 0, "answer_blocks": marked or int(answered),
             "malformed": any(call.error for call in calls),
-            "void": not (answered or marked or any(not call.error for call in calls))}
+            "void": not (answered or marked or any(not call.error for call in calls)), "tool_failed": 0, "tool_unknown": 0}
     if not calls:
         return Turn(reward=score(text, state.problem), done=True, info=info)
     if state.turns >= limit:
         return Turn(done=True, info={**info, "out_of_turns": True})
     said = [{"role": role, "name": call.name, "content": tool_room.run(tools, call)} for call in calls]
-    return Turn(said, info={**info, "tool_errors": sum("error" in one["content"].lower() for one in said)})
+    names = {tool.name for tool in tools}
+    failed = [call for call, one in zip(calls, said) if "error" in one["content"].lower()]
+    return Turn(said, info={**info, "tool_errors": len(failed),
+                            "tool_failed": sum(not call.error and call.name in names for call in failed),
+                            "tool_unknown": sum(not call.error and call.name not in names for call in calls)})

@@ -22,9 +22,9 @@ empty; the others are for whoever writes a configuration.
 *Also needs* names what a run has to record, then the filters and controllers of `jaxrl_llm.control`, the rule of
 `jaxrl_llm.topologies` by which some prompts get further rollouts (*allocation*) and that of
 `jaxrl_llm.replay` by which rollouts of earlier steps are learned from again. A row with **not
-provided** cannot be run by name yet: no run provides what it names, which the part in brackets would; its estimator and
-objective work in your own loop. A row with *omits* goes without that part of the published method. What is not provided
-follows from what the parts say they need.
+provided** does not run by name everywhere: what it names is there with the part in brackets alone. Where that is an environment
+or a `config.task` the row runs with it; else its estimator and objective work in your own loop. A row with *omits* goes without
+that part of the published method. What is not provided follows from what the parts say they need.
 """
 
 CONTROL = """## Parts of `jaxrl_llm.control`

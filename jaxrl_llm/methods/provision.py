@@ -1,9 +1,10 @@
 """What a method reads, and who provides it: a method runs if everything that its parts need is provided.
 
 Each entry of `PROVIDED` is a field of `Rollouts`, or an entry of its `extras`, that a run of today fills in; each of `AWAITED`
-one that nobody fills in yet, and what would. A run that has such a part adds its name to what is provided.
+one that runs of some kinds alone fill in, or nobody yet, and what would. A run that has such a part adds its name to what is
+provided, as environments and tasks do with their facts.
 """
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from jaxrl_llm import control
@@ -30,7 +31,9 @@ AWAITED = {
     **dict.fromkeys((*TURNS, "step_ids", "turns"), _TURNS), "returns": "a topology of turns with a replay buffer",
     **dict.fromkeys(AGENTS, "an environment of several agents"),
     **dict.fromkeys(("node", "parent", "path", "final"), _TREE),
-    **dict.fromkeys(("tool_calls", "tool_errors", "answer_blocks", "malformed", "void", "format_rewards"), _TOOLS),
+    **dict.fromkeys(("tool_calls", "tool_errors", "answer_blocks", "malformed", "void", "format_rewards", "tool_failed",
+                     "tool_unknown"), _TOOLS),
+    "rewritten": "the environment `purified`", "skill_used": "the environment `skill_chain`",
     **dict.fromkeys(("teacher_logprobs", "teacher_id"), _TEACHER),
     "replay_weights": "a replay buffer with priorities",
     "base_logprobs": "a recorder with a base model's weights",
@@ -39,8 +42,8 @@ AWAITED = {
     "hinted": "rollouts that begin with a hint", "hint_mask": "rollouts that begin with a hint",
     "match": "a topology that walks along recorded trajectories", "retry_step": "a topology that tries again from a step",
     "flawed": "a judge that marks flawed solutions", "values": "a critic, which this method's estimator gives no targets",
-    "hits": "a task of ranked lists", "ranks": "a task of ranked lists", "eos": "a task of ranked lists",
-    "target_weights": "a task of images with target boxes", "repository": "a task of repository edits",
+    **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),
+    "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",
     "score_sq_norms": "a recorder of single completions' gradient norms",
     "gradient_norms": "a pilot pass that measures the gradients of right completions before the others are shared out",
 }
@@ -84,11 +87,15 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, provided: 
     return found
 
 
-def of_environment(objective: Objective, facts: Iterable[str] = ()) -> tuple[str, ...]:
+def of_environment(objective: Objective, facts: Mapping[str, str] = {}, contexts: int = 1) -> tuple[str, ...]:
     """What a run in an environment that tells these `facts` of turns provides beside.
 
-    Turns as rows are for estimators; rows of an objective are trajectories.
+    Turns as rows are for estimators; rows of an objective are trajectories. Where a trajectory has several `contexts`, rows are
+    contexts for both; rows of an objective may be some of them.
     """
+    if contexts > 1:
+        of_contexts = (name for name, join in facts.items() if join != "turn")
+        return ("step_ids", "turns", *of_contexts, *(() if "traj" in objective.needs else ("traj",)))
     rows = {*TURNS, *AGENTS}
     there = ("step_ids", "turns", *TURNS, *facts)
     return tuple(name for name in there if name not in rows) if {*objective.needs} & rows else there

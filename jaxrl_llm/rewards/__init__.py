@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from jaxrl_llm import registry
 from jaxrl_llm.rewards import text
 from jaxrl_llm.rewards.base import BatchOutput, Combined, Reward, RewardError, Scores
+from jaxrl_llm.rewards.box import HIT, box_reward, find_box
 from jaxrl_llm.rewards.by_task import ByTask
 from jaxrl_llm.rewards.code import Code
 from jaxrl_llm.rewards.gym import Gym, tagged_answer
 from jaxrl_llm.rewards.isolated import Isolated
 from jaxrl_llm.rewards.length import soft_overlong as overlong_penalty
 from jaxrl_llm.rewards.math import Boxed, boxed_answer
+from jaxrl_llm.rewards.token_f1 import find_words
+from jaxrl_llm.rewards.token_f1 import token_f1 as f1_of_words
 
 __all__ = ["FACTORIES", "BatchOutput", "ByTask", "Combined", "Reward", "RewardError", "Scores", "combine", "make"]
 
@@ -68,8 +71,25 @@ def code(*, weight: float = 1.0, workers: int | None = None, deadline: float = 5
     return Reward("code", scorer, weight, per="batch", splits=True, timed=True, fail_fast=True, prepare=scorer.prepare)
 
 
+def box(*, weight: float = 1.0) -> Reward:
+    """How well the last four numbers of a completion, a box in pixels, cover the target, see `box_reward`."""
+    return Reward("box", box_reward, weight, per="batch", extract=find_box, splits=True, solved_above=HIT)
+
+
+def token_f1(*, weight: float = 1.0) -> Reward:
+    r"""The F1 of the words of the last `\boxed{}`: 1 where they are those of the answer in any order."""
+    return Reward("token_f1", f1_of_words, weight, extract=find_words, solved_above=0.99)
+
+
+def swe_rl(*, weight: float = 1.0, workers: int | None = None, deadline: float = 5.0) -> Reward:
+    """The similarity of a patch to the true one in [0, 1], or -1 for a bad format, see `swe_rl_reward`."""
+    scorer = Isolated("jaxrl_llm.rewards.swe_rl:swe_rl_reward", workers, deadline)
+    return Reward("swe_rl", scorer, weight, per="batch", splits=True, timed=True, fail_fast=True, solved_above=0.99)
+
+
 FACTORIES: dict[str, registry.Factory] = {}
-for _factory in (exact, last_number, numeric, boxed, format, soft_overlong, reasoning_gym, isolated, code):
+for _factory in (exact, last_number, numeric, boxed, token_f1, format, soft_overlong, reasoning_gym, isolated, code, box,
+                 swe_rl):
     registry.register(FACTORIES, "reward", _factory)
 
 

@@ -7,13 +7,15 @@ from jaxrl_llm.tasks.arithmetic import arithmetic
 from jaxrl_llm.tasks.attempts import attempts
 from jaxrl_llm.tasks.base import Part, Problem, Source, Task, text_of
 from jaxrl_llm.tasks.dataset import dataset, jsonl
+from jaxrl_llm.tasks.edits import edits
+from jaxrl_llm.tasks.grounding import grounding
 from jaxrl_llm.tasks.mixture import mixture
 from jaxrl_llm.tasks.reasoning_gym_task import reasoning_gym
 
 __all__ = ["FACTORIES", "Part", "Problem", "Source", "Task", "make", "mixture", "text_of"]
 
 FACTORIES: dict[str, registry.Factory] = {}
-for _factory in (arithmetic, attempts, dataset, jsonl, reasoning_gym):
+for _factory in (arithmetic, attempts, dataset, jsonl, reasoning_gym, grounding, edits):
     registry.register(FACTORIES, "task", _factory)
 
 

@@ -49,7 +49,8 @@ class Source(Sequence):
 class Task:
     """`train` and `heldout` never share a problem; `reward` names the verifier that fits (see `jaxrl_llm.rewards`).
 
-    `parts`: the tasks that it is a mixture of, see `mixture`; empty for one task.
+    `parts`: the tasks that it is a mixture of, see `mixture`; empty for one task. `facts`: names of numbers that
+    `Problem.extra` holds of every problem, for methods that read them as entries f32[P] of `Rollouts.extras`.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Task:
     heldout: Sequence[Problem]
     reward: str
     parts: "tuple[Part, ...]" = ()
+    facts: tuple[str, ...] = ()
 
 
 class Part(NamedTuple):

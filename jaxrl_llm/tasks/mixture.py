@@ -38,7 +38,7 @@ class Mixed(Sequence):
 
 
 def mixture(parts: Sequence[Part]) -> Task:
-    """The task of several ones; levels get the label in front, so that evaluations are by task.
+    """The task of several ones; levels get the label in front, so that evaluations are by task. Its facts are those of all.
 
     Raises:
       ValueError: a task has no training problems, two labels are equal or none, a weight is not above 0, or a prompt that one
@@ -61,4 +61,5 @@ def mixture(parts: Sequence[Part]) -> Task:
         if (owner := kept_out.get(text_of(problem))) is not None:
             raise ValueError(f"task {owner!r} holds out a prompt that task {labels[problem.task]!r} trains on, "
                              f"{text_of(problem)[:100]!r}; take tasks, seeds or splits that share none")
-    return Task(" + ".join(part.task.name for part in parts), train, heldout, reward="", parts=tuple(parts))
+    facts = tuple(name for name in parts[0].task.facts if all(name in part.task.facts for part in parts))
+    return Task(" + ".join(part.task.name for part in parts), train, heldout, reward="", parts=tuple(parts), facts=facts)

@@ -26,6 +26,13 @@ def start(tokenizer: Tokenizer, messages: Messages, **variables) -> list[int]:
     return _encode(tokenizer, messages, lambda given: tokenizer.render_chat(given, **variables), TRUSTED)
 
 
+def shared(tokenizer: Tokenizer, messages: Messages, **variables) -> list[int]:
+    """The ids that all conversations begin with whose first messages are these, before the policy speaks for the first time."""
+    alone, longer = (start(tokenizer, given, **variables) for given in (messages, [*messages, _BEFORE[0]]))
+    common = next((place for place, (a, b) in enumerate(zip(alone, longer)) if a != b), min(len(alone), len(longer)))
+    return alone[:common]
+
+
 def extend(tokenizer: Tokenizer, ids: Sequence[int], messages: Messages, **variables) -> list[int]:
     """The ids that follow `ids`, whose last turn is the policy's: the end of that turn, `messages`, the start of its next turn.
 

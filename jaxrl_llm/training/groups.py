@@ -49,6 +49,7 @@ class Sampler:
     stop_strings: Sequence[str] = ()
     micro_batches: int = 1
     turns: ClassVar[int] = 1
+    contexts: ClassVar[int] = 1
     facts: ClassVar[Mapping[str, str]] = {}
     encode: ClassVar = staticmethod(encode_problems)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm import parallel
-from jaxrl_llm.forest import Forest, chains, paths
+from jaxrl_llm.forest import Forest, chains, contexts, paths
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.training.learner import Learned, Learner
 from jaxrl_llm.training.samples import per_token, write_samples
@@ -18,10 +18,13 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
     """Samples of a batch as readable text and JSON lines, with the sampler's and further `numbers` f32[P, G, T] per token."""
     if not parallel.is_primary() or not forest.problems:
         return
-    ends, names = forest.ends, forest.names
+    ends, names = forest.leaves, forest.names
+    which, last = forest.finals
+    results = ends[last[which]]
     group = int(np.bincount(forest.prompt[ends]).max())
-    seen = paths(forest, source.sampler.turns, group=group, prompts=len(forest.problems), tokens=lambda longest: longest,
-                 prompt_tokens=lambda longest: longest, version=0)
+    view = paths if source.sampler.contexts == 1 else contexts
+    seen = view(forest, source.sampler.turns, group=group, prompts=len(forest.problems), tokens=lambda longest: longest,
+                prompt_tokens=lambda longest: longest, version=0)
     owner, lengths = forest.prompt[ends], seen.mask[seen.valid].sum(-1).tolist()
     place = np.arange(len(ends)) - np.searchsorted(owner, owner)
 
@@ -34,16 +37,16 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
     tokens = per_token(of_rows(seen.tokens), of_rows(seen.mask), of_rows(seen.present).sum(-1).tolist(),
                        spell, spelled)
     entries: list[dict[str, Any]] = [
-        {"solved": solved, **entry} for solved, entry in zip(forest.solved[ends].tolist(), tokens)]
+        {"solved": solved, **entry} for solved, entry in zip(forest.solved[results].tolist(), tokens)]
     texts = forest.texts[ends].tolist()
     if forest.turn_rewards is not None:
         spoken = conversations(forest, ends)
         texts = ["\n".join(f"[{message['role']}]\n{message['content']}" for message in messages) for messages in spoken]
         entries = [{"messages": messages, **entry} for messages, entry in zip(spoken, entries)]
     columns: tuple[Any, ...] = (
-        texts, forest.rewards[ends].tolist(),
-        [{name: float(x) for name, x in zip(names, row) if not np.isnan(x)} for row in forest.components[ends]], lengths,
-        np.where(forest.stopped[ends], "stop", "length").tolist(), entries)
+        texts, forest.rewards[results].tolist(),
+        [{name: float(x) for name, x in zip(names, row) if not np.isnan(x)} for row in forest.components[results]], lengths,
+        np.where(forest.stopped[results], "stop", "length").tolist(), entries)
     starts = np.searchsorted(owner, np.arange(len(forest.problems) + 1))
     grouped: list[Any] = [[column[a:b] for a, b in zip(starts, starts[1:])] for column in columns]
     prompts = spell([forest.prompt_ids(p) for p in range(len(forest.problems))])
@@ -68,7 +71,7 @@ def conversations(forest: Forest, ends: np.ndarray) -> list[list[dict[str, Any]]
 def lessons(source: Source, learner: Learner, learned: Learned) -> dict[str, np.ndarray]:
     """What a page shows of the tokens of a batch after it was learned from: advantages, and what became of probabilities."""
     batch, before = learned.rollouts, None
-    if batch is None or source.topology.max_groups > 1:  # rows of unequal groups no longer lie as they were sampled
+    if batch is None or source.max_groups > 1:  # rows of unequal groups no longer lie as they were sampled
         return {}
     s, before = source.sampler.sampling, batch.old_logprobs
     if before is None and s.temperature > 0 and s.top_k is None and s.top_p is None and s.min_p is None:

@@ -2,7 +2,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +81,16 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     config_lib.check(config)
     check_there(config.model.path)
     task, judge = make_judge(config)
-    check_method(config, method, *make_parts(config, config.model.hidden_size),
-                 judge.environment.facts if isinstance(judge, Runner) else ())
+    environment = judge.environment if isinstance(judge, Runner) else None
+    contexts = 1 if environment is None else environment.contexts
+    check_method(config, method, *make_parts(config, config.model.hidden_size, contexts), task, environment)
     sets = make_sets(config, task)
     if not isinstance(judge, Runner):
         check_reward(config, method, judge)
     mesh = make_mesh(config)
     tokenizer, model, params = load_model(config.model, mesh, config.seed)
     check_balance(config, model)
-    estimator, objective = make_parts(config, model.config.hidden_size)  # only now is the width of its states known
+    estimator, objective = make_parts(config, model.config.hidden_size, contexts)  # only now is the width of its states known
     policy = policy_of(config, model, mesh)
     needs = frozenset(needs_of(method, estimator, objective))
     source = make_source(config, method, estimator, needs, policy, mesh, tokenizer, task, judge, sets)
@@ -115,13 +116,14 @@ def policy_of(config: ConfigDict, model: Transformer, mesh: Mesh) -> Policy:
     return Policy(model, temperature=config.sampling.temperature or 1.0, mesh=mesh)
 
 
-def make_parts(config: ConfigDict, hidden_size: int) -> tuple[Estimator, Objective]:
+def make_parts(config: ConfigDict, hidden_size: int, contexts: int = 1) -> tuple[Estimator, Objective]:
     """Estimator and objective of the configured method, for a model whose states have this width.
 
-    In an environment those of methods whose rows are turns, agents or games read and credit the turns of trajectories.
+    In an environment those of methods whose rows are turns, agents or games read and credit the turns of trajectories, unless
+    these have several `contexts`, which are rows themselves.
     """
     estimator, objective = method_parts(config, features.feature_size(hidden_size))
-    if config.environment and {*estimator.needs} & {*methods.provision.TURNS, *methods.provision.AGENTS}:
+    if config.environment and contexts == 1 and {*estimator.needs} & {*methods.provision.TURNS, *methods.provision.AGENTS}:
         return estimator_of_environment(estimator), objective_of_turns(objective)
     return estimator, objective
 
@@ -313,7 +315,7 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     optimizer, schedule = optimizer_of(config, config.optimizer.learning_rate, config.steps - alone)
     layout, parts = make_layout(config, objective, optimizer, policy, source), parts_of(config)
     shapes, clip_norm = source.ladders.programs, config.optimizer.clip_norm or None
-    once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and source.topology.max_groups == 1
+    once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and source.max_groups == 1
     filters = {name: one for name, one in filters_of(methods.get(config.method)).items() if one.per == "rollout"}
     whole = once and not learner.balance and not filters  # one update in one piece, of groups that are not cut
     capture = capture_of(config, source.sampler.tokenizer, model.config.num_layers)
@@ -494,13 +496,18 @@ def make_mesh(config: ConfigDict) -> Mesh:
 
 
 def check_method(config: ConfigDict, method: methods.Method, estimator: Estimator, objective: Objective,
-                 facts: Iterable[str] = ()) -> None:
+                 task: tasks.Task, environment: environments.Environment | None = None) -> None:
     """Raises NotImplementedError for a method that nobody provides for, ValueError for settings that it cannot run with.
 
-    `facts`: what the environment tells of turns, see `Environment.facts`.
+    `environment`: where trajectories are sampled, if they are.
     """
-    methods.provision.check(method, estimator, objective,
-                            methods.provision.of_environment(objective, facts) if config.environment else ())
+    around = () if environment is None else methods.provision.of_environment(objective, environment.facts,
+                                                                             environment.contexts)
+    methods.provision.check(method, estimator, objective, (*task.facts, *around))
+    if environment is not None and environment.contexts > 1 and "traj" not in estimator.needs:
+        raise ValueError(f"environment {environment.name!r} begins new contexts in a trajectory, each a rollout of its own; "
+                         f"method {method.slug!r} would count a trajectory as often as it has contexts; take one that compares "
+                         "trajectories: multi_context_grpo, markov_multi_turn")
     needs, c = needs_of(method, estimator, objective), config
     if method.controllers and c.lora.rank and {"reference", "reset"} & controls_of(config, method).knobs:
         raise ValueError(f"method {method.slug!r} moves the reference with the policy's weights, which adapters leave as they "

@@ -170,20 +170,25 @@ class Source:
     @property
     def _group(self) -> int:
         """The most rollouts of a prompt."""
-        return self.sampler.group * self.topology.max_groups
+        return self.sampler.group * self.max_groups
+
+    @property
+    def max_groups(self) -> int:
+        """The most rows of rollouts that a prompt has: groups, each as often as a trajectory has contexts."""
+        return self.topology.max_groups * self.sampler.contexts
 
     @property
     def ladders(self) -> Ladders:
         """The sizes that a batch may have."""
-        return self.sizes(self.sampler.prompt_tokens, self.max_tokens, self.sampler.group, self.topology.max_groups)
+        return self.sizes(self.sampler.prompt_tokens, self.max_tokens, self.sampler.group, self.max_groups)
 
     def view(self, forest: Forest, version: int) -> Rollouts:
-        """What is credited: one rollout a trajectory, in one of the shapes that a run compiles for."""
-        sizes = self.ladders
-        return forests.paths(
+        """What is credited: a rollout for each trajectory, or each of its contexts, in a shape that the run compiles for."""
+        sizes, view = self.ladders, forests.paths if self.sampler.contexts == 1 else forests.contexts
+        return view(
             forest, self.sampler.turns, self.sampler.facts, group=self._group, prompts=self.prompts, version=version,
             tokens=functools.partial(smallest, sizes.tokens),
-            prompt_tokens=functools.partial(smallest, sizes.prompt_tokens))
+            prompt_tokens=functools.partial(smallest, sizes.prompt_tokens), of_problems=self.task.facts)
 
     def planted(self, rows: Sequence[tuple[Problem, list[int]]], draw: int) -> Forest:
         """The forest of these problems and their token ids, in which nothing has been sampled."""

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_llm import parallel
+from jaxrl_llm import parallel, turn_info
 from jaxrl_llm.environments import base
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.forest import Forest, grow, plant
@@ -22,6 +22,7 @@ from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.training.metrics import PhaseTimer
 
 HELD_OUT = (2**31 - 1) << 32  # added to uids of held-out trajectories, so that environments see other keys than in training
+_REQUEST = 1 << 32  # the engine samples request n of a trajectory as `uid + n * _REQUEST`: its random numbers are its own
 _DEMONSTRATED = 1  # the seed of what is shown before the first step
 _OPENINGS = (2**31 - 2) << 32  # uids of openings that are read as prompts; nothing is drawn with them
 
@@ -52,20 +53,40 @@ class Weights(NamedTuple):
 
 @dataclasses.dataclass
 class Trajectory:
-    """What happened so far: `ids` of all tokens, `pieces` (node by node, see `grow`), whether the environment ended it."""
+    """What happened so far.
+
+    `ids` are all tokens of the context, `prompt_ids` those that it begins with, `pieces` the nodes of all contexts (see
+    `grow`), `drawn` the policy's tokens in the context, `begins` the places in `pieces` where contexts begin; `done`: the
+    environment ended it. `opening` are the messages that several contexts begin with. `requests`: how often the engine began
+    behind other ids than those that it knew.
+    """
 
     ids: list[int]
     prompt: int
+    prompt_ids: list[int] = dataclasses.field(default_factory=list)
     pieces: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     drawn: int = 0
     turns: int = 0
     total: float = 0.0
     done: bool = False
+    begins: list[int] = dataclasses.field(default_factory=lambda: [0])
+    opening: Sequence[base.Message] = ()
+    requests: int = 0
 
     @property
     def behind(self) -> int:
-        """Tokens behind the prompt."""
-        return sum(len(piece["tokens"]) for piece in self.pieces)
+        """Tokens of the context behind the prompt."""
+        return len(self.ids) - len(self.prompt_ids)
+
+    def begin(self) -> None:
+        """A new context, of which the prompt is there."""
+        self.ids = list(self.prompt_ids)
+        self.begins.append(len(self.pieces))
+        self.request()
+
+    def request(self) -> None:
+        """From here on the engine reads all ids anew, and counts what it samples from 0."""
+        self.drawn, self.requests = 0, self.requests + 1
 
     def append(self, role: Role, ids: Sequence[int], text: str, **columns) -> None:
         """A node behind the others."""
@@ -75,7 +96,9 @@ class Trajectory:
 
     def pop(self) -> None:
         """Takes the last node away."""
-        del self.ids[len(self.ids) - len(self.pieces.pop()["tokens"]):]
+        piece = self.pieces.pop()
+        self.total -= piece["turn_rewards"]
+        del self.ids[len(self.ids) - len(piece["tokens"]):]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,12 +150,21 @@ class Trajectories:
         """The forest of these prompts, to grow groups on. The one part of the reward is `success`, see `success`."""
         return plant(problems, ids, ["success"], answers=False, turns=True, draw=draw)
 
+    @property
+    def contexts(self) -> int:
+        """Most contexts of a trajectory."""
+        return self.runner.environment.contexts
+
     def encode(self, problems: Sequence[Problem], tokenizer) -> list[list[int] | None]:
-        """Token ids of what each problem opens with; None where the environment fails to open it, which is counted."""
+        """Token ids of what each problem opens with, and all its contexts; None where the environment fails to open it.
+
+        Such a failure is counted.
+        """
         uids = [_OPENINGS + next(self.opened) for _ in problems]
         opened, variables = self.runner.reset(dict(zip(uids, problems))), variables_of(self.runner.environment)
         self.runner.end(list(opened))
-        return [conversation.start(tokenizer, opened[uid].messages, **variables) if uid in opened else None for uid in uids]
+        start = conversation.start if self.contexts == 1 else conversation.shared
+        return [start(tokenizer, opened[uid].messages, **variables) if uid in opened else None for uid in uids]
 
     def under(self, params, lora, temperature: float | jax.Array | None = None,
               max_tokens: int | jax.Array | None = None, max_turns: int | jax.Array | None = None,
@@ -157,11 +189,14 @@ class Trajectories:
         owner = np.repeat(rows, self.group)
         held_out = HELD_OUT if version < 0 else 0
         prompts = {row: forest.prompt_ids(row).tolist() for row in set(rows.tolist())}
-        going = {first_uid + i: Trajectory(list(prompts[row]), int(row)) for i, row in enumerate(owner.tolist())}
+        going = {first_uid + i: Trajectory(list(prompts[row]), int(row), prompts[row]) for i, row in enumerate(owner.tolist())}
         with timer("environment"):
             opened = self.runner.reset({held_out + uid: forest.problems[one.prompt] for uid, one in going.items()})
         check_openings({uid: (one.prompt, opened[held_out + uid]) for uid, one in going.items() if held_out + uid in opened})
         going = {uid: one for uid, one in going.items() if held_out + uid in opened}
+        for uid, one in going.items() if self.contexts > 1 else ():
+            one.opening = opened[held_out + uid].messages
+            self._read(one, [])
         engine = self.make_engine(weights.params, key, slot_tokens=self.prompt_tokens + self.max_tokens, version=version,
                                   lora=weights.lora)
         ended = self._played(engine, weights, going, held_out, timer)
@@ -172,31 +207,37 @@ class Trajectories:
     def _played(self, engine: Any, weights: Weights, going: Mapping[int, Trajectory], held_out: int, timer: PhaseTimer
                 ) -> dict[int, Trajectory]:
         """The trajectories, played to their ends; without those that the environment lost."""
-        stops = tuple(self.tokenizer.stop_ids)
+        def request(uid: int, one: Trajectory) -> Request:
+            return Request(uid + _REQUEST * one.requests, self._limit(weights.limits, one), one.ids, keep=True,
+                           sampling=weights.sampling, stop_tokens=tuple(self.tokenizer.stop_ids),
+                           stop_texts=tuple(self.stop_strings))
+
         with timer("rollout"):
-            engine.submit(*(Request(uid, self._limit(weights.limits, one), one.ids, sampling=weights.sampling, keep=True,
-                                    stop_tokens=stops, stop_texts=tuple(self.stop_strings)) for uid, one in going.items()))
+            engine.submit(*(request(uid, one) for uid, one in going.items()))
         lost: set[int] = set()
         while True:
             with timer("rollout"):
                 nodes = engine.collect()
             if not nodes:
                 return {uid: one for uid, one in going.items() if uid not in lost}
-            said = {node.uid: conversation.said(self.tokenizer, node.tokens.tolist()) for node in nodes}
+            by_uid = {node.uid % _REQUEST: node for node in nodes}
+            said = {uid: conversation.said(self.tokenizer, node.tokens.tolist()) for uid, node in by_uid.items()}
             with timer("environment"):
                 turns = self.runner.step({held_out + uid: message for uid, message in said.items()})
             with timer("template"):
-                answers = {node.uid: self._answered(going[node.uid], node, said[node.uid], turns[held_out + node.uid],
-                                                    weights.limits)
-                           for node in nodes if held_out + node.uid in turns}
+                answers = {uid: self._answered(going[uid], node, said[uid], turns[held_out + uid], weights.limits)
+                           for uid, node in by_uid.items() if held_out + uid in turns}
             lost |= said.keys() - answers.keys()
             self.runner.end([held_out + uid for uid, ids in answers.items() if ids is None and not going[uid].done])
             with timer("rollout"):
-                for uid in said:
-                    if (ids := answers.get(uid)) is None:
-                        engine.release(uid)
-                    else:
-                        engine.extend(uid, ids, self._limit(weights.limits, going[uid]))
+                for uid, node in by_uid.items():
+                    ids, anew = answers.get(uid), node.uid // _REQUEST < going[uid].requests
+                    if ids is None or anew:
+                        engine.release(node.uid)
+                    if ids is not None and anew:
+                        engine.submit(request(uid, going[uid]))
+                    elif ids is not None:
+                        engine.extend(node.uid, ids, self._limit(weights.limits, going[uid]))
 
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """One trajectory of each problem in which the oracle of the environment speaks for the policy.
@@ -214,8 +255,10 @@ class Trajectories:
         for number, problem in enumerate(problems):
             key = base.key_of(_DEMONSTRATED, problem.id)
             (state, turn), chance = base.begin(environment, problem, key), random.Random(key)
-            ids: list[int] | None = conversation.start(self.tokenizer, turn.messages, **variables_of(environment))
-            one = ended[number] = Trajectory(ids or [], number)
+            (ids,) = self.encode([problem], self.tokenizer)
+            one = ended[number] = Trajectory(list(ids), number, ids, opening=turn.messages)
+            if self.contexts > 1:
+                self._read(one, [])
             while ids is not None:
                 stray = chance.random() < strays
                 text = chance.choice(environment.choices(state)) if stray and environment.choices else environment.oracle(state)
@@ -225,33 +268,98 @@ class Trajectories:
                     raise ValueError(f"the oracle of {environment.name!r} says {text[:120]!r}, {len(tokens)} tokens with the "
                                      f"end token; sampling.turn_tokens={self.turn_tokens} and sampling.max_tokens="
                                      f"{self.max_tokens} are to be as many at least")
-                if one.pieces and len(tokens) > self._limit(limits, one) - one.drawn:
+                if one.turns and len(tokens) > self._limit(limits, one) - one.drawn:
                     one.pop()  # an answer that nobody goes on from
                     break
                 zeros = np.zeros(len(tokens), np.float32)
                 node = Node(number, None, 0, np.array(tokens, np.int32), zeros, zeros, zeros.astype(np.int32), "stop")
                 ids = self._answered(one, node, said, base.advance(environment, state, said),
                                      limits, Role.HINT if stray else Role.POLICY)
-        forest = self.plant(problems, [one.ids[:len(one.ids) - one.behind] for one in ended.values()], 0)
+        forest = self.plant(problems, [one.prompt_ids for one in ended.values()], 0)
         return grown(forest, ended, environment.returns, 0, Counter())
 
     def _answered(self, one: Trajectory, node: Node, message: base.Message, turn: base.Turn, limits: Limits,
                   role: Role = Role.POLICY) -> list[int] | None:
         """Adds a turn of the policy, and what the environment answered, whose ids are returned; None where that is the end."""
-        one.append(role, node.tokens.tolist(), message["content"], logprobs=node.logprobs, entropies=node.entropies,
-                   turn_rewards=turn.reward, turn_info=turn.info)
-        one.drawn, one.turns, one.total, one.done = (one.drawn + len(node.tokens), one.turns + 1, one.total + turn.reward,
-                                                     turn.done)
+        own = {"role": role, "ids": node.tokens.tolist(), "text": message["content"], "logprobs": node.logprobs,
+               "entropies": node.entropies}
+        one.drawn, one.turns = one.drawn + len(node.tokens), one.turns + 1
+        if turn.rewritten:
+            own = self._rewritten(one, own, turn.rewritten)
+        one.append(**own, turn_rewards=turn.reward, turn_info=self._located(own["ids"], turn.info))
+        one.total, one.done = one.total + turn.reward, turn.done
         if one.done or one.turns >= limits.turns:
             return None
         messages = conversation.shortened(self.tokenizer, turn.messages, self.observation_tokens or self.max_tokens)
         if limits.announced:
             messages[-1]["content"] += f"\nTurns left: {limits.left(one.turns)}."
+        if turn.fresh:
+            return self._renewed(one, messages, limits)
         ids = conversation.extend(self.tokenizer, one.ids, messages, **variables_of(self.runner.environment))
         if self._limit(limits, one, len(ids)) <= one.drawn:
             return None
         one.append(Role.ENVIRONMENT, ids, "\n".join(message["content"] for message in messages))
         return ids
+
+    def _located(self, ids: Sequence[int], info: Mapping[str, Any]) -> dict[str, Any]:
+        """What the environment says of a turn, with places of its text as tokens where there are such facts."""
+        if not {*self.facts.values()} & {"spans", "last"}:
+            return dict(info)
+        return turn_info.of_tokens(self.facts, info, self._starts(ids), bool(ids) and ids[-1] in self.tokenizer.stop_ids)
+
+    def _starts(self, ids: Sequence[int]) -> list[int]:
+        """Where each token begins in the text, in characters."""
+        return [len(self.tokenizer.decode(ids[:place], skip_special=False)) for place in range(len(ids))]
+
+    def _rewritten(self, one: Trajectory, last: Mapping[str, Any], parts: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """The turn made of `parts` of the policy's turn before, which is taken away with its answer, and of the `last` one.
+
+        Tokens are those that were sampled, with their log-probs. Raises ValueError where there is no turn before.
+        """
+        if len(one.pieces) - one.begins[-1] < 2:
+            raise ValueError(f"environment {self.runner.environment.name!r} rewrites the first turn of a context; there is "
+                             "none before it")
+        one.pop()
+        before = {**one.pieces[-1], "ids": one.pieces[-1]["tokens"].tolist(), "text": one.pieces[-1]["texts"]}
+        one.pop()
+        one.turns -= 1
+        one.request()
+        ids, text, columns = [], "", {"logprobs": [], "entropies": []}
+        for back, start, end in parts:
+            source = before if back else last
+            starts = np.array(self._starts(source["ids"]))
+            chosen = np.flatnonzero((starts >= start) & (starts < end))
+            ids += [source["ids"][place] for place in chosen]
+            text += source["text"][start:end]
+            for name, values in columns.items():
+                values.extend(np.asarray(source[name])[chosen])
+        role = Role.HINT if Role.HINT in (before["role"], last["role"]) else last["role"]
+        return {"role": role, "ids": ids, "text": text, **{name: np.array(values) for name, values in columns.items()}}
+
+    def _renewed(self, one: Trajectory, messages: Sequence[base.Message], limits: Limits) -> list[int] | None:
+        """Begins a new context with these messages behind the opening, whose ids are returned; None where they fill it.
+
+        Raises ValueError where there are too many contexts.
+        """
+        if len(one.begins) >= self.contexts:
+            raise ValueError(f"environment {self.runner.environment.name!r} begins context {len(one.begins) + 1} of a "
+                             f"trajectory, and says that it has contexts={self.contexts} at most")
+        one.begin()
+        ids = self._read(one, messages)
+        if self._limit(limits, one) > one.drawn:
+            return ids
+        one.pop()
+        return None
+
+    def _read(self, one: Trajectory, messages: Sequence[base.Message]) -> list[int]:
+        """Adds what the policy reads in a new context behind the prompt, whose ids are returned."""
+        whole = conversation.start(self.tokenizer, [*one.opening, *messages], **variables_of(self.runner.environment))
+        count = len(one.prompt_ids)
+        if whole[:count] != one.prompt_ids:
+            raise ValueError("the chat template writes the opening of a conversation otherwise when messages follow: the "
+                             "contexts of a trajectory have no common prompt; set config.model.chat_template to another one")
+        one.append(Role.ENVIRONMENT, whole[count:], "\n".join(message["content"] for message in messages))
+        return whole[count:]
 
     def _limit(self, limits: Limits, one: Trajectory, more: int = 0) -> int:
         """Most tokens of the policy in the trajectory when its next turn ends, behind `more` tokens of others."""
@@ -286,7 +394,7 @@ def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float,
     for uid, one in ended.items():
         for place, piece in enumerate(one.pieces):
             last = place == len(one.pieces) - 1
-            parents.append(len(forest.uid) + len(rows) - 1 if place else roots[one.prompt])
+            parents.append(roots[one.prompt] if place in one.begins else len(forest.uid) + len(rows) - 1)
             rows.append({"uid": uid, "prompt": one.prompt, "stopped": one.done or not last, "length": len(piece["tokens"]),
                          "rewards": one.total if last else 0.0,
                          "components": [success(one.total, returns) if last else 0.0], **piece})

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 
 from jaxrl_llm import masked
-from jaxrl_llm.forest import paths, select
+from jaxrl_llm.forest import contexts, paths, select
 from jaxrl_llm.generation.prompts import encode_problem, fit, pad
 from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.rollouts import Role, Rollouts
@@ -53,7 +53,7 @@ def imitate(policy: Policy, params, batches: Iterator[list[Problem]], tokenizer,
 
 
 def oracle_demonstrations(source: Source, problems: list[Problem], strays: float = 0.0) -> Rollouts:
-    """Trajectories of an environment's oracle, a group of one for each problem; those that fit stand in for the others.
+    """A trajectory of an environment's oracle for each problem, its contexts as a group; those that fit replace the others.
 
     `strays`: share of turns that are random and not imitated, see `Trajectories.demonstrated`.
 
@@ -66,8 +66,10 @@ def oracle_demonstrations(source: Source, problems: list[Problem], strays: float
     if not forest.problems:
         raise ValueError(f"no prompt of a warm-up batch fits in prompts.max_tokens={sampler.prompt_tokens}; raise it")
     sizes = source.ladders
-    shown = paths(forest, sampler.turns, group=1, prompts=len(problems), tokens=functools.partial(smallest, sizes.tokens),
-                  prompt_tokens=functools.partial(smallest, sizes.prompt_tokens), version=0)
+    view = paths if sampler.contexts == 1 else contexts
+    shown = view(forest, sampler.turns, group=sampler.contexts, prompts=len(problems), version=0,
+                 tokens=functools.partial(smallest, sizes.tokens),
+                 prompt_tokens=functools.partial(smallest, sizes.prompt_tokens))
     return texts_of(shown)
 
 

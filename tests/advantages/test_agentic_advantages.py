@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import advantages, segments
+from jaxrl_llm import advantages, methods, segments
 from jaxrl_llm.advantages.salt import edges
 from jaxrl_llm.advantages.ui_s1 import semi_online_return, step_score
 from jaxrl_llm.control.ui_s1 import diverse_start
@@ -394,3 +394,19 @@ def test_wrong_names_are_refused():
             advantages.make(slug, **hyper)
     with pytest.raises(ValueError, match=r"extras\['obs'\]"):
         per_row("gigpo", make_rollouts([[1.0]], traj=[[0]], step=[[0]], step_rewards=[[1]]))
+
+
+def test_worked_example_of_table_gpt_r1():
+    """Two answered calls against an unknown one: the advantages, and a loss with one ratio for each rollout."""
+    estimator, objective = methods.build("table_gpt_r1")
+    counts = {"tool_calls": [[2, 1]], "tool_errors": [[0, 1]], "tool_failed": [[0, 0]], "tool_unknown": [[0, 1]]}
+    rollouts = from_lists([[1.0, -0.1]], lengths=[[2, 1]], old_logprobs=np.log(np.full((1, 2, 2), 0.5, np.float32)),
+                          extras={name: jnp.asarray(x) for name, x in counts.items()})
+    A, _ = estimator.update(rollouts, ())
+    np.testing.assert_allclose(A[0, :, 0], [0.707106, -0.707106], atol=2e-6)
+    loss, _ = objective.update(jnp.log(jnp.array([[[0.6, 0.5], [0.5, 0.5]]])), rollouts, A, ())
+    assert float(loss) + 1e-3 * -0.5 == pytest.approx(-0.034245, abs=3e-6)  # the published loss has 0.001 of an entropy of 0.5
+    counts |= {"tool_calls": [[4, 4]], "tool_errors": [[1, 4]], "tool_failed": [[1, 2]], "tool_unknown": [[0, 1]]}
+    same = from_lists([[0.0, 1.5]], extras={name: jnp.asarray(x) for name, x in counts.items()})
+    found, _ = advantages.make("table_gpt_r1", progress=0.25, failed=-0.25, unknown=-0.5).update(same, ())
+    np.testing.assert_array_equal(found, 0)  # 0.75 - 0.25 against 1.5 - 0.5 - 0.5

@@ -3,8 +3,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import advantages
+from jaxrl_llm import advantages, methods
 from jaxrl_llm.advantages.turns import of_environment
+from jaxrl_llm.environments.skill_chain import skill_rewards
 from jaxrl_llm.rollouts import Rollouts
 
 
@@ -50,6 +51,18 @@ def close(turns, expected):
 def test_dr_mas_compares_all_calls_of_an_agent():
     rollouts = trajectories([[0, 1, 1], [0, 1]], [[1, 1, 0.9], [0, 0]], 2)
     close(credited("dr_mas", rollouts)[0], [[0.7071058, 0.6657491, 0.4841811], [-0.7071058, -1.1499302]])
+
+
+def test_worked_example_of_sage():
+    """Four chains of two tasks: what they get, and the z-scores of each task over the chains, also where a task takes turns."""
+    paid = [skill_rewards(*one) for one in ((1, 1, True), (1, 1, False), (0, 1, True), (1, 0, True))]
+    assert paid == [(2, 2), (1, 1), (0, 2), (1, 0)]
+    tasks = [[0, 1], [0, 0, 1], [0, 1, 1], [0, 1]]
+    rollouts = trajectories(tasks, [[pay[k] for k in turns] for pay, turns in zip(paid, tasks)], 4, functional_group=tasks)
+    (name, hyper), first, second = methods.get("sage_skills").estimator, [1.22474, 0, -1.22474, 0], [
+        0.78335, -0.26112, 0.78335, -1.30558]
+    close(credited(name, rollouts, **hyper)[0], [[first[g] if k == 0 else second[g] for k in turns]
+                                                 for g, turns in enumerate(tasks)])
 
 
 def test_agents_of_a_function_share_a_baseline_however_often_they_speak():

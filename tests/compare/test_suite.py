@@ -82,7 +82,7 @@ def test_every_task_of_a_suite_takes_every_method_of_the_suite(contest):
     for entry in plan.read_entries(suite.METHODS, base):
         plan.check_schedule(entry, plan.read_budget(contest.budget, base))
         method = plan.methods.get(entry.label)
-        setup.check_method(entry.config, method, *setup.make_parts(entry.config, 96))
+        setup.check_method(entry.config, method, *setup.make_parts(entry.config, 96), setup.make_task(entry.config.task))
 
 
 def test_all_are_those_that_run_by_name():

@@ -1,9 +1,12 @@
 """Environments of several agents: who speaks, what each gets, and what earns nothing."""
 import pytest
 
-from jaxrl_llm import environments
+from jaxrl_llm import environments, sandbox
 from jaxrl_llm.environments import audit, base
+from jaxrl_llm.environments.skill_chain import skills, uses
 from jaxrl_llm.environments.tic_tac_toe import best_move, free, played, shown, value, winner
+
+linux = pytest.mark.skipif(bool(sandbox.best().missing), reason="no sandbox with all barriers on this machine")
 
 
 def say(environment, state, *texts):
@@ -102,7 +105,90 @@ def test_a_verifier_grants_another_answer():
         environments.make("solver_verifier", loops=0)
 
 
-@pytest.mark.parametrize("name", ["tic_tac_toe", "solver_verifier"])
-def test_audit(name):
-    rows, checks = audit.audit(*(environments.make(name) for _ in range(2)), count=12, seed=0)
+def test_a_memory_takes_the_place_of_the_history():
+    environment = environments.make("memory_use", options={"level": "mul2"}, contexts=3)
+    problem = environment.task.train[3]
+    expression, answer = problem.prompt.removesuffix("="), problem.answer
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "%s"}}</tool_call>'
+
+    def play(*texts):
+        state, opening = base.begin(environment, problem, 0)
+        return opening, say(environment, state, *texts)
+
+    opening, (called, kept, answered) = play(call % expression, f"hm <memory> it is {answer} </memory>", answer)
+    assert [message["content"] for message in opening.messages] == [problem.prompt]
+    assert called.messages[0]["content"].startswith(f"{answer}\nWrite what you need") and not called.fresh
+    assert kept.fresh and kept.messages == [{"role": "user", "content": f"Memory: it is {answer}"}]
+    assert answered.done and answered.reward == 1 and play(answer)[1][0].reward == 1
+    assert play(call % expression, "no tags")[1][-1] == base.Turn([], 0, True, {"format_failure": True})
+    assert play(call % expression, "<memory>a<memory>b</memory>")[1][-1].messages[0]["content"] == "Memory: b"
+    assert play("<tool_call>{")[1][-1].info == {"format_failure": True} and play("")[1][-1].done
+    last = play(*[call % expression, "<memory>1</memory>"] * 2, call % expression)[1][-1]
+    assert last.done and last.reward == 0 and last.info == {"format_failure": False}
+    with pytest.raises(ValueError, match="contexts=1; give two"):
+        environments.make("memory_use", contexts=1)
+
+
+def test_a_context_holds_the_last_turns():
+    environment = environments.make("recent", environment="treasure", options={"size": 2, "brief": True}, turns=2, contexts=4)
+    inner = environments.make("treasure", size=2, brief=True)
+    problem = environment.task.train[5]
+    state, opening = base.begin(environment, problem, 0)
+    alone, same = base.begin(inner, problem, 0)
+    assert opening.messages == same.messages and environment.contexts == 4
+    said = ["go up", "take key", "go north", "dance"]
+    turns, read = say(environment, state, *said), [turn.messages[0]["content"] for turn in say(inner, alone, *said)]
+    assert [turn.fresh for turn in turns] == [True, True, True, False] and [turn.done for turn in turns] == [False] * 3 + [True]
+    assert [turn.messages[0]["content"] for turn in turns[:3]] == [
+        f"> go up\n{read[0]}", f"> go up\n{read[0]}\n> take key\n{read[1]}", f"> take key\n{read[1]}\n> go north\n{read[2]}"]
+    assert turns[3].messages == []  # the last context has no other behind it
+    for _ in range(3):  # an oracle that needs no history wins by it
+        state, _ = base.begin(long := environments.make("recent", options={"size": 2}, contexts=16), problem, 0)
+        while not (turn := base.advance(long, state, {"role": "assistant", "content": long.oracle(state)})).done:
+            pass
+        assert turn.reward == 1
+    with pytest.raises(ValueError, match="begins new contexts itself"):
+        environments.make("recent", environment="memory_use")
+    with pytest.raises(ValueError, match="turns=0"):
+        environments.make("recent", turns=0)
+
+
+@linux
+def test_skills_of_the_first_task_serve_the_second():
+    environment = environments.make("skill_chain", size=20, heldout=5)
+    problem = environment.task.train[3]
+    word, law, (first, second) = (problem.extra[name] for name in ("word", "law", "answers"))
+    call = problem.extra["calls"][1]
+    define = f"```python\ndef {word}(x):\n    return {law}\n{{}}\n```"
+    assert eval(call, {word: lambda x: eval(law, {"x": x})}) == int(second)
+
+    def play(*texts):
+        state, opening = base.begin(environment, problem, 0)
+        return say(environment, state, *texts)
+
+    turns = play(define.format("print(1)"), first, f"```python\nprint({call})\n```", second)
+    assert [turn.info["agent"] for turn in turns] == [0, 0, 1, 1] and [turn.reward for turn in turns] == [0, 0.5, 0, 0.5]
+    assert turns[0].messages[0]["content"] == "1" and turns[2].messages[0]["content"] == second
+    assert turns[1].messages[0]["content"].startswith(f"Functions that you can call:\ndef {word}(x):\n    return {law}\n")
+    assert turns[3].info["returns"] == [2, 2] and turns[3].info["skill_used"] == 1 and turns[3].done
+    own = play(define.format("print(1)"), first, define.format(f"print({call})"), second)[-1]  # defined again: not used
+    assert own.info["returns"] == [1, 1] and own.info["skill_used"] == 0
+    wrong = play(define.format(""), "0", f"```python\nprint({call})\n```", second)[-1]
+    assert wrong.info["returns"] == [0, 2]  # the writer did not solve its own task
+    lost = play(define.format(""), first, f"```python\nprint({call})\n```", "0")[-1]
+    assert lost.info["returns"] == [1, 0] and lost.info["skill_used"] == 1
+    missing = play(first, f"```python\nprint({call})\n```")[-1]
+    assert "NameError" in missing.messages[0]["content"]
+    assert play(*["```python\n1\n```"] * 4)[-1].messages[0]["content"].startswith("Functions that you can call:\nnone")
+    assert uses(["f(1)\ng(2)\ndef g(x): pass"], {"g": ""}) is False and uses(["f(1)\ng(2)"], {"g": ""}) is True
+    assert skills("def f(:") == skills("(" * 500) == skills("\0") == {} and uses(["def f(:"], {"f": ""}) is False
+    with pytest.raises(ValueError, match="turns=1"):
+        environments.make("skill_chain", turns=1)
+
+
+@pytest.mark.parametrize("name, options", [
+    pytest.param("skill_chain", {"size": 20}, marks=linux), ("tic_tac_toe", {}), ("solver_verifier", {}), ("memory_use", {}),
+    ("recent", {"options": {"size": 2}, "contexts": 20})], ids=lambda x: x if isinstance(x, str) else "")
+def test_audit(name, options):
+    rows, checks = audit.audit(*(environments.make(name, **options) for _ in range(2)), count=12, seed=0)
     assert not any(checks.values()), checks

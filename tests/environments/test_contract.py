@@ -41,6 +41,11 @@ def environment_of(turn):
 
 @pytest.mark.parametrize("turn, why", [
     (None, "allowed is Turn"), ("done", "allowed is Turn"), ([[], 0.0, True, {}], "allowed is Turn"),
+    (Turn([{"role": "user", "content": "x"}], fresh=1), "fresh is 1"),
+    (Turn([{"role": "user", "content": "x"}], fresh=True), "contexts=1"),
+    (Turn([{"role": "user", "content": "x"}], rewritten=[(2, 0, 1)]), "allowed is a list of .0 or 1, start, end"),
+    (Turn([{"role": "user", "content": "x"}], rewritten=[(0, 3, 1)]), "allowed is a list of .0 or 1, start, end"),
+    (Turn([{"role": "user", "content": "x"}], rewritten=7), "allowed is a list of .0 or 1, start, end"),
     (Turn([{"role": "assistant", "content": "I win"}]), "no message"),
     (Turn([{"role": "user", "content": None}]), "no message"), (Turn(["text"]), "no message"),
     (Turn("text"), "allowed is a list"),

@@ -228,7 +228,8 @@ def test_a_dialogue_with_tools():
     assert turn.messages[1]["content"].startswith("error: Unknown tool 'no'") and not turn.done and turn.reward == 0.0
     last = base.advance(environment, state, say(f"It is {turn.messages[0]['content']}"))
     assert (last.reward, last.done, last.info) == (1.0, True, {
-        "tool_calls": 0, "tool_errors": 0, "answer_blocks": 1, "malformed": False, "void": False})
+        "tool_calls": 0, "tool_errors": 0, "answer_blocks": 1, "malformed": False, "void": False, "tool_failed": 0,
+        "tool_unknown": 0})
     state, _ = base.begin(environment, problem, 0)
     for count in range(3):
         turn = base.advance(environment, state, say(call("calculator", expression=expression)))
@@ -237,11 +238,12 @@ def test_a_dialogue_with_tools():
 
 
 @pytest.mark.parametrize(("text", "facts"), (
-    ('<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>', (1, 0, 0, False, False)),
-    ('<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>', (1, 1, 0, False, False)),
-    ('<tool_call>{"name": "calculator", ', (1, 1, 0, True, True)),  # never closed
-    (r"\boxed{7} or \boxed{8}", (0, 0, 2, False, False)), ("The answer is 7", (0, 0, 0, False, True)),
-    ("", (0, 0, 0, False, True)),
+    ('<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>', (1, 0, 0, False, False, 0, 0)),
+    ('<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>', (1, 1, 0, False, False, 1, 0)),
+    ('<tool_call>{"name": "calculator", ', (1, 1, 0, True, True, 0, 0)),  # never closed
+    (r"\boxed{7} or \boxed{8}", (0, 0, 2, False, False, 0, 0)), ("The answer is 7", (0, 0, 0, False, True, 0, 0)),
+    ('<tool_call>{"name": "abacus"}</tool_call>', (1, 1, 0, False, False, 0, 1)),
+    ("", (0, 0, 0, False, True, 0, 0)),
 ))
 def test_facts_of_a_turn(text, facts):
     environment = environments.make("tool_use", reward="boxed")

@@ -1,17 +1,27 @@
 """Methods of agents by name: what environments say of turns reaches them, and filters of single rollouts the loss."""
+import json
+
 import chatter
 import jax
 import numpy as np
 import pytest
+import run_files
 
 from jaxrl_llm.control.base import without
-from jaxrl_llm.training import schedules, setup
+from jaxrl_llm.training import loop, schedules, setup
+from jaxrl_llm.training.metrics import PhaseTimer
 
 BOTH_SIDES = {"environment": "chatter:duel", "sampling.max_tokens": 64, "sampling.max_turns": 4}
+CONTEXTS = {"environment": "chatter:forgetful", "sampling.max_turns": 6, "method": "multi_context_grpo"}
+CORRECTED = {"environment": "purified(environment='chatter:letters', mark='')", "sampling.max_turns": 4}
+WINDOWS = {"environment": "recent(environment='chatter:letters', turns=1, contexts=3)"}
 ROWS = {
     "simpletir_filter": {}, "simpletir": {"sampling.max_rounds": 2}, "verltool": {"sampling.observation_tokens": 3},
-    "agentgym_rl": {}, "tti": {}, "turn_control": {},
-    "dr_mas": BOTH_SIDES, "advevo_baseline": BOTH_SIDES, "spiral": BOTH_SIDES,
+    "agentgym_rl": {}, "tti": {}, "turn_control": {}, "table_gpt_r1": {},
+    "cleaner_saar": CORRECTED,
+    "dr_mas": BOTH_SIDES, "advevo_baseline": BOTH_SIDES, "spiral": BOTH_SIDES, "sage_skills": BOTH_SIDES,
+    "rank_grpo": {"environment": "ranked_list(brief=True)", "sampling.turn_tokens": 24, "prompts.max_tokens": 40},
+    "multi_context_grpo": CONTEXTS, "markov_multi_turn": WINDOWS,
     "rstar2_roc": {"estimator": "train_rollouts=2, min_negative=1, min_positive=1"},
 }
 
@@ -70,7 +80,6 @@ def test_the_policy_reads_how_many_turns_are_left(filtered):
     weights = sampler.under(state.params, None, max_turns=3, announced_turns=2)
     assert [weights.limits.left(turn) for turn in (1, 2)] == [1, 1]
     rows = sampler.plant([forest.problems[0]], [forest.prompt_ids(0).tolist()], 0)
-    from jaxrl_llm.training.metrics import PhaseTimer
     played = sampler.groups(weights, rows, np.array([0]), 0, state.key, 0, PhaseTimer())
     said = [text for text, role in zip(played.texts, played.role) if role == 2]
     assert said and all(text.endswith("\nTurns left: 1.") for text in said)
@@ -80,7 +89,7 @@ def test_the_policy_reads_how_many_turns_are_left(filtered):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ROWS)
 def test_rows_run_by_name(method):
-    run, params = setup.build(chatter.get_config(method=method, **ROWS[method]))
+    run, params = setup.build(chatter.get_config(**{"method": method, **ROWS[method]}))
     state = setup.initial_state(run, params)
     steps = schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params))
     learned = 0
@@ -88,6 +97,25 @@ def test_rows_run_by_name(method):
         learned += step.learned.metrics.get("grad_norm", 0) > 0
         assert step.learned.metrics.get("skipped_updates", 0) == 0 and step.finished.metrics["environment/turns"] >= 1
     assert learned or method == "simpletir"  # of which an untrained policy may fill no batch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method, task, tokens, warmup", [
+    ("gui_g1_weights", "grounding(elements=1, size=64)", 16, 150),
+    ("swe_rl_reward", "edits(files=1, size=64, heldout=16, brief=True)", 16, 0)])
+def test_rows_of_tasks_run_by_name(method, task, tokens, warmup, tmp_path):
+    shape = {"sampling.max_tokens": tokens, "prompts.max_tokens": 96, "warmup.steps": warmup, "warmup.batch": 8,
+             "warmup.learning_rate": 1e-2}
+    loop.train(chatter.get_config(environment="", task=task, method=method, **shape), tmp_path)
+    lines = run_files.lines(tmp_path)[1:]
+    assert len(lines) == 3 and all(line["skipped_updates"] == 0 for line in lines)
+    if warmup:
+        assert any(line["grad_norm"] > 0 for line in lines)
+    else:  # a policy that does not know the format: the lowest reward for all
+        assert all(line["reward/mean"] == -1 and line["groups/all_equal"] == 1 for line in lines)
+    refused = chatter.get_config(environment="", task="arithmetic", method=method)
+    with pytest.raises(NotImplementedError, match=f"config.task={task.partition('(')[0]}"):
+        setup.build(refused)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +141,20 @@ def test_both_sides_of_a_game_are_credited_with_what_they_get(game):
                                        atol=1e-6)
         baseline = 0.95 * baseline + 0.05 * outcome
     np.testing.assert_allclose(learned.state.estimator_state[0], baseline, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [CONTEXTS, {"method": "spiral", **BOTH_SIDES}, {"method": "cleaner_saar", **CORRECTED}],
+                         ids=["contexts", "agents", "rewritten"])
+def test_resumed_runs_are_the_same_runs(changes, tmp_path):
+    config = chatter.get_config(**changes)
+    loop.train(config, tmp_path / "straight")
+    loop.train(chatter.get_config(**changes, steps=2), tmp_path / "resumed")
+    with pytest.warns(RuntimeWarning, match="steps: 2 -> 3"):
+        loop.train(config, tmp_path / "resumed", resume=True)
+    run_files.assert_same(*(run_files.saved(tmp_path / name, config) for name in ("resumed", "straight")))
+    rows = [json.loads(line) for line in (tmp_path / "straight/samples/step_000002.jsonl").read_text().splitlines()]
+    assert all(row["messages"][-1]["role"] == "assistant" for row in rows) and len(rows) >= 16
 
 
 def test_methods_of_agents_name_the_missing_environment():

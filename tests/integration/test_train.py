@@ -246,7 +246,7 @@ def test_every_method_takes_three_steps(shared, slug):
     config.learner.epochs = max(2, config.learner.epochs)  # so that the ratio to the old policy is not 1
     config.learner.minibatches, config.critic.pretrain_steps = 1, 0
     estimator, objective = setup.make_parts(config, policy.model.config.hidden_size)
-    setup.check_method(config, method, estimator, objective)
+    setup.check_method(config, method, estimator, objective, run.source.task)
     needs = frozenset(setup.needs_of(method, estimator, objective))
     asked = config.budget.utility or "prior" in needs
     ends = tuple(string.ascii_uppercase + string.digits)  # so that some completions end early

@@ -65,6 +65,17 @@ def paths(rng, p, g, t):
             "extras": {"path": path, "format_rewards": 0.1 * rng.normal(size=(p, g, t))}}
 
 
+def tool_calls(rng, p, g, t):
+    kinds = rng.integers(0, 3, (4, p, g))  # answered, failed, unknown, not to be read
+    return {"extras": {"tool_calls": kinds.sum(0), "tool_errors": kinds[1:].sum(0), "tool_failed": kinds[1],
+                       "tool_unknown": kinds[2]}}
+
+
+def no_calls(rng, p, g, t):
+    none = np.zeros((p, g), int)
+    return {"extras": dict.fromkeys(("tool_calls", "tool_errors", "tool_failed", "tool_unknown"), none)}
+
+
 def lists(rng, p, g, t):
     """Lists of items from a budget of 3 ranks, separators, items too many, and stop tokens."""
     ranks = np.cumsum(rng.random((p, g, t)) < 0.5, axis=-1)
@@ -119,6 +130,7 @@ ESTIMATORS = {
     ],
     "branchgrpo_depthwise": [Case({"variant": name}, inputs=tree) for name in ("mean", "prob", "use_group")],
     "mars2_path_adv": [Case(inputs=tree), Case({"parent_reward": "raw", "mix": 0.3}, inputs=tree)],
+    "table_gpt_r1": [Case(inputs=tool_calls, equal=no_calls)],
     "rank_grpo": [Case(inputs=lists, exempt=STOPS), Case({"variant": "exp_inf"}, inputs=lists, exempt=STOPS)],
     "lightningrl": [Case(inputs=priced), Case({"perf": "length", "perf_coef": 0.5}, inputs=priced)],
 }

@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards.rational import last_number, parse_rational
+from jaxrl_llm.tasks.base import Problem
 
 
 @pytest.mark.parametrize(("text", "value"), [
@@ -94,3 +95,15 @@ def test_the_answer_that_a_reward_reads(name, completion, answer):
 
 def test_some_rewards_read_no_answer():
     assert rewards.make("format", pattern="a+").extract is None
+
+
+@pytest.mark.parametrize("boxed, answer, others, value", [
+    ("the Eiffel Tower", "Eiffel Tower", (), 0.8), ("tower, Eiffel!", "Eiffel Tower", (), 1), ("a a a b", "a b b", (), 4 / 7),
+    ("Gustave", "Eiffel", (), 0), ("NYC", "New York", ("NYC", "The Big Apple"), 1), ("the York", "New York", ("NYC",), 0.5),
+    ("", "x", (), 0), ("...", "...", (), 0),
+])
+def test_f1_of_words(boxed, answer, others, value):
+    problem = Problem("?", answer, 0, extra={"answers": others})
+    reward = rewards.make("token_f1")
+    assert reward.fn(rf"first \boxed{{no}}, then \boxed{{{boxed}}}.", answer, problem) == pytest.approx(value)
+    assert reward.fn(boxed, answer, problem) == 0 and reward.extract(boxed) is None  # no box

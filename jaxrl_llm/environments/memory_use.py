@@ -1,0 +1,81 @@
+"""Tools with a memory in the place of the history: every call begins a new context (MemSearcher, arXiv 2511.02805)."""
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxrl_llm import registry, tasks
+from jaxrl_llm.environments import tools as tool_room
+from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.parsers import PARSERS
+from jaxrl_llm.environments.single import ideal, opening, reader, scorer
+from jaxrl_llm.environments.tool_use import TOOLS, call_of
+from jaxrl_llm.environments.tools import Call, Tool
+from jaxrl_llm.tasks.base import Problem
+
+ASKED = "Write what you need to remember between <memory> and </memory>."
+_MEMORY = re.compile(r"<memory>((?:(?!<memory>).)*)</memory>", re.DOTALL)
+
+
+@dataclasses.dataclass
+class Dialogue:
+    """A problem, what is remembered, contexts so far, and what tools said that is to be remembered ("": nothing)."""
+
+    problem: Problem
+    memory: str = ""
+    contexts: int = 1
+    said: str = ""
+
+
+def memory_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None,
+               tools: Mapping[str, Mapping[str, Any]] | Sequence[str] = ("calculator",), parser: str = "hermes",
+               reward: str | None = None, contexts: int = 5) -> Environment:
+    """A task of `jaxrl_llm.tasks` with tools, whose contexts hold the problem and a memory alone.
+
+    In each context the policy calls tools, reads what they say and writes a memory, with which the next context begins, or it
+    answers, which the task's verifier scores. A trajectory ends without a reward where a message neither calls nor answers,
+    holds no memory where one is asked for, and where the last of the `contexts` does not answer. Raises ValueError for unknown
+    names and less than two contexts, SandboxError where the tool `python` cannot run.
+    """
+    if contexts < 2:
+        raise ValueError(f"contexts={contexts}; give two at least, or take `tool_use`, which keeps what was said")
+    problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
+    chosen = tools if isinstance(tools, Mapping) else dict.fromkeys(tools, {})
+    registry.one_of("parser of calls", parser, PARSERS)
+    made = [registry.make(TOOLS, "tool", name, dict(given)) for name, given in chosen.items()]
+    name = reward or problems.reward
+    step = functools.partial(_step, parse=PARSERS[parser], tools=made, score=scorer(name), read=reader(name), limit=contexts)
+    return Environment(
+        name=f"{problems.name}+{'+'.join(chosen)}+memory", task=problems, reset=lambda problem, key: (Dialogue(problem),
+                                                                                                     list(opening(problem))),
+        step=step, tools=tuple(tool.schema for tool in made), contexts=contexts,
+        oracle=lambda state: _ideal(name, state, parser),
+        choices=lambda state: [f"<memory>{state.said}</memory>", "7", "nothing"])
+
+
+def _ideal(reward: str, state: Dialogue, parser: str) -> str:
+    """A call, its result as the memory, then the answer; at once the answer where nothing is to be called."""
+    if state.said:
+        return f"<memory>{state.said}</memory>"
+    return (call_of(state.problem, parser) if not state.memory else None) or ideal(reward, state.problem)
+
+
+def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call]], tools: Sequence[Tool],
+          score: Callable[[str, Problem], float], read: Callable[[str], bool], limit: int) -> Turn:
+    text = message["content"]
+    if state.said:
+        found = _MEMORY.findall(text)
+        if not found:
+            return Turn(done=True, info={"format_failure": True})
+        state.memory, state.said, state.contexts = found[-1].strip(), "", state.contexts + 1
+        return Turn([{"role": "user", "content": f"Memory: {state.memory}"}], fresh=True)
+    calls = parse(text)
+    if not calls and read(text):
+        return Turn(reward=score(text, state.problem), done=True)
+    if all(call.error for call in calls) or state.contexts == limit:
+        return Turn(done=True, info={"format_failure": all(call.error for call in calls)})
+    said = [{"role": "tool", "name": call.name, "content": tool_room.run(tools, call)} for call in calls]
+    state.said = "\n".join(one["content"] for one in said) or "(nothing)"
+    said[-1]["content"] += f"\n{ASKED}"
+    return Turn(said)

@@ -1,0 +1,86 @@
+"""Trajectories without failed calls: a correction takes the place of the call that it corrects (CLEANER, arXiv 2601.15141)."""
+import copy
+import dataclasses
+import difflib
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_llm import environments
+from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.tasks.base import Problem
+
+Parts = list[tuple[int, int, int]]  # see `Turn.rewritten`
+
+
+@dataclasses.dataclass
+class Rewinding:
+    """The state of the environment, whether failed calls are still rewritten, and the messages so far.
+
+    `before`, `failed`: the state before a call that failed, and that message; None where there is nothing to correct.
+    `retries`: corrections of the present turn.
+    """
+
+    inner: Any
+    active: bool
+    messages: int = 0
+    before: Any = None
+    failed: str | None = None
+    retries: int = 0
+
+
+def purified(*, environment: str = "tool_use", options: Mapping[str, Any] | None = None, mark: str = "<tool_call>",
+             threshold: float = 0.5, retries: int = 3, messages: int = 30, share: float = 1.0) -> Environment:
+    """An environment by name in which the policy reads why a call failed, and learns from what it then said instead.
+
+    The correction takes the place of the failed turn, as if it had come first: its call alone where that is similar to the one
+    that failed, else all of it, see `merged`; the call begins with `mark`. A correction without a call leaves the turn as it
+    is. After `retries` corrections of a turn the last one stays, and nothing is rewritten in the trajectory any more, nor after
+    so many `messages`. A `share` of the trajectories is rewritten, and none of held-out problems. The fact `rewritten` counts
+    the turns of a trajectory that are corrections. The numbers are those of the published code. Raises ValueError for an
+    environment that does not say `tool_errors`, or that begins contexts.
+    """
+    inner = environments.make(environment, **(options or {}))
+    if "tool_errors" not in inner.facts or inner.contexts > 1:
+        raise ValueError(f"environment {inner.name!r} does not say the fact 'tool_errors', or begins new contexts; take one "
+                         "with tools, such as tool_use")
+    trained = len(inner.task.train)
+
+    def reset(problem: Problem, key: int) -> tuple[Rewinding, list[Message]]:
+        state, opening = inner.reset(problem, key)
+        return Rewinding(state, problem.id < trained and random.Random(f"{key} rewind").random() < share), list(opening)
+
+    def step(state: Rewinding, message: Message) -> Turn:
+        text, parts, state.messages = message["content"], Parts(), state.messages + 1
+        if state.failed is not None and mark in text:
+            text, parts = merged(state.failed, text, mark, threshold)
+            state.inner, state.retries = state.before, state.retries + 1
+        else:
+            state.retries = 0
+        before = copy.deepcopy(state.inner) if state.active else None
+        turn = inner.step(state.inner, {**message, "content": text})
+        state.before = state.failed = None
+        if state.active and turn.info["tool_errors"] and not turn.done:
+            state.active = state.retries < retries and state.messages < messages
+            state.before, state.failed = (before, text) if state.active else (None, None)
+        return turn._replace(rewritten=parts, info={**turn.info, "rewritten": int(bool(parts))})
+
+    oracle, choices = inner.oracle, inner.choices
+    return dataclasses.replace(
+        inner, name=f"{inner.name}+purified", reset=reset, step=step, facts={**inner.facts, "rewritten": "count"},
+        oracle=None if oracle is None else lambda state: oracle(state.inner),
+        choices=None if choices is None else lambda state: choices(state.inner))
+
+
+def merged(failed: str, correction: str, mark: str, threshold: float) -> tuple[str, Parts]:
+    """A message made of two, and the parts of them that it consists of, as in `Turn.rewritten`.
+
+    Calls begin with the first `mark`. Where `2 M / (characters of both)` of what is behind it, M the matching characters
+    (Ratcliff-Obershelp), is at least the threshold, the reasoning of the failed message stays and the call is the other one;
+    else all is the correction.
+    """
+    old, new, end = failed.find(mark), correction.find(mark), len(correction) + 1
+    calls = failed[old + len(mark):], correction[new + len(mark):]
+    if old < 0 or difflib.SequenceMatcher(None, *calls).ratio() < threshold:
+        return correction, [(0, 0, end)]
+    return failed[:old] + correction[new:], [(1, 0, old), (0, new, end)]

@@ -1,0 +1,49 @@
+"""Environments whose turns are contexts of their own, with the last turns as text (verl-agent, arXiv 2505.10978)."""
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_llm import environments
+from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.tasks.base import Problem
+
+
+@dataclasses.dataclass
+class Window:
+    """The state of the environment, and what was said and read in all turns so far."""
+
+    inner: Any
+    turns: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+
+
+def recent(*, environment: str = "treasure", options: Mapping[str, Any] | None = None, turns: int = 2,
+           contexts: int = 8) -> Environment:
+    """An environment by name in which every turn begins a new context: the opening, and the last `turns` turns as text.
+
+    A line of the form "> what the policy said" is before each answer. The length of a context does not depend on the number of
+    turns. A trajectory ends with the last of its `contexts`. Raises ValueError for an environment that begins contexts itself,
+    and for numbers below 1 and 2.
+    """
+    inner = environments.make(environment, **(options or {}))
+    if inner.contexts > 1:
+        raise ValueError(f"environment {inner.name!r} begins new contexts itself; take one that keeps the conversation")
+    if turns < 1 or contexts < 2:
+        raise ValueError(f"turns={turns}, contexts={contexts}; allowed are at least 1 and at least 2")
+
+    def reset(problem: Problem, key: int) -> tuple[Window, list[Message]]:
+        state, messages = inner.reset(problem, key)
+        return Window(state), list(messages)
+
+    def step(state: Window, message: Message) -> Turn:
+        turn = inner.step(state.inner, message)
+        state.turns.append((message["content"], "\n".join(one["content"] for one in turn.messages)))
+        if turn.done or len(state.turns) == contexts:
+            return turn._replace(messages=(), done=True)
+        text = "\n".join(f"> {said}\n{read}" for said, read in state.turns[-turns:])
+        return turn._replace(messages=[{"role": "user", "content": text}], fresh=True)
+
+    oracle, choices = inner.oracle, inner.choices
+    return dataclasses.replace(
+        inner, name=f"{inner.name}+recent", reset=reset, step=step, contexts=contexts,
+        oracle=None if oracle is None else lambda state: oracle(state.inner),
+        choices=None if choices is None else lambda state: choices(state.inner))

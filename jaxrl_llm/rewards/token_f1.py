@@ -1,0 +1,30 @@
+r"""Partial credit for answers in words: those of the last `\boxed{}` and of the answer (MemSearcher, arXiv 2511.02805)."""
+import re
+from collections import Counter
+
+from jaxrl_llm.rewards.math import last_boxed
+
+_WORD = re.compile(r"\w+")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words and numbers of a text in small letters, without punctuation."""
+    return tuple(_WORD.findall(text.casefold()))
+
+
+def find_words(completion: str) -> tuple[str, ...] | None:
+    r"""The words of the last `\boxed{}`; None where there are none."""
+    return words(last_boxed(completion) or "") or None
+
+
+def token_f1(completion: str, answer: str, problem) -> float:
+    r"""`2 c / (words of the box + words of the answer)`, c the common ones, each as often as both have it; 0 without a box.
+
+    The highest over the answer and those of `problem.extra["answers"]`, if there are any.
+    """
+    found, best = Counter(find_words(completion) or ()), 0.0
+    for reference in (answer, *problem.extra.get("answers", ())):
+        expected = Counter(words(reference))
+        both = found.total() + expected.total()
+        best = max(best, 2 * (found & expected).total() / both if both else 0.0)
+    return best
