@@ -174,3 +174,16 @@ def test_from_laptop_to_pod(tmp_path):
     assert code == 75 and stopped == list(range(saved + 1)) and 5 <= saved < 150 and resumed == list(range(151))
     assert "SIGTERM: the run saves and stops after this step" in printed
     assert "--multihost" in printed and "#SBATCH --signal=TERM@300" in printed
+
+
+@pytest.mark.slow
+def test_train_an_agent(tmp_path):
+    found, printed = run("7_train_an_agent.ipynb", tmp_path, "[checks, [int(x) for x in metrics['step']], "
+                         "metrics['environment/turns'][1:].tolist(), int(batch.mask.sum()), int(batch.present.sum())]",
+                         **{"STEPS, WARMUP": "2, 3", "c.eval.every, c.eval.problems": "1, 4",
+                            "c.prompts.per_step, c.sampling.group, c.prompts.max_tokens": "4, 4, 8"})
+    checks, steps, turns, trained, present = found
+    assert not any(checks.values()) and steps == [0, 1, 2] and all(1 <= n <= 4 for n in turns)
+    assert 0 < trained <= present
+    assert "oracle      mean return 1.00" in printed and "null        mean return 0.00" in printed
+    assert "the policy: trained" in printed and "held-out return" in printed and "policy: " in printed
