@@ -447,6 +447,8 @@ class Engine:
         self._feed([row for _, rows in copies.values() for row in rows] + first)
         for prompt, rows in prompts.items():
             self._share(prompt, rows)
+        while len(self._prefixes) > len(self._slots):  # only now, as one of the oldest may just have been read again
+            self._prefixes.popitem(last=False)
         for row in placed:
             row.cache = None
 
@@ -459,8 +461,6 @@ class Engine:
         for row in rows:
             row.cached = len(prompt)
         self._put(self._prefixes[prompt], rows)
-        while len(self._prefixes) > len(self._slots):
-            self._prefixes.popitem(last=False)
 
     def _put(self, cache: Slots, rows: list[_Row]) -> None:
         """A copy of a cache into the slots of these rows."""

@@ -61,6 +61,11 @@ def runnable() -> list[str]:
     return [slug for slug in names() if not lacks(slug)]
 
 
+def runnable_elsewhere() -> list[str]:
+    """The methods that run by name in environments or on tasks that give what they read, not on any task; sorted."""
+    return [slug for slug in names() if lacks(slug) and all(lack.who.startswith(provision.THERE) for lack in lacks(slug))]
+
+
 def build(
     slug: str,
     *,
@@ -96,4 +101,4 @@ def markdown() -> str:
 
 def with_counts(text: str) -> str:
     """A page of prose with the numbers of methods that are known and that run by name as they are now."""
-    return page.with_counts(text, len(METHODS), len(runnable()))
+    return page.with_counts(text, len(METHODS), len(runnable()), len(runnable_elsewhere()))

@@ -10,7 +10,8 @@ from jaxrl_llm import control
 from jaxrl_llm.methods.base import DEFAULTS, Method, Part
 from jaxrl_llm.methods.provision import Lack
 
-COUNTS = re.compile(r"Of \d+ methods \d+ run by name")  # the sentence by which other pages count methods
+# The sentence by which other pages count methods.
+COUNTS = re.compile(r"Of \d+ methods \d+ run by name on any task, \d+ more in environments or on tasks made for them")
 
 HEAD = """# Methods
 
@@ -47,9 +48,10 @@ def markdown(families: Mapping[str, tuple[Method, ...]], lacks: Callable[[str], 
     return "\n".join([*lines, CONTROL, *_table(("module", "what it is for", "parts"), _control_rows()), ""])
 
 
-def with_counts(text: str, known: int, runnable: int) -> str:
+def with_counts(text: str, known: int, runnable: int, elsewhere: int) -> str:
     """`text` in which each sentence of the form of `COUNTS` has these numbers."""
-    return COUNTS.sub(f"Of {known} methods {runnable} run by name", text)
+    said = f"Of {known} methods {runnable} run by name on any task, {elsewhere} more in environments or on tasks made for them"
+    return COUNTS.sub(said, text)
 
 
 def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

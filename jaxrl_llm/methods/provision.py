@@ -49,6 +49,9 @@ AWAITED = {
 }
 
 
+THERE = ("an environment", "the environment", "a task of")  # how those of `AWAITED` begin that are part of the library
+
+
 class Lack(NamedTuple):
     """Something that a method needs and nobody provides, and who could."""
 

@@ -186,6 +186,23 @@ def test_equal_prompts_are_computed_once_also_later_and_again_under_new_weights(
     agrees(node, scanned(seed=1)[7])
 
 
+def test_prompts_that_are_read_again_stay_while_others_come():
+    """Two prompts are kept, and a third comes together with the older one of them."""
+    def asked(first, *starts):
+        return [request(first + i, tokens=[start, 2, 3, 4], stop_tokens=()) for i, start in enumerate(starts)]
+
+    one, other = engine(slots=2), engine(slots=2)
+    one.submit(*asked(0, 10, 20))
+    drain(one)
+    one.submit(*asked(2, 30, 10))
+    other.submit(*asked(2, 30, 10))
+    found, expected = drain(one), drain(other)
+    for uid in (2, 3):
+        assert found[uid][0].tokens.tolist() == expected[uid][0].tokens.tolist()
+        np.testing.assert_allclose(found[uid][0].logprobs, expected[uid][0].logprobs, atol=1e-5)
+    assert one.prefilled == 9
+
+
 def test_rows_have_distributions_limits_and_stops_of_their_own():
     """Each row is the row of an engine, and of a scan, in which all are like it."""
     kinds = {0: dict(sampling=Sampling(0.0)), 4: dict(sampling=Sampling(1.3, top_k=3)),

@@ -27,10 +27,10 @@ from jaxrl_llm.generation.external.server import digest
 from jaxrl_llm.models import Transformer
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.serving.worker import Worker
-from jaxrl_llm.training import loop, pages, schedules, setup
+from jaxrl_llm.training import loop, pages, schedules, setup, start
 from jaxrl_llm.training.trained import trained
 
-MODEL = Transformer(setup.model_config(chatter.get_config(), TOKENIZER.vocab_size))
+MODEL = Transformer(start.model_config(chatter.get_config().model, TOKENIZER.vocab_size))
 KEY, SLOTS, SLOT_TOKENS, PROMPT = jax.random.key(0), 4, 128, [257, *b"the prompt"]
 
 

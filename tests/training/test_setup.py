@@ -49,7 +49,8 @@ def test_demonstrations_are_answers_with_the_end_token():
 
 def test_answers_that_do_not_fit_are_never_imitated_in_part():
     problems = [Problem("7+5=", "12", 3), Problem("999+1=", "1000", 4)]
-    with pytest.raises(ValueError, match="answer of problem 4 has 5 tokens with the end token.*sampling.max_tokens=4: '1000'"):
+    said = "solution of problem 4 has 5 tokens with the end token.*sampling.max_tokens=4: '1000'"
+    with pytest.raises(ValueError, match=said):
         demonstrations(problems, ByteTokenizer(), prompt_tokens=10, max_tokens=4, overlong="fail")
     assert demonstrations(problems, ByteTokenizer(), 10, 5, "fail").mask.sum(-1).tolist() == [[3], [5]]
 
@@ -86,7 +87,7 @@ def test_a_task_in_a_string(tmp_path):
     assert setup.make_task("arithmetic").train[0].level == "digit"
     with pytest.raises(ValueError, match="keyword of task 'jsonl' 'pth'. Did you mean 'path'"):
         setup.make_task("jsonl(pth=x)")
-    with pytest.raises(ValueError, match="names no task; give arithmetic, dataset, jsonl"):
+    with pytest.raises(ValueError, match="names no task; give arithmetic, attempts, dataset, jsonl"):
         setup.make_task("")
 
 
