@@ -90,6 +90,18 @@ def test_all_contexts_of_a_trajectory_have_its_advantage(played):
     assert learned.metrics["max/mismatch"] < 1e-4 and abs(learned.metrics["max/ratio"] - 1) < 1e-4
 
 
+@pytest.mark.slow
+def test_packed_rows_learn_the_same_from_contexts(played):
+    _, finished, learned = played
+    run, params = setup.build(chatter.get_config(**CONFIG, **{"learner.packed_rows": 2}))
+    state = setup.initial_state(run, params)
+    packed = run.learner.learn(state, finished.rollouts, run.learner.frozen(state.params))
+    for name in ("loss", "grad_norm", "kl", "entropy"):
+        assert packed.metrics[name] == pytest.approx(learned.metrics[name], rel=1e-4, abs=1e-6)
+    for one, other in zip(jax.tree.leaves(packed.state.params), jax.tree.leaves(learned.state.params), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
 def test_a_trajectory_depends_on_its_uid_alone(played):
     run, finished, _ = played
     sampler, forest = run.source.sampler, finished.forest
