@@ -54,7 +54,7 @@ class Adapter:
 
 
 class Outcome(NamedTuple):
-    """What a pass over examples found: log-prob and loss of each token, one `f32[n]` for each example, and the sum of the loss."""
+    """What a pass found: log-prob and loss of each token, one `f32[n]` for each example, and the sum of the losses."""
 
     logprobs: list[np.ndarray]
     losses: list[np.ndarray]
@@ -98,7 +98,7 @@ class Learner:
         return padded
 
     def forward(self, tree: Any, data: Sequence[Datum], loss: str, given: Mapping[str, float]) -> Outcome:
-        """Log-probs and losses under an adapter, or the base (None). Raises ValueError for examples or settings that are wrong."""
+        """Log-probs and losses under an adapter, or the base (None). Raises ValueError for wrong examples or settings."""
         return self._run(tree, data, loss, given, None)[0]
 
     def forward_backward(self, adapter: Adapter, data: Sequence[Datum], loss: str, given: Mapping[str, float]) -> Outcome:
@@ -150,8 +150,9 @@ class Learner:
                                  f"from {ids.min(initial=0)} to {ids.max(initial=0)}")
         fields = {"weights": np.ones(size, np.float32), **one.fields}
         if fields.keys() != set(wanted):
-            raise ValueError(f"data[{i}] has the loss_fn_inputs {', '.join(sorted(one.fields)) or 'none'} beside target_tokens; "
-                             f"{loss} reads {', '.join(wanted)} (weights may be left out)")
+            given = ", ".join(sorted(one.fields)) or "none"
+            raise ValueError(f"data[{i}] has the loss_fn_inputs {given} beside target_tokens; {loss} reads "
+                             f"{', '.join(wanted)} (weights may be left out)")
         for name, values in fields.items():
             if values.shape != (size,) or not np.isfinite(values[fields["weights"] != 0]).all():
                 raise ValueError(f"data[{i}]: {name} has the shape {list(values.shape)}; give {size} finite numbers, one for "
