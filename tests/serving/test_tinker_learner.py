@@ -104,7 +104,7 @@ def test_gradients_add_up_and_a_step_is_that_of_optax(learner):
         expected = optax.apply_updates(expected, updates)
         grads = whole.grads
         norm = learner.step(whole, Adam(0.01, 0.8, 0.97, 1e-6, 0.1, 0.5))
-        assert norm == pytest.approx(float(optax.global_norm(grads)), rel=1e-6) and whole.grads is None
+        assert norm == pytest.approx(float(optax.tree.norm(grads)), rel=1e-6) and whole.grads is None
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), whole.tree, expected)
         learner.forward_backward(whole, examples, "cross_entropy", {})
 
@@ -171,7 +171,7 @@ def test_settings_move_the_clip():
 @pytest.mark.parametrize("change, message", [
     (lambda one: one._replace(tokens=one.tokens[:-1]), "target_tokens is to have 4 tokens"),
     (lambda one: one._replace(tokens=one.tokens * 0 + 259), "each from 0 to 258"),
-    (lambda one: one._replace(fields={**one.fields, "mask": one.fields["weights"]}), "beside target_tokens; ppo reads weights, log"),
+    (lambda one: one._replace(fields={**one.fields, "mask": one.fields["weights"]}), "beside target_tokens; ppo reads"),
     (lambda one: one._replace(fields={"weights": one.fields["weights"]}), "ppo reads weights, logprobs, advantages"),
     (lambda one: one._replace(fields=one.fields | {"weights": np.ones(3, np.float32)}), "weights has the shape"),
     (lambda one: one._replace(fields=one.fields | {"weights": np.full(5, np.inf, np.float32)}), "give 5 finite numbers"),

@@ -189,7 +189,7 @@ def _backward(model, loss, params, tree, rows, settings, grads):
 @jax.jit
 def _stepped(tree, moments, grads, learning_rate, beta1, beta2, eps, weight_decay, clip_norm):
     """Decoupled weight decay as `optax.adamw` has it: d = -rate (m / (sqrt(v) + eps) + decay W)."""
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     factor = jnp.where((clip_norm > 0) & (norm > clip_norm), clip_norm / norm, 1.0)
     grads = jax.tree.map(lambda g: g * factor, grads)
     direction, moments = optax.scale_by_adam(beta1, beta2, eps).update(grads, moments)

@@ -15,8 +15,8 @@ from jaxrl_llm.serving.requests import Refused
 from jaxrl_llm.serving.tinker.learner import Outcome
 from jaxrl_llm.serving.tinker.rows import Datum
 
-_DTYPES = {messages.DTYPE_FLOAT32: np.dtype("<f4"), messages.DTYPE_INT64: np.dtype("<i8"),
-           messages.DTYPE_INT32: np.dtype("<i4")}
+_DTYPES: dict[Any, np.dtype] = {messages.DTYPE_FLOAT32: np.dtype("<f4"), messages.DTYPE_INT64: np.dtype("<i8"),
+                                messages.DTYPE_INT32: np.dtype("<i4")}
 _UNSUPPORTED = ("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k",
                 "record_stability_info")
 
