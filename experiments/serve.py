@@ -124,9 +124,9 @@ def main():
         size = slot_tokens_of(found.model, _SLOT_TOKENS.value)
         app = make(found, name, token, size)
         host, port = listening.getsockname()[:2]
-        path = "" if _TINKER.value else "/v1"
-        print(f"{name} ({found.tag}) at http://{f'[{host}]' if ':' in host else host}:{port}{path}, {_SLOTS.value} slots of {size} "
-              f"tokens, {'with' if token else 'without'} a token", flush=True)
+        at = f"http://{f'[{host}]' if ':' in host else host}:{port}{'' if _TINKER.value else '/v1'}"
+        print(f"{name} ({found.tag}) at {at}, {_SLOTS.value} slots of {size} tokens, {'with' if token else 'without'} a token",
+              flush=True)
         uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)).run(sockets=[listening])
 
 

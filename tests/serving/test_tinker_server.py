@@ -1,6 +1,8 @@
 """A real server on a loopback port and Tinker's own client: what a user of that API does, and faults on purpose."""
 import importlib.util
+import re
 import threading
+from pathlib import Path
 
 import httpx
 import jax
@@ -232,6 +234,20 @@ def test_losses_of_the_client_go_through_cross_entropy(client):
     other.forward_backward([datum(weights=np.arange(10)), datum(b"other", weights=np.arange(4))], "cross_entropy").result(60)
     norms = [model.optim_step(types.AdamParams()).result(60).metrics["grad_norm"] for model in (one, other)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+def test_the_example_of_the_guide_runs(server, capsys):
+    page = (Path(__file__).parents[2] / "docs/guides/serving.md").read_text(encoding="utf-8")
+    code, = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
+    ids = re.search(r"= \[([\d, ]+)\]", code)[1]
+    changed = {"http://127.0.0.1:8000": server[0], "tml-local": KEY, '"smollm2"': '"tiny"', "rank=16": "rank=4",
+               ids: ", ".join(str(int(x) % 256) for x in ids.split(","))}  # the tiny model knows bytes
+    for old, new in changed.items():
+        assert old in code
+        code = code.replace(old, new)
+    exec(code, {})
+    *losses, tokens = capsys.readouterr().out.splitlines()
+    assert len(losses) == 8 and float(losses[-1]) < float(losses[0]) and 0 < len(tokens.split(",")) <= 8
 
 
 def test_capabilities_and_the_end_of_a_session(server, tmp_path):
