@@ -21,6 +21,7 @@ TEST = [
     "uvicorn>=0.40",
     "httpx>=0.28",
     "openai>=3.0",
+    "tinker>=0.38",
 ]
 
 setup(
@@ -63,6 +64,7 @@ setup(
         "tasks": ["reasoning-gym>=0.1.23"],
         "environments": ["bm25s>=0.2.7", "gymnasium>=1.0", "textarena>=0.7"],
         "serve": ["starlette>=1.0", "uvicorn>=0.40"],
+        "tinker": ["starlette>=1.0", "uvicorn>=0.40", "tinker>=0.38"],  # serve --tinker
         "external": ["httpx>=0.28"],  # to sample from a server
         "gpu": ["jax[cuda12]>=0.8"],
         "tpu": ["jax[tpu]>=0.8"],

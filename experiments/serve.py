@@ -6,7 +6,12 @@
 Clients share the slots of one engine. It listens on this machine alone; for another --host it wants a token, which clients give
 as bearer token: the environment variable JAXRL_LLM_TOKEN here. With --weights_from=FOLDER weights are published by
 POST /update_weights_from_disk. docs/guides/serving.md has the fields and limits.
+
+  python experiments/serve.py --tinker --model=models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+
+speaks Tinker's API in the place of OpenAI's: clients train LoRA adapters on the model and sample from them.
 """
+import importlib
 import ipaddress
 import os
 import socket
@@ -29,6 +34,12 @@ _SLOT_TOKENS = flags.DEFINE_integer("slot_tokens", 0, "Tokens of a prompt and it
                                     "limit, or 4096.", lower_bound=0)
 _REQUESTS = flags.DEFINE_integer("requests", 256, "Requests at the same time; further ones are refused (429).", lower_bound=1)
 _COMPLETIONS = flags.DEFINE_integer("completions", 64, "Completions of a request at most.", lower_bound=1)
+_TINKER = flags.DEFINE_bool("tinker", False, "Speak Tinker's API: clients train LoRA adapters and sample from them.")
+_CHECKPOINTS = flags.DEFINE_string("checkpoints", "runs/tinker", "With --tinker: folder of the adapters that clients save.")
+_RANK = flags.DEFINE_integer("rank", 32, "With --tinker: rank of an adapter at most.", lower_bound=1)
+_MODELS = flags.DEFINE_integer("models", 16, "With --tinker: adapters in training at most.", lower_bound=1)
+_BATCH_TOKENS = flags.DEFINE_integer("batch_tokens", 8192, "With --tinker: tokens of a forward and backward pass, which bound "
+                                     "its memory; one example may have more.", lower_bound=1)
 _WEIGHTS_FROM = flags.DEFINE_string("weights_from", None, "Folder under which weights may be published; default: nowhere.")
 
 
@@ -53,33 +64,69 @@ def loaded():
     return policy.of_checkpoint(_MODEL.value, _TOKENIZER.value, _DTYPE.value)
 
 
-def main():
-    try:
-        import uvicorn
-
-        from jaxrl_llm.serving.app import Served, make_app
-    except ModuleNotFoundError as error:
-        raise ValueError(f"serving needs packages: pip install 'jaxrl_llm[serve]' ({error})") from error
+def application(loaded, name: str, token: str, size: int):
+    """The application that answers in OpenAI's format."""
     import jax
 
     from jaxrl_llm.generation.engine import Engine
-    from jaxrl_llm.serving.policy import slot_tokens_of
+    from jaxrl_llm.serving.app import Served, make_app
     from jaxrl_llm.serving.requests import Limits
     from jaxrl_llm.serving.worker import Worker
+    model, params, tokenizer, tag = loaded
+    engine = Engine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer)
+    limits = Limits(_COMPLETIONS.value, _REQUESTS.value)
+    published = None if _WEIGHTS_FROM.value is None else Path(_WEIGHTS_FROM.value)
+    return make_app(Served(name, model.config, tokenizer, Worker(engine, tag), token, limits, published))
+
+
+def tinker_application(loaded, name: str, token: str, size: int):
+    """The application that speaks Tinker's API."""
+    import jax
+
+    from jaxrl_llm.generation.engine import Engine
+    from jaxrl_llm.serving.requests import Limits
+    from jaxrl_llm.serving.tinker.app import Served, make_app
+    from jaxrl_llm.serving.tinker.learner import Learner
+    from jaxrl_llm.serving.tinker.service import Service
+    from jaxrl_llm.serving.tinker.store import Store
+    from jaxrl_llm.serving.worker import Worker
+    if _WEIGHTS_FROM.value is not None:
+        raise ValueError("--weights_from goes with OpenAI's format; with --tinker clients save and load adapters themselves")
+    if token and not token.startswith("tml-"):
+        raise ValueError("JAXRL_LLM_TOKEN is to begin with 'tml-': Tinker's client refuses other keys")
+    model, params, tokenizer, tag = loaded
+    learner = Learner(model, params, longest=size, budget=_BATCH_TOKENS.value)
+    engine = Engine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer,
+                    lora=learner.padded(None, _RANK.value))
+    store = Store(Path(_CHECKPOINTS.value))
+    service = Service(name, learner, Worker(engine, tag), store, rank=_RANK.value, models=_MODELS.value)
+    folder = _TOKENIZER.value or _MODEL.value
+    tokenizer_id = str(Path(folder).resolve()) if folder and Path(folder).is_dir() else None
+    limits = Limits(_COMPLETIONS.value, _REQUESTS.value, body=64 << 20)
+    return make_app(Served(service, tokenizer_id, tuple(tokenizer.stop_ids), token, limits))
+
+
+def main():
+    extra, make = ("tinker", tinker_application) if _TINKER.value else ("serve", application)
+    try:
+        import uvicorn
+
+        importlib.import_module(f"jaxrl_llm.serving{'.tinker' if _TINKER.value else ''}.app")
+    except ModuleNotFoundError as error:
+        raise ValueError(f"serving needs packages: pip install 'jaxrl_llm[{extra}]' ({error})") from error
+    from jaxrl_llm.serving.policy import slot_tokens_of
     token = os.environ.pop("JAXRL_LLM_TOKEN", "")  # nothing that is started here gets it
     check_token(_HOST.value, token)
     family = socket.AF_INET6 if ":" in _HOST.value else socket.AF_INET
     with socket.create_server((_HOST.value, _PORT.value), family=family) as listening:
-        model, params, tokenizer, tag = loaded()
+        found = loaded()
         name = _NAME.value or Path(_MODEL.value or _WORKDIR.value).name
-        size = slot_tokens_of(model, _SLOT_TOKENS.value)
-        engine = Engine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer)
-        limits = Limits(_COMPLETIONS.value, _REQUESTS.value)
-        published = None if _WEIGHTS_FROM.value is None else Path(_WEIGHTS_FROM.value)
-        app = make_app(Served(name, model.config, tokenizer, Worker(engine, tag), token, limits, published))
+        size = slot_tokens_of(found.model, _SLOT_TOKENS.value)
+        app = make(found, name, token, size)
         host, port = listening.getsockname()[:2]
-        print(f"{name} ({tag}) at http://{f'[{host}]' if ':' in host else host}:{port}/v1, {_SLOTS.value} slots of {size} "
-              f"tokens, {'with' if token else 'without'} a token", flush=True)
+        at = f"http://{f'[{host}]' if ':' in host else host}:{port}{'' if _TINKER.value else '/v1'}"
+        print(f"{name} ({found.tag}) at {at}, {_SLOTS.value} slots of {size} tokens, {'with' if token else 'without'} a token",
+              flush=True)
         uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)).run(sockets=[listening])
 
 

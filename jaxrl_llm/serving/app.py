@@ -2,7 +2,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -19,12 +17,11 @@ from starlette.types import Receive
 from jaxrl_llm.generation.engine import Node
 from jaxrl_llm.models import ModelConfig, weights
 from jaxrl_llm.serving.answers import Answer
+from jaxrl_llm.serving.http import check_token, error_body, handlers, read_json
 from jaxrl_llm.serving.requests import Asked, Limits, Refused, read
 from jaxrl_llm.serving.worker import Closed, Failure, Worker
 from jaxrl_llm.tokenizers import Tokenizer
 
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error",
-          503: "server_error"}
 _ARRIVED = tuple[int, Node | Failure]  # which completion, and what came
 
 
@@ -60,9 +57,8 @@ def make_app(served: Served) -> Starlette:
               Route("/v1/chat/completions", server.chat, methods=["POST"]),
               Route("/v1/models", server.models), Route("/health", server.health),
               Route("/update_weights_from_disk", server.update_weights, methods=["POST"])]
-    handlers: dict[Any, Any] = {Refused: _refused, HTTPException: _http_error, Failure: _failed, Closed: _closed,
-                                ClientDisconnect: _gone, Exception: _failed}
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    see = "GET /v1/models, POST /v1/completions and POST /v1/chat/completions"
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers(see))
 
 
 class _Server:
@@ -159,7 +155,7 @@ class _Server:
                 yield _event(answer.last(self.worker.tag))
             yield "data: [DONE]\n\n"
         except Failure as error:
-            yield _event(_error(str(error), 500))
+            yield _event(error_body(str(error), 500))
 
     def end(self, rows: "_Rows") -> None:
         """The request is over, however it ended."""
@@ -169,26 +165,13 @@ class _Server:
     # --- what every request goes through ------------------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """The bearer token, compared in constant time."""
-        given = request.headers.get("authorization", "")
-        if self.served.token and not hmac.compare_digest(given.encode(), f"Bearer {self.served.token}".encode()):
-            raise Refused("no or wrong token; give the header 'Authorization: Bearer TOKEN'", status=401,
-                          code="invalid_api_key")
+        """The bearer token."""
+        token = self.served.token
+        check_token(request.headers.get("authorization", ""), token and f"Bearer {token}", "Authorization: Bearer TOKEN")
 
     async def body(self, request: Request) -> Any:
-        """The JSON of the body. Pages of a browser cannot send that type to another host without being asked."""
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise Refused("the body is to be JSON, with the header 'Content-Type: application/json'", status=415)
-        read = bytearray()
-        async for part in request.stream():
-            read += part
-            if len(read) > self.served.limits.body:
-                raise Refused(f"the body has more than {self.served.limits.body} bytes; send fewer or shorter prompts",
-                              status=413)
-        try:
-            return json.loads(read)
-        except (ValueError, RecursionError) as error:
-            raise Refused(f"the body is not JSON: {error}") from None
+        """The JSON of the body."""
+        return await read_json(request, self.served.limits.body)
 
 
 class _Events(StreamingResponse):
@@ -283,31 +266,3 @@ async def _disconnected(receive: Receive) -> None:
 
 def _event(data: dict[str, Any]) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
-
-
-def _error(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": _TYPES.get(status, "invalid_request_error"), "param": param, "code": code}}
-
-
-async def _refused(request: Request, error: Refused) -> Response:
-    headers = {"Retry-After": "1"} if error.status == 429 else {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-    return JSONResponse(_error(str(error), error.status, error.param, error.code), error.status, headers)
-
-
-async def _http_error(request: Request, error: HTTPException) -> Response:
-    message = f"{request.method} {request.url.path}: {error.detail}; see GET /v1/models, POST /v1/completions and " \
-              "POST /v1/chat/completions"
-    return JSONResponse(_error(message, error.status_code), error.status_code, error.headers)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    message = str(error) if isinstance(error, Failure) else "the server failed at this request; its log says where"
-    return JSONResponse(_error(message, 500), 500)
-
-
-async def _closed(request: Request, error: Closed) -> Response:
-    return JSONResponse(_error(str(error), 503), 503)
-
-
-async def _gone(request: Request, error: ClientDisconnect) -> Response:
-    return Response(status_code=499)  # nobody reads it

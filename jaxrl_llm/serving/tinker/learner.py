@@ -1,0 +1,196 @@
+"""Gradients and optimiser steps of LoRA adapters on one frozen base, one micro-batch of packed rows after another."""
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_llm.models import Transformer, lora
+from jaxrl_llm.models.logprobs import token_logprobs
+from jaxrl_llm.serving.tinker.losses import LOSSES, per_token, settings_of
+from jaxrl_llm.serving.tinker.rows import Datum, Rows, pack, unpack
+
+ALPHA = 32  # LoRA's scale is ALPHA / rank
+_ATTENTION = ("q", "k", "v", "o")
+
+
+class Shape(NamedTuple):
+    """What an adapter is, without its numbers: rank, and whether attention and the feed-forward layers have one."""
+
+    rank: int
+    attention: bool = True
+    mlp: bool = True
+
+
+class Adam(NamedTuple):
+    """Settings of one optimiser step; a `clip_norm` of 0 clips nothing."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
+
+
+@dataclasses.dataclass(eq=False)
+class Adapter:
+    """An adapter in training.
+
+    Attributes:
+      shape: see `Shape`.  tree: its matrices, as of `lora.init`.
+      moments: Adam's, with its step count.
+      grads: what was added up since the last step; None: nothing.
+    """
+
+    shape: Shape
+    tree: Any
+    moments: Any
+    grads: Any = None
+
+
+class Outcome(NamedTuple):
+    """What a pass found: log-prob and loss of each token, one `f32[n]` for each example, and the sum of the losses."""
+
+    logprobs: list[np.ndarray]
+    losses: list[np.ndarray]
+    loss: float
+
+
+class Learner:
+    """A frozen base on one device, and what is done with adapters on it. Not for several threads."""
+
+    def __init__(self, model: Transformer, params: Any, *, longest: int, budget: int):
+        """
+        Args:
+          model, params: the base.
+          longest: tokens of an example at most.
+          budget: slots of a micro-batch, which bounds memory.
+        """
+        model.check_length(longest)
+        self.model, self.params, self.longest, self.budget = model, params, longest, budget
+
+    def targets_of(self, shape: Shape) -> list[str]:
+        """The matrices that have an adapter. Raises ValueError where there are none."""
+        there = [name for name in lora.TARGETS if name in self.params["layers"]
+                 and (shape.attention if name in _ATTENTION else shape.mlp)]
+        if not there:
+            raise ValueError("no matrix of this model would be trained; set train_attn or train_mlp (the unembedding has no "
+                             "adapter here, nor have a mixture's experts)")
+        return there
+
+    def create(self, shape: Shape, seed: int) -> Adapter:
+        """An adapter that changes nothing yet. Raises ValueError as `lora.init` does, and where nothing would be trained."""
+        tree = lora.init(jax.random.key(seed), self.params, shape.rank, ALPHA, self.targets_of(shape))
+        return Adapter(shape, tree, fresh_moments(tree))
+
+    def padded(self, tree: Any, rank: int) -> Any:
+        """An adapter of `rank` with all targets that has the same product: what is missing is 0. None: the base alone."""
+        base = lora.init(jax.random.key(0), self.params, rank, ALPHA)
+        padded = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), base)
+        for target, given in (tree or {}).items():
+            own = given["a"].shape[-1]
+            padded[target]["a"][..., :own], padded[target]["b"][:, :own] = given["a"], given["b"]
+        return padded
+
+    def forward(self, tree: Any, data: Sequence[Datum], loss: str, given: Mapping[str, float]) -> Outcome:
+        """Log-probs and losses under an adapter, or the base (None). Raises ValueError for wrong examples or settings."""
+        return self._run(tree, data, loss, given, None)[0]
+
+    def forward_backward(self, adapter: Adapter, data: Sequence[Datum], loss: str, given: Mapping[str, float]) -> Outcome:
+        """As `forward`; the gradient is added to what the adapter has. After an error it is as it was before."""
+        zeros = jax.tree.map(jnp.zeros_like, adapter.tree)
+        found, grads = self._run(adapter.tree, data, loss, given, zeros)
+        adapter.grads = grads if adapter.grads is None else jax.tree.map(jnp.add, adapter.grads, grads)
+        return found
+
+    def step(self, adapter: Adapter, adam: Adam) -> float:
+        """One optimiser step with what was added up, which is then forgotten; returns the norm of the gradient before clipping.
+
+        Raises ValueError without a gradient, or for one that is not finite; the adapter stays as it was.
+        """
+        if adapter.grads is None:
+            raise ValueError("optim_step without a gradient; call forward_backward first")
+        grads, adapter.grads = adapter.grads, None
+        tree, moments, norm = _stepped(adapter.tree, adapter.moments, grads, *map(np.float32, adam))
+        if not np.isfinite(norm):
+            raise ValueError(f"the gradient has the norm {norm}; it was dropped and the weights are as before")
+        adapter.tree, adapter.moments = tree, moments
+        return float(norm)
+
+    def _run(self, tree, data, loss, given, grads):
+        settings = {name: np.float32(value) for name, value in settings_of(loss, given).items()}
+        data = [self._checked(i, one, loss) for i, one in enumerate(data)]
+        if not data:
+            raise ValueError("no examples; give one at least")
+        batches, places = pack(data, self.budget)
+        logprobs, losses = [], []
+        for rows in batches:
+            if grads is None:
+                found = _forward(self.model, loss, self.params, tree, rows, settings)
+            else:
+                grads, found = _backward(self.model, loss, self.params, tree, rows, settings, grads)
+            for kept, values in zip((logprobs, losses), jax.device_get(found)):
+                kept.append(values)
+        outcome = Outcome(unpack(logprobs, data, places), unpack(losses, data, places), float(sum(x.sum() for x in losses)))
+        return outcome, grads
+
+    def _checked(self, i: int, one: Datum, loss: str) -> Datum:
+        """The example with the fields that the loss reads. Raises ValueError for others, or for tokens that do not fit."""
+        wanted, size, vocab = ("weights", *LOSSES[loss].fields), len(one.tokens), self.model.config.vocab_size
+        if not 0 < size <= self.longest:
+            raise ValueError(f"data[{i}] has {size} tokens; give 1 to {self.longest}")
+        for name, ids in (("model_input", one.tokens), ("target_tokens", one.targets)):
+            if len(ids) != size or ids.min() < 0 or ids.max() >= vocab:
+                raise ValueError(f"data[{i}]: {name} is to have {size} tokens, each from 0 to {vocab - 1}; it has {len(ids)}, "
+                                 f"from {ids.min(initial=0)} to {ids.max(initial=0)}")
+        fields = {"weights": np.ones(size, np.float32), **one.fields}
+        if fields.keys() != set(wanted):
+            given = ", ".join(sorted(one.fields)) or "none"
+            raise ValueError(f"data[{i}] has the loss_fn_inputs {given} beside target_tokens; {loss} reads "
+                             f"{', '.join(wanted)} (weights may be left out)")
+        for name, values in fields.items():
+            if values.shape != (size,) or not np.isfinite(values[fields["weights"] != 0]).all():
+                raise ValueError(f"data[{i}]: {name} has the shape {list(values.shape)}; give {size} finite numbers, one for "
+                                 "each token of model_input")
+        return one._replace(fields=fields)
+
+
+def fresh_moments(tree: Any) -> Any:
+    """Adam's state before the first step."""
+    return optax.scale_by_adam().init(tree)
+
+
+def _losses(model, loss, params, tree, rows: Rows, settings):
+    states = model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=tree)
+    c = model.config
+    logprobs, _ = token_logprobs(states.reshape(-1, states.shape[-1]), model.unembedding(params), rows.targets.reshape(-1),
+                                 divisor=c.logit_divisor, softcap=c.logit_softcap)
+    logprobs = logprobs.reshape(rows.tokens.shape)
+    losses = per_token(loss, logprobs, rows.fields, settings)
+    return losses.sum(), (logprobs, losses)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _forward(model, loss, params, tree, rows, settings):
+    return _losses(model, loss, params, tree, rows, settings)[1]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=6)
+def _backward(model, loss, params, tree, rows, settings, grads):
+    new, found = jax.grad(lambda tree: _losses(model, loss, params, tree, rows, settings), has_aux=True)(tree)
+    return jax.tree.map(jnp.add, grads, new), found
+
+
+@jax.jit
+def _stepped(tree, moments, grads, learning_rate, beta1, beta2, eps, weight_decay, clip_norm):
+    """Decoupled weight decay as `optax.adamw` has it: d = -rate (m / (sqrt(v) + eps) + decay W)."""
+    norm = optax.tree.norm(grads)
+    factor = jnp.where((clip_norm > 0) & (norm > clip_norm), clip_norm / norm, 1.0)
+    grads = jax.tree.map(lambda g: g * factor, grads)
+    direction, moments = optax.scale_by_adam(beta1, beta2, eps).update(grads, moments)
+    return jax.tree.map(lambda w, d: w - learning_rate * (d + weight_decay * w), tree, direction), moments, norm

@@ -1,0 +1,87 @@
+"""Training examples of any lengths as packed rows of few shapes. All of this happens on the host, in numpy."""
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+_SHORTEST = 32  # slots of a row
+
+
+class Datum(NamedTuple):
+    """A training example.
+
+    tokens: i32[n], what the model reads.  targets: i32[n], the token whose log-prob is taken behind each of them.
+    fields: name -> f32[n], what a loss reads beside, see `losses`.
+    """
+
+    tokens: np.ndarray
+    targets: np.ndarray
+    fields: Mapping[str, np.ndarray]
+
+
+class Rows(NamedTuple):
+    """Examples one after the other in `[R, N]` slots; none sees another.
+
+    tokens, positions, targets: i32; 0 on padding.  end: i32, the slot behind the example, 0 on padding, see `packing.Rows`.
+    fields: name -> f32, 0 on padding.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    end: np.ndarray
+    targets: np.ndarray
+    fields: dict[str, np.ndarray]
+
+
+class Place(NamedTuple):
+    """Where an example lies: the number of its row, counted through all micro-batches, and its first slot."""
+
+    row: int
+    start: int
+
+
+def pack(data: Sequence[Datum], budget: int) -> tuple[list[Rows], list[Place]]:
+    """Micro-batches of at most `budget` slots, or of one row where an example is longer, and where each example lies.
+
+    Rows are as long as the longest example, rounded up to a power of two; examples go into the first row that has room, the
+    longest first. The number of rows is rounded up to a power of two, so that few programs are compiled.
+    """
+    longest = max(len(one.tokens) for one in data)
+    length = _SHORTEST
+    while length < longest:
+        length *= 2
+    places, filled = [Place(0, 0)] * len(data), []
+    for i in sorted(range(len(data)), key=lambda i: -len(data[i].tokens)):
+        count = len(data[i].tokens)
+        row = next((row for row, used in enumerate(filled) if used + count <= length), len(filled))
+        if row == len(filled):
+            filled.append(0)
+        places[i] = Place(row, filled[row])
+        filled[row] += count
+    size = 1
+    while size < len(filled) and 2 * size * length <= budget:
+        size *= 2
+    count = -(-len(filled) // size) * size
+    whole = _filled(data, places, (count, length))
+    def cut(first):
+        part = slice(first, first + size)
+        return Rows(*(x[part] for x in whole[:4]), {name: x[part] for name, x in whole.fields.items()})
+    return [cut(first) for first in range(0, count, size)], places
+
+
+def _filled(data: Sequence[Datum], places: Sequence[Place], shape: tuple[int, int]) -> Rows:
+    whole = Rows(np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32),
+                 {name: np.zeros(shape, np.float32) for name in data[0].fields})
+    for one, (row, start) in zip(data, places, strict=True):
+        slots = slice(start, start + len(one.tokens))
+        whole.tokens[row, slots], whole.targets[row, slots] = one.tokens, one.targets
+        whole.positions[row, slots], whole.end[row, slots] = np.arange(len(one.tokens)), slots.stop
+        for name, values in one.fields.items():
+            whole.fields[name][row, slots] = values
+    return whole
+
+
+def unpack(values: Sequence[np.ndarray], data: Sequence[Datum], places: Sequence[Place]) -> list[np.ndarray]:
+    """`[n]` of each example, from `[R, N]` of each micro-batch."""
+    rows = np.concatenate(values)
+    return [rows[row, start:start + len(one.tokens)] for one, (row, start) in zip(data, places, strict=True)]

@@ -1,0 +1,95 @@
+"""Checkpoints of adapters: one safetensors file each, found again by its address `tinker://MODEL/KIND/NAME`."""
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from jaxrl_llm.serving.tinker.learner import Shape
+
+KINDS = ("weights", "sampler_weights")  # to train from; to sample from
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_-]{0,127}")
+
+
+class Checkpoint(NamedTuple):
+    """An adapter as it was saved.
+
+    base: name of the model that it belongs to.  shape, tree: see `Adapter`.
+    moments: Adam's state; None where it was saved to sample from.
+    """
+
+    base: str
+    shape: Shape
+    tree: Any
+    moments: Any = None
+
+
+class Store:
+    """A folder of checkpoints."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def path(self, model: str, kind: str, name: str) -> str:
+        """The address. Raises ValueError for a name that is none."""
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"the name {name!r} of a checkpoint; give letters, digits, '.', '_' and '-', 128 at "
+                             "most, a letter or digit first")
+        return f"tinker://{model}/{kind}/{name}"
+
+    def save(self, path: str, checkpoint: Checkpoint, overwrite: bool = False) -> None:
+        """Writes a checkpoint; it is there whole or not at all. Raises ValueError for an address that is taken."""
+        file = self._file(path)
+        if file.exists() and not overwrite:
+            raise ValueError(f"{path} exists already; give another name, or overwrite=True")
+        arrays = _named("lora", checkpoint.tree)
+        if checkpoint.moments is not None:
+            arrays |= _named("mu", checkpoint.moments.mu) | _named("nu", checkpoint.moments.nu)
+            arrays["count"] = np.asarray(checkpoint.moments.count)
+        told = json.dumps({"base": checkpoint.base, **checkpoint.shape._asdict()})
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_name(file.name + ".part")
+        save_file(arrays, part, {"adapter": told})
+        os.replace(part, file)
+
+    def load(self, path: str, base: str) -> Checkpoint:
+        """The checkpoint. Raises ValueError for an address that does not exist, or another base than `base`."""
+        file = self._file(path)
+        if not file.is_file():
+            raise ValueError(f"{path} does not exist on this server; its checkpoints lie in {self.folder}")
+        with safe_open(file, "numpy") as opened:
+            shape = json.loads(opened.metadata()["adapter"])
+            arrays = {name: opened.get_tensor(name) for name in opened.keys()}
+        if (own := shape.pop("base")) != base:
+            raise ValueError(f"{path} belongs to the model {own}, this server has {base}")
+        moments = None
+        if "count" in arrays:
+            moments = optax.ScaleByAdamState(arrays["count"], _tree("mu", arrays), _tree("nu", arrays))
+        return Checkpoint(own, Shape(**shape), _tree("lora", arrays), moments)
+
+    def _file(self, path: str) -> Path:
+        parts = path.removeprefix("tinker://").split("/")
+        if not path.startswith("tinker://") or len(parts) != 3 or parts[1] not in KINDS or not (
+                _MODEL.fullmatch(parts[0]) and _NAME.fullmatch(parts[2])):
+            raise ValueError(f"the address {path!r}; give tinker://MODEL/{' or '.join(KINDS)}/NAME")
+        return self.folder / parts[0].replace(":", "_") / parts[1] / f"{parts[2]}.safetensors"
+
+
+def _named(head: str, tree: Any) -> dict[str, np.ndarray]:
+    return {f"{head}.{target}.{name}": np.asarray(x) for target, one in jax.device_get(tree).items() for name, x in one.items()}
+
+
+def _tree(head: str, arrays: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for name, x in arrays.items():
+        first, *rest = name.split(".")
+        if first == head:
+            found.setdefault(rest[0], {})[rest[1]] = x
+    return found

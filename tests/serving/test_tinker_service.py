@@ -1,0 +1,233 @@
+"""Adapters on one base: sampled each under its own weights, trained apart, saved and loaded, dropped with their sessions."""
+import concurrent.futures
+
+import jax
+import numpy as np
+import pytest
+from server import KEY, MODEL, SLOT_TOKENS, SLOTS, TOKENIZER, params
+from tinker_server import RANK, make_service
+
+from jaxrl_llm.generation import Sampling
+from jaxrl_llm.generation import engine as engines
+from jaxrl_llm.generation.engine import Engine, Request
+from jaxrl_llm.models import lora
+from jaxrl_llm.serving.tinker.learner import Adam, Shape
+from jaxrl_llm.serving.tinker.rows import Datum
+from jaxrl_llm.serving.tinker.turns import Snapshot
+from jaxrl_llm.serving.worker import Failure
+
+PROMPT = list(b"a prompt")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    one = make_service(tmp_path_factory.mktemp("tinker"), models=64)
+    yield one
+    one.worker.close()
+
+
+def created(service, session=None, shape=Shape(3), seed=1):
+    session = session or service.begin()
+    name = f"{session}:train:{len(service._models)}"
+    service.create(session, name, "tiny", shape, seed).result(60)
+    return name
+
+
+def example(seed=0, n=12):
+    rng = np.random.default_rng(seed)
+    return [Datum(*rng.integers(0, 256, (2, n)).astype(np.int32), {})]
+
+
+def train(service, name, seed=0, steps=1, rate=0.05):
+    for _ in range(steps):
+        loss = service.run(name, example(seed), "cross_entropy", {}, True).result(60).loss
+        service.step(name, Adam(rate)).result(60)
+    return loss
+
+
+def tree(service, name):
+    return jax.device_get(service.model(name).adapter.tree)
+
+
+def equal(one, other):
+    return all(jax.tree.leaves(jax.tree.map(lambda a, b: np.array_equal(a, b), one, other)))
+
+
+def rows(seeds, limit=10, **fields):
+    return [Request(0, limit, PROMPT, seed=seed, **fields) for seed in seeds]
+
+
+def merged(adapter, seeds, limit=10, **fields):
+    """The nodes of an engine of this process that has the adapter in its weights."""
+    own = params() if adapter is None else lora.merge(params(), adapter)
+    engine = Engine(MODEL, own, KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
+    engine.submit(*(Request(seed, limit, PROMPT, **fields) for seed in seeds))
+    found = {}
+    while nodes := engine.collect():
+        found |= {node.uid: node for node in nodes}
+    return [found[seed] for seed in seeds]
+
+
+def check_nodes(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist() and one.finish == other.finish
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+
+
+def test_many_adapters_are_sampled_at_once_each_under_its_own_weights(service):
+    names = [created(service, seed=seed, shape=shape) for seed, shape in ((1, Shape(3)), (2, Shape(RANK, mlp=False)))]
+    for i, name in enumerate(names):
+        train(service, name, seed=i, steps=3)
+    trees = [None, *(tree(service, name) for name in names)]
+    snapshots = [Snapshot(tree) for tree in trees]
+    order = [0, 1, 2, 1, 0, 2, 2, 1]
+    futures = [service.sample(snapshots[which], rows(range(3 * i, 3 * i + 3))) for i, which in enumerate(order)]
+    found = [future.result(120) for future in futures]
+    for i, which in enumerate(order[:4]):
+        check_nodes(found[i], merged(trees[which], range(3 * i, 3 * i + 3)))
+    assert len({tuple(found[i][0].tokens) for i in (0, 1, 2)}) == 3
+
+
+def test_two_models_do_not_disturb_each_other(service):
+    alone = created(service, seed=5)
+    first = [train(service, alone, 1) for _ in range(3)]
+    one, other = created(service, seed=5), created(service, seed=6)
+    between = []
+    for _ in range(3):
+        pending = service.run(one, example(1), "cross_entropy", {}, True)
+        train(service, other, 2)
+        between.append(pending.result(60).loss)
+        service.step(one, Adam(0.05)).result(60)
+        service.sample(Snapshot(tree(service, other)), rows([1], 4)).result(60)
+    assert between == pytest.approx(first, rel=1e-6) and equal(tree(service, one), tree(service, alone))
+    assert not equal(tree(service, one), tree(service, other))
+
+
+def test_a_saved_state_goes_on_exactly(service):
+    session = service.begin()
+    name = created(service, session)
+    train(service, name, steps=2)
+    path = service.save(name, "two", False).result(60)
+    assert path == f"tinker://{name}/weights/two"
+    restored, fresh = f"{session}:train:7", f"{session}:train:8"
+    service.load(restored, path, True, session).result(60)
+    service.load(fresh, path, False, session).result(60)
+    assert equal(tree(service, restored), tree(service, name)) and equal(tree(service, fresh), tree(service, name))
+    for one in (name, restored, fresh):
+        train(service, one)
+    assert equal(tree(service, restored), tree(service, name)) and not equal(tree(service, fresh), tree(service, name))
+    service.load(name, path, True, None).result(60)
+    train(service, name)
+    assert equal(tree(service, restored), tree(service, name))
+
+
+def test_wrong_checkpoints_are_refused(service, tmp_path):
+    session = service.begin()
+    name = created(service, session)
+    path = service.save(name, "taken", False).result(60)
+    sampler = service.save_to_sample(name, "s", None, False).result(60)
+    def refused(future, message):
+        with pytest.raises(ValueError, match=message):
+            future.result(60)
+    refused(service.save(name, "taken", False), "exists already; give another name, or overwrite=True")
+    assert service.save(name, "taken", True).result(60) == path
+    refused(service.save(name, "../up", False), "give letters, digits")
+    refused(service.load(name, "tinker://x/weights/none", False, None), "does not exist on this server")
+    for wrong in ("tinker://x/weights/../y", "tinker://../weights/y", "tinker://x/other/y", "/etc/passwd", "tinker://x/weights"):
+        refused(service.load(name, wrong, False, None), "the address .*; give tinker://MODEL/weights")
+    refused(service.load(name, sampler, True, None), "has no optimiser state")
+    refused(service.load(created(service, session, Shape(2)), path, False, None), "create a training client from the state")
+    service.name = "another"
+    try:
+        refused(service.load(name, path, False, None), "belongs to the model tiny, this server has another")
+    finally:
+        service.name = "tiny"
+
+
+def test_samplers_of_checkpoints_and_snapshots_keep_their_weights(service):
+    session = service.begin()
+    name = created(service, session)
+    train(service, name, steps=2)
+    was = tree(service, name)
+    path = service.save_to_sample(name, "two", None, False).result(60)
+    service.open_sampler(f"{session}:sample:0", None, path)
+    service.save_to_sample(name, None, f"{session}:sample:1", False).result(60)
+    service.save_to_sample(name, None, f"{session}:sample:2", True).result(60)
+    service.open_sampler(f"{session}:sample:3", "tiny", None)
+    train(service, name, steps=2)
+    for i, expected in enumerate((was, was, was, None)):
+        found = service.snapshot_of(f"{session}:sample:{i}").tree
+        assert found is None if expected is None else equal(found, expected)
+    assert [service.address_of(f"{session}:sample:{i}") for i in range(4)] == [path, None, None, None]
+    service.save_to_sample(name, None, f"{session}:sample:4", True).result(60)
+    assert equal(service.snapshot_of(f"{session}:sample:2").tree, tree(service, name)), "all in flight have the newest"
+    assert equal(service.snapshot_of(f"{session}:sample:1").tree, was)
+    for i in range(8):
+        service.save_to_sample(name, None, f"{session}:sample:{10 + i}", False).result(60)
+    with pytest.raises(ValueError, match="the newest 8 snapshots without a name"):
+        service.snapshot_of(f"{session}:sample:1")
+    service.finish(session).result(60)
+    for ask in (lambda: service.snapshot_of(f"{session}:sample:0"), lambda: service.model(name)):
+        with pytest.raises(ValueError, match="its session has ended"):
+            ask()
+    assert not any(key.startswith(session) for key in service._held)
+
+
+def test_prompts_are_scored_under_the_adapter(service):
+    name = created(service)
+    train(service, name, steps=2)
+    for adapter in (tree(service, name), None):
+        found = service.score(Snapshot(adapter), PROMPT, None).result(60)
+        ids = np.array(PROMPT)
+        states, _, _ = MODEL.hidden_states(params(), ids[None], np.ones((1, len(ids)), bool), lora=adapter)
+        logits = jax.nn.log_softmax(MODEL.finished(states[0] @ MODEL.unembedding(params()).T))
+        np.testing.assert_allclose(found[1:], logits[np.arange(len(ids) - 1), ids[1:]], atol=1e-4)
+        assert np.isnan(found[0])
+    last = service.score(Snapshot(), PROMPT, 3).result(60)
+    assert np.isnan(last[:-3]).all() and (last[-3:] == found[-3:]).all()
+    assert np.isnan(service.score(Snapshot(), [65], None).result(60)).all()
+
+
+def test_what_the_engine_refuses_does_not_hold_up_others(service):
+    other = Snapshot(tree(service, created(service)))
+    with pytest.raises(ValueError, match="a slot holds 128"):
+        service.sample(other, rows([1], 10_000)).result(60)
+    with pytest.raises(ValueError, match="temperature"):
+        service.sample(Snapshot(), rows([1], sampling=Sampling(temperature=-1.0))).result(60)
+    check_nodes(service.sample(Snapshot(), rows([3])).result(60), merged(None, [3]))
+
+
+def test_a_failing_engine_fails_its_rows_and_goes_on(service, monkeypatch):
+    decode = engines.programs_of.decode
+
+    def broken(model, weights, slots, lanes, *arguments, **options):
+        if np.isin(np.asarray(lanes.uid)[:, 1], 77).any():
+            raise RuntimeError("the device is on fire")
+        return decode(model, weights, slots, lanes, *arguments, **options)
+
+    monkeypatch.setattr(engines.programs_of, "decode", broken)
+    other = Snapshot(tree(service, created(service)))
+    futures = [service.sample(Snapshot(), rows([77, 2])), service.sample(other, rows([77]))]
+    for future in futures:
+        with pytest.raises(Failure, match="the device is on fire"):
+            future.result(60)
+    check_nodes(service.sample(Snapshot(), rows([3])).result(60), merged(None, [3]))
+
+
+def test_sessions_that_are_lost_make_room(service, monkeypatch):
+    session, lost = service.begin(), service.begin()
+    first = created(service, lost)
+    monkeypatch.setattr(service, "_most", len(service._models))
+    with pytest.raises(ValueError, match="the most that this server holds; close a ServiceClient"):
+        service.create(session, "x:train:0", "tiny", Shape(2), 0).result(60)
+    service._sessions[lost] -= 1000
+    service.create(session, "x:train:0", "tiny", Shape(2), 0).result(60)
+    with pytest.raises(ValueError, match="holds no model"):
+        service.model(first)
+    for shape, base, message in ((Shape(RANK + 1), "tiny", "takes 1 to 4"), (Shape(0), "tiny", "takes 1 to 4"),
+                                 (Shape(2), "Qwen", "this server has 'tiny'")):
+        with pytest.raises(ValueError, match=message):
+            service.create(session, "x:train:1", base, shape, 0).result(60)
+    with pytest.raises(ValueError, match="no session"):
+        service.create("nobody", "x:train:1", "tiny", Shape(2), 0).result(60)
+    assert isinstance(service.finish(session), concurrent.futures.Future)
