@@ -12,14 +12,12 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxrl_llm import control, environments, methods, parallel, recorders, replay, rewards, tasks
+from jaxrl_llm import environments, methods, parallel, recorders, rewards, tasks
 from jaxrl_llm.advantages.base import Estimator
-from jaxrl_llm.advantages.turns import of_environment as estimator_of_environment
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.forest import Forest, outcomes
 from jaxrl_llm.generation import external
-from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.engine import Engine
 from jaxrl_llm.generation.prompts import encode_problems, longest
 from jaxrl_llm.generation.sampler import generate
@@ -28,21 +26,17 @@ from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
-from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.loader import Batches, batches, levels_of
-from jaxrl_llm.topologies import Rule, Topology, budgets, by_rule, refill, rounds, single, sized
-from jaxrl_llm.topologies import make_rule as make_rule_by_name
+from jaxrl_llm.topologies import Topology, budgets, by_rule, refill, rounds, single, sized
 from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training import optimizers
+from jaxrl_llm.training import optimizers, parts, refusals
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training import shapes as shapes_lib
-from jaxrl_llm.training.controls import Controls
 from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.layouts import Layout, packed, rectangular
 from jaxrl_llm.training.learner import Learner
-from jaxrl_llm.training.numbers import method_parts
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.problems import EvalSpec, make_reward, make_sets, make_task
 from jaxrl_llm.training.shapes import Ladders, prompt_buckets, row_lengths
@@ -83,14 +77,14 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     task, judge = make_judge(config)
     environment = judge.environment if isinstance(judge, Runner) else None
     contexts = 1 if environment is None else environment.contexts
-    check_method(config, method, *make_parts(config, config.model.hidden_size, contexts), task, environment)
+    refusals.check_method(config, method, *parts.make_parts(config, config.model.hidden_size, contexts), task, environment)
     sets = make_sets(config, task)
     if not isinstance(judge, Runner):
-        check_reward(config, method, judge)
+        refusals.check_reward(config, method, judge)
     mesh = make_mesh(config)
     tokenizer, model, params = load_model(config.model, mesh, config.seed)
-    check_balance(config, model)
-    estimator, objective = make_parts(config, model.config.hidden_size, contexts)  # only now is the width of its states known
+    refusals.check_balance(config, model)
+    estimator, objective = parts.make_parts(config, model.config.hidden_size, contexts)  # its width of states is known now
     policy = policy_of(config, model, mesh)
     needs = frozenset(needs_of(method, estimator, objective))
     source = make_source(config, method, estimator, needs, policy, mesh, tokenizer, task, judge, sets)
@@ -106,7 +100,7 @@ def build_policy(config: ConfigDict) -> tuple[ConfigDict, Policy, Source, Any]:
     task, judge = make_judge(config)
     mesh = make_mesh(config)
     tokenizer, model, params = load_model(config.model, mesh, config.seed)
-    check_balance(config, model)
+    refusals.check_balance(config, model)
     policy = policy_of(config, model, mesh)
     return config, policy, make_plain_source(config, policy, mesh, tokenizer, task, judge), params
 
@@ -114,18 +108,6 @@ def build_policy(config: ConfigDict) -> tuple[ConfigDict, Policy, Source, Any]:
 def policy_of(config: ConfigDict, model: Transformer, mesh: Mesh) -> Policy:
     """The model at the temperature of sampling; greedy samples are scored at 1."""
     return Policy(model, temperature=config.sampling.temperature or 1.0, mesh=mesh)
-
-
-def make_parts(config: ConfigDict, hidden_size: int, contexts: int = 1) -> tuple[Estimator, Objective]:
-    """Estimator and objective of the configured method, for a model whose states have this width.
-
-    In an environment those of methods whose rows are turns, agents or games read and credit the turns of trajectories, unless
-    these have several `contexts`, which are rows themselves.
-    """
-    estimator, objective = method_parts(config, features.feature_size(hidden_size))
-    if config.environment and contexts == 1 and {*estimator.needs} & {*methods.provision.TURNS, *methods.provision.AGENTS}:
-        return estimator_of_environment(estimator), objective_of_turns(objective)
-    return estimator, objective
 
 
 # --- the source -----------------------------------------------------------------------------------------------------------
@@ -177,7 +159,7 @@ def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, 
     draw: Any = Guarded("rollout", compiled, len(prompt_buckets(prompt_tokens)))
     if server is not None:
         draw = functools.partial(external.generate, server, max_tokens=s.max_tokens, stop_ids=stops, stop_texts=s.stop_strings)
-    return Sampler(draw, sampling_of(config), config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh,
+    return Sampler(draw, parts.sampling_of(config), config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh,
                    model.dtype, tuple(s.stop_strings), s.micro_batches)
 
 
@@ -198,7 +180,7 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
     s = config.sampling
     make_engine = (functools.partial(external.ExternalEngine, server) if server is not None else
                    functools.partial(Engine, model, slots=config.prompts.per_step * s.group, tokenizer=tokenizer))
-    found = Trajectories(make_engine, runner, sampling_of(config), config.prompts.per_step, s.group, 0, s.max_turns,
+    found = Trajectories(make_engine, runner, parts.sampling_of(config), config.prompts.per_step, s.group, 0, s.max_turns,
                          s.turn_tokens, s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings),
                          s.observation_tokens)
     prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, found.encode)
@@ -209,7 +191,7 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
 def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, source: Source) -> Source:
     """The source with the topology of the method, and with its replay."""
     inner = make_topology(config, method, estimator, config.prompts.per_step)
-    source = dataclasses.replace(source, topology=inner, replay=make_replay(config, method))
+    source = dataclasses.replace(source, topology=inner, replay=parts.make_replay(config, method))
 
     def of(prompts):
         return filtered(config, method, make_topology(config, method, estimator, prompts), source.view, prompts)
@@ -217,31 +199,12 @@ def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimat
     return dataclasses.replace(source, topology=of(config.prompts.per_step), fewer=of)
 
 
-def make_replay(config: ConfigDict, method: methods.Method) -> replay.Replay | None:
-    """What is kept of rollouts for later batches; None for a method without replay, or ValueError if `config.replay` is set."""
-    given, others = config_lib.keywords(config.replay), [row.slug for row in methods.METHODS.values() if row.replay]
-    if method.replay is None and given:
-        raise ValueError(f"config.replay={config.replay!r} changes numbers of a replay, and method {method.slug!r} has none; "
-                         f"leave it empty, or take one of {', '.join(others)}")
-    return None if method.replay is None else replay.make(method.replay[0], **{**method.replay[1], **given})
-
-
-def make_rule(config: ConfigDict, method: methods.Method) -> Rule | None:
-    """By what some prompts get further rollouts; None for a method without, or ValueError if `config.allocation` is set."""
-    given, others = config_lib.keywords(config.allocation), [row.slug for row in methods.METHODS.values() if row.allocation]
-    if method.allocation is None and given:
-        raise ValueError(f"config.allocation={config.allocation!r} changes numbers of a rule, and method {method.slug!r} has "
-                         f"none; leave it empty, or take one of {', '.join(others)}")
-    return None if method.allocation is None else make_rule_by_name(
-        method.allocation[0], **{**method.allocation[1], **given})
-
-
 def make_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, P: int) -> Topology:
     """Who is sampled, of P prompts: as controllers, a rule or a budget say, as often as the estimator wants, or once."""
     group, most = config.sampling.group, config.sampling.max_group
-    if "group_sizes" in controls_of(config, method).knobs:
+    if "group_sizes" in parts.controls_of(config, method).knobs:
         return sized(P, group=group, most=most)
-    if (rule := make_rule(config, method)) is not None:
+    if (rule := parts.make_rule(config, method)) is not None:
         return by_rule(P, group=group, most=most, rule=rule)
     if config.budget.utility:
         return budgets(config.budget.prompts, rows=P, group=group, most=most, utility=config.budget.utility)
@@ -254,7 +217,7 @@ def make_topology(config: ConfigDict, method: methods.Method, estimator: Estimat
 def filtered(config: ConfigDict, method: methods.Method, inner: Topology, view: Callable[[Forest, int], Rollouts], P: int
              ) -> Topology:
     """The topology that samples further prompts until filters keep P; `view` is that of the `inner` one."""
-    filters = [one for one in filters_of(method).values() if one.per == "prompt"]
+    filters = [one for one in parts.filters_of(method).values() if one.per == "prompt"]
     if not filters:
         return inner
 
@@ -270,15 +233,6 @@ def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expe
     """bool[P]: the prompts that an estimator samples again, by what was `expected` of them (None: it does not ask)."""
     rollouts = Rollouts(mask=valid[..., None], valid=valid, rewards=rewards, extras={"prior": expected})
     return estimator.wants_more(rollouts, first, most)
-
-
-def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
-    """The distribution that `config.sampling` asks for; ValueError for values outside their range."""
-    s = config.sampling
-    found = sampling_lib.Sampling(np.float32(s.temperature), s.top_k or None, s.top_p if s.top_p < 1 else None, s.min_p or None,
-                                  np.int32(s.max_tokens))
-    sampling_lib.check(found)
-    return found
 
 
 def prompt_length(config: ConfigDict, asked: Sequence[Sequence[tasks.Problem]], tokenizer, max_positions: int,
@@ -313,10 +267,10 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     learner, c, model = config.learner, config, policy.model
     alone = 0 if estimator.value_targets is None else config.critic.pretrain_steps
     optimizer, schedule = optimizer_of(config, config.optimizer.learning_rate, config.steps - alone)
-    layout, parts = make_layout(config, objective, optimizer, policy, source), parts_of(config)
+    layout, pieces = make_layout(config, objective, optimizer, policy, source), pieces_of(config)
     shapes, clip_norm = source.ladders.programs, config.optimizer.clip_norm or None
     once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and source.max_groups == 1
-    filters = {name: one for name, one in filters_of(methods.get(config.method)).items() if one.per == "rollout"}
+    filters = {name: one for name, one in parts.filters_of(methods.get(config.method)).items() if one.per == "rollout"}
     whole = once and not learner.balance and not filters  # one update in one piece, of groups that are not cut
     capture = capture_of(config, source.sampler.tokenizer, model.config.num_layers)
     joint, recorded = None, []
@@ -325,7 +279,7 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
         joint = Guarded("update", together, shapes)
     elif "features" in needs:
         read = functools.partial(policy.logprobs_and_features, capture=capture)
-        recorded.append(recorders.features(Guarded("features", jax.jit(in_parts(read, parts)), shapes)))
+        recorded.append(recorders.features(Guarded("features", jax.jit(in_parts(read, pieces)), shapes)))
     elif learner.epochs * learner.minibatches > 1 or "old_logprobs" in needs:
         recorded.append(recorders.old(layout.logprobs, source.replay is not None and source.replay.as_sampled))
     if "ref_logprobs" in needs:
@@ -337,7 +291,7 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
         policy, estimator, objective, optimizer, tuple(recorded), layout, source.mesh, rows, c.sampling.group, joint,
         learner.epochs, learner.minibatches, alone, learner.max_skipped, tuple(config_lib.parts(learner.offload)),
         functools.partial(optimizers.metrics, c.optimizer),
-        controls_of(config, methods.get(config.method), source.prior), filters, config.optimizer.ema), schedule
+        parts.controls_of(config, methods.get(config.method), source.prior), filters, config.optimizer.ema), schedule
 
 
 def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, policy: Policy,
@@ -351,34 +305,12 @@ def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.Gradi
     shards = source.mesh.shape["data"] * source.mesh.shape["fsdp"]
     together = config.prompts.per_step // (learner.minibatches * learner.micro_batches * shards)
     return rectangular(policy, objective, optimizer, source.ladders, micro_batches=learner.micro_batches,
-                       parts=parts_of(config), together=together, **settings)
+                       parts=pieces_of(config), together=together, **settings)
 
 
-def parts_of(config: ConfigDict) -> int:
+def pieces_of(config: ConfigDict) -> int:
     """Parts in which log-probs of a batch are computed: as many as are learned one after another, in no more memory."""
     return config.learner.minibatches * config.learner.micro_batches if config.learner.micro_batches > 1 else 1
-
-
-def filters_of(method: methods.Method) -> dict[str, control.Filter]:
-    """The filters of a method, those of prompts and those of single rollouts."""
-    return {name: control.make_filter(name) for name in method.filters}
-
-
-def controls_of(config: ConfigDict, method: methods.Method, prior: prior_lib.Prior | None = None) -> Controls:
-    """The controllers of a method, with the numbers of `config.control`, and that of the prior.
-
-    Raises ValueError for a number that none of them has, or two.
-    """
-    given, takers = config_lib.keywords(config.control), {name: control.parameters(name) for name in method.controllers}
-    for keyword in given:
-        found = [name for name, known in takers.items() if keyword in known]
-        if len(found) != 1:
-            known = "; ".join(f"{name} has {', '.join(names) or 'none'}" for name, names in takers.items())
-            raise ValueError(f"config.control={config.control!r} sets {keyword}, a number of {len(found)} controllers of "
-                             f"method {method.slug!r}; set numbers of one of them ({known or 'it has no controllers'})")
-    own = {name: control.make(name, **{key: value for key, value in given.items() if key in takers[name]})
-           for name in method.controllers}
-    return Controls(own if prior is None else {**own, "prior": prior.controller})
 
 
 def sizes_of(config: ConfigDict, model: ModelConfig) -> Callable[[int, int, int, int], Ladders]:
@@ -411,8 +343,8 @@ def critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: int) -
                                kind=config.critic.kind, clip=config.critic.clip or None, mesh=mesh)
     fit = critic_lib.make_update(critic, clip_norm=config.optimizer.clip_norm or None,
                                  micro_batches=config.learner.micro_batches)
-    parts = config.learner.minibatches * config.learner.micro_batches
-    return recorders.values(critic, Guarded("values", jax.jit(in_parts(critic.values, parts)), shapes),
+    pieces = config.learner.minibatches * config.learner.micro_batches
+    return recorders.values(critic, Guarded("values", jax.jit(in_parts(critic.values, pieces)), shapes),
                             Guarded("update of the critic", fit, shapes))
 
 
@@ -490,118 +422,3 @@ def make_mesh(config: ConfigDict) -> Mesh:
     if config.warmup.steps:
         parallel.check_batch(mesh, config.warmup.batch, "warmup.batch")
     return mesh
-
-
-# --- what is refused ------------------------------------------------------------------------------------------------------
-
-
-def check_method(config: ConfigDict, method: methods.Method, estimator: Estimator, objective: Objective,
-                 task: tasks.Task, environment: environments.Environment | None = None) -> None:
-    """Raises NotImplementedError for a method that nobody provides for, ValueError for settings that it cannot run with.
-
-    `environment`: where trajectories are sampled, if they are.
-    """
-    around = () if environment is None else methods.provision.of_environment(objective, environment.facts,
-                                                                             environment.contexts)
-    methods.provision.check(method, estimator, objective, (*task.facts, *around))
-    if environment is not None and environment.contexts > 1 and "traj" not in estimator.needs:
-        raise ValueError(f"environment {environment.name!r} begins new contexts in a trajectory, each a rollout of its own; "
-                         f"method {method.slug!r} would count a trajectory as often as it has contexts; take one that compares "
-                         "trajectories: multi_context_grpo, markov_multi_turn")
-    needs, c = needs_of(method, estimator, objective), config
-    if method.controllers and c.lora.rank and {"reference", "reset"} & controls_of(config, method).knobs:
-        raise ValueError(f"method {method.slug!r} moves the reference with the policy's weights, which adapters leave as they "
-                         "are; set lora.rank=0, or take another method")
-    if config.budget.utility:
-        check_budget(config, method, estimator, needs)
-    if c.learner.packed_rows:
-        check_packed(config, method, estimator, needs)
-    more = config.budget.utility or estimator.wants_more is not None
-    if "features" in needs and c.sampling.group < 2 and not (more and c.sampling.max_group > c.sampling.group):
-        raise ValueError(f"method {method.slug!r} compares the completions of a prompt, but sampling.group is "
-                         f"{c.sampling.group}; give 2 or more")
-    if estimator.value_targets is not None and c.critic.pretrain_steps >= c.steps:
-        raise ValueError(f"config.critic.pretrain_steps={c.critic.pretrain_steps} leave none of the {c.steps} steps "
-                         "to the policy; set fewer (0: none), or more steps")
-    s = config.sampling
-    if "behavior_logprobs" in needs and (s.top_k or s.top_p < 1 or s.min_p):
-        raise ValueError(f"method {method.slug!r} weighs tokens by learner over sampler probability; top_k, top_p and min_p "
-                         "change only the latter: switch them off (0, 1, 0)")
-    if config.environment and "answers" in needs:
-        raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and an environment does not tell which "
-                         "text is the answer; take another method, for example grpo")
-    if config.environment and method.replay is not None:
-        raise ValueError(f"method {method.slug!r} replays completions of single turns; train it on a task, or take a method "
-                         "without replay in this environment, for example grpo")
-    if "entropies" in needs and c.server.url:
-        raise ValueError(f"method {method.slug!r} reads the sampler's entropies, which servers do not have to return; leave "
-                         "server.url empty, or take another method, for example grpo")
-    check_replay(config, method, needs)
-    check_sizes(config, method, estimator, needs)
-    sampling_of(config)
-
-
-def check_sizes(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
-    """Raises ValueError where the number of a prompt's rollouts is decided by two, or has to be one for all."""
-    deciding = [f"the budget {config.budget.utility!r}"] * bool(config.budget.utility)
-    deciding += ["its controllers"] * ("group_sizes" in controls_of(config, method).knobs)
-    deciding += ["its allocation rule"] * (make_rule(config, method) is not None)
-    unequal = list(deciding)
-    deciding += ["its estimator"] * (estimator.wants_more is not None)
-    if len(deciding) > 1:
-        raise ValueError(f"{' and '.join(deciding)} of method {method.slug!r} both say how many rollouts a prompt gets; "
-                         "set budget.utility to nothing, or take another method")
-    if unequal and (estimator.value_targets is not None or "features" in needs or method.replay is not None):
-        raise ValueError(f"{unequal[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which goes "
-                         "neither with a critic, nor with a baseline from hidden states, nor with a replay")
-
-
-def check_replay(config: ConfigDict, method: methods.Method, needs: set[str]) -> None:
-    """Raises ValueError where stored groups cannot take places in a batch, or endlessly many would be stored."""
-    rule = make_replay(config, method)
-    if rule is None:
-        return
-    rule.most(problems=1, per_step=1)
-    if config.budget.utility or "prior" in needs:
-        raise ValueError(f"method {method.slug!r} replays rollouts of problems of which nothing was expected before; set "
-                         "budget.utility to nothing, or take a method without replay, for example grpo")
-
-
-def check_packed(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
-    """Raises ValueError for what rectangular rows alone can do."""
-    others = ["pools hidden states of completions"] * ("features" in needs)
-    others += ["trains a critic"] * (estimator.value_targets is not None)
-    if others:
-        raise ValueError(f"method {method.slug!r} {' and '.join(others)}, which takes rectangular rows; set "
-                         "learner.packed_rows=0, and learner.micro_batches to save memory, or take another method, for example "
-                         "grpo")
-
-
-def check_budget(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
-    """Raises ValueError where budgets cannot go together with what else decides who is sampled, or needs equal groups."""
-    others = [f"the filter {name!r}" for name in method.filters]
-    others += ["an estimator that asks for more rollouts itself"] * (estimator.wants_more is not None)
-    others += ["a baseline from hidden states"] * ("features" in needs)
-    others += ["a critic"] * (estimator.value_targets is not None)
-    if others:
-        raise ValueError(f"config.budget.utility={config.budget.utility!r} does not go together with {', '.join(others)} of "
-                         f"method {method.slug!r}; leave it empty, or take another method, for example grpo")
-    c, most = config, config.budget.prompts * config.sampling.max_group
-    if most < c.prompts.per_step * c.sampling.group:
-        raise ValueError(f"budget.prompts={c.budget.prompts} of at most sampling.max_group={c.sampling.max_group} completions "
-                         f"each take {most} of the {c.prompts.per_step} x {c.sampling.group} of a step; raise one of the two")
-
-
-def check_balance(config: ConfigDict, model: Transformer) -> None:
-    """Raises ValueError for a balancing loss of experts where there are none."""
-    if config.learner.balance and model.config.experts is None:
-        raise ValueError(f"config.learner.balance={config.learner.balance} is for experts, and this model has none; "
-                         "set it to 0, or take a mixture of experts")
-
-
-def check_reward(config: ConfigDict, method: methods.Method, reward: Reward) -> None:
-    """Raises ValueError where the method compares answers and the reward reads none."""
-    if "answers" in needs_of(method, *make_parts(config, config.model.hidden_size)) and not reward.extracts:
-        raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and the reward "
-                         f"{reward.names[0]!r} does not tell which text is the answer; set config.score to one that "
-                         "does: exact, last_number, numeric, boxed or reasoning_gym")

@@ -7,7 +7,7 @@ from run_folders import started, write_run
 
 from jaxrl_llm.compare import plan, report, suite
 from jaxrl_llm.evaluation.power import smallest_difference
-from jaxrl_llm.training import setup
+from jaxrl_llm.training import parts, refusals, setup
 
 SEEDS = list(range(8))
 NOISE = np.array([0.00, 0.03, -0.02, 0.04, -0.01, 0.01, 0.02, -0.03])
@@ -82,7 +82,7 @@ def test_every_task_of_a_suite_takes_every_method_of_the_suite(contest):
     for entry in plan.read_entries(suite.METHODS, base):
         plan.check_schedule(entry, plan.read_budget(contest.budget, base))
         method = plan.methods.get(entry.label)
-        setup.check_method(entry.config, method, *setup.make_parts(entry.config, 96), setup.make_task(entry.config.task))
+        refusals.check_method(entry.config, method, *parts.make_parts(entry.config, 96), setup.make_task(entry.config.task))
 
 
 def test_all_are_those_that_run_by_name():

@@ -21,7 +21,7 @@ from jaxrl_llm import methods, rewards, tokenizers
 from jaxrl_llm.models import weights
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training import learner, loop, prior, setup, trained
+from jaxrl_llm.training import learner, loop, parts, prior, refusals, setup, trained
 from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.training.source import Source, held_out
 from jaxrl_llm.training.warmup import imitate
@@ -245,8 +245,8 @@ def test_every_method_takes_three_steps(shared, slug):
     config = config_lib.resolve(tiny(method=slug), method.defaults)
     config.learner.epochs = max(2, config.learner.epochs)  # so that the ratio to the old policy is not 1
     config.learner.minibatches, config.critic.pretrain_steps = 1, 0
-    estimator, objective = setup.make_parts(config, policy.model.config.hidden_size)
-    setup.check_method(config, method, estimator, objective, run.source.task)
+    estimator, objective = parts.make_parts(config, policy.model.config.hidden_size)
+    refusals.check_method(config, method, estimator, objective, run.source.task)
     needs = frozenset(setup.needs_of(method, estimator, objective))
     asked = config.budget.utility or "prior" in needs
     ends = tuple(string.ascii_uppercase + string.digits)  # so that some completions end early
@@ -291,7 +291,7 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def refusals(tmp_path_factory):
+def answers(tmp_path_factory):
     """What the command line says to each of the mistakes above, two processes at a time."""
     workdirs = {name: tmp_path_factory.mktemp(name) / "run" for name in REFUSED}
     def call(name):
@@ -302,8 +302,8 @@ def refusals(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
-def test_mistakes_on_the_command_line_are_explained(refusals, name):
-    done, workdirs = refusals
+def test_mistakes_on_the_command_line_are_explained(answers, name):
+    done, workdirs = answers
     assert done[name].returncode != 0
     assert REFUSED[name][1] in done[name].stderr, done[name].stderr[-2000:]
     own = name != "unknown_variant"  # what a config file raises, ml_collections shows with its stack
