@@ -2,18 +2,22 @@
 
   :mixed    (default) a third of the problems is solved from the start, a third is learned, a third is out of reach
   :lengths  completions of heavy-tailed lengths, and a cost of length
+  :tools    products by a calculator, in two turns
 
   python experiments/compare.py --suite=embedded --out=runs/suite
   python experiments/train.py --config=configs/suite.py:lengths --workdir=runs/lengths
 """
+from jaxrl_llm.configs import tools
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.training.config import default_config
 
-VARIANTS = ("mixed", "lengths")
+VARIANTS = ("mixed", "lengths", "tools")
 
 
 def get_config(variant: str = "mixed"):
     one_of("variant of configs/suite.py", variant, VARIANTS)
+    if variant == "tools":
+        return _tools(tools.get_config())
     c = default_config()
     c.model.hidden_size = 96
     c.model.num_layers = 2
@@ -48,4 +52,11 @@ def _lengths(c):
     c.prompts.per_step = 16
     c.sampling.group = 8
     c.sampling.max_tokens = 48
+    return c
+
+
+def _tools(c):
+    c.steps = 60
+    c.eval.every = 15
+    c.samples_every = 0
     return c

@@ -36,6 +36,7 @@ SUITES = {
                 "a third of the problems is easy, a third is learned, a third is out of reach"),
         Contest("lengths", "suite:lengths", "tokens=6e4", "eval/reward",
                 "completions of heavy-tailed lengths, and a cost of length"),
+        Contest("tools", "suite:tools", "tokens=5e5", "eval/score", "products by a calculator, in two turns"),
     ),
 }
 METHODS = "grpo, rloo, dr_grpo, dapo, gspo, cispo, reinforce_pp, ppo, poise, v0_5"

@@ -6,6 +6,7 @@ import pytest
 from run_folders import started, write_run
 
 from jaxrl_llm.compare import plan, report, suite
+from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation.power import smallest_difference
 from jaxrl_llm.training import parts, refusals, setup
 
@@ -82,7 +83,9 @@ def test_every_task_of_a_suite_takes_every_method_of_the_suite(contest):
     for entry in plan.read_entries(suite.METHODS, base):
         plan.check_schedule(entry, plan.read_budget(contest.budget, base))
         method = plan.methods.get(entry.label)
-        refusals.check_method(entry.config, method, *parts.make_parts(entry.config, 96), setup.make_task(entry.config.task))
+        task, judge = setup.make_judge(entry.config)
+        environment = judge.environment if isinstance(judge, Runner) else None
+        refusals.check_method(entry.config, method, *parts.make_parts(entry.config, 96), task, environment)
 
 
 def test_all_are_those_that_run_by_name():

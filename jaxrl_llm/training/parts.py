@@ -1,0 +1,80 @@
+"""The parts of a method with the numbers of a configuration: estimator, objective, filters, controllers, replay, rule."""
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxrl_llm import control, methods, replay
+from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.advantages.turns import of_environment as estimator_of_environment
+from jaxrl_llm.generation import sampling as sampling_lib
+from jaxrl_llm.objectives.base import Objective
+from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
+from jaxrl_llm.topologies import Rule
+from jaxrl_llm.topologies import make_rule as make_rule_by_name
+from jaxrl_llm.training import config as config_lib
+from jaxrl_llm.training import prior as prior_lib
+from jaxrl_llm.training.controls import Controls
+from jaxrl_llm.training.numbers import method_parts
+from jaxrl_llm.values import features
+
+
+def make_parts(config: ConfigDict, hidden_size: int, contexts: int = 1) -> tuple[Estimator, Objective]:
+    """Estimator and objective of the configured method, for a model whose states have this width.
+
+    In an environment those of methods whose rows are turns, agents or games read and credit the turns of trajectories, unless
+    these have several `contexts`, which are rows themselves.
+    """
+    estimator, objective = method_parts(config, features.feature_size(hidden_size))
+    if config.environment and contexts == 1 and {*estimator.needs} & {*methods.provision.TURNS, *methods.provision.AGENTS}:
+        return estimator_of_environment(estimator), objective_of_turns(objective)
+    return estimator, objective
+
+
+def make_replay(config: ConfigDict, method: methods.Method) -> replay.Replay | None:
+    """What is kept of rollouts for later batches; None for a method without replay, or ValueError if `config.replay` is set."""
+    given, others = config_lib.keywords(config.replay), [row.slug for row in methods.METHODS.values() if row.replay]
+    if method.replay is None and given:
+        raise ValueError(f"config.replay={config.replay!r} changes numbers of a replay, and method {method.slug!r} has none; "
+                         f"leave it empty, or take one of {', '.join(others)}")
+    return None if method.replay is None else replay.make(method.replay[0], **{**method.replay[1], **given})
+
+
+def make_rule(config: ConfigDict, method: methods.Method) -> Rule | None:
+    """By what some prompts get further rollouts; None for a method without, or ValueError if `config.allocation` is set."""
+    given, others = config_lib.keywords(config.allocation), [row.slug for row in methods.METHODS.values() if row.allocation]
+    if method.allocation is None and given:
+        raise ValueError(f"config.allocation={config.allocation!r} changes numbers of a rule, and method {method.slug!r} has "
+                         f"none; leave it empty, or take one of {', '.join(others)}")
+    return None if method.allocation is None else make_rule_by_name(
+        method.allocation[0], **{**method.allocation[1], **given})
+
+
+def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
+    """The distribution that `config.sampling` asks for; ValueError for values outside their range."""
+    s = config.sampling
+    found = sampling_lib.Sampling(np.float32(s.temperature), s.top_k or None, s.top_p if s.top_p < 1 else None, s.min_p or None,
+                                  np.int32(s.max_tokens))
+    sampling_lib.check(found)
+    return found
+
+
+def filters_of(method: methods.Method) -> dict[str, control.Filter]:
+    """The filters of a method, those of prompts and those of single rollouts."""
+    return {name: control.make_filter(name) for name in method.filters}
+
+
+def controls_of(config: ConfigDict, method: methods.Method, prior: prior_lib.Prior | None = None) -> Controls:
+    """The controllers of a method, with the numbers of `config.control`, and that of the prior.
+
+    Raises ValueError for a number that none of them has, or two.
+    """
+    given, takers = config_lib.keywords(config.control), {name: control.parameters(name) for name in method.controllers}
+    for keyword in given:
+        found = [name for name, known in takers.items() if keyword in known]
+        if len(found) != 1:
+            known = "; ".join(f"{name} has {', '.join(names) or 'none'}" for name, names in takers.items())
+            raise ValueError(f"config.control={config.control!r} sets {keyword}, a number of {len(found)} controllers of "
+                             f"method {method.slug!r}; set numbers of one of them ({known or 'it has no controllers'})")
+    own = {name: control.make(name, **{key: value for key, value in given.items() if key in takers[name]})
+           for name in method.controllers}
+    return Controls(own if prior is None else {**own, "prior": prior.controller})

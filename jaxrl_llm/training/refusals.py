@@ -1,0 +1,124 @@
+"""What a run refuses before its first step: methods and settings that do not go together."""
+
+from ml_collections import ConfigDict
+
+from jaxrl_llm import environments, methods, rewards, tasks
+from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.methods.provision import needs_of
+from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.objectives.base import Objective
+from jaxrl_llm.training import parts
+
+Reward = rewards.Combined | rewards.ByTask
+
+
+def check_method(config: ConfigDict, method: methods.Method, estimator: Estimator, objective: Objective,
+                 task: tasks.Task, environment: environments.Environment | None = None) -> None:
+    """Raises NotImplementedError for a method that nobody provides for, ValueError for settings that it cannot run with.
+
+    `environment`: where trajectories are sampled, if they are.
+    """
+    around = () if environment is None else methods.provision.of_environment(objective, environment.facts,
+                                                                             environment.contexts)
+    methods.provision.check(method, estimator, objective, (*task.facts, *around))
+    if environment is not None and environment.contexts > 1 and "traj" not in estimator.needs:
+        raise ValueError(f"environment {environment.name!r} begins new contexts in a trajectory, each a rollout of its own; "
+                         f"method {method.slug!r} would count a trajectory as often as it has contexts; take one that compares "
+                         "trajectories: multi_context_grpo, markov_multi_turn")
+    needs, c = needs_of(method, estimator, objective), config
+    if method.controllers and c.lora.rank and {"reference", "reset"} & parts.controls_of(config, method).knobs:
+        raise ValueError(f"method {method.slug!r} moves the reference with the policy's weights, which adapters leave as they "
+                         "are; set lora.rank=0, or take another method")
+    if config.budget.utility:
+        check_budget(config, method, estimator, needs)
+    if c.learner.packed_rows:
+        check_packed(config, method, estimator, needs)
+    more = config.budget.utility or estimator.wants_more is not None
+    if "features" in needs and c.sampling.group < 2 and not (more and c.sampling.max_group > c.sampling.group):
+        raise ValueError(f"method {method.slug!r} compares the completions of a prompt, but sampling.group is "
+                         f"{c.sampling.group}; give 2 or more")
+    if estimator.value_targets is not None and c.critic.pretrain_steps >= c.steps:
+        raise ValueError(f"config.critic.pretrain_steps={c.critic.pretrain_steps} leave none of the {c.steps} steps "
+                         "to the policy; set fewer (0: none), or more steps")
+    s = config.sampling
+    if "behavior_logprobs" in needs and (s.top_k or s.top_p < 1 or s.min_p):
+        raise ValueError(f"method {method.slug!r} weighs tokens by learner over sampler probability; top_k, top_p and min_p "
+                         "change only the latter: switch them off (0, 1, 0)")
+    if config.environment and "answers" in needs:
+        raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and an environment does not tell which "
+                         "text is the answer; take another method, for example grpo")
+    if config.environment and method.replay is not None:
+        raise ValueError(f"method {method.slug!r} replays completions of single turns; train it on a task, or take a method "
+                         "without replay in this environment, for example grpo")
+    if "entropies" in needs and c.server.url:
+        raise ValueError(f"method {method.slug!r} reads the sampler's entropies, which servers do not have to return; leave "
+                         "server.url empty, or take another method, for example grpo")
+    check_replay(config, method, needs)
+    check_sizes(config, method, estimator, needs)
+    parts.sampling_of(config)
+
+
+def check_sizes(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
+    """Raises ValueError where the number of a prompt's rollouts is decided by two, or has to be one for all."""
+    deciding = [f"the budget {config.budget.utility!r}"] * bool(config.budget.utility)
+    deciding += ["its controllers"] * ("group_sizes" in parts.controls_of(config, method).knobs)
+    deciding += ["its allocation rule"] * (parts.make_rule(config, method) is not None)
+    unequal = list(deciding)
+    deciding += ["its estimator"] * (estimator.wants_more is not None)
+    if len(deciding) > 1:
+        raise ValueError(f"{' and '.join(deciding)} of method {method.slug!r} both say how many rollouts a prompt gets; "
+                         "set budget.utility to nothing, or take another method")
+    if unequal and (estimator.value_targets is not None or "features" in needs or method.replay is not None):
+        raise ValueError(f"{unequal[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which goes "
+                         "neither with a critic, nor with a baseline from hidden states, nor with a replay")
+
+
+def check_replay(config: ConfigDict, method: methods.Method, needs: set[str]) -> None:
+    """Raises ValueError where stored groups cannot take places in a batch, or endlessly many would be stored."""
+    rule = parts.make_replay(config, method)
+    if rule is None:
+        return
+    rule.most(problems=1, per_step=1)
+    if config.budget.utility or "prior" in needs:
+        raise ValueError(f"method {method.slug!r} replays rollouts of problems of which nothing was expected before; set "
+                         "budget.utility to nothing, or take a method without replay, for example grpo")
+
+
+def check_packed(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
+    """Raises ValueError for what rectangular rows alone can do."""
+    others = ["pools hidden states of completions"] * ("features" in needs)
+    others += ["trains a critic"] * (estimator.value_targets is not None)
+    if others:
+        raise ValueError(f"method {method.slug!r} {' and '.join(others)}, which takes rectangular rows; set "
+                         "learner.packed_rows=0, and learner.micro_batches to save memory, or take another method, for example "
+                         "grpo")
+
+
+def check_budget(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
+    """Raises ValueError where budgets cannot go together with what else decides who is sampled, or needs equal groups."""
+    others = [f"the filter {name!r}" for name in method.filters]
+    others += ["an estimator that asks for more rollouts itself"] * (estimator.wants_more is not None)
+    others += ["a baseline from hidden states"] * ("features" in needs)
+    others += ["a critic"] * (estimator.value_targets is not None)
+    if others:
+        raise ValueError(f"config.budget.utility={config.budget.utility!r} does not go together with {', '.join(others)} of "
+                         f"method {method.slug!r}; leave it empty, or take another method, for example grpo")
+    c, most = config, config.budget.prompts * config.sampling.max_group
+    if most < c.prompts.per_step * c.sampling.group:
+        raise ValueError(f"budget.prompts={c.budget.prompts} of at most sampling.max_group={c.sampling.max_group} completions "
+                         f"each take {most} of the {c.prompts.per_step} x {c.sampling.group} of a step; raise one of the two")
+
+
+def check_balance(config: ConfigDict, model: Transformer) -> None:
+    """Raises ValueError for a balancing loss of experts where there are none."""
+    if config.learner.balance and model.config.experts is None:
+        raise ValueError(f"config.learner.balance={config.learner.balance} is for experts, and this model has none; "
+                         "set it to 0, or take a mixture of experts")
+
+
+def check_reward(config: ConfigDict, method: methods.Method, reward: Reward) -> None:
+    """Raises ValueError where the method compares answers and the reward reads none."""
+    if "answers" in needs_of(method, *parts.make_parts(config, config.model.hidden_size)) and not reward.extracts:
+        raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and the reward "
+                         f"{reward.names[0]!r} does not tell which text is the answer; set config.score to one that "
+                         "does: exact, last_number, numeric, boxed or reasoning_gym")
