@@ -33,7 +33,7 @@ def falling(step):
 @pytest.mark.parametrize("name, factory", [
     ("kl_coef", functools.partial(objectives.ppo_clip, clip_high=0.3)), ("clip_high", objectives.ppo_clip),
     ("entropy_coef", functools.partial(objectives.make, "oneshot_entropy")),
-    ("kl_coef", functools.partial(objectives.make, "c3po", budget=6))], ids=str)
+    ("kl_coef", functools.partial(objectives.make, "c3po", budget=6))], ids=("kl", "clip", "entropy", "c3po"))
 def test_each_step_is_the_plain_objective_with_its_number(name, factory):
     """Two updates a step: losses, gradients and metrics."""
     logprobs, rollouts, A = example()
