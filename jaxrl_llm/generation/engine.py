@@ -162,7 +162,8 @@ class Engine:
         self._cache: Slots | None = None
         self._prefixes: OrderedDict[tuple[int, ...], Slots] = OrderedDict()
         self._stop_width = 4
-        self._weights = None
+        self._weights: programs_of.Weights | None = None
+        self._given: list[jax.Array | None] = []  # the parameters as they came, where they are arrays that cannot change
         self._policy = jax.eval_shape(lambda: (params, lora))
         self.programs: set[tuple] = set()
         self.prefilled = 0
@@ -256,12 +257,22 @@ class Engine:
     def publish(self, version: int, params, lora=None) -> None:
         """Other weights from the next chunk on; caches are kept, those of prompts nobody reads any more are not.
 
+        Where `params` are the arrays of last time, the adapters alone are read again.
+
         Raises ValueError for weights of another structure, shape or dtype than those before.
         """
         self._check_weights((params, lora))
+        given = jax.tree.leaves(params)
+        known = lora is not None and self._weights is not None and all(
+            new is old and isinstance(new, jax.Array) for new, old in zip(given, self._given, strict=True))
         params, lora = jax.device_put((params, lora), self._device)
-        self._count("prepare")
-        self._weights = programs_of.prepare(self._model, params, lora, transposed=self._transposed)
+        if known:
+            self._count("with_adapters")
+            self._weights = programs_of.with_adapters(self._model, self._weights, lora, transposed=self._transposed)
+        else:
+            self._count("prepare")
+            self._weights = programs_of.prepare(self._model, params, lora, transposed=self._transposed)
+        self._given = [leaf if isinstance(leaf, jax.Array) else None for leaf in given]
         self.version = version
         self._prefixes.clear()
 

@@ -92,6 +92,17 @@ def prepare(model: Transformer, params, lora, *, transposed: bool) -> Weights:
                    model.unembedding(params).astype(model.dtype))
 
 
+def with_adapters(model: Transformer, weights: Weights, lora, *, transposed: bool) -> Weights:
+    """Prepared weights with other adapters; what was prepared of the base stays as it is."""
+    adapters = _adapters(model, lora, transposed=transposed)
+    return weights._replace(layers=[(own, other) for (own, _), other in zip(weights.layers, adapters, strict=True)])
+
+
+@functools.partial(jax.jit, static_argnames=("model", "transposed"))
+def _adapters(model: Transformer, lora, *, transposed: bool):
+    return [adapters for _, adapters in model.unstack_layers({"layers": {}}, lora, transposed=transposed)]
+
+
 @functools.partial(jax.jit, static_argnames=("model", "steps", "transposed"), donate_argnames=("slots",))
 def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key, *, steps: int,
            transposed: bool) -> tuple[Slots, Lanes, Drawn]:

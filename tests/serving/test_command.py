@@ -23,12 +23,12 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def command(tmp_path):
     """Starts the command; `(its first line, the process)`."""
-    started = []
+    started, path = [], os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 
     def start(*arguments, **environment):
         process = subprocess.Popen([sys.executable, "-m", "jaxrl_llm.cli", "serve", "--port=0", *arguments], cwd=tmp_path,
                                    text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   env=os.environ | {"PYTHONPATH": str(ROOT), "LD_PRELOAD": ""} | environment)
+                                   env=os.environ | {"PYTHONPATH": path, "LD_PRELOAD": ""} | environment)
         started.append(process)
         return process.stdout.readline(), process
 
@@ -66,6 +66,25 @@ def test_a_checkpoint_of_a_run_is_served(tmp_path, command):
     assert any(jax.tree.leaves(differ))  # the adapters are merged in
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) in (0, -signal.SIGTERM) and "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.slow
+def test_tinkers_client_trains_what_is_served(tmp_path, command):
+    tinker = pytest.importorskip("tinker")
+    c = ModelConfig(vocab_size=259, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=8, mlp_size=16)
+    weights.save_hf(tmp_path / "tiny", c, jax.device_get(Transformer(c).init(jax.random.key(0))))
+    arguments = ("--tinker", "--model=tiny", "--tokenizer=bytes", "--slots=2", "--slot_tokens=32", "--checkpoints=saved")
+    line, process = command(*arguments, JAXRL_LLM_TOKEN="tml-key")
+    assert line.startswith("tiny (tiny) at http://127.0.0.1:") and "2 slots of 32 tokens, with a token" in line
+    with tinker.ServiceClient(base_url=line.split()[3].rstrip(","), api_key="tml-key") as client:
+        model = client.create_lora_training_client("tiny", rank=2).result(60)
+        path = model.save_state("first").result(60).path
+    assert path.endswith("/weights/first") and len(list((tmp_path / "saved").rglob("first.safetensors"))) == 1
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) in (0, -signal.SIGTERM) and "Traceback" not in process.stderr.read()
+    for more, reason in (({"JAXRL_LLM_TOKEN": "key"}, "begin with 'tml-'"), ({}, "--weights_from goes with OpenAI's format")):
+        line, process = command(*arguments, *([] if more else ["--weights_from=x"]), **more)
+        assert not line and process.wait(60) == 1 and reason in process.stderr.read()
 
 
 @pytest.mark.slow

@@ -86,6 +86,8 @@ def test_many_adapters_are_sampled_at_once_each_under_its_own_weights(service):
     for i, which in enumerate(order[:4]):
         check_nodes(found[i], merged(trees[which], range(3 * i, 3 * i + 3)))
     assert len({tuple(found[i][0].tokens) for i in (0, 1, 2)}) == 3
+    programs = service.worker.call(lambda engine: engine.programs).result()
+    assert ("with_adapters",) in programs, "the base is not read again for each adapter"
 
 
 def test_two_models_do_not_disturb_each_other(service):
