@@ -25,8 +25,11 @@ def read(path: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def run(name: str, tmp_path: Path, asked: str, **fewer) -> tuple[dict, str]:
-    """The value of `asked` after all cells, and what they printed; each of `fewer` is NAME = number, to be set to less."""
+def run(name: str, tmp_path: Path, asked: str, folder: Path | None = None, **fewer) -> tuple[dict, str]:
+    """The value of `asked` after all cells, and what they printed; each of `fewer` is NAME = number, to be set to less.
+
+    `folder`: where it runs; None: in an empty one, as in Colab.
+    """
     cells = [(number, "".join(cell["source"])) for number, cell in enumerate(read(ROOT / "notebooks" / name)["cells"])
              if cell["cell_type"] == "code"]
     cells = [(number, re.sub(r"^( *)%pip .*$", r"\1pass", source, flags=re.MULTILINE)) for number, source in cells]
@@ -34,8 +37,10 @@ def run(name: str, tmp_path: Path, asked: str, **fewer) -> tuple[dict, str]:
         pattern = rf"^( *{re.escape(setting)} = ).*$"
         assert sum(len(re.findall(pattern, source, re.MULTILINE)) for _, source in cells) == 1, setting
         cells = [(number, re.sub(pattern, rf"\g<1>{value}", source, flags=re.MULTILINE)) for number, source in cells]
+    elsewhere = folder or tmp_path / "empty"
+    elsewhere.mkdir(exist_ok=True)
     done = subprocess.run([sys.executable, "-c", RUNNER], input=json.dumps([cells, asked]), capture_output=True, text=True,
-                          cwd=ROOT / "notebooks", env=os.environ | {
+                          cwd=elsewhere, env=os.environ | {
                               "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg", "TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr[-3000:]
     printed, _, answer = done.stdout.rpartition("ASKED ")
@@ -57,8 +62,31 @@ def test_notebook_is_clean(path):
             parts |= {"execution_count", "outputs"}
             assert cell["outputs"] == [] and cell["execution_count"] is None
         assert set(cell) == parts
-    first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
-    assert "%pip install" in "".join(first["source"])  # the first cell installs
+    assert install_cell(path) == install_cell(NOTEBOOKS[0]) and "%pip install" in install_cell(path)
+
+
+def install_cell(path: Path) -> str:
+    """The first cell of code."""
+    return "".join(next(cell for cell in read(path)["cells"] if cell["cell_type"] == "code")["source"])
+
+
+@pytest.mark.parametrize("files, source, installed", [
+    ((), "", None), ((), "git+https://host/jaxrl_llm", "git+https://host/jaxrl_llm"),
+    (("jaxrl_llm-0.1.0-py3-none-any.whl",), "", "jaxrl_llm-0.1.0-py3-none-any.whl"),
+    (("../setup.py", "jaxrl_llm-main.zip"), "", "..")], ids=("nothing", "address", "uploaded", "checkout"))
+def test_the_first_cell_says_where_the_library_comes_from(tmp_path, files, source, installed):
+    """In an empty folder outside of the repository, by a Python that has no packages."""
+    here = tmp_path / "notebooks"
+    here.mkdir()
+    for name in files:
+        (here / name).touch()
+    cell = install_cell(NOTEBOOKS[0]).replace('SOURCE = ""', f"SOURCE = {source!r}")
+    cell = cell.replace('%pip install --quiet "$SOURCE"', "print('INSTALLS', SOURCE)")
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", cell], cwd=here, capture_output=True, text=True)
+    if installed is None:
+        assert done.returncode and "set SOURCE in this cell" in done.stderr
+    else:
+        assert done.stdout == f"INSTALLS {installed}\n", done.stderr
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -161,7 +189,7 @@ def test_your_own_algorithm(tmp_path):
 def test_from_laptop_to_pod(tmp_path):
     found, printed = run("6_from_laptop_to_pod.ipynb", tmp_path, "[same, float(max(apart)), held(one), held(eight), refusal, "
                          "fits.peak / 1e9, codes, two['step'].tolist(), compared, code, stopped, saved, resumed, "
-                         "printed('log1')]", STEPS=2, MANY=150)
+                         "printed('log1')]", ROOT / "notebooks", STEPS=2, MANY=150)  # beside scripts/
     same, apart, on_one, on_eight, refusal, peak, codes, steps, compared, code, stopped, saved, resumed, by_other = found
     assert same == [True, True, True] and apart < 1e-4 and 0.32 < on_eight / on_one < 0.35
     assert "as the table says: True" in printed and "mesh data=-1 x fsdp=3 x tensor=1 does not fit 8 devices" in printed
