@@ -11,6 +11,7 @@ from test_replay_runs import with_factor
 
 from jaxrl_llm import methods
 from jaxrl_llm.training import schedules, setup
+from jaxrl_llm.training.controls import Controls
 
 CHOOSING = ["vade", "gdro_prompt", "c3po", "qwenlong_aepo", "kimi_sampling", "acereason_curriculum", "rapo_curriculum",
             "qwenlong_l1", "siri", "sws"]
@@ -115,7 +116,7 @@ def test_what_cannot_be_is_refused(changes, message):
 
 def test_a_controller_that_asks_for_what_no_run_knows():
     run, params = setup.build(tiny("grpo"))
-    strange = dataclasses.replace(run.learner, controls=setup.Controls({"a": test_control_run.by_step(
+    strange = dataclasses.replace(run.learner, controls=Controls({"a": test_control_run.by_step(
         temperature=[1.0])._replace(init=lambda moon: jnp.int32(0))}))
     with pytest.raises(ValueError, match="the init of controller 'a' takes moon, and this run knows params"):
         strange.init(params, None, jax.random.key(0))

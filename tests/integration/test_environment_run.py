@@ -7,7 +7,7 @@ import pytest
 import run_files
 
 from jaxrl_llm.environments.runner import TooManyInvalid
-from jaxrl_llm.training import loop, setup
+from jaxrl_llm.training import loop, parts, setup
 
 
 @pytest.fixture(scope="module", params=["grpo", "gigpo"])
@@ -95,7 +95,7 @@ def test_methods_of_turns_name_the_missing_environment():
 
 def test_a_controller_limits_the_turns(monkeypatch, tmp_path):
     from jaxrl_llm import control
-    monkeypatch.setattr(setup.control, "make", lambda name: control.base.CONTROLLERS[name](rounds=(1, 2), every=1))
+    monkeypatch.setattr(parts.control, "make", lambda name: control.base.CONTROLLERS[name](rounds=(1, 2), every=1))
     run, params = setup.build(chatter.get_config(method="scaling_inter_rl"))
     state, turns = setup.initial_state(run, params), []
     frozen = run.learner.frozen(state.params)

@@ -83,8 +83,8 @@ def test_failures_of_rewards_are_counted():
 
     made, forest, _ = sampled([["1$", "2$"]])
     sampler = dataclasses.replace(made.sampler, reward=run_files.called(made.sampler.reward, broken))
-    for _ in range(2):
-        forest = sampler.groups(sampler.under({}, None), forest, np.array([0]), 9, jax.random.key(0), 0, PhaseTimer())
+    for uid in (9, 11):
+        forest = sampler.groups(sampler.under({}, None), forest, np.array([0]), uid, jax.random.key(0), 0, PhaseTimer())
     assert metrics(forest)["reward_failures/code/timeout"] == 4 and len(forest.ends) == 6
 
 
