@@ -23,7 +23,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-_ENOUGH = 1e9  # bytes that compiled programs may add to a process before they are dropped
+_ENOUGH = 0.7e9  # bytes that compiled programs may add to a process before they are dropped
 _start = [0.5e9]  # bytes of the process after they were dropped last
 
 
