@@ -18,7 +18,8 @@ from ml_collections import config_flags
 from jaxrl_llm import command_line
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What all runs share, e.g. configs/arithmetic.py.")
-_SUITE = flags.DEFINE_string("suite", "", "In the place of --config: embedded, three tasks of about a minute a run.")
+_SUITE = flags.DEFINE_string("suite", "", "In the place of --config: embedded, three tasks of about a minute a run; "
+                             "or some of them, embedded:mixed,lengths.")
 _METHODS = flags.DEFINE_string("methods", None, "Catalogue names, in brackets what differs: grpo(sampling.group=8), rloo; "
                                "all: those that run by name. A suite has its own.")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Testing seeds: every table is made of these.")

@@ -42,9 +42,12 @@ SUITES = {
 METHODS = "grpo, rloo, dr_grpo, dapo, gspo, cispo, reinforce_pp, ppo, poise, v0_5"
 
 
-def contests(name: str) -> tuple[Contest, ...]:
-    """The contests of a suite; ValueError for an unknown name."""
-    return SUITES[one_of("suite", name, SUITES)]
+def contests(text: str) -> tuple[Contest, ...]:
+    """The contests of a suite, `"embedded"`, or some of them, `"embedded:mixed,lengths"`; ValueError for an unknown name."""
+    name, _, chosen = text.partition(":")
+    known = {contest.name: contest for contest in SUITES[one_of("suite", name, SUITES)]}
+    return tuple(known[one_of(f"task of suite {name}", one.strip(), known)] for one in chosen.split(",")) if chosen else (
+        *known.values(),)
 
 
 def config_of(contest: Contest) -> ConfigDict:

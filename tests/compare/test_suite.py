@@ -88,6 +88,13 @@ def test_every_task_of_a_suite_takes_every_method_of_the_suite(contest):
         refusals.check_method(entry.config, method, *parts.make_parts(entry.config, 96), task, environment)
 
 
+def test_some_tasks_of_a_suite():
+    every = suite.contests("embedded")
+    assert suite.contests("embedded:tools, mixed") == (every[2], every[0])
+    with pytest.raises(ValueError, match="Did you mean 'lengths'"):
+        suite.contests("embedded:length")
+
+
 def test_all_are_those_that_run_by_name():
     found = plan.read_entries("all", suite.config_of(suite.contests("embedded")[0]))
     assert [entry.label for entry in found] == plan.methods.runnable() and len(found) > 80
