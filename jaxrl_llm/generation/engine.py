@@ -1,7 +1,8 @@
 """Generation that can go on, stop, fork and change weights at any chunk: a host loop over the programs of `slots`."""
 import dataclasses
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from jaxrl_llm.generation.stopping import StopSearch
 from jaxrl_llm.kernels.products import reads_transposed
 from jaxrl_llm.models.transformer import Transformer
 
+RowT = TypeVar("RowT")
 _FEWEST = 8  # lanes of a chunk: a step of fewer rows takes as long as reading the weights
 _WIDTHS = (16, 64)  # tokens that go into a row at a time
 
@@ -325,10 +327,7 @@ class Engine:
     # --- rows ---------------------------------------------------------------------------------------------------------------
 
     def _held(self, uid: int) -> _Row:
-        if uid not in self._rows:
-            raise KeyError(f"uid {uid} is not held: it was never submitted, or was released, or ended and its request did not "
-                           "say keep=True")
-        return self._rows[uid]
+        return held(self._rows, uid)
 
     def _root(self, request: Request) -> _Row:
         self._check_request(request)
@@ -601,6 +600,14 @@ class Engine:
         """Fetches all that is in flight, so that rows can be changed."""
         while self._flights:
             self._harvest()
+
+
+def held(rows: Mapping[int, RowT], uid: int) -> RowT:
+    """The row of a trajectory that an engine still holds; KeyError for any other."""
+    if uid not in rows:
+        raise KeyError(f"uid {uid} is not held: it was never submitted, or was released, or ended and its request did not "
+                       "say keep=True")
+    return rows[uid]
 
 
 def rooms(most: int) -> tuple[int, ...]:

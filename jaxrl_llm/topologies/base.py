@@ -58,3 +58,23 @@ def everyone(forest: Forest) -> np.ndarray:
 def group_sizes(forest: Forest) -> np.ndarray:
     """i64[P], trajectories of each prompt."""
     return np.bincount(forest.prompt[forest.ends], minlength=len(forest.problems))
+
+
+def groups_of(most: int, group: int, why: str) -> int:
+    """How many groups make `most` completions; ValueError, with the reason `why` groups have to, where they do not."""
+    if most % group:
+        raise ValueError(f"sampling.max_group={most} is no multiple of sampling.group={group}: {why}")
+    return most // group
+
+
+def drawn_at_once(prompts: int, counts: Callable[[Forest], np.ndarray], choose: Callable[[Forest], np.ndarray],
+                  max_groups: int) -> Topology:
+    """`prompts` problems, of which each gets as many groups as `counts(forest) -> i64[P]` says when all are drawn."""
+    def plan(forest):
+        if not forest.problems:
+            return Plan(draw=prompts)
+        if len(forest.ends):
+            return Plan()
+        return Plan(rows=np.repeat(np.arange(len(forest.problems)), counts(forest)))
+
+    return Topology(plan, choose, max_groups=max_groups)

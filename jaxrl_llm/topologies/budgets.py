@@ -2,7 +2,7 @@
 import numpy as np
 
 from jaxrl_llm.control.budget import allocate
-from jaxrl_llm.topologies.base import Plan, Topology, group_sizes
+from jaxrl_llm.topologies.base import Topology, drawn_at_once, group_sizes, groups_of
 
 
 def budgets(prompts: int, *, rows: int, group: int, most: int, utility: str) -> Topology:
@@ -11,17 +11,11 @@ def budgets(prompts: int, *, rows: int, group: int, most: int, utility: str) -> 
     Each prompt gets one at least, unless the prompts are more than the rows, and at most `most` completions. Raises ValueError
     where groups do not make `most`.
     """
-    if most % group:
-        raise ValueError(f"sampling.max_group={most} is no multiple of sampling.group={group}: budgets are shared out "
-                         f"{group} completions at a time")
+    most_groups = groups_of(most, group, f"budgets are shared out {group} completions at a time")
 
-    def plan(forest):
-        if not forest.problems:
-            return Plan(draw=prompts)
-        if len(forest.ends):
-            return Plan()
-        counts = allocate(np.clip(forest.facts["expected"], 0, 1), total=group * rows, unit=group, high=most, utility=utility,
+    def counts(forest):
+        found = allocate(np.clip(forest.facts["expected"], 0, 1), total=group * rows, unit=group, high=most, utility=utility,
                          low=group if len(forest.problems) <= rows else 0)
-        return Plan(rows=np.repeat(np.arange(len(forest.problems)), np.asarray(counts) // group))
+        return np.asarray(found) // group
 
-    return Topology(plan, lambda forest: group_sizes(forest) > 0, max_groups=most // group)
+    return drawn_at_once(prompts, counts, lambda forest: group_sizes(forest) > 0, most_groups)

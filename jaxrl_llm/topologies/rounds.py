@@ -4,7 +4,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxrl_llm.forest import Forest, outcomes
-from jaxrl_llm.topologies.base import Plan, Topology, everyone, group_sizes
+from jaxrl_llm.topologies.base import Plan, Topology, everyone, group_sizes, groups_of
 from jaxrl_llm.topologies.rules import Rule
 
 
@@ -16,9 +16,8 @@ def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.
 
     Raises ValueError where groups do not make `most`.
     """
-    if most % group:
-        raise ValueError(f"sampling.max_group={most} is no multiple of sampling.group={group}: prompts are sampled again "
-                         f"{group} completions at a time; the paper of V0.5 has group=4 and max_group=16")
+    most_groups = groups_of(most, group, f"prompts are sampled again {group} completions at a time; the paper of V0.5 has "
+                            "group=4 and max_group=16")
 
     def plan(forest):
         if not forest.problems:
@@ -30,7 +29,7 @@ def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.
         room = (most - sizes) // group
         return Plan(rows=np.repeat(number, np.minimum(wants(forest), room))) if room.any() else Plan()
 
-    return Topology(plan, choose, max_groups=most // group)
+    return Topology(plan, choose, max_groups=most_groups)
 
 
 def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:

@@ -1,7 +1,7 @@
 """As many groups for each prompt as a controller says before the draw (`control.Settings.group_sizes`)."""
 import numpy as np
 
-from jaxrl_llm.topologies.base import Plan, Topology, everyone
+from jaxrl_llm.topologies.base import Topology, drawn_at_once, everyone, groups_of
 
 
 def sized(prompts: int, *, group: int, most: int) -> Topology:
@@ -9,16 +9,9 @@ def sized(prompts: int, *, group: int, most: int) -> Topology:
 
     Raises ValueError where groups do not make `most`.
     """
-    if most % group:
-        raise ValueError(f"sampling.max_group={most} is no multiple of sampling.group={group}: prompts are sampled "
-                         f"{group} completions at a time")
+    most_groups = groups_of(most, group, f"prompts are sampled {group} completions at a time")
 
-    def plan(forest):
-        if not forest.problems:
-            return Plan(draw=prompts)
-        if len(forest.ends):
-            return Plan()
-        counts = np.clip(-(-forest.facts["group_size"] // group), 1, most // group)
-        return Plan(rows=np.repeat(np.arange(len(forest.problems)), counts))
+    def counts(forest):
+        return np.clip(-(-forest.facts["group_size"] // group), 1, most_groups)
 
-    return Topology(plan, everyone, max_groups=most // group)
+    return drawn_at_once(prompts, counts, everyone, most_groups)

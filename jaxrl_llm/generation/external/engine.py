@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.generation.engine import Node, Request
+from jaxrl_llm.generation.engine import Node, Request, held
 from jaxrl_llm.generation.external.answers import Completion
 from jaxrl_llm.generation.external.client import ServerError
 from jaxrl_llm.generation.external.server import Server, Stale
@@ -159,10 +159,7 @@ class ExternalEngine:
         return np.asarray(jax.random.key_data(row_keys(self._key, np.array([request.uid], np.int64)))).tobytes()
 
     def _held(self, uid: int) -> _Row:
-        if uid not in self._rows:
-            raise KeyError(f"uid {uid} is not held: it was never submitted, or was released, or ended and its request did not "
-                           "say keep=True")
-        return self._rows[uid]
+        return held(self._rows, uid)
 
     def _ask(self, row: _Row) -> None:
         uid = row.request.uid
