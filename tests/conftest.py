@@ -4,6 +4,7 @@ import gc
 import importlib.metadata
 import importlib.util
 import os
+import resource
 import sys
 import tempfile
 
@@ -50,3 +51,38 @@ def programs_of_a_test(request):
     yield
     if request.path.parent.name in ("advantages", "control", "objectives", "properties", "values"):
         drop_programs()
+
+
+_peak = [0, ""]  # the most memory of this process, and the test that needed it
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
+    if peak > _peak[0]:
+        _peak[:] = peak, item.nodeid
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist
+        session.config.workeroutput["peak"] = _peak
+
+
+class _Peaks:
+    """Reports the largest process of the session, which CONTRIBUTING bounds."""
+
+    def __init__(self):
+        self.workers = []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        self.workers.append(getattr(node, "workeroutput", {}).get("peak", [0, ""]))
+
+    def pytest_terminal_summary(self, terminalreporter):
+        kib, test = max(self.workers or [_peak])
+        terminalreporter.write_line(f"largest process: {kib * 1024 / 1e9:.2f} GB, in {test}")
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Peaks())
