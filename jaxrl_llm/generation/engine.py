@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 import jax
+import numpy as np
 
 from jaxrl_llm.generation import slots as programs_of
 from jaxrl_llm.generation.caches import WIDTHS, RowCaches
@@ -15,6 +16,9 @@ from jaxrl_llm.kernels.products import reads_transposed
 from jaxrl_llm.models.transformer import Transformer
 
 __all__ = ["Engine", "Node", "Request"]
+
+_LOOK = 1  # steps that a look at the rows takes as long as: where others wait, rows that ended may idle for as many
+_NEVER = np.iinfo(np.int32).max
 
 
 @dataclasses.dataclass
@@ -304,7 +308,7 @@ class Engine:
             self._slots[row.slot] = row
             placed.append(row)
         if placed:
-            self._caches.fill(self._weights, placed)
+            self._caches.fill(self._weights, placed, self._queue)
 
     def _ahead(self) -> int:
         """Steps that are in flight."""
@@ -334,8 +338,9 @@ class Engine:
             self._changed = False
         restricted = lanes.sampling.top_k is not None
         self.programs.add(("decode", len(owners), steps, self._caches.slots.room, restricted, lanes.stops.shape[1]))
+        patience = len(owners) * _LOOK if self._queue else _NEVER
         self._caches.slots, lanes, drawn = programs_of.decode(self._model, self._weights, self._caches.slots, lanes, self._key,
-                                                              steps=steps, transposed=self._transposed)
+                                                              np.int32(patience), steps=steps, transposed=self._transposed)
         self._flights.append(_Flight(owners, steps, self.version, lanes, drawn))
 
     def _lanes(self, rows: list[Row]) -> tuple[list[Row | None], Lanes]:
