@@ -104,20 +104,33 @@ def _adapters(model: Transformer, lora, *, transposed: bool):
 
 
 @functools.partial(jax.jit, static_argnames=("model", "steps", "transposed"), donate_argnames=("slots",))
-def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key, *, steps: int,
+def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key, patience, *, steps: int,
            transposed: bool) -> tuple[Slots, Lanes, Drawn]:
-    """A chunk of steps for some of the rows.
+    """A chunk of up to `steps` steps for some of the rows.
 
     Within the chunk caches are only read; what it adds lies in a small cache of its own and is written behind them at its end.
-    Rows that end on the way are inert from then on. The slots have to have room for `steps` more tokens in each lane.
+    Rows that end on the way are inert from then on. The chunk ends with its last row, or once the steps that inert rows took
+    part in, summed over them, are more than `patience i32[]`. The slots have to have room for `steps` more tokens in each lane.
     """
     every = lanes.slot.shape[0] == slots.rows
     own = slots if every else jax.tree.map(lambda x: x[lanes.slot], slots)
     prompt = PromptCache(own.keys, own.values, jnp.arange(slots.room) < lanes.length[:, None], jnp.asarray(lanes.length))
     keys = fold_in_halves(key, *lanes.uid.T)
     step = functools.partial(_step, model, weights, lanes, prompt, keys, transposed)
-    start = lanes.pending, lanes.drawn, lanes.left, lanes.alive, _chunk(model, lanes.length, steps)
-    (pending, drawn, left, alive, added), found = jax.lax.scan(step, start, jnp.arange(steps))
+
+    def go_on(state):
+        i, inert, (_, _, _, alive, _), _ = state
+        return (i < steps) & (inert <= patience) & alive.any()
+
+    def body(state):
+        i, inert, carry, drawn = state
+        carry, new = step(carry, i)
+        drawn = jax.tree.map(lambda buffer, x: jax.lax.dynamic_update_index_in_dim(buffer, x, i, 0), drawn, new)
+        return i + 1, inert + (lanes.alive & ~carry[3]).sum(dtype=jnp.int32), carry, drawn
+
+    carry = lanes.pending, lanes.drawn, lanes.left, lanes.alive, _chunk(model, lanes.length, steps)
+    buffers = jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype), jax.eval_shape(step, carry, 0)[1])
+    _, _, (pending, drawn, left, alive, added), found = jax.lax.while_loop(go_on, body, (0, jnp.int32(0), carry, buffers))
     block = Slots(*(tuple(x[:, :, 0] for x in arrays) for arrays in added[:2]))
     after = lanes.replace(pending=pending, length=lanes.length + drawn - lanes.drawn, drawn=drawn, left=left, alive=alive)
     return _written(slots, block, lanes.slot, lanes.length), after, found
@@ -132,7 +145,7 @@ def _chunk(model: Transformer, length, steps: int) -> CompletionCache:
 
 
 def _step(model: Transformer, weights: Weights, lanes: Lanes, prompt: PromptCache, keys, transposed: bool, carry, i):
-    """One step of a `lax.scan`; token t of a row is drawn with `fold_in(its key, t)`, as `sampler.generate` does."""
+    """Step `i` of a chunk; token t of a row is drawn with `fold_in(its key, t)`, as `sampler.generate` does."""
     pending, drawn, left, alive, cache = carry
     normed, cache = model.decode_step(weights.params, weights.layers, pending[:, None], i, prompt, cache, transposed=transposed)
     logits = model.finished(row_matmul(normed[:, 0], weights.unembedding, jnp.float32))
@@ -152,9 +165,21 @@ def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tok
       tokens: `i32[m, W]`, of which only as many count as the caller counts: what lies behind is written over later. All rows
         have to have room for W.
     """
-    c = model.config
     own = jax.tree.map(lambda x: jnp.take(x, slot, axis=0, mode="clip"), slots)
-    places, order = jnp.arange(slots.room), jnp.arange(tokens.shape[1])
+    return _written(slots, _read(model, weights, tokens, length, own, transposed), slot, length)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "room", "transposed"))
+def prefill(model: Transformer, weights: Weights, tokens, *, room: int, transposed: bool) -> Slots:
+    """Slots of `room` places each whose rows have read `tokens i32[m, W]`."""
+    block = _read(model, weights, tokens, jnp.zeros(len(tokens), jnp.int32), None, transposed)
+    return _longer(block, room)
+
+
+def _read(model: Transformer, weights: Weights, tokens, length, own: Slots | None, transposed: bool) -> Slots:
+    """Keys and values of `tokens i32[m, W]` behind the first `length i32[m]` places of `own` (None: behind nothing)."""
+    c = model.config
+    order = jnp.arange(tokens.shape[1])
     positions = length[:, None] + order
     tables = rotations(c, positions)
     x, kept = model.embed(weights.params, tokens), []
@@ -164,9 +189,12 @@ def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tok
         def attend(q, k, v):
             k, v = heads_first(k), heads_first(v)
             causal = (order[:, None] >= order) & in_window(positions, positions, c.window, local)
-            seen = (places < length[:, None])[:, None] & in_window(
-                positions, jnp.broadcast_to(places, (len(slot), slots.room)), c.window, local)
-            before = swap_last(own.keys[i]), own.values[i], seen[:, None]
+            before = None
+            if own is not None:
+                places = jnp.arange(own.room)
+                seen = (places < length[:, None])[:, None] & in_window(
+                    positions, jnp.broadcast_to(places, (len(length), own.room)), c.window, local)
+                before = swap_last(own.keys[i]), own.values[i], seen[:, None]
             out = grouped_attention(q[:, None], k[:, :, None], v[:, :, None], causal[:, None], before,
                                     scale=c.attention_scale, softcap=c.attention_softcap)
             return out[:, 0], (swap_last(k), v)
@@ -174,7 +202,7 @@ def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tok
         variables = {"params": kernels} if adapters is None else {"params": kernels, "lora": adapters}
         x, pair = Block(c, model.dtype, transposed).apply(variables, x, tables.of_layer(local, rotated), attend)
         kept.append(pair)
-    return _written(slots, Slots(*zip(*kept)), slot, length)
+    return Slots(*zip(*kept))
 
 
 @functools.partial(jax.jit, static_argnames=("room",))
@@ -186,18 +214,20 @@ def take(slots: Slots, slot, *, room: int) -> Slots:
 
 
 @functools.partial(jax.jit, donate_argnames=("slots",))
-def put(slots: Slots, row: Slots, slot) -> Slots:
-    """The slots with a copy of `row`, as `take` returned it, in those of `slot i32[n]` that exist (R stands for none)."""
-    block = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(slot), *x.shape[1:])), row)
-    return _written(slots, block, slot, jnp.zeros_like(slot))
+def put(slots: Slots, block: Slots, which, slot) -> Slots:
+    """The slots with copies of the rows `which i32[n]` of `block` in those of `slot i32[n]` that exist (R stands for none)."""
+    return _written(slots, jax.tree.map(lambda x: x[which], block), slot, jnp.zeros_like(slot))
 
 
 @functools.partial(jax.jit, static_argnames=("room",))
 def lengthen(slots: Slots, *, room: int) -> Slots:
     """The same slots with `room` places each."""
-    more = room - slots.room
+    return _longer(slots, room)
+
+
+def _longer(slots: Slots, room: int) -> Slots:
     def longer(arrays, axis):
-        return tuple(jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)]) for x in arrays)
+        return tuple(jnp.pad(x, [(0, room - slots.room if i == axis else 0) for i in range(x.ndim)]) for x in arrays)
     return Slots(longer(slots.keys, 3), longer(slots.values, 2))
 
 

@@ -35,7 +35,7 @@ class StopSearch:
         return min(ends, default=None)
 
     def _sequence_end(self, start: int) -> int | None:
-        for end in range(start + 1, len(self.tokens) + 1):
+        for end in range(start + 1, len(self.tokens) + 1 if self.sequences else 0):
             if any(len(stop) <= end and self.tokens[end - len(stop):end] == list(stop) for stop in self.sequences):
                 return end
         return None

@@ -192,7 +192,7 @@ def test_a_client_that_goes_away_frees_its_rows(client, url, worker, kind):
 
 def test_what_the_device_loses_is_computed_again(client, worker):
     def lose(engine):
-        for array in jax.tree.leaves(engine._cache):
+        for array in jax.tree.leaves(engine._caches.slots):
             array.delete()
 
     choices = in_between(worker, lambda: complete(client, max_tokens=60, n=2), lose).choices

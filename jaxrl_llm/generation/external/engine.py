@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.generation.engine import Node, Request, held
 from jaxrl_llm.generation.external.answers import Completion
 from jaxrl_llm.generation.external.client import ServerError
 from jaxrl_llm.generation.external.server import Server, Stale
+from jaxrl_llm.generation.requests import Node, Request, held
 from jaxrl_llm.generation.sampler import Completions, row_keys
 from jaxrl_llm.generation.sampling import Sampling, check
 

@@ -1,0 +1,178 @@
+"""Caches of the engine's rows on the device: as long as the longest row needs, with prompts that are computed once."""
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm.generation import slots as programs_of
+from jaxrl_llm.generation.lanes import FEWEST
+from jaxrl_llm.generation.requests import Row
+from jaxrl_llm.generation.slots import Slots, Weights
+from jaxrl_llm.models.transformer import Transformer
+
+WIDTHS = (16, 32, 64)  # tokens that go into a row at a time
+_PROMPTS = 8  # that are computed together, those of rows that still wait among them: one at a time costs as much
+
+
+class Prefix(NamedTuple):
+    """The cache of a prompt: one of the rows of a `block`."""
+
+    block: Slots
+    row: int
+
+
+class RowCaches:
+    """What R rows have read.
+
+    Attributes:
+      slots: on the device; None where nothing is in them.
+      prefixes: caches of prompts, those read last at the end, as many as there are rows.
+      prefilled: how many prompt tokens were computed.
+      programs: what was compiled, one entry for each combination of shapes.
+    """
+
+    def __init__(self, model: Transformer, device: jax.Device, rows: int, most: int, *, transposed: bool, programs: set[tuple]):
+        """Caches of up to `most` places for each of the `rows`; `transposed` as the weights will be."""
+        self._model, self._device, self._rows, self._transposed = model, device, rows, transposed
+        self._rooms = rooms(most)
+        self.slots: Slots | None = None
+        self.prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
+        self.prefilled = 0
+        self.programs = programs
+
+    def clear(self) -> None:
+        """Gives up all that lies on the device."""
+        self.slots = None
+        self.prefixes.clear()
+
+    def make_room(self, length: int) -> None:
+        """Caches of `length` places at least."""
+        if self.slots is None:
+            self.slots = jax.device_put(programs_of.empty(self._model, self._rows, self._room(length)), self._device)
+        else:
+            self.slots = self._lengthened(self.slots, length)
+
+    def _room(self, length: int) -> int:
+        return next(room for room in self._rooms if room >= length)
+
+    def _lengthened(self, slots: Slots, length: int) -> Slots:
+        room = self._room(length)
+        if room <= slots.room:
+            return slots
+        self.programs.add(("lengthen", slots.rows, slots.room, room))
+        return programs_of.lengthen(slots, room=room)
+
+    def taken(self, slot: int, length: int) -> Slots:
+        """A copy of the cache of a row with `length` filled places."""
+        room = self._room(length)
+        self.programs.add(("take", self.slots.room, room))
+        return programs_of.take(self.slots, np.int32(slot), room=room)
+
+    def fill(self, weights: Weights, placed: Sequence[Row], waiting: Iterable[Row]) -> None:
+        """What these rows have to read before they decode into the slots where they were placed.
+
+        Prompts of rows that are `waiting` for a slot are computed beside those of rows that are `placed`.
+        """
+        self.make_room(max(len(row.tokens) for row in placed))
+        copies: dict[int, tuple[Slots, list[tuple[int, Row]]]] = {}
+        for row in placed:
+            if row.cache is not None:
+                copies.setdefault(id(row.cache), (row.cache, []))[1].append((0, row))
+        for cache, entries in copies.values():
+            self._put(jax.device_put(cache, self._device), entries)
+            self._go_on(weights, [(row.slot, row.tokens[row.cached:-1], row.cached) for _, row in entries])
+        rows = [(prompt, row) for row in placed if row.cache is None and (prompt := prompt_of(row))]
+        self._compute(weights, [prompt for prompt, _ in rows], waiting)
+        blocks: dict[int, tuple[Slots, list[tuple[int, Row]]]] = {}
+        for prompt, row in rows:
+            self.prefixes.move_to_end(prompt)
+            block, i = self.prefixes[prompt]
+            blocks.setdefault(id(block), (block, []))[1].append((i, row))
+        for block, entries in blocks.values():
+            self._put(block, entries)
+        while len(self.prefixes) > self._rows:  # only now, as one of the oldest may just have been read again
+            self.prefixes.popitem(last=False)
+        for row in placed:
+            row.cache, row.cached = None, len(row.tokens) - 1
+
+    def _compute(self, weights: Weights, prompts: Iterable[tuple[int, ...]], waiting: Iterable[Row]) -> None:
+        """Prefixes of these prompts where there are none, a few at a time, and of some that rows wait with."""
+        new = list(dict.fromkeys(prompt for prompt in prompts if prompt not in self.prefixes))
+        spare = min(-len(new) % _PROMPTS, self._rows - len(new))
+        if new and spare > 0:
+            longest, known = max(map(len, new)), {*new, *self.prefixes}
+            others = (prompt_of(row) for row in itertools.islice(waiting, self._rows) if row.cache is None)
+            new += list(dict.fromkeys(p for p in others if p and p not in known and len(p) <= longest))[:spare]
+        self.prefilled += sum(map(len, new))
+        while new:
+            part, new = new[:_PROMPTS], new[_PROMPTS:]
+            block = self._block(weights, part)
+            self.prefixes |= {prompt: Prefix(block, i) for i, prompt in enumerate(part)}
+
+    def _block(self, weights: Weights, prompts: Sequence[Sequence[int]]) -> Slots:
+        """A block with these prompts in its rows."""
+        rows, widths = 1 if len(prompts) == 1 else _PROMPTS, widths_of(max(map(len, prompts)))
+        room = self._room(sum(widths))
+        self.programs.add(("prefill", rows, widths[0], room))
+        block = programs_of.prefill(self._model, weights, _lines(prompts, rows, widths[0]), room=room,
+                                    transposed=self._transposed)
+        return self._extended(weights, block, [(i, prompt[widths[0]:], widths[0]) for i, prompt in enumerate(prompts)])
+
+    def _go_on(self, weights: Weights, entries: Sequence[tuple[int, Sequence[int], int]]) -> None:
+        """Tokens into slots in use, as `_extended`."""
+        self.slots = self._extended(weights, self.slots, entries)
+
+    def _extended(self, weights: Weights, slots: Slots, entries: Sequence[tuple[int, Sequence[int], int]]) -> Slots:
+        """The slots with tokens in some of them, `(slot, tokens, how many come before)` each: some of each at a time."""
+        while entries := [entry for entry in entries if len(entry[1])]:
+            part, entries = entries[:_PROMPTS], entries[_PROMPTS:]
+            lanes, width = 1 if len(part) == 1 else _PROMPTS, widths_of(max(len(tokens) for _, tokens, _ in part))[0]
+            slots = self._lengthened(slots, max(before for _, _, before in part) + width)
+            slot = _padded([slot for slot, _, _ in part], slots.rows, lanes)
+            length = _padded([before for _, _, before in part], 0, lanes)
+            self.programs.add(("extend", lanes, width, slots.rows, slots.room))
+            slots = programs_of.extend(self._model, weights, slots, slot, length,
+                                       _lines([tokens for _, tokens, _ in part], lanes, width), transposed=self._transposed)
+            entries = [(slot, tokens[width:], before + width) for slot, tokens, before in part] + entries
+        return slots
+
+    def _put(self, block: Slots, entries: Sequence[tuple[int, Row]]) -> None:
+        """Copies of rows of a block into slots: `(row of the block, row whose slot it is)` each."""
+        self.make_room(block.room)
+        count = next(n for n in (1, FEWEST, self._rows) if n >= min(len(entries), self._rows))
+        slot, which = _padded([row.slot for _, row in entries], self._rows, count), _padded([i for i, _ in entries], 0, count)
+        self.programs.add(("put", count, block.rows, block.room, self.slots.room))
+        self.slots = programs_of.put(self.slots, block, which, slot)
+
+
+def widths_of(length: int) -> tuple[int, ...]:
+    """Into what widths so many tokens are cut: the largest, and one that holds the rest."""
+    most = WIDTHS[-1]
+    return (most,) * ((length - 1) // most) + (next(w for w in WIDTHS if w >= (length - 1) % most + 1),)
+
+
+def _lines(tokens: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
+    """i32[rows, width] with the first tokens of each, 0 behind them."""
+    lines = np.zeros((rows, width), np.int32)
+    for line, own in zip(lines, tokens):
+        line[:len(own[:width])] = own[:width]
+    return lines
+
+
+def prompt_of(row: Row) -> tuple[int, ...]:
+    """What a row that nothing was read of has to read before it decodes: all but its last token."""
+    return tuple(row.tokens[:-1])
+
+
+def rooms(most: int) -> tuple[int, ...]:
+    """Lengths of caches, the last of them of `most` places at least: up to four multiples of 32, as `sampler.stages`."""
+    count = min(4, -(-most // 32))
+    return tuple(-(-most * k // (count * 32)) * 32 for k in range(1, count + 1))
+
+
+def _padded(values: Sequence[int], fill: int, count: int) -> np.ndarray:
+    """i32[count]"""
+    return np.asarray([*values, *[fill] * (count - len(values))], np.int32)

@@ -1,0 +1,47 @@
+"""The lanes of a chunk: which rows it decodes, and what the device has to know of them."""
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxrl_llm.generation.requests import Row
+from jaxrl_llm.generation.sampling import Sampling
+from jaxrl_llm.generation.slots import Lanes
+
+FEWEST = 8  # lanes of a chunk: a step of fewer rows takes as long as reading the weights
+
+
+def lane_counts(rows: int) -> tuple[int, ...]:
+    """How many rows a chunk may have: all, half or a quarter of them, where these are `FEWEST` at least."""
+    return tuple(n for n in dict.fromkeys((rows, -(-rows // 2), -(-rows // 4))) if n == rows or n >= FEWEST)
+
+
+def lanes_of(slots: Sequence[Row | None], count: int, stop_width: int) -> tuple[list[Row | None], Lanes]:
+    """The running rows of `slots` in `count` lanes, with idle slots to fill these up: the rows and what the device reads."""
+    idle = [slot for slot, row in enumerate(slots) if row is None]
+    running = [slot for slot, row in enumerate(slots) if row]
+    places = sorted(running + idle[:count - len(running)])
+    owners = [slots[slot] for slot in places]
+    stops = np.full((count, stop_width), -1, np.int32)
+    numbers = np.zeros((count, 5), np.int64)
+    for i, row in enumerate(owners):
+        if row is not None:
+            stops[i, :len(row.request.stop_tokens)] = row.request.stop_tokens
+            numbers[i] = row.request.stream, row.cached, row.tokens[-1], row.drawn, row.left
+    uid, length, pending, drawn, left = numbers.T
+    halves = np.stack([uid >> 32, uid & 0xFFFFFFFF], axis=1).astype(np.uint32)
+    length, pending, drawn, left = (x.astype(np.int32) for x in (length, pending, drawn, left))
+    alive = np.array([row is not None for row in owners])
+    sampling = stacked([Sampling() if row is None else row.request.sampling for row in owners])
+    return owners, Lanes(np.asarray(places, np.int32), halves, length, pending, drawn, left, alive, stops, sampling)
+
+
+def stacked(samplings: Sequence[Sampling]) -> Sampling:
+    """One distribution for each row, arrays `[m]`. Where nobody restricts the vocabulary, nothing is sorted."""
+    def column(name, off, dtype):
+        values = [getattr(s, name) for s in samplings]
+        return np.asarray([off if value is None else value for value in values], dtype)
+    temperature = column("temperature", 1.0, np.float32)
+    if all(s.top_k is None and s.top_p is None and s.min_p is None for s in samplings):
+        return Sampling(temperature)
+    return Sampling(temperature, column("top_k", np.iinfo(np.int32).max, np.int32), column("top_p", np.inf, np.float32),
+                    column("min_p", 0.0, np.float32))

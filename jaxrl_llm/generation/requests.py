@@ -1,0 +1,143 @@
+"""What an engine is asked for, what it answers, and the rows in between as the host knows them."""
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jaxrl_llm.generation.sampling import Sampling, check
+from jaxrl_llm.generation.slots import Slots
+from jaxrl_llm.generation.stopping import StopSearch
+
+RowT = TypeVar("RowT")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A trajectory to sample.
+
+    Attributes:
+      uid: its number in the run, from which its random numbers follow.
+      limit: most tokens of the policy in it, those of its parent included.
+      tokens: the prompt; with a parent, what is put behind the parent's tokens.
+      parent: uid of a trajectory that it goes on from, where that one stands now.
+      sampling: the distribution to draw from.
+      stop_tokens: tokens that end it.  stop_sequences: sequences of tokens.  stop_texts: texts, wherever tokens end.
+      keep: it stays when it has ended, to be forked or extended, until it is released.
+      seed: number that its random numbers follow from in the place of its uid, 0 to 2^63 - 1; None: the uid.
+    """
+
+    uid: int
+    limit: int
+    tokens: Sequence[int] = ()
+    parent: int | None = None
+    sampling: Sampling = Sampling()
+    stop_tokens: Sequence[int] = ()
+    stop_sequences: Sequence[Sequence[int]] = ()
+    stop_texts: Sequence[str] = ()
+    keep: bool = False
+    seed: int | None = None
+
+    @property
+    def stream(self) -> int:
+        """The number that its random numbers follow from."""
+        return self.uid if self.seed is None else self.seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A run of tokens that the policy wrote.
+
+    Attributes:
+      uid: the trajectory.  parent: the one that it was forked from, or None.
+      start: how many tokens of the trajectory come before, prompt and parent's included.
+      tokens: `i32[n]`, the stop token or stop string included.
+      logprobs, entropies: `f32[n]`, of the distribution that each was drawn from, nats.
+      policy_version: `i32[n]`, of the weights that drew it.
+      finish: why it ends: "stop" (a stop token), "stop_string" (a sequence or text), "limit", "extended" (tokens of others come
+        next) or "paused"; "running" where it goes on, see `Engine.written`.
+    """
+
+    uid: int
+    parent: int | None
+    start: int
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    entropies: np.ndarray
+    policy_version: np.ndarray
+    finish: str
+
+
+@dataclasses.dataclass(eq=False)
+class Row:
+    """A trajectory as the host knows it.
+
+    Attributes:
+      tokens: all of it.  cached: how many of them are in its cache, all but the last where it decodes.
+      drawn, limit: how many the policy wrote, and may write.
+      start: where its node begins.  search: stop strings of the completion, which may have begun before a fork.
+      measured: log-prob, entropy and version of each token of the node.
+      slot: where it decodes.  cache: a copy of its cache where it does not (None: nothing is cached).
+      ended: it waits for `extend`.
+    """
+
+    request: Request
+    tokens: list[int]
+    limit: int
+    search: StopSearch
+    cached: int = 0
+    drawn: int = 0
+    start: int = 0
+    measured: list[tuple[float, float, int]] = dataclasses.field(default_factory=list)
+    slot: int | None = None
+    cache: Slots | None = None
+    ended: bool = False
+
+    @property
+    def left(self) -> int:
+        return self.limit - self.drawn
+
+    def node(self, finish: str, since: int = 0) -> Node:
+        """What the policy wrote since its last node, without the first `since` tokens of that."""
+        start = self.start + since
+        logprobs, entropies, versions = np.asarray(self.measured[since:], np.float64).reshape(-1, 3).T
+        return Node(self.request.uid, self.request.parent, start, np.asarray(self.tokens[start:], np.int32),
+                    logprobs.astype(np.float32), entropies.astype(np.float32), versions.astype(np.int32), finish)
+
+
+def held(rows: Mapping[int, RowT], uid: int) -> RowT:
+    """The row of a trajectory that an engine still holds; KeyError for any other."""
+    if uid not in rows:
+        raise KeyError(f"uid {uid} is not held: it was never submitted, or was released, or ended and its request did not "
+                       "say keep=True")
+    return rows[uid]
+
+
+def check_request(request: Request, tokenizer: Any) -> None:
+    """Raises ValueError for a request that no engine could meet."""
+    check(request.sampling)
+    if not 0 <= request.stream < 2**63:
+        raise ValueError(f"uid {request.uid} has the number {request.stream} for its draws; give one from 0 to 2^63 - 1")
+    if request.stop_texts and tokenizer is None:
+        raise ValueError(f"uid {request.uid} has stop texts, but the engine has no tokenizer to find them with")
+    if not all(request.stop_texts) or not all(len(s) for s in request.stop_sequences):
+        raise ValueError(f"uid {request.uid} has an empty stop string")
+
+
+def check_tokens(uid: int, tokens: Sequence[int], vocab: int) -> None:
+    """Raises ValueError for no tokens, and for some outside the vocabulary."""
+    if not len(tokens):
+        raise ValueError(f"uid {uid} was given no tokens; one at least is needed")
+    if min(tokens) < 0 or max(tokens) >= vocab:
+        raise ValueError(f"uid {uid} was given a token outside the vocabulary, 0 to {vocab - 1}")
+
+
+def check_size(uid: int, length: int, limit: int, drawn: int, slot_tokens: int) -> None:
+    """Raises ValueError for a trajectory of `length` tokens, `drawn` of the policy, that has no token left or may not fit."""
+    if limit <= drawn:
+        raise ValueError(f"uid {uid} has a limit of {limit} tokens of the policy, {drawn} of which are there already; "
+                         "give it a higher limit")
+    if length + limit - drawn > slot_tokens:
+        raise ValueError(f"uid {uid} may get {length} + {limit - drawn} tokens, a slot holds {slot_tokens}; lower "
+                         f"its limit to {max(slot_tokens - length, 0) + drawn}, shorten its prompt, or make the "
+                         "engine with a larger slot_tokens")

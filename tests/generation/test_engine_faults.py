@@ -1,0 +1,96 @@
+"""What the engine refuses, forgets and loses: a clear error, and the other rows go on as if nothing had been."""
+import jax
+import numpy as np
+import pytest
+from engines import G, P, T, V, agrees, busy, drain, engine, params, request, scanned
+
+from jaxrl_llm.generation import Sampling
+
+REFUSED = {
+    "longer than a slot": (lambda e: e.submit(request(70, limit=T + 9)), ValueError, r"uid 70 may get 5 \+ 29 tokens, a slot "
+                           "holds 25; lower its limit to 20, shorten its prompt, or make the engine with a larger slot_tokens"),
+    "twice": (lambda e: e.submit(request(71), request(11)), ValueError, "uid 11 was submitted before"),
+    "twice at once": (lambda e: e.submit(request(71), request(71)), ValueError, "uid 71 was submitted before"),
+    "fork of an unknown row": (lambda e: e.fork(99, [100]), KeyError, "uid 99 is not held"),
+    "a child of an unknown row": (lambda e: e.submit(request(100, parent=99)), KeyError, "uid 99 is not held"),
+    "extension of an unknown row": (lambda e: e.extend(99, [1]), KeyError, "uid 99 is not held"),
+    "release of an unknown row": (lambda e: e.release(99), KeyError, "uid 99 is not held"),
+    "resume of a row that waits": (lambda e: e.resume(11), ValueError, "uid 11 is not paused"),
+    "an extension that does not fit": (lambda e: e.extend(11, [1] * 30), ValueError, "a slot holds 25"),
+    "an extension of nothing": (lambda e: e.extend(11, []), ValueError, "no tokens"),
+    "an extension beyond the vocabulary": (lambda e: e.extend(11, [V]), ValueError, "outside the vocabulary, 0 to 63"),
+    "an extension without tokens left": (lambda e: e.extend(11, [1], limit=0), ValueError, "limit of 0 tokens"),
+    "no prompt": (lambda e: e.submit(request(71, tokens=())), ValueError, "no tokens"),
+    "stop texts without a tokenizer": (lambda e: e.submit(request(71, stop_texts=("a",))), ValueError, "no tokenizer"),
+    "an empty stop string": (lambda e: e.submit(request(71, stop_sequences=((),))), ValueError, "empty stop string"),
+    "a distribution that is none": (lambda e: e.submit(request(71, sampling=Sampling(-1.0))), ValueError, "temperature"),
+    "weights of another structure": (lambda e: e.publish(1, {"embed": params()["embed"]}), ValueError,
+                                     "another policy: .*absent"),
+    "weights of another shape": (lambda e: e.publish(1, params() | {"embed": np.zeros((V, 16), np.float32)}), ValueError,
+                                 r"'embed'.* was float32\[64, 32\] and is float32\[64, 16\]; 1 arrays differ"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_changes_nothing(case):
+    one, (call, error, message) = busy(), REFUSED[case]
+    with pytest.raises(error, match=message):
+        call(one)
+    found = drain(one)
+    assert sorted(found) == list(range(P * G))
+    for uid, expected in scanned().items():
+        agrees(*found[uid], expected)
+        assert not found[uid][0].policy_version.any()
+
+
+def test_released_rows_are_gone_and_others_go_on():
+    one = busy()
+    one.release(11)
+    running = next(row.request.uid for row in one._slots if row)
+    one.release(running)
+    for call in (lambda: one.fork(11, [80]), lambda: one.extend(11, [1]), lambda: one.pause(running), lambda: one.resume(11)):
+        with pytest.raises(KeyError, match="was released"):
+            call()
+    found = drain(one)
+    assert sorted(found) == sorted(set(range(P * G)) - {11, running})
+    for uid, [node] in found.items():
+        agrees(node, scanned()[uid])
+    with pytest.raises(KeyError, match="did not say keep=True"):
+        one.extend(0, [1])  # it ended
+    one.submit(request(11))  # a uid that is free again gives its row again
+    agrees(drain(one)[11][0], scanned()[11])
+
+
+def test_paused_and_ended_rows_say_what_they_are():
+    one = engine()
+    one.submit(request(8, keep=True), request(9))
+    one.pause(9)
+    with pytest.raises(ValueError, match="uid 9 is paused already"):
+        one.pause(9)
+    drain(one)
+    for call in (one.pause, one.resume):
+        with pytest.raises(ValueError, match="uid 8 has ended; extend it"):
+            call(8)
+    one.release(8)
+    one.resume(9)
+    agrees(drain(one)[9][0], scanned()[9])
+
+
+@pytest.mark.parametrize("lost, slots", [("cache", 4), ("flight", 16)])
+def test_an_engine_recovers_from_what_the_device_loses(lost, slots):
+    """Arrays are deleted behind its back; tokens are those of an engine that lost nothing."""
+    one, found, failures = engine(slots=slots), {}, 0
+    one.submit(*(request(uid) for uid in range(P * G)))
+    while len(found) < P * G:
+        found |= {node.uid: node for node in one.finished()}
+        if failures < 3 and (one._caches.slots is not None if lost == "cache" else one._flights):
+            for array in jax.tree.leaves(one._caches.slots if lost == "cache" else one._flights[0].drawn):
+                array.delete()
+            failures += 1
+        try:
+            one.step()
+        except (RuntimeError, ValueError):
+            one.recover()
+    assert failures == 3
+    for uid, expected in scanned().items():
+        agrees(found[uid], expected)

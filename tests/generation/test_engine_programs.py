@@ -1,0 +1,75 @@
+"""Which programs the engine compiles, and what a caller reads of rows."""
+import jax
+import pytest
+from engines import G, P, T, agrees, drain, engine, params, prompts, request, scanned
+
+from jaxrl_llm.generation.caches import rooms
+from jaxrl_llm.generation.lanes import lane_counts
+
+
+def test_programs_are_counted_and_few():
+    compiled = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(duration)
+
+    jax.clear_caches()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    one = engine(slots=16, slot_tokens=60, chunks=(2, 4))
+    one.submit(*(request(uid, keep=uid == 8) for uid in range(P * G)))
+    one.step()
+    one.fork(9, (90, 91))
+    one.publish(1, params())
+    drain(one)
+    one.extend(8, [1, 2, 3], limit=T + 9)
+    drain(one)
+    one.release(8)
+    for known in (False, True):  # what was met before compiles nothing
+        before = len(compiled)
+        one.submit(*(request(uid) for uid in range(P * G)))
+        drain(one)
+        assert len(compiled) == len(one.programs), one.programs
+        assert not known or len(compiled) == before
+
+
+def test_caches_grow_by_few_sizes_and_lanes_shrink():
+    assert rooms(93) == (32, 64, 96) and rooms(10) == (32,) and rooms(2000) == (512, 1024, 1504, 2016)
+    assert lane_counts(64) == (64, 32, 16) and lane_counts(16) == (16, 8) and lane_counts(4) == (4,)
+    for most in range(1, 3000, 7):
+        sizes = rooms(most)
+        assert len(sizes) <= 4 and sizes[-1] >= most and list(sizes) == sorted(set(sizes)) and all(n % 32 == 0 for n in sizes)
+    one = engine(slots=16, slot_tokens=90, chunks=(8,))
+    one.submit(*(request(uid, limit=80 if uid == 8 else 4, stop_tokens=()) for uid in range(P * G)))
+    found = drain(one)
+    decoded = [(program[1], program[3]) for program in one.programs if program[0] == "decode"]
+    assert {lanes for lanes, _ in decoded} == {16, 8} and {room for _, room in decoded} == {64, 96}
+    assert found[8][0].tokens.tolist()[:T] == scanned(stop_tokens=())[8][0]
+
+
+def test_draws_follow_a_seed_in_the_place_of_the_uid():
+    one = engine(slots=16)
+    one.submit(*(request(100 + uid, tokens=prompts()[uid // G], seed=uid) for uid in range(P * G)),
+               request(200, tokens=prompts()[1], seed=5), request(300, tokens=prompts()[1], seed=5, keep=True))
+    found = drain(one)
+    for uid, expected in scanned().items():
+        agrees(*found[100 + uid], expected)
+    agrees(*found[200], scanned()[5])  # two rows may have one seed
+    one.fork(300, [301])
+    assert one._rows[301].request.stream == 301
+    with pytest.raises(ValueError, match="from 0 to 2\\^63 - 1"):
+        one.submit(request(400, seed=2**63))
+
+
+def test_what_a_row_wrote_can_be_read_while_it_goes_on():
+    one, seen = engine(slots=4, chunks=(4,)), []
+    one.submit(request(5, stop_tokens=()))
+    assert one.written(5).tokens.tolist() == [] and one.running == () and one.finished() == []
+    while not (done := one.finished()):
+        part = one.written(5, len(seen)) if one.running else None
+        seen += [] if part is None else part.tokens.tolist()
+        assert part is None or part.finish == "running" and part.start == len(prompts()[1]) + len(seen) - len(part.tokens)
+        one.step()
+    assert 0 < len(seen) < T and done[0].tokens.tolist()[:len(seen)] == seen and one.running == ()
+    with pytest.raises(KeyError, match="uid 5 is not held"):
+        one.written(5)

@@ -1,0 +1,81 @@
+"""Stop strings end rows of the engine, wherever tokens and chunks end."""
+import numpy as np
+import pytest
+from engines import T, drain, engine, plain, prompts, request, scanned
+
+from jaxrl_llm.generation.stopping import StopSearch
+from jaxrl_llm.tokenizers.byte import ByteTokenizer
+from jaxrl_llm.training.scoring import cut_at_stop_strings
+
+
+def test_stop_sequences_end_rows_and_nothing_behind_them_is_kept():
+    whole, _, _, _ = scanned(stop_tokens=())[8]
+    for chunks in ((1,), (4,)):
+        for sequence in (whole[4:7], whole[:1], whole[-2:], whole[6:8]):
+            end = next(n for n in range(1, T + 1) if whole[:n][-len(sequence):] == sequence)
+            one = engine(chunks=chunks)
+            one.submit(*(request(uid, stop_tokens=()) for uid in range(4, 8)),
+                       request(8, stop_tokens=(), stop_sequences=([99, 1], sequence)), request(9, stop_tokens=()))
+            found = drain(one)
+            [node] = found[8]
+            assert node.tokens.tolist() == whole[:end] and node.finish == "stop_string"
+            assert len(node.logprobs) == len(node.entropies) == len(node.policy_version) == end
+            for uid in (4, 9):
+                assert found[uid][0].tokens.tolist() == scanned(stop_tokens=())[uid][0]
+
+
+def test_stop_texts_are_found_wherever_tokens_end():
+    tokenizer = ByteTokenizer()
+    whole, _, _, _ = scanned(stop_tokens=())[8]
+    text = tokenizer.decode(whole)
+    for stop in (text[3:6], text[0], text[-1]):
+        one = engine(tokenizer=tokenizer)
+        one.submit(request(8, stop_tokens=(), stop_texts=("never there", stop)))
+        [node] = drain(one)[8]
+        assert node.tokens.tolist() == whole[:text.index(stop) + len(stop)] and node.finish == "stop_string"
+
+
+def test_a_kept_row_goes_on_behind_its_stop_string():
+    whole, _, _, _ = scanned(stop_tokens=())[8]
+    one = engine(slot_tokens=48)
+    one.submit(request(8, stop_tokens=(), stop_sequences=(whole[3:5],), keep=True))
+    [node] = one.collect()
+    one.extend(8, [5, 6])
+    last = drain(one)[8][-1]
+    n = len(node.tokens)
+    assert last.tokens.tolist()[:4] == plain([*prompts()[2], *node.tokens, 5, 6], 8, n, T - n)[:4]
+
+
+def test_a_stop_string_may_begin_before_a_fork_but_not_before_an_extension():
+    whole, _, _, _ = scanned(stop_tokens=())[8]
+    one = engine()
+    one.submit(request(8, stop_tokens=()))
+    one.step()
+    [row] = [row for row in one._slots if row]
+    one._settle()
+    stood = row.drawn
+    first = plain([*prompts()[2], *whole[:stood]], 60, stood, 1)
+    one.submit(request(60, parent=8, tokens=(), stop_tokens=(), stop_sequences=([whole[stood - 1], *first],)))
+    [node] = drain(one)[60]
+    assert node.tokens.tolist() == first and node.finish == "stop_string"
+    search = StopSearch([[1, 2]], ())
+    assert search.feed([1]) is None and search.feed([2]) == 2 and StopSearch([[1, 2]], ()).feed([2]) is None
+
+
+LETTERS = "a€b😀 éEND\n日本"
+
+
+@pytest.mark.parametrize("stop", ("END", "€", "😀 é", "\n", "本", "日本", "nowhere"))
+@pytest.mark.parametrize("size", (1, 2, 3, 7, 100))
+def test_texts_are_found_in_pieces_where_they_are_found_in_the_whole(stop, size):
+    """Byte by byte letters come in pieces too."""
+    tokenizer = ByteTokenizer()
+    tokens = tokenizer.encode(LETTERS * 2)
+    search, found = StopSearch((), (stop, "zzz"), tokenizer), None
+    for start in range(0, len(tokens), size):
+        if (found := search.feed(tokens[start:start + size])) is not None:
+            break
+    if stop == "nowhere":
+        assert found is None
+    else:
+        assert found == cut_at_stop_strings([np.asarray(tokens)], tokenizer, (stop,))[0]

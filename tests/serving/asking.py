@@ -1,0 +1,107 @@
+"""Engines that sample from a server, our own on a loopback port, and a server in between that misbehaves on purpose."""
+import contextlib
+import inspect
+import json
+
+import chatter
+import httpx
+import jax
+import numpy as np
+from server import TOKENIZER, listening
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+from jaxrl_llm.generation import external
+from jaxrl_llm.generation.engine import Engine, Request
+from jaxrl_llm.models import Transformer
+from jaxrl_llm.serving.worker import Worker
+from jaxrl_llm.training import start
+
+MODEL = Transformer(start.model_config(chatter.get_config().model, TOKENIZER.vocab_size))
+KEY, SLOTS, SLOT_TOKENS, PROMPT = jax.random.key(0), 4, 128, [257, *b"the prompt"]
+
+
+def weights(seed):
+    fresh = MODEL.init(jax.random.key(seed))
+    return fresh | {"embed": fresh["embed"] * 4}  # far from uniform, and not of one token
+
+
+def make_worker(seed=7, slot_tokens=SLOT_TOKENS):
+    return Worker(Engine(MODEL, weights(seed), KEY, slots=SLOTS, slot_tokens=slot_tokens, tokenizer=TOKENIZER, chunks=(4,)),
+                  "another")
+
+
+@contextlib.contextmanager
+def asking(url, folder, **options):
+    """A server as a run knows it."""
+    found = external.Server(external.Client(url, **options), MODEL.config, folder)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def make_engine(server, seed=0, **options):
+    return external.ExternalEngine(server, weights(seed), KEY, slot_tokens=SLOT_TOKENS, **options)
+
+
+def requests(uids, limit=24, **fields):
+    return [Request(uid, limit, PROMPT, stop_tokens=TOKENIZER.stop_ids, **fields) for uid in uids]
+
+
+def collected(engine):
+    found = {}
+    while nodes := engine.collect():
+        found |= {node.uid: node for node in nodes}
+    return found
+
+
+def expected(uids, limit=24, seed=0, **fields):
+    """What an engine of this process samples with the seeds that the server is given."""
+    engine = Engine(MODEL, weights(seed), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
+    engine.submit(*requests(uids, limit, **fields))
+    return collected(engine)
+
+
+def assert_same_nodes(found, wanted):
+    assert found.keys() == wanted.keys()
+    for uid, node in wanted.items():
+        np.testing.assert_array_equal(found[uid].tokens, node.tokens)
+        np.testing.assert_allclose(found[uid].logprobs, node.logprobs, atol=1e-5)
+        np.testing.assert_allclose(found[uid].entropies, node.entropies, atol=1e-5)
+        assert (found[uid].finish, found[uid].start) == (node.finish, node.start)
+
+
+@contextlib.contextmanager
+def troubled(url, trouble):
+    """A server before the one at `url`.
+
+    `trouble(path, body)` says what becomes of a request: a Response in the place of the answer, or a function that changes the
+    JSON of it; None: nothing.
+    """
+    async def answer(request):
+        content = await request.body()
+        found = trouble(request.url.path, json.loads(content) if content else None)
+        found = await found if inspect.isawaitable(found) else found
+        if isinstance(found, Response):
+            return found
+        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=60) as session:
+            inner = await session.request(request.method, url + request.url.path, content=content,
+                                          headers={"Content-Type": "application/json"})
+        made = inner.json()
+        if found is not None:
+            found(made)
+        return Response(json.dumps(made), inner.status_code, media_type="application/json")
+
+    with listening(Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])) as at:
+        yield at
+
+
+def choice(change):
+    """What changes the only choice of an answer."""
+    return lambda answer: change(answer["choices"][0])
+
+
+def error(status):
+    return Response(json.dumps({"error": {"message": "not now"}}), status, media_type="application/json")
