@@ -5,8 +5,11 @@ from jaxrl_llm import registry
 from jaxrl_llm.environments.base import Environment, Message, Rubbish, Turn, key_of, replay
 from jaxrl_llm.environments.guess_number import guess_number
 from jaxrl_llm.environments.gymnasium_text import gymnasium_text
+from jaxrl_llm.environments.gymnax_game import gymnax_game
+from jaxrl_llm.environments.jumanji_game import jumanji_game
 from jaxrl_llm.environments.memory_use import memory_use
 from jaxrl_llm.environments.of_methods import of_methods
+from jaxrl_llm.environments.pgx_game import pgx_game
 from jaxrl_llm.environments.purified import purified
 from jaxrl_llm.environments.ranked_list import ranked_list
 from jaxrl_llm.environments.recent import recent
@@ -22,7 +25,7 @@ __all__ = ["FACTORIES", "Environment", "Message", "Rubbish", "Turn", "key_of", "
 
 FACTORIES: dict[str, registry.Factory] = {}
 for _factory in (single, tool_use, memory_use, recent, purified, solver_verifier, skill_chain, ranked_list, guess_number,
-                 treasure, tic_tac_toe, gymnasium_text, textarena_game):
+                 treasure, tic_tac_toe, gymnasium_text, textarena_game, pgx_game, gymnax_game, jumanji_game):
     registry.register(FACTORIES, "environment", _factory)
 
 

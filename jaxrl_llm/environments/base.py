@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm import turn_info
+from jaxrl_llm.environments.games import Game
 from jaxrl_llm.rewards.base import number
 from jaxrl_llm.tasks.base import Problem, Task
 
@@ -56,6 +57,7 @@ class Environment:
       facts: names of numbers that `info` holds of every turn, with the join by which they become `extras` of trajectories for
         methods that read them, see `turn_info.JOINS`.
       contexts: most contexts of a trajectory; 1: no turn is `fresh`.
+      game: the same as pure functions of arrays, which a runner of kind "compiled" maps over many trajectories at once.
       oracle: `oracle(state) -> str`, what a perfect policy says next, for audits; `choices(state) -> texts`, what can be said.
     """
 
@@ -68,6 +70,7 @@ class Environment:
     replayable: bool = True
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     contexts: int = 1
+    game: Game | None = None
     oracle: Callable[[Any], str] | None = None
     choices: Callable[[Any], Sequence[str]] | None = None
 
@@ -94,7 +97,11 @@ def begin(environment: Environment, problem: Problem, key: int) -> tuple[Any, Tu
 
 def advance(environment: Environment, state: Any, message: Message) -> Turn:
     """The turn after a message of the policy, in types of JSON. Raises Rubbish where the environment returns no turn."""
-    turn = environment.step(state, message)
+    return checked(environment, environment.step(state, message))
+
+
+def checked(environment: Environment, turn: Any) -> Turn:
+    """What `step` returned, in types of JSON. Raises Rubbish where that is no turn."""
     if not isinstance(turn, tuple) or len(turn) != len(Turn._fields):
         raise Rubbish(f"step returned {_short(turn)}; allowed is Turn(messages, reward, done, info, fresh, rewritten)")
     messages, reward, done, info, fresh, rewritten = turn

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm import environments
 from jaxrl_llm.environments import base, worker
+from jaxrl_llm.environments.compiled import Compiled
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.rewards.pool import WorkerPool, cores
 from jaxrl_llm.rewards.process import Outcome
@@ -42,6 +43,7 @@ class Runner:
     With kind "processes" a step that is late, dies or fills the memory is killed, with all that it started; every step can be
     made by any process, which plays again what it does not remember. "threads" are for environments that wait (for servers,
     for sandboxes): a step that is late is abandoned, since Python cannot end a thread, and states stay where they are.
+    "compiled" is for games of arrays (`Environment.game`): all that are stepped together step in one program on the device.
 
     A step is tried `retries` more times where the environment is replayable. Then its trajectory is invalid: it has no reward,
     neither 0 nor any other, `invalid` says why and `counts` how often ("NAME/timeout"). More than `limit` of the trajectories
@@ -50,7 +52,7 @@ class Runner:
 
     def __init__(self, target: str, options: Mapping[str, Any] | None = None, *, seed: int, kind: str = "processes",
                  workers: int | None = None, deadline: float = 30.0, retries: int = 1, limit: float = 0.25):
-        one_of("kind of runner", kind, ("processes", "threads"))
+        one_of("kind of runner", kind, ("processes", "threads", "compiled"))
         if retries < 0 or not 0 <= limit <= 1:
             raise ValueError(f"retries={retries}, limit={limit}; need none or more retries and a share in [0, 1]")
         self.environment = environments.make(target, **(options or {}))
@@ -59,9 +61,13 @@ class Runner:
                              "processes; use kind='threads'")
         self._target, self._options, self._seed, self._limit = target, json.dumps(dict(options or {})), seed, limit
         self._retries = retries if self.environment.replayable else 0
-        self._states = worker.Worker(capacity=None)  # of threads; processes have their own
-        self._pool = (WorkerPool("jaxrl_llm.environments.worker:advance", workers, deadline) if kind == "processes"
-                      else Threads(self._states, workers, deadline))
+        self._states: worker.Worker | Compiled = worker.Worker(capacity=None)  # of threads; processes have their own
+        if kind == "compiled":
+            self._pool: Any = Compiled(self.environment)
+            self._states = self._pool
+        else:
+            self._pool = (WorkerPool("jaxrl_llm.environments.worker:advance", workers, deadline) if kind == "processes"
+                          else Threads(self._states, workers, deadline))
         self._running: dict[int, tuple[Recording, str]] = {}  # and the fingerprint of their turns
         self._recordings: dict[int, Recording] = {}
         self._opened = 0
@@ -94,6 +100,23 @@ class Runner:
         for uid, message in said.items():
             self._running[uid][0].said.append(dict(message))
         return self._advance(list(said))
+
+    def resume(self, recordings: Mapping[int, Recording]) -> dict[int, base.Turn]:
+        """Takes trajectories up where their recordings end, in this or another process; their last turns by uid.
+
+        Raises ValueError where the environment is not replayable or the runner has another seed, and what `reset` raises.
+        """
+        if not self.environment.replayable:
+            raise ValueError(f"environment {self.environment.name!r} is not replayable, so its trajectories cannot be resumed")
+        for uid, recording in recordings.items():
+            if recording.key != base.key_of(self._seed, uid):
+                raise ValueError(f"trajectory {uid} was recorded with another key than that of seed={self._seed}; give the "
+                                 "runner the seed of the run that recorded it")
+        turns = self.reset({uid: recording.problem for uid, recording in recordings.items()})
+        for count in range(max((len(one.said) for one in recordings.values()), default=0)):
+            turns |= self.step({uid: one.said[count] for uid, one in recordings.items()
+                                if count < len(one.said) and uid in self._running})
+        return {uid: turn for uid, turn in turns.items() if uid not in self.invalid}
 
     def recording(self, uid: int) -> Recording:
         """What a trajectory is made of so far: for checkpoints, and to play it again."""

@@ -2,9 +2,9 @@
 import dataclasses
 import random
 import re
-from collections import deque
 
 from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.shortest import shortest_way
 from jaxrl_llm.tasks.base import Problem, disjoint_task
 
 Place = tuple[int, int]
@@ -130,13 +130,6 @@ def _connect(doors: dict[Place, set[str]], place: Place, direction: str) -> None
 
 
 def _way(maze: Maze, start: Place, end: Place) -> list[str]:
-    """The directions of a shortest way, breadth first."""
-    waiting, ways = deque([start]), {start: []}
-    while waiting and end not in ways:
-        place = waiting.popleft()
-        for direction in DIRECTIONS:
-            other = _beside(place, direction)
-            if direction in maze.doors[place] and other not in ways:
-                ways[other] = [*ways[place], direction]
-                waiting.append(other)
-    return ways[end]
+    """The directions of a shortest way."""
+    return shortest_way(start, lambda place: place == end,
+                        lambda place: ((name, _beside(place, name)) for name in DIRECTIONS if name in maze.doors[place]))

@@ -413,13 +413,15 @@ def make_judge(config: ConfigDict) -> tuple[tasks.Task, Judge]:
 
 
 def make_runner(config: ConfigDict) -> Runner:
-    """The runner of `config.environment`: in processes where its trajectories can be played again, else in threads."""
+    """The runner of `config.environment`: compiled where it is a game of arrays, in processes where its trajectories can be
+    played again, else in threads."""
     found = config_lib.calls(config.environment)
     if len(found) != 1:
         raise ValueError(f"config.environment={config.environment!r} names {len(found)} environments; give one of "
                          f"{', '.join(environments.FACTORIES)}, or your own module:function, with its options in brackets")
     (name, options), = found
-    kind = "processes" if environments.make(name, **options).replayable else "threads"
+    made = environments.make(name, **options)
+    kind = "compiled" if made.game is not None else "processes" if made.replayable else "threads"
     return Runner(name, options, seed=config.seed, kind=kind, deadline=config.environment_deadline,
                   limit=config.environment_invalid)
 

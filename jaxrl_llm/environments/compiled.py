@@ -1,0 +1,177 @@
+"""Environments whose rules are arrays: one trajectory at a time behind the usual contract, or all of them in one program."""
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.environments import games
+from jaxrl_llm.environments.base import Environment, Message, Rubbish, Turn, checked, digest
+from jaxrl_llm.environments.games import Game, Shown, Table
+from jaxrl_llm.environments.worker import Call
+from jaxrl_llm.rewards.process import Outcome
+from jaxrl_llm.tasks.base import Problem, Task
+
+_FEWEST = 8  # rows of a table
+
+
+class Alone:
+    """The state of one trajectory: a table of one row, and what was shown of it last."""
+
+    def __init__(self, environment: Environment, problem: Problem, key: int):
+        self.game, row = _game(environment), np.ones(1, bool)
+        self.table, shown = games.opened(self.game, games.empty(self.game, 1), row, *_beginnings(environment, [(problem, key)]))
+        self.shown = _rows(shown)[0]
+
+    def step(self, message: Message) -> Turn:
+        """What follows a message, in the way of `Environment.step`."""
+        action = np.array([games.action_of(self.game, message)], np.int32)
+        self.table, shown = games.stepped(self.game, self.table, np.ones(1, bool), action)
+        self.shown = _rows(shown)[0]
+        return turn_of(self.game, self.shown)
+
+
+def environment_of(game: Game, *, name: str, task: Task, returns: tuple[float, float], facts: Mapping[str, str] | None = None,
+                   oracle: Any = None) -> Environment:
+    """The environment that plays a game, whose problems have an `extra["seed"]`; `oracle(seen) -> str` says a perfect move."""
+    def reset(problem: Problem, key: int) -> tuple[Alone, list[Message]]:
+        state = Alone(environment, problem, key)
+        return state, _said(games.opening_text(game, state.shown))
+
+    environment = Environment(
+        name=name, task=task, reset=reset, step=Alone.step, returns=returns, facts=facts or {}, game=game,
+        oracle=None if oracle is None else lambda state: oracle(state.shown.seen),
+        choices=lambda state: games.choices(game, state.shown))
+    return environment
+
+
+def turn_of(game: Game, shown: Shown) -> Turn:
+    """The turn after a message, of what is shown of one game."""
+    info = {name: np.asarray(value).tolist() for name, value in shown.info.items() if name != "returns" or shown.done}
+    info |= {"truncated": bool(shown.truncated), "invalid_move": bool(shown.invalid)}
+    done = bool(shown.done)
+    return Turn([] if done else _said(games.answer_text(game, shown)), float(shown.reward), done, info)
+
+
+class Place(NamedTuple):
+    """Where a trajectory is: its row of the table, how many messages it has seen, and the fingerprint of its turns."""
+
+    row: int
+    said: int
+    seen: str
+
+
+class Compiled:
+    """The pool of a `runner.Runner` of kind "compiled": every call of a batch is a row of one table, stepped by one program.
+
+    It compiles once for each power of two of rows. A trajectory whose row is not there is played again first, beside the others.
+    """
+
+    def __init__(self, environment: Environment):
+        self._environment, self._game = environment, _game(environment)
+        self._table: Table | None = None
+        self._places: dict[tuple[int, int], Place] = {}
+
+    def map(self, calls: Sequence[tuple]) -> list[Outcome]:
+        """The outcome of each `worker.Call`, in order: its next turn."""
+        named = {_name(call): call for call in (Call(*call) for call in calls)}
+        gone = {name: call for name, call in named.items() if not self._here(name, call)}
+        turns = self._open(gone)
+        for count in range(max((len(call.said) for call in gone.values()), default=0) - 1):
+            self._step({name: call.said[count] for name, call in gone.items() if count < len(call.said) - 1})
+        for name, call in gone.items():
+            if call.said and self._places[name].seen != call.seen:
+                raise RuntimeError(f"played again, {self._environment.name!r} said something else to problem {call.problem.id}; "
+                                   "its rules are to depend on their state, the action and the key alone")
+        turns |= self._step({name: call.said[-1] for name, call in named.items() if call.said})
+        return [Outcome("ok", {"rubbish": turn} if isinstance(turn, str) else {"turn": turn})
+                for turn in (turns[name] for name in named)]
+
+    def drop(self, target: str, options: str, key: int, problem: Problem) -> None:
+        """Forgets a trajectory that nobody goes on with."""
+        self._places.pop((key, problem.id), None)
+
+    def close(self) -> None:
+        """Drops all states; trajectories that go on are played again."""
+        self._table, self._places = None, {}
+
+    def _here(self, name: tuple[int, int], call: Call) -> bool:
+        place = self._places.get(name)
+        return place is not None and (place.said, place.seen) == (len(call.said) - 1, call.seen)
+
+    def _open(self, calls: Mapping[tuple[int, int], Call]) -> dict[tuple[int, int], Turn | str]:
+        if not calls:
+            return {}
+        for name in calls:
+            self._places.pop(name, None)
+        rows = self._room(len(calls))
+        capacity = len(self._table.count)
+        begun = _beginnings(self._environment, [(call.problem, call.key) for call in calls.values()])
+        new, filled = np.zeros(capacity, bool), [np.zeros((capacity, *x.shape[1:]), x.dtype) for x in begun]
+        for full, given in zip([new, *filled], [np.ones(len(calls), bool), *begun]):
+            full[rows] = given
+        self._table, shown = games.opened(self._game, self._table, new, *filled)
+        each = _rows(shown, rows)
+        return {name: self._settled(name, row, Turn(_said(games.opening_text(self._game, one))))
+                for name, row, one in zip(calls, rows, each)}
+
+    def _step(self, said: Mapping[tuple[int, int], Message]) -> dict[tuple[int, int], Turn | str]:
+        if not said:
+            return {}
+        rows = [self._places[name].row for name in said]
+        going, actions = np.zeros(len(self._table.count), bool), np.full(len(self._table.count), -1, np.int32)
+        going[rows] = True
+        actions[rows] = [games.action_of(self._game, message) for message in said.values()]
+        self._table, shown = games.stepped(self._game, self._table, going, actions)
+        return {name: self._settled(name, row, turn_of(self._game, one))
+                for name, row, one in zip(said, rows, _rows(shown, rows))}
+
+    def _settled(self, name: tuple[int, int], row: int, turn: Turn) -> Turn | str:
+        """The turn as the runner hears it, or why it is none; the place of its trajectory moves on, or is free."""
+        place = self._places.pop(name, Place(row, -1, ""))
+        try:
+            turn = checked(self._environment, turn) if place.said >= 0 else turn
+        except Rubbish as error:
+            return str(error)
+        if not turn.done:
+            self._places[name] = Place(row, place.said + 1, digest([turn], place.seen))
+        return turn
+
+    def _room(self, count: int) -> list[int]:
+        """Free rows for so many trajectories; the table begins anew where it is empty, and grows where it is too small."""
+        taken = {place.row for place in self._places.values()}
+        capacity = max(_FEWEST, 1 << (len(taken) + count - 1).bit_length())
+        if self._table is None or not taken:
+            self._table = games.empty(self._game, capacity)
+        elif capacity > (old := len(self._table.count)):
+            self._table = jax.tree.map(lambda x: jnp.pad(x, [(0, capacity - old)] + [(0, 0)] * (x.ndim - 1)), self._table)
+        free = (row for row in range(len(self._table.count)) if row not in taken)
+        return [next(free) for _ in range(count)]
+
+
+def _game(environment: Environment) -> Game:
+    if environment.game is None:
+        raise ValueError(f"environment {environment.name!r} has no `game` of arrays to compile; use kind='processes' or 'threads'")
+    return environment.game
+
+
+def _name(call: Call) -> tuple[int, int]:
+    return call.key, call.problem.id
+
+
+def _beginnings(environment: Environment, trajectories: Sequence[tuple[Problem, int]]) -> tuple[np.ndarray, ...]:
+    """Of each problem and key: the data u32[n, 2] of the seed's key, that of the chance's, and whether it is held out."""
+    first = len(environment.task.train)
+    return (games.words64([problem.extra["seed"] for problem, _ in trajectories]), games.words64([key for _, key in trajectories]),
+            np.array([problem.id >= first for problem, _ in trajectories]))
+
+
+def _rows(shown: Shown, rows: Iterable[int] = (0,)) -> list[Shown]:
+    """What is shown of each of these games, on the host."""
+    shown = jax.device_get(shown)
+    return [jax.tree.map(lambda x: x[row], shown) for row in rows]
+
+
+def _said(text: str) -> list[Message]:
+    return [{"role": "user", "content": text}]

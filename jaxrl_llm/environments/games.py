@@ -1,0 +1,187 @@
+"""Games as pure functions of arrays: many of them step in one compiled program, and each is read and played as text.
+
+The functions of a `Game` are of one game; `opened` and `stepped` map them over the rows of a table, which lies on the device.
+"""
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Message = Mapping[str, Any]
+
+
+class Move(NamedTuple):
+    """What came of an action: f32[] reward, bool[] done, and further numbers by name, all with the same shapes every time."""
+
+    reward: chex.Array
+    done: chex.Array
+    info: Mapping[str, chex.Array] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Game:
+    """The rules of a game for one player at a time, in static shapes; keys are typed ones of `jax.random`.
+
+    Attributes:
+      words: of the A actions, in their order; a message does the last one in it.
+      reset: `reset(key, heldout bool[]) -> state`, any pytree of arrays.
+      step: `step(state, action i32[], key) -> (state, Move)` for a legal action.
+      legal: `legal(state) -> bool[A]`.
+      seen: `seen(state) -> arrays`, what `text` reads of a state, on the host.
+      text: `text(seen) -> str`.
+      rules: what the opening says before the first text.
+      turns: most messages of a trajectory.
+      forfeit: `forfeit(state) -> Move` after a message without a legal action; None: nothing happens and it is asked again.
+      brief: only `text` is said, neither rules nor legal moves.
+    """
+
+    words: tuple[str, ...]
+    reset: Callable[[jax.Array, jax.Array], Any]
+    step: Callable[[Any, jax.Array, jax.Array], tuple[Any, Move]]
+    legal: Callable[[Any], jax.Array]
+    seen: Callable[[Any], Any]
+    text: Callable[[Any], str]
+    rules: str = ""
+    turns: int = 100
+    forfeit: Callable[[Any], Move] | None = None
+    brief: bool = False
+
+
+class Table(NamedTuple):
+    """C games side by side: their states, u32[C, 2] chance of each trajectory, i32[C] messages so far."""
+
+    states: Any
+    chance: chex.Array
+    count: chex.Array
+
+
+class Shown(NamedTuple):
+    """What is said of C games: `Game.seen`, bool[C, A] legal, and of the last move f32[C] reward, bool[C] done, truncated and
+    invalid (no legal action), further numbers by name."""
+
+    seen: Any
+    legal: chex.Array
+    reward: chex.Array
+    done: chex.Array
+    truncated: chex.Array
+    invalid: chex.Array
+    info: Mapping[str, chex.Array]
+
+
+def words64(numbers: Sequence[int]) -> np.ndarray:
+    """The data u32[n, 2] of keys, of all 64 bits of each number."""
+    whole = np.array([number % 2**64 for number in numbers], np.uint64)
+    return np.stack([whole >> np.uint64(32), whole & np.uint64(2**32 - 1)], axis=-1).astype(np.uint32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def opened(game: Game, table: Table, new: jax.Array, seeds: jax.Array, chance: jax.Array, heldout: jax.Array
+           ) -> tuple[Table, Shown]:
+    """Begins the games `new` bool[C] of a table, from u32[C, 2] seeds of problems and chances of trajectories."""
+    chex.assert_equal_shape([seeds, chance])
+    chex.assert_equal_shape([new, heldout, table.count])
+
+    def begin(seed: jax.Array, apart: jax.Array) -> Any:
+        return game.reset(_key(seed), apart)
+
+    begun = Table(_like(table.states, jax.vmap(begin)(seeds, heldout)), chance, jnp.zeros_like(table.count))
+    table = chosen(new, begun, table)
+    no = jnp.zeros(new.shape, bool)
+    return table, Shown(jax.vmap(game.seen)(table.states), jax.vmap(game.legal)(table.states), jnp.zeros(new.shape), no, no, no,
+                        {})
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def stepped(game: Game, table: Table, going: jax.Array, actions: jax.Array) -> tuple[Table, Shown]:
+    """One message further in the games `going` bool[C]; `actions` i32[C], -1 where a message named none."""
+    chex.assert_shape([going, actions], table.count.shape)
+
+    def move(state: Any, action: jax.Array, chance: jax.Array, count: jax.Array) -> tuple[Any, Move, jax.Array]:
+        legal = (action >= 0) & game.legal(state)[action]
+        after, done = game.step(state, jnp.maximum(action, 0), jax.random.fold_in(_key(chance), count))
+        other = (game.forfeit(state) if game.forfeit is not None
+                 else jax.tree.map(jnp.zeros_like, done))
+        after, done = chosen(legal, (_like(state, after), done), (state, _like(done, other)))
+        return after, done, ~legal
+
+    states, made, invalid = jax.vmap(move)(table.states, actions, table.chance, table.count)
+    states, count = chosen(going, states, table.states), table.count + going
+    late = (count >= game.turns) & ~made.done
+    shown = Shown(jax.vmap(game.seen)(states), jax.vmap(game.legal)(states), made.reward.astype(jnp.float32), made.done | late,
+                  late, invalid, made.info)
+    return Table(states, table.chance, count), shown
+
+
+def empty(game: Game, capacity: int) -> Table:
+    """A table of C rows in which nothing is going on."""
+    state = jax.eval_shape(lambda: game.reset(jax.random.key(0), jnp.bool_(False)))
+    return Table(jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), state),
+                 jnp.zeros((capacity, 2), jnp.uint32), jnp.zeros(capacity, jnp.int32))
+
+
+def action_of(game: Game, message: Message) -> int:
+    """The number of the last action that a message names, in any case; -1 where it names none."""
+    found = _pattern(game.words).findall(message["content"].lower())
+    return _numbers(game.words)[found[-1]] if found else -1
+
+
+def opening_text(game: Game, shown: Shown) -> str:
+    """What a trajectory opens with; `shown` is of one game."""
+    said = game.text(shown.seen)
+    return said if game.brief else f"{game.rules}\n\n{said}\n\n{_moves(game, shown)}"
+
+
+def answer_text(game: Game, shown: Shown) -> str:
+    """What the policy reads after a message that did not end the game."""
+    said = game.text(shown.seen)
+    if game.brief:
+        return said
+    return f"{'That is no legal move.' if shown.invalid else said}\n\n{_moves(game, shown)}"
+
+
+def choices(game: Game, shown: Shown) -> list[str]:
+    """The words of all legal actions."""
+    return [game.words[action] for action in np.flatnonzero(shown.legal)]
+
+
+def chosen(which: jax.Array, some: Any, others: Any) -> Any:
+    """Rows of `some` where `which` bool[...] holds, else those of `others`."""
+    def pick(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(which.reshape(which.shape + (1,) * (a.ndim - which.ndim)), a, b)
+
+    return jax.tree.map(pick, some, others)
+
+
+def _like(pattern: Any, values: Any) -> Any:
+    """Values with the types of the pattern: some packages begin with Python numbers and go on with arrays."""
+    return jax.tree.map(lambda a, b: jnp.asarray(b, jnp.asarray(a).dtype), pattern, values)
+
+
+def _key(data: jax.Array) -> jax.Array:
+    return jax.random.wrap_key_data(data, impl="threefry2x32")
+
+
+def _moves(game: Game, shown: Shown) -> str:
+    """Legal moves by name, as many as fit in a line."""
+    legal = choices(game, shown)
+    return f"Moves: {', '.join(legal[:_LISTED])}{', ...' if len(legal) > _LISTED else '.'}"
+
+
+_LISTED = 40
+
+
+@functools.cache
+def _pattern(words: tuple[str, ...]) -> re.Pattern:
+    longest = sorted((word.lower() for word in words), key=len, reverse=True)
+    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest))})(?!\w)")
+
+
+@functools.cache
+def _numbers(words: tuple[str, ...]) -> dict[str, int]:
+    return {word.lower(): number for number, word in enumerate(words)}

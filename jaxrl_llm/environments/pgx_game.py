@@ -1,0 +1,185 @@
+"""Games of pgx, for one player or two, in one compiled program (Koyamada et al., arXiv 2303.17503)."""
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.environments import tic_tac_toe
+from jaxrl_llm.environments.base import Environment
+from jaxrl_llm.environments.compiled import environment_of
+from jaxrl_llm.environments.games import Game, Move, chosen
+from jaxrl_llm.registry import one_of
+from jaxrl_llm.tasks.base import optional, seeded
+
+GOAL = 11  # the tile 2048 is 2 to this power
+SIDES = "XO"
+
+
+class Seat(NamedTuple):
+    """A game of two: pgx's state, which of its players moved first, and whether the other side moves at random."""
+
+    inside: Any
+    first: jax.Array
+    alone: jax.Array
+
+
+class Board(NamedTuple):
+    """What players see: bool[rows, columns, 2] stones of the side that moves and of the other, i32[] which side moves."""
+
+    stones: jax.Array
+    side: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """How a board of two players is played as text: words of the actions, rules, and where a number or a letter helps."""
+
+    words: tuple[str, ...]
+    rules: str
+    drawn: Callable[[list[list[str]]], str]
+
+
+def _numbered(rows: list[list[str]]) -> str:
+    return "\n".join("".join(str(len(rows) * i + j + 1) if square == "." else square for j, square in enumerate(row))
+                     for i, row in enumerate(rows))
+
+
+def _columns(rows: list[list[str]]) -> str:
+    return "\n".join(["".join(str(j + 1) for j in range(len(rows[0]))), *map("".join, rows)])
+
+
+def _lettered(rows: list[list[str]]) -> str:
+    return "\n".join(["  " + "".join("abcdefgh"[:len(rows)]), *(f"{i + 1} {''.join(row)}" for i, row in enumerate(rows))])
+
+
+SHAPES = {
+    "tic_tac_toe": Shape(
+        tuple(str(i + 1) for i in range(9)), "This is tic-tac-toe. Free squares have a number. Answer with the number of the "
+        "square that you take. Three in a row win; a square that is not free loses.", _numbered),
+    "connect_four": Shape(
+        tuple(str(i + 1) for i in range(7)), "This is connect four. Answer with the number of the column that you drop a stone "
+        "into. Four in a row win; a column that is full loses.", _columns),
+    "othello": Shape(
+        tuple(f"{column}{row}" for row in range(1, 9) for column in "abcdefgh") + ("pass",),
+        "This is Othello. Answer with the square that you take, a letter and a number, or with pass where you cannot take one. "
+        "More stones at the end win; a move that turns none loses.", _lettered),
+}
+
+
+def pgx_game(*, game: str = "tic_tac_toe", selfplay: bool = False, opening: int = 2, brief: bool = False, turns: int = 100,
+             problems: int = 1000, heldout: int = 200) -> Environment:
+    """A game of pgx: tic_tac_toe, connect_four and othello for two, 2048 for one.
+
+    Games for two begin with up to `opening` random moves, which the problem's seed makes. The policy plays the side that moves
+    next, and the other one moves at random by the trajectory's key; the reward is 1, 0 or -1. With `selfplay` the policy
+    plays both sides of training problems: the reward is 0, and what agents 0 (X, who moved first) and 1 (O) get is in the
+    info of the last turn (`returns`). A message without a legal move loses.
+
+    In 2048 the return is by how much the logarithm of the largest tile grows, as a share of that of 2048, at which the game is
+    won. `brief` shows the board alone. Raises ValueError without pgx, or for a game that is not listed.
+    """
+    one_of("game of pgx", game, (*SHAPES, "2048"))
+    optional("pgx", "environments")
+    task = seeded(f"pgx/{game}", SHAPES[game].rules if game in SHAPES else RULES_2048, problems, heldout)
+    if game == "2048":
+        return environment_of(_merged(brief, turns), name=game, task=task, returns=(0.0, 1.0))
+    oracle = _perfect if game == "tic_tac_toe" else None
+    return environment_of(_for_two(game, selfplay, opening, brief, turns), name=game, task=task, returns=(-1.0, 1.0),
+                          facts={"agent": "turn", "functional_group": "turn", "game": "once"}, oracle=oracle)
+
+
+# --- two players ----------------------------------------------------------------------------------------------------------
+
+
+@functools.cache  # the same functions for the same options: they are compiled once
+def _for_two(game: str, selfplay: bool, opening: int, brief: bool, turns: int) -> Game:
+    import pgx
+
+    env, shape = pgx.make(game), SHAPES[game]
+
+    def reset(key: jax.Array, heldout: jax.Array) -> Seat:
+        begin, how_many, moves = jax.random.split(key, 3)
+        begun = env.init(begin)
+        state = jax.lax.fori_loop(
+            0, jax.random.randint(how_many, (), 0, opening + 1),
+            lambda number, state: env.step(state, _any_legal(state, jax.random.fold_in(moves, number))), begun)
+        return Seat(state, begun.current_player, jnp.logical_not(selfplay) | heldout)
+
+    def made(seat: Seat, before: Any, rewards: jax.Array, done: jax.Array) -> Move:
+        mine = (before.current_player != seat.first).astype(jnp.int32)
+        reward = jnp.where(seat.alone, rewards[before.current_player], 0.0)
+        agents = jnp.stack([rewards[seat.first], rewards[1 - seat.first]])
+        return Move(reward, done, {"agent": mine, "functional_group": mine, "game": jnp.int32(0), "returns": agents})
+
+    def step(seat: Seat, action: jax.Array, key: jax.Array) -> tuple[Seat, Move]:
+        own = env.step(seat.inside, action)
+        answered = env.step(own, _any_legal(own, key))
+        answers = seat.alone & ~own.terminated
+        after = chosen(answers, answered, own)
+        rewards = own.rewards + jnp.where(answers, answered.rewards, 0.0)
+        return seat._replace(inside=after), made(seat, seat.inside, rewards, after.terminated)
+
+    def forfeit(seat: Seat) -> Move:
+        lost = jnp.ones(2).at[seat.inside.current_player].set(-1.0)
+        return made(seat, seat.inside, lost, jnp.bool_(True))
+
+    def seen(seat: Seat) -> Board:
+        return Board(seat.inside.observation, (seat.inside.current_player != seat.first).astype(jnp.int32))
+
+    def text(board: Board) -> str:
+        side = SIDES[int(board.side)]
+        return f"{shape.drawn(_squares(board))}\n{side}" if brief else f"{shape.drawn(_squares(board))}\n\nYou are {side}."
+
+    return Game(words=shape.words, reset=reset, step=step, legal=lambda seat: seat.inside.legal_action_mask, seen=seen, text=text,
+                rules=shape.rules, turns=turns, forfeit=forfeit, brief=brief)
+
+
+def _any_legal(state: Any, key: jax.Array) -> jax.Array:
+    """A legal action, each with the same probability."""
+    return jax.random.categorical(key, jnp.where(state.legal_action_mask, 0.0, -jnp.inf)).astype(jnp.int32)
+
+
+def _squares(board: Board) -> list[list[str]]:
+    """X, O or a point for each square."""
+    mine, other = SIDES[int(board.side)], SIDES[1 - int(board.side)]
+    return [[mine if own else other if theirs else "." for own, theirs in row] for row in np.asarray(board.stones).tolist()]
+
+
+def _perfect(board: Board) -> str:
+    """The best square of tic-tac-toe."""
+    return str(tic_tac_toe.best_move("".join(map("".join, _squares(board)))) + 1)
+
+
+# --- 2048 -----------------------------------------------------------------------------------------------------------------
+
+
+RULES_2048 = ("This is 2048. Answer with left, up, right or down: all tiles move there, and two equal ones that meet become one. "
+              "Make the tile 2048.")
+
+
+@functools.cache
+def _merged(brief: bool, turns: int) -> Game:
+    import pgx
+
+    env = pgx.make("2048")
+
+    def largest(state: Any) -> jax.Array:
+        return jnp.max(jnp.argmax(state.observation, axis=-1))
+
+    def step(state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Move]:
+        after = env.step(state, action, key)
+        grown = (largest(after) - largest(state)) / GOAL
+        return after, Move(grown.astype(jnp.float32), after.terminated | (largest(after) >= GOAL))
+
+    def text(powers: Any) -> str:
+        width = 1 if brief else 4
+        return "\n".join(" ".join(f"{2 ** tile if tile else '.':>{width}}" for tile in row)
+                         for row in np.asarray(powers).tolist())
+
+    return Game(words=("left", "up", "right", "down"), reset=lambda key, heldout: env.init(key), step=step,
+                legal=lambda state: state.legal_action_mask, seen=lambda state: jnp.argmax(state.observation, axis=-1),
+                text=text, rules=RULES_2048, turns=turns, brief=brief)

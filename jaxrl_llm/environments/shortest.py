@@ -1,0 +1,26 @@
+"""Shortest ways, for the oracles of mazes and puzzles."""
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+
+
+def shortest_way(start: Hashable, arrived: Callable[[Hashable], bool],
+                 steps: Callable[[Hashable], Iterable[tuple[str, Hashable]]]) -> list[str]:
+    """The names of the steps from `start` to the first place that is `arrived`, breadth first.
+
+    `steps(place)` are (name, place) of all that can be reached by one step. Raises ValueError where there is no way.
+    """
+    waiting: deque = deque([start])
+    came: dict[Hashable, tuple[Hashable, str] | None] = {start: None}
+    while waiting:
+        place = waiting.popleft()
+        if arrived(place):
+            names: list[str] = []
+            while (last := came[place]) is not None:
+                place = last[0]
+                names.append(last[1])
+            return names[::-1]
+        for name, other in steps(place):
+            if other not in came:
+                came[other] = place, name
+                waiting.append(other)
+    raise ValueError(f"there is no way from {start!r}")
