@@ -21,7 +21,8 @@ def test_the_share_is_kept_and_both_styles_are_right():
 
 @pytest.mark.parametrize("share, expected", [(0, 0), (1, 1)])
 def test_one_style_alone(share, expected):
-    assert np.mean(["solution" in problem.extra for problem in tasks.make("styles", level="digit", worked=share).train]) == expected
+    task = tasks.make("styles", level="digit", worked=share)
+    assert np.mean(["solution" in problem.extra for problem in task.train]) == expected
 
 
 def test_a_share_beyond_one_is_refused():
