@@ -10,8 +10,9 @@ PI, PT, Q = np.array([.5, .3, .2]), np.array([.2, .7, .1]), np.array([.2, .8, .4
 def test_a_worked_example():
     goal = opd.ideal(PI, Q)
     np.testing.assert_allclose(goal, [-.11, .114, -.004], atol=1e-12)
-    for loss, gradient, score in (("forward_kl", [-.3, .4, -.1], .977687), ("reverse_kl", [-.286853, .356965, -.070112],
-                                                                                .987932), ("jsd", [-.068512, .089018, -.020506], .981847)):
+    for loss, gradient, score in (
+            ("forward_kl", [-.3, .4, -.1], .977687), ("reverse_kl", [-.286853, .356965, -.070112], .987932),
+            ("jsd", [-.068512, .089018, -.020506], .981847)):
         found = opd.distillation(PI, PT, loss)
         np.testing.assert_allclose(found, gradient, atol=5e-7)
         assert opd.cosine(goal, found) == pytest.approx(score, abs=5e-7)
