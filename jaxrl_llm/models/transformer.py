@@ -201,20 +201,21 @@ class Transformer:
                                  f"beyond {most}, which is not supported; use prompts.max_tokens + sampling.max_tokens <= "
                                  f"{most}")
 
-    def _scan_layers(self, params, lora, x, positions, attend, pool, whole=lambda layer: layer, tally=None):
+    def _scan_layers(self, params, lora, x, positions, attend, pool, whole=lambda layer: layer, tally=None, perturb=None):
         """Runs all layers over `x [B, N, D]`; `attend(q, k, v, local)`.
 
         Returns `(x, kept, pooled [L, ..., D] | None, tallied [L, ...] | None)`.
 
         `pool` (or None) maps a residual stream `[B, N, D]` to what is kept of it after each layer; `whole` the weights of a
         layer as they are given to those that are used; `tally` (or None) what a router says of the tokens, see `moe.Router`,
-        to what is kept of it.
+        to what is kept of it; `perturb` (or None) `x` and the number of a layer to what that layer reads instead.
         """
         tables = rotations(self.config, positions)
 
         def layer(x, inputs):
-            weights, adapters, local, rotated = inputs
+            weights, adapters, local, rotated, number = inputs
             weights = whole(weights)
+            x = x if perturb is None else perturb(x, number)
             variables = {"params": weights} if adapters is None else {"params": weights, "lora": adapters}
             rotation = tables.of_layer(local, rotated)
             (x, kept), seen = self.block.apply(variables, x, rotation, lambda q, k, v: attend(q, k, v, local),
@@ -228,11 +229,12 @@ class Transformer:
             policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(SAVED, moe.SAVED, moe.CHOSEN))
         step = jax.checkpoint(layer, prevent_cse=False, policy=policy)
         rotated = None if all(self.config.rotary_layers) else jnp.asarray(self.config.rotary_layers)
-        inputs = (params["layers"], lora, jnp.asarray(self.config.local_layers), rotated)
+        numbers = None if perturb is None else jnp.arange(self.config.num_layers)
+        inputs = (params["layers"], lora, jnp.asarray(self.config.local_layers), rotated, numbers)
         x, (kept, pooled, tallied) = jax.lax.scan(step, x, inputs)
         return x, kept, pooled, tallied
 
-    def hidden_states(self, params, tokens, mask, *, lora=None, pool=None):
+    def hidden_states(self, params, tokens, mask, *, lora=None, pool=None, perturb=None):
         """Causal forward pass over plain rows.
 
         Args:
@@ -241,6 +243,7 @@ class Transformer:
           mask: `bool[B, N]`, real tokens.
           lora: optional adapter tree (see `models.lora`).
           pool: optional function `[B, N, D] -> [...]` of each layer's residual stream.
+          perturb: optional function `(x [B, N, D], layer i32[]) -> [B, N, D]` of what each layer reads.
         Returns:
           `(normed f32|bf16[B, N, D], kv, pooled)`: final normed states; keys and values, each `[L, B, K, N, d]`;
           pooled states `[L, ...]` or None.
@@ -259,7 +262,8 @@ class Transformer:
             scaling = dict(scale=self.config.attention_scale, softcap=self.config.attention_softcap)
             return grouped_attention(q[:, None], *group, **scaling)[:, 0], (k, v)
 
-        x, kv, pooled, _ = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool)
+        x, kv, pooled, _ = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool,
+                                             perturb=perturb)
         return self.normed(params, x), kv, pooled
 
     def packed_states(self, params, prompt_tokens, prompt_mask, tokens, *, mask=None, filled: int = 4, lora=None, pool=None,

@@ -1,0 +1,48 @@
+"""Diagnostics of finished runs: numbers, tables and a figure.
+
+  python experiments/diagnose.py policy_cliff runs/first
+  python experiments/diagnose.py "alp(problems=128, scales=(0.01, 0.1))" runs/first --out=runs/alp
+
+The name and its options, then run folders. Without arguments: all names. See docs/diagnostics.md.
+"""
+import json
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from jaxrl_llm import command_line
+
+_OUT = flags.DEFINE_string("out", None, "Folder of results.json and the figure; default: diagnostics/NAME in the first folder.")
+
+
+def main():
+    from jaxrl_llm import diagnostics
+    from jaxrl_llm.diagnostics.base import strict
+    from jaxrl_llm.training.config import calls
+    text, *folders = flags.FLAGS(sys.argv)[1:] or [""]  # what is no flag
+    listed = "\n".join(f"  {name:22}{diagnostics.about(name)}" for name in diagnostics.names())
+    if not text:
+        print(f"usage: python experiments/diagnose.py NAME RUN_FOLDER [...] [--out=FOLDER]\n\n{listed}")
+        return
+    named = calls(text)
+    if len(named) != 1 or not folders:
+        raise ValueError(f"give one diagnostic and a run folder at least, this is {text!r} and {len(folders)} folders; there "
+                         f"are\n{listed}")
+    name, options = named[0]
+    chosen = diagnostics.make(name, **options)
+    paths = [Path(folder).expanduser() for folder in folders]
+    missing = [str(path) for path in paths if not path.is_dir()]
+    if missing:
+        raise FileNotFoundError(f"no folder {', '.join(missing)}")
+    found = chosen.measure(paths)
+    out = Path(_OUT.value) if _OUT.value else paths[0] / "diagnostics" / name
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(strict(found), indent=1, allow_nan=False))
+    for title, rows in found["tables"].items():
+        command_line.print_table(rows, title)
+    print(f"wrote {out}/results.json and {chosen.figure(found, out / f'{name}.png')}")
+
+
+if __name__ == "__main__":
+    command_line.run(main)

@@ -1,0 +1,60 @@
+"""What a diagnostic is: a measurement of run folders, and its figure.
+
+To add one, write a file with a keyword-only factory under `@diagnostic` that returns a `Diagnostic`:
+
+    @diagnostic
+    def final_score(*, metric: str = "eval/score") -> Diagnostic:
+        \"\"\"The last held-out score of each run.\"\"\"
+        def measure(folders):
+            scores = {folder.name: float(read_metrics(folder)[metric][-1]) for folder in folders}
+            return {"scores": scores, "tables": {"Last scores": [{"run": k, "score": v} for k, v in scores.items()]}}
+
+        return Diagnostic(measure, lambda found, axes: axes[0].bar(list(found["scores"]), list(found["scores"].values())))
+"""
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_llm import registry
+from jaxrl_llm.compare.figures import save_figure
+
+DIAGNOSTICS: dict[str, registry.Factory] = {}
+diagnostic = functools.partial(registry.register, DIAGNOSTICS, "diagnostic")
+
+Found = dict[str, Any]
+
+
+class Diagnostic(NamedTuple):
+    """`measure(folders)` returns numbers, strings, lists and dicts; `draw(found, axes)` paints them.
+
+    Under `tables` the result has what people read first: `{title: rows}`, all rows of a title with the same columns.
+    `panels` axes side by side make a figure of `width x height` inches.
+    """
+
+    measure: Callable[[Sequence[Path]], Found]
+    draw: Callable[[Mapping[str, Any], list], object]
+    panels: int = 1
+    width: float = 6.4
+    height: float = 4.2
+
+    def figure(self, found: Mapping[str, Any], path: Path) -> Path:
+        """Writes the figure as PNG."""
+        return save_figure(path, (self.width, self.height), 1, self.panels, lambda axes: self.draw(found, axes))
+
+
+def single(folders: Sequence[Path]) -> Path:
+    """The one folder; ValueError for none or several."""
+    if len(folders) != 1:
+        raise ValueError(f"this diagnostic measures one run; {len(folders)} folders are given")
+    return folders[0]
+
+
+def strict(value: Any) -> Any:
+    """The same with None for infinities and NaN, which strict JSON has not; tuples become lists."""
+    if isinstance(value, Mapping):
+        return {str(name): strict(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

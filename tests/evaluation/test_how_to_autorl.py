@@ -1,0 +1,46 @@
+"""The tuning protocol in worked numbers, and how much a choice matters."""
+import numpy as np
+import pytest
+
+from jaxrl_llm.evaluation import how_to_autorl as tuning
+
+TUNE = np.array([[.5, .7], [.9, .2], [.6, .65]])
+TEST = np.array([[.55, .6], [.4, .5], [.62, .6]])
+
+
+def test_a_worked_example():
+    found = tuning.protocol(TUNE, TEST)
+    assert found.incumbent == 2 and found.tuned == pytest.approx(.625) and found.tested == pytest.approx(.61)
+    assert found.gap == pytest.approx(.015) and found.regret == 0
+    np.testing.assert_allclose(found.single_seed_regret, [.16, .035], atol=1e-12)
+    assert found.rank_correlation == pytest.approx(1)
+    assert found.interval.low == pytest.approx(.6) and found.interval.high == pytest.approx(.62)
+
+
+def test_sensitivity_from_the_tuning_seeds_alone():
+    found = tuning.sensitivity(TUNE)
+    assert found.spread == pytest.approx(.075) and found.median == pytest.approx(.6)
+    assert found.seeds == pytest.approx(np.sqrt((.02 + .245 + .00125) / 3))
+    # Seed 0 keeps row 1, worth .2 on seed 1 where .7 is possible; seed 1 keeps row 0, worth .5 where .9 is.
+    assert found.single_seed_regret == pytest.approx((.5 + .4) / 2)
+    one = tuning.sensitivity(TUNE[:, :1])
+    assert np.isnan(one.seeds) and np.isnan(one.single_seed_regret) and one.spread == pytest.approx(.4)
+
+
+def test_failed_runs():
+    broken = TUNE.copy()
+    broken[2, 1] = np.nan
+    assert tuning.protocol(broken, TEST).incumbent == 0
+    assert tuning.sensitivity(broken).spread == pytest.approx(.05)
+    with pytest.raises(ValueError, match="without a result"):
+        tuning.sensitivity(np.full((2, 2), np.nan))
+    with pytest.raises(ValueError, match=r"\[3, 2\] and \[2, 2\]"):
+        tuning.protocol(TUNE, TEST[:2])
+
+
+def test_means_by_value():
+    settings = [{"lr": 1, "g": 4}, {"lr": 1, "g": 8}, {"lr": 2, "g": 4}]
+    found = tuning.by_value(settings, TUNE)
+    assert found["lr"] == pytest.approx({"1": (.5 + .7 + .9 + .2) / 4, "2": .625}) and found["g"]["8"] == pytest.approx(.55)
+    failed = np.where(np.arange(3)[:, None] == 2, np.nan, TUNE)
+    assert np.isnan(tuning.by_value(settings, failed)["lr"]["2"])
