@@ -33,6 +33,17 @@ ROWS = (
         needs=("traj", "step", "obs", "act", "next_obs"),
     ),
     Method(
+        slug="archer",
+        title="ArCHer: a critic of turns, policy gradient within them",
+        arxiv=("2402.19446",),
+        equation="A = min Q(s, a) - min V(s) of the turn; Q -> r + gamma V'(s'), V -> Q'(s, a); l = -A sum log p",
+        estimator=("archer", {}),
+        objective=("reinforce", {"aggregation": "seq_mean_token_sum"}),
+        needs=("step_rewards", "step"),
+        defaults={"pretrain_steps": 20, "epochs": 1},
+        omits="the replay of older turns, an encoder of the critic's own, and the baseline of tokens",
+    ),
+    Method(
         slug="scaling_inter_rl",
         title="Interaction horizons that grow in stages",
         arxiv=("2509.08755",),

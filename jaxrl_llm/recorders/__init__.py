@@ -3,6 +3,7 @@ from jaxrl_llm.recorders.base import Recorder
 from jaxrl_llm.recorders.features import features
 from jaxrl_llm.recorders.old import old
 from jaxrl_llm.recorders.reference import reference
+from jaxrl_llm.recorders.turn_values import turn_values
 from jaxrl_llm.recorders.values import values
 
-__all__ = ["Recorder", "features", "old", "reference", "values"]
+__all__ = ["Recorder", "features", "old", "reference", "turn_values", "values"]

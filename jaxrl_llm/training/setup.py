@@ -2,7 +2,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ from jaxrl_llm.training.step import in_parts, make_joint_update
 from jaxrl_llm.training.trajectories import Trajectories
 from jaxrl_llm.training.variants import check_there
 from jaxrl_llm.values import critic as critic_lib
-from jaxrl_llm.values import features
+from jaxrl_llm.values import features, turn_critic
 
 Reward = rewards.Combined | rewards.ByTask
 Judge = Reward | Runner
@@ -265,7 +265,7 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
                  source: Source) -> tuple[Learner, optax.Schedule]:
     """What learns from rollouts, with the schedule of its learning rate."""
     learner, c, model = config.learner, config, policy.model
-    alone = 0 if estimator.value_targets is None else config.critic.pretrain_steps
+    alone = config.critic.pretrain_steps if estimator.has_critic else 0
     optimizer, schedule = optimizer_of(config, config.optimizer.learning_rate, config.steps - alone)
     layout, pieces = make_layout(config, objective, optimizer, policy, source), pieces_of(config)
     shapes, clip_norm = source.ladders.programs, config.optimizer.clip_norm or None
@@ -286,6 +286,8 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
         recorded.append(recorders.reference(layout.logprobs, bool(config.lora.rank)))
     if estimator.value_targets is not None:
         recorded.append(critic_of(config, model, source.mesh, shapes))
+    if estimator.turn_critic is not None:
+        recorded.append(turn_critic_of(config, model, source.mesh, shapes, estimator.turn_critic))
     rows = tuple(c.prompts.per_step * n for n in source.ladders.groups)
     return Learner(
         policy, estimator, objective, optimizer, tuple(recorded), layout, source.mesh, rows, c.sampling.group, joint,
@@ -346,6 +348,21 @@ def critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: int) -
     pieces = config.learner.minibatches * config.learner.micro_batches
     return recorders.values(critic, Guarded("values", jax.jit(in_parts(critic.values, pieces)), shapes),
                             Guarded("update of the critic", fit, shapes))
+
+
+def turn_critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: int, numbers: Mapping[str, Any]
+                   ) -> recorders.Recorder:
+    """The critic of turns that an estimator with these `numbers` asks for."""
+    key = jax.random.fold_in(jax.random.key(config.seed), 6)
+    critic = turn_critic.TurnCritic(model, optimizer_of(config, config.critic.learning_rate, config.steps)[0], key,
+                                    clip_norm=config.optimizer.clip_norm or None, mesh=mesh, **numbers)
+
+    def predict(own, params, lora, rollouts):
+        states = critic.states(params, lora, rollouts)
+        return dict(zip(("turn_q", "turn_v"), turn_critic.values(own, states))) | {"turn_states": states}
+
+    return recorders.turn_values(critic, Guarded("values of turns", jax.jit(predict), shapes),
+                                 Guarded("update of the critic", jax.jit(critic.fit, donate_argnums=0), shapes))
 
 
 def capture_of(config: ConfigDict, tokenizer, num_layers: int) -> Capture:

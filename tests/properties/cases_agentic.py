@@ -94,13 +94,23 @@ def siblings(rng, p, g, t):
     return {"rewards": rng.uniform(-1, 1, (p, g)), "extras": {"final": np.arange(p) % 2 == 0}}
 
 
+def valued(rng, p, g, t):
+    """Turns with the twin values of a critic."""
+    fields = turns(rng, p, g, t)
+    fields["extras"] |= {name: rng.normal(size=(p, g, 2)) for name in ("turn_q", "turn_v")}
+    return fields
+
+
 ARRIVAL = {"permutation": "the baseline moves from game to game in order of arrival",
            "equal": "the baseline is that of earlier games"}
 FORMAT = {"equal": "the reward for the form of a step is its own, and shorter paths are discounted less"}
 STOPS = {"equal": "stop tokens and items too many have advantages of their own"}
 ALONE = {"equal": "a task with one trajectory keeps its reward"}
 
+VALUES = {"equal": "a critic compares a turn with what it expects, not with other turns"}
+
 ESTIMATORS = {
+    "archer": [Case(inputs=valued, exempt=VALUES)],
     "gigpo": [
         Case(inputs=turns, equal=even_turns),
         Case({"mode": "mean_std_norm", "singleton": "zero"}, inputs=turns, equal=even_turns),
