@@ -1,5 +1,5 @@
 """ArCHer's advantage of a turn, from twin values of turns and of states (arXiv 2402.19446)."""
-from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.advantages.base import Estimator, OfTurns, estimator, stateless
 
 
 @estimator
@@ -17,4 +17,4 @@ def archer(*, gamma: float = 0.95, tau: float = 0.1, critic_epochs: int = 50) ->
         return rollouts.extras["turn_q"].min(-1) - rollouts.extras["turn_v"].min(-1)
 
     found = stateless(advantages, needs=("turn_q", "turn_v", "step", "step_rewards"))
-    return found._replace(turn_critic={"gamma": gamma, "tau": tau, "epochs": critic_epochs})
+    return found._replace(turn_critic=OfTurns(gamma, tau, critic_epochs))

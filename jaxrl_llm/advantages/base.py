@@ -14,7 +14,7 @@ the mask are done here. Padding and holes it sees are zeroed, but still have to 
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -26,6 +26,14 @@ from jaxrl_llm.rollouts import Rollouts, clean, measured
 State = Any
 ESTIMATORS: dict[str, registry.Factory] = {}
 estimator = functools.partial(registry.register, ESTIMATORS, "estimator")
+
+
+class OfTurns(NamedTuple):
+    """Numbers of a critic of turns: the discount of a turn, the share by which slow copies follow, passes over a batch."""
+
+    gamma: float
+    tau: float
+    epochs: int
 
 
 class Estimator(NamedTuple):
@@ -54,7 +62,7 @@ class Estimator(NamedTuple):
     history: Callable[[State], tuple[Array, Array, Array, Array]] | None = None
     wants_more: Callable[[Rollouts, int, int], Array] | None = None
     keeps: Callable[[Rollouts], Array] | None = None
-    turn_critic: Mapping[str, Any] | None = None
+    turn_critic: OfTurns | None = None
     bootstrap: int = 0
 
     @property

@@ -56,6 +56,8 @@ class Environment:
       facts: names of numbers that `info` holds of every turn, with the join by which they become `extras` of trajectories for
         methods that read them, see `turn_info.JOINS`.
       contexts: most contexts of a trajectory; 1: no turn is `fresh`.
+      waits: steps wait for others, say for a server, rather than compute: all trajectories wait at once, in threads, while the
+        engine samples those that do not.
       oracle: `oracle(state) -> str`, what a perfect policy says next, for audits; `choices(state) -> texts`, what can be said.
     """
 
@@ -68,6 +70,7 @@ class Environment:
     replayable: bool = True
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     contexts: int = 1
+    waits: bool = False
     oracle: Callable[[Any], str] | None = None
     choices: Callable[[Any], Sequence[str]] | None = None
 

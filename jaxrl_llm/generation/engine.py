@@ -132,7 +132,7 @@ class Engine:
     Attributes:
       version: of the weights in use.
       programs: what was compiled so far, one entry for each combination of shapes.
-      prefilled: how many prompt tokens were computed.
+      prefilled: how many prompt tokens were computed.  computed: how many tokens went through the model, all in all.
     """
 
     def __init__(self, model: Transformer, params, key: jax.Array, *, slots: int, slot_tokens: int, tokenizer=None,
@@ -168,7 +168,7 @@ class Engine:
         self._given: list[jax.Array | None] = []  # the parameters as they came, where they are arrays that cannot change
         self._policy = jax.eval_shape(lambda: (params, lora))
         self.programs: set[tuple] = set()
-        self.prefilled = 0
+        self.prefilled, self.computed = 0, 0
         self.publish(version, params, lora)
 
     @property
@@ -499,7 +499,8 @@ class Engine:
             self._cache = programs_of.extend(self._model, self._weights, self._cache, slot, length, tokens,
                                              transposed=self._transposed)
             for row in part:
-                row.cached = min(row.cached + width, len(row.tokens) - 1)
+                before, row.cached = row.cached, min(row.cached + width, len(row.tokens) - 1)
+                self.computed += row.cached - before
 
     def _ahead(self) -> int:
         """Steps that are in flight."""
@@ -573,6 +574,7 @@ class Engine:
         row.tokens += tokens
         row.measured += [(a, b, version) for a, b in zip(logprobs, entropies)]
         row.drawn, row.cached, row.cache = row.drawn + len(tokens), row.cached + len(tokens), None
+        self.computed += len(tokens)
         stopped = tokens[-1] in row.request.stop_tokens
         before = len(row.search.tokens)
         kept = row.search.feed(tokens[:-1] if stopped else tokens)

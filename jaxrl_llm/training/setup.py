@@ -2,7 +2,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm import environments, methods, parallel, recorders, rewards, tasks
-from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.advantages.base import Estimator, OfTurns
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.forest import Forest, outcomes
@@ -350,12 +350,11 @@ def critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: int) -
                             Guarded("update of the critic", fit, shapes))
 
 
-def turn_critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: int, numbers: Mapping[str, Any]
-                   ) -> recorders.Recorder:
+def turn_critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: int, numbers: OfTurns) -> recorders.Recorder:
     """The critic of turns that an estimator with these `numbers` asks for."""
     key = jax.random.fold_in(jax.random.key(config.seed), 6)
     critic = turn_critic.TurnCritic(model, optimizer_of(config, config.critic.learning_rate, config.steps)[0], key,
-                                    clip_norm=config.optimizer.clip_norm or None, mesh=mesh, **numbers)
+                                    clip_norm=config.optimizer.clip_norm or None, mesh=mesh, **numbers._asdict())
 
     def predict(own, params, lora, rollouts):
         states = critic.states(params, lora, rollouts)
@@ -417,14 +416,19 @@ def make_judge(config: ConfigDict) -> tuple[tasks.Task, Judge]:
 
 
 def make_runner(config: ConfigDict) -> Runner:
-    """The runner of `config.environment`: in processes where its trajectories can be played again, else in threads."""
+    """The runner of `config.environment`: in processes, or in threads where trajectories cannot be played again.
+
+    Where steps wait for others they do so all at once, in threads.
+    """
     found = config_lib.calls(config.environment)
     if len(found) != 1:
         raise ValueError(f"config.environment={config.environment!r} names {len(found)} environments; give one of "
                          f"{', '.join(environments.FACTORIES)}, or your own module:function, with its options in brackets")
     (name, options), = found
-    kind = "processes" if environments.make(name, **options).replayable else "threads"
-    return Runner(name, options, seed=config.seed, kind=kind, deadline=config.environment_deadline,
+    made = environments.make(name, **options)
+    kind = "processes" if made.replayable and not made.waits else "threads"
+    workers = config.prompts.per_step * config.sampling.group if made.waits else None
+    return Runner(name, options, seed=config.seed, kind=kind, workers=workers, deadline=config.environment_deadline,
                   limit=config.environment_invalid)
 
 
