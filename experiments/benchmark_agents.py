@@ -27,6 +27,7 @@ _PROMPTS = flags.DEFINE_integer("prompts", 4, "Prompts of a step.", lower_bound=
 _GROUP = flags.DEFINE_integer("group", 8, "Trajectories of a prompt.", lower_bound=2)
 _TURNS = flags.DEFINE_integer("turns", 4, "Turns of a trajectory.", lower_bound=2)
 _TOKENS = flags.DEFINE_integer("tokens", 32, "Tokens of a turn.", lower_bound=1)
+_MICRO = flags.DEFINE_integer("micro", 1, "Micro-batches per update.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 3, "Timed steps of each program.", lower_bound=1)
 _SECONDS = flags.DEFINE_float("seconds", 0.0, "How long a call of the tool takes.", lower_bound=0.0)
 _STOPPING = flags.DEFINE_float("stopping", 0.0, "Share of the vocabulary that ends a turn: turns of unequal length.",
@@ -73,6 +74,7 @@ def build(template: str, tokens: int):
     c.model.path, c.model.chat_template = _MODEL.value, template
     c.environment = f"jaxrl_llm.experiments.peers.forced_calls:forced(turns={_TURNS.value}, seconds={_SECONDS.value})"
     c.prompts.per_step, c.sampling.group, c.optimizer.learning_rate = _PROMPTS.value, _GROUP.value, 1e-6
+    c.learner.micro_batches = _MICRO.value
     c.sampling.max_turns, c.sampling.turn_tokens, c.sampling.max_tokens = _TURNS.value, _TOKENS.value, tokens
     run, params = setup.build(c)
     stops = tuple(range(round(_STOPPING.value * run.learner.policy.model.config.vocab_size)))
@@ -104,13 +106,13 @@ def compare() -> dict:
     folder = Path(tempfile.mkdtemp(prefix="agents-"))
     template = template_of_trl()
     (folder / "template.jinja").write_text(template)
-    environment = {"B": _PROMPTS.value, "G": _GROUP.value, "T": _TOKENS.value, "TURNS": _TURNS.value, "MICRO": 1, "PROMPT_WORDS": 0,
+    environment = {"B": _PROMPTS.value, "G": _GROUP.value, "T": _TOKENS.value, "TURNS": _TURNS.value, "MICRO": _MICRO.value, "PROMPT_WORDS": 0,
                    "TOKENS": tokens_behind(template) + 8, "STEPS": _STEPS.value + 1, "OUT_DIR": folder / "trl",
                    "MODEL_DIR": Path(_MODEL.value).absolute()}
     environment = {name: str(value) for name, value in environment.items()}
     half = -(-_STEPS.value // 2)
     own = [sys.executable, __file__, "--alone", f"--template={folder / 'template.jinja'}", f"--steps={half}",
-           *(f"--{name}={flags.FLAGS[name].value}" for name in ("model", "trl", "prompts", "group", "turns", "tokens"))]
+           *(f"--{name}={flags.FLAGS[name].value}" for name in ("model", "trl", "prompts", "group", "turns", "tokens", "micro"))]
     found: dict[str, dict] = {}
     print(f"logs: {folder}")
     for number, (name, command) in enumerate([("jaxrl_llm", own), ("trl", [_TRL.value, str(PEERS / "trl_agents.py")]),

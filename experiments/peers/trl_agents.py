@@ -23,7 +23,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
-from work import MODEL_DIR, STEPS, B, G, T, questions
+from work import MICRO, MODEL_DIR, STEPS, B, G, T, questions
 
 TURNS, TOKENS = int(os.environ["TURNS"]), int(os.environ["TOKENS"])
 parse = grpo_trainer.parse_response
@@ -61,7 +61,7 @@ tokenizer.chat_template = TEMPLATE
 problems = [{"prompt": [{"role": "user", "content": q}], "answer": a} for step in questions() for q, a in step]
 config = GRPOConfig(
     output_dir=os.environ["OUT_DIR"], max_steps=STEPS, use_cpu=True, bf16=False, model_init_kwargs={"dtype": "float32"},
-    per_device_train_batch_size=B * G, num_generations=G, max_completion_length=TOKENS, max_tool_calling_iterations=TURNS - 1,
+    per_device_train_batch_size=B * G // MICRO, gradient_accumulation_steps=MICRO, num_generations=G, max_completion_length=TOKENS, max_tool_calling_iterations=TURNS - 1,
     generation_kwargs={"min_new_tokens": T, "max_new_tokens": T}, temperature=1.0, beta=0.0, loss_type="grpo",
     learning_rate=1e-6, lr_scheduler_type="constant", max_grad_norm=1e9, gradient_checkpointing=False, shuffle_dataset=False,
     seed=0, logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True)

@@ -182,6 +182,16 @@ ROWS = (
         defaults={"group_size": 8},
     ),
     Method(
+        slug="b_coder",
+        title="B-Coder: values of programs from the policy's own logits",
+        arxiv=("2310.03173",),
+        equation="Q = alpha (log p - max log p) + V -> y = r + gamma (Q of the frozen model's token); V = 1 - softabs(v)",
+        estimator=("b_coder", {}),
+        objective=("b_coder", {}),
+        defaults={"epochs": 1, "pretrain_steps": 10},
+        omits="reference programs, which runs do not sample; the replay of sampled ones; the gradient of the largest logit",
+    ),
+    Method(
         slug="portool",
         title="Rewarded tree of tool calls",
         arxiv=("2510.26020",),

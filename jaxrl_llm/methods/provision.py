@@ -18,6 +18,7 @@ PROVIDED = {
     **dict.fromkeys(("rewards", "reward_components", "correct", "answers"), "the reward"),
     "task": "the task",
     "old_logprobs": "the recorder `old`", "ref_logprobs": "the recorder `reference`", "features": "the recorder `features`",
+    **dict.fromkeys(("max_logprobs", "greedy_logprobs"), "the recorder `greedy`"),
     "prior": "the prior of prompts",
 }
 OBSERVED = control.FACTS.keys()  # what a run lets controllers observe

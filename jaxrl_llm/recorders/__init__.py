@@ -1,9 +1,10 @@
 """What is measured on rollouts before they are credited and learned from: one file each."""
 from jaxrl_llm.recorders.base import Recorder
 from jaxrl_llm.recorders.features import features
+from jaxrl_llm.recorders.greedy import greedy
 from jaxrl_llm.recorders.old import old
 from jaxrl_llm.recorders.reference import reference
 from jaxrl_llm.recorders.turn_values import turn_values
 from jaxrl_llm.recorders.values import values
 
-__all__ = ["Recorder", "features", "old", "reference", "turn_values", "values"]
+__all__ = ["Recorder", "features", "greedy", "old", "reference", "turn_values", "values"]

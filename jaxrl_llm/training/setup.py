@@ -284,6 +284,9 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
         recorded.append(recorders.old(layout.logprobs, source.replay is not None and source.replay.as_sampled))
     if "ref_logprobs" in needs:
         recorded.append(recorders.reference(layout.logprobs, bool(config.lora.rank)))
+    if {"max_logprobs", "greedy_logprobs"} & needs:
+        likeliest = Guarded("likeliest", jax.jit(policy.likeliest), 2 * shapes)  # by itself, and of given tokens
+        recorded.append(recorders.greedy(likeliest, bool(config.lora.rank)))
     if estimator.value_targets is not None:
         recorded.append(critic_of(config, model, source.mesh, shapes))
     if estimator.turn_critic is not None:
