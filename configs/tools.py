@@ -1,16 +1,33 @@
-"""A calculator as a tool: products that the policy cannot work out, but can ask for. A policy of 2 layers, from scratch.
+"""A calculator as a tool: products that the policy cannot work out, but can ask for.
 
-A supervised warm-up by the oracle, until some calls and answers are right, then RL on trajectories of two turns.
-
-  python experiments/train.py --config=configs/tools.py --workdir=runs/tools
+  :tiny     (default) bytes, a 2-layer policy from scratch, supervised warm-up by the oracle, until some calls and answers are
+            right, then RL on trajectories of two turns. Minutes on two CPU cores.
+            python experiments/train.py --config=configs/tools.py --workdir=runs/tools
+  :smollm2  SmolLM2-135M-Instruct, which reads one example of a call (get it with scripts/get_smollm2.sh).
+            python experiments/train.py --config=configs/tools.py:smollm2 --workdir=runs/tools_smollm2
 """
+from jaxrl_llm.registry import one_of
 from jaxrl_llm.training.config import default_config
 
 TEMPLATE = "{% for m in messages %}{{ m.content + ('<|eos|>' if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
+# The chat template of SmolLM2 shows no tools: a rule and an example come before the problem.
+PREFACE = [
+    {"role": "system", "content": "You can use a calculator. To use it, write only the call. You then read the result, and answer "
+                                  "with just the number."},
+    {"role": "user", "content": "What is 27 * 45? Answer with just the number."},
+    {"role": "assistant", "content": '[calculator(expression="27 * 45")]'},
+    {"role": "tool", "content": "1215"},
+    {"role": "assistant", "content": "1215"},
+]
 
 
-def get_config():
+def get_config(variant: str = "tiny"):
+    one_of("variant of configs/tools.py", variant, ("tiny", "smollm2"))
     c = default_config()
+    return _tiny(c) if variant == "tiny" else _smollm2(c)
+
+
+def _tiny(c):
     c.environment = "tool_use(options={'level': 'mul2'}, parser=llama3, turns=2)"
     c.model.chat_template = TEMPLATE
     c.model.hidden_size = 64
@@ -31,4 +48,21 @@ def get_config():
     c.steps = 300
     c.eval.problems = 64
     c.eval.every = 100
+    return c
+
+
+def _smollm2(c):
+    c.model.path = "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    c.environment = f"tool_use(options={{'level': 'mul2', 'chat': True}}, parser=pythonic, turns=3, preface={PREFACE!r})"
+    c.prompts.per_step = 8
+    c.sampling.group = 8
+    c.prompts.max_tokens = 128
+    c.sampling.max_turns = 3
+    c.sampling.turn_tokens = 24
+    c.sampling.max_tokens = 96
+    c.optimizer.learning_rate = 2e-5
+    c.steps = 20
+    c.eval.problems = 24
+    c.eval.every = 10
+    c.checkpoint.every = 10
     return c

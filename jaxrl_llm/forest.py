@@ -36,8 +36,8 @@ class Forest:
       tokens, logprobs, entropies, version: i32[M], f32[M], f32[M], i32[M], the tokens of the nodes one after another, with the
         sampler's log-probs and entropies (nats) and the version of the weights that they were sampled with.
       solved_above: what a first component exceeds that counts as solved, for each task.
-      decode_steps: steps of the sampler.  failures: of rewards, by name.  invalid: trajectories that an environment lost and
-        that are no part of the forest, by name.
+      decode_steps: steps of the sampler.  computed: tokens that an engine computed.  failures: of rewards, by name.
+      invalid: trajectories that an environment lost and that are no part of the forest, by name.
     """
 
     problems: tuple[Problem, ...]
@@ -60,6 +60,7 @@ class Forest:
     names: tuple[str, ...] = ()
     solved_above: tuple[float, ...] = (0.5,)
     decode_steps: int = 0
+    computed: int = 0
     failures: Mapping[str, int] = dataclasses.field(default_factory=dict)
     turn_rewards: np.ndarray | None = None
     turn_info: np.ndarray | None = None
@@ -143,7 +144,7 @@ def plant(problems: Sequence[Problem], ids: Sequence[Sequence[int]], names: Sequ
 
 def grow(forest: Forest, parent, uid, *, role, length, stopped, rewards, components, texts, answers, tokens, logprobs,
          entropies, version, turn_rewards=None, turn_info=None, prompt=None, decode_steps: int = 0,
-         failures: Mapping[str, int] | None = None, invalid: Mapping[str, int] | None = None) -> Forest:
+         computed: int = 0, failures: Mapping[str, int] | None = None, invalid: Mapping[str, int] | None = None) -> Forest:
     """The forest with further nodes, `parent i32[n]` being nodes of it; the other columns as in `Forest`.
 
     Where parents are among the new nodes, which are numbered after those of the forest, `prompt i32[n]` is to be given.
@@ -159,6 +160,7 @@ def grow(forest: Forest, parent, uid, *, role, length, stopped, rewards, compone
     columns: dict[str, Any] = {name: np.concatenate([old := getattr(forest, name), np.asarray(column).astype(old.dtype)])
                                for name, column in new.items()}
     return dataclasses.replace(forest, **columns, decode_steps=forest.decode_steps + int(decode_steps),
+                               computed=forest.computed + int(computed),
                                failures=dict(Counter(forest.failures) + Counter(failures or {})),
                                invalid=dict(Counter(forest.invalid) + Counter(invalid or {})))
 
@@ -213,8 +215,8 @@ def join(forests: Sequence[Forest]) -> Forest:
     failures, invalid = (sum((Counter(getattr(one, name)) for one in forests), Counter()) for name in ("failures", "invalid"))
     return dataclasses.replace(first, **columns, problems=tuple(p for one in forests for p in one.problems),
                                facts={name: np.concatenate([one.facts[name] for one in forests]) for name in first.facts},
-                               decode_steps=sum(one.decode_steps for one in forests), failures=dict(failures),
-                               invalid=dict(invalid))
+                               decode_steps=sum(one.decode_steps for one in forests),
+                               computed=sum(one.computed for one in forests), failures=dict(failures), invalid=dict(invalid))
 
 
 # --- views --------------------------------------------------------------------------------------------------------------
@@ -463,7 +465,8 @@ def metrics(forest: Forest) -> dict[str, float]:
     """What a batch looks like: rewards, lengths, truncation, groups without a learning signal.
 
     `completion/tokens` counts the policy's tokens of all that was drawn, `completion/length` is their mean number in a
-    trajectory, `completion/present` that of all tokens, where others wrote some. Every prompt has the same weight in means of
+    trajectory, `completion/present` that of all tokens, where others wrote some. `completion/computed` is the number of tokens
+    that an engine computed for each token that there is: above 1 where prefixes were computed twice. Every prompt has the same weight in means of
     rewards: prompts that are drawn most often are no fair sample.
     """
     ends = forest.ends
@@ -488,6 +491,8 @@ def metrics(forest: Forest) -> dict[str, float]:
     if forest.turn_rewards is not None:
         by_name["environment/turns"] = float(np.bincount(row, written[node], minlength=len(ends)).mean())
         by_name["environment/invalid"] = float(sum(forest.invalid.values()))
+    if forest.computed:
+        by_name["completion/computed"] = forest.computed / float(forest.length.sum())
     for name, values in zip(forest.names, forest.components[ends].T):
         if (there := ~np.isnan(values)).any():
             by_name[f"reward/{name}"] = float(np.average(values[there], weights=weights[there]))

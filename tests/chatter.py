@@ -1,4 +1,6 @@
 """A game for untrained models: every message with a lower-case letter earns a quarter; some of them break it."""
+import time
+
 from jaxrl_llm.environments import Environment, Turn
 from jaxrl_llm.tasks.base import seeded
 from jaxrl_llm.training.config import default_config
@@ -10,13 +12,18 @@ FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count"
          "tool_failed": "count", "tool_unknown": "count"}
 
 
-def letters(*, broken: int = -1) -> Environment:
-    """Three turns. The second of a problem whose id is `broken` raises where the message has an upper-case letter."""
+def letters(*, broken: int = -1, waits: bool = False) -> Environment:
+    """Three turns. The second of a problem whose id is `broken` raises where the message has an upper-case letter.
+
+    With `waits` answers come after times that differ by trajectory.
+    """
     def reset(problem, key):
-        return {"id": problem.id, "turn": 0}, [{"role": "user", "content": f"Say {problem.id % 3}."}]
+        return {"id": problem.id, "turn": 0, "key": key}, [{"role": "user", "content": f"Say {problem.id % 3}."}]
 
     def step(state, message):
         state["turn"] += 1
+        if waits:
+            time.sleep(0.002 * (state["key"] % 13))
         if state["id"] == broken and state["turn"] == 2:
             raise KeyError("no such letter")
         good = any("a" <= letter <= "z" for letter in message["content"])
@@ -26,7 +33,7 @@ def letters(*, broken: int = -1) -> Environment:
         return Turn([{"role": "user", "content": "Good." if good else "No."}], 0.25 * good, state["turn"] == 3, info)
 
     return Environment(name="letters", task=seeded("letters", "Say it.", 20, 8), reset=reset, step=step, replayable=False,
-                       facts=FACTS, returns=(0.0, 0.75), oracle=lambda state: "abc"[state["turn"]])
+                       facts=FACTS, waits=waits, returns=(0.0, 0.75), oracle=lambda state: "abc"[state["turn"]])
 
 
 def duel() -> Environment:

@@ -28,6 +28,14 @@ ESTIMATORS: dict[str, registry.Factory] = {}
 estimator = functools.partial(registry.register, ESTIMATORS, "estimator")
 
 
+class OfTurns(NamedTuple):
+    """Numbers of a critic of turns: the discount of a turn, the share by which slow copies follow, passes over a batch."""
+
+    gamma: float
+    tau: float
+    epochs: int
+
+
 class Estimator(NamedTuple):
     """`init() -> state`; `update(rollouts, state) -> (advantages f32[P, G, T], state)`, both pure; no state is `()`.
 
@@ -40,6 +48,8 @@ class Estimator(NamedTuple):
     `wants_more(rollouts, first, most) -> bool[P]`, of rollouts with `rewards`, `valid` and the `extras` that `needs` names,
     says which prompts to sample again, when a prompt gets `first` rollouts at once and at most `most`. None: all get the same.
     `keeps(rollouts) -> bool[P, G]` says which of them are learned from, once advantages are known. None: all.
+    `turn_critic`: numbers of the critic of turns (`values.turn_critic`) behind `extras["turn_q"]` and `extras["turn_v"]`. None: no
+    such critic is asked for.
     `bootstrap`: first batches in which the advantages are those of a simpler method, while what makes the difference is fitted;
     the metric `bootstrap` is then the share of rollouts for which they still are.
     """
@@ -52,7 +62,13 @@ class Estimator(NamedTuple):
     history: Callable[[State], tuple[Array, Array, Array, Array]] | None = None
     wants_more: Callable[[Rollouts, int, int], Array] | None = None
     keeps: Callable[[Rollouts], Array] | None = None
+    turn_critic: OfTurns | None = None
     bootstrap: int = 0
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether something is fitted to values beside the policy, of tokens or of turns."""
+        return self.value_targets is not None or self.turn_critic is not None
 
 
 def stateless(function: Callable[[Rollouts], Array], *, needs: tuple[str, ...] = ("rewards",),

@@ -5,6 +5,8 @@ from jax import Array
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.rollouts import Rollouts
 
+VALUES = ("turn_q", "turn_v")  # [P, G, K, 2], of a critic of turns
+
 
 def of_environment(estimator: Estimator) -> Estimator:
     """The estimator for trajectories of an environment: its rows are games, agents or turns, as what it needs says."""
@@ -25,14 +27,16 @@ def rows_of_turns(rollouts: Rollouts) -> Rollouts:
     def flat(x):
         return x.reshape(P, G * K)
 
-    extras = {name: flat(x) for name, x in rollouts.extras.items() if x.shape == valid.shape}
+    extras = {name: x.reshape(P, G * K, *x.shape[3:]) for name, x in rollouts.extras.items()
+              if x.shape == valid.shape or name in VALUES}
     return Rollouts(mask=flat(valid)[..., None], valid=flat(valid), rewards=flat(_rewards(rollouts)), extras=extras)
 
 
 def of_turns(estimator: Estimator) -> Estimator:
     """The estimator of trajectories that gives each token the advantage of its turn (`step_ids`).
 
-    `estimator` compares rows that are turns, and has no other functions than `init` and `update`.
+    `estimator` compares rows that are turns, and has no other functions than `init` and `update`; it may ask for a critic of
+    turns.
     """
     def update(rollouts, state):
         advantages, state = estimator.update(rows_of_turns(rollouts), state)
@@ -77,7 +81,7 @@ def of_games(estimator: Estimator) -> Estimator:
 
 
 def _adapted(estimator: Estimator, update) -> Estimator:
-    return Estimator(estimator.init, update, (*estimator.needs, "step_ids"))
+    return Estimator(estimator.init, update, (*estimator.needs, "step_ids"), turn_critic=estimator.turn_critic)
 
 
 def _there(rollouts: Rollouts) -> Array:

@@ -58,6 +58,8 @@ class Environment:
         methods that read them, see `turn_info.JOINS`.
       contexts: most contexts of a trajectory; 1: no turn is `fresh`.
       game: the same as pure functions of arrays, which a runner of kind "compiled" maps over many trajectories at once.
+      waits: steps wait for others, say for a server, rather than compute: all trajectories wait at once, in threads, while the
+        engine samples those that do not.
       oracle: `oracle(state) -> str`, what a perfect policy says next, for audits; `choices(state) -> texts`, what can be said.
     """
 
@@ -71,6 +73,7 @@ class Environment:
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     contexts: int = 1
     game: Game | None = None
+    waits: bool = False
     oracle: Callable[[Any], str] | None = None
     choices: Callable[[Any], Sequence[str]] | None = None
 

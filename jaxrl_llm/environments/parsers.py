@@ -3,7 +3,9 @@
 A parser is `parse(text) -> calls`; an empty list says that the text is an answer. What looks like a call and is none comes back
 with its `error`, so that the policy can read it. Calls inside of thoughts (before the last `</think>`) do not count.
 """
+import ast
 import json
+import re
 from collections.abc import Callable
 
 from jaxrl_llm.environments.tools import Call
@@ -11,6 +13,8 @@ from jaxrl_llm.rewards.code import extract_program
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _DECODER = json.JSONDecoder()
+_PYTHONIC = re.compile(r"\[?\s*[A-Za-z_]\w*\(")
+LENGTH_LIMIT = 10_000  # characters of a Python call; what is behind them is not read
 
 
 def hermes(text: str) -> list[Call]:
@@ -41,13 +45,26 @@ def llama3(text: str) -> list[Call]:
     return calls
 
 
+def pythonic(text: str) -> list[Call]:
+    """Llama 3.2 and 4: the whole text is a list of Python calls, `[name(key="value"), ...]`, or one call without brackets."""
+    text = _answer(text).strip().removeprefix("<|python_tag|>").strip()
+    if not _PYTHONIC.match(text):
+        return []
+    try:
+        tree = ast.parse(text[:LENGTH_LIMIT], mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return [Call("", {}, "the call is no Python expression")]
+    return [_python_call(one) for one in (tree.elts if isinstance(tree, ast.List) else [tree])]
+
+
 def fenced(text: str) -> list[Call]:
     """The last ```python block, as a call of the tool `python`."""
     program = extract_program(_answer(text))
     return [] if program is None else [Call("python", {"code": program})]
 
 
-PARSERS: dict[str, Callable[[str], list[Call]]] = {"hermes": hermes, "llama3": llama3, "fenced": fenced}
+PARSERS: dict[str, Callable[[str], list[Call]]] = {"hermes": hermes, "llama3": llama3, "pythonic": pythonic,
+                                                      "fenced": fenced}
 
 
 def _answer(text: str) -> str:
@@ -67,3 +84,15 @@ def _call(text: str, key: str) -> Call:
     if not isinstance(arguments, dict):
         return Call(found["name"], {}, f'"{key}" of a call is an object')
     return Call(found["name"], arguments)
+
+
+def _python_call(node: ast.expr) -> Call:
+    """One call with keywords whose values are literals. Nothing is evaluated."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return Call("", {}, 'a call is written name(key="value")')
+    if node.args or any(keyword.arg is None for keyword in node.keywords):
+        return Call(node.func.id, {}, 'arguments are given by name, name(key="value")')
+    try:
+        return Call(node.func.id, {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in node.keywords})
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return Call(node.func.id, {}, "arguments of a call are literals, such as numbers and texts in quotes")

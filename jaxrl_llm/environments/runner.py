@@ -47,7 +47,8 @@ class Runner:
 
     A step is tried `retries` more times where the environment is replayable. Then its trajectory is invalid: it has no reward,
     neither 0 nor any other, `invalid` says why and `counts` how often ("NAME/timeout"). More than `limit` of the trajectories
-    since the last `forget` end in TooManyInvalid. `deadline`: seconds for a step, replay included.
+    since the last `forget` end in TooManyInvalid. `deadline`: seconds for a step, replay included. `step` may be called from
+    several threads, for other trajectories each.
     """
 
     def __init__(self, target: str, options: Mapping[str, Any] | None = None, *, seed: int, kind: str = "processes",
@@ -73,6 +74,7 @@ class Runner:
         self._opened = 0
         self.invalid: dict[int, Invalid] = {}
         self.counts: Counter = Counter()
+        self._lock = threading.Lock()  # of all that is known; environments run outside of it
 
     def reset(self, problems: Mapping[int, Problem]) -> dict[int, base.Turn]:
         """Opens a trajectory of each problem, by uid. What is missing in the result is in `invalid`.
@@ -158,6 +160,13 @@ class Runner:
             waiting = list(failed)
             if not waiting:
                 break
+        with self._lock:
+            self._settle(turns, failed)
+            self._check()
+        return {uid: turns[uid] for uid in uids if uid in turns}
+
+    def _settle(self, turns: Mapping[int, base.Turn], failed: Mapping[int, tuple[str, str]]) -> None:
+        """Keeps what came of a step, and of the trajectories that it lost."""
         for uid, (kind, message) in failed.items():
             self.invalid[uid] = Invalid(kind, len(self.recording(uid).said), message)
             self.counts[f"{self.environment.name}/{kind}"] += 1
@@ -167,8 +176,6 @@ class Runner:
             self._running[uid] = recording, base.digest([turn], seen)
             if turn.done:
                 self._recordings[uid] = self._running.pop(uid)[0]
-        self._check()
-        return {uid: turns[uid] for uid in uids if uid in turns}
 
     def _check(self) -> None:
         if len(self.invalid) <= self._limit * self._opened:

@@ -23,7 +23,7 @@ for _factory in (calculator, python, search):
 _EXPRESSION = re.compile(r"\d+(?: ?[-+*/] ?\d+)+")
 _MARKED = re.compile(r"\\boxed\{|<answer>")
 _CALLS = {"hermes": '<tool_call>{"name": "calculator", "arguments": %s}</tool_call>',
-          "llama3": '{"name": "calculator", "parameters": %s}'}
+          "llama3": '{"name": "calculator", "parameters": %s}', "pythonic": "[calculator(expression=%s)]"}
 FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count", "malformed": "any", "void": "tokens",
          "tool_failed": "count", "tool_unknown": "count"}
 FENCED = "Programs that you write in a ```python block are run, and you read what they print. Then give your answer."
@@ -39,11 +39,12 @@ class Dialogue:
 
 def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None,
              tools: Mapping[str, Mapping[str, Any]] | Sequence[str] = ("calculator",), parser: str = "hermes",
-             reward: str | None = None, turns: int = 8) -> Environment:
+             reward: str | None = None, turns: int = 8, preface: Sequence[Message] = ()) -> Environment:
     """A task of `jaxrl_llm.tasks` with tools, by name or by name and options (`{"search": {"path": ...}}`).
 
     A message that calls tools is answered by their results; one that does not is the answer, which the task's verifier
-    scores. A policy that still calls at the last of its `turns` gets no reward. The facts of a turn are `tool_calls`, those of
+    scores. A policy that still calls at the last of its `turns` gets no reward. `preface` are messages before the problem, such
+    as rules and an example, for a chat template that shows no tools. The facts of a turn are `tool_calls`, those of
     them that failed, by the word "error" in what came back (`tool_errors`), of these the ones that could be read and named a
     tool (`tool_failed`) or none that there is (`tool_unknown`), answers in a box or in `<answer>`, or read by the verifier
     (`answer_blocks`), whether a call could not be read (`malformed`), and `void`: neither a call that could be read nor an
@@ -61,7 +62,7 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
 
     def reset(problem: Problem, key: int) -> tuple[Dialogue, list[Message]]:
         rules = [{"role": "system", "content": FENCED}] if parser == "fenced" else []
-        return Dialogue(problem), [*rules, *opening(problem)]
+        return Dialogue(problem), [*rules, *preface, *opening(problem)]
 
     return Environment(
         name=f"{problems.name}+{'+'.join(chosen)}", task=problems, reset=reset, step=step,
@@ -79,7 +80,8 @@ def _ideal(reward: str, state: Dialogue, parser: str) -> str:
 def call_of(problem: Problem, parser: str) -> str | None:
     """A call of the calculator with the expression that a problem spells; None where it spells none, or for other parsers."""
     found = _EXPRESSION.search(opening(problem)[-1]["content"])
-    return None if found is None or parser not in _CALLS else _CALLS[parser] % json.dumps({"expression": found[0]})
+    written = json.dumps(None if found is None else found[0] if parser == "pythonic" else {"expression": found[0]})
+    return None if found is None or parser not in _CALLS else _CALLS[parser] % written
 
 
 def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call]], tools: Sequence[Tool],

@@ -30,7 +30,7 @@ class RowCaches:
     Attributes:
       slots: on the device; None where nothing is in them.
       prefixes: caches of prompts, those read last at the end, as many as there are rows.
-      prefilled: how many prompt tokens were computed.
+      prefilled: how many prompt tokens were computed.  read: these, and what others wrote into rows.
       programs: what was compiled, one entry for each combination of shapes.
     """
 
@@ -40,7 +40,7 @@ class RowCaches:
         self._rooms = rooms(most)
         self.slots: Slots | None = None
         self.prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
-        self.prefilled = 0
+        self.prefilled, self.read = 0, 0
         self.programs = programs
 
     def clear(self) -> None:
@@ -107,6 +107,7 @@ class RowCaches:
             others = (prompt_of(row) for row in itertools.islice(waiting, self._rows) if row.cache is None)
             new += list(dict.fromkeys(p for p in others if p and p not in known and len(p) <= longest))[:spare]
         self.prefilled += sum(map(len, new))
+        self.read += sum(map(len, new))
         while new:
             part, new = new[:_PROMPTS], new[_PROMPTS:]
             block = self._block(weights, part)
@@ -123,6 +124,7 @@ class RowCaches:
 
     def _go_on(self, weights: Weights, entries: Sequence[tuple[int, Sequence[int], int]]) -> None:
         """Tokens into slots in use, as `_extended`."""
+        self.read += sum(len(tokens) for _, tokens, _ in entries)
         self.slots = self._extended(weights, self.slots, entries)
 
     def _extended(self, weights: Weights, slots: Slots, entries: Sequence[tuple[int, Sequence[int], int]]) -> Slots:

@@ -73,8 +73,7 @@ class Engine:
         self._given: list[jax.Array | None] = []  # the parameters as they came, where they are arrays that cannot change
         self._policy = jax.eval_shape(lambda: (params, lora))
         self.programs: set[tuple] = set()
-        self._caches = RowCaches(model, self._device, slots, slot_tokens + max(*chunks, WIDTHS[-1]),
-                                 transposed=self._transposed, programs=self.programs)
+        self._decoded = 0  # tokens
         self.publish(version, params, lora)
 
     @property
@@ -91,6 +90,11 @@ class Engine:
     def prefilled(self) -> int:
         """How many prompt tokens were computed."""
         return self._caches.prefilled
+
+    @property
+    def computed(self) -> int:
+        """How many tokens went through the model."""
+        return self._caches.read + self._decoded
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -368,6 +372,7 @@ class Engine:
         row.tokens += tokens
         row.measured += [(a, b, version) for a, b in zip(logprobs, entropies)]
         row.drawn, row.cached, row.cache = row.drawn + len(tokens), row.cached + len(tokens), None
+        self._decoded += len(tokens)
         stopped = tokens[-1] in row.request.stop_tokens
         before = len(row.search.tokens)
         kept = row.search.feed(tokens[:-1] if stopped else tokens)

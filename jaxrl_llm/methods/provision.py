@@ -18,7 +18,7 @@ PROVIDED = {
     **dict.fromkeys(("rewards", "reward_components", "correct", "answers"), "the reward"),
     "task": "the task",
     "old_logprobs": "the recorder `old`", "ref_logprobs": "the recorder `reference`", "base_logprobs": "the recorder `reference`",
-    "features": "the recorder `features`",
+    "features": "the recorder `features`", **dict.fromkeys(("max_logprobs", "greedy_logprobs"), "the recorder `greedy`"),
     "prior": "the prior of prompts",
 }
 OBSERVED = control.FACTS.keys()  # what a run lets controllers observe
@@ -43,6 +43,7 @@ AWAITED = {
     "match": "a topology that walks along recorded trajectories", "retry_step": "a topology that tries again from a step",
     "flawed": "a judge that marks flawed solutions", "values": "a critic, which this method's estimator gives no targets",
     **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),
+    **dict.fromkeys(("turn_q", "turn_v"), "a critic of turns, for which this method's estimator gives no numbers"),
     "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",
     "score_sq_norms": "a recorder of single completions' gradient norms",
     "gradient_norms": "a pilot pass that measures the gradients of right completions before the others are shared out",
@@ -71,6 +72,7 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, provided: 
     What a critic, a replay and the settings of controllers provide is there for methods that have them.
     """
     there = {*PROVIDED, *provided} | (set() if estimator.value_targets is None else {"values"})
+    there |= set() if estimator.turn_critic is None else {"turn_q", "turn_v"}
     there |= set() if method.replay is None else REPLAYED
     there |= {knob for name in method.controllers if name in control.names() for knob in control.make(name).knobs}
     found = [Lack(name, AWAITED.get(name, "a recorder, a topology or a task of your own"))

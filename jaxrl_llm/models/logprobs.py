@@ -33,6 +33,16 @@ def token_logprobs(normed, unembedding, tokens, *, temperature: float | jax.Arra
     return _token_logprobs((fixed, divisor, softcap), min(chunk, len(tokens)), normed, unembedding, tokens, wanted, each)
 
 
+def most_likely(normed, unembedding, *, chunk: int = 512):
+    """The token with the largest logit, `i32[N]`, of final normed states `[N, D]`; `unembedding`: `[V, D]`.
+
+    What the model does with its products, see `finished`, keeps their order.
+    """
+    chunk = min(chunk, len(normed))
+    return jax.lax.map(lambda h: jnp.argmax(_logits(h, unembedding, 1.0, None), axis=-1).astype(jnp.int32),
+                       _chunks(normed, chunk)).reshape(-1)[:len(normed)]
+
+
 def finished(products, divisor: float, softcap: float | None):
     """Logits from the products of states and unembedding: y = products / divisor, then softcap * tanh(y / softcap) if given."""
     logits = products if divisor == 1.0 else products / divisor

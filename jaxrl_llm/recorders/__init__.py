@@ -1,9 +1,11 @@
 """What is measured on rollouts before they are credited and learned from: one file each."""
 from jaxrl_llm.recorders.base import Recorder
 from jaxrl_llm.recorders.features import features
+from jaxrl_llm.recorders.greedy import greedy
 from jaxrl_llm.recorders.old import old
 from jaxrl_llm.recorders.reference import reference
 from jaxrl_llm.recorders.teacher import base, teacher
+from jaxrl_llm.recorders.turn_values import turn_values
 from jaxrl_llm.recorders.values import values
 
-__all__ = ["Recorder", "base", "features", "old", "reference", "teacher", "values"]
+__all__ = ["Recorder", "base", "features", "greedy", "old", "reference", "teacher", "turn_values", "values"]

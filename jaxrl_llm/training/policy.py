@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxrl_llm.models.logprobs import token_logprobs
+from jaxrl_llm.models.logprobs import most_likely, token_logprobs
 from jaxrl_llm.models.moe import Loads
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.models.unpadding import unpadding
@@ -96,6 +96,22 @@ class Policy:
 
         r = rollouts
         rows = (r.prompt_tokens, r.prompt_mask, r.tokens, r.token_mask, last, r.temperature)
+        return over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
+
+    def likeliest(self, params, lora, rollouts: Rollouts, at=None) -> tuple[jax.Array, jax.Array]:
+        """The most likely token at each place, i32[P, G, T], or the tokens `at`, and their log-probs f32[P, G, T], nats."""
+        def forward(params, lora, rows, whole):
+            prompt_tokens, prompt_mask, tokens, at, temperature = rows
+            states, _ = self.model.packed_states(params, prompt_tokens, prompt_mask, tokens, lora=lora, whole=whole)
+            states = states.reshape(-1, states.shape[-1])
+            found = (most_likely(states, self.model.unembedding(params), chunk=self.chunk) if at is None else at.reshape(-1))
+            if temperature is not None:
+                temperature = jnp.broadcast_to(temperature[:, None, None], tokens.shape).reshape(-1)
+            logprobs, _ = self._of_tokens(params, states, found, temperature=temperature)
+            return found.reshape(tokens.shape), logprobs.reshape(tokens.shape)
+
+        r = rollouts
+        rows = (r.prompt_tokens, r.prompt_mask, r.tokens, at, r.temperature)
         return over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
 
     def _of_tokens(self, params, states, tokens, wanted=None, temperature=None):

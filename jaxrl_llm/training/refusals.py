@@ -37,7 +37,7 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
     if "features" in needs and c.sampling.group < 2 and not (more and c.sampling.max_group > c.sampling.group):
         raise ValueError(f"method {method.slug!r} compares the completions of a prompt, but sampling.group is "
                          f"{c.sampling.group}; give 2 or more")
-    if estimator.value_targets is not None and c.critic.pretrain_steps >= c.steps:
+    if estimator.has_critic and c.critic.pretrain_steps >= c.steps:
         raise ValueError(f"config.critic.pretrain_steps={c.critic.pretrain_steps} leave none of the {c.steps} steps "
                          "to the policy; set fewer (0: none), or more steps")
     s = config.sampling
@@ -68,7 +68,7 @@ def check_sizes(config: ConfigDict, method: methods.Method, estimator: Estimator
     if len(deciding) > 1:
         raise ValueError(f"{' and '.join(deciding)} of method {method.slug!r} both say how many rollouts a prompt gets; "
                          "set budget.utility to nothing, or take another method")
-    if unequal and (estimator.value_targets is not None or "features" in needs or method.replay is not None):
+    if unequal and (estimator.has_critic or "features" in needs or method.replay is not None):
         raise ValueError(f"{unequal[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which goes "
                          "neither with a critic, nor with a baseline from hidden states, nor with a replay")
 
@@ -87,7 +87,7 @@ def check_replay(config: ConfigDict, method: methods.Method, needs: set[str]) ->
 def check_packed(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
     """Raises ValueError for what rectangular rows alone can do."""
     others = ["pools hidden states of completions"] * ("features" in needs)
-    others += ["trains a critic"] * (estimator.value_targets is not None)
+    others += ["trains a critic"] * estimator.has_critic
     if others:
         raise ValueError(f"method {method.slug!r} {' and '.join(others)}, which takes rectangular rows; set "
                          "learner.packed_rows=0, and learner.micro_batches to save memory, or take another method, for example "
@@ -99,7 +99,7 @@ def check_budget(config: ConfigDict, method: methods.Method, estimator: Estimato
     others = [f"the filter {name!r}" for name in method.filters]
     others += ["an estimator that asks for more rollouts itself"] * (estimator.wants_more is not None)
     others += ["a baseline from hidden states"] * ("features" in needs)
-    others += ["a critic"] * (estimator.value_targets is not None)
+    others += ["a critic"] * estimator.has_critic
     if others:
         raise ValueError(f"config.budget.utility={config.budget.utility!r} does not go together with {', '.join(others)} of "
                          f"method {method.slug!r}; leave it empty, or take another method, for example grpo")

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm import environments, methods, parallel, recorders, rewards, tasks
-from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.advantages.base import Estimator, OfTurns
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.forest import Forest, outcomes
@@ -47,7 +47,7 @@ from jaxrl_llm.training.step import in_parts, make_joint_update
 from jaxrl_llm.training.trajectories import Trajectories
 from jaxrl_llm.training.variants import check_there
 from jaxrl_llm.values import critic as critic_lib
-from jaxrl_llm.values import features
+from jaxrl_llm.values import features, turn_critic
 
 Reward = rewards.Combined | rewards.ByTask
 Judge = Reward | Runner
@@ -265,7 +265,7 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
                  source: Source) -> tuple[Learner, optax.Schedule]:
     """What learns from rollouts, with the schedule of its learning rate."""
     learner, c, model = config.learner, config, policy.model
-    alone = 0 if estimator.value_targets is None else config.critic.pretrain_steps
+    alone = config.critic.pretrain_steps if estimator.has_critic else 0
     optimizer, schedule = optimizer_of(config, config.optimizer.learning_rate, config.steps - alone)
     layout, pieces = make_layout(config, objective, optimizer, policy, source), pieces_of(config)
     shapes, clip_norm = source.ladders.programs, config.optimizer.clip_norm or None
@@ -287,8 +287,13 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     if of_start:
         recorded.append(recorders.reference(layout.logprobs, bool(config.lora.rank), of_start))
     recorded += teachers_of(config, objective, optimizer, needs, source)
+    if {"max_logprobs", "greedy_logprobs"} & needs:
+        likeliest = Guarded("likeliest", jax.jit(policy.likeliest), 2 * shapes)  # by itself, and of given tokens
+        recorded.append(recorders.greedy(likeliest, bool(config.lora.rank)))
     if estimator.value_targets is not None:
         recorded.append(critic_of(config, model, source.mesh, shapes))
+    if estimator.turn_critic is not None:
+        recorded.append(turn_critic_of(config, model, source.mesh, shapes, estimator.turn_critic))
     rows = tuple(c.prompts.per_step * n for n in source.ladders.groups)
     return Learner(
         policy, estimator, objective, optimizer, tuple(recorded), layout, source.mesh, rows, c.sampling.group, joint,
@@ -361,6 +366,20 @@ def critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: int) -
                             Guarded("update of the critic", fit, shapes))
 
 
+def turn_critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: int, numbers: OfTurns) -> recorders.Recorder:
+    """The critic of turns that an estimator with these `numbers` asks for."""
+    key = jax.random.fold_in(jax.random.key(config.seed), 6)
+    critic = turn_critic.TurnCritic(model, optimizer_of(config, config.critic.learning_rate, config.steps)[0], key,
+                                    clip_norm=config.optimizer.clip_norm or None, mesh=mesh, **numbers._asdict())
+
+    def predict(own, params, lora, rollouts):
+        states = critic.states(params, lora, rollouts)
+        return dict(zip(("turn_q", "turn_v"), turn_critic.values(own, states))) | {"turn_states": states}
+
+    return recorders.turn_values(critic, Guarded("values of turns", jax.jit(predict), shapes),
+                                 Guarded("update of the critic", jax.jit(critic.fit, donate_argnums=0), shapes))
+
+
 def capture_of(config: ConfigDict, tokenizer, num_layers: int) -> Capture:
     """What `config.probe` asks to be read of a model with `num_layers` blocks; ValueError if there is no such block."""
     p = config.probe
@@ -414,15 +433,19 @@ def make_judge(config: ConfigDict) -> tuple[tasks.Task, Judge]:
 
 def make_runner(config: ConfigDict) -> Runner:
     """The runner of `config.environment`: compiled where it is a game of arrays, in processes where its trajectories can be
-    played again, else in threads."""
+    played again, else in threads.
+
+    Where steps wait for others they do so all at once, in threads.
+    """
     found = config_lib.calls(config.environment)
     if len(found) != 1:
         raise ValueError(f"config.environment={config.environment!r} names {len(found)} environments; give one of "
                          f"{', '.join(environments.FACTORIES)}, or your own module:function, with its options in brackets")
     (name, options), = found
     made = environments.make(name, **options)
-    kind = "compiled" if made.game is not None else "processes" if made.replayable else "threads"
-    return Runner(name, options, seed=config.seed, kind=kind, deadline=config.environment_deadline,
+    kind = "compiled" if made.game is not None else "processes" if made.replayable and not made.waits else "threads"
+    workers = config.prompts.per_step * config.sampling.group if made.waits else None
+    return Runner(name, options, seed=config.seed, kind=kind, workers=workers, deadline=config.environment_deadline,
                   limit=config.environment_invalid)
 
 

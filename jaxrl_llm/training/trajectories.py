@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from jaxrl_llm import parallel, turn_info
 from jaxrl_llm.environments import base
+from jaxrl_llm.environments.answers import Answers
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.forest import Forest, grow, plant
 from jaxrl_llm.generation import sampling as sampling_lib
@@ -202,7 +203,7 @@ class Trajectories:
         ended = self._played(engine, weights, going, held_out, timer)
         invalid = self.runner.counts.copy()
         self.runner.forget()
-        return grown(forest, ended, self.runner.environment.returns, version, invalid)
+        return grown(forest, ended, self.runner.environment.returns, version, invalid, getattr(engine, "computed", 0))
 
     def _played(self, engine: Any, weights: Weights, going: Mapping[int, Trajectory], held_out: int, timer: PhaseTimer
                 ) -> dict[int, Trajectory]:
@@ -215,23 +216,27 @@ class Trajectories:
         with timer("rollout"):
             engine.submit(*(request(uid, one) for uid, one in going.items()))
         lost: set[int] = set()
+        answers, waiting = Answers(self.runner), dict[int, tuple[Node, base.Message]]()
         while True:
             with timer("rollout"):
                 nodes = engine.collect()
-            if not nodes:
+            said = {node.uid % _REQUEST: conversation.said(self.tokenizer, node.tokens.tolist()) for node in nodes}
+            waiting |= {node.uid % _REQUEST: (node, said[node.uid % _REQUEST]) for node in nodes}
+            with timer("environment"):  # where it waits the engine goes on, until it has nothing else to do
+                if said:
+                    answers.ask({held_out + uid: message for uid, message in said.items()})
+                turns = {uid - held_out: turn for uid, turn in answers.ready(wait=not nodes).items()}
+            if not nodes and not turns:
                 return {uid: one for uid, one in going.items() if uid not in lost}
-            by_uid = {node.uid % _REQUEST: node for node in nodes}
-            said = {uid: conversation.said(self.tokenizer, node.tokens.tolist()) for uid, node in by_uid.items()}
-            with timer("environment"):
-                turns = self.runner.step({held_out + uid: message for uid, message in said.items()})
+            answered = {uid: waiting.pop(uid) for uid in turns}
             with timer("template"):
-                answers = {uid: self._answered(going[uid], node, said[uid], turns[held_out + uid], weights.limits)
-                           for uid, node in by_uid.items() if held_out + uid in turns}
-            lost |= said.keys() - answers.keys()
-            self.runner.end([held_out + uid for uid, ids in answers.items() if ids is None and not going[uid].done])
+                read = {uid: self._answered(going[uid], *answered[uid], turn, weights.limits)
+                        for uid, turn in turns.items() if turn is not None}
+            lost |= turns.keys() - read.keys()
+            self.runner.end([held_out + uid for uid, ids in read.items() if ids is None and not going[uid].done])
             with timer("rollout"):
-                for uid, node in by_uid.items():
-                    ids, anew = answers.get(uid), node.uid // _REQUEST < going[uid].requests
+                for uid, (node, _) in answered.items():
+                    ids, anew = read.get(uid), node.uid // _REQUEST < going[uid].requests
                     if ids is None or anew:
                         engine.release(node.uid)
                     if ids is not None and anew:
@@ -386,9 +391,9 @@ def success(total: float, returns: tuple[float, float]) -> float:
     return min(max((total - low) / (high - low), 0.0), 1.0)
 
 
-def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float, float], version: int, invalid: Counter
-          ) -> Forest:
-    """The forest with the nodes of these trajectories, by uid."""
+def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float, float], version: int, invalid: Counter,
+          computed: int = 0) -> Forest:
+    """The forest with the nodes of these trajectories, by uid; `computed`: tokens that the engine computed for them."""
     roots = np.flatnonzero(forest.role == Role.PROMPT)
     rows, parents = [], []
     for uid, one in ended.items():
@@ -412,4 +417,4 @@ def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float,
         tokens=of_tokens("tokens", np.int32), logprobs=of_tokens("logprobs", np.float32),
         entropies=of_tokens("entropies", np.float32), version=np.full(sum(row["length"] for row in rows), version),
         turn_rewards=column("turn_rewards", np.float32), turn_info=[row["turn_info"] for row in rows],
-        prompt=column("prompt", np.int32), invalid=invalid)
+        prompt=column("prompt", np.int32), computed=computed, invalid=invalid)

@@ -121,6 +121,19 @@ CALL = {"name": "book", "arguments": {"city": "Bonn"}}
     ("llama3", "{7}", []),
     ("llama3", '{"answer": 7}', [("", {}, 'a call is an object with a "name"')]),
     ("llama3", '{"a":' * 100_000, []),
+    ("pythonic", "The answer is 7.", []), ("pythonic", "[7]", []), ("pythonic", "(7 + 5)", []),
+    ("pythonic", '[book(city="Bonn")]', [("book", {"city": "Bonn"}, "")]),
+    ("pythonic", ' <|python_tag|>book(city="Bonn, (Rhine)", nights=-2, rooms=[1, {"a": None}])',
+     [("book", {"city": "Bonn, (Rhine)", "nights": -2, "rooms": [1, {"a": None}]}, "")]),
+    ("pythonic", "[a(), b(x='];')]", [("a", {}, ""), ("b", {"x": "];"}, "")]),
+    ("pythonic", '<think>[book(city="Bonn")]</think>7', []),
+    ("pythonic", '[book(city="Bonn")', [("", {}, "the call is no Python expression")]),
+    ("pythonic", '[book(city="Bonn")] is what I would call', [("", {}, "the call is no Python expression")]),
+    ("pythonic", '[book(city="Bonn"), 7]', [("book", {"city": "Bonn"}, ""), ("", {}, "a call is written")]),
+    ("pythonic", 'book("Bonn")', [("book", {}, "arguments are given by name")]),
+    ("pythonic", "book(**{'city': 'Bonn'})", [("book", {}, "arguments are given by name")]),
+    ("pythonic", "book(city=__import__('os').system('true'))", [("book", {}, "arguments of a call are literals")]),
+    ("pythonic", "book(city=1 + 2, " + "x=" + "(" * 100_000, [("", {}, "the call is no Python expression")]),
     ("fenced", "```python\nprint(1)\n```\nor\n```python\nprint(2)\n```", [("python", {"code": "print(2)"}, "")]),
     ("fenced", "```python\nprint(1)", []),
     ("fenced", "<think>```python\nprint(1)\n```</think>7", []),
@@ -261,6 +274,20 @@ def test_a_dialogue_with_programs_in_fences():
     turn = base.advance(environment, state, say(f"```python\nprint({problem.answer} + 0)\n```"))
     assert turn.messages == [{"role": "user", "name": "python", "content": problem.answer}]
     assert base.advance(environment, state, say(problem.answer)).reward == 1.0
+
+
+def test_messages_before_the_problem_and_calls_in_python():
+    preface = [{"role": "system", "content": "Call."}, {"role": "user", "content": "1 + 1?"},
+               {"role": "assistant", "content": '[calculator(expression="1 + 1")]'}, {"role": "tool", "content": "2"}]
+    environment = environments.make("tool_use", parser="pythonic", preface=preface)
+    problem = environment.task.train[3]
+    state, opening = base.begin(environment, problem, 0)
+    assert opening.messages[:4] == preface and opening.messages[4:] == list(problem.prompt)
+    said = environment.oracle(state)
+    assert said.startswith('[calculator(expression="') and said.endswith('")]')
+    turn = base.advance(environment, state, say(said))
+    assert turn.messages == [{"role": "tool", "name": "calculator", "content": problem.answer}]
+    assert base.advance(environment, state, say(environment.oracle(state))).reward == 1.0
 
 
 def test_names_of_tools_and_parsers():

@@ -63,6 +63,19 @@ def test_lost_trajectories_are_counted_and_not_learned_from(tmp_path):
     assert not np.any(np.asarray(learned.advantages)[np.array(lost)]) and learned.metrics["skipped_updates"] == 0
 
 
+def test_answers_that_wait_change_no_trajectory():
+    """The engine goes on with the others meanwhile; what is sampled does not depend on beside whom."""
+    found = []
+    for waits in (False, True):
+        run, params = setup.build(chatter.get_config(environment=f"chatter:letters(waits={waits})"))
+        finished = run.source.next(setup.initial_state(run, params))
+        assert 0.9 < finished.metrics["completion/computed"] <= 1.0  # no prefix is computed twice
+        found.append(finished.rollouts)
+    for name in ("tokens", "mask", "role", "rewards", "step_ids"):
+        np.testing.assert_array_equal(getattr(found[0], name), getattr(found[1], name), err_msg=name)
+    np.testing.assert_allclose(*(np.where(one.mask, one.behavior_logprobs, 0) for one in found), atol=1e-5)
+
+
 def test_too_many_lost_trajectories_end_the_run(tmp_path):
     config = chatter.get_config(environment="chatter:letters(broken=0)", environment_invalid=0.1)
     run, params = setup.build(config)

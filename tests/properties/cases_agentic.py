@@ -94,13 +94,37 @@ def siblings(rng, p, g, t):
     return {"rewards": rng.uniform(-1, 1, (p, g)), "extras": {"final": np.arange(p) % 2 == 0}}
 
 
+def valued(rng, p, g, t):
+    """Turns with the twin values of a critic."""
+    fields = turns(rng, p, g, t)
+    fields["extras"] |= {name: rng.normal(size=(p, g, 2)) for name in ("turn_q", "turn_v")}
+    return fields
+
+
+def programs(rng, p, g, t):
+    """Log-probs of the most likely tokens, of a frozen model's choices, and the number behind a value."""
+    most = -rng.random((p, g, t))
+    return {"extras": {"values": rng.normal(size=(p, g, t)), "max_logprobs": most,
+                       "greedy_logprobs": most - rng.random((p, g, t))}}
+
+
+def with_references(rng, p, g, t):
+    fields = programs(rng, p, g, t)
+    fields["extras"]["expert"] = rng.random((p, g)) < 0.4
+    return fields
+
+
 ARRIVAL = {"permutation": "the baseline moves from game to game in order of arrival",
            "equal": "the baseline is that of earlier games"}
 FORMAT = {"equal": "the reward for the form of a step is its own, and shorter paths are discounted less"}
 STOPS = {"equal": "stop tokens and items too many have advantages of their own"}
 ALONE = {"equal": "a task with one trajectory keeps its reward"}
 
+BELLMAN = {"equal": "a target is compared with the policy's own log-prob, not with other rollouts"}
+VALUES = {"equal": "a critic compares a turn with what it expects, not with other turns"}
+
 ESTIMATORS = {
+    "archer": [Case(inputs=valued, exempt=VALUES)],
     "gigpo": [
         Case(inputs=turns, equal=even_turns),
         Case({"mode": "mean_std_norm", "singleton": "zero"}, inputs=turns, equal=even_turns),
@@ -132,6 +156,7 @@ ESTIMATORS = {
     "mars2_path_adv": [Case(inputs=tree), Case({"parent_reward": "raw", "mix": 0.3}, inputs=tree)],
     "table_gpt_r1": [Case(inputs=tool_calls, equal=no_calls)],
     "rank_grpo": [Case(inputs=lists, exempt=STOPS), Case({"variant": "exp_inf"}, inputs=lists, exempt=STOPS)],
+    "b_coder": [Case(inputs=programs, exempt=BELLMAN), Case({"alpha": 0.5, "gamma": 0.9}, inputs=programs, exempt=BELLMAN)],
     "lightningrl": [Case(inputs=priced), Case({"perf": "length", "perf_coef": 0.5}, inputs=priced)],
 }
 
@@ -140,5 +165,6 @@ OBJECTIVES = {
     "mars2_path_adv": [Case(), Case({"clip_low": 0.1, "clip_high": 0.15, "max_ratio": 1.2, "kl_coef": 0.0})],
     "rank_grpo": [Case(inputs=lists), Case({"aggregation": "rank_mean", "kl_coef": 0.0}, inputs=lists)],
     "step_apo": [Case(inputs=siblings), Case({"alpha": 0.0, "label_smoothing": 0.1}, inputs=siblings)],
+    "b_coder": [Case(inputs=programs), Case({"alpha": 0.5}, inputs=with_references)],
     "lightningrl": [Case(inputs=priced), Case({"perf": "length"}, inputs=priced)],
 }

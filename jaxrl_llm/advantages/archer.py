@@ -1,0 +1,20 @@
+"""ArCHer's advantage of a turn, from twin values of turns and of states (arXiv 2402.19446)."""
+from jaxrl_llm.advantages.base import Estimator, OfTurns, estimator, stateless
+
+
+@estimator
+def archer(*, gamma: float = 0.95, tau: float = 0.1, critic_epochs: int = 50) -> Estimator:
+    """`A = min(Q_1, Q_2)(s, a) - min(V_1, V_2)(s)`, rows are turns with `extras["turn_q"]`, `extras["turn_v"]` f32[P, G, 2].
+
+    `gamma` (of a turn), `tau` (of slow copies) and `critic_epochs` (over a batch) are numbers of the critic that gives them,
+    `values.turn_critic`; those of the official code. Raises ValueError for numbers outside of their ranges.
+    """
+    if not 0 <= gamma <= 1 or not 0 < tau <= 1 or critic_epochs < 1:
+        raise ValueError(f"gamma={gamma}, tau={tau}, critic_epochs={critic_epochs}; need shares from 0 to 1, tau above 0, and "
+                         "one epoch at least")
+
+    def advantages(rollouts):
+        return rollouts.extras["turn_q"].min(-1) - rollouts.extras["turn_v"].min(-1)
+
+    found = stateless(advantages, needs=("turn_q", "turn_v", "step", "step_rewards"))
+    return found._replace(turn_critic=OfTurns(gamma, tau, critic_epochs))

@@ -1,0 +1,32 @@
+"""The game of `chatter`, which kills the run that plays it, once, in the middle of an episode of training."""
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import chatter
+import psutil
+
+from jaxrl_llm.environments import Environment
+
+
+def letters(*, mark: str, replayable: bool = True, after: int = 36) -> Environment:
+    """Kills the program `experiments/train.py` above it at the third turn of an episode, if `mark` is not there.
+
+    That is after the first `after` of such turns, in whatever process. `mark` then says how many turns were over.
+    """
+    inner, seen = chatter.letters(), Path(f"{mark}.seen")
+
+    def step(state, message):
+        if state["turn"] == 2 and not Path(mark).exists():
+            with seen.open("a") as file:
+                file.write("x")
+        if state["turn"] == 2 and not Path(mark).exists() and seen.stat().st_size > after:
+            Path(mark).write_text(str(state["turn"]))
+            here = psutil.Process()
+            for one in (here, *here.parents()):
+                if any(part.endswith("train.py") for part in one.cmdline()):
+                    os.kill(one.pid, signal.SIGKILL)
+        return inner.step(state, message)
+
+    return dataclasses.replace(inner, step=step, replayable=replayable)
