@@ -11,11 +11,12 @@ from jaxrl_llm.tasks.edits import edits
 from jaxrl_llm.tasks.grounding import grounding
 from jaxrl_llm.tasks.mixture import mixture
 from jaxrl_llm.tasks.reasoning_gym_task import reasoning_gym
+from jaxrl_llm.tasks.word_problems import word_problems
 
 __all__ = ["FACTORIES", "Part", "Problem", "Source", "Task", "make", "mixture", "text_of"]
 
 FACTORIES: dict[str, registry.Factory] = {}
-for _factory in (arithmetic, attempts, dataset, jsonl, reasoning_gym, grounding, edits):
+for _factory in (arithmetic, attempts, dataset, jsonl, reasoning_gym, grounding, edits, word_problems):
     registry.register(FACTORIES, "task", _factory)
 
 
