@@ -150,7 +150,7 @@ def test_poise(tmp_path):
 def test_v0_budgets_and_routing(tmp_path):
     found, printed = run("4_v0_budgets_and_routing.ipynb", tmp_path, "[mean_of_four, [risk.mse for risk in four], "
                          "[risk.draws for risk in more], {name: float(n.mean()) for name, n in used.items()}, "
-                         "[x for _, x in losses], spent, shares, curves['oracle'].accuracy.max(), alone.tolist(), "
+                         "[x for _, x in losses], spent, shares, curves['oracle'].score.max(), alone.tolist(), "
                          "runs['moving_average']['v0_5/rollouts'].tolist()]",
                          **{"HEAD_STEPS, F, N, Q": "40, 4, 16, 8", "TASKS": "20", "STEPS, SOURCES": '2, ("moving_average",)',
                             "TRUTH, priors": "0.2, np.linspace(0, 1, 6)",
