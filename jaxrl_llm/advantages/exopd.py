@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
-from jaxrl_llm.advantages.gopd import distillation_advantage
+from jaxrl_llm.advantages.gopd import distillation_advantage, teacher_gap
 
 
 @estimator
@@ -16,13 +16,15 @@ def exopd(*, teacher_weight: float = 1.25) -> Estimator:
     than the student, the teacher before its own RL. The weight 1.25 is the paper's.
     """
 
-    def advantages(rollouts):
+    def of_prompt(rollouts):
         teachers, chosen = rollouts.extras["teacher_logprobs"], rollouts.extras["teacher_id"]
         if teachers.ndim != 4:
             raise ValueError(f"extras['teacher_logprobs'] has shape {teachers.shape}, expected [P, G, T, teachers]")
-        teacher = jnp.take_along_axis(teachers, chosen[:, None, None, None], axis=3)[..., 0]
-        return distillation_advantage(
-            rollouts.old_logprobs, teacher, rollouts.extras["base_logprobs"], teacher_weight
-        )
+        return jnp.take_along_axis(teachers, chosen[:, None, None, None], axis=3)[..., 0]
 
-    return stateless(advantages, needs=("old_logprobs", "teacher_logprobs", "teacher_id", "base_logprobs"))
+    def advantages(rollouts):
+        base = rollouts.extras["base_logprobs"]
+        return distillation_advantage(rollouts.old_logprobs, of_prompt(rollouts), base, teacher_weight)
+
+    made = stateless(advantages, needs=("old_logprobs", "teacher_logprobs", "teacher_id", "base_logprobs"))
+    return made._replace(metrics=lambda rollouts, advantages, state: teacher_gap(rollouts, of_prompt(rollouts)))

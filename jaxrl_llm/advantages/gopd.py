@@ -1,13 +1,22 @@
 """Generalised on-policy distillation: a dense reward from a teacher, weighted against a base (arXiv 2602.12125)."""
 
+import jax.numpy as jnp
 from jax import Array
 
+from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.rollouts import Rollouts
 
 
 def distillation_advantage(old: Array, teacher: Array, base: Array, weight: float) -> Array:
     """`-(old - base) + weight * (teacher - base)` of log-probs of the sampled tokens, any shape."""
     return base - old + weight * (teacher - base)
+
+
+def teacher_gap(rollouts: Rollouts, teacher: Array) -> dict[str, Array]:
+    """`teacher/gap`, the mean of log p_old - log p_teacher over trained tokens: an estimate of KL(student || teacher) a token."""
+    gap = jnp.where(rollouts.token_mask, rollouts.old_logprobs - teacher, 0)
+    return {"teacher/gap": masked.mean(gap, rollouts.token_mask)}
 
 
 @estimator
@@ -26,4 +35,5 @@ def gopd(*, teacher_weight: float = 1.0) -> Estimator:
             rollouts.old_logprobs, extras["teacher_logprobs"], extras["base_logprobs"], teacher_weight
         )
 
-    return stateless(advantages, needs=("old_logprobs", "teacher_logprobs", "base_logprobs"))
+    made = stateless(advantages, needs=("old_logprobs", "teacher_logprobs", "base_logprobs"))
+    return made._replace(metrics=lambda rollouts, advantages, state: teacher_gap(rollouts, rollouts.extras["teacher_logprobs"]))

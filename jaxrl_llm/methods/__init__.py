@@ -62,7 +62,7 @@ def runnable() -> list[str]:
 
 
 def runnable_elsewhere() -> list[str]:
-    """The methods that run by name in environments or on tasks that give what they read, not on any task; sorted."""
+    """The methods that run by name in environments, with teachers or on tasks that give what they read, not on any; sorted."""
     return [slug for slug in names() if lacks(slug) and all(lack.who.startswith(provision.THERE) for lack in lacks(slug))]
 
 

@@ -111,8 +111,9 @@ ROWS = (
         equation="l = GRPO + JSD(student, teacher) on tokens of rollouts with r >= gate",
         estimator=("grpo", {"eps": 1e-4}),
         objective=("kepo", {}),
-        needs=("teacher_logprobs", "hinted"),
+        needs=("teacher_logprobs",),
         defaults={"group_size": 8, "epochs": 1},
+        omits="completions with a teacher's hint in the place of some rollouts (control.kepo says which)",
     ),
     Method(
         slug="karl_oapl",

@@ -11,7 +11,8 @@ from jaxrl_llm.methods.base import DEFAULTS, Method, Part
 from jaxrl_llm.methods.provision import Lack
 
 # The sentence by which other pages count methods.
-COUNTS = re.compile(r"Of \d+ methods \d+ run by name on any task, \d+ more in environments or on tasks made for them")
+COUNTS = re.compile(r"Of \d+ methods \d+ run by name on any task, \d+ more in environments, with teachers or on tasks "
+                    r"made for them")
 
 HEAD = """# Methods
 
@@ -23,8 +24,8 @@ empty; the others are for whoever writes a configuration.
 *Also needs* names what a run has to record, then the filters and controllers of `jaxrl_llm.control`, the rule of
 `jaxrl_llm.topologies` by which some prompts get further rollouts (*allocation*) and that of
 `jaxrl_llm.replay` by which rollouts of earlier steps are learned from again. A row with **not
-provided** does not run by name everywhere: what it names is there with the part in brackets alone. Where that is an environment
-or a `config.task` the row runs with it; else its estimator and objective work in your own loop. A row with *omits* goes without
+provided** does not run by name everywhere: what it names is there with the part in brackets alone. Where that is an environment,
+a teacher or a `config.task` the row runs with it; else its estimator and objective work in your own loop. A row with *omits* goes without
 that part of the published method. What is not provided follows from what the parts say they need.
 """
 
@@ -50,7 +51,8 @@ def markdown(families: Mapping[str, tuple[Method, ...]], lacks: Callable[[str], 
 
 def with_counts(text: str, known: int, runnable: int, elsewhere: int) -> str:
     """`text` in which each sentence of the form of `COUNTS` has these numbers."""
-    said = f"Of {known} methods {runnable} run by name on any task, {elsewhere} more in environments or on tasks made for them"
+    said = (f"Of {known} methods {runnable} run by name on any task, {elsewhere} more in environments, with teachers or on tasks "
+            "made for them")
     return COUNTS.sub(said, text)
 
 

@@ -17,7 +17,8 @@ PROVIDED = {
                      "truncated", "current_version"), "the sampler"),
     **dict.fromkeys(("rewards", "reward_components", "correct", "answers"), "the reward"),
     "task": "the task",
-    "old_logprobs": "the recorder `old`", "ref_logprobs": "the recorder `reference`", "features": "the recorder `features`",
+    "old_logprobs": "the recorder `old`", "ref_logprobs": "the recorder `reference`", "base_logprobs": "the recorder `reference`",
+    "features": "the recorder `features`",
     "prior": "the prior of prompts",
 }
 OBSERVED = control.FACTS.keys()  # what a run lets controllers observe
@@ -26,7 +27,7 @@ TURNS = ("traj", "step", "step_rewards", "obs", "act", "next_obs")  # of turns a
 AGENTS = ("agent", "functional_group", "game")  # of turns of environments in which the policy speaks for several agents
 REPLAYED = {"age", "replayed"}  # what a run gives of rollouts where its method replays
 _TURNS, _TREE, _EXPERT = "an environment, config.environment", "a topology of trees", "expert completions in the groups"
-_TEACHER, _TOOLS = "a recorder with a teacher's weights", "an environment with tools"
+_TEACHER, _TOOLS = "a teacher, config.teacher.path", "an environment with tools"
 AWAITED = {
     **dict.fromkeys((*TURNS, "step_ids", "turns"), _TURNS), "returns": "a topology of turns with a replay buffer",
     **dict.fromkeys(AGENTS, "an environment of several agents"),
@@ -36,7 +37,6 @@ AWAITED = {
     "rewritten": "the environment `purified`", "skill_used": "the environment `skill_chain`",
     **dict.fromkeys(("teacher_logprobs", "teacher_id"), _TEACHER),
     "replay_weights": "a replay buffer with priorities",
-    "base_logprobs": "a recorder with a base model's weights",
     "prm_logprobs": "a recorder with a process reward model",
     "expert": _EXPERT, "targets": "a sampler of single tokens along expert text",
     "hinted": "rollouts that begin with a hint", "hint_mask": "rollouts that begin with a hint",
@@ -49,7 +49,7 @@ AWAITED = {
 }
 
 
-THERE = ("an environment", "the environment", "a task of")  # how those of `AWAITED` begin that are part of the library
+THERE = ("an environment", "the environment", "a task of", "a teacher,")  # how those of `AWAITED` begin that are part of the library
 
 
 class Lack(NamedTuple):

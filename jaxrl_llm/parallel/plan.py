@@ -47,6 +47,7 @@ class Work:
       lora_rank: 0 where all weights are trained.
       passes: forward passes over the batch beside the update's own (old and reference log-probs).
       reference: frozen weights are kept beside the trained ones.
+      teachers: bytes of the weights of other models on each device.
       critic: a second transformer is trained.
       average: a moving average of what is trained is kept.
       offload: of `optimizer` and `reference`, those that wait in the memory of the host.
@@ -67,6 +68,7 @@ class Work:
     lora_rank: int = 0
     passes: int = 0
     reference: bool = False
+    teachers: float = 0.0
     critic: bool = False
     average: bool = False
     offload: tuple[str, ...] = ()
@@ -180,7 +182,7 @@ def kept_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
             "optimiser": kept * state_memory(c, w.optimizer, mesh, w.lora_rank),
             "reference": weights * (w.reference and "reference" not in w.offload),
             "critic": w.critic * (weights + kept * state_memory(c, w.optimizer, mesh)),
-            **({"average": trained} if w.average else {})}
+            **({"average": trained} if w.average else {}), **({"teachers": w.teachers} if w.teachers else {})}
 
 
 def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:

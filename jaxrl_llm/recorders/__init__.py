@@ -3,6 +3,7 @@ from jaxrl_llm.recorders.base import Recorder
 from jaxrl_llm.recorders.features import features
 from jaxrl_llm.recorders.old import old
 from jaxrl_llm.recorders.reference import reference
+from jaxrl_llm.recorders.teacher import base, teacher
 from jaxrl_llm.recorders.values import values
 
-__all__ = ["Recorder", "features", "old", "reference", "values"]
+__all__ = ["Recorder", "base", "features", "old", "reference", "teacher", "values"]

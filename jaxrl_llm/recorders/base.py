@@ -27,7 +27,8 @@ class Recorder(NamedTuple):
     `params`, `lora` are the policy's, `own` is the pytree that the recorder keeps beside it, made by `init(params)`; None:
     nothing.
     `provides` names the arrays. `fit(own, policy, rollouts) -> (own, metrics)`, with `policy = (params, lora)`, trains `own` on
-    each mini-batch, before the policy's update; None: it is frozen.
+    each mini-batch, before the policy's update; None: it is frozen. `given` is `own` where it is neither made of the policy nor
+    trained: weights of another model, which a run does not save.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Recorder(NamedTuple):
     record: Callable[[Any, Any, Any, Rollouts], dict[str, Array]]
     init: Callable[[Any], Any] | None = None
     fit: Callable[[Any, tuple[Any, Any], Rollouts], tuple[Any, dict[str, Array]]] | None = None
+    given: Any = None
 
 
 def texts_of(batch: Rollouts) -> Rollouts:

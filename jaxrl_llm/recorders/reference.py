@@ -7,13 +7,16 @@ import jax.numpy as jnp
 from jaxrl_llm.recorders.base import Recorder, texts_of
 
 
-def reference(logprobs: Callable, adapters: bool) -> Recorder:
-    """`ref_logprobs` f32[P, G, T] of frozen weights; of a policy with `adapters` without them, as they alone are trained."""
+def reference(logprobs: Callable, adapters: bool, names: tuple[str, ...] = ("ref_logprobs",)) -> Recorder:
+    """`ref_logprobs` f32[P, G, T] of frozen weights, under all `names`, of which `base_logprobs` is one.
+
+    Of a policy with `adapters` they are those without them, as they alone are trained.
+    """
     def record(own, params, lora, rollouts):
         without = jax.tree.map(jnp.zeros_like, lora)  # adapters of 0 add nothing, and no further program is compiled
-        return {"ref_logprobs": logprobs(params if adapters else own, without, texts_of(rollouts))[0]}
+        return dict.fromkeys(names, logprobs(params if adapters else own, without, texts_of(rollouts))[0])
 
     def copy(params):
         return jax.tree.map(jnp.copy, params)
 
-    return Recorder("reference", ("ref_logprobs",), record, init=None if adapters else copy)
+    return Recorder("reference", names, record, init=None if adapters else copy)

@@ -14,7 +14,7 @@ from jaxrl_llm.training.optimizers import UNSET, settings_of
 from jaxrl_llm.training.prior import SOURCES
 from jaxrl_llm.values.critic import KINDS
 
-OFFLOADABLE = ("optimizer", "reference")
+OFFLOADABLE = ("optimizer", "reference", "teacher")
 _AT_LEAST = {
     1: "steps prompts.per_step sampling.group sampling.max_group sampling.max_tokens sampling.micro_batches "
        "sampling.max_turns sampling.turn_tokens "
@@ -134,7 +134,7 @@ def _learning(c: ConfigDict) -> None:
     c.learner.packed_rows = 0           # rows of a micro-batch that may be smaller than a prompt's group; 0: rectangular rows
     c.learner.max_skipped = 5           # stop after this number of non-finite updates in a row
     c.learner.balance = 0.0             # weight of the load-balancing loss of a mixture of experts; 0.001 to 0.01 are usual
-    c.learner.offload = ""              # what waits in the host's memory until it is used: "optimizer", "reference" or both
+    c.learner.offload = ""              # what waits in the host's memory until it is used: "optimizer", "reference", "teacher"
 
 
 def _values(c: ConfigDict) -> None:
@@ -148,6 +148,10 @@ def _values(c: ConfigDict) -> None:
     c.prior.source = "moving_average"  # "moving_average" of rewards, "probe" on the policy's states, "v0", "shuffled", "oracle"
     c.prior.weights = ""               # weights of V0, a file of experiments/pretrain_value.py
     c.prior.encoder = ""               # the model that V0 was trained with
+
+    c.teacher = ConfigDict()           # frozen models, read by methods that distil: log-probs of the policy's own tokens
+    c.teacher.path = ""                # as model.path; several, one for each task of the run, with commas between them
+    c.teacher.base = ""                # the model that teachers are compared with; empty: the policy that the run began with
 
     c.budget = ConfigDict()            # shares per_step x group completions out by what is expected of a step's prompts
     c.budget.utility = ""              # "paper" (of V0), "per_rollout" or "knapsack"; empty: the method's own, or equal shares

@@ -1,4 +1,5 @@
 """What a run is going to need on the devices it has, before its first step."""
+import dataclasses
 import warnings
 from collections.abc import Set
 
@@ -23,11 +24,12 @@ def work_of(config: ConfigDict, prompt_tokens: int, needs: Set[str], critic: boo
     """The step of a resolved configuration; `needs`, the fields of `Rollouts` that its method reads."""
     c, learner = config, config.learner
     several = learner.epochs * learner.minibatches > 1 or "old_logprobs" in needs or "features" in needs
+    reference = "ref_logprobs" in needs or ("base_logprobs" in needs and not c.teacher.base)
     return plan.Work(c.prompts.per_step, c.sampling.group, prompt_tokens, c.sampling.max_tokens, learner.minibatches,
                      learner.micro_batches, c.sampling.micro_batches, learner.epochs, c.model.dtype, c.model.remat, c.lora.rank,
-                     passes=int(several) + ("ref_logprobs" in needs), critic=critic and c.critic.kind == "separate",
+                     passes=int(several) + reference, critic=critic and c.critic.kind == "separate",
                      average=bool(c.optimizer.ema),
-                     reference="ref_logprobs" in needs and not c.lora.rank, offload=tuple(parts(learner.offload)),
+                     reference=reference and not c.lora.rank, offload=tuple(parts(learner.offload)),
                      optimizer=optimizer_of(c, c.optimizer.learning_rate, c.steps)[0], rows=learner.packed_rows,
                      row_tokens=row_lengths(prompt_tokens, c.sampling.max_tokens, c.sampling.group)[-1])
 
@@ -41,6 +43,15 @@ def device_of(device: jax.Device) -> Device:
     else:
         memory = (device.memory_stats() or {}).get("bytes_limit", facts.memory) / plan.USABLE  # a limit is usable in full
     return Device(facts.name, memory, facts.flops, facts.bandwidth, measured=True)  # the compiler is going to say
+
+
+def taught(run: Run) -> tuple[float, list[tuple[str, str]]]:
+    """Bytes of the weights of other models that lie on each device, and the row that tells of them, if there are any."""
+    leaves = [x for one in run.learner.recorders for x in jax.tree.leaves(one.given)]
+    mine = sum(shard.data.nbytes for x in leaves if x.sharding.memory_kind != "pinned_host"
+               for shard in x.addressable_shards[:1])
+    said = f"{sum(x.size for x in leaves):,} weights, frozen, whose work is not among the operations"
+    return mine, [("teachers", said)] if leaves else []
 
 
 def replayed(run: Run) -> list[tuple[str, str]]:
@@ -63,7 +74,8 @@ def forecast(run: Run) -> list[tuple[str, str]]:
     c, mesh = run.learner.policy.model.config, run.learner.mesh
     own, critic = mesh.local_devices[0], run.learner.estimator.value_targets is not None
     device = device_of(own)
-    w = work_of(run.config, run.source.sampler.prompt_tokens, run.needs, critic)
+    beside, teachers = taught(run)
+    w = dataclasses.replace(work_of(run.config, run.source.sampler.prompt_tokens, run.needs, critic), teachers=beside)
     found = plan.estimate(c, w, mesh.shape)
     if not found.fits(device):
         refusal = plan.refusal(c, w, device, mesh.size, plan.placed(c, w, device, mesh.size, mesh.shape))
@@ -75,6 +87,6 @@ def forecast(run: Run) -> list[tuple[str, str]]:
                 (("updates", layout.update_programs), ("log-probs", layout.logprob_programs))]
     rows = [("memory per device, estimated", f"{found.updating / 1e9:.2f} GB updating, {found.sampling / 1e9:.2f} GB sampling, "
              f"of {device.memory / 1e9:.1f}"), ("operations per step", f"{operations / 1e12:.3g} TFLOP"),
-            ("programs to compile, at most", ", ".join(programs)), *replayed(run)]
+            ("programs to compile, at most", ", ".join(programs)), *teachers, *replayed(run)]
     seconds = sum(plan.ideal_seconds(c, w, mesh.shape, device).values())
     return rows if seconds != seconds else [*rows, ("seconds per step, at least", f"{seconds:.2f} (bfloat16 peak)")]

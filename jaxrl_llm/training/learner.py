@@ -209,8 +209,8 @@ class Learner:
         seen = batch
         for one in self.recorders:
             own = getattr(settings, one.name) if one.name in self.controls.knobs else state.beside.get(one.name)
-            if one.name in frozen:
-                own = offload.near(self.offload, one.name, frozen[one.name])
+            if one.name in frozen or one.given is not None:
+                own = offload.near(self.offload, one.name, frozen.get(one.name, one.given))
             batch = recorded(batch, one.record(own, state.params, state.lora, seen))
         if self.estimator.value_targets is None:
             return batch, {}

@@ -7,7 +7,7 @@ from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.methods.provision import needs_of
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
-from jaxrl_llm.training import parts
+from jaxrl_llm.training import parts, teachers
 
 Reward = rewards.Combined | rewards.ByTask
 
@@ -20,7 +20,7 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
     """
     around = () if environment is None else methods.provision.of_environment(objective, environment.facts,
                                                                              environment.contexts)
-    methods.provision.check(method, estimator, objective, (*task.facts, *around))
+    methods.provision.check(method, estimator, objective, (*task.facts, *around, *teachers.provided(config)))
     if environment is not None and environment.contexts > 1 and "traj" not in estimator.needs:
         raise ValueError(f"environment {environment.name!r} begins new contexts in a trajectory, each a rollout of its own; "
                          f"method {method.slug!r} would count a trajectory as often as it has contexts; take one that compares "

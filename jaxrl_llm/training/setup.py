@@ -30,7 +30,7 @@ from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.loader import Batches, batches, levels_of
 from jaxrl_llm.topologies import Topology, budgets, by_rule, refill, rounds, single, sized
 from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training import optimizers, parts, refusals
+from jaxrl_llm.training import optimizers, parts, refusals, teachers
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training import shapes as shapes_lib
 from jaxrl_llm.training.groups import Sampler
@@ -282,8 +282,11 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
         recorded.append(recorders.features(Guarded("features", jax.jit(in_parts(read, pieces)), shapes)))
     elif learner.epochs * learner.minibatches > 1 or "old_logprobs" in needs:
         recorded.append(recorders.old(layout.logprobs, source.replay is not None and source.replay.as_sampled))
-    if "ref_logprobs" in needs:
-        recorded.append(recorders.reference(layout.logprobs, bool(config.lora.rank)))
+    of_start = tuple(name for name in ("ref_logprobs", "base_logprobs") if name in needs
+                     and not (name == "base_logprobs" and c.teacher.base))
+    if of_start:
+        recorded.append(recorders.reference(layout.logprobs, bool(config.lora.rank), of_start))
+    recorded += teachers_of(config, objective, optimizer, needs, source)
     if estimator.value_targets is not None:
         recorded.append(critic_of(config, model, source.mesh, shapes))
     rows = tuple(c.prompts.per_step * n for n in source.ladders.groups)
@@ -335,6 +338,16 @@ def optimizer_of(config: ConfigDict, learning_rate: float, steps: int) -> tuple[
     return optimizers.make_optimizer(
         learning_rate, steps * learner.epochs * learner.minibatches, name=o.name, warmup_updates=o.warmup_updates,
         schedule=o.schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2)
+
+
+def teachers_of(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, needs: frozenset[str],
+                source: Source) -> list[recorders.Recorder]:
+    """The recorders of frozen models that `config.teacher` names, computed as the policy's log-probs are."""
+    def scorer(model):
+        return make_layout(config, objective, optimizer, policy_of(config, model, source.mesh), source).logprobs
+
+    tokens = source.sampler.prompt_tokens + config.sampling.max_tokens
+    return teachers.make_recorders(config, needs, source.task, source.sampler.tokenizer, source.mesh, tokens, scorer)
 
 
 def critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: int) -> recorders.Recorder:

@@ -18,7 +18,7 @@ def test_methods_that_need_what_nobody_records_are_refused():
     provision.check(method, *parts)
     teacher = dataclasses.replace(method, needs=("teacher_logprobs",))
     for changed, words in (
-            (teacher, "'grpo' needs teacher_logprobs .from a recorder with a teacher's weights., which this run"),
+            (teacher, "'grpo' needs teacher_logprobs .from a teacher, config.teacher.path., which this run"),
             (dataclasses.replace(method, needs=("mood",)), "needs mood .from a recorder, a topology or a task of your own"),
             (dataclasses.replace(method, filters=("unheard_of",)), "needs filter unheard_of .from a file of"),
             (dataclasses.replace(method, needs=("replayed",)), "needs replayed .from a recorder, a topology or a task of your"),

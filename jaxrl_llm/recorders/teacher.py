@@ -1,0 +1,32 @@
+"""Log-probs of the policy's tokens under other models, which are frozen: teachers, and the base that they are compared with."""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxrl_llm.recorders.base import Recorder, texts_of
+
+
+def teacher(scorers: Sequence[Callable], weights: Sequence[Any], *, apart: bool = False) -> Recorder:
+    """`teacher_logprobs` f32[P, G, T], those of the one teacher, or of that teacher of several which teaches the prompt's task.
+
+    With `apart` it is f32[P, G, T, E], the log-probs under all E teachers, with `teacher_id` i32[P], which of them it is.
+    Every teacher reads all rollouts. `scorers`: `logprobs(params, lora, rollouts)` of each, see `Layout.logprobs`; `weights`
+    are theirs.
+    """
+    def record(own, params, lora, rollouts):
+        texts = texts_of(rollouts)
+        found = jnp.stack([score(one, None, texts)[0] for score, one in zip(scorers, own, strict=True)], axis=-1)
+        which = rollouts.extras["task"] if len(own) > 1 else jnp.zeros(len(rollouts.valid), jnp.int32)
+        if apart:
+            return {"teacher_logprobs": found, "teacher_id": which}
+        return {"teacher_logprobs": jnp.take_along_axis(found, which[:, None, None, None], axis=3)[..., 0]}
+
+    names = ("teacher_logprobs", "teacher_id") if apart else ("teacher_logprobs",)
+    return Recorder("teacher", names, record, given=tuple(weights))
+
+
+def base(score: Callable, weights: Any) -> Recorder:
+    """`base_logprobs` f32[P, G, T] of a model that is not the policy's own start."""
+    return Recorder("base", ("base_logprobs",), lambda own, params, lora, rollouts: {
+        "base_logprobs": score(own, None, texts_of(rollouts))[0]}, given=weights)

@@ -1,0 +1,141 @@
+"""Runs with a teacher: what is recorded of it, which teacher teaches what, what is refused, and that the student follows it."""
+import dataclasses
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import run_files
+import tiny_config
+from run_files import assert_same, lines, repeatable
+
+from jaxrl_llm import methods
+from jaxrl_llm.recorders import teacher
+from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.training import loop, setup
+
+
+def tiny(**changes):
+    config = tiny_config.get_config()
+    config.update_from_flattened_dict({"method": "gopd", "model.num_layers": 1, **changes})
+    return config
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    """A run of two layers, whose checkpoint 0 has the weights that it began with."""
+    workdir = tmp_path_factory.mktemp("teacher")
+    loop.train(tiny(method="grpo", steps=2, seed=5, **{"model.num_layers": 2, "optimizer.learning_rate": 3e-2}), workdir)
+    return workdir
+
+
+def recorded(config):
+    run, params = setup.build(config)
+    state = setup.initial_state(run, params)
+    learned = run.learner.learn(state, run.source.next(state).rollouts, run.learner.frozen(state.params))
+    return run, jax.device_get(learned.rollouts), learned
+
+
+def test_a_policy_that_teaches_itself_has_nothing_to_learn(taught):
+    """The teacher is the run's own start: log-probs are the sampler's, advantages 0."""
+    run, rollouts, learned = recorded(tiny(seed=5, **{"model.num_layers": 2, "teacher.path": f"{taught}/checkpoints/0"}))
+    mask = rollouts.token_mask
+    for name in ("teacher_logprobs", "base_logprobs"):
+        np.testing.assert_allclose(rollouts.extras[name][mask], rollouts.behavior_logprobs[mask], atol=2e-5)
+    assert np.abs(np.asarray(learned.advantages)[mask]).max() < 1e-4 and abs(learned.metrics["teacher/gap"]) < 1e-5
+    assert [one.name for one in run.learner.recorders] == ["old", "reference", "teacher"]
+    assert run.learner.frozen(learned.state.params).keys() == {"reference"}  # no copy of a teacher is saved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", (0, 2))
+def test_log_probs_are_those_of_the_teachers_own_model(taught, rows):
+    """Of a model of another depth, row by row without a group or padding; in packed rows too."""
+    run, rollouts, _ = recorded(tiny(**{"teacher.path": str(taught), "teacher.base": f"{taught}/checkpoints/0",
+                                        "learner.packed_rows": rows}))
+    by_name = {one.name: one.given for one in run.learner.recorders if one.given is not None}
+    config = tiny(seed=5, **{"model.num_layers": 2})
+    _, policy, *_ = setup.build_policy(config)
+    for name, params in (("teacher_logprobs", by_name["teacher"][0]), ("base_logprobs", by_name["base"])):
+        for p, g in ((0, 0), (1, 2), (3, 3)):
+            length = int(rollouts.mask[p, g].sum())
+            alone = Rollouts(mask=np.ones((1, 1, length), bool), valid=np.ones((1, 1), bool),
+                             tokens=rollouts.tokens[p, g][None, None, :length],
+                             prompt_tokens=rollouts.prompt_tokens[p][rollouts.prompt_mask[p]][None],
+                             prompt_mask=np.ones((1, int(rollouts.prompt_mask[p].sum())), bool))
+            wanted = policy.logprobs(params, None, alone)[0][0, 0]
+            np.testing.assert_allclose(rollouts.extras[name][p, g][:length], wanted, atol=2e-5)
+    gaps = [np.abs(rollouts.extras["teacher_logprobs"] - x)[rollouts.mask].max() for x in
+            (rollouts.extras["base_logprobs"], rollouts.behavior_logprobs)]
+    assert min(gaps) > 1e-3  # three different models
+
+
+def test_each_task_has_its_teacher():
+    """Three teachers by literal numbers; with `apart` all of them and which one it is."""
+    weights = (1.0, 2.0, 3.0)
+    scorers = [lambda own, lora, rollouts: (own * rollouts.tokens.astype(float), None)] * 3
+    rollouts = Rollouts(mask=np.ones((4, 1, 2), bool), valid=np.ones((4, 1), bool), tokens=np.full((4, 1, 2), 7),
+                        extras={"task": np.array([2, 0, 1, 2])})
+    one, apart = (teacher(scorers, weights, apart=apart) for apart in (False, True))
+    found = one.record(one.given, None, None, rollouts)["teacher_logprobs"]
+    assert found[:, 0].tolist() == [[21.0] * 2, [7.0] * 2, [14.0] * 2, [21.0] * 2] and one.provides == ("teacher_logprobs",)
+    both = apart.record(apart.given, None, None, rollouts)
+    assert both["teacher_logprobs"].shape == (4, 1, 2, 3) and both["teacher_id"].tolist() == [2, 0, 1, 2]
+    assert both["teacher_logprobs"][0, 0, 0].tolist() == [7.0, 14.0, 21.0] and apart.provides[1] == "teacher_id"
+    alone = teacher(scorers[:1], weights[:1], apart=True)
+    assert alone.record(alone.given, None, None, rollouts)["teacher_id"].tolist() == [0] * 4  # one for all tasks
+
+
+def test_what_is_refused(taught, tmp_path):
+    assert {"gopd", "exopd", "kepo"} <= {*methods.runnable_elsewhere()}
+    with pytest.raises(NotImplementedError, match="needs teacher_logprobs .from a teacher, config.teacher.path."):
+        setup.build(tiny())
+    with pytest.raises(ValueError, match="names 2 teachers for 1 tasks; give one for all"):
+        setup.build(tiny(**{"teacher.path": f"{taught}, {taught}"}))
+    with pytest.raises(FileNotFoundError):
+        setup.build(tiny(**{"teacher.path": str(tmp_path / "nowhere")}))
+
+
+def test_a_teacher_that_reads_other_tokens_is_refused(taught, monkeypatch):
+    run, _ = setup.build(tiny(**{"teacher.path": str(taught)}))
+    tokenizer = run.source.sampler.tokenizer
+
+    class Shifted(type(tokenizer)):
+        def encode(self, text):
+            return [token + 1 for token in super().encode(text)]
+
+    task, mesh = run.source.task, run.source.mesh
+    from jaxrl_llm.training import teachers
+    def asked(own):
+        return teachers.make_recorders(run.config, run.needs, task, own, mesh, 14, lambda model: None)
+    assert [one.name for one in asked(tokenizer)] == ["teacher"]
+    with pytest.raises(ValueError, match="config.teacher.path=.* reads '.*=' as other tokens than the policy"):
+        asked(Shifted())
+
+
+@pytest.mark.slow
+def test_three_steps_by_name_and_a_resume(taught, tmp_path):
+    """Also where the teacher waits on the host, which changes no bit; the straight run's weights and metrics."""
+    options = {"teacher.path": str(taught), "checkpoint.every": 2, "eval.every": 4, "samples_every": 0, "eval.problems": 1}
+    for method in ("exopd", "kepo", "gopd"):
+        loop.train(tiny(**options, method=method, steps=3), tmp_path / method)
+        assert all(np.isfinite(list(line.values())).all() for line in lines(tmp_path / method))
+    again = dict(options, **{"learner.offload": "teacher"})
+    shutil.copytree(tmp_path / "gopd", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed/checkpoints/3")
+    loop.train(tiny(**options, steps=3), tmp_path / "resumed", resume=True)
+    loop.train(tiny(**again, steps=3), tmp_path / "away")
+    wanted = run_files.saved(tmp_path / "gopd", tiny(**options, steps=3))
+    assert_same(run_files.saved(tmp_path / "resumed", tiny(**options, steps=3)), wanted)
+    assert_same(run_files.saved(tmp_path / "away", tiny(**again, steps=3)), wanted)
+    assert [repeatable(line) for line in lines(tmp_path / "resumed")] == [repeatable(line) for line in lines(tmp_path / "gopd")]
+
+
+@pytest.mark.slow
+def test_the_student_comes_close_to_its_teacher(tmp_path):
+    """A teacher that writes lower-case letters far more often than a new model; nobody rewards the student for it."""
+    common = {"samples_every": 0, "eval.every": 0, "checkpoint.every": 60, "optimizer.learning_rate": 1e-2}
+    loop.train(tiny(method="grpo", **common, steps=30, rewards="format(pattern='[a-z].*')"), tmp_path / "teacher")
+    loop.train(tiny(**common, steps=60, seed=1, **{"teacher.path": str(tmp_path / "teacher")}), tmp_path / "student")
+    gaps = [line["teacher/gap"] for line in lines(tmp_path / "student")[1:]]
+    assert np.mean(gaps[-5:]) < 0.5 * np.mean(gaps[:5]) and np.mean(gaps[:5]) > 0.02, gaps
