@@ -63,23 +63,25 @@ class Made(NamedTuple):
     level: str
 
 
-def word_problems(*, level: str = "both", shots: int = 0, size: int = 2000, heldout: int = 200, seed: int = 0) -> Task:
+def word_problems(*, level: str = "both", most: int = 60, shots: int = 0, size: int = 2000, heldout: int = 200, seed: int = 0) -> Task:
     """Problems such as "Ann has 12 apples and buys 31 more. How many ...?", asked as a chat, to be explained and answered.
 
-    `level` is `one` or `two` steps of arithmetic, or `both`. Of the eight templates of a level four are trained on and four
+    `level` is `one` or `two` steps of arithmetic, or `both`; `most` the largest number in a question. Of the eight templates of a level four are trained on and four
     are held out: no held-out question has the words of a trained one. `shots` worked examples, from the templates that are
     trained on, stand in front of every question as earlier turns. `Problem.level` is the level, `extra["solution"]` an
     explanation, which a warm-up imitates.
 
     Raises:
-      ValueError: an unknown level, or more problems than the templates make.
+      ValueError: an unknown level, a `most` below 4, or more problems than the templates make.
     """
     one_of("level of word_problems", level, ("both", *LEVELS))
+    if most < 4:
+        raise ValueError(f"word_problems(most={most}): give at least 4, or nothing is left to share or to give away")
     names = tuple(LEVELS) if level == "both" else (level,)
     trained = [(name, template) for place in range(TRAINED) for name in names for template in LEVELS[name][place:place + 1]]
     held = [(name, template) for name in names for template in LEVELS[name][TRAINED:]]
-    made = _problems(trained, size + shots, random.Random(f"word problems {seed} train"))
-    sides = made[shots:], _problems(held, heldout, random.Random(f"word problems {seed} held out"))
+    made = _problems(trained, size + shots, most, random.Random(f"word problems {seed} train"))
+    sides = made[shots:], _problems(held, heldout, most, random.Random(f"word problems {seed} held out"))
     before = tuple(turn for example in reversed(made[:shots]) for turn in (*asked(example), answered(example)))
 
     def build(one: Made, number: int) -> Problem:
@@ -101,6 +103,8 @@ def explained(left: int, sign: str, right: int) -> tuple[int, str] | None:
     ones = right % 10
     if sign == "+":
         value, parts = left + right, (left - left % 10 + right - ones, left % 10 + ones)
+        if not parts[0]:
+            return value, f"{left} + {right} = {value}."
         return value, (f"The tens of {left} and {right} make {parts[0]} and the ones make {parts[1]}. {parts[0]} + {parts[1]} = "
                        f"{value}, so {left} + {right} = {value}.")
     if sign == "-":
@@ -115,9 +119,10 @@ def explained(left: int, sign: str, right: int) -> tuple[int, str] | None:
     return left // right, f"{right} times {left // right} is {left}, so {left} / {right} = {left // right}."
 
 
-def _filled(level: str, template: Template, chance: random.Random) -> Made | None:
+def _filled(level: str, template: Template, most: int, chance: random.Random) -> Made | None:
     """The template with numbers, names and things by chance; None where its steps leave the whole numbers above 0."""
-    numbers = dict(zip("abc", (chance.randint(*limits) for limits in template.ranges)))
+    ranges = ((low if low < most else SMALL[0], min(high, most)) for low, high in template.ranges)
+    numbers = dict(zip("abc", (chance.randint(*limits) for limits in ranges)))
     name, other = chance.sample(NAMES, 2)
     question = template.text.format(name=name, other=other, things=chance.choice(THINGS), **numbers)
     texts = []
@@ -131,13 +136,13 @@ def _filled(level: str, template: Template, chance: random.Random) -> Made | Non
     return Made(question, numbers["r"], " ".join([*texts, f"The answer is {numbers['r']}."]), level)
 
 
-def _problems(templates, wanted: int, chance: random.Random) -> list[Made]:
+def _problems(templates, wanted: int, most: int, chance: random.Random) -> list[Made]:
     """`wanted` different problems, of all templates equally many."""
     made: dict[str, Made] = {}
     for _ in range(20 * (wanted + 100)):
         if len(made) == wanted:
             return list(made.values())
-        one = _filled(*templates[len(made) % len(templates)], chance)
+        one = _filled(*templates[len(made) % len(templates)], most, chance)
         if one is not None:
             made.setdefault(one.question, one)
     raise ValueError(f"word_problems: {wanted} problems are asked of {len(templates)} templates, which gave {len(made)} "
