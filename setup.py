@@ -1,5 +1,9 @@
 """Installs jaxrl_llm: `pip install -e .` for training, `pip install -e ".[test]"` for the test-suite."""
+import re
+
 from setuptools import find_packages, setup
+
+URL = ""  # of the project, "https://HOST/OWNER/jaxrl_llm": makes links of the README absolute, and see notebooks/links.py
 
 TEST = [
     "pytest>=8.3",
@@ -24,13 +28,25 @@ TEST = [
     "tinker>=0.38",
 ]
 
+
+
+def readme() -> str:
+    """README.md; its links and pictures lead to the project where that has an address, as an index of packages needs them."""
+    text = open("README.md", encoding="utf-8").read()
+    if URL:
+        text = re.sub(r"(!\[[^]]*\]\()(?!\w+:|#)", rf"\g<1>{URL}/raw/main/", text)
+        text = re.sub(r"(?<!!)(\[[^]]*\]\()(?!\w+:|#)", rf"\g<1>{URL}/blob/main/", text)
+    return text
+
+
 setup(
     name="jaxrl_llm",
     version="0.1.0",
     description="JAX-native reinforcement learning of language models",
-    long_description=open("README.md", encoding="utf-8").read(),
+    long_description=readme(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    **({"url": URL} if URL else {}),
     python_requires=">=3.11",
     packages=find_packages(include=["jaxrl_llm", "jaxrl_llm.*"]),  # through the links jaxrl_llm/experiments, jaxrl_llm/configs
     package_data={"jaxrl_llm.show": ["page.html", "page.css", "page.js"]},
@@ -69,6 +85,7 @@ setup(
         "gpu": ["jax[cuda12]>=0.8"],
         "tpu": ["jax[tpu]>=0.8"],
         "wandb": ["wandb>=0.22"],
+        "notebooks": ["jupyterlab>=4.2", "ipykernel>=6.29"],
         "parity": ["trl==1.16.0", "verl==0.9.1"],  # compared with in tests/parity, which skips what is absent
         "test": [*TEST, "torch==2.13.0", "peft>=0.17"],
         "test-light": TEST,  # without PyTorch, models are not compared with those of transformers

@@ -36,7 +36,7 @@ def main():
             answered = [pair for repeat in range(_REPEATS.value)
                         for pair in fleet.outcomes(run, params, lora, problems, jax.random.fold_in(key, repeat))]
             rows += [(folder, step, prompt, right) for prompt, right in answered]
-            print(f"{folder} step {step}: {len(answered)} groups, accuracy {sum(x for _, x in answered) / len(answered):.3f}",
+            print(f"{folder} step {step}: {len(answered)} groups, score {sum(x for _, x in answered) / len(answered):.3f}",
                   flush=True)
     written = history.save(history.of_rows(rows), _OUT.value)
     print(f"wrote {len(rows)} outcomes of {len(_RUNS.value)} policies to {written}")

@@ -58,18 +58,18 @@ def predictions(model, params, z, summary, outcomes, shown, asked):
 
 
 def draw(curves, names, costs, single, path: Path) -> None:
-    """Accuracy against mean cost: one line per router, one point per policy on its own."""
+    """Score against mean cost: one line per router, one point per policy on its own."""
     from jaxrl_llm.figures import COLORS, figure_file
     from jaxrl_llm.values.routing import pareto
     with figure_file(path, 6.4, 4.4) as figure:
         axes = figure.add_subplot()
         for color, (name, found) in zip(COLORS, curves.items()):
-            best = pareto(found.cost, found.accuracy)
-            points = sorted(set(zip(found.cost[best], found.accuracy[best])))
+            best = pareto(found.cost, found.score)
+            points = sorted(set(zip(found.cost[best], found.score[best])))
             axes.plot(*zip(*points), marker="o", markersize=3.5, color=color, label=name)
         axes.plot(costs, single, "k*", markersize=9, label="one policy always")
-        for name, cost, accuracy in zip(names, costs, single):
-            axes.annotate(Path(name).name, (cost, accuracy), textcoords="offset points", xytext=(6, -10), fontsize=8)
+        for name, cost, score in zip(names, costs, single):
+            axes.annotate(Path(name).name, (cost, score), textcoords="offset points", xytext=(6, -10), fontsize=8)
         axes.plot(costs.mean(), single.mean(), "x", color="#888888", label="random policy")
         axes.set_xlabel("mean cost of an answer")
         axes.set_ylabel("share of right answers")

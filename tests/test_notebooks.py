@@ -96,6 +96,24 @@ def test_links_of_notebooks_lead_somewhere(path):
             assert target.startswith("https://") or (path.parent / target.partition("#")[0]).is_file(), target
 
 
+@pytest.mark.parametrize("host, badge", [("https://github.com/o/jaxrl_llm", True), ("https://example.org/o/jaxrl_llm", False)])
+def test_links_of_a_project_with_an_address_are_absolute(host, badge, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "notebooks"))
+    from links import linked
+    for path in NOTEBOOKS:
+        notebook = read(path)
+        made = linked(notebook, path.name, host)
+        assert made != notebook and linked(made, path.name, host) == made and len(made["cells"]) == len(notebook["cells"])
+        text = "".join("".join(cell["source"]) for cell in made["cells"] if cell["cell_type"] == "markdown")
+        targets = re.findall(r"\]\(([^)\s]+)\)", text)
+        assert all(target.startswith("https://") for target in targets)
+        for target in targets:
+            if target.startswith(f"{host}/blob/main/"):
+                assert (ROOT / target.removeprefix(f"{host}/blob/main/").partition("#")[0]).is_file()
+        assert (f"/github/o/jaxrl_llm/blob/main/notebooks/{path.name})" in text) == badge
+        assert f'SOURCE = "git+{host}"' in "".join("".join(cell["source"]) for cell in made["cells"])
+
+
 @pytest.mark.slow
 def test_quickstart(tmp_path):
     found, printed = run("1_quickstart.ipynb", tmp_path, "[sorted(evaluations), list(np.shape(answers)), str(workdir), "
@@ -150,7 +168,7 @@ def test_poise(tmp_path):
 def test_v0_budgets_and_routing(tmp_path):
     found, printed = run("4_v0_budgets_and_routing.ipynb", tmp_path, "[mean_of_four, [risk.mse for risk in four], "
                          "[risk.draws for risk in more], {name: float(n.mean()) for name, n in used.items()}, "
-                         "[x for _, x in losses], spent, shares, curves['oracle'].accuracy.max(), alone.tolist(), "
+                         "[x for _, x in losses], spent, shares, curves['oracle'].score.max(), alone.tolist(), "
                          "runs['moving_average']['v0_5/rollouts'].tolist()]",
                          **{"HEAD_STEPS, F, N, Q": "40, 4, 16, 8", "TASKS": "20", "STEPS, SOURCES": '2, ("moving_average",)',
                             "TRUTH, priors": "0.2, np.linspace(0, 1, 6)",

@@ -1,6 +1,7 @@
 """What `pip install .` ships: every folder with code, and a wheel that works where no checkout is."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,23 @@ def modules() -> set[Path]:
     linked = {Path("jaxrl_llm") / path.relative_to(ROOT) for name in LINKS for path in (ROOT / name).rglob("*.py")
               if "peers" not in path.parts}
     return linked | {path.relative_to(ROOT) for path in (ROOT / "jaxrl_llm").rglob("*.py")}
+
+
+def test_links_of_the_description_lead_to_the_project_once_it_has_an_address(monkeypatch):
+    text = (ROOT / "setup.py").read_text()
+    made = text[text.index("def readme"):text.index("setup(\n")]
+    monkeypatch.chdir(ROOT)
+    for url in ("", "https://host/o/jaxrl_llm"):
+        space = {"URL": url, "re": re}
+        exec(made, space)
+        described, read = space["readme"](), (ROOT / "README.md").read_text()
+        if not url:
+            assert described == read
+            continue
+        targets, plain = (re.findall(r"\]\(([^)\s]+)\)", page) for page in (described, read))
+        assert len(targets) == len(plain) > 20 and all(re.match(r"https?://|#", target) for target in targets)
+        assert f"![curves of a quickstart run]({url}/raw/main/docs/figures/quickstart.png)" in described
+        assert f"({url}/blob/main/docs/README.md)" in described
 
 
 @pytest.mark.slow

@@ -6,19 +6,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jaxrl_llm import command_line
 from jaxrl_llm.parallel import mesh_sizes, plan
 from jaxrl_llm.parallel.presets import MODELS, parse_devices
-from jaxrl_llm.training import recipes, setup
-from jaxrl_llm.training.config import calls
-from jaxrl_llm.training.variants import MACHINES, PUBLISHED, parse
+from jaxrl_llm.training import loop, recipes, setup
+from jaxrl_llm.training.config import calls, default_config
+from jaxrl_llm.training.metrics import read_metrics
+from jaxrl_llm.training.variants import MACHINES, PUBLISHED, TEACHERS, check_there, parse
 
 ROOT = Path(__file__).parents[1]
-RECIPES = ("code", "countdown", "gsm8k", "math", "reasoning_gym")
+RECIPES = ("code", "countdown", "distill", "gsm8k", "math", "reasoning_gym")
 TOO_LARGE = {("qwen2.5_7b", "cpu"), ("qwen3_4b", "cpu"), ("qwen3_8b", "cpu")}  # 16 GB hold no such weights in float32
-TOO_LONG = {"code": {("qwen2.5_7b", "v5e-8"), ("qwen3_8b", "v5e-8")}, "math": {("qwen2.5_7b", "v5e-8"), ("qwen3_8b", "v5e-8")}}
+TOO_LONG = {"code": {("qwen2.5_7b", "v5e-8"), ("qwen3_8b", "v5e-8")}, "math": {("qwen2.5_7b", "v5e-8"), ("qwen3_8b", "v5e-8")},
+            "distill": {(model, machine) for machine, models in {  # beside a teacher, counted whole on every device
+                "cpu": ("qwen2.5_1.5b", "qwen3_0.6b", "qwen3_1.7b"), "h100": ("qwen2.5_7b", "qwen3_8b"),
+                "h100-8": ("qwen2.5_7b", "qwen3_8b"),
+                "v5e-8": ("qwen2.5_1.5b", "qwen2.5_7b", "qwen3_0.6b", "qwen3_1.7b", "qwen3_4b", "qwen3_8b")}.items()
+                for model in models}}
 TINY = {"model.path": "", "model.tokenizer": "", "model.hidden_size": 16, "model.num_layers": 1, "model.num_heads": 2,
         "model.mlp_size": 16, "model.dtype": "float32", "mesh.fsdp": 1, "mesh.tensor": 1, "prompts.max_tokens": 1024,
         "model.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
@@ -70,7 +77,7 @@ def test_the_table_of_the_documentation_is_what_the_recipes_say():
     for name, _, extra, tokens, variant, minutes in rows:
         c, (model, machine) = recipe(name), parse(variant)
         assert c == recipe(name, variant) and tokens == f"{c.prompts.max_tokens}, {c.sampling.max_tokens}"
-        assert (c.steps, c.prompts.per_step, c.sampling.group) == (500, 64, 8)
+        assert (c.steps, c.prompts.per_step, c.sampling.group) == (100 if name == "distill" else 500, 64, 8)
         assert extra == ("tasks" if "reasoning_gym(" in c.task else "data")
         (device, count), architecture = recipes.machine_of(machine), MODELS[PUBLISHED[model][0]]
         mesh = mesh_sizes(count, fsdp=c.mesh.fsdp, tensor=c.mesh.tensor)
@@ -99,6 +106,7 @@ def test_sizes_are_those_that_the_docstrings_say():
         with pytest.raises(ValueError, match=message):
             recipe("gsm8k", variant)
     assert {parse_devices(name)[1] for name in MACHINES if name != "cpu"} == {1, 8, 32}
+    assert recipe("distill", "qwen3_0.6b-h100").teacher.path == TEACHERS["qwen3_0.6b"][1] and not big.teacher.path
 
 
 @pytest.fixture
@@ -120,15 +128,41 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(datasets, "load_dataset", local)
 
 
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A run of two layers, whose weights are those that it began with."""
+    workdir = tmp_path_factory.mktemp("teacher")
+    config = default_config()
+    config.update_from_flattened_dict(TINY | {"prompts.max_tokens": 0, "steps": 1, "model.num_layers": 2, "eval.problems": 1,
+                                              "task": "word_problems(size=8, heldout=8)", "sampling.max_tokens": 4})
+    loop.train(config, workdir)
+    return workdir
+
+
+@pytest.mark.slow
+def test_three_steps_of_distillation_from_a_teacher_by_path(hub, tmp_path, teacher):
+    """The shipped recipe at tiny size: what the policy learns is the teacher's, no reward."""
+    config = recipe("distill", "smollm2-cpu")
+    config.update_from_flattened_dict(TINY | {"teacher.path": str(teacher), "steps": 3, "prompts.per_step": 2, "sampling.group": 2,
+                                              "sampling.max_tokens": 8, "eval.problems": 2, "optimizer.learning_rate": 1e-2})
+    loop.train(config, tmp_path / "run")
+    found = read_metrics(tmp_path / "run")
+    gaps = found["teacher/gap"][1:]
+    assert len(gaps) == 3 and np.isfinite(gaps).all() and (found["grad_norm"][1:] > 0).all()
+    assert (found["reward/mean"][1:] == 0).all()  # bytes by chance solve nothing, and are learned from all the same
+
+
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.filterwarnings("ignore:.*rows are left out:RuntimeWarning")
-def test_every_recipe_is_built_at_tiny_size(name, hub, tmp_path):
+def test_every_recipe_is_built_at_tiny_size(name, hub, tmp_path, teacher):
     config = recipe(name, "smollm2-cpu")
     if "reasoning_gym(" in config.task:
         pytest.importorskip("reasoning_gym")
         config.task = config.task.replace("train_size=2000, heldout_size=200", "train_size=6, heldout_size=6")
         config.task = config.task.replace("train_size=4000, heldout_size=400", "train_size=6, heldout_size=6")
     config.update_from_flattened_dict(TINY)
+    if name == "distill":
+        config.teacher.path = str(teacher)
     run, _ = setup.build(config)
     task, reward = run.source.task, run.source.sampler.reward
     assert len(task.train) and len(task.heldout) and "{" not in task.train[0].prompt[0]["content"].replace(r"\boxed{}", "")
@@ -136,7 +170,7 @@ def test_every_recipe_is_built_at_tiny_size(name, hub, tmp_path):
     if name == "code":
         assert reward.names == ("code",) and problem.extra["tests"][0] == {"input": "1\n", "output": "1\n"}
         assert len(task.train) == 6  # of nine, three have no test
-    elif name in ("gsm8k", "math"):
+    elif name in ("distill", "gsm8k", "math"):
         right = rf"so \boxed{{{problem.answer}}}"
         assert reward([right, "no"], [problem.answer] * 2, [problem] * 2).total.tolist() == [1, 0]
     else:
@@ -149,6 +183,9 @@ def test_every_recipe_is_built_at_tiny_size(name, hub, tmp_path):
 
 def test_weights_that_are_missing_are_an_error_before_the_data_is_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="config.teacher.path=models/Qwen3-4B is not here, .* give another folder: "
+                                                "--config.teacher.path="):
+        check_there("models/Qwen3-4B", "config.teacher.path")
     for variant, command in (("qwen3_4b-h100", "hf download Qwen/Qwen3-4B --local-dir models/Qwen3-4B,"),
                              ("gemma3_1b-h100", "hf download google/gemma-3-1b-it --local-dir models/gemma-3-1b-it,"),
                              ("smollm2-cpu", "bash scripts/get_smollm2.sh,")):

@@ -43,7 +43,7 @@ def outcomes(run: setup.Run, params, lora, problems: list, key) -> list[tuple[st
 
 
 def written_outcomes(folder: str | Path) -> Iterator[tuple[int, str, float]]:
-    """(step, prompt, accuracy) of every completion in a run's samples: prompts as the policy saw them, special tokens too."""
+    """(step, prompt, score) of every completion in a run's samples: prompts as the policy saw them, special tokens too."""
     for path in sorted((Path(folder) / "samples").glob("step_*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)

@@ -192,7 +192,7 @@ def phases(found: Sequence[Result]) -> dict[str, float]:
 
 
 def difference(a: Sequence[Result], b: Sequence[Result], budget: Budget) -> dict[str, Any] | None:
-    """Final accuracy of `a` minus `b`, paired by the seeds that both have; None without one."""
+    """The final score of `a` minus `b`, paired by the seeds that both have; None without one."""
     def by_seed(found):
         return dict(zip([r.job.seed for r in found], scores_of(found, *budget)["final"]))
     ours, theirs = by_seed(a), by_seed(b)

@@ -16,7 +16,7 @@ class Rate(NamedTuple):
 def wilson(successes: int, trials: int, level: float = 0.95) -> Rate:
     """Wilson's score interval of a share of independent trials; never empty, also at 0 and 1 and for few trials.
 
-    Completions of one problem are not independent: give problems as trials, or see `accuracy.bootstrap_mean`.
+    Completions of one problem are not independent: give problems as trials, or see `rates.bootstrap_mean`.
 
     Raises:
       ValueError: no trials, or more successes than trials.

@@ -73,6 +73,8 @@ class Engine:
         self._given: list[jax.Array | None] = []  # the parameters as they came, where they are arrays that cannot change
         self._policy = jax.eval_shape(lambda: (params, lora))
         self.programs: set[tuple] = set()
+        self._caches = RowCaches(model, self._device, slots, slot_tokens + max(*chunks, WIDTHS[-1]),
+                                 transposed=self._transposed, programs=self.programs)
         self._decoded = 0  # tokens
         self.publish(version, params, lora)
 

@@ -12,11 +12,12 @@ from jaxrl_llm.tasks.grounding import grounding
 from jaxrl_llm.tasks.mixture import mixture
 from jaxrl_llm.tasks.reasoning_gym_task import reasoning_gym
 from jaxrl_llm.tasks.styles import styles
+from jaxrl_llm.tasks.word_problems import word_problems
 
 __all__ = ["FACTORIES", "Part", "Problem", "Source", "Task", "make", "mixture", "text_of"]
 
 FACTORIES: dict[str, registry.Factory] = {}
-for _factory in (arithmetic, attempts, dataset, jsonl, reasoning_gym, grounding, edits, styles):
+for _factory in (arithmetic, attempts, dataset, jsonl, reasoning_gym, grounding, edits, styles, word_problems):
     registry.register(FACTORIES, "task", _factory)
 
 

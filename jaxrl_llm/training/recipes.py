@@ -1,4 +1,6 @@
 """What the files of configs/ share: one recipe for several published models and machines, sized by the memory plan."""
+import dataclasses
+
 from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
@@ -10,7 +12,7 @@ from jaxrl_llm.registry import one_of
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import forecast
 from jaxrl_llm.training.numbers import method_parts
-from jaxrl_llm.training.variants import MACHINES, PUBLISHED, parse
+from jaxrl_llm.training.variants import MACHINES, PUBLISHED, TEACHERS, parse
 from jaxrl_llm.values import features
 
 CPU = Device("cpu", 16e9, float("nan"), float("nan"))  # a laptop's memory
@@ -25,7 +27,7 @@ def machine_of(name: str) -> tuple[Device, int]:
 def work_of(config: ConfigDict, architecture: ModelConfig) -> plan.Work:
     """The step that a configuration describes, for a model that need not be there.
 
-    Raises ValueError where the length of prompts would be read from the task.
+    The weights of a published teacher are counted whole on every device, which a mesh only makes smaller. Raises ValueError where the length of prompts would be read from the task.
     """
     method = methods.get(config.method)
     config = config_lib.resolve(config, method.defaults)
@@ -33,23 +35,28 @@ def work_of(config: ConfigDict, architecture: ModelConfig) -> plan.Work:
     if not config.prompts.max_tokens:
         raise ValueError("config.prompts.max_tokens=0 would be read from the task; give the longest prompt to plan for")
     estimator, objective = method_parts(config, features.feature_size(architecture.hidden_size))
-    return forecast.work_of(config, config.prompts.max_tokens, needs_of(method, estimator, objective),
+    work = forecast.work_of(config, config.prompts.max_tokens, needs_of(method, estimator, objective),
                             critic=estimator.value_targets is not None)
+    rows = {path: row for row, path in TEACHERS.values()}
+    weights = sum(plan.parameters(MODELS[rows[path]]) for path in config_lib.parts(config.teacher.path) if path in rows)
+    return dataclasses.replace(work, teachers=4.0 * weights)
 
 
-def sized(c: ConfigDict, variant: str) -> ConfigDict:
+def sized(c: ConfigDict, variant: str, *, taught: bool = False) -> ConfigDict:
     """The recipe `c` for a model on a machine, `variant` being e.g. `qwen2.5_1.5b-h100-8`.
 
     On accelerators a step has 64 prompts, in bfloat16; on a CPU 100 steps have 4 prompts and completions of up to 256 tokens.
     Batches are cut, and weights spread, until `parallel.plan` finds a fit with its margin. Where all weights cannot be trained,
     adapters are. Adapters, and the few prompts of a CPU, get ten times the learning rate. What the command line changes
-    afterwards is not planned again.
+    afterwards is not planned again. `taught`: by the model that `TEACHERS` has for it.
 
     Raises:
       ValueError: unknown variants, and models that do not fit the machine even so.
     """
     model, machine = parse(variant)
     (device, count), (row, c.model.path) = machine_of(machine), PUBLISHED[model]
+    if taught:
+        c.teacher.path = TEACHERS[model][1] if model in TEACHERS else ""
     if machine == "cpu":
         c.steps, c.prompts.per_step, c.sampling.max_tokens = min(c.steps, 100), 4, min(c.sampling.max_tokens, 256)
         c.eval.problems = min(c.eval.problems, 16)

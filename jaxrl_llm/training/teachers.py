@@ -59,7 +59,7 @@ def make_recorders(config: ConfigDict, needs: Set[str], task: Task, tokenizer, m
 
 def _loaded(config: ConfigDict, path: str, key: str, task: Task, tokenizer, mesh: Mesh, tokens: int) -> tuple[Transformer, Any]:
     """The model at a path with its weights on the mesh, where it reads what the policy writes."""
-    check_there(path)
+    check_there(path, f"config.teacher.{key}")
     m = config.model.copy_and_resolve_references()
     m.path = path
     own, model, weights = load_model(m, mesh)

@@ -16,19 +16,30 @@ PUBLISHED = {
     "gemma3_1b": ("gemma3_1b", "models/gemma-3-1b-it"),
 }
 MACHINES = ("cpu", "h100", "h100-8", "v5e-8", "v5p-64")
+# Variant: a larger model with the same tokens, as its row of `presets.MODELS` and its folder. gemma3_1b has none that loads.
+TEACHERS = {
+    "smollm2": ("smollm2_360m", "models/SmolLM2-360M-Instruct"),
+    "qwen2.5_0.5b": ("qwen2.5_1.5b", "models/Qwen2.5-1.5B-Instruct"),
+    "qwen2.5_1.5b": ("qwen2.5_7b", "models/Qwen2.5-7B-Instruct"),
+    "qwen2.5_7b": ("qwen2.5_14b", "models/Qwen2.5-14B-Instruct"),
+    "qwen3_0.6b": ("qwen3_4b", "models/Qwen3-4B"),
+    "qwen3_1.7b": ("qwen3_4b", "models/Qwen3-4B"),
+    "qwen3_4b": ("qwen3_8b", "models/Qwen3-8B"),
+    "qwen3_8b": ("qwen3_14b", "models/Qwen3-14B"),
+}
+
+_OWNERS = {"Qwen": "Qwen", "gemma": "google", "SmolLM2": "HuggingFaceTB"}  # on the Hugging Face Hub
 
 
-_OWNERS = {"Qwen": "Qwen", "gemma": "google"}  # on the Hugging Face Hub
-
-
-def check_there(path: str) -> None:
+def check_there(path: str, key: str = "config.model.path") -> None:
     """Raises FileNotFoundError for the path of a published model that is not on this machine, with how to get it."""
-    if path not in {where for _, where in PUBLISHED.values()} or Path(path).exists():
+    if path not in {where for _, where in (*PUBLISHED.values(), *TEACHERS.values())} or Path(path).exists():
         return
-    name, owners = Path(path).name, [owner for start, owner in _OWNERS.items() if Path(path).name.startswith(start)]
-    command = f"hf download {owners[0]}/{name} --local-dir {path}" if owners else "bash scripts/get_smollm2.sh"
-    raise FileNotFoundError(f"config.model.path={path} is not here, and no run downloads weights; get them: {command}, or give "
-                            "another folder: --config.model.path=...")
+    name = Path(path).name
+    owner = next(owner for start, owner in _OWNERS.items() if name.startswith(start))
+    command = "bash scripts/get_smollm2.sh" if name.endswith(".gguf") else f"hf download {owner}/{name} --local-dir {path}"
+    raise FileNotFoundError(f"{key}={path} is not here, and no run downloads weights; get them: {command}, or give "
+                            f"another folder: --{key}=...")
 
 
 def parse(variant: str) -> tuple[str, str]:

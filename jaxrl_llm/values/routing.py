@@ -27,7 +27,7 @@ class Curve(NamedTuple):
     """For each beta: share of right answers and mean cost of the policies chosen, f64[B] each."""
 
     beta: np.ndarray
-    accuracy: np.ndarray
+    score: np.ndarray
     cost: np.ndarray
 
 
@@ -40,8 +40,8 @@ def curve(success_QM: Array, actual_QM: Array, cost: Array, betas: np.ndarray) -
                  np.array([paid[rows, m].mean() for m in chosen]))
 
 
-def pareto(cost: np.ndarray, accuracy: np.ndarray) -> np.ndarray:
+def pareto(cost: np.ndarray, score: np.ndarray) -> np.ndarray:
     """bool[B]: points that no other point beats in both (at least as cheap and as right, and better in one)."""
-    cheaper = (cost[None] <= cost[:, None]) & (accuracy[None] >= accuracy[:, None])
-    strictly = (cost[None] < cost[:, None]) | (accuracy[None] > accuracy[:, None])
+    cheaper = (cost[None] <= cost[:, None]) & (score[None] >= score[:, None])
+    strictly = (cost[None] < cost[:, None]) | (score[None] > score[:, None])
     return ~np.any(cheaper & strictly, axis=1)

@@ -23,13 +23,13 @@ def test_example():
 def test_curve_pays_for_what_it_chose():
     actual = np.array([[1, 1, 0], [1, 0, 0.5]])
     found = routing.curve(P, actual, COST, np.array([0.0, 0.8, 1.0]))
-    np.testing.assert_allclose(found.accuracy, [0.25, 0.75, 1.0])
+    np.testing.assert_allclose(found.score, [0.25, 0.75, 1.0])
     np.testing.assert_allclose(found.cost, [1, 5.5, 10])
 
 
 def test_pareto_points_by_brute_force():
     rng = np.random.default_rng(0)
-    cost, accuracy = rng.integers(0, 6, 40).astype(float), rng.integers(0, 6, 40) / 5
-    beaten = [any(c <= cost[i] and a >= accuracy[i] and (c, a) != (cost[i], accuracy[i]) for c, a in zip(cost, accuracy))
+    cost, score = rng.integers(0, 6, 40).astype(float), rng.integers(0, 6, 40) / 5
+    beaten = [any(c <= cost[i] and a >= score[i] and (c, a) != (cost[i], score[i]) for c, a in zip(cost, score))
               for i in range(40)]
-    assert routing.pareto(cost, accuracy).tolist() == [not b for b in beaten] and any(beaten) and not all(beaten)
+    assert routing.pareto(cost, score).tolist() == [not b for b in beaten] and any(beaten) and not all(beaten)
