@@ -65,7 +65,8 @@ class Place(NamedTuple):
 class Compiled:
     """The pool of a `runner.Runner` of kind "compiled": every call of a batch is a row of one table, stepped by one program.
 
-    It compiles once for each power of two of rows. A trajectory whose row is not there is played again first, beside the others.
+    It compiles once for each power of two of rows. A trajectory whose row is not there is played again first, with all others
+    of its kind.
     """
 
     def __init__(self, environment: Environment):
@@ -82,8 +83,8 @@ class Compiled:
             self._step({name: call.said[count] for name, call in gone.items() if count < len(call.said) - 1})
         for name, call in gone.items():
             if call.said and self._places[name].seen != call.seen:
-                raise RuntimeError(f"played again, {self._environment.name!r} said something else to problem {call.problem.id}; "
-                                   "its rules are to depend on their state, the action and the key alone")
+                raise RuntimeError(f"played again, {self._environment.name!r} said something else to problem "
+                                   f"{call.problem.id}; its rules are to depend on the state, the action and the key alone")
         turns |= self._step({name: call.said[-1] for name, call in named.items() if call.said})
         return [Outcome("ok", {"rubbish": turn} if isinstance(turn, str) else {"turn": turn})
                 for turn in (turns[name] for name in named)]
@@ -152,7 +153,8 @@ class Compiled:
 
 def _game(environment: Environment) -> Game:
     if environment.game is None:
-        raise ValueError(f"environment {environment.name!r} has no `game` of arrays to compile; use kind='processes' or 'threads'")
+        raise ValueError(f"environment {environment.name!r} has no `game` of arrays to compile; use kind='processes' or "
+                         "'threads'")
     return environment.game
 
 
@@ -163,8 +165,8 @@ def _name(call: Call) -> tuple[int, int]:
 def _beginnings(environment: Environment, trajectories: Sequence[tuple[Problem, int]]) -> tuple[np.ndarray, ...]:
     """Of each problem and key: the data u32[n, 2] of the seed's key, that of the chance's, and whether it is held out."""
     first = len(environment.task.train)
-    return (games.words64([problem.extra["seed"] for problem, _ in trajectories]), games.words64([key for _, key in trajectories]),
-            np.array([problem.id >= first for problem, _ in trajectories]))
+    seeds, keys = [problem.extra["seed"] for problem, _ in trajectories], [key for _, key in trajectories]
+    return games.words64(seeds), games.words64(keys), np.array([problem.id >= first for problem, _ in trajectories])
 
 
 def _rows(shown: Shown, rows: Iterable[int] = (0,)) -> list[Shown]:
