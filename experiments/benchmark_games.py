@@ -8,6 +8,7 @@ Random messages go to FrozenLake of gymnasium in threads and in processes, to th
 import random
 import statistics
 import time
+from typing import Any
 
 from absl import app, flags
 
@@ -39,11 +40,11 @@ def played(runner, first: int) -> tuple[int, float]:
     return steps, seconds
 
 
-def text_rates() -> list[dict[str, str | float]]:
+def text_rates() -> list[dict[str, Any]]:
     """A row for each runner."""
     from jaxrl_llm.environments.runner import Runner
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, target, options, kind in ROWS:
         runner = Runner(target, options, seed=0, kind=kind)
         played(runner, 0)  # compiles, starts processes
@@ -55,7 +56,7 @@ def text_rates() -> list[dict[str, str | float]]:
     return rows
 
 
-def array_rates() -> list[dict[str, str | float]]:
+def array_rates() -> list[dict[str, Any]]:
     """A row for each number of games: random legal moves, with new beginnings, in one compiled loop."""
     import jax
 

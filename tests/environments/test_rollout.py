@@ -45,8 +45,9 @@ def test_episodes_add_up():
 
 
 def test_episodes_end_with_their_turns_and_policies_are_asked():
-    stays = games.Game(words=("stay",), reset=lambda key, heldout: jnp.int32(7), legal=lambda state: jnp.ones(1, bool), seen=None,
-                       text=None, step=lambda state, action, key: (state, games.Move(0.5, jnp.bool_(False))), turns=4)
+    stays = games.Game(
+        words=("stay",), reset=lambda key, heldout: jnp.int32(7), legal=lambda state: jnp.ones(1, bool), seen=None, text=None,
+        step=lambda state, action, key: (state, games.Move(jnp.float32(0.5), jnp.bool_(False))), turns=4)
     _, steps = rollout.rollout(stays, jax.random.key(0), 2, 9, lambda game, state, key: jnp.int32(0))
     np.testing.assert_array_equal(np.asarray(steps.done)[:, 0], [0, 0, 0, 1, 0, 0, 0, 1, 0])
     np.testing.assert_array_equal(np.asarray(steps.total)[:, 1], [0, 0, 0, 2, 0, 0, 0, 2, 0])
