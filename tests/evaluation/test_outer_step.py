@@ -60,8 +60,9 @@ def test_verdicts_find_what_was_planted():
 def test_the_command(tmp_path, capsys):
     for name, level in (("first", 0.6), ("second", 0.8)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.jsonl").write_text("".join(
-            json.dumps({"step": step, "reward/mean": value, "completion/tokens": 500, "approx_kl": 0.025}) + "\n" for step, value in enumerate(noisy(level, 3))))
+        lines = [{"step": step, "reward/mean": value, "completion/tokens": 500, "approx_kl": 0.025}
+                 for step, value in enumerate(noisy(level, 3))]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert outer_step.main([str(tmp_path / "first"), str(tmp_path / "second"), "--last=40"]) == 0
     printed = capsys.readouterr().out
     assert "difference +0.2 (" in printed and "stagnation" in printed and "last 40 steps" in printed

@@ -48,10 +48,11 @@ def test_a_resumed_run_is_the_same_run(changes, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gymnax_game(brief=True, settings={'is_slippery': False})", "jumanji_game(brief=True, size=3)"])
+@pytest.mark.parametrize("name", ["gymnax_game(brief=True, settings={'is_slippery': False})",
+                                  "jumanji_game(brief=True, size=3)"])
 def test_other_packages_and_oracles(name, tmp_path):
     pytest.importorskip(name.split("_")[0])
-    changes = {**GAME, "environment": name, "warmup.steps": 2, "warmup.batch": 4, "sampling.turn_tokens": 8, "prompts.max_tokens": 40,
-               "sampling.max_tokens": 200}
+    changes = {**GAME, "environment": name, "warmup.steps": 2, "warmup.batch": 4, "sampling.turn_tokens": 8,
+               "prompts.max_tokens": 40, "sampling.max_tokens": 200}
     loop.train(chatter.get_config(**changes), tmp_path)
     assert run_files.lines(tmp_path)[-1]["step"] == 3
