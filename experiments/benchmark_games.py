@@ -61,13 +61,15 @@ def array_rates() -> list[dict[str, Any]]:
     import jax
 
     from jaxrl_llm import environments
+    from jaxrl_llm.environments.compiled import opening_of
     from jaxrl_llm.environments.rollout import rollout
 
-    game, rows = environments.make("pgx_game", game="2048").game, []
+    opening, rows = opening_of(environments.make("pgx_game", game="2048")), []
+    assert opening is not None
     for count in (1, 16, 256, 4096):
         steps = max(2**15 // count, 16)
         start = time.perf_counter()
-        compiled = rollout.lower(game, jax.random.key(0), count, steps).compile()
+        compiled = rollout.lower(opening.game, jax.random.key(0), count, steps).compile()
         seconds = [time.perf_counter() - start]
         for repeat in range(_REPEATS.value):
             start = time.perf_counter()

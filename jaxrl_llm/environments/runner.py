@@ -40,7 +40,7 @@ class Runner:
     With kind "processes" a step that is late, dies or fills the memory is killed, with all that it started; every step can be
     made by any process, which plays again what it does not remember. "threads" are for environments that wait (for servers,
     for sandboxes): a step that is late is abandoned, since Python cannot end a thread, and states stay where they are.
-    "compiled" is for games of arrays (`Environment.game`): all that are stepped together step in one program on the device.
+    "compiled" is for games of arrays (`compiled.environment_of`): all that are stepped together step in one program.
 
     A step is tried `retries` more times where the environment is replayable. Then its trajectory is invalid: it has no reward,
     neither 0 nor any other, `invalid` says why and `counts` how often ("NAME/timeout"). More than `limit` of the trajectories

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import environments, methods, parallel, recorders, rewards, tasks
 from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.environments.compiled import opening_of
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.forest import Forest, outcomes
@@ -408,7 +409,7 @@ def make_runner(config: ConfigDict) -> Runner:
                          f"{', '.join(environments.FACTORIES)}, or your own module:function, with its options in brackets")
     (name, options), = found
     made = environments.make(name, **options)
-    kind = "compiled" if made.game is not None else "processes" if made.replayable else "threads"
+    kind = "compiled" if opening_of(made) is not None else "processes" if made.replayable else "threads"
     return Runner(name, options, seed=config.seed, kind=kind, deadline=config.environment_deadline,
                   limit=config.environment_invalid)
 

@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_llm import environments
 from jaxrl_llm.environments import audit, base, games, tic_tac_toe
+from jaxrl_llm.environments.compiled import opening_of
 from jaxrl_llm.environments.runner import Recording, Runner
 from jaxrl_llm.environments.shortest import shortest_way
 from jaxrl_llm.environments.worker import Call
@@ -26,7 +27,7 @@ def problems(runner, count):
 
 def words_of(environment, turn, chance):
     """A random action, sometimes nonsense, as a policy would say it."""
-    return say(chance.choice([*environment.game.words, *environment.game.words, "I do not know"]))
+    return say(chance.choice([*environment.reset.game.words, *environment.reset.game.words, "I do not know"]))
 
 
 def play(runner, count):
@@ -146,8 +147,12 @@ def test_rules_that_say_something_else_are_found_out():
 
 
 def test_environments_without_arrays_are_not_compiled():
-    with pytest.raises(ValueError, match="'guess_number' has no `game` of arrays to compile; use kind='processes'"):
+    with pytest.raises(ValueError, match="'guess_number' is no game of arrays, which can be compiled; use kind='processes'"):
         make(target="guess_number")
+    around = {"environment": "counting_game:counting"}
+    assert opening_of(environments.make("counting_game:counting")) and opening_of(environments.make("recent", **around)) is None
+    with pytest.raises(ValueError, match="'counting.recent' is no game of arrays"):
+        make(target="recent", options=around)
     with pytest.raises(ValueError, match="Unknown kind of runner 'compile'"):
         make("compile")
 

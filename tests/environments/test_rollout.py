@@ -58,7 +58,7 @@ def test_random_games_of_pgx():
     """X, who moves first, wins more often than O; in a third of the games at most nobody does."""
     pytest.importorskip("pgx")
     from jaxrl_llm import environments
-    game = environments.make("pgx_game", opening=0).game
+    game = environments.make("pgx_game", opening=0).reset.game
     _, steps = jax.device_get(rollout.rollout(game, jax.random.key(0), 64, 60))
     totals = steps.total[steps.done]
     assert len(totals) > 500 and 0.5 < (totals == 1).mean() < 0.68 and 0.2 < (totals == -1).mean() < 0.38
