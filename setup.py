@@ -19,6 +19,9 @@ TEST = [
     "tensorflow-datasets>=4.9.7",
     "reasoning-gym>=0.1.23",
     "gymnasium>=1.0",
+    "pgx>=2.6",
+    "gymnax>=1.0",
+    "jumanji>=1.1.2",
     "bm25s>=0.2.7",
     "transformers>=5.0",
     "starlette>=1.0",
@@ -78,7 +81,7 @@ setup(
     extras_require={
         "data": ["datasets>=4.0", "pyarrow>=18", "tensorflow-datasets>=4.9.7"],
         "tasks": ["reasoning-gym>=0.1.23"],
-        "environments": ["bm25s>=0.2.7", "gymnasium>=1.0", "textarena>=0.7"],
+        "environments": ["bm25s>=0.2.7", "gymnasium>=1.0", "textarena>=0.7", "pgx>=2.6", "gymnax>=1.0", "jumanji>=1.1.2"],
         "serve": ["starlette>=1.0", "uvicorn>=0.40"],
         "tinker": ["starlette>=1.0", "uvicorn>=0.40", "tinker>=0.38"],  # serve --tinker
         "external": ["httpx>=0.28"],  # to sample from a server

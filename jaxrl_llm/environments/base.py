@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm import turn_info
-from jaxrl_llm.environments.games import Game
 from jaxrl_llm.rewards.base import number
 from jaxrl_llm.tasks.base import Problem, Task
 
@@ -57,7 +56,6 @@ class Environment:
       facts: names of numbers that `info` holds of every turn, with the join by which they become `extras` of trajectories for
         methods that read them, see `turn_info.JOINS`.
       contexts: most contexts of a trajectory; 1: no turn is `fresh`.
-      game: the same as pure functions of arrays, which a runner of kind "compiled" maps over many trajectories at once.
       waits: steps wait for others, say for a server, rather than compute: all trajectories wait at once, in threads, while the
         engine samples those that do not.
       oracle: `oracle(state) -> str`, what a perfect policy says next, for audits; `choices(state) -> texts`, what can be said.
@@ -72,7 +70,6 @@ class Environment:
     replayable: bool = True
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     contexts: int = 1
-    game: Game | None = None
     waits: bool = False
     oracle: Callable[[Any], str] | None = None
     choices: Callable[[Any], Sequence[str]] | None = None

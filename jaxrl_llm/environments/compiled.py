@@ -1,4 +1,5 @@
 """Environments whose rules are arrays: one trajectory at a time behind the usual contract, or all of them in one program."""
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,9 +20,9 @@ _FEWEST = 8  # rows of a table
 class Alone:
     """The state of one trajectory: a table of one row, and what was shown of it last."""
 
-    def __init__(self, environment: Environment, problem: Problem, key: int):
-        self.game, row = _game(environment), np.ones(1, bool)
-        self.table, shown = games.opened(self.game, games.empty(self.game, 1), row, *_beginnings(environment, [(problem, key)]))
+    def __init__(self, opening: "Opening", problem: Problem, key: int):
+        self.game, row = opening.game, np.ones(1, bool)
+        self.table, shown = games.opened(self.game, games.empty(self.game, 1), row, *opening.beginnings([(problem, key)]))
         self.shown = _rows(shown)[0]
 
     def step(self, message: Message) -> Turn:
@@ -32,18 +33,38 @@ class Alone:
         return turn_of(self.game, self.shown)
 
 
+@dataclasses.dataclass(frozen=True)
+class Opening:
+    """The `reset` of an environment that plays a game; problems from number `train` on are held out."""
+
+    game: Game
+    train: int
+
+    def __call__(self, problem: Problem, key: int) -> tuple[Alone, list[Message]]:
+        state = Alone(self, problem, key)
+        return state, _said(games.opening_text(self.game, state.shown))
+
+    def beginnings(self, trajectories: Sequence[tuple[Problem, int]]) -> tuple[np.ndarray, ...]:
+        """Of each problem and key: the data u32[n, 2] of the seed's key, that of the chance's, and whether it is held out."""
+        seeds, keys = [problem.extra["seed"] for problem, _ in trajectories], [key for _, key in trajectories]
+        return games.words64(seeds), games.words64(keys), np.array([problem.id >= self.train for problem, _ in trajectories])
+
+
 def environment_of(game: Game, *, name: str, task: Task, returns: tuple[float, float], facts: Mapping[str, str] | None = None,
                    oracle: Any = None) -> Environment:
     """The environment that plays a game, whose problems have an `extra["seed"]`; `oracle(seen) -> str` says a perfect move."""
-    def reset(problem: Problem, key: int) -> tuple[Alone, list[Message]]:
-        state = Alone(environment, problem, key)
-        return state, _said(games.opening_text(game, state.shown))
-
-    environment = Environment(
-        name=name, task=task, reset=reset, step=Alone.step, returns=returns, facts=facts or {}, game=game,
+    return Environment(
+        name=name, task=task, reset=Opening(game, len(task.train)), step=Alone.step, returns=returns, facts=facts or {},
         oracle=None if oracle is None else lambda state: oracle(state.shown.seen),
         choices=lambda state: games.choices(game, state.shown))
-    return environment
+
+
+def opening_of(environment: Environment) -> Opening | None:
+    """How a game of arrays opens, which many trajectories can play in one program; None where the environment is another.
+
+    One that wraps a game, and changes what it says, is another.
+    """
+    return environment.reset if isinstance(environment.reset, Opening) and environment.step is Alone.step else None
 
 
 def turn_of(game: Game, shown: Shown) -> Turn:
@@ -65,11 +86,16 @@ class Place(NamedTuple):
 class Compiled:
     """The pool of a `runner.Runner` of kind "compiled": every call of a batch is a row of one table, stepped by one program.
 
-    It compiles once for each power of two of rows. A trajectory whose row is not there is played again first, beside the others.
+    It compiles once for each power of two of rows. A trajectory whose row is not there is played again first, with all others
+    of its kind.
     """
 
     def __init__(self, environment: Environment):
-        self._environment, self._game = environment, _game(environment)
+        opening = opening_of(environment)
+        if opening is None:
+            raise ValueError(f"environment {environment.name!r} is no game of arrays, which can be compiled; use "
+                             "kind='processes' or 'threads'")
+        self._environment, self._opening, self._game = environment, opening, opening.game
         self._table: Table | None = None
         self._places: dict[tuple[int, int], Place] = {}
 
@@ -82,8 +108,8 @@ class Compiled:
             self._step({name: call.said[count] for name, call in gone.items() if count < len(call.said) - 1})
         for name, call in gone.items():
             if call.said and self._places[name].seen != call.seen:
-                raise RuntimeError(f"played again, {self._environment.name!r} said something else to problem {call.problem.id}; "
-                                   "its rules are to depend on their state, the action and the key alone")
+                raise RuntimeError(f"played again, {self._environment.name!r} said something else to problem "
+                                   f"{call.problem.id}; its rules are to depend on the state, the action and the key alone")
         turns |= self._step({name: call.said[-1] for name, call in named.items() if call.said})
         return [Outcome("ok", {"rubbish": turn} if isinstance(turn, str) else {"turn": turn})
                 for turn in (turns[name] for name in named)]
@@ -107,7 +133,7 @@ class Compiled:
             self._places.pop(name, None)
         rows = self._room(len(calls))
         capacity = len(self._table.count)
-        begun = _beginnings(self._environment, [(call.problem, call.key) for call in calls.values()])
+        begun = self._opening.beginnings([(call.problem, call.key) for call in calls.values()])
         new, filled = np.zeros(capacity, bool), [np.zeros((capacity, *x.shape[1:]), x.dtype) for x in begun]
         for full, given in zip([new, *filled], [np.ones(len(calls), bool), *begun]):
             full[rows] = given
@@ -150,21 +176,8 @@ class Compiled:
         return [next(free) for _ in range(count)]
 
 
-def _game(environment: Environment) -> Game:
-    if environment.game is None:
-        raise ValueError(f"environment {environment.name!r} has no `game` of arrays to compile; use kind='processes' or 'threads'")
-    return environment.game
-
-
 def _name(call: Call) -> tuple[int, int]:
     return call.key, call.problem.id
-
-
-def _beginnings(environment: Environment, trajectories: Sequence[tuple[Problem, int]]) -> tuple[np.ndarray, ...]:
-    """Of each problem and key: the data u32[n, 2] of the seed's key, that of the chance's, and whether it is held out."""
-    first = len(environment.task.train)
-    return (games.words64([problem.extra["seed"] for problem, _ in trajectories]), games.words64([key for _, key in trajectories]),
-            np.array([problem.id >= first for problem, _ in trajectories]))
 
 
 def _rows(shown: Shown, rows: Iterable[int] = (0,)) -> list[Shown]:

@@ -90,7 +90,7 @@ def opened(game: Game, table: Table, new: jax.Array, seeds: jax.Array, chance: j
     def begin(seed: jax.Array, apart: jax.Array) -> Any:
         return game.reset(_key(seed), apart)
 
-    begun = Table(_like(table.states, jax.vmap(begin)(seeds, heldout)), chance, jnp.zeros_like(table.count))
+    begun = Table(like(table.states, jax.vmap(begin)(seeds, heldout)), chance, jnp.zeros_like(table.count))
     table = chosen(new, begun, table)
     no = jnp.zeros(new.shape, bool)
     return table, Shown(jax.vmap(game.seen)(table.states), jax.vmap(game.legal)(table.states), jnp.zeros(new.shape), no, no, no,
@@ -107,7 +107,7 @@ def stepped(game: Game, table: Table, going: jax.Array, actions: jax.Array) -> t
         after, done = game.step(state, jnp.maximum(action, 0), jax.random.fold_in(_key(chance), count))
         other = (game.forfeit(state) if game.forfeit is not None
                  else jax.tree.map(jnp.zeros_like, done))
-        after, done = chosen(legal, (_like(state, after), done), (state, _like(done, other)))
+        after, done = chosen(legal, (like(state, after), done), (state, like(done, other)))
         return after, done, ~legal
 
     states, made, invalid = jax.vmap(move)(table.states, actions, table.chance, table.count)
@@ -158,7 +158,7 @@ def chosen(which: jax.Array, some: Any, others: Any) -> Any:
     return jax.tree.map(pick, some, others)
 
 
-def _like(pattern: Any, values: Any) -> Any:
+def like(pattern: Any, values: Any) -> Any:
     """Values with the types of the pattern: some packages begin with Python numbers and go on with arrays."""
     return jax.tree.map(lambda a, b: jnp.asarray(b, jnp.asarray(a).dtype), pattern, values)
 

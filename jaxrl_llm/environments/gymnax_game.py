@@ -161,8 +161,8 @@ def gymnax_game(*, game: str = "FrozenLake-misc", settings: Mapping[str, Any] | 
     times = turns if spoken.each else 1
     return environment_of(
         _played(game, json.dumps(settings or {}), json.dumps(params or {}), brief, turns), name=game,
-        task=seeded(f"gymnax/{game}", spoken.rules, problems, heldout), returns=(spoken.returns[0] * times, spoken.returns[1] * times),
-        oracle=oracle)
+        task=seeded(f"gymnax/{game}", spoken.rules, problems, heldout), oracle=oracle,
+        returns=(spoken.returns[0] * times, spoken.returns[1] * times))
 
 
 @functools.cache  # the same functions for the same options: they are compiled once

@@ -42,6 +42,14 @@ def _square(place: tuple[int, ...]) -> str:
     return f"{LETTERS[place[1]]}{place[0] + 1}"
 
 
+def _compass(size: int) -> tuple[int, ...]:
+    return (len(COMPASS),)
+
+
+def _direction(place: tuple[int, ...]) -> str:
+    return list(COMPASS)[place[0]]
+
+
 def _framed(rows: list[str]) -> str:
     """A board with the names of its columns and rows."""
     wide = len(str(len(rows)))
@@ -84,8 +92,8 @@ def _sliding(size: int) -> Any:
     from jumanji.environments.logic.sliding_tile_puzzle.generator import RandomWalkGenerator
     from jumanji.environments.logic.sliding_tile_puzzle.reward import SparseRewardFn
 
-    return SlidingTilePuzzle(generator=RandomWalkGenerator(grid_size=size, num_random_moves=4 * size), reward_fn=SparseRewardFn(),
-                             time_limit=10**6)
+    return SlidingTilePuzzle(generator=RandomWalkGenerator(grid_size=size, num_random_moves=4 * size),
+                             reward_fn=SparseRewardFn(), time_limit=10**6)
 
 
 def _sliding_text(seen: Any) -> str:
@@ -139,19 +147,20 @@ def _sudoku_text(seen: Any) -> str:
 
 
 PUZZLES = {
-    "Maze-v0": Puzzle(_maze, lambda size: (4,), lambda place: list(COMPASS)[place[0]], "Walk through the maze from A to G; # are "
-                      "walls. Answer with up, right, down or left.", _maze_text, 5, perfect=_maze_way),
+    "Maze-v0": Puzzle(
+        _maze, _compass, _direction, "Walk through the maze from A to G; # are walls. Answer "
+        "with up, right, down or left.", _maze_text, 5, perfect=_maze_way),
     "SlidingTilePuzzle-v0": Puzzle(
-        _sliding, lambda size: (4,), lambda place: list(COMPASS)[place[0]], "Bring the tiles into their order, row by row, with "
-        "the gap at the end. Answer with up, right, down or left: there the gap moves.", _sliding_text, 3, perfect=_sliding_way),
+        _sliding, _compass, _direction, "Bring the tiles into their order, row by row, with the gap at the end. Answer with "
+        "up, right, down or left: there the gap moves.", _sliding_text, 3, perfect=_sliding_way),
     "Minesweeper-v0": Puzzle(
         _mines, lambda size: (size, size), _square, "Uncover all squares without a mine. A number says how many of its "
         "neighbours are mines. Answer with a square that is covered (?), a letter and a number; a mine ends the game.",
         _mines_text, 5, lambda size: float(size * size - _mine_count(size))),
     "Sudoku-very-easy-v0": Puzzle(
-        _sudoku, lambda size: (9, 9, 9), lambda place: f"{_square(place)}={place[2] + 1}", "Fill the squares with digits so that "
-        "each row, column and block has all of 1 to 9. Answer with a square and its digit, such as a1=5; none can be taken back.",
-        _sudoku_text, 9),
+        _sudoku, lambda size: (9, 9, 9), lambda place: f"{_square(place)}={place[2] + 1}", "Fill the squares with digits so "
+        "that each row, column and block has all of 1 to 9. Answer with a square and its digit, such as a1=5.", _sudoku_text,
+        9),
 }
 
 

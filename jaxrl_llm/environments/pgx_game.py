@@ -134,8 +134,8 @@ def _for_two(game: str, selfplay: bool, opening: int, brief: bool, turns: int) -
         side = SIDES[int(board.side)]
         return f"{shape.drawn(_squares(board))}\n{side}" if brief else f"{shape.drawn(_squares(board))}\n\nYou are {side}."
 
-    return Game(words=shape.words, reset=reset, step=step, legal=lambda seat: seat.inside.legal_action_mask, seen=seen, text=text,
-                rules=shape.rules, turns=turns, forfeit=forfeit, brief=brief)
+    return Game(words=shape.words, reset=reset, step=step, legal=lambda seat: seat.inside.legal_action_mask, seen=seen,
+                text=text, rules=shape.rules, turns=turns, forfeit=forfeit, brief=brief)
 
 
 def _any_legal(state: Any, key: jax.Array) -> jax.Array:
@@ -157,8 +157,8 @@ def _perfect(board: Board) -> str:
 # --- 2048 -----------------------------------------------------------------------------------------------------------------
 
 
-RULES_2048 = ("This is 2048. Answer with left, up, right or down: all tiles move there, and two equal ones that meet become one. "
-              "Make the tile 2048.")
+RULES_2048 = ("This is 2048. Answer with left, up, right or down: all tiles move there, and two equal ones that meet become "
+              "one. Make the tile 2048.")
 
 
 @functools.cache

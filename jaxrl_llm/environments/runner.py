@@ -1,19 +1,16 @@
 """Many environments at once, off the device's path: deadlines, retries, and trajectories that are lost, not punished."""
 import json
-import queue
-import threading
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm import environments
 from jaxrl_llm.environments import base, worker
 from jaxrl_llm.environments.compiled import Compiled
+from jaxrl_llm.environments.threads import Threads
 from jaxrl_llm.registry import one_of
-from jaxrl_llm.rewards.pool import WorkerPool, cores
+from jaxrl_llm.rewards.pool import WorkerPool
 from jaxrl_llm.rewards.process import Outcome
-from jaxrl_llm.rewards.worker import describe
 from jaxrl_llm.tasks.base import Problem
 
 
@@ -43,12 +40,11 @@ class Runner:
     With kind "processes" a step that is late, dies or fills the memory is killed, with all that it started; every step can be
     made by any process, which plays again what it does not remember. "threads" are for environments that wait (for servers,
     for sandboxes): a step that is late is abandoned, since Python cannot end a thread, and states stay where they are.
-    "compiled" is for games of arrays (`Environment.game`): all that are stepped together step in one program on the device.
+    "compiled" is for games of arrays (`compiled.environment_of`): all that are stepped together step in one program.
 
     A step is tried `retries` more times where the environment is replayable. Then its trajectory is invalid: it has no reward,
     neither 0 nor any other, `invalid` says why and `counts` how often ("NAME/timeout"). More than `limit` of the trajectories
-    since the last `forget` end in TooManyInvalid. `deadline`: seconds for a step, replay included. `step` may be called from
-    several threads, for other trajectories each.
+    since the last `forget` end in TooManyInvalid. `deadline`: seconds for a step, replay included.
     """
 
     def __init__(self, target: str, options: Mapping[str, Any] | None = None, *, seed: int, kind: str = "processes",
@@ -71,10 +67,10 @@ class Runner:
                           else Threads(self._states, workers, deadline))
         self._running: dict[int, tuple[Recording, str]] = {}  # and the fingerprint of their turns
         self._recordings: dict[int, Recording] = {}
+        self._sent: Counter = Counter()  # how often the step that is waited for was tried, by uid
         self._opened = 0
         self.invalid: dict[int, Invalid] = {}
         self.counts: Counter = Counter()
-        self._lock = threading.Lock()  # of all that is known; environments run outside of it
 
     def reset(self, problems: Mapping[int, Problem]) -> dict[int, base.Turn]:
         """Opens a trajectory of each problem, by uid. What is missing in the result is in `invalid`.
@@ -94,14 +90,42 @@ class Runner:
 
         Raises ValueError for a trajectory that is not running, TooManyInvalid.
         """
-        strange = said.keys() - self._running.keys()
-        if strange:
-            uid = min(strange)
-            raise ValueError(f"trajectory {uid} is not running: " + (f"it is invalid ({self.invalid[uid].message})"
-                             if uid in self.invalid else "it has ended, or has never been opened"))
-        for uid, message in said.items():
-            self._running[uid][0].said.append(dict(message))
+        self._hear(said)
         return self._advance(list(said))
+
+    def send(self, said: Mapping[int, base.Message]) -> None:
+        """Begins steps without waiting for them; `recv` returns their turns. Of runners with kind "threads".
+
+        Raises ValueError for another kind, and for a trajectory that is not running or whose last step is not finished.
+        """
+        if not isinstance(self._pool, Threads):
+            raise ValueError("steps are sent and received one by one in threads only; use kind='threads', or step")
+        self._hear(said)
+        for uid in said:
+            self._try(uid)
+
+    def recv(self, least: int = 1) -> dict[int, base.Turn]:
+        """Turns of steps that were sent, in the order in which they were finished: all that there are, and `least` of them.
+
+        It is fewer where fewer are waited for, or where trajectories are lost. The first M of N environments are received
+        without waiting for the slow ones (EnvPool, arXiv 2206.10558), whose trajectories go on all the same. With `least` 0 it
+        does not wait. Raises TooManyInvalid.
+        """
+        turns: dict[int, base.Turn] = {}
+        while self._sent and (ended := self._pool.ready(min(max(least - len(turns), 0), len(self._sent)))):
+            for uid, outcome in ended:
+                found = _read(outcome)
+                if isinstance(found, base.Turn):
+                    del self._sent[uid]
+                    turns[uid] = found
+                    self._settle(uid, found)
+                elif self._sent[uid] <= self._retries:
+                    self._try(uid)
+                else:
+                    del self._sent[uid]
+                    self._lose(uid, *found)
+        self._check()
+        return turns
 
     def resume(self, recordings: Mapping[int, Recording]) -> dict[int, base.Turn]:
         """Takes trajectories up where their recordings end, in this or another process; their last turns by uid.
@@ -147,11 +171,12 @@ class Runner:
         self._pool.close()
 
     def _advance(self, uids: Sequence[int]) -> dict[int, base.Turn]:
+        if self._sent:
+            raise ValueError(f"steps of {len(self._sent)} trajectories were sent and not received; call recv first")
         turns, waiting = {}, list(uids)
         for attempt in range(self._retries + 1):
-            calls = [(self._target, self._options, *self._running[uid][0], self._running[uid][1]) for uid in waiting]
             failed = {}
-            for uid, outcome in zip(waiting, self._pool.map(calls)):
+            for uid, outcome in zip(waiting, self._pool.map([self._call(uid) for uid in waiting])):
                 found = _read(outcome)
                 if isinstance(found, base.Turn):
                     turns[uid] = found
@@ -160,22 +185,45 @@ class Runner:
             waiting = list(failed)
             if not waiting:
                 break
-        with self._lock:
-            self._settle(turns, failed)
-            self._check()
+        for uid, (kind, message) in failed.items():
+            self._lose(uid, kind, message)
+        for uid, turn in turns.items():
+            self._settle(uid, turn)
+        self._check()
         return {uid: turns[uid] for uid in uids if uid in turns}
 
-    def _settle(self, turns: Mapping[int, base.Turn], failed: Mapping[int, tuple[str, str]]) -> None:
-        """Keeps what came of a step, and of the trajectories that it lost."""
-        for uid, (kind, message) in failed.items():
-            self.invalid[uid] = Invalid(kind, len(self.recording(uid).said), message)
-            self.counts[f"{self.environment.name}/{kind}"] += 1
+    def _hear(self, said: Mapping[int, base.Message]) -> None:
+        """Adds messages to the recordings of their trajectories. Raises ValueError for one that cannot go on, before that."""
+        strange = said.keys() - self._running.keys()
+        if strange:
+            uid = min(strange)
+            raise ValueError(f"trajectory {uid} is not running: " + (f"it is invalid ({self.invalid[uid].message})"
+                             if uid in self.invalid else "it has ended, or has never been opened"))
+        waited = said.keys() & self._sent.keys()
+        if waited:
+            raise ValueError(f"the last step of trajectory {min(waited)} was sent and not received; call recv first")
+        for uid, message in said.items():
+            self._running[uid][0].said.append(dict(message))
+
+    def _call(self, uid: int) -> tuple:
+        return self._target, self._options, *self._running[uid][0], self._running[uid][1]
+
+    def _try(self, uid: int) -> None:
+        self._sent[uid] += 1
+        self._pool.submit(uid, self._call(uid))
+
+    def _settle(self, uid: int, turn: base.Turn) -> None:
+        """A trajectory goes on behind this turn, or has ended with it."""
+        recording, seen = self._running[uid]
+        self._running[uid] = recording, base.digest([turn], seen)
+        if turn.done:
             self._recordings[uid] = self._running.pop(uid)[0]
-        for uid, turn in turns.items():
-            recording, seen = self._running[uid]
-            self._running[uid] = recording, base.digest([turn], seen)
-            if turn.done:
-                self._recordings[uid] = self._running.pop(uid)[0]
+
+    def _lose(self, uid: int, kind: str, message: str) -> None:
+        """A trajectory is invalid."""
+        self.invalid[uid] = Invalid(kind, len(self.recording(uid).said), message)
+        self.counts[f"{self.environment.name}/{kind}"] += 1
+        self._recordings[uid] = self._running.pop(uid)[0]
 
     def _check(self) -> None:
         if len(self.invalid) <= self._limit * self._opened:
@@ -196,42 +244,3 @@ def _read(outcome: Outcome) -> base.Turn | tuple[str, str]:
     if "rubbish" in outcome.value:
         return "rubbish", outcome.value["rubbish"]
     return base.Turn(*outcome.value["turn"])
-
-
-class Threads:
-    """Calls of a function in up to `workers` threads (None: four a core), each abandoned after `deadline` seconds.
-
-    The threads are daemons, which those of `concurrent.futures` are not: one that hangs would keep the program from ending.
-    """
-
-    def __init__(self, function: Callable[..., Any], workers: int | None, deadline: float):
-        self._function, self._workers, self._deadline = function, 4 * cores() if workers is None else workers, deadline
-        if self._workers < 1 or not deadline > 0:
-            raise ValueError(f"workers={workers}, deadline={deadline}; need at least one worker, a positive deadline")
-
-    def map(self, calls: Sequence[tuple]) -> list[Outcome]:
-        """The outcome of each argument tuple, in order."""
-        outcomes: list[Outcome] = [Outcome("timeout", message=f"no result within {self._deadline:g} s")] * len(calls)
-        waiting, ends, done = deque(range(len(calls))), {}, queue.SimpleQueue()
-
-        def work(row: int):
-            try:
-                done.put((row, Outcome("ok", self._function(*calls[row]))))
-            except BaseException as error:  # SystemExit as well
-                done.put((row, Outcome("error", message=describe(error))))
-
-        while waiting or ends:
-            while waiting and len(ends) < self._workers:
-                row = waiting.popleft()
-                ends[row] = time.monotonic() + self._deadline
-                threading.Thread(target=work, args=(row,), name="environment", daemon=True).start()
-            try:
-                row, outcome = done.get(timeout=max(min(ends.values()) - time.monotonic(), 0))
-                if ends.pop(row, None) is not None:  # not one that was given up
-                    outcomes[row] = outcome
-            except queue.Empty:
-                ends = {row: end for row, end in ends.items() if end > time.monotonic()}
-        return outcomes
-
-    def close(self) -> None:
-        """Nothing is kept running."""

@@ -1,16 +1,19 @@
 """Shortest ways, for the oracles of mazes and puzzles."""
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+PlaceT = TypeVar("PlaceT", bound=Hashable)
 
 
-def shortest_way(start: Hashable, arrived: Callable[[Hashable], bool],
-                 steps: Callable[[Hashable], Iterable[tuple[str, Hashable]]]) -> list[str]:
+def shortest_way(start: PlaceT, arrived: Callable[[PlaceT], bool],
+                 steps: Callable[[PlaceT], Iterable[tuple[str, PlaceT]]]) -> list[str]:
     """The names of the steps from `start` to the first place that is `arrived`, breadth first.
 
     `steps(place)` are (name, place) of all that can be reached by one step. Raises ValueError where there is no way.
     """
-    waiting: deque = deque([start])
-    came: dict[Hashable, tuple[Hashable, str] | None] = {start: None}
+    waiting = deque([start])
+    came: dict[PlaceT, tuple[PlaceT, str] | None] = {start: None}
     while waiting:
         place = waiting.popleft()
         if arrived(place):

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import environments, methods, parallel, recorders, rewards, tasks
 from jaxrl_llm.advantages.base import Estimator, OfTurns
+from jaxrl_llm.environments.compiled import opening_of
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.forest import Forest, outcomes
@@ -443,7 +444,7 @@ def make_runner(config: ConfigDict) -> Runner:
                          f"{', '.join(environments.FACTORIES)}, or your own module:function, with its options in brackets")
     (name, options), = found
     made = environments.make(name, **options)
-    kind = "compiled" if made.game is not None else "processes" if made.replayable and not made.waits else "threads"
+    kind = ("compiled" if opening_of(made) is not None else "processes" if made.replayable and not made.waits else "threads")
     workers = config.prompts.per_step * config.sampling.group if made.waits else None
     return Runner(name, options, seed=config.seed, kind=kind, workers=workers, deadline=config.environment_deadline,
                   limit=config.environment_invalid)

@@ -1,0 +1,91 @@
+"""Steps per second of games of arrays: as text in runners of each kind, and without text for 1 to 4096 games at once.
+
+  python experiments/benchmark_games.py [--trajectories=64] [--repeats=3]
+
+Random messages go to FrozenLake of gymnasium in threads and in processes, to that of gymnax in threads and compiled, and to
+2048 of pgx. Ratios are those to the first row of the same game. Compilation is not counted in the rates.
+"""
+import random
+import statistics
+import time
+from typing import Any
+
+from absl import app, flags
+
+_TRAJECTORIES = flags.DEFINE_integer("trajectories", 64, "Trajectories at once in the runners.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("repeats", 3, "Batches of trajectories of each runner; the median counts.", lower_bound=1)
+
+TURNS = 20
+LAKE = ["left", "down", "right", "up"]
+ROWS = (
+    ("FrozenLake, gymnasium", "gymnasium_text", {"env_id": "FrozenLake-v1", "actions": LAKE, "turns": TURNS}, "threads"),
+    ("FrozenLake, gymnasium", "gymnasium_text", {"env_id": "FrozenLake-v1", "actions": LAKE, "turns": TURNS}, "processes"),
+    ("FrozenLake, gymnax", "gymnax_game", {"game": "FrozenLake-misc", "turns": TURNS}, "threads"),
+    ("FrozenLake, gymnax", "gymnax_game", {"game": "FrozenLake-misc", "turns": TURNS}, "compiled"),
+    ("2048, pgx", "pgx_game", {"game": "2048", "turns": TURNS}, "threads"),
+    ("2048, pgx", "pgx_game", {"game": "2048", "turns": TURNS}, "compiled"),
+)
+
+
+def played(runner, first: int) -> tuple[int, float]:
+    """Steps of a batch of trajectories with random messages, and the seconds that they and their openings took."""
+    chance, problems = random.Random(first), runner.environment.task.train
+    start, steps = time.perf_counter(), 0
+    turns = runner.reset({first + i: problems[i % len(problems)] for i in range(_TRAJECTORIES.value)})
+    while going := [uid for uid, turn in turns.items() if not turn.done]:
+        turns = runner.step({uid: {"role": "assistant", "content": chance.choice(LAKE)} for uid in going})
+        steps += len(going)
+    seconds = time.perf_counter() - start
+    runner.forget()
+    return steps, seconds
+
+
+def text_rates() -> list[dict[str, Any]]:
+    """A row for each runner."""
+    from jaxrl_llm.environments.runner import Runner
+
+    rows: list[dict[str, Any]] = []
+    for name, target, options, kind in ROWS:
+        runner = Runner(target, options, seed=0, kind=kind)
+        played(runner, 0)  # compiles, starts processes
+        counts = [played(runner, (1 + i) * _TRAJECTORIES.value) for i in range(_REPEATS.value)]
+        runner.close()
+        rate = statistics.median(steps / seconds for steps, seconds in counts)
+        first = next((row["steps a second"] for row in rows if row["game"].split(",")[0] == name.split(",")[0]), rate)
+        rows.append({"game": name, "runner": kind, "steps a second": rate, "ratio": rate / first})
+    return rows
+
+
+def array_rates() -> list[dict[str, Any]]:
+    """A row for each number of games: random legal moves, with new beginnings, in one compiled loop."""
+    import jax
+
+    from jaxrl_llm import environments
+    from jaxrl_llm.environments.compiled import opening_of
+    from jaxrl_llm.environments.rollout import rollout
+
+    opening, rows = opening_of(environments.make("pgx_game", game="2048")), []
+    assert opening is not None
+    for count in (1, 16, 256, 4096):
+        steps = max(2**15 // count, 16)
+        start = time.perf_counter()
+        compiled = rollout.lower(opening.game, jax.random.key(0), count, steps).compile()
+        seconds = [time.perf_counter() - start]
+        for repeat in range(_REPEATS.value):
+            start = time.perf_counter()
+            jax.block_until_ready(compiled(jax.random.key(repeat)))
+            seconds.append(time.perf_counter() - start)
+        rows.append({"games of 2048": count, "steps a second": count * steps / statistics.median(seconds[1:]),
+                     "seconds to compile": seconds[0]})
+    return rows
+
+
+def main(_):
+    from jaxrl_llm.command_line import print_table
+
+    print_table(text_rates(), f"{_TRAJECTORIES.value} trajectories as text, up to {TURNS} messages each")
+    print_table(array_rates(), "without text")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,52 @@
+"""When batches of the first M of N environments are ready: how long a policy waits (EnvPool, arXiv 2206.10558)."""
+import heapq
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+class Times(NamedTuple):
+    """What comes of a simulation: the environments of each batch in the order in which they ended, the seconds until the
+    policy has answered the last batch, and the steps of each environment that it has read."""
+
+    batches: list[list[int]]
+    seconds: float
+    steps: list[int]
+
+    @property
+    def rate(self) -> float:
+        """Steps per second."""
+        return sum(self.steps) / self.seconds
+
+
+def pool_times(latency: Callable[[int, int], float], environments: int, *, batch: int, workers: int, policy: float,
+               batches: int) -> Times:
+    """Simulates N environments behind W workers, of which the policy answers the first M that are ready.
+
+    `latency(i, k)` are the seconds of step k of environment i, `policy` those of an answer to a batch. All environments begin
+    at 0; a worker takes the step that waits longest; of steps that end together that of the lower number is first. Batches
+    smaller than N answer quick environments more often: `steps` shows how much. Raises ValueError for M outside of 1 to N, or
+    no worker.
+    """
+    if not 1 <= batch <= environments or workers < 1 or batches < 1:
+        raise ValueError(f"batch={batch} of {environments} environments, workers={workers}, batches={batches}; allowed are "
+                         "batches of 1 to all environments, one worker or more, one batch or more")
+    free = [0.0] * workers
+    steps, read, ended = [0] * environments, [0] * environments, []
+
+    def begin(rows: Sequence[int], now: float) -> None:
+        for row in rows:
+            end = max(now, heapq.heappop(free)) + latency(row, steps[row])
+            steps[row] += 1
+            heapq.heappush(free, end)
+            heapq.heappush(ended, (end, row))
+
+    begin(range(environments), 0.0)
+    now, found = 0.0, []
+    for _ in range(batches):
+        first = [heapq.heappop(ended) for _ in range(batch)]
+        now = max(now, first[-1][0]) + policy
+        found.append([row for _, row in first])
+        for row in found[-1]:
+            read[row] += 1
+        begin(found[-1], now)
+    return Times(found, now, read)

@@ -1,0 +1,133 @@
+"""The first M of N environments: what is received in which order, what is lost, and when batches are ready."""
+import threading
+
+import numpy as np
+import pytest
+
+from jaxrl_llm.environments import Environment, Turn
+from jaxrl_llm.environments.pool_times import pool_times
+from jaxrl_llm.environments.runner import Runner
+from jaxrl_llm.environments.threads import Threads
+from jaxrl_llm.tasks.base import seeded
+
+DOORS: dict[str, threading.Event] = {}
+
+
+def behind_doors():
+    """Every step waits until the door with the name of its message is open."""
+    def step(state, message):
+        if message["content"] in DOORS:
+            assert DOORS[message["content"]].wait(60)
+        return Turn([{"role": "user", "content": message["content"]}], 1.0, message["content"].startswith("last"))
+
+    return Environment(name="doors", task=seeded("doors", "Go.", 20, 5), step=step,
+                       reset=lambda problem, key: ({}, [{"role": "user", "content": "Go."}]))
+
+
+def say(text):
+    return {"role": "assistant", "content": text}
+
+
+@pytest.fixture
+def doors():
+    DOORS.update({name: threading.Event() for name in "abcd"})
+    yield DOORS
+    for door in DOORS.values():
+        door.set()
+    DOORS.clear()
+
+
+def make(count, **settings):
+    runner = Runner("test_send_recv:behind_doors", seed=0, kind="threads", workers=8, limit=1.0, **settings)
+    runner.reset({uid: runner.environment.task.train[uid] for uid in range(count)})
+    return runner
+
+
+def test_the_first_of_many_are_received_in_the_order_in_which_they_ended(doors):
+    runner = make(4)
+    runner.send({0: say("a"), 1: say("b"), 2: say("c")})
+    doors["c"].set()
+    assert list(runner.recv(1)) == [2], "without those that wait"
+    runner.send({2: say("at once"), 3: say("d")})
+    assert runner.recv()[2].messages[0]["content"] == "at once"
+    with pytest.raises(ValueError, match="last step of trajectory 0 was sent and not received"):
+        runner.send({0: say("x")})
+    with pytest.raises(ValueError, match="last step of trajectory 0 was sent and not received"):
+        runner.step({0: say("x")})
+    doors["d"].set()
+    assert list(runner.recv(1)) == [3]
+    doors["b"].set()
+    assert list(runner.recv(1)) == [1]
+    doors["a"].set()
+    assert list(runner.recv(5)) == [0], "as many as there are"
+    assert runner.recv(3) == {}
+    assert [message["content"] for message in runner.recording(2).said] == ["c", "at once"]
+    assert [turn.messages[0]["content"] for turn in runner.replay(2)] == ["Go.", "c", "at once"]
+    runner.send({1: say("last b")})
+    assert runner.recv(1)[1].done
+    with pytest.raises(ValueError, match="trajectory 1 is not running"):
+        runner.send({1: say("more")})
+
+
+def test_sent_steps_that_fail_are_tried_again_and_then_lost(tmp_path):
+    runner = Runner("faulty_environments:obedient", {"folder": str(tmp_path)}, seed=0, kind="threads", limit=1.0, retries=1)
+    runner.reset({uid: runner.environment.task.train[uid] for uid in range(3)})
+    runner.send({0: say("raise"), 1: say("once"), 2: say("bye")})
+    turns = runner.recv(3)
+    assert turns.keys() == {1, 2} and runner.invalid[0].kind == "error" and runner.counts == {"obedient/error": 1}
+    assert turns[1].messages[0]["content"].split()[1:] == ["once"], "the state that the failed try left is not used"
+
+
+@pytest.mark.parametrize("kind, target", [("processes", "guess_number"), ("compiled", "counting_game:counting")])
+def test_batches_of_one_program_are_not_sent(kind, target):
+    with pytest.raises(ValueError, match="use kind='threads', or step"):
+        Runner(target, seed=0, kind=kind).send({})
+
+
+def test_what_is_late_is_given_up_and_not_had_twice():
+    door = threading.Event()
+    threads = Threads(lambda name: door.wait(60) and name, 1, 0.2)
+    threads.submit(7, ("slow",))
+    (name, outcome), = threads.ready(1)
+    assert (name, outcome.status) == (7, "timeout") and len(threads) == 0
+    door.set()
+    threads.submit(7, ("quick",))
+    (name, outcome), = threads.ready(1)
+    assert (name, outcome.status, outcome.value) == (7, "ok", "quick")
+    threads.submit(8, ("never had",))
+    threads.close()
+    assert threads.ready(1) == []
+
+
+# --- when batches are ready -----------------------------------------------------------------------------------------------
+
+
+def latency(row, step):
+    return (1.0, 2.0, 4.0, 1.0)[row]
+
+
+@pytest.mark.parametrize("batch, count, batches, seconds, rate", [
+    (4, 2, [[0, 3, 1, 2], [0, 3, 1, 2]], 9.0, 0.8889), (2, 4, [[0, 3], [1, 0], [3, 0], [2, 1]], 5.5, 1.4545)])
+def test_a_worked_example(batch, count, batches, seconds, rate):
+    times = pool_times(latency, 4, batch=batch, workers=4, policy=0.5, batches=count)
+    assert times.batches == batches and times.seconds == seconds and round(times.rate, 4) == rate
+
+
+def test_quick_environments_are_read_more_often_in_small_batches():
+    """Latencies that vary from step to step: small batches are quicker and as even. A slow environment is rare."""
+    drawn = np.exp(0.8 * np.random.default_rng(0).normal(size=(8, 4000)))
+    rates = {batch: pool_times(lambda i, k: drawn[i, k], 8, batch=batch, workers=8, policy=0.05, batches=4000 // batch)
+             for batch in (8, 4, 2)}
+    assert rates[8].rate < rates[4].rate < rates[2].rate and rates[8].steps == [500] * 8
+    assert max(rates[2].steps) < 1.2 * min(rates[2].steps)
+    uneven = pool_times(latency, 4, batch=2, workers=4, policy=0.5, batches=400)
+    assert uneven.steps[0] > 2 * uneven.steps[2]
+    assert pool_times(latency, 4, batch=4, workers=4, policy=0.5, batches=3).steps == [3] * 4
+
+
+def test_fewer_workers_take_turns():
+    times = pool_times(latency, 4, batch=4, workers=1, policy=0.0, batches=1)
+    assert (times.batches, times.seconds) == ([[0, 1, 2, 3]], 8.0)
+    for wrong in ({"batch": 5}, {"batch": 0}, {"workers": 0}, {"batches": 0}):
+        with pytest.raises(ValueError, match="allowed are batches of 1 to all environments"):
+            pool_times(latency, 4, **{"batch": 2, "workers": 1, "policy": 0.0, "batches": 1, **wrong})
