@@ -117,8 +117,7 @@ class RowCaches:
         rows, widths = 1 if len(prompts) == 1 else _PROMPTS, widths_of(max(map(len, prompts)))
         room = self._room(sum(widths))
         self.programs.add(("prefill", rows, widths[0], room))
-        block = programs_of.prefill(self._model, weights, _lines(prompts, rows, widths[0]), room=room,
-                                    transposed=self._transposed)
+        block = programs_of.prefill(self._model, weights, _lines(prompts, rows, widths[0]), room=room)
         return self._extended(weights, block, [(i, prompt[widths[0]:], widths[0]) for i, prompt in enumerate(prompts)])
 
     def _go_on(self, weights: Weights, entries: Sequence[tuple[int, Sequence[int], int]]) -> None:

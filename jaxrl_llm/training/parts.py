@@ -1,4 +1,5 @@
 """The parts of a method with the numbers of a configuration: estimator, objective, filters, controllers, replay, rule."""
+from collections.abc import Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -17,6 +18,7 @@ from jaxrl_llm.training.controls import Controls
 from jaxrl_llm.training.numbers import method_parts
 from jaxrl_llm.values import features
 
+FASTER_IN_SLOTS = 4  # parts of a batch from which on the slot engine is faster, by the table of docs/guides/engine.md
 
 def make_parts(config: ConfigDict, hidden_size: int, contexts: int = 1) -> tuple[Estimator, Objective]:
     """Estimator and objective of the configured method, for a model whose states have this width.
@@ -56,6 +58,20 @@ def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
                                   np.int32(s.max_tokens))
     sampling_lib.check(found)
     return found
+
+
+def in_slots(config: ConfigDict, devices: int, stops: Sequence[int]) -> bool:
+    """Whether the slot engine samples single turns, see docs/guides/engine.md; `devices`: how many there are in the mesh.
+
+    With "auto" it does where a batch comes in `FASTER_IN_SLOTS` parts or more, on one device, and completions may stop early.
+
+    Raises ValueError where it is asked for and cannot: it has one device, and no part in what a server samples.
+    """
+    s, alone = config.sampling, devices == 1 and not config.server.url
+    if s.engine == "slots" and not alone:
+        raise ValueError(f"sampling.engine='slots' samples on one device of this process; there are {devices} in the mesh, and "
+                         f"server.url is {config.server.url!r}. Set sampling.engine to 'scan' or 'auto'")
+    return s.engine == "slots" or s.engine == "auto" and alone and bool(stops) and s.micro_batches >= FASTER_IN_SLOTS
 
 
 def filters_of(method: methods.Method) -> dict[str, control.Filter]:
