@@ -33,7 +33,7 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
 def request_of(sampling: Sampling, max_tokens: int, stop_ids: tuple[int, ...]) -> Request:
     """What all completions of a batch have in common."""
     limit = max_tokens if sampling.max_tokens is None else min(max_tokens, int(sampling.max_tokens))
-    return Request(0, limit, sampling=jax.tree.map(float, sampling.replace(max_tokens=None)), stop_tokens=stop_ids)
+    return Request(0, limit, sampling=sampling.replace(max_tokens=None), stop_tokens=stop_ids)
 
 
 def collected(engine: Any, P: int, G: int, max_tokens: int) -> Completions:

@@ -141,7 +141,7 @@ class RowCaches:
     def _put(self, block: Slots, entries: Sequence[tuple[int, Row]]) -> None:
         """Copies of rows of a block into slots: `(row of the block, row whose slot it is)` each."""
         self.make_room(block.room)
-        count = next(n for n in (1, FEWEST, self._rows) if n >= min(len(entries), self._rows))
+        count = next(n for n in (1, FEWEST, self._rows) if n >= len(entries))
         slot, which = _padded([row.slot for _, row in entries], self._rows, count), _padded([i for i, _ in entries], 0, count)
         self.programs.add(("put", count, block.rows, block.room, self.slots.room))
         self.slots = programs_of.put(self.slots, block, which, slot)

@@ -1,6 +1,7 @@
 """The parts of a method with the numbers of a configuration: estimator, objective, filters, controllers, replay, rule."""
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -60,18 +61,20 @@ def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
     return found
 
 
-def in_slots(config: ConfigDict, devices: int, stops: Sequence[int]) -> bool:
-    """Whether the slot engine samples single turns, see docs/guides/engine.md; `devices`: how many there are in the mesh.
+def in_slots(config: ConfigDict, devices: Sequence[jax.Device], prompt_tokens: int, stops: Sequence[int]) -> bool:
+    """Whether the slot engine samples single turns on the `devices` of a mesh, see docs/guides/engine.md.
 
-    With "auto" it does where a batch comes in `FASTER_IN_SLOTS` parts or more, on one device, and completions may stop early.
+    With "auto" it does where a batch comes in `FASTER_IN_SLOTS` parts or more, completions may stop early and be as long as
+    prompts, copies of which lie in its caches, and the device is a CPU, the only one that was measured.
 
     Raises ValueError where it is asked for and cannot: it has one device, and no part in what a server samples.
     """
-    s, alone = config.sampling, devices == 1 and not config.server.url
+    s, alone = config.sampling, len(devices) == 1 and not config.server.url
     if s.engine == "slots" and not alone:
-        raise ValueError(f"sampling.engine='slots' samples on one device of this process; there are {devices} in the mesh, and "
-                         f"server.url is {config.server.url!r}. Set sampling.engine to 'scan' or 'auto'")
-    return s.engine == "slots" or s.engine == "auto" and alone and bool(stops) and s.micro_batches >= FASTER_IN_SLOTS
+        raise ValueError(f"sampling.engine='slots' samples on one device of this process; there are {len(devices)} in the mesh"
+                         f", and server.url is {config.server.url!r}. Set sampling.engine to 'scan' or 'auto'")
+    better = bool(stops) and s.micro_batches >= FASTER_IN_SLOTS and prompt_tokens <= s.max_tokens
+    return s.engine == "slots" or s.engine == "auto" and alone and better and devices[0].platform == "cpu"
 
 
 def filters_of(method: methods.Method) -> dict[str, control.Filter]:

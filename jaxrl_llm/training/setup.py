@@ -159,7 +159,7 @@ def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, 
     draw: Any = Guarded("rollout", compiled, len(prompt_buckets(prompt_tokens)))
     if server is not None:
         draw = functools.partial(external.generate, server, max_tokens=s.max_tokens, stop_ids=stops, stop_texts=s.stop_strings)
-    elif parts.in_slots(config, mesh.size, stops):
+    elif parts.in_slots(config, mesh.devices.flatten().tolist(), prompt_tokens, stops):
         draw = functools.partial(by_engine.generate, model, max_tokens=s.max_tokens, stop_ids=stops, tokenizer=tokenizer,
                                  stop_texts=s.stop_strings, slots=config.prompts.per_step * s.group // pieces)
         pieces = 1  # the engine has as many rows at a time

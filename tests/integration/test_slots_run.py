@@ -1,6 +1,8 @@
 """Runs whose single turns are sampled by the slot engine: the tokens of the scan sampler, and a resumed run goes on exactly."""
 import json
+import types
 
+import jax
 import numpy as np
 import pytest
 import run_files
@@ -37,14 +39,16 @@ def test_slots_and_scan_learn_the_same_and_a_resumed_run_goes_on_exactly(tmp_pat
 
 
 def test_one_rule_says_which_samples():
-    stops = (1,)
-    for changes, devices, ends, slots in (
-            ({}, 1, stops, True), ({"sampling.micro_batches": 2}, 1, stops, False), ({}, 2, stops, False), ({}, 1, (), False),
-            ({"server.url": "http://a"}, 1, stops, False), ({"sampling.engine": "scan"}, 1, stops, False),
-            ({"sampling.engine": "slots", "sampling.micro_batches": 1}, 1, (), True)):
-        assert parts.in_slots(config(**changes), devices, ends) is slots, changes
-    for changes, devices in (({}, 2), ({"server.url": "http://a"}, 1)):
+    stops, [cpu], gpu = (1,), jax.devices()[:1], types.SimpleNamespace(platform="gpu")
+    for changes, devices, prompt, ends, slots in (
+            ({}, [cpu], 6, stops, True), ({"sampling.micro_batches": 2}, [cpu], 6, stops, False),
+            ({}, [cpu] * 2, 6, stops, False),
+            ({}, [cpu], 6, (), False), ({}, [cpu], 7, stops, False), ({}, [gpu], 6, stops, False),
+            ({"server.url": "http://a"}, [cpu], 6, stops, False), ({"sampling.engine": "scan"}, [cpu], 6, stops, False),
+            ({"sampling.engine": "slots", "sampling.micro_batches": 1}, [gpu], 9, (), True)):
+        assert parts.in_slots(config(**changes), devices, prompt, ends) is slots, changes
+    for changes, devices in (({}, [cpu] * 2), ({"server.url": "http://a"}, [cpu])):
         with pytest.raises(ValueError, match="sampling.engine='slots' samples on one device"):
-            parts.in_slots(config(**changes, **{"sampling.engine": "slots"}), devices, stops)
+            parts.in_slots(config(**changes, **{"sampling.engine": "slots"}), devices, 6, stops)
     with pytest.raises(ValueError, match="config.sampling.engine"):
         setup.build(config(**{"sampling.engine": "slot"}))
