@@ -101,7 +101,7 @@ def build():
     compiled = functools.partial(generate, run.learner.policy.model, max_tokens=T, stop_ids=stops, mesh=run.learner.mesh)
     distinct = Reward("distinct", lambda completion, *_: zlib.crc32(completion.encode()) / 2**32)  # or updates skip prompts
     sampler = dataclasses.replace(run.source.sampler, generate=Guarded("rollout", compiled), prompt_tokens=longest,
-                                  reward=combine([distinct]))
+                                  reward=combine([distinct]), micro_batches=config.sampling.micro_batches)
     source = dataclasses.replace(run.source, sampler=sampler, data=questions(config.prompts.per_step, _PROMPT_WORDS.value))
     return dataclasses.replace(run, source=source), setup.initial_state(run, params)
 

@@ -5,6 +5,7 @@
 Both take turns, the scan sampler in batches of as many rows as the engine has slots, prompts in groups of 8. Tokens are drawn
 from the whole vocabulary alike (an endless temperature) and a share of it stops, so that lengths follow from uids alone and
 neither sampler knows them before. Both give the same tokens, which is checked. Medians of the repeats, after one that compiles.
+Below the table: how many programs each compiled, and how long that took.
 """
 import statistics
 import time
@@ -21,6 +22,7 @@ _CLOCK = flags.DEFINE_enum("clock", "wall", ["wall", "processor"], "Seconds of t
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Timed turns of each; medians are reported.", lower_bound=1)
 
 GROUP, VOCABULARY = 8, 1024
+_COMPILED = "/jax/core/compile/backend_compile_duration"
 EVERY_TOKEN_ALIKE = 1e9  # a temperature
 
 
@@ -111,6 +113,10 @@ def main(argv):
     prompts = np.random.default_rng(0).integers(0, VOCABULARY, (_REQUESTS.value // GROUP, _PROMPT.value)).astype(np.int32)
     engine = Engine(model, params, key, slots=_SLOTS.value, slot_tokens=_PROMPT.value + _LIMIT.value)
     clock = {"wall": time.perf_counter, "processor": time.process_time}[_CLOCK.value]
+    compiled = dict.fromkeys(("scan", "engine"), (0, 0.0))
+    compiling: list[float] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration, **_: compiling.append(duration) if event == _COMPILED else None)
     print("| lengths | mean | scan, tokens/s | engine, tokens/s | ratio |\n|---|---|---|---|---|")
     for name, (uids, stops) in cases(key).items():
         ways = {"scan": lambda: by_scan(model, params, key, prompts, uids, stops),
@@ -120,15 +126,19 @@ def main(argv):
             found = {}
             for way, run in ways.items():
                 engine.publish(0, params)  # what it keeps of prompts goes
-                began = clock()
+                before, began = len(compiling), clock()
                 found[way] = run()
                 seconds[way].append(clock() - began)
+                new = compiling[before:]
+                compiled[way] = compiled[way][0] + len(new), compiled[way][1] + sum(new)
             if found["scan"] != found["engine"]:
                 raise SystemExit(f"{name}: the engine's tokens are others than the scan sampler's")
         total = sum(map(len, found["scan"].values()))
         scan, own = (total / statistics.median(times[1:]) for times in seconds.values())
         print(f"| {name} | {total / len(uids):.0f} | {scan:,.0f} | {own:,.0f} | {own / scan:.2f} |", flush=True)
-    print(f"\n{len(engine.programs)} programs of the engine: {sorted(engine.programs)}")
+    print()
+    for way, (programs, took) in compiled.items():
+        print(f"{way}: {programs} programs, {took:.1f} s in the compiler")
 
 
 if __name__ == "__main__":

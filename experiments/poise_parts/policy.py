@@ -19,6 +19,7 @@ def fixed(config, prompts: int, group: int):
     """`(run, params)`: the configuration's policy after its warm-up, sampling `prompts x group` completions at a time."""
     config = config.copy_and_resolve_references()
     config.method, config.prompts.per_step, config.sampling.group = "poise", prompts, group
+    config.sampling.engine = "scan"  # in one program, which `resized` makes anew
     run, params = setup.build(config)
     if not config.warmup.steps:
         return run, params

@@ -118,8 +118,7 @@ class RowCaches:
         rows, widths = 1 if len(prompts) == 1 else _PROMPTS, widths_of(max(map(len, prompts)))
         room = self._room(sum(widths))
         self.programs.add(("prefill", rows, widths[0], room))
-        block = programs_of.prefill(self._model, weights, _lines(prompts, rows, widths[0]), room=room,
-                                    transposed=self._transposed)
+        block = programs_of.prefill(self._model, weights, _lines(prompts, rows, widths[0]), room=room)
         return self._extended(weights, block, [(i, prompt[widths[0]:], widths[0]) for i, prompt in enumerate(prompts)])
 
     def _go_on(self, weights: Weights, entries: Sequence[tuple[int, Sequence[int], int]]) -> None:
@@ -144,7 +143,7 @@ class RowCaches:
     def _put(self, block: Slots, entries: Sequence[tuple[int, Row]]) -> None:
         """Copies of rows of a block into slots: `(row of the block, row whose slot it is)` each."""
         self.make_room(block.room)
-        count = next(n for n in (1, FEWEST, self._rows) if n >= min(len(entries), self._rows))
+        count = next(n for n in (1, FEWEST, self._rows) if n >= len(entries))
         slot, which = _padded([row.slot for _, row in entries], self._rows, count), _padded([i for i, _ in entries], 0, count)
         self.programs.add(("put", count, block.rows, block.room, self.slots.room))
         self.slots = programs_of.put(self.slots, block, which, slot)

@@ -126,7 +126,7 @@ class Engine:
         Their random numbers follow from their own uids.
         """
         request = self._held(uid).request
-        self.submit(*(dataclasses.replace(request, uid=new, parent=uid, tokens=(), seed=None) for new in uids))
+        self.submit(*(dataclasses.replace(request, uid=new, parent=uid, tokens=(), seed=None, key=None) for new in uids))
 
     def extend(self, uid: int, tokens: Sequence[int], limit: int | None = None) -> None:
         """Puts tokens of others behind a trajectory, which then goes on, with another `limit` if one is given.
@@ -344,7 +344,7 @@ class Engine:
             self._changed = False
         restricted = lanes.sampling.top_k is not None
         self.programs.add(("decode", len(owners), steps, self._caches.slots.room, restricted, lanes.stops.shape[1]))
-        patience = len(owners) * _LOOK if self._queue else _NEVER
+        patience = int(len(owners) * _LOOK) if self._queue else _NEVER
         self._caches.slots, lanes, drawn = programs_of.decode(self._model, self._weights, self._caches.slots, lanes, self._key,
                                                               np.int32(patience), steps=steps, transposed=self._transposed)
         self._flights.append(_Flight(owners, steps, self.version, lanes, drawn))

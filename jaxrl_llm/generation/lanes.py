@@ -29,10 +29,13 @@ def lanes_of(slots: Sequence[Row | None], count: int, stop_width: int) -> tuple[
             numbers[i] = row.request.stream, row.cached, row.tokens[-1], row.drawn, row.left
     uid, length, pending, drawn, left = numbers.T
     halves = np.stack([uid >> 32, uid & 0xFFFFFFFF], axis=1).astype(np.uint32)
+    keyed = np.array([row is not None and row.request.key is not None for row in owners])
+    for i in np.flatnonzero(keyed):
+        halves[i] = owners[i].request.key
     length, pending, drawn, left = (x.astype(np.int32) for x in (length, pending, drawn, left))
     alive = np.array([row is not None for row in owners])
     sampling = stacked([Sampling() if row is None else row.request.sampling for row in owners])
-    return owners, Lanes(np.asarray(places, np.int32), halves, length, pending, drawn, left, alive, stops, sampling)
+    return owners, Lanes(np.asarray(places, np.int32), halves, keyed, length, pending, drawn, left, alive, stops, sampling)
 
 
 def stacked(samplings: Sequence[Sampling]) -> Sampling:

@@ -25,6 +25,7 @@ class Request:
       stop_tokens: tokens that end it.  stop_sequences: sequences of tokens.  stop_texts: texts, wherever tokens end.
       keep: it stays when it has ended, to be forked or extended, until it is released.
       seed: number that its random numbers follow from in the place of its uid, 0 to 2^63 - 1; None: the uid.
+      key: words of the key that they follow from in the place of uid and run's key, see `sampler.row_keys`; None: those two.
     """
 
     uid: int
@@ -37,6 +38,7 @@ class Request:
     stop_texts: Sequence[str] = ()
     keep: bool = False
     seed: int | None = None
+    key: tuple[int, int] | None = None
 
     @property
     def stream(self) -> int:

@@ -189,7 +189,7 @@ def _draw_tokens(d: Decoder, normed, keys, t, alive):
     return out, alive if d.sampling.max_tokens is None else alive & (t + 1 < d.sampling.max_tokens)
 
 
-def _decode(d: Decoder, keys, prompt, carry, _):
+def decode(d: Decoder, keys, prompt, carry, _):
     """One step of a `lax.scan`; the carry is `(steps done, last token, cache, alive)`."""
     t, token, cache, alive = carry
     normed, cache = d.model.decode_step(d.params, d.layers, token, t, prompt, cache, transposed=d.transposed)
@@ -201,7 +201,7 @@ def _decode_chunk(d: Decoder, keys, prompt, loop):
     """A chunk of steps, whose draws go into the buffers `[P, G, slots + 1]`; `loop` is `(carry, buffers)`."""
     carry, buffers = loop
     start = carry[0] + 1
-    carry, outs = jax.lax.scan(functools.partial(_decode, d, keys, prompt), carry, None, length=d.chunk)
+    carry, outs = jax.lax.scan(functools.partial(decode, d, keys, prompt), carry, None, length=d.chunk)
 
     def write(buffer, out):
         return jax.lax.dynamic_update_slice_in_dim(buffer, jnp.moveaxis(out, 0, 2), start, axis=2)

@@ -36,9 +36,10 @@ class Slots(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """A policy as decode steps read it: `params`, `layers` of `Transformer.unstack_layers`, `unembedding [V, D]`."""
+    """A policy, `params` and `lora`, and as decode steps read it: `Transformer.unstack_layers`, `unembedding [V, D]`."""
 
     params: Any
+    lora: Any
     layers: Any
     unembedding: jax.Array
 
@@ -48,7 +49,7 @@ class Lanes(flax.struct.PyTreeNode):
 
     Attributes:
       slot: `i32[m]`, where they lie, all different; 0 to R - 1 where m is R.
-      uid: `u32[m, 2]`, high and low half of the trajectory's number.
+      uid: `u32[m, 2]`, high and low half of the trajectory's number, or the two words of its key where it is `keyed bool[m]`.
       length: `i32[m]`, places that are filled.
       pending: `i32[m]`, the token behind them.
       drawn, left: `i32[m]`, how many tokens the policy wrote in the trajectory, and how many it may still write.
@@ -59,6 +60,7 @@ class Lanes(flax.struct.PyTreeNode):
 
     slot: jax.Array | np.ndarray
     uid: jax.Array | np.ndarray
+    keyed: jax.Array | np.ndarray
     length: jax.Array | np.ndarray
     pending: jax.Array | np.ndarray
     drawn: jax.Array | np.ndarray
@@ -88,14 +90,14 @@ def empty(model: Transformer, rows: int, room: int) -> Slots:
 @functools.partial(jax.jit, static_argnames=("model", "transposed"))
 def prepare(model: Transformer, params, lora, *, transposed: bool) -> Weights:
     """The weights as decoding reads them, sliced, cast and transposed once for all chunks."""
-    return Weights(params, model.unstack_layers(params, lora, transposed=transposed),
+    return Weights(params, lora, model.unstack_layers(params, lora, transposed=transposed),
                    model.unembedding(params).astype(model.dtype))
 
 
 def with_adapters(model: Transformer, weights: Weights, lora, *, transposed: bool) -> Weights:
     """Prepared weights with other adapters; what was prepared of the base stays as it is."""
     adapters = _adapters(model, lora, transposed=transposed)
-    return weights._replace(layers=[(own, other) for (own, _), other in zip(weights.layers, adapters, strict=True)])
+    return weights._replace(lora=lora, layers=[(own, other) for (own, _), other in zip(weights.layers, adapters, strict=True)])
 
 
 @functools.partial(jax.jit, static_argnames=("model", "transposed"))
@@ -115,7 +117,8 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
     every = lanes.slot.shape[0] == slots.rows
     own = slots if every else jax.tree.map(lambda x: x[lanes.slot], slots)
     prompt = PromptCache(own.keys, own.values, jnp.arange(slots.room) < lanes.length[:, None], jnp.asarray(lanes.length))
-    keys = fold_in_halves(key, *lanes.uid.T)
+    given = jax.random.wrap_key_data(jnp.asarray(lanes.uid), impl=jax.random.key_impl(key))
+    keys = jnp.where(lanes.keyed, given, fold_in_halves(key, *lanes.uid.T))
     step = functools.partial(_step, model, weights, lanes, prompt, keys, transposed)
 
     def go_on(state):
@@ -165,21 +168,9 @@ def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tok
       tokens: `i32[m, W]`, of which only as many count as the caller counts: what lies behind is written over later. All rows
         have to have room for W.
     """
-    own = jax.tree.map(lambda x: jnp.take(x, slot, axis=0, mode="clip"), slots)
-    return _written(slots, _read(model, weights, tokens, length, own, transposed), slot, length)
-
-
-@functools.partial(jax.jit, static_argnames=("model", "room", "transposed"))
-def prefill(model: Transformer, weights: Weights, tokens, *, room: int, transposed: bool) -> Slots:
-    """Slots of `room` places each whose rows have read `tokens i32[m, W]`."""
-    block = _read(model, weights, tokens, jnp.zeros(len(tokens), jnp.int32), None, transposed)
-    return _longer(block, room)
-
-
-def _read(model: Transformer, weights: Weights, tokens, length, own: Slots | None, transposed: bool) -> Slots:
-    """Keys and values of `tokens i32[m, W]` behind the first `length i32[m]` places of `own` (None: behind nothing)."""
     c = model.config
-    order = jnp.arange(tokens.shape[1])
+    own = jax.tree.map(lambda x: jnp.take(x, slot, axis=0, mode="clip"), slots)
+    places, order = jnp.arange(slots.room), jnp.arange(tokens.shape[1])
     positions = length[:, None] + order
     tables = rotations(c, positions)
     x, kept = model.embed(weights.params, tokens), []
@@ -189,12 +180,9 @@ def _read(model: Transformer, weights: Weights, tokens, length, own: Slots | Non
         def attend(q, k, v):
             k, v = heads_first(k), heads_first(v)
             causal = (order[:, None] >= order) & in_window(positions, positions, c.window, local)
-            before = None
-            if own is not None:
-                places = jnp.arange(own.room)
-                seen = (places < length[:, None])[:, None] & in_window(
-                    positions, jnp.broadcast_to(places, (len(length), own.room)), c.window, local)
-                before = swap_last(own.keys[i]), own.values[i], seen[:, None]
+            seen = (places < length[:, None])[:, None] & in_window(
+                positions, jnp.broadcast_to(places, (len(slot), slots.room)), c.window, local)
+            before = swap_last(own.keys[i]), own.values[i], seen[:, None]
             out = grouped_attention(q[:, None], k[:, :, None], v[:, :, None], causal[:, None], before,
                                     scale=c.attention_scale, softcap=c.attention_softcap)
             return out[:, 0], (swap_last(k), v)
@@ -202,7 +190,14 @@ def _read(model: Transformer, weights: Weights, tokens, length, own: Slots | Non
         variables = {"params": kernels} if adapters is None else {"params": kernels, "lora": adapters}
         x, pair = Block(c, model.dtype, transposed).apply(variables, x, tables.of_layer(local, rotated), attend)
         kept.append(pair)
-    return Slots(*zip(*kept))
+    return _written(slots, Slots(*zip(*kept)), slot, length)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "room"))
+def prefill(model: Transformer, weights: Weights, tokens, *, room: int) -> Slots:
+    """Slots of `room` places each whose rows have read `tokens i32[m, W]`, with a loop over the layers, which compiles fast."""
+    _, (keys, values), _ = model.hidden_states(weights.params, tokens, jnp.ones(tokens.shape, bool), lora=weights.lora)
+    return _longer(Slots(tuple(swap_last(keys)), tuple(values)), room)
 
 
 @functools.partial(jax.jit, static_argnames=("room",))

@@ -13,6 +13,7 @@ import jax
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.parallel import hlo
 from jaxrl_llm.parallel.mesh import AXES
 from jaxrl_llm.parallel.plan import Bytes, Work
 from jaxrl_llm.parallel.rules import axes_of, path_name, spec_of
@@ -48,49 +49,6 @@ class Collective:
         return self.times * self.size * share
 
 
-@dataclasses.dataclass(frozen=True)
-class _Instruction:
-    name: str
-    shape: str
-    opcode: str
-    rest: str  # operands and attributes
-
-    @property
-    def source(self) -> str:
-        found = re.search(r'op_name="([^"]*)"', self.rest)
-        return found[1] if found else ""
-
-    def named(self, *attributes: str) -> list[str]:
-        """Computations that it calls as one of these attributes."""
-        lists = re.findall(rf"(?<![\w-])(?:{'|'.join(attributes)})=(?:\{{([^}}]*)\}}|(%?[\w.\-]+))", self.rest)
-        return [name.strip().lstrip("%") for found in lists for name in (found[0] or found[1]).split(",")]
-
-
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\((.*)$")
-_COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
-
-
-def _computations(text: str) -> tuple[dict[str, list[_Instruction]], str]:
-    """The instructions of every computation of a program, and the name of the one that it starts with."""
-    found, entry, body = {}, "", []
-    for line in text.splitlines():
-        if instruction := _INSTRUCTION.match(line):
-            body.append(_Instruction(*instruction.groups()))
-        elif opened := _COMPUTATION.match(line):
-            body = found[opened[2]] = []
-            entry = opened[2] if opened[1] else entry
-    return found, entry
-
-
-def _size(shape: str) -> float:
-    """Bytes of an array or tuple as it is written: `f32[2,3]{1,0}`, `(bf16[8], u32[])`."""
-    def one(dtype, dimensions):
-        bits = 8 if dtype == "pred" else int((re.search(r"\d+", dtype) or "0")[0])
-        return bits / 8 * math.prod(int(n) for n in dimensions.replace("<=", "").split(",") if n)
-
-    return sum(one(*array) for array in re.findall(r"\b([a-z]\w*)\[([\d,<=]*)\]", shape))
-
-
 def _group(attributes: str, devices: int) -> int:
     """Devices of one group, from `{{0,1},{2,3}}`, `[2,4]<=[8]` or `mesh['a'=2,'b'=4] {'b'}`; `{}` is all of them."""
     if found := re.search(r"source_target_pairs=\{(.*?\})?\}", attributes):
@@ -106,16 +64,6 @@ def _group(attributes: str, devices: int) -> int:
     return devices
 
 
-def _trips(loop: _Instruction, computations: Mapping[str, list[_Instruction]]) -> int | None:
-    """How often the body of a `while` is run: as the compiler says, or the constant that a counter from 0 stays below."""
-    if found := re.search(r'known_trip_count\D*"n":"(\d+)"', loop.rest):
-        return int(found[1])
-    condition = computations[loop.named("condition")[0]]
-    constants = [re.match(r"-?\d+", i.rest) for i in condition if i.opcode == "constant"]
-    compared = condition[-1].opcode == "compare" and "direction=LT" in condition[-1].rest
-    return int(constants[0][0]) if compared and len(constants) == 1 and constants[0] else None
-
-
 def collectives(text: str, unknown_trips: int | None = None) -> list[Collective]:
     """The collectives of a compiled program, `compiled.as_text()`.
 
@@ -128,9 +76,7 @@ def collectives(text: str, unknown_trips: int | None = None) -> list[Collective]
     Raises:
       ValueError: such a loop has collectives and `unknown_trips` is None; or the text is no compiled program.
     """
-    computations, entry = _computations(text)
-    if not entry:
-        raise ValueError("the text has no ENTRY computation; give compiled.as_text() of a jitted function's lower().compile()")
+    computations, entry = hlo.computations(text)
     devices = math.prod(int(n) for n in re.findall(r"(?:num_partitions|replica_count)=(\d+)", text.split("\n", 1)[0]))
 
     @functools.cache
@@ -139,14 +85,14 @@ def collectives(text: str, unknown_trips: int | None = None) -> list[Collective]
         by_name = {i.name: i for i in body}
         for i in body:
             if i.opcode in KINDS:
-                found.append(Collective(i.opcode, _size(i.shape), _group(i.rest, devices), 1, i.source))
+                found.append(Collective(i.opcode, hlo.size(i.shape), _group(i.rest, devices), 1, i.source))
             elif i.opcode.removesuffix("-done") in KINDS:  # it has the result; who takes part is said where it was started
                 start = next(by_name[word] for word in re.findall(r"[\w.\-]+", i.rest) if word in by_name)
                 kind = i.opcode.removesuffix("-done")
-                found.append(Collective(kind, _size(i.shape), _group(start.rest, devices), 1, start.source))
+                found.append(Collective(kind, hlo.size(i.shape), _group(start.rest, devices), 1, start.source))
             elif i.opcode == "while":
                 repeated = inside(i.named("body")[0]) + inside(i.named("condition")[0])
-                trips = _trips(i, computations) if repeated else 0
+                trips = hlo.trips(i, computations) if repeated else 0
                 trips = unknown_trips if trips is None else trips
                 if trips is None:
                     raise ValueError(f"how often the loop {i.name} runs is decided by data; say how often with unknown_trips")

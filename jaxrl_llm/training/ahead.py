@@ -1,9 +1,14 @@
-"""The update from shapes alone: lowered for any mesh, also of devices that are not there, with nothing allocated."""
+"""The programs of a step from shapes alone: lowered for devices that need not be there, with nothing allocated."""
+import dataclasses
+
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm import methods, parallel
+from jaxrl_llm.generation import sampler
+from jaxrl_llm.generation.sampling import Sampling
+from jaxrl_llm.kernels.products import reads_transposed
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.parallel.plan import Work
@@ -33,3 +38,67 @@ def lower_update(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
                         behavior_logprobs=floats, entropies=floats, policy_version=tokens)
     update = make_update(Policy(model, mesh=mesh), objective, w.optimizer, micro_batches=w.micro_batches)
     return update.lower(state, rollouts, floats)
+
+
+def lower_decode(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
+    """A step of the sampler, draw and all, for P prompts x G rows whose caches of S and T positions are full."""
+    P, G, S, T = w.prompts, w.group, w.prompt_tokens, w.completion_tokens
+    model, transposed = Transformer(c, dtype=jax.numpy.dtype(w.dtype)), reads_transposed(P * G, T)
+
+    def step(params, layers, unembedding, stops, sampling, keys, prompt, carry):
+        decoder = sampler.Decoder(model, params, layers, unembedding, stops, sampling, 1, transposed, 1, T)
+        return sampler.decode(decoder, keys, prompt, carry, None)
+
+    def given():
+        params = _cast(model.init(jax.random.key(0)), model.dtype)
+        prompt, _ = model.prefill(params, np.zeros((P, S), np.int32), np.ones((P, S), bool))
+        carry = np.int32(0), np.zeros((P, G), np.int32), model.empty_completions(prompt, G, T), np.ones((P, G), bool)
+        return (params, model.unstack_layers(params, transposed=transposed), model.unembedding(params), np.zeros(1, np.int32),
+                Sampling(np.float32(1)), jax.random.split(jax.random.key(0), (P, G)), prompt, carry)
+
+    return jax.jit(step, donate_argnums=(7,)).lower(*_whole(given, mesh))
+
+
+def lower_prefill(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
+    """The caches of P prompts of S tokens, and their last states."""
+    model, shape = Transformer(c, dtype=jax.numpy.dtype(w.dtype)), (w.prompts, w.prompt_tokens)
+
+    def given():
+        return _cast(model.init(jax.random.key(0)), model.dtype), np.zeros(shape, np.int32), np.ones(shape, bool)
+
+    return jax.jit(model.prefill).lower(*_whole(given, mesh))
+
+
+def lower_layer(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
+    """Forward and backward pass of one layer over P prompts with their completions, without what is done to logits."""
+    P, G, S, T = w.prompts, w.group, w.prompt_tokens, w.completion_tokens
+    c = with_layers(dataclasses.replace(c, vocab_size=8, tie_embeddings=True), 1)
+    model = Transformer(c, dtype=jax.numpy.dtype(w.dtype), remat=w.remat)
+
+    def gradients(params, prompt_tokens, prompt_mask, tokens, cotangent):
+        def states(params):
+            return model.packed_states(params, prompt_tokens, prompt_mask, tokens)[0]
+        return jax.vjp(states, params)[1](cotangent)[0]
+
+    def given():
+        return (model.init(jax.random.key(0)), np.zeros((P, S), np.int32), np.ones((P, S), bool), np.zeros((P, G, T), np.int32),
+                jax.numpy.zeros((P, G, T, c.hidden_size), model.dtype))
+
+    return jax.jit(gradients).lower(*_whole(given, mesh))
+
+
+def with_layers(c: ModelConfig, layers: int) -> ModelConfig:
+    """The same model with its first layers alone."""
+    return dataclasses.replace(c, num_layers=layers, local_layers=c.local_layers[:layers],
+                               rotary_layers=c.rotary_layers[:layers])
+
+
+def _cast(tree, dtype):
+    """As `parallel.reshard` casts what a sampler reads."""
+    return jax.tree.map(lambda x: x.astype(dtype), tree)
+
+
+def _whole(given, mesh: Mesh):
+    """Shapes of what `given()` would make, on all devices of the mesh."""
+    where = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), jax.eval_shape(given))

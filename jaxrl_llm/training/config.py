@@ -15,6 +15,7 @@ from jaxrl_llm.training.prior import SOURCES
 from jaxrl_llm.values.critic import KINDS
 
 OFFLOADABLE = ("optimizer", "reference", "teacher")
+ENGINES = ("auto", "scan", "slots")
 _AT_LEAST = {
     1: "steps prompts.per_step sampling.group sampling.max_group sampling.max_tokens sampling.micro_batches "
        "sampling.max_turns sampling.turn_tokens "
@@ -104,6 +105,7 @@ def _sampling(c: ConfigDict) -> None:
     c.sampling.min_p = 0.0             # least probability of a token, as a share of the most probable one's; 0: any
     c.sampling.stop_strings = ()       # texts behind which completions are cut
     c.sampling.micro_batches = 1       # parts of the prompts that are sampled one after another: less memory
+    c.sampling.engine = "auto"         # what samples single turns: "scan", "slots", or the faster, see docs/guides/engine.md
     c.sampling.max_rounds = 4          # generation rounds that a filter may use to fill a batch
 
     c.server = ConfigDict()            # samples in the place of this process, see docs/guides/serving.md
@@ -321,6 +323,7 @@ def check(config: ConfigDict) -> None:
     one_of("config.prompts.overlong", config.prompts.overlong, OVERLONG)
     for name in parts(config.learner.offload):
         one_of("config.learner.offload", name, OFFLOADABLE)
+    one_of("config.sampling.engine", config.sampling.engine, ENGINES)
     one_of("config.critic.kind", config.critic.kind, KINDS)
     one_of("config.prior.source", config.prior.source, SOURCES)
     one_of("config.budget.utility", config.budget.utility, ("", *UTILITIES))

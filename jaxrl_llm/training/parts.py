@@ -1,5 +1,7 @@
 """The parts of a method with the numbers of a configuration: estimator, objective, filters, controllers, replay, rule."""
+from collections.abc import Sequence
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -17,6 +19,7 @@ from jaxrl_llm.training.controls import Controls
 from jaxrl_llm.training.numbers import method_parts
 from jaxrl_llm.values import features
 
+FASTER_IN_SLOTS = 4  # parts of a batch from which on the slot engine is faster, by the table of docs/guides/engine.md
 
 def make_parts(config: ConfigDict, hidden_size: int, contexts: int = 1) -> tuple[Estimator, Objective]:
     """Estimator and objective of the configured method, for a model whose states have this width.
@@ -56,6 +59,22 @@ def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
                                   np.int32(s.max_tokens))
     sampling_lib.check(found)
     return found
+
+
+def in_slots(config: ConfigDict, devices: Sequence[jax.Device], prompt_tokens: int, stops: Sequence[int]) -> bool:
+    """Whether the slot engine samples single turns on the `devices` of a mesh, see docs/guides/engine.md.
+
+    With "auto" it does where a batch comes in `FASTER_IN_SLOTS` parts or more, completions may stop early and be as long as
+    prompts, copies of which lie in its caches, and the device is a CPU, the only one that was measured.
+
+    Raises ValueError where it is asked for and cannot: it has one device, and no part in what a server samples.
+    """
+    s, alone = config.sampling, len(devices) == 1 and not config.server.url
+    if s.engine == "slots" and not alone:
+        raise ValueError(f"sampling.engine='slots' samples on one device of this process; there are {len(devices)} in the mesh"
+                         f", and server.url is {config.server.url!r}. Set sampling.engine to 'scan' or 'auto'")
+    better = bool(stops) and s.micro_batches >= FASTER_IN_SLOTS and prompt_tokens <= s.max_tokens
+    return s.engine == "slots" or s.engine == "auto" and alone and better and devices[0].platform == "cpu"
 
 
 def filters_of(method: methods.Method) -> dict[str, control.Filter]:

@@ -18,7 +18,7 @@ from jaxrl_llm.environments.compiled import opening_of
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.forest import Forest, outcomes
-from jaxrl_llm.generation import external
+from jaxrl_llm.generation import by_engine, external
 from jaxrl_llm.generation.engine import Engine
 from jaxrl_llm.generation.prompts import encode_problems, longest
 from jaxrl_llm.generation.sampler import generate
@@ -155,13 +155,17 @@ def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, 
                  reward: Reward, server: external.Server | None) -> Sampler:
     """Of completions, each of which is scored as a whole; `asked`: all problems that are. `server` samples, if not None."""
     s, prompt_tokens = config.sampling, prompt_length(config, asked, tokenizer, model.config.max_positions)
-    stops = stop_ids(tokenizer, s.stop_strings)
+    stops, pieces = stop_ids(tokenizer, s.stop_strings), s.micro_batches
     compiled = functools.partial(generate, model, max_tokens=s.max_tokens, stop_ids=stops, mesh=mesh)
     draw: Any = Guarded("rollout", compiled, len(prompt_buckets(prompt_tokens)))
     if server is not None:
         draw = functools.partial(external.generate, server, max_tokens=s.max_tokens, stop_ids=stops, stop_texts=s.stop_strings)
+    elif parts.in_slots(config, mesh.devices.flatten().tolist(), prompt_tokens, stops):
+        draw = functools.partial(by_engine.generate, model, max_tokens=s.max_tokens, stop_ids=stops, tokenizer=tokenizer,
+                                 stop_texts=s.stop_strings, slots=config.prompts.per_step * s.group // pieces)
+        pieces = 1  # the engine has as many rows at a time
     return Sampler(draw, parts.sampling_of(config), config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh,
-                   model.dtype, tuple(s.stop_strings), s.micro_batches)
+                   model.dtype, tuple(s.stop_strings), pieces)
 
 
 def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer,

@@ -1,8 +1,10 @@
 """Which programs the engine compiles, and what a caller reads of rows."""
 import jax
+import numpy as np
 import pytest
-from engines import G, P, T, agrees, drain, engine, params, prompts, request, scanned
+from engines import G, P, S, T, V, agrees, drain, engine, params, prompts, request, scanned
 
+from jaxrl_llm.generation import slots
 from jaxrl_llm.generation.caches import rooms
 from jaxrl_llm.generation.lanes import lane_counts
 
@@ -73,3 +75,37 @@ def test_what_a_row_wrote_can_be_read_while_it_goes_on():
     assert 0 < len(seen) < T and done[0].tokens.tolist()[:len(seen)] == seen and one.running == ()
     with pytest.raises(KeyError, match="uid 5 is not held"):
         one.written(5)
+
+
+def test_prompts_of_rows_that_wait_are_computed_with_those_that_begin(monkeypatch):
+    calls, prefill = [], slots.prefill
+    monkeypatch.setattr(slots, "prefill", lambda *given, **named: calls.append(given[2].shape) or prefill(*given, **named))
+    one, tokens = engine(slots=8), np.random.default_rng(1).integers(0, V, (13, S)).tolist()
+    one.submit(*(request(uid, tokens=tokens[uid], limit=4 + uid % 3, stop_tokens=()) for uid in range(13)))
+    found = drain(one)
+    assert len(calls) == 2 and len(found) == 13 and one.prefilled == 13 * (S - 1)
+    alone = engine(slots=1)
+    alone.submit(request(12, tokens=tokens[12], limit=4, stop_tokens=()))
+    assert drain(alone)[12][0].tokens.tolist() == found[12][0].tokens.tolist()
+
+
+def test_chunks_end_early_where_rows_wait_and_others_idle(monkeypatch):
+    seen, decode = [], slots.decode
+
+    def watched(*given, **named):
+        after = decode(*given, **named)
+        seen.append((int(given[3].alive.sum()), int(given[5]), np.asarray(after[2].mask), bool(after[1].alive.any())))
+        return after
+
+    monkeypatch.setattr(slots, "decode", watched)
+    one = engine(slots=4, chunks=(20,))
+    one.submit(*(request(uid) for uid in range(P * G)))
+    found = drain(one)
+    for uid, expected in scanned().items():
+        agrees(*found[uid], expected)
+    for began, patience, mask, goes_on in seen:
+        steps = int(mask.any(1).sum())
+        idle = sum(began - int(living) for living in mask[1:steps].sum(1))  # before the last step, which was still begun
+        assert idle <= patience and not mask[steps:].any() and (steps == 20 or patience == 4 or not goes_on)
+    assert any(goes_on and mask[-1].sum() == 0 for _, _, mask, goes_on in seen)
+    assert {patience for _, patience, _, _ in seen} == {4, 2**31 - 1}

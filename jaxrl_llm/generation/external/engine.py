@@ -4,11 +4,11 @@ import hashlib
 import queue
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import jax
 import numpy as np
 
+from jaxrl_llm.generation.by_engine import collected, request_of
 from jaxrl_llm.generation.external.answers import Completion
 from jaxrl_llm.generation.external.client import ServerError
 from jaxrl_llm.generation.external.server import Server, Stale
@@ -181,19 +181,8 @@ def generate(server: Server, params, prompt_tokens, prompt_mask, keys, sampling:
     """
     prompts, mask, words = (np.asarray(x) for x in jax.device_get((prompt_tokens, prompt_mask, jax.random.key_data(keys))))
     P, G = words.shape[:2]
-    limit = max_tokens if sampling.max_tokens is None else min(max_tokens, int(sampling.max_tokens))
-    asked = Request(0, limit, sampling=sampling.replace(max_tokens=None), stop_tokens=stop_ids, stop_texts=tuple(stop_texts))
+    asked = dataclasses.replace(request_of(sampling, max_tokens, stop_ids), stop_texts=tuple(stop_texts))
     engine = ExternalEngine(server, params, jax.random.key(0), slot_tokens=prompts.shape[1] + max_tokens, lora=lora)
     engine.submit(*(dataclasses.replace(asked, uid=p * G + g, tokens=prompts[p][mask[p]].tolist(),
                                         seed=hashed(words[p, g].tobytes())) for p in range(P) for g in range(G)))
-    found: dict[str, Any] = {name: np.zeros((P, G, max_tokens), dtype) for name, dtype in (
-        ("tokens", np.int32), ("mask", bool), ("logprobs", np.float32), ("entropies", np.float32))}
-    found["stopped"], longest = np.zeros((P, G), bool), 1
-    while nodes := engine.collect():
-        for node in nodes:
-            row, count = divmod(node.uid, G), len(node.tokens)
-            for name in ("tokens", "logprobs", "entropies"):
-                found[name][row][:count] = getattr(node, name)
-            found["mask"][row][:count], found["stopped"][row] = True, node.finish == "stop"
-            longest = max(longest, count)
-    return Completions(**found | {"decode_steps": np.int32(longest - 1)})
+    return collected(engine, P, G, max_tokens)

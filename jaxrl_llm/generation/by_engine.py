@@ -1,0 +1,51 @@
+"""Single turns by an engine: the contract of `sampler.generate`, with fewer rows at a time than completions."""
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.generation.engine import Engine
+from jaxrl_llm.generation.requests import Request
+from jaxrl_llm.generation.sampler import Completions
+from jaxrl_llm.generation.sampling import Sampling
+from jaxrl_llm.models.transformer import Transformer
+
+
+def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
+             stop_ids: tuple[int, ...], slots: int, stop_texts: Sequence[str] = (), tokenizer=None, lora=None) -> Completions:
+    """As `sampler.generate`, on one device, in an engine of so many slots; the same tokens. Arrays of the host.
+
+    Completions with a stop text, which the tokenizer finds, end there.
+    """
+    prompts, mask, words = (np.asarray(x) for x in jax.device_get((prompt_tokens, prompt_mask, jax.random.key_data(keys))))
+    P, G = words.shape[:2]
+    rows = min(slots, P * G)
+    engine = Engine(model, params, jax.random.key(0), slots=rows, slot_tokens=prompts.shape[1] + max_tokens,
+                    tokenizer=tokenizer, lora=lora)
+    asked = dataclasses.replace(request_of(sampling, max_tokens, stop_ids), stop_texts=tuple(stop_texts))
+    engine.submit(*(dataclasses.replace(asked, uid=p * G + g, tokens=prompts[p][mask[p]].tolist(), key=tuple(words[p, g]))
+                    for p in range(P) for g in range(G)))
+    return collected(engine, P, G, max_tokens)
+
+
+def request_of(sampling: Sampling, max_tokens: int, stop_ids: tuple[int, ...]) -> Request:
+    """What all completions of a batch have in common."""
+    limit = max_tokens if sampling.max_tokens is None else min(max_tokens, int(sampling.max_tokens))
+    return Request(0, limit, sampling=sampling.replace(max_tokens=None), stop_tokens=stop_ids)
+
+
+def collected(engine: Any, P: int, G: int, max_tokens: int) -> Completions:
+    """The trajectories of the uids 0 to P G - 1, which the engine was asked for, as the completions of P prompts."""
+    found: dict[str, Any] = {name: np.zeros((P, G, max_tokens), dtype) for name, dtype in (
+        ("tokens", np.int32), ("mask", bool), ("logprobs", np.float32), ("entropies", np.float32))}
+    found["stopped"], longest = np.zeros((P, G), bool), 1
+    while nodes := engine.collect():
+        for node in nodes:
+            row, count = divmod(node.uid, G), len(node.tokens)
+            for name in ("tokens", "logprobs", "entropies"):
+                found[name][row][:count] = getattr(node, name)
+            found["mask"][row][:count], found["stopped"][row] = True, node.finish == "stop"
+            longest = max(longest, count)
+    return Completions(**found | {"decode_steps": np.int32(longest - 1)})

@@ -1,0 +1,263 @@
+"""What a compiled program computes and moves, operation by operation, and the seconds that follow from a device's peaks.
+
+`cost_analysis()` of a compiled program counts a loop once and takes the whole table for what a gather reads. Here a loop counts
+as often as it runs, and slices, gathers and updates in place as what they read and write. Operations are matrix products; bytes
+are those of the device's main memory, on TPUs without what lies in the memory of the core.
+"""
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from jaxrl_llm.evaluation import flops
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.parallel import hlo
+from jaxrl_llm.parallel.hlo import Instruction
+from jaxrl_llm.parallel.plan import Work
+from jaxrl_llm.parallel.presets import Device
+
+_NOTHING = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
+            "opt-barrier", "add-dependency", "async-update", "domain"}
+_PARTS = {"dynamic-slice", "slice", "gather"}  # read as much of their first operand as they return
+_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # write an operand, the number of which this is, into the first one
+_THROUGH = {"bitcast", "reshape", "get-tuple-element", "copy", "convert"}  # within a fusion, hand on what they read
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One operation of a program.
+
+    Attributes:
+      name, source: in the program, and of the traced operation that it was made for.
+      flops: operations of its matrix products.  read, written: bytes of main memory.
+      times: how often it runs.
+    """
+
+    name: str
+    source: str
+    flops: float
+    read: float
+    written: float
+    times: int = 1
+
+    @property
+    def moved(self) -> float:
+        """Bytes of all its runs."""
+        return self.times * (self.read + self.written)
+
+    def seconds(self, device: Device) -> float:
+        """Of all its runs, at the peak of what takes longer."""
+        return max(self.times * self.flops / device.flops, self.moved / device.bandwidth)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """FLOPs and bytes of a program, and the seconds of its operations one after another."""
+
+    flops: float = 0.0
+    moved: float = 0.0
+    seconds: float = 0.0
+
+    def with_layers(self, two: "Cost", layers: int) -> "Cost":
+        """Of as many layers, self being of one and `two` of two."""
+        return Cost(*(one + (layers - 1) * (other - one)
+                      for one, other in zip(dataclasses.astuple(self), dataclasses.astuple(two))))
+
+
+def cost(found: Sequence[Operation], device: Device) -> Cost:
+    """The sums of a program's operations."""
+    return Cost(sum(one.times * one.flops for one in found), sum(one.moved for one in found),
+                sum(one.seconds(device) for one in found))
+
+
+def operations(text: str, unknown_trips: int = 1) -> list[Operation]:
+    """The operations of a compiled program, `compiled.as_text()`.
+
+    Of a conditional the branch counts that moves most. `unknown_trips` is taken for loops that end when data says so.
+    Raises ValueError for a text that is no compiled program.
+    """
+    computations, entry = hlo.computations(text)
+
+    @functools.cache
+    def inside(name: str) -> tuple[Operation, ...]:
+        found: list[Operation] = []
+        shapes = {i.name: i for i in computations[name]}
+        for i in computations[name]:
+            if i.opcode == "while":
+                known = hlo.trips(i, computations)
+                times = unknown_trips if known is None else known
+                found += [dataclasses.replace(one, times=one.times * times) for one in inside(i.named("body")[0])]
+            elif i.opcode == "conditional":
+                branches = i.named("branch_computations", "true_computation", "false_computation")
+                found += max(map(inside, branches), key=lambda branch: sum(one.moved for one in branch))
+            elif i.opcode in ("call", "async-start"):
+                found += [one for called in i.named("to_apply", "calls") for one in inside(called)]
+            elif i.opcode not in _NOTHING and not i.opcode.endswith("-done") and "AllocateBuffer" not in i.rest:
+                read, written = _moved(i, shapes, computations)
+                one = Operation(i.name, i.source, _flops(i, shapes, computations), read, written)
+                found += [one] if one.flops or one.moved else []
+        return tuple(found)
+
+    return list(inside(entry))
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------------
+
+
+def _moved(i: Instruction, shapes: Mapping[str, Instruction], computations) -> tuple[float, float]:
+    """Bytes of main memory that an instruction reads and writes."""
+    operands = [shapes[name] for name in i.operands if name in shapes]
+    if i.opcode == "fusion":
+        body = computations[i.named("calls")[0]]
+        read = sum(min(_bytes(one), _read(body, n, computations)) for n, one in enumerate(operands) if _bytes(one))
+        return read, min(_bytes(i), _written(body, body[-1], computations)) if _bytes(i) else 0.0
+    if i.opcode.endswith("-start"):  # a copy from one memory to the other; its result names both
+        return sum(map(_bytes, operands[:1])), hlo.size(re.split(r"(?<=[})\]]), ", i.shape.lstrip("("))[0], main_memory=True)
+    if i.opcode in _PARTS:
+        whole = hlo.size(i.shape)
+        return (whole if _bytes(operands[0]) else 0.0) + sum(map(_bytes, operands[1:])), _bytes(i)
+    if i.opcode in _IN_PLACE:
+        update = operands[_IN_PLACE[i.opcode]]
+        return sum(map(_bytes, operands[1:])), hlo.size(update.shape) if _bytes(i) else 0.0
+    if i.opcode in ("broadcast", "iota"):
+        return 0.0, _bytes(i)
+    return sum(map(_bytes, operands)), _bytes(i)
+
+
+def _bytes(i: Instruction) -> float:
+    return hlo.size(i.shape, main_memory=True)
+
+
+def _read(body: Sequence[Instruction], number: int, computations) -> float:
+    """Bytes that a fusion reads of its operand of this number."""
+    own = next((i for i in body if i.opcode == "parameter" and i.rest.startswith(f"{number})")), None)
+    return 0.0 if own is None else _used(body, own, computations)
+
+
+def _used(body: Sequence[Instruction], one: Instruction, computations) -> float:
+    """Bytes that are read of an array within a fusion: all of it, or what its slices return."""
+    total, whole = 0.0, hlo.size(one.shape)
+    for user in body:
+        for place, name in enumerate(user.operands):
+            if name != one.name:
+                continue
+            if user.opcode in _PARTS and place == 0:
+                total += hlo.size(user.shape)
+            elif user.opcode in _IN_PLACE and place == 0:
+                continue
+            elif user.opcode in _THROUGH:
+                total += min(_used(body, user, computations), hlo.size(user.shape)) * whole / max(hlo.size(user.shape), 1)
+            elif user.opcode == "fusion":
+                total += _read(computations[user.named("calls")[0]], place, computations)
+            elif user.opcode != "tuple":
+                return whole
+    return min(total, whole)
+
+
+def _written(body: Sequence[Instruction], root: Instruction, computations) -> float:
+    """Bytes that the root of a fusion writes: all of the result, or what is put in its place."""
+    by_name = {i.name: i for i in body}
+    if root.opcode in _IN_PLACE:
+        return hlo.size(by_name[root.operands[_IN_PLACE[root.opcode]]].shape)
+    if root.opcode == "tuple":
+        return sum(_written(body, by_name[name], computations) for name in root.operands)
+    if root.opcode in ("bitcast", "copy", "convert") and (before := by_name[root.operands[0]]).opcode in _IN_PLACE:
+        return _written(body, before, computations) * hlo.size(root.shape) / max(hlo.size(before.shape), 1)
+    if root.opcode == "fusion":
+        inner = computations[root.named("calls")[0]]
+        return _written(inner, inner[-1], computations)
+    return hlo.size(root.shape)
+
+
+# --- products ---------------------------------------------------------------------------------------------------------------
+
+
+def _flops(i: Instruction, shapes: Mapping[str, Instruction], computations) -> float:
+    """Operations of the matrix products in an instruction, 2 for each multiply-add."""
+    if i.opcode == "dot":
+        left = hlo.dimensions(shapes[i.operands[0]].shape)
+        summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", i.rest)
+        axes = [int(n) for n in summed[1].split(",") if n] if summed else []
+        return 2 * math.prod(hlo.dimensions(i.shape)) * math.prod(left[axis] for axis in axes)
+    if i.opcode == "convolution":
+        return _convolution(i, *(hlo.dimensions(shapes[name].shape) for name in i.operands[:2]))
+    if i.opcode in ("fusion", "map"):
+        return sum(_flops(one, {j.name: j for j in body}, computations)
+                   for body in (computations[name] for name in i.named("calls", "to_apply")) for one in body)
+    return 0.0
+
+
+def _convolution(i: Instruction, left: Sequence[int], right: Sequence[int]) -> float:
+    """As which TPUs write matrix products: batches may be windows, most places of which lie outside and count for nothing."""
+    inputs, kernel, outputs = re.split(r"_|->", re.search(r"dim_labels=([\w?>-]+)", i.rest)[1])
+    out = hlo.dimensions(i.shape)
+    total = 2.0 * out[outputs.index("b")] * out[outputs.index("f")] * right[kernel.index("i")]
+    window = dict(re.findall(r"(\w+)=([\dx_\-]+)", (re.search(r"window=\{([^}]*)\}", i.rest) or ["", ""])[1]))
+    for n, axis in enumerate(sorted(label for label in outputs if label.isdigit())):
+        def at(name, fallback):
+            return window[name].split("x")[n] if name in window else fallback
+        low = int(at("pad", "0_0").split("_")[0])
+        strides = [int(at(name, "1")) for name in ("stride", "lhs_dilate", "rhs_dilate")]
+        total *= _taps(left[inputs.index(axis)], right[kernel.index(axis)], out[outputs.index(axis)], low, *strides)
+    return total
+
+
+def _taps(size: int, window: int, out: int, low: int, stride: int, dilated: int, spread: int) -> int:
+    """How many pairs of an output and a place of its window meet a number of the input, and not padding."""
+    def meets(place: int) -> bool:
+        return 0 <= place <= (size - 1) * dilated and place % dilated == 0
+    return sum(meets(o * stride + k * spread - low) for o in range(out) for k in range(window))
+
+
+# --- the least --------------------------------------------------------------------------------------------------------------
+
+
+class Least(NamedTuple):
+    """What a phase cannot do without: operations of useful products, and bytes that have to be moved once."""
+
+    flops: float
+    moved: float
+
+    def seconds(self, device: Device) -> float:
+        return max(self.flops / device.flops, self.moved / device.bandwidth)
+
+
+def decode_least(c: ModelConfig, w: Work) -> Least:
+    """A step of P G rows that see S + T positions: weights, of experts those that rows are sent to, and all caches once."""
+    rows, seen = w.prompts * w.group, w.prompt_tokens + w.completion_tokens
+    products = 2 * rows * flops.matmul_parameters(c) + rows * flops.attention_flops(c, 1, before=seen - 1)
+    experts = None if c.experts is None else min(c.experts.count, rows * c.experts.per_token)
+    caches = _token(c, w) * w.prompts * (w.prompt_tokens + w.group * w.completion_tokens)
+    return Least(products, w.itemsize * flops.matmul_parameters(c, experts=experts) + caches)
+
+
+def prefill_least(c: ModelConfig, w: Work) -> Least:
+    """P prompts of S tokens: weights of the layers once, and the caches written."""
+    weights, tokens = flops.matmul_parameters(c, unembedding=False), w.prompts * w.prompt_tokens
+    products = 2 * weights * tokens + w.prompts * flops.attention_flops(c, w.prompt_tokens)
+    return Least(products, w.itemsize * _whole(c, unembedding=False) + _token(c, w) * tokens)
+
+
+def layer_least(c: ModelConfig, w: Work) -> Least:
+    """Forward and backward pass of one layer: its weights in float32 once in each direction, and their gradients once."""
+    useful = flops.update_flops(c, w.prompt_tokens, [w.completion_tokens] * w.group)
+    logits = 6 * c.vocab_size * c.hidden_size * w.completion_tokens * w.group
+    return Least(w.prompts * (useful - logits) / c.num_layers, 12 * _whole(c, unembedding=False) / c.num_layers)
+
+
+def update_least(c: ModelConfig, w: Work) -> Least:
+    """An update of all weights: float32, once in each direction; gradients and both moments of AdamW written and read."""
+    useful = flops.update_flops(c, w.prompt_tokens, [w.completion_tokens] * w.group)
+    table = c.vocab_size * c.hidden_size * (1 if c.tie_embeddings else 2)
+    return Least(w.prompts * useful, (8 + 8 + 24) * (_whole(c, unembedding=False) + table))
+
+
+def _whole(c: ModelConfig, *, unembedding: bool) -> float:
+    return flops.matmul_parameters(c, unembedding=unembedding, experts=None if c.experts is None else c.experts.count)
+
+
+def _token(c: ModelConfig, w: Work) -> float:
+    """Bytes of the keys and values of a token in all layers."""
+    return 2 * w.itemsize * c.num_layers * c.num_kv_heads * c.head_dim

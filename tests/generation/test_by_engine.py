@@ -1,0 +1,43 @@
+"""Single turns by the slot engine are those of the scan sampler, with fewer rows at a time."""
+import functools
+
+import jax
+import numpy as np
+import pytest
+from engines import DENSE, KEY, STOPS, G, P, S, T, params, prompts
+
+from jaxrl_llm.generation import Sampling, by_engine, generate, row_keys
+from jaxrl_llm.tokenizers.byte import ByteTokenizer
+from jaxrl_llm.training.scoring import cut_at_stop_strings
+
+
+def asked(left=False):
+    rows, mask = np.zeros((P, S), np.int32), np.zeros((P, S), bool)
+    for i, ids in enumerate(prompts()):
+        place = slice(S - len(ids), S) if left else slice(len(ids))
+        rows[i, place], mask[i, place] = ids, True
+    return rows, mask, row_keys(KEY, np.arange(2**33, 2**33 + P * G).reshape(P, G))
+
+
+@pytest.mark.parametrize("left, most", ((False, None), (True, 9)))
+def test_slots_sample_what_the_scan_samples(left, most):
+    sampling = Sampling(np.float32(0.8), top_k=20, max_tokens=None if most is None else np.int32(most))
+    both = [jax.device_get(f(DENSE, params(), *asked(left), sampling, max_tokens=T, stop_ids=STOPS))
+            for f in (generate, functools.partial(by_engine.generate, slots=4))]
+    scan, slots = both
+    for name in ("tokens", "mask", "stopped"):
+        np.testing.assert_array_equal(getattr(slots, name), getattr(scan, name), err_msg=name)
+    for name in ("logprobs", "entropies"):
+        np.testing.assert_allclose(getattr(slots, name), getattr(scan, name), atol=1e-5, err_msg=name)
+    assert slots.decode_steps == scan.mask.sum(-1).max() - 1 and len(set(scan.mask.sum(-1).flat)) > 2
+
+
+def test_stop_texts_end_completions_where_they_are_cut_else():
+    tokenizer, sampling = ByteTokenizer(), Sampling(np.float32(0.8))
+    whole = jax.device_get(generate(DENSE, params(), *asked(), sampling, max_tokens=T, stop_ids=()))
+    stop = tokenizer.decode(whole.tokens[1, 2, 4:6].tolist())
+    made = by_engine.generate(DENSE, params(), *asked(), sampling, max_tokens=T, stop_ids=(), slots=4, stop_texts=(stop,),
+                              tokenizer=tokenizer)
+    cut = cut_at_stop_strings(list(whole.tokens.reshape(-1, T)), tokenizer, (stop,))
+    assert made.mask.sum(-1).reshape(-1).tolist() == cut.tolist() and cut.min() <= 6 and not made.stopped.any()
+    np.testing.assert_array_equal(made.tokens[made.mask], whole.tokens[made.mask])

@@ -1,0 +1,54 @@
+"""Runs whose single turns are sampled by the slot engine: the tokens of the scan sampler, and a resumed run goes on exactly."""
+import json
+import types
+
+import jax
+import numpy as np
+import pytest
+import run_files
+import tiny_config
+
+from jaxrl_llm.training import loop, parts, setup
+
+
+def config(**changes):
+    c = tiny_config.get_config()
+    c.update_from_flattened_dict({"eval.every": 0, "sampling.group": 4, "prompts.per_step": 4, "steps": 3,
+                                  "sampling.micro_batches": 4, "checkpoint.every": 1, "samples_every": 1, **changes})
+    return c
+
+
+def written(workdir):
+    return [[(row["prompt"], row["tokens"]) for row in map(json.loads, path.read_text().splitlines())]
+            for path in sorted((workdir / "samples").glob("*.jsonl"))]
+
+
+def test_slots_and_scan_learn_the_same_and_a_resumed_run_goes_on_exactly(tmp_path):
+    for name in ("scan", "slots"):
+        loop.train(config(**{"sampling.engine": name}), tmp_path / name)
+    assert written(tmp_path / "slots") == written(tmp_path / "scan") and len(written(tmp_path / "scan")) == 3
+    slots, scan = (run_files.saved(tmp_path / name, config()) for name in ("slots", "scan"))
+    for name, leaf in scan.items():
+        np.testing.assert_allclose(slots[name], leaf, atol=1e-6, err_msg=name)
+    for line in run_files.lines(tmp_path / "slots")[1:]:
+        assert line["max/mismatch"] < 2e-5
+    halted = config(**{"sampling.engine": "slots", "steps": 1})
+    loop.train(halted, tmp_path / "resumed")
+    loop.train(config(**{"sampling.engine": "slots"}), tmp_path / "resumed", resume=True)
+    run_files.assert_same(run_files.saved(tmp_path / "resumed", config()), slots)
+
+
+def test_one_rule_says_which_samples():
+    stops, [cpu], gpu = (1,), jax.devices()[:1], types.SimpleNamespace(platform="gpu")
+    for changes, devices, prompt, ends, slots in (
+            ({}, [cpu], 6, stops, True), ({"sampling.micro_batches": 2}, [cpu], 6, stops, False),
+            ({}, [cpu] * 2, 6, stops, False),
+            ({}, [cpu], 6, (), False), ({}, [cpu], 7, stops, False), ({}, [gpu], 6, stops, False),
+            ({"server.url": "http://a"}, [cpu], 6, stops, False), ({"sampling.engine": "scan"}, [cpu], 6, stops, False),
+            ({"sampling.engine": "slots", "sampling.micro_batches": 1}, [gpu], 9, (), True)):
+        assert parts.in_slots(config(**changes), devices, prompt, ends) is slots, changes
+    for changes, devices in (({}, [cpu] * 2), ({"server.url": "http://a"}, [cpu])):
+        with pytest.raises(ValueError, match="sampling.engine='slots' samples on one device"):
+            parts.in_slots(config(**changes, **{"sampling.engine": "slots"}), devices, 6, stops)
+    with pytest.raises(ValueError, match="config.sampling.engine"):
+        setup.build(config(**{"sampling.engine": "slot"}))
