@@ -12,8 +12,8 @@ from jaxrl_llm.training.config import default_config
 TEMPLATE = "{% for m in messages %}{{ m.content + ('<|eos|>' if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
 # The chat template of SmolLM2 shows no tools: a rule and an example come before the problem.
 PREFACE = [
-    {"role": "system", "content": "You can use a calculator. To use it, write only the call. You then read the result, and answer "
-                                  "with just the number."},
+    {"role": "system", "content": "You can use a calculator. To use it, write only the call. You then read the result, and "
+                                  "answer with just the number."},
     {"role": "user", "content": "What is 27 * 45? Answer with just the number."},
     {"role": "assistant", "content": '[calculator(expression="27 * 45")]'},
     {"role": "tool", "content": "1215"},

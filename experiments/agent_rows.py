@@ -2,8 +2,9 @@
 
   python experiments/agent_rows.py --out=runs/agent_rows [--rows=gigpo,spiral] [--steps=20] [--seeds=1] [--write=docs/agents.md]
 
-A policy of 2 layers first imitates the oracle of its environment a little, once for all methods there; each method goes on from
-these weights for --steps steps. Runs that are finished are not run again. A table holds whatever is finished, also in other calls.
+A policy of 2 layers first imitates the oracle of its environment a little, once for all methods there; each method goes on
+from these weights for --steps steps. Runs that are finished are not run again. A table holds all that is finished, also in
+other calls.
 """
 import json
 from pathlib import Path
@@ -59,8 +60,8 @@ WORLDS = {
         "environment": "skill_chain(size=64, heldout=16)", "sampling.turn_tokens": 160, "sampling.max_tokens": 1024,
         "prompts.max_tokens": 512, "prompts.per_step": 4, "warmup.steps": 200}),
     "ranked films": World("game", {
-        "environment": "ranked_list(brief=True)", "sampling.turn_tokens": 40, "sampling.max_tokens": 40, "sampling.max_turns": 1,
-        "warmup.steps": 100}),
+        "environment": "ranked_list(brief=True)", "sampling.turn_tokens": 40, "sampling.max_tokens": 40,
+        "sampling.max_turns": 1, "warmup.steps": 100}),
     "boxes on screens": World("game", {
         "environment": "", "task": "grounding(elements=1, size=64)", "sampling.max_tokens": 24, "prompts.max_tokens": 128,
         "warmup.steps": 400, "warmup.batch": 32, "warmup.strays": 0.0}),

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from absl import app, flags
+
 from jaxrl_llm.experiments.peers.timed import run
 
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face directory that all of them load.", required=True)

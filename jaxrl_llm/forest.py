@@ -466,8 +466,8 @@ def metrics(forest: Forest) -> dict[str, float]:
 
     `completion/tokens` counts the policy's tokens of all that was drawn, `completion/length` is their mean number in a
     trajectory, `completion/present` that of all tokens, where others wrote some. `completion/computed` is the number of tokens
-    that an engine computed for each token that there is: above 1 where prefixes were computed twice. Every prompt has the same weight in means of
-    rewards: prompts that are drawn most often are no fair sample.
+    that an engine computed for each token that there is: above 1 where prefixes were computed twice. Every prompt has the same
+    weight in means of rewards: prompts that are drawn most often are no fair sample.
     """
     ends = forest.ends
     owner, rewards = forest.prompt[ends], forest.rewards[ends]

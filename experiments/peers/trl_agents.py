@@ -61,7 +61,8 @@ tokenizer.chat_template = TEMPLATE
 problems = [{"prompt": [{"role": "user", "content": q}], "answer": a} for step in questions() for q, a in step]
 config = GRPOConfig(
     output_dir=os.environ["OUT_DIR"], max_steps=STEPS, use_cpu=True, bf16=False, model_init_kwargs={"dtype": "float32"},
-    per_device_train_batch_size=B * G // MICRO, gradient_accumulation_steps=MICRO, num_generations=G, max_completion_length=TOKENS, max_tool_calling_iterations=TURNS - 1,
+    per_device_train_batch_size=B * G // MICRO, gradient_accumulation_steps=MICRO, num_generations=G,
+    max_completion_length=TOKENS, max_tool_calling_iterations=TURNS - 1,
     generation_kwargs={"min_new_tokens": T, "max_new_tokens": T}, temperature=1.0, beta=0.0, loss_type="grpo",
     learning_rate=1e-6, lr_scheduler_type="constant", max_grad_norm=1e9, gradient_checkpointing=False, shuffle_dataset=False,
     seed=0, logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True)

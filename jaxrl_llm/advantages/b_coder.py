@@ -46,7 +46,7 @@ def bellman_targets(rewards: Array, values: Array, greedy: Array, mask: Array, g
 
 
 def program_scores(q: Array, values: Array, mask: Array, gamma: float) -> Array:
-    """f32[P, G]: the sum of recovered rewards `Q(s_t, a_t) - gamma V(s_{t+1})`, by which candidates are ranked without tests."""
+    """f32[P, G]: the sum of recovered rewards `Q(s_t, a_t) - gamma V(s_{t+1})`, which ranks candidates without tests."""
     return masked.sum(q - gamma * following(values, mask), mask, axis=-1)
 
 

@@ -48,8 +48,8 @@ class Estimator(NamedTuple):
     `wants_more(rollouts, first, most) -> bool[P]`, of rollouts with `rewards`, `valid` and the `extras` that `needs` names,
     says which prompts to sample again, when a prompt gets `first` rollouts at once and at most `most`. None: all get the same.
     `keeps(rollouts) -> bool[P, G]` says which of them are learned from, once advantages are known. None: all.
-    `turn_critic`: numbers of the critic of turns (`values.turn_critic`) behind `extras["turn_q"]` and `extras["turn_v"]`. None: no
-    such critic is asked for.
+    `turn_critic`: numbers of the critic of turns (`values.turn_critic`) behind `extras["turn_q"]` and `extras["turn_v"]`. None:
+    no such critic is asked for.
     `bootstrap`: first batches in which the advantages are those of a simpler method, while what makes the difference is fitted;
     the metric `bootstrap` is then the share of rollouts for which they still are.
     """

@@ -1,7 +1,8 @@
 """A critic of whole turns: twin values Q(s, a) of turns and V(s) of what was read before them (ArCHer, arXiv 2402.19446).
 
-A turn is one step. Its features are two states of the policy, s the one just before its first token, and s, a the one behind its
-last; the heads are perceptrons of three layers on them. Slow copies of the heads, which follow by a share `tau`, give targets:
+A turn is one step. Its features are two states of the policy, s the one just before its first token, and s, a the one behind
+its last; the heads are perceptrons of three layers on them. Slow copies of the heads, which follow by a share `tau`, give
+targets:
 
     y_i = r + gamma (1 - done) slow V_i(s'),   u_i = slow Q_i(s, a),   loss = sum_i mean (Q_i - y_i)^2 + mean (V_i - u_i)^2
 

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import chatter
-import mortal
 import pytest
 import run_files
 

@@ -18,7 +18,8 @@ from jaxrl_llm.values.turn_critic import TurnCritic
 MODEL = Transformer(ModelConfig(vocab_size=20, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=8,
                                 mlp_size=24))
 CRITIC = TurnCritic(MODEL, optax.adam(1e-2), jax.random.key(5), epochs=20)
-STEPS = np.array([[[0, 0, -1, 1, 1, 1], [0, -1, 1, -1, 2, 9]], [[0, 0, 0, 9, 9, 9], [9, 9, 9, 9, 9, 9]]])  # -1: read, 9: padding
+READ, NONE = -1, 9
+STEPS = np.array([[[0, 0, READ, 1, 1, 1], [0, READ, 1, READ, 2, NONE]], [[0, 0, 0, NONE, NONE, NONE], [NONE] * 6]])
 
 
 def four(*values):
@@ -47,8 +48,8 @@ def params():
 
 def test_worked_example_of_the_critic():
     q, v, slow_q, next_v = four(.5, .4, .2, .3), four(.3, .35, .1, .2), four(.6, .5, .25, .3), four(.7, .6, .9, .8)
-    y, u = turn_critic.targets(jnp.array([0.0, 1.0]).reshape(1, 2, 1), jnp.array([False, True]).reshape(1, 2, 1), next_v, slow_q,
-                               0.95)
+    rewards, done = jnp.array([[[0.0], [1.0]]]), jnp.array([[[False], [True]]])
+    y, u = turn_critic.targets(rewards, done, next_v, slow_q, 0.95)
     np.testing.assert_allclose(y.ravel(), [.665, .57, 1, 1], atol=1e-6)
     np.testing.assert_allclose(turn_critic.losses(q, v, y, u, jnp.ones((1, 2, 1), bool)), [.593062, .0725], atol=1e-6)
 
