@@ -33,6 +33,16 @@ def shared(tokenizer: Tokenizer, messages: Messages, **variables) -> list[int]:
     return alone[:common]
 
 
+def given(tokenizer: Tokenizer, messages: Messages, **variables) -> list[int]:
+    """The `ids` of messages that are tokens already. Raises ValueError for one that the tokenizer does not have."""
+    ids = [token for message in messages for token in message["ids"]]
+    strange = next((token for token in ids if not 0 <= token < tokenizer.vocab_size), None)
+    if strange is not None:
+        raise ValueError(f"the token {strange} is none of the {tokenizer.vocab_size} of this tokenizer; the environment is to "
+                         "be made with the tokenizer of the model")
+    return ids
+
+
 def extend(tokenizer: Tokenizer, ids: Sequence[int], messages: Messages, **variables) -> list[int]:
     """The ids that follow `ids`, whose last turn is the policy's: the end of that turn, `messages`, the start of its next turn.
 
