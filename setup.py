@@ -66,7 +66,7 @@ setup(
         "tasks": ["reasoning-gym>=0.1.23"],
         "environments": ["bm25s>=0.2.7", "gymnasium>=1.0", "textarena>=0.7"],
         "mcp": ["mcp>=2.3"],  # tools of MCP servers
-        "openenv": ["openenv>=0.10"],  # each of these three asks for other versions of common packages: one a virtual environment
+        "openenv": ["openenv>=0.10"],  # these three ask for different versions of common packages: each in its own environment
         "verifiers": ["verifiers>=0.4"],
         "tinker-cookbook": ["tinker-cookbook>=0.5.8"],
         "serve": ["starlette>=1.0", "uvicorn>=0.40"],

@@ -15,6 +15,7 @@ from jaxrl_llm.environments.tool_use import of_tools
 from jaxrl_llm.environments.tools import Tool, ToolError
 from jaxrl_llm.tasks.base import optional
 
+START_LIMIT = 60.0  # seconds for a server to start, or to be reached
 LAST_WORDS = 500  # characters of what a server wrote to its standard error before it died
 Server = str | Sequence[str]  # an address, or a command with its arguments
 
@@ -26,20 +27,22 @@ def mcp_tools(*, servers: Mapping[str, Server], task: str = "arithmetic", option
 
     A server is a command, which is started and spoken to over its pipes, or an address "http://...". Each trajectory has
     connections of its own, made when a tool is first called, hence processes of its own; they end with it. With `shared` a
-    process of this program keeps one for all: for servers that remember nothing. `replayable` says that the same calls are
-    answered in the same way: then trajectories run in processes, are tried again and can be resumed. A call that the server
-    refuses, or whose tool raises, is answered by the error. One that is not answered within `deadline` seconds loses the
-    trajectory as a timeout, a server that ends loses it as a crash. Raises ValueError without the package mcp, for a server
-    that cannot be spoken to, for two tools of one name, and for unknown names.
+    process of this program keeps one for all: for servers that remember nothing. `replayable` says that such servers also
+    answer the same calls in the same way: then trajectories run in processes, are tried again and can be resumed. A call that
+    the server refuses, or whose tool raises, is answered by the error. One that is not answered within `deadline` seconds loses
+    the trajectory as a timeout, a server that ends loses it as a crash. Raises ValueError without the package mcp, for a server
+    that cannot be spoken to, for two tools of one name, for unknown names, and for `replayable` without `shared`.
     """
     optional("mcp", "mcp")
+    if replayable and not shared:
+        raise ValueError("replayable=True needs shared=True: each process that plays a trajectory again would start servers")
     problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
     registry.one_of("parser of calls", parser, sorted(PARSERS.keys() - {"fenced"}))
-    connect = functools.partial(_shared if shared else Connections, json.dumps(dict(servers), sort_keys=True), deadline)
+    connect = functools.partial(_shared if shared else Connections, json.dumps(dict(servers), sort_keys=True))
     try:
         listed = _listed(connect(), tools, deadline)
     except (Late, Died) as error:
-        raise ValueError(f"{error}. Start it by hand to see what it says; `deadline` is the time that it has") from error
+        raise ValueError(f"{error}. Start it by hand to see what it says") from error
 
     def opened() -> tuple[list[Tool], Any]:
         connections = connect()
@@ -52,16 +55,16 @@ def mcp_tools(*, servers: Mapping[str, Server], task: str = "arithmetic", option
 class Connections:
     """Connections to servers by name, each made when it is first asked for, and again where the server has ended."""
 
-    def __init__(self, servers: str, deadline: float):
+    def __init__(self, servers: str):
         self.servers: dict[str, Server] = json.loads(servers)
-        self._deadline, self._lock = deadline, threading.Lock()
+        self._lock = threading.Lock()
         self._open: dict[str, Opened] = {}
 
     def __getitem__(self, name: str) -> "_Connection":
         """Raises Late, Died."""
         with self._lock:
             if name not in self._open or self._open[name].value.ended:
-                self._open[name] = _opened(name, self.servers[name], self._deadline)
+                self._open[name] = _opened(name, self.servers[name])
             return self._open[name].value
 
     def __deepcopy__(self, memo):
@@ -71,10 +74,10 @@ class Connections:
 _shared = functools.cache(Connections)
 
 
-def _opened(name: str, server: Server, deadline: float) -> Opened:
+def _opened(name: str, server: Server) -> Opened:
     what = f"MCP server {name!r}, {server if isinstance(server, str) else ' '.join(server)}"
     try:
-        return Opened(_client(server, what), deadline, what)
+        return Opened(_client(server, what), START_LIMIT, what)
     except (Late, Died):
         raise
     except Exception as error:  # of the package, of the system, or groups of both

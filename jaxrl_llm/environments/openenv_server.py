@@ -31,7 +31,8 @@ def openenv_server(*, url: str, action: str = "", observation: str = "", rules: 
     policy reads `rules`, and the field `observation` of what comes back; without that name all of it as JSON, but for reward,
     end and metadata. It reads what is wrong with an action that the server refuses. Each trajectory has a session of its own,
     so the server is to allow as many as a batch has trajectories (`max_concurrent_envs`). `replayable` says that the same
-    seed and actions are answered in the same way: then trajectories run in processes, are tried again and can be resumed.
+    seed and actions are answered in the same way: then trajectories run in processes, are tried again and can be resumed;
+    each process keeps the sessions of its last 256 trajectories that did not end by themselves.
     A server that does not answer within `deadline` seconds loses the trajectory as a timeout, one that ends as a crash.
     Raises ValueError without openenv, and for a server that cannot be reached.
     """

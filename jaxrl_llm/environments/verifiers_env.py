@@ -44,13 +44,13 @@ def verifiers_env(*, taskset: str, env: str = "", config: Mapping[str, Any] | No
     `EnvConfig`, as a dictionary (`{"taskset": {...}}`).
 
     Tasks are the problems, the last `heldout` of the first `problems + heldout` are held out. The policy plays each agent as
-    the harness `null` does: it calls the tools of the toolsets, which run in this process, until it says something without
-    a call. Rewards, metrics, stops, `setup` and `finalize` are those of the task and of the `Env`. With several agents the
-    policy plays all in one conversation, with the fact `agent`, and the return is the mean of theirs. There is no box for
-    programs: other harnesses, tasks that need a container, rewards that need a runtime, interceptors, and agents that are
-    not to be trained (which another model plays) are refused. `replayable`: the same messages are answered in the same way;
-    then trajectories run in processes, are tried again and can be resumed. Raises ValueError for what is refused, and
-    without the package.
+    the harness `null` does: it calls the tools of the toolsets, which run in this process, those of each episode on their own,
+    until it says something without a call. Rewards, metrics, stops, `setup` and `finalize` are those of the task and of the
+    `Env`. With several agents the policy plays all in one conversation, with the fact `agent`, and the return is the mean of
+    theirs. There is no box for programs: other harnesses, tasks that need a container, rewards that need a runtime,
+    interceptors, stops at one message, resources that an `Env` starts, and agents that are not to be trained (which another model plays) are
+    refused. `replayable`: the same messages are answered in the same way; then trajectories run in processes, are tried again
+    and can be resumed. Raises ValueError for what is refused, and without the package.
     """
     optional("verifiers", "verifiers")
     import verifiers.v1 as vf
@@ -60,6 +60,8 @@ def verifiers_env(*, taskset: str, env: str = "", config: Mapping[str, Any] | No
     loaded = vf.load_environment(vf.resolve_env_config(
         {**given, "id": env, "taskset": {**given.get("taskset", {}), "id": taskset}}))
     found = list(itertools.islice(loaded.taskset, problems + heldout))
+    if type(loaded).start is not vf.Env.start:
+        raise ValueError(f"{type(loaded).__name__} starts resources that all episodes share, which is not done here")
     for task in found[:1]:
         _check(task)
     described = _described(loaded)
@@ -107,6 +109,8 @@ def _seats(loaded: Any) -> dict[str, Any]:
 
 def _check(task: Any) -> None:
     """Raises ValueError for a task that needs what is not there."""
+    import verifiers.v1 as vf
+    from verifiers.v1.session import hook_boundary
     from verifiers.v1.utils.decorators import discover_decorated
 
     what = type(task).__name__
@@ -116,8 +120,9 @@ def _check(task: Any) -> None:
         parameter = inspect.signature(hook).parameters.get("runtime")
         if parameter is not None and parameter.default is parameter.empty:
             raise ValueError(f"the reward {hook.__name__!r} of {what} looks into a runtime, and there is none here")
-    if discover_decorated(task, "intercept"):
-        raise ValueError(f"the tasks {what} intercept requests or responses, which is not done here")
+    single = [hook for hook in task.hooks("stop") if hook_boundary(hook, allow_trace=True) is not vf.Trace]
+    if single or discover_decorated(task, "intercept"):
+        raise ValueError(f"the tasks {what} intercept requests or responses, or stop at one; here stops read the trace alone")
 
 
 def _toolsets(loaded: Any) -> list[tuple[Any, bool]]:
@@ -145,9 +150,9 @@ async def _clients(loaded: Any, trace: Any, data: Any) -> AsyncIterator[dict[str
                 toolset._pull_state = state  # no other process has it, so nothing is pulled or pushed
                 if of_task:
                     await toolset.setup_task(data)
-            server = MCPServer(toolset.server_name or type(toolset).__name__)
+            server: Any = MCPServer(toolset.server_name or type(toolset).__name__)
             toolset.register(server)
-            client = await stack.enter_async_context(mcp.Client(server))
+            client = await stack.enter_async_context(mcp.Client(toolset.config.url or server))
             for tool in (await client.list_tools()).tools:
                 name = f"{toolset.server_name}_{tool.name}" if toolset.server_name else tool.name
                 if name in found:
@@ -307,11 +312,11 @@ class _Interaction:
 
     async def _stop(self) -> None:
         """Ends the trace where a stop of the task holds, or where the agent has had its turns."""
-        from verifiers.v1.utils.decorators import invoke
+        import verifiers.v1 as vf
+        from verifiers.v1.session import call_hook
 
         for hook in self._task.hooks("stop"):
-            found = invoke(hook, {"trace": self.trace, type(self.trace): self.trace})
-            if await found if inspect.isawaitable(found) else found:
+            if await call_hook(hook, {vf.Trace: self.trace}):
                 self.trace.stop(hook.__name__)
         if self._limit is not None and self.trace.num_turns >= self._limit:
             self.trace.stop("max_turns")

@@ -42,7 +42,7 @@ class Worker:
         try:
             state, turn = self._next(environment, trajectory, call)
         except tuple(base.KINDS) as error:
-            return {"failed": (base.KINDS[type(error)], str(error))}
+            return {"failed": (next(kind for of, kind in base.KINDS.items() if isinstance(error, of)), str(error))}
         if not turn.done:
             with self._lock:
                 self._kept[trajectory] = len(call.said), base.digest([turn], call.seen), state

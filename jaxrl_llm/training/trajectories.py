@@ -273,8 +273,8 @@ class Trajectories:
             while ids is not None:
                 stray = chance.random() < strays
                 text = chance.choice(environment.choices(state)) if stray and environment.choices else environment.oracle(state)
-                said = {"role": "assistant", "content": text}
-                tokens = [*self.tokenizer.encode(said["content"]), self.tokenizer.eos_id]
+                tokens = [*self.tokenizer.encode(text), self.tokenizer.eos_id]
+                said = {"role": "assistant", "content": text, **({"ids": tokens} if environment.tokens else {})}
                 if len(tokens) > min(self.turn_tokens, self.max_tokens):
                     raise ValueError(f"the oracle of {environment.name!r} says {text[:120]!r}, {len(tokens)} tokens with the "
                                      f"end token; sampling.turn_tokens={self.turn_tokens} and sampling.max_tokens="

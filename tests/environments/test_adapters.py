@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import base, textarena_list
+from jaxrl_llm.environments import audit, base, textarena_list
 
 
 def say(text):
@@ -135,6 +135,12 @@ def test_held_out_games_for_two_are_against_random_moves():
             assert turn.reward == turn.info["returns"][seat] == -turn.info["returns"][1 - seat]
             outcomes.add(turn.reward)
     assert {1.0, -1.0} <= outcomes and random.getstate() == outside
+
+
+def test_the_audit_of_a_game_for_two(capsys):
+    pytest.importorskip("textarena")
+    assert audit.main(["textarena_game", '--options={"game": "TicTacToe-v0"}', "--trajectories=4"]) == 0
+    assert "FAILS" not in capsys.readouterr().out
 
 
 def test_games_of_textarena_that_cannot_be_played():

@@ -15,7 +15,7 @@ from jaxrl_llm.tokenizers import ByteTokenizer, conversation
 
 pytest.importorskip("mcp")
 SERVER = [sys.executable, str(Path(__file__).parent / "mcp_server.py")]
-OPTIONS = {"servers": {"drawers": SERVER}, "deadline": 30.0}
+OPTIONS = {"servers": {"drawers": SERVER}, "deadline": 60.0}
 
 
 def call(name, **arguments):
@@ -76,15 +76,15 @@ def test_output_of_a_tool_forges_no_role(drawers):
     assert ids.count(tokenizer.eos_id) == 1, "that of the template alone"
 
 
+@pytest.mark.slow
 def test_a_tool_that_hangs_and_a_server_that_dies_lose_their_trajectories_alone():
-    options = {**OPTIONS, "deadline": 5.0}
-    runner = Runner("mcp_tools", options, seed=0, kind="threads", limit=1.0)
+    runner = Runner("mcp_tools", {**OPTIONS, "deadline": 8.0}, seed=0, kind="threads", limit=1.0, deadline=90.0)
     try:
         runner.reset({uid: runner.environment.task.train[uid] for uid in range(3)})
         turns = runner.step({0: call("hang"), 1: call("die"), 2: call("calculator", expression="2 + 3")})
         assert list(turns) == [2] and turns[2].messages[0]["content"] == "5"
         assert {uid: lost.kind for uid, lost in runner.invalid.items()} == {0: "timeout", 1: "crash"}
-        assert "hang: nothing came back within 5 s" in runner.invalid[0].message
+        assert "hang: nothing came back within 8 s" in runner.invalid[0].message
         assert "has ended; it said: out of drawers" in runner.invalid[1].message
         assert runner.step({2: call("open_drawer", number=1)})[2].messages[0]["content"] == "1 opened"
     finally:
@@ -124,8 +124,17 @@ def test_servers_that_cannot_be_used(servers, tools, why):
         environments.make("mcp_tools", servers=servers, tools=tools, deadline=30.0)
 
 
+def test_a_trajectory_with_a_server_of_its_own_has_no_copy(drawers):
+    purified = environments.make("purified", environment="mcp_tools", options=OPTIONS)
+    state, _ = base.begin(purified, purified.task.train[0], 0)
+    with pytest.raises(TypeError, match="a server cannot be copied, .* set shared=True"):
+        base.advance(purified, state, call("open_drawer", number=1))
+    with pytest.raises(ValueError, match="replayable=True needs shared=True"):
+        environments.make("mcp_tools", **OPTIONS, replayable=True)
+
+
 def test_the_audit_plays_with_servers(address, capsys):
     options = {"servers": {"drawers": address}, "tools": ["calculator"], "shared": True,
-               "options": {"level": "mul2", "chat": True}}
+               "options": {"level": "mul2", "chat": True}, "replayable": True}
     assert audit.main(["mcp_tools", f"--options={json.dumps(options)}", "--trajectories=6"]) == 0
     assert "FAILS" not in capsys.readouterr().out

@@ -105,11 +105,12 @@ def test_both_sides_of_a_game_of_textarena(tmp_path):
     assert lines[0]["reward/mean"] == 0
 
 
-def test_tokens_of_the_tinker_cookbook_reach_the_learner_as_they_were(monkeypatch):
-    needs("tinker_cookbook")
-    config = chatter.get_config(environment="tinker_cookbook_env(dataset='cookbook_bytes:builder', returns=(0.0, 1.5))",
-                                **{"model.chat_template": ""})
-    run, params = setup.build(config)
+@pytest.mark.parametrize("environment, package", [
+    ("chatter:spelled", "numpy"), ("tinker_cookbook_env(dataset='cookbook_bytes:builder', returns=(0.0, 1.5))",
+                                   "tinker_cookbook")], ids=["own", "cookbook"])
+def test_tokens_reach_the_policy_and_the_learner_as_they_were(environment, package):
+    needs(package)
+    run, params = setup.build(chatter.get_config(environment=environment, **{"model.chat_template": ""}))
     state = setup.initial_state(run, params)
     finished = run.source.next(state)
     forest, letters = finished.forest, set()
@@ -120,6 +121,9 @@ def test_tokens_of_the_tinker_cookbook_reach_the_learner_as_they_were(monkeypatc
     assert letters <= set("abcdefghij")
     heard = [text for text, role in zip(forest.texts, forest.role) if role == Role.ENVIRONMENT]
     assert heard and set(heard) <= {"Good.\n", "No.\n"}
+    for piece in np.flatnonzero(forest.role == Role.ENVIRONMENT):
+        start, end = (int(forest.length[:place].sum()) for place in (piece, piece + 1))
+        assert bytes(forest.tokens[start:end].tolist()).decode() == forest.texts[piece]
     learned = run.learner.learn(state, finished.rollouts, run.learner.frozen(state.params))
     assert learned.metrics["skipped_updates"] == 0 and np.isfinite(np.asarray(learned.advantages)).all()
     assert learned.metrics["max/mismatch"] < 1e-4
