@@ -65,8 +65,18 @@ def discover(package: str, path: Iterable[str]) -> None:
             importlib.import_module(f"{package}.{module.name}")
 
 
-def make(table: dict[str, Factory], kind: str, slug: str, hyper: dict[str, Any]) -> Any:
-    """Look `slug` up in `table` and call its factory with `hyper`."""
-    if slug not in table:
-        raise unknown(kind, slug, table)
-    return table[slug](**hyper)
+def make(table: dict[str, Factory], kind: str, slug: str, hyper: dict[str, Any], made: type | None = None) -> Any:
+    """What the factory of that name in `table` makes of `hyper`; with `made`, the type of it, also your own "module:function".
+
+    Raises ValueError with the nearest match for an unknown name or keyword, TypeError where a function of yours returns
+    something else.
+    """
+    module, colon, function = slug.partition(":") if made else (slug, "", "")
+    if not colon:
+        if slug not in table:
+            raise unknown(kind, slug, table)
+        return table[slug](**hyper)
+    found = getattr(importlib.import_module(module), function)(**hyper)
+    if made and not isinstance(found, made):
+        raise TypeError(f"{slug} returned a {type(found).__name__}; it must return a {made.__module__}.{made.__qualname__}")
+    return found

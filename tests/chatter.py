@@ -75,6 +75,22 @@ def forgetful() -> Environment:
                        contexts=3, oracle=lambda state: "a")
 
 
+def spelled() -> Environment:
+    """Two turns in tokens: the bytes of what is asked and answered, whatever a template would make of them."""
+    def message(text):
+        return {"role": "user", "content": "", "ids": list(text.encode())}
+
+    def reset(problem, key):
+        return {"turn": 0}, [message(f"Say {'abcdefghij'[problem.id % 10]}.\n")]
+
+    def step(state, said):
+        state["turn"] += 1
+        good = any(ord("a") <= token <= ord("z") for token in said["ids"])
+        return Turn([message("Good.\n" if good else "No.\n")], 0.5 * good, state["turn"] == 2)
+
+    return Environment(name="spelled", task=seeded("spelled", "Say it.", 20, 8), reset=reset, step=step, tokens=True)
+
+
 def get_config(**changes):
     c = default_config()
     c.environment, c.model.chat_template = "chatter:letters", TEMPLATE

@@ -20,6 +20,17 @@ class Rubbish(ValueError):
     """An environment returned something that is no turn."""
 
 
+class Late(RuntimeError):
+    """What an environment waits for, say a server, has not answered in time."""
+
+
+class Died(RuntimeError):
+    """What an environment talks to, say a server, has ended."""
+
+
+KINDS: dict[type[Exception], str] = {Rubbish: "rubbish", Late: "timeout", Died: "crash"}  # of failures; others: "error"
+
+
 class Turn(NamedTuple):
     """What follows a message of the policy.
 
@@ -58,6 +69,8 @@ class Environment:
       contexts: most contexts of a trajectory; 1: no turn is `fresh`.
       waits: steps wait for others, say for a server, rather than compute: all trajectories wait at once, in threads, while the
         engine samples those that do not.
+      tokens: messages are tokens: each has `ids`, beside a content that is shown alone. What the policy reads are these ids,
+        without a chat template, and its own messages have theirs.
       oracle: `oracle(state) -> str`, what a perfect policy says next, for audits; `choices(state) -> texts`, what can be said.
     """
 
@@ -71,11 +84,14 @@ class Environment:
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     contexts: int = 1
     waits: bool = False
+    tokens: bool = False
     oracle: Callable[[Any], str] | None = None
     choices: Callable[[Any], Sequence[str]] | None = None
 
     def __post_init__(self):
         turn_info.check_joins(self.facts)
+        if self.tokens and (self.contexts > 1 or self.tools):
+            raise ValueError(f"environment {self.name!r} speaks in tokens: it has one context, and no tools for a template")
 
 
 def key_of(seed: int, uid: int) -> int:
@@ -89,7 +105,7 @@ def begin(environment: Environment, problem: Problem, key: int) -> tuple[Any, Tu
     if not isinstance(opened, tuple) or len(opened) != 2:
         raise Rubbish(f"reset returned {_short(opened)}; allowed is (state, messages)")
     state, messages = opened
-    turn = Turn(_messages(messages, OPENING_ROLES))
+    turn = Turn(_messages(messages, OPENING_ROLES, environment.tokens))
     if not turn.messages:
         raise Rubbish("reset returned no message; the policy needs something to answer")
     return state, turn
@@ -122,7 +138,7 @@ def checked(environment: Environment, turn: Any) -> Turn:
                       "types of JSON") from error
     if not np.isfinite(reward):
         raise Rubbish(f"reward is {reward}; allowed are finite numbers")
-    said = _messages(messages, ROLES)
+    said = _messages(messages, ROLES, environment.tokens)
     if not said and not done:
         raise Rubbish("step returned no message and is not done; the policy needs something to answer")
     return Turn(said, float(reward), bool(done), info, bool(fresh), parts)
@@ -158,13 +174,16 @@ def _parts(rewritten: Any) -> list[list[int]]:
     return [list(part) for part in rewritten]
 
 
-def _messages(messages: Any, roles: Sequence[str]) -> list[dict]:
-    """Messages as dictionaries in types of JSON. Raises Rubbish."""
+def _messages(messages: Any, roles: Sequence[str], tokens: bool) -> list[dict]:
+    """Messages as dictionaries in types of JSON, which have `ids` where they are tokens. Raises Rubbish."""
     if not isinstance(messages, (list, tuple)):
         raise Rubbish(f"messages are {_short(messages)}; allowed is a list of {{'role': ..., 'content': ...}}")
     for message in messages:
         if not isinstance(message, Mapping) or message.get("role") not in roles or not isinstance(message.get("content"), str):
             raise Rubbish(f"{_short(message)} is no message; allowed are a role of {roles} and a content that is text")
+        ids = message.get("ids")
+        if tokens and not (isinstance(ids, (list, tuple)) and all(isinstance(token, int) for token in ids)):
+            raise Rubbish(f"{_short(message)} has no ids; in an environment of tokens each message has a list of them")
     try:
         return json.loads(json.dumps([dict(message) for message in messages]))
     except (TypeError, ValueError, RecursionError) as error:

@@ -241,6 +241,7 @@ def _read(outcome: Outcome) -> base.Turn | tuple[str, str]:
     """The turn, or the kind of failure and a message. What a process said is checked again."""
     if outcome.status != "ok":
         return outcome.status, outcome.message
-    if "rubbish" in outcome.value:
-        return "rubbish", outcome.value["rubbish"]
+    if "failed" in outcome.value:
+        kind, message = outcome.value["failed"]
+        return kind, message
     return base.Turn(*outcome.value["turn"])

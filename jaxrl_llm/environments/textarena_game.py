@@ -1,7 +1,8 @@
-"""Games of TextArena for one player (arXiv 2504.11442)."""
+"""Games of TextArena for one player, or for two of which both are the policy (arXiv 2504.11442)."""
 import contextlib
 import dataclasses
 import random
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,66 +13,124 @@ from jaxrl_llm.environments.base import Environment, Message, Turn
 from jaxrl_llm.tasks.base import Problem, optional, seeded
 
 _CHANCE = threading.Lock()  # its games draw from the random numbers that the whole process shares
+_GAME = -1  # who says what no player says
+_MOVES = re.compile(r"\[[^\[\]\n]{1,40}\]")
 
 
 @dataclasses.dataclass
 class Played:
-    """A game, the state of its random numbers, and how many messages the policy may still send."""
+    """A game, how many messages the policy may still send, and the state of its random numbers.
+
+    `seat`: the player that the policy is; None: all of them. `opponent`: chance of the moves of the other one. `unread`: what
+    each player has not read.
+    """
 
     inside: Any
     left: int
+    seat: int | None
+    opponent: random.Random
+    unread: dict[int, list[str]] = dataclasses.field(default_factory=dict)
     chance: tuple = ()
+
+    @property
+    def player(self) -> int:
+        """Who moves next."""
+        return self.inside.state.current_player_id
 
 
 def textarena_game(*, game: str = "GuessTheNumber-v0", turns: int = 50, problems: int = 1000,
                    heldout: int = 200) -> Environment:
     """A game of TextArena by its id. A problem is a seed of `reset`; chance during the trajectory is the key's.
 
-    The return is the game's own reward, or 0 where `turns` end before it. Raises ValueError without textarena, for an unknown
-    game, and for one that needs more players.
+    The return of a game for one player is its own reward, or 0 where `turns` end before it. In a game for two players the
+    policy plays both, agents 0 and 1, in one conversation that both read. The reward is 0, and what each gets is in the info
+    of the last turn (`returns`). On held-out problems the policy is player 0 and 1 in turns and the other one plays a random
+    move of those that it last read in square brackets; the reward is what the policy gets. Raises ValueError without
+    textarena, for an unknown game, and for one that needs more players.
     """
     textarena = optional("textarena", "environments")
+    with _chance_of(Played(None, 0, None, random.Random())):
+        players = len(opened(textarena, game, 0).state.observations)
 
-    def open_game(seed: int) -> Any:
+    def reset(problem: Problem, key: int) -> tuple[Played, list[Message]]:
+        seed = problem.extra["seed"]
+        seat = 0 if players == 1 else seed % 2 if seed >= problems else None
+        state = Played(None, turns, seat, random.Random(seed), {player: [] for player in range(players)})
+        with _chance_of(state):
+            _seed(seed)
+            state.inside = opened(textarena, game, seed)
+            _others_move(state)
+            _seed(key)
+            state.opponent = random.Random(key)
+            return state, _messages(state)
+
+    facts = {} if players == 1 else {"agent": "turn", "functional_group": "turn", "game": "once"}
+    return Environment(name=game, task=seeded(f"textarena/{game}", game, problems, heldout), reset=reset, step=_step,
+                       returns=(-1.0, 1.0), facts=facts)
+
+
+def opened(textarena: Any, game: str, seed: int) -> Any:
+    """A game that has begun, with one player where it can be, else with two. Raises ValueError."""
+    for players in (1, 2):
         try:
             inside = textarena.make(f"{game}-raw")
         except ValueError as error:
             raise ValueError(f"textarena has no game {game!r}: {error}") from error
         try:
-            inside.reset(num_players=1, seed=seed)
-        except AssertionError as error:
-            raise ValueError(f"{game} is no game for one player: {error}") from error
-        return inside
-
-    def reset(problem: Problem, key: int) -> tuple[Played, list[Message]]:
-        state = Played(None, turns)
-        with _chance_of(state):
-            _seed(problem.extra["seed"])
-            state.inside = open_game(problem.extra["seed"])
-            _seed(key)
-        return state, _messages(state.inside)
-
-    with _chance_of(Played(None, 0)):
-        open_game(0)
-    return Environment(name=game, task=seeded(f"textarena/{game}", game, problems, heldout), reset=reset, step=_step,
-                       returns=(-1.0, 1.0))
+            inside.reset(num_players=players, seed=seed)
+            return inside
+        except (AssertionError, ValueError) as error:
+            refused = error
+    raise ValueError(f"{game} is no game for one player or two: {refused}") from refused
 
 
 def _step(state: Played, message: Message) -> Turn:
     state.left -= 1
+    agent = state.player
     with _chance_of(state):
-        done, _ = state.inside.step(message["content"])
-        if done:
-            rewards, facts = state.inside.close()
-            return Turn(reward=rewards[0], done=True, info={"invalid_move": bool(facts[0].get("invalid_move"))})
-    return Turn(_messages(state.inside) or [{"role": "user", "content": "(nothing)"}], done=state.left <= 0)
+        done = state.inside.step(message["content"])[0] or _others_move(state)
+        said = [] if done else _messages(state)
+    alone = len(state.unread) == 1
+    info: dict[str, Any] = {} if alone else {"agent": agent, "functional_group": agent, "game": 0}
+    if not done:
+        ends = state.left <= 0
+        return Turn(said, done=ends, info={**info, "returns": [0, 0]} if ends and not alone else info)
+    rewards, facts = state.inside.close()
+    info["invalid_move"] = any(fact.get("invalid_move") for fact in facts.values())
+    if not alone:
+        info["returns"] = [float(rewards[player]) for player in state.unread]
+    return Turn(reward=0.0 if state.seat is None else rewards[state.seat], done=True, info=info)
 
 
-def _messages(inside: Any) -> list[Message]:
-    """What the game has said since it was last asked; not what the player said."""
-    player, seen = inside.get_observation()
-    text = "\n".join(text for author, text, _ in seen if author != player)
-    return [{"role": "user", "content": text}] if text else []
+def _others_move(state: Played) -> bool:
+    """Lets the other player move until it is the policy's turn. Whether the game is over."""
+    done = False
+    while state.seat is not None and state.player != state.seat and not done:
+        _read(state)
+        read, state.unread[state.player] = state.unread[state.player], []
+        moves = next((found for text in reversed(read) if (found := _MOVES.findall(text))), ["[pass]"])
+        done = state.inside.step(state.opponent.choice(moves))[0]
+    return done
+
+
+def _messages(state: Played) -> list[Message]:
+    """What the player that moves next has not read. In self-play the other one reads it too."""
+    _read(state)
+    player = state.player
+    said, state.unread[player] = state.unread[player], []
+    if state.seat is None:
+        state.unread = {other: [text for text in texts if text not in said] for other, texts in state.unread.items()}
+    return [{"role": "user", "content": "\n".join(said) or "(nothing)"}]
+
+
+def _read(state: Played) -> None:
+    """Takes what the game has said to its players; what the policy itself has said is in the conversation."""
+    own = (_GAME,) if state.seat is None else (_GAME, *(player for player in state.unread if player != state.seat))
+    inside = state.inside.state
+    player, seen = state.inside.get_observation()
+    for other, messages in {**inside.observations, player: seen}.items():
+        state.unread[other] += [text for author, text, _ in messages if author in own]
+        inside.observations[other] = []
 
 
 def _seed(number: int) -> None:

@@ -15,7 +15,7 @@ from jaxrl_llm.environments.python_tool import python
 from jaxrl_llm.environments.search import search
 from jaxrl_llm.environments.single import ideal, opening, reader, scorer
 from jaxrl_llm.environments.tools import Call, Tool
-from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tasks.base import Problem, Task
 
 TOOLS: dict[str, registry.Factory] = {}
 for _factory in (calculator, python, search):
@@ -31,10 +31,12 @@ FENCED = "Programs that you write in a ```python block are run, and you read wha
 
 @dataclasses.dataclass
 class Dialogue:
-    """A problem, and how many messages the policy has sent."""
+    """A problem, the tools of the trajectory, how many messages the policy has sent, and what must stay open for the tools."""
 
     problem: Problem
+    tools: Sequence[Tool]
     turns: int = 0
+    kept: Any = None
 
 
 def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None,
@@ -56,18 +58,29 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
     if parser == "fenced" and set(chosen) != {"python"}:
         raise ValueError(f"the parser 'fenced' calls the tool 'python' alone, got the tools {sorted(chosen)}")
     made = [registry.make(TOOLS, "tool", name, dict(given)) for name, given in chosen.items()]
-    name = reward or problems.reward
-    step = functools.partial(_step, parse=PARSERS[parser], tools=made, score=scorer(name), read=reader(name),
-                             limit=turns, role="user" if parser == "fenced" else "tool")
+    return of_tools(problems, made, name="+".join(chosen), parser=parser, reward=reward, turns=turns, preface=preface)
+
+
+def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, reward: str | None, turns: int,
+             preface: Sequence[Message] = (), opened: Callable[[], tuple[Sequence[Tool], Any]] | None = None, replayable: bool = True) -> Environment:
+    """The environment of a task and tools, as `tool_use` says; `name` stands behind that of the task.
+
+    `opened` gives each trajectory tools of its own, with the same schemas, and what is kept as long as it lasts.
+    """
+    fenced, verifier = parser == "fenced", reward or problems.reward
+    step = functools.partial(_step, parse=PARSERS[parser], score=scorer(verifier), read=reader(verifier), limit=turns,
+                             role="user" if fenced else "tool")
 
     def reset(problem: Problem, key: int) -> tuple[Dialogue, list[Message]]:
-        rules = [{"role": "system", "content": FENCED}] if parser == "fenced" else []
-        return Dialogue(problem), [*rules, *preface, *opening(problem)]
+        rules = [{"role": "system", "content": FENCED}] if fenced else []
+        own, kept = (tools, None) if opened is None else opened()
+        return Dialogue(problem, own, kept=kept), [*rules, *preface, *opening(problem)]
 
+    calculates = turns > 1 and any(tool.name == "calculator" for tool in tools)
     return Environment(
-        name=f"{problems.name}+{'+'.join(chosen)}", task=problems, reset=reset, step=step,
-        tools=() if parser == "fenced" else tuple(tool.schema for tool in made), facts=FACTS,
-        oracle=lambda state: _ideal(name, state, parser if "calculator" in chosen and turns > 1 else ""),
+        name=f"{problems.name}+{name}", task=problems, reset=reset, step=step, replayable=replayable,
+        tools=() if fenced else tuple(tool.schema for tool in tools), facts=FACTS,
+        oracle=lambda state: _ideal(verifier, state, parser if calculates else ""),
         choices=lambda state: ['<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>',
                                '<tool_call>{"name": "nothing"}</tool_call>', "```python\nprint(1)\n```", "7"])
 
@@ -84,8 +97,8 @@ def call_of(problem: Problem, parser: str) -> str | None:
     return None if found is None or parser not in _CALLS else _CALLS[parser] % written
 
 
-def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call]], tools: Sequence[Tool],
-          score: Callable[[str, Problem], float], read: Callable[[str], bool], limit: int, role: str) -> Turn:
+def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call]], score: Callable[[str, Problem], float],
+          read: Callable[[str], bool], limit: int, role: str) -> Turn:
     state.turns += 1
     text, calls = message["content"], parse(message["content"])
     marked, answered = len(_MARKED.findall(text)), not calls and read(text)
@@ -96,8 +109,8 @@ def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call
         return Turn(reward=score(text, state.problem), done=True, info=info)
     if state.turns >= limit:
         return Turn(done=True, info={**info, "out_of_turns": True})
-    said = [{"role": role, "name": call.name, "content": tool_room.run(tools, call)} for call in calls]
-    names = {tool.name for tool in tools}
+    said = [{"role": role, "name": call.name, "content": tool_room.run(state.tools, call)} for call in calls]
+    names = {tool.name for tool in state.tools}
     failed = [call for call, one in zip(calls, said) if "error" in one["content"].lower()]
     return Turn(said, info={**info, "tool_errors": len(failed),
                             "tool_failed": sum(not call.error and call.name in names for call in failed),

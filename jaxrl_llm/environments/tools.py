@@ -97,15 +97,18 @@ def run(tools: Sequence[Tool], call: Call) -> str:
 
 
 def check(tool: Tool, arguments: Mapping[str, Any]) -> None:
-    """Raises ToolError where arguments are missing, unknown or of another type than the schema says."""
-    properties = tool.parameters["properties"]
+    """Raises ToolError where arguments are missing, unknown or of another type than the schema says.
+
+    What a schema says in other ways than by `type` and `enum` is not looked at.
+    """
+    properties = tool.parameters.get("properties", {})
     for name in arguments:
         registry.one_of(f"argument of {tool.name}", name, properties)
     missing = [name for name in tool.parameters.get("required", ()) if name not in arguments]
     if missing:
         raise ToolError(f"{tool.name} needs the argument {missing[0]!r}")
     for name, value in arguments.items():
-        kinds, allowed = properties[name]["type"], properties[name].get("enum")
+        kinds, allowed = properties[name].get("type", list(_CHECKS)), properties[name].get("enum")
         kinds = [kinds] if isinstance(kinds, str) else kinds
         fits = any(isinstance(value, _CHECKS[kind]) and (kind == "boolean" or not isinstance(value, bool)) for kind in kinds)
         if not fits or (allowed is not None and value not in allowed):

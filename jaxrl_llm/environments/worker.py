@@ -35,14 +35,14 @@ class Worker:
         self._kept: OrderedDict[tuple, tuple[int, str, Any]] = OrderedDict()
 
     def __call__(self, *call) -> Mapping[str, Any]:
-        """The next turn of `Call(*call)` as `{"turn": ...}`, or `{"rubbish": why}`."""
+        """The next turn of `Call(*call)` as `{"turn": ...}`, or `{"failed": (kind, why)}` for an error of `base.KINDS`."""
         call = Call(*call)
         trajectory = (call.target, call.options, call.key, call.problem.id)
         environment = _environment(call.target, call.options)
         try:
             state, turn = self._next(environment, trajectory, call)
-        except base.Rubbish as error:
-            return {"rubbish": str(error)}
+        except tuple(base.KINDS) as error:
+            return {"failed": (next(kind for of, kind in base.KINDS.items() if isinstance(error, of)), str(error))}
         if not turn.done:
             with self._lock:
                 self._kept[trajectory] = len(call.said), base.digest([turn], call.seen), state

@@ -1,7 +1,5 @@
 """Prompts with checkable answers. `make` a task by name; `loader.batches` shuffles, shards and batches its problems."""
 
-import importlib
-
 from jaxrl_llm import registry
 from jaxrl_llm.tasks.arithmetic import arithmetic
 from jaxrl_llm.tasks.attempts import attempts
@@ -27,10 +25,4 @@ def make(name: str, **options) -> Task:
     Raises ValueError with the nearest match for an unknown name or option, TypeError where a function of yours returns
     something else.
     """
-    module, colon, function = name.partition(":")
-    if not colon:
-        return registry.make(FACTORIES, "task", name, options)
-    made = getattr(importlib.import_module(module), function)(**options)
-    if not isinstance(made, Task):
-        raise TypeError(f"{name} returned a {type(made).__name__}; it must return a jaxrl_llm.tasks.Task")
-    return made
+    return registry.make(FACTORIES, "task", name, options, Task)

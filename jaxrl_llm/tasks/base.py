@@ -100,7 +100,7 @@ def optional(package: str, extra: str = "tasks") -> Any:
     except ModuleNotFoundError as error:
         if error.name != package:  # it is there, and lacks something itself
             raise
-        kind = "environment" if extra == "environments" else "task"
+        kind = "task" if extra == "tasks" else "environment"
         raise ValueError(f"this {kind} needs the package {package.replace('_', '-')}, "
                          f'which is not installed: pip install -e ".[{extra}]"') from error
 

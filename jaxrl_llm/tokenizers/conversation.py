@@ -2,8 +2,9 @@
 
 A conversation is never rendered a second time as a whole. Text that is encoded again can become other tokens than those that
 were sampled, and some templates change earlier turns (they drop what was thought); both would train on a conversation that
-nobody had. Messages of users and tools are data: control tokens that are spelled out in them stay plain text. At the start
-messages of the roles in `TRUSTED` are the task's own and may hold control tokens; what comes later is data whoever says it.
+nobody had. Messages of users and tools are data: control tokens that are spelled out in them stay plain text, and so do those
+in descriptions of tools, which may come from a server. At the start messages of the roles in `TRUSTED` are the task's own and
+may hold control tokens; what comes later is data whoever says it.
 """
 import json
 import re
@@ -23,7 +24,7 @@ def start(tokenizer: Tokenizer, messages: Messages, **variables) -> list[int]:
 
     Raises ValueError where there is no template, or where it cannot render the messages.
     """
-    return _encode(tokenizer, messages, lambda given: tokenizer.render_chat(given, **variables), TRUSTED)
+    return _encode(tokenizer, messages, tokenizer.render_chat, TRUSTED, variables)
 
 
 def shared(tokenizer: Tokenizer, messages: Messages, **variables) -> list[int]:
@@ -33,6 +34,16 @@ def shared(tokenizer: Tokenizer, messages: Messages, **variables) -> list[int]:
     return alone[:common]
 
 
+def given(tokenizer: Tokenizer, messages: Messages, **variables) -> list[int]:
+    """The `ids` of messages that are tokens already. Raises ValueError for one that the tokenizer does not have."""
+    ids = [token for message in messages for token in message["ids"]]
+    strange = next((token for token in ids if not 0 <= token < tokenizer.vocab_size), None)
+    if strange is not None:
+        raise ValueError(f"the token {strange} is none of the {tokenizer.vocab_size} of this tokenizer; the environment is to "
+                         "be made with the tokenizer of the model")
+    return ids
+
+
 def extend(tokenizer: Tokenizer, ids: Sequence[int], messages: Messages, **variables) -> list[int]:
     """The ids that follow `ids`, whose last turn is the policy's: the end of that turn, `messages`, the start of its next turn.
 
@@ -40,13 +51,13 @@ def extend(tokenizer: Tokenizer, ids: Sequence[int], messages: Messages, **varia
     template is asked for the new messages behind a turn of the policy that it does not see, so nothing earlier is written
     again. Raises ValueError where the template cannot render them, or writes no turn of the policy.
     """
-    def behind(given: Messages) -> str:
-        before, found, text = tokenizer.render_chat([*_BEFORE, *given], **variables).partition(_SAID)
+    def behind(given: Messages, **more) -> str:
+        before, found, text = tokenizer.render_chat([*_BEFORE, *given], **more).partition(_SAID)
         if not found:
             raise ValueError("the chat template leaves out or changes what the policy said; no conversation can go on with it")
         return text
 
-    new = _encode(tokenizer, messages, behind, ())
+    new = _encode(tokenizer, messages, behind, (), variables)
     return new[_already_there(tokenizer, ids, new):]
 
 
@@ -76,15 +87,17 @@ def _already_there(tokenizer: Tokenizer, ids: Sequence[int], new: Sequence[int])
     return 0 if first is None or tokenizer.decode(new[:first]).strip() else first + 1
 
 
-def _encode(tokenizer: Tokenizer, messages: Messages, render: Callable[[Messages], str], trusted: Sequence[str]) -> list[int]:
-    """Ids of what `render` makes of the messages, whose own texts add no control token, those of `trusted` roles aside.
+def _encode(tokenizer: Tokenizer, messages: Messages, render: Callable[..., str], trusted: Sequence[str],
+            variables: Mapping[str, Any]) -> list[int]:
+    """Ids of what `render(messages, **variables)` is, to which the texts of both add no control token, those of messages of
+    `trusted` roles aside.
 
     Spellings of control tokens are cut behind their first character, and the pieces are encoded one by one. Texts that are
     one only together with what stands beside them are cut at both ends as well.
     """
     controls = set(tokenizer.control_tokens.values())
     spellings = "|".join(re.escape(name) for name in tokenizer.control_tokens if len(name) > 1)
-    cut = _unused(json.dumps(messages, ensure_ascii=False, default=str))
+    cut = _unused(json.dumps([messages, variables], ensure_ascii=False, default=str))
     def inside(text: str) -> str:
         return re.sub(f"(?=(?:{spellings}))(.)", rf"\1{cut}", text, flags=re.DOTALL) if spellings else text
     def everywhere(text: str) -> str:
@@ -93,7 +106,7 @@ def _encode(tokenizer: Tokenizer, messages: Messages, render: Callable[[Messages
         return "x" if text.strip() else text
 
     def encode(names: Callable[[str], str], contents: Callable[[str], str]) -> tuple[list[int], list[int]]:
-        pieces = render(_changed(messages, trusted, names, contents)).split(cut)
+        pieces = render(_changed(messages, trusted, names, contents), **_walked(variables, inside)).split(cut)
         ids = [token for piece in pieces if piece for token in tokenizer.encode(piece)]
         return ids, [token for token in ids if token in controls]
 
@@ -117,6 +130,15 @@ def _changed(messages: Messages, trusted: Sequence[str], names: Callable[[str], 
 
     return [walk(dict(message), "") if isinstance(message, Mapping) and message.get("role") not in trusted else message
             for message in messages]
+
+
+def _walked(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy of dictionaries and lists, in which all texts are changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_walked(name, change): _walked(entry, change) for name, entry in value.items()}
+    return [_walked(entry, change) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def _unused(text: str) -> str:

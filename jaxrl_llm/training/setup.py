@@ -175,7 +175,7 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
     Raises:
       ValueError: for a tokenizer without a chat template, and what goes with single turns only.
     """
-    if not tokenizer.chat_templates:
+    if not tokenizer.chat_templates and not runner.environment.tokens:
         raise ValueError("an environment speaks in messages, and this tokenizer has no chat template; set "
                          "config.model.chat_template to one")
     if config.prompts.overlong == "truncate":

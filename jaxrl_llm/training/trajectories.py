@@ -165,6 +165,8 @@ class Trajectories:
         opened, variables = self.runner.reset(dict(zip(uids, problems))), variables_of(self.runner.environment)
         self.runner.end(list(opened))
         start = conversation.start if self.contexts == 1 else conversation.shared
+        if self.runner.environment.tokens:
+            start = conversation.given
         return [start(tokenizer, opened[uid].messages, **variables) if uid in opened else None for uid in uids]
 
     def under(self, params, lora, temperature: float | jax.Array | None = None,
@@ -175,6 +177,9 @@ class Trajectories:
         if temperature is not None:
             chosen = dataclasses.replace(chosen, temperature=np.float32(temperature))
         sampling_lib.check(chosen)
+        if announced_turns is not None and int(announced_turns) and self.runner.environment.tokens:
+            raise ValueError(f"environment {self.runner.environment.name!r} speaks in tokens, so the policy cannot be told how "
+                             "many turns are left; take a method without announced turns")
         limits = Limits(self.turns if max_turns is None else min(self.turns, int(max_turns)),
                         self.max_tokens if max_tokens is None else int(max_tokens),
                         0 if announced_turns is None else int(announced_turns))
@@ -220,7 +225,7 @@ class Trajectories:
         while True:
             with timer("rollout"):
                 nodes = engine.collect()
-            said = {node.uid % _REQUEST: conversation.said(self.tokenizer, node.tokens.tolist()) for node in nodes}
+            said = {node.uid % _REQUEST: self._said(node) for node in nodes}
             waiting |= {node.uid % _REQUEST: (node, said[node.uid % _REQUEST]) for node in nodes}
             with timer("environment"):  # where it waits the engine goes on, until it has nothing else to do
                 if said:
@@ -243,6 +248,12 @@ class Trajectories:
                         engine.submit(request(uid, going[uid]))
                     elif ids is not None:
                         engine.extend(node.uid, ids, self._limit(weights.limits, going[uid]))
+
+    def _said(self, node: Node) -> base.Message:
+        """The message that was sampled, with its tokens where the environment asks for them."""
+        ids = node.tokens.tolist()
+        message = conversation.said(self.tokenizer, ids)
+        return {**message, "ids": ids} if self.runner.environment.tokens else message
 
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """One trajectory of each problem in which the oracle of the environment speaks for the policy.
@@ -267,8 +278,8 @@ class Trajectories:
             while ids is not None:
                 stray = chance.random() < strays
                 text = chance.choice(environment.choices(state)) if stray and environment.choices else environment.oracle(state)
-                said = {"role": "assistant", "content": text}
-                tokens = [*self.tokenizer.encode(said["content"]), self.tokenizer.eos_id]
+                tokens = [*self.tokenizer.encode(text), self.tokenizer.eos_id]
+                said = {"role": "assistant", "content": text, **({"ids": tokens} if environment.tokens else {})}
                 if len(tokens) > min(self.turn_tokens, self.max_tokens):
                     raise ValueError(f"the oracle of {environment.name!r} says {text[:120]!r}, {len(tokens)} tokens with the "
                                      f"end token; sampling.turn_tokens={self.turn_tokens} and sampling.max_tokens="
@@ -295,15 +306,22 @@ class Trajectories:
         one.total, one.done = one.total + turn.reward, turn.done
         if one.done or one.turns >= limits.turns:
             return None
+        if self.runner.environment.tokens:
+            ids = conversation.given(self.tokenizer, turn.messages)
+            return self._heard(one, ids, self.tokenizer.decode(ids, skip_special=False), limits)
         messages = conversation.shortened(self.tokenizer, turn.messages, self.observation_tokens or self.max_tokens)
         if limits.announced:
             messages[-1]["content"] += f"\nTurns left: {limits.left(one.turns)}."
         if turn.fresh:
             return self._renewed(one, messages, limits)
         ids = conversation.extend(self.tokenizer, one.ids, messages, **variables_of(self.runner.environment))
+        return self._heard(one, ids, "\n".join(message["content"] for message in messages), limits)
+
+    def _heard(self, one: Trajectory, ids: list[int], text: str, limits: Limits) -> list[int] | None:
+        """Adds what the policy reads next, the ids; None where they leave it no token to say."""
         if self._limit(limits, one, len(ids)) <= one.drawn:
             return None
-        one.append(Role.ENVIRONMENT, ids, "\n".join(message["content"] for message in messages))
+        one.append(Role.ENVIRONMENT, ids, text)
         return ids
 
     def _located(self, ids: Sequence[int], info: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """Environments of other packages, where they are installed."""
 import random
+import sys
 
 import numpy as np
 import pytest
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import base
+from jaxrl_llm.environments import audit, base, textarena_list
 
 
 def say(text):
@@ -91,16 +92,86 @@ def test_a_game_of_textarena():
     assert random.getstate() == outside, "the random numbers of this process are left alone"
 
 
+def texts(turn):
+    return "\n".join(message["content"] for message in turn.messages)
+
+
+def test_a_game_of_textarena_for_two_is_played_on_both_sides():
+    pytest.importorskip("textarena")
+    environment = environments.make("textarena_game", game="TicTacToe-v0")
+    state, opening = base.begin(environment, environment.task.train[0], 0)
+    assert "You are Player 0" in texts(opening) and "Available Moves: '[0]', '[1]'" in texts(opening)
+    turns = [base.advance(environment, state, say(f"I take [{square}]")) for square in (4, 0, 3, 1, 5)]
+    assert "You are Player 1" in texts(turns[0]) and texts(turns[0]).count("Current Board:") == 1, "what both read comes once"
+    assert "You are Player" not in texts(turns[1]) and "Player 1 placed their symbol (X) in cell 0." in texts(turns[1])
+    assert all("I take" not in texts(turn) for turn in turns), "what the policy said is in the conversation"
+    assert [turn.info["agent"] for turn in turns] == [0, 1, 0, 1, 0] and [turn.reward for turn in turns] == [0.0] * 5
+    assert [turn.done for turn in turns] == [False] * 4 + [True] and turns[-1].info["returns"] == [1.0, -1.0]
+    lost = base.replay(environment, environment.task.train[0], 0, [say("[9]"), say("nothing")])[1]
+    assert "invalid move" in texts(lost[1]) and lost[1].info["agent"] == lost[2].info["agent"] == 0
+    assert lost[2].done and lost[2].info["returns"] == [-1.0, 1.0] and lost[2].info["invalid_move"]
+    short = environments.make("textarena_game", game="TicTacToe-v0", turns=1)
+    assert base.replay(short, short.task.train[0], 0, [say("[4]")])[1][-1].info["returns"] == [0, 0]
+
+
+def test_held_out_games_for_two_are_against_random_moves():
+    pytest.importorskip("textarena")
+    random.seed(7)
+    outside = random.getstate()
+    environment = environments.make("textarena_game", game="TicTacToe-v0")
+    first, second = environment.task.heldout[0], environment.task.heldout[1]
+    openings = [base.begin(environment, problem, key)[1] for problem in (first, second) for key in range(3)]
+    assert all("You are Player 0" in texts(one) and "O" not in texts(one).partition("Board")[2] for one in openings[:3])
+    assert all("You are Player 1" in texts(one) and "Player 0 placed their symbol" in texts(one) for one in openings[3:])
+    assert openings[3] == openings[4] == openings[5], "the first move depends on the problem alone"
+    outcomes = set()
+    for key in range(12):
+        for problem, seat in ((first, 0), (second, 1)):
+            state, turn = base.begin(environment, problem, key)
+            while not turn.done:
+                moves = [part.split("]")[0] for part in texts(turn).rpartition("Available Moves:")[2].split("[")[1:]]
+                turn = base.advance(environment, state, say(f"[{moves[0]}]"))
+                assert turn.info["agent"] == seat
+            assert turn.reward == turn.info["returns"][seat] == -turn.info["returns"][1 - seat]
+            outcomes.add(turn.reward)
+    assert {1.0, -1.0} <= outcomes and random.getstate() == outside
+
+
+def test_the_audit_of_a_game_for_two(capsys):
+    pytest.importorskip("textarena")
+    assert audit.main(["textarena_game", '--options={"game": "TicTacToe-v0"}', "--trajectories=4"]) == 0
+    assert "FAILS" not in capsys.readouterr().out
+
+
 def test_games_of_textarena_that_cannot_be_played():
     pytest.importorskip("textarena")
     with pytest.raises(ValueError, match="textarena has no game 'Nothing-v0'"):
         environments.make("textarena_game", game="Nothing-v0")
-    with pytest.raises(ValueError, match="TicTacToe-v0 is no game for one player"):
-        environments.make("textarena_game", game="TicTacToe-v0")
+    with pytest.raises(ValueError, match="ThreePlayerIPD-v0 is no game for one player or two"):
+        environments.make("textarena_game", game="ThreePlayerIPD-v0")
 
 
-@pytest.mark.parametrize("name, package, options", [("gymnasium_text", "gymnasium", LAKE), ("textarena_game", "textarena", {})])
+def test_the_games_of_textarena_that_begin_without_a_network(monkeypatch, capfd):
+    textarena = pytest.importorskip("textarena")
+    known = textarena.envs.registration.ENV_REGISTRY
+    chosen = {name: spec for name, spec in known.items()
+              if name.startswith(("TicTacToe-v0", "KuhnPoker-v0", "GuessTheNumber-v0", "Debate-v0"))}
+    monkeypatch.setattr(textarena.envs.registration, "ENV_REGISTRY", chosen)
+    found = {game.name: game for game in textarena_list.games()}
+    assert (found["GuessTheNumber-v0"].players, found["TicTacToe-v0"].players, found["KuhnPoker-v0"].players) == (1, 2, 2)
+    assert found["KuhnPoker-v0"].private and not found["TicTacToe-v0"].private
+    assert found["Debate-v0"].players == 0 and "API key" in found["Debate-v0"].why
+    assert textarena_list.main() == 0
+    assert "KuhnPoker-v0  players 2  says things to one player alone\n" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("name, package, options", [
+    ("gymnasium_text", "gymnasium", LAKE), ("textarena_game", "textarena", {}), ("mcp_tools", "mcp", {"servers": {}}),
+    ("openenv_server", "openenv", {"url": "x"}), ("verifiers_env", "verifiers", {"taskset": "x"}),
+    ("tinker_cookbook_env", "tinker_cookbook", {"dataset": "x:y"})])
 def test_the_missing_package_is_named(name, package, options, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, package, None)
-    with pytest.raises(ValueError, match=rf'environment needs the package {package}, .*pip install -e "\.\[environments\]"'):
+    monkeypatch.setitem(sys.modules, package, None)
+    named = package.replace("_", "-")
+    extra = "environments" if package in ("gymnasium", "textarena") else named
+    with pytest.raises(ValueError, match=rf'environment needs the package {named}, .*pip install -e "\.\[{extra}\]"'):
         environments.make(name, **options)

@@ -1,10 +1,13 @@
 """What environments may return, keys and replays, for every kind that needs no download."""
+import dataclasses
+
 import numpy as np
 import pytest
 
 from jaxrl_llm import environments
 from jaxrl_llm.environments import Environment, Rubbish, Turn, base
 from jaxrl_llm.tasks.base import seeded
+from jaxrl_llm.tokenizers import ByteTokenizer, conversation
 
 KINDS = {
     "single": {}, "single chat": {"task": "arithmetic", "options": {"chat": True, "level": "mul"}, "reward": "boxed"},
@@ -80,6 +83,26 @@ def test_openings_that_are_none(opened, why):
         base.begin(environment, environment.task.train[0], 0)
 
 
+def test_messages_of_tokens_have_ids():
+    def environment(**ids):
+        message = {"role": "user", "content": "", **ids}
+        return Environment(name="x", task=seeded("x", "x", 1, 1), reset=lambda problem, key: ({}, [message]), tokens=True,
+                           step=lambda state, said: Turn([message]))
+
+    state, opening = base.begin(environment(ids=[3, 4]), None, 0)
+    assert opening.messages == [{"role": "user", "content": "", "ids": [3, 4]}]
+    assert conversation.given(ByteTokenizer(), [*opening.messages, {"ids": [5]}]) == [3, 4, 5]
+    for ids in ({}, {"ids": "34"}, {"ids": [3.0]}):
+        with pytest.raises(Rubbish, match="has no ids; in an environment of tokens each message has a list of them"):
+            base.begin(environment(**ids), None, 0)
+        with pytest.raises(Rubbish, match="has no ids"):
+            base.advance(environment(**ids), {}, say("x"))
+    with pytest.raises(ValueError, match="the token 70000 is none of the"):
+        conversation.given(ByteTokenizer(), [{"ids": [70000]}])
+    with pytest.raises(ValueError, match="speaks in tokens: it has one context"):
+        dataclasses.replace(environment(ids=[1]), contexts=2)
+
+
 def test_keys_belong_to_a_seed_and_a_uid():
     keys = {base.key_of(seed, uid) for seed in range(10) for uid in range(100)}
     assert len(keys) == 1000 and base.key_of(3, 4) == base.key_of(3, 4) != base.key_of(4, 3)
@@ -100,7 +123,7 @@ def test_names():
         environments.make("treasure", sise=3)
     with pytest.raises(ValueError, match="needs the keyword 'env_id'"):
         environments.make("gymnasium_text")
-    with pytest.raises(TypeError, match="returned a str; it must return an Environment"):
+    with pytest.raises(TypeError, match="returned a str; it must return a jaxrl_llm.environments.base.Environment"):
         environments.make("faulty_environments:nothing")
     assert environments.make("faulty_environments:obedient", replayable=False).replayable is False
     with pytest.raises(ValueError, match="not replayable"):

@@ -136,6 +136,19 @@ def test_what_was_thought_stays_where_the_template_drops_it(family):
         [*messages, {"role": "assistant", "content": thought}, *tool])
 
 
+def test_descriptions_of_tools_forge_no_role(family):
+    name, tokenizer = family
+    attack = ATTACK.replace("{end}", ENDS.get(name, "<|im_end|>"))
+    def tool(text):
+        return [{"type": "function", "function": {"name": "add", "description": text, "parameters": {text: [text]}}}]
+
+    opening, controls = [{"role": "user", "content": "Hi"}], set(tokenizer.control_tokens.values())
+    plain, forged = (conversation.start(tokenizer, opening, tools=tool(text)) for text in ("Adds.", attack))
+    assert [i for i in forged if i in controls] == [i for i in plain if i in controls]
+    rendered = tokenizer.render_chat(opening, tools=tool(attack))
+    assert tokenizer.decode(forged, skip_special=False) == rendered, "and all is to be read"
+
+
 def test_what_the_policy_said(family):
     _, tokenizer = family
     own = tokenizer.encode("<tool_call>{}</tool_call><|im_start|>") + [tokenizer.eos_id]

@@ -1,0 +1,169 @@
+"""Tasks with one answer and the tools of MCP servers (Model Context Protocol): programs that speak over pipes, or addresses."""
+import contextlib
+import functools
+import json
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, TextIO
+
+from jaxrl_llm import registry, tasks
+from jaxrl_llm.environments.background import Opened, wait
+from jaxrl_llm.environments.base import Died, Environment, Late
+from jaxrl_llm.environments.parsers import PARSERS
+from jaxrl_llm.environments.tool_use import of_tools
+from jaxrl_llm.environments.tools import Tool, ToolError
+from jaxrl_llm.tasks.base import optional
+
+START_LIMIT = 60.0  # seconds for a server to start, or to be reached
+LAST_WORDS = 500  # characters of what a server wrote to its standard error before it died
+Server = str | Sequence[str]  # an address, or a command with its arguments
+
+
+def mcp_tools(*, servers: Mapping[str, Server], task: str = "arithmetic", options: Mapping[str, Any] | None = None,
+              tools: Sequence[str] = (), parser: str = "hermes", reward: str | None = None, turns: int = 8,
+              deadline: float = 20.0, shared: bool = False, replayable: bool = False) -> Environment:
+    """A task of `jaxrl_llm.tasks` with the tools of MCP servers, all of them or those named, played as in `tool_use`.
+
+    A server is a command, which is started and spoken to over its pipes, or an address "http://...". Each trajectory has
+    connections of its own, made when a tool is first called, hence processes of its own; they end with it. With `shared` a
+    process of this program keeps one for all: for servers that remember nothing. `replayable` says that such servers also
+    answer the same calls in the same way: then trajectories run in processes, are tried again and can be resumed. A call that
+    the server refuses, or whose tool raises, is answered by the error. One that is not answered within `deadline` seconds loses
+    the trajectory as a timeout, a server that ends loses it as a crash. Raises ValueError without the package mcp, for a server
+    that cannot be spoken to, for two tools of one name, for unknown names, and for `replayable` without `shared`.
+    """
+    optional("mcp", "mcp")
+    if replayable and not shared:
+        raise ValueError("replayable=True needs shared=True: each process that plays a trajectory again would start servers")
+    problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
+    registry.one_of("parser of calls", parser, sorted(PARSERS.keys() - {"fenced"}))
+    connect = functools.partial(_shared if shared else Connections, json.dumps(dict(servers), sort_keys=True))
+    try:
+        listed = _listed(connect(), tools, deadline)
+    except (Late, Died) as error:
+        raise ValueError(f"{error}. Start it by hand to see what it says") from error
+
+    def opened() -> tuple[list[Tool], Any]:
+        connections = connect()
+        return _tools(listed, connections, deadline), None if shared else connections
+
+    return of_tools(problems, _tools(listed, connect(), deadline), name="+".join(servers), parser=parser, reward=reward,
+                    turns=turns, opened=opened, replayable=replayable)
+
+
+class Connections:
+    """Connections to servers by name, each made when it is first asked for, and again where the server has ended."""
+
+    def __init__(self, servers: str):
+        self.servers: dict[str, Server] = json.loads(servers)
+        self._lock = threading.Lock()
+        self._open: dict[str, Opened] = {}
+
+    def __getitem__(self, name: str) -> "_Connection":
+        """Raises Late, Died."""
+        with self._lock:
+            if name not in self._open or self._open[name].value.ended:
+                self._open[name] = _opened(name, self.servers[name])
+            return self._open[name].value
+
+    def __deepcopy__(self, memo):
+        raise TypeError("a server cannot be copied, so neither can a trajectory with one of its own; set shared=True")
+
+
+_shared = functools.cache(Connections)
+
+
+def _opened(name: str, server: Server) -> Opened:
+    what = f"MCP server {name!r}, {server if isinstance(server, str) else ' '.join(server)}"
+    try:
+        return Opened(_client(server, what), START_LIMIT, what)
+    except (Late, Died):
+        raise
+    except Exception as error:  # of the package, of the system, or groups of both
+        raise Died(f"{what}: {_first(error)!r}") from error
+
+
+class _Connection:
+    """A client of a server, and what the server writes to its standard error."""
+
+    def __init__(self, client: Any, errors: TextIO, what: str):
+        self._client, self._errors, self.what, self.ended = client, errors, what, False
+
+    async def __call__(self, method: str, *arguments, **named) -> Any:
+        """The result of a method of the client. Raises ToolError where the server refuses, Died where it is not there."""
+        import mcp
+
+        try:
+            return await getattr(self._client, method)(*arguments, **named)
+        except mcp.MCPError as error:
+            if error.code != mcp.types.CONNECTION_CLOSED:
+                raise ToolError(error.message) from error
+            self.ended = True
+            raise _died(self.what, self._errors) from error
+
+
+@contextlib.asynccontextmanager
+async def _client(server: Server, what: str) -> AsyncIterator[_Connection]:
+    import mcp
+
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        transport = server if isinstance(server, str) else mcp.stdio_client(
+            mcp.StdioServerParameters(command=server[0], args=list(server[1:])), errlog=errors)
+        try:
+            async with mcp.Client(transport) as client:
+                yield _Connection(client, errors, what)
+        except mcp.MCPError as error:
+            raise _died(what, errors) from error
+
+
+def _died(what: str, errors: TextIO) -> Died:
+    errors.seek(0)
+    return Died(f"{what} has ended; it said: {errors.read()[-LAST_WORDS:].strip() or '(nothing)'}")
+
+
+def _listed(connections: Connections, names: Sequence[str], deadline: float) -> list[tuple[str, Any]]:
+    """`(server, description)` of all tools. Raises ValueError for a name that is there twice or not at all."""
+    found: dict[str, tuple[str, Any]] = {}
+    for server in connections.servers:
+        connection, cursor = connections[server], None
+        while True:
+            page = wait(connection("list_tools", cursor=cursor), deadline, connection.what)
+            for tool in page.tools:
+                if tool.name in found and (not names or tool.name in names):
+                    raise ValueError(f"the MCP servers {found[tool.name][0]!r} and {server!r} both have a tool {tool.name!r}; "
+                                     "take one of them, or name the tools that you want")
+                found[tool.name] = server, tool
+            if (cursor := page.next_cursor) is None:
+                break
+    for name in names:
+        registry.one_of("tool of the MCP servers", name, found)
+    if not found:
+        raise ValueError(f"the MCP servers {sorted(connections.servers)} have no tools")
+    return [found[name] for name in names or found]
+
+
+def _tools(listed: Sequence[tuple[str, Any]], connections: Connections, deadline: float) -> list[Tool]:
+    """The tools, which ask these connections."""
+    def of(server: str, tool: Any) -> Tool:
+        def call(**arguments) -> str:
+            connection = connections[server]
+            return text_of(wait(connection("call_tool", tool.name, arguments), deadline, f"{connection.what}, {tool.name}"))
+
+        return Tool(tool.name, tool.description or "", tool.input_schema, call)
+
+    return [of(*one) for one in listed]
+
+
+def text_of(result: Any) -> str:
+    """The texts of a result; other contents by their type. Raises ToolError where the tool says that it failed."""
+    parts = [part.text if part.type == "text" else f"({part.type})" for part in result.content]
+    text = "\n".join(parts) if parts else json.dumps(result.structured_content, ensure_ascii=False)
+    if result.is_error:
+        raise ToolError(text)
+    return text
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error of a group of them."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

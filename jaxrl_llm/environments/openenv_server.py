@@ -1,0 +1,116 @@
+"""Environments of OpenEnv, which run in a server and are played over its client (package openenv)."""
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxrl_llm.environments.background import Opened, wait
+from jaxrl_llm.environments.base import Died, Environment, Message, Turn
+from jaxrl_llm.tasks.base import Problem, optional, seeded
+
+_OURS = ("done", "reward", "metadata")  # fields of an observation that are not to be read
+_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
+
+
+@dataclasses.dataclass
+class Session:
+    """A connection to the server, where the environment has its state, and how many messages the policy may still send."""
+
+    client: Opened
+    left: int
+
+
+def openenv_server(*, url: str, action: str = "", observation: str = "", rules: str = "", turns: int = 50,
+                   problems: int = 1000, heldout: int = 200, returns: tuple[float, float] = (0.0, 1.0),
+                   deadline: float = 20.0, replayable: bool = False) -> Environment:
+    """The environment of an OpenEnv server at an address, "http://127.0.0.1:8000". A problem is a seed of its `reset`.
+
+    What the policy says is the field `action` of an action; without that name it is a JSON object, the whole action. The
+    policy reads `rules`, and the field `observation` of what comes back; without that name all of it as JSON, but for reward,
+    end and metadata. It reads what is wrong with an action that the server refuses. Each trajectory has a session of its own,
+    so the server is to allow as many as a batch has trajectories (`max_concurrent_envs`). `replayable` says that the same
+    seed and actions are answered in the same way: then trajectories run in processes, are tried again and can be resumed;
+    each process keeps the sessions of its last 256 trajectories that did not end by themselves.
+    A server that does not answer within `deadline` seconds loses the trajectory as a timeout, one that ends as a crash.
+    Raises ValueError without openenv, and for a server that cannot be reached.
+    """
+    optional("openenv", "openenv")
+    from openenv.core import GenericEnvClient
+
+    what = f"OpenEnv server {url}"
+
+    def ask(client: Opened, method: str, *arguments, **named) -> Any:
+        return wait(_ask(client.value, method, arguments, named, what), deadline, what)
+
+    def connect() -> Opened:
+        try:
+            return Opened(GenericEnvClient(base_url=url, connect_timeout_s=deadline, message_timeout_s=deadline + 10),
+                          deadline, what)
+        except ConnectionError as error:
+            raise Died(f"{what}: {error}") from error
+
+    def reset(problem: Problem, key: int) -> tuple[Session, list[Message]]:
+        client = connect()
+        seen = _text(ask(client, "reset", seed=problem.extra["seed"]).observation, observation)
+        return Session(client, turns), [{"role": "user", "content": f"{rules}\n\n{seen}".strip()}]
+
+    try:
+        connect()
+    except Died as error:
+        raise ValueError(f"{error}. Start it first, say by `uvicorn module:app --port 8000`") from error
+    return Environment(
+        name=f"openenv/{url.rpartition('//')[2]}", task=seeded(f"openenv/{url}", rules or url, problems, heldout), reset=reset,
+        step=functools.partial(_step, ask=ask, action=action, observation=observation), returns=returns, replayable=replayable)
+
+
+def _step(state: Session, message: Message, *, ask: Callable, action: str, observation: str) -> Turn:
+    state.left -= 1
+    try:
+        result = ask(state.client, "step", {action: message["content"]} if action else _object(message["content"]))
+    except _Refused as error:
+        return Turn([{"role": "user", "content": f"error: {error}"}], done=state.left <= 0, info={"refused": True})
+    done = bool(result.done)
+    said = _text(result.observation, observation) or "(nothing)"
+    return Turn([{"role": "user", "content": said}], float(result.reward or 0.0), done or state.left <= 0,
+                {"refused": False, "truncated": not done and state.left <= 0})
+
+
+class _Refused(ValueError):
+    """An action that the server does not take."""
+
+
+async def _ask(client: Any, method: str, arguments: tuple, named: Mapping[str, Any], what: str) -> Any:
+    """What a method of the client returns. Raises _Refused, Died."""
+    from websockets.exceptions import ConnectionClosed
+
+    try:
+        return await getattr(client, method)(*arguments, **named)
+    except (ConnectionClosed, ConnectionError) as error:
+        raise Died(f"{what} has ended the session: {error}") from error
+    except RuntimeError as error:  # what the server says is wrong, by its code
+        if "(code: VALIDATION_ERROR)" in str(error):
+            raise _Refused(str(error)) from error
+        raise
+
+
+def _object(text: str) -> dict[str, Any]:
+    """The JSON object in a message, from the first to the last brace. Raises _Refused."""
+    found = _OBJECT.search(text)
+    try:
+        value = json.loads(found[0]) if found else None
+    except (ValueError, RecursionError) as error:
+        raise _Refused(f"the action is not valid JSON ({str(error)[:100]})") from error
+    if not isinstance(value, dict):
+        raise _Refused("say the action as a JSON object")
+    return value
+
+
+def _text(seen: Mapping[str, Any], field: str) -> str:
+    """What is to be read of an observation. Raises ValueError where it has no such field."""
+    if not field:
+        return json.dumps({name: value for name, value in seen.items() if name not in _OURS}, ensure_ascii=False)
+    if field not in seen:
+        raise ValueError(f"the observation has no field {field!r}; it has {sorted(seen)}")
+    return seen[field] if isinstance(seen[field], str) else json.dumps(seen[field], ensure_ascii=False)

@@ -1,0 +1,82 @@
+"""`python -m jaxrl_llm.environments.textarena_list`: the games of TextArena that begin on this machine without a network.
+
+Of each its players, 1 or 2, and whether it says things to one player alone: in self-play both read them.
+"""
+import collections
+import contextlib
+import io
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+from jaxrl_llm.environments.textarena_game import opened
+from jaxrl_llm.tasks.base import optional
+
+
+class Game(NamedTuple):
+    """A game by its id; `players` is 0 where it does not begin, and `why` says why not."""
+
+    name: str
+    players: int
+    private: bool = False
+    why: str = ""
+
+
+def look(textarena: Any, name: str) -> Game:
+    """What a game is when nothing can be downloaded."""
+    try:
+        inside = opened(textarena, name, 0)
+    except Exception as error:
+        return Game(name, 0, why=f"{type(error).__name__}: {str(error).replace(name, 'it')}".splitlines()[0][:100])
+    queues = inside.state.observations
+    rules = textarena.ObservationType.PROMPT
+    said = [[text for _, text, kind in messages if kind is not rules] for messages in queues.values()]
+    return Game(name, len(queues), any(texts != said[0] for texts in said))
+
+
+def games() -> list[Game]:
+    """All games, looked at with connections refused and nothing printed. Raises ValueError without textarena."""
+    textarena = optional("textarena", "environments")
+    names = [name for name in textarena.envs.registration.ENV_REGISTRY if not name.endswith(("-raw", "-train"))]
+    with _silent_and_offline():
+        return [look(textarena, name) for name in sorted(names)]
+
+
+@contextlib.contextmanager
+def _silent_and_offline() -> Iterator[None]:
+    """Connections and names of hosts are refused; errors go nowhere, since what downloads prints them past `sys.stderr`."""
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionRefusedError("no network, to see what is needed of it")
+
+    with contextlib.ExitStack() as stack:
+        for owner, name in ((socket.socket, "connect"), (socket, "getaddrinfo")):
+            stack.enter_context(mock.patch.object(owner, name, refuse))
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        errors, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 2)
+        try:
+            yield
+        finally:
+            os.dup2(errors, 2)
+            os.close(errors)
+            os.close(nothing)
+
+
+def main() -> int:
+    """Prints a line for each game that begins, then how many do not, and why."""
+    found = games()
+    for game in found:
+        if game.players:
+            print(f"{game.name}  players {game.players}{'  says things to one player alone' if game.private else ''}")
+    reasons = collections.Counter(game.why for game in found if not game.players)
+    print(f"{sum(game.players > 0 for game in found)} of {len(found)} games begin without a network; the others:")
+    for why, count in reasons.most_common():
+        print(f"  {count}  {why}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
