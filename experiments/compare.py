@@ -74,6 +74,8 @@ def test_all(points, tuning, budget, out: Path, options, metric: str) -> None:
         return out / "runs" if kept else out / "testing" / str(i)
     jobs = [job for i, row in enumerate(points) for entry in row
             for job in plan.jobs_of([entry], seeds, budget, root(i, entry.label))]
+    for job in jobs:
+        plan.check_folder(job, budget)
     if not _ONLY_REPORT.value:
         launch.run_all(jobs, budget, parallel=_PARALLEL.value, options=options)
     for column, label in enumerate(tuning):

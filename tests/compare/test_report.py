@@ -170,7 +170,8 @@ def test_what_a_search_says_of_itself(compared):
     assert found["chosen"] == "a=2, b=4" and found["runs"] == 6 and found["by_value"]["a"]["2"] == pytest.approx(.625)
     assert found["regret"] == 0 and found["single_seed_regret"] == pytest.approx([.16, .035])
     text = page.markdown(compared[2] | {"tuning": {"grpo": found | {"gap": .015}}})
-    for words in ("grid and budget", "took 6 runs of 100 generated tokens", "| grpo | a=2, b=4 | 60.0%, 65.0% | 62.5% | x | 62.0%, 60.0% |",
+    for words in ("grid and budget", "took 6 runs of 100 generated tokens",
+                  "| grpo | a=2, b=4 | 60.0%, 65.0% | 62.5% | x | 62.0%, 60.0% |",
                   "| grpo | 7.5% |", "| +1.5% | 0.0% | 16.0%, 3.5% | 1.00 |", "| grpo | b=8 | 55.0% |"):
         assert words in text, words
     broken = report.tuning([{}, {"a": 3}], 0, [7, 8], [[.5, .6], [.7, float("nan")]], drawn=True)
