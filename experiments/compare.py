@@ -27,6 +27,10 @@ _BUDGET = flags.DEFINE_string("budget", "", "What each run may spend: tokens=2e6
                               "default: the steps of the configuration.")
 _OUT = flags.DEFINE_string("out", None, "Folder of the report and of all runs.")
 _GRID = flags.DEFINE_string("grid", "", "Settings to choose from for every method: optimizer.learning_rate=1e-4|3e-4, ...")
+_TRIALS = flags.DEFINE_integer("trials", 0, "Random search in the place of the grid: this number of settings, the one as "
+                               "configured and random points of --grid, in which a..b is a range, logarithmic.", lower_bound=0)
+_TEST_ALL = flags.DEFINE_bool("test_all", False, "With --grid: also run the settings that were not kept on the testing seeds, "
+                              "which shows what the choice cost. All other tables are those of the kept ones.")
 _TUNING_SEEDS = flags.DEFINE_list("tuning_seeds", ["1000", "1001"], "Seeds that the choice in --grid is made on.")
 _PARALLEL = flags.DEFINE_integer("parallel", 1, "Runs at a time.", lower_bound=1)
 _SHARE = flags.DEFINE_string("share", "1/1", "For launchers: 2/8 starts every eighth run, from the second on.")
@@ -34,10 +38,10 @@ _ONLY_REPORT = flags.DEFINE_bool("only_report", False, "Start nothing: report on
 
 
 def tune(entries, budget, out: Path, options, metric: str):
-    """The entries with their best grid point by a held-out metric, and what the report says about the choice."""
+    """The entries with their best setting by a held-out metric, and what the report says about the choice."""
     from jaxrl_llm.compare import launch, plan, report
     from jaxrl_llm.evaluation import comparison
-    grid, seeds = plan.read_grid(_GRID.value), [int(s) for s in _TUNING_SEEDS.value]
+    grid, seeds = settings(), [int(s) for s in _TUNING_SEEDS.value]
     points = [[plan.tuned(entry, choice) for entry in entries] for choice in grid]
     jobs = [job for i, row in enumerate(points) for job in plan.jobs_of(row, seeds, budget, out / "tuning" / str(i))]
     for job in jobs:
@@ -51,11 +55,32 @@ def tune(entries, budget, out: Path, options, metric: str):
                   for row in points]
         best = comparison.choose(scores)
         chosen.append(points[best][column])
-        texts = [", ".join(f"{key}={value}" for key, value in choice.items()) for choice in grid]
-        means = [float(sum(row) / len(row)) for row in scores]
-        facts[entry.label] = {"seeds": seeds, "grid": texts, "chosen": texts[best], "scores": report.plain(scores),
-                              "means": report.plain(means)}
-    return chosen, facts
+        facts[entry.label] = report.tuning(grid, best, seeds, scores, bool(_TRIALS.value))
+    return chosen, facts, points
+
+
+def settings():
+    """The points of --grid, or those that --trials draws."""
+    from jaxrl_llm.compare import plan
+    return plan.draw_settings(_GRID.value, _TRIALS.value) if _TRIALS.value else plan.read_grid(_GRID.value)
+
+
+def test_all(points, tuning, budget, out: Path, options, metric: str) -> None:
+    """Runs every setting on the testing seeds, and adds to what the report says of tuning what the choice cost."""
+    from jaxrl_llm.compare import launch, plan, report
+    seeds = [int(s) for s in _SEEDS.value]
+    def root(i, label):  # the kept ones have run
+        kept = tuning[label]["chosen"] == tuning[label]["grid"][i]
+        return out / "runs" if kept else out / "testing" / str(i)
+    jobs = [job for i, row in enumerate(points) for entry in row
+            for job in plan.jobs_of([entry], seeds, budget, root(i, entry.label))]
+    for job in jobs:
+        plan.check_folder(job, budget)
+    if not _ONLY_REPORT.value:
+        launch.run_all(jobs, budget, parallel=_PARALLEL.value, options=options)
+    for column, label in enumerate(tuning):
+        table = [report.finals_by_seed([j for j in jobs if j.entry is row[column]], budget, seeds, metric) for row in points]
+        tuning[label] |= report.protocol(tuning[label], table)
 
 
 def compare(entries, budget, out: Path, metric: str = "eval/score"):
@@ -68,14 +93,16 @@ def compare(entries, budget, out: Path, metric: str = "eval/score"):
         plan.check_schedule(entry, budget)
     out.mkdir(parents=True, exist_ok=True)
     options = [f"--compilation_cache={flags.FLAGS.compilation_cache}"]
-    tuning = {}
+    tuning, points = {}, []
     if _GRID.value:
-        entries, tuning = tune(entries, budget, out, options, metric)
+        entries, tuning, points = tune(entries, budget, out, options, metric)
     jobs = plan.jobs_of(entries, [int(s) for s in _SEEDS.value], budget, out / "runs")
     for job in jobs:
         plan.check_folder(job, budget)
     own = plan.share(jobs, _SHARE.value)
     failed = [] if _ONLY_REPORT.value else launch.run_all(own, budget, parallel=_PARALLEL.value, options=options)
+    if _TEST_ALL.value:
+        test_all(points, tuning, budget, out, options, metric)
     results, warnings = report.finished_runs(jobs, budget)
     results, idle = report.without_idle(results)
     warnings += idle
@@ -123,6 +150,8 @@ def main():
     if _GRID.value and set(_SEEDS.value) & set(_TUNING_SEEDS.value):
         raise ValueError(f"--seeds={','.join(_SEEDS.value)} and --tuning_seeds={','.join(_TUNING_SEEDS.value)} share a seed: "
                          "a method would be tested on what it was tuned on")
+    if (_TRIALS.value or _TEST_ALL.value) and not _GRID.value:
+        raise ValueError("--trials and --test_all belong to a search: give its space, --grid=...")
     if _GRID.value and _SHARE.value != "1/1":
         raise ValueError("--share runs what is known from the start; with --grid the testing runs depend on all tuning runs")
     if base is None:

@@ -11,6 +11,7 @@ COMMANDS = {  # command: its module, what it does
     "export": ("jaxrl_llm.experiments.export", "writes the model of a run as a Hugging Face directory"),
     "serve": ("jaxrl_llm.experiments.serve", "a model over HTTP, in OpenAI's format"),
     "show": ("jaxrl_llm.experiments.show", "shows runs in the terminal and as one page"),
+    "diagnose": ("jaxrl_llm.experiments.diagnose", "diagnostics of finished runs by name, with figures"),
     "plan": ("jaxrl_llm.experiments.plan", "memory and ideal time of a step on hardware that need not be there"),
     "methods": ("jaxrl_llm.methods", "the catalogue of methods"),
     "audit": ("jaxrl_llm.environments.audit", "what an environment pays to policies that deserve nothing"),

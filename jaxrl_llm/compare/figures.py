@@ -15,7 +15,7 @@ _PHASES = ("rollout", "reward", "score", "update")
 
 
 def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Writes curves, axes, final, improvement, diagnostics and time as PNG files into `folder`."""
+    """Writes curves, axes, final, improvement, diagnostics, tuning and time as PNG files into `folder`."""
     budget = Budget(**report["budget"])
     ordered = {label: results[label] for label in report["order"]}
     style = {label: {"color": COLORS[i % len(COLORS)], "linestyle": _DASHES[i // len(COLORS) % len(_DASHES)]}
@@ -30,6 +30,11 @@ def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], fol
     if len(ordered) > 1:
         side = 1.2 + 0.8 * len(ordered) + 0.07 * max(map(len, ordered))
         chart["improvement"] = ((side, side), 1, 1, lambda axes: _improvement(axes[0], report))
+    if report.get("tuning"):
+        count = len(report["tuning"])
+        settings = max(len(found["grid"]) for found in report["tuning"].values())
+        chart["tuning"] = ((max(6.4, 4.8 * count), 1.4 + 0.35 * settings), 1, count,
+                           lambda axes: _tuning(axes, report["tuning"]))
     return [save_figure(folder / f"{name}.png", *parts) for name, parts in chart.items()]
 
 
@@ -38,6 +43,25 @@ def save_figure(path: Path, size: tuple[float, float], rows: int, columns: int, 
     with figure_file(path, *size) as figure:
         draw([figure.add_subplot(rows, columns, i + 1) for i in range(rows * columns)])
     return path
+
+
+def _tuning(axes, tuning) -> None:
+    """Scores of every setting on tuning seeds (dots) with their mean (bar), and on testing seeds (crosses) if there are any."""
+    from matplotlib.ticker import PercentFormatter
+    for panel, (label, found) in zip(axes, tuning.items()):
+        for place, (choice, scores) in enumerate(zip(found["grid"], found["scores"])):
+            color = COLORS[1] if choice == found["chosen"] else COLORS[0]
+            shown = [x for x in scores if isinstance(x, float)]  # a failed run has none
+            panel.plot(shown, [place] * len(shown), "o", color=color, alpha=0.5)
+            if len(shown) == len(scores):
+                panel.plot([np.mean(shown)] * 2, [place - 0.3, place + 0.3], color=color, linewidth=3)
+            tests = [x for x in found.get("test_scores", [[]] * len(found["grid"]))[place] if isinstance(x, float)]
+            panel.plot(tests, [place] * len(tests), "x", color="0.3")
+        panel.set_yticks(range(len(found["grid"])), found["grid"])
+        panel.invert_yaxis()
+        panel.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None))
+        panel.set_xlabel("final score; dots: tuning seeds" + ("; crosses: testing seeds" if "test_scores" in found else ""))
+        panel.set_title(f"{label} (orange: kept)")
 
 
 def _band(axes, x, y, label, style, bands: int) -> None:

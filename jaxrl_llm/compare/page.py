@@ -140,18 +140,49 @@ def _pass_at(report) -> str:
 def _tuning(report) -> str:
     if not report.get("tuning"):
         return ""
-    rows = []
+    rows, costs = [], []
     for label, found in report["tuning"].items():
-        for choice, scores, mean in zip(found["grid"], found["scores"], found["means"]):
+        tests = [", ".join(map(_score, scores)) for scores in found.get("test_scores", [])]
+        for choice, scores, mean, test in zip(found["grid"], found["scores"], found["means"],
+                                              tests or [""] * len(found["grid"])):
             kept = "x" if choice == found["chosen"] else ""
-            rows.append([label, choice, ", ".join(map(_score, scores)), _score(mean), kept])
-    gaps = [f"{label} {found['gap']:+.1%}" for label, found in report["tuning"].items()
-            if isinstance(found.get("gap"), float)]
-    seeds = next(iter(report["tuning"].values()))["seeds"]
-    return (f"## Tuning\n\nThe same grid and budget for every method, on seeds {', '.join(map(str, seeds))}, which no table "
-            "above uses; the setting with the highest mean final score was kept.\n\n"
-            + table(["method", "setting", "final score per seed", "mean", "kept"], rows)
-            + (f"\n\nMean on tuning seeds minus mean on testing seeds: {', '.join(gaps)}." if gaps else ""))
+            rows.append([label, choice, ", ".join(map(_score, scores)), _score(mean), kept, *([test] if tests else [])])
+        s, gap = found["sensitivity"], found.get("gap")
+        costs.append([label, *(_signless(s[name]) for name in ("spread", "seeds", "single_seed_regret")),
+                      f"{gap:+.1%}" if isinstance(gap, float) else "n/a",
+                      *([_signless(found["regret"]), ", ".join(map(_signless, found["single_seed_regret"])),
+                         _two(found["rank_correlation"])] if tests else [])])
+    first = next(iter(report["tuning"].values()))
+    heads = ["method", "setting", "final score per tuning seed", "mean", "kept"]
+    measured = ["method", "best mean minus worst", "deviation over seeds", "lost by choosing on one seed",
+                "tuning minus testing"]
+    if "test_scores" in first:
+        heads.append("per testing seed")
+        measured += ["lost against the best on testing seeds", "the same, by one tuning seed", "rank correlation"]
+    search = "random search, the setting as configured first" if first["drawn"] else "grid"
+    return (f"## Tuning\n\nThe same {search} and budget for every method, {len(first['grid'])} settings on seeds "
+            f"{', '.join(map(str, first['seeds']))}, which no table above uses; the setting with the highest mean final score "
+            f"was kept. The search took {first['runs']} runs of {amount(**report['budget'])} for each method.\n\n"
+            + table(heads, rows) + "\n\n### How much the choice matters\n\nIn points of the score that settings were chosen "
+            "by. A difference of settings no larger than the deviation over seeds is noise; *lost by choosing on one seed* is "
+            "measured on the other tuning seeds.\n\n" + table(measured, costs) + _by_value(report["tuning"])
+            + "\n\n![tuning](tuning.png)")
+
+
+def _by_value(tuning) -> str:
+    """Mean score of every value of a grid of several keys, over the values of the others."""
+    rows = [[label, f"{key}={value}", _score(mean)] for label, found in tuning.items()
+            if not found["drawn"] and len(found["by_value"]) > 1
+            for key, means in found["by_value"].items() for value, mean in means.items()]
+    return "\n\n" + table(["method", "value", "mean over the other keys"], rows) if rows else ""
+
+
+def _signless(x) -> str:
+    return f"{x:.1%}" if isinstance(x, float) else "n/a"
+
+
+def _two(x) -> str:
+    return f"{x:.2f}" if isinstance(x, float) else "n/a"
 
 
 def _how(report) -> str:

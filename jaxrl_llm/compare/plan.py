@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
@@ -91,13 +92,52 @@ def read_options(text: str) -> dict[str, Any]:
 
 
 def read_grid(text: str) -> list[dict[str, object]]:
-    """`"optimizer.learning_rate=1e-4|3e-4, sampling.group=8|16"`: every combination, the last key varying fastest."""
-    keys, values = [], []
-    for part in config_lib.parts(text):
-        name, _, choices = part.partition("=")
-        keys.append(name.strip())
-        values.append([read_options(f"{name}={choice}")[name.strip()] for choice in choices.split("|")])
-    return [dict(zip(keys, chosen)) for chosen in itertools.product(*values)]
+    """`"optimizer.learning_rate=1e-4|3e-4, sampling.group=8|16"`: every combination, the last key varying fastest.
+
+    Raises:
+      ValueError: a range, which has no combinations.
+    """
+    space = {name: _choices(name, choices) for name, choices in _space(text)}
+    ranges = [name for name, choices in space.items() if isinstance(choices, tuple)]
+    if ranges:
+        raise ValueError(f"--grid={text!r}: {', '.join(ranges)} is a range, of which --trials=N draws points; without trials "
+                         "give values, a|b")
+    return [dict(zip(space, chosen)) for chosen in itertools.product(*space.values())]
+
+
+def draw_settings(text: str, trials: int) -> list[dict[str, object]]:
+    """Random search: the setting as configured, `{}`, and `trials - 1` points of a space, the same ones in every call.
+
+    The space is `"optimizer.learning_rate=1e-5..1e-2, sampling.group=8|16"`: points of a range are uniform in logarithms, to
+    three digits; all values of a list are equally likely.
+
+    Raises:
+      ValueError: a range whose ends are not 0 < a < b.
+    """
+    space = {name: _choices(name, choices) for name, choices in _space(text)}
+    random = np.random.default_rng(0)
+
+    def point(choices):
+        if isinstance(choices, list):
+            return choices[int(random.integers(len(choices)))]
+        return float(f"{np.exp(random.uniform(*np.log(choices))):.3g}")
+    return [{}, *({name: point(choices) for name, choices in space.items()} for _ in range(trials - 1))]
+
+
+def _space(text: str) -> list[tuple[str, str]]:
+    """Name and choices of each part."""
+    return [(name.strip(), choices.strip()) for name, _, choices in (part.partition("=") for part in config_lib.parts(text))]
+
+
+def _choices(name: str, text: str) -> list[object] | tuple[float, float]:
+    """The values `a|b|c`, or the ends of a range `a..b`."""
+    ends = re.fullmatch(r"([\d.e+-]+?)\.\.([\d.e+-]+)", text)
+    if ends is None:
+        return [read_options(f"{name}={choice}")[name] for choice in text.split("|")]
+    low, high = float(ends[1]), float(ends[2])
+    if not 0 < low < high:
+        raise ValueError(f"{name}={text}: a range is low..high with 0 < low < high, for example 1e-5..1e-2")
+    return low, high
 
 
 def read_budget(text: str, config: ConfigDict) -> Budget:

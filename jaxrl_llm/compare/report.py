@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_llm.compare.launch import last_words, used
 from jaxrl_llm.compare.ledger import Run, read_run
 from jaxrl_llm.compare.plan import UNITS, Budget, Job
-from jaxrl_llm.evaluation import comparison
+from jaxrl_llm.evaluation import comparison, how_to_autorl
 from jaxrl_llm.evaluation.paired import paired_difference
 from jaxrl_llm.evaluation.rates import pass_at_k
 from jaxrl_llm.training.workdir import config_changes, stored_config
@@ -223,6 +223,27 @@ def finals_by_seed(jobs: Sequence[Job], budget: Budget, seeds: Sequence[int], me
     found = [result for runs in results.values() for result in runs]
     by_seed = dict(zip([r.job.seed for r in found], scores_of(found, *budget, metric)["final"].tolist()))
     return [by_seed.get(seed, math.nan) for seed in seeds]
+
+
+def tuning(grid: Sequence[Mapping[str, Any]], best: int, seeds: Sequence[int], scores: Sequence[Sequence[float]],
+           drawn: bool) -> dict[str, Any]:
+    """What the report says of a search: its settings (`drawn` at random or not), scores `[settings, seeds]` and sensitivity."""
+    texts = [", ".join(f"{key}={value}" for key, value in choice.items()) or "as configured" for choice in grid]
+    table = np.array(scores, np.float64)
+    values = how_to_autorl.by_value([choice for choice in grid if choice],
+                                    table[[bool(choice) for choice in grid]])
+    return {"seeds": list(seeds), "grid": texts, "chosen": texts[best], "drawn": drawn, "runs": table.size,
+            "scores": plain(table.tolist()), "means": plain(table.mean(axis=1).tolist()),
+            "sensitivity": {name: _json(x) for name, x in how_to_autorl.sensitivity(table)._asdict().items()},
+            "by_value": {key: {value: _json(x) for value, x in means.items()} for key, means in values.items()}}
+
+
+def protocol(found: Mapping[str, Any], test: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """What the choice cost, from scores `test [settings, testing seeds]` of every setting."""
+    tune = np.array([[float(x) for x in row] for row in found["scores"]])
+    outcome = how_to_autorl.protocol(tune, np.array(test, np.float64))
+    return {"test_scores": plain(test), "regret": _json(outcome.regret), "rank_correlation": _json(outcome.rank_correlation),
+            "single_seed_regret": plain(outcome.single_seed_regret.tolist())}
 
 
 def facts(results: Mapping[str, list[Result]]) -> str:

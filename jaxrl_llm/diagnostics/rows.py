@@ -1,11 +1,9 @@
 """Completions of held-out problems by the policy of a checkpoint, and passes of any policy over them."""
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
@@ -77,14 +75,11 @@ def distributions(policy: Policy, params: Any, lora: Any, rows: Rows) -> jax.Arr
     return jax.nn.softmax(policy.model.logits(params, states[:, rows.start - 1:-1]) / policy.temperature, axis=-1)
 
 
-def candidates(rollouts: Rollouts, texts: Sequence[Sequence[Sequence[int]]]) -> Rollouts:
-    """The prompts of `rollouts` with other completions, `texts[P][C]` of token ids; missing ones are not valid."""
-    count, longest = max(map(len, texts)), max(len(ids) for row in texts for ids in row)
-    shape = len(texts), count, longest
+def candidates(prompt_tokens: np.ndarray, prompt_mask: np.ndarray, texts: Sequence[Sequence[Sequence[int]]]) -> Rollouts:
+    """Prompts `[P, S]` with completions of your own, `texts[P][C]` of token ids; missing ones are not valid."""
+    shape = len(texts), max(map(len, texts)), max(len(ids) for row in texts for ids in row)
     tokens, mask = np.zeros(shape, np.int32), np.zeros(shape, bool)
     for p, row in enumerate(texts):
         for c, ids in enumerate(row):
             tokens[p, c, :len(ids)], mask[p, c, :len(ids)] = ids, True
-    empty = Rollouts(mask=mask, valid=mask.any(-1), tokens=tokens, prompt_tokens=rollouts.prompt_tokens,
-                     prompt_mask=rollouts.prompt_mask)
-    return dataclasses.replace(empty, mask=jnp.asarray(mask))
+    return Rollouts(mask=mask, valid=mask.any(-1), tokens=tokens, prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)

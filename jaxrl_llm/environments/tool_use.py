@@ -62,7 +62,8 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
 
 
 def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, reward: str | None, turns: int,
-             preface: Sequence[Message] = (), opened: Callable[[], tuple[Sequence[Tool], Any]] | None = None, replayable: bool = True) -> Environment:
+             preface: Sequence[Message] = (), opened: Callable[[], tuple[Sequence[Tool], Any]] | None = None,
+             replayable: bool = True) -> Environment:
     """The environment of a task and tools, as `tool_use` says; `name` stands behind that of the task.
 
     `opened` gives each trajectory tools of its own, with the same schemas, and what is kept as long as it lasts.

@@ -47,10 +47,11 @@ def test_settings_are_chosen_on_tuning_seeds(tmp_path):
     for i, (choice, scores) in enumerate(zip(grid, ((0.3, 0.5), (0.2, 0.4)))):
         for job, score in zip(plan.jobs_of([plan.tuned(rloo, choice)], [7, 8], budget, tmp_path / "tuning" / str(i)), scores):
             write_run(job, budget, [0.1, score], every=10)
-    job, = plan.jobs_of([plan.tuned(rloo, grid[0])], [0], budget, tmp_path / "runs")
-    write_run(job, budget, [0.1, 0.25], every=10)
+    for choice, root, score in ((grid[0], "runs", 0.25), (grid[1], "testing/1", 0.65)):
+        job, = plan.jobs_of([plan.tuned(rloo, choice)], [0], budget, tmp_path / root)
+        write_run(job, budget, [0.1, score], every=10)
     done = compare_py(tmp_path, "--methods=rloo", "--seeds=0", "--budget=tokens=100", "--tuning_seeds=7,8", "--only_report",
-                      "--grid=optimizer.learning_rate=1e-3|2e-3")
+                      "--grid=optimizer.learning_rate=1e-3|2e-3", "--test_all")
     assert done.returncode == 0, done.stderr[-3000:]
     tuning = json.loads((tmp_path / "report.json").read_text())["tuning"]["rloo"]
     share = 100 / 800  # of the ten steps of 16 completions of 5 tokens
@@ -58,6 +59,9 @@ def test_settings_are_chosen_on_tuning_seeds(tmp_path):
     assert tuning["chosen"] == tuning["grid"][0]
     assert tuning["means"] == pytest.approx([0.1 + share * 0.3, 0.1 + share * 0.2])
     assert tuning["gap"] == pytest.approx(share * 0.15)
+    assert tuning["regret"] == pytest.approx(share * 0.4) and tuning["runs"] == 4
+    assert tuning["test_scores"] == [pytest.approx([0.1 + share * 0.15]), pytest.approx([0.1 + share * 0.55])]
+    assert (tmp_path / "tuning.png").is_file()
     text = (tmp_path / "report.md").read_text()
     assert "## Tuning" in text and "on seeds 7, 8, which no table" in text
 

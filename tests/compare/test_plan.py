@@ -1,6 +1,7 @@
 """Methods, grids and budgets as text; what is refused before anything runs."""
 import importlib.util
 
+import numpy as np
 import pytest
 from run_folders import base, write_run
 
@@ -35,6 +36,26 @@ def test_entries_carry_their_overrides_and_leave_the_base_alone():
 def test_entries_that_cannot_be_read(text, said):
     with pytest.raises(ValueError, match=said.replace("(", r"\(")):
         plan.read_entries(text, base())
+
+
+def test_random_search_begins_as_configured_and_stays_in_its_space():
+    text = "optimizer.learning_rate=1e-5..1e-2, sampling.group=8|16"
+    drawn = plan.draw_settings(text, 200)
+    assert drawn == plan.draw_settings(text, 200) and drawn[0] == {} and len(drawn) == 200
+    rates = np.log10([one["optimizer.learning_rate"] for one in drawn[1:]])
+    assert rates.min() >= -5 and rates.max() <= -2 and abs(rates.mean() + 3.5) < 0.2
+    assert {one["sampling.group"] for one in drawn[1:]} == {8, 16}
+    assert plan.draw_settings(text, 5) == drawn[:5]  # more trials later go on where these end
+
+
+@pytest.mark.parametrize("call, said", (
+    (lambda: plan.read_grid("optimizer.learning_rate=1e-5..1e-2"), "is a range, of which --trials=N draws points"),
+    (lambda: plan.draw_settings("optimizer.learning_rate=1e-2..1e-5", 2), "0 < low < high"),
+    (lambda: plan.draw_settings("optimizer.learning_rate=0..1", 2), "0 < low < high"),
+))
+def test_spaces_that_cannot_be_searched(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
 
 
 def test_a_grid_is_every_combination():

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from run_folders import base, write_run
 
-from jaxrl_llm.compare import figures, page, plan, report, scaling_page
-from jaxrl_llm.evaluation import scaling
+from jaxrl_llm.compare import figures, page, plan, report
 
 BUDGET = plan.Budget("tokens", 100.0)  # half way between the evaluations at 80 and 160
 
@@ -162,24 +161,26 @@ def test_amounts_for_people():
     assert page.amount("seconds", 1200) == "1200 training seconds"
 
 
-def test_scaling_fits_from_run_folders(tmp_path):
-    """Three seeds of a recipe whose accuracy follows a sigmoid, and one that falls: a fit, a problem, a page, a picture."""
-    law = scaling.Sigmoid(0.1, 0.8, 1.5, 300)
-    for name, sign in (("good", 1), ("bad", -1)):
-        jobs = plan.jobs_of(plan.read_entries("rloo", base()), [0, 1, 2], BUDGET, tmp_path / name)
-        for job in jobs:
-            tokens = 80 * np.arange(30.0)  # an evaluation every two steps of 40 tokens
-            noise = np.random.default_rng(job.seed).normal(0, 0.003, 30)
-            write_run(job, BUDGET, (law.predict(tokens)[::sign] + noise).tolist(), samples=False)
-    recipes = {name: scaling_page.runs_of(tmp_path / name / "rloo") for name in ("good", "bad")}
-    fits = {name: scaling_page.fit_recipe(runs, "tokens", resamples=20) for name, runs in recipes.items()}
-    found = json.loads(json.dumps(fits, allow_nan=False))
-    low, high = found["good"]["sigmoid"]["intervals"]["ceiling"]
-    assert found["good"]["runs"] == 3 and low - 0.02 <= 0.8 <= high + 0.02 and found["good"]["entropy"] is None
-    assert found["good"]["extrapolation"]["sigmoid"] < found["good"]["extrapolation"]["logarithm"]
-    assert "does not rise" in found["bad"]["problem"]
-    text = scaling_page.markdown(fits, "tokens", "python experiments/scaling.py")
-    assert "| good | 3 |" in text and "- bad: the reward does not rise" in text
-    assert scaling_page.draw(fits, recipes, "tokens", tmp_path / "scaling.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    with pytest.raises(FileNotFoundError, match="holds no run"):
-        scaling_page.runs_of(tmp_path)
+def test_what_a_search_says_of_itself(compared):
+    """Two keys; the setting of the worked example is kept, a failed run is named, and testing all settings shows the cost."""
+    grid = [{"a": 1, "b": 4}, {"a": 1, "b": 8}, {"a": 2, "b": 4}]
+    tune = [[.5, .7], [.9, .2], [.6, .65]]
+    found = report.tuning(grid, 2, [7, 8], tune, drawn=False)
+    found |= report.protocol(found, [[.55, .6], [.4, .5], [.62, .6]])
+    assert found["chosen"] == "a=2, b=4" and found["runs"] == 6 and found["by_value"]["a"]["2"] == pytest.approx(.625)
+    assert found["regret"] == 0 and found["single_seed_regret"] == pytest.approx([.16, .035])
+    text = page.markdown(compared[2] | {"tuning": {"grpo": found | {"gap": .015}}})
+    for words in ("grid and budget", "took 6 runs of 100 generated tokens",
+                  "| grpo | a=2, b=4 | 60.0%, 65.0% | 62.5% | x | 62.0%, 60.0% |",
+                  "| grpo | 7.5% |", "| +1.5% | 0.0% | 16.0%, 3.5% | 1.00 |", "| grpo | b=8 | 55.0% |"):
+        assert words in text, words
+    broken = report.tuning([{}, {"a": 3}], 0, [7, 8], [[.5, .6], [.7, float("nan")]], drawn=True)
+    assert broken["grid"] == ["as configured", "a=3"] and broken["means"][1] == "nan" and broken["by_value"]["a"]["3"] == .7
+    text = page.markdown(json.loads(json.dumps(compared[2] | {"tuning": {"grpo": broken}}, allow_nan=False)))
+    assert "random search" in text and "| grpo | a=3 | 70.0%, failed | failed |  |" in text
+
+
+def test_a_search_is_drawn(compared, tmp_path):
+    found = report.tuning([{}, {"a": 3}], 0, [7, 8], [[.5, .6], [.7, float("nan")]], drawn=True)
+    figures.draw_all(compared[1], compared[2] | {"tuning": {"grpo": found, "rloo": found}}, tmp_path)
+    assert (tmp_path / "tuning.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

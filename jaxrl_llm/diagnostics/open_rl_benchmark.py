@@ -1,0 +1,144 @@
+"""An index of run folders: which of many runs belong together, as curves with bands and as a table."""
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.compare.ledger import Run, read_run
+from jaxrl_llm.compare.plan import UNITS
+from jaxrl_llm.diagnostics.base import Diagnostic, Found, diagnostic
+from jaxrl_llm.evaluation import open_rl_benchmark as benchmark
+from jaxrl_llm.figures import COLORS
+from jaxrl_llm.registry import one_of
+from jaxrl_llm.show.runs import flat
+
+_POINTS = 200  # of a curve
+
+
+class Record(NamedTuple):
+    """A run of the index: its folder, flat settings ("sampling.group" -> 8), what it measured and spent."""
+
+    folder: Path
+    settings: dict[str, Any]
+    run: Run
+
+
+@diagnostic
+def open_rl_benchmark(*, metric: str = "eval/score", unit: str = "tokens", by: Sequence[str] = ("task", "method"),
+                      where: Sequence[str] = (), window: int = 1, last: int = 1) -> Diagnostic:
+    """All runs below folders, filtered by their settings, grouped, as curves over seeds and a table (arXiv 2402.03046).
+
+    Folders that hold no readable run are named and left out; so are groups with unequal numbers of seeds, and unfinished runs,
+    in what is said below the table. A band is the standard deviation over the runs of a group.
+
+    Args:
+      metric: of metrics.jsonl, for example reward/mean with window=100 and last=100.
+      unit: of the x axis: tokens, flops, seconds or steps.
+      by: keys of the configuration whose values make a group.
+      where: filters `"key=value"`, all of which a run has to meet; `"key=a|b"` for one of several values.
+      window: values of the metric that are averaged, the last ones of each point.
+      last: values at the end whose mean is the table's.
+    """
+    one_of("unit", unit, UNITS)
+    filters = [read_filter(text) for text in where]
+
+    def measure(folders: Sequence[Path]) -> Found:
+        records, notes = index(folders, unit)
+        chosen = [record for record in records if all(meets(record.settings, *one) for one in filters)]
+        groups: dict[str, list[Record]] = {}
+        for record in chosen:
+            made = np.isfinite(record.run.metrics.get(metric, np.zeros(0)))
+            if made.any() and record.run.spent[unit][made][-1] > 0:
+                groups.setdefault(", ".join(str(record.settings.get(key, "(absent)")) for key in by), []).append(record)
+            else:
+                notes.append(f"{record.folder}: no {metric} after a step")
+        if not groups:
+            raise ValueError(f"no run below {', '.join(map(str, folders))} has {metric} and meets {list(where)}; "
+                             f"{len(records)} runs were read" + "".join(f"\n{note}" for note in notes))
+        found = {name: group_of(group, metric, unit, window, last) for name, group in groups.items()}
+        notes += cautions(found)
+        rows = [{"group": name, "runs": len(one["runs"]), f"{metric} at the end": one["mean"], "deviation": one["deviation"],
+                 UNITS[unit]: one["x"][-1]} for name, one in found.items()]
+        tables = {f"{metric}, by {', '.join(by)}": rows}
+        if notes:
+            tables["To know"] = [{"note": note} for note in notes]
+        return {"metric": metric, "unit": unit, "groups": found, "notes": notes, "tables": tables}
+
+    return Diagnostic(measure, draw)
+
+
+def read_filter(text: str) -> tuple[str, tuple[str, ...]]:
+    """`"sampling.group=8|16"` as the key and the values; ValueError where it reads otherwise."""
+    key, equals, values = text.partition("=")
+    if not equals or not key.strip():
+        raise ValueError(f"cannot read the filter {text!r}; write key=value, or key=a|b")
+    return key.strip(), tuple(value.strip() for value in values.split("|"))
+
+
+def meets(settings: dict[str, Any], key: str, values: tuple[str, ...]) -> bool:
+    """Whether a setting has one of the values; numbers are compared as numbers."""
+    def same(given, wanted):
+        try:
+            return float(given) == float(wanted)
+        except (TypeError, ValueError):
+            return str(given) == wanted
+    return key in settings and any(same(settings[key], value) for value in values)
+
+
+def index(folders: Sequence[Path], unit: str) -> tuple[list[Record], list[str]]:
+    """The runs in these folders and below them, by path, and a note on each that cannot be read."""
+    places = sorted({file.parent for folder in folders for file in folder.rglob("config.json")})
+    records, notes = [], []
+    for place in places:
+        try:
+            run = read_run(place, ("steps", unit))
+            if run is None:
+                notes.append(f"{place}: nothing measured yet")
+                continue
+            settings = flat(json.loads((place / "config.json").read_text())["config"])
+        except (ValueError, KeyError, TypeError, OSError, ImportError) as error:  # cut short, or of another program
+            notes.append(f"{place}: {type(error).__name__}: {error}")
+            continue
+        records.append(Record(place, settings, run))
+    return records, notes
+
+
+def group_of(group: Sequence[Record], metric: str, unit: str, window: int, last: int) -> Found:
+    """Mean curve, band and final number of the runs of a group."""
+    curves, ends, runs = [], [], []
+    for folder, settings, run in group:
+        made = np.isfinite(run.metrics[metric])
+        curves.append((run.spent[unit][made], run.metrics[metric][made]))
+        ends.append(benchmark.last_mean(run.metrics[metric][made], last))
+        runs.append({"folder": str(folder), "seed": settings.get("seed"), "end": ends[-1],
+                     "steps": int(run.metrics["step"][-1]), "of": settings.get("steps")})
+    x, y = benchmark.on_common_grid(curves, _POINTS, window)
+    return {"runs": runs, "x": x.tolist(), "curve": y.mean(axis=0).tolist(), "band": y.std(axis=0).tolist(),
+            "mean": float(np.mean(ends)), "deviation": float(np.std(ends))}
+
+
+def cautions(groups: dict[str, Found]) -> list[str]:
+    """What makes groups unequal: numbers of runs, a seed that comes twice, runs that are not finished."""
+    notes, counts = [], {name: len(one["runs"]) for name, one in groups.items()}
+    if len(set(counts.values())) > 1:
+        notes.append("groups have different numbers of runs: " + ", ".join(f"{name}: {n}" for name, n in counts.items()))
+    for name, one in groups.items():
+        seeds = [run["seed"] for run in one["runs"]]
+        if len(set(seeds)) < len(seeds):
+            notes.append(f"{name} has a seed twice: its runs differ in more than their seed, add a key to by=(...)")
+        notes += [f"{run['folder']}: {run['steps']} of {run['of']} steps" for run in one["runs"]
+                  if isinstance(run["of"], int) and run["steps"] < run["of"]]
+    return notes
+
+
+def draw(found, axes) -> None:
+    """Mean and band of each group."""
+    for color, (name, one) in zip(COLORS * 10, found["groups"].items()):
+        x, mean, band = (np.array(one[key]) for key in ("x", "curve", "band"))
+        axes[0].plot(x, mean, color=color, label=f"{name} ({len(one['runs'])})")
+        axes[0].fill_between(x, mean - band, mean + band, color=color, alpha=0.15, linewidth=0)
+    axes[0].set_xlabel(UNITS[found["unit"]])
+    axes[0].set_ylabel(found["metric"])
+    axes[0].legend()

@@ -1,0 +1,91 @@
+"""Held-out score against compute: the sigmoid of each recipe with intervals, and how far it extrapolates."""
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxrl_llm.compare.ledger import Run
+from jaxrl_llm.compare.plan import UNITS
+from jaxrl_llm.compare.report import METRIC
+from jaxrl_llm.diagnostics.base import Diagnostic, Found, diagnostic
+from jaxrl_llm.diagnostics.recipes import recipes_of
+from jaxrl_llm.evaluation import scaling
+from jaxrl_llm.figures import COLORS
+from jaxrl_llm.registry import one_of
+
+
+@diagnostic
+def scalerl_fit(*, unit: str = "flops", resamples: int = 100) -> Diagnostic:
+    """Ceiling and efficiency of recipes, by a sigmoid of compute (arXiv 2510.13786).
+
+    `R(C) = start + (A - start) / (1 + (C_mid / C)^B)`, see `evaluation.scaling`.
+
+    Each folder is a recipe: a run, or a folder of runs that differ in their seed. Intervals resample runs where there are three
+    or more, else residuals only, which says nothing about another seed. A curve that does not rise is reported, not fitted.
+
+    Args:
+      unit: of compute: tokens, flops, seconds or steps.
+      resamples: bootstrap draws behind an interval.
+    """
+    one_of("unit", unit, UNITS)
+
+    def measure(folders: Sequence[Path]) -> Found:
+        fits = {name: fit(runs, unit, resamples) for name, runs in recipes_of(folders, (unit,)).items()}
+        rows = [row(name, found) for name, found in fits.items()]
+        title = f"Sigmoids of {UNITS[unit]} with 95% intervals; error on the second half of laws fitted to the first, points"
+        return {"unit": unit, "recipes": fits, "tables": {title: rows}}
+
+    return Diagnostic(measure, draw)
+
+
+def points(run: Run, unit: str) -> tuple[np.ndarray, np.ndarray]:
+    """Spending and held-out score of a run's evaluations after the first."""
+    made = np.isfinite(run.metrics[METRIC]) & (run.spent[unit] > 0)
+    return run.spent[unit][made], run.metrics[METRIC][made]
+
+
+def fit(runs: Sequence[Run], unit: str, resamples: int = 100) -> Found:
+    """The fit of one recipe; `problem` in its place where there is none."""
+    curves = [points(run, unit) for run in runs]
+    start = float(np.mean([run.metrics[METRIC][0] for run in runs]))
+    compute, reward = (np.concatenate(column) for column in zip(*curves))
+    found: Found = {"runs": len(runs), "start": start, "compute": compute.tolist(), "scores": reward.tolist(), "problem": ""}
+    try:
+        fitted = scaling.fit_sigmoid(compute, reward, start)
+        found["sigmoid"] = fitted._asdict() | {"intervals": scaling.sigmoid_intervals(curves, start, resamples=resamples)}
+    except ValueError as error:
+        return found | {"problem": str(error)}
+    try:
+        found["extrapolation"] = scaling.extrapolation(compute, reward, start)
+    except ValueError:  # too little in the first half
+        found["extrapolation"] = {}
+    return found
+
+
+def row(name: str, found: Found) -> dict[str, str | int]:
+    """What the table says of a recipe."""
+    def show(key, form):
+        if "sigmoid" not in found:
+            return ""
+        low, high = found["sigmoid"]["intervals"][key]
+        return f"{found['sigmoid'][key]:{form}} ({low:{form}} to {high:{form}})"
+    errors = found.get("extrapolation") or {}
+    return {"recipe": name, "runs": found["runs"], "ceiling A": show("ceiling", ".1%") or found["problem"],
+            "rate B": show("rate", ".2f"), "middle": show("middle", ".3g"),
+            **{law: f"{100 * errors[law]:.1f}" if errors else "" for law in ("sigmoid", "power", "logarithm")}}
+
+
+def draw(found, axes) -> None:
+    """Evaluations and sigmoids against compute."""
+    for color, (name, recipe) in zip(COLORS * 10, found["recipes"].items()):
+        x = np.geomspace(min(recipe["compute"]), 2 * max(recipe["compute"]), 200)
+        axes[0].plot(recipe["compute"], recipe["scores"], ".", color=color, alpha=0.5)
+        if "sigmoid" in recipe:
+            law = scaling.Sigmoid(*[recipe["sigmoid"][key] for key in ("start", "ceiling", "rate", "middle")])
+            axes[0].plot(x, law.predict(x), color=color, label=f"{name}: ceiling {law.ceiling:.1%}")
+            axes[0].axhline(law.ceiling, color=color, linewidth=0.8, linestyle=":")
+    axes[0].set_xscale("log")
+    axes[0].set_xlabel(UNITS[found["unit"]])
+    axes[0].set_ylabel("held-out score")
+    if axes[0].get_legend_handles_labels()[0]:
+        axes[0].legend()
