@@ -1,9 +1,10 @@
 """What is measured on rollouts before they are credited and learned from: one file each."""
 from jaxrl_llm.recorders.base import Recorder
 from jaxrl_llm.recorders.features import features
+from jaxrl_llm.recorders.gradients import gradients
 from jaxrl_llm.recorders.old import old
 from jaxrl_llm.recorders.reference import reference
 from jaxrl_llm.recorders.teacher import base, teacher
 from jaxrl_llm.recorders.values import values
 
-__all__ = ["Recorder", "base", "features", "old", "reference", "teacher", "values"]
+__all__ = ["Recorder", "base", "features", "gradients", "old", "reference", "teacher", "values"]

@@ -1,5 +1,9 @@
 """The parts of a method with the numbers of a configuration: estimator, objective, filters, controllers, replay, rule."""
 
+import re
+import socket
+from pathlib import Path
+
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -9,12 +13,16 @@ from jaxrl_llm.advantages.turns import of_environment as estimator_of_environmen
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
-from jaxrl_llm.topologies import Rule
+from jaxrl_llm.replay.pool import Pool, of_task
+from jaxrl_llm.tasks import Task
+from jaxrl_llm.topologies import Guide, Rule
+from jaxrl_llm.topologies import make_guide as make_guide_by_name
 from jaxrl_llm.topologies import make_rule as make_rule_by_name
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training.controls import Controls
 from jaxrl_llm.training.numbers import method_parts
+from jaxrl_llm.training.sharing import Sharing
 from jaxrl_llm.values import features
 
 
@@ -39,6 +47,15 @@ def make_replay(config: ConfigDict, method: methods.Method) -> replay.Replay | N
     return None if method.replay is None else replay.make(method.replay[0], **{**method.replay[1], **given})
 
 
+def make_sharing(config: ConfigDict, task: Task) -> Sharing | None:
+    """What is shared with other runs; None where `config.pool.path` names no folder."""
+    c = config.pool
+    if not c.path:
+        return None
+    node = c.node or re.sub(r"[^A-Za-z0-9_.]", "_", f"{socket.gethostname()[:40]}_{config.seed}")
+    return Sharing(Pool(Path(c.path).expanduser(), node, of_task(task.train), c.max_age), c.groups)
+
+
 def make_rule(config: ConfigDict, method: methods.Method) -> Rule | None:
     """By what some prompts get further rollouts; None for a method without, or ValueError if `config.allocation` is set."""
     given, others = config_lib.keywords(config.allocation), [row.slug for row in methods.METHODS.values() if row.allocation]
@@ -47,6 +64,16 @@ def make_rule(config: ConfigDict, method: methods.Method) -> Rule | None:
                          f"none; leave it empty, or take one of {', '.join(others)}")
     return None if method.allocation is None else make_rule_by_name(
         method.allocation[0], **{**method.allocation[1], **given})
+
+
+def make_guide(config: ConfigDict, method: methods.Method) -> Guide | None:
+    """How much of solutions completions begin with; None without, or ValueError if `config.guidance` is set all the same."""
+    given, others = config_lib.keywords(config.guidance), [row.slug for row in methods.METHODS.values() if row.guidance]
+    if method.guidance is None and given:
+        raise ValueError(f"config.guidance={config.guidance!r} changes numbers of a guide, and method {method.slug!r} has "
+                         f"none; leave it empty, or take one of {', '.join(others)}")
+    return None if method.guidance is None else make_guide_by_name(
+        method.guidance[0], **{**method.guidance[1], **given})
 
 
 def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:

@@ -19,7 +19,8 @@ from jaxrl_llm.training.source import jsonable
 
 P, G = 4, 4
 REPLAY = {"remix": "reuse=1.0", "r2vpo_replay": "reuse=1.0"}
-NAMES = ["arpo_replay", "r2vpo_replay", "rapo", "remix", "spear", "spear_clip"]  # those that leave the choice of problems
+# Those that leave the choice of problems:
+NAMES = ["arpo_replay", "r2vpo_replay", "rapo", "remix", "sil", "spear", "spear_clip"]
 
 
 def tiny(method, **changes):
@@ -52,7 +53,7 @@ def by_uid(forest, rollouts):
 
 def test_they_run_by_name_and_others_have_no_buffer():
     replaying = {row.slug for row in methods.METHODS.values() if row.replay}
-    assert {*NAMES, "rapo_curriculum"} == replaying <= set(methods.runnable())
+    assert {*NAMES, "rapo_curriculum", "dots_rr"} == replaying <= set(methods.runnable())
     run, _ = setup.build(tiny("grpo"))
     assert run.source.replay is None and "buffer" not in run.source.position()
     with pytest.raises(ValueError, match="config.replay='reuse=1.0' changes numbers of a replay, and method 'grpo' has none"):
@@ -105,7 +106,7 @@ def test_three_steps_by_name(method):
 def check_old(method, run, rollouts):
     """Old log-probs of replayed rollouts are those of sampling where the ratio is to them, the policy's where it is not."""
     if rollouts.old_logprobs is None:
-        assert method in ("arpo_replay", "r2vpo_replay")
+        assert method in ("arpo_replay", "r2vpo_replay", "sil")
         return
     tokens = np.asarray(rollouts.token_mask & rollouts.extras["replayed"][..., None])
     gap = np.abs(np.asarray(rollouts.old_logprobs) - np.asarray(rollouts.behavior_logprobs))[tokens]
