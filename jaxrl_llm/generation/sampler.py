@@ -43,8 +43,8 @@ class Forced(flax.struct.PyTreeNode):
     Their log-probs and entropies are the policy's all the same. A stop token among them ends the row.
     """
 
-    tokens: jax.Array
-    count: jax.Array
+    tokens: jax.Array | np.ndarray
+    count: jax.Array | np.ndarray
 
 
 class Rows(flax.struct.PyTreeNode):

@@ -40,7 +40,7 @@ AWAITED = {
     "prm_logprobs": "a recorder with a process reward model",
     "targets": "a sampler of single tokens along expert text",
     "match": "a topology that walks along recorded trajectories", "retry_step": "a topology that tries again from a step",
-    "flawed": "a judge that marks flawed solutions", "values": "a critic, which this method's estimator gives no targets",
+    "flawed": "a judge that marks flawed solutions",
     **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),
     "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",
 }

@@ -121,8 +121,8 @@ def stored_bytes(rollouts: int, prompt_tokens: int, tokens: int) -> int:
 def encode(buffer: Forest) -> dict[str, Any]:
     """The buffer as JSON, for a checkpoint: columns as a compressed archive in base64, with its checksum."""
     file = io.BytesIO()
-    facts = {f"{_FACT}{name}": x for name, x in buffer.facts.items()}
-    np.savez_compressed(file, **{name: getattr(buffer, name) for name in _COLUMNS}, **facts)
+    columns: dict[str, Any] = {name: getattr(buffer, name) for name in _COLUMNS}
+    np.savez_compressed(file, **columns | {f"{_FACT}{name}": x for name, x in buffer.facts.items()})
     return {"problems": _ids(buffer).tolist(), "texts": buffer.texts.tolist(),
             "columns": base64.b64encode(file.getvalue()).decode(), "checksum": zlib.crc32(file.getvalue())}
 

@@ -36,5 +36,5 @@ def make_guide(slug: str, **hyper) -> Guide:
     return registry.make(GUIDES, "guide", slug, hyper)
 
 
-__all__ = ["Guide", "Plan", "Rule", "Topology", "budgets", "by_rule", "guide", "guided", "make_guide", "make_rule", "refill",
-           "rounds", "rule", "rule_names", "single", "sized"]
+__all__ = ["GUIDES", "Guide", "Plan", "Rule", "Topology", "budgets", "by_rule", "guide", "guided", "make_guide", "make_rule",
+           "refill", "rounds", "rule", "rule_names", "single", "sized"]

@@ -1,4 +1,5 @@
 """GVM-RAFT: a pilot group measures success and gradients, then the other rollouts go where variance is (arXiv 2505.02391)."""
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.control.gvm_raft import round_shares, shares
@@ -15,8 +16,8 @@ def share_out(success_P: np.ndarray, norms_P: np.ndarray, total: int, most: int,
     total = min(total, most * len(counts))
     while (left := total - int(counts.sum())) > 0:
         room = counts < most
-        share = np.asarray(shares(np.where(room, success_P, 0), np.asarray(norms_P), alpha=alpha, beta=beta))
-        share = share if share.any() else room / room.sum()
+        share = shares(jnp.where(room, success_P, 0), jnp.asarray(norms_P), alpha=alpha, beta=beta)
+        share = share if share.any() else jnp.asarray(room / room.sum())
         counts = np.minimum(counts + np.asarray(round_shares(share, left)), most)
     return counts
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrl_llm import control, methods, replay
+from jaxrl_llm import control, methods, parallel, replay
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.advantages.turns import of_environment as estimator_of_environment
 from jaxrl_llm.generation import sampling as sampling_lib
@@ -52,6 +52,8 @@ def make_sharing(config: ConfigDict, task: Task) -> Sharing | None:
     c = config.pool
     if not c.path:
         return None
+    if parallel.several():
+        raise NotImplementedError("one process reads a pool; run it on one process, or leave pool.path empty")
     node = c.node or re.sub(r"[^A-Za-z0-9_.]", "_", f"{socket.gethostname()[:40]}_{config.seed}")
     return Sharing(Pool(Path(c.path).expanduser(), node, of_task(task.train), c.max_age), c.groups)
 

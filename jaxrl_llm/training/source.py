@@ -138,7 +138,7 @@ class Source:
         under = self.sampler.under(state.params, state.lora, known.temperature, known.max_tokens, known.max_turns,
                                    known.announced_turns, **spread)
         generate = functools.partial(self._sampled, under, state, timer)
-        measured = self._reference_rates(known.reference_ids, generate)
+        measured, asked = self._reference_rates(known.reference_ids, generate)
         topology, mix = self._begun(state.key, version)
         forest = self.planted([], draw=0)
         while not (plan := topology.plan(forest)).complete:
@@ -151,6 +151,7 @@ class Source:
         own = forests.trim(forest, ~forest.aided) if self.guided else forest
         chosen, counts = forests.select(forest, topology.choose(forest)), measured | outcome_counts(own, len(self.task.train))
         metrics = forests.metrics(own) | topology.metrics(forest) | (guide_metrics(forest) if self.guided else {}) | {
+            "completion/tokens": float(forest.length[forest.role == Role.POLICY].sum()) + asked} | {
             f"control/{name}": float(value) for name in _READ
             if (value := getattr(known, name)) is not None and np.ndim(value) == 0}
         metrics |= by_task.metrics(own, [part.label for part in self.task.parts])
@@ -161,11 +162,16 @@ class Source:
             return Finished(None, chosen, metrics, counts)
         return Finished(self._completed(self.view(chosen, version), chosen, known, version), chosen, metrics, counts)
 
-    def _reference_rates(self, ids: np.ndarray | None, generate: Sample) -> dict[str, np.ndarray]:
-        """The fact `reference_rates`, where controllers ask for `ids` i32[K], each in a group that nothing is learned from."""
-        if ids is None:
-            return {}
-        rates, asked = np.full(len(ids), np.nan, np.float32), np.flatnonzero(np.asarray(ids) >= 0)
+    def _reference_rates(self, asked_ids: Any, generate: Sample) -> tuple[dict[str, np.ndarray], int]:
+        """The fact `reference_rates`, where controllers ask for ids i32[K], and the tokens that were sampled for it.
+
+        Each problem gets a group that nothing is learned from.
+        """
+        if asked_ids is None:
+            return {}, 0
+        tokens = 0
+        ids = np.asarray(asked_ids)
+        rates, asked = np.full(len(ids), np.nan, np.float32), np.flatnonzero(ids >= 0)
         if len(asked):
             problems = [self.task.train[int(number)] for number in ids[asked]]
             encoded = self.sampler.encode(problems, self.sampler.tokenizer)
@@ -174,7 +180,8 @@ class Source:
             forest = generate(self.planted(rows, draw=0), np.arange(len(rows)))
             owner, right = forest.prompt[forest.ends], forest.solved[forest.ends]
             rates[asked[[one is not None for one in fits]]] = np.bincount(owner, right) / np.bincount(owner)
-        return {"reference_rates": rates}
+            tokens = int(forest.length[forest.role == Role.POLICY].sum())
+        return {"reference_rates": rates}, tokens
 
     def _begun(self, key: jax.Array, version: int) -> tuple[Topology, Callable[[Forest], buffers.Mixed] | None]:
         """Who is sampled for the next batch, and what joins that with those of a buffer or a pool; None: there is neither."""
