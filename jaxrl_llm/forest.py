@@ -98,6 +98,12 @@ class Forest:
         return self.leaves[self.finals[1]]
 
     @property
+    def aided(self) -> np.ndarray:
+        """bool[R], trajectories of which an expert wrote a part, in the order of `ends`."""
+        node, row = chains(self, self.ends)
+        return np.bincount(row, self.role[node] == Role.EXPERT, minlength=len(self.ends)) > 0
+
+    @property
     def finals(self) -> tuple[np.ndarray, np.ndarray]:
         """`(trajectory i64[C], last i64[R])`: of each of `leaves` its trajectory, and where each trajectory ends among them."""
         leaves = self.leaves
@@ -237,7 +243,9 @@ def chains(forest: Forest, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def paths(forest: Forest, turns: int = 0, facts: Mapping[str, str] | None = None, **shape) -> Rollouts:
-    """One rollout for each trajectory: all its tokens after the prompt, the policy's in the mask. `shape`: see `view`.
+    """One rollout for each trajectory: all its tokens after the prompt, the policy's and an expert's in the mask.
+
+    `shape`: see `view`.
 
     Where an environment rewards turns there are `step_ids`, the number of the turn of each token, and what `turn_facts` says of
     at most `turns` of them, with the `facts` of its own, joined as `turn_info.JOINS` says.
@@ -386,7 +394,8 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
     if "expected" in forest.facts:
         named["prior"] = _with_first_repeated(forest.facts["expected"], prompts)
     fields: dict[str, Any] = dict(
-        mask=role == Role.POLICY, role=role if in_turns or others(forest).any() else None, valid=valid,
+        mask=(role == Role.POLICY) | (role == Role.EXPERT), valid=valid,
+        role=role if in_turns or others(forest).any() else None,
         rewards=of_rows(forest.rewards[results]),
         reward_components=of_rows(np.nan_to_num(components, nan=0.0)), tokens=spread(forest.tokens),
         prompt_tokens=_with_first_repeated(asked, prompts),

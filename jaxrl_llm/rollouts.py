@@ -191,6 +191,13 @@ def clean(rollouts: Rollouts, *needs: str) -> Rollouts:
     return rollouts.replace(**cleaned, extras=jax.tree.map(of_shape, dict(rollouts.extras)))
 
 
+def seen_returns(rollouts: Rollouts) -> Array:
+    """f32[P, G, T], `extras["returns"]`, or without that record the reward of the rollout at each of its tokens."""
+    if "returns" in rollouts.extras:
+        return rollouts.extras["returns"]
+    return jnp.broadcast_to(rollouts.rewards[..., None], rollouts.mask.shape)
+
+
 def take(rollouts: Rollouts, start: int, size: int) -> Rollouts:
     """The prompts `start : start + size` of a batch with all that belongs to them (`start` may be traced)."""
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=0), rollouts)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from jaxrl_llm import advantages, control, methods, objectives, replay
+from jaxrl_llm import advantages, control, methods, objectives, replay, topologies
 from jaxrl_llm.methods import provision
 from jaxrl_llm.methods.base import DEFAULTS
 from jaxrl_llm.rollouts import Rollouts
@@ -55,7 +55,7 @@ def test_what_no_run_provides_is_named_with_who_could():
     own = {name for name in waiting if not name.startswith(("filter ", "controller "))}
     assert own == provision.AWAITED.keys()  # nothing is awaited that no method reads, and every name has somebody
     assert methods.lacks("gigpo")[-1] == ("traj", "an environment, config.environment")
-    assert ("replay_weights", "a replay buffer with priorities") in methods.lacks("sil")
+    assert ("teacher_logprobs", "a teacher, config.teacher.path") in methods.lacks("gopd")
     assert {"acereason_temperature", "prorl", "nsr", "psr", "oneshot_entropy", "scalerl"} <= set(runnable)
 
 
@@ -134,6 +134,7 @@ def test_filters_and_controllers_of_rows_exist():
         assert set(row.controllers) <= set(control.names()), row.slug
         assert row.replay is None or replay.make(row.replay[0], **row.replay[1]).most(problems=8, per_step=8) >= 1
     assert {row.replay[0] for row in methods.METHODS.values() if row.replay} == set(replay.names())
+    assert {row.guidance[0] for row in methods.METHODS.values() if row.guidance} == set(topologies.GUIDES)
     named = {name for row in methods.METHODS.values() for name in (*row.filters, *row.controllers)}
     assert named >= {*control.names(), *control.filter_names()}  # nothing is made that no method uses
 

@@ -14,7 +14,7 @@ def distillation_advantage(old: Array, teacher: Array, base: Array, weight: floa
 
 
 def teacher_gap(rollouts: Rollouts, teacher: Array) -> dict[str, Array]:
-    """`teacher/gap`, the mean of log p_old - log p_teacher over trained tokens: an estimate of KL(student || teacher) a token."""
+    """`teacher/gap`, the mean of log p_old - log p_teacher over trained tokens: an estimate of KL(student || teacher)."""
     gap = jnp.where(rollouts.token_mask, rollouts.old_logprobs - teacher, 0)
     return {"teacher/gap": masked.mean(gap, rollouts.token_mask)}
 

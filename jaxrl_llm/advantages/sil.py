@@ -1,18 +1,31 @@
 """Self-imitation advantages: only what went better than expected counts (arXiv 1806.05635; SPEAR, 2509.22601)."""
 
 import jax.numpy as jnp
+from jax import lax
 
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.rollouts import clean, seen_returns
 
 
 @estimator
 def sil() -> Estimator:
-    """`A_t = clip(R_t - V_t, 0, 1)` from `extras["returns"]` and `extras["values"]`, both f32[P, G, T]."""
+    """`A_t = clip(R_t - V_t, 0, 1)`, V `extras["values"]` f32[P, G, T] of a critic, R the `seen_returns`.
+
+    The critic is fitted to the returns of fresh rollouts; those of replayed ones, which are none but successes, only lift it:
+    its target is then `V + clip(R - V, 0, 1)`.
+    """
 
     def advantages(rollouts):
-        return jnp.clip(rollouts.extras["returns"] - rollouts.extras["values"], 0, 1)
+        return jnp.clip(seen_returns(rollouts) - rollouts.extras["values"], 0, 1)
 
-    return stateless(advantages, needs=("returns", "values"))
+    def targets(rollouts, monte_carlo):
+        rollouts = lax.stop_gradient(clean(rollouts, "rewards", "values"))
+        returns, values = seen_returns(rollouts), rollouts.extras["values"]
+        lifted = values + jnp.clip(returns - values, 0, 1)
+        replayed = rollouts.valid & ~rollouts.fresh
+        return jnp.where(rollouts.token_mask, jnp.where(replayed[..., None] & (not monte_carlo), lifted, returns), 0)
+
+    return stateless(advantages, needs=("rewards", "values"), value_targets=targets)
 
 
 @estimator

@@ -39,6 +39,7 @@ FACTS = {
     "entropy": "f32[], nats, mean over the sampled tokens of the distribution that they were drawn from",
     "rollouts": "`Rollouts` as they were learned from: groups may be cut into several rows",
     "params": "parameters after the step",
+    "reference_rates": "f32[K], shares of right rollouts of the `reference_ids` that were measured in this step, else NaN",
     "metrics": "f32[] by name, those of the step's updates; there are none where nothing was learned from",
     "score": "f32[], the held-out score",
 }
@@ -53,6 +54,7 @@ KNOWN = {
     "group": "int, G, rollouts that a prompt gets at once",
     "max_group": "int, most rollouts of a prompt, where a method lets their number differ",
     "max_tokens": "int, T, of a completion at most",
+    "embeddings": "f32[N, D], mean state of each training prompt under the first policy, see `training.embeddings`",
     "prompt_lengths": "i32[N], tokens of each training prompt; 0 for one that cannot be asked",
     "levels": "i32[N], the `Problem.level` of each training problem as a number from 0, see `tasks.loader.levels_of`",
     "seed": "u32[2], of the run's draws by controllers",
@@ -68,11 +70,13 @@ class Settings(NamedTuple):
       max_turns: i32[], of the policy in a trajectory, in an environment; `sampling.max_turns` at most.
       announced_turns: i32[], of these as many as the policy first reads of: after each turn it is told how many are left, and
         of all once these are used up; 0: it reads nothing.
+      spread: f32[], by which first tokens of a group avoid what it has drawn before, see `generation.sampling.spread_out`.
       learning_rate: f32[], a factor of the schedule's.
       prompt_weights: f32[N] of the training problems, by which batches are drawn, see `tasks.loader.drawn`.
       prompt_ids: i32[B], problems of the next batch; ids below 0, and what is missing of a batch, are drawn by the weights.
       group_sizes: i32[B], rollouts of each of these, rounded up to a multiple of G, from G to `sampling.max_group`; the others
         get G.
+      reference_ids: i32[K], problems that are sampled a group each before the batch, and not learned from; ids below 0: nobody.
       reward_baseline: f32[], `extras["reward_baseline"]` of the rollouts, against which replayed ones are measured.
       reference: parameters that give `ref_logprobs`.
       reset: bool[], read after evaluations: the policy becomes the reference, and the optimiser begins anew.
@@ -82,10 +86,12 @@ class Settings(NamedTuple):
     max_tokens: Array | None = None
     max_turns: Array | None = None
     announced_turns: Array | None = None
+    spread: Array | None = None
     learning_rate: Array | None = None
     prompt_weights: Array | None = None
     prompt_ids: Array | None = None
     group_sizes: Array | None = None
+    reference_ids: Array | None = None
     reward_baseline: Array | None = None
     reference: Any = None
     reset: Array | None = None

@@ -27,6 +27,11 @@ def encode_problems(problems: Sequence[Problem], tokenizer) -> list[list[int]]:
     return [encode_problem(problem, tokenizer) for problem in problems]
 
 
+def solution_ids(problem: Problem, tokenizer) -> list[int]:
+    """Token ids of `problem.extra["solution"]`, or of the answer alone, with the end token: what an expert would write."""
+    return [*tokenizer.encode(problem.extra.get("solution", problem.answer)), tokenizer.eos_id]
+
+
 def fit(ids: list[int], problem: Problem, max_tokens: int, overlong: str) -> list[int] | None:
     """`ids` if they fit; else an error, None (`skip`), or the last `max_tokens` of them (`truncate`)."""
     if len(ids) <= max_tokens:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.generation.compaction import half, holds
-from jaxrl_llm.generation.sampling import Draw, Sampling, draw
+from jaxrl_llm.generation.sampling import Draw, Sampling, draw, instead, spread_out
 from jaxrl_llm.kernels.products import reads_transposed, row_matmul
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.parallel.mesh import batch_sharding
@@ -37,6 +37,23 @@ class Completions(flax.struct.PyTreeNode):
     decode_steps: jax.Array
 
 
+class Forced(flax.struct.PyTreeNode):
+    """What completions begin with: the first `count i32[P, G]` of `tokens i32[P, G, T]`, T at most, are not drawn.
+
+    Their log-probs and entropies are the policy's all the same. A stop token among them ends the row.
+    """
+
+    tokens: jax.Array | np.ndarray
+    count: jax.Array | np.ndarray
+
+
+class Rows(flax.struct.PyTreeNode):
+    """What each of the rows `[P, G]` is drawn with: its key, and what it begins with; None: nothing."""
+
+    keys: jax.Array
+    forced: Forced | None = None
+
+
 def row_keys(key: jax.Array, uids: np.ndarray) -> jax.Array:
     """One key per trajectory, a function of its uid alone: any trajectory can be drawn again without its batch.
 
@@ -56,7 +73,8 @@ def fold_in_halves(key, high, low):
 
 @functools.partial(jax.jit, static_argnames=("model", "max_tokens", "stop_ids", "chunk", "mesh"))
 def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampling: Sampling, *,
-             max_tokens: int, stop_ids: tuple[int, ...], chunk: int = 16, lora=None, mesh: Mesh | None = None) -> Completions:
+             max_tokens: int, stop_ids: tuple[int, ...], chunk: int = 16, lora=None, mesh: Mesh | None = None,
+             forced: Forced | None = None) -> Completions:
     """Samples a group of completions for every prompt.
 
     Token t of a row is drawn with `fold_in(row key, t)`. Decoding runs in chunks of `chunk` steps (`lax.scan`) inside a
@@ -74,12 +92,13 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
       mesh: where the arrays lie; None: on one device. Prompts are spread over `data` x `fsdp`; each of these shards decodes in
         a loop of its own. `params` lie best as `parallel.reshard` lays them: matrices and key/value heads stay in pieces over
         `tensor`, if it divides these heads (else every device works with all of them); what is in other pieces is gathered.
+      forced: what completions begin with; None: nothing.
     """
     chex.assert_rank([prompt_tokens, prompt_mask], 2)
     pieces = 1 if mesh is None or model.config.num_kv_heads % mesh.shape["tensor"] else mesh.shape["tensor"]
     sample = functools.partial(_sample, model, max_tokens=max_tokens, stop_ids=stop_ids, chunk=chunk, pieces=pieces)
     if mesh is None or mesh.size == 1:
-        return sample(params, lora, prompt_tokens, prompt_mask, keys, sampling)
+        return sample(params, lora, prompt_tokens, prompt_mask, Rows(keys, forced), sampling)
 
     def shard(*arguments):
         # Not summed here: shards that are done would wait for the others, which CPUs take for a hang after 40 seconds.
@@ -89,7 +108,7 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
     rows, same = batch_sharding(mesh).spec, PartitionSpec()
     axes = {*mesh.axis_names} - ({"tensor"} if pieces > 1 else set())
     return jax.shard_map(shard, mesh=mesh, axis_names=axes, in_specs=(same, same, rows, rows, rows, same), out_specs=rows,
-                         check_vma=False)(params, lora, prompt_tokens, prompt_mask, keys, sampling)
+                         check_vma=False)(params, lora, prompt_tokens, prompt_mask, Rows(keys, forced), sampling)
 
 
 def stages(slots: int, chunk: int) -> tuple[tuple[int, int], ...]:
@@ -149,10 +168,10 @@ class Decoder(NamedTuple):
     last: int
 
 
-def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
+def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, rows: Rows, sampling: Sampling, *, max_tokens: int,
             stop_ids: tuple[int, ...], chunk: int, pieces: int) -> Completions:
     """As `generate`, for rows that stop together; the compiler spreads matrices and heads over `pieces` devices, `tensor`."""
-    P, G = keys.shape
+    P, G = rows.keys.shape
     # The first token comes from the prefill; the others in chunks of equal size.
     last = max_tokens - 1
     chunk = chunk_of(last, chunk)
@@ -163,45 +182,54 @@ def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, keys, 
     decoder = Decoder(model, params, layers, model.unembedding(params).astype(model.dtype), jnp.asarray(stop_ids, jnp.int32),
                       sampling, pieces, transposed, chunk, last)
     before = jnp.broadcast_to(before[:, None], (P, G, before.shape[-1]))
-    first, alive = _draw_tokens(decoder, before, keys, 0, jnp.ones((P, G), bool))
+    first, alive = _draw_tokens(decoder, before, rows, 0, jnp.ones((P, G), bool))
     buffers = tuple(jnp.zeros((P, G, slots + 1), x.dtype).at[:, :, 0].set(x) for x in first)
     lengths = stages(slots, chunk)
     start = jnp.int32(0), first[0], model.empty_completions(prompt, G, lengths[0][1], most=slots), alive
-    steps, alive, buffers = _decode_rows(decoder, keys, prompt, (start, buffers), lengths, halvings(P * G, last))
+    steps, alive, buffers = _decode_rows(decoder, rows, prompt, (start, buffers), lengths, halvings(P * G, last))
     tokens, mask, logprobs, entropies = (b[:, :, :max_tokens] for b in buffers)
     # A row that goes on beyond T may find a stop token there; one that ends at the limit has none.
     stopped = ~alive & jnp.isin(jnp.take_along_axis(tokens, mask.sum(-1, keepdims=True) - 1, 2)[:, :, 0], decoder.stops)
     return Completions(tokens, mask, logprobs, entropies, stopped, jnp.minimum(steps, last) if slots > last else steps)
 
 
-def _draw_tokens(d: Decoder, normed, keys, t, alive):
+def _draw_tokens(d: Decoder, normed, rows: Rows, t, alive):
     """Token t of every row from the state before it: `((token, mask, logprob, entropy), alive)`, each `[P, G]`."""
+    keys, forced = rows.keys, rows.forced
     if d.pieces == 1:
         logits = row_matmul(normed, d.unembedding, jnp.float32)
     else:  # see `Transformer.unstack_layers`
         logits = jnp.einsum("pgd,vd->pgv", normed, d.unembedding, preferred_element_type=jnp.float32)
     step_keys = jax.vmap(lambda k: jax.random.fold_in(k, t))(keys.reshape(-1))
     logits = d.model.finished(logits).reshape(keys.size, -1)
-    drawn = (draw if d.pieces == 1 else functools.partial(_draw, d.pieces))(step_keys, logits, d.sampling)
+    if d.sampling.spread is not None and isinstance(t, int):  # the first tokens, of rows in one state each
+        if d.pieces > 1:
+            raise NotImplementedError("draws are spread out on whole vocabularies; set mesh.tensor=1")
+        drawn = spread_out(step_keys.reshape(keys.shape), logits.reshape(*keys.shape, -1)[:, 0], d.sampling)
+    else:
+        drawn = (draw if d.pieces == 1 else functools.partial(_draw, d.pieces))(step_keys, logits, d.sampling)
+    if forced is not None:
+        given = jnp.take(forced.tokens, t, axis=2, mode="clip")
+        drawn = instead(drawn, logits, given.reshape(-1), (t < forced.count).reshape(-1), d.sampling)
     token, logprob, entropy = (x.reshape(keys.shape) for x in drawn)
     out = (jnp.where(alive, token, 0), alive, jnp.where(alive, logprob, 0.0), jnp.where(alive, entropy, 0.0))
     alive = alive & ~jnp.isin(token, d.stops)
     return out, alive if d.sampling.max_tokens is None else alive & (t + 1 < d.sampling.max_tokens)
 
 
-def decode(d: Decoder, keys, prompt, carry, _):
+def decode(d: Decoder, rows: Rows, prompt, carry, _):
     """One step of a `lax.scan`; the carry is `(steps done, last token, cache, alive)`."""
     t, token, cache, alive = carry
     normed, cache = d.model.decode_step(d.params, d.layers, token, t, prompt, cache, transposed=d.transposed)
-    out, alive = _draw_tokens(d, normed, keys, t + 1, alive)
+    out, alive = _draw_tokens(d, normed, rows, t + 1, alive)
     return (t + 1, out[0], cache, alive), out
 
 
-def _decode_chunk(d: Decoder, keys, prompt, loop):
+def _decode_chunk(d: Decoder, rows: Rows, prompt, loop):
     """A chunk of steps, whose draws go into the buffers `[P, G, slots + 1]`; `loop` is `(carry, buffers)`."""
     carry, buffers = loop
     start = carry[0] + 1
-    carry, outs = jax.lax.scan(functools.partial(decode, d, keys, prompt), carry, None, length=d.chunk)
+    carry, outs = jax.lax.scan(functools.partial(decode, d, rows, prompt), carry, None, length=d.chunk)
 
     def write(buffer, out):
         return jax.lax.dynamic_update_slice_in_dim(buffer, jnp.moveaxis(out, 0, 2), start, axis=2)
@@ -216,9 +244,9 @@ def _unfinished(d: Decoder, full: int, shrinks: int, loop):
     return more & ~holds(alive) if shrinks else more
 
 
-def _decode_rows(d: Decoder, keys, prompt, loop, lengths, shrinks: int):
+def _decode_rows(d: Decoder, rows: Rows, prompt, loop, lengths, shrinks: int):
     """Decodes to the end: through caches of all `lengths`, and `shrinks` times with half of the rows from then on."""
-    chunk = functools.partial(_decode_chunk, d, keys, prompt)
+    chunk = functools.partial(_decode_chunk, d, rows, prompt)
     for full, room in lengths:
         (steps, token, cache, alive), buffers = loop
         # Half of the rows go on with a cache of all positions, so not while this one has fewer than half of them.
@@ -230,7 +258,7 @@ def _decode_rows(d: Decoder, keys, prompt, loop, lengths, shrinks: int):
     part = half(alive)
     rest = (steps, part.take(token), cache.of_rows(*part), part.take(alive)), jax.tree.map(part.take, buffers)
     of_prompts = jax.tree.map(lambda x: x[part.prompts], prompt)
-    steps, *decoded = _decode_rows(d, part.take(keys), of_prompts, rest, lengths[-1:], shrinks - 1)
+    steps, *decoded = _decode_rows(d, jax.tree.map(part.take, rows), of_prompts, rest, lengths[-1:], shrinks - 1)
     return steps, *jax.tree.map(part.put, (alive, buffers), tuple(decoded))
 
 

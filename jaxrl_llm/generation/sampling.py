@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_llm.kernels.vocabulary import in_blocks
 
+RAREST = 0.7  # of its probability, that a token keeps when draws are spread out: 1 - eps of PROPS
 _BLOCK = 256  # width of the second level of the inverse-CDF draw; any value gives the same distribution
 
 Number = jax.Array | np.floating | float
@@ -25,6 +26,7 @@ class Sampling(flax.struct.PyTreeNode):
       top_p: keep the smallest set of most likely tokens whose mass reaches p (arXiv 1904.09751); `None`: off.
       min_p: drop tokens less likely than `min_p` times the most likely one (arXiv 2407.01082); `None`: off.
       max_tokens: end completions after this number of tokens, which is not to be stopped; `None`: at the length compiled for.
+      spread: one number, by which first tokens of a group avoid what it has drawn before, see `spread_out`; 0: not at all.
     """
 
     temperature: Number = 1.0
@@ -32,6 +34,7 @@ class Sampling(flax.struct.PyTreeNode):
     top_p: Number | None = None
     min_p: Number | None = None
     max_tokens: jax.Array | np.integer | int | None = None
+    spread: Number | None = None
 
 
 class Draw(NamedTuple):
@@ -42,10 +45,43 @@ class Draw(NamedTuple):
     entropy: jax.Array
 
 
+def spread_out(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:
+    """A draw for each row of groups `[P, G]` in one state each, one row after another (PROPS, arXiv 2311.08290).
+
+    Row g is drawn from `p max(exp(-spread (c / g - p)), RAREST)`, normalised, p the probabilities of its `logits f32[P, V]` as
+    restricted, c how often the g rows before it drew each token. Over many groups every token still comes about as often as p
+    says, and closer to that within each. Log-probs and entropies are of what was drawn from.
+
+    Args:
+      keys: typed PRNG keys `[P, G]`.
+    """
+    logp = jax.nn.log_softmax(restrict(logits.astype(jnp.float32), sampling), axis=-1)
+    plain = Sampling(jnp.where(jnp.asarray(sampling.temperature) == 0, 0.0, 1.0))
+
+    def row(carry, key):
+        counts, before = carry
+        tilt = -jnp.asarray(sampling.spread) * (counts / jnp.maximum(before, 1) - jnp.exp(logp))
+        tilted = logp + jnp.where(before > 0, jnp.maximum(tilt, np.log(RAREST)), 0)
+        drawn = draw(key, tilted, plain)
+        return (counts + jax.nn.one_hot(drawn.token, counts.shape[-1]), before + 1), drawn
+
+    _, drawn = jax.lax.scan(row, (jnp.zeros_like(logp), jnp.float32(0)), keys.T)
+    return jax.tree.map(lambda x: x.T.reshape(-1), drawn)
+
+
+def instead(drawn: Draw, logits: jax.Array, tokens: jax.Array, forced: jax.Array, sampling: Sampling) -> Draw:
+    """The draw with `tokens i32[N]` in the places `forced bool[N]`, at their log-prob in `logits f32[N, V]`, tempered alone."""
+    tempered = logits.astype(jnp.float32) / jnp.where(_column(sampling.temperature) == 0, 1.0, _column(sampling.temperature))
+    given = jnp.take_along_axis(tempered, tokens[:, None], axis=-1)[:, 0] - jax.nn.logsumexp(tempered, axis=-1)
+    return drawn._replace(token=jnp.where(forced, tokens, drawn.token), logprob=jnp.where(forced, given, drawn.logprob))
+
+
 def check(sampling: Sampling) -> None:
     """Raises ValueError for values outside their range (host-side: call before tracing)."""
     if not sampling.temperature >= 0:
         raise ValueError(f"temperature={sampling.temperature}: must be >= 0 (0 is greedy)")
+    if sampling.spread is not None and not sampling.spread >= 0:
+        raise ValueError(f"spread={sampling.spread}: must be >= 0 (0 draws as usual)")
     if sampling.max_tokens is not None and sampling.max_tokens < 1:
         raise ValueError(f"max_tokens={sampling.max_tokens}: must be >= 1")
     if sampling.top_k is not None and sampling.top_k < 1:

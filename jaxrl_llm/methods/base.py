@@ -16,6 +16,7 @@ DEFAULTS = {
     "prompts": "prompts per batch",
     "group_size": "rollouts per prompt",
     "max_group": "most rollouts of a prompt",
+    "foreign_groups": "groups of other runs in each batch",
     "temperature": "of sampling",
     "turns": "of a trajectory in an environment",
     "observation_tokens": "of a message of an environment",
@@ -36,6 +37,7 @@ class Method:
     `needs`: fields of `Rollouts`, or entries of its `extras`, that the run has to record beyond what the parts say.
     `filters`, `controllers`: parts of `jaxrl_llm.control` by name. `replay`: a rule of `jaxrl_llm.replay`, if rollouts of
     earlier steps are learned from. `allocation`: a rule of `jaxrl_llm.topologies`, if some prompts get further rollouts.
+    `guidance`: a guide of it, if some completions begin with the task's solutions.
     `defaults`: what the paper sets outside the parts,
     by the names in `DEFAULTS`. `equation`: its idea in one line. `omits`: what the published method has beyond this
     row. Whether a row can run follows from its needs, see `jaxrl_llm.methods.provision`.
@@ -52,5 +54,6 @@ class Method:
     controllers: tuple[str, ...] = ()
     replay: Part | None = None
     allocation: Part | None = None
+    guidance: Part | None = None
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     omits: str | None = None

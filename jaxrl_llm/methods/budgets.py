@@ -31,7 +31,9 @@ ROWS = (
         title="GRPO with variance-minimising allocation",
         arxiv=("2505.02391",),
         equation="n_i ~ g_i / sqrt(p_i + alpha / p_i^(beta - 1))",
-        needs=("gradient_norms",),
+        allocation=("gvm_raft", {}),
+        defaults={"group_size": 8, "max_group": 32},
+        omits="RAFT's own loss on right rollouts alone; allocation in single rollouts, of which whole groups are made here",
     ),
     Method(
         slug="reinforce_ada",

@@ -41,6 +41,7 @@ ROWS = (
         estimator=("luffy", {}),
         objective=("luffy", {}),
         needs=("expert",),
+        guidance=("experts", {}),
         defaults={"group_size": 8, "expert_traces": 1, "entropy_coef": 0.001},
     ),
     Method(
@@ -51,6 +52,7 @@ ROWS = (
         estimator=("luffy", {}),
         objective=("rl_plus", {}),
         needs=("expert", "old_logprobs"),
+        guidance=("experts", {}),
         defaults={"group_size": 8, "expert_traces": 1, "entropy_coef": 0.001},
     ),
     Method(
@@ -61,6 +63,7 @@ ROWS = (
         estimator=ON_POLICY,
         objective=("chord", {}),
         needs=("expert",),
+        guidance=("experts", {}),
         defaults={"group_size": 8},
     ),
     Method(
@@ -71,6 +74,7 @@ ROWS = (
         estimator=ON_POLICY,
         objective=("chord", {"weighting": "none", "warmup": 0, "decay": 200, "peak": 0.9, "valley": 0.05}),
         needs=("expert",),
+        guidance=("experts", {}),
         defaults={"group_size": 8},
     ),
     Method(
@@ -81,6 +85,7 @@ ROWS = (
         estimator=ON_POLICY,
         objective=("chord", {"warmup": 0, "decay": 1, "peak": 0.1, "valley": 0.1}),
         needs=("expert",),
+        guidance=("experts", {}),
         defaults={"group_size": 8},
     ),
     Method(
@@ -116,6 +121,27 @@ ROWS = (
         omits="completions with a teacher's hint in the place of some rollouts (control.kepo says which)",
     ),
     Method(
+        slug="props",
+        title="PROPS: draws that make up for what was drawn",
+        arxiv=("2311.08290",),
+        equation="first tokens of a group ~ p max(exp(-step (share so far - p)), 0.7); two batches; GRPO as if on-policy",
+        controllers=("props",),
+        replay=("recent_groups", {"reuse": 0.5, "max_age": 1}),
+        needs=("old_logprobs",),
+        defaults={"group_size": 8},
+        omits="a copy of the policy that is trained to be sampled from; states behind the first token",
+    ),
+    Method(
+        slug="swarm_sapo",
+        title="SAPO: groups shared among independent runs",
+        arxiv=("2509.08721",),
+        equation="A = (r - group mean) / (group std + 1e-8) on I own groups and J of other runs (pool), ratio 1",
+        estimator=("grpo", {"eps": 1e-8}),
+        objective=("ppo_clip", {"clip_high": 0.28}),
+        defaults={"group_size": 8, "prompts": 8, "foreign_groups": 4, "epochs": 1},
+        omits="questions of tasks that a run does not have itself",
+    ),
+    Method(
         slug="karl_oapl",
         title="KARL: optimal advantage regression with a lagged generator",
         arxiv=("2603.05218", "2602.19362"),
@@ -144,7 +170,9 @@ ROWS = (
         equation="l = -w clip(R - V, 0, 1) log p / max(count(R > V), 64)",
         estimator=("sil", {}),
         objective=("sil", {}),
-        needs=("returns", "values", "replay_weights"),
+        needs=("values", "replay_weights"),
+        replay=("prioritised", {}),
+        omits="the actor-critic update that self-imitation goes along with: fresh rollouts are imitated too; new priorities",
     ),
     Method(
         slug="spear",

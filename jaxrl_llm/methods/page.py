@@ -22,11 +22,12 @@ Written by `python -m jaxrl_llm.methods --write docs/methods.md`; do not edit by
 configuration leaves them 0 (1 where the row says nothing), `pretrain_steps` where that is -1 and `budget` where that is
 empty; the others are for whoever writes a configuration.
 *Also needs* names what a run has to record, then the filters and controllers of `jaxrl_llm.control`, the rule of
-`jaxrl_llm.topologies` by which some prompts get further rollouts (*allocation*) and that of
-`jaxrl_llm.replay` by which rollouts of earlier steps are learned from again. A row with **not
-provided** does not run by name everywhere: what it names is there with the part in brackets alone. Where that is an environment,
-a teacher or a `config.task` the row runs with it; else its estimator and objective work in your own loop. A row with *omits* goes without
-that part of the published method. What is not provided follows from what the parts say they need.
+`jaxrl_llm.topologies` by which some prompts get further rollouts (*allocation*), the guide by which some completions begin with
+the task's own solutions (*guidance*) and the rule of `jaxrl_llm.replay` by which rollouts of earlier steps are learned from
+again. A row with **not provided** does not run by name everywhere: what it names is there with the part in brackets alone.
+Where that is an environment, a teacher or a `config.task` the row runs with it; else its estimator and objective work in your
+own loop. A row with *omits* goes without that part of the published method. What is not provided follows from what the parts
+say they need.
 """
 
 CONTROL = """## Parts of `jaxrl_llm.control`
@@ -51,8 +52,8 @@ def markdown(families: Mapping[str, tuple[Method, ...]], lacks: Callable[[str], 
 
 def with_counts(text: str, known: int, runnable: int, elsewhere: int) -> str:
     """`text` in which each sentence of the form of `COUNTS` has these numbers."""
-    said = (f"Of {known} methods {runnable} run by name on any task, {elsewhere} more in environments, with teachers or on tasks "
-            "made for them")
+    said = (f"Of {known} methods {runnable} run by name on any task, {elsewhere} more in environments, with teachers or on "
+            "tasks made for them")
     return COUNTS.sub(said, text)
 
 
@@ -65,6 +66,7 @@ def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[st
 def _cells(row: Method, lacks: Sequence[Lack]) -> tuple[str, ...]:
     notes = [f"`{name}`" for name in (*row.needs, *row.filters, *row.controllers)]
     notes += [f"allocation {_call(row.allocation)}"] if row.allocation else []
+    notes += [f"guidance {_call(row.guidance)}"] if row.guidance else []
     notes += [f"replay {_call(row.replay)}"] if row.replay else []
     if lacks:
         notes.append(f"**not provided: {', '.join(f'`{lack.what}` ({lack.who})' for lack in lacks)}**")

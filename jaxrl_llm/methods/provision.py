@@ -7,7 +7,7 @@ provided, as environments and tasks do with their facts.
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from jaxrl_llm import control
+from jaxrl_llm import control, replay
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.methods.base import Method
 from jaxrl_llm.objectives.base import Objective
@@ -17,8 +17,9 @@ PROVIDED = {
                      "truncated", "current_version"), "the sampler"),
     **dict.fromkeys(("rewards", "reward_components", "correct", "answers"), "the reward"),
     "task": "the task",
-    "old_logprobs": "the recorder `old`", "ref_logprobs": "the recorder `reference`", "base_logprobs": "the recorder `reference`",
-    "features": "the recorder `features`", **dict.fromkeys(("max_logprobs", "greedy_logprobs"), "the recorder `greedy`"),
+    "old_logprobs": "the recorder `old`", "features": "the recorder `features`", "score_sq_norms": "the recorder `gradients`",
+    **dict.fromkeys(("ref_logprobs", "base_logprobs"), "the recorder `reference`"),
+    **dict.fromkeys(("max_logprobs", "greedy_logprobs"), "the recorder `greedy`"),
     "prior": "the prior of prompts",
 }
 OBSERVED = control.FACTS.keys()  # what a run lets controllers observe
@@ -26,7 +27,8 @@ READ = {*control.Settings._fields}  # what it reads of them
 TURNS = ("traj", "step", "step_rewards", "obs", "act", "next_obs")  # of turns as rows, see `advantages.turns`
 AGENTS = ("agent", "functional_group", "game")  # of turns of environments in which the policy speaks for several agents
 REPLAYED = {"age", "replayed"}  # what a run gives of rollouts where its method replays
-_TURNS, _TREE, _EXPERT = "an environment, config.environment", "a topology of trees", "expert completions in the groups"
+GUIDED = {"expert", "hinted", "hint_mask"}  # what it gives where completions begin with solutions, see `Method.guidance`
+_TURNS, _TREE = "an environment, config.environment", "a topology of trees"
 _TEACHER, _TOOLS = "a teacher, config.teacher.path", "an environment with tools"
 AWAITED = {
     **dict.fromkeys((*TURNS, "step_ids", "turns"), _TURNS), "returns": "a topology of turns with a replay buffer",
@@ -36,21 +38,17 @@ AWAITED = {
                      "tool_unknown"), _TOOLS),
     "rewritten": "the environment `purified`", "skill_used": "the environment `skill_chain`",
     **dict.fromkeys(("teacher_logprobs", "teacher_id"), _TEACHER),
-    "replay_weights": "a replay buffer with priorities",
     "prm_logprobs": "a recorder with a process reward model",
-    "expert": _EXPERT, "targets": "a sampler of single tokens along expert text",
-    "hinted": "rollouts that begin with a hint", "hint_mask": "rollouts that begin with a hint",
+    "targets": "a sampler of single tokens along expert text",
     "match": "a topology that walks along recorded trajectories", "retry_step": "a topology that tries again from a step",
-    "flawed": "a judge that marks flawed solutions", "values": "a critic, which this method's estimator gives no targets",
+    "flawed": "a judge that marks flawed solutions",
     **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),
     **dict.fromkeys(("turn_q", "turn_v"), "a critic of turns, for which this method's estimator gives no numbers"),
     "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",
-    "score_sq_norms": "a recorder of single completions' gradient norms",
-    "gradient_norms": "a pilot pass that measures the gradients of right completions before the others are shared out",
 }
 
 
-THERE = ("an environment", "the environment", "a task of", "a teacher,")  # how those of `AWAITED` begin that are part of the library
+THERE = ("an environment", "the environment", "a task of", "a teacher,")  # so begin those of `AWAITED` that the library has
 
 
 class Lack(NamedTuple):
@@ -69,11 +67,14 @@ def needs_of(method: Method, estimator: Estimator, objective: Objective) -> set[
 def lacks(method: Method, estimator: Estimator, objective: Objective, provided: Iterable[str] = ()) -> list[Lack]:
     """What is missing for the method to run, where `provided` is there beside what every run has.
 
-    What a critic, a replay and the settings of controllers provide is there for methods that have them.
+    What a critic, a replay, a guide and the settings of controllers provide is there for methods that have them.
     """
     there = {*PROVIDED, *provided} | (set() if estimator.value_targets is None else {"values"})
     there |= set() if estimator.turn_critic is None else {"turn_q", "turn_v"}
     there |= set() if method.replay is None else REPLAYED
+    if method.replay is not None and method.replay[0] in replay.names():
+        there |= {"replay_weights"} if replay.make(method.replay[0], **method.replay[1]).weights is not None else set()
+    there |= set() if method.guidance is None else GUIDED
     there |= {knob for name in method.controllers if name in control.names() for knob in control.make(name).knobs}
     found = [Lack(name, AWAITED.get(name, "a recorder, a topology or a task of your own"))
              for name in sorted(needs_of(method, estimator, objective) - there)]

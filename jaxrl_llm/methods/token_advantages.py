@@ -84,6 +84,8 @@ ROWS = (
         equation="A = z (1 +- lam max(0, mean aided r - mean unaided r)), hint tokens by entropy",
         estimator=("adhint_advantage", {}),
         needs=("hinted", "hint_mask"),
+        guidance=("adhint", {"low": 0.5, "high": 0.5, "noise": 0.0}),
+        defaults={"group_size": 4},
     ),
     Method(
         slug="asym_re",

@@ -8,21 +8,21 @@ from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.rollouts import Rollouts, seen_returns
 
 
 @objective
 def sil(*, min_count: int = 64, max_nlp: float = 5.0) -> Objective:
     """`sum of w A min(-log p, max_nlp) / max(number of tokens with R > V, min_count)`, A = clip(R - V, 0, 1).
 
-    R and V are `extras["returns"]` and `extras["values"]`, w the replay buffer's importance weights
+    R are the `rollouts.seen_returns`, V `extras["values"]`, w the replay buffer's importance weights
     `extras["replay_weights"]`, all f32[P, G, T]; A comes from the estimator `sil`. The bound on -log p is on the value
     only, its gradient passes. The entropy bonus of the paper is left to the trainer; the critic's part is `value_loss`.
     Both numbers are those of the authors' code.
     """
 
     def shares(rollouts):
-        better = rollouts.token_mask & (rollouts.extras["returns"] > rollouts.extras["values"])
+        better = rollouts.token_mask & (seen_returns(rollouts) > rollouts.extras["values"])
         share = 1 / jnp.maximum(masked.count(better), min_count)
         return {"better": jnp.where(rollouts.token_mask, share, 0)}
 
@@ -30,7 +30,7 @@ def sil(*, min_count: int = 64, max_nlp: float = 5.0) -> Objective:
         bounded = lax.stop_gradient(jnp.minimum(-logprobs, max_nlp) + logprobs) - logprobs
         return {"better": rollouts.extras["replay_weights"] * advantages * bounded}, {"better_fraction": advantages > 0}
 
-    return token_objective(token_loss, needs=("returns", "values", "replay_weights"), extra_weights=shares)
+    return token_objective(token_loss, needs=("rewards", "values", "replay_weights"), extra_weights=shares)
 
 
 def value_loss(

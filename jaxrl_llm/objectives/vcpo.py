@@ -22,8 +22,8 @@ def vcpo(
 
     Metric `ess_share`: (sum w)^2 / (n sum w^2) over the live rollouts of the mini-batch, with untruncated w, or with
     `truncate_ess`, an option of the released code, with min(w, max_ratio). Metric `step_scale`:
-    `min(1, ess_share / ess_base)^exponent`, by which the learning rate of this update has to be multiplied; scaling
-    the loss instead would do nothing under Adam. Both need the mini-batch unsplit (`whole_batch`). The numbers are the
+    `min(1, ess_share / ess_base)^exponent`, by which `training.step.advance` multiplies the learning rate of this update; a
+    scaled loss would do nothing under Adam. Both need the mini-batch unsplit (`whole_batch`). The numbers are the
     released code's, which also offers `exponent=1`.
     """
 

@@ -1,6 +1,7 @@
 """What is measured on rollouts before they are credited and learned from: one file each."""
 from jaxrl_llm.recorders.base import Recorder
 from jaxrl_llm.recorders.features import features
+from jaxrl_llm.recorders.gradients import gradients
 from jaxrl_llm.recorders.greedy import greedy
 from jaxrl_llm.recorders.old import old
 from jaxrl_llm.recorders.reference import reference
@@ -8,4 +9,4 @@ from jaxrl_llm.recorders.teacher import base, teacher
 from jaxrl_llm.recorders.turn_values import turn_values
 from jaxrl_llm.recorders.values import values
 
-__all__ = ["Recorder", "base", "features", "greedy", "old", "reference", "teacher", "turn_values", "values"]
+__all__ = ["Recorder", "base", "features", "gradients", "greedy", "old", "reference", "teacher", "turn_values", "values"]

@@ -30,16 +30,23 @@ class Replay(NamedTuple):
         of a batch, one of which is always sampled. `born` is the version of the weights that sampled each, `version` that of
         the weights now.  None: all prompts are sampled.
       capacity: rollouts of the buffer, per_prompt: of one problem, the newest of each; max_age: steps. None: no limit.
+      priority: `(rewards, valid) -> f32[P]`, above 0, of the groups of a step that are stored; `groups` takes those of the
+        stored ones as a fifth argument.  None: there are none.
+      weights: `(priority f32[B]) -> f[B]`, what a group that is replayed counts in the loss, beside 1 of a fresh one.
+      newest: of each problem only the group that was sampled last is kept.
       once: groups leave the buffer when they are replayed.
       as_sampled: `old_logprobs` of replayed rollouts are those that they were sampled with, else those of the policy now.
     """
 
     admit: Callable[[np.ndarray, np.ndarray], np.ndarray]
     gives_way: Callable[[np.ndarray, np.ndarray, np.random.Generator], np.ndarray] | None = None
-    groups: Callable[[np.ndarray, int, int, np.random.Generator], np.ndarray] | None = None
+    groups: Callable[..., np.ndarray] | None = None
     capacity: int | None = None
     per_prompt: int | None = None
     max_age: int | None = None
+    priority: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+    weights: Callable[[np.ndarray], np.ndarray] | None = None
+    newest: bool = False
     once: bool = False
     as_sampled: bool = False
 

@@ -1,7 +1,8 @@
 """The buffer of a replay: a forest of stored groups on the host, from the oldest to the newest.
 
 It is never changed in place: a buffer of an earlier step stays what it was. Stored rollouts keep their uids, the sampler's
-log-probs and the version of the weights that sampled them.
+log-probs and the version of the weights that sampled them. Of rules with priorities its groups have the fact `priority`, and
+those of a batch the fact `replay_weight`.
 """
 import base64
 import dataclasses
@@ -20,6 +21,8 @@ from jaxrl_llm.tasks.base import Problem
 _COLUMNS = ("uid", "parent", "prompt", "role", "length", "stopped", "rewards", "components", "tokens", "logprobs", "entropies",
             "version")
 
+_FACT = "fact_"  # begins the names of facts in an archive
+
 
 class Mixed(NamedTuple):
     """A batch of sampled and stored rollouts, the buffer after it, and `metrics`."""
@@ -33,8 +36,19 @@ def take(replay: Replay, buffer: Forest, version: int, prompts: int, rng: np.ran
     """`(stored groups for a batch of so many prompts, buffer)`; at least one prompt of the batch is left to be sampled."""
     chosen = np.zeros(len(buffer.problems), bool)
     if replay.groups is not None and len(chosen):
-        chosen[replay.groups(_born(buffer), version, prompts, rng)[:prompts - 1]] = True
-    return forests.select(buffer, chosen), forests.select(buffer, ~chosen) if replay.once else buffer
+        ranked = () if replay.priority is None else (buffer.facts["priority"],)
+        chosen[replay.groups(_born(buffer), version, prompts, rng, *ranked)[:prompts - 1]] = True
+    stored = forests.select(buffer, chosen)
+    facts = {}
+    if replay.weights is not None:
+        weights = replay.weights(buffer.facts["priority"])[chosen] if len(chosen) else np.zeros(0)
+        facts = {"replay_weight": np.asarray(weights, np.float32)}
+    return stored.with_facts(facts), forests.select(buffer, ~chosen) if replay.once else buffer
+
+
+def empty(replay: Replay, planted: Forest) -> Forest:
+    """The buffer without rollouts, of a forest without prompts."""
+    return planted if replay.priority is None else planted.with_facts({"priority": np.zeros(0, np.float32)})
 
 
 def mix(replay: Replay, fresh: Forest, stored: Forest, buffer: Forest, version: int, group: int, rng: np.random.Generator
@@ -43,9 +57,13 @@ def mix(replay: Replay, fresh: Forest, stored: Forest, buffer: Forest, version: 
 
     What the rule admits of the fresh rollouts, also of those that give way, is in the buffer afterwards.
     """
-    whole = forests.join([put_back(replay, fresh, buffer, group, rng), stored])
+    sampled = put_back(replay, fresh, buffer, group, rng)
+    if replay.weights is not None:
+        sampled = sampled.with_facts({**sampled.facts, "replay_weight": np.ones(len(sampled.problems), np.float32)})
+    whole = forests.join([sampled.with_facts({name: sampled.facts[name] for name in stored.facts}), stored])
     rewards, valid = forests.outcomes(fresh, group)
-    buffer = limit(replay, add(buffer, fresh, replay.admit(rewards, valid)[valid]), version + 1)
+    facts = {} if replay.priority is None else {"priority": replay.priority(rewards, valid)}
+    buffer = limit(replay, add(buffer, fresh.with_facts(facts), replay.admit(rewards, valid)[valid]), version + 1)
     ages = version - forests.versions(whole)
     metrics = {"replay/size": float(len(buffer.ends)), "replay/share": float((ages > 0).mean()) if len(ages) else 0.0}
     return Mixed(whole, buffer, metrics | ({"replay/age": float(ages[ages > 0].mean())} if (ages > 0).any() else {}))
@@ -72,9 +90,12 @@ def put_back(replay: Replay, fresh: Forest, buffer: Forest, group: int, rng: np.
 
 
 def add(buffer: Forest, fresh: Forest, admitted: np.ndarray) -> Forest:
-    """The buffer with the trajectories of `fresh` where `admitted bool[R]` is True, in the order of its `ends`."""
+    """The buffer with the trajectories of `fresh` where `admitted bool[R]` is True, in the order of its `ends`.
+
+    `fresh` has the facts that the buffer keeps.
+    """
     new = _trim(fresh, admitted)
-    return forests.join([buffer, dataclasses.replace(new, facts={}, draw=np.zeros_like(new.draw), decode_steps=0, failures={})])
+    return forests.join([buffer, dataclasses.replace(new, draw=np.zeros_like(new.draw), decode_steps=0, failures={})])
 
 
 def limit(replay: Replay, buffer: Forest, version: int) -> Forest:
@@ -83,6 +104,8 @@ def limit(replay: Replay, buffer: Forest, version: int) -> Forest:
     kept = np.ones(len(ends), bool)
     if replay.max_age is not None:
         kept &= version - forests.versions(buffer) <= replay.max_age
+    if replay.newest:
+        kept &= (_newer(_ids(buffer)) == 0)[buffer.prompt[ends]]
     if replay.per_prompt is not None:
         kept[kept] = _newer(_ids(buffer)[buffer.prompt[ends[kept]]]) < replay.per_prompt
     if replay.capacity is not None:
@@ -98,7 +121,8 @@ def stored_bytes(rollouts: int, prompt_tokens: int, tokens: int) -> int:
 def encode(buffer: Forest) -> dict[str, Any]:
     """The buffer as JSON, for a checkpoint: columns as a compressed archive in base64, with its checksum."""
     file = io.BytesIO()
-    np.savez_compressed(file, **{name: getattr(buffer, name) for name in _COLUMNS})
+    columns: dict[str, Any] = {name: getattr(buffer, name) for name in _COLUMNS}
+    np.savez_compressed(file, **columns | {f"{_FACT}{name}": x for name, x in buffer.facts.items()})
     return {"problems": _ids(buffer).tolist(), "texts": buffer.texts.tolist(),
             "columns": base64.b64encode(file.getvalue()).decode(), "checksum": zlib.crc32(file.getvalue())}
 
@@ -114,12 +138,13 @@ def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem],
         raise OSError("the replay buffer of this checkpoint is damaged: its checksum does not fit; go on from an earlier one")
     with np.load(io.BytesIO(content)) as archive:
         columns = {name: archive[name] for name in _COLUMNS}
+        facts = {name: archive[f"{_FACT}{name}"] for name in empty.facts}
     sampled, texts = columns["role"] != forests.Role.PROMPT, stored["texts"]
     known, answers = tuple(problems[number] for number in stored["problems"]), None
     if empty.answers is not None:
         answers = [extract(text, known[row]) if own else None for text, own, row in zip(texts, sampled, columns["prompt"])]
     return dataclasses.replace(
-        empty, **columns, problems=known,
+        empty, **columns, problems=known, facts=facts,
         draw=np.zeros(len(stored["problems"]), np.int32), texts=forests.objects(texts),
         answers=None if answers is None else forests.objects(answers))
 

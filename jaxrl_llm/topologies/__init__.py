@@ -4,10 +4,14 @@ A topology is asked again and again, with the forest of what has been sampled, u
 further rollouts prompts get in its rounds:
 
     rule = topologies.make_rule("dars", weighting="hardness")
+
+The `guides` say how much of its problem's solution a completion begins with.
 """
 from jaxrl_llm import registry
 from jaxrl_llm.topologies.base import Plan, Topology
 from jaxrl_llm.topologies.budgets import budgets
+from jaxrl_llm.topologies.guided import guided
+from jaxrl_llm.topologies.guides import GUIDES, Guide, guide
 from jaxrl_llm.topologies.refill import refill
 from jaxrl_llm.topologies.rounds import by_rule, rounds
 from jaxrl_llm.topologies.rules import RULES, Rule, rule
@@ -27,5 +31,10 @@ def make_rule(slug: str, **hyper) -> Rule:
     return registry.make(RULES, "allocation rule", slug, hyper)
 
 
-__all__ = ["Plan", "Rule", "Topology", "budgets", "by_rule", "make_rule", "refill", "rounds", "rule", "rule_names", "single",
-           "sized"]
+def make_guide(slug: str, **hyper) -> Guide:
+    """The guide of that name; ValueError for unknown names and keywords."""
+    return registry.make(GUIDES, "guide", slug, hyper)
+
+
+__all__ = ["GUIDES", "Guide", "Plan", "Rule", "Topology", "budgets", "by_rule", "guide", "guided", "make_guide", "make_rule",
+           "refill", "rounds", "rule", "rule_names", "single", "sized"]

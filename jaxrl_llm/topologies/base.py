@@ -22,20 +22,27 @@ from jaxrl_llm.forest import Forest
 
 nobody = np.zeros(0, np.int32)
 
+# What a plan can ask to be measured of the prompts, as facts of the forest.
+MEASURED = {"gradient_norms": "f32[P], mean norm of the gradient of a right completion's log-prob, 0 without any right one"}
+
 
 class Plan(NamedTuple):
     """What to do next. `draw`: the number of problems to draw from the task. `rows` i32[R]: prompts that get a group each.
 
-    A prompt that comes twice in `rows` gets two groups. A plan with neither says that the batch is complete.
+    A prompt that comes twice in `rows` gets two groups. `shares` f32[R, G]: of the problem's solution, that each completion
+    begins with; None: all are the policy's alone. `measure`: a fact of `MEASURED` that is wanted. A plan with none of it says
+    that the batch is complete.
     """
 
     draw: int = 0
     rows: np.ndarray = nobody
+    shares: np.ndarray | None = None
+    measure: str = ""
 
     @property
     def complete(self) -> bool:
         """Whether the batch is."""
-        return not self.draw and not len(self.rows)
+        return not self.draw and not len(self.rows) and not self.measure
 
 
 class Topology(NamedTuple):

@@ -35,10 +35,15 @@ def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.
 def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
     """`rounds` in which a rule says how many further rollouts each prompt gets, rounded up to whole groups."""
     def wants(forest):
-        more = np.asarray(rule.more(*outcomes(forest, most), group, most))
+        more = np.asarray(rule.more(*outcomes(forest, most), group, most, **{name: forest.facts[name] for name in rule.reads}))
         return -(-more // group)
+
+    def plan(forest):
+        missing = [name for name in rule.reads if len(forest.ends) and name not in forest.facts]
+        return Plan(measure=missing[0]) if missing else inner.plan(forest)
 
     def choose(forest):
         return everyone(forest) if rule.keep is None else np.asarray(rule.keep(*outcomes(forest, most)))
 
-    return rounds(prompts, group=group, most=most, wants=wants, choose=choose)
+    inner = rounds(prompts, group=group, most=most, wants=wants, choose=choose)
+    return inner._replace(plan=plan)

@@ -28,11 +28,13 @@ class Rule(NamedTuple):
     """`more(rewards f32[P, K], valid bool[P, K], first, most) -> i64[P]`, further rollouts for each prompt; all 0: no more.
 
     It is asked after every round: first when all have `first` rollouts, again after what it asked for. A prompt gets at most
-    `most`. `keep(rewards, valid) -> bool[P]`, the prompts of a complete batch to learn from; None: all.
+    `most`. `reads`: facts f32[P] that are measured of the first round (`topologies.base.MEASURED`); `more` takes them by name.
+    `keep(rewards, valid) -> bool[P]`, the prompts of a complete batch to learn from; None: all.
     """
 
-    more: Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
+    more: Callable[..., np.ndarray]
     keep: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+    reads: tuple[str, ...] = ()
 
 
 def success(rewards: np.ndarray, valid: np.ndarray) -> np.ndarray:

@@ -47,7 +47,7 @@ def lower_decode(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
 
     def step(params, layers, unembedding, stops, sampling, keys, prompt, carry):
         decoder = sampler.Decoder(model, params, layers, unembedding, stops, sampling, 1, transposed, 1, T)
-        return sampler.decode(decoder, keys, prompt, carry, None)
+        return sampler.decode(decoder, sampler.Rows(keys), prompt, carry, None)
 
     def given():
         params = _cast(model.init(jax.random.key(0)), model.dtype)

@@ -51,6 +51,7 @@ def _run(c: ConfigDict) -> None:
     c.objective = ""                   # likewise of its objective, e.g. "kl_coef=linear(start=0.1, end=0), clip_high=0.28"
     c.control = ""                     # likewise of its controllers, e.g. "every=50"
     c.allocation = ""                  # likewise of the rule by which it allots rollouts, e.g. "weighting=hardness"
+    c.guidance = ""                    # likewise of its guide, for a method that shows solutions, e.g. "high=0.5"
     c.replay = ""                      # likewise of its replay, for a method that replays rollouts, e.g. "capacity=512"
 
     c.task = "arithmetic"              # arithmetic, attempts, dataset, edits, grounding, jsonl, reasoning_gym, module:function
@@ -155,6 +156,12 @@ def _values(c: ConfigDict) -> None:
     c.teacher.path = ""                # as model.path; several, one for each task of the run, with commas between them
     c.teacher.base = ""                # the model that teachers are compared with; empty: the policy that the run began with
 
+    c.pool = ConfigDict()              # groups that independent runs share, as text
+    c.pool.path = ""                   # folder of the pool, one for all nodes; empty: nothing is shared
+    c.pool.node = ""                   # name of this node, another for each; empty: the host's name and the seed
+    c.pool.groups = 0                  # J, prompts of a step at most whose groups come from others; 0: half of per_step
+    c.pool.max_age = 3600.0            # seconds after which a shared file counts no more
+
     c.budget = ConfigDict()            # shares per_step x group completions out by what is expected of a step's prompts
     c.budget.utility = ""              # "paper" (of V0), "per_rollout" or "knapsack"; empty: the method's own, or equal shares
     c.budget.prompts = 0               # prompts of a step that share the completions; 0: half of per_step
@@ -247,7 +254,7 @@ PAPER = {"prompts": "prompts.per_step", "group_size": "sampling.group", "max_gro
          "temperature": "sampling.temperature",
          "top_p": "sampling.top_p", "turns": "sampling.max_turns", "observation_tokens": "sampling.observation_tokens",
          "epochs": "learner.epochs", "minibatches": "learner.minibatches",
-         "pretrain_steps": "critic.pretrain_steps", "budget": "budget.utility"}
+         "foreign_groups": "pool.groups", "pretrain_steps": "critic.pretrain_steps", "budget": "budget.utility"}
 
 
 def as_in_paper(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
@@ -286,6 +293,7 @@ def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
     if not learner.minibatches:
         fits = (n for n in range(defaults.get("minibatches", 1), 1, -1) if P % (n * max(learner.micro_batches, 1)) == 0)
         learner.minibatches = next(fits, 1)
+    config.pool.groups = config.pool.groups or P // 2
     budget = config.budget
     budget.utility, budget.prompts = budget.utility or defaults.get("budget", ""), budget.prompts or max(P // 2, 1)
     o = config.optimizer
@@ -312,12 +320,16 @@ def check(config: ConfigDict) -> None:
     if not 0 <= config.optimizer.ema < 1:
         raise ValueError(f"config.optimizer.ema is {config.optimizer.ema}; give a decay below 1, for example 0.99, or 0: none")
     for name, seconds in (("reward_deadline", config.reward_deadline), ("server.deadline", config.server.deadline),
+                          ("pool.max_age", config.pool.max_age),
                           ("environment_deadline", config.environment_deadline)):
         if not seconds > 0:
             raise ValueError(f"config.{name} is {seconds}; give a number of seconds above 0")
     if config.server.url and not config.server.weights:
         raise ValueError(f"config.server.url={config.server.url!r} samples for the run, which writes weights for it; set "
                          "config.server.weights to a folder that both see")
+    if config.pool.path and not 0 < config.pool.groups < config.prompts.per_step:
+        raise ValueError(f"config.pool.groups={config.pool.groups} of the prompts.per_step={config.prompts.per_step} come from "
+                         "the pool; give 1 or more, and leave one to this run")
     if not 0 <= config.environment_invalid <= 1:
         raise ValueError(f"config.environment_invalid is {config.environment_invalid}; give a share from 0 to 1")
     one_of("config.prompts.overlong", config.prompts.overlong, OVERLONG)

@@ -1,7 +1,7 @@
 """Groups of completions for prompts of a forest: the compiled sampler, then texts and rewards on the host."""
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -10,17 +10,17 @@ from jax.sharding import Mesh
 from jaxrl_llm import parallel
 from jaxrl_llm.forest import Forest, grow, plant
 from jaxrl_llm.generation import sampling as sampling_lib
-from jaxrl_llm.generation.prompts import encode_problems, pad
-from jaxrl_llm.generation.sampler import Completions, row_keys
+from jaxrl_llm.generation.prompts import encode_problems, pad, solution_ids
+from jaxrl_llm.generation.sampler import Completions, Forced, row_keys
 from jaxrl_llm.rewards import ByTask, Combined, Scores
-from jaxrl_llm.rollouts import Prompts, Role
+from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.scoring import decode, joined, shared_scores
 from jaxrl_llm.training.shapes import prompt_buckets, smallest
 
-Generate = Callable[[np.ndarray, np.ndarray, jax.Array], Completions]  # (prompt tokens, prompt mask, keys) -> completions
+Generate = Callable[..., Completions]  # (prompt tokens, prompt mask, keys, what completions begin with) -> completions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Sampler:
       prompt_tokens: the longest prompt.
       tokenizer, stop_strings, reward: how completions become texts and scores.
       mesh, dtype: where weights lie and what the model computes in.
+      forces: completions can begin with solutions; one program then serves all, also where none does.
     """
 
     generate: Guarded | Callable[..., Completions]
@@ -48,6 +49,7 @@ class Sampler:
     dtype: Any
     stop_strings: Sequence[str] = ()
     micro_batches: int = 1
+    forces: bool = False
     turns: ClassVar[int] = 1
     contexts: ClassVar[int] = 1
     facts: ClassVar[Mapping[str, str]] = {}
@@ -64,8 +66,8 @@ class Sampler:
 
     def under(self, params, lora, temperature: float | jax.Array | None = None,
               max_tokens: int | jax.Array | None = None, max_turns: int | jax.Array | None = None,
-              announced_turns: int | jax.Array | None = None) -> Generate:
-        """The compiled program under these weights, at another temperature or with shorter completions where they are given.
+              announced_turns: int | jax.Array | None = None, spread: float | jax.Array | None = None) -> Generate:
+        """The compiled program under these weights, with another temperature, length or spread where they are given.
 
         Raises ValueError for numbers of turns, which there are in an environment only, and for values outside their range.
         """
@@ -77,41 +79,69 @@ class Sampler:
             chosen = dataclasses.replace(chosen, temperature=np.float32(temperature))
         if max_tokens is not None:
             chosen = dataclasses.replace(chosen, max_tokens=np.int32(max_tokens))
+        if spread is not None:
+            chosen = dataclasses.replace(chosen, spread=np.float32(spread))
         sampling_lib.check(chosen)
         params = parallel.reshard(params, self.mesh, self.dtype)
 
-        def run(*rows):
-            return self.generate(params, *parallel.put(rows, parallel.batch_sharding(self.mesh)), chosen, lora=lora)
+        def run(prompt_tokens, prompt_mask, keys, forced=None):
+            *rows, forced = parallel.put((prompt_tokens, prompt_mask, keys, forced), parallel.batch_sharding(self.mesh))
+            begun = {} if forced is None else {"forced": forced}
+            return self.generate(params, *rows, chosen, lora=lora, **begun)
 
         return run
 
     def groups(self, generate: Any, forest: Forest, rows: np.ndarray, first_uid: int, key: jax.Array, version: int,
-               timer: PhaseTimer) -> Forest:
-        """The forest with one more group for each of the prompts `rows` i32[R], of uids from `first_uid` on."""
+               timer: PhaseTimer, shares: np.ndarray | None = None) -> Forest:
+        """The forest with one more group for each of the prompts `rows` i32[R], of uids from `first_uid` on.
+
+        `shares` f32[R, G]: of the solution, that each completion begins with, see `topologies.Plan`; None: nothing.
+        """
+        shares = np.zeros((len(rows), self.group), np.float32) if shares is None else shares
         for start in range(0, len(rows), self.prompts):
-            part = rows[start:start + self.prompts]
-            forest = self._call(generate, forest, part, first_uid + start * self.group, key, version, timer)
+            part = slice(start, start + self.prompts)
+            forest = self._call(generate, forest, rows[part], shares[part], first_uid + start * self.group, key, version, timer)
         return forest
 
-    def _call(self, generate, forest, rows, first_uid, key, version, timer):
+    def _begun(self, problems: Sequence[Problem], shares: np.ndarray) -> Forced:
+        """The first tokens of solutions, `floor(share * tokens)`, or all with the end token; of one too long for T nothing."""
+        most = self.sampling.max_tokens
+        assert most is not None
+        tokens, count = np.zeros((*shares.shape, int(most)), np.int32), np.zeros(shares.shape, np.int32)
+        for row in np.flatnonzero(shares.any(1)).tolist():
+            solution = solution_ids(problems[row], self.tokenizer)
+            whole = shares[row] >= 1
+            given = np.where(whole, len(solution), np.floor(shares[row] * (len(solution) - 1) + 1e-4)).astype(np.int32)
+            count[row] = np.where(whole & (len(solution) > most), 0, np.minimum(given, np.where(whole, most, most - 1)))
+            tokens[row, :, :min(len(solution), most)] = solution[:most]
+        return Forced(tokens, count)
+
+    def _call(self, generate, forest, rows, shares, first_uid, key, version, timer):
         """As `groups`, for at most `prompts` rows. Missing ones are filled up, so that no new shape compiles, and dropped."""
         asked = [forest.prompt_ids(row) for row in rows]
         missing, length = self.prompts - len(asked), smallest(prompt_buckets(self.prompt_tokens), max(map(len, asked)))
         batch = pad([ids.tolist() for ids in asked] + [asked[0].tolist()] * missing, [0] * self.prompts, length)
         uids = first_uid + np.arange(len(rows) * self.group, dtype=np.int64).reshape(len(rows), self.group)
         keys = row_keys(key, np.pad(uids, ((0, missing), (0, 0)), constant_values=-1))
-        parts = self._parts(generate, batch, keys, len(rows), timer)
+        begun = self._begun([forest.problems[row] for row in rows], shares) if self.forces else None
+        filled = jax.tree.map(lambda x: np.pad(x, ((0, missing), *((0, 0),) * (x.ndim - 1))), begun)
+        parts = self._parts(generate, (batch.tokens, batch.mask, keys, filled), len(rows), timer)
         made, steps, texts, scores = self._scored(parts, [forest.problems[row] for row in rows], timer)
         lengths, owners = made.mask.sum(-1).reshape(-1), np.repeat(rows, self.group)
         roots = np.flatnonzero(forest.role == Role.PROMPT)
+        node = halves(np.zeros_like(lengths) if begun is None else np.minimum(begun.count.reshape(-1), lengths), lengths)
+        row, last = node.row, node.last
+        above = np.where(node.first, roots[owners[row]], len(forest.uid) + np.arange(len(row)) - 1)
         return grow(
-            forest, np.repeat(roots[rows], self.group), uids.reshape(-1), role=Role.POLICY, length=lengths,
-            stopped=made.stopped.reshape(-1), rewards=scores.total, components=scores.components, texts=texts,
-            answers=[self.reward.extract(text, forest.problems[row]) for text, row in zip(texts, owners)],
+            forest, above, uids.reshape(-1)[row], prompt=owners[row], role=node.role, length=node.length,
+            stopped=made.stopped.reshape(-1)[row] & last, rewards=np.where(last, scores.total[row], 0),
+            components=np.where(last[:, None], scores.components[row], 0),
+            texts=[texts[i] if end else "" for i, end in zip(row, last)],
+            answers=[self.reward.extract(texts[i], forest.problems[owners[i]]) if end else None for i, end in zip(row, last)],
             tokens=made.tokens[made.mask], logprobs=made.logprobs[made.mask], entropies=made.entropies[made.mask],
             version=np.full(int(lengths.sum()), version), decode_steps=steps, failures=scores.failures)
 
-    def _parts(self, generate: Generate, batch: Prompts, keys: jax.Array, count: int, timer) -> Iterator[Completions]:
+    def _parts(self, generate: Generate, batch: Any, count: int, timer) -> Iterator[Completions]:
         """Completions of the first `count` prompts, a part after the other. While one is used the device samples the next.
 
         None is started before the one before it is there: the device would have to hold both.
@@ -119,7 +149,7 @@ class Sampler:
         size = self.prompts // self.micro_batches
 
         def start(first):
-            return generate(*(x[first:first + size] for x in (batch.tokens, batch.mask, keys)))
+            return generate(*jax.tree.map(lambda x: x[first:first + size], batch))
 
         with timer("rollout"):
             running = start(0)
@@ -149,6 +179,33 @@ class Sampler:
             done.append(part)
             texts += written
         return _joined(*done), steps, texts, joined(scores)
+
+
+class Halves(NamedTuple):
+    """The nodes of completions that an expert began, one row after another.
+
+    row: i64[N], the completion.  role: i8[N].  length: i32[N].  first, last: bool[N], the first and the last node of the row.
+    """
+
+    row: np.ndarray
+    role: np.ndarray
+    length: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+
+
+def halves(begun: np.ndarray, lengths: np.ndarray) -> Halves:
+    """The nodes of completions of `lengths i64[R]`, the first `begun i64[R]` tokens of which an expert wrote.
+
+    A completion without any of the policy's tokens is one node of the expert; one without an expert's is one of the policy.
+    """
+    rest = lengths - begun
+    expert, own = begun > 0, (rest > 0) | (begun == 0)
+    row = np.repeat(np.arange(len(lengths)), expert.astype(int) + own)
+    new = np.append(True, row[1:] != row[:-1])[:len(row)]
+    policy = ~(new & expert[row])
+    role = np.where(policy, Role.POLICY, Role.EXPERT).astype(np.int8)
+    return Halves(row, role, np.where(policy, rest[row], begun[row]), new, np.append(row[1:] != row[:-1], True)[:len(row)])
 
 
 def _joined(*parts: Completions) -> Completions:

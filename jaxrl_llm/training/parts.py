@@ -1,25 +1,33 @@
 """The parts of a method with the numbers of a configuration: estimator, objective, filters, controllers, replay, rule."""
+import re
+import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrl_llm import control, methods, replay
+from jaxrl_llm import control, methods, parallel, replay
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.advantages.turns import of_environment as estimator_of_environment
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
-from jaxrl_llm.topologies import Rule
+from jaxrl_llm.replay.pool import Pool, of_task
+from jaxrl_llm.tasks import Task
+from jaxrl_llm.topologies import Guide, Rule
+from jaxrl_llm.topologies import make_guide as make_guide_by_name
 from jaxrl_llm.topologies import make_rule as make_rule_by_name
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training.controls import Controls
 from jaxrl_llm.training.numbers import method_parts
+from jaxrl_llm.training.sharing import Sharing
 from jaxrl_llm.values import features
 
 FASTER_IN_SLOTS = 4  # parts of a batch from which on the slot engine is faster, by the table of docs/guides/engine.md
+
 
 def make_parts(config: ConfigDict, hidden_size: int, contexts: int = 1) -> tuple[Estimator, Objective]:
     """Estimator and objective of the configured method, for a model whose states have this width.
@@ -42,6 +50,17 @@ def make_replay(config: ConfigDict, method: methods.Method) -> replay.Replay | N
     return None if method.replay is None else replay.make(method.replay[0], **{**method.replay[1], **given})
 
 
+def make_sharing(config: ConfigDict, task: Task) -> Sharing | None:
+    """What is shared with other runs; None where `config.pool.path` names no folder."""
+    c = config.pool
+    if not c.path:
+        return None
+    if parallel.several():
+        raise NotImplementedError("one process reads a pool; run it on one process, or leave pool.path empty")
+    node = c.node or re.sub(r"[^A-Za-z0-9_.]", "_", f"{socket.gethostname()[:40]}_{config.seed}")
+    return Sharing(Pool(Path(c.path).expanduser(), node, of_task(task.train), c.max_age), c.groups)
+
+
 def make_rule(config: ConfigDict, method: methods.Method) -> Rule | None:
     """By what some prompts get further rollouts; None for a method without, or ValueError if `config.allocation` is set."""
     given, others = config_lib.keywords(config.allocation), [row.slug for row in methods.METHODS.values() if row.allocation]
@@ -52,12 +71,38 @@ def make_rule(config: ConfigDict, method: methods.Method) -> Rule | None:
         method.allocation[0], **{**method.allocation[1], **given})
 
 
+def make_guide(config: ConfigDict, method: methods.Method) -> Guide | None:
+    """How much of solutions completions begin with; None without, or ValueError if `config.guidance` is set all the same."""
+    given, others = config_lib.keywords(config.guidance), [row.slug for row in methods.METHODS.values() if row.guidance]
+    if method.guidance is None and given:
+        raise ValueError(f"config.guidance={config.guidance!r} changes numbers of a guide, and method {method.slug!r} has "
+                         f"none; leave it empty, or take one of {', '.join(others)}")
+    return None if method.guidance is None else make_guide_by_name(
+        method.guidance[0], **{**method.guidance[1], **given})
+
+
 def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
     """The distribution that `config.sampling` asks for; ValueError for values outside their range."""
     s = config.sampling
     found = sampling_lib.Sampling(np.float32(s.temperature), s.top_k or None, s.top_p if s.top_p < 1 else None, s.min_p or None,
                                   np.int32(s.max_tokens))
     sampling_lib.check(found)
+    return found
+
+
+def begins_or_spreads(config: ConfigDict, method: methods.Method) -> bool:
+    """Whether completions of the method begin with a solution, or the first draws of a group avoid each other."""
+    return method.guidance is not None or "spread" in controls_of(config, method).knobs
+
+
+def with_scan(config: ConfigDict, method: methods.Method) -> ConfigDict:
+    """The configuration for a method that `begins_or_spreads`, which the scan sampler alone can; ValueError for another one."""
+    if config.sampling.engine == "slots" or config.server.url:
+        raise ValueError(f"method {method.slug!r} begins completions or spreads draws, which only the scan sampler of this "
+                         f"process does; sampling.engine is {config.sampling.engine!r}, server.url {config.server.url!r}. Set "
+                         "sampling.engine to 'auto' and server.url to ''")
+    found = config.copy_and_resolve_references()
+    found.sampling.engine = "scan"
     return found
 
 

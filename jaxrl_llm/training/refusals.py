@@ -53,6 +53,11 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
     if "entropies" in needs and c.server.url:
         raise ValueError(f"method {method.slug!r} reads the sampler's entropies, which servers do not have to return; leave "
                          "server.url empty, or take another method, for example grpo")
+    if "spread" in parts.controls_of(config, method).knobs and (c.environment or c.server.url):
+        raise ValueError(f"method {method.slug!r} draws the first tokens of a group together, which neither environments nor "
+                         "servers do; leave that out, or take another method, for example grpo")
+    check_guide(config, method)
+    check_pool(config, method, estimator, needs)
     check_replay(config, method, needs)
     check_sizes(config, method, estimator, needs)
     parts.sampling_of(config)
@@ -82,6 +87,38 @@ def check_replay(config: ConfigDict, method: methods.Method, needs: set[str]) ->
     if config.budget.utility or "prior" in needs:
         raise ValueError(f"method {method.slug!r} replays rollouts of problems of which nothing was expected before; set "
                          "budget.utility to nothing, or take a method without replay, for example grpo")
+
+
+def check_guide(config: ConfigDict, method: methods.Method) -> None:
+    """Raises ValueError where completions cannot begin with a solution, or no completion would be the policy's own."""
+    guide, s = parts.make_guide(config, method), config.sampling
+    if guide is None:
+        return
+    others = ["in an environment"] * bool(config.environment) + ["by a server"] * bool(config.server.url)
+    others += ["with a budget"] * bool(config.budget.utility)
+    if others:
+        raise ValueError(f"method {method.slug!r} begins completions with solutions of a task, and this run samples "
+                         f"{' and '.join(others)}; leave that out, or take another method, for example grpo")
+    if s.top_k or s.top_p < 1 or s.min_p:
+        raise ValueError(f"method {method.slug!r} takes log-probs of solutions, which top_k, top_p and min_p cut away; switch "
+                         "them off (0, 1, 0)")
+    guide.first(s.group)
+
+
+def check_pool(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
+    """Raises ValueError where groups of others cannot be learned from: they are texts, without anybody's log-probs."""
+    if not config.pool.path:
+        return
+    others = ["samples in an environment"] * bool(config.environment)
+    others += ["has a budget"] * bool(config.budget.utility)
+    others += ["replays rollouts of its own"] * (method.replay is not None)
+    others += ["shows solutions"] * (method.guidance is not None)
+    others += [f"reads {name} of the sampler" for name in ("behavior_logprobs", "entropies") if name in needs]
+    others += ["expects something of prompts"] * ("prior" in needs)
+    others += ["samples prompts unequally"] * (parts.make_rule(config, method) is not None or estimator.wants_more is not None)
+    if others:
+        raise ValueError(f"config.pool.path={config.pool.path} shares groups as texts, and method {method.slug!r} "
+                         f"{', '.join(others)}; leave it empty, or take another method, for example swarm_sapo")
 
 
 def check_packed(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:

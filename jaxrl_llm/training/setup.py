@@ -29,11 +29,12 @@ from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.loader import Batches, batches, levels_of
-from jaxrl_llm.topologies import Topology, budgets, by_rule, refill, rounds, single, sized
+from jaxrl_llm.topologies import Topology, budgets, by_rule, guided, refill, rounds, single, sized
 from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training import optimizers, parts, refusals, teachers
+from jaxrl_llm.training import gradient_norms, optimizers, parts, refusals, teachers
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training import shapes as shapes_lib
+from jaxrl_llm.training.embeddings import prompt_embeddings
 from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.layouts import Layout, packed, rectangular
@@ -117,7 +118,9 @@ def policy_of(config: ConfigDict, model: Transformer, mesh: Mesh) -> Policy:
 def make_source(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: frozenset[str], policy: Policy,
                 mesh: Mesh, tokenizer, task: tasks.Task, judge: Judge, sets: tuple[EvalSpec, ...] = ()) -> Source:
     """Where the rollouts of a run come from; `judge` is what rewards them, a reward or the runner of an environment."""
-    asked = config.budget.utility or "prior" in needs
+    asked, special = config.budget.utility or "prior" in needs, parts.begins_or_spreads(config, method)
+    if special and not isinstance(judge, Runner):
+        config = parts.with_scan(config, method)
     plain = make_plain_source(config, policy, mesh, tokenizer, task, judge, sets)
     read = capture_of(config, tokenizer, policy.model.config.num_layers)
     prior = prior_lib.make(config, policy, len(task.train), plain.sampler.prompt_tokens, read) if asked else None
@@ -137,7 +140,8 @@ def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer,
     readers = int(np.gcd(drawn, jax.process_count()))
     return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
                   single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
-                  readers=readers, sizes=sizes_of(config, model.config), sets=sets, server=server)
+                  readers=readers, sizes=sizes_of(config, model.config), sets=sets, server=server,
+                  square_norms=gradient_norms.make(policy) if mesh.size == 1 else None)
 
 
 def make_server(config: ConfigDict, model: ModelConfig) -> external.Server | None:
@@ -194,9 +198,24 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
 
 
 def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, source: Source) -> Source:
-    """The source with the topology of the method, and with its replay."""
+    """The source with the topology of the method, with its replay and its guide.
+
+    Raises NotImplementedError where gradients of single completions are to be measured on several devices.
+    """
+    rule = parts.make_rule(config, method)
+    if rule is not None and "gradient_norms" in rule.reads and source.square_norms is None:
+        raise NotImplementedError(gradient_norms.ALONE.format(devices=source.mesh.size))
     inner = make_topology(config, method, estimator, config.prompts.per_step)
-    source = dataclasses.replace(source, topology=inner, replay=parts.make_replay(config, method))
+    source = dataclasses.replace(source, topology=inner, replay=parts.make_replay(config, method),
+                                 sharing=parts.make_sharing(config, source.task))
+    guides, spreads = parts.make_guide(config, method) is not None, "spread" in parts.controls_of(config, method).knobs
+    if guides or spreads:
+        assert isinstance(source.sampler, Sampler) and isinstance(source.sampler.generate, Guarded)
+        program = source.sampler.generate
+        sampler = dataclasses.replace(  # the program has further arguments
+            source.sampler, forces=guides, generate=Guarded(program.name, program.function, program.shapes),
+            sampling=dataclasses.replace(source.sampler.sampling, spread=np.float32(0) if spreads else None))
+        source = dataclasses.replace(source, guided=guides, sampler=sampler)
 
     def of(prompts):
         return filtered(config, method, make_topology(config, method, estimator, prompts), source.view, prompts)
@@ -205,8 +224,10 @@ def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimat
 
 
 def make_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, P: int) -> Topology:
-    """Who is sampled, of P prompts: as controllers, a rule or a budget say, as often as the estimator wants, or once."""
+    """Who is sampled, of P prompts: as a guide, controllers, a rule or a budget say, as the estimator wants, or once."""
     group, most = config.sampling.group, config.sampling.max_group
+    if (guide := parts.make_guide(config, method)) is not None:
+        return guided(P, group=group, guide=guide)
     if "group_sizes" in parts.controls_of(config, method).knobs:
         return sized(P, group=group, most=most)
     if (rule := parts.make_rule(config, method)) is not None:
@@ -291,6 +312,8 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
                      and not (name == "base_logprobs" and c.teacher.base))
     if of_start:
         recorded.append(recorders.reference(layout.logprobs, bool(config.lora.rank), of_start))
+    if "score_sq_norms" in needs:
+        recorded.append(recorders.gradients(Guarded("gradient norms", gradient_norms.make(policy), shapes)))
     recorded += teachers_of(config, objective, optimizer, needs, source)
     if {"max_logprobs", "greedy_logprobs"} & needs:
         likeliest = Guarded("likeliest", jax.jit(policy.likeliest), 2 * shapes)  # by itself, and of given tokens
@@ -399,10 +422,10 @@ def capture_of(config: ConfigDict, tokenizer, num_layers: int) -> Capture:
 def initial_state(run: Run, params) -> TrainState:
     """The state before the first step, laid out on the mesh."""
     key = jax.random.fold_in(jax.random.key(run.config.seed), 4)
-    return run.learner.init(params, initial_adapters(run.config, params), key, known_of(run))
+    return run.learner.init(params, initial_adapters(run.config, params), key, known_of(run, params))
 
 
-def known_of(run: Run) -> dict[str, Any]:
+def known_of(run: Run, params) -> dict[str, Any]:
     """What controllers hear of a run, see `control.KNOWN`; of the training prompts only what one of them asks for."""
     source, s = run.source, run.config.sampling
     train = source.task.train
@@ -412,8 +435,10 @@ def known_of(run: Run) -> dict[str, Any]:
              "max_tokens": s.max_tokens, "seed": jax.random.key_data(seed)}
     if "levels" in run.learner.controls.asks:
         known["levels"] = levels_of(train)
-    if "prompt_lengths" in run.learner.controls.asks:
+    if {"prompt_lengths", "embeddings"} & run.learner.controls.asks:
         ids = source.sampler.encode([train[i] for i in range(len(train))], source.sampler.tokenizer)
+        if "embeddings" in run.learner.controls.asks:
+            known["embeddings"] = prompt_embeddings(run.learner.policy, params, ids, source.sampler.prompt_tokens)
         known["prompt_lengths"] = np.array([len(one or ()) for one in ids], np.int32)
     return known
 

@@ -15,9 +15,10 @@ from jaxrl_llm.control import Settings
 from jaxrl_llm.forest import Forest
 from jaxrl_llm.generation.external import Server
 from jaxrl_llm.generation.prompts import encode_problems, fit
+from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.replay import Replay
 from jaxrl_llm.replay import buffer as buffers
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.rollouts import Role, Rollouts
 from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.tasks.loader import Batches, drawn
 from jaxrl_llm.tasks.mixture import Mixed
@@ -28,6 +29,7 @@ from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.problems import EvalSpec
 from jaxrl_llm.training.shapes import Ladders, padded, smallest
+from jaxrl_llm.training.sharing import Sharing
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.trajectories import Trajectories
 
@@ -35,11 +37,11 @@ _FILLS = 100  # batches to look through for prompts that are not too long
 _PROMPT_STREAM = 2**31 - 3  # folded into the run's key, for batches that are drawn by weights
 _REPLAY_STREAM = 2**31 - 4  # folded into the run's key, for what is replayed
 # Settings that a source reads:
-_READ = ("temperature", "max_tokens", "max_turns", "announced_turns", "prompt_weights", "prompt_ids", "group_sizes",
-         "reward_baseline")
+_READ = ("temperature", "max_tokens", "max_turns", "announced_turns", "spread", "prompt_weights", "prompt_ids", "group_sizes",
+         "reference_ids", "reward_baseline")
 
 Encode = Callable[[Sequence[Problem], Any], Sequence[list[int] | None]]
-Sample = Callable[[Forest, np.ndarray], Forest]  # a forest with one more group for each of these prompts
+Sample = Callable[..., Forest]  # (forest, rows) -> the forest with one more group for each of these prompts
 
 
 class Finished(NamedTuple):
@@ -77,8 +79,12 @@ class Source:
       replay: what is stored of rollouts and enters later batches; None: nothing.
       fewer: with a replay, makes the topology of a batch in which a smaller number of prompts is sampled than by `topology`.
       buffer: what is stored.
+      sharing: what is published of rollouts, and which groups of other runs enter batches; None: nothing. Batches can then be
+        drawn again only where the pool is as it was.
       sets: evaluation sets beside the held-out problems of the task.
       server: what samples in the place of this process; None: nothing does.
+      square_norms: `(params, lora, rollouts) -> f32[P, G]`, of the gradients of completions, for topologies that measure them.
+      guided: experts write a part of some completions, which rollouts then tell: `expert`, `hint_mask`, `hinted`.
     """
 
     task: Task
@@ -96,12 +102,15 @@ class Source:
     replay: Replay | None = None
     fewer: Callable[[int], Topology] | None = None
     buffer: Forest | None = None
+    sharing: Sharing | None = None
     sets: tuple[EvalSpec, ...] = ()
     server: Server | None = None
+    guided: bool = False
+    square_norms: Callable | None = None
 
     def __post_init__(self):
         if self.replay is not None and self.buffer is None:
-            self.buffer = self.planted([], draw=0)
+            self.buffer = buffers.empty(self.replay, self.planted([], draw=0))
 
     def position(self) -> dict[str, Any]:
         """Where the source is; a checkpoint holds what `jsonable` makes of it."""
@@ -113,9 +122,9 @@ class Source:
         self.data.set_state(position["data"])  # type: ignore[attr-defined]
         self.next_uid, stored = position["next_uid"], position.get("buffer")
         if self.buffer is not None and stored is not None:
-            assert isinstance(self.sampler, Sampler)  # nothing is replayed in an environment
+            assert isinstance(self.sampler, Sampler) and self.replay is not None  # nothing is replayed in an environment
             self.buffer = stored if isinstance(stored, Forest) else buffers.decode(
-                stored, self.planted([], draw=0), self.task.train, self.sampler.reward.extract)
+                stored, buffers.empty(self.replay, self.planted([], draw=0)), self.task.train, self.sampler.reward.extract)
 
     def next(self, state: TrainState, timer: PhaseTimer | None = None, settings: Settings = Settings()) -> Finished:
         """One batch, as its topology wants it.
@@ -125,27 +134,59 @@ class Source:
         """
         timer, version = timer or PhaseTimer(), int(state.step)
         known = Settings(**{name: parallel.fetch(getattr(settings, name)) for name in _READ})
+        spread = {} if known.spread is None else {"spread": known.spread}
         under = self.sampler.under(state.params, state.lora, known.temperature, known.max_tokens, known.max_turns,
-                                   known.announced_turns)
+                                   known.announced_turns, **spread)
         generate = functools.partial(self._sampled, under, state, timer)
+        measured, asked = self._reference_rates(known.reference_ids, generate)
         topology, mix = self._begun(state.key, version)
         forest = self.planted([], draw=0)
         while not (plan := topology.plan(forest)).complete:
-            forest = self._drawn(forest, plan.draw, state, generate, known) if plan.draw else generate(forest, plan.rows)
-        chosen, counts = forests.select(forest, topology.choose(forest)), outcome_counts(forest, len(self.task.train))
-        metrics = forests.metrics(forest) | topology.metrics(forest) | {
+            if plan.measure:
+                forest = self._measured(forest, plan.measure, state)
+            elif plan.draw:
+                forest = self._drawn(forest, plan.draw, state, generate, known)
+            else:
+                forest = generate(forest, plan.rows, plan.shares)
+        own = forests.trim(forest, ~forest.aided) if self.guided else forest
+        chosen, counts = forests.select(forest, topology.choose(forest)), measured | outcome_counts(own, len(self.task.train))
+        metrics = forests.metrics(own) | topology.metrics(forest) | (guide_metrics(forest) if self.guided else {}) | {
+            "completion/tokens": float(forest.length[forest.role == Role.POLICY].sum()) + asked} | {
             f"control/{name}": float(value) for name in _READ
             if (value := getattr(known, name)) is not None and np.ndim(value) == 0}
-        metrics |= by_task.metrics(forest, [part.label for part in self.task.parts])
+        metrics |= by_task.metrics(own, [part.label for part in self.task.parts])
         if mix is not None:
             chosen, self.buffer, found = mix(chosen)
             metrics |= found
         if not chosen.problems:
             return Finished(None, chosen, metrics, counts)
-        return Finished(self._completed(self.view(chosen, version), known, version), chosen, metrics, counts)
+        return Finished(self._completed(self.view(chosen, version), chosen, known, version), chosen, metrics, counts)
+
+    def _reference_rates(self, asked_ids: Any, generate: Sample) -> tuple[dict[str, np.ndarray], int]:
+        """The fact `reference_rates`, where controllers ask for ids i32[K], and the tokens that were sampled for it.
+
+        Each problem gets a group that nothing is learned from.
+        """
+        if asked_ids is None:
+            return {}, 0
+        tokens = 0
+        ids = np.asarray(asked_ids)
+        rates, asked = np.full(len(ids), np.nan, np.float32), np.flatnonzero(ids >= 0)
+        if len(asked):
+            problems = [self.task.train[int(number)] for number in ids[asked]]
+            encoded = self.sampler.encode(problems, self.sampler.tokenizer)
+            fits = [None if one is None or len(one) > self.sampler.prompt_tokens else one for one in encoded]
+            rows = [(problem, one) for problem, one in zip(problems, fits) if one is not None]
+            forest = generate(self.planted(rows, draw=0), np.arange(len(rows)))
+            owner, right = forest.prompt[forest.ends], forest.solved[forest.ends]
+            rates[asked[[one is not None for one in fits]]] = np.bincount(owner, right) / np.bincount(owner)
+            tokens = int(forest.length[forest.role == Role.POLICY].sum())
+        return {"reference_rates": rates}, tokens
 
     def _begun(self, key: jax.Array, version: int) -> tuple[Topology, Callable[[Forest], buffers.Mixed] | None]:
-        """Who is sampled for the next batch, and what joins that with stored rollouts; None: nothing is replayed."""
+        """Who is sampled for the next batch, and what joins that with those of a buffer or a pool; None: there is neither."""
+        if self.sharing is not None:
+            return self._shared(self.sharing, key, version)
         if self.replay is None:
             return self.topology, None
         assert self.fewer is not None and self.buffer is not None
@@ -155,12 +196,35 @@ class Source:
         return self.fewer(self.prompts - len(stored.problems)), lambda fresh: buffers.mix(
             self.replay, fresh, stored, left, version, self._group, rng)
 
-    def _completed(self, rollouts: Rollouts, known: Settings, version: int) -> Rollouts:
+    def _shared(self, sharing: Sharing, key: jax.Array, version: int) -> tuple[Topology, Callable[[Forest], buffers.Mixed]]:
+        """As `_begun`, with groups of the pool; what was sampled is published."""
+        assert self.fewer is not None and isinstance(self.sampler, Sampler)
+        seed = jax.random.fold_in(jax.random.fold_in(key, _REPLAY_STREAM), version)
+        rng = np.random.default_rng(parallel.fetch(jax.random.key_data(seed)))
+        foreign, metrics = sharing.take(self.sampler, self.task.train, self.next_uid, rng)
+        self.next_uid += len(foreign.ends)
+
+        def mix(fresh):
+            sharing.publish(fresh, version)
+            plain = fresh.with_facts({})
+            whole = forests.join([plain, foreign]) if foreign.problems else fresh
+            return buffers.Mixed(whole, self.buffer, metrics)
+
+        return self.fewer(self.prompts - len(foreign.problems)), mix
+
+    def _completed(self, rollouts: Rollouts, forest: Forest, known: Settings, version: int) -> Rollouts:
         """The rollouts with what settings and a replay say of them."""
         prompts, extras = len(rollouts.valid), dict[str, Any](rollouts.extras)
-        if self.replay is not None:
+        if self.replay is not None or self.sharing is not None:
             oldest = np.min(rollouts.policy_version, axis=-1, initial=version, where=rollouts.mask)
             extras |= {"age": (version - oldest).astype(np.int32), "replayed": oldest < version}
+        if "replay_weight" in forest.facts:
+            weights = np.pad(forest.facts["replay_weight"], (0, prompts - len(forest.problems)))
+            extras["replay_weights"] = np.broadcast_to(weights[:, None, None], rollouts.mask.shape)
+        if self.guided:
+            role = rollouts.role if rollouts.role is not None else np.where(rollouts.mask, Role.POLICY, Role.PADDING)
+            expert, rollouts = role == Role.EXPERT, rollouts.replace(role=role.astype(np.int8))
+            extras |= {"expert": expert, "hint_mask": expert, "hinted": expert.any(-1)}
         if known.reward_baseline is not None:
             extras["reward_baseline"] = np.full(prompts, known.reward_baseline, np.float32)
         if known.temperature is not None:  # greedy samples are scored at 1, as the sampler reports them
@@ -182,11 +246,24 @@ class Source:
         """The sizes that a batch may have."""
         return self.sizes(self.sampler.prompt_tokens, self.max_tokens, self.sampler.group, self.max_groups)
 
-    def view(self, forest: Forest, version: int) -> Rollouts:
-        """What is credited: a rollout for each trajectory, or each of its contexts, in a shape that the run compiles for."""
+    def _measured(self, forest: Forest, name: str, state: TrainState) -> Forest:
+        """The forest with a fact of `topologies.base.MEASURED`, from one group of each prompt."""
+        assert name == "gradient_norms" and self.square_norms is not None
+        rollouts = self.view(forest, int(state.step), self.sampler.group)
+        right, texts = rollouts.correct & rollouts.valid, texts_of(rollouts)
+        texts = parallel.put(texts.replace(filled=4), parallel.batch_sharding(self.mesh))
+        norms = np.sqrt(parallel.fetch(self.square_norms(state.params, state.lora, texts)))
+        means = np.sum(norms, axis=1, where=right) / np.maximum(right.sum(1), 1)
+        return forest.with_facts({**forest.facts, name: means[:len(forest.problems)].astype(np.float32)})
+
+    def view(self, forest: Forest, version: int, group: int | None = None) -> Rollouts:
+        """What is credited: a rollout for each trajectory, or each of its contexts, in a shape that the run compiles for.
+
+        `group`: the most that a prompt has; None: of a complete batch.
+        """
         sizes, view = self.ladders, forests.paths if self.sampler.contexts == 1 else forests.contexts
         return view(
-            forest, self.sampler.turns, self.sampler.facts, group=self._group, prompts=self.prompts, version=version,
+            forest, self.sampler.turns, self.sampler.facts, group=group or self._group, prompts=self.prompts, version=version,
             tokens=functools.partial(smallest, sizes.tokens),
             prompt_tokens=functools.partial(smallest, sizes.prompt_tokens), of_problems=self.task.facts)
 
@@ -194,10 +271,12 @@ class Source:
         """The forest of these problems and their token ids, in which nothing has been sampled."""
         return self.sampler.plant([problem for problem, _ in rows], [ids for _, ids in rows], draw)
 
-    def _sampled(self, generate: Any, state: TrainState, timer: PhaseTimer, forest: Forest, rows: np.ndarray) -> Forest:
-        """The forest with a group for each of `rows`, whose trajectories take the next uids."""
+    def _sampled(self, generate: Any, state: TrainState, timer: PhaseTimer, forest: Forest, rows: np.ndarray,
+                 shares: np.ndarray | None = None) -> Forest:
+        """The forest with a group for each of `rows`, of the next uids; `shares`: see `topologies.Plan`."""
         first, self.next_uid = self.next_uid, self.next_uid + len(rows) * self.sampler.group
-        return self.sampler.groups(generate, forest, rows, first, state.key, int(state.step), timer)
+        begun = {} if shares is None else {"shares": shares}
+        return self.sampler.groups(generate, forest, rows, first, state.key, int(state.step), timer, **begun)
 
     def _drawn(self, forest: Forest, count: int, state: TrainState, sample: Sample, settings: Settings) -> Forest:
         """The forest with `count` further problems of the task, and what is known of them."""
@@ -264,6 +343,16 @@ def outcome_counts(forest: Forest, problems: int) -> dict[str, np.ndarray]:
     ids = np.array([problem.id for problem in forest.problems], np.int64)[forest.prompt[forest.ends]]
     return {"tried": np.bincount(ids, minlength=problems).astype(np.int32),
             "right": np.bincount(ids[forest.solved[forest.ends]], minlength=problems).astype(np.int32)}
+
+
+def guide_metrics(forest: Forest) -> dict[str, float]:
+    """Of trajectories that an expert began: their share of all, their mean reward, and the tokens of an expert in each."""
+    aided, written = forest.aided, forest.role == Role.EXPERT
+    found = {"guide/share": float(aided.mean())}
+    if aided.any():
+        found |= {"guide/reward": float(forest.rewards[forest.ends][aided].mean()),
+                  "guide/tokens": float(forest.length[written].sum() / aided.sum())}
+    return found
 
 
 def jsonable(position: dict[str, Any]) -> dict[str, Any]:

@@ -193,7 +193,12 @@ def joint_gradients(policy: Policy, capture: Capture, objective: Objective, esti
 
 
 def advance(optimizer, clip_norm, mesh, state: TrainState, grads, metrics, objective_state, rate=None):
-    """`(state, metrics)` after one optimiser step with `grads`, or after its refusal, see `make_update`."""
+    """`(state, metrics)` after one optimiser step with `grads`, or after its refusal, see `make_update`.
+
+    The metric `step_scale` of an objective is a factor of this step's learning rate.
+    """
+    if "step_scale" in metrics:
+        rate = metrics["step_scale"] if rate is None else rate * metrics["step_scale"]
     if _CHOSEN in metrics:
         metrics = dict(metrics)
         metrics["moe/max_load"] = balance_lib.max_load(metrics.pop(_CHOSEN))

@@ -48,8 +48,8 @@ def make_recorders(config: ConfigDict, needs: Set[str], task: Task, tokenizer, m
     if "teacher_logprobs" in needs:
         paths = config_lib.parts(config.teacher.path)
         if len(paths) not in (1, max(len(task.parts), 1)):
-            raise ValueError(f"config.teacher.path names {len(paths)} teachers for {max(len(task.parts), 1)} tasks; give one for "
-                             "all, or one for each in the order of config.task")
+            raise ValueError(f"config.teacher.path names {len(paths)} teachers for {max(len(task.parts), 1)} tasks; give one "
+                             "for all, or one for each in the order of config.task")
         scorers, weights = zip(*(load(path, "path") for path in paths))
         made.append(kept(recorders.teacher(scorers, weights, apart="teacher_id" in needs)))
     if "base_logprobs" in needs and config.teacher.base:
@@ -68,8 +68,8 @@ def _loaded(config: ConfigDict, path: str, key: str, task: Task, tokenizer, mesh
         what = "ends texts with another token" if differing is None else f"reads {differing[:80]!r} as other tokens"
         raise ValueError(f"config.teacher.{key}={path} {what} than the policy; take a model with the same tokenizer")
     if tokens > model.config.max_positions:
-        raise ValueError(f"prompts and completions have up to {tokens} tokens together, and config.teacher.{key}={path} was made "
-                         f"for {model.config.max_positions}; lower sampling.max_tokens or prompts.max_tokens")
+        raise ValueError(f"prompts and completions have up to {tokens} tokens together, and config.teacher.{key}={path} was "
+                         f"made for {model.config.max_positions}; lower sampling.max_tokens or prompts.max_tokens")
     return model, weights
 
 

@@ -8,7 +8,7 @@ import optax
 
 from jaxrl_llm import masked
 from jaxrl_llm.forest import contexts, paths, select
-from jaxrl_llm.generation.prompts import encode_problem, fit, pad
+from jaxrl_llm.generation.prompts import encode_problem, fit, pad, solution_ids
 from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.rollouts import Role, Rollouts
 from jaxrl_llm.tasks.base import Problem
@@ -22,8 +22,7 @@ from jaxrl_llm.training.trajectories import Trajectories
 def demonstrations(problems: list[Problem], tokenizer, prompt_tokens: int, max_tokens: int, overlong: str) -> Rollouts:
     """Solutions, each followed by the end token, as a batch of groups of one; those that fit stand in for skipped ones.
 
-    A solution is `problem.extra["solution"]`, or the answer alone. Raises ValueError for one that does not fit: cut short, it
-    would be a wrong one to imitate.
+    Raises ValueError for one that does not fit: cut short, it would be a wrong one to imitate.
     """
     fitted = [(p, fit(encode_problem(p, tokenizer), p, prompt_tokens, overlong)) for p in problems]
     fitted = [(p, ids) for p, ids in fitted if ids is not None]
@@ -31,7 +30,7 @@ def demonstrations(problems: list[Problem], tokenizer, prompt_tokens: int, max_t
         raise ValueError(f"no prompt of a warm-up batch fits in prompts.max_tokens={prompt_tokens}; raise it")
     problems, rows = zip(*(fitted * len(problems))[:len(problems)])
     prompts = pad(rows, [p.id for p in problems], prompt_tokens)
-    solutions = [tokenizer.encode(p.extra.get("solution", p.answer)) + [tokenizer.eos_id] for p in problems]
+    solutions = [solution_ids(problem, tokenizer) for problem in problems]
     for problem, solution in zip(problems, solutions):
         if len(solution) > max_tokens:
             raise ValueError(f"the solution of problem {problem.id} has {len(solution)} tokens with the end token, the limit "

@@ -1,5 +1,4 @@
 """Runs with a teacher: what is recorded of it, which teacher teaches what, what is refused, and that the student follows it."""
-import dataclasses
 import shutil
 
 import jax

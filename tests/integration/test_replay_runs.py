@@ -19,7 +19,8 @@ from jaxrl_llm.training.source import jsonable
 
 P, G = 4, 4
 REPLAY = {"remix": "reuse=1.0", "r2vpo_replay": "reuse=1.0"}
-NAMES = ["arpo_replay", "r2vpo_replay", "rapo", "remix", "spear", "spear_clip"]  # those that leave the choice of problems
+# Those that leave the choice of problems:
+NAMES = ["arpo_replay", "r2vpo_replay", "rapo", "remix", "sil", "spear", "spear_clip"]
 
 
 def tiny(method, **changes):
@@ -52,7 +53,7 @@ def by_uid(forest, rollouts):
 
 def test_they_run_by_name_and_others_have_no_buffer():
     replaying = {row.slug for row in methods.METHODS.values() if row.replay}
-    assert {*NAMES, "rapo_curriculum"} == replaying <= set(methods.runnable())
+    assert {*NAMES, "rapo_curriculum", "dots_rr"} == replaying <= set(methods.runnable())
     run, _ = setup.build(tiny("grpo"))
     assert run.source.replay is None and "buffer" not in run.source.position()
     with pytest.raises(ValueError, match="config.replay='reuse=1.0' changes numbers of a replay, and method 'grpo' has none"):
@@ -105,7 +106,7 @@ def test_three_steps_by_name(method):
 def check_old(method, run, rollouts):
     """Old log-probs of replayed rollouts are those of sampling where the ratio is to them, the policy's where it is not."""
     if rollouts.old_logprobs is None:
-        assert method in ("arpo_replay", "r2vpo_replay")
+        assert method in ("arpo_replay", "r2vpo_replay", "sil")
         return
     tokens = np.asarray(rollouts.token_mask & rollouts.extras["replayed"][..., None])
     gap = np.abs(np.asarray(rollouts.old_logprobs) - np.asarray(rollouts.behavior_logprobs))[tokens]
@@ -167,11 +168,34 @@ def test_a_rule_and_a_method_of_ones_own(monkeypatch):
     assert np.unique(second.rollouts.policy_version[1:][second.rollouts.mask[1:]]).tolist() == [0]
 
 
+def test_dots_rr_measures_some_problems_and_replays_half_of_a_batch():
+    """Reference problems are asked in every second step and not learned from; replayed ratios are to stored log-probs."""
+    run, params = setup.build(tiny("dots_rr", control="reference=6, every=2"))
+    state, batches = setup.initial_state(run, params), []
+    for step in schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params)):
+        batches.append((step.finished, step.learned, run.source.next_uid))
+        if len(batches) == 3:
+            break
+    rates = [finished.counts["reference_rates"] for finished, _, _ in batches]
+    assert [np.isfinite(one).tolist() for one in rates] == [[True] * 6, [False] * 6, [True] * 6]
+    assert all(set(one * G) <= set(range(G + 1)) for one in (rates[0], rates[2]))
+    stored = batches[0][0].metrics["replay/size"] // G
+    assert batches[0][0].metrics["completion/tokens"] > 1.5 * batches[1][0].metrics["completion/tokens"]  # measured ones too
+    assert [uid for _, _, uid in batches][0] == (6 + P) * G and batches[0][0].counts["tried"].sum() == P * G
+    assert batches[1][0].rollouts.extras["replayed"].all(1).sum() == min(stored, P // 2) > 0
+    replayed = np.asarray(batches[1][1].rollouts.extras["replayed"] & batches[1][1].rollouts.valid)
+    old, behavior = (np.asarray(getattr(batches[1][1].rollouts, name)) for name in ("old_logprobs", "behavior_logprobs"))
+    gap = np.abs(old - behavior) * np.asarray(batches[1][1].rollouts.token_mask)
+    assert gap[replayed].max() > 1e-4 > gap[~replayed].max()  # weights have changed since
+    assert batches[1][1].metrics["max/old_ratio"] > 1.0001 and np.isfinite(batches[2][1].metrics["loss"])
+
+
 @pytest.mark.slow
-def test_a_resumed_run_is_the_straight_one(tmp_path, capsys):
+@pytest.mark.parametrize("method", ["spear_clip", "sil", "dots_rr"])
+def test_a_resumed_run_is_the_straight_one(tmp_path, capsys, method):
     """Bit for bit, after a loss of all behind step 2: weights, metrics of each step, and the buffer of the last checkpoint."""
-    method = "spear_clip"
     options = {"checkpoint.every": 2, "eval.every": 4, "samples_every": 0, "eval.problems": 1}
+    options |= {"control": "reference=6"} if method == "dots_rr" else {}
     loop.train(tiny(method, **options, steps=4), tmp_path / "straight")
     shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
     shutil.rmtree(tmp_path / "resumed/checkpoints/4")

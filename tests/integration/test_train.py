@@ -256,7 +256,7 @@ def test_every_method_takes_three_steps(shared, slug):
         prior=prior.make(config, policy, len(run.source.task.train), sampler.prompt_tokens, Capture(0)) if asked else None)
     source = setup.with_topology(config, method, estimator, source)
     learner, _ = setup.make_learner(config, estimator, objective, needs, policy, source)
-    known = setup.known_of(dataclasses.replace(run, config=config, source=source, learner=learner))
+    known = setup.known_of(dataclasses.replace(run, config=config, source=source, learner=learner), params)
     state = learner.init(jax.tree.map(lambda x: x + 0, params), None, jax.random.key(0), known)
     frozen = {name: jax.tree.map(lambda x: 1.01 * x, own) for name, own in learner.frozen(params).items()}
     for number in range(3):

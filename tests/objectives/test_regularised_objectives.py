@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import advantages, objectives
+from jaxrl_llm import advantages, control, methods, objectives
 from jaxrl_llm.objectives.sil import imitation_coef
 from jaxrl_llm.rollouts import Rollouts, from_lists, pad_lists
 
@@ -214,6 +214,21 @@ def test_t1_loss_from_reward_to_loss():
     np.testing.assert_array_equal(advantage[0, :, 0], [1, -1])
     loss, _, _ = run(objectives.t1(), rollouts, advantage)
     np.testing.assert_allclose(loss, -0.100893709, rtol=1e-6)
+
+
+def test_t1_oversampling_from_reward_to_loss_and_anchor():
+    """Leave-one-out advantages cancel at a ratio of 1; a hundredth of the KL and a thousandth of the entropy are left."""
+    row = methods.get("t1_oversampling")
+    every = np.ones((1, 4, 1), np.float32)
+    rollouts = from_lists([[1, 0, 0, 1]], old_logprobs=-0.5 * every, ref_logprobs=-0.6 * every, entropies=0.3 * every)
+    advantage, _ = advantages.make(row.estimator[0], **row.estimator[1]).update(rollouts, ())
+    np.testing.assert_allclose(advantage[0, :, 0], [2 / 3, -2 / 3, -2 / 3, 2 / 3], atol=1e-6)
+    made = objectives.make(row.objective[0], **row.objective[1])
+    loss, _ = made.update(-0.5 * every, rollouts, advantage, made.init())
+    np.testing.assert_allclose(loss, -2.516258e-4, atol=1e-9)
+    anchor = control.make("t1", decay=0.9)
+    moved = anchor.observe(anchor.init({"w": jnp.zeros(2)}), {"params": {"w": jnp.array([1.0, 2.0])}})
+    np.testing.assert_allclose(anchor.propose(moved)["reference"]["w"], [0.1, 0.2], rtol=1e-6)
 
 
 @pytest.mark.parametrize("gate, loss, gradient", [

@@ -72,6 +72,7 @@ OBJECTIVES = {
         Case({"centre": "naive", "score": "logprob", "weighting": "none"}),
     ],
     "remix": [Case({"kl_coef": 0.1})],
+    "dots_rr": [Case()],
     "r3l": [Case({"kl_coef": 0.1}, inputs=retries)],
     "karl_oapl": [Case({"beta2": 0.1})],
     "sil": [Case({"min_count": 4, "max_nlp": 0.5}, inputs=critic)],

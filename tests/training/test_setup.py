@@ -27,7 +27,7 @@ def test_methods_that_need_what_nobody_records_are_refused():
             provision.check(changed, *parts)
     provision.check(teacher, *parts, provided=("teacher_logprobs",))
     provision.check(dataclasses.replace(method, needs=("replayed", "age"), replay=("recent_groups", {})), *parts)
-    with pytest.raises(NotImplementedError, match="needs values .from a critic"):
+    with pytest.raises(NotImplementedError, match="needs values .from a recorder, a topology or a task of your"):
         provision.check(method, parts[0]._replace(needs=("rewards", "values")), parts[1])
 
 

@@ -1,0 +1,12 @@
+"""How strongly each completion alone would move the weights."""
+from collections.abc import Callable
+
+from jaxrl_llm.recorders.base import Recorder, texts_of
+
+
+def gradients(square_norms: Callable) -> Recorder:
+    """`score_sq_norms` f32[P, G], by `square_norms(params, lora, rollouts)`, see `training.gradient_norms`."""
+    def record(own, params, lora, rollouts):
+        return {"score_sq_norms": square_norms(params, lora, texts_of(rollouts).replace(filled=4))}
+
+    return Recorder("gradients", ("score_sq_norms",), record)

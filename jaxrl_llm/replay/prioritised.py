@@ -1,0 +1,49 @@
+"""Stored successes drawn by how much better than expected they were, weighted for it (SIL, arXiv 1806.05635)."""
+import numpy as np
+
+from jaxrl_llm import masked
+from jaxrl_llm.replay.base import Replay, rule
+
+
+def chances(priority: np.ndarray, exponent: float) -> np.ndarray:
+    """f64[B], summing to 1: `p^exponent / sum p^exponent` of priorities p > 0."""
+    raised = np.asarray(priority, np.float64) ** exponent
+    return raised / raised.sum()
+
+
+def importance(priority: np.ndarray, exponent: float, correction: float) -> np.ndarray:
+    """f64[B], at most 1: `(B P)^-correction`, P the `chances`, over its largest value (arXiv 1511.05952)."""
+    weight = (len(priority) * chances(priority, exponent)) ** -correction
+    return weight / weight.max()
+
+
+@rule
+def prioritised(*, share: float = 0.5, exponent: float = 0.6, correction: float = 1.0, least: float = 1e-6,
+                capacity: int = 4096) -> Replay:
+    """Rollouts with a positive reward are stored; up to `share` of a batch are stored groups, drawn by their `chances`.
+
+    The priority of a group is the mean of `clip(r - group mean, least, 1)` over its stored rollouts, as it was sampled: the
+    group mean stands for the critic's value, and nothing is measured again. `least` keeps all of them possible.
+    `exponent` and `correction` are the authors', whose capacity is 1e5 steps.
+
+    Raises:
+      ValueError: a share outside [0, 1), or a `least` that is not positive.
+    """
+    if not 0 <= share < 1 or not least > 0:
+        raise ValueError(f"share={share} of a batch, least={least} priority; give a share from 0 to below 1, and a positive "
+                         "least")
+
+    def admit(rewards, valid):
+        return valid & (rewards > 0)
+
+    def priority(rewards, valid):
+        better = np.clip(rewards - np.asarray(masked.group_mean(rewards, valid)), least, 1)
+        kept = admit(rewards, valid)
+        return np.where(kept.any(1), np.sum(better, axis=1, where=kept) / np.maximum(kept.sum(1), 1), least).astype(np.float32)
+
+    def groups(born, version, prompts, rng, priority):
+        count = min(int(share * prompts), len(born))
+        return rng.choice(len(born), count, replace=False, p=chances(priority, exponent))
+
+    return Replay(admit, groups=groups, capacity=capacity, priority=priority,
+                  weights=lambda priority: importance(priority, exponent, correction))

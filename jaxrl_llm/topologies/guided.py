@@ -1,0 +1,28 @@
+"""Groups some of whose completions begin with the problem's solution, or a part of it."""
+import numpy as np
+
+from jaxrl_llm.forest import outcomes
+from jaxrl_llm.topologies.base import Plan, Topology, everyone, group_sizes
+from jaxrl_llm.topologies.guides import Guide
+
+
+def guided(prompts: int, *, group: int, guide: Guide) -> Topology:
+    """`prompts` problems with a group of `group` each, and a second one where the `guide` has shares for it.
+
+    Random shares are drawn with the uids of the first groups as seed: the same in a run that goes on from a checkpoint.
+    """
+    first = guide.first(group)
+
+    def plan(forest):
+        if not forest.problems:
+            return Plan(draw=prompts)
+        rows = np.arange(len(forest.problems))
+        if not len(forest.ends):
+            return Plan(rows=rows, shares=np.tile(first, (len(rows), 1)))
+        if guide.second is None or group_sizes(forest).max() > group:
+            return Plan()
+        rng = np.random.default_rng(forest.uid[forest.ends].tolist())
+        shares = guide.second(*outcomes(forest, group), rng)
+        return Plan(rows=rows, shares=np.repeat(shares[:, None], group, axis=1))
+
+    return Topology(plan, everyone, max_groups=1 if guide.second is None else 2)

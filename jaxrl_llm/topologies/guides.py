@@ -1,0 +1,64 @@
+"""How much of a problem's solution completions begin with: experts in a group (LUFFY) and hints by difficulty (ADHint).
+
+To add one, write a keyword-only factory under `@guide`; a row of the catalogue names it (`Method.guidance`).
+"""
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl_llm import registry
+from jaxrl_llm.control.adhint_hints import hint_ratio
+
+GUIDES: dict[str, registry.Factory] = {}
+guide = functools.partial(registry.register, GUIDES, "guide")
+
+
+class Guide(NamedTuple):
+    """Shares from 0 (the policy alone) to 1 (the whole solution with the end token) of what an expert writes of a completion.
+
+    `first(G) -> f32[G]`: of each completion of a prompt's first group. `second(rewards f32[P, G], valid bool[P, G], rng) ->
+    f32[P]`: of all completions of a second group of each prompt, from what came of the first; None: there is no second one.
+    """
+
+    first: Callable[[int], np.ndarray]
+    second: Callable[[np.ndarray, np.ndarray, np.random.Generator], np.ndarray] | None = None
+
+
+@guide
+def experts(*, traces: int = 1, share: float = 1.0) -> Guide:
+    """`traces` completions of each group begin with this share of the solution, by default all of it (arXiv 2504.14945).
+
+    Raises:
+      ValueError: no trace, as many as the group has, or a share outside (0, 1].
+    """
+    if traces < 1 or not 0 < share <= 1:
+        raise ValueError(f"traces={traces} of an expert's text, share={share}; give 1 or more and a share from 0 to 1")
+
+    def first(group):
+        if traces >= group:
+            raise ValueError(f"traces={traces} leave none of the {group} completions of a group to the policy; give fewer, or "
+                             "raise sampling.group")
+        return np.where(np.arange(group) < traces, share, 0).astype(np.float32)
+
+    return Guide(first)
+
+
+@guide
+def adhint(*, low: float = 0.0, high: float = 0.8, noise: float = 0.05) -> Guide:
+    """A group alone, then one with hints as long as the first found the prompt hard, see `control.hint_ratio`.
+
+    `noise`: standard deviation of what is added to the share (arXiv 2512.13095; the numbers are ours).
+
+    Raises:
+      ValueError: shares outside [0, 1), or in the wrong order.
+    """
+    if not 0 <= low <= high < 1:
+        raise ValueError(f"hints from low={low} to high={high} of a solution; give 0 <= low <= high < 1")
+
+    def second(rewards, valid, rng):
+        drawn = rng.normal(0, noise, len(rewards)) if noise else np.zeros(len(rewards))
+        return np.asarray(hint_ratio(np.clip(rewards, 0, 1), valid, drawn.astype(np.float32), low=low, high=high))
+
+    return Guide(lambda group: np.zeros(group, np.float32), second)

@@ -1,0 +1,45 @@
+"""GVM-RAFT: a pilot group measures success and gradients, then the other rollouts go where variance is (arXiv 2505.02391)."""
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.control.gvm_raft import round_shares, shares
+from jaxrl_llm.topologies.rules import Rule, rule, success
+
+
+def share_out(success_P: np.ndarray, norms_P: np.ndarray, total: int, most: int, *, alpha: float = 1e-3, beta: float = 2.0
+              ) -> np.ndarray:
+    """i64[P], `total` or what `most` for each allows, in proportion to `control.gvm_raft.shares`.
+
+    What a prompt cannot take goes to the others in the same proportion, and evenly to all where nobody else has a share.
+    """
+    counts = np.zeros(len(success_P), np.int64)
+    total = min(total, most * len(counts))
+    while (left := total - int(counts.sum())) > 0:
+        room = counts < most
+        share = shares(jnp.where(room, success_P, 0), jnp.asarray(norms_P), alpha=alpha, beta=beta)
+        share = share if share.any() else jnp.asarray(room / room.sum())
+        counts = np.minimum(counts + np.asarray(round_shares(share, left)), most)
+    return counts
+
+
+@rule
+def gvm_raft(*, mean: float = 2.0, alpha: float = 1e-3, beta: float = 2.0) -> Rule:
+    """A pilot group for every prompt, then groups by `share_out` until there are `mean` a prompt on average.
+
+    Gradients are those of the pilot's right rollouts under the weights of the step. The pilot's rollouts are learned from too,
+    which the released code throws away; a prompt without a right one keeps these alone.
+
+    Raises:
+      ValueError: fewer than one group a prompt.
+    """
+    if mean < 1:
+        raise ValueError(f"mean={mean} groups a prompt, of which the pilot is one; give 1 or more")
+
+    def more(rewards, valid, first, most, gradient_norms):
+        if (valid.sum(1) > first).any():  # the second stage is over
+            return np.zeros(len(valid), np.int64)
+        groups = share_out(success(rewards, valid), gradient_norms, int((mean - 1) * len(valid)), most // first - 1,
+                           alpha=alpha, beta=beta)
+        return groups * first
+
+    return Rule(more, reads=("gradient_norms",))

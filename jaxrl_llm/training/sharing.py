@@ -1,0 +1,91 @@
+"""Groups from a pool in a batch: read as tokens, scored by the run's own reward, and in the place of some of its prompts."""
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl_llm import forest as forests
+from jaxrl_llm.forest import Forest
+from jaxrl_llm.generation.prompts import encode_problem
+from jaxrl_llm.replay.pool import Group, Pool
+from jaxrl_llm.rewards import Scores
+from jaxrl_llm.rollouts import Role
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.training.groups import Sampler
+from jaxrl_llm.training.scoring import shared_scores
+
+
+class Foreign(NamedTuple):
+    """A group of another run: `prompt`, token ids; `tokens`, those of each completion, `whole` where none was cut; `scores`."""
+
+    problem: Problem
+    prompt: list[int]
+    texts: tuple[str, ...]
+    tokens: list[list[int]]
+    whole: list[bool]
+    scores: Scores
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+    """`pool`: where groups are shared. `groups`: J, at most, that take the place of prompts of a batch."""
+
+    pool: Pool
+    groups: int
+
+    def take(self, sampler: Sampler, problems: Sequence[Problem], first_uid: int, rng: np.random.Generator
+             ) -> tuple[Forest, dict[str, float]]:
+        """`(forest, metrics)`: up to J foreign groups whose rewards differ, drawn uniformly, with uids from `first_uid` on.
+
+        Longer texts are cut at T tokens and keep the reward of the whole. Groups are scored in random order until J are
+        found. The version of their tokens is -1: nobody of this run sampled them. Metrics count what was left and why.
+        """
+        found, left = self.pool.read(sampler.group)
+        kept: list[Foreign] = []
+        unused = 0
+        for number in rng.permutation(len(found)).tolist():
+            if len(kept) == self.groups:
+                break
+            one = _read(sampler, found[number], problems[found[number].problem])
+            if len(one.prompt) > sampler.prompt_tokens or np.ptp(one.scores.total) == 0:
+                unused += 1
+            else:
+                kept.append(one)
+        forest = sampler.plant([one.problem for one in kept], [one.prompt for one in kept], draw=0)
+        for row, one in enumerate(kept):
+            forest = _grown(sampler, forest, row, one, first_uid + row * sampler.group)
+        metrics = {"pool/groups": float(len(kept)), "pool/found": float(len(found)), "pool/unused": float(unused)}
+        return forest, metrics | {f"pool/left_{name}": float(count) for name, count in left.items()}
+
+    def publish(self, forest: Forest, step: int) -> None:
+        """Shares the groups of a batch that this run sampled and whose rewards differ."""
+        ends, groups = forest.ends, []
+        for row, problem in enumerate(forest.problems):
+            mine = ends[forest.prompt[ends] == row]
+            if len(mine) and np.ptp(forest.rewards[mine]) > 0:
+                groups.append((problem, forest.texts[mine].tolist()))
+        self.pool.publish(step, groups)
+
+
+def _read(sampler: Sampler, group: Group, problem: Problem) -> Foreign:
+    """The group as this run reads and scores it."""
+    assert sampler.sampling.max_tokens is not None
+    most = int(sampler.sampling.max_tokens)
+    written = [[*sampler.tokenizer.encode(text), sampler.tokenizer.eos_id] for text in group.completions]
+    tokens = [ids[:most] for ids in written]
+    scores = shared_scores(sampler.reward, group.completions, [problem] * len(tokens), np.array([len(ids) for ids in tokens]))
+    return Foreign(problem, encode_problem(problem, sampler.tokenizer), group.completions, tokens,
+                   [len(ids) <= most for ids in written], scores)
+
+
+def _grown(sampler: Sampler, forest: Forest, row: int, one: Foreign, first_uid: int) -> Forest:
+    """The forest with the completions of a foreign group after its prompt `row`."""
+    size, count = len(one.tokens), sum(map(len, one.tokens))
+    root = int(np.flatnonzero(forest.role == Role.PROMPT)[row])
+    return forests.grow(
+        forest, [root] * size, [first_uid + i for i in range(size)], role=Role.POLICY, length=[len(ids) for ids in one.tokens],
+        stopped=one.whole, rewards=one.scores.total, components=one.scores.components, texts=list(one.texts),
+        answers=[sampler.reward.extract(text, one.problem) for text in one.texts],
+        tokens=[token for ids in one.tokens for token in ids], logprobs=np.zeros(count), entropies=np.zeros(count),
+        version=np.full(count, -1), failures=one.scores.failures)

@@ -1,0 +1,114 @@
+"""Runs whose completions begin with solutions: what is in the batch, what metrics count, refusals, and a resume."""
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import run_files
+import tiny_config
+from run_files import assert_same, lines, repeatable
+
+from jaxrl_llm import methods
+from jaxrl_llm.rollouts import Role
+from jaxrl_llm.training import loop, schedules, setup
+
+NAMES = ["adhint_advantage", "adhint_schedule", "chord", "chord_mu", "chord_phi", "luffy", "rl_plus"]
+
+
+def tiny(method, **changes):
+    config = tiny_config.get_config()
+    config.update_from_flattened_dict({"method": method, "model.num_layers": 1, "task": "arithmetic(level=add3)",
+                                       "rewards": "exact", **changes})
+    return config
+
+
+def batch(config, steps=1):
+    run, params = setup.build(config)
+    state = setup.initial_state(run, params)
+    for step in schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params)):
+        if step.finished is not None:
+            steps -= 1
+        if not steps:
+            return run, step
+
+
+def test_they_run_by_name():
+    assert {*NAMES} == {row.slug for row in methods.METHODS.values() if row.guidance} <= {*methods.runnable()}
+
+
+def test_an_expert_is_in_every_group_and_others_are_counted_without_it():
+    run, step = batch(tiny("luffy", guidance="traces=2"))
+    rollouts, forest, metrics = step.finished.rollouts, step.finished.forest, step.finished.metrics
+    tokenizer = run.source.sampler.tokenizer
+    for p, problem in enumerate(forest.problems):
+        solution = [*tokenizer.encode(problem.answer), tokenizer.eos_id]
+        for g in (0, 1):
+            assert rollouts.tokens[p, g, :len(solution)].tolist() == solution and rollouts.mask[p, g].sum() == len(solution)
+            assert rollouts.extras["expert"][p, g].sum() == len(solution)
+    assert (rollouts.rewards[:, :2] == 1).all() and not rollouts.rewards[:, 2:].any()  # a new model solves nothing
+    np.testing.assert_array_equal(rollouts.extras["hinted"], [[True, True, False, False]] * 4)
+    np.testing.assert_array_equal(rollouts.extras["expert"], rollouts.role == Role.EXPERT)
+    assert metrics["reward/mean"] == 0 and metrics["guide/reward"] == 1 and metrics["guide/share"] == 0.5
+    assert metrics["completion/tokens"] == rollouts.mask[:, 2:].sum() and 4 <= metrics["guide/tokens"] <= 5
+    assert step.finished.counts["tried"].sum() == 8 and not step.finished.counts["right"].any()
+    advantages = np.asarray(step.learned.advantages)[..., 0]
+    np.testing.assert_allclose(advantages, [[0.5, 0.5, -0.5, -0.5]] * 4)
+    assert step.learned.metrics["max/mismatch"] < 1e-4  # the sampler's log-probs of an expert's tokens are the policy's
+
+
+def test_hints_are_prefixes_that_the_policy_completes():
+    """Nothing is solved alone: hints are .8 of the answer's digits, then come the policy's own tokens."""
+    run, step = batch(tiny("adhint_schedule", guidance="noise=0.0"))
+    rollouts, forest = jax.device_get(step.finished.rollouts), step.finished.forest
+    tokenizer = run.source.sampler.tokenizer
+    assert rollouts.valid.shape == (4, 8) and not rollouts.extras["hinted"][:, :4].any()
+    for p, problem in enumerate(forest.problems):
+        answer = tokenizer.encode(problem.answer)
+        given = int(0.8 * len(answer) + 1e-4)
+        for g in range(4, 8):
+            assert rollouts.tokens[p, g, :given].tolist() == answer[:given]
+            assert rollouts.extras["hint_mask"][p, g].sum() == given < rollouts.mask[p, g].sum()
+    assert (rollouts.extras["hinted"].sum(1) == 4).all()
+    texts = [forest.texts[end] for end in forest.ends[forest.aided]]
+    assert all(text.startswith(problem.answer[:2]) for problem, text in zip(np.repeat(forest.problems, 4), texts))
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match="config.guidance='traces=2' changes numbers of a guide, and method 'grpo' has none"):
+        setup.build(tiny("grpo", guidance="traces=2"))
+    with pytest.raises(ValueError, match="traces=1 leave none of the 1 completions"):
+        setup.build(tiny("luffy", **{"sampling.group": 1}))
+    with pytest.raises(ValueError, match="takes log-probs of solutions, which top_k, top_p and min_p cut away"):
+        setup.build(tiny("luffy", **{"sampling.top_k": 5}))
+    with pytest.raises(ValueError, match="this run samples with a budget"):
+        setup.build(tiny("luffy", **{"budget.utility": "paper"}))
+
+
+def test_a_solution_that_does_not_fit_is_not_cut_short():
+    _, step = batch(tiny("luffy", **{"sampling.max_tokens": 4}))
+    rollouts, forest = step.finished.rollouts, step.finished.forest
+    long = np.array([len(problem.answer) + 1 > 4 for problem in forest.problems])
+    np.testing.assert_array_equal(rollouts.extras["hinted"][:, 0], ~long)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["adhint_schedule", "chord"])
+def test_a_resumed_run_is_the_straight_one(tmp_path, method):
+    options = {"checkpoint.every": 2, "eval.every": 3, "samples_every": 1, "eval.problems": 2, "steps": 3}
+    loop.train(tiny(method, **options), tmp_path / "straight")
+    shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed/checkpoints/3")
+    loop.train(tiny(method, **options), tmp_path / "resumed", resume=True)
+    found, wanted = (run_files.saved(tmp_path / name, tiny(method, **options)) for name in ("resumed", "straight"))
+    assert_same(found, wanted)
+    kept = [[repeatable(line) for line in lines(tmp_path / name)] for name in ("resumed", "straight")]
+    assert kept[0] == kept[1] and all(np.isfinite(list(line.values())).all() for line in kept[0])
+
+
+@pytest.mark.slow
+def test_a_policy_that_solves_nothing_learns_from_experts_and_not_without(tmp_path):
+    """Sparse success, the case that they are for: LUFFY's held-out score rises where GRPO has nothing to learn from."""
+    options = {"samples_every": 0, "eval.every": 0, "eval.problems": 50, "steps": 60, "optimizer.learning_rate": 1e-2,
+               "task": "arithmetic(level=digit)", "prompts.per_step": 16, "sampling.max_tokens": 4}
+    scores = {name: loop.train(tiny(name, **options), tmp_path / name)["after"].score.mean for name in ("luffy", "grpo")}
+    assert scores["luffy"] > scores["grpo"] + 0.02, scores

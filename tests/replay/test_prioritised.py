@@ -1,0 +1,75 @@
+"""Priorities: chances and weights by hand, how often groups are drawn, and that a checkpoint keeps them."""
+import json
+
+import numpy as np
+import pytest
+from test_replay_buffer import EMPTY, PROBLEMS, batch, step, uids
+
+from jaxrl_llm import replay
+from jaxrl_llm.replay import buffer as buffers
+from jaxrl_llm.replay.prioritised import chances, importance
+
+
+def buffer_of(rule, rewards, version=0):
+    return step(rule, buffers.empty(rule, EMPTY), batch(range(len(rewards)), rewards, version), version)
+
+
+def test_chances_and_weights_by_hand():
+    """Priorities 1 and 1/32 with exponent .6: 8 to 1; the rarer counts eight times as much, with correction 1."""
+    priority = np.float32([1, 1 / 32])
+    np.testing.assert_allclose(chances(priority, 0.6), [8 / 9, 1 / 9])
+    np.testing.assert_allclose(importance(priority, 0.6, 1.0), [1 / 8, 1])
+    np.testing.assert_allclose(importance(priority, 0.6, 0.5), [8**-0.5, 1])
+    np.testing.assert_allclose(importance(np.full(5, 0.3), 0.6, 1.0), 1)
+
+
+def test_probabilities_sum_to_one_and_the_least_is_bounded():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        priority = np.clip(rng.random(rng.integers(1, 40)) ** 8, 1e-6, 1)
+        found, weights = chances(priority, 0.6), importance(priority, 0.6, 1.0)
+        assert found.sum() == pytest.approx(1) and found.min() >= (1e-6**0.6) / len(priority) - 1e-12
+        assert weights.max() == 1 and weights.min() > 0
+        np.testing.assert_allclose(weights * found / (weights * found).sum(), 1 / len(priority))  # what the weights are for
+
+
+def test_successes_are_stored_with_how_much_better_they_were():
+    rule = replay.make("prioritised")
+    found = buffer_of(rule, [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]])
+    assert uids(found.buffer) == [(0, [0]), (1, [4, 5, 6]), (2, [8, 9, 10, 11])]
+    np.testing.assert_allclose(found.buffer.facts["priority"], [0.75, 0.25, 1e-6])
+    later = step(rule, found.buffer, batch([5], [[1, 1, 0, 0]], 1, first_uid=16), 1, prompts=1)
+    np.testing.assert_allclose(later.buffer.facts["priority"], [0.75, 0.25, 1e-6, 0.5])
+
+
+def test_groups_come_as_often_as_their_chances_say_and_carry_their_weights():
+    rule = replay.make("prioritised", share=0.25)
+    buffer = buffer_of(rule, [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]).buffer
+    drawn, weights = np.zeros(3), importance(buffer.facts["priority"], 0.6, 1.0)
+    for seed in range(600):
+        stored, _ = buffers.take(rule, buffer, 1, 4, np.random.default_rng(seed))
+        (problem,) = stored.problems
+        drawn[problem.id] += 1
+        assert stored.facts["replay_weight"] == pytest.approx(weights[problem.id])
+    np.testing.assert_allclose(drawn / 600, chances(buffer.facts["priority"], 0.6), atol=0.05)
+    mixed = step(rule, buffer, batch([7, 8, 9], [[0, 0, 0, 0]] * 3, 1, first_uid=12), 1, prompts=4)
+    assert mixed.forest.facts["replay_weight"].tolist()[:3] == [1, 1, 1] and len(mixed.forest.problems) == 4
+
+
+def test_a_checkpoint_keeps_them():
+    rule = replay.make("prioritised")
+    buffer = buffer_of(rule, [[1, 0, 0, 0], [1, 1, 1, 0]]).buffer
+    stored = json.loads(json.dumps(buffers.encode(buffer)))
+    again = buffers.decode(stored, buffers.empty(rule, EMPTY), PROBLEMS, lambda text, problem: text)
+    np.testing.assert_array_equal(again.facts["priority"], buffer.facts["priority"])
+    assert uids(again) == uids(buffer) and again.facts["priority"].dtype == np.float32
+    for seed in range(5):
+        one, two = (buffers.take(rule, x, 1, 4, np.random.default_rng(seed))[0] for x in (buffer, again))
+        assert uids(one) == uids(two)
+        np.testing.assert_array_equal(one.facts["replay_weight"], two.facts["replay_weight"])
+
+
+def test_what_is_refused():
+    for hyper, words in (({"share": 1.0}, "share=1.0"), ({"least": 0.0}, "least=0.0")):
+        with pytest.raises(ValueError, match=words):
+            replay.make("prioritised", **hyper)
