@@ -97,10 +97,13 @@ class Progress:
     def _beat(self) -> None:
         while not self._finished.wait(min(self.interval, 1.0) / 2):
             with self._lock:
-                seconds = format_seconds(time.monotonic() - self._phase_start)
+                now = time.monotonic()
+                seconds = format_seconds(now - self._phase_start)
+                # A phase that has just begun is part of a step that ends soon, whose own line says more.
+                quiet = now - self._last_line >= self.interval and now - self._phase_start >= self.interval / 3
                 if self._display:
                     self._display.update(*self._count(), self._summary(), f"{self._phase} {seconds}")
-                elif time.monotonic() - self._last_line >= self.interval:
+                elif quiet:
                     self._line(f"step {self._step}/{self.total_steps}  still {self._phase} ({seconds})")
 
     def _line(self, text: str) -> None:

@@ -62,6 +62,23 @@ def test_silence_is_broken_by_a_sign_of_life():
         assert stream.seen.wait(30)
 
 
+def test_quick_steps_speak_for_themselves(monkeypatch):
+    """After the interval the next line is that of a step, with its numbers, not of the phase that has just begun."""
+    stream, clock = io.StringIO(), [0.0]
+    monkeypatch.setattr("jaxrl_llm.training.progress.time.monotonic", lambda: clock[0])
+    progress = Progress(9, interval=30.0, stream=stream)
+    progress.step(1, {"reward/mean": 0.5})
+    clock[0] = 31.0
+    progress.phase("learning")
+    progress._phase_start, progress._last_line = 30.5, 0.0
+    ticks = iter((31.0, 32.0, 200.0))
+    monkeypatch.setattr(progress._finished, "wait", lambda seconds: clock.__setitem__(0, next(ticks)) or clock[0] > 100)
+    progress._beat()
+    assert "still" not in stream.getvalue()
+    progress.step(2, {"reward/mean": 0.75})
+    assert stream.getvalue().splitlines()[-1].startswith("step 2/9  reward 0.750")
+
+
 def test_errors_pass_through_and_are_named():
     stream = io.StringIO()
     with pytest.raises(KeyError), Progress(9, 2, stream=stream):
