@@ -25,7 +25,8 @@ def linked(notebook: dict, name: str, url: str) -> dict:
             text = re.sub(r'^SOURCE = "[^"]*"$', f'SOURCE = "git+{url}"', text, flags=re.MULTILINE)
         if number == 0 and url.startswith("https://github.com/") and COLAB not in text:
             place = f"{url.removeprefix('https://github.com')}/blob/main/notebooks/{name}"
-            text = f"[![open in Colab]({COLAB}/assets/colab-badge.svg)]({COLAB}/github{place})\n\n{text}"
+            badge = f"[![open in Colab]({COLAB}/assets/colab-badge.svg)]({COLAB}/github{place})"
+            text = f"{badge}\n\n{text}"
         cell["source"] = text.splitlines(keepends=True)
     return notebook | {"cells": cells}
 

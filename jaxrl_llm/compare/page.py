@@ -114,8 +114,8 @@ def _health(report) -> str:
     def show(name, x):
         return "" if x is None else f"{x:.1%}" if name in ("truncated", "silent_groups", "bootstrap") else f"{x:.3g}"
     rows = [[label] + [show(name, m[name]) for name in names] for label, m in report["methods"].items()]
-    return ("## Health\n\nMeans over the last tenth of the budget; *bootstrap steps*, in which a method is still a simpler one, are a "
-            "share of the whole run.\n\n" + table(["method", *names.values()], rows)
+    return ("## Health\n\nMeans over the last tenth of the budget; *bootstrap steps*, in which a method is still a simpler "
+            "one, are a share of the whole run.\n\n" + table(["method", *names.values()], rows)
             + "\n\n![diagnostics](diagnostics.png)" + _own(report))
 
 

@@ -35,7 +35,7 @@ def through_last(mask):
 
 
 def unpadding(mask: jax.Array, quarters: int) -> Unpadding | None:
-    """Gathers the slots of completions up to their last trained one (`mask bool[P, G, T]`) into this number of quarters; None for 4."""
+    """Gathers completions up to their last trained slot (`mask bool[P, G, T]`) into this number of quarters; None for 4."""
     if quarters == 4:
         return None
     slots = -(-mask.size * quarters // 4)

@@ -30,7 +30,7 @@ class Mixed(NamedTuple):
 
 
 def take(replay: Replay, buffer: Forest, version: int, prompts: int, rng: np.random.Generator) -> tuple[Forest, Forest]:
-    """`(stored groups for a batch of this number of prompts, buffer)`; at least one prompt of the batch is left to be sampled."""
+    """`(stored groups for a batch of `prompts` prompts, buffer)`; at least one prompt of the batch is sampled."""
     chosen = np.zeros(len(buffer.problems), bool)
     if replay.groups is not None and len(chosen):
         chosen[replay.groups(_born(buffer), version, prompts, rng)[:prompts - 1]] = True
