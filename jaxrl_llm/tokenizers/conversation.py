@@ -3,7 +3,7 @@
 A conversation is never rendered a second time as a whole. Text that is encoded again can become other tokens than those that
 were sampled, and some templates change earlier turns (they drop what was thought); both would train on a conversation that
 never took place. Messages of users and tools are data: control tokens that are spelled out in them stay plain text. At the
-start messages of the roles in `TRUSTED` are the task's own and may hold control tokens; what comes later is data whoever says it.
+start messages of the roles in `TRUSTED` are the task's own and may hold control tokens; all later ones are data.
 """
 import json
 import re
