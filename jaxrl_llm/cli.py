@@ -13,6 +13,7 @@ COMMANDS = {  # command: its module, what it does
     "show": ("jaxrl_llm.experiments.show", "shows runs in the terminal and as one page"),
     "plan": ("jaxrl_llm.experiments.plan", "memory and ideal time of a step on hardware that need not be there"),
     "methods": ("jaxrl_llm.methods", "the catalogue of methods"),
+    "search": ("jaxrl_llm.search", "finds methods, keys, recipes, tasks, rewards and environments by words"),
     "audit": ("jaxrl_llm.environments.audit", "what an environment pays to policies that deserve nothing"),
 }
 
