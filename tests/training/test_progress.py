@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from jaxrl_llm.training.progress import Progress, format_seconds
+from jaxrl_llm.training.progress import ENDLESS, Progress, format_seconds
 
 
 class Pipe(io.StringIO):
@@ -60,6 +60,15 @@ def test_silence_is_broken_by_a_sign_of_life():
     with Progress(9, 2, interval=0.01, stream=stream) as progress:
         progress.phase("compiling update")
         assert stream.seen.wait(30)
+
+
+def test_a_run_that_a_budget_ends_says_no_number_of_steps():
+    stream = io.StringIO()
+    with Progress(ENDLESS, interval=0.0, stream=stream) as progress:
+        for step in (1, 2):
+            progress.step(step, {"reward/mean": 0.5})
+    lines = stream.getvalue().splitlines()
+    assert lines[-1] == "done at step 2" and not any("left" in line or "1000000" in line for line in lines)
 
 
 def test_quick_steps_speak_for_themselves(monkeypatch):
