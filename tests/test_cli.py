@@ -20,7 +20,7 @@ def jaxrl_llm(*arguments, cwd):
 
 
 def test_every_command_has_its_module():
-    assert list(cli.COMMANDS) == ["train", "evaluate", "compare", "export", "serve", "show", "plan", "methods", "search", "audit"]
+    assert list(cli.COMMANDS) == "train evaluate compare export serve show plan methods search audit".split()
     for module, what in cli.COMMANDS.values():
         assert importlib.util.find_spec(module) and f"{what}\n" in cli.usage() + "\n"
 
@@ -51,7 +51,7 @@ def test_search_finds_what_has_a_name_by_words(tmp_path):
     assert "grpo" in {entry.name for entry in search.matching([paper])}
     assert one[0][:3] == ("keys", "optimizer.learning_rate", "--config.optimizer.learning_rate=0.0001")
     everything = list(search.entries())
-    assert {entry.kind for entry in everything} == {"methods", "keys", "recipes", "tasks", "rewards", "environments", "optimizers"}
+    assert {entry.kind for entry in everything} == {*"methods keys recipes tasks rewards environments optimizers".split()}
     assert all(entry.about for entry in everything if entry.kind != "keys")
     assert [entry.name for entry in search.matching(["GSM8K"])][:2] == ["gsm8k", "distill"]  # the name comes first
     nothing = jaxrl_llm("search", "gropo", cwd=tmp_path)
