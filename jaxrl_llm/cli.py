@@ -14,6 +14,7 @@ COMMANDS = {  # command: its module, what it does
     "diagnose": ("jaxrl_llm.experiments.diagnose", "diagnostics of finished runs by name, with figures"),
     "plan": ("jaxrl_llm.experiments.plan", "memory and ideal time of a step on hardware that need not be there"),
     "methods": ("jaxrl_llm.methods", "the catalogue of methods"),
+    "search": ("jaxrl_llm.search", "finds methods, keys, recipes, tasks, rewards and environments by words"),
     "audit": ("jaxrl_llm.environments.audit", "what an environment pays to policies that deserve nothing"),
 }
 

@@ -91,12 +91,16 @@ def shipped_config(argument: str) -> str:
     return f"--config={folder / name[1]}.py{name[2] or ''}"
 
 
-def shipped_configs() -> list[str]:
-    """The config files that are installed with the package, one a line: name and the first line of what it says of itself."""
+def recipe_texts() -> dict[str, str]:
+    """The docstrings of the config files that are installed with the package, by name."""
     files = sorted((Path(__file__).parent / "configs").glob("[!_]*.py"))
-    said = {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in files}
+    return {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in files}
+
+
+def shipped_configs() -> list[str]:
+    """The config files that are installed with the package, one a line: name and the first line of its docstring."""
     return ["--config=NAME of the config files that are installed, or the path of your own:", "",
-            *(f"    {name:15}{text.splitlines()[0]}" for name, text in said.items()), "",
+            *(f"    {name:15}{text.splitlines()[0]}" for name, text in recipe_texts().items()), "",
             "those for published models have the variants NAME:MODEL-MACHINE, e.g. gsm8k:qwen2.5_1.5b-h100-8", "",
             f"    MODEL          {', '.join(PUBLISHED)}", f"    MACHINE        {', '.join(MACHINES)}"]
 

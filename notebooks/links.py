@@ -25,7 +25,8 @@ def linked(notebook: dict, name: str, url: str) -> dict:
             text = re.sub(r'^SOURCE = "[^"]*"$', f'SOURCE = "git+{url}"', text, flags=re.MULTILINE)
         if number == 0 and url.startswith("https://github.com/") and COLAB not in text:
             place = f"{url.removeprefix('https://github.com')}/blob/main/notebooks/{name}"
-            text = f"[![open in Colab]({COLAB}/assets/colab-badge.svg)]({COLAB}/github{place})\n\n{text}"
+            badge = f"[![open in Colab]({COLAB}/assets/colab-badge.svg)]({COLAB}/github{place})"
+            text = f"{badge}\n\n{text}"
         cell["source"] = text.splitlines(keepends=True)
     return notebook | {"cells": cells}
 
@@ -33,7 +34,7 @@ def linked(notebook: dict, name: str, url: str) -> dict:
 def main():
     url = (metadata.metadata("jaxrl_llm").get("Home-page") or "").rstrip("/")
     if not url:
-        sys.exit("the project has no address yet: set URL in setup.py and install it again, then this puts links into notebooks")
+        sys.exit("the project has no address yet: set URL in setup.py and install it again, then run this again")
     for path in sorted(Path(__file__).parent.glob("*.ipynb")):
         notebook = linked(json.loads(path.read_text(encoding="utf-8")), path.name, url)
         path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

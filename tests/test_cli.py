@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_llm import cli, command_line
+from jaxrl_llm import cli, command_line, methods, search
 from jaxrl_llm.training.config import default_config
 
 ROOT = Path(__file__).parents[1]
@@ -20,8 +20,7 @@ def jaxrl_llm(*arguments, cwd):
 
 
 def test_every_command_has_its_module():
-    assert list(cli.COMMANDS) == ["train", "evaluate", "compare", "export", "serve", "show", "diagnose", "plan", "methods",
-                                  "audit"]
+    assert list(cli.COMMANDS) == "train evaluate compare export serve show diagnose plan methods search audit".split()
     for module, what in cli.COMMANDS.values():
         assert importlib.util.find_spec(module) and f"{what}\n" in cli.usage() + "\n"
 
@@ -43,6 +42,20 @@ def test_usage_and_an_unknown_command(tmp_path):
     assert jaxrl_llm(cwd=tmp_path).stdout == jaxrl_llm("--help", cwd=tmp_path).stdout == cli.usage() + "\n"
     wrong = jaxrl_llm("trian", "--workdir=x", cwd=tmp_path)
     assert wrong.returncode == 2 and not wrong.stdout and "Did you mean 'train'?" in wrong.stderr
+
+
+def test_search_finds_what_has_a_name_by_words(tmp_path):
+    found = search.matching(["entropy"])
+    assert {"aepo_clip", "t1"} <= {entry.name for entry in found if entry.kind == "methods"}
+    paper, one = methods.get("grpo").arxiv[0], search.matching(["learning", "peak"])
+    assert "grpo" in {entry.name for entry in search.matching([paper])}
+    assert one[0][:3] == ("keys", "optimizer.learning_rate", "--config.optimizer.learning_rate=0.0001")
+    everything = list(search.entries())
+    assert {entry.kind for entry in everything} == {*"methods keys recipes tasks rewards environments optimizers".split()}
+    assert all(entry.about for entry in everything if entry.kind != "keys")
+    assert [entry.name for entry in search.matching(["GSM8K"])][:2] == ["gsm8k", "distill"]  # the name comes first
+    nothing = jaxrl_llm("search", "gropo", cwd=tmp_path)
+    assert nothing.returncode == 1 and "nothing has 'gropo'; near: " in nothing.stderr and "grpo" in nothing.stderr
 
 
 def test_errors_and_exit_codes_are_those_of_the_script(tmp_path):

@@ -143,8 +143,9 @@ def teacher(tmp_path_factory):
 def test_three_steps_of_distillation_from_a_teacher_by_path(hub, tmp_path, teacher):
     """The shipped recipe at tiny size: what the policy learns is the teacher's, no reward."""
     config = recipe("distill", "smollm2-cpu")
-    config.update_from_flattened_dict(TINY | {"teacher.path": str(teacher), "steps": 3, "prompts.per_step": 2, "sampling.group": 2,
-                                              "sampling.max_tokens": 8, "eval.problems": 2, "optimizer.learning_rate": 1e-2})
+    config.update_from_flattened_dict(TINY | {
+        "teacher.path": str(teacher), "steps": 3, "prompts.per_step": 2, "sampling.group": 2, "sampling.max_tokens": 8,
+        "eval.problems": 2, "optimizer.learning_rate": 1e-2})
     loop.train(config, tmp_path / "run")
     found = read_metrics(tmp_path / "run")
     gaps = found["teacher/gap"][1:]

@@ -114,14 +114,15 @@ def _health(report) -> str:
     def show(name, x):
         return "" if x is None else f"{x:.1%}" if name in ("truncated", "silent_groups", "bootstrap") else f"{x:.3g}"
     rows = [[label] + [show(name, m[name]) for name in names] for label, m in report["methods"].items()]
-    return ("## Health\n\nMeans over the last tenth of the budget.\n\n" + table(["method", *names.values()], rows)
+    return ("## Health\n\nMeans over the last tenth of the budget; *bootstrap steps*, in which a method is still a simpler "
+            "one, are a share of the whole run.\n\n" + table(["method", *names.values()], rows)
             + "\n\n![diagnostics](diagnostics.png)" + _own(report))
 
 
 def _own(report) -> str:
-    told = {label: ", ".join(f"{name} {x:.3g}" for name, x in m["own"].items()) for label, m in report["methods"].items()}
-    lines = [f"- {label}: {text}" for label, text in told.items() if text]
-    return "\n\nWhat methods tell of themselves:\n\n" + "\n".join(lines) if lines else ""
+    rows = {label: ", ".join(f"{name} {x:.3g}" for name, x in m["own"].items()) for label, m in report["methods"].items()}
+    lines = [f"- {label}: {text}" for label, text in rows.items() if text]
+    return "\n\nMetrics that only some of the methods write:\n\n" + "\n".join(lines) if lines else ""
 
 
 def _pass_at(report) -> str:

@@ -14,11 +14,10 @@ from jaxrl_llm import methods
 from jaxrl_llm.registry import one_of, unknown
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import own_code
+from jaxrl_llm.training.progress import ENDLESS  # of runs with a budget in another unit than steps, which ends them
 from jaxrl_llm.training.workdir import config_changes, resolve_config
 
 UNITS = {"tokens": "generated tokens", "flops": "floating-point operations", "seconds": "training seconds", "steps": "steps"}
-# Steps of a run whose budget is in another unit: it is stopped when the budget is used up, long before.
-ENDLESS = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -45,7 +45,7 @@ FACTS = {
 }
 
 
-# What a run tells `init`, by name.
+# What a run passes to `init`, by name.
 KNOWN = {
     "params": "parameters before the first step",
     "temperature": "float, the configured one",
@@ -68,8 +68,8 @@ class Settings(NamedTuple):
       temperature: f32[], of the sampler and of the learner's log-probs. Held-out evaluations keep the configuration's.
       max_tokens: i32[], of a completion, from 1 to `sampling.max_tokens`; one that ends there has not stopped.
       max_turns: i32[], of the policy in a trajectory, in an environment; `sampling.max_turns` at most.
-      announced_turns: i32[], of these as many as the policy first reads of: after each turn it is told how many are left, and
-        of all once these are used up; 0: it reads nothing.
+      announced_turns: i32[], the turns that the policy reads about first: after each turn a message says how many are left, of
+        `max_turns` once these are used up; 0: it reads nothing.
       spread: f32[], by which first tokens of a group avoid what it has drawn before, see `generation.sampling.spread_out`.
       learning_rate: f32[], a factor of the schedule's.
       prompt_weights: f32[N] of the training problems, by which batches are drawn, see `tasks.loader.drawn`.

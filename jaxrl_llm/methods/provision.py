@@ -1,8 +1,8 @@
 """What a method reads, and who provides it: a method runs if everything that its parts need is provided.
 
-Each entry of `PROVIDED` is a field of `Rollouts`, or an entry of its `extras`, that a run of today fills in; each of `AWAITED`
-one that runs of some kinds alone fill in, or nobody yet, and what would. A run that has such a part adds its name to what is
-provided, as environments and tasks do with their facts.
+Each entry of `PROVIDED` is a field of `Rollouts`, or an entry of its `extras`, that every run fills in; each of `AWAITED` one
+that runs of some kinds fill in, or none yet, and what would. A run that has such a part adds its name to what is provided, as
+environments and tasks do with their facts.
 """
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -52,7 +52,7 @@ THERE = ("an environment", "the environment", "a task of", "a teacher,")  # so b
 
 
 class Lack(NamedTuple):
-    """Something that a method needs and nobody provides, and who could."""
+    """Something that a method needs and no run provides, and which part could."""
 
     what: str
     who: str

@@ -15,7 +15,7 @@ from jaxrl_llm.models.config import Experts
 from jaxrl_llm.models.unpadding import moved
 
 SAVED = "experts"  # what the products of experts are called, for a policy of what to keep for the backward pass
-CHOSEN = "chosen experts"  # the same of who computes what: chosen again from rounded numbers, it could be somebody else
+CHOSEN = "chosen experts"  # the same of who computes what: chosen again from rounded numbers, another expert could be first
 
 
 class Router(nn.Module):

@@ -35,7 +35,7 @@ def through_last(mask):
 
 
 def unpadding(mask: jax.Array, quarters: int) -> Unpadding | None:
-    """The way of completions, trained where `mask bool[P, G, T]`, into so many quarters of their slots and back; None for 4."""
+    """Gathers completions up to their last trained slot (`mask bool[P, G, T]`) into this number of quarters; None for 4."""
     if quarters == 4:
         return None
     slots = -(-mask.size * quarters // 4)

@@ -33,7 +33,7 @@ class Mixed(NamedTuple):
 
 
 def take(replay: Replay, buffer: Forest, version: int, prompts: int, rng: np.random.Generator) -> tuple[Forest, Forest]:
-    """`(stored groups for a batch of so many prompts, buffer)`; at least one prompt of the batch is left to be sampled."""
+    """`(stored groups for a batch of `prompts` prompts, buffer)`; at least one prompt of the batch is sampled."""
     chosen = np.zeros(len(buffer.problems), bool)
     if replay.groups is not None and len(chosen):
         ranked = () if replay.priority is None else (buffer.facts["priority"],)
@@ -114,7 +114,7 @@ def limit(replay: Replay, buffer: Forest, version: int) -> Forest:
 
 
 def stored_bytes(rollouts: int, prompt_tokens: int, tokens: int) -> int:
-    """Bytes of so many rollouts at their limits of length, each with its prompt: four numbers of 4 bytes a token."""
+    """Bytes of this number of rollouts at their limits of length, each with its prompt: four numbers of 4 bytes a token."""
     return rollouts * 16 * (prompt_tokens + tokens)
 
 

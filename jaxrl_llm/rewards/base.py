@@ -125,7 +125,7 @@ class Combined:
 
     @property
     def extracts(self) -> bool:
-        """Whether the first reward tells which text is the answer."""
+        """Whether the first reward extracts the answer's text."""
         return self.rewards[0].extract is not None
 
     @property

@@ -29,7 +29,7 @@ class ByTask:
 
     @property
     def extracts(self) -> bool:
-        """Whether the first reward of every task tells which text is the answer."""
+        """Whether the first reward of every task extracts the answer's text."""
         return all(part.extracts for part in self.parts)
 
     @property

@@ -117,7 +117,7 @@ class Process:
             pass
 
     def wait(self) -> str:
-        """Wait, after `stop`, until all has ended; the exit code, "?" when there was nobody left to tell it."""
+        """Wait, after `stop`, until all has ended; the exit code, "?" when no process is left to report it."""
         if self._code is None:
             self._control.settimeout(END_LIMIT)
             try:

@@ -20,7 +20,8 @@ class Template(NamedTuple):
 
 
 ONE = (
-    Template("{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?", (BIG, BIG), ("a + b",)),
+    Template("{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?",
+             (BIG, BIG), ("a + b",)),
     Template("{name} has {a} {things} and gives {b} of them to {other}. How many {things} does {name} have left?",
              (BIG, BIG), ("a - b",)),
     Template("There are {a} boxes with {b} {things} in each. How many {things} are there in all?", (SMALL, SMALL), ("a * b",)),
@@ -29,7 +30,8 @@ ONE = (
     Template("{name} collected {a} {things} and {other} collected {b}. How many {things} did they collect together?",
              (BIG, BIG), ("a + b",)),
     Template("{name} needs {a} {things} and has {b} already. How many more {things} does {name} need?", (BIG, BIG), ("a - b",)),
-    Template("A train has {a} cars and each car has {b} seats. How many seats does the train have?", (SMALL, SMALL), ("a * b",)),
+    Template("A train has {a} cars and each car has {b} seats. How many seats does the train have?",
+             (SMALL, SMALL), ("a * b",)),
     Template("{name} packs {a} {things} into bags of {b}. How many bags does {name} need?", (BIG, SMALL), ("a / b",)),
 )
 TWO = (
@@ -63,11 +65,13 @@ class Made(NamedTuple):
     level: str
 
 
-def word_problems(*, level: str = "both", most: int = 60, shots: int = 0, size: int = 2000, heldout: int = 200, seed: int = 0) -> Task:
+def word_problems(*, level: str = "both", most: int = 60, shots: int = 0, size: int = 2000, heldout: int = 200,
+                  seed: int = 0) -> Task:
     """Problems such as "Ann has 12 apples and buys 31 more. How many ...?", asked as a chat, to be explained and answered.
 
-    `level` is `one` or `two` steps of arithmetic, or `both`; `most` the largest number in a question. Of the eight templates of a level four are trained on and four
-    are held out: no held-out question has the words of a trained one. `shots` worked examples, from the templates that are
+    `level` is `one` or `two` steps of arithmetic, or `both`; `most` the largest number in a question. Of the
+    eight templates of a level four are trained on and four are held out: no held-out question has the words of a trained
+    one. `shots` worked examples, from the templates that are
     trained on, stand in front of every question as earlier turns. `Problem.level` is the level, `extra["solution"]` an
     explanation, which a warm-up imitates.
 
@@ -102,11 +106,11 @@ def explained(left: int, sign: str, right: int) -> tuple[int, str] | None:
     """The result of a step and its explanation; None where it is no whole number above 0."""
     ones = right % 10
     if sign == "+":
-        value, parts = left + right, (left - left % 10 + right - ones, left % 10 + ones)
-        if not parts[0]:
+        value, tens, rest = left + right, left - left % 10 + right - ones, left % 10 + ones
+        if not tens:
             return value, f"{left} + {right} = {value}."
-        return value, (f"The tens of {left} and {right} make {parts[0]} and the ones make {parts[1]}. {parts[0]} + {parts[1]} = "
-                       f"{value}, so {left} + {right} = {value}.")
+        return value, (f"The tens of {left} and {right} make {tens} and the ones make {rest}. "
+                       f"{tens} + {rest} = {value}, so {left} + {right} = {value}.")
     if sign == "-":
         value, rest = left - right, left - (right - ones)
         text = f"Take {right - ones} away first: {left} - {right - ones} = {rest}. Then {rest} - {ones} = {value}." \

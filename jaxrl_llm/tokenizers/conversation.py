@@ -2,9 +2,9 @@
 
 A conversation is never rendered a second time as a whole. Text that is encoded again can become other tokens than those that
 were sampled, and some templates change earlier turns (they drop what was thought); both would train on a conversation that
-nobody had. Messages of users and tools are data: control tokens that are spelled out in them stay plain text, and so do those
-in descriptions of tools, which may come from a server. At the start messages of the roles in `TRUSTED` are the task's own and
-may hold control tokens; what comes later is data whoever says it.
+never took place. Messages of users and tools are data: control tokens that are spelled out in them stay plain text, and so do
+those in descriptions of tools, which may come from a server. At the start messages of the roles in `TRUSTED` are the task's own
+and may hold control tokens; all later ones are data.
 """
 import json
 import re

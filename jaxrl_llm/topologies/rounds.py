@@ -12,7 +12,7 @@ def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.
            choose: Callable[[Forest], np.ndarray] = everyone) -> Topology:
     """`prompts` problems with a group of `group` each, then further ones for those that want them, up to `most` completions.
 
-    `wants(forest) -> bool[P] or i64[P]`: how many groups each gets next; none for anybody ends the batch.
+    `wants(forest) -> bool[P] or i64[P]`: how many groups each gets next; zero for all ends the batch.
 
     Raises ValueError where groups do not make `most`.
     """

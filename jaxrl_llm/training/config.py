@@ -54,7 +54,7 @@ def _run(c: ConfigDict) -> None:
     c.guidance = ""                    # likewise of its guide, for a method that shows solutions, e.g. "high=0.5"
     c.replay = ""                      # likewise of its replay, for a method that replays rollouts, e.g. "capacity=512"
 
-    c.task = "arithmetic"              # arithmetic, attempts, dataset, edits, grounding, jsonl, reasoning_gym, module:function
+    c.task = "arithmetic"              # name(option=value, ...) of jaxrl_llm.tasks or module:function; see docs/guides/data.md
     c.rewards = ""                     # e.g. "boxed, format(pattern='...', weight=0.2)"; empty: the one that fits the task
     c.score = ""                       # the reward that is evaluated and filtered on; empty: the one of largest weight
     c.reward_errors = "raise"          # "raise": a failing reward ends the run; "zero": it scores 0 and is counted

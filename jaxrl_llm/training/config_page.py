@@ -55,6 +55,11 @@ def _source() -> str:
     return Path(__file__).with_name("config.py").read_text(encoding="utf-8")
 
 
+def all_keys() -> list[Key]:
+    """Every key, in the order of `config.py`."""
+    return [key for _, keys in rooms(_source()) for key in keys]
+
+
 def help_text() -> str:
     """All keys for the terminal, one on a line."""
     lines = ["keys of --config, each set by --config.KEY=VALUE:"]

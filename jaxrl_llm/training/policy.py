@@ -32,7 +32,7 @@ class Capture:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """A model and the temperature at which it speaks, as a function of its parameters.
+    """A model and its sampling temperature, as a function of its parameters.
 
     Attributes:
       model: the transformer.
@@ -139,7 +139,7 @@ class Policy:
             outputs = self.model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=lora, whole=whole,
                                            return_loads=experts)
             states, loads = outputs if experts else (outputs, None)
-            # Tokens that somebody asks for first: chunks of logits that nobody does are left out.
+            # Wanted tokens first: chunks of logits without any are skipped.
             wanted = rows.wanted.reshape(-1)
             order = jnp.argsort(~wanted)
             before = rows.before + rows.tokens.shape[1] * jnp.arange(rows.tokens.shape[0])[:, None]

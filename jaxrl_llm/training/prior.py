@@ -28,7 +28,7 @@ Facts = dict[str, Any]
 
 
 class Prior(NamedTuple):
-    """What is expected of prompts: a controller of the run, asked between its steps about prompts that nobody knew of before.
+    """Predicts the reward of prompts that were just drawn: a controller of the run, which is asked in the middle of a step.
 
     Its state is what the `controller` has learned, which proposes nothing. read(rows, params, lora) -> facts `[P, ...]` of
     problems and their token ids, on the host, `prompt_ids i32[P]` among them; of prompts that were sampled the controller

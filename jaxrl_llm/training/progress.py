@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TextIO
 
+ENDLESS = 1_000_000  # steps of a run that something else ends, such as a budget of tokens
 # Label -> (metric, format): what a glance at a run asks for.
 _SHOWN = {
     "reward": ("reward/mean", "{:.3f}"),
@@ -27,6 +28,7 @@ class Progress:
 
     def __init__(self, total_steps: int, start_step: int = 0, interval: float = 30.0, stream: TextIO | None = None):
         self.total_steps, self.interval = total_steps, interval
+        self._of = f"/{total_steps}" if total_steps < ENDLESS else ""
         self._stream = sys.stdout if stream is None else stream
         self._display = _Bar(self._stream, total_steps, start_step) if self._stream.isatty() else None
         self._step, self._phase, self._metrics = start_step, "starting", {}
@@ -52,7 +54,7 @@ class Progress:
             with contextlib.suppress(ValueError, OSError):  # a terminal that is gone
                 self._display.stop()
         self._line(
-            f"{'done' if kind is None else f'stopped by {kind.__name__}'} at step {self._step}/{self.total_steps}"
+            f"{'done' if kind is None else f'stopped by {kind.__name__}'} at step {self._step}{self._of}"
         )
 
     def phase(self, text: str, done: int = 0, total: int = 0) -> None:
@@ -66,7 +68,7 @@ class Progress:
                 self._display.update(*self._count(), self._summary(), text)
             elif text not in self._seen_phases:
                 self._seen_phases.add(text)
-                self._line(f"step {self._step}/{self.total_steps}  {text}...")
+                self._line(f"step {self._step}{self._of}  {text}...")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Reports `step` steps done; shows reward/mean, completion/length, speed/tokens_per_second, eval/score, eval/solved."""
@@ -78,7 +80,7 @@ class Progress:
             if self._display:
                 self._display.update(*self._count(), self._summary(), self._phase)
             elif now - self._last_line >= self.interval or len(self._step_ends) == 1 or step >= self.total_steps:
-                self._line(f"step {step}/{self.total_steps}  {self._summary()}")
+                self._line(f"step {step}{self._of}  {self._summary()}")
 
     def _count(self) -> tuple[int, int]:
         return self._part or (self._step, self.total_steps)
@@ -91,17 +93,21 @@ class Progress:
         ]
         if len(self._step_ends) > 1:  # the first step compiles, so it only starts the clock
             seconds = (self._step_ends[-1] - self._step_ends[0]) / (len(self._step_ends) - 1)
-            shown += [f"{seconds:.2f} s/step", f"{format_seconds(seconds * (self.total_steps - self._step))} left"]
+            shown.append(f"{seconds:.2f} s/step")
+            shown += [f"{format_seconds(seconds * (self.total_steps - self._step))} left"] if self._of else []
         return "  ".join(shown)
 
     def _beat(self) -> None:
         while not self._finished.wait(min(self.interval, 1.0) / 2):
             with self._lock:
-                seconds = format_seconds(time.monotonic() - self._phase_start)
+                now = time.monotonic()
+                seconds = format_seconds(now - self._phase_start)
+                # A phase that has just begun is part of a step that ends soon, whose own line says more.
+                quiet = now - self._last_line >= self.interval and now - self._phase_start >= self.interval / 3
                 if self._display:
                     self._display.update(*self._count(), self._summary(), f"{self._phase} {seconds}")
-                elif time.monotonic() - self._last_line >= self.interval:
-                    self._line(f"step {self._step}/{self.total_steps}  still {self._phase} ({seconds})")
+                elif quiet:
+                    self._line(f"step {self._step}{self._of}  still {self._phase} ({seconds})")
 
     def _line(self, text: str) -> None:
         self._last_line = time.monotonic()

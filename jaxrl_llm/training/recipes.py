@@ -27,7 +27,8 @@ def machine_of(name: str) -> tuple[Device, int]:
 def work_of(config: ConfigDict, architecture: ModelConfig) -> plan.Work:
     """The step that a configuration describes, for a model that need not be there.
 
-    The weights of a published teacher are counted whole on every device, which a mesh only makes smaller. Raises ValueError where the length of prompts would be read from the task.
+    The weights of a published teacher are counted whole on every device, which a mesh only makes smaller.
+    Raises ValueError where the length of prompts would be read from the task.
     """
     method = methods.get(config.method)
     config = config_lib.resolve(config, method.defaults)

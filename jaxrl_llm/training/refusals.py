@@ -14,7 +14,7 @@ Reward = rewards.Combined | rewards.ByTask
 
 def check_method(config: ConfigDict, method: methods.Method, estimator: Estimator, objective: Objective,
                  task: tasks.Task, environment: environments.Environment | None = None) -> None:
-    """Raises NotImplementedError for a method that nobody provides for, ValueError for settings that it cannot run with.
+    """Raises NotImplementedError for a method that needs what no run provides, ValueError for settings that it cannot run with.
 
     `environment`: where trajectories are sampled, if they are.
     """

@@ -19,7 +19,7 @@ class Step(NamedTuple):
 def sync(source: Source, learner: Learner, state: TrainState, frozen: Mapping[str, Any] | None = None,
          timer: PhaseTimer | None = None, phase: Callable[[str], None] = lambda name: None
          ) -> Generator[Step, TrainState | None, None]:
-    """Steps without end: each batch is sampled with the weights that it changes. `phase` hears "sampling" and "learning".
+    """Steps without end: each batch is sampled with the weights that it changes. `phase("sampling")`, then `phase("learning")`.
 
     A state that is sent into the generator takes the place of the one that it yielded. Raises `external.Mismatch` for a batch
     of a server whose log-probs are not the learner's.

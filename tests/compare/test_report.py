@@ -92,8 +92,8 @@ def test_what_a_method_tells_of_itself(compared):
         "completion/length": 2.5, "grpo/kept": 0.25}
     assert found["methods"]["grpo"]["own"] == {}  # no step ends within the last tenth of this budget
     own = {label: m | {"own": {"grpo/kept": 0.25} if label == "grpo" else {}} for label, m in found["methods"].items()}
-    assert "What methods tell of themselves:\n\n- grpo: grpo/kept 0.25" in page.markdown(found | {"methods": own})
-    assert "tell of themselves" not in page.markdown(found)
+    assert "Metrics that only some of the methods write:\n\n- grpo: grpo/kept 0.25" in page.markdown(found | {"methods": own})
+    assert "only some of the methods" not in page.markdown(found)
 
 
 def test_what_is_missing_is_said(compared):

@@ -1,4 +1,4 @@
-"""Word problems: answers worked out again from the numbers of the text, and held-out templates that share no words with others."""
+"""Word problems: answers worked out again from the numbers of the text, and held-out templates of which none is trained on."""
 import re
 
 import pytest

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from jaxrl_llm.training.progress import Progress, format_seconds
+from jaxrl_llm.training.progress import ENDLESS, Progress, format_seconds
 
 
 class Pipe(io.StringIO):
@@ -60,6 +60,32 @@ def test_silence_is_broken_by_a_sign_of_life():
     with Progress(9, 2, interval=0.01, stream=stream) as progress:
         progress.phase("compiling update")
         assert stream.seen.wait(30)
+
+
+def test_a_run_that_a_budget_ends_says_no_number_of_steps():
+    stream = io.StringIO()
+    with Progress(ENDLESS, interval=0.0, stream=stream) as progress:
+        for step in (1, 2):
+            progress.step(step, {"reward/mean": 0.5})
+    lines = stream.getvalue().splitlines()
+    assert lines[-1] == "done at step 2" and not any("left" in line or "1000000" in line for line in lines)
+
+
+def test_quick_steps_speak_for_themselves(monkeypatch):
+    """After the interval the next line is that of a step, with its numbers, not of the phase that has just begun."""
+    stream, clock = io.StringIO(), [0.0]
+    monkeypatch.setattr("jaxrl_llm.training.progress.time.monotonic", lambda: clock[0])
+    progress = Progress(9, interval=30.0, stream=stream)
+    progress.step(1, {"reward/mean": 0.5})
+    clock[0] = 31.0
+    progress.phase("learning")
+    progress._phase_start, progress._last_line = 30.5, 0.0
+    ticks = iter((31.0, 32.0, 200.0))
+    monkeypatch.setattr(progress._finished, "wait", lambda seconds: clock.__setitem__(0, next(ticks)) or clock[0] > 100)
+    progress._beat()
+    assert "still" not in stream.getvalue()
+    progress.step(2, {"reward/mean": 0.75})
+    assert stream.getvalue().splitlines()[-1].startswith("step 2/9  reward 0.750")
 
 
 def test_errors_pass_through_and_are_named():

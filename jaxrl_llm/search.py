@@ -1,0 +1,70 @@
+"""Finds what has a name here by words: methods, keys of the configuration, recipes, tasks, rewards, environments, optimisers.
+
+  jaxrl_llm search entropy            # or python -m jaxrl_llm.search
+  jaxrl_llm search 2402.03300         # the rows of a paper
+"""
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jaxrl_llm import methods
+from jaxrl_llm.registry import nearest
+
+
+class Entry(NamedTuple):
+    """Something that a run can name: its kind, the name, how a command line says it, and what it is."""
+
+    kind: str
+    name: str
+    usage: str
+    about: str
+
+
+def entries() -> Iterator[Entry]:
+    """Everything there is, by kind."""
+    from jaxrl_llm import environments, rewards, tasks
+    from jaxrl_llm.command_line import recipe_texts
+    from jaxrl_llm.training import config_page, optimizers
+    for row in methods.METHODS.values():
+        paper = f" (arXiv {', '.join(row.arxiv)})" if row.arxiv else ""
+        yield Entry("methods", row.slug, f"--config.method={row.slug}", f"{row.title}{paper}: {row.equation}")
+    for key in config_page.all_keys():
+        if key.default is not None:
+            yield Entry("keys", key.name, f"--config.{key.name}={key.default}", key.meaning)
+    for name, text in recipe_texts().items():
+        yield Entry("recipes", name, f"--config={name}", text.splitlines()[0])
+    for kind, key, table in (("tasks", "task", tasks.FACTORIES), ("rewards", "rewards", rewards.FACTORIES),
+                             ("environments", "environment", environments.FACTORIES)):
+        for name, factory in sorted(table.items()):
+            yield Entry(kind, name, f"--config.{key}={name}", (factory.__doc__ or "").strip().partition("\n")[0])
+    for name in optimizers.TABLE:
+        yield Entry("optimizers", name, f"--config.optimizer.name={name}", "an optimiser of optax")
+
+
+def matching(words: list[str]) -> list[Entry]:
+    """The entries in which every word occurs, those with a word in their name first within each kind."""
+    words = [word.lower() for word in words]
+    found = [entry for entry in entries() if all(word in " ".join(entry).lower() for word in words)]
+    kinds = list(dict.fromkeys(entry.kind for entry in found))
+    return sorted(found, key=lambda entry: (kinds.index(entry.kind), not any(word in entry.name.lower() for word in words)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="jaxrl_llm search", description="finds methods, keys, recipes, tasks, rewards and "
+                                     "environments in whose names or descriptions all words occur")
+    parser.add_argument("words", nargs="+", metavar="WORD")
+    words = parser.parse_args().words
+    found, kind = matching(words), None
+    if not found:
+        near = nearest(" ".join(words), {entry.name for entry in entries()}, 5)
+        sys.exit(f"nothing has {' and '.join(map(repr, words))}" + (f"; near: {', '.join(near)}" if near else ""))
+    for entry in found:
+        if entry.kind != kind:
+            kind = entry.kind
+            print(f"\n{kind}")
+        print(f"  {entry.usage:44} {entry.about}")
+
+
+if __name__ == "__main__":
+    main()
