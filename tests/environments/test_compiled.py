@@ -79,7 +79,7 @@ def test_a_batch_says_what_each_says_alone(other):
     else:
         assert told == {uid: compiled.replay(uid) for uid in told}
     lucks = {tuple(turn.info["luck"] for turn in turns[1:]) for turns in told.values()}
-    assert len(lucks) > 10 and len({turns[0].messages[0]["content"] for turns in told.values()}) == 3
+    assert len(lucks) > 10 and len({turns[0].messages[0]["content"] for turns in told.values()}) > 1
 
 
 def test_what_is_said_does_not_depend_on_the_others():
@@ -122,7 +122,7 @@ def test_trajectories_go_on_in_the_middle():
         make(seed=4).resume(stopped)
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_trajectories_of_other_kinds_go_on_too(kind):
     runner, again = (make(kind, "guess_number", options={"highest": 9}, workers=1) for _ in range(2))
     try:

@@ -8,7 +8,8 @@ from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.training import loop, setup
 
 pytest.importorskip("pgx")
-GAME = {"environment": "pgx_game(brief=True)", "sampling.max_tokens": 64, "sampling.turn_tokens": 2, "sampling.max_turns": 4}
+GAME = {"environment": "pgx_game(brief=True)", "sampling.max_tokens": 64, "sampling.turn_tokens": 2, "sampling.max_turns": 4,
+        "warmup.steps": 60, "warmup.batch": 8, "warmup.learning_rate": 3e-3}
 SELFPLAY = {**GAME, "environment": "pgx_game(brief=True, selfplay=True)", "method": "spiral"}
 
 
