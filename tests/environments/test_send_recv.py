@@ -9,6 +9,7 @@ from jaxrl_llm.environments.pool_times import pool_times
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.environments.threads import Threads
 
+
 def say(text):
     return {"role": "assistant", "content": text}
 
