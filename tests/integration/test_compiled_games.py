@@ -1,9 +1,9 @@
 """Runs in games of arrays: the trainer hears the same from one program as from threads, learns, and resumes bit for bit."""
 import chatter
-import numpy as np
 import pytest
 import run_files
 
+from jaxrl_llm.environments.compiled import Compiled
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.training import loop, setup
 
@@ -23,18 +23,15 @@ def test_three_steps_of_learning(tmp_path):
     assert sum(line["grad_norm"] for line in lines[1:]) > 0
 
 
-def test_one_program_and_threads_are_the_same_run():
-    finished = []
-    for kind in ("compiled", "threads"):
-        run, params = setup.build(chatter.get_config(**GAME))
-        runner = run.source.sampler.runner
-        assert isinstance(runner, Runner) and runner._pool is runner._states, "compiled, since it is a game of arrays"
-        if kind == "threads":
-            object.__setattr__(run.source.sampler, "runner", Runner("pgx_game", {"brief": True}, seed=0, kind=kind))
-        finished.append(run.source.next(setup.initial_state(run, params)))
-    for name in ("tokens", "mask", "role", "rewards"):
-        np.testing.assert_array_equal(*(np.asarray(getattr(one.rollouts, name)) for one in finished), err_msg=name)
-    assert finished[0].forest.texts == finished[1].forest.texts
+@pytest.mark.slow
+def test_threads_are_the_same_run(tmp_path, monkeypatch):
+    assert setup.make_runner(chatter.get_config(**GAME))._pool.__class__ is Compiled, "since it is a game of arrays"
+    loop.train(chatter.get_config(**GAME), tmp_path / "compiled")
+    monkeypatch.setattr(setup, "make_runner", lambda config: Runner("pgx_game", {"brief": True}, seed=config.seed, kind="threads"))
+    loop.train(chatter.get_config(**GAME), tmp_path / "threads")
+    run_files.assert_same(*(run_files.saved(tmp_path / kind, chatter.get_config(**GAME)) for kind in ("compiled", "threads")))
+    compiled, threads = (run_files.lines(tmp_path / kind) for kind in ("compiled", "threads"))
+    assert [line["reward/mean"] for line in compiled[1:]] == [line["reward/mean"] for line in threads[1:]]
 
 
 @pytest.mark.slow
