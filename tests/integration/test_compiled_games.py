@@ -27,7 +27,8 @@ def test_three_steps_of_learning(tmp_path):
 def test_threads_are_the_same_run(tmp_path, monkeypatch):
     assert setup.make_runner(chatter.get_config(**GAME))._pool.__class__ is Compiled, "since it is a game of arrays"
     loop.train(chatter.get_config(**GAME), tmp_path / "compiled")
-    monkeypatch.setattr(setup, "make_runner", lambda config: Runner("pgx_game", {"brief": True}, seed=config.seed, kind="threads"))
+    threaded = Runner("pgx_game", {"brief": True}, seed=chatter.get_config().seed, kind="threads")
+    monkeypatch.setattr(setup, "make_runner", lambda config: threaded)
     loop.train(chatter.get_config(**GAME), tmp_path / "threads")
     run_files.assert_same(*(run_files.saved(tmp_path / kind, chatter.get_config(**GAME)) for kind in ("compiled", "threads")))
     compiled, threads = (run_files.lines(tmp_path / kind) for kind in ("compiled", "threads"))
