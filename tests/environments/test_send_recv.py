@@ -57,6 +57,15 @@ def test_the_first_of_many_are_received_in_the_order_in_which_they_ended(doors):
         runner.send({1: say("more")})
 
 
+def test_what_is_ended_is_not_waited_for(doors):
+    runner = make(2)
+    runner.send({0: say("a"), 1: say("b")})
+    runner.end([0])
+    doors["a"].set()
+    doors["b"].set()
+    assert list(runner.recv(2)) == [1]
+
+
 def test_sent_steps_that_fail_are_tried_again_and_then_lost(tmp_path):
     runner = Runner("faulty_environments:obedient", {"folder": str(tmp_path)}, seed=0, kind="threads", limit=1.0, retries=1)
     runner.reset({uid: runner.environment.task.train[uid] for uid in range(3)})
