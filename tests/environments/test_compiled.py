@@ -124,7 +124,7 @@ def test_trajectories_go_on_in_the_middle():
 
 @pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_trajectories_of_other_kinds_go_on_too(kind):
-    runner, again = (make(kind, "guess_number", options={"highest": 9}, workers=1) for _ in range(2))
+    runner, again = (make(kind, "guess_number", options={"highest": 10}, workers=1) for _ in range(2))
     try:
         runner.reset(problems(runner, 3))
         runner.step({uid: say("1") for uid in range(3)})
