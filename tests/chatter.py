@@ -74,7 +74,8 @@ def forgetful() -> Environment:
 
 ALPHABET = games.Game(
     words=tuple("abcdefghijklmnopqrstuvwxyz"), reset=lambda key, heldout: jax.random.randint(key, (), 0, 3),
-    legal=lambda state: jnp.arange(26) < 24, seen=lambda state: state, text=lambda seen: f"Say {int(seen)}.", turns=3, brief=True,
+    legal=lambda state: jnp.arange(26) < 24, seen=lambda state: state, text=lambda seen: f"Say {int(seen)}.", turns=3,
+    brief=True,
     step=lambda state, action, key: (jax.random.randint(key, (), 0, 9), games.Move(jnp.float32(0.25), jnp.bool_(False))))
 
 
