@@ -1,7 +1,11 @@
 """A game for untrained models: every message with a lower-case letter earns a quarter; some of them break it."""
 import time
 
-from jaxrl_llm.environments import Environment, Turn
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.environments import Environment, Turn, games
+from jaxrl_llm.environments.compiled import environment_of
 from jaxrl_llm.tasks.base import seeded
 from jaxrl_llm.training.config import default_config
 
@@ -89,6 +93,18 @@ def spelled() -> Environment:
         return Turn([message("Good.\n" if good else "No.\n")], 0.5 * good, state["turn"] == 2)
 
     return Environment(name="spelled", task=seeded("spelled", "Say it.", 20, 8), reset=reset, step=step, tokens=True)
+
+
+ALPHABET = games.Game(
+    words=tuple("abcdefghijklmnopqrstuvwxyz"), reset=lambda key, heldout: jax.random.randint(key, (), 0, 3),
+    legal=lambda state: jnp.arange(26) < 24, seen=lambda state: state, text=lambda seen: f"Say {int(seen)}.", turns=3,
+    brief=True,
+    step=lambda state, action, key: (jax.random.randint(key, (), 0, 9), games.Move(jnp.float32(0.25), jnp.bool_(False))))
+
+
+def alphabet() -> Environment:
+    """A game of arrays of three turns: every letter but y and z earns a quarter, and chance says what is read next."""
+    return environment_of(ALPHABET, name="alphabet", task=seeded("alphabet", "Say it.", 20, 8), returns=(0.0, 0.75))
 
 
 def get_config(**changes):

@@ -105,9 +105,10 @@ class Compiled:
         gone = {name: call for name, call in named.items() if not self._here(name, call)}
         turns = self._open(gone)
         for count in range(max((len(call.said) for call in gone.values()), default=0) - 1):
-            self._step({name: call.said[count] for name, call in gone.items() if count < len(call.said) - 1})
+            self._step({name: call.said[count] for name, call in gone.items()
+                        if count < len(call.said) - 1 and name in self._places})
         for name, call in gone.items():
-            if call.said and self._places[name].seen != call.seen:
+            if call.said and not self._here(name, call):
                 raise RuntimeError(f"played again, {self._environment.name!r} said something else to problem "
                                    f"{call.problem.id}; its rules are to depend on the state, the action and the key alone")
         turns |= self._step({name: call.said[-1] for name, call in named.items() if call.said})

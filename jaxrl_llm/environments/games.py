@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 Message = Mapping[str, Any]
+_LISTED = 40  # legal moves that a text names
 
 
 class Move(NamedTuple):
@@ -120,8 +121,7 @@ def stepped(game: Game, table: Table, going: jax.Array, actions: jax.Array) -> t
 
 def empty(game: Game, capacity: int) -> Table:
     """A table of C rows in which nothing is going on."""
-    state = jax.eval_shape(lambda: game.reset(jax.random.key(0), jnp.bool_(False)))
-    return Table(jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), state),
+    return Table(jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), _shapes(game)),
                  jnp.zeros((capacity, 2), jnp.uint32), jnp.zeros(capacity, jnp.int32))
 
 
@@ -173,7 +173,10 @@ def _moves(game: Game, shown: Shown) -> str:
     return f"Moves: {', '.join(legal[:_LISTED])}{', ...' if len(legal) > _LISTED else '.'}"
 
 
-_LISTED = 40
+@functools.cache
+def _shapes(game: Game) -> Any:
+    """Shapes and types of a state."""
+    return jax.eval_shape(lambda: game.reset(jax.random.key(0), jnp.bool_(False)))
 
 
 @functools.cache

@@ -114,7 +114,8 @@ def _sliding_way(seen: Any) -> str:
                 moved[row * size + column], moved[other] = moved[other], 0
                 yield word, tuple(moved)
 
-    return shortest_way(start, lambda tiles: tiles == (*range(1, size * size), 0), steps)[0]
+    way = shortest_way(start, lambda tiles: tiles == (*range(1, size * size), 0), steps)
+    return way[0] if way else "left"  # a puzzle can begin in order: away, and back
 
 
 # --- boards of numbers ----------------------------------------------------------------------------------------------------

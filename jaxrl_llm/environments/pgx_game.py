@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.environments import tic_tac_toe
 from jaxrl_llm.environments.base import Environment
 from jaxrl_llm.environments.compiled import environment_of
 from jaxrl_llm.environments.games import Game, Move, chosen
+from jaxrl_llm.environments.tic_tac_toe import best_move
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.tasks.base import optional, seeded
 
@@ -151,7 +151,7 @@ def _squares(board: Board) -> list[list[str]]:
 
 def _perfect(board: Board) -> str:
     """The best square of tic-tac-toe."""
-    return str(tic_tac_toe.best_move("".join(map("".join, _squares(board)))) + 1)
+    return str(best_move("".join(map("".join, _squares(board)))) + 1)
 
 
 # --- 2048 -----------------------------------------------------------------------------------------------------------------

@@ -114,6 +114,8 @@ class Runner:
         turns: dict[int, base.Turn] = {}
         while self._sent and (ended := self._pool.ready(min(max(least - len(turns), 0), len(self._sent)))):
             for uid, outcome in ended:
+                if uid not in self._sent:
+                    continue  # it was ended
                 found = _read(outcome)
                 if isinstance(found, base.Turn):
                     del self._sent[uid]
@@ -156,6 +158,7 @@ class Runner:
         """Ends trajectories that the policy does not go on with, say because they are too long."""
         for uid in uids:
             recording, _ = self._running.pop(uid)
+            self._sent.pop(uid, None)
             self._states.drop(self._target, self._options, recording.key, recording.problem)
             self._recordings[uid] = recording
 

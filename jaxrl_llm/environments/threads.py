@@ -61,10 +61,11 @@ class Threads:
         return outcomes
 
     def map(self, calls: Sequence[tuple]) -> list[Outcome]:
-        """The outcome of each argument tuple, in order."""
+        """The outcome of each argument tuple, in order; calls that were submitted run beside them."""
+        batch = Threads(self._function, self._workers, self._deadline)
         for row, call in enumerate(calls):
-            self.submit(row, call)
-        outcomes = dict(self.ready(len(calls)))
+            batch.submit(row, call)
+        outcomes = dict(batch.ready(len(calls)))
         return [outcomes[row] for row in range(len(calls))]
 
     def close(self) -> None:

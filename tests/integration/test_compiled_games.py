@@ -1,58 +1,56 @@
 """Runs in games of arrays: the trainer hears the same from one program as from threads, learns, and resumes bit for bit."""
 import chatter
-import numpy as np
 import pytest
 import run_files
 
+from jaxrl_llm.environments.compiled import Compiled
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.training import loop, setup
 
-pytest.importorskip("pgx")
-GAME = {"environment": "pgx_game(brief=True)", "sampling.max_tokens": 64, "sampling.turn_tokens": 2, "sampling.max_turns": 4}
-SELFPLAY = {**GAME, "environment": "pgx_game(brief=True, selfplay=True)", "method": "spiral"}
+GAME = {"environment": "chatter:alphabet"}
+SHORT = {"sampling.max_tokens": 64, "sampling.turn_tokens": 2, "sampling.max_turns": 4}
+LAKE = {"environment": "gymnax_game(brief=True, settings={'is_slippery': False})", "sampling.max_turns": 4,
+        "sampling.max_tokens": 200, "sampling.turn_tokens": 8, "prompts.max_tokens": 40, "warmup.steps": 2, "warmup.batch": 4}
 
 
-def test_three_steps_of_learning(tmp_path):
-    loop.train(chatter.get_config(**GAME), tmp_path)
-    lines = run_files.lines(tmp_path)
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("straight")
+    loop.train(chatter.get_config(**GAME), workdir)
+    return workdir
+
+
+def test_three_steps_of_learning(straight):
+    assert setup.make_runner(chatter.get_config(**GAME))._pool.__class__ is Compiled, "since it is a game of arrays"
+    lines = run_files.lines(straight)
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     for line in lines[1:]:
         assert line["skipped_updates"] == 0 and line["max/mismatch"] < 1e-4 and line["environment/invalid"] == 0
-        assert 1 <= line["environment/turns"] <= 4 and -1 <= line["reward/mean"] <= 1
-    assert sum(line["grad_norm"] for line in lines[1:]) > 0
-
-
-def test_one_program_and_threads_are_the_same_run():
-    finished = []
-    for kind in ("compiled", "threads"):
-        run, params = setup.build(chatter.get_config(**GAME))
-        runner = run.source.sampler.runner
-        assert isinstance(runner, Runner) and runner._pool is runner._states, "compiled, since it is a game of arrays"
-        if kind == "threads":
-            object.__setattr__(run.source.sampler, "runner", Runner("pgx_game", {"brief": True}, seed=0, kind=kind))
-        finished.append(run.source.next(setup.initial_state(run, params)))
-    for name in ("tokens", "mask", "role", "rewards"):
-        np.testing.assert_array_equal(*(np.asarray(getattr(one.rollouts, name)) for one in finished), err_msg=name)
-    assert finished[0].forest.texts == finished[1].forest.texts
+        assert line["environment/turns"] == 3 and 0 < line["reward/mean"] < 0.75 and line["grad_norm"] > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [GAME, SELFPLAY], ids=["grpo", "spiral"])
-def test_a_resumed_run_is_the_same_run(changes, tmp_path):
-    straight, twice = tmp_path / "straight", tmp_path / "twice"
-    loop.train(chatter.get_config(**changes), straight)
-    loop.train(chatter.get_config(**changes, steps=2), twice)
+def test_threads_are_the_same_run(straight, tmp_path, monkeypatch):
+    config = chatter.get_config(**GAME)
+    monkeypatch.setattr(setup, "make_runner", lambda config: Runner("chatter:alphabet", seed=config.seed, kind="threads"))
+    loop.train(config, tmp_path)
+    run_files.assert_same(*(run_files.saved(one, chatter.get_config(**GAME)) for one in (straight, tmp_path)))
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_the_same_run(straight, tmp_path):
+    loop.train(chatter.get_config(**GAME, steps=2), tmp_path)
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 3"):
-        loop.train(chatter.get_config(**changes), twice, resume=True)
-    run_files.assert_same(*(run_files.saved(one, chatter.get_config(**changes)) for one in (twice, straight)))
+        loop.train(chatter.get_config(**GAME), tmp_path, resume=True)
+    run_files.assert_same(*(run_files.saved(one, chatter.get_config(**GAME)) for one in (straight, tmp_path)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gymnax_game(brief=True, settings={'is_slippery': False})",
-                                  "jumanji_game(brief=True, size=3)"])
-def test_other_packages_and_oracles(name, tmp_path):
-    pytest.importorskip(name.split("_")[0])
-    changes = {**GAME, "environment": name, "warmup.steps": 2, "warmup.batch": 4, "sampling.turn_tokens": 8,
-               "prompts.max_tokens": 40, "sampling.max_tokens": 200}
+@pytest.mark.parametrize("package, changes", [
+    ("pgx", {**SHORT, "environment": "pgx_game(brief=True, selfplay=True)", "method": "spiral"}), ("gymnax", LAKE),
+    ("jumanji", {**LAKE, "environment": "jumanji_game(brief=True, size=3)"})])
+def test_games_of_packages(package, changes, tmp_path):
+    """Self-play, and warm-ups by oracles."""
+    pytest.importorskip(package)
     loop.train(chatter.get_config(**changes), tmp_path)
     assert run_files.lines(tmp_path)[-1]["step"] == 3
