@@ -48,9 +48,9 @@ def verifiers_env(*, taskset: str, env: str = "", config: Mapping[str, Any] | No
     until it says something without a call. Rewards, metrics, stops, `setup` and `finalize` are those of the task and of the
     `Env`. With several agents the policy plays all in one conversation, with the fact `agent`, and the return is the mean of
     theirs. There is no box for programs: other harnesses, tasks that need a container, rewards that need a runtime,
-    interceptors, stops at one message, resources that an `Env` starts, and agents that are not to be trained (which another model plays) are
-    refused. `replayable`: the same messages are answered in the same way; then trajectories run in processes, are tried again
-    and can be resumed. Raises ValueError for what is refused, and without the package.
+    interceptors, stops at one message, resources that an `Env` starts, and agents that are not to be trained (which another
+    model plays) are refused. `replayable`: the same messages are answered in the same way; then trajectories run in processes,
+    are tried again and can be resumed. Raises ValueError for what is refused, and without the package.
     """
     optional("verifiers", "verifiers")
     import verifiers.v1 as vf
