@@ -92,7 +92,8 @@ def spelled() -> Environment:
         good = any(ord("a") <= token <= ord("z") for token in said["ids"])
         return Turn([message("Good.\n" if good else "No.\n")], 0.5 * good, state["turn"] == 2)
 
-    return Environment(name="spelled", task=seeded("spelled", "Say it.", 20, 8), reset=reset, step=step, tokens=True)
+    return Environment(name="spelled", task=seeded("spelled", "Say it.", 20, 8), reset=reset, step=step, tokens=True,
+                       replayable=False)
 
 
 ALPHABET = games.Game(

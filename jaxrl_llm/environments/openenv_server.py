@@ -29,7 +29,7 @@ def openenv_server(*, url: str, action: str = "", observation: str = "", rules: 
 
     What the policy says is the field `action` of an action; without that name it is a JSON object, the whole action. The
     policy reads `rules`, and the field `observation` of what comes back; without that name all of it as JSON, but for reward,
-    end and metadata. It reads what is wrong with an action that the server refuses. Each trajectory has a session of its own,
+    end and metadata. It reads that the server refuses an action. Each trajectory has a session of its own,
     so the server is to allow as many as a batch has trajectories (`max_concurrent_envs`). `replayable` says that the same
     seed and actions are answered in the same way: then trajectories run in processes, are tried again and can be resumed;
     each process keeps the sessions of its last 256 trajectories that did not end by themselves.

@@ -57,7 +57,7 @@ def test_sessions_of_a_server(server, capsys):
 
     whole = environments.make("openenv_server", **server)
     state, _ = base.begin(whole, problem, 0)
-    for text, why in (("hello", "as a JSON object"), ("{1}", "not valid JSON"), ('{"digit": "1"}', "digit")):
+    for text, why in (("hello", "as a JSON object"), ("{1}", "not valid JSON"), ('{"digit": "1"}', "Invalid message")):
         turn = base.advance(whole, state, say(text))
         assert turn.info["refused"] and why in turn.messages[0]["content"] and not turn.done
     assert base.advance(whole, state, say('I say {"number": "0"}.')).info == {"refused": False, "truncated": False}
