@@ -3,10 +3,11 @@
   python experiments/agent_rows.py --out=runs/agent_rows [--rows=gigpo,spiral] [--steps=20] [--seeds=1] [--write=docs/agents.md]
 
 A policy of 2 layers first imitates the oracle of its environment a little, once for all methods there; each method goes on
-from these weights for --steps steps. Runs that are finished are not run again. A table holds all that is finished, also in
-other calls.
+from these weights for --steps steps. Runs that are finished are not run again, others begin anew. A table holds all that
+is finished, also in other calls.
 """
 import json
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,6 +101,7 @@ def warmed(name: str, folder: Path) -> str:
     from jaxrl_llm.training import loop
     start = folder / "start" / name.replace(" ", "_").replace(",", "")
     if not finished(start, 1):
+        shutil.rmtree(start, ignore_errors=True)
         loop.train(config_of(WORLDS[name], {"steps": 1, "optimizer.learning_rate": 0.0, "eval.problems": 1}), start)
     return str(start)
 
@@ -124,6 +126,7 @@ def run(row: Row, seed: int) -> None:
         return
     changes = {"method": row.method, "seed": seed, "steps": _STEPS.value, "warmup.steps": 0, **row.changes}
     start = warmed(row.world, Path(_OUT.value))
+    shutil.rmtree(folder, ignore_errors=True)  # one that was interrupted begins anew
     print(f"--- {row.method}, seed {seed}", flush=True)
     loop.train(config_of(WORLDS[row.world], {**changes, "model.path": start}), folder)
 
