@@ -33,8 +33,8 @@ def test_every_row_can_be_built_and_runs_or_says_what_it_lacks(slug):
 
 def test_the_pages_say_how_many_methods_run():
     runnable, elsewhere, known = methods.runnable(), methods.runnable_elsewhere(), len(methods.names())
-    said = (f"Of {known} methods {len(runnable)} run by name on any task, {len(elsewhere)} more in environments or on tasks "
-            "made for them")
+    said = (f"Of {known} methods {len(runnable)} run by name on any task, {len(elsewhere)} more in environments, with teachers "
+            "or on tasks made for them")
     for page in ("README.md", "CHANGELOG.md", "docs/architecture.md"):
         text = (PAGE.parent.parent / page).read_text()
         assert said in text, f"run: python -m jaxrl_llm.methods --counts {page}"

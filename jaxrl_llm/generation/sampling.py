@@ -65,7 +65,8 @@ def spread_out(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:
         drawn = draw(key, tilted, plain)
         return (counts + jax.nn.one_hot(drawn.token, counts.shape[-1]), before + 1), drawn
 
-    _, drawn = jax.lax.scan(row, (jnp.zeros_like(logp), jnp.float32(0)), keys.T)
+    by_row = keys[jnp.arange(keys.shape[0]), jnp.arange(keys.shape[1])[:, None]]  # [G, P]
+    _, drawn = jax.lax.scan(row, (jnp.zeros_like(logp), jnp.float32(0)), by_row)
     return jax.tree.map(lambda x: x.T.reshape(-1), drawn)
 
 

@@ -302,10 +302,11 @@ def test_every_task_has_its_share():
 
 
 KNOWN = {"prompts": 12, "batch": 3, "group": 2, "max_group": 8, "max_tokens": 32, "prompt_lengths": np.arange(12) * 5000,
-         "levels": np.arange(12) % 3, "seed": SEED}
+         "levels": np.arange(12) % 3, "seed": SEED, "embeddings": np.random.default_rng(0).normal(size=(12, 5))}
 CURRICULA = {"vade": {}, "kimi_sampling": {"every": 1}, "acereason_curriculum": {"every": 2}, "rapo_curriculum": {},
              "qwenlong_l1": {"every": 2}, "sws_domains": {"explore": 3}, "siri": {"period": 4},
-             "drive": {"steps": (2, 1, 1, 1)}, "task_balance": {}, "dart_curation": {}, "gdro_rollout": {}}
+             "drive": {"steps": (2, 1, 1, 1)}, "task_balance": {}, "dart_curation": {}, "gdro_rollout": {},
+             "dots_rr": {"reference": 4}}
 
 
 def played(one, state, first, last):
@@ -319,7 +320,9 @@ def played(one, state, first, last):
         tried = np.zeros(12, np.int32)
         tried[rng.permutation(12)[:3] if ids is None else np.asarray(ids)[np.asarray(ids) >= 0]] = 4
         right = np.minimum(rng.integers(0, 5, 12), tried)
-        state = one.observe(state, {"step": np.int32(step), "tried": tried, "right": right.astype(np.int32)})
+        rates = np.where(proposed.get("reference_ids", np.zeros(4)) >= 0, rng.random(4), np.nan).astype(np.float32)
+        state = one.observe(state, {"step": np.int32(step), "tried": tried, "right": right.astype(np.int32),
+                                    "reference_rates": rates})
     return found, state
 
 
