@@ -49,8 +49,8 @@ def fit(runs: Sequence[Run], early: float = 0.15) -> Found:
     except ValueError as error:
         return found | {"problem": str(error)}
     cuts = [max(int(early * len(h)), 2) for h, _ in pairs]
-    first, rest = ([np.concatenate(column) for column in zip(*[(h[part(n)], r[part(n)]) for (h, r), n in zip(pairs, cuts)])]
-                   for part in (lambda n: slice(n), lambda n: slice(n, None)))
+    first = [np.concatenate(column) for column in zip(*[(h[:n], r[:n]) for (h, r), n in zip(pairs, cuts)])]
+    rest = [np.concatenate(column) for column in zip(*[(h[n:], r[n:]) for (h, r), n in zip(pairs, cuts)])]
     try:
         error = scaling.fit_entropy_law(*first).predict(rest[0]) - rest[1]
         found["early_rmse"] = float(np.sqrt(np.mean(error**2))) if len(error) else None

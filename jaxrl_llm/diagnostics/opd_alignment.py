@@ -15,6 +15,7 @@ from jaxrl_llm.generation.prompts import pad
 from jaxrl_llm.generation.sampler import generate, row_keys
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training import setup
+from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.scoring import decode, shared_scores
 from jaxrl_llm.training.trained import Trained, trained
 from jaxrl_llm.training.workdir import checkpoint_steps
@@ -84,6 +85,7 @@ def success(student: Trained, node: Node, tokens: int, samples: int, seed: int) 
     A token that ends the completion, or is its last one, needs none.
     """
     sampler = student.source.sampler
+    assert isinstance(sampler, Sampler)  # `sampled` refuses others
     stops = setup.stop_ids(sampler.tokenizer, sampler.stop_strings)
     forced = np.unique([np.argsort(-p)[:tokens] for p in (node.student, node.teacher)])
     heads = {j: [*node.prefix, j] for j in forced.tolist()}
@@ -106,6 +108,7 @@ def completed(student: Trained, prompt: list[int], heads: Sequence[list[int]], s
     if not heads:
         return []
     sampler, limit = student.source.sampler, student.config.sampling.max_tokens
+    assert isinstance(sampler, Sampler)
     rows = [prompt + head for head in heads]
     batch = pad(rows + [rows[0]] * (size - len(rows)), [0] * size, sampler.prompt_tokens + limit)  # one shape for all places
     keys = row_keys(jax.random.key(seed), np.arange(size * samples).reshape(size, samples))

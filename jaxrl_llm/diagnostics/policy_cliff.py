@@ -54,14 +54,14 @@ def cliff_of(rewards: np.ndarray, bonus: np.ndarray, classes: np.ndarray, names:
     curves, rows = [], []
     for delta in deltas:
         change = delta * bonus
-        after = [cliff.policy(rewards + sign * change, 0, cliff.EXACT) for sign in (1, -1)]
+        after = [cliff.policy(rewards + sign * change, 0, tolerance) for sign in (1, -1)]
         moved = [float(cliff.total_variation(base, one).mean()) for one in after]
         chosen |= {f"longer pays {delta:g}": by_class(after[0]), f"shorter pays {delta:g}": by_class(after[1])}
         soft = [float(cliff.total_variation(cliff.policy(rewards, t), cliff.policy(rewards + change, t)).mean())
                 for t in temperatures]
         curves.append({"delta": delta, "temperatures": list(temperatures), "soft": soft,
                        "bounds": [cliff.soft_bound(change, t) for t in temperatures], "greedy": moved[0]})
-        rows.append({"further reward": delta, "flips": float(cliff.flips(rewards, change, cliff.EXACT).mean()),
+        rows.append({"further reward": delta, "flips": float(cliff.flips(rewards, change, tolerance).mean()),
                      "moved, longer pays": moved[0], "moved, shorter pays": moved[1],
                      **{f"moved at alpha {t:g}": x for t, x in zip(temperatures, soft)}})
     finite = np.isfinite(gaps)

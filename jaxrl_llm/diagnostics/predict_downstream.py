@@ -58,10 +58,10 @@ def candidate_logprobs(folder: Path, steps: Sequence[int], problems: int, wrong:
     first = trained(folder, steps[0])
     forest, rollouts = sampled(first, problems, seed)
     tokenizer, owner = first.source.sampler.tokenizer, forest.prompt[forest.ends]
-    texts, kept = [], []
+    solved, texts, kept = forest.solved, [], []
     for p, problem in enumerate(forest.problems):
         mine = forest.ends[owner == p]
-        mistakes = Counter(forest.texts[i] for i in mine if not forest.solved[i]).most_common(wrong)
+        mistakes = Counter(forest.texts[i] for i in mine if not solved[i]).most_common(wrong)
         if mistakes:
             kept.append(p)
             choices = [problem.extra.get("solution", problem.answer), *[text for text, _ in mistakes]]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
@@ -38,8 +39,8 @@ class Rows(struct.PyTreeNode):
     tokens: `i32[B, S + T]`.  mask: `bool[B, S + T]`.  start: S.
     """
 
-    tokens: jax.Array
-    mask: jax.Array
+    tokens: jax.Array | np.ndarray
+    mask: jax.Array | np.ndarray
     start: int = struct.field(pytree_node=False)
 
 
@@ -82,4 +83,5 @@ def candidates(prompt_tokens: np.ndarray, prompt_mask: np.ndarray, texts: Sequen
     for p, row in enumerate(texts):
         for c, ids in enumerate(row):
             tokens[p, c, :len(ids)], mask[p, c, :len(ids)] = ids, True
-    return Rollouts(mask=mask, valid=mask.any(-1), tokens=tokens, prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
+    return Rollouts(mask=jnp.asarray(mask), valid=jnp.asarray(mask.any(-1)), tokens=jnp.asarray(tokens),
+                    prompt_tokens=jnp.asarray(prompt_tokens), prompt_mask=jnp.asarray(prompt_mask))
