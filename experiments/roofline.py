@@ -29,7 +29,8 @@ _DEVICE = flags.DEFINE_string("device", "v5p", "Whose peaks.")
 _OPS = flags.DEFINE_integer("ops", 0, "Print so many operations of each program, those that take longest.", lower_bound=0)
 _JSON = flags.DEFINE_bool("json", False, "One JSON object per phase instead of a table.")
 
-_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost"}
+_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # there is no chip that two programs could want
 _FIELDS = ("prompts", "group", "prompt_tokens", "completion_tokens", "micro_batches", "dtype", "remat")
 
 

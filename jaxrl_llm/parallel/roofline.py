@@ -136,9 +136,14 @@ def _read(body: Sequence[Instruction], number: int, computations) -> float:
     return 0.0 if own is None else _used(body, own, computations)
 
 
-def _used(body: Sequence[Instruction], one: Instruction, computations) -> float:
-    """Bytes that are read of an array within a fusion: all of it, or what its slices return."""
+def _used(body: Sequence[Instruction], one: Instruction, computations, *, in_place: bool = False) -> float:
+    """Bytes that are read of an array within a fusion: all of it, or what its slices return.
+
+    `in_place`: it is the array that the fusion writes into, none of which is read for the result's sake.
+    """
     total, whole = 0.0, hlo.size(one.shape)
+    if one is body[-1]:
+        return 0.0 if in_place else whole
     for user in body:
         for place, name in enumerate(user.operands):
             if name != one.name:
@@ -146,14 +151,20 @@ def _used(body: Sequence[Instruction], one: Instruction, computations) -> float:
             if user.opcode in _PARTS and place == 0:
                 total += hlo.size(user.shape)
             elif user.opcode in _IN_PLACE and place == 0:
-                continue
-            elif user.opcode in _THROUGH:
-                total += min(_used(body, user, computations), hlo.size(user.shape)) * whole / max(hlo.size(user.shape), 1)
+                total += _used(body, user, computations, in_place=True)
+            elif user.opcode in _THROUGH or _is_bitcast(user, computations):
+                share = _used(body, user, computations, in_place=in_place) / max(hlo.size(user.shape), 1)
+                total += share * whole
             elif user.opcode == "fusion":
                 total += _read(computations[user.named("calls")[0]], place, computations)
-            elif user.opcode != "tuple":
+            elif user.opcode != "tuple" or not in_place:
                 return whole
     return min(total, whole)
+
+
+def _is_bitcast(i: Instruction, computations) -> bool:
+    """Whether a fusion within a fusion does nothing."""
+    return i.opcode == "fusion" and all(one.opcode in ("parameter", "bitcast") for one in computations[i.named("calls")[0]])
 
 
 def _written(body: Sequence[Instruction], root: Instruction, computations) -> float:

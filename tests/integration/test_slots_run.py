@@ -23,10 +23,11 @@ def written(workdir):
             for path in sorted((workdir / "samples").glob("*.jsonl"))]
 
 
+@pytest.mark.slow
 def test_slots_and_scan_learn_the_same_and_a_resumed_run_goes_on_exactly(tmp_path):
     for name in ("scan", "slots"):
         loop.train(config(**{"sampling.engine": name}), tmp_path / name)
-    assert written(tmp_path / "slots") == written(tmp_path / "scan") and len(written(tmp_path / "scan")) == 3
+    assert written(tmp_path / "slots") == written(tmp_path / "scan") and len(written(tmp_path / "scan")) > 2
     slots, scan = (run_files.saved(tmp_path / name, config()) for name in ("slots", "scan"))
     for name, leaf in scan.items():
         np.testing.assert_allclose(slots[name], leaf, atol=1e-6, err_msg=name)
