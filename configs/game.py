@@ -1,16 +1,26 @@
-"""A text adventure without download: find the key, take it, open the chest. A policy of 2 layers, from scratch.
+"""A text adventure without download: find the key, take it, open the chest.
 
-A supervised warm-up by the oracle, whose turns are in part random, then RL on trajectories of up to 8 turns.
-
-  python experiments/train.py --config=configs/game.py --workdir=runs/game
+  :tiny           (default) a policy of 2 layers, from scratch: a supervised warm-up by the oracle, whose turns are in part
+                  random, then RL on trajectories of up to 8 turns
+                  python experiments/train.py --config=configs/game.py --workdir=runs/game
+  :MODEL-MACHINE  a published model on cpu or h100 (one device samples turns). Mazes of 3 x 3 rooms, 12 turns of 64 tokens;
+                  on a cpu of 2 x 2 rooms, 4 turns
+                  python experiments/train.py --config=configs/game.py:qwen2.5_1.5b-h100 --workdir=runs/game
 """
+from jaxrl_llm.registry import one_of
 from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.recipes import sized
+from jaxrl_llm.training.variants import parse
 
 TEMPLATE = "{% for m in messages %}{{ m.content + ('<|eos|>' if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
 
 
-def get_config():
+def get_config(variant: str = "tiny"):
     c = default_config()
+    return _tiny(c) if variant == "tiny" else _published(c, variant)
+
+
+def _tiny(c):
     c.environment = "treasure(size=2, brief=True)"
     c.model.chat_template = TEMPLATE
     c.model.hidden_size = 64
@@ -32,4 +42,20 @@ def get_config():
     c.steps = 80
     c.eval.problems = 64
     c.eval.every = 40
+    return c
+
+
+def _published(c, variant):
+    machine = one_of("machine of configs/game.py", parse(variant)[1], ("cpu", "h100"))
+    c.environment = f"treasure(size={2 if machine == 'cpu' else 3})"
+    c.prompts.max_tokens = 256
+    c.sampling.max_turns = 12
+    c.sampling.turn_tokens = 64
+    c.sampling.max_tokens = 1536
+    c.optimizer.learning_rate = 1e-6
+    c.steps = 200
+    c.eval.problems = 64
+    c.eval.every = 50
+    c = sized(c, variant)
+    c.sampling.max_turns = min(c.sampling.max_turns, c.sampling.max_tokens // 64)  # a CPU has 256 tokens
     return c

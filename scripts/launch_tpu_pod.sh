@@ -50,6 +50,19 @@ esac
 if [ -n "$nfs" ] && [[ "$workdir" != "/mnt/${nfs#*:/}/"* ]]; then
   fail "--workdir=$workdir is not in /mnt/${nfs#*:/}, where --nfs=$nfs is mounted"
 fi
+# Weights: models/ is not sent along, so a recipe for a published model needs the path of its weights on that storage.
+weights="" variant=""
+for option in "$@"; do
+  case "$option" in
+    --config.model.path=*) weights="${option#*=}" ;;
+    --config=*:smollm2|--config=*:*-*) variant="${option#*=}" ;;
+  esac
+  case "$option" in --config.model.path=[!/]*|--config.teacher.path=[!/]*)
+    fail "$option lies beside this script and is not sent along; copy it to the storage of --workdir and give its path there" ;;
+  esac
+done
+[ -z "$variant" ] || [ -n "$weights" ] || fail "--config=$variant reads weights in models/, which is not sent along; copy them to \
+the storage of --workdir and add --config.model.path=${workdir%/*}/models/..."
 
 # Software image, and how many of what the type counts (cores for v4 and v5p, chips otherwise) one host has.
 case "$type" in

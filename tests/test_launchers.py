@@ -130,10 +130,18 @@ def test_what_is_run_is_what_was_printed(tmp_path):
     ((*VM, "--nfs=/share", "--", *TRAIN), "--nfs=/share is no SERVER:/SHARE"),
     (("xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i", "--", "--workdir=/home/a"), "xpk storage attach"),
     (("xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i", "--nfs=h:/s", "--", *TRAIN), "--nfs is for vm"),
+    ((*VM, "--", "--config=configs/gsm8k.py:qwen3_4b-v5e-8", "--workdir=/mnt/runs/a"), "--config.model.path=/mnt/runs/models/..."),
+    ((*VM, "--", *TRAIN, "--config.model.path=models/x"), "--config.model.path=models/x lies beside this script"),
+    ((*VM, "--", *TRAIN, "--config.teacher.path=runs/t"), "--config.teacher.path=runs/t lies beside this script"),
 ))
 def test_a_launch_that_cannot_work_is_refused(options, told):
     found = bash("scripts/launch_tpu_pod.sh", *options, PATH="/usr/bin:/bin")
     assert found.returncode == 2 and told in found.stderr and not found.stdout
+
+
+def test_weights_on_the_storage_of_all_hosts_are_taken():
+    recipe = ("--config=configs/gsm8k.py:qwen3_4b-v5e-8", "--config.model.path=/mnt/runs/models/x", "--workdir=/mnt/runs/a")
+    assert "--config.model.path=/mnt/runs/models/x" in bash("scripts/launch_tpu_pod.sh", "--dry-run", *VM, "--", *recipe).stdout
 
 
 def test_the_hosts_of_a_larger_slice_are_told_to_find_each_other():

@@ -193,7 +193,7 @@ def test_your_own_algorithm(tmp_path):
                          "{method: found.shape for method, found in curves.items()}, float(chance.value), source.next_uid, "
                          "[int(state.step), P, G, float(nats)]]",
                          **{"STEPS, SEEDS, METHODS": '2, (0,), ("grpo", "rare_success")',
-                            "c.warmup.steps, c.warmup.batch, c.warmup.learning_rate": "2, 8, 3e-3",
+                            "c.warmup.steps, c.warmup.loss, c.warmup.batch, c.warmup.learning_rate": "2, 0.0, 8, 3e-3",
                             "c.prompts.per_step, c.sampling.group, c.sampling.max_tokens": "4, 2, 6",
                             "c.eval.every, c.eval.problems": "1, 2"})
     right, curves, chance, sampled, (steps, P, G, nats) = found

@@ -70,6 +70,21 @@ def test_every_variant_fits_its_machine_with_the_margin(name):
             assert c.model.path == PUBLISHED[model][1] and (machine == "cpu" or c.model.dtype == "bfloat16")
 
 
+@pytest.mark.slow
+def test_games_of_published_models_fit_the_machines_of_one_device():
+    for model in PUBLISHED:
+        for machine in ("cpu", "h100"):
+            if (model, machine) in TOO_LARGE:
+                continue
+            c, (device, count) = recipe("game", f"{model}-{machine}"), recipes.machine_of(machine)
+            architecture = MODELS[PUBLISHED[model][0]]
+            found = plan.placed(architecture, recipes.work_of(c, architecture), device, count)
+            assert found.margin(device) >= plan.MARGIN, (model, machine)
+            assert c.environment == f"treasure(size={2 if machine == 'cpu' else 3})"
+    with pytest.raises(ValueError, match="Unknown machine of configs/game.py 'h100-8'"):
+        recipe("game", "qwen2.5_1.5b-h100-8")
+
+
 def test_the_table_of_the_documentation_is_what_the_recipes_say():
     text = (ROOT / "docs/guides/recipes.md").read_text()
     rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")]
