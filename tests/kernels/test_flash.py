@@ -23,9 +23,9 @@ def random_rows(rng, R, N, filled):
     return end, depth
 
 
-def case(N=23, filled=(23, 17), heads=(2, 3), reach=FAR, dtype=jnp.float32, seed=0):
+def case(N=23, filled=(23, 17), heads=(2, 3), reach=FAR, dtype=jnp.float32, seed=0, d=8):
     rng = np.random.default_rng(seed)
-    R, (K, h), d = len(filled), heads, 8
+    R, (K, h) = len(filled), heads
     end, depth = random_rows(rng, R, N, filled)
     arrays = [jnp.asarray(rng.normal(size=shape), dtype) for shape in ((R, K, h, N, d), (R, K, N, d), (R, K, N, d))]
     return arrays, flash.Rows(jnp.asarray(end), jnp.asarray(depth), jnp.int32(reach))

@@ -8,6 +8,7 @@ import optax
 from few_devices import built
 
 from jaxrl_llm import advantages, objectives, parallel
+from jaxrl_llm.kernels import flash
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.packing import of_groups, pack
 from jaxrl_llm.rollouts import Rollouts
@@ -33,7 +34,7 @@ def batch(rng):
     rollouts = Rollouts(mask=mask, valid=np.ones((P, G), bool), old_logprobs=rng.normal(-4, 1, mask.shape).astype(np.float32))
     forest, leaves = of_groups(prompts, prompt_mask, tokens, mask)
     return rollouts, np.broadcast_to(rng.normal(size=(P, G, 1)), mask.shape).astype(np.float32), \
-        pack(forest, leaves, mask, [20], multiple=8)
+        pack(forest, leaves, mask, [24], multiple=8)
 
 
 def gradient(mesh, params, rollouts, advantage, packed):
@@ -74,9 +75,9 @@ def learned(devices, packed_rows, **sizes):
     return jax.device_get(state.lora), metrics
 
 
-def runs():
-    """How far packed rows on 2 x 2 x 2 devices are from rectangular ones on one device."""
-    (spread, told), (alone, wanted) = learned(8, 4, data=2, fsdp=2, tensor=2), learned(1, 0, data=1)
+def runs(**sizes):
+    """How far packed rows on eight devices are from rectangular ones on one device."""
+    (spread, told), (alone, wanted) = learned(8, 4, **sizes), learned(1, 0, data=1)
     pairs = [*zip(jax.tree.leaves(spread), jax.tree.leaves(alone), strict=True)]
     return {"apart": max(float(np.abs(a - b).max()) for a, b in pairs),
             "largest": max(float(np.abs(b).max()) for _, b in pairs),
@@ -89,12 +90,15 @@ def main():
     alone, told, *_ = gradient(None, jax.tree.map(jnp.copy, params), *given)
     found = {"rows": given[2].node.shape, "norm": float(optax.tree.norm(alone))}
     for name, sizes in (("all", dict(data=2, fsdp=2, tensor=2)), ("data", dict(data=4, fsdp=1, tensor=2)),
-                        ("fsdp", dict(data=1, fsdp=4, tensor=2))):
+                        ("fsdp", dict(data=1, fsdp=4, tensor=2)), ("seq", dict(data=1, seq=8)),
+                        ("cut", dict(data=1, fsdp=2, tensor=2, seq=2))):
+        flash.BLOCK = 5 if name == "cut" else 512  # twelve slots of a shard in three blocks
         spread, metrics, ruled = gradient(parallel.make_mesh(**sizes), jax.tree.map(jnp.copy, params), *given)
         apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / np.abs(a).max()), alone, spread)
         found[name] = {"apart": max(jax.tree.leaves(apart)), "ruled": ruled,
                        "metrics": {key: [float(metrics[key]), float(value)] for key, value in told.items()}}
-    print(json.dumps(found | {"runs": runs()}))
+    flash.BLOCK = 512
+    print(json.dumps(found | {"runs": [runs(data=2, fsdp=2, tensor=2), runs(data=1, fsdp=2, tensor=2, seq=2)]}))
 
 
 if __name__ == "__main__":
