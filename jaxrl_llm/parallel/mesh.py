@@ -85,7 +85,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def check_batch(mesh: Mesh, count: int, what: str, kind: str = "prompts") -> None:
     """Raises ValueError when `count` prompts, or rows, cannot be spread evenly over the mesh; `what` names their number."""
-    seq = mesh.shape["seq"] if kind == "prompts" else 1
+    seq = mesh.shape.get("seq", 1) if kind == "prompts" else 1
     shards, more = mesh.shape["data"] * mesh.shape["fsdp"] * seq, (" x seq", f" x {seq}") if seq > 1 else ("", "")
     if count % shards:
         below, above = count // shards * shards, (count // shards + 1) * shards
