@@ -14,6 +14,7 @@ from jaxrl_llm.kernels.choice import chosen
 
 _SPLITS = 16  # most parts of a row's pages that a GPU works on side by side
 _TOGETHER = 8  # most pages that it reads at a time
+_KEYS, _QUERIES = 512, 32  # that a TPU works on at a time
 
 
 def laid(kernels: str, keys, values) -> tuple[jax.Array, ...]:
@@ -59,7 +60,9 @@ def paged_attention(kernels: str, softcap, queries, cache, table, lengths, inter
                       pages_per_compute_block=math.gcd(table.shape[1] // splits, _TOGETHER))
     if kernels == "tpu":
         from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
-        count = len(queries)
+        count, (_, page, _, _) = len(queries), cache[0].shape
+        pages = min(table.shape[1], max(1, _KEYS // page))
         return ragged_paged_attention(queries, *cache, lengths, table, jnp.arange(count + 1, dtype=jnp.int32),
-                                      jnp.array([count], jnp.int32), soft_cap=softcap)
+                                      jnp.array([count], jnp.int32), soft_cap=softcap,
+                                      num_kv_pages_per_block=pages, num_queries_per_block=min(count, _QUERIES))
     return plain_paged_attention(softcap, queries, *cache, table, lengths)

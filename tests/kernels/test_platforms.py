@@ -24,6 +24,7 @@ def assert_same(attend, reference, arrays, atol=5e-5):
 
 
 def assert_attends(kernel, softcap, arrays, where, fits=True):
+    arrays = arrays[0] * arrays[0].shape[-1]**-0.5, *arrays[1:]
     assert bool(kernel.fits(arrays[0], where)) == fits
     assert_same(lambda *a: rows.by_kernel(kernel, softcap, *a, where),
                 lambda *a: flash.plain_flash_attention(softcap, *a, where), arrays)
@@ -81,7 +82,7 @@ def test_own_and_shared_keys_are_merged():
     def reference(queries, own_k, own_v, k, v):
         own, shared = ([jnp.moveaxis(y, -2, 1) for y in pair] for pair in ((own_k, own_v), (k, v)))
         seen = (jnp.arange(4) < lengths[:, None])[:, None, None]
-        return grouped_attention(queries, *own, jnp.tril(jnp.ones((5, 5), bool)), (*shared, seen), scale=1.0)
+        return grouped_attention(queries, *own, jnp.tril(jnp.ones((5, 5), bool))[None, None], (*shared, seen), scale=1.0)
 
     assert_same(merged, reference, arrays)
 
