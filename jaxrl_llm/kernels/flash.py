@@ -159,26 +159,21 @@ def visits(rows: Rows, size: int, positions=None):
     """
     if rows.begin is None and rows.end.shape[1] == size:  # nothing to leave out, nor to agree on
         return jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)
-    of_rows, of_all = visible_blocks(rows, size, positions)
-    visible = of_rows.any(0) & of_all
-    return jnp.argsort(~visible, axis=-1, stable=True), visible.sum(-1)
-
-
-def visible_blocks(rows: Rows, size: int, positions=None):
-    """`(bool[R, n, m], bool[n, m])`, both true where a query of block n sees a key of block m."""
     blocks = jax.tree.map(lambda x: x.reshape(len(x), -1, size), (rows.end, rows.positions))
     real = blocks[0] > 0
     numbers = jnp.arange(blocks[0].shape[1])
     last_end = blocks[0].max(-1)
     if rows.begin is None:
-        first, begins = jnp.where(real, blocks[1], FAR).min(-1), numbers[:, None] * size
+        mine, first = numbers, jnp.where(real, blocks[1], FAR).min(-1)
     else:
         first = positions.reshape(len(positions), -1, size).min(-1)
-        begins = rows.begin + jnp.arange(first.shape[1])[:, None] * size
+        mine = jnp.arange(first.shape[1])
     last = jnp.where(real, blocks[1], -1).max(-1)
     near = (first[:, :, None] - rows.reach) < last[:, None]
-    earlier = numbers[:, None] >= numbers if rows.begin is None else numbers * size < begins + size
-    return near & (last_end[:, None] > begins), earlier
+    begins = rows.query_slots(mine[:, None] * size)
+    visible = (near & (last_end[:, None] > begins)).any(0)
+    visible &= numbers[:, None] >= numbers if rows.begin is None else numbers * size < begins + size
+    return jnp.argsort(~visible, axis=-1, stable=True), visible.sum(-1)
 
 
 def _block_scores(softcap, queries, keys, rows: Rows, positions, i, j, size):
