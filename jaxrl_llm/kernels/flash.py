@@ -170,9 +170,8 @@ def visits(rows: Rows, size: int, positions=None):
         mine = jnp.arange(first.shape[1])
     last = jnp.where(real, blocks[1], -1).max(-1)
     near = (first[:, :, None] - rows.reach) < last[:, None]
-    begins = rows.query_slots(mine[:, None] * size)
-    visible = (near & (last_end[:, None] > begins)).any(0)
-    visible &= numbers[:, None] >= numbers if rows.begin is None else numbers * size < begins + size
+    visible = (near & (last_end[:, None] > rows.query_slots(mine[:, None] * size))).any(0)
+    visible &= numbers[:, None] >= numbers if rows.begin is None else numbers * size < rows.begin + (mine[:, None] + 1) * size
     return jnp.argsort(~visible, axis=-1, stable=True), visible.sum(-1)
 
 

@@ -90,7 +90,7 @@ def main():
     alone, told, *_ = gradient(None, jax.tree.map(jnp.copy, params), *given)
     found = {"rows": given[2].node.shape, "norm": float(optax.tree.norm(alone))}
     for name, sizes in (("all", dict(data=2, fsdp=2, tensor=2)), ("data", dict(data=4, fsdp=1, tensor=2)),
-                        ("fsdp", dict(data=1, fsdp=4, tensor=2)), ("seq", dict(data=1, seq=8)),
+                        ("fsdp", dict(data=1, fsdp=4, tensor=2)), ("seq", dict(data=1, tensor=2, seq=4)),
                         ("cut", dict(data=1, fsdp=2, tensor=2, seq=2))):
         flash.BLOCK = 5 if name == "cut" else 512  # twelve slots of a shard in three blocks
         spread, metrics, ruled = gradient(parallel.make_mesh(**sizes), jax.tree.map(jnp.copy, params), *given)
