@@ -344,3 +344,13 @@ def test_rows_that_are_cut_are_planned_in_pieces():
     assert other.update["gathered rows"] == 33_280 * 4 * c.hidden_size and other.updating < one.updating
     assert plan.named(half) == "mesh.data=1 mesh.fsdp=4 mesh.tensor=1 mesh.seq=2" and "seq" not in plan.named(whole)
     assert half in list(plan.meshes(c, fewer, 8)) and not any("seq" in mesh for mesh in plan.meshes(c, WORK, 8))
+
+
+@pytest.mark.parametrize("machine", ("h100-8", "v5p-16"))
+def test_contexts_of_32k_tokens_fit_with_the_margin(machine):
+    """Qwen3-8B with groups of 8 completions of 32k tokens, in half a row for each of eight devices."""
+    c, (device, count) = MODELS["qwen3_8b"], parse_devices(machine)
+    w = plan.Work(64, 8, 512, 32_768, dtype="bfloat16", remat=True, rows=4, row_tokens=33_280, sampling_parts=16)
+    found = plan.placed(c, w, device, count)
+    assert found.mesh == {"data": 1, "fsdp": 4, "tensor": 2} and found.answer(device) == "fits"
+    assert found.margin(device) > 0.3
