@@ -1,4 +1,5 @@
 """Runs in a process of its own with eight virtual devices: updates from packed rows on meshes and on one device."""
+import dataclasses
 import json
 
 import jax
@@ -9,7 +10,7 @@ from few_devices import built
 
 from jaxrl_llm import advantages, objectives, parallel
 from jaxrl_llm.kernels import flash
-from jaxrl_llm.models import ModelConfig, Transformer
+from jaxrl_llm.models import Experts, ModelConfig, Transformer
 from jaxrl_llm.packing import of_groups, pack
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import setup
@@ -22,6 +23,7 @@ from jaxrl_llm.training.policy import Policy
 P, G, S, T = 4, 5, 6, 9
 MODEL = Transformer(ModelConfig(vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
                                 mlp_size=48, tie_embeddings=False, window=6, local_layers=(True, False)))
+MIXTURE = Transformer(dataclasses.replace(MODEL.config, experts=Experts(4, 2, 24)))
 OBJECTIVE = objectives.make("gspo", clip_low=0.3, clip_high=0.3)
 KEEP = optax.GradientTransformation(  # an optimiser whose state is the gradient
     lambda tree: jax.tree.map(jnp.zeros_like, tree), lambda grads, _, tree: (jax.tree.map(jnp.zeros_like, tree), grads))
@@ -37,14 +39,19 @@ def batch(rng):
         pack(forest, leaves, mask, [24], multiple=8)
 
 
-def gradient(mesh, params, rollouts, advantage, packed):
+def weights(model):
+    keys = iter(jax.random.split(jax.random.key(0), 40))
+    return jax.tree.map(lambda leaf: jax.random.normal(next(keys), leaf.shape) * 0.4, model.abstract_params())
+
+
+def gradient(mesh, rollouts, advantage, packed, model=MODEL, balance=0.0):
     """Two updates, the second of which must compile nothing: `(gradient, metrics, as the partition table says)`."""
-    policy = Policy(MODEL, chunk=16, mesh=mesh)
-    state = state_lib.create(params, None, KEEP, advantages.make("grpo"), OBJECTIVE, jax.random.key(0))
+    policy = Policy(model, chunk=16, mesh=mesh)
+    state = state_lib.create(weights(model), None, KEEP, advantages.make("grpo"), OBJECTIVE, jax.random.key(0))
     if mesh is not None:
         state = parallel.put(state, parallel.tree_shardings(state, mesh))
         rollouts, advantage = parallel.put((rollouts, advantage), parallel.batch_sharding(mesh))
-    parts = make_parts(policy, OBJECTIVE, KEEP, clip_norm=None)
+    parts = make_parts(policy, OBJECTIVE, KEEP, clip_norm=None, balance=balance)
     parts = parts._replace(**{name: Guarded(name, getattr(parts, name)) for name in parts._fields[1:]})
     for _ in range(2):
         state, metrics = update(parts, 8, state, packed, rollouts, advantage)
@@ -85,15 +92,15 @@ def runs(**sizes):
 
 
 def main():
-    keys, given = iter(jax.random.split(jax.random.key(0), 40)), batch(np.random.default_rng(0))
-    params = jax.tree.map(lambda leaf: jax.random.normal(next(keys), leaf.shape) * 0.4, MODEL.abstract_params())
-    alone, told, *_ = gradient(None, jax.tree.map(jnp.copy, params), *given)
-    found = {"rows": given[2].node.shape, "norm": float(optax.tree.norm(alone))}
+    given = batch(np.random.default_rng(0))
+    dense, sparse = gradient(None, *given), gradient(None, *given, MIXTURE, 0.1)
+    found = {"rows": given[2].node.shape, "norm": float(optax.tree.norm(dense[0]))}
     for name, sizes in (("all", dict(data=2, fsdp=2, tensor=2)), ("data", dict(data=4, fsdp=1, tensor=2)),
                         ("fsdp", dict(data=1, fsdp=4, tensor=2)), ("seq", dict(data=1, tensor=2, seq=4)),
-                        ("cut", dict(data=1, fsdp=2, tensor=2, seq=2))):
+                        ("cut", dict(data=1, fsdp=2, tensor=2, seq=2)), ("experts", dict(data=2, fsdp=1, tensor=2, seq=2))):
         flash.BLOCK = 5 if name == "cut" else 512  # twelve slots of a shard in three blocks
-        spread, metrics, ruled = gradient(parallel.make_mesh(**sizes), jax.tree.map(jnp.copy, params), *given)
+        kind, (alone, told, _) = ((MIXTURE, 0.1), sparse) if name == "experts" else ((MODEL,), dense)
+        spread, metrics, ruled = gradient(parallel.make_mesh(**sizes), *given, *kind)
         apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / np.abs(a).max()), alone, spread)
         found[name] = {"apart": max(jax.tree.leaves(apart)), "ruled": ruled,
                        "metrics": {key: [float(metrics[key]), float(value)] for key, value in told.items()}}

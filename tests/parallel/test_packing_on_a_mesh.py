@@ -12,7 +12,7 @@ def found():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ("all", "data", "fsdp", "seq", "cut"))
+@pytest.mark.parametrize("mesh", ("all", "data", "fsdp", "seq", "cut", "experts"))
 def test_gradients_and_metrics_on_eight_devices_equal_those_on_one(found, mesh):
     assert found["rows"][0] >= 16 and found["norm"] > 0.1  # two micro-batches at least
     assert found[mesh]["apart"] < 1e-5 and found[mesh]["ruled"]
