@@ -65,4 +65,5 @@ def paged_attention(kernels: str, softcap, queries, cache, table, lengths, inter
         return ragged_paged_attention(queries, *cache, lengths, table, jnp.arange(count + 1, dtype=jnp.int32),
                                       jnp.array([count], jnp.int32), soft_cap=softcap,
                                       num_kv_pages_per_block=pages, num_queries_per_block=min(count, _QUERIES))
-    return plain_paged_attention(softcap, queries, *cache, table, lengths)
+    keys, values = cache
+    return plain_paged_attention(softcap, queries, keys, values, table, lengths)

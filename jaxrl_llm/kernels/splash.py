@@ -78,7 +78,7 @@ def _padded(rows: Rows, T: int, size: int):
     return filled(rows.end), filled(rows.positions), slots, filled(rows.of_queries(rows.positions, T))
 
 
-def _blocks(end, positions, slots, own, reach, size: int):
+def _blocks(size: int, end, positions, slots, own, reach):
     """Of a row, `(some, all)` `bool[n, m]`: blocks in which a query may see a key, and those in which every query sees all."""
     ends, places, mine, near = (x.reshape(-1, size) for x in (end, positions, slots, own))
     keys = jnp.arange(len(end)).reshape(-1, size)
@@ -90,7 +90,7 @@ def _blocks(end, positions, slots, own, reach, size: int):
 
 
 def _count(size: int, *row):
-    some, every = _blocks(*row, size)
+    some, every = _blocks(size, *row)
     return (some & ~every).sum()
 
 
@@ -110,7 +110,7 @@ def fits(queries, rows: Rows):
 def _masks(end, positions, slots, own, reach):
     """The mask of a row as the kernels read it: of queries against keys, and turned around for the gradients of keys."""
     size = _size(len(slots))
-    some, every = _blocks(end, positions, slots, own, reach, size)
+    some, every = _blocks(size, end, positions, slots, own, reach)
     partly = some & ~every
     most = min(_most(len(slots), size), math.prod(partly.shape))
     queries, keys = jnp.nonzero(partly, size=most, fill_value=0)
@@ -135,7 +135,7 @@ def _masks(end, positions, slots, own, reach):
 
 
 def _settings(softcap, interpret, size: int) -> dict:
-    sizes = splash.BlockSizes(**{f"block_{name}": size for name in ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")})
+    sizes = splash.BlockSizes(block_q=size, block_kv=size, block_q_dkv=size, block_kv_dkv=size, block_q_dq=size, block_kv_dq=size)
     return dict(is_mqa=False, block_sizes=sizes, mask_value=splash.DEFAULT_MASK_VALUE, attn_logits_soft_cap=softcap,
                 residual_checkpoint_name=None, mask_function=None, interpret=interpret)
 

@@ -1,4 +1,6 @@
 """The update from shapes alone: lowered for any mesh, also of devices that are not there, with nothing allocated."""
+from typing import cast
+
 import jax
 import numpy as np
 from jax.sharding import Mesh
@@ -46,7 +48,7 @@ def lower_accumulate(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
     index, cotangents = (array(dtype, spread, *view) for dtype in (np.int32, np.float32))
     parts = accumulate.make_parts(policy, objective, w.optimizer)
     rows = packing.Rows(*slots)
-    return parts.accumulate.lower(state.params, state.params, None, rows, index, np.int32(0), (cotangents, None))
+    return cast(jax.stages.Wrapped, parts.accumulate).lower(state.params, state.params, None, rows, index, np.int32(0), (cotangents, None))
 
 
 def _made(c: ModelConfig, w: Work, mesh: Mesh):
