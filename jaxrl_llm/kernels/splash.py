@@ -135,7 +135,8 @@ def _masks(end, positions, slots, own, reach):
 
 
 def _settings(softcap, interpret, size: int) -> dict:
-    sizes = splash.BlockSizes(block_q=size, block_kv=size, block_q_dkv=size, block_kv_dkv=size, block_q_dq=size, block_kv_dq=size)
+    sizes = splash.BlockSizes(block_q=size, block_kv=size, block_q_dkv=size, block_kv_dkv=size, block_q_dq=size,
+                              block_kv_dq=size)
     return dict(is_mqa=False, block_sizes=sizes, mask_value=splash.DEFAULT_MASK_VALUE, attn_logits_soft_cap=softcap,
                 residual_checkpoint_name=None, mask_function=None, interpret=interpret)
 

@@ -48,7 +48,8 @@ def lower_accumulate(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
     index, cotangents = (array(dtype, spread, *view) for dtype in (np.int32, np.float32))
     parts = accumulate.make_parts(policy, objective, w.optimizer)
     rows = packing.Rows(*slots)
-    return cast(jax.stages.Wrapped, parts.accumulate).lower(state.params, state.params, None, rows, index, np.int32(0), (cotangents, None))
+    add = cast(jax.stages.Wrapped, parts.accumulate)
+    return add.lower(state.params, state.params, None, rows, index, np.int32(0), (cotangents, None))
 
 
 def _made(c: ModelConfig, w: Work, mesh: Mesh):
