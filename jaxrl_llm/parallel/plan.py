@@ -98,7 +98,8 @@ class Work:
     def computed_at_once(self, mesh: Mapping[str, int]) -> tuple[float, float, float]:
         """On each shard of a mesh, of a micro-batch: tokens, scores of a head, and the tokens that have logits.
 
-        Scores are those of a block of queries of every row; in packed rows, of a block of queries with one of keys.
+        Scores are those of a block of queries of every row; in packed rows, of a block of queries with one of keys. (So are
+        those of rectangular rows with more than 512 tokens: of these the plan asks for more than they need.)
         """
         shards = shards_of(mesh)
         if self.rows:
