@@ -1,4 +1,4 @@
-"""Which kernels compute on which platform: the one rule, as a table in docs/numerics.md."""
+"""Which kernels compute on which platform: the one rule, as a table in docs/scaling.md."""
 from collections.abc import Callable
 
 import jax
