@@ -21,6 +21,14 @@ def chosen(kernels: str) -> str:
     return of_platform(jax.default_backend()) if kernels == "auto" else kernels
 
 
+def is_placed() -> bool:
+    """Whether it is known on which device each part of what is traced is computed: on the only one, or by hand on a mesh.
+
+    Otherwise the compiler may have to cut it, which it cannot do to a kernel for TPUs.
+    """
+    return jax.device_count() == 1 or not jax.sharding.get_abstract_mesh().empty
+
+
 def by_hand(f: Callable, arrays: tuple, specs: tuple, out_specs):
     """`f(*arrays)`, each device with its part by hand along the axes of a mesh that are left to the compiler.
 

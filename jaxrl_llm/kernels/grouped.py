@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxrl_llm.kernels.choice import automatic_axes, by_hand, chosen
+from jaxrl_llm.kernels.choice import automatic_axes, by_hand, chosen, is_placed
 
 _TILES = 128, 512, 512  # rows, and of a matrix, that the TPU's kernel works on at a time
 _WHOLE = (PartitionSpec(),) * 3
@@ -49,7 +49,7 @@ grouped_matmul.defvjp(_forward, _backward)
 
 def _on_tpu(by: str) -> bool:
     """Whether the TPU's kernel computes: matrices in pieces are left to XLA's own product, which the compiler cuts."""
-    return chosen(by) == "tpu" and all(size == 1 for size in automatic_axes().values())
+    return chosen(by) == "tpu" and is_placed() and all(size == 1 for size in automatic_axes().values())
 
 
 def _times(x, kernels, sizes, axis: int):

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from jaxrl_llm.kernels import flash
 from jaxrl_llm.kernels.attention import SAVED
-from jaxrl_llm.kernels.choice import automatic_axes, by_hand, chosen
+from jaxrl_llm.kernels.choice import automatic_axes, by_hand, chosen, is_placed
 from jaxrl_llm.kernels.flash import Rows
 
 
@@ -37,7 +37,7 @@ def attention(kernels: str, softcap, queries, keys, values, rows: Rows):
 
 def _kernel_of(kernels: str, softcap, queries, rows: Rows) -> Kernel | None:
     """Imported where they are used: programs for CPUs need none of them."""
-    if kernels == "tpu":
+    if kernels == "tpu" and is_placed():
         from jaxrl_llm.kernels import splash
         return splash.kernel() if splash.serves(queries) else None
     if kernels == "cuda":
