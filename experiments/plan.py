@@ -2,11 +2,14 @@
 
   python experiments/plan.py --model=qwen3_8b --devices=v5p-64 [--mesh="fsdp=32"] [--config=configs/... --config.KEY=VALUE ...]
   python experiments/plan.py --model=qwen3_0.6b,qwen3_8b --devices=h100-8,v5p-64      # a table, changed until it fits
+  python experiments/plan.py --model=qwen3_8b --devices=v5p-16 --compiled ...         # beside what the TPU's compiler says
 
 The answer is "fits", "tight" (less than 15% of the usable memory left) or "no"; on devices that have never run what was
 estimated for them, tight is no. "no" ends with advice and exit code 1.
 """
+import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -18,6 +21,8 @@ from jaxrl_llm import command_line
 _MODEL = flags.DEFINE_list("model", None, "Names of published models, or directories with a config.json.")
 _DEVICES = flags.DEFINE_list("devices", None, "Devices and their number, e.g. h100-8; v4 and v5p count cores, two a chip.")
 _MESH = flags.DEFINE_string("mesh", "", "Sizes of data, fsdp, tensor, e.g. \"data=4, fsdp=8\"; default: the first that fits.")
+_COMPILED = flags.DEFINE_bool("compiled", False, "Compile the update for the slice, of two layers and of four, and "
+                              "extrapolate; needs the TPU's compiler (pip install \"jax[tpu]\"), and no TPU.")
 _CONFIG = config_flags.DEFINE_config_file("config", str(Path(__file__).parents[1] / "configs" / "plan.py"),
                                           "The step that is planned; its model section says dtype and remat alone.")
 
@@ -31,6 +36,44 @@ def model_of(name: str):
     return hf.config_from(json.loads(file.read_text()), file) if file.is_file() else MODELS[one_of("model", name, MODELS)]
 
 
+def compiled(c, w, device, sizes) -> dict[str, float]:
+    """Bytes per device of an update by the TPU's compiler: what it is given, and what it needs beside it.
+
+    Those of all layers follow from programs of two and of four: one alone is compiled without a loop.
+    """
+    os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost"}
+    import numpy as np
+    from jax.experimental import topologies
+    from jax.sharding import Mesh
+
+    from jaxrl_llm.parallel.mesh import MESH_AXES, mesh_shape
+    from jaxrl_llm.training.ahead import lower_accumulate, lower_update
+    power = int(np.prod([*sizes.values()])).bit_length() - 1
+    sides = "x".join(str(2 ** ((power + i) // 3)) for i in (2, 1, 0))
+    hosts = {"chips_per_host_bounds": [1, 1, 1]} if power < 2 else {}
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=f"{device.name}:{sides}", **hosts).devices
+    mesh = Mesh(np.reshape(devices, mesh_shape(sizes)), MESH_AXES)
+    lower = lower_accumulate if w.rows else lower_update
+    def of_layers(count):
+        kinds = {name: getattr(c, name)[:count] for name in ("local_layers", "rotary_layers")}
+        told = lower(dataclasses.replace(c, num_layers=count, **kinds), w, mesh).compile().memory_analysis()
+        return np.array([told.argument_size_in_bytes, told.temp_size_in_bytes])
+    two, four = of_layers(2), of_layers(4)
+    return dict(zip(("given", "beside"), two + (c.num_layers - 2) * (four - two) / 2))
+
+
+def comparison(c, w, device, found) -> str:
+    """The compiler's figures beside the plan's."""
+    from jaxrl_llm.parallel import plan
+    told = compiled(c, w, device, found.mesh)
+    # Where rows are packed, gradients are added up by a program of their own, which is not given the optimiser's state.
+    state = plan.state_memory(c, w.optimizer, found.mesh, w.lora_rank) if w.rows else 0.0
+    whole = told["given"] + told["beside"] + state
+    return (f"by the compiler, from two and four layers: {told['beside'] / 1e9:.2f} GB beside {told['given'] / 1e9:.2f} given"
+            + (f" and {state / 1e9:.2f} of the optimiser" if state else "")
+            + f", {whole / 1e9:.2f} together; the plan's {found.updating / 1e9:.2f} are {found.updating / whole - 1:+.0%}")
+
+
 def main():
     from jaxrl_llm.parallel import mesh_sizes, plan, plan_page
     from jaxrl_llm.parallel.presets import parse_devices
@@ -38,6 +81,8 @@ def main():
     from jaxrl_llm.training.recipes import work_of
     models = {name: model_of(name) for name in _MODEL.value}
     machines = {name: parse_devices(name) for name in _DEVICES.value}
+    if _COMPILED.value and (len(models) * len(machines) > 1 or not _DEVICES.value[0].startswith("v")):
+        raise ValueError("--compiled goes with one model and one TPU slice, for example --devices=v5p-16")
     if len(models) * len(machines) > 1:
         if _MESH.value:
             raise ValueError("--mesh goes with one model and one kind of device; a table chooses its own")
@@ -47,6 +92,8 @@ def main():
     mesh, work = mesh_sizes(count, **keywords(_MESH.value)) if _MESH.value else None, work_of(_CONFIG.value, c)
     found = plan.placed(c, work, device, count, mesh)
     print(plan_page.page(name, c, work, device, found))
+    if _COMPILED.value:
+        print(comparison(c, work, device, found))
     if not found.fits(device):
         print("\n" + plan.refusal(c, work, device, count, found))
         sys.exit(1)

@@ -19,18 +19,29 @@ class Rows(NamedTuple):
     end: `i32[R, N]`; the query in slot q sees the key in slot k if `k <= q < end[k]`; 0 on padding.
     positions: `i32[R, N]`, of sliding windows.
     reach: `i32[]`, `FAR` at most; a query sees keys fewer than this many positions before it.
+    begin: `i32[]`, the slot of the first query, where the queries are those of some slots in a row; None: of all.
     """
 
     end: jax.Array
     positions: jax.Array
     reach: jax.Array
+    begin: jax.Array | None = None
+
+    def of_queries(self, x, count: int):
+        """What an array `[R, N]` of slots says of the `count` queries."""
+        return x if self.begin is None else jax.lax.dynamic_slice_in_dim(x, self.begin, count, axis=1)
+
+    def query_slots(self, slots):
+        """The slots of queries that are numbered from 0."""
+        return slots if self.begin is None else self.begin + slots
 
 
 def plain_flash_attention(softcap, queries, keys, values, rows: Rows):
     """The reference of `flash_attention`: one softmax over all keys, whose scores exist at once."""
     scores = jnp.einsum("rkhqd,rksd->rkhqs", queries, keys, preferred_element_type=jnp.float32)
-    slots = jnp.arange(keys.shape[-2])
-    seen = seen_by(rows, slots, (rows.end, rows.positions), slots, rows.positions)
+    T = queries.shape[-2]
+    seen = seen_by(rows, rows.query_slots(jnp.arange(T)), (rows.end, rows.positions), jnp.arange(keys.shape[-2]),
+                   rows.of_queries(rows.positions, T))
     scores = jnp.where(seen, capped(scores, softcap), MASKED)
     weights = jnp.where(seen, jax.nn.softmax(scores), 0.0)
     return jnp.einsum("rkhqs,rksd->rkhqd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32
@@ -39,7 +50,9 @@ def plain_flash_attention(softcap, queries, keys, values, rows: Rows):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def flash_attention(softcap, queries, keys, values, rows: Rows):
-    """Attention of scaled `queries [R, K, H/K, N, d]` over `keys, values [R, K, N, d]`, in the shape of the queries.
+    """Attention of scaled `queries [R, K, H/K, T, d]` over `keys, values [R, K, N, d]`, in the shape of the queries.
+
+    T is N, or fewer where `rows.begin` says which slots the queries are those of.
 
     It is 0 where a query sees nothing. For each block of queries the blocks of keys that one of them may see follow each
     other; maxima and sums are corrected on the way (arXiv 2205.14135, algorithm 1). The backward pass computes the scores of
@@ -50,11 +63,19 @@ def flash_attention(softcap, queries, keys, values, rows: Rows):
 
 
 def _forward(softcap, queries, keys, values, rows):
-    R, K, h, N, d = queries.shape
+    out, tops, inverses = checkpoint_name(forward(softcap, queries, keys, values, rows), SAVED)
+    return out, (queries, keys, values, rows, out, tops, inverses)
+
+
+def forward(softcap, queries, keys, values, rows):
+    """Outputs, maxima and inverse sums, the latter `f32[R, K, H/K, T, 1]`; inverse sums are 0 where a query sees nothing."""
+    R, K, _, T, d = queries.shape
+    N = rows.end.shape[1]
     chex.assert_shape([keys, values], (R, K, N, d))
-    chex.assert_shape([rows.end, rows.positions], (R, N))
-    (q, k, v), padded, size = _padded((queries, keys, values), rows)
-    order, counts = visits(padded, size)
+    chex.assert_shape(rows.positions, (R, N))
+    size = min(BLOCK, T)
+    (q, k, v), padded, positions = _padded((queries, keys, values), rows, T, size)
+    order, counts = visits(padded, size, positions)
 
     def of_queries(_, i):
         mine = _part(q, i, size)
@@ -62,7 +83,7 @@ def _forward(softcap, queries, keys, values, rows):
         def over_keys(n, state):
             top, total, out = state
             j = order[i, n]
-            scores, seen = _block_scores(softcap, mine, k, padded, i, j, size)
+            scores, seen = _block_scores(softcap, mine, k, padded, positions, i, j, size)
             scores = jnp.where(seen, scores, MASKED)
             new = jnp.maximum(top, scores.max(-1, keepdims=True))
             odds, shrink = jnp.exp(scores - new), jnp.exp(top - new)
@@ -75,16 +96,18 @@ def _forward(softcap, queries, keys, values, rows):
         return (), ((out * inverse).astype(values.dtype), top, inverse)
 
     blocks = jax.lax.scan(of_queries, (), jnp.arange(len(counts)))[1]
-    out, tops, inverses = checkpoint_name(tuple(_joined(x)[..., :N, :] for x in blocks), SAVED)
-    return out, (queries, keys, values, rows, out, tops, inverses)
+    return tuple(_joined(x)[..., :T, :] for x in blocks)
 
 
-def _backward(softcap, saved, d_out):
+def backward(softcap, saved, d_out):
+    """Gradients in queries, keys and values, and None; weights are `exp(score - top) * inverse` of what `forward` returned."""
     queries, keys, values, rows, out, tops, inverses = saved
-    N = keys.shape[-2]
+    T, N = queries.shape[-2], keys.shape[-2]
+    size = min(BLOCK, T)
     lost = jnp.sum(d_out.astype(jnp.float32) * out, -1, keepdims=True)
-    (q, k, v, *kept), padded, size = _padded((queries, keys, values, d_out, tops, inverses, lost), rows)
-    order, counts = visits(padded, size)
+    arrays, padded, positions = _padded((queries, keys, values, d_out, tops, inverses, lost), rows, T, size)
+    q, k, v, *kept = arrays
+    order, counts = visits(padded, size, positions)
 
     def of_queries(sums, i):
         mine, d_mine, top, inverse, mine_lost = (_part(x, i, size) for x in (q, *kept))
@@ -93,7 +116,7 @@ def _backward(softcap, saved, d_out):
             d_queries, d_keys, d_values = state
             j = order[i, n]
             theirs = _part(k, j, size)
-            scores, seen = _block_scores(softcap, mine, k, padded, i, j, size)
+            scores, seen = _block_scores(softcap, mine, k, padded, positions, i, j, size)
             weights = jnp.exp(jnp.where(seen, scores, MASKED) - top) * inverse
             slopes = weights * (score_products(d_mine, _part(v, j, size)) - mine_lost)
             if softcap is not None:
@@ -107,47 +130,57 @@ def _backward(softcap, saved, d_out):
     zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (k, v))
     (d_keys, d_values), d_queries = jax.lax.scan(of_queries, zeros, jnp.arange(len(counts)))
     d_keys, d_values = d_keys[..., :N, :].astype(keys.dtype), d_values[..., :N, :].astype(values.dtype)
-    return _joined(d_queries)[..., :N, :], d_keys, d_values, None
+    return _joined(d_queries)[..., :T, :], d_keys, d_values, None
 
 
-flash_attention.defvjp(_forward, _backward)
+flash_attention.defvjp(_forward, backward)
 
 
-def _padded(arrays, rows: Rows):
-    """Arrays with slots on axis -2, and their rows, up to a multiple of the block; padding is seen by no query."""
-    N = rows.end.shape[1]
-    size = min(BLOCK, N)
-    more = -N % size
-    arrays = [jnp.pad(x, ((0, 0),) * (x.ndim - 2) + ((0, more), (0, 0))) for x in arrays]
-    end, positions = (jnp.pad(x, ((0, 0), (0, more))) for x in (rows.end, rows.positions))
-    return arrays, Rows(end, positions, rows.reach), size
+def _padded(arrays, rows: Rows, T: int, size: int):
+    """Arrays with slots on axis -2, their rows, and the queries' positions, up to multiples of the block.
+
+    Padding is seen by no query.
+    """
+    arrays = [jnp.pad(x, ((0, 0),) * (x.ndim - 2) + ((0, -x.shape[-2] % size), (0, 0))) for x in arrays]
+    def filled(x):
+        return jnp.pad(x, ((0, 0), (0, -x.shape[1] % size)))
+    padded = rows._replace(end=filled(rows.end), positions=filled(rows.positions))
+    if rows.begin is None:
+        return arrays, padded, padded.positions
+    positions = rows.of_queries(rows.positions, T)  # behind them beyond every reach: these slots have other queries elsewhere
+    return arrays, padded, jnp.pad(positions, ((0, 0), (0, -T % size)), constant_values=jnp.iinfo(jnp.int32).max)
 
 
-def visits(rows: Rows, size: int):
-    """Blocks of keys that each block of queries has to visit: `(order i32[n, n], counts i32[n])`, the first counts of a row.
+def visits(rows: Rows, size: int, positions=None):
+    """Blocks of keys that each block of queries has to visit: `(order i32[n, m], counts i32[n])`, the first counts of a row.
 
     No block after the queries, none whose subtrees have all ended before them, none that lies outside every window. Rows go
-    together, so on a mesh their devices agree on the blocks.
+    together, so on a mesh their devices agree on the blocks. `positions` are those of the queries, of all slots if None.
     """
-    if rows.end.shape[1] == size:  # nothing to leave out, nor to agree on
+    if rows.begin is None and rows.end.shape[1] == size:  # nothing to leave out, nor to agree on
         return jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)
     blocks = jax.tree.map(lambda x: x.reshape(len(x), -1, size), (rows.end, rows.positions))
     real = blocks[0] > 0
     numbers = jnp.arange(blocks[0].shape[1])
     last_end = blocks[0].max(-1)
-    first = jnp.where(real, blocks[1], FAR).min(-1)
+    if rows.begin is None:
+        mine, first = numbers, jnp.where(real, blocks[1], FAR).min(-1)
+    else:
+        first = positions.reshape(len(positions), -1, size).min(-1)
+        mine = jnp.arange(first.shape[1])
     last = jnp.where(real, blocks[1], -1).max(-1)
     near = (first[:, :, None] - rows.reach) < last[:, None]
-    visible = (near & (last_end[:, None] > numbers[:, None] * size)).any(0) & (numbers[:, None] >= numbers)
+    visible = (near & (last_end[:, None] > rows.query_slots(mine[:, None] * size))).any(0)
+    visible &= numbers[:, None] >= numbers if rows.begin is None else numbers * size < rows.begin + (mine[:, None] + 1) * size
     return jnp.argsort(~visible, axis=-1, stable=True), visible.sum(-1)
 
 
-def _block_scores(softcap, queries, keys, rows: Rows, i, j, size):
+def _block_scores(softcap, queries, keys, rows: Rows, positions, i, j, size):
     """Scores of block i of queries with block j of keys, `f32[R, K, H/K, size, size]`, and which of them count."""
     slots = jnp.arange(size)
     ends, key_positions, positions = (jax.lax.dynamic_slice_in_dim(x, at * size, size, axis=1) for x, at in
-                                      ((rows.end, j), (rows.positions, j), (rows.positions, i)))
-    seen = seen_by(rows, i * size + slots, (ends, key_positions), j * size + slots, positions)
+                                      ((rows.end, j), (rows.positions, j), (positions, i)))
+    seen = seen_by(rows, rows.query_slots(i * size + slots), (ends, key_positions), j * size + slots, positions)
     return capped(score_products(queries, _part(keys, j, size)), softcap), seen
 
 

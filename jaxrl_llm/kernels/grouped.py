@@ -1,11 +1,19 @@
 """Products of sorted rows with one matrix for each group of rows: what experts compute.
 
-`jax.lax.ragged_dot` on accelerators. On CPUs it is lowered to products of all rows with all matrices, of which one per row is
-kept; there rows go in blocks of one group each. Which is faster where: docs/benchmarks.md, "Experts".
+On TPUs JAX's grouped products ("megablox"), on GPUs `jax.lax.ragged_dot`. On CPUs that is lowered to products of all rows with
+all matrices, of which one per row is kept; there rows go in blocks of one group each. Which is faster where:
+docs/benchmarks.md, "Experts".
 """
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
+from jaxrl_llm.kernels.choice import automatic_axes, by_hand, chosen, is_placed
+
+_TILES = 128, 512, 512  # rows, and of a matrix, that the TPU's kernel works on at a time
+_WHOLE = (PartitionSpec(),) * 3
 _BLOCK = 8, 128  # fewest and most rows of a block: groups of fewer share the reading of a matrix with no one
 
 
@@ -15,26 +23,33 @@ def plain_grouped_matmul(x, kernels, sizes):
     return jnp.einsum("ne,nd,edm->nm", jax.nn.one_hot(group, len(kernels)), x, kernels).astype(x.dtype)
 
 
-@jax.custom_vjp
-def grouped_matmul(x, kernels, sizes):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def grouped_matmul(x, kernels, sizes, by="plain"):
     """`x[i] @ kernels[g]` for each row i of group g: `[n, out]` of `x [n, in]`, `kernels [E, in, out]`, `sizes i32[E]`.
 
     The first `sizes[0]` rows are group 0, the next `sizes[1]` group 1; sizes add up to n. The kernels' gradient adds up in
-    float32.
+    float32. `by` is the set of kernels that computes, see `kernels.choice`.
     """
-    return _times(x, kernels, sizes, 1)
+    return _forward(x, kernels, sizes, by)[0]
 
 
-def _forward(x, kernels, sizes):
-    return _times(x, kernels, sizes, 1), (x, kernels, sizes)
+def _forward(x, kernels, sizes, by):
+    times = times_on_tpu if _on_tpu(by) else _times
+    return times(x, kernels, sizes, 1), (x, kernels, sizes)
 
 
-def _backward(saved, dy):
+def _backward(by, saved, dy):
     x, kernels, sizes = saved
-    return _times(dy, kernels, sizes, 2), _summed(x, dy, sizes).astype(kernels.dtype), None
+    times, summed = (times_on_tpu, sums_on_tpu) if _on_tpu(by) else (_times, _summed)
+    return times(dy, kernels, sizes, 2), summed(x, dy, sizes).astype(kernels.dtype), None
 
 
 grouped_matmul.defvjp(_forward, _backward)
+
+
+def _on_tpu(by: str) -> bool:
+    """Whether the TPU's kernel computes: matrices in pieces are left to XLA's own product, which the compiler cuts."""
+    return chosen(by) == "tpu" and is_placed() and all(size == 1 for size in automatic_axes().values())
 
 
 def _times(x, kernels, sizes, axis: int):
@@ -54,6 +69,27 @@ def _summed(x, dy, sizes):
         return jax.lax.ragged_dot_general(x, dy, sizes, rows, preferred_element_type=jnp.float32)
 
     return jax.lax.platform_dependent(x, dy, sizes, default=ragged, cpu=sums_by_blocks)
+
+
+def times_on_tpu(x, kernels, sizes, axis: int, interpret: bool = False):
+    """As `ragged_dot`, summed over `axis` (1 or 2) of the kernels, by JAX's kernel for TPUs."""
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
+    def product(rows, kernels, sizes):
+        return gmm(rows, kernels, sizes, x.dtype, _TILES, transpose_rhs=axis == 2, interpret=interpret)
+    return by_hand(product, (_filled(x), kernels, sizes), _WHOLE, PartitionSpec())[:len(x)]
+
+
+def sums_on_tpu(x, dy, sizes, interpret: bool = False):
+    """`x^T dy` of each group in float32, by JAX's kernel for TPUs."""
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
+    def product(x, dy, sizes):
+        return tgmm(x.T, dy, sizes, jnp.float32, _TILES, interpret=interpret)
+    return by_hand(product, (_filled(x), _filled(dy), sizes), _WHOLE, PartitionSpec())
+
+
+def _filled(x):
+    """Rows up to a multiple of the tiles'; those behind the last group are in none."""
+    return jnp.pad(x, ((0, -len(x) % _TILES[0]), (0, 0)))
 
 
 def times_by_blocks(x, kernels, sizes, *, axis: int = 1):

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from jaxrl_llm.kernels.attention import MASKED, attention
-from jaxrl_llm.kernels.flash import FAR, Rows, flash_attention
+from jaxrl_llm.kernels import rows as kernels_of_rows
+from jaxrl_llm.kernels.attention import BLOCK, MASKED, attention
+from jaxrl_llm.kernels.choice import chosen
+from jaxrl_llm.kernels.flash import FAR, Rows
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
 
 
@@ -115,26 +117,55 @@ def grouped_attention(queries, keys, values, mask, shared=None, *, scale, softca
     return _over_sources(queries, sources, scale, softcap)
 
 
-def tree_attention(queries, keys, values, end, positions, window, local, *, scale, softcap=None):
+def tree_attention(queries, keys, values, end, positions, window, local, *, scale, softcap=None, kernels="plain", begin=None):
     """Softmax attention in rows of trees in depth-first order: of each token over itself and what it descends from.
 
     Scores exist for a pair of blocks at a time, and only for pairs in which some query sees some key.
 
     Args:
-      queries: `[R, N, H, d]`.
+      queries: `[R, T, H, d]`, those of all N slots, or of T slots from `begin i32[]` on.
       keys, values: `[R, K, N, d]`.
       end: `i32[R, N]`: the query in slot q sees the key in slot k if `k <= q < end[k]`.
       positions, window, local: of sliding windows, see `in_window`; positions `i32[R, N]`.
       scale, softcap: as in `grouped_attention`.
+      kernels: see `kernels.choice`.
     Returns:
-      `[R, N, H, d]`; 0 for a query that sees nothing.
+      `[R, T, H, d]`; 0 for a query that sees nothing.
     """
     chex.assert_equal_shape([end, positions])
-    R, N, H, d = queries.shape
+    R, T, H, d = queries.shape
     K, reach = keys.shape[1], FAR if window is None else jnp.where(local, window, FAR)
-    grouped = (queries * scale).reshape(R, N, K, H // K, d).transpose(0, 2, 3, 1, 4)  # [R, K, H/K, N, d]
-    out = flash_attention(softcap, grouped, keys, values, Rows(end, positions, jnp.asarray(reach, jnp.int32)))
-    return out.transpose(0, 3, 1, 2, 4).reshape(R, N, H, d)
+    grouped = (queries * scale).reshape(R, T, K, H // K, d).transpose(0, 2, 3, 1, 4)  # [R, K, H/K, T, d]
+    rows = Rows(end, positions, jnp.asarray(reach, jnp.int32), begin)
+    out = kernels_of_rows.attention(kernels, softcap, grouped, keys, values, rows)
+    return out.transpose(0, 3, 1, 2, 4).reshape(R, T, H, d)
+
+
+def in_blocks(tokens: int, kernels: str) -> bool:
+    """Whether rectangular rows with so many tokens are computed as trees: longer than a block of queries, or on a TPU.
+
+    Scores then exist for pairs of blocks alone, and blocks of keys behind all queries are left out.
+    """
+    return tokens > BLOCK or chosen(kernels) == "tpu"
+
+
+def by_cudnn(queries, window, softcap, kernels: str) -> bool:
+    """Whether groups that share a prompt are computed by cuDNN, which knows of no windows that may change by layer."""
+    if window is not None or chosen(kernels) != "cuda":
+        return False
+    from jaxrl_llm.kernels import cudnn
+    return cudnn.serves(queries, softcap)
+
+
+def group_by_cudnn(queries, own, shared, prompt_mask, *, scale):
+    """Attention of completions `[P, G, T, H, d]` over `own` keys and values `[P, G, T, K, d]` and those of their prompt.
+
+    `shared` keys and values `[P, S, K, d]` count where `prompt_mask bool[P, S]`, wherever their padding is.
+    """
+    from jaxrl_llm.kernels import cudnn
+    order = jnp.argsort(~prompt_mask, axis=-1, stable=True)[:, :, None, None]  # cuDNN counts keys from the first on
+    shared = tuple(jnp.take_along_axis(x, order, axis=1) for x in shared)
+    return cudnn.group_attention("cudnn", queries * scale, own, shared, prompt_mask.sum(-1, dtype=jnp.int32))
 
 
 def _bias(mask):

@@ -82,7 +82,7 @@ class Kernels(nn.Module):
         return self.param("kernel", nn.initializers.normal(0.02), self.shape, jnp.float32)
 
 
-def mixture(x, config: Experts, activation, dtype: Any, dense):
+def mixture(x, config: Experts, activation, dtype: Any, dense, by: str = "plain"):
     """What stands in a layer's place of a feed-forward layer; to be called in its `nn.compact` method.
 
     Args:
@@ -91,6 +91,7 @@ def mixture(x, config: Experts, activation, dtype: Any, dense):
       activation: of the gates.
       dtype: of the products.
       dense: `dense(features, name)`, a linear layer, for the expert that all tokens share (Qwen2-MoE).
+      by: the kernels that compute experts, see `kernels.choice`.
     Returns:
       `[..., D]`: the weighted sum of the experts of each token.
     """
@@ -101,21 +102,21 @@ def mixture(x, config: Experts, activation, dtype: Any, dense):
     gate, up, down = kernels("gate", E, D, M), kernels("up", E, D, M), kernels("down", E, M, D)
     def flat(y):
         return y.reshape(-1, y.shape[-1])
-    out = sorted_experts(flat(x), flat(weights), flat(experts), gate, up, down, activation).reshape(x.shape)
+    out = sorted_experts(flat(x), flat(weights), flat(experts), gate, up, down, activation, by).reshape(x.shape)
     if not config.shared_size:
         return out
     shared = activation(dense(config.shared_size, "shared_gate")(x)) * dense(config.shared_size, "shared_up")(x)
     return out + nn.sigmoid(dense(1, "shared_weight")(x)) * dense(D, "shared_down")(shared)
 
 
-def sorted_experts(x, weights, experts, gate, up, down, activation):
+def sorted_experts(x, weights, experts, gate, up, down, activation, by: str = "plain"):
     """As `all_experts`, computing those that were chosen: each token once for each of its experts, sorted by expert."""
     k = experts.shape[1]
     order = jnp.argsort(experts.reshape(-1))
     place = jnp.argsort(order)
     sizes = jnp.bincount(experts.reshape(-1), length=len(gate)).astype(jnp.int32)
     def times(rows, kernels):
-        return checkpoint_name(grouped_matmul(rows, kernels, sizes), SAVED)
+        return checkpoint_name(grouped_matmul(rows, kernels, sizes, by), SAVED)
     rows = moved(jnp.repeat(x, k, axis=0), order, place)
     found = times(activation(times(rows, gate)) * times(rows, up), down)
     found = moved(found, place, order).reshape(*experts.shape, -1)

@@ -19,7 +19,17 @@ from jaxrl_llm.kernels.attention import SAVED
 from jaxrl_llm.kernels.norm import rms_norm
 from jaxrl_llm.kernels.products import transpose
 from jaxrl_llm.models import moe
-from jaxrl_llm.models.attention import Rotations, apply_rotary, grouped_attention, in_window, rotations, tree_attention
+from jaxrl_llm.models.attention import (
+    Rotations,
+    apply_rotary,
+    by_cudnn,
+    group_by_cudnn,
+    grouped_attention,
+    in_blocks,
+    in_window,
+    rotations,
+    tree_attention,
+)
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import Dense
 from jaxrl_llm.models.logprobs import finished
@@ -47,6 +57,7 @@ class Block(nn.Module):
     config: ModelConfig
     dtype: Any
     transposed: bool = False
+    kernels: str = "plain"
 
     @nn.compact
     def __call__(self, x, rotation, attend):
@@ -82,7 +93,7 @@ class Block(nn.Module):
             out = activation(dense(c.mlp_size, "gate", c.mlp_bias)(h)) * dense(c.mlp_size, "up", c.mlp_bias)(h)
             out = dense(c.hidden_size, "down", c.mlp_bias)(out)
         else:
-            out = moe.mixture(h, c.experts, activation, self.dtype, dense)
+            out = moe.mixture(h, c.experts, activation, self.dtype, dense, self.kernels)
         return added(out, "mlp_post_norm"), kept
 
 
@@ -140,15 +151,17 @@ class Transformer:
       config: the architecture.
       dtype: dtype of activations and matrix products; parameters are cast to it at use, norms and softmax stay float32.
       remat: recompute all of each layer in the backward pass; otherwise the results of its matrix products are stored.
+      kernels: which ones compute attention and experts, see `kernels.choice`; "auto": those of the devices.
     """
 
     config: ModelConfig
     dtype: Any = jnp.float32
     remat: bool = False
+    kernels: str = "auto"
 
     @property
     def block(self) -> Block:
-        return Block(self.config, self.dtype)
+        return Block(self.config, self.dtype, kernels=self.kernels)
 
     def init(self, key: jax.Array) -> Params:
         """Fresh float32 parameters: normal(0, .02) matrices, residual outputs scaled by 1/sqrt(2L), unit norms."""
@@ -255,11 +268,16 @@ class Transformer:
         order = jnp.arange(tokens.shape[1])
         causal = (order[:, None] >= order[None, :]) & mask[:, None, :]
 
+        scaling = dict(scale=self.config.attention_scale, softcap=self.config.attention_softcap)
+
         def attend(q, k, v, local):
+            if in_blocks(tokens.shape[1], self.kernels):
+                k, v, end = heads_first(k), heads_first(v), jnp.where(mask, tokens.shape[1], 0)
+                out = tree_attention(q, k, v, end, positions, self.config.window, local, kernels=self.kernels, **scaling)
+                return out, (k, v)
             visible = causal & in_window(positions, positions, self.config.window, local)
             k, v = heads_first(k), heads_first(v)
             group = k[:, :, None], v[:, :, None], visible[:, None]  # a plain row is a group of one
-            scaling = dict(scale=self.config.attention_scale, softcap=self.config.attention_softcap)
             return grouped_attention(q[:, None], *group, **scaling)[:, 0], (k, v)
 
         x, kv, pooled, _ = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool,
@@ -302,10 +320,14 @@ class Transformer:
             return jnp.tril(jnp.ones((n, n), bool))
         window, scaling = self.config.window, dict(scale=self.config.attention_scale, softcap=self.config.attention_softcap)
 
+        def in_rows(prompts, completions):
+            """`[P, S, ...]` and `[P, G, T, ...]` as `[P, S + G T, ...]`."""
+            return jnp.concatenate([prompts, completions.reshape(P, G * T, *completions.shape[3:])], axis=1)
+
         def packed(prompts, completions):
             """`[P, S, ...]` and `[P, G, T, ...]` as rows `[P, S + G T, ...]`, or as one `[1, P S + slots, ...]`."""
             if slots is None:
-                return jnp.concatenate([prompts, completions.reshape(P, G * T, *completions.shape[3:])], axis=1)
+                return in_rows(prompts, completions)
             return jnp.concatenate([prompts.reshape(P * S, *prompts.shape[2:]), slots.remove(completions)])[None]
 
         def split(rows):
@@ -313,7 +335,27 @@ class Transformer:
                 return rows[:, :S], rows[:, S:].reshape(P, G, T, *rows.shape[2:])
             return rows[0, :P * S].reshape(P, S, *rows.shape[2:]), slots.restore(rows[0, P * S:])
 
+        def attend_as_tree(q, k, v, local):
+            ends = jnp.broadcast_to(S + T * (jnp.arange(G) + 1)[:, None], (P, G, T))
+            end = in_rows(jnp.where(prompt_mask, S + G * T, 0), ends)
+            q, k, v = (in_rows(*split(y)) for y in (q, k, v))
+            out = tree_attention(q, heads_first(k), heads_first(v), end, in_rows(prompt_positions, positions), window, local,
+                                 kernels=self.kernels, **scaling)
+            return packed(out[:, :S], out[:, S:].reshape(P, G, T, *out.shape[2:])), None
+
+        def attend_by_cudnn(q, k, v, local):
+            (q_p, q_c), (k_p, k_c), (v_p, v_c) = map(split, (q, k, v))
+            end = jnp.where(prompt_mask, S, 0)
+            out_p = tree_attention(q_p, heads_first(k_p), heads_first(v_p), end, prompt_positions, window, local,
+                                   kernels=self.kernels, **scaling)
+            out_c = group_by_cudnn(q_c, (k_c, v_c), (k_p, v_p), prompt_mask, scale=self.config.attention_scale)
+            return packed(out_p, out_c), None
+
         def attend(q, k, v, local):
+            if by_cudnn(q, window, self.config.attention_softcap, self.kernels):
+                return attend_by_cudnn(q, k, v, local)
+            if in_blocks(T, self.kernels):
+                return attend_as_tree(q, k, v, local)
             q_p, q_c = split(q)
             (k_p, k_c), (v_p, v_c) = (map(heads_first, split(y)) for y in (k, v))
             visible = causal(S) & prompt_mask[:, None, :] & in_window(prompt_positions, prompt_positions, window, local)
@@ -337,7 +379,8 @@ class Transformer:
         normed = self.normed(params, jnp.concatenate([before, completions[:, :, :predicting]], axis=2))
         return (normed, pooled, loads) if return_loads else (normed, pooled)
 
-    def tree_states(self, params, tokens, positions, end, *, lora=None, whole=lambda layer: layer, return_loads: bool = False):
+    def tree_states(self, params, tokens, positions, end, *, lora=None, whole=lambda layer: layer, return_loads: bool = False,
+                    axis: str | None = None):
         """States of rows that hold trees of tokens in depth-first order, see `packing.Rows`.
 
         A token sees itself and what it descends from. Values and gradients are those of one plain row for each path.
@@ -346,16 +389,24 @@ class Transformer:
           tokens, positions, end: `i32[R, N]`; the token in slot q sees that in slot k if `k <= q < end[k]`; 0 on padding.
             Rows may be longer than a rope scaling allows, positions may not: see `check_length` of the longest trajectory.
           whole, return_loads: as of `packed_states`.
+          axis: where rows are cut, an axis of the mesh over which each device is given its slots alone; None: they are not.
+            Keys and values of all slots are then gathered layer by layer, and their gradients scattered.
         Returns:
           Normed states `[R, N, D]`; with `return_loads` also `moe.Loads`, f32[L, R, E].
         """
         chex.assert_rank([tokens, positions, end], 2)
         chex.assert_equal_shape([tokens, positions, end])
-        c = self.config
+        c, begin = self.config, None
+        def all_slots(x, slots: int):
+            return x if axis is None else jax.lax.all_gather(x, axis, axis=slots, tiled=True)
+        if axis is not None:
+            begin = tokens.shape[1] * jax.lax.axis_index(axis)
+        all_ends, all_positions = all_slots(end, 1), all_slots(positions, 1)
 
         def attend(q, k, v, local):
-            return tree_attention(q, heads_first(k), heads_first(v), end, positions, c.window, local, scale=c.attention_scale,
-                                  softcap=c.attention_softcap), None
+            k, v = all_slots(heads_first(k), 2), all_slots(heads_first(v), 2)
+            return tree_attention(q, k, v, all_ends, all_positions, c.window, local, scale=c.attention_scale,
+                                  softcap=c.attention_softcap, kernels=self.kernels, begin=begin), None
 
         tally = (lambda routing: moe.loads(routing, lambda y: (y,), end > 0)) if return_loads else None
         x, _, _, loads = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, None, whole, tally)
@@ -393,7 +444,7 @@ class Transformer:
           `(normed [P, G, D], cache)` with slot `t` filled: the state that predicts token `t + 1`.
         """
         chex.assert_rank(tokens, 2)
-        c, block = self.config, Block(self.config, self.dtype, transposed)
+        c, block = self.config, Block(self.config, self.dtype, transposed, self.kernels)
         positions = (prompt.length[:, None] + t)[:, :, None]
         tables = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, t, 1, axis=1)[:, None], cache.rotations)
         prompt_positions = positions_of(prompt.mask)

@@ -14,9 +14,9 @@ import jax
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.parallel import hlo
-from jaxrl_llm.parallel.mesh import AXES
+from jaxrl_llm.parallel.mesh import shards_of
 from jaxrl_llm.parallel.plan import Bytes, Work
-from jaxrl_llm.parallel.rules import axes_of, path_name, spec_of
+from jaxrl_llm.parallel.rules import PIECES, axes_of, path_name, spec_of
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 _STATISTICS = 4  # of a token's logits, float32: largest, sum of exponentials, the token's own, sum for the entropy
@@ -121,11 +121,11 @@ def _reducing(size: float, n: int) -> float:
 
 
 def _leaves(c: ModelConfig, mesh: Mapping[str, int]) -> Iterator[tuple[str, int, int, int]]:
-    """Path and size of every parameter, and into how many pieces it is cut over `tensor` and over `fsdp`."""
+    """Path and size of every parameter, and into how many pieces it is cut over `tensor` and over `fsdp` with `seq`."""
     for path, leaf in jax.tree.leaves_with_path(Transformer(c).abstract_params()):
         name = path_name(path)
         axes = {axis for entry in spec_of(name, leaf.shape, mesh) for axis in axes_of(entry)}
-        yield name, math.prod(leaf.shape), *(mesh[axis] if axis in axes else 1 for axis in ("tensor", "fsdp"))
+        yield name, math.prod(leaf.shape), *(math.prod(mesh[axis] for axis in axes & {*over}) for over in (("tensor",), PIECES))
 
 
 def update_minimum(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
@@ -155,7 +155,7 @@ def update_minimum(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     """
     if w.lora_rank:
         raise ValueError(f"lora_rank={w.lora_rank}: the least communication is known for updates of all weights; give 0")
-    d, f, t = (mesh[axis] for axis in AXES)
+    d, f, t = mesh["data"], shards_of(mesh) // mesh["data"], mesh["tensor"]
     item, rows, m = w.itemsize, w.learned_at_once / (d * f), w.micro_batches
     completion = rows * w.group * w.completion_tokens
     tokens, D, L = completion + rows * w.prompt_tokens, c.hidden_size, c.num_layers
@@ -187,7 +187,7 @@ def rollout_minimum(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
         in each of T - 1 decode steps.
       statistics of logits: a few float32 per drawn token.
     """
-    d, f, t = (mesh[axis] for axis in AXES)
+    d, f, t = mesh["data"], shards_of(mesh) // mesh["data"], mesh["tensor"]
     rows = w.prompts / (d * f)
     token = _reducing((2 * c.num_layers + 1) * c.hidden_size * w.itemsize, t)
     gathered = sum(_gathering(size / over_tensor * w.itemsize, over_fsdp)

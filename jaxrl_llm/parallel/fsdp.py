@@ -1,4 +1,4 @@
-"""Forward passes over a mesh, every shard of `data` x `fsdp` with its own rows: weights travel, activations stay.
+"""Forward passes over a mesh, every shard of `data` x `fsdp` x `seq` with its own rows: weights travel, activations stay.
 
 Left to itself the compiler splits matrix products over `fsdp` as over `tensor`, gathers activations instead of weights, and in
 loops over rows lets every device work on those of all.
@@ -9,14 +9,15 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxrl_llm.parallel.mesh import batch_sharding
-from jaxrl_llm.parallel.rules import axes_of, path_name, spec_of
+from jaxrl_llm.parallel.mesh import batch_sharding, rows_sharding, shards_of
+from jaxrl_llm.parallel.rules import PIECES, axes_of, path_name, spec_of
 
 Tree = Any
 _LAYERS = "layers/"
 
 
-def over_rows(function: Callable, mesh: Mesh | None, dtype: Any, weights: Tree, others: Tree, rows: Tree) -> Tree:
+def over_rows(function: Callable, mesh: Mesh | None, dtype: Any, weights: Tree, others: Tree, rows: Tree,
+              cut: bool = False) -> Tree:
     """`function(weights, others, rows, whole)`, whose results are those of each row alone, on every shard's own rows.
 
     The weights lie in pieces by the partition table. Tables come to `function` whole over `fsdp`; layers in pieces, which
@@ -29,16 +30,19 @@ def over_rows(function: Callable, mesh: Mesh | None, dtype: Any, weights: Tree, 
       dtype: layers are cast to it before they travel, as they are at use.
       weights: parameters of a `Transformer`.
       others: arrays that every device has whole.
-      rows: arrays `[P, ...]`; P is a multiple of data x fsdp.
+      rows: arrays `[P, ...]`; P is a multiple of data x fsdp x seq.
+      cut: rows are `[R, N, ...]` instead, R a multiple of data x fsdp and N one of seq, over which each shard has its slots.
     Returns:
-      Arrays `[P, ...]`, spread like the rows.
+      Arrays `[P, ...]`, or `[R, N]`, spread like the rows.
     """
-    if mesh is None or mesh.shape["data"] * mesh.shape["fsdp"] == 1:
+    # Kernels of accelerators are not partitioned by the compiler: on meshes of these everything is said by hand.
+    if mesh is None or mesh.size == 1 or shards_of(mesh.shape) == 1 and mesh.devices.flat[0].platform == "cpu":
         return function(weights, others, rows, lambda layer: layer)
-    spread = batch_sharding(mesh).spec
+    spread = (rows_sharding if cut else batch_sharding)(mesh).spec
+    axes = {"data", "fsdp", "seq"} if mesh.shape["seq"] > 1 else {"data", "fsdp"}
     leaves = [(path_name(path), leaf.shape) for path, leaf in jax.tree.leaves_with_path(weights)]
     table = {name: spec_of(name, shape, mesh.shape) for name, shape in leaves}
-    pieces = jax.tree.map_with_path(lambda path, _: _along("fsdp", table[path_name(path)]), weights)
+    pieces = jax.tree.map_with_path(lambda path, _: _along(PIECES, table[path_name(path)]), weights)
 
     def whole(layer):
         return jax.tree.map_with_path(  # of the stack, which has one axis more
@@ -48,28 +52,30 @@ def over_rows(function: Callable, mesh: Mesh | None, dtype: Any, weights: Tree, 
         tables = {name: _gathered(leaf, table[name], leaf.dtype) for name, leaf in weights.items() if name in table}
         return function({**weights, **tables}, others, rows, whole)
 
-    return jax.shard_map(shard, mesh=mesh, axis_names={"data", "fsdp"}, in_specs=(pieces, PartitionSpec(), spread),
+    return jax.shard_map(shard, mesh=mesh, axis_names=axes, in_specs=(pieces, PartitionSpec(), spread),
                          out_specs=spread, check_vma=False)(weights, others, rows)
 
 
-def _along(axis: str, spec: PartitionSpec) -> PartitionSpec:
-    """Of a partition what it says of one axis."""
-    return PartitionSpec(*(axis if axis in axes_of(entry) else None for entry in spec))
+def _along(axes: tuple[str, ...], spec: PartitionSpec) -> PartitionSpec:
+    """Of a partition what it says of some axes."""
+    kept = [tuple(axis for axis in axes_of(entry) if axis in axes) for entry in spec]
+    return PartitionSpec(*(entry[0] if len(entry) == 1 else entry or None for entry in kept))
 
 
 def _gathered(leaf: jax.Array, spec: PartitionSpec, dtype: Any) -> jax.Array:
-    """A leaf that lies by `spec`, put together over `fsdp`; over `tensor` it stays as it lies."""
-    pieces, kept = tuple(_along("fsdp", spec)), _along("tensor", spec)
-    if "fsdp" not in pieces:
+    """A leaf that lies by `spec`, put together over `fsdp` and `seq`; over `tensor` it stays as it lies."""
+    pieces, kept = tuple(_along(PIECES, spec)), _along(("tensor",), spec)
+    if not any(pieces):
         return leaf
-    dimension, stored = pieces.index("fsdp"), leaf.dtype
+    dimension, stored = next(i for i, axes in enumerate(pieces) if axes), leaf.dtype
+    axes = pieces[dimension]
 
     @jax.custom_vjp
     def gather(leaf):
-        return jax.lax.all_gather(leaf.astype(dtype), "fsdp", axis=dimension, tiled=True)
+        return jax.lax.all_gather(leaf.astype(dtype), axes, axis=dimension, tiled=True)
 
     def scatter(_, gradient):  # summed in the precision of the weights, not in that of the products
-        return jax.lax.psum_scatter(gradient.astype(stored), "fsdp", scatter_dimension=dimension, tiled=True),
+        return jax.lax.psum_scatter(gradient.astype(stored), axes, scatter_dimension=dimension, tiled=True),
 
     gather.defvjp(lambda leaf: (gather(leaf), None), scatter)
     if "tensor" not in kept:

@@ -6,31 +6,33 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-AXES = ("data", "fsdp", "tensor")  # whose sizes are chosen
-# All that rules may name; `seq` and `expert` have size 1 until something is laid out over them. Neighbours of the last axis
-# are nearest to each other.
+AXES = ("data", "fsdp", "tensor")  # whose sizes are always told
+# All that rules may name; `seq` is told where it is more than 1, `expert` has size 1 until something is laid out over it.
+# Neighbours of the last axis are nearest to each other.
 MESH_AXES = ("data", "fsdp", "seq", "expert", "tensor")
 
 
-def mesh_sizes(count: int, data: int = -1, fsdp: int = 1, tensor: int = 1) -> dict[str, int]:
-    """The axes of a mesh of `count` devices; one size may be -1 (what is left).
+def mesh_sizes(count: int, data: int = -1, fsdp: int = 1, tensor: int = 1, seq: int = 1) -> dict[str, int]:
+    """The axes of a mesh of `count` devices; one size may be -1 (what is left). `seq` is left out where it is 1.
 
     Raises:
       ValueError: when the sizes do not multiply to the number of devices.
     """
-    sizes = [data, fsdp, tensor]
+    sizes = [data, fsdp, tensor, seq]
     known = int(np.prod([n for n in sizes if n != -1]))
     fits = all(n >= 1 for n in sizes if n != -1)
     if sizes.count(-1) > 1 or not fits or count % known or (-1 not in sizes and known != count):
-        raise ValueError(f"mesh data={data} x fsdp={fsdp} x tensor={tensor} does not fit {count} devices: "
+        cut = "" if seq == 1 else f" x seq={seq}"
+        raise ValueError(f"mesh data={data} x fsdp={fsdp} x tensor={tensor}{cut} does not fit {count} devices: "
                          "the sizes must multiply to that number; one of them may be -1")
-    return {axis: count // known if n == -1 else n for axis, n in zip(AXES, sizes)}
+    found = {axis: count // known if n == -1 else n for axis, n in zip((*AXES, "seq"), sizes)}
+    return {axis: n for axis, n in found.items() if axis in AXES or n > 1}
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, seq: int = 1, devices=None) -> Mesh:
     """A mesh over all devices with the axes `MESH_AXES`, see `mesh_sizes`."""
     devices = jax.devices() if devices is None else devices
-    laid = lay_out(mesh_shape(mesh_sizes(len(devices), data, fsdp, tensor)), devices)
+    laid = lay_out(mesh_shape(mesh_sizes(len(devices), data, fsdp, tensor, seq)), devices)
     return Mesh(laid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
@@ -56,9 +58,24 @@ def mesh_shape(sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sizes.get(axis, 1) for axis in MESH_AXES)
 
 
+def shards_of(mesh: Mapping[str, int]) -> int:
+    """Into how many parts prompts are spread on a mesh of these sizes."""
+    return mesh["data"] * mesh["fsdp"] * mesh.get("seq", 1)
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Prompts (the leading axis) spread over `data` and `fsdp`."""
-    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    """Prompts (the leading axis) spread over `data`, `fsdp` and, where it is more than 1, `seq`."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp", *_seq(mesh))))
+
+
+def rows_sharding(mesh: Mesh) -> NamedSharding:
+    """Packed rows `[R, N]`: spread over `data` and `fsdp`, their slots over `seq`."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), *_seq(mesh)))
+
+
+def _seq(mesh: Mesh) -> tuple[str, ...]:
+    """Named where it has a size: programs of other meshes do not change by it."""
+    return ("seq",) if mesh.shape.get("seq", 1) > 1 else ()
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -68,9 +85,10 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def check_batch(mesh: Mesh, count: int, what: str, kind: str = "prompts") -> None:
     """Raises ValueError when `count` prompts, or rows, cannot be spread evenly over the mesh; `what` names their number."""
-    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    seq = mesh.shape.get("seq", 1) if kind == "prompts" else 1
+    shards, more = mesh.shape["data"] * mesh.shape["fsdp"] * seq, (" x seq", f" x {seq}") if seq > 1 else ("", "")
     if count % shards:
         below, above = count // shards * shards, (count // shards + 1) * shards
-        raise ValueError(f"{what}={count} {kind} do not divide over the mesh's data x fsdp = "
-                         f"{mesh.shape['data']} x {mesh.shape['fsdp']} = {shards} shards; "
+        raise ValueError(f"{what}={count} {kind} do not divide over the mesh's data x fsdp{more[0]} = "
+                         f"{mesh.shape['data']} x {mesh.shape['fsdp']}{more[1]} = {shards} shards; "
                          f"use {above}{f' or {below}' if below else ''}, or a smaller mesh")

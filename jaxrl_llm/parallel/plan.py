@@ -22,7 +22,7 @@ from jaxrl_llm.kernels.attention import BLOCK
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
-from jaxrl_llm.parallel.mesh import AXES
+from jaxrl_llm.parallel.mesh import AXES, shards_of
 from jaxrl_llm.parallel.presets import Device
 from jaxrl_llm.parallel.rules import axes_of, path_name, spec_of
 
@@ -92,17 +92,21 @@ class Work:
 
     def fits_mesh(self, mesh: Mapping[str, int]) -> bool:
         """Whether the prompts of every part, and packed rows, divide over the mesh."""
-        shards = mesh["data"] * mesh["fsdp"]
-        return all(count % shards == 0 for count in (self.learned_at_once, self.sampled_at_once, self.rows))
+        shards, seq = shards_of(mesh), mesh.get("seq", 1)
+        cut = seq == 1 or self.rows > 0 and self.row_tokens % seq == 0
+        return cut and self.rows % (shards // seq) == 0 and all(
+            count % shards == 0 for count in (self.learned_at_once, self.sampled_at_once))
 
-    def computed_at_once(self, shards: int) -> tuple[float, float, float]:
-        """On each of this number of shards, of a micro-batch: tokens, scores of a head, and the tokens that have logits.
+    def computed_at_once(self, mesh: Mapping[str, int]) -> tuple[float, float, float]:
+        """On each shard of a mesh, of a micro-batch: tokens, scores of a head, and the tokens that have logits.
 
-        Scores are those of a block of queries of every row; in packed rows, of a block of queries with one of keys.
+        Scores are those of a block of queries of every row; in packed rows, of a block of queries with one of keys. (So are
+        those of rectangular rows with more than 512 tokens: of these the plan asks for more than they need.)
         """
+        shards = shards_of(mesh)
         if self.rows:
-            tokens = self.rows / shards * self.row_tokens
-            return tokens, self.rows / shards * min(self.row_tokens, flash.BLOCK) ** 2, tokens
+            tokens, rows = self.rows / shards * self.row_tokens, self.rows / shards * mesh.get("seq", 1)
+            return tokens, rows * min(self.row_tokens, flash.BLOCK) ** 2, tokens
         P, G, S, T = self.learned_at_once / shards, self.group, self.prompt_tokens, self.completion_tokens
         return P * (S + G * T), P * (G * min(T, BLOCK) * (T + S) + min(S, BLOCK) * S), P * G * T
 
@@ -190,10 +194,11 @@ def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
 
     stored: for every token and layer the residual stream and, unless layers are recomputed, the results of the matrix
     products and of attention that the backward pass reads. one layer: scores, gated products and norms of the layer being
-    differentiated, either around its attention or around its MLP. gathered: tables that live in pieces, two layers at a time.
+    differentiated, either around its attention or around its MLP. gathered: tables that live in pieces, two layers at a time;
+    of rows that are cut over `seq`, keys and values of a layer with their float32 gradients, or the states at the end.
     """
-    shards, tensor, item = mesh["data"] * mesh["fsdp"], mesh["tensor"], w.itemsize
-    D, M, (tokens, pairs, predicted) = c.hidden_size, _mlp_width(c), w.computed_at_once(shards)
+    shards, tensor, item = shards_of(mesh), mesh["tensor"], w.itemsize
+    D, M, (tokens, pairs, predicted) = c.hidden_size, _mlp_width(c), w.computed_at_once(mesh)
     several = w.micro_batches > 1 or w.rows > 0
     held = weights_per_device(c, mesh)
     per_token = 0 if c.experts is None else c.experts.per_token  # rows of a token beside each other, before they are summed
@@ -215,8 +220,14 @@ def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
         returned = state_memory(c, w.optimizer, mesh, w.lora_rank) + w.critic * state_memory(c, w.optimizer, mesh)
     return {"gradients": gradients, "optimiser from the host": returned, "stored activations": stored,
             "one layer or the logits": waiting - gradients,
-            "gathered weights": gathered if mesh["fsdp"] > 1 else 0.0,
+            "gathered weights": gathered if mesh["fsdp"] * mesh.get("seq", 1) > 1 else 0.0,
+            **({"gathered rows": tokens * mesh["seq"] * _gathered_of_slot(c, item, tensor)} if mesh.get("seq", 1) > 1 else {}),
             "batch": (32 + _VIEW * (w.rows > 0) / w.minibatches) * w.prompts * w.group * w.completion_tokens / shards}
+
+
+def _gathered_of_slot(c: ModelConfig, item: int, tensor: int) -> float:
+    """Bytes of a slot of a row that each device along `seq` has for a while."""
+    return max(2 * c.num_kv_heads * c.head_dim * (item + 4) / tensor, 2 * c.hidden_size * item)
 
 
 def _heads_over(c: ModelConfig, mesh: Mapping[str, int]) -> int:
@@ -230,10 +241,10 @@ def sampler_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     gathered: the weights in the layout of rollouts, in pieces over `tensor` alone, where they are not kept so; and whole
     ones where heads do not divide by `tensor`. copy: their matrices one by one, as decoding reads them.
     """
-    shards, tensor, item = mesh["data"] * mesh["fsdp"], _heads_over(c, mesh), w.itemsize
+    shards, tensor, item = shards_of(mesh), _heads_over(c, mesh), w.itemsize
     P, G, S, T = w.sampled_at_once / shards, w.group, w.prompt_tokens, w.completion_tokens
     matrices = _layer_matrices(c) * item / tensor
-    gathered = weights_per_device(c, {**mesh, "fsdp": 1}) * item if mesh["fsdp"] > 1 else 0.0
+    gathered = weights_per_device(c, {**mesh, "fsdp": 1, "seq": 1}) * item if mesh["fsdp"] * mesh.get("seq", 1) > 1 else 0.0
     gathered += parameters(c) * item if tensor < mesh["tensor"] else 0.0
     table = c.vocab_size * c.hidden_size * item / tensor if item < 4 and not gathered else 0
     slots = 2 * c.num_layers * c.num_kv_heads * c.head_dim * item / tensor
@@ -277,7 +288,7 @@ class Estimate:
 
 
 def estimate(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Estimate:
-    """Memory per device of the work on a mesh `{data, fsdp, tensor}`."""
+    """Memory per device of the work on a mesh `{data, fsdp, tensor}`, with `seq` where it cuts rows."""
     return Estimate(dict(mesh), kept_memory(c, w, mesh), update_memory(c, w, mesh), sampler_memory(c, w, mesh))
 
 
@@ -299,7 +310,7 @@ def ideal_seconds(c: ModelConfig, w: Work, mesh: Mapping[str, int], device: Devi
     """
     count = math.prod(mesh.values())
     seconds = {phase: found / (count * device.flops) for phase, found in step_flops(c, w).items()}
-    rows = w.sampled_at_once * w.group / (mesh["data"] * mesh["fsdp"])
+    rows = w.sampled_at_once * w.group / shards_of(mesh)
     weights = (_layer_matrices(c, rows) + c.vocab_size * c.hidden_size) * w.itemsize / _heads_over(c, mesh)
     traffic = (weights + sampler_memory(c, w, mesh)["caches"] / 2) * (w.completion_tokens - 1) * w.sampling_parts
     return seconds | {"decode": max(seconds["decode"], traffic / device.bandwidth)}
@@ -308,15 +319,17 @@ def ideal_seconds(c: ModelConfig, w: Work, mesh: Mapping[str, int], device: Devi
 def meshes(c: ModelConfig, w: Work, count: int) -> Iterator[dict[str, int]]:
     """Meshes of `count` devices that the batch divides over, those with the least communication first.
 
-    `tensor` stays within 8 devices, one host's worth, and divides the key/value heads.
+    `tensor` stays within 8 devices, one host's worth, and divides the key/value heads; `seq`, which cuts packed rows, is last.
     """
     powers = [2**n for n in range(count.bit_length()) if count % 2**n == 0]
     sizes = [1, *(n for n in range(2, count + 1) if count % n == 0)]
-    for tensor in (n for n in powers if n <= 8 and c.num_kv_heads % n == 0):
-        for fsdp in (n for n in sizes if count // tensor % n == 0):
-            mesh = {"data": count // tensor // fsdp, "fsdp": fsdp, "tensor": tensor}
-            if w.fits_mesh(mesh):
-                yield mesh
+    for seq in powers if w.rows else [1]:
+        for tensor in (n for n in powers if n <= 8 and c.num_kv_heads % n == 0):
+            for fsdp in (n for n in sizes if count % (seq * tensor * n) == 0):
+                mesh = {"data": count // (seq * tensor * fsdp), "fsdp": fsdp, "tensor": tensor}
+                mesh |= {"seq": seq} if seq > 1 else {}
+                if w.fits_mesh(mesh):
+                    yield mesh
 
 
 def best(c: ModelConfig, w: Work, device: Device, count: int) -> Estimate | None:
@@ -395,4 +408,4 @@ def advice(c: ModelConfig, w: Work, device: Device, count: int) -> str:
 
 def named(mesh: Mapping[str, int]) -> str:
     """A mesh as the keys of a configuration."""
-    return " ".join(f"mesh.{axis}={mesh[axis]}" for axis in AXES)
+    return " ".join(f"mesh.{axis}={mesh[axis]}" for axis in (*AXES, *(["seq"] if mesh.get("seq", 1) > 1 else [])))

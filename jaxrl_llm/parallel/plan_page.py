@@ -1,4 +1,5 @@
 """A plan as text: one step in detail, or models by hardware as a Markdown table."""
+import math
 from collections.abc import Mapping
 
 from jaxrl_llm.models.config import ModelConfig
@@ -8,7 +9,7 @@ from jaxrl_llm.parallel.presets import Device
 
 def page(name: str, c: ModelConfig, w: plan.Work, device: Device, found: plan.Estimate) -> str:
     """Bytes by purpose, operations and least seconds by phase."""
-    count = found.mesh["data"] * found.mesh["fsdp"] * found.mesh["tensor"]
+    count = math.prod(found.mesh.values())
     active = "" if c.experts is None else f" ({plan.active_parameters(c):,} of them for each token)"
     lines = [f"{name}: {plan.parameters(c):,} weights{active} on {count} x {device.name}, {plan.named(found.mesh)}",
              f"one step: {w.prompts} prompts of {w.prompt_tokens} tokens x {w.group} completions of {w.completion_tokens}, "

@@ -9,14 +9,16 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 # `fsdp` takes the dimension that `tensor` leaves: putting a matrix together over one of them is a single all-gather, and does
-# not touch how it lies over the other. Leaves of layers carry a leading layer axis. First match wins; the rest is replicated.
+# not touch how it lies over the other. Weights lie over `seq`, which cuts rows, as over `fsdp`, which spreads them. Leaves of
+# layers carry a leading layer axis. First match wins; the rest is replicated.
+PIECES = ("fsdp", "seq")
 RULES: tuple[tuple[str, PartitionSpec], ...] = (
-    (r"(^|/)(embed|unembed)$", PartitionSpec("tensor", "fsdp")),
-    (r"layers/(q|k|v|gate|up|shared_gate|shared_up)/kernel$", PartitionSpec(None, "fsdp", "tensor")),
+    (r"(^|/)(embed|unembed)$", PartitionSpec("tensor", PIECES)),
+    (r"layers/(q|k|v|gate|up|shared_gate|shared_up)/kernel$", PartitionSpec(None, PIECES, "tensor")),
     (r"layers/(q|k|v|gate|up)/bias$", PartitionSpec(None, "tensor")),
-    (r"layers/(o|down|shared_down)/kernel$", PartitionSpec(None, "tensor", "fsdp")),
-    (r"layers/experts_(gate|up)/kernel$", PartitionSpec(None, None, "fsdp", "tensor")),  # every expert in pieces, none is away
-    (r"layers/experts_down/kernel$", PartitionSpec(None, None, "tensor", "fsdp")),
+    (r"layers/(o|down|shared_down)/kernel$", PartitionSpec(None, "tensor", PIECES)),
+    (r"layers/experts_(gate|up)/kernel$", PartitionSpec(None, None, PIECES, "tensor")),  # every expert in pieces, none is away
+    (r"layers/experts_down/kernel$", PartitionSpec(None, None, "tensor", PIECES)),
 )
 
 _log = logging.getLogger(__name__)
@@ -32,11 +34,12 @@ def axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else entry or ()
 
 
-def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int], left_out: str | None = None) -> PartitionSpec:
+def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int], left_out: tuple[str, ...] = ()) -> PartitionSpec:
     """Partition of the leaf at `path` over mesh axes of these `sizes`; one that does not divide is logged and left away.
 
-    One axis can be `left_out`: what the table spreads over it is then whole.
+    Axes can be `left_out`: what the table spreads over them is then whole. So is `seq` where it has size 1, or none.
     """
+    left_out = left_out if sizes.get("seq", 1) > 1 else (*left_out, "seq")
     rule = next((spec for pattern, spec in RULES if re.search(pattern, path)), PartitionSpec())
     if len(rule) > len(shape):
         return PartitionSpec()
@@ -44,7 +47,7 @@ def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int], left_ou
     for size, axes in zip(shape, rule):
         kept: list[str] = []
         for axis in axes_of(axes):
-            if axis == left_out:
+            if axis in left_out:
                 continue
             if size % math.prod([sizes[name] for name in (*kept, axis)]) == 0:
                 kept.append(axis)
@@ -56,7 +59,7 @@ def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int], left_ou
     return PartitionSpec(*fitted)
 
 
-def tree_shardings(tree, mesh: Mesh, left_out: str | None = None):
+def tree_shardings(tree, mesh: Mesh, left_out: tuple[str, ...] = ()):
     """A sharding for every leaf of `tree` (arrays or shapes), by its path: parameters and optimiser moments alike.
 
     Moments of one number per weight end in the weight's path and lie as it does; factored ones, which lack an axis, are whole.
@@ -67,7 +70,7 @@ def tree_shardings(tree, mesh: Mesh, left_out: str | None = None):
 
 def rollout_shardings(tree, mesh: Mesh):
     """As `tree_shardings`, for sampling, which reads all weights for every token: in pieces over `tensor` alone."""
-    return tree_shardings(tree, mesh, left_out="fsdp")
+    return tree_shardings(tree, mesh, left_out=PIECES)
 
 
 def with_shardings(shapes, shardings):
@@ -80,7 +83,7 @@ def reshard(params, mesh: Mesh, dtype):
 
     What lies in pieces over `fsdp` is cast to `dtype` first, as it is at use, so that no more is gathered than is read.
     """
-    return params if mesh.shape["fsdp"] == 1 else _reshard(params, mesh, dtype)
+    return params if mesh.shape["fsdp"] * mesh.shape["seq"] == 1 else _reshard(params, mesh, dtype)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

@@ -144,10 +144,14 @@ def placed(policy: Policy, size: int, packed: Packed):
     count, length = packed.node.shape
     if count % size:
         raise ValueError(f"{count} packed rows do not divide into micro-batches of {size}; pack them with multiple={size}")
-    spread = None if policy.mesh is None else parallel.batch_sharding(policy.mesh)
+    mesh = policy.mesh
+    spread, cut = (None, None) if mesh is None else (parallel.batch_sharding(mesh), parallel.rows_sharding(mesh))
+    if mesh is not None and length % mesh.shape["seq"]:
+        raise ValueError(f"packed rows of {length} slots do not divide over mesh.seq={mesh.shape['seq']}; pack them into rows "
+                         "whose length does")
     rows = [jax.tree.map(lambda x: x[first:first + size], packed.rows) for first in range(0, count, size)]
     starts = np.arange(0, count * length, size * length, dtype=np.int32)
-    return list(zip(parallel.put(rows, spread), starts)), parallel.put(packed.index, spread)
+    return list(zip(parallel.put(rows, cut), starts)), parallel.put(packed.index, spread)
 
 
 def _forward(policy, params, lora, rows, index):

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.control.budget import UTILITIES
 from jaxrl_llm.generation.prompts import OVERLONG
+from jaxrl_llm.kernels.choice import SETS
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.training.optimizers import UNSET, settings_of
 from jaxrl_llm.training.prior import SOURCES
@@ -80,6 +81,7 @@ def _model(c: ConfigDict) -> None:
     c.model.expert_size = 0            # width of an expert; 0: mlp_size / experts_per_token, as costly as a dense layer
     c.model.dtype = "float32"          # of activations; weights and optimiser stay float32
     c.model.remat = False              # recompute layers in the backward pass: less memory, a third more work
+    c.model.kernels = "auto"           # attention and experts: "plain" is XLA alone, "cuda", "tpu"; "auto": by the devices
 
     c.lora = ConfigDict()              # adapters beside frozen weights
     c.lora.rank = 0                    # rank of the adapters; 0: all weights are trained
@@ -199,6 +201,7 @@ def _around(c: ConfigDict) -> None:
     c.mesh.data = -1                   # spreads prompts
     c.mesh.fsdp = 1                    # spreads prompts, weights and optimiser
     c.mesh.tensor = 1                  # spreads the matrices inside layers
+    c.mesh.seq = 1                     # as fsdp, but cuts packed rows, of which each then has a shard of their slots
 
 
 def keywords(text: str) -> dict[str, Any]:
@@ -336,6 +339,7 @@ def check(config: ConfigDict) -> None:
     for name in parts(config.learner.offload):
         one_of("config.learner.offload", name, OFFLOADABLE)
     one_of("config.sampling.engine", config.sampling.engine, ENGINES)
+    one_of("config.model.kernels", config.model.kernels, SETS)
     one_of("config.critic.kind", config.critic.kind, KINDS)
     one_of("config.prior.source", config.prior.source, SOURCES)
     one_of("config.budget.utility", config.budget.utility, ("", *UTILITIES))

@@ -31,7 +31,7 @@ def work_of(config: ConfigDict, prompt_tokens: int, needs: Set[str], critic: boo
                      average=bool(c.optimizer.ema),
                      reference=reference and not c.lora.rank, offload=tuple(parts(learner.offload)),
                      optimizer=optimizer_of(c, c.optimizer.learning_rate, c.steps)[0], rows=learner.packed_rows,
-                     row_tokens=row_lengths(prompt_tokens, c.sampling.max_tokens, c.sampling.group)[-1])
+                     row_tokens=row_lengths(prompt_tokens, c.sampling.max_tokens, c.sampling.group, c.mesh.seq)[-1])
 
 
 def device_of(device: jax.Device) -> Device:

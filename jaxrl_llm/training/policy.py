@@ -127,32 +127,38 @@ class Policy:
         """As `logprobs` and the loads of `logprobs_and_loads`, from rows that compute each node of a tree once.
 
         Args:
-          rows: some rows, `[R, N]`, see `packing`; R divides over data x fsdp.
+          rows: some rows, `[R, N]`, see `packing`; R divides over data x fsdp, N over seq.
           index: `i32[P, G, T]`, where the tokens of trajectories lie in these rows, counted through `[R, N]`.
         Returns:
           `(logprobs, entropies, loads)`: `f32[P, G, T]`, 0 where the index lies outside of these rows; the loads of all rows
           together, `f32[1, L, E]`, None without experts.
         """
         experts, rows = self.model.config.experts is not None, jax.tree.map(jnp.asarray, rows)
+        axis = "seq" if self.mesh is not None and self.mesh.shape["seq"] > 1 else None
 
         def forward(params, lora, rows, whole):
             outputs = self.model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=lora, whole=whole,
-                                           return_loads=experts)
+                                           return_loads=experts, axis=axis)
             states, loads = outputs if experts else (outputs, None)
+            if axis is not None:  # what predicts a token may lie on another device
+                states = jax.lax.all_gather(states, axis, axis=1, tiled=True)
             # Wanted tokens first: chunks of logits without any are skipped.
             wanted = rows.wanted.reshape(-1)
             order = jnp.argsort(~wanted)
-            before = rows.before + rows.tokens.shape[1] * jnp.arange(rows.tokens.shape[0])[:, None]
+            before = rows.before + states.shape[1] * jnp.arange(rows.tokens.shape[0])[:, None]
             temperature = None if rows.temperature is None else rows.temperature.reshape(-1)[order]
             states = states.reshape(-1, states.shape[-1])[before.reshape(-1)[order]]
             numbers = self._of_tokens(params, states, rows.tokens.reshape(-1)[order], wanted[order], temperature)
             def back(x):
                 return jnp.zeros_like(x).at[order].set(x, unique_indices=True).reshape(rows.tokens.shape)
-            return *map(back, numbers), jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), loads)
+            loads = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), loads)
+            return *map(back, numbers), loads if axis is None else jax.tree.map(lambda x: x[:, None], loads)
 
-        *numbers, loads = over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
+        *numbers, loads = over_rows(forward, self.mesh, self.model.dtype, params, lora, rows, cut=True)
         slots = rows.tokens.size
         inside = jnp.where((index >= 0) & (index < slots), index, slots)
         def view(x):
             return jnp.take(x.reshape(-1), inside, mode="fill", fill_value=0)
+        if axis is not None:  # [R, seq, L, E], those of each device's slots
+            loads = jax.tree.map(lambda x: x.sum(1), loads)
         return *map(view, numbers), jax.tree.map(lambda x: x.sum(0, keepdims=True), loads)

@@ -336,9 +336,10 @@ def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.Gradi
     learner = config.learner
     settings: dict[str, Any] = dict(clip_norm=config.optimizer.clip_norm or None, balance=learner.balance)
     if learner.packed_rows:
-        lengths = row_lengths(source.sampler.prompt_tokens, config.sampling.max_tokens, config.sampling.group)
+        lengths = row_lengths(source.sampler.prompt_tokens, config.sampling.max_tokens, config.sampling.group,
+                              source.mesh.shape["seq"])
         return packed(policy, objective, optimizer, lengths, learner.packed_rows, **settings)
-    shards = source.mesh.shape["data"] * source.mesh.shape["fsdp"]
+    shards = parallel.shards_of(source.mesh.shape)
     together = config.prompts.per_step // (learner.minibatches * learner.micro_batches * shards)
     return rectangular(policy, objective, optimizer, source.ladders, micro_batches=learner.micro_batches,
                        parts=pieces_of(config), together=together, **settings)

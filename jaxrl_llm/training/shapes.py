@@ -94,15 +94,16 @@ def mean_rung(ladder: Sequence[int]) -> float:
     return sum((size - below) * size for below, size in zip((0, *ladder), ladder)) / ladder[-1]
 
 
-def row_lengths(prompt_tokens: int, tokens: int, group: int) -> tuple[int, ...]:
-    """At most four lengths of packed rows. The longest holds a prompt with one completion, or with more, up to its whole group.
+def row_lengths(prompt_tokens: int, tokens: int, group: int, multiple: int = 1) -> tuple[int, ...]:
+    """At most four lengths of packed rows, multiples of `multiple`.
 
-    Rows that all go on from the prompt compute it again for at most a quarter of the slots of a group.
+    The longest holds a prompt with one completion, or with more, up to its whole group. Rows that all go on from the prompt
+    compute it again for at most a quarter of the slots of a group.
     """
     def slots(completions):
         return -(-group // completions) * (prompt_tokens + completions * tokens)
     held = next(n for n in range(1, group + 1) if 4 * slots(n) <= 5 * slots(group))
-    return prompt_buckets(prompt_tokens + held * tokens)
+    return tuple(dict.fromkeys(-(-n // multiple) * multiple for n in prompt_buckets(prompt_tokens + held * tokens)))
 
 
 def quarters_filled(mask: np.ndarray, prompts: int) -> int:

@@ -76,7 +76,7 @@ def load_model(m: ConfigDict, mesh: Mesh, seed: int = 0) -> tuple[Tokenizer, Tra
             tokenizer = tokenizer.limited_to(architecture.vocab_size)
         else:
             architecture = model_config(m, tokenizer.vocab_size)
-    model = Transformer(architecture, dtype=DTYPES[m.dtype], remat=m.remat)
+    model = Transformer(architecture, dtype=DTYPES[m.dtype], remat=m.remat, kernels=m.kernels)
     if params is None:
         shardings = parallel.tree_shardings(model.abstract_params(), mesh)
         params = jax.jit(model.init, out_shardings=shardings)(jax.random.key(seed))

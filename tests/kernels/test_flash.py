@@ -23,9 +23,9 @@ def random_rows(rng, R, N, filled):
     return end, depth
 
 
-def case(N=23, filled=(23, 17), heads=(2, 3), reach=FAR, dtype=jnp.float32, seed=0):
+def case(N=23, filled=(23, 17), heads=(2, 3), reach=FAR, dtype=jnp.float32, seed=0, d=8):
     rng = np.random.default_rng(seed)
-    R, (K, h), d = len(filled), heads, 8
+    R, (K, h) = len(filled), heads
     end, depth = random_rows(rng, R, N, filled)
     arrays = [jnp.asarray(rng.normal(size=shape), dtype) for shape in ((R, K, h, N, d), (R, K, N, d), (R, K, N, d))]
     return arrays, flash.Rows(jnp.asarray(end), jnp.asarray(depth), jnp.int32(reach))
@@ -52,6 +52,20 @@ def test_values_and_gradients(monkeypatch, block, softcap, reach, filled):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-5)
     padding = np.arange(23) >= np.array(filled)[:, None]
     assert not np.asarray(found[0]).transpose(0, 3, 1, 2, 4)[padding].any()
+
+
+@pytest.mark.parametrize("begin, count", ((0, 7), (7, 7), (16, 7), (5, 2)))
+def test_queries_of_some_slots(monkeypatch, begin, count):
+    """A shard of the slots, not a multiple of the block: what fills its last block up is no query."""
+    monkeypatch.setattr(flash, "BLOCK", 4)
+    (queries, keys, values), rows = case(reach=6)
+    rows = rows._replace(begin=jnp.int32(begin))
+    part = queries[..., begin:begin + count, :]
+    found, wanted = both((part, keys, values), rows, None)
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-5)
+    large, _ = both((30 * part, keys, values), rows, None)  # exponentials without their maximum overflow
+    assert all(np.isfinite(x).all() for x in large)
 
 
 def test_holes_between_trees(monkeypatch):

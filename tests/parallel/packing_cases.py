@@ -1,4 +1,5 @@
 """Runs in a process of its own with eight virtual devices: updates from packed rows on meshes and on one device."""
+import dataclasses
 import json
 
 import jax
@@ -8,7 +9,8 @@ import optax
 from few_devices import built
 
 from jaxrl_llm import advantages, objectives, parallel
-from jaxrl_llm.models import ModelConfig, Transformer
+from jaxrl_llm.kernels import flash
+from jaxrl_llm.models import Experts, ModelConfig, Transformer
 from jaxrl_llm.packing import of_groups, pack
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import setup
@@ -21,6 +23,7 @@ from jaxrl_llm.training.policy import Policy
 P, G, S, T = 4, 5, 6, 9
 MODEL = Transformer(ModelConfig(vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
                                 mlp_size=48, tie_embeddings=False, window=6, local_layers=(True, False)))
+MIXTURE = Transformer(dataclasses.replace(MODEL.config, experts=Experts(4, 2, 24)))
 OBJECTIVE = objectives.make("gspo", clip_low=0.3, clip_high=0.3)
 KEEP = optax.GradientTransformation(  # an optimiser whose state is the gradient
     lambda tree: jax.tree.map(jnp.zeros_like, tree), lambda grads, _, tree: (jax.tree.map(jnp.zeros_like, tree), grads))
@@ -33,17 +36,22 @@ def batch(rng):
     rollouts = Rollouts(mask=mask, valid=np.ones((P, G), bool), old_logprobs=rng.normal(-4, 1, mask.shape).astype(np.float32))
     forest, leaves = of_groups(prompts, prompt_mask, tokens, mask)
     return rollouts, np.broadcast_to(rng.normal(size=(P, G, 1)), mask.shape).astype(np.float32), \
-        pack(forest, leaves, mask, [20], multiple=8)
+        pack(forest, leaves, mask, [24], multiple=8)
 
 
-def gradient(mesh, params, rollouts, advantage, packed):
+def weights(model):
+    keys = iter(jax.random.split(jax.random.key(0), 40))
+    return jax.tree.map(lambda leaf: jax.random.normal(next(keys), leaf.shape) * 0.4, model.abstract_params())
+
+
+def gradient(mesh, rollouts, advantage, packed, model=MODEL, balance=0.0):
     """Two updates, the second of which must compile nothing: `(gradient, metrics, as the partition table says)`."""
-    policy = Policy(MODEL, chunk=16, mesh=mesh)
-    state = state_lib.create(params, None, KEEP, advantages.make("grpo"), OBJECTIVE, jax.random.key(0))
+    policy = Policy(model, chunk=16, mesh=mesh)
+    state = state_lib.create(weights(model), None, KEEP, advantages.make("grpo"), OBJECTIVE, jax.random.key(0))
     if mesh is not None:
         state = parallel.put(state, parallel.tree_shardings(state, mesh))
         rollouts, advantage = parallel.put((rollouts, advantage), parallel.batch_sharding(mesh))
-    parts = make_parts(policy, OBJECTIVE, KEEP, clip_norm=None)
+    parts = make_parts(policy, OBJECTIVE, KEEP, clip_norm=None, balance=balance)
     parts = parts._replace(**{name: Guarded(name, getattr(parts, name)) for name in parts._fields[1:]})
     for _ in range(2):
         state, metrics = update(parts, 8, state, packed, rollouts, advantage)
@@ -74,9 +82,9 @@ def learned(devices, packed_rows, **sizes):
     return jax.device_get(state.lora), metrics
 
 
-def runs():
-    """How far packed rows on 2 x 2 x 2 devices are from rectangular ones on one device."""
-    (spread, told), (alone, wanted) = learned(8, 4, data=2, fsdp=2, tensor=2), learned(1, 0, data=1)
+def runs(**sizes):
+    """How far packed rows on eight devices are from rectangular ones on one device."""
+    (spread, told), (alone, wanted) = learned(8, 4, **sizes), learned(1, 0, data=1)
     pairs = [*zip(jax.tree.leaves(spread), jax.tree.leaves(alone), strict=True)]
     return {"apart": max(float(np.abs(a - b).max()) for a, b in pairs),
             "largest": max(float(np.abs(b).max()) for _, b in pairs),
@@ -84,17 +92,20 @@ def runs():
 
 
 def main():
-    keys, given = iter(jax.random.split(jax.random.key(0), 40)), batch(np.random.default_rng(0))
-    params = jax.tree.map(lambda leaf: jax.random.normal(next(keys), leaf.shape) * 0.4, MODEL.abstract_params())
-    alone, told, *_ = gradient(None, jax.tree.map(jnp.copy, params), *given)
-    found = {"rows": given[2].node.shape, "norm": float(optax.tree.norm(alone))}
+    given = batch(np.random.default_rng(0))
+    dense, sparse = gradient(None, *given), gradient(None, *given, MIXTURE, 0.1)
+    found = {"rows": given[2].node.shape, "norm": float(optax.tree.norm(dense[0]))}
     for name, sizes in (("all", dict(data=2, fsdp=2, tensor=2)), ("data", dict(data=4, fsdp=1, tensor=2)),
-                        ("fsdp", dict(data=1, fsdp=4, tensor=2))):
-        spread, metrics, ruled = gradient(parallel.make_mesh(**sizes), jax.tree.map(jnp.copy, params), *given)
+                        ("fsdp", dict(data=1, fsdp=4, tensor=2)), ("seq", dict(data=1, tensor=2, seq=4)),
+                        ("cut", dict(data=1, fsdp=2, tensor=2, seq=2)), ("experts", dict(data=2, fsdp=1, tensor=2, seq=2))):
+        flash.BLOCK = 5 if name == "cut" else 512  # twelve slots of a shard in three blocks
+        kind, (alone, told, _) = ((MIXTURE, 0.1), sparse) if name == "experts" else ((MODEL,), dense)
+        spread, metrics, ruled = gradient(parallel.make_mesh(**sizes), *given, *kind)
         apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / np.abs(a).max()), alone, spread)
         found[name] = {"apart": max(jax.tree.leaves(apart)), "ruled": ruled,
                        "metrics": {key: [float(metrics[key]), float(value)] for key, value in told.items()}}
-    print(json.dumps(found | {"runs": runs()}))
+    flash.BLOCK = 512
+    print(json.dumps(found | {"runs": [runs(data=2, fsdp=2, tensor=2), runs(data=1, fsdp=2, tensor=2, seq=2)]}))
 
 
 if __name__ == "__main__":

@@ -327,3 +327,30 @@ def test_packed_rows_of_one_trajectory_are_planned_as_such():
     tight = dataclasses.replace(device, memory=plan.estimate(SMALL, many, ONE).updating * 0.8)
     changes, changed, found = plan.remedies(SMALL, many, tight, 1)
     assert changed.rows < 64 and changes == {"learner.packed_rows": changed.rows} and found.fits(tight)
+
+
+def test_rows_that_are_cut_are_planned_in_pieces():
+    """Qwen3-8B with groups of 8 completions of 32k tokens: four rows on eight devices are eight halves."""
+    c = MODELS["qwen3_8b"]
+    w = plan.Work(64, 8, 512, 32_768, dtype="bfloat16", remat=True, rows=8, row_tokens=33_280)
+    whole, half = mesh_sizes(8, data=1, fsdp=8), mesh_sizes(8, data=1, fsdp=4, seq=2)
+    assert w.fits_mesh(half) and not dataclasses.replace(w, row_tokens=33_281).fits_mesh(half)
+    assert not dataclasses.replace(w, rows=0).fits_mesh(half)
+    fewer = dataclasses.replace(w, rows=4)
+    assert not fewer.fits_mesh(whole) and fewer.fits_mesh(half)
+    one, other = plan.estimate(c, w, whole), plan.estimate(c, fewer, half)
+    assert other.kept == one.kept and other.sampler == one.sampler  # as over fsdp
+    assert other.update["stored activations"] == one.update["stored activations"] / 2
+    assert other.update["gathered rows"] == 33_280 * 4 * c.hidden_size and other.updating < one.updating
+    assert plan.named(half) == "mesh.data=1 mesh.fsdp=4 mesh.tensor=1 mesh.seq=2" and "seq" not in plan.named(whole)
+    assert half in list(plan.meshes(c, fewer, 8)) and not any("seq" in mesh for mesh in plan.meshes(c, WORK, 8))
+
+
+@pytest.mark.parametrize("machine", ("h100-8", "v5p-16"))
+def test_contexts_of_32k_tokens_fit_with_the_margin(machine):
+    """Qwen3-8B with groups of 8 completions of 32k tokens, in half a row for each of eight devices."""
+    c, (device, count) = MODELS["qwen3_8b"], parse_devices(machine)
+    w = plan.Work(64, 8, 512, 32_768, dtype="bfloat16", remat=True, rows=4, row_tokens=33_280, sampling_parts=16)
+    found = plan.placed(c, w, device, count, mesh_sizes(count, data=1, fsdp=4, tensor=2))
+    assert found.answer(device) == "fits" and found.margin(device) > 0.3
+    assert plan.best(c, w, device, count).answer(device) == "fits"

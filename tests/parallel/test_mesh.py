@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm.generation.compaction import holds
 from jaxrl_llm.models import Experts, ModelConfig, Transformer
-from jaxrl_llm.parallel import check_batch, make_mesh
+from jaxrl_llm.parallel import check_batch, make_mesh, mesh_sizes
 from jaxrl_llm.parallel.mesh import lay_out
 from jaxrl_llm.parallel.rules import path_name, spec_of
 
@@ -149,6 +149,21 @@ def test_rules_may_name_axes_that_nothing_is_laid_out_over_yet():
     assert placed.addressable_shards[0].data.shape == (4, 3)
     with pytest.raises(TypeError, match="expert"):
         make_mesh(expert=1)
+
+
+def test_a_sequence_axis_cuts_rows_and_spreads_the_rest_as_fsdp_does():
+    assert mesh_sizes(8, data=1, fsdp=2, seq=4) == {"data": 1, "fsdp": 2, "tensor": 1, "seq": 4}
+    assert "seq" not in mesh_sizes(8)
+    sizes = dict(data=1, fsdp=2, seq=4, tensor=1)
+    assert spec_of("layers/q/kernel", (2, 16, 8), sizes) == PartitionSpec(None, ("fsdp", "seq"), "tensor")
+    assert spec_of("layers/q/kernel", (2, 6, 8), sizes) == PartitionSpec(None, "fsdp", "tensor")  # 6 divides by 2, not by 8
+    assert spec_of("layers/q/kernel", (2, 16, 8), sizes | {"seq": 1}) == PartitionSpec(None, "fsdp", "tensor")
+    cut = types.SimpleNamespace(shape=sizes)
+    check_batch(cut, 2, "learner.packed_rows", "rows")
+    with pytest.raises(ValueError, match=r"per_step=4 prompts .* data x fsdp x seq = 1 x 2 x 4 = 8 shards; use 8, or a"):
+        check_batch(cut, 4, "prompts.per_step")
+    with pytest.raises(ValueError, match=r"mesh data=1 x fsdp=1 x tensor=1 x seq=3 does not fit 8 devices"):
+        mesh_sizes(8, data=1, seq=3)
 
 
 PER_TENSOR = {  # the weights of `rollout_cases` on a device of a mesh with tensor=2: half of the third axis, or of the second
