@@ -43,7 +43,6 @@ AWAITED = {
     "match": "a topology that walks along recorded trajectories", "retry_step": "a topology that tries again from a step",
     "flawed": "a judge that marks flawed solutions",
     **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),
-    **dict.fromkeys(("turn_q", "turn_v"), "a critic of turns, for which this method's estimator gives no numbers"),
     "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",
 }
 
