@@ -113,8 +113,10 @@ async def _client(server: Server, what: str) -> AsyncIterator[_Connection]:
         try:
             async with mcp.Client(transport) as client:
                 yield _Connection(client, errors, what)
-        except mcp.MCPError as error:
-            raise _died(what, errors) from error
+        except Exception as error:  # maybe a group of them
+            if isinstance(_first(error), mcp.MCPError):
+                raise _died(what, errors) from error
+            raise
 
 
 def _died(what: str, errors: TextIO) -> Died:
