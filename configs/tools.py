@@ -60,9 +60,10 @@ def _smollm2(c):
     c.sampling.max_turns = 3
     c.sampling.turn_tokens = 24
     c.sampling.max_tokens = 96
+    c.learner.micro_batches = 4
     c.optimizer.learning_rate = 2e-5
-    c.steps = 20
+    c.steps = 10
     c.eval.problems = 24
-    c.eval.every = 10
-    c.checkpoint.every = 10
+    c.eval.every = 5
+    c.checkpoint.every = 5
     return c
