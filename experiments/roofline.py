@@ -26,7 +26,7 @@ _WORK = flags.DEFINE_string("work", "", "Changes to 1 prompt of 512 tokens, 8 co
                             "jaxrl_llm.parallel.plan.Work.")
 _PLATFORM = flags.DEFINE_enum("platform", "cpu", ["cpu", "tpu"], "Whose compiler.")
 _DEVICE = flags.DEFINE_string("device", "v5p", "Whose peaks.")
-_OPS = flags.DEFINE_integer("ops", 0, "Print so many operations of each program, those that take longest.", lower_bound=0)
+_OPS = flags.DEFINE_integer("ops", 0, "How many operations of each program to print, those that take longest.", lower_bound=0)
 _JSON = flags.DEFINE_bool("json", False, "One JSON object per phase instead of a table.")
 
 _TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost",

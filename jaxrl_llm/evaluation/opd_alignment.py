@@ -43,7 +43,7 @@ def restrict(probabilities: np.ndarray, visited: np.ndarray) -> np.ndarray:
 def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Cosine of the angle between vectors, -1 to 1; 0 where either one is zero."""
     norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-    return np.where(norms > 0, (a * b).sum(axis=-1) / np.where(norms > 0, norms, 1.0), 0.0)
+    return np.clip(np.where(norms > 0, (a * b).sum(axis=-1) / np.where(norms > 0, norms, 1.0), 0.0), -1, 1)
 
 
 def teacher_advantage(student: np.ndarray, teacher: np.ndarray, success: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from jaxrl_llm.models.transformer import Transformer
 
 def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
              stop_ids: tuple[int, ...], slots: int, stop_texts: Sequence[str] = (), tokenizer=None, lora=None) -> Completions:
-    """As `sampler.generate`, on one device, in an engine of so many slots; the same tokens. Arrays of the host.
+    """As `sampler.generate`, on one device, in an engine with `slots` rows; the same tokens. Arrays of the host.
 
     Completions with a stop text, which the tokenizer finds, end there.
     """

@@ -150,7 +150,7 @@ class RowCaches:
 
 
 def widths_of(length: int) -> tuple[int, ...]:
-    """Into what widths so many tokens are cut: the largest, and one that holds the rest."""
+    """The widths that `length` tokens are cut into: the largest, and one that holds the rest."""
     most = WIDTHS[-1]
     return (most,) * ((length - 1) // most) + (next(w for w in WIDTHS if w >= (length - 1) % most + 1),)
 

@@ -104,8 +104,7 @@ def test_opd_alignment(run, tmp_path):
     assert "step 0" in found["student"] and "step 5" in found["teacher"]
     assert len(found["nodes"]) >= 6
     for one in found["nodes"]:
-        print(one)
-        assert all(-1 <= one[loss] <= 1 + 1e-12 for loss in ("forward_kl", "reverse_kl", "jsd")) and 0 <= one["success"] <= 1
+        assert all(-1 <= one[loss] <= 1 for loss in ("forward_kl", "reverse_kl", "jsd")) and 0 <= one["success"] <= 1
         assert 0 < one["overlap"] <= 1 + 1e-6
     same = diagnostics.make("opd_alignment", problems=4, positions=2, tokens=2, samples=2).measure([run, run])
     assert all(one["overlap"] == pytest.approx(1, abs=1e-5) and abs(one["teacher advantage"]) < 1e-6 for one in same["nodes"])

@@ -4,9 +4,10 @@ import functools
 import jax
 import numpy as np
 import pytest
-from engines import DENSE, KEY, STOPS, G, P, S, T, params, prompts
+from engines import DENSE, KEY, STOPS, G, P, S, T, V, params, prompts
 
 from jaxrl_llm.generation import Sampling, by_engine, generate, row_keys
+from jaxrl_llm.generation.caches import widths_of
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
 from jaxrl_llm.training.scoring import cut_at_stop_strings
 
@@ -41,3 +42,15 @@ def test_stop_texts_end_completions_where_they_are_cut_else():
     cut = np.minimum(cut_at_stop_strings(list(whole.tokens.reshape(-1, T)), tokenizer, (stop,)), T)  # T + 1: not in it
     assert made.mask.sum(-1).reshape(-1).tolist() == cut.tolist() and cut.min() <= 6 and not made.stopped.any()
     np.testing.assert_array_equal(made.tokens[made.mask], whole.tokens[made.mask])
+
+
+def test_prompts_of_several_widths_are_read_whole():
+    """100 and 70 tokens go into their caches in pieces, beside one that is there after the first."""
+    assert [widths_of(n) for n in (1, 16, 17, 64, 65, 200)] == [(16,), (16,), (32,), (64,), (64, 16), (64, 64, 64, 16)]
+    lengths, tokens = (100, 70, 3), np.random.default_rng(2).integers(0, V, (3, 100)).astype(np.int32)
+    mask = np.arange(100) < np.array(lengths)[:, None]
+    given = params(), tokens, mask, row_keys(KEY, np.arange(6).reshape(3, 2)), Sampling(np.float32(0.8))
+    scan, slots = (jax.device_get(f(DENSE, *given, max_tokens=6, stop_ids=()))
+                   for f in (generate, functools.partial(by_engine.generate, slots=4)))
+    np.testing.assert_array_equal(slots.tokens, scan.tokens)
+    np.testing.assert_allclose(slots.logprobs, scan.logprobs, atol=1e-5)
