@@ -91,16 +91,16 @@ def shipped_config(argument: str) -> str:
     return f"--config={folder / name[1]}.py{name[2] or ''}"
 
 
-def recipe_texts() -> dict[str, str]:
-    """The docstrings of the config files that are installed with the package, by name."""
-    files = sorted((Path(__file__).parent / "configs").glob("[!_]*.py"))
-    return {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in files}
+def recipe_titles(folder: Path = Path(__file__).parent / "configs") -> dict[str, str]:
+    """The first line of what each config file of the package says of itself, by name; "" of one of yours that says nothing."""
+    texts = {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder.glob("[!_]*.py"))}
+    return {name: (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0] for name, text in texts.items()}
 
 
 def shipped_configs() -> list[str]:
     """The config files that are installed with the package, one a line: name and the first line of its docstring."""
     return ["--config=NAME of the config files that are installed, or the path of your own:", "",
-            *(f"    {name:15}{text.splitlines()[0]}" for name, text in recipe_texts().items()), "",
+            *(f"    {name:15}{title}" for name, title in recipe_titles().items()), "",
             "those for published models have the variants NAME:MODEL-MACHINE, e.g. gsm8k:qwen2.5_1.5b-h100-8", "",
             f"    MODEL          {', '.join(PUBLISHED)}", f"    MACHINE        {', '.join(MACHINES)}"]
 

@@ -13,7 +13,8 @@ Factory = Callable[..., Any]
 
 def nearest(given: object, allowed: Iterable[str], count: int, cutoff: float = 0.5) -> list[str]:
     """Up to `count` of the names that are spelled most like what was given, the best first."""
-    return difflib.get_close_matches(str(given), sorted(allowed), n=count, cutoff=cutoff)
+    found = difflib.get_close_matches(str(given), sorted(allowed), n=count, cutoff=cutoff)
+    return sorted(found, key=lambda name: sorted(name) != sorted(str(given)))  # letters in another order are likeliest
 
 
 def unknown(what: str, given: object, allowed: Iterable[str]) -> ValueError:

@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 def entries() -> Iterator[Entry]:
     """Everything there is, by kind."""
     from jaxrl_llm import environments, rewards, tasks
-    from jaxrl_llm.command_line import recipe_texts
+    from jaxrl_llm.command_line import recipe_titles
     from jaxrl_llm.training import config_page, optimizers
     for row in methods.METHODS.values():
         paper = f" (arXiv {', '.join(row.arxiv)})" if row.arxiv else ""
@@ -32,8 +32,8 @@ def entries() -> Iterator[Entry]:
     for key in config_page.all_keys():
         if key.default is not None:
             yield Entry("keys", key.name, f"--config.{key.name}={key.default}", key.meaning)
-    for name, text in recipe_texts().items():
-        yield Entry("recipes", name, f"--config={name}", text.splitlines()[0])
+    for name, title in recipe_titles().items():
+        yield Entry("recipes", name, f"--config={name}", title)
     for kind, key, table in (("tasks", "task", tasks.FACTORIES), ("rewards", "rewards", rewards.FACTORIES),
                              ("environments", "environment", environments.FACTORIES)):
         for name, factory in sorted(table.items()):

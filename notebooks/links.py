@@ -21,6 +21,7 @@ def linked(notebook: dict, name: str, url: str) -> dict:
         text = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             text = re.sub(r"\]\(\.\./(?=[\w./#-]+\))", f"]({url}/blob/main/", text)
+            text = re.sub(r"\]\((?=\w+\.ipynb\))", f"]({url}/blob/main/notebooks/", text)
         else:
             text = re.sub(r'^SOURCE = "[^"]*"$', f'SOURCE = "git+{url}"', text, flags=re.MULTILINE)
         if number == 0 and url.startswith("https://github.com/") and COLAB not in text:

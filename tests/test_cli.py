@@ -58,6 +58,12 @@ def test_search_finds_what_has_a_name_by_words(tmp_path):
     assert nothing.returncode == 1 and "nothing has 'gropo'; near: " in nothing.stderr and "grpo" in nothing.stderr
 
 
+def test_help_lists_a_config_file_that_says_nothing_of_itself(tmp_path):
+    (tmp_path / "mine.py").write_text("def get_config():\n    pass\n")  # as in the guide of methods
+    (tmp_path / "told.py").write_text('"""A title.\n\nMore."""\n')
+    assert command_line.recipe_titles(tmp_path) == {"mine": "", "told": "A title."}
+
+
 def test_errors_and_exit_codes_are_those_of_the_script(tmp_path):
     missing = jaxrl_llm("show", "nowhere", cwd=tmp_path)
     assert missing.returncode == 1 and "nowhere" in missing.stderr and "Traceback" not in missing.stderr

@@ -82,6 +82,7 @@ def test_unknown_method_gets_the_nearest_match():
         methods.get("drgrpo")
     with pytest.raises(ValueError) as raised:
         methods.get("grop")
+    assert "Did you mean 'grpo'" in str(raised.value)  # the same letters, before others that are spelled as much like it
     assert len(str(raised.value)) < 250 and "python -m jaxrl_llm.methods" in str(raised.value)
 
 

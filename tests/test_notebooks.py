@@ -80,7 +80,7 @@ def test_the_first_cell_says_where_the_library_comes_from(tmp_path, files, sourc
     here.mkdir()
     for name in files:
         (here / name).touch()
-    cell = install_cell(NOTEBOOKS[0]).replace('SOURCE = ""', f"SOURCE = {source!r}")
+    cell = re.sub('^SOURCE = ".*"$', f"SOURCE = {source!r}", install_cell(NOTEBOOKS[0]), flags=re.MULTILINE)
     cell = cell.replace('%pip install --quiet "$SOURCE"', "print('INSTALLS', SOURCE)")
     done = subprocess.run([sys.executable, "-I", "-S", "-c", cell], cwd=here, capture_output=True, text=True)
     if installed is None:

@@ -68,7 +68,7 @@ def candidate_logprobs(folder: Path, steps: Sequence[int], problems: int, wrong:
             texts.append([[*tokenizer.encode(text), tokenizer.eos_id] for text in choices])
     if not kept:
         raise ValueError(f"checkpoint {steps[0]} of {folder} solves all {problems} problems: there is no wrong choice")
-    shown = candidates(*(np.asarray(x)[kept] for x in (rollouts.prompt_tokens, rollouts.prompt_mask)), texts)
+    shown = candidates(np.asarray(rollouts.prompt_tokens)[kept], np.asarray(rollouts.prompt_mask)[kept], texts)
     score = jax.jit(lambda params, lora: first.policy.logprobs(params, lora, shown)[0])
     found = []
     for step in steps:

@@ -27,13 +27,17 @@ def page(name: str, c: ModelConfig, w: plan.Work, device: Device, found: plan.Es
     lines += [row(label, "", size(x)) for label, x in found.sampler.items() if counts(x)]
     lines += [row("together", size(found.updating), size(found.sampling)),
               row(f"usable of {device.memory / 1e9:.0f}", *[size(plan.USABLE * device.memory)] * 2),
-              f"{found.answer(device)}: {found.margin(device):.1%} of the usable memory is left", "",
+              f"{found.answer(device)}: {_room(found.margin(device))}", "",
               f"{'per step':32}{'PFLOP':>10}{'seconds >':>10}"]
     seconds, operations = plan.ideal_seconds(c, w, found.mesh, device), plan.step_flops(c, w)
     lines += [row(label, f"{x / 1e15:.1f}", f"{seconds[label]:.2f}") for label, x in operations.items() if x]
     lines += [row("together", f"{sum(operations.values()) / 1e15:.1f}", f"{sum(seconds.values()):.2f}"),
               "Seconds are lower bounds: bfloat16 peak and memory bandwidth, without communication."]
     return "\n".join(lines)
+
+
+def _room(margin: float) -> str:
+    return f"{margin:.1%} of the usable memory is left" if margin >= 0 else f"{1 - margin:.1f} times the usable memory is needed"
 
 
 def table(models: Mapping[str, tuple[ModelConfig, plan.Work]], machines: Mapping[str, tuple[Device, int]]) -> str:

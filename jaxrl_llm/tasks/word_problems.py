@@ -1,5 +1,6 @@
 """Word problems of one and two steps made from templates, of which half are held out whole: GSM-like, no download."""
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxrl_llm.registry import one_of
@@ -69,11 +70,10 @@ def word_problems(*, level: str = "both", most: int = 60, shots: int = 0, size: 
                   seed: int = 0) -> Task:
     """Problems such as "Ann has 12 apples and buys 31 more. How many ...?", asked as a chat, to be explained and answered.
 
-    `level` is `one` or `two` steps of arithmetic, or `both`; `most` the largest number in a question. Of the
-    eight templates of a level four are trained on and four are held out: no held-out question has the words of a trained
-    one. `shots` worked examples, from the templates that are
-    trained on, stand in front of every question as earlier turns. `Problem.level` is the level, `extra["solution"]` an
-    explanation, which a warm-up imitates.
+    `level` is `one` or `two` steps of arithmetic, or `both`; `most` the largest number in a question. Of the eight
+    templates of a level four are trained on and four are held out: no held-out question has the words of a trained one.
+    `shots` worked examples, from the templates that are trained on, stand in front of every question as earlier turns.
+    `Problem.level` is the level, `extra["solution"]` an explanation, which a warm-up imitates.
 
     Raises:
       ValueError: an unknown level, a `most` below 4, or more problems than the templates make.
@@ -125,7 +125,7 @@ def explained(left: int, sign: str, right: int) -> tuple[int, str] | None:
 
 def _filled(level: str, template: Template, most: int, chance: random.Random) -> Made | None:
     """The template with numbers, names and things by chance; None where its steps leave the whole numbers above 0."""
-    ranges = ((low if low < most else SMALL[0], min(high, most)) for low, high in template.ranges)
+    ranges = ((low if 2 * low <= most else SMALL[0], min(high, most)) for low, high in template.ranges)
     numbers = dict(zip("abc", (chance.randint(*limits) for limits in ranges)))
     name, other = chance.sample(NAMES, 2)
     question = template.text.format(name=name, other=other, things=chance.choice(THINGS), **numbers)
@@ -140,13 +140,14 @@ def _filled(level: str, template: Template, most: int, chance: random.Random) ->
     return Made(question, numbers["r"], " ".join([*texts, f"The answer is {numbers['r']}."]), level)
 
 
-def _problems(templates, wanted: int, most: int, chance: random.Random) -> list[Made]:
+def _problems(templates: Sequence[tuple[str, Template]], wanted: int, most: int, chance: random.Random) -> list[Made]:
     """`wanted` different problems, of all templates equally many."""
     made: dict[str, Made] = {}
     for _ in range(20 * (wanted + 100)):
         if len(made) == wanted:
             return list(made.values())
-        one = _filled(*templates[len(made) % len(templates)], most, chance)
+        level, template = templates[len(made) % len(templates)]
+        one = _filled(level, template, most, chance)
         if one is not None:
             made.setdefault(one.question, one)
     raise ValueError(f"word_problems: {wanted} problems are asked of {len(templates)} templates, which gave {len(made)} "

@@ -80,7 +80,7 @@ class Progress:
             if self._display:
                 self._display.update(*self._count(), self._summary(), self._phase)
             elif now - self._last_line >= self.interval or len(self._step_ends) == 1 or step >= self.total_steps:
-                self._line(f"step {step}{self._of}  {self._summary()}")
+                self._line(f"step {step}{self._of}  {self._summary()}".rstrip())
 
     def _count(self) -> tuple[int, int]:
         return self._part or (self._step, self.total_steps)

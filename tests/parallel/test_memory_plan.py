@@ -201,7 +201,8 @@ def test_little_room_is_tight_where_devices_have_run_and_no_where_none_has():
         device = Device("new", found.peak / share / plan.USABLE, 1e12, 1e12, measured=measured)
         assert found.answer(device) == wanted and found.margin(device) == pytest.approx(1 - share)
         assert found.fits(device) == (wanted != "no")
-        assert f"{wanted}: {1 - share:.1%} of the usable memory is left" in plan_page.page("small", SMALL, WORK, device, found)
+        room = f"{1 - share:.1%} of the usable memory is left" if share < 1 else "1.0 times the usable memory is needed"
+        assert f"{wanted}: {room}" in plan_page.page("small", SMALL, WORK, device, found)
     new = Device("new", found.peak / 0.86 / plan.USABLE, 1e12, 1e12)
     assert "The 14% that are left are less than the 15% that an estimate needs which no new has" in plan.refusal(
         SMALL, WORK, new, 1, found)

@@ -67,6 +67,11 @@ def test_worked_examples_are_the_same_in_front_of_all_and_never_asked():
 def test_the_same_seed_makes_the_same_problems_and_too_many_are_refused():
     first, again, other = (tasks.make("word_problems", size=50, heldout=20, seed=seed) for seed in (0, 0, 1))
     assert [*first.train] == [*again.train] != [*other.train] and first.heldout[0].id == 50
+    small = tasks.make("word_problems", most=9, size=200).train
+    numbers = {int(n) for problem in small for n in re.findall(r"\d+", question(problem))}
+    assert numbers == {*range(2, 10)}
+    with pytest.raises(ValueError, match="most=3.: give at least 4"):
+        tasks.make("word_problems", most=3)
     with pytest.raises(ValueError, match="ask for fewer"):
         tasks.make("word_problems", level="one", size=3000)
     with pytest.raises(ValueError, match="Did you mean 'both'"):

@@ -55,6 +55,12 @@ def test_interval_zero_prints_every_step_and_evaluations_stay_visible():
     ]
 
 
+def test_a_run_that_was_restored_has_no_numbers_yet():
+    stream = io.StringIO()
+    Progress(3, 2, stream=stream).step(2, {})
+    assert stream.getvalue() == "step 2/3\n"
+
+
 def test_silence_is_broken_by_a_sign_of_life():
     stream = Pipe("step 2/9  still compiling update (")
     with Progress(9, 2, interval=0.01, stream=stream) as progress:
