@@ -38,7 +38,7 @@ def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], fol
     return [save_figure(folder / f"{name}.png", *parts) for name, parts in chart.items()]
 
 
-def save_figure(path: Path, size: tuple[float, float], rows: int, columns: int, draw: Callable[[list], None]) -> Path:
+def save_figure(path: Path, size: tuple[float, float], rows: int, columns: int, draw: Callable[[list], object]) -> Path:
     """A PNG file of `size` inches; `draw` gets its `rows x columns` axes."""
     with figure_file(path, *size) as figure:
         draw([figure.add_subplot(rows, columns, i + 1) for i in range(rows * columns)])

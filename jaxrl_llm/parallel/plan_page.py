@@ -37,7 +37,8 @@ def page(name: str, c: ModelConfig, w: plan.Work, device: Device, found: plan.Es
 
 
 def _room(margin: float) -> str:
-    return f"{margin:.1%} of the usable memory is left" if margin >= 0 else f"{1 - margin:.1f} times the usable memory is needed"
+    return (f"{margin:.1%} of the usable memory is left" if margin >= 0 else
+            f"{1 - margin:.1f} times the usable memory is needed")
 
 
 def table(models: Mapping[str, tuple[ModelConfig, plan.Work]], machines: Mapping[str, tuple[Device, int]]) -> str:
