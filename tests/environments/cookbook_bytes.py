@@ -31,7 +31,8 @@ class Letter(Env):
         seen = self.ids[1:] if said == "rewrite" else self.ids
         chunks = tinker.ModelInput.from_ints(seen)
         if said == "image":
-            chunks = tinker.ModelInput(chunks=[*chunks.chunks, tinker.ImageChunk(data=b"", format="png", expected_tokens=1)])
+            image = tinker.types.ImageChunk(data=b"", format="png", expected_tokens=1)
+            chunks = tinker.ModelInput(chunks=[*chunks.chunks, image])
         return StepResult(0.5 * good, self.turn == 2, chunks, [BYTES.eos_id], metrics={"good": float(good)})
 
 

@@ -133,6 +133,7 @@ def test_a_trajectory_with_a_server_of_its_own_has_no_copy(drawers):
         environments.make("mcp_tools", **OPTIONS, replayable=True)
 
 
+@pytest.mark.slow
 def test_the_audit_plays_with_servers(address, capsys):
     options = {"servers": {"drawers": address}, "tools": ["calculator"], "shared": True,
                "options": {"level": "mul2", "chat": True}, "replayable": True}

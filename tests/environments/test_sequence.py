@@ -28,6 +28,7 @@ def test_problems_follow_each_other_with_a_reward_and_a_verdict_for_each():
     assert base.advance(silent, state, say("no idea")).messages[0]["content"].startswith("Wrong.\n\n")
 
 
+@pytest.mark.slow
 def test_sequences_of_a_data_set_of_reasoning_gym(capsys):
     pytest.importorskip("reasoning_gym")
     options = {"task": "reasoning_gym", "length": 2,
