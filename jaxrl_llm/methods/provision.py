@@ -44,7 +44,6 @@ AWAITED = {
     "match": "a topology that walks along recorded trajectories", "retry_step": "a topology that tries again from a step",
     "flawed": "a judge that marks flawed solutions", "values": "a critic, which this method's estimator gives no targets",
     **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),
-    **dict.fromkeys(("turn_q", "turn_v"), "a critic of turns, for which this method's estimator gives no numbers"),
     "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",
     "score_sq_norms": "a recorder of single completions' gradient norms",
     "gradient_norms": "a pilot pass that measures the gradients of right completions before the others are shared out",
