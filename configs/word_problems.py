@@ -3,7 +3,8 @@
   bash scripts/get_smollm2.sh
   python experiments/train.py --config=configs/word_problems.py --workdir=runs/word_problems
 
-SmolLM2-135M with adapters on two CPU cores: 4 problems x 8 completions a step. docs/real_model.md compares methods with it.
+SmolLM2-135M with adapters on two CPU cores, 4 problems x 8 completions a step; an eighth is right before training, see
+docs/real_model.md.
 Another model: --config.model.path=models/Qwen2.5-0.5B-Instruct --config.task="word_problems(level=both)".
 """
 from jaxrl_llm.training.config import default_config

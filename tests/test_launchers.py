@@ -130,8 +130,7 @@ def test_what_is_run_is_what_was_printed(tmp_path):
     ((*VM, "--nfs=/share", "--", *TRAIN), "--nfs=/share is no SERVER:/SHARE"),
     (("xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i", "--", "--workdir=/home/a"), "xpk storage attach"),
     (("xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i", "--nfs=h:/s", "--", *TRAIN), "--nfs is for vm"),
-    ((*VM, "--", "--config=configs/gsm8k.py:qwen3_4b-v5e-8", "--workdir=/mnt/runs/a"),
-     "--config.model.path=/mnt/runs/models/..."),
+    ((*VM, "--", "--config=configs/gsm8k.py:qwen3_4b-v5e-8", "--workdir=/mnt/runs/a"), "--config.model.path=/mnt/runs/models"),
     ((*VM, "--", *TRAIN, "--config.model.path=models/x"), "--config.model.path=models/x lies beside this script"),
     ((*VM, "--", *TRAIN, "--config.teacher.path=runs/t"), "--config.teacher.path=runs/t lies beside this script"),
 ))

@@ -37,8 +37,9 @@ def page(name: str, c: ModelConfig, w: plan.Work, device: Device, found: plan.Es
 
 
 def _room(margin: float) -> str:
-    return (f"{margin:.1%} of the usable memory is left" if margin >= 0 else
-            f"{1 - margin:.1f} times the usable memory is needed")
+    if margin < 0:
+        return f"{1 - margin:.1f} times the usable memory is needed"
+    return f"{margin:.1%} of the usable memory is left"
 
 
 def table(models: Mapping[str, tuple[ModelConfig, plan.Work]], machines: Mapping[str, tuple[Device, int]]) -> str:
