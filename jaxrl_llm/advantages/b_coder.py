@@ -26,12 +26,10 @@ def unbounded(value: Array) -> Array:
 
 def following(x: Array, mask: Array) -> Array:
     """f32[P, G, T]: what the next True entry of a row holds, 0 behind the last one."""
-    def step(later, inputs):
-        here, real = inputs
-        return jnp.where(real, here, later), later
-
-    major = [jnp.moveaxis(array, -1, 0) for array in (x, mask)]
-    return jnp.moveaxis(lax.scan(step, jnp.zeros_like(x[..., 0]), tuple(major), reverse=True)[1], 0, -1)
+    length = mask.shape[-1]
+    here = lax.cummin(jnp.where(mask, jnp.arange(length), length), axis=mask.ndim - 1, reverse=True)  # or the next one
+    behind = jnp.pad(here[..., 1:], ((0, 0),) * (mask.ndim - 1) + ((0, 1),), constant_values=length)
+    return jnp.take_along_axis(x, behind, axis=-1, mode="fill", fill_value=0)
 
 
 def bellman_targets(rewards: Array, values: Array, greedy: Array, mask: Array, gamma: float) -> Array:
