@@ -174,8 +174,6 @@ class Runner:
         self._pool.close()
 
     def _advance(self, uids: Sequence[int]) -> dict[int, base.Turn]:
-        if self._sent:
-            raise ValueError(f"steps of {len(self._sent)} trajectories were sent and not received; call recv first")
         turns, waiting = {}, list(uids)
         for attempt in range(self._retries + 1):
             failed = {}
