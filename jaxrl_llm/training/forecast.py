@@ -46,7 +46,7 @@ def device_of(device: jax.Device) -> Device:
 
 
 def taught(run: Run) -> tuple[float, list[tuple[str, str]]]:
-    """Bytes of the weights of other models that lie on each device, and the row that tells of them, if there are any."""
+    """Bytes of the weights of other models that lie on each device, and their row of the head, if there are any."""
     leaves = [x for one in run.learner.recorders for x in jax.tree.leaves(one.given)]
     mine = sum(shard.data.nbytes for x in leaves if x.sharding.memory_kind != "pinned_host"
                for shard in x.addressable_shards[:1])

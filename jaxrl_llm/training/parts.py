@@ -1,8 +1,9 @@
 """The parts of a method with the numbers of a configuration: estimator, objective, filters, controllers, replay, rule."""
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -43,11 +44,7 @@ def make_parts(config: ConfigDict, hidden_size: int, contexts: int = 1) -> tuple
 
 def make_replay(config: ConfigDict, method: methods.Method) -> replay.Replay | None:
     """What is kept of rollouts for later batches; None for a method without replay, or ValueError if `config.replay` is set."""
-    given, others = config_lib.keywords(config.replay), [row.slug for row in methods.METHODS.values() if row.replay]
-    if method.replay is None and given:
-        raise ValueError(f"config.replay={config.replay!r} changes numbers of a replay, and method {method.slug!r} has none; "
-                         f"leave it empty, or take one of {', '.join(others)}")
-    return None if method.replay is None else replay.make(method.replay[0], **{**method.replay[1], **given})
+    return _of_row(config, method, "replay", "a replay", replay.make)
 
 
 def make_sharing(config: ConfigDict, task: Task) -> Sharing | None:
@@ -63,22 +60,24 @@ def make_sharing(config: ConfigDict, task: Task) -> Sharing | None:
 
 def make_rule(config: ConfigDict, method: methods.Method) -> Rule | None:
     """By what some prompts get further rollouts; None for a method without, or ValueError if `config.allocation` is set."""
-    given, others = config_lib.keywords(config.allocation), [row.slug for row in methods.METHODS.values() if row.allocation]
-    if method.allocation is None and given:
-        raise ValueError(f"config.allocation={config.allocation!r} changes numbers of a rule, and method {method.slug!r} has "
-                         f"none; leave it empty, or take one of {', '.join(others)}")
-    return None if method.allocation is None else make_rule_by_name(
-        method.allocation[0], **{**method.allocation[1], **given})
+    return _of_row(config, method, "allocation", "a rule", make_rule_by_name)
 
 
 def make_guide(config: ConfigDict, method: methods.Method) -> Guide | None:
     """How much of solutions completions begin with; None without, or ValueError if `config.guidance` is set all the same."""
-    given, others = config_lib.keywords(config.guidance), [row.slug for row in methods.METHODS.values() if row.guidance]
-    if method.guidance is None and given:
-        raise ValueError(f"config.guidance={config.guidance!r} changes numbers of a guide, and method {method.slug!r} has "
-                         f"none; leave it empty, or take one of {', '.join(others)}")
-    return None if method.guidance is None else make_guide_by_name(
-        method.guidance[0], **{**method.guidance[1], **given})
+    return _of_row(config, method, "guidance", "a guide", make_guide_by_name)
+
+
+def _of_row(config: ConfigDict, method: methods.Method, key: str, what: str, make: Callable[..., Any]) -> Any:
+    """The part that the method's row names under `key`, with its numbers and those of the configuration's key of that name."""
+    given, part = config_lib.keywords(config[key]), getattr(method, key)
+    if part is not None:
+        return make(part[0], **{**part[1], **given})
+    if given:
+        others = [row.slug for row in methods.METHODS.values() if getattr(row, key)]
+        raise ValueError(f"config.{key}={config[key]!r} changes numbers of {what}, and method {method.slug!r} has none; leave "
+                         f"it empty, or take one of {', '.join(others)}")
+    return None
 
 
 def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
