@@ -5,8 +5,8 @@ from jaxrl_llm.recorders.gradients import gradients
 from jaxrl_llm.recorders.greedy import greedy
 from jaxrl_llm.recorders.old import old
 from jaxrl_llm.recorders.reference import reference
-from jaxrl_llm.recorders.teacher import base, teacher
+from jaxrl_llm.recorders.teacher import base_model, teacher
 from jaxrl_llm.recorders.turn_values import turn_values
 from jaxrl_llm.recorders.values import values
 
-__all__ = ["Recorder", "base", "features", "gradients", "greedy", "old", "reference", "teacher", "turn_values", "values"]
+__all__ = ["Recorder", "base_model", "features", "gradients", "greedy", "old", "reference", "teacher", "turn_values", "values"]

@@ -26,7 +26,7 @@ def teacher(scorers: Sequence[Callable], weights: Sequence[Any], *, apart: bool 
     return Recorder("teacher", names, record, given=tuple(weights))
 
 
-def base(score: Callable, weights: Any) -> Recorder:
+def base_model(score: Callable, weights: Any) -> Recorder:
     """`base_logprobs` f32[P, G, T] of a model that is not the policy's own start."""
     return Recorder("base", ("base_logprobs",), lambda own, params, lora, rollouts: {
         "base_logprobs": score(own, None, texts_of(rollouts))[0]}, given=weights)

@@ -53,7 +53,7 @@ def make_recorders(config: ConfigDict, needs: Set[str], task: Task, tokenizer, m
         scorers, weights = zip(*(load(path, "path") for path in paths))
         made.append(kept(recorders.teacher(scorers, weights, apart="teacher_id" in needs)))
     if "base_logprobs" in needs and config.teacher.base:
-        made.append(kept(recorders.base(*load(config.teacher.base, "base"))))
+        made.append(kept(recorders.base_model(*load(config.teacher.base, "base"))))
     return made
 
 
