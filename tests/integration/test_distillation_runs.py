@@ -135,6 +135,7 @@ def test_the_student_comes_closer_to_its_teacher(tmp_path):
     """A teacher that writes lower-case letters far more often than a new model; nobody rewards the student for it."""
     common = {"samples_every": 0, "eval.every": 0, "checkpoint.every": 60, "optimizer.learning_rate": 1e-2}
     loop.train(tiny(method="grpo", **common, steps=30, rewards="format(pattern='[a-z].*')"), tmp_path / "teacher")
-    loop.train(tiny(**common, steps=60, seed=1, **{"teacher.path": str(tmp_path / "teacher")}), tmp_path / "student")
+    many = {"prompts.per_step": 16, "sampling.group": 16}  # a reward of one draw is noise; of 256 it is not
+    loop.train(tiny(**common, **many, steps=60, seed=1, **{"teacher.path": str(tmp_path / "teacher")}), tmp_path / "student")
     gaps = [line["teacher/gap"] for line in lines(tmp_path / "student")[1:]]
-    assert np.mean(gaps[-10:]) < 0.95 * np.mean(gaps[:10]) and np.mean(gaps[:10]) > 0.1, gaps
+    assert np.mean(gaps[-10:]) < 0.25 * np.mean(gaps[:10]) and np.mean(gaps[:10]) > 0.1, gaps
