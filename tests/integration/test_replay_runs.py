@@ -53,7 +53,7 @@ def by_uid(forest, rollouts):
 
 def test_they_run_by_name_and_others_have_no_buffer():
     replaying = {row.slug for row in methods.METHODS.values() if row.replay}
-    assert {*NAMES, "rapo_curriculum", "dots_rr"} == replaying <= set(methods.runnable())
+    assert {*NAMES, "rapo_curriculum", "dots_rr", "props"} == replaying <= set(methods.runnable())
     run, _ = setup.build(tiny("grpo"))
     assert run.source.replay is None and "buffer" not in run.source.position()
     with pytest.raises(ValueError, match="config.replay='reuse=1.0' changes numbers of a replay, and method 'grpo' has none"):
