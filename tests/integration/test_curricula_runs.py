@@ -104,7 +104,8 @@ def test_numbers_are_set_from_outside():
 @pytest.mark.parametrize("changes, message", [
     ({"method": "grpo", "control": "every=5"}, "sets every, a number of 0 controllers of method 'grpo'"),
     ({"method": "siri", "control": "perod=5"}, "siri has low, period, shape"),
-    ({"method": "grpo", "allocation": "weighting=hardness"}, "method 'grpo' has none; leave it empty, or take one of [a-z_0-9, ]*dars"),
+    ({"method": "grpo", "allocation": "weighting=hardness"},
+     "method 'grpo' has none; leave it empty, or take one of [a-z_0-9, ]*dars"),
     ({"method": "dars", "budget.utility": "knapsack"}, "both say how many rollouts a prompt gets"),
     ({"method": "drive", "sampling.max_group": 5}, "sampling.max_group=5 is no multiple of sampling.group=2"),
 ])
