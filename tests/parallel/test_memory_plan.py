@@ -303,7 +303,8 @@ def test_memory_is_what_the_compiler_says():
 def test_the_command_refuses_what_does_not_fit():
     options = ("--model=llama3_8b", "--devices=v5e-4", "--mesh=fsdp=2, tensor=2", "--config.method=dr_grpo")
     done = subprocess.run([sys.executable, "experiments/plan.py", *options], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 1 and not done.stderr and "no: 42.3 times the usable memory is needed" in done.stdout and "an update needs" in done.stdout
+    assert done.returncode == 1 and not done.stderr and "no: 42.3 times the usable memory is needed" in done.stdout
+    assert "an update needs" in done.stdout
     assert "each of 4 devices (mesh.data=1 mesh.fsdp=2 mesh.tensor=2), of which v5e has 16" in done.stdout
 
 
