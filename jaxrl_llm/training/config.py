@@ -43,165 +43,165 @@ def default_config() -> ConfigDict:
 
 def _run(c: ConfigDict) -> None:
     """What is run: the seed, the method, the task and its rewards."""
-    c.seed = 0                         # of new weights, of the order of problems and of all draws
-    c.steps = 100                      # batches of rollouts that the run samples and learns from
+    c.seed = 0                         # seeds new weights, the order of problems and every random draw
+    c.steps = 100                      # training steps; each samples a batch of rollouts and learns from it
 
-    c.method = "grpo"                  # a row of the catalogue: python -m jaxrl_llm.methods
-    c.setting = ""                     # "paper": the row's group size, temperature, ... in the place of those below
-    c.estimator = ""                   # hyper-parameters of its estimator that differ from the row's, e.g. "eps=1e-4"
-    c.objective = ""                   # likewise of its objective, e.g. "kl_coef=linear(start=0.1, end=0), clip_high=0.28"
-    c.control = ""                     # likewise of its controllers, e.g. "every=50"
-    c.allocation = ""                  # likewise of the rule by which it allots rollouts, e.g. "weighting=hardness"
-    c.guidance = ""                    # likewise of its guide, for a method that shows solutions, e.g. "high=0.5"
-    c.replay = ""                      # likewise of its replay, for a method that replays rollouts, e.g. "capacity=512"
+    c.method = "grpo"                  # name of a method; python -m jaxrl_llm.methods lists them
+    c.setting = ""                     # "paper": the group size, temperature, ... of the method's paper replace those below
+    c.estimator = ""                   # overrides of the advantage estimator, e.g. "eps=1e-4"
+    c.objective = ""                   # overrides of the objective, e.g. "kl_coef=linear(start=0.1, end=0), clip_high=0.28"
+    c.control = ""                     # overrides of the controllers, e.g. "every=50"
+    c.allocation = ""                  # overrides of the rule that allocates rollouts, e.g. "weighting=hardness"
+    c.guidance = ""                    # overrides of the guide, for methods that show solutions, e.g. "high=0.5"
+    c.replay = ""                      # overrides of the replay buffer, for methods that have one, e.g. "capacity=512"
 
     c.task = "arithmetic"              # name(option=value, ...) of jaxrl_llm.tasks or module:function; see docs/guides/data.md
-    c.rewards = ""                     # e.g. "boxed, format(pattern='...', weight=0.2)"; empty: the one that fits the task
-    c.score = ""                       # the reward that is evaluated and filtered on; empty: the one of largest weight
+    c.rewards = ""                     # e.g. "boxed, format(pattern='...', weight=0.2)"; empty: the default reward of the task
+    c.score = ""                       # the reward that evaluation and filters use; empty: the one of largest weight
     c.reward_errors = "raise"          # "raise": a failing reward ends the run; "zero": it scores 0 and is counted
-    c.reward_deadline = 600.0          # seconds of a reward for one batch: then 0 and counted; without processes the end
+    c.reward_deadline = 600.0          # seconds for the rewards of a batch; then 0 and counted, or (no process pool) the run ends
 
-    c.environment = ""                 # name(option=value, ...) or module:function; it has the task and the reward of its own
-    c.environment_deadline = 30.0      # seconds of one of its steps: then the trajectory is lost and counted
-    c.environment_invalid = 0.25       # share of the trajectories of a batch that may be lost
+    c.environment = ""                 # name(option=value, ...) or module:function; brings its own task and reward
+    c.environment_deadline = 30.0      # seconds for a step of an environment; a slower one invalidates its trajectory
+    c.environment_invalid = 0.25       # largest share of invalid trajectories in a batch; beyond it the run ends
 
 
 def _model(c: ConfigDict) -> None:
     """The policy, its adapters and its prompts."""
     c.model = ConfigDict()
     c.model.path = ""                  # Hugging Face directory, .gguf file or run folder; empty: from scratch, sizes below
-    c.model.tokenizer = ""             # directory or file of another one; empty: the one that belongs to the path, or bytes
-    c.model.chat_template = ""         # jinja source, or the name of one of the tokenizer's; empty: the tokenizer's own
-    c.model.hidden_size = 128          # width of the residual stream; this size and the next five: from scratch only
-    c.model.num_layers = 4             # blocks of attention and feed-forward layer
-    c.model.num_heads = 4              # heads of attention, which divide hidden_size
+    c.model.tokenizer = ""             # directory or file of another tokenizer; empty: the one of model.path, or bytes
+    c.model.chat_template = ""         # jinja source, or the name of a template of the tokenizer; empty: its default
+    c.model.hidden_size = 128          # width of the residual stream; this and the next six keys: only from scratch
+    c.model.num_layers = 4             # transformer blocks
+    c.model.num_heads = 4              # attention heads; must divide hidden_size
     c.model.mlp_size = 512             # width of the feed-forward layers
-    c.model.experts = 0                # experts of every layer, in the place of its feed-forward layer; 0: dense
-    c.model.experts_per_token = 2      # experts that a token is sent to
-    c.model.expert_size = 0            # width of an expert; 0: mlp_size / experts_per_token, as costly as a dense layer
-    c.model.dtype = "float32"          # of activations; weights and optimiser stay float32
+    c.model.experts = 0                # experts of each layer, which replace its feed-forward layer; 0: dense
+    c.model.experts_per_token = 2      # experts that each token is routed to
+    c.model.expert_size = 0            # width of an expert; 0: mlp_size / experts_per_token, the cost of a dense layer
+    c.model.dtype = "float32"          # dtype of activations; weights and optimiser state stay float32
     c.model.remat = False              # recompute layers in the backward pass: less memory, a third more work
-    c.model.kernels = "auto"           # attention and experts: "plain" is XLA alone, "cuda", "tpu"; "auto": by the devices
+    c.model.kernels = "auto"           # attention and experts: "plain" is XLA alone, "cuda", "tpu"; "auto": by the device
 
-    c.lora = ConfigDict()              # adapters beside frozen weights
+    c.lora = ConfigDict()              # low-rank adapters on frozen weights
     c.lora.rank = 0                    # rank of the adapters; 0: all weights are trained
-    c.lora.alpha = 16.0                # alpha / rank is the scale of an adapter
+    c.lora.alpha = 16.0                # adapters are scaled by alpha / rank
 
     c.prompts = ConfigDict()
     c.prompts.per_step = 8             # P, prompts of a step
-    c.prompts.max_tokens = 0           # S, tokens of a prompt at most; 0: those of the longest one of the task
-    c.prompts.overlong = "fail"        # what happens to longer prompts; or "skip", "truncate"
+    c.prompts.max_tokens = 0           # S, longest prompt in tokens; 0: that of the task's longest prompt
+    c.prompts.overlong = "fail"        # longer prompts: "fail" ends the run, "skip" leaves them out, "truncate" cuts them
 
 
 def _sampling(c: ConfigDict) -> None:
     """Completions: their number and their distribution."""
     c.sampling = ConfigDict()
     c.sampling.group = 8               # G, completions per prompt
-    c.sampling.max_group = 16          # most completions of a prompt, for methods that sample some again; a multiple of group
-    c.sampling.max_tokens = 32         # T, tokens of a completion at most; in an environment of all behind the opening
-    c.sampling.max_turns = 8           # turns of the policy in a trajectory at most, in an environment
-    c.sampling.turn_tokens = 32        # tokens of the policy in a turn at most, in an environment
-    c.sampling.observation_tokens = 0  # tokens of a message of an environment, of longer ones the middle is cut; 0: any
-    c.sampling.temperature = 1.0       # logits are divided by it
-    c.sampling.top_k = 0               # most probable tokens that are drawn from; 0: all
-    c.sampling.top_p = 1.0             # least probability that the tokens drawn from hold together; 1: all
-    c.sampling.min_p = 0.0             # least probability of a token, as a share of the most probable one's; 0: any
-    c.sampling.stop_strings = ()       # texts behind which completions are cut
-    c.sampling.micro_batches = 1       # parts of the prompts that are sampled one after another: less memory
-    c.sampling.engine = "auto"         # what samples single turns: "scan", "slots", or the faster, see docs/guides/engine.md
-    c.sampling.max_rounds = 4          # generation rounds that a filter may use to fill a batch
+    c.sampling.max_group = 16          # largest group of methods that add completions to a prompt; a multiple of group
+    c.sampling.max_tokens = 32         # T, longest completion in tokens; in an environment: of everything after the opening
+    c.sampling.max_turns = 8           # largest number of the policy's turns in a trajectory, in an environment
+    c.sampling.turn_tokens = 32        # longest turn of the policy in tokens, in an environment
+    c.sampling.observation_tokens = 0  # longest message of an environment in tokens; longer ones lose their middle; 0: no limit
+    c.sampling.temperature = 1.0       # divides the logits
+    c.sampling.top_k = 0               # samples from the k most probable tokens; 0: all
+    c.sampling.top_p = 1.0             # samples from the smallest set of tokens of at least this probability; 1: all
+    c.sampling.min_p = 0.0             # drops tokens below this share of the most probable token's probability; 0: none
+    c.sampling.stop_strings = ()       # texts that end a completion; what follows them is cut
+    c.sampling.micro_batches = 1       # parts of a batch that are sampled one after another; more parts need less memory
+    c.sampling.engine = "auto"         # sampler of single turns: "scan", "slots", or the faster one, see docs/guides/engine.md
+    c.sampling.max_rounds = 4          # largest number of sampling rounds in which a filter fills a batch
 
-    c.server = ConfigDict()            # samples in the place of this process, see docs/guides/serving.md
+    c.server = ConfigDict()            # a server that samples instead of this process, see docs/guides/serving.md
     c.server.url = ""                  # its address, e.g. "http://127.0.0.1:8000"; empty: this process samples
-    c.server.model = ""                # the name by which it knows the model; empty: the only one that it has
-    c.server.weights = ""              # folder through which weights reach it, which both see by the same name
-    c.server.deadline = 600.0          # seconds of a request, all attempts together: then the run ends
-    c.server.max_mismatch = 0.05       # nats per token: the run ends where mismatch/kl of a batch is larger
+    c.server.model = ""                # name of the model on the server; empty: its only one
+    c.server.weights = ""              # folder through which it receives weights; both see it under the same path
+    c.server.deadline = 600.0          # seconds for a request with all its retries; beyond it the run ends
+    c.server.max_mismatch = 0.05       # largest mismatch/kl of a batch, nats per token; beyond it the run ends
 
 
 def _learning(c: ConfigDict) -> None:
     """The optimiser and the updates of a batch."""
     c.optimizer = ConfigDict()
-    c.optimizer.name = "adamw"         # "adamw", "adam", "lion", "muon", "adafactor", "rmsprop" or "sgd", of optax
-    c.optimizer.learning_rate = 1e-4   # its peak, after warmup_updates
-    c.optimizer.warmup_updates = 5     # updates in which the learning rate rises linearly
-    c.optimizer.schedule = "constant"  # after the warm-up; or "linear", "cosine": falling to 0
-    c.optimizer.weight_decay = 0.0     # an update takes this share of every weight, times the learning rate, away
-    c.optimizer.b1 = -1.0              # decay of the first moment; -1: the optimiser's own, 0.9 for Adam
-    c.optimizer.b2 = -1.0              # decay of the second moment; -1: the optimiser's own, 0.999 for Adam
-    c.optimizer.clip_norm = 1.0        # largest norm of a gradient; 0: off
-    c.optimizer.ema = 0.0              # decay of a moving average of the weights, for `--average`; 0: none is kept
+    c.optimizer.name = "adamw"         # an optax optimiser: "adamw", "adam", "lion", "muon", "adafactor", "rmsprop" or "sgd"
+    c.optimizer.learning_rate = 1e-4   # peak learning rate, reached after warmup_updates
+    c.optimizer.warmup_updates = 5     # updates of the linear warm-up of the learning rate
+    c.optimizer.schedule = "constant"  # learning rate after the warm-up; "linear" and "cosine" decay to 0
+    c.optimizer.weight_decay = 0.0     # decoupled weight decay: each update subtracts learning rate x this x weight
+    c.optimizer.b1 = -1.0              # decay of the first moment; -1: the optimiser's default, 0.9 for Adam
+    c.optimizer.b2 = -1.0              # decay of the second moment; -1: the optimiser's default, 0.999 for Adam
+    c.optimizer.clip_norm = 1.0        # gradients are scaled down to this global norm; 0: off
+    c.optimizer.ema = 0.0              # decay of an exponential moving average of the weights, for `--average`; 0: off
 
     c.learner = ConfigDict()
     c.learner.epochs = 0                # passes over each rollout batch; 0: the method's own
     c.learner.minibatches = 0           # optimiser steps per pass; 0: the method's own
-    c.learner.micro_batches = 1         # parts whose gradients are summed in one optimiser step: less memory
-    c.learner.packed_rows = 0           # rows of a micro-batch that may be smaller than a prompt's group; 0: rectangular rows
-    c.learner.max_skipped = 5           # stop after this number of non-finite updates in a row
+    c.learner.micro_batches = 1         # gradient accumulation: parts of an update; more parts need less memory
+    c.learner.packed_rows = 0           # rows of a packed micro-batch, fewer than a group if need be; 0: rectangular rows
+    c.learner.max_skipped = 5           # the run ends after this number of consecutive non-finite updates
     c.learner.balance = 0.0             # weight of the load-balancing loss of a mixture of experts; 0.001 to 0.01 are usual
-    c.learner.offload = ""              # what waits in the host's memory until it is used: "optimizer", "reference", "teacher"
+    c.learner.offload = ""              # kept in host memory between uses: "optimizer", "reference", "teacher"
 
 
 def _values(c: ConfigDict) -> None:
     """Values of states and expectations of prompts, for methods that have them."""
-    c.probe = ConfigDict()             # read by methods whose baseline is a probe on the policy's hidden states
-    c.probe.layer = "0.55"             # output of this block: its index (-1: the last), or with a point a share of the depth
-    c.probe.pool = 10                  # prompt tokens and reasoning tokens, from the end, whose states are averaged
-    c.probe.think_end = "</think>"     # text that ends the reasoning; without it all of a completion is reasoning
+    c.probe = ConfigDict()             # POISE: the baseline is a probe on the policy's hidden states
+    c.probe.layer = "0.55"             # output of this block: an index (-1: the last), or a fraction of the depth
+    c.probe.pool = 10                  # last prompt tokens and last reasoning tokens whose states are averaged
+    c.probe.think_end = "</think>"     # text that ends the reasoning; without it the whole completion is reasoning
 
-    c.prior = ConfigDict()             # read by methods that expect something of a prompt before they sample it
+    c.prior = ConfigDict()             # methods that predict the reward of a prompt before they sample it
     c.prior.source = "moving_average"  # "moving_average" of rewards, "probe" on the policy's states, "v0", "shuffled", "oracle"
-    c.prior.weights = ""               # weights of V0, a file of experiments/pretrain_value.py
-    c.prior.encoder = ""               # the model that V0 was trained with
+    c.prior.weights = ""               # weights of V0, from experiments/pretrain_value.py
+    c.prior.encoder = ""               # the encoder that V0 was trained with
 
-    c.teacher = ConfigDict()           # frozen models, read by methods that distil: log-probs of the policy's own tokens
-    c.teacher.path = ""                # as model.path; several, one for each task of the run, with commas between them
-    c.teacher.base = ""                # the model that teachers are compared with; empty: the policy that the run began with
+    c.teacher = ConfigDict()           # frozen teachers of distillation: log-probs of the policy's own tokens
+    c.teacher.path = ""                # as model.path; for several tasks one teacher each, separated by commas
+    c.teacher.base = ""                # model that teachers are compared with; empty: the initial policy
 
-    c.pool = ConfigDict()              # groups that independent runs share, as text
-    c.pool.path = ""                   # folder of the pool, one for all nodes; empty: nothing is shared
-    c.pool.node = ""                   # name of this node, another for each; empty: the host's name and the seed
-    c.pool.groups = 0                  # J, prompts of a step at most whose groups come from others; 0: half of per_step
-    c.pool.max_age = 3600.0            # seconds after which a shared file counts no more
+    c.pool = ConfigDict()              # groups of completions that independent runs share, as text
+    c.pool.path = ""                   # folder of the pool, the same for all nodes; empty: nothing is shared
+    c.pool.node = ""                   # unique name of this node; empty: the host's name and the seed
+    c.pool.groups = 0                  # J, largest number of prompts per step with groups of other nodes; 0: half of per_step
+    c.pool.max_age = 3600.0            # seconds after which a shared file is ignored
 
-    c.budget = ConfigDict()            # shares per_step x group completions out by what is expected of a step's prompts
+    c.budget = ConfigDict()            # allocates the per_step x group completions by the predicted rewards of prompts
     c.budget.utility = ""              # "paper" (of V0), "per_rollout" or "knapsack"; empty: the method's own, or equal shares
-    c.budget.prompts = 0               # prompts of a step that share the completions; 0: half of per_step
+    c.budget.prompts = 0               # prompts per step that share the completions; 0: half of per_step
 
-    c.critic = ConfigDict()            # read by methods that fit a value to every state
-    c.critic.kind = "separate"         # "separate": a second model, first a copy of the policy; "head": a layer on its states
-    c.critic.learning_rate = 0.0       # its learning rate; 0: the policy's
-    c.critic.clip = 0.5                # largest change of a value in a batch that still lowers its loss; 0: any
-    c.critic.pretrain_steps = -1       # first steps that train the critic alone; -1: the method's own
+    c.critic = ConfigDict()            # methods with a value of each state
+    c.critic.kind = "separate"         # "separate": a model initialised from the policy; "head": a layer on the policy's states
+    c.critic.learning_rate = 0.0       # learning rate of the critic; 0: the policy's
+    c.critic.clip = 0.5                # value clipping: largest change of a value in a batch that lowers its loss; 0: off
+    c.critic.pretrain_steps = -1       # first steps that train only the critic; -1: the method's own
 
 
 def _around(c: ConfigDict) -> None:
     """What happens before and between the steps, and the mesh of devices."""
-    c.warmup = ConfigDict()            # supervised, on the task's own answers, before the first step
-    c.warmup.steps = 0                 # updates at most; 0: none
-    c.warmup.loss = 0.0                # ends it once the mean of its last ten losses is at most this (nats a token)
-    c.warmup.batch = 64                # answers per update
-    c.warmup.learning_rate = 1e-3      # of the warm-up's own optimiser
-    c.warmup.strays = 0.0              # share of the turns of an environment's oracle that are random and not imitated
+    c.warmup = ConfigDict()            # supervised training on the task's own answers before the first step
+    c.warmup.steps = 0                 # largest number of updates; 0: no warm-up
+    c.warmup.loss = 0.0                # ends the warm-up once its last ten losses average at most this, nats per token
+    c.warmup.batch = 64                # examples per update
+    c.warmup.learning_rate = 1e-3      # learning rate of the warm-up
+    c.warmup.strays = 0.0              # share of random turns, which are not imitated, among those of an environment's oracle
 
-    c.eval = ConfigDict()              # score on held-out problems, at the temperature of training
-    c.eval.every = 10                  # steps between evaluations; 0: before and after the run only
+    c.eval = ConfigDict()              # evaluation on held-out problems, at the training temperature
+    c.eval.every = 10                  # steps between evaluations; 0: only before and after the run
     c.eval.problems = 64               # held-out problems, each with a group of completions
     c.eval.sets = ""                   # further tasks, e.g. "dataset(..., label=aime, problems=30, temperature=0.6, every=50)"
 
     c.checkpoint = ConfigDict()
-    c.checkpoint.every = 50            # steps between checkpoints; 0: at the end only
-    c.checkpoint.keep = 2              # newest checkpoints that stay
-    c.checkpoint.best = ""             # metric of evaluations, e.g. "eval/score": weights at its largest stay in best/
+    c.checkpoint.every = 50            # steps between checkpoints; 0: only at the end
+    c.checkpoint.keep = 2              # number of newest checkpoints that are kept
+    c.checkpoint.best = ""             # metric, e.g. "eval/score": the weights at its maximum are kept in best/
 
-    c.samples_every = 25               # steps between pages of completions in samples/; 0: those of evaluations only
-    c.wandb = ""                       # project of Weights & Biases that gets the metrics too; empty: none
+    c.samples_every = 25               # steps between pages of completions in samples/; 0: only at evaluations
+    c.wandb = ""                       # Weights & Biases project that also receives the metrics; empty: none
 
-    c.mesh = ConfigDict()              # sizes multiply to the number of devices; one may be -1: what is left
-    c.mesh.data = -1                   # spreads prompts
-    c.mesh.fsdp = 1                    # spreads prompts, weights and optimiser
-    c.mesh.tensor = 1                  # spreads the matrices inside layers
-    c.mesh.seq = 1                     # as fsdp, but cuts packed rows, of which each then has a shard of their slots
+    c.mesh = ConfigDict()              # axis sizes; their product is the number of devices; one may be -1: the rest
+    c.mesh.data = -1                   # shards prompts
+    c.mesh.fsdp = 1                    # shards prompts, weights and optimiser state
+    c.mesh.tensor = 1                  # shards the matrices inside layers
+    c.mesh.seq = 1                     # as fsdp, and shards packed rows along the sequence
 
 
 def keywords(text: str) -> dict[str, Any]:
@@ -367,6 +367,6 @@ def arithmetic_table(config: ConfigDict, prompt_tokens: int, groups: int = 1) ->
     return [
         ("prompts x completions per step", sizes),
         ("tokens per sequence", f"prompt <= {prompt_tokens}, completion <= {T}"),
-        ("updates per step", f"{learner.epochs} epochs x {learner.minibatches} minibatches = {updates}"),
+        ("epochs x minibatches per step", f"{learner.epochs} x {learner.minibatches} = {updates}"),
         ("prompts per update", f"{P // learner.minibatches} in {pieces}"),
     ]

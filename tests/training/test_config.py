@@ -132,7 +132,7 @@ def test_table_of_the_batch_arithmetic():
     config.prompts.per_step, config.sampling.group, config.learner.minibatches, config.learner.epochs = 8, 4, 2, 3
     table = dict(arithmetic_table(config, 16))
     assert table["prompts x completions per step"] == "8 x 4 = 32"
-    assert table["updates per step"] == "3 epochs x 2 minibatches = 6"
+    assert table["epochs x minibatches per step"] == "3 x 2 = 6"
     assert table["prompts per update"] == "4 in 1 micro-batches"
 
 
