@@ -49,7 +49,7 @@ def mcp_tools(*, servers: Mapping[str, Server], task: str = "arithmetic", option
         return _tools(listed, connections, deadline), None if shared else connections
 
     return of_tools(problems, _tools(listed, connect(), deadline), name="+".join(servers), parser=parser, reward=reward,
-                    turns=turns, opened=opened, replayable=replayable)
+                    turns=turns, opened=opened, replayable=replayable, waits=not replayable)
 
 
 class Connections:

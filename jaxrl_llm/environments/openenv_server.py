@@ -62,7 +62,8 @@ def openenv_server(*, url: str, action: str = "", observation: str = "", rules: 
         raise ValueError(f"{error}. Start it first, say by `uvicorn module:app --port 8000`") from error
     return Environment(
         name=f"openenv/{url.rpartition('//')[2]}", task=seeded(f"openenv/{url}", rules or url, problems, heldout), reset=reset,
-        step=functools.partial(_step, ask=ask, action=action, observation=observation), returns=returns, replayable=replayable)
+        step=functools.partial(_step, ask=ask, action=action, observation=observation), returns=returns, replayable=replayable,
+        waits=not replayable)
 
 
 def _step(state: Session, message: Message, *, ask: Callable, action: str, observation: str) -> Turn:

@@ -63,7 +63,7 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
 
 def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, reward: str | None, turns: int,
              preface: Sequence[Message] = (), opened: Callable[[], tuple[Sequence[Tool], Any]] | None = None,
-             replayable: bool = True) -> Environment:
+             replayable: bool = True, waits: bool = False) -> Environment:
     """The environment of a task and tools, as `tool_use` says; `name` stands behind that of the task.
 
     `opened` gives each trajectory tools of its own, with the same schemas, and what is kept as long as it lasts.
@@ -80,7 +80,7 @@ def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, r
     calculates = turns > 1 and any(tool.name == "calculator" for tool in tools)
     return Environment(
         name=f"{problems.name}+{name}", task=problems, reset=reset, step=step, replayable=replayable,
-        tools=() if fenced else tuple(tool.schema for tool in tools), facts=FACTS,
+        waits=waits, tools=() if fenced else tuple(tool.schema for tool in tools), facts=FACTS,
         oracle=lambda state: _ideal(verifier, state, parser if calculates else ""),
         choices=lambda state: ['<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>',
                                '<tool_call>{"name": "nothing"}</tool_call>', "```python\nprint(1)\n```", "7"])

@@ -59,7 +59,7 @@ def _run(c: ConfigDict) -> None:
     c.rewards = ""                     # e.g. "boxed, format(pattern='...', weight=0.2)"; empty: the default reward of the task
     c.score = ""                       # the reward that evaluation and filters use; empty: the one of largest weight
     c.reward_errors = "raise"          # "raise": a failing reward ends the run; "zero": it scores 0 and is counted
-    c.reward_deadline = 600.0          # seconds for the rewards of a batch; then 0 and counted, or (no process pool) the run ends
+    c.reward_deadline = 600.0          # seconds for the rewards of a batch; then 0 and counted, or (no processes) the run ends
 
     c.environment = ""                 # name(option=value, ...) or module:function; brings its own task and reward
     c.environment_deadline = 30.0      # seconds for a step of an environment; a slower one invalidates its trajectory
