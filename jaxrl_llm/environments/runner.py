@@ -58,8 +58,8 @@ class Runner:
                              "processes; use kind='threads'")
         self._target, self._options, self._seed, self._limit = target, json.dumps(dict(options or {})), seed, limit
         self._retries = retries if self.environment.replayable else 0
-        self._states: worker.Worker | Compiled = (  # of this process; others have their own
-            Compiled(self.environment) if kind == "compiled" else worker.Worker(capacity=None))
+        # States of this process: others have their own.
+        self._states: Any = Compiled(self.environment) if kind == "compiled" else worker.Worker(capacity=None)
         self._pool: Any = (WorkerPool("jaxrl_llm.environments.worker:advance", workers, deadline) if kind == "processes"
                            else Threads(self._states, workers, deadline) if kind == "threads" else self._states)
         self._running: dict[int, tuple[Recording, str]] = {}  # and the fingerprint of their turns
