@@ -58,10 +58,13 @@ class Runner:
                              "processes; use kind='threads'")
         self._target, self._options, self._seed, self._limit = target, json.dumps(dict(options or {})), seed, limit
         self._retries = retries if self.environment.replayable else 0
-        # States of this process: others have their own.
-        self._states: Any = Compiled(self.environment) if kind == "compiled" else worker.Worker(capacity=None)
-        self._pool: Any = (WorkerPool("jaxrl_llm.environments.worker:advance", workers, deadline) if kind == "processes"
-                           else Threads(self._states, workers, deadline) if kind == "threads" else self._states)
+        if kind == "compiled":
+            self._states: Any = Compiled(self.environment)
+            self._pool: Any = self._states
+        else:
+            self._states = worker.Worker(capacity=None)  # of this process: others have their own
+            self._pool = (WorkerPool("jaxrl_llm.environments.worker:advance", workers, deadline) if kind == "processes"
+                          else Threads(self._states, workers, deadline))
         self._running: dict[int, tuple[Recording, str]] = {}  # and the fingerprint of their turns
         self._recordings: dict[int, Recording] = {}
         self._sent: Counter = Counter()  # how often the step that is waited for was tried, by uid
