@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains to the last step: goes on from the newest checkpoint if there is one, and starts again after a crash.
+# Trains to the last step: goes on from the newest checkpoint if there is one, and starts again when a signal has killed it.
 # usage: bash scripts/keep_training.sh [--dry-run] [--mounted] [--restarts=10] --workdir=DIR --config=FILE [options of train.py]
 # --mounted refuses a DIR on the disk of the machine itself, for machines that are taken away. --dry-run checks and prints only.
 # Exit codes: 0 finished; 75 told to stop (SIGTERM, SIGUSR1): saved, run this again; 1 an error that would come again;
