@@ -112,7 +112,7 @@ class Compiled:
                 raise RuntimeError(f"played again, {self._environment.name!r} said something else to problem "
                                    f"{call.problem.id}; its rules are to depend on the state, the action and the key alone")
         turns |= self._step({name: call.said[-1] for name, call in named.items() if call.said})
-        return [Outcome("ok", {"rubbish": turn} if isinstance(turn, str) else {"turn": turn})
+        return [Outcome("ok", {"failed": ("rubbish", turn)} if isinstance(turn, str) else {"turn": turn})
                 for turn in (turns[name] for name in named)]
 
     def drop(self, target: str, options: str, key: int, problem: Problem) -> None:

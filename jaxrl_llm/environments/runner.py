@@ -62,7 +62,7 @@ class Runner:
             self._states: Any = Compiled(self.environment)
             self._pool: Any = self._states
         else:
-            self._states = worker.Worker(capacity=None)  # of this process: others have their own
+            self._states = worker.Worker(None, self.environment)  # of this process: others have their own
             self._pool = (WorkerPool("jaxrl_llm.environments.worker:advance", workers, deadline) if kind == "processes"
                           else Threads(self._states, workers, deadline))
         self._running: dict[int, tuple[Recording, str]] = {}  # and the fingerprint of their turns
@@ -105,11 +105,11 @@ class Runner:
             self._try(uid)
 
     def recv(self, least: int = 1) -> dict[int, base.Turn]:
-        """Turns of steps that were sent, in the order in which they were finished: all that there are, and `least` of them.
+        """Returns the turns of finished steps in order of completion.
 
-        It is fewer where fewer are waited for, or where trajectories are lost. The first M of N environments are received
-        without waiting for the slow ones (EnvPool, arXiv 2206.10558), whose trajectories go on all the same. With `least` 0 it
-        does not wait. Raises TooManyInvalid.
+        Blocks until `least` are available, or no step is pending; with `least` 0 it does not block. The first M of N
+        environments are received without waiting for the slow ones (EnvPool, arXiv 2206.10558), whose trajectories continue all
+        the same. Lost trajectories have no turn. Raises TooManyInvalid.
         """
         turns: dict[int, base.Turn] = {}
         while self._sent and (ended := self._pool.ready(min(max(least - len(turns), 0), len(self._sent)))):
@@ -157,10 +157,8 @@ class Runner:
     def end(self, uids: Sequence[int]) -> None:
         """Ends trajectories that the policy does not go on with, say because they are too long."""
         for uid in uids:
-            recording, _ = self._running.pop(uid)
             self._sent.pop(uid, None)
-            self._states.drop(self._target, self._options, recording.key, recording.problem)
-            self._recordings[uid] = recording
+            self._end(uid)
 
     def forget(self) -> None:
         """Drops all that is known of ended and invalid trajectories, when a batch has been learned from; counts start anew."""
@@ -170,8 +168,9 @@ class Runner:
         self._opened = len(self._running)
 
     def close(self) -> None:
-        """Ends the processes; a later step starts new ones."""
+        """Ends the processes and drops all states. A later step starts new ones, and plays trajectories again."""
         self._pool.close()
+        self._states.close()
 
     def _advance(self, uids: Sequence[int]) -> dict[int, base.Turn]:
         turns, waiting = {}, list(uids)
@@ -214,17 +213,22 @@ class Runner:
         self._pool.submit(uid, self._call(uid))
 
     def _settle(self, uid: int, turn: base.Turn) -> None:
-        """A trajectory goes on behind this turn, or has ended with it."""
+        """Records a turn; a `done` turn ends the trajectory."""
         recording, seen = self._running[uid]
         self._running[uid] = recording, base.digest([turn], seen)
         if turn.done:
-            self._recordings[uid] = self._running.pop(uid)[0]
+            self._end(uid)
 
     def _lose(self, uid: int, kind: str, message: str) -> None:
-        """A trajectory is invalid."""
+        """Marks a trajectory as invalid and counts why."""
         self.invalid[uid] = Invalid(kind, len(self.recording(uid).said), message)
         self.counts[f"{self.environment.name}/{kind}"] += 1
-        self._recordings[uid] = self._running.pop(uid)[0]
+        self._end(uid)
+
+    def _end(self, uid: int) -> None:
+        """Keeps the recording of a trajectory and drops its state."""
+        recording = self._recordings[uid] = self._running.pop(uid)[0]
+        self._states.drop(self._target, self._options, recording.key, recording.problem)
 
     def _check(self) -> None:
         if len(self.invalid) <= self._limit * self._opened:

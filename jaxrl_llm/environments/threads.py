@@ -37,8 +37,8 @@ class Threads:
         self._begin()
 
     def ready(self, least: int) -> list[tuple[int, Outcome]]:
-        """The names and outcomes of calls that are finished or late, `least` or all that there are at least, in the order in
-        which they ended."""
+        """Returns (name, outcome) of calls that finished or timed out, in that order. Blocks until min(least, pending) are
+        available."""
         outcomes: list[tuple[int, Outcome]] = []
         least = min(least, len(self))
         while self._ends:

@@ -27,40 +27,63 @@ class Worker:
     """Keeps the states of the last `capacity` trajectories (None: of all) and makes others again by replay.
 
     A state is taken out while it is worked on and put back when that went well: what an error or a deadline left half done is
-    never used again.
+    never used again, and the state of a step that ends after its trajectory was dropped is not kept. `environment`: that of all
+    calls; None: each call says which.
     """
 
-    def __init__(self, capacity: int | None):
-        self._capacity, self._lock = capacity, threading.Lock()
-        self._kept: OrderedDict[tuple, tuple[int, str, Any]] = OrderedDict()
+    def __init__(self, capacity: int | None, environment: base.Environment | None = None):
+        self._capacity, self._environment, self._lock = capacity, environment, threading.Lock()
+        self._kept: OrderedDict[tuple, tuple[Sequence[base.Message], str, Any]] = OrderedDict()  # what was said, and heard
+        self._steps: dict[tuple, object] = {}  # the last one of each trajectory that is under way
 
     def __call__(self, *call) -> Mapping[str, Any]:
         """The next turn of `Call(*call)` as `{"turn": ...}`, or `{"failed": (kind, why)}` for an error of `base.KINDS`."""
-        call = Call(*call)
-        trajectory = (call.target, call.options, call.key, call.problem.id)
-        environment = _environment(call.target, call.options)
+        given = Call(*call)
+        given = given._replace(said=list(given.said))  # in threads it is the list of the runner, which goes on growing
+        trajectory, step, after = (given.target, given.options, given.key, given.problem.id), object(), None
+        with self._lock:
+            self._steps[trajectory] = step
+            kept = self._kept.pop(trajectory, None)
         try:
-            state, turn = self._next(environment, trajectory, call)
+            state, turn = self._next(given, kept)
+            if not turn.done:
+                after = given.said, base.digest([turn], given.seen), state
         except tuple(base.KINDS) as error:
             return {"failed": (next(kind for of, kind in base.KINDS.items() if isinstance(error, of)), str(error))}
-        if not turn.done:
-            with self._lock:
-                self._kept[trajectory] = len(call.said), base.digest([turn], call.seen), state
-                while self._capacity is not None and len(self._kept) > self._capacity:
-                    self._kept.popitem(last=False)
+        finally:
+            self._put_back(trajectory, step, after)
         return {"turn": turn}
 
     def drop(self, target: str, options: str, key: int, problem: Problem) -> None:
         """Forgets a trajectory that nobody goes on with."""
         with self._lock:
+            self._steps.pop((target, options, key, problem.id), None)
             self._kept.pop((target, options, key, problem.id), None)
 
-    def _next(self, environment: base.Environment, trajectory: tuple, call: Call) -> tuple[Any, base.Turn]:
+    def close(self) -> None:
+        """Forgets all trajectories."""
         with self._lock:
-            count, seen, state = self._kept.pop(trajectory, (-1, "", None))
+            self._steps.clear()
+            self._kept.clear()
+
+    def _put_back(self, trajectory: tuple, step: object, after: tuple[Sequence[base.Message], str, Any] | None) -> None:
+        """Keeps the state after a step, unless its trajectory was dropped or the step was tried again meanwhile."""
+        with self._lock:
+            if self._steps.get(trajectory) is not step:
+                return
+            del self._steps[trajectory]
+            if after is not None:
+                self._kept[trajectory] = after
+                while self._capacity is not None and len(self._kept) > self._capacity:
+                    self._kept.popitem(last=False)
+
+    def _next(self, call: Call, kept: tuple[Sequence[base.Message], str, Any] | None) -> tuple[Any, base.Turn]:
+        environment = self._environment or _environment(call.target, call.options)
         if not call.said:
             return base.begin(environment, call.problem, call.key)
-        if (count, seen) != (len(call.said) - 1, call.seen):
+        if kept is not None and kept[:2] == (call.said[:-1], call.seen):
+            state = kept[2]
+        else:
             state, turns = base.replay(environment, call.problem, call.key, call.said[:-1])
             if base.digest(turns) != call.seen:
                 raise RuntimeError("played again, the environment said something else: it is not replayable; say so "

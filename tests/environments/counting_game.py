@@ -1,4 +1,6 @@
 """A game of arrays without any package: count to five by one or two, and not past it."""
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -33,6 +35,15 @@ GAMES = {strict: Game(words=("one", "two"), reset=_reset, step=_step, legal=_leg
                       rules="Count to five.", turns=6, forfeit=_lost if strict else None) for strict in (False, True)}
 
 
-def counting(*, strict: bool = False):
-    return environment_of(GAMES[strict], name="counting", task=seeded("counting", "Count.", 20, 5), returns=(-1.0, 1.0),
+def _unruly(state, action, key):
+    state, move = _step(state, action, key)
+    return state, move._replace(reward=jnp.where(action == 1, jnp.nan, move.reward))
+
+
+UNRULY = dataclasses.replace(GAMES[False], step=_unruly)  # "two" has no reward
+
+
+def counting(*, strict: bool = False, unruly: bool = False, facts: dict | None = None):
+    return environment_of(UNRULY if unruly else GAMES[strict], name="counting", task=seeded("counting", "Count.", 20, 5),
+                          returns=(-1.0, 1.0), facts=facts,
                           oracle=lambda seen: "one" if (5 - seen["count"]) % 2 else "two")

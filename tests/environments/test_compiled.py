@@ -148,6 +148,17 @@ def test_rules_that_say_something_else_are_found_out():
         runner._pool.map([call])
 
 
+def test_a_move_that_is_no_turn_loses_its_trajectory_alone():
+    runner = make(options={"unruly": True})
+    runner.reset(problems(runner, 3))
+    turns = runner.step({0: say("one"), 1: say("two"), 2: say("one")})
+    assert turns.keys() == {0, 2} and runner.invalid[1][:2] == ("rubbish", 1) and "reward nan" in runner.invalid[1].message
+    assert runner.counts == {"counting/rubbish": 1} and runner.step({2: say("one")}).keys() == {2}
+    lacking = make(options={"facts": {"skill": "count"}})
+    lacking.reset(problems(lacking, 1))
+    assert lacking.step({0: say("one")}) == {} and "info has skill=None" in lacking.invalid[0].message
+
+
 def test_environments_without_arrays_are_not_compiled():
     with pytest.raises(ValueError, match="'guess_number' is no game of arrays, which can be compiled; use kind='processes'"):
         make(target="guess_number")

@@ -185,6 +185,16 @@ def test_a_worker_remembers_the_last_trajectories():
     assert (*call, 1, 0) not in some._kept, "what has ended is not kept"
 
 
+def test_a_state_is_that_of_the_same_messages():
+    """Two trajectories of one key read the same, whatever the solver answered: only what was said tells them apart."""
+    problem = environments.make("solver_verifier").task.train[0]
+    some, call = worker.Worker(capacity=2), ("solver_verifier", "{}", problem, 1)
+    opening = some(*call, [], "")["turn"]
+    asked = some(*call, [say("no idea")], base.digest([opening]))["turn"]
+    last = some(*call, [say(problem.answer), say("yes")], base.digest([opening, asked]))["turn"]
+    assert (last.reward, last.done) == (1.0, True)
+
+
 @pytest.mark.skipif(bool(sandbox.best().missing), reason="no sandbox with all barriers on this machine")
 @pytest.mark.parametrize("kind", KINDS)
 def test_programs_of_tools_run_in_runners(kind):

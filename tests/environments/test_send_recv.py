@@ -66,6 +66,41 @@ def test_what_is_ended_is_not_waited_for(doors):
     assert list(runner.recv(2)) == [1]
 
 
+def finish():
+    """Waits for all threads of environments."""
+    for thread in threading.enumerate():
+        if thread.name == "environment":
+            thread.join(60)
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_step_that_ends_after_its_trajectory_was_lost_leaves_no_state(doors, retries):
+    runner = make(2, deadline=1.0, retries=retries)
+    assert runner.step({0: say("a"), 1: say("at once")}).keys() == {1} and runner.invalid[0].kind == "timeout"
+    doors["a"].set()
+    finish()
+    assert [key for _, _, key, _ in runner._states._kept] == [runner.recording(1).key]
+    assert not runner._states._steps
+
+
+@pytest.mark.parametrize("end", [lambda runner: runner.end([0]), Runner.close])
+def test_a_step_that_ends_after_its_trajectory_leaves_no_state(doors, end):
+    runner = make(1)
+    runner.send({0: say("a")})
+    end(runner)
+    doors["a"].set()
+    finish()
+    assert not runner._states._kept and not runner._states._steps
+
+
+def test_closed_threads_give_all_states_up():
+    runner = make(3)
+    assert len(runner._states._kept) == 3
+    runner.close()
+    assert not runner._states._kept
+    assert runner.step({1: say("again")})[1].messages[0]["content"] == "again", "played again"
+
+
 def test_sent_steps_that_fail_are_tried_again_and_then_lost(tmp_path):
     runner = Runner("faulty_environments:obedient", {"folder": str(tmp_path)}, seed=0, kind="threads", limit=1.0, retries=1)
     runner.reset({uid: runner.environment.task.train[uid] for uid in range(3)})
