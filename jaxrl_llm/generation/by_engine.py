@@ -1,4 +1,4 @@
-"""Single turns by an engine: the contract of `sampler.generate`, with fewer rows at a time than completions."""
+"""Single-turn generation by an engine: the contract of `sampler.generate`, with fewer rows at a time than completions."""
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +15,9 @@ from jaxrl_llm.models.transformer import Transformer
 
 def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
              stop_ids: tuple[int, ...], slots: int, stop_texts: Sequence[str] = (), tokenizer=None, lora=None) -> Completions:
-    """As `sampler.generate`, on one device, in an engine with `slots` rows; the same tokens. Arrays of the host.
+    """Samples the tokens of `sampler.generate` on one device, in an engine with `slots` rows. Returns host arrays.
 
-    Completions with a stop text, which the tokenizer finds, end there.
+    A completion ends at its first stop text; the tokenizer decodes the tokens to find it.
     """
     prompts, mask, words = (np.asarray(x) for x in jax.device_get((prompt_tokens, prompt_mask, jax.random.key_data(keys))))
     P, G = words.shape[:2]
@@ -31,13 +31,13 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
 
 
 def request_of(sampling: Sampling, max_tokens: int, stop_ids: tuple[int, ...]) -> Request:
-    """What all completions of a batch have in common."""
+    """The request that all completions of a batch share."""
     limit = max_tokens if sampling.max_tokens is None else min(max_tokens, int(sampling.max_tokens))
     return Request(0, limit, sampling=sampling.replace(max_tokens=None), stop_tokens=stop_ids)
 
 
 def collected(engine: Any, P: int, G: int, max_tokens: int) -> Completions:
-    """The trajectories of the uids 0 to P G - 1, which the engine was asked for, as the completions of P prompts."""
+    """Collects the requested trajectories, with uids 0 to P G - 1, from the engine as the completions of P prompts."""
     found: dict[str, Any] = {name: np.zeros((P, G, max_tokens), dtype) for name, dtype in (
         ("tokens", np.int32), ("mask", bool), ("logprobs", np.float32), ("entropies", np.float32))}
     found["stopped"], longest = np.zeros((P, G), bool), 1

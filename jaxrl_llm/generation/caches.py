@@ -1,4 +1,4 @@
-"""Caches of the engine's rows on the device: as long as the longest row needs, with prompts that are computed once."""
+"""KV caches of the engine's rows on the device, as long as the longest row needs; each prompt is computed once."""
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from jaxrl_llm.generation.slots import Slots, Weights
 from jaxrl_llm.models.transformer import Transformer
 
 WIDTHS = (16, 32, 64)  # tokens that go into a row at a time
-_PROMPTS = 8  # that are computed together, those of rows that still wait among them: one at a time costs as much
+_PROMPTS = 8  # prompts computed together, including those of waiting rows: a single one costs as much
 
 
 class Prefix(NamedTuple):
@@ -25,17 +25,17 @@ class Prefix(NamedTuple):
 
 
 class RowCaches:
-    """What R rows have read.
+    """The KV caches of R rows.
 
     Attributes:
-      slots: on the device; None where nothing is in them.
-      prefixes: caches of prompts, those read last at the end, as many as there are rows.
-      prefilled: how many prompt tokens were computed.  read: these, and what others wrote into rows.
-      programs: what was compiled, one entry for each combination of shapes.
+      slots: the slots on the device; None while no row is in them.
+      prefixes: caches of prompts, at most one per row, the most recently read last.
+      prefilled: number of prompt tokens computed.  read: the same, plus the tokens that others wrote into rows.
+      programs: the compiled programs, one entry for each combination of shapes.
     """
 
     def __init__(self, model: Transformer, device: jax.Device, rows: int, most: int, *, transposed: bool, programs: set[tuple]):
-        """Caches of up to `most` places for each of the `rows`; `transposed` as the weights will be."""
+        """Caches of up to `most` places for each of the `rows`; `transposed` says whether the weights will be."""
         self._model, self._device, self._rows, self._transposed = model, device, rows, transposed
         self._rooms = rooms(most)
         self.slots: Slots | None = None
@@ -44,12 +44,12 @@ class RowCaches:
         self.programs = programs
 
     def clear(self) -> None:
-        """Gives up all that lies on the device."""
+        """Drops all device arrays."""
         self.slots = None
         self.prefixes.clear()
 
     def make_room(self, length: int) -> None:
-        """Caches of `length` places at least."""
+        """Makes or lengthens the caches so that each has at least `length` places."""
         if self.slots is None:
             self.slots = jax.device_put(programs_of.empty(self._model, self._rows, self._room(length)), self._device)
         else:
@@ -72,9 +72,9 @@ class RowCaches:
         return programs_of.take(self.slots, np.int32(slot), room=room)
 
     def fill(self, weights: Weights, placed: Sequence[Row], waiting: Iterable[Row]) -> None:
-        """What these rows have to read before they decode into the slots where they were placed.
+        """Writes what the `placed` rows must read before they decode into their slots.
 
-        Prompts of rows that are `waiting` for a slot are computed beside those of rows that are `placed`.
+        Prompts of rows that are `waiting` for a slot are computed together with those of the placed rows.
         """
         self.make_room(max(len(row.tokens) for row in placed))
         copies: dict[int, tuple[Slots, list[tuple[int, Row]]]] = {}
@@ -93,13 +93,13 @@ class RowCaches:
             blocks.setdefault(id(block), (block, []))[1].append((i, row))
         for block, entries in blocks.values():
             self._put(block, entries)
-        while len(self.prefixes) > self._rows:  # only now, as one of the oldest may just have been read again
+        while len(self.prefixes) > self._rows:  # evicted only now, since one of the oldest may just have been read again
             self.prefixes.popitem(last=False)
         for row in placed:
             row.cache, row.cached = None, len(row.tokens) - 1
 
     def _compute(self, weights: Weights, prompts: Iterable[tuple[int, ...]], waiting: Iterable[Row]) -> None:
-        """Prefixes of these prompts where there are none, a few at a time, and of some that rows wait with."""
+        """Computes the missing prefixes of these prompts, a few at a time, together with some prompts of waiting rows."""
         new = list(dict.fromkeys(prompt for prompt in prompts if prompt not in self.prefixes))
         spare = min(-len(new) % _PROMPTS, self._rows - len(new))
         if new and spare > 0:
@@ -114,7 +114,7 @@ class RowCaches:
             self.prefixes |= {prompt: Prefix(block, i) for i, prompt in enumerate(part)}
 
     def _block(self, weights: Weights, prompts: Sequence[Sequence[int]]) -> Slots:
-        """A block with these prompts in its rows."""
+        """Prefills a block with these prompts in its rows."""
         rows, widths = 1 if len(prompts) == 1 else _PROMPTS, widths_of(max(map(len, prompts)))
         room = self._room(sum(widths))
         self.programs.add(("prefill", rows, widths[0], room))
@@ -122,12 +122,12 @@ class RowCaches:
         return self._extended(weights, block, [(i, prompt[widths[0]:], widths[0]) for i, prompt in enumerate(prompts)])
 
     def _go_on(self, weights: Weights, entries: Sequence[tuple[int, Sequence[int], int]]) -> None:
-        """Tokens into slots in use, as `_extended`."""
+        """Writes tokens into the slots in use, see `_extended`."""
         self.read += sum(len(tokens) for _, tokens, _ in entries)
         self.slots = self._extended(weights, self.slots, entries)
 
     def _extended(self, weights: Weights, slots: Slots, entries: Sequence[tuple[int, Sequence[int], int]]) -> Slots:
-        """The slots with tokens in some of them, `(slot, tokens, how many come before)` each: some of each at a time."""
+        """The slots after each entry `(slot, tokens, number of tokens before them)` is written, some tokens at a time."""
         while entries := [entry for entry in entries if len(entry[1])]:
             part, entries = entries[:_PROMPTS], entries[_PROMPTS:]
             lanes, width = 1 if len(part) == 1 else _PROMPTS, widths_of(max(len(tokens) for _, tokens, _ in part))[0]
@@ -141,7 +141,7 @@ class RowCaches:
         return slots
 
     def _put(self, block: Slots, entries: Sequence[tuple[int, Row]]) -> None:
-        """Copies of rows of a block into slots: `(row of the block, row whose slot it is)` each."""
+        """Copies rows of a block into slots; each entry is `(row of the block, row whose slot receives it)`."""
         self.make_room(block.room)
         count = next(n for n in (1, FEWEST, self._rows) if n >= len(entries))
         slot, which = _padded([row.slot for _, row in entries], self._rows, count), _padded([i for i, _ in entries], 0, count)
@@ -164,12 +164,12 @@ def _lines(tokens: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray
 
 
 def prompt_of(row: Row) -> tuple[int, ...]:
-    """What a row that nothing was read of has to read before it decodes: all but its last token."""
+    """What a row with an empty cache must read before it decodes: all but its last token."""
     return tuple(row.tokens[:-1])
 
 
 def rooms(most: int) -> tuple[int, ...]:
-    """Lengths of caches, the last of them of `most` places at least: up to four multiples of 32, as `sampler.stages`."""
+    """Cache lengths, up to four multiples of 32 as in `sampler.stages`; the last has at least `most` places."""
     count = min(4, -(-most // 32))
     return tuple(-(-most * k // (count * 32)) * 32 for k in range(1, count + 1))
 

@@ -1,4 +1,4 @@
-"""Generation that can go on, stop, fork and change weights at any chunk: a host loop over the programs of `slots`."""
+"""Generation that can continue, stop, fork and change weights between chunks: a host loop over the programs of `slots`."""
 import dataclasses
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -17,13 +17,13 @@ from jaxrl_llm.models.transformer import Transformer
 
 __all__ = ["Engine", "Node", "Request"]
 
-_LOOK = 1  # steps that a look at the rows takes as long as: where others wait, rows that ended may idle for as many
+_LOOK = 1  # cost of a look at the rows, in decode steps: while others wait, finished rows may idle for that many
 _NEVER = np.iinfo(np.int32).max
 
 
 @dataclasses.dataclass
 class _Flight:
-    """A chunk that was dispatched: its rows (None: an idle lane), steps and version, and what comes of it."""
+    """A dispatched chunk: its rows (None: an idle lane), steps and version, and its results."""
 
     rows: list[Row | None]
     steps: int
@@ -35,12 +35,12 @@ class _Flight:
 class Engine:
     """Samples trajectories in R row slots, on one device.
 
-    A trajectory's tokens depend on the key, its uid and the weights alone, not on when, where and beside whom it is sampled:
-    they are those of `sampler.generate`. Methods are to be called from one thread.
+    A trajectory's tokens depend only on the key, its uid and the weights, not on when, in which slot and beside which rows it
+    is sampled: they equal the tokens of `sampler.generate`. Call all methods from one thread.
 
     Attributes:
-      version: of the weights in use.
-      programs: what was compiled so far, one entry for each combination of shapes.
+      version: policy version of the weights in use.
+      programs: the programs compiled so far, one entry for each combination of shapes.
     """
 
     def __init__(self, model: Transformer, params, key: jax.Array, *, slots: int, slot_tokens: int, tokenizer=None,
@@ -48,12 +48,12 @@ class Engine:
         """
         Args:
           model, params, lora: the policy.
-          key: the run's key, from which those of trajectories follow.
+          key: the run's key, from which the keys of trajectories are derived.
           slots: R.
-          slot_tokens: most tokens of a trajectory, prompt and all.
+          slot_tokens: maximum number of tokens of a trajectory, prompt included.
           tokenizer: for stop texts.
-          version: of these weights.
-          chunks: steps between two looks at the rows, ascending: the longest, or a shorter one where it is enough for all.
+          version: policy version of these weights.
+          chunks: numbers of steps between two looks at the rows, ascending: the longest is used unless a shorter one suffices.
         """
         model.check_length(slot_tokens)
         self._model, self._slot_tokens, self._tokenizer, self._chunks = model, slot_tokens, tokenizer, tuple(chunks)
@@ -66,11 +66,11 @@ class Engine:
         self._queue: deque[Row] = deque()
         self._slots: list[Row | None] = [None] * slots
         self._flights: deque[_Flight] = deque()
-        self._changed = False  # a row ended that the device goes on with
+        self._changed = False  # whether a row ended that the device still decodes
         self._done: list[Node] = []
         self._stop_width = 4
         self._weights: programs_of.Weights | None = None
-        self._given: list[jax.Array | None] = []  # the parameters as they came, where they are arrays that cannot change
+        self._given: list[jax.Array | None] = []  # the parameters as given, where they are immutable arrays
         self._policy = jax.eval_shape(lambda: (params, lora))
         self.programs: set[tuple] = set()
         self._caches = RowCaches(model, self._device, slots, slot_tokens + max(*chunks, WIDTHS[-1]),
@@ -80,7 +80,7 @@ class Engine:
 
     @property
     def slot_tokens(self) -> int:
-        """Most tokens of a trajectory, prompt and all."""
+        """Maximum number of tokens of a trajectory, prompt included."""
         return self._slot_tokens
 
     @property
@@ -90,23 +90,23 @@ class Engine:
 
     @property
     def prefilled(self) -> int:
-        """How many prompt tokens were computed."""
+        """Number of prompt tokens computed so far."""
         return self._caches.prefilled
 
     @property
     def computed(self) -> int:
-        """How many tokens went through the model."""
+        """Number of tokens that went through the model."""
         return self._caches.read + self._decoded
 
     @property
     def running(self) -> tuple[int, ...]:
-        """uids of the trajectories in slots, in the order of these."""
+        """uids of the trajectories in slots, in slot order."""
         return tuple(row.request.uid for row in self._slots if row)
 
     # --- what a caller asks for ---------------------------------------------------------------------------------------------
 
     def submit(self, *requests: Request) -> None:
-        """Queues trajectories; where one is refused, none is taken.
+        """Queues trajectories: all of them, or none if one is refused.
 
         Raises ValueError for a request that cannot be met, KeyError for a parent that is not held.
         """
@@ -121,18 +121,18 @@ class Engine:
         self._queue.extend(rows.values())
 
     def fork(self, uid: int, uids: Iterable[int]) -> None:
-        """Trajectories of the new `uids` that go on from where `uid` stands, with its request; errors as in `submit`.
+        """Starts trajectories with the new `uids` that continue `uid` from its current token; errors as in `submit`.
 
-        Their random numbers follow from their own uids.
+        They have the request of `uid`; their random numbers are derived from their own uids.
         """
         request = self._held(uid).request
         self.submit(*(dataclasses.replace(request, uid=new, parent=uid, tokens=(), seed=None, key=None) for new in uids))
 
     def extend(self, uid: int, tokens: Sequence[int], limit: int | None = None) -> None:
-        """Puts tokens of others behind a trajectory, which then goes on, with another `limit` if one is given.
+        """Appends tokens that the policy did not write to a trajectory, which then continues, with a new `limit` if given.
 
-        What the policy wrote before becomes a node. Raises KeyError for a uid that is not held and ValueError for tokens that
-        do not fit; the trajectory is then as it was.
+        What the policy wrote before them becomes a node. Raises KeyError for a uid that is not held and ValueError for tokens
+        that do not fit; the trajectory then stays unchanged.
         """
         self._settle()
         row = self._held(uid)
@@ -148,7 +148,7 @@ class Engine:
         self._queue.appendleft(row)
 
     def pause(self, uid: int) -> Node:
-        """Takes a trajectory out until `resume`; returns what it wrote since its last node.
+        """Stops decoding a trajectory until `resume`; returns what the policy wrote since its last node.
 
         Raises KeyError for a uid that is not held, ValueError for one that neither runs nor waits for a slot.
         """
@@ -160,25 +160,25 @@ class Engine:
         return row.node("paused")
 
     def resume(self, uid: int) -> None:
-        """Goes on with a paused trajectory. Raises KeyError for a uid that is not held, ValueError for one not paused."""
+        """Continues a paused trajectory. Raises KeyError for a uid that is not held, ValueError for one not paused."""
         row = self._held(uid)
         if self._active(row) or row.ended:
             raise ValueError(f"uid {uid} " + ("has ended; extend it" if row.ended else "is not paused"))
         self._queue.appendleft(row)
 
     def release(self, uid: int) -> None:
-        """Forgets a trajectory; one that runs is stopped and makes no node. Raises KeyError for a uid that is not held."""
+        """Forgets a trajectory; a running one is stopped and yields no node. Raises KeyError for a uid that is not held."""
         self._settle()
         row = self._held(uid)
         self._free(row)
         del self._rows[uid]
 
     def publish(self, version: int, params, lora=None) -> None:
-        """Other weights from the next chunk on; caches are kept, those of prompts nobody reads any more are not.
+        """Uses other weights from the next chunk on; caches are kept, except those of prompts that no row needs any more.
 
-        Where `params` are the arrays of last time, the adapters alone are read again.
+        If `params` are the same arrays as last time, only the adapters are read again.
 
-        Raises ValueError for weights of another structure, shape or dtype than those before.
+        Raises ValueError for weights whose structure, shape or dtype differs from the previous ones.
         """
         self._check_weights((params, lora))
         given = jax.tree.leaves(params)
@@ -196,27 +196,27 @@ class Engine:
         self._caches.prefixes.clear()
 
     def collect(self) -> list[Node]:
-        """Goes on until a node is finished and returns all that are; an empty list where nothing runs or waits."""
+        """Decodes until a node is finished and returns all finished nodes; an empty list if no trajectory runs or waits."""
         while not self._done and self.step():
             pass
         return self.finished()
 
     def finished(self) -> list[Node]:
-        """The nodes that are finished and were not returned before, without going on."""
+        """The finished nodes that were not returned before, without further decoding."""
         found, self._done = self._done, []
         return found
 
     def written(self, uid: int, since: int = 0) -> Node:
-        """What the host knows of a trajectory since its last node, without its first `since` tokens; it goes on undisturbed.
+        """The tokens since a trajectory's last node that the host knows, without the first `since`; decoding continues.
 
         Raises KeyError for a uid that is not held.
         """
         return self._held(uid).node("running", since)
 
     def recover(self) -> None:
-        """After an error in `step`: all that lay on the device is given up, and what ran is read again from its tokens.
+        """Recovers from an error in `step`: drops all device arrays and reads running trajectories again from their tokens.
 
-        Without new weights in between tokens stay as they would have been, as they follow from what the host holds.
+        Unless weights changed in between, tokens are the same as without the error: they depend only on the host's state.
         """
         self._flights.clear()
         self._caches.clear()
@@ -226,10 +226,10 @@ class Engine:
             self._queue.appendleft(row)
 
     def step(self) -> bool:
-        """Goes on for a chunk; whether there was one to decode.
+        """Decodes one chunk; returns whether there was one to decode.
 
         The next chunk is dispatched before this one is fetched unless a row waits for a slot or has to be changed, or fewer
-        lanes would do.
+        lanes would suffice.
         """
         if not self._flights:
             self._admit()
@@ -254,7 +254,7 @@ class Engine:
         return Row(request, tokens, request.limit, self._search(request), start=len(tokens))
 
     def _child(self, request: Request) -> Row:
-        """A row that goes on from its parent's tokens, with a copy of the parent's cache."""
+        """A row that continues its parent's tokens, with a copy of the parent's cache."""
         parent = self._held(request.parent)
         check_request(request, self._tokenizer)
         if len(request.tokens):
@@ -265,7 +265,7 @@ class Engine:
         if not len(request.tokens) and not parent.ended:
             search.feed(parent.search.tokens)
         if parent.slot is not None and parent.cache is None:
-            parent.cache = self._copy(parent)  # shared by all forks until the parent goes on
+            parent.cache = self._copy(parent)  # shared by all forks until the parent continues
         return Row(request, tokens, request.limit, search, cached=parent.cached, drawn=parent.drawn, start=len(tokens),
                     cache=parent.cache)
 
@@ -276,7 +276,7 @@ class Engine:
         return row.slot is not None or row in self._queue
 
     def _free(self, row: Row) -> None:
-        """Neither runs nor waits."""
+        """Takes a row out of its slot or out of the queue."""
         if row.slot is not None:
             self._slots[row.slot], row.slot = None, None
         elif row in self._queue:
@@ -304,9 +304,9 @@ class Engine:
     # --- the device ---------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Rows that wait into free slots, with what they have read before in their caches."""
+        """Moves waiting rows into free slots and fills their caches."""
         if self._queue and not any(self._slots):
-            self._caches.slots = None  # nothing is in it: short caches will do again
+            self._caches.slots = None  # no row is in them: short caches suffice again
         placed = []
         while self._queue and None in self._slots:
             row = self._queue.popleft()
@@ -321,7 +321,7 @@ class Engine:
         return sum(flight.steps for flight in self._flights)
 
     def _most_left(self) -> int:
-        """Most tokens that a row may get after all that is in flight."""
+        """The largest number of tokens that a row may still get after the chunks in flight."""
         return max((row.left for row in self._slots if row), default=0) - self._ahead()
 
     def _runs_ahead(self) -> bool:
@@ -333,7 +333,7 @@ class Engine:
         return min(n for n in self._lane_counts if n >= rows)
 
     def _dispatch(self) -> None:
-        """One more chunk, after those in flight."""
+        """Dispatches one more chunk after those in flight."""
         rows, ahead, left = [row for row in self._slots if row], self._ahead(), self._most_left()
         steps = next((n for n in self._chunks if n >= left), self._chunks[-1])
         self._caches.make_room(max(row.cached + min(ahead, row.left) for row in rows) + steps)
@@ -361,7 +361,7 @@ class Engine:
         flight = self._flights.popleft()
         found = jax.device_get(flight.drawn)
         for lane, row in enumerate(flight.rows):
-            if row is not None and row.slot is not None:  # or it ended at a stop string while this chunk ran
+            if row is not None and row.slot is not None:  # otherwise it ended at a stop string while this chunk ran
                 count = int(found.mask[:, lane].sum())
                 self._append(row, [x[:count, lane].tolist() for x in (found.tokens, found.logprobs, found.entropies)],
                              flight.version)
@@ -369,7 +369,7 @@ class Engine:
             self._flights.clear()  # chunks of inert rows
 
     def _append(self, row: Row, drawn: list[list], version: int) -> None:
-        """New tokens of a row; ends it at a stop token, stop string or its limit."""
+        """Appends new tokens to a row; ends it at a stop token, stop string or its limit."""
         tokens, logprobs, entropies = drawn
         row.tokens += tokens
         row.measured += [(a, b, version) for a, b in zip(logprobs, entropies)]

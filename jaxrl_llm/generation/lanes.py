@@ -1,4 +1,4 @@
-"""The lanes of a chunk: which rows it decodes, and what the device has to know of them."""
+"""The lanes of a chunk: which rows it decodes, and what the device needs to know about them."""
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,12 +11,12 @@ FEWEST = 8  # lanes of a chunk: a step of fewer rows takes as long as reading th
 
 
 def lane_counts(rows: int) -> tuple[int, ...]:
-    """How many rows a chunk may have: all, half or a quarter of them, where these are `FEWEST` at least."""
+    """The numbers of rows that a chunk may have: all, half or a quarter of them, if these are at least `FEWEST`."""
     return tuple(n for n in dict.fromkeys((rows, -(-rows // 2), -(-rows // 4))) if n == rows or n >= FEWEST)
 
 
 def lanes_of(slots: Sequence[Row | None], count: int, stop_width: int) -> tuple[list[Row | None], Lanes]:
-    """The running rows of `slots` in `count` lanes, with idle slots to fill these up: the rows and what the device reads."""
+    """The running rows of `slots` in `count` lanes, filled up with idle slots; returns the rows and what the device reads."""
     idle = [slot for slot, row in enumerate(slots) if row is None]
     running = [slot for slot, row in enumerate(slots) if row]
     places = sorted(running + idle[:count - len(running)])
@@ -39,7 +39,7 @@ def lanes_of(slots: Sequence[Row | None], count: int, stop_width: int) -> tuple[
 
 
 def stacked(samplings: Sequence[Sampling]) -> Sampling:
-    """One distribution for each row, arrays `[m]`. Where nobody restricts the vocabulary, nothing is sorted."""
+    """One distribution for each row, arrays `[m]`. If no row restricts the vocabulary, nothing is sorted."""
     def column(name, off, dtype):
         values = [getattr(s, name) for s in samplings]
         return np.asarray([off if value is None else value for value in values], dtype)

@@ -1,4 +1,4 @@
-"""What an engine is asked for, what it answers, and the rows in between as the host knows them."""
+"""Requests to an engine, the nodes that it answers with, and the host's state of the rows in between."""
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -17,15 +17,15 @@ class Request:
     """A trajectory to sample.
 
     Attributes:
-      uid: its number in the run, from which its random numbers follow.
-      limit: most tokens of the policy in it, those of its parent included.
-      tokens: the prompt; with a parent, what is put behind the parent's tokens.
-      parent: uid of a trajectory that it goes on from, where that one stands now.
+      uid: its number in the run, from which its random numbers are derived.
+      limit: maximum number of policy tokens in it, its parent's included.
+      tokens: the prompt; with a parent, what is appended to the parent's tokens.
+      parent: uid of the trajectory that it continues, from that one's current token.
       sampling: the distribution to draw from.
       stop_tokens: tokens that end it.  stop_sequences: sequences of tokens.  stop_texts: texts, wherever tokens end.
-      keep: it stays when it has ended, to be forked or extended, until it is released.
-      seed: number that its random numbers follow from in the place of its uid, 0 to 2^63 - 1; None: the uid.
-      key: words of the key that they follow from in the place of uid and run's key, see `sampler.row_keys`; None: those two.
+      keep: whether it is held after its end, to be forked or extended, until it is released.
+      seed: number from which its random numbers are derived instead of its uid, 0 to 2^63 - 1; None: the uid.
+      key: words of the key that replaces uid and run's key in that derivation, see `sampler.row_keys`; None: those two.
     """
 
     uid: int
@@ -42,22 +42,22 @@ class Request:
 
     @property
     def stream(self) -> int:
-        """The number that its random numbers follow from."""
+        """The number from which its random numbers are derived."""
         return self.uid if self.seed is None else self.seed
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A run of tokens that the policy wrote.
+    """Consecutive tokens that the policy wrote.
 
     Attributes:
       uid: the trajectory.  parent: the one that it was forked from, or None.
-      start: how many tokens of the trajectory come before, prompt and parent's included.
+      start: number of tokens of the trajectory before it, prompt and parent's tokens included.
       tokens: `i32[n]`, the stop token or stop string included.
       logprobs, entropies: `f32[n]`, of the distribution that each was drawn from, nats.
-      policy_version: `i32[n]`, of the weights that drew it.
-      finish: why it ends: "stop" (a stop token), "stop_string" (a sequence or text), "limit", "extended" (tokens of others come
-        next) or "paused"; "running" where it goes on, see `Engine.written`.
+      policy_version: `i32[n]`, version of the weights that drew each token.
+      finish: why it ends: "stop" (a stop token), "stop_string" (a sequence or text), "limit", "extended" (tokens that the
+        policy did not write come next) or "paused"; "running" while it continues, see `Engine.written`.
     """
 
     uid: int
@@ -72,15 +72,15 @@ class Node:
 
 @dataclasses.dataclass(eq=False)
 class Row:
-    """A trajectory as the host knows it.
+    """The host's state of a trajectory.
 
     Attributes:
       tokens: all of it.  cached: how many of them are in its cache, all but the last where it decodes.
       drawn, limit: how many the policy wrote, and may write.
-      start: where its node begins.  search: stop strings of the completion, which may have begun before a fork.
+      start: where its current node begins.  search: stop strings of the completion, which may have begun before a fork.
       measured: log-prob, entropy and version of each token of the node.
-      slot: where it decodes.  cache: a copy of its cache where it does not (None: nothing is cached).
-      ended: it waits for `extend`.
+      slot: the slot in which it decodes.  cache: a copy of its cache while it has no slot (None: nothing is cached).
+      ended: whether it waits for `extend`.
     """
 
     request: Request
@@ -100,7 +100,7 @@ class Row:
         return self.limit - self.drawn
 
     def node(self, finish: str, since: int = 0) -> Node:
-        """What the policy wrote since its last node, without the first `since` tokens of that."""
+        """What the policy wrote since the last node, without the first `since` tokens."""
         start = self.start + since
         logprobs, entropies, versions = np.asarray(self.measured[since:], np.float64).reshape(-1, 3).T
         return Node(self.request.uid, self.request.parent, start, np.asarray(self.tokens[start:], np.int32),
@@ -127,7 +127,7 @@ def check_request(request: Request, tokenizer: Any) -> None:
 
 
 def check_tokens(uid: int, tokens: Sequence[int], vocab: int) -> None:
-    """Raises ValueError for no tokens, and for some outside the vocabulary."""
+    """Raises ValueError if there are no tokens, or if some are outside the vocabulary."""
     if not len(tokens):
         raise ValueError(f"uid {uid} was given no tokens; one at least is needed")
     if min(tokens) < 0 or max(tokens) >= vocab:

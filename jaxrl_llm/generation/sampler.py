@@ -21,12 +21,12 @@ class Completions(flax.struct.PyTreeNode):
 
     Attributes:
       tokens: `i32[P, G, T]`, 0 beyond the end.
-      mask: `bool[P, G, T]`, sampled tokens, the stop token included. Made where tokens are made, never from ids.
+      mask: `bool[P, G, T]`, sampled tokens, the stop token included. Set when tokens are sampled, never derived from ids.
       logprobs: `f32[P, G, T]`, log-prob of each token under the distribution it was drawn from.
       entropies: `f32[P, G, T]`, entropy of that distribution, nats.
       stopped: `bool[P, G]`, ended by a stop token (False: cut at T, or at `Sampling.max_tokens`).
       decode_steps: `i32[]`, decode steps run until the last row stopped, T - 1 at most; the first token needs none. On a
-        mesh `i32[N]`, one number for each of the N shards of the batch, which stop by themselves.
+        mesh `i32[N]`, one number for each of the N shards of the batch, which stop independently.
     """
 
     tokens: jax.Array
@@ -38,9 +38,9 @@ class Completions(flax.struct.PyTreeNode):
 
 
 class Forced(flax.struct.PyTreeNode):
-    """What completions begin with: the first `count i32[P, G]` of `tokens i32[P, G, T]`, T at most, are not drawn.
+    """Forced beginnings of completions: the first `count i32[P, G]`, at most T, of `tokens i32[P, G, T]` are not drawn.
 
-    Their log-probs and entropies are the policy's all the same. A stop token among them ends the row.
+    Their log-probs and entropies are still the policy's. A stop token among them ends the row.
     """
 
     tokens: jax.Array | np.ndarray
@@ -48,7 +48,7 @@ class Forced(flax.struct.PyTreeNode):
 
 
 class Rows(flax.struct.PyTreeNode):
-    """What each of the rows `[P, G]` is drawn with: its key, and what it begins with; None: nothing."""
+    """The key of each of the rows `[P, G]`, and its forced beginning; None: no row has one."""
 
     keys: jax.Array
     forced: Forced | None = None
@@ -57,8 +57,8 @@ class Rows(flax.struct.PyTreeNode):
 def row_keys(key: jax.Array, uids: np.ndarray) -> jax.Array:
     """One key per trajectory, a function of its uid alone: any trajectory can be drawn again without its batch.
 
-    `uids` i64[P, G] of the host. `fold_in` takes 32 bits, which a run of 4096 trajectories a step uses up in a million steps:
-    the key is `fold_in(fold_in(key, uid >> 32), uid mod 2^32)`.
+    `uids` is a host array, i64[P, G]. `fold_in` takes 32 bits, which a run of 4096 trajectories a step uses up in a million
+    steps: the key is `fold_in(fold_in(key, uid >> 32), uid mod 2^32)`.
     """
     flat = np.asarray(uids, np.int64).reshape(-1)
     return fold_in_halves(key, (flat >> 32).astype(np.uint32), flat.astype(np.uint32)).reshape(np.shape(uids))
@@ -78,8 +78,8 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
     """Samples a group of completions for every prompt.
 
     Token t of a row is drawn with `fold_in(row key, t)`. Decoding runs in chunks of `chunk` steps (`lax.scan`) inside a
-    `while_loop` that ends as soon as every row has stopped; finished rows are inert. Of long completions caches grow on the
-    way (`stages`) and finished rows are left out (`halvings`), a loop for each size.
+    `while_loop` that ends as soon as every row has stopped; finished rows are inert. For long completions caches grow during
+    decoding (`stages`) and finished rows are dropped (`halvings`), with one loop for each size.
 
     Args:
       model, params, lora: the policy.
@@ -88,11 +88,11 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
       sampling: distribution to draw from.
       max_tokens: `T`.
       stop_ids: tokens that end a completion; an empty tuple decodes T tokens in every row.
-      chunk: decode steps between two checks whether all rows have stopped, at most, see `chunk_of`.
-      mesh: where the arrays lie; None: on one device. Prompts are spread over `data` x `fsdp`; each of these shards decodes in
-        a loop of its own. `params` lie best as `parallel.reshard` lays them: matrices and key/value heads stay in pieces over
-        `tensor`, if it divides these heads (else every device works with all of them); what is in other pieces is gathered.
-      forced: what completions begin with; None: nothing.
+      chunk: maximum number of decode steps between two checks whether all rows have stopped, see `chunk_of`.
+      mesh: mesh that the arrays are sharded over; None: one device. Prompts are sharded over `data` x `fsdp`; each of these
+        shards decodes in its own loop. `params` are best sharded as by `parallel.reshard`: matrices and key/value heads stay
+        sharded over `tensor`, if it divides these heads (else every device works with all of them); the rest is gathered.
+      forced: forced beginnings of completions; None: every token is drawn.
     """
     chex.assert_rank([prompt_tokens, prompt_mask], 2)
     pieces = 1 if mesh is None or model.config.num_kv_heads % mesh.shape["tensor"] else mesh.shape["tensor"]
@@ -112,7 +112,7 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
 
 
 def stages(slots: int, chunk: int) -> tuple[tuple[int, int], ...]:
-    """The lengths of a cache one after another: `(steps after which it is full, positions allocated)`, `slots` steps at last.
+    """The successive lengths of a cache, `(steps after which it is full, positions allocated)`; the last has `slots` steps.
 
     Attention reads all positions of its cache, filled or not: with four lengths, 5/8 of those of one. Every length is a loop to
     compile, so none is added for fewer than 32 positions. Steps are multiples of `chunk`; positions are multiples of 32 from 16
@@ -126,24 +126,25 @@ def stages(slots: int, chunk: int) -> tuple[tuple[int, int], ...]:
 
 
 def halvings(rows: int, slots: int) -> int:
-    """How many times decoding may go on with half of its rows (`generation.compaction`), the others being finished.
+    """How many times decoding may continue with half of its rows (`generation.compaction`) once the others are finished.
 
-    Every time is a loop to compile, so not for fewer than 64 steps. With 8 rows a step takes as long as reading the weights.
+    Each halving is one more loop to compile, so there is none for fewer than 64 steps. With 8 rows a step takes as long as
+    reading the weights.
     """
     return 0 if slots < 64 else sum(rows >= least for least in (16, 32))
 
 
 def chunk_of(steps: int, chunk: int) -> int:
-    """How many steps go into a chunk: `chunk`, or down to half of it where fewer are then left over behind the last one.
+    """The number of steps in a chunk: `chunk`, or down to half of it if fewer steps of the last chunk are then superfluous.
 
-    The last chunk is as long as the others, one loop being compiled for all. Of those that leave equally few, the longest.
+    The last chunk is as long as the others, since one loop is compiled for all. Of equally good lengths the longest is taken.
     """
     most = max(min(chunk, steps), 1)
     return min(range(most, most // 2, -1), key=lambda size: -steps % size)
 
 
 class Decoder(NamedTuple):
-    """What is the same in all decode steps of a batch and of its halves.
+    """The constants of all decode steps of a batch and of its halves.
 
     Attributes:
       model, params: the policy.
@@ -151,9 +152,9 @@ class Decoder(NamedTuple):
       unembedding: `[V, D]`.
       stops: `i32[N]`, tokens that end a completion.
       sampling: distribution to draw from.
-      pieces: devices over which the compiler spreads matrices and heads, `tensor`.
+      pieces: number of devices over which the compiler shards matrices and heads, `tensor`.
       chunk: steps between two checks whether all rows have stopped.
-      last: T - 1, how many steps there are; those that fill the last chunk are beyond, and what they draw is dropped.
+      last: T - 1, the number of steps; further steps fill the last chunk, and what they draw is dropped.
     """
 
     model: Transformer
@@ -170,7 +171,7 @@ class Decoder(NamedTuple):
 
 def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, rows: Rows, sampling: Sampling, *, max_tokens: int,
             stop_ids: tuple[int, ...], chunk: int, pieces: int) -> Completions:
-    """As `generate`, for rows that stop together; the compiler spreads matrices and heads over `pieces` devices, `tensor`."""
+    """As `generate`, for rows that stop together; the compiler shards matrices and heads over `pieces` devices, `tensor`."""
     P, G = rows.keys.shape
     # The first token comes from the prefill; the others in chunks of equal size.
     last = max_tokens - 1
@@ -238,7 +239,7 @@ def _decode_chunk(d: Decoder, rows: Rows, prompt, loop):
 
 
 def _unfinished(d: Decoder, full: int, shrinks: int, loop):
-    """Whether another chunk is decoded as this one was: rows go on, the cache has room, and not half of the rows would do."""
+    """Whether to decode another chunk of this shape: some rows continue, the cache has room, and half the rows are too few."""
     (t, _, _, alive), _ = loop
     more = (t < min(full, d.last)) & alive.any()
     return more & ~holds(alive) if shrinks else more
@@ -263,10 +264,10 @@ def _decode_rows(d: Decoder, rows: Rows, prompt, loop, lengths, shrinks: int):
 
 
 def _draw(pieces: int, keys, logits, sampling: Sampling) -> Draw:
-    """As `draw`, from logits in pieces over `tensor`, which exchanges its parts of the vocabulary for parts of the rows.
+    """As `draw`, from logits sharded over `tensor`, whose devices exchange parts of the vocabulary for parts of the rows.
 
-    Each row is then drawn by one device, from the whole vocabulary. The partitioner left alone would permute between
-    neighbours, in which CPUs wait for every device of the mesh, also for those whose shard has stopped.
+    Each row is then drawn by one device, from the whole vocabulary. Left alone, the partitioner would permute between
+    neighbours, for which CPUs wait for every device of the mesh, including those whose shard has stopped.
     """
     def lay(x, *axes):
         return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))

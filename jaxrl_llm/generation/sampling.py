@@ -9,14 +9,14 @@ import numpy as np
 
 from jaxrl_llm.kernels.vocabulary import in_blocks
 
-RAREST = 0.7  # of its probability, that a token keeps when draws are spread out: 1 - eps of PROPS
+RAREST = 0.7  # smallest share of its probability that a token keeps when draws are spread out: 1 - eps of PROPS
 _BLOCK = 256  # width of the second level of the inverse-CDF draw; any value gives the same distribution
 
 Number = jax.Array | np.floating | float
 
 
 class Sampling(flax.struct.PyTreeNode):
-    """What distribution tokens are drawn from, and for how long. Values are traced, so changing one never compiles again.
+    """The distribution of tokens, and the length limit. Values are traced, so changing one never compiles again.
 
     Each is one number for all rows, or an array `[N]` of one for each row.
 
@@ -25,8 +25,8 @@ class Sampling(flax.struct.PyTreeNode):
       top_k: keep the k most likely tokens (ties with the k-th are kept); `None`: off.
       top_p: keep the smallest set of most likely tokens whose mass reaches p (arXiv 1904.09751); `None`: off.
       min_p: drop tokens less likely than `min_p` times the most likely one (arXiv 2407.01082); `None`: off.
-      max_tokens: end completions after this number of tokens, which is not to be stopped; `None`: at the length compiled for.
-      spread: one number, by which first tokens of a group avoid what it has drawn before, see `spread_out`; 0: not at all.
+      max_tokens: end completions after this number of tokens, without counting as stopped; `None`: at the length compiled for.
+      spread: one number, how strongly first tokens avoid those drawn before in their group, see `spread_out`; 0: off.
     """
 
     temperature: Number = 1.0
@@ -46,11 +46,12 @@ class Draw(NamedTuple):
 
 
 def spread_out(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:
-    """A draw for each row of groups `[P, G]` in one state each, one row after another (PROPS, arXiv 2311.08290).
+    """Draws for groups `[P, G]`, each in a single state, one row after another (PROPS, arXiv 2311.08290).
 
-    Row g is drawn from `p max(exp(-spread (c / g - p)), RAREST)`, normalised, p the probabilities of its `logits f32[P, V]` as
-    restricted, c how often the g rows before it drew each token. Over many groups every token still comes about as often as p
-    says, and closer to that within each. Log-probs and entropies are of what was drawn from.
+    Row g is drawn from `p max(exp(-spread (c / g - p)), RAREST)`, normalised: p are the probabilities of its `logits f32[P, V]`
+    after restriction, c counts how often the g rows before it drew each token. Over many groups every token still occurs about
+    as often as p says, and within each group its frequency is closer to p. Log-probs and entropies are those of the adjusted
+    distribution.
 
     Args:
       keys: typed PRNG keys `[P, G]`.
@@ -71,7 +72,7 @@ def spread_out(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:
 
 
 def instead(drawn: Draw, logits: jax.Array, tokens: jax.Array, forced: jax.Array, sampling: Sampling) -> Draw:
-    """The draw with `tokens i32[N]` in the places `forced bool[N]`, at their log-prob in `logits f32[N, V]`, tempered alone."""
+    """The draw with `tokens i32[N]` where `forced bool[N]`, whose log-probs in `logits f32[N, V]` heed temperature alone."""
     tempered = logits.astype(jnp.float32) / jnp.where(_column(sampling.temperature) == 0, 1.0, _column(sampling.temperature))
     given = jnp.take_along_axis(tempered, tokens[:, None], axis=-1)[:, 0] - jax.nn.logsumexp(tempered, axis=-1)
     return drawn._replace(token=jnp.where(forced, tokens, drawn.token), logprob=jnp.where(forced, given, drawn.logprob))
@@ -94,7 +95,7 @@ def check(sampling: Sampling) -> None:
 
 
 def restrict(logits: jax.Array, sampling: Sampling) -> jax.Array:
-    """Logits `f32[N, V]` of the distribution really sampled from: tempered, with dropped tokens at -inf."""
+    """Logits `f32[N, V]` of the distribution actually sampled from: tempered, with dropped tokens at -inf."""
     temperature = _column(sampling.temperature)
     logits = logits / jnp.where(temperature == 0, 1.0, temperature)
     if sampling.top_k is not None or sampling.top_p is not None:
@@ -131,9 +132,9 @@ def inverse_cdf(weights: jax.Array, uniform: jax.Array) -> jax.Array:
 def draw(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:
     """Draws one token per row.
 
-    The draw is by inverse CDF in two levels (a block of the vocabulary, then a token in it), each with a uniform of its
-    own: two random numbers a row instead of V, and a resolution of 2^-46. Greedy draws (temperature 0) report log-prob and
-    entropy of the softmax at temperature 1.
+    The draw is by inverse CDF in two levels (a block of the vocabulary, then a token in it), each with its own uniform: two
+    random numbers per row instead of V, and a resolution of 2^-46. Greedy draws (temperature 0) report log-prob and entropy of
+    the softmax at temperature 1.
 
     Args:
       keys: typed PRNG keys `[N]`, one per row, so that a row's draw does not depend on its neighbours.

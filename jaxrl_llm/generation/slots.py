@@ -1,7 +1,7 @@
 """Row slots on the device: a cache for each row, and the compiled programs that fill, read and move them.
 
-Positions of a row are places in its cache, prompt and completion one after another. The token behind the last cached one is
-`pending`: the next step reads it. Rows with no more in common than a slot each can therefore stop, move and go on anywhere.
+A row's positions are places in its cache: first the prompt, then the completion. The token after the last cached one is
+`pending`: the next step reads it. Rows share nothing, so each can stop, move and continue in any slot.
 """
 import functools
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ class Slots(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """A policy, `params` and `lora`, and as decode steps read it: `Transformer.unstack_layers`, `unembedding [V, D]`."""
+    """A policy, `params` and `lora`, and its form for decode steps: `Transformer.unstack_layers`, `unembedding [V, D]`."""
 
     params: Any
     lora: Any
@@ -48,10 +48,10 @@ class Lanes(flax.struct.PyTreeNode):
     """The rows that a chunk decodes.
 
     Attributes:
-      slot: `i32[m]`, where they lie, all different; 0 to R - 1 where m is R.
+      slot: `i32[m]`, the slot of each, all different; 0 to R - 1 if m is R.
       uid: `u32[m, 2]`, high and low half of the trajectory's number, or the two words of its key where it is `keyed bool[m]`.
-      length: `i32[m]`, places that are filled.
-      pending: `i32[m]`, the token behind them.
+      length: `i32[m]`, number of filled places.
+      pending: `i32[m]`, the token after them.
       drawn, left: `i32[m]`, how many tokens the policy wrote in the trajectory, and how many it may still write.
       alive: `bool[m]`; others are inert.
       stops: `i32[m, N]`, tokens that end a row, filled up with -1.
@@ -95,7 +95,7 @@ def prepare(model: Transformer, params, lora, *, transposed: bool) -> Weights:
 
 
 def with_adapters(model: Transformer, weights: Weights, lora, *, transposed: bool) -> Weights:
-    """Prepared weights with other adapters; what was prepared of the base stays as it is."""
+    """Prepared weights with other adapters; the prepared base weights stay unchanged."""
     adapters = _adapters(model, lora, transposed=transposed)
     return weights._replace(lora=lora, layers=[(own, other) for (own, _), other in zip(weights.layers, adapters, strict=True)])
 
@@ -108,11 +108,11 @@ def _adapters(model: Transformer, lora, *, transposed: bool):
 @functools.partial(jax.jit, static_argnames=("model", "steps", "transposed"), donate_argnames=("slots",))
 def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key, patience, *, steps: int,
            transposed: bool) -> tuple[Slots, Lanes, Drawn]:
-    """A chunk of up to `steps` steps for some of the rows.
+    """Decodes a chunk of up to `steps` steps for some of the rows.
 
-    Within the chunk caches are only read; what it adds lies in a small cache of its own and is written behind them at its end.
-    Rows that end on the way are inert from then on. The chunk ends with its last row, or once the steps that inert rows took
-    part in, summed over them, are more than `patience i32[]`. The slots have to have room for `steps` more tokens in each lane.
+    Within the chunk the rows' caches are only read; what it adds goes into a small separate cache, which is appended to them at
+    the end. A row that ends is inert from then on. The chunk ends with its last row, or once the steps that inert rows took
+    part in, summed over these rows, exceed `patience i32[]`. The slots need room for `steps` more tokens in each lane.
     """
     every = lanes.slot.shape[0] == slots.rows
     own = slots if every else jax.tree.map(lambda x: x[lanes.slot], slots)
@@ -160,13 +160,13 @@ def _step(model: Transformer, weights: Weights, lanes: Lanes, prompt: PromptCach
 
 @functools.partial(jax.jit, static_argnames=("model", "transposed"), donate_argnames=("slots",))
 def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tokens, *, transposed: bool) -> Slots:
-    """Writes given tokens behind those of some rows.
+    """Appends given tokens to some rows.
 
     Args:
-      slot: `i32[m]`, the rows; R stands for none.
-      length: `i32[m]`, places that are filled.
-      tokens: `i32[m, W]`, of which only as many count as the caller counts: what lies behind is written over later. All rows
-        have to have room for W.
+      slot: `i32[m]`, the rows; R means no row.
+      length: `i32[m]`, number of filled places.
+      tokens: `i32[m, W]`; the caller keeps count of those that are real, the rest is overwritten later. All rows need room
+        for W.
     """
     c = model.config
     own = jax.tree.map(lambda x: jnp.take(x, slot, axis=0, mode="clip"), slots)
@@ -195,7 +195,7 @@ def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tok
 
 @functools.partial(jax.jit, static_argnames=("model", "room"))
 def prefill(model: Transformer, weights: Weights, tokens, *, room: int) -> Slots:
-    """Slots of `room` places each whose rows have read `tokens i32[m, W]`, with a loop over the layers, which compiles fast."""
+    """Slots of `room` places each whose rows have read `tokens i32[m, W]`; it loops over the layers, which compiles fast."""
     _, (keys, values), _ = model.hidden_states(weights.params, tokens, jnp.ones(tokens.shape, bool), lora=weights.lora)
     return _longer(Slots(tuple(swap_last(keys)), tuple(values)), room)
 
@@ -210,7 +210,7 @@ def take(slots: Slots, slot, *, room: int) -> Slots:
 
 @functools.partial(jax.jit, donate_argnames=("slots",))
 def put(slots: Slots, block: Slots, which, slot) -> Slots:
-    """The slots with copies of the rows `which i32[n]` of `block` in those of `slot i32[n]` that exist (R stands for none)."""
+    """The slots with the rows `which i32[n]` of `block` copied into the rows `slot i32[n]`; R means no row."""
     return _written(slots, jax.tree.map(lambda x: x[which], block), slot, jnp.zeros_like(slot))
 
 
@@ -227,9 +227,9 @@ def _longer(slots: Slots, room: int) -> Slots:
 
 
 def _written(slots: Slots, block: Slots, slot, offset) -> Slots:
-    """The slots with `block` (m rows of W places) from place `offset i32[m]` on in the rows `slot i32[m]`.
+    """The slots with `block` (m rows of W places) written into the rows `slot i32[m]` from place `offset i32[m]` on.
 
-    A row that does not exist, or has no room for W places from there on, is left out.
+    A row that does not exist, or has no room for W places from there on, is skipped.
     """
     where = jnp.stack([slot, offset], axis=1)
 

@@ -8,13 +8,13 @@ from typing import Any
 class StopSearch:
     """Where the first stop string of a completion ends.
 
-    Texts are found by decoding the tokens of the last call, again, and the new ones: what a token spells may depend on the one
-    before it, and a letter may need several. A text begins and ends anywhere, not only where tokens do.
+    Texts are found by decoding the last call's tokens again together with the new ones: what a token spells may depend on the
+    token before it, and a letter may need several tokens. A stop text may begin and end inside a token.
 
     Attributes:
-      sequences: tokens that end a completion in this order.  texts: what ends it where its text contains it.
-      tokenizer: what decodes; not read without texts.
-      tokens: those of the completion so far.
+      sequences: sequences of tokens that end a completion.  texts: texts that end it.
+      tokenizer: decodes the tokens; unused without texts.
+      tokens: tokens of the completion so far.
       window, settled: tokens before `settled` are text for good; those from `window` on are decoded with the next ones.
       tail: the end of that text, in which a stop text may have begun.
     """
@@ -28,7 +28,7 @@ class StopSearch:
     tail: str = ""
 
     def feed(self, new: Iterable[int]) -> int | None:
-        """How many tokens the completion has through its first stop string; None: it holds none so far."""
+        """Adds new tokens; returns the completion's length through its first stop string, None if it has none so far."""
         start = len(self.tokens)
         self.tokens.extend(new)
         ends = [end for end in (self._sequence_end(start), self._text_end()) if end is not None]

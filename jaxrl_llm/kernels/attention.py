@@ -7,9 +7,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxrl_llm.kernels.products import summed
 
-MASKED = -1e30  # added to the scores of keys that a query does not see; finite, or one that sees none got NaN
-BLOCK = 512  # queries of a row whose scores exist at a time
-SAVED = "attention"  # what `attention` calls that which its backward pass starts from
+MASKED = -1e30  # added to the scores of keys that a query does not see; finite, or a query that sees none would get NaN
+BLOCK = 512  # queries of a row whose scores exist at the same time
+SAVED = "attention"  # name of the arrays that the backward pass of `attention` starts from
 
 
 def plain_attention(softcap, queries, sources):
@@ -30,12 +30,12 @@ def plain_attention(softcap, queries, sources):
 def attention(softcap, queries, sources):
     """Attention of `queries [P, K, G, H/K, T, d]` over all `sources`, each `(keys, values, rows, bias)`.
 
-    Keys and values are a row's own, `[P, K, G, U, d]`, or those of a group, `[P, K, S, d]`. `bias(rows) -> [P, 1, G, 1, t, U]`
-    is that of a block of t queries, from the block's part of `rows`, arrays with queries on axis -2.
+    Keys and values belong to a row, `[P, K, G, U, d]`, or to a group, `[P, K, S, d]`. `bias(rows) -> [P, 1, G, 1, t, U]` gives
+    the bias of a block of t queries from the block's part of `rows`, arrays with queries on axis -2.
 
-    The backward pass starts from the outputs, maxima and inverse sums: weights are then one exponential of the scores, and what
-    the softmax's sum takes from a slope is `d_out . out` of its query (arXiv 2205.14135, appendix B). These three carry the
-    name `SAVED`, for a policy of what to keep. Biases have no gradient.
+    The backward pass starts from the outputs, maxima and inverse sums: weights then take one exponential of the scores, and the
+    softmax's sum subtracts `d_out . out` of the query from a gradient (arXiv 2205.14135, appendix B). These three carry the
+    name `SAVED`, for a checkpoint policy. Biases have no gradient.
     """
     return _forward(softcap, queries, sources)[0]
 
@@ -85,7 +85,7 @@ attention.defvjp(_forward, _backward)
 def _by_blocks(f, rows):
     """`f(rows) -> (rows, sums)` over blocks of `BLOCK` queries, so that memory does not grow with their square.
 
-    Queries lie on axis -2 of every array of `rows`, given or found; the sums are those of all blocks.
+    Queries are on axis -2 of every input and output array of `rows`; sums are taken over all blocks.
     """
     T = rows[0].shape[-2]
     if T <= BLOCK:
@@ -113,13 +113,13 @@ def _by_blocks(f, rows):
 def score_products(queries, keys):
     """Float32 products of `queries [..., d]` with `keys [..., U, d]`: `[..., U]`, one matrix product for each matrix of keys.
 
-    The queries are the left operand as they lie: an einsum may choose the other order, which costs several times more.
+    The queries are the left operand in their memory order: an einsum may choose the other order, at several times the cost.
     """
     return _product(_rows(queries, keys), keys, 1).reshape(*queries.shape[:-1], keys.shape[-2])
 
 
 def _biased(scores, bias, rows):
-    scores, rows = jax.lax.optimization_barrier((scores, rows))  # or it is made as large as all of them, outside the loops
+    scores, rows = jax.lax.optimization_barrier((scores, rows))  # or the bias of all blocks is made outside the loops
     return scores + bias(rows)
 
 

@@ -16,23 +16,23 @@ def of_platform(platform: str) -> str:
 def chosen(kernels: str) -> str:
     """One of `SETS` with `auto` resolved: the kernels of the devices that this process computes on.
 
-    Chosen while a program is traced, so that programs for CPUs hold nothing of other platforms.
+    The choice is made at trace time, so programs for CPUs contain nothing for other platforms.
     """
     return of_platform(jax.default_backend()) if kernels == "auto" else kernels
 
 
 def is_placed() -> bool:
-    """Whether it is known on which device each part of what is traced is computed: on the only one, or by hand on a mesh.
+    """Whether each part of the traced computation has a known device: the only one, or by `shard_map` on a mesh.
 
-    Otherwise the compiler may have to cut it, which it cannot do to a kernel for TPUs.
+    Otherwise the compiler may have to partition it, which it cannot do with a kernel for TPUs.
     """
     return jax.device_count() == 1 or not jax.sharding.get_abstract_mesh().empty
 
 
 def by_hand(f: Callable, arrays: tuple, specs: tuple, out_specs):
-    """`f(*arrays)`, each device with its part by hand along the axes of a mesh that are left to the compiler.
+    """`f(*arrays)` under `shard_map` along the axes of a mesh that are otherwise left to the compiler.
 
-    The compiler, which cuts everything else, does not cut kernels of accelerators.
+    The compiler partitions everything else, but not the kernels of accelerators.
     """
     left = set(automatic_axes())
     if not left:
@@ -41,6 +41,6 @@ def by_hand(f: Callable, arrays: tuple, specs: tuple, out_specs):
 
 
 def automatic_axes() -> dict[str, int]:
-    """The axes of the mesh that computations are traced for over which the compiler spreads them, and their sizes."""
+    """The axes, with their sizes, of the current mesh over which the compiler partitions computations."""
     mesh = jax.sharding.get_abstract_mesh()
     return {axis: mesh.shape[axis] for axis, kind in zip(mesh.axis_names, mesh.axis_types) if kind == AxisType.Auto}

@@ -1,11 +1,11 @@
-"""Attention by cuDNN's flash attention on NVIDIA GPUs: of rows that are one path, and of groups that share a prompt.
+"""Attention by cuDNN's flash attention on NVIDIA GPUs: for rows that are one path, and for groups that share a prompt.
 
-Keys of several sources are met one source at a time and merged by the logarithms of the sums l of their exponentials: of all
-keys `l = log(e^a + e^b)`, out = e^(a - l) out_a + e^(b - l) out_b. Gradients start from out and l of all keys, which are the
-softmax's of every source: `weight = exp(score - l)`, `slope = weight (d_out . value - d_out . out)` (arXiv 2205.14135).
+Queries attend to one source of keys at a time; results are merged by l, the logarithm of the sum of a source's exponentials:
+over all keys `l = log(e^a + e^b)`, out = e^(a - l) out_a + e^(b - l) out_b. Gradients start from out and l over all keys, and
+are the same for every source: `weight = exp(score - l)`, `slope = weight (d_out . value - d_out . out)` (arXiv 2205.14135).
 
-`jax.nn.dot_product_attention` calls the same kernels, but rounds l to the dtype of the outputs and gives it no gradient. What
-lies under it is called here, and under `implementation="xla"` a plain computation of the same.
+`jax.nn.dot_product_attention` calls the same kernels, but rounds l to the dtype of the outputs and gives it no gradient. This
+module calls the functions underneath it, or with `implementation="xla"` a plain computation of the same.
 """
 import functools
 
@@ -29,7 +29,7 @@ def forward(implementation: str, layout: str, queries, keys, values, lengths, ca
     Args:
       implementation: "cudnn" or "xla".
       layout: "BTNH", queries `[B, T, H, d]` and keys `[B, S, K, d]`; or "BNTH".
-      lengths: `i32[B]`, keys of each batch that count, the first ones; None: all.
+      lengths: `i32[B]`, how many keys of each batch entry count, from the first on; None: all.
       causal: whether query t sees keys up to t alone.
     """
     if implementation == "xla":

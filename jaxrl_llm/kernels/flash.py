@@ -17,9 +17,9 @@ class Rows(NamedTuple):
     """Which keys the queries of a row see.
 
     end: `i32[R, N]`; the query in slot q sees the key in slot k if `k <= q < end[k]`; 0 on padding.
-    positions: `i32[R, N]`, of sliding windows.
+    positions: `i32[R, N]`, for sliding windows.
     reach: `i32[]`, `FAR` at most; a query sees keys fewer than this many positions before it.
-    begin: `i32[]`, the slot of the first query, where the queries are those of some slots in a row; None: of all.
+    begin: `i32[]`, the slot of the first query, if the queries are those of some consecutive slots; None: all slots.
     """
 
     end: jax.Array
@@ -28,7 +28,7 @@ class Rows(NamedTuple):
     begin: jax.Array | None = None
 
     def of_queries(self, x, count: int):
-        """What an array `[R, N]` of slots says of the `count` queries."""
+        """The entries of an array `[R, N]` of slots that belong to the `count` queries."""
         return x if self.begin is None else jax.lax.dynamic_slice_in_dim(x, self.begin, count, axis=1)
 
     def query_slots(self, slots):
@@ -52,12 +52,12 @@ def plain_flash_attention(softcap, queries, keys, values, rows: Rows):
 def flash_attention(softcap, queries, keys, values, rows: Rows):
     """Attention of scaled `queries [R, K, H/K, T, d]` over `keys, values [R, K, N, d]`, in the shape of the queries.
 
-    T is N, or fewer where `rows.begin` says which slots the queries are those of.
+    T is N, or fewer if `rows.begin` gives the slot of the first query. The result is 0 where a query sees nothing.
 
-    It is 0 where a query sees nothing. For each block of queries the blocks of keys that one of them may see follow each
-    other; maxima and sums are corrected on the way (arXiv 2205.14135, algorithm 1). The backward pass computes the scores of
-    each pair of blocks again. It starts from outputs, maxima and inverse sums, named `SAVED` for a policy of what to keep.
-    Scores and sums are float32; a softcap c turns a score s into c tanh(s / c).
+    Each block of queries visits in turn the blocks of keys that one of its queries may see, and corrects maxima and sums as it
+    goes (arXiv 2205.14135, algorithm 1). The backward pass recomputes the scores of each pair of blocks, starting from outputs,
+    maxima and inverse sums, which carry the name `SAVED` for a checkpoint policy. Scores and sums are float32; a softcap c
+    turns a score s into c tanh(s / c).
     """
     return _forward(softcap, queries, keys, values, rows)[0]
 
@@ -152,10 +152,10 @@ def _padded(arrays, rows: Rows, T: int, size: int):
 
 
 def visits(rows: Rows, size: int, positions=None):
-    """Blocks of keys that each block of queries has to visit: `(order i32[n, m], counts i32[n])`, the first counts of a row.
+    """Blocks of keys that each block of queries has to visit: `(order i32[n, m], counts i32[n])`, the first `counts` of a row.
 
-    No block after the queries, none whose subtrees have all ended before them, none that lies outside every window. Rows go
-    together, so on a mesh their devices agree on the blocks. `positions` are those of the queries, of all slots if None.
+    It skips blocks after the queries, blocks whose subtrees have all ended before them, and blocks outside every window. All
+    rows visit the same blocks, so devices of a mesh agree on them. `positions` belong to the queries, to all slots if None.
     """
     if rows.begin is None and rows.end.shape[1] == size:  # nothing to leave out, nor to agree on
         return jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)

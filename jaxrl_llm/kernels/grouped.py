@@ -1,7 +1,7 @@
 """Products of sorted rows with one matrix for each group of rows: what experts compute.
 
-On TPUs JAX's grouped products ("megablox"), on GPUs `jax.lax.ragged_dot`. On CPUs that is lowered to products of all rows with
-all matrices, of which one per row is kept; there rows go in blocks of one group each. Which is faster where:
+TPUs run JAX's grouped products ("megablox"), GPUs `jax.lax.ragged_dot`. CPUs would lower the latter to products of all rows
+with all matrices and keep one product per row; there, rows are computed in blocks of one group each. Measured speeds are in
 docs/benchmarks.md, "Experts".
 """
 import functools
@@ -48,7 +48,7 @@ grouped_matmul.defvjp(_forward, _backward)
 
 
 def _on_tpu(by: str) -> bool:
-    """Whether the TPU's kernel computes: matrices in pieces are left to XLA's own product, which the compiler cuts."""
+    """Whether the TPU's kernel is used: sharded matrices are left to XLA's own product, which the compiler partitions."""
     return chosen(by) == "tpu" and is_placed() and all(size == 1 for size in automatic_axes().values())
 
 
@@ -88,7 +88,7 @@ def sums_on_tpu(x, dy, sizes, interpret: bool = False):
 
 
 def _filled(x):
-    """Rows up to a multiple of the tiles'; those behind the last group are in none."""
+    """Rows padded to a multiple of the tile; rows after the last group belong to no group."""
     return jnp.pad(x, ((0, -len(x) % _TILES[0]), (0, 0)))
 
 

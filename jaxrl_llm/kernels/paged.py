@@ -1,7 +1,7 @@
-"""Attention of single queries over caches in pages, as decoding wants it: a row's keys lie in pages that a table names.
+"""Attention of single queries over paged caches, for decoding: a table names the pages that hold a row's keys.
 
-NVIDIA GPUs have JAX's paged attention, TPUs its ragged paged attention. Each wants its own order of a cache, see `laid`. It is
-kept in that: nothing is turned around while decoding.
+NVIDIA GPUs run JAX's paged attention, TPUs its ragged paged attention. Each requires its own memory order of the cache, see
+`laid`. The cache is kept in that order, so decoding transposes nothing.
 """
 import math
 
@@ -18,7 +18,7 @@ _KEYS, _QUERIES = 512, 32  # that a TPU works on at a time
 
 
 def laid(kernels: str, keys, values) -> tuple[jax.Array, ...]:
-    """`keys, values [n, page, K, d]` in the order of a platform's kernel: what `paged_attention` is given as its cache."""
+    """`keys, values [n, page, K, d]` in the order of a platform's kernel: the `cache` argument of `paged_attention`."""
     chex.assert_rank([keys, values], 4)
     kernels = chosen(kernels)
     if kernels == "cuda":
@@ -42,10 +42,10 @@ def plain_paged_attention(softcap, queries, keys, values, table, lengths):
 
 
 def paged_attention(kernels: str, softcap, queries, cache, table, lengths, interpret: bool = False):
-    """Attention of scaled `queries [B, H, d]`, one of each row, over the row's keys, in their shape.
+    """Attention of scaled `queries [B, H, d]`, one per row, over the row's keys; the result has the shape of the queries.
 
     Args:
-      kernels: whose, see `kernels.choice`.
+      kernels: the set of kernels to use, see `kernels.choice`.
       softcap: scores s become softcap * tanh(s / softcap); None: they stay.
       cache: see `laid`; K divides H.
       table: `i32[B, m]`, the pages of each row, in order; a page may belong to several rows.

@@ -50,13 +50,13 @@ def summed(x, y, dtype=None):
     if x.shape[-1] <= y.shape[-1]:
         return jax.lax.dot_general(x, y, axes, preferred_element_type=dtype)
     product = jax.lax.dot_general(y, x, axes, preferred_element_type=dtype)
-    return jnp.swapaxes(jax.lax.optimization_barrier(product), -1, -2)  # or the compiler would turn the product around again
+    return jnp.swapaxes(jax.lax.optimization_barrier(product), -1, -2)  # or the compiler would transpose the product again
 
 
 def row_matmul(x, kernel, dtype=None):
     """`x [..., in] @ kernel^T` in `dtype` from `kernel [out, in]`: the faster order when rows are few, as in decoding.
 
-    Computed as kernel @ x^T with both sides as they lie in memory. The layouts are pinned because the compiler would
+    Computed as kernel @ x^T with both operands in their memory order. The layouts are pinned because the compiler would
     fold the transpositions into a product of another order, which takes up to twice as long on CPUs.
     """
     rows = x.reshape(-1, x.shape[-1])
@@ -71,7 +71,7 @@ def transpose(kernel):
 
 
 def reads_transposed(rows: int, steps: int) -> bool:
-    """Whether that many decode steps of `rows` rows read kernels as `[out, in]`, see `row_matmul`.
+    """Whether `steps` decode steps of `rows` rows should read kernels as `[out, in]`, see `row_matmul`.
 
     With fewer than 64 rows some CPUs gain a fifth from it and others nothing; transposing takes as long as two or three steps.
     """

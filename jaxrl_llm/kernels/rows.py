@@ -1,4 +1,4 @@
-"""Attention in rows of trees by the kernel of a platform where it serves the batch, else by blocks of XLA's own (`flash`)."""
+"""Attention in rows of trees: by the platform's kernel if it supports the batch, otherwise in blocks by XLA (`flash`)."""
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from jaxrl_llm.kernels.flash import Rows
 
 
 class Kernel(NamedTuple):
-    """Attention without score matrices. Sums are those of the exponentials of a query's scores, H the number of its heads.
+    """Attention without score matrices. Sums are taken over the exponentials of a query's scores; H is the number of heads.
 
     fits: `(queries, rows) -> bool[]`, whether it can compute these rows.
     forward: `(softcap, queries, keys, values, rows) -> (out, logarithms of sums f32[R, H, T])`.
@@ -48,7 +48,7 @@ def _kernel_of(kernels: str, softcap, queries, rows: Rows) -> Kernel | None:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def by_kernel(kernel: Kernel, softcap, queries, keys, values, rows: Rows):
-    """As `flash.flash_attention`, by `kernel` where it fits the rows, which the program sees when it runs."""
+    """As `flash.flash_attention`, by `kernel` if it fits the rows, which the program checks at run time."""
     return _forward(kernel, softcap, queries, keys, values, rows)[0]
 
 
@@ -86,9 +86,9 @@ by_kernel.defvjp(_forward, _backward)
 
 
 def _by_hand(f, rows: Rows, queries, keys, values, *others):
-    """`f(queries, keys, values, rows, *others)`, where axes of a mesh are left to the compiler, which does not cut kernels.
+    """`f(queries, keys, values, rows, *others)` under `shard_map` along axes that the compiler would otherwise partition.
 
-    Each device along `tensor` has its heads, on axis 1 of every array, if that divides those of the keys.
+    Each device along `tensor` has its own heads, on axis 1 of every array, if `tensor` divides the number of key heads.
     """
     heads = PartitionSpec(None, "tensor") if keys.shape[1] % automatic_axes().get("tensor", 1) == 0 else PartitionSpec()
     arrays = queries, keys, values, *others
@@ -98,5 +98,5 @@ def _by_hand(f, rows: Rows, queries, keys, values, *others):
 
 
 def _real(queries, rows: Rows):
-    """`bool[R, 1, 1, T, 1]`, queries that are no padding: all of them see themselves."""
+    """`bool[R, 1, 1, T, 1]`, queries that are not padding: each of them sees itself."""
     return (rows.of_queries(rows.end, queries.shape[-2]) > 0)[:, None, None, :, None]

@@ -1,7 +1,7 @@
 """Attention in rows of trees by JAX's sparse flash attention for TPUs ("splash"): scores never leave the chip.
 
-The mask is given in blocks, see `_masks`: blocks in which no query sees a key are left out, those in which all do are not
-masked, and of those in between there is room for a number that is linear in the row, see `fits`.
+The mask is given in blocks, see `_masks`: blocks in which no query sees a key are skipped, blocks in which every query sees
+every key are not masked, and the number of blocks in between may be at most linear in the row, see `fits`.
 """
 import functools
 import math
@@ -15,8 +15,8 @@ from jaxrl_llm.kernels.flash import Rows
 from jaxrl_llm.kernels.rows import Kernel
 
 BLOCK = 512  # most queries, and keys, of a block
-LANES = 128  # of which a block is a multiple
-ROOM = 8  # blocks with a mask of their own for each block of queries: a path has 1, a prompt with its group about 3
+LANES = 128  # a block is a multiple of this
+ROOM = 8  # partly masked blocks for each block of queries: a path has 1, a prompt with its group about 3
 
 
 @functools.cache
@@ -26,7 +26,7 @@ def kernel(interpret: bool = False) -> Kernel:
 
 
 def serves(queries) -> bool:
-    """Whether these `queries [R, K, H/K, T, d]` have a width that the kernel is made for."""
+    """Whether these `queries [R, K, H/K, T, d]` have a width that the kernel supports."""
     return queries.shape[-1] in (64, 128, 256)
 
 
@@ -61,7 +61,7 @@ def _unlaid(x, queries):
 
 
 def _laid(rows: Rows, queries, keys, values):
-    """What `_of_row` takes of each row: queries, keys, values, ends and positions of keys, slots and positions of queries."""
+    """The arguments of `_of_row`: queries, keys, values, ends and positions of keys, slots and positions of queries."""
     T = queries.shape[-2]
     size = _size(T)
     end, positions, slots, own = _padded(rows, T, size)
@@ -108,7 +108,7 @@ def fits(queries, rows: Rows):
 
 
 def _masks(end, positions, slots, own, reach):
-    """The mask of a row as the kernels read it: of queries against keys, and turned around for the gradients of keys."""
+    """The mask of a row as the kernels read it: queries by keys, and transposed for the gradients of keys."""
     size = _size(len(slots))
     some, every = _blocks(size, end, positions, slots, own, reach)
     partly = some & ~every

@@ -31,11 +31,11 @@ def plain_in_blocks(logits, width: int) -> Blocks:
 def in_blocks(logits, width: int) -> Blocks:
     """The blocks of `logits f32[N, V]`, `width` tokens each.
 
-    Rows last, the order in which `products.row_matmul` makes logits: maxima and sums run along memory, many rows at a time.
+    Rows come last, the order in which `products.row_matmul` makes logits: maxima and sums run along memory, many rows at once.
     """
     vocab, rows = logits.shape[1], len(logits)
     blocks = jnp.pad(logits.T, ((0, -vocab % width), (0, 0)), constant_values=-jnp.inf).reshape(-1, width, rows)
-    tops = jax.lax.optimization_barrier(blocks.max(1))  # or the compiler makes one maximum of two, along the vocabulary
+    tops = jax.lax.optimization_barrier(blocks.max(1))  # or the compiler merges two maxima into one, along the vocabulary
     top = tops.max(0)
     masses, spreads = (sums.T for sums in exponential_sums(blocks - top, axis=1))
     return Blocks(blocks, tops, top, masses, spreads)

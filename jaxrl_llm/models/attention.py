@@ -17,7 +17,7 @@ from jaxrl_llm.models.config import ModelConfig, RopeScaling
 def rotary_frequencies(dims: int, theta: float, scaling: RopeScaling | None = None) -> jax.Array:
     """Inverse frequencies `f32[dims/2]`, theta^(-2i/dims), with the checkpoint's scaling applied.
 
-    Those of `dynamic` and `longrope` are the ones up to the original context.
+    For `dynamic` and `longrope` these are the frequencies within the original context.
     """
     frequencies = theta ** -(jnp.arange(0, dims, 2, dtype=jnp.float32) / dims)
     if scaling is None or scaling.kind == "dynamic":
@@ -52,8 +52,8 @@ def _yarn_ramp(dims: int, theta: float, scaling: RopeScaling) -> jax.Array:
 class Rotations(NamedTuple):
     """Cosines and sines of the rotary angles at given positions, computed once for all layers.
 
-    full, local: `(cos, sin)`, each `f32[..., 1, rotary_dim/2]`; sliding-window layers may have a base of their own (`local`
-    is None otherwise).
+    full, local: `(cos, sin)`, each `f32[..., 1, rotary_dim/2]`; sliding-window layers may have their own base (`local` is
+    None otherwise).
     """
 
     full: tuple[jax.Array, jax.Array]
@@ -118,15 +118,15 @@ def grouped_attention(queries, keys, values, mask, shared=None, *, scale, softca
 
 
 def tree_attention(queries, keys, values, end, positions, window, local, *, scale, softcap=None, kernels="plain", begin=None):
-    """Softmax attention in rows of trees in depth-first order: of each token over itself and what it descends from.
+    """Softmax attention in rows of trees in depth-first order: each token sees itself and its ancestors.
 
     Scores exist for a pair of blocks at a time, and only for pairs in which some query sees some key.
 
     Args:
-      queries: `[R, T, H, d]`, those of all N slots, or of T slots from `begin i32[]` on.
+      queries: `[R, T, H, d]`, of all N slots, or of T slots from `begin i32[]` on.
       keys, values: `[R, K, N, d]`.
       end: `i32[R, N]`: the query in slot q sees the key in slot k if `k <= q < end[k]`.
-      positions, window, local: of sliding windows, see `in_window`; positions `i32[R, N]`.
+      positions, window, local: for sliding windows, see `in_window`; positions `i32[R, N]`.
       scale, softcap: as in `grouped_attention`.
       kernels: see `kernels.choice`.
     Returns:
@@ -142,15 +142,15 @@ def tree_attention(queries, keys, values, end, positions, window, local, *, scal
 
 
 def in_blocks(tokens: int, kernels: str) -> bool:
-    """Whether rectangular rows with so many tokens are computed as trees: longer than a block of queries, or on a TPU.
+    """Whether rectangular rows of `tokens` tokens are computed as trees: if longer than a block of queries, or on a TPU.
 
-    Scores then exist for pairs of blocks alone, and blocks of keys behind all queries are left out.
+    Scores then exist only for pairs of blocks, and blocks of keys after all queries are skipped.
     """
     return tokens > BLOCK or chosen(kernels) == "tpu"
 
 
 def by_cudnn(queries, window, softcap, kernels: str) -> bool:
-    """Whether groups that share a prompt are computed by cuDNN, which knows of no windows that may change by layer."""
+    """Whether groups that share a prompt are computed by cuDNN, which does not support windows that change by layer."""
     if window is not None or chosen(kernels) != "cuda":
         return False
     from jaxrl_llm.kernels import cudnn

@@ -33,21 +33,24 @@ class RopeScaling:
 
     @property
     def longest_row(self) -> int | None:
-        """Tokens of the longest row that is computed: beyond, `dynamic` and `longrope` give other frequencies to a whole row,
-        which keys in a cache would not have, and growing queries are not implemented. None: there is no limit."""
+        """Tokens of the longest row that can be computed; None: there is no limit.
+
+        Beyond it, `dynamic` and `longrope` give other frequencies to a whole row, which cached keys would not have, and growing
+        queries are not implemented.
+        """
         return self.original_max_positions if self.kind in ("dynamic", "longrope") or self.query_growth else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in the place of every feed-forward layer.
+    """A mixture of experts that replaces every feed-forward layer.
 
     Attributes:
       count: `E`, experts of a layer.
       per_token: k, how many of them compute each token.
       size: width of one expert's gated feed-forward layer.
       normalize: the weights of a token's experts are made to add up to 1; otherwise they are what the softmax over all gives.
-      shared_size: width of an expert that computes every token, times a sigmoid gate of its own (Qwen2-MoE); 0: none.
+      shared_size: width of an expert that computes every token, multiplied by its own sigmoid gate (Qwen2-MoE); 0: none.
     """
 
     count: int
@@ -64,7 +67,7 @@ class Experts:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Architecture of one model, as features; which of them a published family has, `models.families` says.
+    """Architecture of one model, as a set of features; `models.families` says which published family has which of them.
 
     Attributes:
       vocab_size: `V`, rows of the embedding table.
@@ -73,7 +76,7 @@ class ModelConfig:
       num_heads, num_kv_heads: query heads and key/value heads; the second divides the first (grouped-query attention).
       head_dim: width of one head; need not be `hidden_size / num_heads`.
       mlp_size: width of the gated feed-forward layer.
-      max_positions: longest sequence that the model was made for.
+      max_positions: longest sequence that the model supports.
       activation: `silu` or `gelu_tanh`.
       norm_eps: epsilon of every RMSNorm.
       norm_offset: added to every RMSNorm scale (Gemma stores scales around zero: 1.0).
@@ -95,8 +98,8 @@ class ModelConfig:
       window: tokens that a sliding-window layer sees, itself included; `None`: no such layer.
       local_layers: for each layer, whether it is a sliding-window layer.
       rotary_layers: for each layer, whether queries and keys are rotated at all (SmolLM3).
-      experts: the mixture in the place of every feed-forward layer, whose `mlp_size` is then not read; None: dense.
-      family: name of the family in `models.families` whose files this model is written as.
+      experts: the mixture that replaces every feed-forward layer; `mlp_size` is then unused. None: dense.
+      family: name of the family in `models.families` in whose format this model is saved.
     """
 
     vocab_size: int

@@ -18,10 +18,10 @@ def token_logprobs(normed, unembedding, tokens, *, temperature: float | jax.Arra
 
     Args:
       normed: `[N, D]` final normed states.
-      unembedding: `[V, D]`, cast to the dtype of `normed` chunk by chunk, so that its gradient adds up in its own.
+      unembedding: `[V, D]`, cast to the dtype of `normed` chunk by chunk, so that its gradient adds up in its own dtype.
       tokens: `i32[N]`.
-      temperature: the sampler's, a number that is compiled in or `f32[N]`, one of each token, which is not; log-probs of both
-        then describe the same distribution. It gets no gradient.
+      temperature: the sampler's temperature, so that both log-probs describe the same distribution: a number, which is
+        compiled in, or `f32[N]`, one per token, which is not. It gets no gradient.
       divisor, softcap: the model's, see `finished`.
       chunk: rows per chunk.
       wanted: `bool[N]`; chunks without any wanted row are not computed and give 0. None: all are.
@@ -36,7 +36,7 @@ def token_logprobs(normed, unembedding, tokens, *, temperature: float | jax.Arra
 def most_likely(normed, unembedding, *, chunk: int = 512):
     """The token with the largest logit, `i32[N]`, of final normed states `[N, D]`; `unembedding`: `[V, D]`.
 
-    What the model does with its products, see `finished`, keeps their order.
+    The model's divisor and softcap, see `finished`, do not change the order of the logits.
     """
     chunk = min(chunk, len(normed))
     return jax.lax.map(lambda h: jnp.argmax(_logits(h, unembedding, 1.0, None), axis=-1).astype(jnp.int32),

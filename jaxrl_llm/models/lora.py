@@ -1,6 +1,6 @@
 """Low-rank adapters: W + A B with A and B trained and W frozen (LoRA, arXiv 2106.09685).
 
-An adapter tree is separate from the parameters and goes beside them: `model.hidden_states(params, ..., lora=lora)`.
+An adapter tree is separate from the parameters and is passed beside them: `model.hidden_states(params, ..., lora=lora)`.
 """
 import difflib
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 def init(key: jax.Array, params: Any, rank: int, alpha: float, targets: Sequence[str] | None = None) -> dict:
     """Adapters `{target: {'a': f32[L, in, rank], 'b': f32[L, rank, out]}}` that change nothing yet (b = 0).
 
-    The paper's scale alpha/rank is folded into the start of A, whose standard deviation is (alpha/rank) / sqrt(in): the
-    product A B is then the whole update, and nothing but the tree has to be kept. Without `targets` all matrices that can be
-    have adapters; those of a mixture's experts cannot. Raises ValueError for an unknown target, one that the model has not, or
-    a rank below 1.
+    The paper's scale alpha/rank is folded into the initial A, whose standard deviation is (alpha/rank) / sqrt(in): the product
+    A B is then the whole update, and only the tree has to be kept. Without `targets`, all matrices except those of a mixture's
+    experts get adapters; experts cannot have any. Raises ValueError for an unknown target, one that the model lacks, or a rank
+    below 1.
     """
     if rank < 1:
         raise ValueError(f"rank={rank}; it must be at least 1")

@@ -1,6 +1,6 @@
 """Mixtures of experts: a router sends each token to a few of many gated feed-forward layers (arXiv 1701.06538, 2401.04088).
 
-No token is dropped and none waits for others: what a token becomes depends on it alone, whatever the batch and its padding.
+No token is dropped and none waits for others: the output of a token depends on it alone, whatever the batch and its padding.
 """
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,8 +14,8 @@ from jaxrl_llm.kernels.grouped import grouped_matmul
 from jaxrl_llm.models.config import Experts
 from jaxrl_llm.models.unpadding import moved
 
-SAVED = "experts"  # what the products of experts are called, for a policy of what to keep for the backward pass
-CHOSEN = "chosen experts"  # the same of who computes what: chosen again from rounded numbers, another expert could be first
+SAVED = "experts"  # name of the products of experts, for a checkpoint policy
+CHOSEN = "chosen experts"  # name of the choice of experts: recomputed from rounded numbers, another expert could win
 
 
 class Router(nn.Module):
@@ -42,7 +42,7 @@ class Router(nn.Module):
 
 
 class Loads(NamedTuple):
-    """What tokens gave the experts to do: `f32[..., E]` each, see `loads`.
+    """The load of the experts, `f32[..., E]` each, see `loads`.
 
     chosen: tokens that each expert computes.  probs: sums of the probabilities that the router gave it.
     """
@@ -54,7 +54,7 @@ class Loads(NamedTuple):
 def loads(routing: dict, split: Callable, *masks) -> Loads:
     """The loads `f32[P, E]` of a packed layer's tokens, of each prompt with its completions or of each row.
 
-    Counted are the tokens that the update computes: a prompt once, and of completions those that predict another.
+    The counts cover the tokens that the update computes: each prompt once, and the completion tokens that predict another.
 
     Args:
       routing: `probs f32[..., E]` and `experts i32[..., k]` of the packed tokens, see `Router`.
@@ -83,7 +83,7 @@ class Kernels(nn.Module):
 
 
 def mixture(x, config: Experts, activation, dtype: Any, dense, by: str = "plain"):
-    """What stands in a layer's place of a feed-forward layer; to be called in its `nn.compact` method.
+    """The mixture that replaces the feed-forward part of a layer; call it in the layer's `nn.compact` method.
 
     Args:
       x: `[..., D]`.
@@ -110,7 +110,7 @@ def mixture(x, config: Experts, activation, dtype: Any, dense, by: str = "plain"
 
 
 def sorted_experts(x, weights, experts, gate, up, down, activation, by: str = "plain"):
-    """As `all_experts`, computing those that were chosen: each token once for each of its experts, sorted by expert."""
+    """As `all_experts`, but computes only the chosen ones: each token once for each of its experts, sorted by expert."""
     k = experts.shape[1]
     order = jnp.argsort(experts.reshape(-1))
     place = jnp.argsort(order)
@@ -124,7 +124,7 @@ def sorted_experts(x, weights, experts, gate, up, down, activation, by: str = "p
 
 
 def all_experts(x, weights, experts, gate, up, down, activation):
-    """The plain reference: every expert computes every token, and those not chosen count nothing.
+    """The plain reference: every expert computes every token, and experts that were not chosen have weight 0.
 
     Args:
       x: `[n, D]`.

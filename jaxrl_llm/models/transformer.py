@@ -52,7 +52,7 @@ class RMSNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and gated MLP (or a mixture) around a residual stream; how keys meet queries is the caller's `attend`."""
+    """Attention and gated MLP (or a mixture) around a residual stream; the caller's `attend` computes attention."""
 
     config: ModelConfig
     dtype: Any
@@ -113,8 +113,8 @@ class PromptCache(NamedTuple):
 class CompletionCache(NamedTuple):
     """Keys `[P, K, G, d, T]` and values `[P, K, G, T, d]` of the completions so far: L arrays each, filled from the left.
 
-    rotations: the rotary tables of all positions there will ever be, `[P, >= T, ...]`. Taken before the decode loop: within it
-    the compiler would compute the same cosines again in every layer and head.
+    rotations: the rotary tables of all positions that decoding can reach, `[P, >= T, ...]`. They are computed before the decode
+    loop: within it the compiler would compute the same cosines again in every layer and head.
     """
 
     keys: tuple[jax.Array, ...]
@@ -219,9 +219,9 @@ class Transformer:
 
         Returns `(x, kept, pooled [L, ..., D] | None, tallied [L, ...] | None)`.
 
-        `pool` (or None) maps a residual stream `[B, N, D]` to what is kept of it after each layer; `whole` the weights of a
-        layer as they are given to those that are used; `tally` (or None) what a router says of the tokens, see `moe.Router`,
-        to what is kept of it; `perturb` (or None) `x` and the number of a layer to what that layer reads instead.
+        `pool` (or None) maps a residual stream `[B, N, D]` to what is kept of it after each layer; `whole` maps the given
+        weights of a layer to those that are used; `tally` (or None) maps a router's output, see `moe.Router`, to what is kept
+        of it; `perturb` (or None) maps `x` and the number of a layer to what that layer reads instead.
         """
         tables = rotations(self.config, positions)
 
@@ -294,12 +294,12 @@ class Transformer:
         Args:
           prompt_tokens, prompt_mask: `[P, S]`, at least one real token each.
           tokens: `i32[P, G, T]`, padded behind.
-          mask, filled: below 4 quarters, see `Rollouts.filled`, everything but attention computes the tokens up to the last
-            True of `mask bool[P, G, T]` only, which have to fit; states of others are 0.
+          mask, filled: if `filled` is below 4 quarters, see `Rollouts.filled`, everything but attention computes only the
+            tokens up to the last True of `mask bool[P, G, T]`, which must fit; states of others are 0.
           pool: optional function `(prompt [P, S, D], completions [P, G, T, D]) -> pytree` of each layer's stream. Without it
-            last tokens, whose states nobody reads, are not computed.
-          whole: what makes the weights of a layer, given in pieces, whole, see `parallel.fsdp`.
-          return_loads: of a mixture of experts, also what each prompt with its completions gave the experts to do.
+            last tokens are not computed, as nothing reads their states.
+          whole: gathers the sharded weights of a layer, see `parallel.fsdp`.
+          return_loads: for a mixture of experts, also return how each prompt with its completions loads the experts.
         Returns:
           `(normed [P, G, T, D], pooled)`: entry t is the state just before token t, the prompt's last one for t = 0; with
           `return_loads` also `moe.Loads`, f32[L, P, E].
@@ -311,7 +311,7 @@ class Transformer:
             tokens = tokens[:, :, :max(predicting, 1)]
         _, G, T = tokens.shape
         self.check_length(S + T)
-        # Of all but the last token those are needed that have a real one behind them: the mask begins one token later.
+        # Every token but the last is needed if a real one comes after it: the mask begins one token later.
         slots = None if mask is None else unpadding(mask[:, :, -T:], filled)
         prompt_positions = positions_of(prompt_mask)
         length = prompt_mask.sum(-1, dtype=jnp.int32)
@@ -383,14 +383,14 @@ class Transformer:
                     axis: str | None = None):
         """States of rows that hold trees of tokens in depth-first order, see `packing.Rows`.
 
-        A token sees itself and what it descends from. Values and gradients are those of one plain row for each path.
+        A token sees itself and its ancestors. Values and gradients are those of one plain row for each path.
 
         Args:
           tokens, positions, end: `i32[R, N]`; the token in slot q sees that in slot k if `k <= q < end[k]`; 0 on padding.
             Rows may be longer than a rope scaling allows, positions may not: see `check_length` of the longest trajectory.
           whole, return_loads: as of `packed_states`.
-          axis: where rows are cut, an axis of the mesh over which each device is given its slots alone; None: they are not.
-            Keys and values of all slots are then gathered layer by layer, and their gradients scattered.
+          axis: a mesh axis over which rows are cut, so that each device gets only its own slots; None: rows are not cut. Keys
+            and values of all slots are then gathered layer by layer, and their gradients scattered.
         Returns:
           Normed states `[R, N, D]`; with `return_loads` also `moe.Loads`, f32[L, R, E].
         """
@@ -431,15 +431,15 @@ class Transformer:
         return CompletionCache(make(c.head_dim, length), make(length, c.head_dim), tables)
 
     def decode_step(self, params, layers, tokens, t, prompt: PromptCache, cache: CompletionCache, *, transposed: bool = True):
-        """One token for every row.
+        """Decodes one token for every row.
 
         Args:
           params: parameter tree (embedding and final norm are read from it).
           layers: per-layer parameters from `unstack_layers`, made once, outside the decode loop.
           tokens: `i32[P, G]`, token number `t` of each completion.
-          t: `i32[]`, how many tokens of each completion came before.
+          t: `i32[]`, number of tokens of each completion before this one.
           prompt: shared cache.  cache: completion cache, slots below `t` filled.
-          transposed: as `layers` were made.
+          transposed: whether `layers` were made transposed.
         Returns:
           `(normed [P, G, D], cache)` with slot `t` filled: the state that predicts token `t + 1`.
         """
@@ -474,7 +474,7 @@ class Transformer:
     def unstack_layers(self, params, lora=None, *, transposed: bool = True):
         """Per-layer `(weights, adapters)` as a decode loop reads them: sliced, cast and transposed only once.
 
-        Matrices that lie in pieces over a mesh must not be `transposed`: it pins their layout, which no partitioner cuts.
+        Matrices that are sharded over a mesh must not be `transposed`: it pins their layout, which no partitioner cuts.
         """
         turn = transpose if transposed else (lambda kernel: kernel)
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 
 class Unpadding(NamedTuple):
-    """Where the needed tokens of padded completions `[P, G, T]` lie when they stand one after another in fewer slots.
+    """The places of the needed tokens of padded completions `[P, G, T]` when packed one after another into fewer slots.
 
     token: i32[slots], the token in each slot, counted through `[P, G, T]`; P * G * T where a slot is empty.
     slot: i32[P, G, T], the slot of each token; `slots` where it is padding.
@@ -27,9 +27,9 @@ class Unpadding(NamedTuple):
 
 
 def through_last(mask):
-    """True up to the last True of each row, `bool[..., T]`, of numpy or jax: of trained tokens, what has to be computed.
+    """True up to the last True of each row, `bool[..., T]`, of numpy or jax: the tokens to compute, given those to train.
 
-    Tokens that are not trained but have one behind them that is, like the output of a tool, are needed: it reads them.
+    An untrained token before a trained one, such as a tool's output, is needed too: the trained token reads it.
     """
     return (mask[..., ::-1].cumsum(-1) > 0)[..., ::-1]
 
@@ -47,7 +47,7 @@ def unpadding(mask: jax.Array, quarters: int) -> Unpadding | None:
 
 @jax.custom_vjp
 def moved(y, there, back):
-    """Rows `there` of `y [n, ...]`, 0 for numbers >= n. `back` undoes it, so that the gradient is a gathering as well."""
+    """Rows `there` of `y [n, ...]`, 0 for numbers >= n. `back` is the inverse, so that the gradient is a gather as well."""
     return jnp.take(y, there, axis=0, mode="fill", fill_value=0)
 
 

@@ -13,9 +13,9 @@ class Completion(NamedTuple):
     """What the server sampled.
 
     Attributes:
-      tokens: `i32[n]`.  logprobs: `f32[n]`.  entropies: `f32[n]`, NaN where it does not say.
-      tags: of the weights that drew each token; empty where it does not say.
-      finish: why it ended: "stop", "stop_string" or "limit", see `engine.Node`.
+      tokens: `i32[n]`.  logprobs: `f32[n]`.  entropies: `f32[n]`, NaN where the server does not report them.
+      tags: tag of the weights that drew each token; empty if the server reports none.
+      finish: why the completion ended: "stop", "stop_string" or "limit", see `engine.Node`.
     """
 
     tokens: np.ndarray
@@ -26,10 +26,10 @@ class Completion(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What the server says of a model; None where it does not say.
+    """What the server reports about a model; None for what it does not report.
 
     Attributes:
-      name: of the model.  tag: of its weights.  most: tokens of a prompt with its completion.
+      name: name of the model.  tag: tag of its weights.  most: maximum number of tokens of a prompt with its completion.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Description(NamedTuple):
 
 
 def completion(body: Mapping[str, Any], vocab_size: int) -> Callable[[Any], Completion]:
-    """What reads an answer to this request for one completion, see `Client.ask`."""
+    """A function that reads the answer to this request for one completion, see `Client.ask`."""
     def read(answer):
         choice = _one(answer, "choices")
         tokens, most = choice.get("token_ids"), body["max_tokens"]
@@ -59,7 +59,7 @@ def completion(body: Mapping[str, Any], vocab_size: int) -> Callable[[Any], Comp
 
 
 def description(answer: Any, name: str, url: str) -> Description:
-    """The entry of a model in the list of models: the one of this name, or with no name the only one."""
+    """The entry of a model in the list of models: the one with this name, or the only one if the name is empty."""
     entries = answer.get("data") if isinstance(answer, Mapping) else None
     if not isinstance(entries, list) or not all(isinstance(one, Mapping) and isinstance(one.get("id"), str) for one in entries):
         raise Garbled(f"no list of models: {str(answer)[:200]!r}")
@@ -71,13 +71,13 @@ def description(answer: Any, name: str, url: str) -> Description:
 
 
 def updated(answer: Any) -> None:
-    """Whether the server took weights; `Refusal` where it did not."""
+    """Raises `Refusal` unless the server accepted the weights."""
     if not isinstance(answer, Mapping) or answer.get("success") is not True:
         raise Refusal(f"the server did not take the weights: {str(answer)[:300]}")
 
 
 def _finish(body: Mapping[str, Any], reason: Any, tokens: Sequence[int]) -> str:
-    """Why it ended, by the tokens: what servers add to "stop" differs."""
+    """Why the completion ended, judged by its tokens: servers differ in what they report beside "stop"."""
     if reason not in ("stop", "length"):
         raise Garbled(f"finish_reason is {reason!r}, not 'stop' or 'length'")
     if tokens[-1] in body["stop_token_ids"]:
@@ -101,7 +101,7 @@ def _tags(answer: Mapping[str, Any], choice: Mapping[str, Any], count: int) -> l
 
 
 def _column(where: Any, name: str, count: int) -> np.ndarray:
-    """f32[count]: the numbers by this name."""
+    """The numbers with this name, f32[count]."""
     values = where.get(name) if isinstance(where, Mapping) else None
     if not isinstance(values, list) or len(values) != count or not all(
             isinstance(x, (int, float)) and math.isfinite(x) for x in values):

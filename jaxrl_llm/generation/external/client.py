@@ -1,4 +1,4 @@
-"""Requests to a server over HTTP: many at a time, each repeated until it is answered, refused or late."""
+"""Concurrent HTTP requests to a server, each repeated until it is answered, refused or past its deadline."""
 import asyncio
 import itertools
 import math
@@ -12,9 +12,9 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 _FIRST, _LONGEST = 0.1, 10.0  # seconds between two attempts: at first, and at most
-_BUSY = (408, 409, 425, 429)  # of the 4xx those that later attempts may escape
-_GARBLED = 5  # answers without sense, after which a request is given up
-_SAY = 30.0  # seconds between two lines about a server that does not answer
+_BUSY = (408, 409, 425, 429)  # 4xx statuses that a later attempt may not meet
+_GARBLED = 5  # malformed answers after which a request is given up
+_SAY = 30.0  # seconds between two log lines about a server that does not answer
 _CONNECT = 10.0  # seconds to connect
 
 Answer = TypeVar("Answer")
@@ -29,27 +29,27 @@ class Fault(ServerError):
 
 
 class Garbled(Fault):
-    """An answer that makes no sense. It is asked for again a few times, however long the deadline is."""
+    """A malformed answer. The request is repeated a few times, however long the deadline is."""
 
 
 class Refusal(ServerError):
-    """The server understood and said no, which another attempt does not change."""
+    """The server understood the request and refused it; another attempt would not change that."""
 
 
 class Client:
-    """Asks one server. Requests run in a thread with an event loop of its own, so that each can be cancelled.
+    """Sends requests to one server, from a thread with its own event loop, so that each can be cancelled.
 
     Attributes:
-      url: of the server, without `/v1`.  deadline: seconds of a request, all attempts together.
+      url: address of the server, without `/v1`.  deadline: seconds for a request, all attempts together.
     """
 
     def __init__(self, url: str, token: str = "", deadline: float = 600.0, requests: int = 128):
         """
         Args:
           url: with or without `/v1` at its end.
-          token: given as bearer token; empty: none.
-          deadline: seconds of a request, all attempts together; they begin when it is sent.
-          requests: sent at the same time at most.
+          token: sent as bearer token; empty: none.
+          deadline: seconds for a request, all attempts together, counted from when it is sent.
+          requests: maximum number of requests in flight.
         """
         try:
             import httpx
@@ -69,10 +69,10 @@ class Client:
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None, read: Callable[[Any], Answer],
             deadline: float | None = None) -> "Future[Answer]":
-        """What `read` makes of the JSON that the server answers, or of the text where it is no JSON.
+        """A future with what `read` returns for the server's JSON answer, or for its text if that is not JSON.
 
-        `read` raises `Garbled` for an answer that is to be asked for again, and another `ServerError` for one that will not
-        become better. The future raises that, `Refusal`, or `Fault` when the deadline has passed. Cancelled, it ends the
+        `read` raises `Garbled` if the request should be repeated, and another `ServerError` if repeating it cannot help. The
+        future raises that error, `Refusal`, or `Fault` when the deadline has passed. Cancelling the future cancels the
         request.
 
         Args:
@@ -114,7 +114,7 @@ class Client:
                     await asyncio.sleep(wait)
 
     def _say(self, line: str) -> None:
-        """Not more often than people want to read it."""
+        """Prints a line, at most every `_SAY` seconds."""
         if time.monotonic() - self._said > _SAY:
             self._said = time.monotonic()
             print(line, file=sys.stderr, flush=True)

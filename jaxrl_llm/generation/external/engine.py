@@ -1,4 +1,4 @@
-"""The contract of the slot engine, met by a server: a trajectory that goes on is a new request with all tokens so far."""
+"""The slot engine's contract over a server: continuing a trajectory is a new request with all its tokens so far."""
 import dataclasses
 import hashlib
 import queue
@@ -21,9 +21,9 @@ _STALE = 3  # answers by other weights in a row, after which a trajectory is giv
 
 @dataclasses.dataclass(eq=False)
 class _Row:
-    """A trajectory: all its `tokens`, of which the policy wrote `drawn` and may write `limit`; `asked`, where it runs.
+    """A trajectory: its `tokens`, `drawn` of them by the policy, which may write `limit`; `asked`, while it runs.
 
-    `stream`: what its draws follow from.  stale: answers in a row by other weights.
+    stream: bytes from which its seeds are derived.  stale: consecutive answers by other weights.
     """
 
     request: Request
@@ -36,26 +36,26 @@ class _Row:
 
     @property
     def seed(self) -> int:
-        """Of the draws from here on. It has nothing to do with those of other turns."""
+        """The seed of the draws from here on, independent of the seeds of other turns."""
         return hashed(self.stream + self.drawn.to_bytes(8, "big"))
 
 
 class ExternalEngine:
     """Samples trajectories by requests to a server, as `generation.engine.Engine` does in its slots.
 
-    What a trajectory draws follows from the key, its uid and how many tokens it has drawn, where the server draws by seeds
-    alone. There are no forks, no stop sequences of tokens, and a row that runs is neither paused nor extended.
+    A trajectory's draws are determined by the key, its uid and the number of tokens drawn so far, provided that the server
+    draws by seeds alone. Forks and stop sequences of tokens are not supported; a running row cannot be paused or extended.
 
     Attributes:
-      version: of the weights in use.
+      version: policy version of the weights in use.
     """
 
     def __init__(self, server: Server, params, key: jax.Array, *, slot_tokens: int, version: int = 0, lora=None):
         """
         Args:
-          server: that samples; these weights are published to it.
-          key: the run's key, from which those of trajectories follow.
-          slot_tokens: most tokens of a trajectory, prompt and all.
+          server: the server that samples; these weights are published to it.
+          key: the run's key, from which the seeds of trajectories are derived.
+          slot_tokens: maximum number of tokens of a trajectory, prompt included.
         """
         self._server, self._key, self._versions = server, key, {}
         self._rows: dict[int, _Row] = {}
@@ -64,7 +64,7 @@ class ExternalEngine:
         server.check_room(slot_tokens)
 
     def submit(self, *requests: Request) -> None:
-        """Asks for trajectories; where one is refused, none is asked for. Raises ValueError for what cannot be met."""
+        """Requests trajectories: all of them, or none if one is refused. Raises ValueError for a request that cannot be met."""
         rows: dict[int, _Row] = {}
         for request in requests:
             check(request.sampling)
@@ -82,7 +82,7 @@ class ExternalEngine:
             self._ask(row)
 
     def extend(self, uid: int, tokens: Sequence[int], limit: int | None = None) -> None:
-        """Puts tokens of others behind a trajectory that has ended, which then goes on, with another `limit` if one is given.
+        """Appends tokens that the policy did not write to an ended trajectory, which then continues, with a new `limit` if any.
 
         Raises KeyError for a uid that is not held and ValueError for one that runs, or whose limit is reached.
         """
@@ -105,16 +105,16 @@ class ExternalEngine:
             row.asked.cancel()
 
     def publish(self, version: int, params, lora=None) -> None:
-        """Other weights for requests from now on. Errors as in `Server.publish`."""
+        """Uses other weights for requests from now on. Errors as in `Server.publish`."""
         self._versions[self._server.publish(params, lora)] = version
         self.version = version
 
     def collect(self) -> list[Node]:
-        """Waits until a node is finished and returns all that are; an empty list where nothing is asked for.
+        """Waits until a node is finished and returns all finished nodes; an empty list if no request is open.
 
-        Where the server answers with other weights it gets those of the run again, and the request is repeated.
+        If the server answers with other weights, the run's weights are published to it again and the request is repeated.
 
-        Raises `Fault`, `Refusal` or `Stale` for a request that failed, which has a note with its uid. All others go on, and
+        Raises `Fault`, `Refusal` or `Stale` for a failed request, with a note that names its uid. All others continue, and
         are returned by the next call.
         """
         found: list[Node] = []
@@ -143,7 +143,7 @@ class ExternalEngine:
                     np.array([self._versions.get(tag, self.version) for tag in made.tags], np.int32), made.finish)
 
     def _failed(self, row: _Row, error: BaseException) -> None:
-        """Asks again where the server had other weights, a few times; otherwise raises the error."""
+        """Repeats the request, a few times, if the server had other weights; otherwise raises the error."""
         row.stale += 1
         if isinstance(error, Stale) and row.stale <= _STALE:
             self._server.renew()
@@ -168,15 +168,15 @@ class ExternalEngine:
 
 
 def hashed(stream: bytes) -> int:
-    """A seed, 0 to 2^62 - 1, that follows from these bytes."""
+    """A seed, 0 to 2^62 - 1, derived from these bytes."""
     return int.from_bytes(hashlib.blake2b(stream, digest_size=8).digest(), "big") >> 2
 
 
 def generate(server: Server, params, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
              stop_ids: tuple[int, ...], stop_texts: Sequence[str] = (), lora=None) -> Completions:
-    """As `sampler.generate`, by a server; arrays of the host.
+    """As `sampler.generate`, but sampled by a server; returns host arrays.
 
-    The server draws a row with a seed that follows from the row's key. Completions with a stop text end there. Raises `Fault`,
+    The server draws a row with a seed derived from the row's key. A completion ends at its first stop text. Raises `Fault`,
     `Refusal` and `Stale`.
     """
     prompts, mask, words = (np.asarray(x) for x in jax.device_get((prompt_tokens, prompt_mask, jax.random.key_data(keys))))

@@ -1,4 +1,4 @@
-"""A server that samples for a run: the weights that are published to it, and completions that are checked."""
+"""A server that samples for a run: weights are published to it, and its completions are checked."""
 import functools
 import hashlib
 import shutil
@@ -24,7 +24,7 @@ _KEPT = 2  # publications whose files stay: the one in use, and the one before, 
 
 
 class Stale(ServerError):
-    """An answer by other weights than were published when it was asked for."""
+    """An answer sampled by other weights than those published at the time of the request."""
 
 
 class Mismatch(RuntimeError):
@@ -32,35 +32,35 @@ class Mismatch(RuntimeError):
 
 
 class Server:
-    """A server whose answers have token ids and log-probs, and that reads weights from a folder that both see.
+    """A server that answers with token ids and log-probs, and reads weights from a folder that it shares with the run.
 
-    The tag of weights is a digest of their bytes. A server that was started again, or missed a publication, does not answer
-    with the tag that was published last: it is asked to read those weights again.
+    The tag of weights is a digest of their bytes. A server that restarted, or missed a publication, does not answer with the
+    latest published tag: it is then asked to read those weights again.
 
     Attributes:
-      url: of it.  tag: of the weights that were published last; "" before that.
+      url: address of the server.  tag: tag of the weights published last; "" before the first publication.
       max_mismatch: see `check`.
     """
 
     def __init__(self, client: Client, config: ModelConfig, folder: Path, model: str = "", max_mismatch: float = 0.05):
         """
         Args:
-          client: that asks it.
-          config: of the model.
-          folder: where weights are written for it.
-          model: the name by which it knows the model; empty: the only one that it has.
+          client: sends the requests.
+          config: architecture of the model.
+          folder: folder in which weights are written for the server.
+          model: the server's name for the model; empty: the only model that it has.
         """
         self.url, self.tag, self.max_mismatch = client.url, "", max_mismatch
         self._client, self._config, self._folder, self._model = client, config, folder, model
         self._given: list[Any] = []  # weak references to the weights that were published last
-        self._order: dict[str, int] = {}  # of the tags: the number of their last publication
-        self._most: int | None = None  # tokens of a prompt with its completion
+        self._order: dict[str, int] = {}  # tag -> number of its last publication
+        self._most: int | None = None  # maximum number of tokens of a prompt with its completion
         self._written: list[Path] = []
 
     def publish(self, params: Any, lora: Any = None) -> str:
-        """The server samples with these weights from now on; returns their tag. Nothing happens where it does already.
+        """Makes the server sample with these weights from now on; returns their tag. Does nothing if it already does.
 
-        Raises `Refusal` where the server does not take them, `Fault` where it does not answer in time.
+        Raises `Refusal` if the server does not accept them, `Fault` if it does not answer in time.
         """
         leaves = jax.tree.leaves((params, lora))
         if len(leaves) == len(self._given) and all(ref() is leaf for ref, leaf in zip(self._given, leaves)):
@@ -76,12 +76,12 @@ class Server:
         return self.tag
 
     def renew(self) -> None:
-        """The server reads the weights that were published last once more, unless it says that it serves them."""
+        """Makes the server read the latest published weights again, unless it reports that it serves them."""
         if self.served() != self.tag:
             self._hand_over()
 
     def served(self) -> str | None:
-        """The tag of the weights that the server says it serves; None where it does not say. Errors as in `publish`."""
+        """The tag of the weights that the server reports as served; None if it reports none. Errors as in `publish`."""
         read = functools.partial(answers.description, name=self._model, url=self.url)
         found = self._client.ask("GET", "/v1/models", None, read,
                                  None if self._given else min(_FIRST_CONTACT, self._client.deadline)).result()
@@ -89,15 +89,15 @@ class Server:
         return found.tag
 
     def check_room(self, tokens: int) -> None:
-        """Raises `Refusal` where the server holds fewer tokens of a prompt with its completion; to be asked after `publish`."""
+        """Raises `Refusal` if the server's limit for a prompt with its completion is below `tokens`; call after `publish`."""
         if self._most is not None and self._most < tokens:
             raise Refusal(f"a prompt with its completion may have {tokens} tokens, and {self.url} holds {self._most}; start it "
                           f"for {tokens} (--slot_tokens={tokens}), or lower sampling.max_tokens or prompts.max_tokens")
 
     def complete(self, request: Request, tokens: Sequence[int], limit: int, seed: int) -> "Future[Completion]":
-        """Up to `limit` tokens behind these. The future raises `Stale`, `Refusal` and `Fault`, see `Client.ask`."""
+        """Requests up to `limit` tokens after these. The future raises `Stale`, `Refusal` and `Fault`, see `Client.ask`."""
         s, wanted = request.sampling, self._order[self.tag]
-        off = {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}  # said, as servers may have other defaults
+        off = {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}  # sent, as servers may have other defaults
         body = {"model": self._model, "prompt": [int(token) for token in tokens], "max_tokens": limit, "seed": seed,
                 "stop": list(request.stop_texts), "stop_token_ids": [int(token) for token in request.stop_tokens],
                 "logprobs": 0, "return_token_ids": True,
@@ -130,7 +130,7 @@ class Server:
                 "last one")
 
     def close(self) -> None:
-        """Ends what is on its way."""
+        """Cancels open requests."""
         self._client.close()
 
     def _hand_over(self) -> None:
@@ -143,7 +143,7 @@ class Server:
                           "runs publish to one server, give each its own")
 
     def _write(self, params: Any) -> None:
-        """The directory of these weights; older ones of this run but the last are removed."""
+        """Writes these weights and returns their directory; removes this run's older ones but the last."""
         folder = self._folder / self.tag
         if not folder.is_dir():
             part = self._folder / f"{self.tag}.part"
@@ -156,7 +156,7 @@ class Server:
 
 
 def digest(params: Any) -> str:
-    """16 hexadecimal digits that follow from the names, shapes and bytes of these arrays of the host."""
+    """16 hexadecimal digits derived from the names, shapes and bytes of these host arrays."""
     made = hashlib.blake2b(digest_size=8)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         array = np.asarray(leaf)

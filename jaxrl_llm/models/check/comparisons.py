@@ -129,7 +129,7 @@ def bound(found: float) -> str:
 
 
 def greedy_agreement(loaded: Loaded) -> tuple[int, int]:
-    """How many tokens of greedy continuations are the reference's own choice after the tokens before them, and of how many."""
+    """`(equal, all)`: how many greedily continued tokens are also the reference's choice, and how many there are."""
     prompts, mask, _ = groups(loaded.model.config.vocab_size)
     chosen = np.asarray(greedy(loaded.model, loaded.params, prompts, mask))
     rows, rows_mask = np.concatenate([prompts, chosen], axis=1), np.pad(mask, ((0, 0), (0, NEW)), constant_values=True)

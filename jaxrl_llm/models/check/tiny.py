@@ -28,7 +28,7 @@ _EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
 class Checkpoint(NamedTuple):
     """A tiny `config.json`: its `model_type` and own keys.
 
-    shows: what of the family.  gguf: the other format can say it.  vision: part of a multimodal model around it.
+    shows: the feature of the family that it tests.  gguf: whether GGUF can state it.  vision: config of a vision part, if any.
     """
 
     model_type: str

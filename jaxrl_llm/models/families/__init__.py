@@ -1,7 +1,7 @@
-"""The model families whose checkpoints can be read and written: one file a family, found by itself.
+"""The model families whose checkpoints can be read and written: one file per family, discovered automatically.
 
-A file holds one `FAMILY`, a table of what is its own: keys and defaults of its `config.json`, features of the architecture that
-no key states, names of tensors, the same for GGUF. What `models.transformer` can compute is a matter of `ModelConfig`.
+A file holds one `FAMILY`, a table of what is specific to it: keys and defaults of its `config.json`, features of the
+architecture that no key states, names of tensors, the same for GGUF. `ModelConfig` covers what `models.transformer` computes.
 """
 import functools
 import importlib
@@ -36,7 +36,7 @@ def by_name(name: str) -> Family:
 
 
 def of_model_type(model_type: Any, file: Any) -> Family:
-    """The family of the `model_type` of a `config.json`, that of a text model or of a multimodal one around it."""
+    """The family of the `model_type` of a `config.json`, of a text model or of a multimodal model that contains it."""
     for family in families().values():
         if model_type in (family.name, *family.multimodal):
             return family

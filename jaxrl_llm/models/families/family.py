@@ -1,4 +1,4 @@
-"""What a family's file says: its table of differences, with the values that families share."""
+"""The table of differences that a family's file holds, and the values that families share."""
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class Gguf:
       keys: metadata keys, without the architecture's name -> keys of `config.json` with the same value; absent ones take the
         family's defaults.
       required: those of `keys` without which a file is refused.
-      derived: `(metadata by key, config.json so far) -> keys of config.json`, for what takes more than a name.
+      derived: `(metadata by key, config.json so far) -> keys of config.json`, for keys that need more than another name.
       paired: rows of queries and keys lie in adjacent rotary pairs (2i, 2i + 1).
       only_with: a metadata key that marks the family, where two share an architecture; the later of their names wins.
     """
@@ -46,18 +46,18 @@ class Family:
       name: `model_type` in `config.json`.
       architecture: its class in transformers.
       title: what people call its models.
-      defaults: what keys mean that a config leaves out, in transformers; a function of the others also replaces null.
+      defaults: values that transformers gives to keys that a config omits; a function of the other keys also replaces null.
       keys: field of `ModelConfig` -> key beyond `KEYS`, or another one.
       fixed: fields that no key states; a function is one of the fields read so far.
       layer_types: whether `layer_types` and with them sliding windows are read; without, `defaults` may still derive them.
-      names: module -> its name in Hugging Face files and in GGUF files, beyond `layout.NAMES`. Modules of the same name lie in
+      names: module -> its name in Hugging Face files and in GGUF files, beyond `layout.NAMES`. Modules of the same name share
         one tensor, in the order of the table.
       paired: rows of queries and keys lie in adjacent rotary pairs (2i, 2i + 1).
       mixture: the experts in the place of the MLP; None: dense.
-      multimodal: `model_type` of models of which this is the text part.
-      prepare: the config in its current form, from older or other ones.
-      written_as: the family as which its models are written, which has the same architecture and names.
-      gguf: None where no such files are read.
+      multimodal: `model_type` of the multimodal models whose text part this is.
+      prepare: converts a config of an older or another form to the current one.
+      written_as: the family in whose format its models are saved, with the same architecture and names.
+      gguf: differences of its GGUF files; None: these are not read.
     """
 
     name: str
@@ -136,7 +136,7 @@ def windows_but_every(period: Callable[[Raw], int]) -> Callable[[Raw], list[str]
 def layer_types_in_gguf(metadata: Raw, raw: Raw, period: int) -> dict:
     """`layer_types` from `attention.sliding_window_pattern`: whether each layer has a window, or which period sees everything.
 
-    A period of 0 is no window; files without the key mean the `period` of their architecture.
+    A period of 0 means no window; for files without the key the `period` of their architecture holds.
     """
     pattern = metadata.get("attention.sliding_window_pattern", period)
     if not isinstance(pattern, list):

@@ -1,4 +1,4 @@
-"""Mixtral: a mixture of experts in the place of every MLP of a Mistral."""
+"""Mixtral: a Mistral with a mixture of experts instead of every MLP."""
 from jaxrl_llm.models.families.family import Family, Gguf
 from jaxrl_llm.models.families.mistral import all_or_none
 from jaxrl_llm.models.families.mixture import Mixture, named

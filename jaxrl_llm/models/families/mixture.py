@@ -1,4 +1,4 @@
-"""Mixtures of experts in checkpoints: which keys say one, and what files call its modules."""
+"""Mixtures of experts in checkpoints: the keys that describe one, and the names of its modules in files."""
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from jaxrl_llm.models.config import Experts
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """How a family's `config.json` says its experts.
+    """How a family's `config.json` describes its experts.
 
     Attributes:
       count: key with the number of experts, as published; current releases may call it `num_local_experts`.
@@ -39,7 +39,7 @@ class Mixture:
                        shared_size=raw[self.shared] if self.shared else 0)
 
     def written(self, experts: Experts) -> dict[str, Any]:
-        """The keys of `config.json` that say the experts."""
+        """The keys of `config.json` that describe the experts."""
         said: dict[str, Any] = {self.count: experts.count, "num_experts_per_tok": experts.per_token, self.size: experts.size}
         if self.normalize is None:
             said["norm_topk_prob"] = experts.normalize
@@ -59,7 +59,7 @@ class Mixture:
 
 
 def named(router: str, experts: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"):
-    """Module -> its name in Hugging Face files, where `{}` stands for the expert, and in GGUF files, of one tensor for all."""
+    """Module -> its name in Hugging Face files, with `{}` for the expert, and in GGUF files, one tensor for all experts."""
     return {"router": (router, "ffn_gate_inp"), "experts_gate": (f"{experts}.{{}}.{gate}", "ffn_gate_exps"),
             "experts_up": (f"{experts}.{{}}.{up}", "ffn_up_exps"), "experts_down": (f"{experts}.{{}}.{down}", "ffn_down_exps")}
 

@@ -4,7 +4,7 @@ from jaxrl_llm.models.families.mistral import all_or_none
 
 
 def _prepare(raw):
-    """The scaling of its first releases is called `su` or, with the same meaning, `yarn`."""
+    """Renames the scaling of the first releases, which is called `su` or, with the same meaning, `yarn`."""
     scaling = raw.get("rope_scaling") or {}
     if scaling.get("rope_type", scaling.get("type")) in ("su", "yarn"):
         raw["rope_scaling"] = scaling | {"rope_type": "longrope"}

@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE: experts, and one more that computes every token, times a gate of its own."""
+"""Qwen1.5-MoE and Qwen2-MoE: experts, plus one that computes every token, multiplied by its own gate."""
 from jaxrl_llm.models.families.family import Family, Gguf
 from jaxrl_llm.models.families.mixture import NAMES, Mixture
 

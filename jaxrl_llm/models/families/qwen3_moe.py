@@ -1,4 +1,4 @@
-"""Qwen3-MoE: a mixture of experts in the place of every MLP of a Qwen3."""
+"""Qwen3-MoE: a Qwen3 with a mixture of experts instead of every MLP."""
 from jaxrl_llm.models.families.family import ATTENTION_BIAS, Family, Gguf
 from jaxrl_llm.models.families.mistral import all_or_none
 from jaxrl_llm.models.families.mixture import NAMES, Mixture

@@ -19,12 +19,12 @@ def load(path: str | Path, dtype: Any = jnp.float32, shardings: layout.Layout | 
       path: a directory with `config.json` and safetensors (one file, or shards with their index), a `.gguf` file (the first, of
         several parts) or a directory that holds one; or a PEFT directory with a LoRA adapter, which is merged into its base.
       dtype: dtype of the parameters; float32 masters are what training wants, whatever the stored precision.
-      shardings: of a tree of shapes the tree of shardings that the parameters get, each device only its piece; None: all of
-        them lie on one device.
+      shardings: maps the tree of shapes to the shardings of the parameters, so that each device gets only its shard; None:
+        all parameters are on one device.
     Returns:
       `(ModelConfig, params)`; matrices are `[in, out]`, layers are stacked along the first axis.
     Raises:
-      FileNotFoundError: nothing there.
+      FileNotFoundError: the path does not exist or holds no model.
       ValueError: unsupported architecture or feature; missing tensor, unexpected shape, truncated file.
     """
     given, path = str(path), Path(path).expanduser()

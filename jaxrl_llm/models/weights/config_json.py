@@ -40,7 +40,7 @@ def of_family(family: Family, raw: Mapping[str, Any], file: Any) -> ModelConfig:
 
 
 def _with_defaults(family, raw) -> dict:
-    """What a config leaves out, as transformers does for its family; functions of other keys last."""
+    """The config, with omitted keys filled in as transformers does for its family; functions of other keys come last."""
     defaults = DEFAULTS | family.defaults
     raw = {key: value for key, value in raw.items() if value is not None or key in _NULL_MEANS_OFF}
     raw = {key: value for key, value in defaults.items() if not callable(value)} | raw
@@ -74,7 +74,7 @@ def written(config: ModelConfig) -> dict:
     """The contents of `config.json`, with keys that older and current readers know.
 
     Raises:
-      ValueError: the config has a feature that its family's format cannot say, and which would be lost in silence.
+      ValueError: the config has a feature that its family's format cannot state, and which would be lost silently.
     """
     family = families.by_name(config.family)
     described: dict[str, Any] = dict(architectures=[family.architecture], model_type=family.name, bos_token_id=None,

@@ -48,9 +48,9 @@ def save_hf(directory: str | Path, config: ModelConfig, params: Any, tokenizer_f
 
 
 def save_peft(directory: str | Path, config: ModelConfig, lora: Any, base: str) -> None:
-    """Writes adapters as PEFT and vLLM read them, `adapter_model.safetensors` and `adapter_config.json`, beside no weights.
+    """Writes adapters as PEFT and vLLM read them, `adapter_model.safetensors` and `adapter_config.json`, without base weights.
 
-    Our A has the scale alpha / rank in it, so the written alpha is the rank. `base` names the model that they belong to.
+    Our A includes the scale alpha / rank, so the written alpha is the rank. `base` names the model that they belong to.
     Raises ValueError for a family whose files keep an adapted matrix together with others.
     """
     directory, tensors, targets = Path(directory), {}, set()
@@ -77,7 +77,7 @@ def save_peft(directory: str | Path, config: ModelConfig, lora: Any, base: str) 
 
 
 def _save(tensors: dict[str, np.ndarray], file: Path) -> None:
-    """A safetensors file with the rights that the umask gives, not the owner's alone."""
+    """Writes a safetensors file with the permissions that the umask gives, not only the owner's."""
     from safetensors.numpy import save_file
 
     file.touch()

@@ -53,7 +53,7 @@ def load(path: Path, dtype: Any = jnp.float32, shardings: layout.Layout | None =
         many = () if place.expert is None else (config.experts.count,)  # those of a layer are one tensor
         layout.check_shape(place.gguf.name, as_matrix(place, shapes[place.gguf.name]), many + place.shape_of(place.gguf), path)
 
-    @functools.lru_cache(maxsize=config.num_layers)  # a parameter's: all devices in turn ask for their pieces of it
+    @functools.lru_cache(maxsize=config.num_layers)  # the tensors of one parameter: each device in turn asks for its shard
     def whole(name):
         return read_stored(name)
 
@@ -61,7 +61,7 @@ def load(path: Path, dtype: Any = jnp.float32, shardings: layout.Layout | None =
         tensor = whole(place.gguf.name)
         tensor = tensor.reshape(as_matrix(place, tensor.shape)) if place.expert is None else tensor[place.expert]
         part = place.gguf.read(tensor, place.shape[0], index)
-        return part - config.norm_offset if place.path[-1] == "scale" else part  # stored with the offset in it
+        return part - config.norm_offset if place.path[-1] == "scale" else part  # stored with the offset included
 
     return config, layout.assemble(config, read, dtype, shardings)
 

@@ -32,7 +32,7 @@ def load(directory: Path, dtype: Any = jnp.float32, shardings: layout.Layout | N
     layout.check_nothing_left({name for name in tensors.file_of if not _IGNORED.search(name)} - wanted.keys(), directory)
     for name, shape in wanted.items():
         tensors.check(name, shape)
-    if config.tie_embeddings and unembedding in tensors.file_of:  # as in transformers, tied to nothing but its equal
+    if config.tie_embeddings and unembedding in tensors.file_of:  # as in transformers, tied only if both are equal
         embedding = _stored_name(prefix, "model.embed_tokens.weight")
         config = dataclasses.replace(config, tie_embeddings=tensors.equal(embedding, unembedding))
         if not config.tie_embeddings:
@@ -75,7 +75,7 @@ def _stored_name(prefix, name):
 
 
 class _Tensors:
-    """The named tensors of a directory's safetensors files, of which parts are read when they are asked for."""
+    """The named tensors of a directory's safetensors files, read in parts on demand."""
 
     def __init__(self, directory: Path):
         index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Where every parameter lies in a checkpoint: one table, read by the loaders and by the export."""
+"""Where every parameter is stored in a checkpoint: one table, read by the loaders and by the export."""
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -37,9 +37,9 @@ Layout = Callable[[Any], Any]  # a tree of shapes -> a tree of shardings
 
 
 class Stored(NamedTuple):
-    """Where a parameter lies in one file format: rows `start` to `start + own` of the tensor `name` of `rows` rows.
+    """Where a parameter is stored in one file format: rows `start` to `start + own` of the tensor `name` of `rows` rows.
 
-    With `paired` (dimensions of a head, rotated ones among them) rows lie in adjacent rotary pairs, which we keep in halves.
+    With `paired` (dimensions of a head, rotated dimensions) rows are adjacent rotary pairs in files and halves in our tree.
     """
 
     name: str
@@ -48,16 +48,16 @@ class Stored(NamedTuple):
     paired: tuple[int, int] | None
 
     def read(self, tensor: Any, own: int, index: Index) -> np.ndarray:
-        """The part `index` of the parameter's own rows, out of a tensor of which parts can be read."""
+        """The part `index` of the parameter's own rows, from a tensor that can be read in parts."""
         if self.paired is not None:
             return halves_from_pairs(np.asarray(tensor[self.start:self.start + own]), *self.paired)[index]
         return tensor[slice(self.start + index[0].start, self.start + index[0].stop), *index[1:]]
 
 
 class Place(NamedTuple):
-    """One stored tensor: our `path` and `layer` (None outside the stack), where it lies in files, its shape there.
+    """One stored tensor: its `path` and `layer` in our tree (None outside the stack), its place in files, its shape there.
 
-    expert: which of the layer's it belongs to, if to one; GGUF files keep those of a layer as one tensor `[E, ...]`.
+    expert: the layer's expert that it belongs to, if any; GGUF files store all experts of a layer as one tensor `[E, ...]`.
     """
 
     path: tuple[str, ...]
@@ -81,7 +81,7 @@ Read = Callable[[Place, Index], np.ndarray]
 
 
 def places(config: ModelConfig) -> Iterator[Place]:
-    """All stored tensors of a model, those of one stacked parameter in a row."""
+    """All stored tensors of a model; those of one stacked parameter are consecutive."""
     family = families.by_name(config.family)
     names = NAMES | family.names
     leaves = {tuple(key.key for key in keys): leaf.shape for keys, leaf in
@@ -90,7 +90,7 @@ def places(config: ModelConfig) -> Iterator[Place]:
     paired = family.paired, family.gguf is not None and family.gguf.paired
 
     def in_layer(path, layer, expert, form) -> Stored:
-        """Modules that share a tensor lie in it one after another, in the order of the table."""
+        """Modules that share a tensor follow each other in it, in the order of the table."""
         _, module, kind = path
         name, suffix = names[module][form], "bias" if kind == "bias" else "weight"
         sharing = [other for other in names if names[other][form] == name and ("layers", other, kind) in leaves]
@@ -131,8 +131,8 @@ def _regrouped(tensor, head_dim, rotary_dim, groups):
 def assemble(config: ModelConfig, read: Read, dtype: Any, layout: Layout | None = None) -> dict:
     """The parameter tree from `read(place, index)`, the part `index` of a stored tensor; without a `layout` on one device.
 
-    With one each device gets its piece and nothing else, and of the tensors only what the devices of this process hold is
-    asked for. The host has one parameter at a time.
+    With a layout each device gets only its shard, and only the parts of tensors that this process's devices hold are read.
+    The host holds one parameter at a time.
     """
     abstract = Transformer(config).abstract_params()
     shardings = [None] * len(jax.tree.leaves(abstract)) if layout is None else jax.tree.leaves(layout(abstract))
@@ -167,7 +167,7 @@ def check_shape(tensor_name: str, found: tuple[int, ...], expected: tuple[int, .
 
 
 def check_nothing_left(names: set[str], file: Any) -> None:
-    """Raises ValueError for stored tensors that the architecture would not read: the model would compute otherwise."""
+    """Raises ValueError for stored tensors that the architecture would not read: the model would compute something else."""
     if names:
         some = ", ".join(sorted(names)[:4])
         raise ValueError(f"{file} holds {len(names)} tensors that this architecture does not read ({some}"

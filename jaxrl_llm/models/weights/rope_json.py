@@ -18,8 +18,10 @@ def lifted(raw: Mapping[str, Any]) -> dict:
 
 
 def read(raw: Mapping[str, Any], any_local: bool, file: Any) -> dict:
-    """Rotary fields of `ModelConfig`. Sliding-window layers share those of the others, or have a base of their own
-    (`rope_local_base_freq`) and no scaling."""
+    """Rotary fields of `ModelConfig`.
+
+    Sliding-window layers share the fields of the others, or have their own base (`rope_local_base_freq`) and no scaling.
+    """
     parameters = raw.get("rope_parameters") or {}
     if any(parameters.get(kind) for kind in _PER_LAYER_TYPE):
         full, local = (parameters.get(kind) or {} for kind in _PER_LAYER_TYPE)
@@ -79,7 +81,7 @@ def _yarn_attention(factor, parameters) -> float:
 
 
 def written(c: ModelConfig, own_local: bool) -> dict:
-    """The keys that `read` reads: the older ones, which all readers know, and where windows have a base of their own both."""
+    """The keys that `read` reads: the older ones, which all readers know, and both forms if windows have their own base."""
     scaling = None if c.rope_scaling is None else _parameters(c.rope_scaling)
     keys = {"rope_theta": c.rope_theta, "rope_scaling": scaling}
     if scaling and scaling["rope_type"] == "longrope":
