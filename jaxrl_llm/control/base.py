@@ -98,7 +98,9 @@ class Settings(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """`keep(rollouts)`: bool[P], prompts that enter the batch (a trainer samples others in place of the rest).
+    """`keep(rollouts)`: bool[P], prompts that enter the batch.
+
+    A trainer samples others in place of the rest, or with `refills=False` learns from a smaller batch.
 
     With `per="rollout"` it is bool[P, G], rollouts that stay in the loss: to be applied to their mask AFTER the
     advantages. `needs` names fields of `Rollouts`, or entries of its `extras`, that `keep` reads.
@@ -107,6 +109,7 @@ class Filter(NamedTuple):
     keep: Callable[[Rollouts], Array]
     needs: tuple[str, ...] = ("rewards",)
     per: str = "prompt"
+    refills: bool = True
 
 
 def without(rollouts: Rollouts, keep_PG: Array) -> Rollouts:

@@ -31,5 +31,5 @@ def keep_groups(rewards_PG: Array, valid_PG: Array, *, share: float = 0.75) -> A
 
 @prompt_filter
 def spear_clip(*, share: float = 0.75) -> Filter:
-    """The prompts of largest reward std, see `keep_groups`."""
-    return Filter(lambda rollouts: keep_groups(rollouts.rewards, rollouts.valid, share=share))
+    """The prompts of largest reward std, see `keep_groups`; nothing is sampled in place of the others."""
+    return Filter(lambda rollouts: keep_groups(rollouts.rewards, rollouts.valid, share=share), refills=False)

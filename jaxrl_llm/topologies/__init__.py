@@ -12,6 +12,7 @@ from jaxrl_llm.topologies.base import Plan, Topology
 from jaxrl_llm.topologies.budgets import budgets
 from jaxrl_llm.topologies.guided import guided
 from jaxrl_llm.topologies.guides import GUIDES, Guide, guide
+from jaxrl_llm.topologies.narrowed import narrowed
 from jaxrl_llm.topologies.refill import refill
 from jaxrl_llm.topologies.rounds import by_rule, rounds
 from jaxrl_llm.topologies.rules import RULES, Rule, rule
@@ -37,4 +38,4 @@ def make_guide(slug: str, **hyper) -> Guide:
 
 
 __all__ = ["GUIDES", "Guide", "Plan", "Rule", "Topology", "budgets", "by_rule", "guide", "guided", "make_guide", "make_rule",
-           "refill", "rounds", "rule", "rule_names", "single", "sized"]
+           "narrowed", "refill", "rounds", "rule", "rule_names", "single", "sized"]

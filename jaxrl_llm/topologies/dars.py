@@ -26,7 +26,7 @@ def extra_rollouts(success_P: np.ndarray, first: int, most: int, *, weighting: s
 
 @rule
 def dars(*, weighting: str = "equal", use_std: bool = False, upper: float = 1.0) -> Rule:
-    """`extra_rollouts` once, after the first group; learned from are prompts with a mean reward above 0 and below `upper`.
+    """`extra_rollouts` once, after the first group; learned from are prompts with a success rate above 0 and below `upper`.
 
     Prompts that stay without a success, or without a failure, leave the batch, and nothing is sampled in their place.
     """
@@ -41,4 +41,4 @@ def dars(*, weighting: str = "equal", use_std: bool = False, upper: float = 1.0)
         rate = success(rewards, valid)
         return (rate > 0) & (rate < upper)
 
-    return Rule(more, keep)
+    return Rule(more, keep, solved=True)

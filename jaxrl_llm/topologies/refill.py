@@ -29,7 +29,10 @@ def refill(inner: Topology, prompts: int, *, keep: Callable[[Forest], np.ndarray
         last = forest.draw == forest.draw[-1]
         wanted = inner.plan(select(forest, last))
         if len(wanted.rows):
-            return Plan(rows=np.flatnonzero(last)[wanted.rows])
+            return wanted._replace(rows=np.flatnonzero(last)[wanted.rows])
+        if wanted.measure:
+            raise NotImplementedError(f"{wanted.measure} are measured of a whole batch, and a filter draws a batch in several "
+                                      "parts; leave one of the two out")
         enough = passed(forest).sum() >= prompts or forest.draw[-1] + 1 >= attempts
         return Plan() if enough else inner.plan(select(forest, np.zeros(len(last), bool)))
 

@@ -1,4 +1,5 @@
 """Further groups for the prompts that want more: V0.5 (arXiv 2603.10848), Reinforce-Ada (arXiv 2510.04996), `rules`."""
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -34,8 +35,13 @@ def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.
 
 def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
     """`rounds` in which a rule says how many further rollouts each prompt gets, rounded up to whole groups."""
+    def seen(forest):
+        if rule.solved:
+            forest = dataclasses.replace(forest, rewards=forest.solved.astype(np.float32))
+        return outcomes(forest, most)
+
     def wants(forest):
-        more = np.asarray(rule.more(*outcomes(forest, most), group, most, **{name: forest.facts[name] for name in rule.reads}))
+        more = np.asarray(rule.more(*seen(forest), group, most, **{name: forest.facts[name] for name in rule.reads}))
         return -(-more // group)
 
     def plan(forest):
@@ -43,7 +49,7 @@ def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
         return Plan(measure=missing[0]) if missing else inner.plan(forest)
 
     def choose(forest):
-        return everyone(forest) if rule.keep is None else np.asarray(rule.keep(*outcomes(forest, most)))
+        return everyone(forest) if rule.keep is None else np.asarray(rule.keep(*seen(forest)))
 
     inner = rounds(prompts, group=group, most=most, wants=wants, choose=choose)
     return inner._replace(plan=plan)

@@ -8,7 +8,7 @@ To add one, write a keyword-only factory under `@rule` into a file of this folde
             none = (np.where(valid, rewards, 0) == 0).all(1)
             return np.where(none & (valid.sum(1) == first), extra, 0)
 
-        return Rule(more)
+        return Rule(more, solved=True)
 
 A row of the catalogue names it (`Method.allocation`).
 """
@@ -29,15 +29,16 @@ class Rule(NamedTuple):
 
     It is asked after every round: first when all have `first` rollouts, again after what it asked for. A prompt gets at most
     `most`. `reads`: facts f32[P] that are measured of the first round (`topologies.base.MEASURED`); `more` takes them by name.
-    `keep(rewards, valid) -> bool[P]`, the prompts of a complete batch to learn from; None: all.
+    `keep(rewards, valid) -> bool[P]`, the prompts of a complete batch to learn from; None: all. `solved`: both read rewards of
+    1 for rollouts that solve their problem (`Forest.solved`) and 0 for others, whatever shapes the rewards that are trained on.
     """
 
     more: Callable[..., np.ndarray]
     keep: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
     reads: tuple[str, ...] = ()
+    solved: bool = False
 
 
 def success(rewards: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """f64[P], the mean reward of each prompt's rollouts, between 0 and 1."""
-    n = np.maximum(valid.sum(1), 1)
-    return np.clip(np.sum(rewards, axis=1, where=valid, dtype=np.float64) / n, 0, 1)
+    """f64[P], the share of each prompt's rollouts that solve it, of rewards of 0 and 1; 0 for a prompt without any."""
+    return np.sum(rewards, axis=1, where=valid, dtype=np.float64) / np.maximum(valid.sum(1), 1)

@@ -6,7 +6,7 @@ from jaxrl_llm.topologies.rules import Rule, rule, success
 
 @rule
 def speed_rl(*, low: float = 0.0, high: float = 1.0) -> Rule:
-    """All rollouts up to the most for prompts whose first ones have a mean reward in `(low, high)`; the others are dropped.
+    """All rollouts up to the most for prompts whose first ones have a success rate in `(low, high)`; the others are dropped.
 
     Learned from are the screening rollouts too: groups with a screen that disagrees, a mild bias that the paper accepts. Here
     the same weights sample both, in one step; the paper's screen is a step older.
@@ -18,7 +18,7 @@ def speed_rl(*, low: float = 0.0, high: float = 1.0) -> Rule:
     def more(rewards, valid, first, most):
         return np.where((valid.sum(1) == first) & qualified(rewards, valid), most - first, 0)
 
-    return Rule(more, qualified)
+    return Rule(more, qualified, solved=True)
 
 
 def cost(success_rate: np.ndarray, first: int, most: int) -> np.ndarray:

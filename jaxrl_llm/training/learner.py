@@ -174,6 +174,8 @@ class Learner:
             advantages, estimator_state, own = estimate(self.estimator, self.mesh, batch, state.estimator_state)
             jax.block_until_ready(advantages)
             batch, dropped = self._filtered(batch)
+            if self.estimator.keeps is not None:
+                batch = batch.replace(valid=jax.jit(self.estimator.keeps)(batch))
             return state.replace(estimator_state=estimator_state), batch, advantages, facts | own | dropped
         first = any({*one.provides} & {*self.estimator.needs} for one in self.recorders)
         placed, facts = self.place(self.layout.ready(rollouts) if first else rollouts), {}
@@ -225,7 +227,8 @@ class Learner:
         """`(state, metrics of each update, advantages)` after all epochs and minibatches."""
         rows = batch.mask.shape[0]
         size, updates, estimated, real = rows // self.minibatches, [], advantages, parallel.fetch(batch.live).any(1)
-        if self.filters and not real.any():  # an update by nothing would still move weights along earlier gradients
+        drops = self.filters or self.estimator.keeps is not None
+        if drops and not real.any():  # an update by nothing would still move weights along earlier gradients
             return state, updates, advantages
         shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), _SHUFFLE_STREAM)
         for epoch in range(self.epochs):

@@ -43,21 +43,21 @@ def schedule(text: str, steps: int) -> Schedule:
 def method_parts(config: ConfigDict, feature_size: int) -> tuple[Estimator, Objective]:
     """Estimator and objective of the configured method, `feature_size` being the width of `rollouts.features`.
 
-    Numbers of `config.objective` may be schedules: `kl_coef=linear(start=0.1, end=0)`. Their steps are those in which something
-    is learned. Raises ValueError for what cannot be made so.
+    Numbers of `config.objective` may be schedules: `kl_coef=linear(start=0.1, end=0)`. Their steps are those in which the
+    policy learns something, and not the first ones, in which a critic alone does. Raises ValueError for what cannot be made so.
     """
     given = config_lib.keywords(config.objective)
-    numbers = {name: schedule(value, config.steps) for name, value in given.items()
-               if isinstance(value, str) and value.endswith(")")}
-    plain = {name: value for name, value in given.items() if name not in numbers}
+    plain = {name: value for name, value in given.items() if not (isinstance(value, str) and value.endswith(")"))}
     build = functools.partial(methods.build, config.method, max_len=config.sampling.max_tokens, feature_size=feature_size,
                               estimator=config_lib.keywords(config.estimator))
 
     def objective(**now: Any) -> Objective:
         return build(objective={**plain, **now})[1]
 
-    if not numbers:
+    if plain == given:
         return build(objective=plain)
+    alone = max(config.critic.pretrain_steps, 0) if build()[0].has_critic else 0
+    numbers = {name: schedule(value, max(config.steps - alone, 1)) for name, value in given.items() if name not in plain}
     per_step = max(config.learner.epochs * config.learner.minibatches, 1)
     made = scheduled(objective, numbers, per_step)
     return build(objective={**plain, **dict.fromkeys(numbers, 1.0)})[0], made

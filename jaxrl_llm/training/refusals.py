@@ -64,10 +64,14 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
 
 
 def check_sizes(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
-    """Raises ValueError where the number of a prompt's rollouts is decided by two, or has to be one for all."""
+    """Raises ValueError where the number of a prompt's rollouts is decided by two, or has to be one for all.
+
+    Raises NotImplementedError where a rule reads what is measured of a whole batch, and a filter draws it in parts.
+    """
+    rule = parts.make_rule(config, method)
     deciding = [f"the budget {config.budget.utility!r}"] * bool(config.budget.utility)
     deciding += ["its controllers"] * ("group_sizes" in parts.controls_of(config, method).knobs)
-    deciding += ["its allocation rule"] * (parts.make_rule(config, method) is not None)
+    deciding += ["its allocation rule"] * (rule is not None)
     unequal = list(deciding)
     deciding += ["its estimator"] * (estimator.wants_more is not None)
     if len(deciding) > 1:
@@ -76,6 +80,11 @@ def check_sizes(config: ConfigDict, method: methods.Method, estimator: Estimator
     if unequal and (estimator.has_critic or "features" in needs or method.replay is not None):
         raise ValueError(f"{unequal[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which goes "
                          "neither with a critic, nor with a baseline from hidden states, nor with a replay")
+    drawn_again = [name for name, one in parts.filters_of(method).items() if one.per == "prompt" and one.refills]
+    if rule is not None and rule.reads and drawn_again:
+        raise NotImplementedError(f"the allocation rule of method {method.slug!r} reads {', '.join(rule.reads)}, which are "
+                                  f"measured of a whole batch, and the filter {drawn_again[0]!r} draws a batch in several "
+                                  "parts; leave one of the two out")
 
 
 def check_replay(config: ConfigDict, method: methods.Method, needs: set[str]) -> None:

@@ -29,7 +29,7 @@ from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.loader import Batches, batches, levels_of
-from jaxrl_llm.topologies import Topology, budgets, by_rule, guided, refill, rounds, single, sized
+from jaxrl_llm.topologies import Topology, budgets, by_rule, guided, narrowed, refill, rounds, single, sized
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import gradient_norms, optimizers, parts, refusals, teachers
 from jaxrl_llm.training import prior as prior_lib
@@ -242,16 +242,20 @@ def make_topology(config: ConfigDict, method: methods.Method, estimator: Estimat
 
 def filtered(config: ConfigDict, method: methods.Method, inner: Topology, view: Callable[[Forest, int], Rollouts], P: int
              ) -> Topology:
-    """The topology that samples further prompts until filters keep P; `view` is that of the `inner` one."""
+    """The topology that samples further prompts until filters keep P, and leaves those out that other filters drop.
+
+    `view` is that of the `inner` one.
+    """
     filters = [one for one in parts.filters_of(method).values() if one.per == "prompt"]
-    if not filters:
-        return inner
 
-    def keep(forest):
+    def kept_by(some, forest):
         rollouts = view(forest, 0)
-        return np.logical_and.reduce([np.asarray(one.keep(rollouts))[:len(forest.problems)] for one in filters])
+        return np.logical_and.reduce([np.asarray(one.keep(rollouts))[:len(forest.problems)] for one in some])
 
-    return refill(inner, P, keep=keep, attempts=config.sampling.max_rounds)
+    for refills, make in ((True, functools.partial(refill, prompts=P, attempts=config.sampling.max_rounds)), (False, narrowed)):
+        if chosen := [one for one in filters if one.refills == refills]:
+            inner = make(inner, keep=functools.partial(kept_by, chosen))
+    return inner
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

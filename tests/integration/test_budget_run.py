@@ -140,6 +140,18 @@ def test_v0_judges_prompts_and_learns_its_context(monkeypatch, tmp_path):
     assert len(asked) == len(set(asked)) * (1 + len(asked) // (len(set(asked)) + 1))  # each prompt once in a built run
 
 
+def test_few_are_learned_from_where_prompts_get_no_second_group():
+    """Reinforce-Ada with groups of 8: A is of all of them, and the first two right and two wrong ones stay in the update."""
+    run, params = setup.build(config(method="reinforce_ada", **{"sampling.group": 8, "sampling.max_group": 8}))
+    state = setup.initial_state(run, params)
+    rollouts = run.source.next(state).rollouts
+    rewards = np.tile(np.float32([1, 1, 1, 0, 0, 0, 0, 0]), (ROWS, 1))
+    _, metrics, batch, advantages = run.learner.learn(state, rollouts.replace(rewards=rewards))
+    assert np.asarray(batch.valid).astype(int).tolist() == [[1, 1, 0, 1, 1, 0, 0, 0]] * ROWS
+    assert metrics["reinforce_ada/rollouts"] == 8
+    np.testing.assert_allclose(advantages, np.where(rollouts.token_mask, (rewards - 3 / 8)[..., None], 0), rtol=1e-6)
+
+
 @pytest.mark.parametrize(("changes", "told"), (
     ({"budget.utility": "most"}, "config.budget.utility"),
     ({"budget.prompts": 1, "sampling.max_group": 8}, "budget.prompts=1 of at most sampling.max_group=8 .* take 8 of"),

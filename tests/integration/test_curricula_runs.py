@@ -80,6 +80,21 @@ def test_counts_are_of_all_that_was_sampled():
     assert int(done.learned.state.control["sws_domains"].step) == int(done.learned.state.step) == 1
 
 
+def test_what_spear_drops_is_not_replaced():
+    """Of four groups the three of largest spread at most, one draw."""
+    run, params = setup.build(tiny("spear_clip", **{"sampling.group": 4}))
+    finished = run.source.next(setup.initial_state(run, params))
+    assert finished.counts["tried"].sum() == 4 * P and "filter/rounds" not in finished.metrics
+    assert 0 < len(finished.forest.problems) <= 3 and finished.metrics["filter/kept"] == len(finished.forest.problems) / P
+
+
+def test_a_rule_that_measures_and_a_filter_that_draws_again(monkeypatch):
+    row = dataclasses.replace(methods.get("gvm_raft"), slug="both", filters=("dynamic_sampling",))
+    monkeypatch.setitem(methods.METHODS, "both", row)
+    with pytest.raises(NotImplementedError, match="gradient_norms, which are measured of a whole batch, and the filter"):
+        setup.build(tiny("both"))
+
+
 @pytest.mark.slow
 def test_numbers_of_rollouts_over_a_resume(tmp_path):
     """Bit for bit: the walk through the problems, bins, scores and chosen arms are in the checkpoint."""

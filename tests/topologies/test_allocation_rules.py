@@ -38,6 +38,25 @@ def test_dars_in_a_forest():
     assert topology.choose(forest).tolist() == [False, True, True, False, True]
 
 
+@pytest.mark.parametrize("name, hyper, further, kept", [
+    ("dars", {}, [0, 0, 3, 3], [False, True, False, False]), ("speed_rl", {}, [1, 1], [False, True, False, False]),
+    ("gvm_raft", {"mean": 1.5}, [1, 2], [True] * 4), ("xrpo_allocation", {"mean": 1.25, "rounds": 1}, [2], [True] * 4)])
+def test_success_is_the_reward_s_own_criterion(name, hyper, further, kept):
+    """Of `last_number + soft_overlong`: a right answer that is too long earns nearly nothing, a wrong one less than that.
+
+    XRPO's intervals are of what is earned, whatever that is.
+    """
+    right = {0: [0] * 12, 1: [1, 1] + [0] * 10, 2: [1] * 12, 3: [0] * 12}
+    overlong = {0: [0] * 12, 1: [-0.9, -0.9] + [0] * 10, 2: [0, 0, -0.5, -0.5] + [0] * 8, 3: [-0.5] * 12}
+    rule = topologies.make_rule(name, **hyper)
+    topology = by_rule(4, group=4, most=12, rule=rule)
+    seen = topology._replace(plan=lambda forest: topology.plan(
+        forest.with_facts({"gradient_norms": np.ones(4, np.float32)}) if forest.problems else forest))
+    plans, forest = follow(seen, lambda problem, number: right[problem][number] + overlong[problem][number], group=4,
+                           score=lambda problem, number: right[problem][number])
+    assert asked(plans) == [4, [0, 1, 2, 3], further] and topology.choose(forest).tolist() == kept
+
+
 def test_speed_rl_screens_and_continues():
     """The example of the spec: of six screens, two a draw, (0,1) and (1,1) go on; 32 rollouts for 16 that are learned from."""
     screens = {0: "0000", 1: "10001001", 2: "1111", 3: "11001110", 4: "00010000", 5: "0000"}

@@ -5,12 +5,16 @@ import pytest
 from jaxrl_llm.forest import grow, join, outcomes, plant
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.topologies import Plan, budgets, refill, rounds, single
+from jaxrl_llm.topologies import Plan, Topology, budgets, narrowed, refill, rounds, single
+from jaxrl_llm.topologies.base import everyone
 from jaxrl_llm.values.v0_5 import fuse, wants_more
 
 
-def follow(topology, reward=lambda problem, number: 1.0, group=2, expected=None):
-    """`(the plans, the forest at the end)` where completion `number` of a problem earns `reward(problem id, number)`."""
+def follow(topology, reward=lambda problem, number: 1.0, group=2, expected=None, score=None):
+    """`(the plans, the forest at the end)` where completion `number` of a problem earns `reward(problem id, number)`.
+
+    `score`: its first component, where that is not all that it earns.
+    """
     forest, plans = plant([], [], ("exact",), answers=False), []
     while not (plan := topology.plan(forest)).complete:
         plans.append(plan)
@@ -25,9 +29,9 @@ def follow(topology, reward=lambda problem, number: 1.0, group=2, expected=None)
         roots = np.flatnonzero(forest.role == Role.PROMPT)
         for row in plan.rows:
             had = int(((forest.prompt == row) & (forest.role == Role.POLICY)).sum())
-            earned = np.float32([reward(int(row), had + i) for i in range(group)])
+            earned, first = (np.float32([one(int(row), had + i) for i in range(group)]) for one in (reward, score or reward))
             forest = grow(forest, [roots[row]] * group, [len(forest.uid) + i for i in range(group)], role=Role.POLICY,
-                          length=[1] * group, stopped=[True] * group, rewards=earned, components=earned[:, None],
+                          length=[1] * group, stopped=[True] * group, rewards=earned, components=first[:, None],
                           texts=[""] * group, answers=None, tokens=[5] * group, logprobs=[0.0] * group, entropies=[0.0] * group,
                           version=[0] * group)
         assert len(plans) < 50
@@ -115,6 +119,40 @@ def test_refilling_of_rounds_asks_the_prompts_of_the_last_draw():
     plans, forest = follow(topology, lambda problem, number: float((problem, number) in {(2, 0), (3, 3), (5, 1)}))
     assert asked(plans) == [2, [0, 1], [0, 1], 2, [2, 3], [3]] and topology.max_groups == 2
     assert topology.choose(forest).tolist() == [False, False, True, True]
+
+
+def test_refilling_keeps_what_a_plan_says_of_its_rows():
+    """Shares of solutions, for the prompts of the second draw; what is measured of whole batches is refused."""
+    def plan(forest):
+        if not forest.problems:
+            return Plan(draw=2)
+        return Plan() if len(forest.ends) else Plan(rows=np.array([1, 0]), shares=np.float32([[1, 0], [0.5, 0]]))
+
+    plans, _ = follow(refill(Topology(plan, everyone), 2, keep=disagree, attempts=2), lambda problem, number: 0.0)
+    assert asked(plans) == [2, [1, 0], 2, [3, 2]]
+    assert [plan.shares.tolist() for plan in plans[1::2]] == [[[1, 0], [0.5, 0]]] * 2
+    measuring = Topology(lambda forest: Plan(measure="gradient_norms") if forest.problems else Plan(draw=2), everyone)
+    with pytest.raises(NotImplementedError, match="gradient_norms are measured of a whole batch, and a filter draws"):
+        follow(refill(measuring, 2, keep=disagree, attempts=2))
+
+
+def test_what_a_filter_drops_can_leave_a_batch_smaller():
+    """Alone nothing is drawn again; behind a filter that refills it sees what that kept."""
+    mixed = {1, 3, 4}
+    topology = narrowed(single(3), keep=disagree)
+    plans, forest = follow(topology, lambda problem, number: float(problem in mixed and number))
+    assert asked(plans) == [3, [0, 1, 2]] and topology.choose(forest).tolist() == [False, True, False]
+    assert topology.metrics(forest) == {"filter/kept": pytest.approx(1 / 3)}
+
+    def first_two(forest):
+        assert len(forest.problems) == 3
+        return np.array([True, True, False])
+
+    topology = narrowed(refill(single(3), 3, keep=disagree, attempts=2), keep=first_two)
+    plans, forest = follow(topology, lambda problem, number: float(problem in mixed and number))
+    assert asked(plans) == [3, [0, 1, 2], 3, [3, 4, 5]]
+    assert topology.choose(forest).tolist() == [False, True, False, True, False, False]
+    assert topology.metrics(forest) == {"filter/rounds": 2, "filter/kept": pytest.approx(1 / 3)}
 
 
 def test_a_plan_is_complete_without_draws_and_rows():

@@ -1,8 +1,10 @@
 """Numbers of objectives by schedules: how they are written, and a run that follows one."""
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import run_files
 
+from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import loop, numbers, setup
 from jaxrl_llm.training.config import default_config, keywords
 
@@ -53,3 +55,16 @@ def test_a_run_follows_its_schedule_over_a_resume(tmp_path):
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
         loop.train(tiny(objective=schedule), tmp_path / "broken", resume=True)
     run_files.assert_same(run_files.saved(tmp_path / "broken", tiny(objective=schedule)), saved)
+
+
+def test_a_schedule_begins_when_the_policy_learns():
+    """Of 6 steps the first 2 are a critic's alone; a method without one has all 6."""
+    full = jnp.zeros((1, 2, 3))
+    rollouts = Rollouts(mask=full == 0, valid=jnp.ones((1, 2), bool), rewards=jnp.array([[1.0, 0]]), old_logprobs=full,
+                        ref_logprobs=full)
+    for method, expected in (("vc_ppo", [0.4, 0.3, 0.2, 0.1, 0]), ("grpo", [2.4 / 6, 2 / 6, 1.6 / 6, 1.2 / 6, 0.8 / 6])):
+        _, objective = numbers.method_parts(tiny(method=method, steps=6, **{
+            "learner.epochs": 1, "learner.minibatches": 1, "critic.pretrain_steps": 2}), 16)
+        found = [objective.update(full, rollouts, full, objective.init()._replace(updates=jnp.int32(step)))[1][0]
+                 for step in range(5)]
+        np.testing.assert_allclose([metrics["objective/kl_coef"] for metrics in found], expected, atol=1e-6)

@@ -1,0 +1,24 @@
+"""Fewer prompts than were sampled: what a filter drops leaves the batch (SPEAR, arXiv 2509.22601)."""
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxrl_llm.forest import Forest, select
+from jaxrl_llm.topologies.base import Topology
+
+
+def narrowed(inner: Topology, *, keep: Callable[[Forest], np.ndarray]) -> Topology:
+    """`inner`, of whose complete batch only prompts that pass `keep(forest) -> bool[P]` are learned from; see also `refill`.
+
+    Metrics: `filter/kept`, the share of all sampled prompts that is learned from.
+    """
+    def choose(forest):
+        chosen = inner.choose(forest).copy()
+        if chosen.any():
+            chosen[chosen] &= keep(select(forest, chosen))
+        return chosen
+
+    def metrics(forest):
+        return inner.metrics(forest) | {"filter/kept": float(choose(forest).mean())}
+
+    return inner._replace(choose=choose, metrics=metrics)
