@@ -134,6 +134,8 @@ def test_filters_and_controllers_of_rows_exist():
         assert set(row.filters) <= set(control.filter_names()), row.slug
         assert set(row.controllers) <= set(control.names()), row.slug
         assert row.replay is None or replay.make(row.replay[0], **row.replay[1]).most(problems=8, per_step=8) >= 1
+        takers = [keyword for name in row.controllers for keyword in control.parameters(name) if keyword in row.control]
+        assert sorted(takers) == sorted(row.control), row.slug  # each number is that of one controller
     assert {row.replay[0] for row in methods.METHODS.values() if row.replay} == set(replay.names())
     assert {row.guidance[0] for row in methods.METHODS.values() if row.guidance} == set(topologies.GUIDES)
     named = {name for row in methods.METHODS.values() for name in (*row.filters, *row.controllers)}
@@ -146,6 +148,8 @@ def test_the_page_names_settings_omissions_and_parts_for_ones_own_loop():
     assert "| minibatches 4 |" in gspo
     scalerl = next(line for line in page.splitlines() if line.startswith("| `scalerl` "))
     assert "`pass_rate`" in scalerl and "*omits forced interruption of long thoughts" in scalerl
+    rapo = next(line for line in page.splitlines() if line.startswith("| `rapo` "))
+    assert "`pass_rate(at_least=32)`" in rapo
     prorl = next(line for line in page.splitlines() if line.startswith("| `prorl` | "))
     assert prorl.endswith("| **controller** `prorl` |")
     d3s = next(line for line in page.splitlines() if line.startswith("| `d3s` | "))

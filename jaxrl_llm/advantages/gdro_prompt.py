@@ -44,17 +44,18 @@ def bin_weights(scores_B: Array, bins_P: Array, real_P: Array, *, mode: str = "c
     return jnp.minimum(weight / jnp.where(mean > 0, mean, 1), most)
 
 
-def scored(scores_B: Array, seen_B: Array, bins_P: Array, losses_PG: Array, valid_PG: Array, *, decay: float = 0.12
-           ) -> tuple[Array, Array]:
+def scored(scores_B: Array, seen_B: Array, bins_P: Array, losses_PG: Array, valid_PG: Array, *, decay: float = 0.12,
+           per_share: bool = False) -> tuple[Array, Array]:
     """`(scores, seen)` f32[B] after a batch with these losses of its rollouts, of which each bin meets the mean.
 
-    The mean is divided by the bin's share of the batch, so that bins with few prompts are not forgotten; the first one is
-    taken as it is, later ones with the weight `decay`. Bins without a rollout stay as they are.
+    The first mean is taken as it is, later ones with the weight `decay`. Bins without a rollout stay as they are. `per_share`
+    divides the mean by the bin's share of the batch: an option of the released code for its loss, which is about 0. A loss that
+    is about 1 says then how few prompts a bin has.
     """
     inside = (bins_P[None, :, None] == jnp.arange(BINS)[:, None, None]) & valid_PG[None]
     count = masked.count(inside, axis=(1, 2))
     loss = masked.mean(jnp.broadcast_to(losses_PG[None], inside.shape), inside, axis=(1, 2))
-    loss = loss * jnp.sum(count) / jnp.maximum(count, 1)
+    loss = loss * jnp.sum(count) / jnp.maximum(count, 1) if per_share else loss
     moved = jnp.where(seen_B > 0, (1 - decay) * scores_B + decay * loss, loss)
     there = count > 0
     return jnp.where(there, moved, scores_B), seen_B + there
@@ -62,8 +63,8 @@ def scored(scores_B: Array, seen_B: Array, bins_P: Array, losses_PG: Array, vali
 
 @estimator
 def gdro_prompt(*, num_prompts: int = 65536, window: int = 100, mode: str = "code", rate: float = 0.65, mix: float = 0.01,
-                decay: float = 0.12, most: float = 15.0, margin: float = 0.03, eps: float = 1e-6, clip: float = 5.0
-                ) -> Estimator:
+                decay: float = 0.12, per_share: bool = False, most: float = 15.0, margin: float = 0.03, eps: float = 1e-6,
+                clip: float = 5.0) -> Estimator:
     """`A = w_b clip((r - group mean) / (group std + eps))`, w the `bin_weights` of the prompt's bin b from before this step.
 
     A prompt's bin follows the share of its last `window` visits in which one of its rollouts was right, with a `margin`; a new
@@ -89,7 +90,7 @@ def gdro_prompt(*, num_prompts: int = 65536, window: int = 100, mode: str = "cod
         bins = gdro_bins.bins_of(jnp.where(known, gdro_bins.accuracy(mine), 0), previous, margin=margin)
         weights = bin_weights(state.scores, bins, real, mode=mode, rate=rate, mix=mix, most=most)
         losses = 1 - rollouts.correct.astype(rewards.dtype)
-        scores, seen = scored(state.scores, state.seen, bins, losses, valid, decay=decay)
+        scores, seen = scored(state.scores, state.seen, bins, losses, valid, decay=decay, per_share=per_share)
         counted = jnp.where(real & (ids >= 0), place, size)
         new = jnp.where(known, size, counted)
         visited = jnp.zeros(size, bool).at[counted].set(True, mode="drop")

@@ -15,7 +15,7 @@ class Bandits(NamedTuple):
     """Where the walk is, the bins of all problems, `scores` f32[B, K] of numbers of rollouts, `price` f32[] of one.
 
     `group` i32[]: the arms are 1 to K times that. `arms` i32[B]: those that were chosen for the next batch, from 0; -1 for a
-    bin without a prompt in it.
+    bin without a prompt in it. `usual` f32[B]: the moving mean of a bin's loss, NaN before it has one.
     """
 
     walk: passes.Walk
@@ -24,6 +24,7 @@ class Bandits(NamedTuple):
     price: Array
     group: Array
     arms: Array
+    usual: Array
 
 
 def arm_probabilities(scores_BK: Array, *, rate: float = 0.65, mix: float = 0.01) -> Array:
@@ -75,17 +76,20 @@ def square_root_law(counts_B: Array, variance_B: Array, mean: float) -> Array:
 
 
 @controller
-def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_rate: float = 0.05, window: int = 100
-                 ) -> Controller:
+def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_rate: float = 0.05, window: int = 100,
+                  decay: float = 0.12) -> Controller:
     """`prompt_ids`, `group_sizes`: passes through all problems, whose bins play numbers of rollouts, `mean` groups on average.
 
     The bins are `gdro_bins` of what is known before the step. Their arms are 1, 2, ... groups up to `sampling.max_group`,
-    chosen by `joint_arms` for a total of exactly `mean` groups a prompt, where some choice has it. A bin's loss is the share
-    of its rollouts that is wrong: ours, as a surrogate loss is zero on fresh rollouts. The dual price of a rollout rises with
-    the surplus of rollouts, which is zero where the total is met. Facts: `tried`, `right`.
+    chosen by `joint_arms` for a total of exactly `mean` groups a prompt, where some choice has it. The dual price of a rollout
+    rises with the surplus of rollouts, which is zero where the total is met. Facts: `tried`, `right`.
+
+    What an arm meets is the share of its bin's rollouts that is wrong, less the moving mean of that share, which a step enters
+    with the weight `decay`: ours, as a surrogate loss is zero on fresh rollouts. The share itself is never negative, and would
+    raise whichever arm is played first.
 
     Raises:
-      ValueError: fewer than one group a prompt.
+      ValueError: fewer than one group a prompt; from `init`: a `sampling.max_group` that leaves nothing to choose.
     """
     if mean < 1:
         raise ValueError(f"mean={mean} groups a prompt; give 1 or more")
@@ -103,22 +107,28 @@ def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_
         wrong = jnp.where(tried > 0, 1 - right / jnp.maximum(tried, 1), 0)
         loss = masked.mean(jnp.broadcast_to(wrong, there.shape), there & seen, axis=1)
         arms = jnp.where((there & seen).any(1), state.arms, -1)
-        scores = played(state.scores, arms, loss, state.price, groups * state.group, mean * state.group)
+        usual = jnp.where(jnp.isnan(state.usual), loss, state.usual)
+        scores = played(state.scores, arms, loss - usual, state.price, groups * state.group, mean * state.group)
         surplus = masked.mean(tried.astype(jnp.float32), seen) - mean * state.group
         price = jnp.where(seen.any(), state.price + price_rate * surplus, state.price)
         windows = gdro_bins.visited(state.windows, seen, right > 0)
         bins = gdro_bins.bins_of(gdro_bins.accuracy(windows), windows.bins)
         windows = windows._replace(bins=jnp.where(seen, bins, windows.bins))
         walk = passes.advance(state.walk, tried, jnp.ones(seen.size, bool))
-        return Bandits(walk, windows, scores, price, state.group, chosen(walk, windows, scores))
+        usual = jnp.where(arms < 0, state.usual, (1 - decay) * usual + decay * loss)
+        return Bandits(walk, windows, scores, price, state.group, chosen(walk, windows, scores), usual)
 
     def propose(state):
         arm = state.arms[jnp.maximum(state.windows.bins, 0)[state.walk.ids]]
         return {"prompt_ids": state.walk.ids, "group_sizes": state.group * (arm + 1)}
 
     def init(prompts, batch, seed, group, max_group):
+        if max_group <= mean * group:
+            raise ValueError(f"sampling.max_group={max_group} is no more than the {mean} groups of {group} that prompts get on "
+                             "average, so that all would get the same; raise it")
         walk, windows = passes.start(prompts, batch, seed), gdro_bins.unseen(prompts, window)
         scores = jnp.zeros((gdro_bins.BINS, max_group // group))
-        return Bandits(walk, windows, scores, jnp.float32(0), jnp.int32(group), chosen(walk, windows, scores))
+        return Bandits(walk, windows, scores, jnp.float32(0), jnp.int32(group), chosen(walk, windows, scores),
+                       jnp.full(gdro_bins.BINS, jnp.nan))
 
     return Controller(init, propose, observe, facts=("tried", "right"), knobs=("prompt_ids", "group_sizes"))

@@ -41,7 +41,8 @@ ROWS = (
         objective=("reinforce", {"aggregation": "seq_mean_token_sum"}),
         needs=("step_rewards", "step"),
         defaults={"pretrain_steps": 20, "epochs": 1},
-        omits="the replay of older turns, an encoder of the critic's own, and the baseline of tokens",
+        omits="the fit of the critic to the batch before its values are read, the replay of older turns, an encoder of the "
+              "critic's own, and the baseline of tokens",
     ),
     Method(
         slug="scaling_inter_rl",

@@ -35,7 +35,8 @@ class Method:
 
     `arxiv`: paper ids. `estimator`, `objective`: (name, hyper-parameters that differ from the factory's defaults).
     `needs`: fields of `Rollouts`, or entries of its `extras`, that the run has to record beyond what the parts say.
-    `filters`, `controllers`: parts of `jaxrl_llm.control` by name. `replay`: a rule of `jaxrl_llm.replay`, if rollouts of
+    `filters`, `controllers`: parts of `jaxrl_llm.control` by name. `control`: numbers of the controllers that differ from their
+    defaults, by keyword. `replay`: a rule of `jaxrl_llm.replay`, if rollouts of
     earlier steps are learned from. `allocation`: a rule of `jaxrl_llm.topologies`, if some prompts get further rollouts.
     `guidance`: a guide of it, if some completions begin with the task's solutions.
     `defaults`: what the paper sets outside the parts,
@@ -52,6 +53,7 @@ class Method:
     needs: tuple[str, ...] = ()
     filters: tuple[str, ...] = ()
     controllers: tuple[str, ...] = ()
+    control: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     replay: Part | None = None
     allocation: Part | None = None
     guidance: Part | None = None

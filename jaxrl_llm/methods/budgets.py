@@ -17,14 +17,14 @@ ROWS = (
         title="GRPO with rollout budgets from V0",
         arxiv=("2602.03584",),
         equation="max sum_i n_i q_i (1 - q_i^(n_i - 1)), q = 1 - V0(prompt, policy)",
-        defaults={"budget": "paper"},
+        defaults={"budget": "paper", "max_group": 128},
     ),
     Method(
         slug="knapsack_rl",
         title="Knapsack RL",
         arxiv=("2509.25849",),
         equation="max sum_i (1 - p_i^n_i - q_i^n_i) p_i q_i^2, sum_i n_i = total",
-        defaults={"group_size": 8, "budget": "knapsack"},
+        defaults={"group_size": 8, "max_group": 128, "budget": "knapsack"},
     ),
     Method(
         slug="gvm_raft",
@@ -42,7 +42,7 @@ ROWS = (
         equation="sample until 2 right and 2 wrong; A = r - mean of all drawn",
         estimator=("reinforce_ada", {}),
         objective=("ppo_clip", {"clip_high": 0.28, "dual_clip": 10.0}),
-        defaults={"group_size": 4},
+        defaults={"group_size": 8, "max_group": 32},
     ),
     Method(
         slug="dars",
@@ -106,17 +106,18 @@ ROWS = (
         objective=("tis_mis", {"max_ratio": 1.0, "clip_high": 0.28, "kl_coef": 0.1}),
         controllers=("dart_curation",),
         defaults={"group_size": 2, "max_group": 8, "temperature": 1.0},
-        omits="limits of steps by task, replayed successes, the choice of high-entropy steps, asynchronous generation",
+        omits="advantages of the rewards of all steps, in which long trajectories weigh more, limits of steps by task, "
+              "replayed successes, the choice of high-entropy steps, asynchronous generation",
     ),
     Method(
         slug="gdro_rollout",
         title="Rollout-GDRO: bins of prompts play numbers of rollouts",
         arxiv=("2601.19280",),
-        equation="n_b: likeliest arms with sum_b counts_b n_b fixed; score += loss - price (n - mean n); GRPO",
+        equation="n_b: likeliest arms with sum_b counts_b n_b fixed; score += loss - usual loss - price (n - mean n); GRPO",
         objective=("ppo_clip", {"clip_high": 0.28, "kl_coef": 0.001}),
         controllers=("gdro_rollout",),
         defaults={"group_size": 2, "max_group": 12},
-        omits="the surrogate loss as the bandits' loss, in whose place the share of wrong rollouts is",
+        omits="the surrogate loss as the bandits' loss, in whose place the share of wrong rollouts less its moving mean is",
     ),
     Method(
         slug="brorl",

@@ -119,6 +119,7 @@ ROWS = (
         objective=("ppo_clip", {"aggregation": "seq_mean_token_mean"}),
         needs=("old_logprobs", "behavior_logprobs", "replayed"),
         controllers=("pass_rate",),
+        control={"at_least": 32},
         replay=("latest_success", {}),
         defaults={"group_size": 5},
     ),

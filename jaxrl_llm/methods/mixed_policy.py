@@ -93,7 +93,7 @@ ROWS = (
         title="ReMix: reincarnated mix-policy optimisation",
         arxiv=("2507.06892",),
         equation="l = max(-A r, -A clip(r, c +- e)) + b (share KL_base + (1 - share) KL_old), c = p_old / p_behaviour",
-        objective=("remix", {"updates_per_step": 2}),
+        objective=("remix", {}),
         needs=("behavior_logprobs", "old_logprobs", "ref_logprobs", "age"),
         replay=("recent_groups", {}),
         defaults={"epochs": 2},

@@ -118,7 +118,8 @@ ROWS = (
         equation="l = min(p_old / p_sampler, 1) PPO(rho, 0.2, 0.28) + 0.1 KL",
         objective=("tis_mis", {"max_ratio": 1.0, "clip_high": 0.28, "kl_coef": 0.1}),
         defaults={"minibatches": 4},
-        omits="choice of high-entropy steps, rollout counts by success rate, replayed successes, asynchronous generation",
+        omits="advantages of the rewards of all steps, in which long trajectories weigh more, choice of high-entropy steps, "
+              "rollout counts by success rate, replayed successes, asynchronous generation",
     ),
     Method(
         slug="mis_token",

@@ -5,6 +5,7 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jaxrl_llm import control
 from jaxrl_llm.methods.base import DEFAULTS, Method, Part
@@ -64,7 +65,8 @@ def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[st
 
 
 def _cells(row: Method, lacks: Sequence[Lack]) -> tuple[str, ...]:
-    notes = [f"`{name}`" for name in (*row.needs, *row.filters, *row.controllers)]
+    notes = [f"`{name}`" for name in (*row.needs, *row.filters)]
+    notes += [_call((name, known)) if (known := _numbers(row, name)) else f"`{name}`" for name in row.controllers]
     notes += [f"allocation {_call(row.allocation)}"] if row.allocation else []
     notes += [f"guidance {_call(row.guidance)}"] if row.guidance else []
     notes += [f"replay {_call(row.replay)}"] if row.replay else []
@@ -79,6 +81,12 @@ def _cells(row: Method, lacks: Sequence[Lack]) -> tuple[str, ...]:
 def _call(part: Part) -> str:
     name, hyper = part
     return f"`{name}({', '.join(f'{key}={value!r}' for key, value in hyper.items())})`"
+
+
+def _numbers(row: Method, controller: str) -> dict[str, Any]:
+    """The numbers that the row gives to this controller."""
+    known = control.parameters(controller) if controller in control.names() else ()
+    return {key: value for key, value in row.control.items() if key in known}
 
 
 def _control_rows() -> list[tuple[str, str, str]]:

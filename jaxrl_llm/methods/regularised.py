@@ -173,6 +173,7 @@ ROWS = (
         estimator=("rloo", {}),
         objective=("t1", {"kl_coef": 1e-2}),
         controllers=("t1",),
+        control={"decay": 0.9},
         defaults={"group_size": 64, "temperature": 1.0},
         omits="the first policy, which is trained on chains with failed attempts",
     ),

@@ -48,8 +48,9 @@ def method_parts(config: ConfigDict, feature_size: int) -> tuple[Estimator, Obje
     """
     given = config_lib.keywords(config.objective)
     plain = {name: value for name, value in given.items() if not (isinstance(value, str) and value.endswith(")"))}
+    per_step = max(config.learner.epochs * config.learner.minibatches, 1)
     build = functools.partial(methods.build, config.method, max_len=config.sampling.max_tokens, feature_size=feature_size,
-                              estimator=config_lib.keywords(config.estimator))
+                              updates_per_step=per_step, estimator=config_lib.keywords(config.estimator))
 
     def objective(**now: Any) -> Objective:
         return build(objective={**plain, **now})[1]
@@ -58,6 +59,5 @@ def method_parts(config: ConfigDict, feature_size: int) -> tuple[Estimator, Obje
         return build(objective=plain)
     alone = max(config.critic.pretrain_steps, 0) if build()[0].has_critic else 0
     numbers = {name: schedule(value, max(config.steps - alone, 1)) for name, value in given.items() if name not in plain}
-    per_step = max(config.learner.epochs * config.learner.minibatches, 1)
     made = scheduled(objective, numbers, per_step)
     return build(objective={**plain, **dict.fromkeys(numbers, 1.0)})[0], made

@@ -127,7 +127,7 @@ def filters_of(method: methods.Method) -> dict[str, control.Filter]:
 
 
 def controls_of(config: ConfigDict, method: methods.Method, prior: prior_lib.Prior | None = None) -> Controls:
-    """The controllers of a method, with the numbers of `config.control`, and that of the prior.
+    """The controllers of a method, with the numbers of its row and of `config.control`, and that of the prior.
 
     Raises ValueError for a number that none of them has, or two.
     """
@@ -138,6 +138,7 @@ def controls_of(config: ConfigDict, method: methods.Method, prior: prior_lib.Pri
             known = "; ".join(f"{name} has {', '.join(names) or 'none'}" for name, names in takers.items())
             raise ValueError(f"config.control={config.control!r} sets {keyword}, a number of {len(found)} controllers of "
                              f"method {method.slug!r}; set numbers of one of them ({known or 'it has no controllers'})")
-    own = {name: control.make(name, **{key: value for key, value in given.items() if key in takers[name]})
+    numbers = {**method.control, **given}
+    own = {name: control.make(name, **{key: value for key, value in numbers.items() if key in takers[name]})
            for name in method.controllers}
     return Controls(own if prior is None else {**own, "prior": prior.controller})

@@ -33,10 +33,11 @@ def test_shares_of_the_present_bins():
 def test_scores():
     seen = jnp.array([1.0, 0, 0, 1, 0, 0, 1])
     losses = jnp.array([[0.3, 0.1], [0.1, -0.1], [0, 0]])
-    scores, new = scored(SCORES, seen, BINS_P, losses, jnp.ones((3, 2), bool))
+    scores, new = scored(SCORES, seen, BINS_P, losses, jnp.ones((3, 2), bool), per_share=True)
     close(scores, [0.512, 0, 0, 0.088, 0, 0, -0.176], atol=1e-6)
+    close(scored(SCORES, seen, BINS_P, losses, jnp.ones((3, 2), bool))[0], [0.464, 0, 0, 0.088, 0, 0, -0.176], atol=1e-6)
     assert new.tolist() == [2, 0, 0, 2, 0, 0, 2]
-    first, _ = scored(SCORES, 0 * seen, BINS_P, losses, jnp.ones((3, 2), bool).at[2].set(False))
+    first, _ = scored(SCORES, 0 * seen, BINS_P, losses, jnp.ones((3, 2), bool).at[2].set(False), per_share=True)
     close(first[jnp.array([0, 3, 6])], [0.4, 0, -0.2], atol=1e-6)  # the mean at once, over a share of a half; or as it was
 
 
@@ -46,9 +47,10 @@ def batch(ids, right):
     return Rollouts(mask=valid[..., None], valid=valid, rewards=right * 1.0, prompt_ids=jnp.asarray(ids))
 
 
-def test_several_steps_agree_with_a_memory_in_numpy():
+@pytest.mark.parametrize("per_share", [False, True])
+def test_several_steps_agree_with_a_memory_in_numpy(per_share):
     rng, edges = np.random.default_rng(0), np.array([0.1, 0.2, 0.4, 0.6, 0.8, 0.9])
-    one = advantages.make("gdro_prompt", num_prompts=16, window=4)
+    one = advantages.make("gdro_prompt", num_prompts=16, window=4, per_share=per_share)
     update, state = jax.jit(one.update), one.init()
     history, bins, score = {i: [] for i in range(6)}, {}, np.full(7, np.nan)
     for _ in range(12):
@@ -70,11 +72,19 @@ def test_several_steps_agree_with_a_memory_in_numpy():
         z = (right - right.mean(1, keepdims=True)) / (right.std(1, ddof=1, keepdims=True) + 1e-6)
         close(A[..., 0], (w / w.mean())[:, None] * z, rtol=1e-5, atol=1e-6)
         for b in there:
-            loss = (1 - right[mine == b].mean()) / (mine == b).mean()
+            loss = (1 - right[mine == b].mean()) / ((mine == b).mean() if per_share else 1)
             score[b] = loss if np.isnan(score[b]) else 0.88 * score[b] + 0.12 * loss
         for i, row in zip(ids, right):
             history[i].append(row.any())
     close(state.scores, np.nan_to_num(score), rtol=1e-5)
+
+
+def test_a_bin_with_few_prompts_fails_no_more_than_others():
+    """One prompt of one bin and seven of another fail alike: the same scores; per share the first has seven times as much."""
+    bins, losses, valid = jnp.array([6] + [0] * 7), jnp.full((8, 2), 0.5), jnp.ones((8, 2), bool)
+    nothing = jnp.zeros(7)
+    close(scored(nothing, nothing, bins, losses, valid)[0], [0.5, 0, 0, 0, 0, 0, 0.5])
+    close(scored(nothing, nothing, bins, losses, valid, per_share=True)[0], [4 / 7, 0, 0, 0, 0, 0, 4], rtol=1e-6)
 
 
 def test_what_fails_gains_weight():

@@ -90,6 +90,33 @@ def test_a_run_of_bandits_spends_what_it_may():
     assert len(set(np.asarray(state.windows.bins).tolist())) > 2 and np.abs(state.scores).max() > 0
 
 
+def test_an_arm_meets_how_much_worse_than_usual_its_bin_does():
+    """Of one bin: failures that are as many as ever move no score, more of them raise the arm that was played."""
+    one = control.make("gdro_rollout", mean=2)
+    state = one.init(prompts=1, batch=1, seed=SEED, group=2, max_group=6)
+    assert np.isnan(state.usual).all() and np.asarray(state.arms).tolist() == [1, -1, -1, -1, -1, -1, -1]
+    for right, usual, score in ((3, 0.25, 0), (3, 0.25, 0), (2, 0.28, 0.25), (4, 0.2464, -0.03)):
+        state = one.observe(state, {"tried": np.array([4]), "right": np.array([right])})
+        state = state._replace(windows=gdro_bins.unseen(1, 100), arms=jnp.array([1, -1, -1, -1, -1, -1, -1]))  # as before
+        close(state.usual[0], usual, rtol=1e-6)
+        close(state.scores[0], [0, score, 0], atol=1e-6)
+        assert np.isnan(state.usual[1:]).all() and not state.scores[1:].any()
+
+
+def test_failures_alone_lock_nothing_in():
+    """A bin of problems that are never solved: in 30 steps all scores stay 0, whichever arms are played."""
+    one = control.make("gdro_rollout")
+    state, observe = one.init(prompts=8, batch=4, seed=SEED, group=2, max_group=12), jax.jit(one.observe)
+    for _ in range(30):
+        found = one.propose(state)
+        tried = np.zeros(8, np.int32)
+        tried[np.asarray(found["prompt_ids"])] = np.asarray(found["group_sizes"])
+        state = observe(state, {"tried": tried, "right": np.zeros(8, np.int32)})
+    assert not state.scores.any() and state.usual[0] == 1
+    with pytest.raises(ValueError, match="sampling.max_group=4 is no more than the 2 groups of 2"):
+        one.init(prompts=8, batch=4, seed=SEED, group=2, max_group=4)
+
+
 # --- DART
 
 

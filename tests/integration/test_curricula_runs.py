@@ -10,7 +10,7 @@ import tiny_config
 from test_replay_runs import with_factor
 
 from jaxrl_llm import methods
-from jaxrl_llm.training import schedules, setup
+from jaxrl_llm.training import parts, schedules, setup
 from jaxrl_llm.training.controls import Controls
 
 CHOOSING = ["vade", "gdro_prompt", "c3po", "qwenlong_aepo", "kimi_sampling", "acereason_curriculum", "rapo_curriculum",
@@ -112,6 +112,11 @@ def test_numbers_are_set_from_outside():
         nothing = np.zeros(len(run.source.task.train), np.int32)
         state = run.learner.learn(state, None, facts={"tried": nothing, "right": nothing}).state
     assert sizes == [[G] * P, [MOST] * P] and np.asarray(settings.prompt_weights).sum() == 41  # half of 82
+    row = parts.controls_of(tiny("t1_oversampling"), methods.get("t1_oversampling"))
+    given = parts.controls_of(tiny("t1_oversampling", control="decay=0.5"), methods.get("t1_oversampling"))
+    for controls, moved in ((row, 0.1), (given, 0.5)):
+        state = controls.by_name["t1"].observe({"w": jnp.zeros(1)}, {"params": {"w": jnp.ones(1)}})
+        np.testing.assert_allclose(state["w"], moved, rtol=1e-6)
     run, _ = setup.build(tiny("dars", allocation="weighting=hardness"))
     assert run.source.topology.max_groups == 3
 

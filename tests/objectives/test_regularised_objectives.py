@@ -226,7 +226,7 @@ def test_t1_oversampling_from_reward_to_loss_and_anchor():
     made = objectives.make(row.objective[0], **row.objective[1])
     loss, _ = made.update(-0.5 * every, rollouts, advantage, made.init())
     np.testing.assert_allclose(loss, -2.516258e-4, atol=1e-7)  # float32 terms of 2 / 3 cancel
-    anchor = control.make("t1", decay=0.9)
+    anchor = control.make(*row.controllers, **row.control)
     moved = anchor.observe(anchor.init({"w": jnp.zeros(2)}), {"params": {"w": jnp.array([1.0, 2.0])}})
     np.testing.assert_allclose(anchor.propose(moved)["reference"]["w"], [0.1, 0.2], rtol=1e-6)
 

@@ -21,6 +21,9 @@ def test_chances_and_weights_by_hand():
     np.testing.assert_allclose(importance(priority, 0.6, 1.0), [1 / 8, 1])
     np.testing.assert_allclose(importance(priority, 0.6, 0.5), [8**-0.5, 1])
     np.testing.assert_allclose(importance(np.full(5, 0.3), 0.6, 1.0), 1)
+    found = replay.make("prioritised").weights(np.float32([0.75, 0.25, 1e-6]))  # the last is a group of right rollouts alone
+    np.testing.assert_allclose(found, [0.444, 0.474, 1], atol=1e-3)
+    assert importance(np.float32([0.75, 1e-6]), 0.6, 1.0)[0] < 1e-3
 
 
 def test_probabilities_sum_to_one_and_the_least_is_bounded():
@@ -45,7 +48,7 @@ def test_successes_are_stored_with_how_much_better_they_were():
 def test_groups_come_as_often_as_their_chances_say_and_carry_their_weights():
     rule = replay.make("prioritised", share=0.25)
     buffer = buffer_of(rule, [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]).buffer
-    drawn, weights = np.zeros(3), importance(buffer.facts["priority"], 0.6, 1.0)
+    drawn, weights = np.zeros(3), importance(buffer.facts["priority"], 0.6, 0.1)
     for seed in range(600):
         stored, _ = buffers.take(rule, buffer, 1, 4, np.random.default_rng(seed))
         (problem,) = stored.problems
