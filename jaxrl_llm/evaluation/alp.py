@@ -1,8 +1,8 @@
-"""How a policy answers to noise in its layers: ratios of a perturbed policy to the one that sampled (arXiv 2603.19470)."""
+"""How a policy responds to noise in its layers: ratios of a perturbed policy to the sampling one (arXiv 2603.19470)."""
 import numpy as np
 
 LEVELS = ("token", "sequence", "cumulative")
-LIMIT = 20.0  # of a log-ratio, before it is raised
+LIMIT = 20.0  # bound of a log-ratio before it is exponentiated
 
 
 def ratios(perturbed: np.ndarray, sampled: np.ndarray, mask: np.ndarray, level: str, *, geometric: bool = False) -> np.ndarray:

@@ -17,7 +17,7 @@ class Interval(NamedTuple):
 def iqm(scores: np.ndarray, axis: int | None = None) -> np.ndarray:
     """Interquartile mean: the mean without the floor(n/4) lowest and highest of n values; of all values without `axis`.
 
-    Of up to three values it is their mean.
+    For up to three values it is their mean.
     """
     scores = np.asarray(scores, np.float64)
     scores = np.sort(scores.reshape(-1) if axis is None else np.moveaxis(scores, axis, 0), axis=0)
@@ -96,7 +96,7 @@ def mean_within(spent: np.ndarray, scores: np.ndarray, budget: float) -> float:
 
 
 def budget_to_reach(spent: np.ndarray, scores: np.ndarray, target: float) -> float:
-    """What was spent when the curve first crossed `target` (linear between evaluations); infinity if it never did."""
+    """The budget at which the curve first crossed `target` (linear between evaluations); infinity if it never did."""
     finite = np.isfinite(scores)
     spent, scores = np.asarray(spent, np.float64)[finite], np.asarray(scores, np.float64)[finite]
     above = np.flatnonzero(scores >= target)

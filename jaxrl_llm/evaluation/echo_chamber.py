@@ -1,4 +1,4 @@
-"""Which of the formats of pretraining survives training: shares, accuracy and diversity by format (arXiv 2504.07912).
+"""Which format of the pretraining data survives training: shares, accuracy and diversity by format (arXiv 2504.07912).
 
 Tables are `[Q, N]`: N completions of each of Q problems.
 """
@@ -49,5 +49,5 @@ def mixture_entropy(shares: np.ndarray) -> float:
 
 
 def distinct_correct(correct: np.ndarray, texts: Sequence[Sequence[Hashable]]) -> list[tuple[int, Hashable]]:
-    """`(problem, text)` of right completions, duplicates dropped, in the order of sampling: what expert iteration imitates."""
+    """`(problem, text)` of right completions, duplicates dropped, in the order of sampling: the data of expert iteration."""
     return list(dict.fromkeys((q, text) for q, row in enumerate(texts) for text, good in zip(row, correct[q]) if good))

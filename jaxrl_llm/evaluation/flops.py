@@ -11,8 +11,8 @@ from jaxrl_llm.models.config import ModelConfig
 def matmul_parameters(c: ModelConfig, *, unembedding: bool = True, experts: int | None = None) -> int:
     """Weights that a token is multiplied with: `N = L (d h (2 n_q + 2 n_kv) + 3 d m) + V d`.
 
-    In the place of `3 d m` a mixture of experts has `3 d m k + d E`, and `3 d m_s + d` for an expert that all tokens share.
-    With `experts` in the place of k: `experts=c.experts.count` gives the weights that there are.
+    A mixture of experts has `3 d m k + d E` instead of `3 d m`, and `3 d m_s + d` for an expert that all tokens share.
+    `experts` replaces k: `experts=c.experts.count` counts all weights of the model.
     """
     attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
     mlp, e = 3 * c.hidden_size * c.mlp_size, c.experts

@@ -1,4 +1,4 @@
-"""What a search for settings is worth on seeds that it did not see (arXiv 2306.01324).
+"""The value of a hyperparameter search on seeds that it did not see (arXiv 2306.01324).
 
 `tune f64[configurations, seeds]` and `test f64[configurations, other seeds]` are final scores, higher is better; NaN is a
 failed run. The configuration that is kept has the highest mean over the tuning seeds (`comparison.choose`).
@@ -15,9 +15,9 @@ from jaxrl_llm.evaluation.comparison import Interval, choose, stratified_bootstr
 class Protocol(NamedTuple):
     """`incumbent`: the row that is kept. `tuned`, `tested`: its means. `gap`: tuned - tested, the over-fit to tuning seeds.
 
-    `interval`: of the tested mean, over testing seeds. `regret`: the best test mean minus that of the incumbent.
-    `single_seed_regret [s1]`: the same for what each tuning seed alone would keep. `rank_correlation`: Spearman's, of the
-    means on tuning and on testing seeds; NaN for a single configuration.
+    `interval`: interval of the tested mean, over testing seeds. `regret`: the best test mean minus that of the incumbent.
+    `single_seed_regret [s1]`: the regret of the row that each tuning seed alone would keep. `rank_correlation`: Spearman's, of
+    the means on tuning and on testing seeds; NaN for a single configuration.
     """
 
     incumbent: int
@@ -31,7 +31,7 @@ class Protocol(NamedTuple):
 
 
 def protocol(tune: np.ndarray, test: np.ndarray) -> Protocol:
-    """What comes of choosing among all configurations, each of which ran on tuning and on testing seeds.
+    """The outcome of choosing among all configurations, each of which ran on tuning and on testing seeds.
 
     Raises:
       ValueError: the two tables have other numbers of configurations, or no configuration ran on all tuning seeds.
@@ -51,7 +51,7 @@ def protocol(tune: np.ndarray, test: np.ndarray) -> Protocol:
 
 
 class Sensitivity(NamedTuple):
-    """How much the choice matters. `spread`: best mean minus worst. `median`: what a setting drawn blindly reaches.
+    """How much the choice matters. `spread`: best mean minus worst. `median`: the score of a setting drawn at random.
 
     `seeds`: standard deviation over seeds of one setting, pooled: a spread that is no larger is noise. `single_seed_regret`:
     mean score that choosing by one seed loses against the best mean, on the other tuning seeds; NaN with one seed.
@@ -64,7 +64,7 @@ class Sensitivity(NamedTuple):
 
 
 def sensitivity(tune: np.ndarray) -> Sensitivity:
-    """Of the table of tuning alone; settings with a failed run are left out.
+    """The sensitivity from the tuning table alone; settings with a failed run are omitted.
 
     Raises:
       ValueError: every setting has a failed run.
@@ -85,7 +85,7 @@ def sensitivity(tune: np.ndarray) -> Sensitivity:
 def by_value(settings: Sequence[Mapping[str, Any]], tune: np.ndarray) -> dict[str, dict[str, float]]:
     """For each key of the settings the mean score of every value that it takes, over the other keys and the seeds.
 
-    `settings`: one a row of `tune`. Failed runs are left out; a value of which nothing else is left has NaN.
+    `settings`: one a row of `tune`. Failed runs are omitted; a value without any other run gets NaN.
     """
     found: dict[str, dict[str, float]] = {}
     for key in dict.fromkeys(key for one in settings for key in one):

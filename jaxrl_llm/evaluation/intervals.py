@@ -31,7 +31,7 @@ def wilson(successes: int, trials: int, level: float = 0.95) -> Rate:
 
 
 def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> Rate:
-    """The exact interval of a share: it covers at least as often as it says."""
+    """The exact interval of a share: its coverage is at least `level`."""
     wilson(successes, trials)
     tail = (1 - level) / 2
     low = stats.beta.ppf(tail, successes, trials - successes + 1) if successes else 0.0

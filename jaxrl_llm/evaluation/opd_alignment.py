@@ -1,8 +1,8 @@
 """Whether a teacher pulls a student towards success: gradients of distillation against that of success (arXiv 2605.10889).
 
 A node is a question with a prefix of an answer. `student`, `teacher` f64[V] are probabilities of the next token there,
-`success` f64[V] the rate at which the student solves the problem after each token. All gradients are those that go up, with
-respect to the student's logits: `pi (f - sum pi f)`.
+`success` f64[V] the rate at which the student solves the problem after each token. All gradients point uphill and are taken
+with respect to the student's logits: `pi (f - sum pi f)`.
 """
 import numpy as np
 
@@ -25,7 +25,7 @@ def distillation(student: np.ndarray, teacher: np.ndarray, loss: str, mix: float
 
     `forward_kl` KL(teacher || student), f = pt / pi: the gradient is pt - pi. `reverse_kl` KL(student || teacher),
     f = log pt - log pi, which sampled-token distillation has in expectation. `jsd`: f = -(1 - b) log(pi / M) with
-    M = (1 - b) pi + b pt and b = `mix`. Tokens that the student cannot say get 0.
+    M = (1 - b) pi + b pt and b = `mix`. Tokens that the student cannot sample get 0.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         force = {"forward_kl": lambda: teacher / student, "reverse_kl": lambda: np.log(teacher) - np.log(student),

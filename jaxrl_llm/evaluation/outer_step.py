@@ -1,9 +1,9 @@
-"""Why a run stops to rise: each update of the policy as one noisy step, after Beukman et al. (arXiv 2603.06009).
+"""Why a run stops improving: each update of the policy as one noisy step, after Beukman et al. (arXiv 2603.06009).
 
   python -m jaxrl_llm.evaluation.outer_step runs/plateau runs/slower [--last=50]
 
-The second run goes on from a checkpoint of the first one with a fifth of its learning rate. Where its reward is higher, steps
-were too large for the noise of their batches: more rollouts or smaller steps help. Else something else holds the run back.
+The second run continues a checkpoint of the first one with a fifth of its learning rate. If its reward is higher, steps were
+too large for the noise of their batches: more rollouts or smaller steps help. Otherwise something else limits the run.
 """
 import argparse
 import sys
@@ -17,7 +17,7 @@ BLOCKS = 10  # means of neighbouring steps, which are taken as independent
 
 
 class Batch(NamedTuple):
-    """How a step learns: rollouts of the batch, updates that share it out, passes over it, learning rate."""
+    """How a step learns: rollouts of the batch, updates that divide it, passes over it, learning rate."""
 
     rollouts: int
     minibatches: int
@@ -45,7 +45,7 @@ class Plateau(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a fifth of the learning rate did to the reward: the difference, its 95% interval, and what it says."""
+    """What a fifth of the learning rate did to the reward: the difference, its 95% interval, and its interpretation."""
 
     difference: float
     low: float
@@ -54,10 +54,10 @@ class Verdict(NamedTuple):
 
 
 def stationary_variance(step: float, noise: float, samples: int, curvature: float) -> float:
-    """Variance at which x' = x - a (h x + noise / sqrt(N)) comes to rest: a s2 / (N h (2 - a h)).
+    """Stationary variance of x' = x - a (h x + noise / sqrt(N)): a s2 / (N h (2 - a h)).
 
     `step` a, `noise` the variance s2 of one sample, `samples` N, `curvature` h of the loss h x^2 / 2. Raises ValueError
-    outside of 0 < a h < 2, where it does not come to rest.
+    outside of 0 < a h < 2, where there is none.
     """
     if not 0 < step * curvature < 2 or samples < 1:
         raise ValueError(f"step={step} times curvature={curvature} is {step * curvature:g}, samples={samples}; allowed are "
@@ -66,15 +66,15 @@ def stationary_variance(step: float, noise: float, samples: int, curvature: floa
 
 
 def excess_loss(step: float, noise: float, samples: int, curvature: float) -> float:
-    """The loss at which noisy steps come to rest: a s2 / (2 N (2 - a h)), see `stationary_variance`.
+    """The stationary loss of noisy steps: a s2 / (2 N (2 - a h)), see `stationary_variance`.
 
-    Half the step or twice the samples halve it, about; the way there is as many times longer as the step is smaller.
+    Half the step or twice the samples halve it, roughly; smaller steps take proportionally longer to get there.
     """
     return curvature * stationary_variance(step, noise, samples, curvature) / 2
 
 
 def co_scaled(batch: Batch, rollouts: int) -> Batch:
-    """The same learning from more rollouts a step: more minibatches of the same size, at the same rate.
+    """The same learning from more rollouts per step: more minibatches of the same size, at the same rate.
 
     Larger minibatches with a rate that grows with the root of their size are reported to do much worse. Raises ValueError for
     rollouts that are no multiple of a minibatch.
@@ -87,7 +87,7 @@ def co_scaled(batch: Batch, rollouts: int) -> Batch:
 def data_per_divergence(tokens: float, divergence: float) -> float:
     """Trained tokens of a batch for each nat of KL(old || new) that they moved the policy; inf where it did not move.
 
-    The paper's ratio of data to divergence is not defined in public; this one is ours.
+    The paper's ratio of data to divergence has no public definition; this one is ours.
     """
     return float(np.inf) if divergence <= 0 else tokens / divergence
 
@@ -101,9 +101,9 @@ def plateau(rewards: Sequence[float]) -> Plateau:
 
 
 def verdict(before: Sequence[float], slower: Sequence[float]) -> Verdict:
-    """What the rewards of a run at its plateau, and of its continuation with a fifth of the learning rate, say (Welch).
+    """Compares the rewards of a run at its plateau with those of its continuation at a fifth of the learning rate (Welch).
 
-    Raises ValueError where one of them has fewer than 20 steps, or where the first one is at no plateau.
+    Raises ValueError if one of them has fewer than 20 steps, or if the first one is not at a plateau.
     """
     if plateau(before).moves:
         raise ValueError("the reward of the first run still moves in these steps; lower --last, or let it go on to its plateau")

@@ -1,4 +1,4 @@
-"""What k tries reach: unbiased pass@k (arXiv 2107.03374) and the expected result of a vote of k (maj@k), from n samples.
+"""Results of k tries: unbiased pass@k (arXiv 2107.03374) and the expected majority vote of k (maj@k), from n samples.
 
 Both read one problem's n samples as counts, so that samples can come in any number of batches and need not be kept.
 """
@@ -16,8 +16,8 @@ MOST_VOTES = 1024
 def pass_at_k(samples: np.ndarray, correct: np.ndarray, k: int) -> np.ndarray:
     """`1 - C(n - c, k) / C(n, k)` per problem: the chance that k of its n samples, c of them right, hold a right one.
 
-    `samples`, `correct`: i[Q]. In logarithms, so any n will do. NaN where k > n, so that a mean cannot hide it. Raises
-    ValueError for k < 1 and counts that cannot be.
+    `samples`, `correct`: i[Q]. Computed in logarithms, for any n. NaN where k > n, so that a mean cannot hide it. Raises
+    ValueError for k < 1 and impossible counts.
     """
     n, c = np.broadcast_arrays(np.asarray(samples, np.float64), np.asarray(correct, np.float64))
     if k < 1 or (c < 0).any() or (c > n).any():
@@ -39,7 +39,7 @@ def pass_at_k_error(samples: np.ndarray, correct: np.ndarray, k: int) -> float:
 
 
 class Votes(NamedTuple):
-    """One problem's answers: how often the right one came, how often each wrong one, and how often none was given."""
+    """Counts of one problem's answers: the right one, each wrong one, and samples without an answer."""
 
     right: int
     wrong: tuple[int, ...]
@@ -51,9 +51,9 @@ class Votes(NamedTuple):
 
 
 def count_votes(answers: Sequence[Hashable | None], correct: Sequence[bool]) -> Votes:
-    """Votes of samples whose verifier read these `answers` and found them `correct`. None votes for nothing.
+    """Votes of samples from which a verifier read these `answers` and judged them `correct`. None is no vote.
 
-    The right answer is the one that was found correct, in whatever spelling: all correct samples vote together.
+    All correct samples vote for one right answer, in whatever spelling.
     """
     right = sum(1 for answer, good in zip(answers, correct) if good)
     wrong = Counter(answer for answer, good in zip(answers, correct) if not good and answer is not None)
@@ -81,7 +81,7 @@ def majority_at_k(votes: Votes, k: int) -> float:
 
 
 def _won_by(votes: Votes, g: int, rest: int) -> float:
-    """Ways to draw `rest` other samples beside g right ones without a wrong answer above g, ties weighted: the coefficient."""
+    """The coefficient: ways to draw `rest` other samples beside g right ones with no wrong answer above g, ties weighted."""
     rivals = Counter(size for size in votes.wrong if size >= g)
     harmless = votes.samples - votes.right - sum(size * times for size, times in rivals.items())
     nodes, weights = np.polynomial.legendre.leggauss(rivals.total() // 2 + 1)  # exact to the degree of y
@@ -116,8 +116,10 @@ class Boundary(NamedTuple):
 
 
 def boundary(base: np.ndarray, new: np.ndarray) -> Boundary:
-    """Counts from the shares of right samples `[Q]` of two models: reached by `new` alone, by `base` alone, by both, and of
-    these how many `new` solves more often."""
+    """Counts from the shares of right samples `[Q]` of two models.
+
+    They are problems reached by `new` alone, by `base` alone, by both, and of the latter those that `new` solves more often.
+    """
     before, after = np.asarray(base) > 0, np.asarray(new) > 0
     both = before & after
     return Boundary(int((after & ~before).sum()), int((before & ~after).sum()), int(both.sum()),

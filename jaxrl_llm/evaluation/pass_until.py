@@ -8,13 +8,13 @@ from jaxrl_llm.evaluation.intervals import Rate, clopper_pearson
 
 
 def pass_until(tries: int, successes: int, wanted: int = 2, *, unbiased: bool = False) -> float:
-    """Success rate of a problem that needed `tries` samples for its `wanted`-th success, or was given up with fewer.
+    """Success rate of a problem that took `tries` samples to its `wanted`-th success, or was given up with fewer successes.
 
-    `r / K`, the maximum of the likelihood, which is too high on average; or `(r - 1) / (K - 1)`, which is not (r >= 2). Given
-    up: `successes / tries` in both.
+    `r / K`, the maximum-likelihood estimate, which is biased upwards; or `(r - 1) / (K - 1)`, which is unbiased (r >= 2). For a
+    problem that was given up it is `successes / tries` in both cases.
 
     Raises:
-      ValueError: counts that cannot be, or `unbiased` with wanted = 1.
+      ValueError: impossible counts, or `unbiased` with wanted = 1.
     """
     if not 0 <= successes <= min(wanted, tries) or tries < 1:
         raise ValueError(f"{successes} successes of {wanted} in {tries} tries cannot be; sampling stops at the last one wanted")
@@ -26,7 +26,7 @@ def pass_until(tries: int, successes: int, wanted: int = 2, *, unbiased: bool = 
 
 
 def pass_until_interval(tries: int, successes: int, wanted: int = 2, level: float = 0.95) -> Rate:
-    """The exact interval of an inverse binomial sample; of a plain binomial one where it was given up.
+    """The exact interval of an inverse binomial sample; of a plain binomial one if the problem was given up.
 
     With a = (1 - level) / 2 the bounds solve `Pr[Bin(K, p) >= r] = a` and `Pr[Bin(K - 1, p) < r] = a`.
     """
@@ -42,7 +42,7 @@ def pass_until_interval(tries: int, successes: int, wanted: int = 2, level: floa
 class TaskLaw(NamedTuple):
     """`PU(N) = exp(-c N^-alpha)`; `bend`: second differences of `F = log(-log PU)` against log N.
 
-    A straight F is the law. Negative bends (concave) are improvement faster than it, positive ones slower.
+    The law holds where F is straight. Negative bends (concave) mean faster improvement than the law, positive ones slower.
     """
 
     c: float

@@ -1,8 +1,8 @@
-"""What a reward leaves open: ties among optimal actions, and how far a small change of reward moves the optimal policy.
+"""What a reward leaves undetermined: ties among optimal actions, and how far a small change moves the optimal policy.
 
-The Policy Cliff (arXiv 2507.20150). `values f64[..., A]` are those of the actions of a state, or the rewards of A candidate
-completions of a prompt, which is a decision in one step. An optimal policy is continuous in the reward where one action is
-optimal. Where several are, an arbitrarily small reward moves all probability.
+The Policy Cliff (arXiv 2507.20150). `values f64[..., A]` are the values of a state's actions, or the rewards of A candidate
+completions of a prompt, a one-step decision. An optimal policy is continuous in the reward where a single action is optimal.
+Where several are, an arbitrarily small reward moves all probability.
 """
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What a number of seeds can show before any of them has run: the power of a paired test."""
+"""What a number of seeds can show, before any of them has run: the power of a paired test."""
 import math
 
 import numpy as np
@@ -6,7 +6,7 @@ from scipy import optimize, stats
 
 
 def power(difference: float, deviation: float, pairs: int, level: float = 0.05) -> float:
-    """Chance that a two-sided paired t-test at `level` finds a mean difference, of `pairs` pairs of seeds.
+    """Chance that a two-sided paired t-test at `level` on `pairs` pairs of seeds detects a mean difference.
 
     `deviation`: standard deviation of the paired differences, which are normal: 1 - F(t) + F(-t) of the noncentral t
     distribution with pairs - 1 degrees of freedom at difference sqrt(pairs) / deviation, t the test's threshold.
@@ -19,7 +19,7 @@ def power(difference: float, deviation: float, pairs: int, level: float = 0.05) 
 
 
 def smallest_difference(deviation: float, pairs: int, *, level: float = 0.05, chance: float = 0.8) -> float:
-    """The mean difference that `pairs` pairs of seeds find with this chance, in the unit of `deviation`, see `power`.
+    """The mean difference that `pairs` pairs of seeds detect with this chance, in the unit of `deviation`, see `power`.
 
     Raises:
       ValueError: fewer than two pairs, or a deviation that is not above 0.

@@ -32,7 +32,7 @@ def _sigmoid(compute, start, ceiling, rate, middle):
 
 def fit_sigmoid(compute: np.ndarray, reward: np.ndarray, start: float, *, ceilings: np.ndarray | None = None,
                 middles: np.ndarray | None = None, rates: tuple[float, float] = (0.05, 20.0)) -> Sigmoid:
-    """The published procedure: for every ceiling and middle of a grid the best rate by least squares; the best of all kept.
+    """The published procedure: the best rate by least squares for every ceiling and middle of a grid; the best of all is kept.
 
     `compute`, `reward`: [N] evaluations of one run or of several; the one before training is `start`. The grids default to
     ceilings in steps of 0.005 from the highest mean reward to 1, and 100 middles from a tenth of the smallest compute to three
@@ -104,9 +104,9 @@ def sigmoid_intervals(curves: Sequence[tuple[np.ndarray, np.ndarray]], start: fl
                       level: float = 0.95, seed: int = 0, **grids) -> dict[str, tuple[float, float]]:
     """Bootstrap intervals of ceiling, rate and middle of the joint fit to the `(compute, reward)` of runs.
 
-    Three runs or more are resampled whole: their spread is what a new seed would show. Of fewer only the residuals of the fit
-    can be, which says how well one curve fixes the numbers and nothing about another seed. Coarser default grids than those of
-    `fit_sigmoid`: 40 x 40.
+    Three or more runs are resampled whole: their spread is what a new seed would show. With fewer, only the residuals of the
+    fit are resampled, which says how well one curve determines the numbers but nothing about another seed. The default grids
+    are coarser than those of `fit_sigmoid`: 40 x 40.
     """
     random, found = np.random.default_rng(seed), []
     compute, reward = (np.concatenate(column) for column in zip(*curves))
@@ -131,7 +131,7 @@ def sigmoid_intervals(curves: Sequence[tuple[np.ndarray, np.ndarray]], start: fl
 
 
 def fit_power(compute: np.ndarray, reward: np.ndarray, rates: np.ndarray | None = None) -> Callable[[np.ndarray], np.ndarray]:
-    """`R = A - D C^-B` by least squares: A and D for each B of a grid. What the sigmoid is compared with."""
+    """`R = A - D C^-B` by least squares: A and D for each B of a grid. The sigmoid is compared with it."""
     best = None
     for rate in np.geomspace(0.02, 5, 200) if rates is None else rates:
         columns = np.stack([np.ones(len(compute)), -np.asarray(compute, np.float64) ** -rate], axis=1)
@@ -181,7 +181,7 @@ class EntropyLaw(NamedTuple):
 def fit_entropy_law(entropy: np.ndarray, reward: np.ndarray) -> EntropyLaw:
     """Linear least squares of R on `-exp(H)`. The ceiling `b - a` is the reward where no entropy is left to spend.
 
-    The standard errors are those of independent residuals; evaluations of one run are not quite.
+    The standard errors assume independent residuals; evaluations of one run are not fully independent.
 
     Raises:
       ValueError: fewer than three points, or all at one entropy.

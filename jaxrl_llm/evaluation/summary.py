@@ -1,4 +1,4 @@
-"""All that can be said of a policy from its completions of held-out problems, and of two policies on the same ones."""
+"""Measurements of a policy from its completions of held-out problems, and comparisons of two policies on the same ones."""
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,7 +36,7 @@ def estimates(joined: Joined) -> dict[str, np.ndarray]:
 
 
 def measure(joined: Joined) -> dict[str, Any]:
-    """The numbers of a policy as JSON values; every rate as `[mean, low, high]` with a 95% interval.
+    """The measurements of a policy as JSON values; every rate is `[mean, low, high]` with a 95% interval.
 
     Intervals of means over completions resample problems; shares of problems have Wilson's.
     """
@@ -66,7 +66,7 @@ def measure_until(joined: Joined, wanted: int) -> dict[str, Any]:
     """Mean success rate when each problem is sampled until it is solved `wanted` times, as JSON values (arXiv 2310.03262).
 
     `rate`: the mean of the unbiased rates (of r / K for wanted = 1) with an interval that resamples problems. `given_up`: share
-    of problems that were not solved so often, which count with their plain share. `tries`: samples up to the last success.
+    of problems with fewer successes, which count with their plain share. `tries`: samples up to the last success.
     """
     streams = {i: np.flatnonzero(row["correct"])[:wanted] for i, row in joined.items()}
     tries = {i: int(hits[-1]) + 1 if len(hits) == wanted else len(joined[i]["correct"]) for i, hits in streams.items()}
@@ -77,7 +77,7 @@ def measure_until(joined: Joined, wanted: int) -> dict[str, Any]:
 
 
 def by_level(joined: Joined) -> dict[str, dict[str, Any]]:
-    """`measure` for the problems of each level; nothing where all have the same one."""
+    """`measure` for the problems of each level; empty if all have the same one."""
     levels = sorted({row["level"] for row in joined.values()})
     if len(levels) < 2:
         return {}

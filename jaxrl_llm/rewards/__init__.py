@@ -37,7 +37,7 @@ def numeric(*, weight: float = 1.0) -> Reward:
 def boxed(*, weight: float = 1.0, workers: int | None = None, deadline: float = 5.0, strict: bool = True) -> Reward:
     r"""1 when the last `\boxed{}` equals the answer: as text, as a number, or for math-verify within `deadline` s.
 
-    `strict`: where the answer is a number, an expression that is still to be worked out (`123+456` for 579) is wrong.
+    `strict`: if the answer is a number, an expression that is not worked out yet (`123+456` for 579) is wrong.
     """
     return Reward("boxed", Boxed(workers, deadline, strict), weight, per="batch", extract=boxed_answer, splits=True, timed=True)
 

@@ -1,7 +1,7 @@
-"""What a hostile program tries against the code reward, and what came of it: `python -m jaxrl_llm.rewards.self_test --attacks`.
+"""Attacks of hostile programs on the code reward, and their outcomes: `python -m jaxrl_llm.rewards.self_test --attacks`.
 
-Every attack is a program that passes its test, stops the run or leaves something behind where a barrier is missing. The answer
-of the test lies in a file of this machine, in this process's memory and in its environment, and nowhere in the sandbox.
+Every attack is a program that passes its test, stops the run or leaves something behind if a barrier is missing. The answer of
+the test is in a file of this machine, in this process's memory and in its environment, and nowhere in the sandbox.
 """
 import contextlib
 import os
@@ -44,9 +44,9 @@ def f():
 
 
 class Attack(NamedTuple):
-    """A program; in it PARENT, PORT, FOLDER and MARK are known. `function`: it is called, and its value compared.
+    """A program, in which PARENT, PORT, FOLDER and MARK are defined. `function`: it is called, and its value compared.
 
-    `processes` that it may start where the mode allows more than one.
+    `processes`: how many it may start in modes that allow more than one.
     """
 
     name: str
@@ -300,7 +300,7 @@ class Result(NamedTuple):
 
 @contextlib.contextmanager
 def target() -> Iterator[tuple[str, dict]]:
-    """An answer, and where it can be found outside: a data file, a server, this process's memory and environment."""
+    """An answer, and its places outside the sandbox: a data file, a server, this process's memory and environment."""
     answer = secrets.token_hex(16)
     known = f"answer-is-{answer}"
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
@@ -357,7 +357,7 @@ ON_VERIFIERS = (
 
 
 def report() -> bool:
-    """Prints attack -> outcome for every verifier and every mode in which programs are run here; whether all held."""
+    """Prints attack -> outcome for every verifier and every mode that runs programs here; returns whether all held."""
     held = True
     print("verifiers")
     for name, (reward, options), completion, answer, right in ON_VERIFIERS:

@@ -1,4 +1,4 @@
-"""What a reward is, and the one place where rewards are run, checked and added up."""
+"""The definition of a reward, and the one place where rewards are run, checked and added up."""
 
 import dataclasses
 import functools
@@ -32,14 +32,13 @@ class Reward:
     `fn(completions, answers, problems) -> f32[N]` or a `BatchOutput`. "lengths": `fn(lengths i32[N]) -> f32[N]`,
     completion lengths in tokens.
     `splits`: a "batch" reward scores every row by itself, so that several processes may each score a part.
-    `timed`: a "batch" reward is also called with `until`, the `time.monotonic()` by which it returns, or None. What is
-    missing then has the score 0 and is counted as "late" in `BatchOutput.counts`.
+    `timed`: a "batch" reward is also called with `until`, the `time.monotonic()` by which it must return, or None. Rows
+    that are missing by then score 0 and are counted as "late" in `BatchOutput.counts`.
     `fail_fast`: a timed reward is also called with `fail_fast`, whether its first error ends the run: it then stops its
     other work and returns.
-    `prepare()` says in a few words how this machine runs the reward, before a run starts; it raises RewardError where it
-    cannot.
-    `extract(completion)` is the answer that the reward finds, in a form in which equal answers compare equal, or None;
-    methods that let the rollouts vote need it.
+    `prepare()` describes, before a run starts, how this machine runs the reward; it raises RewardError if it cannot.
+    `extract(completion)` is the answer that the reward reads, in a form in which equal answers compare equal, or None;
+    methods in which rollouts vote need it.
     `solved_above`: a completion whose value exceeds it solves its problem; partial credit does not.
     """
 
@@ -87,7 +86,7 @@ class _Batch(NamedTuple):
 class Scores(NamedTuple):
     """`total f32[N]` = components @ weights; `components f32[N, K]` unweighted; `names` of the K; `failures` counts.
 
-    `seconds f64[K]`: what each reward took; 0.0 where nothing was timed.
+    `seconds f64[K]`: time that each reward took; 0.0 if it was not timed.
     """
 
     total: np.ndarray
@@ -104,9 +103,9 @@ class Combined:
     `lengths` (tokens of each completion) is needed by length rewards only, `problems` by those that read them.
     `on_error`: "raise" stops with a RewardError; "zero" scores the completion 0 and counts it in `failures`.
     Time-outs and crashes that a verifier handles itself (`boxed`, `code`, `reasoning_gym`) are scored 0 and counted.
-    `deadline`: seconds that one reward may take for a whole batch. A timed reward scores what is missing then as 0 and
-    counts it (`NAME/late`); any other ends in a RewardError. A batch that comes in parts has one deadline: `spent f64[K]` are
-    the `seconds` that its earlier parts took.
+    `deadline`: seconds that one reward may take for a whole batch. A timed reward scores missing rows as 0 and counts
+    them (`NAME/late`); any other ends in a RewardError. A batch that comes in parts has one deadline: `spent f64[K]` are the
+    `seconds` that its earlier parts took.
     """
 
     rewards: tuple[Reward, ...]
@@ -115,7 +114,7 @@ class Combined:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the components of the `Scores`; the first is the score that is evaluated."""
+        """Names of the components of the `Scores`; the first is the score that is evaluated."""
         return tuple(reward.name for reward in self.rewards)
 
     @property
@@ -130,7 +129,7 @@ class Combined:
 
     @property
     def solved_above(self) -> tuple[float, ...]:
-        """What the score exceeds of a problem that is solved, for each task."""
+        """The threshold above which a score means a solved problem, for each task."""
         return (self.rewards[0].solved_above,)
 
     def extract(self, completion: str, problem) -> Hashable | None:
@@ -138,7 +137,7 @@ class Combined:
         return None if self.rewards[0].extract is None else self.rewards[0].extract(completion)
 
     def prepare(self) -> list[tuple[str, str]]:
-        """`(name, how it runs here)` of the rewards that depend on the machine. Raises RewardError where one cannot run."""
+        """`(name, how it runs here)` of the rewards that depend on the machine. Raises RewardError if one cannot run."""
         return [(reward.name, reward.prepare()) for reward in self.rewards if reward.prepare is not None]
 
     def __call__(self, completions: Sequence[str], answers: Sequence[str], problems: Sequence | None = None,
@@ -160,7 +159,7 @@ class Combined:
 
 def _within(deadline: float | None, spent: float, reward: Reward, batch: _Batch, on_error: str,
             failures: Counter) -> np.ndarray:
-    """Scores of one reward: a timed one keeps the deadline itself, any other runs in a thread that is abandoned at it."""
+    """Scores of one reward: a timed one keeps the deadline itself, any other runs in a thread that is abandoned then."""
     left = None if deadline is None else max(deadline - spent, 0.0)
     if reward.timed:
         until = None if left is None else time.monotonic() + left

@@ -10,10 +10,10 @@ from jaxrl_llm.rewards.base import Combined, Scores
 
 @dataclasses.dataclass(frozen=True)
 class ByTask:
-    """As `Combined`, of the tasks with these `labels`: `parts[problem.task]` scores a completion.
+    """As `Combined`, for the tasks with these `labels`: `parts[problem.task]` scores a completion.
 
     The first component is "score", the first of each task's own. Further ones are named `label/name` and are NaN for
-    completions of other tasks. `spent` and the `seconds` of the scores are those of all rewards of all tasks one after another.
+    completions of other tasks. `spent` and the `seconds` of the scores list all rewards of all tasks, one task after another.
     """
 
     labels: tuple[str, ...]

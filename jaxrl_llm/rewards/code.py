@@ -1,4 +1,4 @@
-"""Programs scored by tests: each test is one program in a sandbox; its output is compared outside, with what it never saw."""
+"""Programs scored by tests: each test is one program in a sandbox; its output is compared outside, with unseen answers."""
 import functools
 import json
 import math
@@ -36,7 +36,7 @@ def extract_program(completion: str) -> str | None:
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Equal lines, white space at their ends aside; or, line by line, as many tokens, each pair equal as numbers.
+    """Equal lines, white space at their ends aside; or, line by line, equally many tokens, each pair equal as numbers.
 
     Where an integer is expected, exactly that integer; elsewhere within 1e-5 relative.
     """
@@ -108,10 +108,10 @@ class Code:
     """Batch reward: 1 when a completion's program passes every test of `problem.extra["tests"]`, else partial credit.
 
     `partial_credit` times the share of passed tests (below 1, so that it never reaches full credit); with 0 the tests
-    stop at the first failure, and with any at the first that is late. Completions without a program score 0 and are counted,
-    as are programs that fail, are late or do not compile. A sandbox that fails is an error, never a verdict.
-    `workers` programs run at a time (None: one for each core). Programs run only where every barrier of
-    `jaxrl_llm.sandbox` holds, unless `unsafe`.
+    stop at the first failure, otherwise at the first time-out. Completions without a program score 0 and are counted, as are
+    programs that fail, time out or do not compile. A sandbox that fails is an error, never a verdict.
+    `workers` programs run at a time (None: one for each core). Programs run only if every barrier of `jaxrl_llm.sandbox`
+    holds, unless `unsafe`.
     """
 
     def __init__(self, workers: int | None, deadline: float, memory_mb: int, partial_credit: float, unsafe: bool):
@@ -123,7 +123,7 @@ class Code:
         self.limits = sandbox.Limits(seconds=deadline, memory_mb=memory_mb)
 
     def prepare(self) -> str:
-        """What programs run in on this machine. Raises RewardError where a barrier is missing and `unsafe` is not set."""
+        """The sandbox of programs on this machine. Raises RewardError if a barrier is missing and `unsafe` is not set."""
         try:
             found = sandbox.require(self.unsafe)
         except sandbox.SandboxError as error:

@@ -2,8 +2,8 @@ r"""Whether an answer in LaTeX is a number that has been worked out, or still th
 
 A checker that evaluates takes `123+456` for 579. Here a number is a sign and one numeral, and may have a percent sign, a
 degree or a unit behind it and a name with an equals sign before it. Numerals: integers, decimals (0.1\overline{6} too),
-`1,000`, `a/b`, `\frac{a}{b}`, `1\frac{1}{2}`, `2 \cdot 10^{3}`. Closed forms such as `2\sqrt{2}` are no numbers of this
-kind; what is left to do in them is found by its sign. Nothing is evaluated, and texts are short: time is bounded.
+`1,000`, `a/b`, `\frac{a}{b}`, `1\frac{1}{2}`, `2 \cdot 10^{3}`. Closed forms such as `2\sqrt{2}` are not numbers of this
+kind; operations left in them are recognised by their signs. Nothing is evaluated, and texts are short, so time is bounded.
 """
 
 import re
@@ -81,7 +81,7 @@ def number_verdict(answer: str, given: str) -> bool | None:
 
 
 def work_left(answer: str, given: str) -> bool:
-    """Whether `given` holds an operation that the reference has not and that a closed form of it would not hold either."""
+    """Whether `given` has an operation that neither the reference nor a closed form of it would have."""
     signs = _CALCULUS + (_NUMERIC if _is_constant(answer) else ())
     return any(sign.search(given) and not sign.search(answer) for sign in signs)
 
@@ -147,5 +147,5 @@ def _split(text: str, separators: str) -> list[str]:
 
 
 def _is_name(text: str) -> bool:
-    """What may stand before an equals sign: a name or an expression, but no list, choice, denial or inequality."""
+    """Whether the text may precede an equals sign: a name or an expression, but no list, choice, denial or inequality."""
     return len(_split(text, ",;")) == 1 and not _OTHER_MEANING.search(text) and not _NO_NAME.search(text.rstrip(" "))

@@ -1,4 +1,4 @@
-"""What other code bases make of the same answers: math-verify and the graders of verl, each in a killable process."""
+"""Verdicts of other code bases on the same answers: math-verify and the graders of verl, each in a killable process."""
 
 import functools
 import importlib

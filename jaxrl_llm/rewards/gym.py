@@ -17,7 +17,7 @@ def tagged_answer(completion: str) -> str:
 class Gym:
     """Batch reward: the scorer's value of each tagged answer.
 
-    Time-outs, crashes, errors and what is missing at `until` score 0 and are counted.
+    Time-outs, crashes, errors and rows that are missing at `until` score 0 and are counted.
 
     Raises ValueError for problems that are not of the reasoning_gym task.
     """

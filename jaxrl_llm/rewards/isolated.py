@@ -11,8 +11,8 @@ _ERRORS: dict[str, type[Exception]] = {"timeout": TimeoutError, "crash": ChildPr
 class Isolated:
     """Batch reward: `target` ("module:function", `(completion, answer, problem) -> float`) called in worker processes.
 
-    A call that raises, crashes or is late is an error of that completion: raised, or scored 0 and counted. What is missing
-    at `until` scores 0 and is counted as late. With `fail_fast` the first error ends the rest.
+    A call that raises, crashes or is late is an error of that completion: raised, or scored 0 and counted. Rows missing at
+    `until` score 0 and are counted as late. With `fail_fast` the first error ends the rest.
     """
 
     def __init__(self, target: str, workers: int | None, deadline: float):

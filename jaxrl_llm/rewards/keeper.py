@@ -1,8 +1,8 @@
-"""The keeper of one worker process, which ends it together with all that it started.
+"""The keeper of one worker process, which kills it together with everything that it started.
 
 The end comes when the other side of the socket `control` closes, when the process that forked the keeper is gone, even by
 SIGKILL, or when the worker ends. As a child subreaper the keeper inherits every orphan below it, in whatever session or
-process group, so that nothing is left once it has no children. Its last word on the socket is the exit code of the worker.
+process group, so that nothing is left once it has no children. The last message on the socket is the exit code of the worker.
 """
 
 import ctypes
@@ -16,20 +16,20 @@ from collections.abc import Callable
 
 from jaxrl_llm.sandbox.children import children
 
-PARENT_CHECK = 1.0  # seconds between two looks at the parent; the socket tells earlier, unless another process holds it too
-END_LIMIT = 10.0  # seconds to end all processes; what the kernel holds longer has its SIGKILL pending
+PARENT_CHECK = 1.0  # seconds between two checks of the parent; the socket closes earlier, unless another process holds it too
+END_LIMIT = 10.0  # seconds to end all processes; one that the kernel holds longer has its SIGKILL pending
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # for the run, which closes the socket
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def prctl(option: int, value: int) -> None:
-    """A setting of this process that Linux knows; elsewhere nothing."""
+    """Changes a setting of this process on Linux; does nothing elsewhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
 
 def start(work: Callable[[], None]) -> int:
-    """The process id of a child that does `work`, in a session of its own; it dies with this process."""
+    """The process id of a child that does `work`, in its own session; it dies with this process."""
     keeper = os.getpid()
     worker = os.fork()
     if worker:
@@ -76,7 +76,7 @@ def end_all(worker: int, status: int | None) -> int | None:
 
 
 def keep(work: Callable[[], None], control: socket.socket) -> None:
-    """Keep a worker that does `work` until its end is asked for; then leave nothing. In a process of its own."""
+    """Keep a worker that does `work` until it should end; then leave nothing behind. Runs in its own process."""
     parent = os.getppid()
     os.setsid()
     prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -13,7 +13,7 @@ from jaxrl_llm.rewards.rational import parse_rational
 
 CANARIES = (("x^2+2x+1", "(x+1)^2", True), ("x+1", "x+2", False), (r"\{1,2\}", r"\{2,1\}", True))
 MAX_GIVEN = 1000  # characters
-_PATIENCE = 3  # times that the canaries are judged before one that is late counts as a wrong judgement
+_PATIENCE = 3  # how often the canaries are judged before a late one counts as a wrong judgement
 _SPACING = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;:]|\{,\}")
 
 
@@ -50,9 +50,9 @@ def normalise(text: str) -> str:
 def quick_verdict(answer: str, given: str, strict: bool = True) -> bool | None:
     """Equal as text, or (un)equal as two numbers; None when only a symbolic check can tell.
 
-    `strict`: where the answer is a number or another constant, an expression that is still to be worked out is wrong (see
-    `jaxrl_llm.rewards.evaluated`). Two numbers with a space between them (1 000) are no number; the symbolic checker would
-    multiply them. What is too long to be an answer is wrong: the symbolic checker would not come back.
+    `strict`: if the answer is a number or another constant, an expression that is not worked out yet is wrong (see
+    `jaxrl_llm.rewards.evaluated`). Two numbers with a space between them (1 000) are not a number; the symbolic checker would
+    multiply them. A text too long to be an answer is wrong: the symbolic checker would not return.
     """
     answer, given = normalise(answer), normalise(given)
     if answer == given:
@@ -79,8 +79,8 @@ class Boxed:
     r"""Batch reward: 1 when the last `\boxed{}` of a completion equals the answer.
 
     Order: `quick_verdict`, then math-verify, each distinct pair once. Time-outs, crashes and errors of the
-    symbolic check score 0 and are counted. Before the first symbolic check the canaries must be judged right; a
-    RewardError says so when they are not, whatever `on_error`.
+    symbolic check score 0 and are counted. Before the first symbolic check the canaries must be judged right;
+    otherwise a RewardError is raised, whatever `on_error`.
     """
 
     def __init__(self, workers: int | None, deadline: float, strict: bool):

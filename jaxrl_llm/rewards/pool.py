@@ -1,4 +1,4 @@
-"""Worker processes with a deadline: one that is late is killed and replaced, and the caller gets an error."""
+"""Worker processes with a deadline: a late one is killed and replaced, and the caller gets an error."""
 
 import os
 import pickle
@@ -25,10 +25,10 @@ class WorkerPool:
     """Up to `workers` (None: one a core) processes that call `target` ("module:function") within `deadline` seconds a call.
 
     Safe from any thread, one batch after the other: no signals are used in this process. Processes start at first use,
-    hold at most `memory_mb` MiB (0: no limit), and end, with all that they started, when they are late, when the pool is
-    closed or when this process ends, however. They are copied from a template that has imported the function. A call that
-    runs for more than half of its time has a spare process started for the next one. `restricted` ones cannot write files,
-    start programs or open connections, `scores` ones return numbers (see `jaxrl_llm.rewards.worker`).
+    hold at most `memory_mb` MiB (0: no limit), and end, with everything that they started, when they are late, when the pool
+    is closed or when this process ends in any way. They are forked from a template that has imported the function. When a
+    call runs for more than half of its time, a spare process is started for the next one. `restricted` processes cannot write
+    files, start programs or open connections; `scores` ones return numbers (see `jaxrl_llm.rewards.worker`).
     """
 
     def __init__(self, target: str, workers: int | None = None, deadline: float = 5.0, memory_mb: int = 2048,
@@ -48,9 +48,9 @@ class WorkerPool:
             stop: Callable[[Outcome], bool] | None = None) -> list[Outcome]:
         """The outcome of each argument tuple, in order.
 
-        At `until` (of `time.monotonic()`) calls that run are killed, and their outcomes and those of the rest are "late".
-        Where all calls together could take longer than that, one that exceeds its share of the time is put off to the end:
-        slow calls do not take the time of quick ones.
+        At `until` (of `time.monotonic()`) running calls are killed, and their outcomes and those of the rest are "late".
+        If all calls together could take longer than that, a call that exceeds its share of the time is put off to the end, so
+        that slow calls do not take the time of quick ones.
         An outcome for which `stop` is true ends the batch in the same way and closes the pool, as any exception does.
         Raises RewardError when a worker process cannot start.
         """
@@ -83,7 +83,7 @@ class WorkerPool:
             self._template = None
 
     def _serve(self, calls, outcomes: list[Outcome], until: float | None, stop) -> bool:
-        """Fill `outcomes`. Whether no outcome was one to stop at."""
+        """Fill `outcomes`; returns whether none of them was one to stop at."""
         waiting, crashed, put_off = deque(range(len(calls))), set(), set()
         while (waiting or self._running) and (until is None or time.monotonic() < until):
             self._start(len(calls))
@@ -101,7 +101,7 @@ class WorkerPool:
         return True
 
     def _start(self, count: int) -> None:
-        """Start what is missing of a process for each of `count` calls, and one more for each that is likely to be late."""
+        """Start processes until each of `count` calls has one, and one more for each call that is likely to be late."""
         now = time.monotonic()
         wanted = min(self.workers, count) + sum(process.end - now < process.limit / 2 for process in self._running)
         for _ in range(wanted - len(self._starting) - len(self._ready) - len(self._running)):
@@ -115,7 +115,7 @@ class WorkerPool:
 
     def _assign(self, waiting: deque, calls, crashed: set[int], put_off: set[int],
                 until: float | None) -> list[tuple[int, Outcome]]:
-        """Give calls to ready processes, those that crashed to new ones; the outcomes of those that cannot be sent."""
+        """Give calls to ready processes, crashed ones to new processes; returns the outcomes of calls that cannot be sent."""
         failed: list[tuple[int, Outcome]] = []
         share = self.deadline if until is None else (until - time.monotonic()) * self.workers / max(len(waiting), 1)
         while waiting and self._ready and len(self._running) < self.workers:
@@ -136,7 +136,7 @@ class WorkerPool:
         return failed
 
     def _collect(self, until: float | None) -> list[tuple[int, Outcome]]:
-        """Wait until something changes; the outcomes that there are."""
+        """Wait until something changes; returns the outcomes so far."""
         settled = []
         for process in self._changed(until):
             outcome = process.poll()

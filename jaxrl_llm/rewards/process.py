@@ -1,4 +1,4 @@
-"""One worker process, asked without ever waiting for it."""
+"""One worker process, used without ever waiting for it."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 REPLY_LIMIT = 1 << 20  # bytes
 END_LIMIT = 15.0  # seconds for a keeper to end its processes
-CLOSE_LIMIT = 1.0  # seconds for it to end itself after its last word
+CLOSE_LIMIT = 1.0  # seconds for it to end itself after its last message
 
 
 class Outcome(NamedTuple):
@@ -39,11 +39,11 @@ class Template:
         return self._process.poll() is None
 
     def start(self, descriptors: list[int]) -> None:
-        """Have a worker started that uses these: requests, replies and the control of its keeper."""
+        """Start a worker that uses these descriptors: requests, replies and the control of its keeper."""
         socket.send_fds(self._socket, [b"+"], descriptors)
 
     def stop(self) -> None:
-        """End the process. Workers are to be stopped before."""
+        """End the process; stop its workers first."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
@@ -52,8 +52,8 @@ class Template:
 class Process:
     """A worker (see `jaxrl_llm.rewards.worker`) with its keeper, and the pipes to both.
 
-    `ask` sends a request, `poll` gives its outcome once it is there; neither waits. A process that is late, has ended or
-    talks nonsense is ended, with all that it started, and `alive` is False from then on.
+    `ask` sends a request, `poll` returns its outcome once it is there; neither waits. A process that is late, has exited or
+    sends malformed replies is killed, with everything that it started, and `alive` is False from then on.
     """
 
     def __init__(self, template: Template, limit: float):
@@ -107,7 +107,7 @@ class Process:
         return Outcome("timeout", message=f"no result within {self.limit:g} s; the process was killed")
 
     def stop(self) -> None:
-        """Have the process and all that it started ended. Does not wait for it, `wait` does."""
+        """End the process and everything that it started. Does not wait for it; `wait` does."""
         self.alive = False
         self._requests.close()
         self._replies.close()
@@ -134,7 +134,7 @@ class Process:
         return Outcome("crash", message=f"the worker process ended with code {self.wait()}")
 
     def _read(self) -> Outcome:
-        """The outcome that the reply states. What is no reply to the last request may come from an earlier one."""
+        """The outcome in the reply. A line that does not reply to the last request may come from an earlier one."""
         if len(self._reply) > REPLY_LIMIT:
             self.stop()
             return Outcome("error", message=f"the reply has more than {REPLY_LIMIT} bytes; the worker process was killed")

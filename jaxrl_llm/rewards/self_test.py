@@ -1,7 +1,7 @@
-r"""A table of right and wrong answers in tricky forms, and what each verifier makes of them.
+r"""A table of right and wrong answers in tricky forms, and how each verifier judges them.
 
 `python -m jaxrl_llm.rewards.self_test` prints, for each verifier, how many wrong answers it accepts (false positives)
-and how many right ones it rejects (false negatives), and which. Some are meant: `exact` rejects every other spelling.
+and how many right ones it rejects (false negatives), and which. Some are intended: `exact` rejects every other spelling.
 With `--compare` it prints the two counts of `boxed`, math-verify and the graders of verl, where installed, on one table.
 """
 
@@ -272,7 +272,7 @@ def judge(rows: list[tuple[str, str, bool]], accepted: Sequence[bool]) -> Report
 
 
 def report(verifier: str, **options) -> Report:
-    """What the verifier gets wrong on the table."""
+    """The errors of the verifier on the table."""
     rows = cases_of(verifier)
     combined = rewards.combine([rewards.make(verifier, **options)])
     return judge(rows, combined([row[0] for row in rows], [row[1] for row in rows]).total == 1)

@@ -9,7 +9,7 @@ _SEARCH, _MIDDLE, _END = "\n<<<<<<< SEARCH\n", "\n=======\n", "\n>>>>>>> REPLACE
 
 
 def parse_edits(completion: str) -> list[tuple[str, str, str]]:
-    """(path, search, replace) of every edit in the solution; ValueError when the answer is not of the form.
+    """(path, search, replace) of every edit in the solution; ValueError when the answer does not have the required form.
 
     Each of <think>, </think>, <solution>, </solution> occurs once, the thought is not empty, and the solution holds
     fenced blocks of a line `### path`, then SEARCH, ======= and REPLACE markers.
@@ -56,7 +56,7 @@ def apply_edits(files: Mapping[str, str], edits: list[tuple[str, str, str]]) -> 
 
 
 def diffs(files: Mapping[str, str], changed: Mapping[str, str]) -> dict[str, str]:
-    """Unified diff (3 lines of context, no file header) of each file that really differs."""
+    """Unified diff (3 lines of context, no file header) of each file that differs."""
     result = {}
     for path, content in changed.items():
         lines = difflib.unified_diff(files.get(path, "").splitlines(), content.splitlines(), lineterm="")
@@ -79,7 +79,7 @@ def patch_similarity(predicted: Mapping[str, str], true: Mapping[str, str]) -> f
 
 
 def swe_rl_reward(completion: str, answer: str, problem) -> float:
-    """`patch_similarity` in [0, 1], or -1 for an answer that is not of the form or cannot be applied.
+    """`patch_similarity` in [0, 1], or -1 for an answer that does not have the required form or cannot be applied.
 
     `problem.extra["files"]` maps paths to the old contents, `problem.extra["new_files"]` to the true new ones. Run it
     in processes with a deadline: `rewards.make("isolated", target="jaxrl_llm.rewards.swe_rl:swe_rl_reward")`.

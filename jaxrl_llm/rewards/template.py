@@ -1,4 +1,4 @@
-"""The process that workers are copied from: it imports their function once and forks a worker, with its keeper, on demand.
+"""The process that workers are forked from: it imports their function once and forks a worker, with its keeper, on demand.
 
 Run as `python -m jaxrl_llm.rewards.template SOCKET PARENT TARGET MEMORY restricted|free scores|values`. Every message on the
 socket brings three descriptors: requests, replies and the keeper's control. It ends when the socket closes or the process
@@ -17,7 +17,7 @@ from jaxrl_llm.rewards import keeper, worker
 
 
 def copyable() -> bool:
-    """Whether this process has one thread only; the others would be missing in a copy, with the locks that they hold."""
+    """Whether this process has one thread only: others would be missing in a fork, while their locks stay held."""
     if os.path.isdir("/proc/self/task"):
         return len(os.listdir("/proc/self/task")) == 1
     return threading.active_count() == 1
@@ -56,7 +56,7 @@ def main(template: socket.socket, parent: int, settings: list[str]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
     try:
         function = worker.resolve(settings[0])
-    except Exception:  # the worker meets it again, and says so
+    except Exception:  # the worker meets it again and reports it
         function = None
     if not copyable():
         function = None

@@ -20,7 +20,7 @@ def find_words(completion: str) -> tuple[str, ...] | None:
 def token_f1(completion: str, answer: str, problem) -> float:
     r"""`2 c / (words of the box + words of the answer)`, c the common ones, each as often as both have it; 0 without a box.
 
-    The highest over the answer and those of `problem.extra["answers"]`, if there are any.
+    It is the maximum over the answer and `problem.extra["answers"]`, if there are any.
     """
     found, best = Counter(find_words(completion) or ()), 0.0
     for reference in (answer, *problem.extra.get("answers", ())):

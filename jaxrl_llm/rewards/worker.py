@@ -1,7 +1,7 @@
 """The inside of a worker process: answer requests for one function until the input closes.
 
-A request (from the parent, trusted) is a pickled argument tuple behind its length and its number, 8 bytes each; a reply is
-one JSON line with the same number, so that the parent never unpickles what a worker says.
+A request (from the parent, trusted) is its length and its number, 8 bytes each, then a pickled argument tuple; a reply is
+one JSON line with the same number, so that the parent never unpickles what a worker writes.
 """
 
 import importlib
@@ -22,8 +22,8 @@ _HARMLESS = ("os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.listxattr", 
 def restrict() -> None:
     """From here on this process may read files, but not write one, start a program or open a connection.
 
-    An audit hook, so it holds for text that a library evaluates; it cannot be taken back. It raises PermissionError. A
-    second fence, not a sandbox: it does not see what native code does.
+    It is an audit hook, so it covers text that a library evaluates, and it cannot be removed. It raises PermissionError. It is
+    a second line of defence, not a sandbox: it does not see what native code does.
     """
 
     def refuse(event: str, arguments: tuple) -> None:
@@ -58,8 +58,10 @@ def answer(function, request: bytes, scores: bool) -> bytes:
 
 
 def channels() -> tuple[BinaryIO, BinaryIO]:
-    """Requests and replies, moved away from standard input and output: what the function reads, prints and starts must not
-    meet them, and children that run another program do not inherit the copies."""
+    """Requests and replies, moved away from standard input and output.
+
+    What the function reads, prints and starts must not meet them; children that run another program do not inherit the copies.
+    """
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -74,7 +76,7 @@ def send(replies: BinaryIO, number: int, content: bytes) -> None:
 
 
 def serve(function, streams: tuple[BinaryIO, BinaryIO], memory_mb: str, restricted: str, scores: str) -> None:
-    """Answer requests for `function`; reply 0 says that the worker is ready."""
+    """Answer requests for `function`; reply 0 means that the worker is ready."""
     requests, replies = streams
     me = os.getpid()
     if int(memory_mb):
@@ -90,7 +92,7 @@ def serve(function, streams: tuple[BinaryIO, BinaryIO], memory_mb: str, restrict
 
 
 def main(target: str, *settings: str) -> None:
-    """Import the function and serve it, or say in reply 0 why this cannot be done."""
+    """Import the function and serve it, or report in reply 0 why this cannot be done."""
     streams = channels()
     try:
         function = resolve(target)

@@ -1,7 +1,7 @@
-"""Programs that nobody trusts: run with no files, no network, no other processes, and within limits.
+"""Runs untrusted programs with no files, no network, no other processes, and within limits.
 
-`sandbox.require()` says which of the ways to shut a program in works on this machine, `sandbox.run(program, mode=...)` runs
-one. What is promised, and what is not, is in docs/security.md.
+`sandbox.require()` returns the sandbox mode that works on this machine, `sandbox.run(program, mode=...)` runs a program.
+docs/security.md states what is guaranteed and what is not.
 """
 from jaxrl_llm.sandbox.barriers import BARRIERS, Probe, best, probe, probes, require
 from jaxrl_llm.sandbox.modes import MODES, NAMESPACES, Limits

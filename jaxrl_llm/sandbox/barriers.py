@@ -1,4 +1,4 @@
-"""Which barriers hold on this machine: a hostile program is run in every mode, and what it reaches is counted."""
+"""Which barriers hold on this machine: a hostile program runs in every mode, and what it reaches is recorded."""
 import functools
 import json
 import os
@@ -65,7 +65,7 @@ print(json.dumps([reached, user]))
 
 
 class Probe(NamedTuple):
-    """What holds in one mode: `holds` names of `BARRIERS`; `problem` says why the mode does not work at all, else ""."""
+    """The barriers of one mode: `holds` are names of `BARRIERS`; `problem` says why the mode does not work at all, else ""."""
 
     mode: str
     holds: frozenset[str]
@@ -83,7 +83,7 @@ class Probe(NamedTuple):
 
 @functools.cache
 def probe(mode: str) -> Probe:
-    """Tries one mode out on this machine; takes about a tenth of a second, once in a process."""
+    """Tests one mode on this machine; takes about a tenth of a second, once per process."""
     if not sys.platform.startswith("linux"):
         return Probe(mode, frozenset(), "programs run on Linux only")
     if not modes.available(mode):
@@ -110,7 +110,7 @@ def probe(mode: str) -> Probe:
 
 
 def probes() -> list[Probe]:
-    """Every mode tried out, the strongest first."""
+    """The probes of all modes, the strongest first."""
     return [probe(mode) for mode in modes.MODES]
 
 
@@ -126,7 +126,7 @@ def best() -> Probe:
 
 
 def require(unsafe: bool = False) -> Probe:
-    """The mode to run programs in. Raises SandboxError where a barrier is missing, unless `unsafe`."""
+    """The mode to run programs in. Raises SandboxError if a barrier is missing, unless `unsafe`."""
     found = best()
     if found.problem or (found.missing and not unsafe):
         tried = "; ".join(map(str, probes()))

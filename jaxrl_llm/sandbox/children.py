@@ -1,9 +1,9 @@
-"""Who was started by a process of one thread, as the kernel says."""
+"""The children of a single-threaded process, as the kernel lists them."""
 import os
 
 
 def children(pid: int) -> list[int]:
-    """The process ids of the children of a process of one thread; none once it is over, and where there is no /proc."""
+    """The process ids of the children of a single-threaded process; none once it has ended, or without /proc."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             return [int(child) for child in file.read().split()]

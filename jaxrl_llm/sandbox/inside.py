@@ -1,8 +1,8 @@
 """The inside of a sandbox, from trusted set-up to the untrusted program. Sent as text to a bare interpreter.
 
-`python -I -S -B -c SOURCE JOB_FD REPORT_FD LIFELINE_FD`: the job is JSON in a file without a name. Whatever can fail is done
-before "ready" is written to the report; a byte from the lifeline then starts the program, whose own output follows. Standard
-library only: nothing of the project is visible here.
+`python -I -S -B -c SOURCE JOB_FD REPORT_FD LIFELINE_FD`: the job is JSON in a nameless file. Everything that can fail is
+done before "ready" is written to the report; a byte from the lifeline then starts the program, whose own output follows. Only
+the standard library is used: the project is not visible here.
 """
 import ctypes
 import json
@@ -14,7 +14,7 @@ import struct
 import sys
 
 COMPILE_ERROR = 90  # exit code
-SCRATCH = "/scratch"  # a name of its own: an environment may lie below /tmp
+SCRATCH = "/scratch"  # not /tmp, below which an environment may have been made
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MNT_DETACH = 2, 4, 4096, 16384, 2
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _SIGKILL = 1, 22, 24, 38, 9
 # The numbers of these calls are the same on all machines, or are listed by machine (pivot_root, capset).
@@ -29,7 +29,7 @@ libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
 
 def must(result: int, what: str) -> int:
-    """The result of a C call; OSError where it failed."""
+    """The result of a C call; OSError if it failed."""
     if result < 0:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
     return result
@@ -43,7 +43,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 def new_root(root: str, visible: list[str], devices: list[str]) -> None:
     """Replaces the file system by one that holds the `visible` paths, read only, a few devices and an empty scratch folder.
 
-    It is put together at `root`, an existing folder, whose contents are covered in this mount namespace alone.
+    It is assembled at `root`, an existing folder whose contents are hidden in this mount namespace only.
     """
     mount("tmpfs", root, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
     os.mkdir(root + SCRATCH)
@@ -71,13 +71,13 @@ def read_only(path: str, flags: int) -> None:
 
 def first_process(lifeline: int) -> None:
     """Returns in a child; the caller, process 1 of its namespace, ends with that child, or when the parent outside is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which the kernel then keeps from a first process
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the kernel then does not deliver it to a first process
     child = os.fork()
     if not child:
         return
     watched, poll = os.pidfd_open(child), select.poll()
     poll.register(watched, select.POLLIN)
-    poll.register(lifeline, 0)  # its end is reported all the same
+    poll.register(lifeline, 0)  # the closing of its other end is reported nevertheless
     if lifeline in dict(poll.poll()):
         os._exit(1)
     ended = os.waitid(os.P_PIDFD, watched, os.WEXITED)
@@ -96,7 +96,7 @@ def limit(job: dict) -> None:
 
 
 def drop_privileges(user: int | None) -> None:
-    """All capabilities, now and for whatever is executed; as root also the user, if one is given."""
+    """Drops all capabilities, now and for whatever is executed; as root also changes to the user, if one is given."""
     last = 0
     while os.geteuid() == 0 and libc.prctl(_PR_CAPBSET_DROP, last, 0, 0, 0) == 0:
         last += 1
@@ -136,7 +136,7 @@ def forbid_calls(program: bytes) -> None:
 
 
 def confine(job: dict, lifeline: int) -> None:
-    """Everything between the interpreter's start and the program, in the order in which rights are still there for the next."""
+    """All set-up between the interpreter's start and the program, ordered so that each step still has the rights it needs."""
     if job["new_root"]:
         new_root(job["new_root"], job["visible"], job["devices"])
         first_process(lifeline)

@@ -1,4 +1,4 @@
-"""How a program is shut in: by bubblewrap, by `unshare` and mounts of our own, by Landlock, or by resource limits alone."""
+"""How a program is confined: by bubblewrap, by `unshare` and our own mounts, by Landlock, or by resource limits alone."""
 import functools
 import itertools
 import os
@@ -12,18 +12,18 @@ from typing import NamedTuple
 from jaxrl_llm.sandbox import inside
 
 MODES = ("bubblewrap", "unshare", "landlock", "limits")  # the strongest first
-NAMESPACES = ("bubblewrap", "unshare")  # those in which a program sees no process but its own, and ends with all of them
+NAMESPACES = ("bubblewrap", "unshare")  # modes in which a program sees only its own processes, and all of them end with it
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache", "/etc/alternatives",
            "/etc/localtime")
-_FIRST_USER, _USERS = 1_900_000_000, 4096  # ids that nobody has: what runs at the same time shares no limit of processes
+_FIRST_USER, _USERS = 1_900_000_000, 4096  # ids of no account, so that concurrent programs share no limit of processes
 _THREADS = 64
 _SOURCE = pathlib.Path(inside.__file__).read_text()
 _numbers = itertools.cycle(range(_USERS))
 
 
 class Limits(NamedTuple):
-    """What one program may use.
+    """The resource limits of one program.
 
     `seconds` of wall clock from its start; `memory_mb` of address space a process; `output_bytes` of each stream;
     `scratch_mb` in its own empty folder, which is also the largest file; `processes`, itself included.
@@ -37,14 +37,14 @@ class Limits(NamedTuple):
 
 
 def interpreter() -> str:
-    """The Python that a virtual environment is made of, itself no link."""
+    """The Python that a virtual environment is made of, with links resolved."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 def visible() -> list[str]:
     """The paths that a program can read: the system's programs and libraries, the interpreter, its installed packages.
 
-    Of an interpreter's prefix only the folders that belong to it: an environment may have been made in a folder of data.
+    Of an interpreter's prefix, only its own folders are visible: an environment may have been made in a folder of data.
     """
     prefixes, parts = (sys.base_prefix, sys.prefix), ("bin", "lib", "lib64", "share")
     own = {os.path.join(prefix, part) for prefix in prefixes for part in parts} | set(site.getsitepackages())
@@ -56,7 +56,7 @@ def visible() -> list[str]:
 
 
 def command(mode: str, descriptors: tuple[int, int, int]) -> list[str]:
-    """The command line that starts `inside` shut in by a mode, with the descriptors of its job, report and lifeline."""
+    """The command line that starts `inside` confined by a mode, with the descriptors of its job, report and lifeline."""
     python = [interpreter(), "-I", "-S", "-B", "-c", _SOURCE, *map(str, descriptors)]
     root = os.geteuid() == 0
     if mode == "unshare":
@@ -83,7 +83,7 @@ def _bubblewrap(root: bool) -> Iterator[str]:
 
 
 def _covered() -> str:
-    """A folder of the machine under which nothing lies that a program can read."""
+    """A folder of the machine that contains nothing that a program can read."""
     return next(path for path in ("/mnt", "/media", "/srv", "/tmp", "/home", "/opt", "/var")
                 if os.path.isdir(path) and not any(other.startswith(path + "/") for other in visible()))
 
@@ -100,7 +100,7 @@ def settings(mode: str, limits: Limits) -> dict:
 
 @functools.cache
 def _first_user() -> int | None:
-    """The first of `_USERS` user ids for programs, which no account has where there is room; None where there are too few."""
+    """The first of `_USERS` user ids for programs, if possible ids that no account has; None if there are too few."""
     with open("/proc/self/uid_map") as table:
         ranges = [(int(first), int(first) + int(count)) for first, _, count in map(str.split, table)]
     if any(first <= _FIRST_USER and _FIRST_USER + _USERS <= end for first, end in ranges):
@@ -110,7 +110,7 @@ def _first_user() -> int | None:
 
 
 def available(mode: str) -> bool:
-    """Whether the program that a mode starts is installed; whether it works here is what `probe` finds out."""
+    """Whether the program that a mode starts is installed; `probe` finds out whether it works here."""
     needed = {"bubblewrap": "bwrap", "unshare": "unshare"}.get(mode)
     return needed is None or shutil.which(needed) is not None
 
@@ -121,7 +121,7 @@ def _read_by_others(path: str) -> bool:
 
 
 def _tasks_of_user() -> int:
-    """Threads of all processes of this user, which a limit of processes counts too."""
+    """Number of threads of all processes of this user, which a limit of processes counts too."""
     count = 0
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:

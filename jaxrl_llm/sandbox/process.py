@@ -1,4 +1,4 @@
-"""One program in a sandbox: started, fed, read within bounds, and ended with all that it started."""
+"""One program in a sandbox: started, fed, read within bounds, and killed together with everything that it started."""
 import contextlib
 import ctypes
 import fcntl
@@ -30,8 +30,8 @@ class SandboxError(RuntimeError):
 class Finished(NamedTuple):
     """How a program ended.
 
-    `status`: "done" (it ended by itself, with exit `code`; above 128: by that signal less 128), "timeout", "output" (it
-    wrote more than its limit), "compile" (no Python). `stdout`, `stderr` and `value` (the JSON of the function's value, ""
+    `status`: "done" (it ended by itself, with exit `code`; above 128: by signal `code - 128`), "timeout", "output" (it wrote
+    more than its limit), "compile" (not valid Python). `stdout`, `stderr` and `value` (the JSON of the function's value, ""
     without one) are what it wrote, at most `limits.output_bytes` each.
     """
 
@@ -47,9 +47,9 @@ def run(program: str, *, stdin: str = "", function: str | None = None, args: Seq
     """Runs Python text in a sandbox of that `mode`; with a `function`, calls it with the JSON values `args`.
 
     The program sees an interpreter, its packages and an empty folder; not the files, processes, network or environment of
-    this machine, and not this process. All that it started is gone when this returns. It is killed after
+    this machine, and not this process. Everything that it started is gone when this returns. It is killed after
     `limits.seconds`, at `ends_at` (of `time.monotonic()`), and when the descriptor `stop` becomes readable.
-    Raises SandboxError where the sandbox cannot be set up, ValueError for text that cannot be sent.
+    Raises SandboxError if the sandbox cannot be set up, ValueError for text that cannot be sent.
     """
     if limits.processes > 1 and mode not in modes.NAMESPACES:
         raise SandboxError(f"limits.processes={limits.processes} needs a process namespace, by which all of them end; in mode "
@@ -92,10 +92,10 @@ def _start(mode: str, passed: tuple[int, int, int], given: int) -> subprocess.Po
 
 
 def _end(process: subprocess.Popen, namespace: list[int]) -> None:
-    """Kills the process, and waits until the kernel has ended all that runs in its namespace.
+    """Kills the process, and waits until the kernel has ended everything in its namespace.
 
-    `namespace` holds descriptors of the process's children: of the first process there, which dies with its parent and is not
-    over before all others are.
+    `namespace` holds descriptors of the process's children, hence of the first process there, which dies with its parent and
+    ends only after all others.
     """
     process.kill()
     for first in namespace:
@@ -110,7 +110,7 @@ class _Streams(NamedTuple):
     limit: int
 
     def take(self, number: int) -> bool:
-        """Appends what is there to read; False at the end of the stream, and where nothing is there now."""
+        """Appends the available data; False at the end of the stream, or if none is available now."""
         try:
             part = os.read(number, 1 << 16)
         except BlockingIOError:
@@ -170,7 +170,7 @@ def _collect(process: subprocess.Popen, ended: int, report: int, limits: Limits,
 
 
 def _ready(numbers: list[int], seconds: float) -> set[int]:
-    """The descriptors that can be read, after that time at the latest (`select` itself takes none above 1023)."""
+    """The descriptors that can be read, after at most that time (`select` itself takes none above 1023)."""
     poll = select.poll()
     for number in numbers:
         poll.register(number, select.POLLIN)
@@ -196,7 +196,7 @@ def _pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
 
 
 def _above_standard(number: int) -> int:
-    """The descriptor by a number that standard streams do not have, should this process have closed its own."""
+    """The descriptor under a number above the standard streams', in case this process has closed its own."""
     if number > 2:
         return number
     high = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -218,5 +218,5 @@ def _packages() -> list[str]:
 
 @functools.cache
 def _hide_this_process() -> None:
-    """Other processes of this user can no longer read this one's memory and environment (as with a set-user-ID program)."""
+    """Keeps other processes of this user from reading this one's memory and environment (as with a set-user-ID program)."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, *map(ctypes.c_ulong, (0, 0, 0, 0)))

@@ -1,7 +1,7 @@
 """A seccomp filter as bytes: system calls that a program which only computes never needs fail with "not permitted".
 
-Namespaces and Landlock say what a program can reach; this list closes what they leave: other programs' memory, sockets of
-families that have no namespace, kernel keys, nested namespaces, new processes.
+Namespaces and Landlock limit what a program can reach; this list closes the remaining gaps: other programs' memory, sockets of
+families without a namespace, kernel keys, nested namespaces, new processes.
 """
 import platform
 import struct
@@ -33,7 +33,7 @@ _NEVER = {
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "vmsplice": (278, 75), "splice": (275, 76), "tee": (276, 77),
     "setsockopt": (54, 208), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "seccomp": (317, 277),
     "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446),
-    # what all processes of the machine or of the user share a number of
+    # resources of which all processes of the machine or of the user share a number
     "io_setup": (206, 0), "timer_create": (222, 107), "inotify_init": (253, None), "inotify_init1": (294, 26),
     "sync": (162, 81), "syncfs": (306, 267),
     # scheduling of others
@@ -66,14 +66,14 @@ _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 
 
 def supported() -> bool:
-    """Whether the list holds the numbers of this machine."""
+    """Whether the list has the system call numbers of this machine."""
     return platform.machine() in _MACHINES
 
 
 def filter_of(processes: int, namespaces: bool) -> bytes:
     """The classic BPF program for `prctl(PR_SET_SECCOMP)`: an array of `struct sock_filter`.
 
-    processes: 1 forbids new processes (threads are allowed). namespaces: the program sees no process but its own.
+    processes: 1 forbids new processes (threads are allowed). namespaces: whether the program sees only its own processes.
     Raises OSError on a machine whose system call numbers are not listed.
     """
     if not supported():

@@ -1,1 +1,1 @@
-"""The slot engine behind HTTP: `worker` runs it, `requests` and `answers` speak OpenAI's format, `app` joins them."""
+"""The slot engine behind HTTP: `worker` runs it, `requests` and `answers` use OpenAI's format, `app` joins them."""

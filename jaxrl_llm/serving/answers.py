@@ -15,10 +15,10 @@ _FINISH = {"stop": "stop", "stop_string": "stop", "limit": "length", "running": 
 
 
 class Completion:
-    """One completion as it comes in.
+    """One completion while it is being sampled.
 
     Attributes:
-      tokens: how many there are.  finish: why it ended, in OpenAI's words; None: it goes on.
+      tokens: number of tokens so far.  finish: why it ended, in OpenAI's words; None: it continues.
     """
 
     def __init__(self, index: int, asked: Asked, tokenizer: Tokenizer, tags: Mapping[int, str]):
@@ -29,7 +29,7 @@ class Completion:
         self._place = 0  # letters before the next token
 
     def choice(self, node: Node, delta: bool) -> dict[str, Any]:
-        """What a node adds, as an entry of `choices`; a whole answer (not `delta`) is the choice of its only node."""
+        """What a node adds, as an entry of `choices`; a whole answer (not `delta`) has a single node."""
         asked, ids = self._asked, node.tokens.tolist()
         first, self.tokens, self.finish = self.tokens == 0, self.tokens + len(ids), _FINISH[node.finish]
         text = self._spelling.feed(ids[:-1] if node.finish == "stop" else ids, last=self.finish is not None)
@@ -55,7 +55,7 @@ class Completion:
         return self._asked.prompts[self.index // self._asked.n]
 
     def _stop_reason(self, node: Node) -> str | int | None:
-        """The stop text, or the token that was asked for; None: the tokenizer's own end."""
+        """The requested stop text or token that ended the completion; None: the tokenizer's own end."""
         if node.finish == "stop":
             last = int(node.tokens[-1])
             return None if last in self._tokenizer.stop_ids else last
@@ -96,7 +96,7 @@ class Answer:
         return found | ({"usage": None} if self._asked.usage else {})
 
     def last(self, tag: str) -> dict[str, Any]:
-        """The chunk behind all others, with the number of tokens."""
+        """The last chunk, with the number of tokens."""
         return self._frame([], tag, chunk=True) | {"usage": self._usage()}
 
     def _frame(self, choices: list[dict[str, Any]], tag: str, chunk: bool) -> dict[str, Any]:
@@ -113,5 +113,5 @@ class Answer:
 
 
 def _numbers(values: np.ndarray) -> list[float]:
-    """The f32 numbers in as few digits as give them back."""
+    """The f32 numbers in the fewest digits that restore them exactly."""
     return [float(str(value)) for value in values]

@@ -1,4 +1,4 @@
-"""The HTTP side: routes, the bearer token, limits, and clients that go away. It never waits for the device."""
+"""The HTTP side: routes, the bearer token, limits, and clients that disconnect. It never waits for the device."""
 import asyncio
 import contextlib
 import dataclasses
@@ -22,17 +22,17 @@ from jaxrl_llm.serving.requests import Asked, Limits, Refused, read
 from jaxrl_llm.serving.worker import Closed, Failure, Worker
 from jaxrl_llm.tokenizers import Tokenizer
 
-_ARRIVED = tuple[int, Node | Failure]  # which completion, and what came
+_ARRIVED = tuple[int, Node | Failure]  # index of the completion, and what arrived for it
 
 
 class Served(NamedTuple):
-    """What the server answers with.
+    """The model and the settings of the server.
 
     Attributes:
-      name: of the model.  config, tokenizer: of it.  worker: runs it.
-      token: that clients have to give; empty: none.
+      name: name of the model.  config, tokenizer: its architecture and tokenizer.  worker: runs it.
+      token: token that clients must send; empty: none.
       limits: see `Limits`.
-      weights_from: the folder under which weights may be published; None: nowhere.
+      weights_from: the folder from which published weights may be read; None: none may be published.
     """
 
     name: str
@@ -70,7 +70,7 @@ class _Server:
         self.loading = asyncio.Lock()
 
     async def health(self, request: Request) -> Response:
-        """200 as long as the engine runs; everybody may ask."""
+        """200 as long as the engine runs; needs no token."""
         alive = self.worker.alive
         return JSONResponse({"status": "ok" if alive else "the engine has ended"}, 200 if alive else 503)
 
@@ -87,14 +87,14 @@ class _Server:
         return await self.sampled(request, chat=True)
 
     async def update_weights(self, request: Request) -> Response:
-        """Weights from a directory, from the next chunk on; the answer comes when they are in use."""
+        """Uses weights from a directory from the next chunk on; answers once they are in use."""
         self.check(request)
         body = await self.body(request)
         known = {"model_path": str, "weight_version": str}
         if not isinstance(body, dict) or body.keys() != known.keys() or not all(isinstance(x, str) for x in body.values()):
             raise Refused(f"the body is {str(body)[:200]}; give {{'model_path': DIRECTORY, 'weight_version': NAME}}")
         directory = self.allowed(body["model_path"])
-        async with self.loading:  # one at a time: each holds all weights once more
+        async with self.loading:  # one at a time: each holds one more copy of all weights
             try:
                 config, params = await asyncio.to_thread(weights.load, directory)
                 if config != self.served.config:
@@ -119,7 +119,7 @@ class _Server:
     # --- a request for completions ------------------------------------------------------------------------------------------
 
     async def sampled(self, request: Request, chat: bool) -> Response:
-        """A whole answer, or a stream; whoever goes away frees the rows."""
+        """A whole answer, or a stream; a client that disconnects frees its rows."""
         self.check(request)
         served = self.served
         if self.open >= served.limits.requests:
@@ -144,7 +144,7 @@ class _Server:
             self.end(rows)
 
     async def streamed(self, asked: Asked, answer: Answer, rows: "_Rows") -> AsyncIterator[str]:
-        """Events as tokens come. An error is an event too, as the status has been sent."""
+        """Sends events as tokens arrive. An error is an event too, since the status has already been sent."""
         try:
             left = len(answer.completions)
             while left:
@@ -158,14 +158,14 @@ class _Server:
             yield _event(error_body(str(error), 500))
 
     def end(self, rows: "_Rows") -> None:
-        """The request is over, however it ended."""
+        """Cleans up after a request, however it ended."""
         self.open -= 1
         rows.release()
 
     # --- what every request goes through ------------------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """The bearer token."""
+        """Checks the bearer token."""
         token = self.served.token
         check_token(request.headers.get("authorization", ""), token and f"Bearer {token}", "Authorization: Bearer TOKEN")
 
@@ -175,7 +175,7 @@ class _Server:
 
 
 class _Events(StreamingResponse):
-    """A stream of events; `done` is called at its end, also where the client has gone before it began."""
+    """A stream of events; `done` is called at its end, even if the client disconnected before it began."""
 
     def __init__(self, events: AsyncIterator[str], done: Callable[[], None]):
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -198,7 +198,7 @@ class _Rows:
         self._uids: list[int] = []
 
     async def start(self) -> None:
-        """Queues the rows. Raises `Refused` for what the engine refuses."""
+        """Queues the rows. Raises `Refused` for rows that the engine refuses."""
         requests = self._asked.requests
 
         def listener(index):
@@ -217,7 +217,7 @@ class _Rows:
             raise
 
     async def next(self) -> tuple[int, Node]:
-        """What comes next, of which completion. Raises `Failure`."""
+        """The next completion that has news, and its node. Raises `Failure`."""
         index, event = await self._queue.get()
         if isinstance(event, Failure):
             raise event
@@ -234,7 +234,7 @@ class _Rows:
         return [joined(nodes) for nodes in parts]
 
     def release(self) -> None:
-        """Frees the slots of rows that still run."""
+        """Frees the slots of rows that are still running."""
         with contextlib.suppress(Closed):
             self._worker.release(self._uids)
 
@@ -247,7 +247,7 @@ def joined(nodes: list[Node]) -> Node:
 
 
 async def _unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
-    """What `work` returns; ClientDisconnect where the client goes away before."""
+    """The result of `work`; raises ClientDisconnect if the client disconnects first."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -15,7 +15,7 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 
 def check_token(given: str, token: str, header: str) -> None:
-    """Compares in constant time. Raises `Refused` for a wrong one, with the `header` that is to hold it; "" asks for none."""
+    """Compares in constant time. Raises `Refused` for a wrong token, naming its `header`; the token "" needs none."""
     if token and not hmac.compare_digest(given.encode(), token.encode()):
         raise Refused(f"no or wrong token; give the header '{header}'", status=401, code="invalid_api_key")
 
@@ -37,7 +37,7 @@ async def read(request: Request, kind: str, limit: int) -> bytes:
 
 
 async def read_json(request: Request, limit: int) -> Any:
-    """The JSON of the body. Raises `Refused` as `read` does, and for what is no JSON."""
+    """The JSON of the body. Raises `Refused` as `read` does, and for a body that is not JSON."""
     body = await read(request, "application/json", limit)
     try:
         return json.loads(body)
@@ -51,7 +51,7 @@ def error_body(message: str, status: int, param: str | None = None, code: str | 
 
 
 def handlers(see: str) -> dict[Any, Any]:
-    """Exceptions as answers; `see` names the routes to somebody who asks for another."""
+    """Turns exceptions into answers; `see` names the routes for requests to unknown ones."""
     async def http_error(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}; see {see}"
         return JSONResponse(error_body(message, error.status_code), error.status_code, error.headers)

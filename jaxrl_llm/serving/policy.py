@@ -1,4 +1,4 @@
-"""The model that is served, of a checkpoint or of a run folder."""
+"""The model that is served, from a checkpoint or a run folder."""
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ class Loaded(NamedTuple):
 def of_checkpoint(path: str, tokenizer: str = "", dtype: str = "float32") -> Loaded:
     """A Hugging Face directory, a PEFT directory or a GGUF file; errors as in `weights.load` and `tokenizers.load`.
 
-    `tokenizer`: another one than lies beside the weights.
+    `tokenizer`: used instead of the one beside the weights.
     """
     config, params = weights.load(path)
     model = Transformer(config, dtype=DTYPES[one_of("dtype", dtype, DTYPES)])
@@ -38,7 +38,7 @@ def of_run(workdir: Path, step: int | None = None) -> Loaded:
 
 
 def slot_tokens_of(model: Transformer, wanted: int) -> int:
-    """How many tokens a slot holds: `wanted`, or with 0 what the model was made for, 4096 at most. ValueError for more."""
+    """How many tokens a slot holds: `wanted`, or if 0 the model's context, at most 4096. ValueError beyond the context."""
     c = model.config
     limits = [scaling.longest_row for scaling in (c.rope_scaling, c.rope_local_scaling) if scaling and scaling.longest_row]
     most = min([c.max_positions, *limits])

@@ -1,4 +1,4 @@
-"""Bodies of requests in OpenAI's format, checked field by field, as what the engine samples."""
+"""Bodies of requests in OpenAI's format, checked field by field and translated to the engine's requests."""
 import dataclasses
 import json
 import secrets
@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 class Limits(NamedTuple):
-    """What one client may ask for: completions of a request, requests at a time, and bytes of a body."""
+    """Limits of one client: completions per request, concurrent requests, and bytes of a body."""
 
     completions: int = 64
     requests: int = 256
@@ -44,10 +44,10 @@ class Asked(NamedTuple):
 
     Attributes:
       prompts: token ids of each prompt.  n: completions of each.
-      request: what all completions have in common.  seed: number of the first one's draws; the others count on from it.
-      stream, usage: answer piece by piece; with the number of tokens at the end.
-      logprobs, token_ids: of the tokens, beside the text.
-      chat: a conversation.
+      request: the part that all completions share.  seed: seed of the first one's draws; the others count up from it.
+      stream, usage: whether to answer piece by piece, and with the number of tokens at the end.
+      logprobs, token_ids: whether to return these beside the text.
+      chat: whether the prompt is a conversation.
     """
 
     prompts: list[list[int]]
@@ -62,7 +62,7 @@ class Asked(NamedTuple):
 
     @property
     def requests(self) -> list[Request]:
-        """One for each completion, prompt by prompt."""
+        """One engine request for each completion, prompt by prompt."""
         rows = [prompt for prompt in self.prompts for _ in range(self.n)]
         return [dataclasses.replace(self.request, tokens=prompt, seed=self.seed + i) for i, prompt in enumerate(rows)]
 
@@ -70,7 +70,7 @@ class Asked(NamedTuple):
 class Reader:
     """The fields of one body.
 
-    Values of null are absent. Raises `Refused` for what is wrong, with what was given and what is allowed.
+    A null value counts as absent. Raises `Refused` for a wrong value, stating what was given and what is allowed.
     """
 
     def __init__(self, body: Any):
@@ -86,7 +86,7 @@ class Reader:
         return self._body.get(name, default)
 
     def known(self, allowed: tuple[str, ...]) -> None:
-        """No field is unknown, and none of `_NEUTRAL` changes anything."""
+        """Checks that no field is unknown, and that none of `_NEUTRAL` changes anything."""
         for name, value in self._body.items():
             if name in _NEUTRAL:
                 if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL[name]):
@@ -136,9 +136,9 @@ def read(body: Any, chat: bool, tokenizer: Tokenizer, vocab_size: int, slot_toke
     """What a body of `/v1/chat/completions` (`chat`) or of `/v1/completions` asks for.
 
     Args:
-      tokenizer, vocab_size: of the model, which embeds `vocab_size` tokens.
-      slot_tokens: most tokens of a prompt and its completion.
-      name: of the model that is served.
+      tokenizer, vocab_size: the model's tokenizer, and the number of tokens that it embeds.
+      slot_tokens: maximum number of tokens of a prompt and its completion.
+      name: name of the served model.
     Raises:
       Refused: for fields that are unknown or wrong, and for what exceeds a limit.
     """
@@ -166,7 +166,7 @@ def read(body: Any, chat: bool, tokenizer: Tokenizer, vocab_size: int, slot_toke
 
 
 def _limit(fields: Reader, chat: bool, longest: int, slot_tokens: int) -> int:
-    """Most tokens of a completion, whose prompt has up to `longest`."""
+    """Maximum number of tokens of a completion whose prompt has up to `longest`."""
     room = slot_tokens - longest
     name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
     limit = fields.number(name, int, 1, 2**31 - 1, None)
@@ -244,7 +244,7 @@ def _conversation(fields: Reader, tokenizer: Tokenizer) -> list[int]:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message as chat templates want it: content of text parts as one text, arguments of calls as objects."""
+    """The message as chat templates expect it: text parts joined into one content, arguments of calls as objects."""
     found, content = dict(message), message.get("content")
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]

@@ -1,4 +1,4 @@
-"""Text of a completion as its tokens come in: only what no later token changes, and nothing of a stop text."""
+"""Incremental text of a completion: only what no later token can change, and no part of a stop text."""
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -8,13 +8,13 @@ from typing import Any
 class Spelling:
     """Spells a completion piece by piece; all pieces together are the text of all tokens, cut before the first stop text.
 
-    Held back are letters of which tokens are missing and what may be the beginning of a stop text.
+    Letters whose tokens are incomplete, and text that may begin a stop text, are held back.
 
     Attributes:
-      tokenizer: what decodes.  stops: texts that end the completion and are no part of it.
-      tokens: those so far.  window, settled: tokens before `settled` are spelled; those from `window` on are decoded with the
+      tokenizer: decodes the tokens.  stops: texts that end the completion and are not part of it.
+      tokens: tokens so far.  window, settled: tokens before `settled` are spelled; those from `window` on are decoded with the
         next ones, as what a token spells may depend on the one before it.
-      held: text that is spelled and not passed on.  ended: a stop text was found.
+      held: text that is spelled but not passed on yet.  ended: whether a stop text was found.
     """
 
     tokenizer: Any
@@ -26,7 +26,7 @@ class Spelling:
     ended: bool = False
 
     def feed(self, new: Sequence[int], last: bool = False) -> str:
-        """The text that these tokens add; with `last` what was held back too. Empty behind a stop text."""
+        """The text that these tokens add; with `last` also the text held back. Empty after a stop text."""
         self.tokens.extend(int(token) for token in new)
         before, now = self.tokenizer.decode_batch([self.tokens[self.window:self.settled], self.tokens[self.window:]])
         if last or not now.endswith("\N{REPLACEMENT CHARACTER}"):

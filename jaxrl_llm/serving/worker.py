@@ -1,4 +1,4 @@
-"""One thread that owns an engine: requests of many clients share its slots, and hear of their tokens as they come."""
+"""One thread that owns an engine: requests of many clients share its slots and receive their tokens as they are sampled."""
 import contextlib
 import dataclasses
 import itertools
@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxrl_llm.generation.engine import Engine, Node, Request
 
-_ATTEMPTS = 2  # steps that may fail one after another before the rows that run are given up
+_ATTEMPTS = 2  # consecutive failed steps after which running rows are given up
 
 
 class Failure(Exception):
@@ -28,17 +28,17 @@ Listener = Callable[[Node | Failure], None]
 
 @dataclasses.dataclass
 class _Watched:
-    """Who hears of a row, and how many of its tokens have been passed on."""
+    """The listener of a row, and how many of its tokens have been passed on."""
 
     listener: Listener
     passed: int = 0
 
 
 class Worker:
-    """Runs an engine in a thread of its own, chunk by chunk, as long as there are rows.
+    """Runs an engine in its own thread, chunk by chunk, as long as there are rows.
 
     Everything that touches the engine goes through `call`, which runs between two chunks. Listeners are called in the engine's
-    thread, so they are to return at once.
+    thread, so they must return at once.
 
     Attributes:
       tags: names of the weights by the engine's version.
@@ -60,7 +60,7 @@ class Worker:
 
     @property
     def tag(self) -> str:
-        """Of the weights in use."""
+        """Tag of the weights in use."""
         return self.tags[self._engine.version]
 
     @property
@@ -70,12 +70,12 @@ class Worker:
 
     @property
     def slot_tokens(self) -> int:
-        """Most tokens of a prompt and its completion together."""
+        """Maximum number of tokens of a prompt and its completion together."""
         return self._engine.slot_tokens
 
     def call(self, function: Callable[[Engine], Any]) -> Future:
         """`function(engine)` in the engine's thread, before its next chunk. Raises `Closed` after `close`."""
-        with self._lock:  # nothing comes into the inbox after it was emptied for the last time
+        with self._lock:  # nothing enters the inbox after it was emptied for the last time
             if self._closed:
                 raise Closed("the engine was closed; start the server again")
             future: Future = Future()
@@ -83,10 +83,10 @@ class Worker:
         return future
 
     def submit(self, requests: Sequence[Request], listeners: Sequence[Listener]) -> Future:
-        """Queues rows, whose uids are given here; all or none. The future gives their uids.
+        """Queues rows, all or none, and assigns their uids; the future returns these.
 
-        A listener gets nodes: new tokens of its row as they come, with the finish "running", and a last one that says why the
-        row ended; or a `Failure`, which is the last. The future raises ValueError for requests that the engine refuses.
+        A listener gets nodes: new tokens of its row as they are sampled, with the finish "running", and a last one that says
+        why the row ended; or a final `Failure`. The future raises ValueError for requests that the engine refuses.
         """
         def start(engine):
             uids = [next(self._uids) for _ in requests]
@@ -97,17 +97,17 @@ class Worker:
         return self.call(start)
 
     def release(self, uids: Sequence[int]) -> Future:
-        """Stops the rows among these that still run; their listeners hear nothing more."""
+        """Stops those of these rows that are still running; their listeners get nothing more."""
         def stop(engine):
             for uid in [uid for uid in uids if self._watched.pop(uid, None) is not None]:
-                with contextlib.suppress(KeyError):  # it ended in the chunk that was on its way
+                with contextlib.suppress(KeyError):  # it ended in the chunk that was in flight
                     engine.release(uid)
             self._pass_on(engine)
 
         return self.call(stop)
 
     def publish(self, tag: str, params: Any) -> Future:
-        """Other weights from the next chunk on. The future raises ValueError for weights of another model."""
+        """Uses other weights from the next chunk on. The future raises ValueError for weights of another model."""
         def change(engine):
             version = engine.version + 1
             engine.publish(version, params)
@@ -116,7 +116,7 @@ class Worker:
         return self.call(change)
 
     def close(self) -> None:
-        """Ends the thread after its chunk; rows that run are lost."""
+        """Ends the thread after its chunk; running rows are lost."""
         with self._lock:
             self._closed = True
             self._inbox.put(None)
@@ -134,7 +134,7 @@ class Worker:
             self._give_up("the server is closing")
 
     def _heard(self) -> bool:
-        """Does what was asked for, waiting for it where no row runs; False: the thread is to end."""
+        """Runs the queued calls, and waits for one if no row is running; False: the thread should end."""
         wait = not self._watched
         while wait or not self._inbox.empty():
             item = self._inbox.get()
@@ -144,7 +144,7 @@ class Worker:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function(self._engine))
-                except Exception as error:  # whoever asked hears of it, and nobody else
+                except Exception as error:  # only the caller hears of it
                     future.set_exception(error)
             wait = not self._watched
         return True
@@ -160,7 +160,7 @@ class Worker:
         self._pass_on(self._engine)
 
     def _recover(self, error: Exception) -> None:
-        """Rows begin again from their tokens; where that fails too, those that run are given up and others go on."""
+        """Restarts rows from their tokens; if that fails too, running rows are given up and the others continue."""
         self._failures += 1
         running = self._engine.running if self._failures >= _ATTEMPTS else ()
         self._engine.recover()
@@ -172,7 +172,7 @@ class Worker:
             self._failures = 0
 
     def _pass_on(self, engine: Engine) -> None:
-        """Nodes that ended, and new tokens of those that run."""
+        """Passes on finished nodes, and new tokens of running rows."""
         for node in engine.finished():
             watched = self._watched.pop(node.uid, None)
             if watched is not None:

@@ -1,8 +1,8 @@
-"""What every tokenizer offers, and the one class that adds special tokens and chat to a plain codec.
+"""The interface of every tokenizer, and the class that adds special tokens and chat to a plain codec.
 
-Ids in, ids out: a sampled completion is trained on as the ids that were sampled, never as re-encoded text, and masks
-are made where tokens are made. Nothing here derives a mask from ids, so `pad_id == eos_id` (common in published
-checkpoints, and the fallback when no padding token is named) is harmless.
+Ids in, ids out: training uses the sampled ids of a completion, never re-encoded text, and masks are made where tokens are
+made. Nothing here derives a mask from ids, so `pad_id == eos_id` (common in published checkpoints, and the fallback when no
+padding token is named) is harmless.
 """
 
 import copy
@@ -24,11 +24,11 @@ END_OF_TURN = ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|end|>", "<|eot|>"
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Text <-> token ids, the ids with a meaning of their own, and the model's chat format.
+    """Text <-> token ids, the special ids, and the model's chat format.
 
     `vocab_size` is one more than the largest id the tokenizer knows; a model's embedding may have more rows.
     `adds_bos` says that the model was trained on plain text that starts with `bos_id`. `chat_templates` are jinja2 sources by
-    name: "tool_use" is for conversations with tools, where there is one, "default" for all others.
+    name: "tool_use", if present, is for conversations with tools, "default" for all others.
     `control_tokens` are the ids of spellings that steer the model: its special tokens, and those that a chat template writes.
     """
 
@@ -47,23 +47,23 @@ class Tokenizer(Protocol):
         """Ids of `text`; a special token spelled out in `text` becomes that one id. `add_bos` puts `bos_id` first."""
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """Text of `ids`; bytes that are not UTF-8 become U+FFFD, and ids beyond the vocabulary are left out."""
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD, and ids beyond the vocabulary are skipped."""
 
     def decode_batch(self, rows: Sequence[Sequence[int] | np.ndarray], skip_special: bool = True) -> list[str]:
-        """`decode` of every row, in one call of the library that does it."""
+        """`decode` of every row, in one call of the underlying library."""
 
     def render_chat(
         self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False, **variables
     ) -> str:
-        """The conversation as the model's template writes it; `variables` (say `tools`) go to it, as data in JSON's types.
+        """The conversation as the model's template writes it; `variables` (such as `tools`) are passed to it, in JSON's types.
 
-        `continue_final_message`, without `add_generation_prompt`, leaves the last message open for the model to go on with.
+        `continue_final_message`, without `add_generation_prompt`, leaves the last message open for the model to continue.
         """
 
     def encode_chat(
         self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False, **variables
     ) -> list[int]:
-        """Ids of `render_chat(...)`. No BOS is put in front: where the model wants one, its template writes it."""
+        """Ids of `render_chat(...)`. No BOS is prepended: if the model wants one, its template writes it."""
 
     def limited_to(self, rows: int) -> Self:
         """The same tokenizer for a model that embeds `rows` tokens: encoding text with a later one is an error."""
@@ -155,7 +155,7 @@ class CodecTokenizer:
 
     @functools.cached_property
     def control_tokens(self) -> dict[str, int]:
-        """Special tokens, and tags that are one token and that a chat template writes (`<think>`), by spelling."""
+        """Special tokens, and the single-token tags that a chat template writes (`<think>`), by spelling."""
         written = "".join(self.chat_templates.values())
         tags = re.compile(r"[<\[].*\w.*[>\]]", re.DOTALL)  # vocabularies have whole tokens of white space too
         chosen = {name for name, special in self._codec.whole().items()
@@ -185,7 +185,7 @@ class CodecTokenizer:
     def limited_to(self, rows: int) -> Self:
         """A copy whose texts hold ids below `rows` only: text models share the vocabulary of larger, multimodal ones.
 
-        Raises ValueError if the begin, end or stop tokens lie beyond: then it is the tokenizer of another model.
+        Raises ValueError if the begin, end or stop tokens are beyond `rows`: then it is the tokenizer of another model.
         """
         beyond = sorted({i for i in (self.bos_id, *self.stop_ids) if i is not None and i >= rows})
         if beyond:

@@ -1,4 +1,4 @@
-"""Chat templates: which of a checkpoint's templates is meant, and what it makes of a conversation."""
+"""Chat templates: which of a checkpoint's templates is used, and how it renders a conversation."""
 
 import difflib
 import reprlib
@@ -10,13 +10,13 @@ from jaxrl_llm.tokenizers.renderer import shared
 
 Messages = Sequence[Mapping[str, Any]]  # [{"role": ..., "content": ...}, ...]
 
-_OPEN_END = "CONTINUE_FINAL_MESSAGE_TAG "  # behind the final message; the space shows whether the template trims it
+_OPEN_END = "CONTINUE_FINAL_MESSAGE_TAG "  # appended to the final message; the space shows whether the template trims it
 
 
 def choose(given: str | None, own: Mapping[str, str]) -> dict[str, str]:
-    """The templates to use, by name: a checkpoint's `own`, or in their place the one `given` by name or as jinja source.
+    """The templates to use, by name: a checkpoint's `own`, or instead of them the one `given` by name or as jinja source.
 
-    The only one of a checkpoint is the default, whatever its name. Raises ValueError for a misspelt name.
+    A checkpoint's only template is the default, whatever its name. Raises ValueError for a misspelt name.
     """
     near = difflib.get_close_matches(given, own, n=1) if given is not None and "{" not in given else []
     if near and given not in own:
@@ -30,9 +30,9 @@ def choose(given: str | None, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def select(templates: Mapping[str, str], tools: Any) -> str:
-    """The template for a conversation: "tool_use", where there is one, if it has tools, else "default".
+    """The template for a conversation: "tool_use" if there is one and the conversation has tools, else "default".
 
-    Raises ValueError where there is no such template.
+    Raises ValueError if there is no such template.
     """
     name = "tool_use" if tools is not None and "tool_use" in templates else "default"
     if name in templates:
@@ -57,10 +57,10 @@ def render(
 ) -> str:
     """The text of a conversation; `messages` is a list of {"role": ..., "content": ...}.
 
-    With `continue_final_message` the text ends where the content of the last message ends, so that the model goes on with
-    it. Templates come with a checkpoint and are not trusted: a process of its own renders them, sandboxed, with limits of time,
-    memory and length (`jaxrl_llm.tokenizers.renderer`). Raises ValueError for malformed messages, for a template that does
-    not compile, that refuses them, fails or exceeds a limit.
+    With `continue_final_message` the text ends where the content of the last message ends, so that the model continues it.
+    Templates come with a checkpoint and are not trusted: a separate process renders them, sandboxed, with limits of time,
+    memory and length (`jaxrl_llm.tokenizers.renderer`). Raises ValueError for malformed messages, and for a template that does
+    not compile, refuses the messages, fails or exceeds a limit.
     """
     if isinstance(messages, (str, Mapping)) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
         raise ValueError(f"messages must be a list of {{'role': ..., 'content': ...}}, got {_shortened(messages)}")
@@ -102,7 +102,7 @@ def _plain(value: Any) -> Any:
 
 
 def _open_end(messages: list[dict]) -> str:
-    """Puts a mark behind the content of the last message, the last text of several; the text before it."""
+    """Appends a mark to the (last) text of the last message; returns the text without it."""
     content = messages[-1].get("content") if messages else None
     parts = [part for part in content if isinstance(part, dict) and "text" in part] if isinstance(content, list) else []
     holder, key = (parts[-1], "text") if parts else (messages[-1] if messages else {}, "content")
@@ -114,7 +114,7 @@ def _open_end(messages: list[dict]) -> str:
 
 
 def _cut(text: str, final: str) -> str:
-    """`text` up to the mark; where the template has trimmed the end of the message, without the space before it as well."""
+    """`text` up to the mark, and without the space before it if the template trimmed the end of the message."""
     place = text.rfind(_OPEN_END.strip())
     if place < 0 or final.strip() not in text:
         raise ValueError("the template changes or leaves out the last message, which therefore cannot be continued")

@@ -1,10 +1,10 @@
-"""Conversations token by token: what the policy sampled stays as it was sampled, a chat template adds what comes behind it.
+"""Conversations token by token: sampled tokens stay as they were sampled, and a chat template adds what follows them.
 
-A conversation is never rendered a second time as a whole. Text that is encoded again can become other tokens than those that
-were sampled, and some templates change earlier turns (they drop what was thought); both would train on a conversation that
-never took place. Messages of users and tools are data: control tokens that are spelled out in them stay plain text, and so do
-those in descriptions of tools, which may come from a server. At the start messages of the roles in `TRUSTED` are the task's own
-and may hold control tokens; all later ones are data.
+A conversation is never rendered a second time as a whole. Re-encoded text can become other tokens than the sampled ones, and
+some templates change earlier turns (they drop thoughts); either would train on a conversation that never took place. Messages
+of users and tools are data: control tokens spelled out in them stay plain text, and so do those in descriptions of tools,
+which may come from a server. In the initial messages, the roles in `TRUSTED` are the task's own and may contain control
+tokens; all later messages are data.
 """
 import json
 import re
@@ -15,20 +15,20 @@ from jaxrl_llm.tokenizers.base import Tokenizer
 from jaxrl_llm.tokenizers.chat import Messages
 
 TRUSTED = ("system", "assistant")
-_SAID = "\ue0a1\ue0a2\ue0a1"  # stands for what the policy said; templates neither know nor trim it
+_SAID = "\ue0a1\ue0a2\ue0a1"  # placeholder for the policy's turn; templates neither know nor trim it
 _BEFORE = ({"role": "user", "content": "."}, {"role": "assistant", "content": _SAID})
 
 
 def start(tokenizer: Tokenizer, messages: Messages, **variables) -> list[int]:
-    """Ids of a conversation up to where the policy speaks first; `variables` (say `tools`) go to the chat template.
+    """Ids of a conversation up to the policy's first turn; `variables` (such as `tools`) are passed to the chat template.
 
-    Raises ValueError where there is no template, or where it cannot render the messages.
+    Raises ValueError if there is no template, or if it cannot render the messages.
     """
     return _encode(tokenizer, messages, tokenizer.render_chat, TRUSTED, variables)
 
 
 def shared(tokenizer: Tokenizer, messages: Messages, **variables) -> list[int]:
-    """The ids that all conversations begin with whose first messages are these, before the policy speaks for the first time."""
+    """The ids, before the policy's first turn, that are common to all conversations whose first messages are these."""
     alone, longer = (start(tokenizer, given, **variables) for given in (messages, [*messages, _BEFORE[0]]))
     common = next((place for place, (a, b) in enumerate(zip(alone, longer)) if a != b), min(len(alone), len(longer)))
     return alone[:common]
@@ -47,9 +47,9 @@ def given(tokenizer: Tokenizer, messages: Messages, **variables) -> list[int]:
 def extend(tokenizer: Tokenizer, ids: Sequence[int], messages: Messages, **variables) -> list[int]:
     """The ids that follow `ids`, whose last turn is the policy's: the end of that turn, `messages`, the start of its next turn.
 
-    The end is left out where the policy has sampled it; where it was cut at a limit the template's own is put in. The
-    template is asked for the new messages behind a turn of the policy that it does not see, so nothing earlier is written
-    again. Raises ValueError where the template cannot render them, or writes no turn of the policy.
+    The end of the turn is omitted if the policy sampled it; if the turn was cut at a limit, the template's end is inserted. The
+    template renders the new messages after a placeholder for the policy's turn, so nothing earlier is written again. Raises
+    ValueError if the template cannot render them, or writes no turn of the policy.
     """
     def behind(given: Messages, **more) -> str:
         before, found, text = tokenizer.render_chat([*_BEFORE, *given], **more).partition(_SAID)
@@ -62,7 +62,7 @@ def extend(tokenizer: Tokenizer, ids: Sequence[int], messages: Messages, **varia
 
 
 def shortened(tokenizer: Tokenizer, messages: Messages, limit: int) -> list[dict[str, Any]]:
-    """Copies of the messages, of contents with more than `limit` tokens the first and the last halves of that number."""
+    """Copies of the messages; a content of more than `limit` tokens keeps its first and last `limit / 2` tokens."""
     def short(text: str) -> str:
         ids = tokenizer.encode(text)
         if len(ids) <= limit:
@@ -80,7 +80,7 @@ def said(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[str, str]:
 
 
 def _already_there(tokenizer: Tokenizer, ids: Sequence[int], new: Sequence[int]) -> int:
-    """How many of the `new` ids end a turn that the policy has ended itself."""
+    """How many of the `new` ids repeat the end of a turn that the policy has already ended itself."""
     if not len(ids) or int(ids[-1]) not in tokenizer.stop_ids:
         return 0
     first = next((place for place, token in enumerate(new) if token in tokenizer.stop_ids), None)
@@ -89,11 +89,10 @@ def _already_there(tokenizer: Tokenizer, ids: Sequence[int], new: Sequence[int])
 
 def _encode(tokenizer: Tokenizer, messages: Messages, render: Callable[..., str], trusted: Sequence[str],
             variables: Mapping[str, Any]) -> list[int]:
-    """Ids of what `render(messages, **variables)` is, to which the texts of both add no control token, those of messages of
-    `trusted` roles aside.
+    """Ids of `render(messages, **variables)`, in which no text but those of `trusted` roles yields a control token.
 
-    Spellings of control tokens are cut behind their first character, and the pieces are encoded one by one. Texts that are
-    one only together with what stands beside them are cut at both ends as well.
+    Spellings of control tokens are cut after their first character, and the pieces are encoded one by one. Texts that
+    spell one only together with their neighbours are also cut at both ends.
     """
     controls = set(tokenizer.control_tokens.values())
     spellings = "|".join(re.escape(name) for name in tokenizer.control_tokens if len(name) > 1)
@@ -120,7 +119,7 @@ def _encode(tokenizer: Tokenizer, messages: Messages, render: Callable[..., str]
 
 def _changed(messages: Messages, trusted: Sequence[str], names: Callable[[str], str],
              contents: Callable[[str], str]) -> list[Any]:
-    """Copies of the messages; in those that are not trusted contents are changed by one function, other texts by another."""
+    """Copies of the messages; in untrusted ones, one function changes contents and another one changes other texts."""
     def walk(value: Any, key: str) -> Any:
         if isinstance(value, str):
             return value if key in ("role", "type") else (contents if key in ("content", "text") else names)(value)

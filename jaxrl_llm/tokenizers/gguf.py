@@ -92,7 +92,7 @@ def _chat_templates(metadata: dict) -> dict[str, str]:
 
 
 def _adds_bos(metadata: dict) -> bool:
-    """Whether plain text starts with BOS; a file that does not say follows the custom of its kind of vocabulary."""
+    """Whether plain text starts with BOS; a file that does not state it follows the custom of its kind of vocabulary."""
     custom = metadata["ggml.model"] == "llama" or PRE_TOKENIZERS.get(metadata.get("ggml.pre"), PreTokenizer()).adds_bos
     return metadata.get("ggml.add_bos_token", custom)
 
@@ -159,7 +159,7 @@ def _sentencepiece_bpe(metadata: dict, path: str | Path) -> SentencePieceCodec:
 
 
 def _unknown_id(metadata: dict, path: str | Path) -> int:
-    """The piece of type unknown, which sentencepiece must have; some converters write it down as a control token."""
+    """The piece of type unknown, which sentencepiece requires; some converters mark it as a control token."""
     marked = (i for i, kind in enumerate(metadata["ggml.token_type"]) if kind == UNKNOWN)
     spelled = (i for i, piece in enumerate(metadata["ggml.tokens"]) if piece == "<unk>")
     unknown = next(marked, metadata.get("ggml.unknown_token_id", next(spelled, None)))

@@ -14,9 +14,8 @@ class HuggingFaceTokenizer(CodecTokenizer):
 
     EOS, BOS and padding are the tokens named in tokenizer_config.json or special_tokens_map.json; without a name, EOS
     is the first `eos_token_id` of generation_config.json or config.json. Every `eos_token_id` of generation_config.json
-    is a stop token. Plain text starts with BOS where the post-processor of tokenizer.json puts one, which is what
-    transformers goes by. Raises FileNotFoundError without tokenizer.json, ValueError for a token that the vocabulary
-    lacks.
+    is a stop token. Plain text starts with BOS if the post-processor of tokenizer.json puts one there, as in transformers.
+    Raises FileNotFoundError without tokenizer.json, ValueError for a token that the vocabulary lacks.
     """
 
     def __init__(self, directory: str | Path, chat_template: str | None = None):
@@ -100,8 +99,8 @@ def put_first(backend, token: str, token_id: int) -> None:
 def read_chat_templates(directory: Path) -> dict[str, str]:
     """The templates of a checkpoint by name: chat_template.jinja is "default", additional_chat_templates/NAME.jinja is NAME.
 
-    tokenizer_config.json, which holds one or a list of names and templates, counts where chat_template.jinja is missing; a
-    file goes before an entry of the same name.
+    tokenizer_config.json, which holds one template or a list of names and templates, is used if chat_template.jinja is missing;
+    a file takes precedence over an entry of the same name.
     """
     files = {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
     if (directory / "chat_template.jinja").is_file():

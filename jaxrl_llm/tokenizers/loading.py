@@ -1,4 +1,4 @@
-"""One door to every tokenizer."""
+"""Loads every kind of tokenizer."""
 
 import difflib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A process of its own for chat templates, which come from others and could run forever or fill the memory."""
+"""A separate process for chat templates, which are untrusted and could run forever or fill the memory."""
 
 import marshal
 import os
@@ -15,11 +15,11 @@ CPU_SECONDS = 5.0  # of processor time for one conversation; a real one takes so
 WALL_SECONDS = 120.0  # to start, or to answer on a machine that is too busy to give the processor time
 MEMORY_MB = 1024
 OUTPUT_LIMIT = 1 << 24  # characters of a rendered conversation
-TEXT, ERROR = b"t", b"e"  # what a reply is
+TEXT, ERROR = b"t", b"e"  # kinds of replies
 
 
 class Renderer:
-    """Renders templates in one process, which starts at first use, is ended when it exceeds a limit, and ends with this one.
+    """Renders templates in one process, which starts at first use, is killed when it exceeds a limit, and ends with this one.
 
     Limits inside jinja's sandbox would be guesses: `'a' * 10**10`, a format of that width and a large constant in the
     source are single calls into C code, which nothing in the same interpreter can interrupt. Limits of the kernel hold for
@@ -41,9 +41,9 @@ class Renderer:
         with self._lock:
             try:
                 reply = self._ask(request)
-                if reply is None:  # maybe ended by others since the last request: a fresh process decides
+                if reply is None:  # it may have been killed since the last request: a fresh process decides
                     reply = self._ask(request)
-            except BaseException:  # what is still on its way would be taken for the next reply
+            except BaseException:  # a reply still in the pipe would be taken for the next one
                 self._end()
                 raise
         if reply is None:

@@ -12,8 +12,7 @@ class SentencePieceTokenizer(CodecTokenizer):
 
     Control pieces (`<s>`, `</s>`) spelled out in a text become their ids, as chat templates need; each stretch between
     them is encoded on its own. The chat template, further stop tokens and whether plain text starts with BOS (it does
-    where nothing else is said) come from the JSON files beside the model. Raises ValueError for a model without an
-    end-of-sequence piece.
+    by default) come from the JSON files beside the model. Raises ValueError for a model without an end-of-sequence piece.
     """
 
     def __init__(self, path: str | Path, chat_template: str | None = None):

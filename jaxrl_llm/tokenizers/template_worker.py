@@ -1,7 +1,7 @@
 """The inside of the process that renders chat templates: jinja2's sandbox, and limits that the kernel keeps.
 
-A request (from the parent, trusted) is `marshal` data, a reply is a kind of one byte, `TEXT` or `ERROR`, and UTF-8; each comes
-behind its length, 8 bytes. The parent never unmarshals what this process says.
+A request (from the parent, trusted) is `marshal` data; a reply is one byte for its kind, `TEXT` or `ERROR`, and UTF-8. Each is
+preceded by its length, 8 bytes. The parent never unmarshals what this process writes.
 """
 
 import json
@@ -23,7 +23,7 @@ MESSAGE_LIMIT = 2000  # characters of an error message
 
 
 class Generation(Extension):
-    """{% generation %} marks an assistant's turn for those who make masks from text; here it is only a scope."""
+    """{% generation %} marks an assistant's turn for libraries that make masks from text; here it is only a scope."""
 
     tags = frozenset({"generation"})
 
@@ -85,7 +85,7 @@ def answer(request: bytes, memory_mb: int) -> bytes:
 
 
 def serve(cpu_seconds: float, memory_mb: int) -> None:
-    """Answer requests from standard input until it closes; the first reply, an empty text, says that this is ready.
+    """Answer requests from standard input until it closes; the first reply, an empty text, signals that this process is ready.
 
     The kernel ends the process at `cpu_seconds` of processor time in one request, whatever it does and whether or not the
     parent still lives.

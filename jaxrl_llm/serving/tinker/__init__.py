@@ -1,1 +1,1 @@
-"""A training server that Tinker's client speaks to: LoRA adapters on one base model, trained and sampled by its requests."""
+"""A training server for Tinker's client: LoRA adapters on one base model, trained and sampled by its requests."""

@@ -30,13 +30,13 @@ _M = TypeVar("_M", bound=pydantic.BaseModel)
 
 
 class Served(NamedTuple):
-    """What the server answers with.
+    """The service and the settings of the server.
 
     Attributes:
-      service: what it does.
-      tokenizer_id: what clients load a tokenizer from, a name or folder.  stop_ids: tokens that end a completion by default.
-      token: API key that clients have to give; empty: any.
-      limits: completions of a request, requests that are not done, bytes of a body.
+      service: does the work.
+      tokenizer_id: name or folder from which clients load a tokenizer.  stop_ids: tokens that end a completion by default.
+      token: API key that clients must send; empty: any.
+      limits: completions per request, unfinished requests, bytes of a body.
     """
 
     service: Service
@@ -79,7 +79,7 @@ class _Server:
         self.served, self.service, self.futures = served, served.service, Futures()
 
     async def answered(self, answer: Callable[[Request], Any], request: Request) -> Response:
-        """An answer to a client with the right key; a ValueError is the client's fault."""
+        """Answers a client with the right key; a ValueError becomes the client's error."""
         if answer != self.health:
             check_token(request.headers.get("x-api-key", ""), self.served.token, "X-API-Key: TOKEN")
         try:
@@ -90,19 +90,19 @@ class _Server:
     # --- sessions -----------------------------------------------------------------------------------------------------------
 
     async def health(self, request: Request) -> Response:
-        """Everybody may ask."""
+        """Needs no key."""
         alive = self.service.worker.alive
         return JSONResponse({"status": "ok" if alive else "the engine has ended"}, 200 if alive else 503)
 
     async def client_config(self, request: Request) -> Response:
-        """Chunks of a pass come one after the other, in the order in which they count."""
+        """Asks clients to send the chunks of a pass one after the other, in their order."""
         return JSONResponse({"parallel_fwdbwd_chunks": False, "use_pyqwest_transport": False})
 
     async def dynamic_config(self, request: Request) -> Response:
         return JSONResponse({})
 
     async def telemetry(self, request: Request) -> Response:
-        """Nothing is kept of it."""
+        """Accepts telemetry and discards it."""
         return JSONResponse({"status": "accepted"})
 
     async def capabilities(self, request: Request) -> Response:
@@ -234,13 +234,13 @@ class _Server:
     # --- futures ------------------------------------------------------------------------------------------------------------
 
     def later(self, request_id: str, start: Callable[[], Future], answer: Callable[[Any], Response], **fields) -> Response:
-        """The id of a future; a request that comes again under its id is not started again."""
+        """The id of a future; a request repeated under its id is not started again."""
         if request_id not in self.futures:
             self.futures.add(request_id, start(), answer)
         return JSONResponse({"request_id": request_id, **fields})
 
     async def retrieve_future(self, request: Request) -> Response:
-        """What came of a request; where it is not done for a while, that the client is to ask again."""
+        """The result of a request; if it is not done within a while, the answer tells the client to ask again."""
         asked = await self.body(request, types.FutureRetrieveRequest)
         try:
             pending = self.futures.get(asked.request_id)
@@ -264,7 +264,7 @@ class _Server:
         return JSONResponse({"error": f"{type(error).__name__}: {str(error)[:300]}", "category": "server"})
 
     async def body(self, request: Request, kind: type[_M]) -> _M:
-        """The JSON of the body as one of the client's own types. Raises `Refused` for what does not fit it."""
+        """The JSON of the body as one of the client's own types. Raises `Refused` if it does not fit."""
         body = await read_json(request, self.served.limits.body)
         try:
             return kind.model_validate(body)
@@ -274,7 +274,7 @@ class _Server:
 
 
 def _with(samples: Future, scores: Future | None) -> Future:
-    """The results of both, as one."""
+    """One future with the results of both."""
     both: Future = Future()
 
     def done(_):

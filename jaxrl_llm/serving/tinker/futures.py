@@ -1,4 +1,4 @@
-"""Answers that come later: a request gets an id at once, and its client asks for the answer until it is there."""
+"""Deferred answers: a request gets an id at once, and its client polls until the answer is there."""
 import dataclasses
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 @dataclasses.dataclass
 class Pending:
-    """A future, how its result is answered, and until when it is kept (time.monotonic)."""
+    """A future, the function that turns its result into an answer, and until when it is kept (time.monotonic)."""
 
     future: Future
     answer: Callable[[Any], Response]
@@ -18,10 +18,10 @@ class Pending:
 
 
 class Futures:
-    """Futures by request id. A request that is sent again under its id, as its first answer was lost, is not done again."""
+    """Futures by request id. A request that is sent again under its id because its answer was lost is not done again."""
 
     def __init__(self, unread: float = 3600.0, read: float = 60.0):
-        """`unread`, `read`: seconds that a result is kept, before and after it was asked for."""
+        """`unread`, `read`: seconds for which a result is kept, before and after it was fetched."""
         self._unread, self._read = unread, read
         self._pending: dict[str, Pending] = {}
 
@@ -37,7 +37,7 @@ class Futures:
         return sum(not one.future.done() for one in self._pending.values())
 
     def add(self, request_id: str, future: Future, answer: Callable[[Any], Response]) -> None:
-        """Keeps a future; results whose time is over are dropped."""
+        """Keeps a future; expired results are dropped."""
         now = time.monotonic()
         self._pending = {name: one for name, one in self._pending.items() if not one.future.done() or one.until > now}
         self._pending[request_id] = Pending(future, answer, now + self._unread)
@@ -47,6 +47,6 @@ class Futures:
         return self._pending[request_id]
 
     def was_read(self, request_id: str) -> None:
-        """Its result was answered; it is kept a little longer, in case the answer is lost."""
+        """Notes that the result was sent; it is kept a little longer, in case the answer is lost."""
         if request_id in self._pending:
             self._pending[request_id].until = time.monotonic() + self._read

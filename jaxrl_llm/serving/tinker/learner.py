@@ -19,7 +19,7 @@ _ATTENTION = ("q", "k", "v", "o")
 
 
 class Shape(NamedTuple):
-    """What an adapter is, without its numbers: rank, and whether attention and the feed-forward layers have one."""
+    """The shape of an adapter: its rank, and whether attention and the feed-forward layers are adapted."""
 
     rank: int
     attention: bool = True
@@ -42,9 +42,9 @@ class Adapter:
     """An adapter in training.
 
     Attributes:
-      shape: see `Shape`.  tree: its matrices, as of `lora.init`.
-      moments: Adam's, with its step count.
-      grads: what was added up since the last step; None: nothing.
+      shape: see `Shape`.  tree: its matrices, as from `lora.init`.
+      moments: Adam's moments, with the step count.
+      grads: gradients added up since the last step; None: there are none.
     """
 
     shape: Shape
@@ -54,7 +54,7 @@ class Adapter:
 
 
 class Outcome(NamedTuple):
-    """What a pass found: log-prob and loss of each token, one `f32[n]` for each example, and the sum of the losses."""
+    """The results of a pass: log-prob and loss of each token, one `f32[n]` for each example, and the sum of the losses."""
 
     logprobs: list[np.ndarray]
     losses: list[np.ndarray]
@@ -62,20 +62,20 @@ class Outcome(NamedTuple):
 
 
 class Learner:
-    """A frozen base on one device, and what is done with adapters on it. Not for several threads."""
+    """A frozen base on one device, with passes and steps of adapters on it. Not thread-safe."""
 
     def __init__(self, model: Transformer, params: Any, *, longest: int, budget: int):
         """
         Args:
           model, params: the base.
-          longest: tokens of an example at most.
+          longest: maximum number of tokens of an example.
           budget: slots of a micro-batch, which bounds memory.
         """
         model.check_length(longest)
         self.model, self.params, self.longest, self.budget = model, params, longest, budget
 
     def targets_of(self, shape: Shape) -> list[str]:
-        """The matrices that have an adapter. Raises ValueError where there are none."""
+        """The matrices that have an adapter. Raises ValueError if there are none."""
         there = [name for name in lora.TARGETS if name in self.params["layers"]
                  and (shape.attention if name in _ATTENTION else shape.mlp)]
         if not there:
@@ -84,12 +84,12 @@ class Learner:
         return there
 
     def create(self, shape: Shape, seed: int) -> Adapter:
-        """An adapter that changes nothing yet. Raises ValueError as `lora.init` does, and where nothing would be trained."""
+        """An adapter that changes nothing yet. Raises ValueError as `lora.init` does, and if nothing would be trained."""
         tree = lora.init(jax.random.key(seed), self.params, shape.rank, ALPHA, self.targets_of(shape))
         return Adapter(shape, tree, fresh_moments(tree))
 
     def padded(self, tree: Any, rank: int) -> Any:
-        """An adapter of `rank` with all targets that has the same product: what is missing is 0. None: the base alone."""
+        """An adapter of `rank` on all targets with the same product, filled up with 0. None: the base alone."""
         base = lora.init(jax.random.key(0), self.params, rank, ALPHA)
         padded = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), base)
         for target, given in (tree or {}).items():
@@ -102,14 +102,14 @@ class Learner:
         return self._run(tree, data, loss, given, None)[0]
 
     def forward_backward(self, adapter: Adapter, data: Sequence[Datum], loss: str, given: Mapping[str, float]) -> Outcome:
-        """As `forward`; the gradient is added to what the adapter has. After an error it is as it was before."""
+        """As `forward`; also adds the gradient to the adapter's. After an error the adapter is unchanged."""
         zeros = jax.tree.map(jnp.zeros_like, adapter.tree)
         found, grads = self._run(adapter.tree, data, loss, given, zeros)
         adapter.grads = grads if adapter.grads is None else jax.tree.map(jnp.add, adapter.grads, grads)
         return found
 
     def step(self, adapter: Adapter, adam: Adam) -> float:
-        """One optimiser step with what was added up, which is then forgotten; returns the norm of the gradient before clipping.
+        """One optimiser step with the added-up gradient, which is then cleared; returns the gradient norm before clipping.
 
         Raises ValueError without a gradient, or for one that is not finite; the adapter stays as it was.
         """

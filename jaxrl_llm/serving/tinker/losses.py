@@ -17,7 +17,7 @@ class Loss(NamedTuple):
 
     Attributes:
       function: `(p f32[...], fields, settings) -> f32[...]`, the loss of each token before its weight.
-      fields: per-token arrays that a datum has to give, beside `target_tokens`; `weights` is optional everywhere, 1 by default.
+      fields: per-token arrays that a datum must have beside `target_tokens`; `weights` is always optional, 1 by default.
       settings: names and defaults of `loss_fn_config`.
     """
 

@@ -10,8 +10,8 @@ _SHORTEST = 32  # slots of a row
 class Datum(NamedTuple):
     """A training example.
 
-    tokens: i32[n], what the model reads.  targets: i32[n], the token whose log-prob is taken behind each of them.
-    fields: name -> f32[n], what a loss reads beside, see `losses`.
+    tokens: i32[n], what the model reads.  targets: i32[n], the token after each of them whose log-prob is taken.
+    fields: name -> f32[n], further inputs of a loss, see `losses`.
     """
 
     tokens: np.ndarray
@@ -20,9 +20,9 @@ class Datum(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Examples one after the other in `[R, N]` slots; none sees another.
+    """Examples packed one after the other in `[R, N]` slots; none sees another.
 
-    tokens, positions, targets: i32; 0 on padding.  end: i32, the slot behind the example, 0 on padding, see `packing.Rows`.
+    tokens, positions, targets: i32; 0 on padding.  end: i32, the slot after the example, 0 on padding, see `packing.Rows`.
     fields: name -> f32, 0 on padding.
     """
 
@@ -34,14 +34,14 @@ class Rows(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where an example lies: the number of its row, counted through all micro-batches, and its first slot."""
+    """The place of an example: the number of its row, counted through all micro-batches, and its first slot."""
 
     row: int
     start: int
 
 
 def pack(data: Sequence[Datum], budget: int) -> tuple[list[Rows], list[Place]]:
-    """Micro-batches of at most `budget` slots, or of one row where an example is longer, and where each example lies.
+    """Micro-batches of at most `budget` slots, or of one row if an example is longer, and the place of each example.
 
     Rows are as long as the longest example, rounded up to a power of two; examples go into the first row that has room, the
     longest first. The number of rows is rounded up to a power of two, so that few programs are compiled.

@@ -1,4 +1,4 @@
-"""What clients hold on the server: sessions, adapters in training, and snapshots of adapters to sample from."""
+"""The clients' state on the server: sessions, adapters in training, and snapshots of adapters to sample from."""
 import dataclasses
 import secrets
 import time
@@ -17,14 +17,14 @@ from jaxrl_llm.serving.tinker.store import Checkpoint, Store
 from jaxrl_llm.serving.tinker.turns import Snapshot, Turns
 from jaxrl_llm.serving.worker import Worker
 
-_UNNAMED = 8  # snapshots without a name that are held for each model
+_UNNAMED = 8  # unnamed snapshots that are held for each model
 _CACHED = 8  # snapshots of checkpoints that are held
 _LOST = 600.0  # seconds without a sign of life after which a session may be dropped
 
 
 @dataclasses.dataclass(eq=False)
 class Model:
-    """An adapter in training, the snapshots of it that have no name, and the one that changes with each save."""
+    """An adapter in training, its unnamed snapshots, and the snapshot that changes with each save."""
 
     session: str
     adapter: Adapter
@@ -33,7 +33,7 @@ class Model:
 
 
 class Service:
-    """Everything but HTTP. Methods that end in a `Future` do their work in the worker's thread, in the order of their calls.
+    """Everything but HTTP. Methods that return a `Future` do their work in the worker's thread, in the order of their calls.
 
     Futures raise ValueError for what a client did wrong.
     """
@@ -41,9 +41,9 @@ class Service:
     def __init__(self, name: str, learner: Learner, worker: Worker, store: Store, *, rank: int, models: int):
         """
         Args:
-          name: of the base.
-          worker: of an engine whose adapter has room for `rank`, and is 0.
-          rank: of an adapter at most.  models: adapters in training at most.
+          name: name of the base.
+          worker: runs an engine whose adapter has room for `rank`, and is 0.
+          rank: maximum rank of an adapter.  models: maximum number of adapters in training.
         """
         self.name, self.learner, self.worker, self.store = name, learner, worker, store
         self._rank, self._most = rank, models
@@ -64,7 +64,7 @@ class Service:
         return session
 
     def alive(self, session: str) -> bool:
-        """Notes a sign of life; False for a session that has ended or never was."""
+        """Notes a sign of life; returns False for a session that has ended or never existed."""
         if session in self._sessions:
             self._sessions[session] = time.monotonic()
         return session in self._sessions
@@ -93,7 +93,7 @@ class Service:
         return self._do(make)
 
     def run(self, model: str, data: list[Datum], loss: str, settings: Any, backward: bool) -> Future[Outcome]:
-        """A pass over examples; with `backward` its gradient is added to the adapter's."""
+        """A pass over examples; with `backward` it adds its gradient to the adapter's."""
         def go():
             adapter = self.model(model).adapter
             if backward:
@@ -103,11 +103,11 @@ class Service:
         return self._do(go)
 
     def step(self, model: str, adam: Adam) -> Future[float]:
-        """An optimiser step; the norm of its gradient."""
+        """An optimiser step; returns the norm of its gradient."""
         return self._do(lambda: self.learner.step(self.model(model).adapter, adam))
 
     def save(self, model: str, name: str, overwrite: bool) -> Future[str]:
-        """Writes weights and optimiser state; the address."""
+        """Writes weights and optimiser state; returns their address."""
         def write():
             adapter, path = self.model(model).adapter, self.store.path(model, "weights", name)
             self.store.save(path, Checkpoint(self.name, adapter.shape, adapter.tree, adapter.moments), overwrite)
@@ -116,7 +116,7 @@ class Service:
         return self._do(write)
 
     def load(self, model: str, path: str, optimizer: bool, session: str | None) -> Future:
-        """Weights of a checkpoint, and with `optimizer` Adam's state, into an adapter; with a session it is a new one."""
+        """Loads a checkpoint's weights, and with `optimizer` Adam's state, into an adapter, a new one if a session is given."""
         def read():
             saved = self.store.load(path, self.name)
             if optimizer and saved.moments is None:
@@ -149,9 +149,9 @@ class Service:
     # --- sampling -----------------------------------------------------------------------------------------------------------
 
     def save_to_sample(self, model: str, name: str | None, sampler: str | None, inflight: bool) -> Future[str]:
-        """A snapshot of the adapter: a checkpoint where it has a `name`, whose address is returned, else under `sampler`.
+        """Takes a snapshot of the adapter: with a `name` a checkpoint, whose address is returned, else one under `sampler`.
 
-        Of snapshots without a name the newest are held. With `inflight` there is one for all such samplers of the model.
+        Only the newest unnamed snapshots are held. With `inflight` all such samplers of the model share one.
         """
         def keep():
             one = self.model(model)
@@ -173,7 +173,7 @@ class Service:
         return self._do(keep)
 
     def open_sampler(self, sampler: str, base: str | None, path: str | None) -> None:
-        """A sampler of the base or of a checkpoint. Raises ValueError where it does not exist."""
+        """Opens a sampler of the base or of a checkpoint. Raises ValueError if that does not exist."""
         if path is not None:
             self._of_checkpoint(path)
         elif base is not None:
@@ -183,14 +183,14 @@ class Service:
         self._samplers[sampler] = path
 
     def address_of(self, sampler: str) -> str | None:
-        """The address of the checkpoint that a sampler has, if it is one. Raises ValueError for an unknown sampler."""
+        """The address of the checkpoint that a sampler uses, if it uses one. Raises ValueError for an unknown sampler."""
         if sampler not in self._samplers:
             raise ValueError(f"this server has no sampler {sampler!r}: its session has ended, or the server was started again")
         key = self._samplers[sampler]
         return key if key and key.startswith("tinker://") else None
 
     def snapshot_of(self, sampler: str) -> Snapshot:
-        """What a sampler samples from. Raises ValueError for one that is not held."""
+        """The snapshot that a sampler samples from. Raises ValueError for one that is not held."""
         path = self.address_of(sampler)
         if path is not None:
             return self._of_checkpoint(path)
@@ -237,7 +237,7 @@ class Service:
         return self._cached[path]
 
     def _make_room(self, session: str, shape: Shape) -> None:
-        """Raises ValueError where one more adapter does not fit; before that, models of sessions that are lost are dropped."""
+        """Drops the models of lost sessions if needed; raises ValueError if one more adapter still does not fit."""
         if not 0 < shape.rank <= self._rank:
             raise ValueError(f"rank={shape.rank}; this server takes 1 to {self._rank} (start it with another --rank)")
         if session not in self._sessions:

@@ -22,7 +22,7 @@ class Checkpoint(NamedTuple):
     """An adapter as it was saved.
 
     base: name of the model that it belongs to.  shape, tree: see `Adapter`.
-    moments: Adam's state; None where it was saved to sample from.
+    moments: Adam's state; None if the adapter was saved to sample from.
     """
 
     base: str
@@ -38,14 +38,14 @@ class Store:
         self.folder = folder
 
     def path(self, model: str, kind: str, name: str) -> str:
-        """The address. Raises ValueError for a name that is none."""
+        """The address. Raises ValueError for an invalid name."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"the name {name!r} of a checkpoint; give letters, digits, '.', '_' and '-', 128 at "
                              "most, a letter or digit first")
         return f"tinker://{model}/{kind}/{name}"
 
     def save(self, path: str, checkpoint: Checkpoint, overwrite: bool = False) -> None:
-        """Writes a checkpoint; it is there whole or not at all. Raises ValueError for an address that is taken."""
+        """Writes a checkpoint atomically. Raises ValueError for an address that is taken."""
         file = self._file(path)
         if file.exists() and not overwrite:
             raise ValueError(f"{path} exists already; give another name, or overwrite=True")

@@ -22,7 +22,7 @@ class Snapshot:
 
 @dataclasses.dataclass(eq=False)
 class _Job:
-    """A request: its rows, what came of each so far, and how many still run."""
+    """A request: its rows, the results of each so far, and how many are still running."""
 
     snapshot: Snapshot
     requests: Sequence[Request]
@@ -35,12 +35,12 @@ class _Job:
 class Turns:
     """Rows of several adapters. The engine's adapter has room for the largest rank; smaller ones are filled up with zeros.
 
-    Rows that ask for the adapter in use join those that run, unless another adapter waits already. All but `sample` runs in the
+    Rows of the adapter in use join the running ones, unless another adapter is already waiting. All but `sample` runs in the
     worker's thread.
     """
 
     def __init__(self, worker: Worker, learner: Learner, rank: int, base: Snapshot):
-        """`rank`: of the engine's adapter, which begins as that of `base`."""
+        """`rank`: rank of the engine's adapter, which begins as that of `base`."""
         self._worker, self._learner, self._rank, self._current = worker, learner, rank, base
         self._waiting: deque[_Job] = deque()
         self._running = 0

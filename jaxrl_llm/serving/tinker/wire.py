@@ -1,4 +1,4 @@
-"""Tinker's messages as arrays and back. Their definitions are those of the client's own package."""
+"""Tinker's messages as arrays and back. The client's own package defines them."""
 import dataclasses
 import secrets
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _UNSUPPORTED = ("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_l
 
 
 class Pass(NamedTuple):
-    """A request for a pass over examples: whose, its number, the loss with its settings, and whether gradients are wanted."""
+    """A request for a pass over examples: its model, its number, the loss with its settings, and whether to take gradients."""
 
     model: str
     number: int
@@ -33,7 +33,7 @@ class Pass(NamedTuple):
 
 
 def read_pass(body: bytes) -> Pass:
-    """A `ForwardBackwardRequest`. Raises `Refused` for other bytes, and for what is no text or not one number a token."""
+    """A `ForwardBackwardRequest`. Raises `Refused` for malformed bytes, and for fields it cannot read."""
     message = messages.ForwardBackwardRequest()
     try:
         message.ParseFromString(body)
@@ -69,7 +69,7 @@ def _array(what: str, tensor) -> np.ndarray:
 
 
 def write_pass(outcome: Outcome) -> bytes:
-    """A `ForwardBackwardOutput`: of each example `logprobs` and `elementwise_loss`, and the metric `loss:sum`."""
+    """A `ForwardBackwardOutput`: for each example `logprobs` and `elementwise_loss`, and the metric `loss:sum`."""
     message = messages.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics={"loss:sum": outcome.loss})
     record = message.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(outcome.logprobs))
     for name, arrays in (("logprobs", outcome.logprobs), ("elementwise_loss", outcome.losses)):
@@ -80,7 +80,7 @@ def write_pass(outcome: Outcome) -> bytes:
 
 
 def prompt_of(request: types.SampleRequest) -> list[int]:
-    """The prompt's tokens. Raises `Refused` for one that is no text, and for what this server does not compute."""
+    """The prompt's tokens. Raises `Refused` for one that is not text, and for options that this server does not compute."""
     if set_ := [name for name in _UNSUPPORTED if getattr(request, name)]:
         raise Refused(f"{set_[0]} is not supported by this server; leave it out")
     if any(not isinstance(chunk, types.EncodedTextChunk) for chunk in request.prompt.chunks):
@@ -91,7 +91,7 @@ def prompt_of(request: types.SampleRequest) -> list[int]:
 def requests_of(request: types.SampleRequest, stop_ids: Sequence[int], slot_tokens: int, most: int) -> list[Request]:
     """One request to the engine for each sample; sample i draws by `seed + i`. Raises `Refused`.
 
-    `stop_ids`: end a completion where `stop` is not given.  `most`: samples at most.
+    `stop_ids`: tokens that end a completion if `stop` is not given.  `most`: maximum number of samples.
     """
     asked, prompt = request.sampling_params, prompt_of(request)
     if not 0 < request.num_samples <= most:
