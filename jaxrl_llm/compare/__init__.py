@@ -1,1 +1,1 @@
-"""Which method is better, by how much, at equal compute: plan the runs, launch them, count what they spent, report."""
+"""Compares methods at equal compute: plans the runs, launches them, counts what they spent, and reports."""

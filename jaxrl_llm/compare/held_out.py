@@ -20,7 +20,7 @@ FILE = "completions.jsonl"
 
 
 def rows_of(forest: Forest, number: int, start: int) -> list[Row]:
-    """One record per problem of a batch of single turns: what its completions earned, answered and how long they were."""
+    """One record per problem of a batch of single turns: the rewards, answers and lengths of its completions."""
     rows, ends = [], forest.ends
     for p, problem in enumerate(forest.problems):
         own = ends[forest.prompt[ends] == p]
@@ -40,10 +40,10 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
          say: Callable[[str], None] = lambda text: None) -> list[Row]:
     """At least `samples` completions for each of `problems` held-out problems, in rounds of a group each.
 
-    Batches that `done` holds already are not drawn again, and left out where fewer are asked for; new ones are handed to `keep`
-    one by one. A batch depends on the key, its round and its place alone, not on what was drawn before. At temperature 0 one
-    completion says it all. With `until` a batch whose problems have all been solved that often is left alone, and `samples` is
-    where the others are given up.
+    Batches in `done` are not drawn again, and are ignored if fewer are requested; new ones are passed to `keep` one by one. A
+    batch depends only on the key, its round and its place, not on what was drawn before. At temperature 0 one completion is
+    enough. With `until`, a batch whose problems have all been solved that often is not continued, and `samples` is where the
+    others are given up.
 
     Raises:
       ValueError: no held-out prompt fits.
@@ -82,7 +82,7 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
 
 
 def first_only(row: Row) -> Row:
-    """The record of a group of equal completions, as that of its first one."""
+    """The record of a group of equal completions, reduced to the first one."""
     def cut(value):
         return value[:1] if isinstance(value, list) else value
     return {name: cut(value) for name, value in row.items()} | {"components": {n: cut(v) for n, v in row["components"].items()}}
@@ -91,7 +91,7 @@ def first_only(row: Row) -> Row:
 def stored(file: Path, header: Row) -> list[Row]:
     """The records of whole batches in `file`, which belongs to `header`; both are written if the file is new.
 
-    A batch that a kill cut short is dropped from the file. Raises ValueError when the file belongs to another measurement.
+    A batch truncated by a kill is dropped from the file. Raises ValueError when the file belongs to another measurement.
     """
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def measured(folder: Path, task: str) -> dict[int, Row]:
 
     Raises:
       FileNotFoundError: there is none.
-      ValueError: it is one of another task, whose problems have the same numbers.
+      ValueError: the measurement is of another task, whose problems have the same numbers.
     """
     file = folder / FILE
     if not file.is_file():
@@ -126,13 +126,13 @@ def measured(folder: Path, task: str) -> dict[int, Row]:
 
 
 def append(file: Path, rows: list[Row]) -> None:
-    """Adds a batch as one line: it is there as a whole or not at all."""
+    """Adds a batch as one line, atomically."""
     with open(file, "a") as out:
         out.write(json.dumps({"rows": rows}) + "\n")
 
 
 def read(file: Path) -> Iterator[Row]:
-    """The lines of `file` as JSON; a last one that was cut short is left out."""
+    """The lines of `file` as JSON; a truncated last one is skipped."""
     with open(file) as lines:
         for line in lines:
             if line.endswith("\n"):

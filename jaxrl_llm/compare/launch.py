@@ -1,4 +1,4 @@
-"""Runs one after the other, or a few at a time, each in a process of its own; stops each when its budget is used up."""
+"""Runs one after the other, or a few at a time, each in its own process; stops each when its budget is used up."""
 import signal
 import subprocess
 import sys
@@ -46,7 +46,7 @@ def command(job: Job, options: Sequence[str] = ()) -> list[str]:
 
 def run_all(jobs: Sequence[Job], budget: Budget, *, parallel: int = 1, options: Sequence[str] = (),
             say: Callable[[str], None] = print, poll: float = 1.0, interval: float = 30.0) -> list[Job]:
-    """Runs what is not finished yet; returns the jobs that failed, whose log.txt says why. The others go on.
+    """Runs unfinished jobs; returns the jobs that failed, whose log.txt says why. The others continue.
 
     A job is stopped after the first held-out evaluation at or beyond its budget. On an interrupt all running jobs save
     their last step, so that the same call continues them.
@@ -122,12 +122,12 @@ def _score(job: Job) -> str:
 
 
 def _runs(shares: dict[Job, Share]) -> float:
-    """How many runs' worth of work is done."""
+    """Amount of work done, in units of runs."""
     return sum(min(share.now, 1) for share in shares.values())
 
 
 class _Clock:
-    """A line on where things stand, every `interval` seconds, with the time left at the speed so far."""
+    """Prints a progress line every `interval` seconds, with the time left at the speed so far."""
 
     def __init__(self, done: float, total: int, say, interval: float):
         self._start, self._done, self._total = time.monotonic(), done, total

@@ -1,4 +1,4 @@
-"""What a run spent by each line of its metrics, on four axes: steps, generated tokens, operations, training seconds."""
+"""The cost of a run up to each line of its metrics, on four axes: steps, generated tokens, operations, training seconds."""
 import dataclasses
 import functools
 import json
@@ -27,7 +27,7 @@ SLOW = 5.0
 class Run:
     """Metrics of a run, one entry `[N]` per line, and what had been spent when that line was written.
 
-    `spent["tokens"]`: all completion tokens that were sampled, those that a filter dropped or that were drawn in further rounds
+    `spent["tokens"]`: all sampled completion tokens, those that a filter dropped or that were drawn in further rounds
     included. `spent["flops"]`: operations of sampling, scoring and updates over useful tokens. `spent["seconds"]`: collecting
     and learning, without evaluations, checkpoints and compilation. Evaluations and the supervised warm-up are in none of them.
     """
@@ -58,11 +58,11 @@ class Costs:
     def step_flops(self, length: np.ndarray, rounds: np.ndarray) -> np.ndarray:
         """Operations of the first N steps, whose completions have mean length `length` and filled `rounds` batches of prompts.
 
-        What others wrote into them counts as length: it takes the same passes through the model.
+        Text that the policy did not write counts as length: it takes the same passes through the model.
 
         `scores` forward passes of the policy and `critic` passes of a model of its size without logits are made per step; the
         policy is not updated in the first `pretrain_steps`. All this is done on one batch, what a filter kept, or with
-        `all_rounds` on all that was sampled. Means stand for lengths: exact but for the spread of lengths in the attention's
+        `all_rounds` on all that was sampled. Mean lengths are used: exact except for the spread of lengths in the attention's
         small quadratic term.
         """
         model, prompt = self.model, round(self.prompt)
@@ -84,7 +84,7 @@ class Costs:
 def costs_of(config: ConfigDict) -> Costs:
     """The costs of a run's stored configuration."""
     method = methods.get(config.method)
-    estimator, objective = method_parts(config, feature_size(config.model.hidden_size))  # what they need is no matter of size
+    estimator, objective = method_parts(config, feature_size(config.model.hidden_size))  # their needs do not depend on sizes
     needs = needs_of(method, estimator, objective)
     updates = config.learner.epochs * config.learner.minibatches
     model, prompt = _model_and_prompt(json.dumps(config.model.to_dict(), sort_keys=True), config.task)
@@ -94,7 +94,7 @@ def costs_of(config: ConfigDict) -> Costs:
                   all_rounds=estimator.wants_more is not None)
     if estimator.value_targets is None:
         return costs
-    fit = 3 if config.critic.kind == "separate" else 1  # a head is fitted to states that no gradient goes through
+    fit = 3 if config.critic.kind == "separate" else 1  # a head is fitted to states without gradients
     return dataclasses.replace(costs, critic=1 + fit * config.learner.epochs, pretrain_steps=config.critic.pretrain_steps)
 
 
@@ -129,7 +129,7 @@ def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops",
     rounds = np.nan_to_num(metrics.get("filter/rounds", zeros)[trained], nan=1.0)
     rounds = np.maximum(rounds, 1)
     tokens = length * rounds * batch
-    if "completion/tokens" in metrics:  # younger runs count them
+    if "completion/tokens" in metrics:  # newer runs count them
         tokens = metrics["completion/tokens"][trained]
         rounds = tokens / np.maximum(length * batch, 1)
     per_step = {

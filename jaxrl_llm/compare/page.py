@@ -15,7 +15,7 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def amount(unit: str, size: float) -> str:
-    """A budget for people: "2.0 million generated tokens"."""
+    """A budget in words: "2.0 million generated tokens"."""
     for power, word in ((1e15, " x 10^15"), (1e12, " x 10^12"), (1e9, " x 10^9"), (1e6, " million"), (1e3, " thousand")):
         if size >= power and (unit != "seconds" and unit != "steps" or size >= 1e6):
             return f"{size / power:.3g}{word} {UNITS[unit]}"
@@ -33,7 +33,7 @@ def summary(report: Mapping[str, Any]) -> str:
 
 
 def _headline(report) -> str:
-    """Who ends highest, where the paired tests can say so; otherwise that they cannot."""
+    """Which method ends highest, if the paired tests can tell; otherwise that they cannot."""
     first, *others = report["order"]
     score = f"held-out score {_percent(report['methods'][first]['final'])} from {report['start']:.1%} before training"
     if not others:

@@ -1,4 +1,4 @@
-"""What is to be run: methods with their overrides, a grid, seeds and a budget, each written as one line of text."""
+"""The runs of a comparison: methods with their overrides, a grid, seeds and a budget, each written as one line of text."""
 import dataclasses
 import itertools
 import json
@@ -22,7 +22,7 @@ UNITS = {"tokens": "generated tokens", "flops": "floating-point operations", "se
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Entry:
-    """One contestant: what tables call it, the whole configuration but for seed and steps, and its text in the list."""
+    """One contestant: its label in tables, the whole configuration except seed and steps, and its text in the list."""
 
     label: str
     config: ConfigDict
@@ -42,7 +42,7 @@ class Budget(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One run: who, with which seed, where, and its configuration file."""
+    """One run: its contestant, seed, folder and configuration file."""
 
     entry: Entry
     seed: int
@@ -55,9 +55,9 @@ class Job(NamedTuple):
 
 
 def read_entries(text: str, base: ConfigDict) -> list[Entry]:
-    """`"grpo, rloo(sampling.group=8, objective='clip_high=0.3')"`: catalogue names, in brackets what differs from `base`.
+    """`"grpo, rloo(sampling.group=8, objective='clip_high=0.3')"`: catalogue names, with differences from `base` in brackets.
 
-    `all` stands for the methods that run by name. A contestant is called by its method alone where no other has the same.
+    `all` means the methods that run by name. A contestant is labelled by its method alone if no other has the same method.
 
     Raises:
       ValueError: an unknown method or key, a value of another type, the same contestant twice.
@@ -105,7 +105,7 @@ def read_grid(text: str) -> list[dict[str, object]]:
 
 
 def draw_settings(text: str, trials: int) -> list[dict[str, object]]:
-    """Random search: the setting as configured, `{}`, and `trials - 1` points of a space, the same ones in every call.
+    """Random search: the configured setting, `{}`, and `trials - 1` points of a space, the same ones in every call.
 
     The space is `"optimizer.learning_rate=1e-5..1e-2, sampling.group=8|16"`: points of a range are uniform in logarithms, to
     three digits; all values of a list are equally likely.
@@ -143,7 +143,7 @@ def read_budget(text: str, config: ConfigDict) -> Budget:
     """`"tokens=2e6"`; without text the steps of `config`.
 
     Raises:
-      ValueError: an unknown unit; or a schedule that has to know the number of steps, which only a budget in steps tells.
+      ValueError: an unknown unit; or a schedule that needs the number of steps, which only a budget in steps gives.
     """
     found = read_options(text) or {"steps": config.steps}
     unit, size = next(iter(found.items()))
@@ -156,7 +156,7 @@ def read_budget(text: str, config: ConfigDict) -> Budget:
 
 
 def check_schedule(entry: Entry, budget: Budget) -> None:
-    """Raises ValueError where the learning rate depends on a number of steps that the budget leaves open."""
+    """Raises ValueError if the learning rate depends on a number of steps that the budget does not give."""
     schedule = entry.config.optimizer.schedule
     if budget.unit != "steps" and schedule != "constant":
         raise ValueError(f"{entry.label}: optimizer.schedule={schedule!r} needs the number of steps, which a budget in "
@@ -184,7 +184,7 @@ def tuned(entry: Entry, choice: dict[str, object]) -> Entry:
 
 
 def jobs_of(entries: list[Entry], seeds: list[int], budget: Budget, root: Path) -> list[Job]:
-    """All runs under `root`, seed by seed, so that what is finished early is already a comparison."""
+    """All runs under `root`, seed by seed, so that the first finished ones already form a comparison."""
     return [Job(entry, seed, root / entry.name / f"seed{seed}", root / entry.name / "config.py")
             for seed in seeds for entry in entries]
 
@@ -198,7 +198,7 @@ def share(jobs: list[Job], text: str) -> list[Job]:
 
 
 def run_config(job: Job, budget: Budget) -> ConfigDict:
-    """The configuration that the trainer gets. What is evaluated is saved: the run may be stopped right after."""
+    """The configuration that the trainer gets. Every evaluation saves a checkpoint: the run may be stopped right after it."""
     steps = int(budget.size) if budget.unit == "steps" else ENDLESS
     saved = min(filter(None, (job.entry.config.checkpoint.every, job.entry.config.eval.every)), default=0)
     return changed(job.entry.config, {"seed": job.seed, "steps": steps, "checkpoint.every": saved})

@@ -1,4 +1,4 @@
-"""From finished runs to numbers, and from numbers to a page: all that a report says is in `report.json`."""
+"""From finished runs to numbers, and from numbers to a page: everything in a report is in `report.json`."""
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ REACH = 0.8
 
 
 class Result(NamedTuple):
-    """A finished run: its job and what it measured."""
+    """A finished run: its job and its measurements."""
 
     job: Job
     run: Run
@@ -115,7 +115,7 @@ def method_numbers(found: Sequence[Result], budget: Budget, common: Mapping[str,
 
 
 def bootstrap_share(found: Sequence[Result]) -> float | None:
-    """Share of what all runs learned from that had the advantages of a simpler method; None for methods without a start."""
+    """Share of the training data of all runs with a simpler method's advantages; None for methods without such a start."""
     values = np.concatenate([r.run.metrics.get("bootstrap", np.zeros(0)) for r in found])
     values = values[np.isfinite(values)]
     return float(values.mean()) if len(values) else None
@@ -141,7 +141,7 @@ def late_mean(found: Sequence[Result], budget: Budget, metric: str) -> float | N
 
 
 def own_metrics(found: Sequence[Result], budget: Budget, shared: set[str]) -> dict[str, float]:
-    """Late means of the metrics `part/name` that runs of this contestant write and not all runs do: its method's own."""
+    """Late means of the metrics `part/name` specific to this contestant's method, which not all runs write."""
     names = dict.fromkeys(name for result in found for name in result.run.metrics
                           if "/" in name and name not in shared and not name.startswith(("time/", "eval/", "max/")))
     means = {name: late_mean(found, budget, name) for name in names}
@@ -227,7 +227,7 @@ def finals_by_seed(jobs: Sequence[Job], budget: Budget, seeds: Sequence[int], me
 
 def tuning(grid: Sequence[Mapping[str, Any]], best: int, seeds: Sequence[int], scores: Sequence[Sequence[float]],
            drawn: bool) -> dict[str, Any]:
-    """What the report says of a search: its settings (`drawn` at random or not), scores `[settings, seeds]` and sensitivity."""
+    """The report's part on a search: its settings (`drawn` at random or not), scores `[settings, seeds]` and sensitivity."""
     texts = [", ".join(f"{key}={value}" for key, value in choice.items()) or "as configured" for choice in grid]
     table = np.array(scores, np.float64)
     values = how_to_autorl.by_value([choice for choice in grid if choice],
@@ -239,7 +239,7 @@ def tuning(grid: Sequence[Mapping[str, Any]], best: int, seeds: Sequence[int], s
 
 
 def protocol(found: Mapping[str, Any], test: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What the choice cost, from scores `test [settings, testing seeds]` of every setting."""
+    """The cost of the choice, from scores `test [settings, testing seeds]` of every setting."""
     tune = np.array([[float(x) for x in row] for row in found["scores"]])
     outcome = how_to_autorl.protocol(tune, np.array(test, np.float64))
     return {"test_scores": plain(test), "regret": _json(outcome.regret), "rank_correlation": _json(outcome.rank_correlation),

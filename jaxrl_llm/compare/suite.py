@@ -1,4 +1,4 @@
-"""Several comparisons with one list of methods: what each method gains over the first one on every task, and what is a tie."""
+"""Several comparisons with one list of methods: the gain of each method over the first one on every task, and the ties."""
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ LEVEL = 0.05  # false discoveries among the differences of a task that are calle
 
 
 class Contest(NamedTuple):
-    """A task of a suite: its configuration file and variant, the budget of a run, and the held-out number that is compared."""
+    """A task of a suite: its configuration file and variant, the budget of a run, and the held-out metric that is compared."""
 
     name: str
     config: str
@@ -51,7 +51,7 @@ def contests(text: str) -> tuple[Contest, ...]:
 
 
 def config_of(contest: Contest) -> ConfigDict:
-    """What all runs of a contest share."""
+    """The configuration that all runs of a contest share."""
     file, _, variant = contest.config.partition(":")
     return importlib.import_module(f"jaxrl_llm.configs.{file}").get_config(variant)
 
@@ -60,8 +60,8 @@ def analyse(contest: Contest, results: Mapping[str, list[Result]], report: Mappi
     """A contest's part of the suite's report, as plain JSON values.
 
     Every method is compared with the first one of `results` at the budget, and at the training seconds that all runs reached.
-    What the testing seeds can show follows from the spread on the tuning seeds, which is known before; without them from the
-    testing seeds themselves.
+    The differences that testing seeds can show follow from the spread on the tuning seeds, which is known beforehand, or
+    without these from the testing seeds themselves.
     """
     budget = Budget(**report["budget"])
     axes = {budget.unit: budget, "seconds": Budget("seconds", report["common"]["seconds"])}
@@ -86,7 +86,7 @@ def analyse(contest: Contest, results: Mapping[str, list[Result]], report: Mappi
 
 
 def _tuning_scores(report: Mapping[str, Any]) -> np.ndarray | None:
-    """`f64[methods, seeds]` of the settings that were kept; None without tuning seeds, or where one of the runs failed."""
+    """`f64[methods, seeds]` of the settings that were kept; None without tuning seeds, or if one of the runs failed."""
     kept = [facts["scores"][facts["grid"].index(facts["chosen"])] for facts in report["tuning"].values()]
     return np.array(kept) if kept and all(isinstance(x, float) for row in kept for x in row) else None
 
@@ -96,7 +96,7 @@ def _by_seed(found: Sequence[Result], unit: str, size: float, metric: str) -> di
 
 
 def _against_first(finals: Mapping[str, Mapping[int, float]]) -> dict[str, dict[str, Any]]:
-    """Differences from the first method, paired by seed, and whether each one is real at the level of all of them."""
+    """Differences from the first method, paired by seed, and whether each one is significant after correction."""
     first, *others = finals
     made = {}
     for label in others:
@@ -120,7 +120,7 @@ def _verdict(found, adjusted: float) -> str:
 
 
 def markdown(found: Sequence[Mapping[str, Any]], command: str) -> str:
-    """The suite's page: one table a task, and what its seeds can show."""
+    """The suite's page: one table per task, with the differences that its seeds can show."""
     lines = ["# The embedded suite", "", "![differences](differences.png)", ""]
     for part in found:
         lines += [*_section(part), ""]

@@ -18,5 +18,5 @@ def make(slug: str, **options) -> Diagnostic:
 
 
 def about(slug: str) -> str:
-    """The first line of what a diagnostic says of itself."""
+    """The first line of a diagnostic's docstring."""
     return (DIAGNOSTICS[slug].__doc__ or "").partition("\n")[0]

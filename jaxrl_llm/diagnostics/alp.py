@@ -1,4 +1,4 @@
-"""How firmly a trained policy holds under noise, layer by layer: in what the layers read, and in their weights."""
+"""How robust a trained policy is to noise, layer by layer: in the layers' inputs, and in their weights."""
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ def alp(*, problems: int = 64, scales: Sequence[float] = (0.01, 0.03, 0.1, 0.3),
 
     Args:
       problems: held-out problems, a group of completions each.
-      scales: noise relative to what it is added to.
+      scales: size of the noise relative to what it is added to.
     """
     def measure(folders: Sequence[Path]) -> Found:
         run = trained(single(folders))
@@ -102,7 +102,7 @@ def with_noise(params: Any, layer: str, scale: float, key: jax.Array) -> Any:
     chosen = jnp.ones(count, bool) if layer == ALL else jnp.arange(count) == int(layer)
 
     def noisy(number, w):
-        if w.ndim < 3:  # norms and biases, stacked over the layers, are no matrices
+        if w.ndim < 3:  # norms and biases, stacked over the layers, are not matrices
             return w
         axes = tuple(range(1, w.ndim))
         size = scale * jnp.sqrt((w.astype(jnp.float32) ** 2).mean(axis=axes, keepdims=True))

@@ -1,4 +1,4 @@
-"""What a diagnostic is: a measurement of run folders, and its figure.
+"""The interface of a diagnostic: a measurement of run folders, and its figure.
 
 To add one, write a file with a keyword-only factory under `@diagnostic` that returns a `Diagnostic`:
 
@@ -29,7 +29,7 @@ Found = dict[str, Any]
 class Diagnostic(NamedTuple):
     """`measure(folders)` returns numbers, strings, lists and dicts; `draw(found, axes)` paints them.
 
-    Under `tables` the result has what people read first: `{title: rows}`, all rows of a title with the same columns.
+    Under `tables` the result has the tables to read first, `{title: rows}`, all rows of a title with the same columns.
     `panels` axes side by side make a figure of `width x height` inches.
     """
 
@@ -52,7 +52,7 @@ def single(folders: Sequence[Path]) -> Path:
 
 
 def strict(value: Any) -> Any:
-    """The same with None for infinities and NaN, which strict JSON has not; tuples become lists."""
+    """The same with None for infinities and NaN, which strict JSON lacks; tuples become lists."""
     if isinstance(value, Mapping):
         return {str(name): strict(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

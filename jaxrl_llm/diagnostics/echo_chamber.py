@@ -1,4 +1,4 @@
-"""The formats of completions in the course of runs: which one wins, how good each is, how much variety is left."""
+"""The formats of completions in the course of runs: which one wins, its accuracy, and the remaining variety."""
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ def echo_chamber(*, formats: Sequence[str]) -> Diagnostic:
     of the KL penalty, are drawn over each other.
 
     Args:
-      formats: `"name=regular expression"` each; a completion belongs to the first one that it fits as a whole.
+      formats: `"name=regular expression"` each; a completion belongs to the first one that matches it as a whole.
     """
     def measure(folders: Sequence[Path]) -> Found:
         names = [*[one.partition("=")[0].strip() for one in formats], echo.OTHER]
@@ -40,7 +40,7 @@ def echo_chamber(*, formats: Sequence[str]) -> Diagnostic:
 
 
 def course(folder: Path, formats: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
-    """The numbers of every evaluation of a run whose page is there; ValueError without any."""
+    """The numbers of every evaluation of a run that kept its page; ValueError if none did."""
     metrics = read_metrics(folder)
     made = np.isfinite(metrics.get("eval/score", np.zeros(0)))
     found = []

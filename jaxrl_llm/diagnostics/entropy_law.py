@@ -60,7 +60,7 @@ def fit(runs: Sequence[Run], early: float = 0.15) -> Found:
 
 
 def row(name: str, found: Found) -> dict[str, str | int]:
-    """What the table says of a recipe."""
+    """A recipe's row of the table."""
     law, early = found.get("law"), found.get("early_rmse")
     def show(key):
         return f"{law[key]:.3f} +- {law[f'{key}_error']:.3f}" if law else ""

@@ -1,4 +1,4 @@
-"""Does a teacher pull a student towards success: at places of the student's own completions, by targeted rollouts."""
+"""Whether a teacher pulls a student towards success, at places of the student's own completions, by targeted rollouts."""
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ from jaxrl_llm.training.workdir import checkpoint_steps
 
 
 class Node(NamedTuple):
-    """A place in a completion: the `prefix` of it that is there, and whether that completion was `right`."""
+    """A place in a completion: its `prefix` up to there, and whether the completion was `right`."""
 
     problem: Problem
     prompt: list[int]
@@ -38,15 +38,15 @@ def opd_alignment(*, step: int | None = None, problems: int = 32, positions: int
     """Cosine of the gradients of distillation and of success at places of the student's rollouts (arXiv 2605.10889).
 
     The first folder is the student, the last one the teacher; one folder is both, as an early checkpoint and the newest one.
-    The most probable next tokens of both are forced, and the student goes on from each. Of each problem one right and one wrong
-    completion are looked at, if there are.
+    The most probable next tokens of both are forced, and the student continues from each. One right and one wrong completion of
+    each problem are examined, if both exist.
 
     Args:
       step: the student's checkpoint; default: the newest, or of one folder the oldest.
       problems: held-out problems.
       positions: places in a completion, evenly spaced.
       tokens: most probable tokens of the student, and of the teacher, that are forced at a place.
-      samples: completions behind each forced token.
+      samples: completions after each forced token.
     """
     def measure(folders: Sequence[Path]) -> Found:
         steps = checkpoint_steps(folders[0] / "checkpoints")

@@ -18,7 +18,7 @@ _POINTS = 200  # of a curve
 
 
 class Record(NamedTuple):
-    """A run of the index: its folder, flat settings ("sampling.group" -> 8), what it measured and spent."""
+    """A run of the index: its folder, flat settings ("sampling.group" -> 8), measurements and costs."""
 
     folder: Path
     settings: dict[str, Any]
@@ -30,16 +30,16 @@ def open_rl_benchmark(*, metric: str = "eval/score", unit: str = "tokens", by: S
                       where: Sequence[str] = (), window: int = 1, last: int = 1) -> Diagnostic:
     """All runs below folders, filtered by their settings, grouped, as curves over seeds and a table (arXiv 2402.03046).
 
-    Folders that hold no readable run are named and left out; so are groups with unequal numbers of seeds, and unfinished runs,
-    in what is said below the table. A band is the standard deviation over the runs of a group.
+    Notes below the table name folders without a readable run, which are skipped, and groups with unequal numbers of seeds or
+    unfinished runs. A band is the standard deviation over the runs of a group.
 
     Args:
-      metric: of metrics.jsonl, for example reward/mean with window=100 and last=100.
-      unit: of the x axis: tokens, flops, seconds or steps.
-      by: keys of the configuration whose values make a group.
-      where: filters `"key=value"`, all of which a run has to meet; `"key=a|b"` for one of several values.
-      window: values of the metric that are averaged, the last ones of each point.
-      last: values at the end whose mean is the table's.
+      metric: name in metrics.jsonl, for example reward/mean with window=100 and last=100.
+      unit: unit of the x axis: tokens, flops, seconds or steps.
+      by: keys of the configuration whose values define a group.
+      where: filters `"key=value"`, all of which a run must meet; `"key=a|b"` for one of several values.
+      window: number of values of the metric that are averaged at each point, the last ones.
+      last: number of values at the end whose mean the table shows.
     """
     one_of("unit", unit, UNITS)
     filters = [read_filter(text) for text in where]
@@ -70,7 +70,7 @@ def open_rl_benchmark(*, metric: str = "eval/score", unit: str = "tokens", by: S
 
 
 def read_filter(text: str) -> tuple[str, tuple[str, ...]]:
-    """`"sampling.group=8|16"` as the key and the values; ValueError where it reads otherwise."""
+    """`"sampling.group=8|16"` as the key and the values; ValueError for any other form."""
     key, equals, values = text.partition("=")
     if not equals or not key.strip():
         raise ValueError(f"cannot read the filter {text!r}; write key=value, or key=a|b")
@@ -120,7 +120,7 @@ def group_of(group: Sequence[Record], metric: str, unit: str, window: int, last:
 
 
 def cautions(groups: dict[str, Found]) -> list[str]:
-    """What makes groups unequal: numbers of runs, a seed that comes twice, runs that are not finished."""
+    """Differences between groups that weaken a comparison: numbers of runs, repeated seeds, unfinished runs."""
     notes, counts = [], {name: len(one["runs"]) for name, one in groups.items()}
     if len(set(counts.values())) > 1:
         notes.append("groups have different numbers of runs: " + ", ".join(f"{name}: {n}" for name, n in counts.items()))

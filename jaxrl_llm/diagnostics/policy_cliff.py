@@ -1,4 +1,4 @@
-"""Ties of the reward among the completions of a problem, and what a small further reward would make of them."""
+"""Ties of the reward among the completions of a problem, and how a small further reward would break them."""
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from jaxrl_llm.training.trained import trained
 @diagnostic
 def policy_cliff(*, problems: int = 64, tolerance: float = cliff.EXACT, deltas: Sequence[float] = (1e-3, 1e-2, 1e-1),
                  temperatures: Sequence[float] = (1e-3, 1e-2, 1e-1), formats: Sequence[str] = (), seed: int = 0) -> Diagnostic:
-    """How much of the policy the reward leaves open: ties between classes of completions (arXiv 2507.20150).
+    """How much of the policy the reward leaves undetermined: ties between classes of completions (arXiv 2507.20150).
 
-    The completions of a held-out problem are the actions of a decision in one step. The further reward is `delta x length /
+    The completions of a held-out problem are the actions of a one-step decision. The further reward is `delta x length /
     sampling.max_tokens`, added and subtracted. Classes are the `formats`, `"name=regular expression"` each, or without any
     short and long, up to the median length and above.
 
@@ -75,7 +75,7 @@ def cliff_of(rewards: np.ndarray, bonus: np.ndarray, classes: np.ndarray, names:
 
 
 def draw(found, axes) -> None:
-    """Probability that moves against the entropy bonus, and which classes are optimal."""
+    """Moved probability against the entropy bonus, and which classes are optimal."""
     for color, curve in zip(COLORS, found["curves"]):
         axes[0].plot(curve["temperatures"], curve["soft"], "o-", color=color, label=f"reward {curve['delta']:g}")
         axes[0].plot(curve["temperatures"], curve["bounds"], ":", color=color)

@@ -1,4 +1,4 @@
-"""Which score of the checkpoints of a run follows compute: log-probs of right answers, or what is built from them."""
+"""Which score of a run's checkpoints follows compute: log-probs of right answers, or scores derived from them."""
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from jaxrl_llm.registry import one_of
 from jaxrl_llm.training.trained import trained
 from jaxrl_llm.training.workdir import checkpoint_steps
 
-_LEAST = 5  # checkpoints, for correlations that say anything
+_LEAST = 5  # checkpoints for meaningful correlations
 
 
 @diagnostic
@@ -27,9 +27,9 @@ def predict_downstream(*, problems: int = 64, wrong: int = 3, unit: str = "token
     are its right answer and the wrong completions that the first checkpoint gives most often.
 
     Args:
-      problems: held-out problems; those without a wrong completion are left out.
-      wrong: wrong choices, at most.
-      unit: of compute: tokens, flops, seconds or steps.
+      problems: held-out problems; those without a wrong completion are dropped.
+      wrong: maximum number of wrong choices.
+      unit: unit of compute: tokens, flops, seconds or steps.
     """
     one_of("unit", unit, UNITS)
 

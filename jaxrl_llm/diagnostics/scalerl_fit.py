@@ -20,11 +20,11 @@ def scalerl_fit(*, unit: str = "flops", resamples: int = 100) -> Diagnostic:
 
     `R(C) = start + (A - start) / (1 + (C_mid / C)^B)`, see `evaluation.scaling`.
 
-    Each folder is a recipe: a run, or a folder of runs that differ in their seed. Intervals resample runs where there are three
+    Each folder is a recipe: a run, or a folder of runs that differ in their seed. Intervals resample runs if there are three
     or more, else residuals only, which says nothing about another seed. A curve that does not rise is reported, not fitted.
 
     Args:
-      unit: of compute: tokens, flops, seconds or steps.
+      unit: unit of compute: tokens, flops, seconds or steps.
       resamples: bootstrap draws behind an interval.
     """
     one_of("unit", unit, UNITS)
@@ -45,7 +45,7 @@ def points(run: Run, unit: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fit(runs: Sequence[Run], unit: str, resamples: int = 100) -> Found:
-    """The fit of one recipe; `problem` in its place where there is none."""
+    """The fit of one recipe, or a `problem` instead if there is none."""
     curves = [points(run, unit) for run in runs]
     start = float(np.mean([run.metrics[METRIC][0] for run in runs]))
     compute, reward = (np.concatenate(column) for column in zip(*curves))
@@ -63,7 +63,7 @@ def fit(runs: Sequence[Run], unit: str, resamples: int = 100) -> Found:
 
 
 def row(name: str, found: Found) -> dict[str, str | int]:
-    """What the table says of a recipe."""
+    """A recipe's row of the table."""
     def show(key, form):
         if "sigmoid" not in found:
             return ""

@@ -1,4 +1,4 @@
-"""Meshes and the one table that says how every array lies on them."""
+"""Meshes, and the one partition table that says how every array is sharded over them."""
 from jaxrl_llm.parallel.fsdp import over_rows
 from jaxrl_llm.parallel.mesh import batch_sharding, check_batch, make_mesh, mesh_sizes, replicated, rows_sharding, shards_of
 from jaxrl_llm.parallel.rules import reshard, rollout_shardings, tree_shardings, with_shardings

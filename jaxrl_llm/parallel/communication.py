@@ -1,4 +1,4 @@
-"""Bytes that a step sends between devices: what its compiled programs say, and the least that a mesh asks for.
+"""Bytes that a step sends between devices: as counted in its compiled programs, and the minimum for a mesh.
 
 All figures are bytes that one device sends, by the ring algorithms: of a result of B bytes over n devices, gathering sends
 (n-1)/n B; reducing and scattering B sends as much; reducing B everywhere sends both.
@@ -29,9 +29,9 @@ class Collective:
     Attributes:
       kind: of `KINDS`.
       size: bytes of its result on one device.
-      group: n, devices that take part in it together.
+      group: n, number of devices that take part in it together.
       times: executions in one run of the program: the product of the trip counts of the loops around it.
-      source: the operation of the traced program that it was made for.
+      source: the operation of the traced program that it came from.
     """
 
     kind: str
@@ -67,14 +67,14 @@ def _group(attributes: str, devices: int) -> int:
 def collectives(text: str, unknown_trips: int | None = None) -> list[Collective]:
     """The collectives of a compiled program, `compiled.as_text()`.
 
-    What is inside a loop counts as often as the loop runs. Of a conditional the branch counts that sends most. A collective
-    that is started and awaited separately counts once.
+    The contents of a loop count as often as it runs. Of a conditional, the branch that sends most counts. A collective that is
+    started and awaited separately counts once.
 
     Args:
       text: the program.
-      unknown_trips: what to take for loops that end when data says so.
+      unknown_trips: number of iterations to assume for loops whose end depends on data.
     Raises:
-      ValueError: such a loop has collectives and `unknown_trips` is None; or the text is no compiled program.
+      ValueError: such a loop has collectives and `unknown_trips` is None; or the text is not a compiled program.
     """
     computations, entry = hlo.computations(text)
     devices = math.prod(int(n) for n in re.findall(r"(?:num_partitions|replica_count)=(\d+)", text.split("\n", 1)[0]))
@@ -121,7 +121,7 @@ def _reducing(size: float, n: int) -> float:
 
 
 def _leaves(c: ModelConfig, mesh: Mapping[str, int]) -> Iterator[tuple[str, int, int, int]]:
-    """Path and size of every parameter, and into how many pieces it is cut over `tensor` and over `fsdp` with `seq`."""
+    """Path and size of every parameter, and its number of shards over `tensor` and over `fsdp` with `seq`."""
     for path, leaf in jax.tree.leaves_with_path(Transformer(c).abstract_params()):
         name = path_name(path)
         axes = {axis for entry in spec_of(name, leaf.shape, mesh) for axis in axes_of(entry)}
@@ -136,7 +136,7 @@ def update_minimum(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
 
       weights gathered: pieces live over fsdp, and every layer is read whole (over fsdp) by the forward and again by the
         backward pass, stored products or not: 2 m (f-1)/f b L n/t.
-      gradients scattered: each piece's sum over fsdp ends where the piece lives, for each micro-batch, in the compute dtype:
+      gradients scattered: each shard's sum over fsdp goes to its device, for each micro-batch, in the compute dtype:
         m (f-1)/f b L n/t.
       gradients over data: pieces that were summed over fsdp and micro-batches, 2 (d-1)/d b L n/(t f). What is whole over fsdp
         (norms, what does not divide) is reduced over d f instead of d; norms and tables in float32.
@@ -151,7 +151,7 @@ def update_minimum(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     Not counted: scalars (norm of the gradient, metrics) and masks. Tensor is taken to divide the heads.
 
     Raises:
-      ValueError: adapters are trained, whose communication is another one.
+      ValueError: adapters are trained, whose communication differs.
     """
     if w.lora_rank:
         raise ValueError(f"lora_rank={w.lora_rank}: the least communication is known for updates of all weights; give 0")
@@ -181,7 +181,7 @@ def update_minimum(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
 def rollout_minimum(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     """Least bytes that a device sends to sample a batch, by purpose; letters as in `update_minimum`.
 
-      weights gathered: once, in the compute dtype, from the layout that trains to pieces over tensor alone:
+      weights gathered: once, in the compute dtype, from the training layout to shards over tensor alone:
         (f-1)/f b n/t for all n weights.
       prefill, decode: a token's sums over tensor, 2 L + 1 times 2 (t-1)/t b D, for every prompt token once and for every row
         in each of T - 1 decode steps.

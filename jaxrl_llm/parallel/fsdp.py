@@ -1,7 +1,7 @@
-"""Forward passes over a mesh, every shard of `data` x `fsdp` x `seq` with its own rows: weights travel, activations stay.
+"""Forward passes over a mesh, every shard of `data` x `fsdp` x `seq` with its own rows: weights are sent, activations stay.
 
-Left to itself the compiler splits matrix products over `fsdp` as over `tensor`, gathers activations instead of weights, and in
-loops over rows lets every device work on those of all.
+Left to itself, the compiler splits matrix products over `fsdp` as over `tensor`, gathers activations instead of weights, and
+in loops over rows lets every device work on all devices' rows.
 """
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +18,11 @@ _LAYERS = "layers/"
 
 def over_rows(function: Callable, mesh: Mesh | None, dtype: Any, weights: Tree, others: Tree, rows: Tree,
               cut: bool = False) -> Tree:
-    """`function(weights, others, rows, whole)`, whose results are those of each row alone, on every shard's own rows.
+    """`function(weights, others, rows, whole)`, whose result for a row depends on that row alone, on every shard's own rows.
 
-    The weights lie in pieces by the partition table. Tables come to `function` whole over `fsdp`; layers in pieces, which
-    `whole(layer) -> layer` puts together when they are used, and again in the backward pass if they are not kept. Gradients
-    go the way back: scattered over `fsdp`, then summed over `data`. `tensor` is left to the compiler.
+    The weights are sharded by the partition table. `function` gets tables gathered over `fsdp`, and layers as shards, which
+    `whole(layer) -> layer` gathers when they are used, and again in the backward pass if they are not kept. Gradients take the
+    reverse way: scattered over `fsdp`, then summed over `data`. `tensor` is left to the compiler.
 
     Args:
       function: see above; where there is one shard it is called as it is, `whole` being the identity.
@@ -31,11 +31,11 @@ def over_rows(function: Callable, mesh: Mesh | None, dtype: Any, weights: Tree, 
       weights: parameters of a `Transformer`.
       others: arrays that every device has whole.
       rows: arrays `[P, ...]`; P is a multiple of data x fsdp x seq.
-      cut: rows are `[R, N, ...]` instead, R a multiple of data x fsdp and N one of seq, over which each shard has its slots.
+      cut: whether rows are `[R, N, ...]` instead, R a multiple of data x fsdp and N one of seq, over which slots are sharded.
     Returns:
-      Arrays `[P, ...]`, or `[R, N]`, spread like the rows.
+      Arrays `[P, ...]`, or `[R, N]`, sharded like the rows.
     """
-    # Kernels of accelerators are not partitioned by the compiler: on meshes of these everything is said by hand.
+    # The compiler does not partition kernels of accelerators: on their meshes every axis is manual.
     if mesh is None or mesh.size == 1 or shards_of(mesh.shape) == 1 and mesh.devices.flat[0].platform == "cpu":
         return function(weights, others, rows, lambda layer: layer)
     spread = (rows_sharding if cut else batch_sharding)(mesh).spec
@@ -57,13 +57,13 @@ def over_rows(function: Callable, mesh: Mesh | None, dtype: Any, weights: Tree, 
 
 
 def _along(axes: tuple[str, ...], spec: PartitionSpec) -> PartitionSpec:
-    """Of a partition what it says of some axes."""
+    """The part of a partition that concerns some axes."""
     kept = [tuple(axis for axis in axes_of(entry) if axis in axes) for entry in spec]
     return PartitionSpec(*(entry[0] if len(entry) == 1 else entry or None for entry in kept))
 
 
 def _gathered(leaf: jax.Array, spec: PartitionSpec, dtype: Any) -> jax.Array:
-    """A leaf that lies by `spec`, put together over `fsdp` and `seq`; over `tensor` it stays as it lies."""
+    """A leaf sharded by `spec`, gathered over `fsdp` and `seq`; over `tensor` it stays sharded."""
     pieces, kept = tuple(_along(PIECES, spec)), _along(("tensor",), spec)
     if not any(pieces):
         return leaf
@@ -80,5 +80,5 @@ def _gathered(leaf: jax.Array, spec: PartitionSpec, dtype: Any) -> jax.Array:
     gather.defvjp(lambda leaf: (gather(leaf), None), scatter)
     if "tensor" not in kept:
         return gather(leaf)
-    # Said by hand too: a gathering in which an axis is left to the compiler makes it whole over that one first.
+    # Manual as well: a gather in which an axis is left to the compiler first gathers over that axis.
     return jax.shard_map(gather, axis_names={"tensor"}, in_specs=kept, out_specs=kept, check_vma=False)(leaf)

@@ -16,13 +16,13 @@ class Instruction:
 
     @property
     def source(self) -> str:
-        """The operation of the traced program that it was made for."""
+        """The operation of the traced program that it came from."""
         found = re.search(r'op_name="([^"]*)"', self.rest)
         return found[1] if found else ""
 
     @property
     def operands(self) -> list[str]:
-        """Names of what it reads, in order."""
+        """Names of its operands, in order."""
         depth, end = 1, len(self.rest)
         for i, letter in enumerate(self.rest):
             depth += (letter == "(") - (letter == ")")
@@ -32,7 +32,7 @@ class Instruction:
         return re.findall(r"%([\w.\-]+)", self.rest[:end])
 
     def named(self, *attributes: str) -> list[str]:
-        """Computations that it calls as one of these attributes."""
+        """Computations that it calls through one of these attributes."""
         lists = re.findall(rf"(?<![\w-])(?:{'|'.join(attributes)})=(?:\{{([^}}]*)\}}|(%?[\w.\-]+))", self.rest)
         return [name.strip().lstrip("%") for found in lists for name in (found[0] or found[1]).split(",")]
 
@@ -43,9 +43,9 @@ _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
 
 
 def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """The instructions of every computation of a program, and the name of the one that it starts with.
+    """The instructions of every computation of a program, and the name of its entry computation.
 
-    Raises ValueError for a text that is no compiled program.
+    Raises ValueError for a text that is not a compiled program.
     """
     found, entry, body = {}, "", []
     for line in text.splitlines():
@@ -60,14 +60,14 @@ def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
 
 
 def dimensions(shape: str) -> tuple[int, ...]:
-    """Of the first array in a shape."""
+    """Dimensions of the first array in a shape."""
     return _numbers(_ARRAY.search(shape)[2])
 
 
 def size(shape: str, *, main_memory: bool = False) -> float:
     """Bytes of an array or tuple as it is written: `f32[2,3]{1,0}`, `(bf16[8], u32[])`.
 
-    With `main_memory`, of those arrays alone that lie there, not in a memory of the core's, `S(n)` in their layout.
+    With `main_memory` only arrays in main memory count, not those in a core's own memory, which have `S(n)` in their layout.
     """
     def one(dtype, sizes):
         bits = 8 if dtype == "pred" else int((re.search(r"\d+", dtype) or "0")[0])
@@ -78,7 +78,7 @@ def size(shape: str, *, main_memory: bool = False) -> float:
 
 
 def trips(loop: Instruction, found: Mapping[str, list[Instruction]]) -> int | None:
-    """How often the body of a `while` is run: as the compiler says, or the constant that a counter from 0 stays below."""
+    """How often the body of a `while` runs: as annotated by the compiler, or the constant bound of a counter from 0."""
     if known := re.search(r'known_trip_count\D*"n":"(\d+)"', loop.rest):
         return int(known[1])
     condition = found[loop.named("condition")[0]]

@@ -6,14 +6,14 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-AXES = ("data", "fsdp", "tensor")  # whose sizes are always told
-# All that rules may name; `seq` is told where it is more than 1, `expert` has size 1 until something is laid out over it.
-# Neighbours of the last axis are nearest to each other.
+AXES = ("data", "fsdp", "tensor")  # their sizes are always given
+# All axes that rules may name; `seq` is given only if it is more than 1, and `expert` has size 1 until something is sharded
+# over it. Neighbours along the last axis are nearest to each other.
 MESH_AXES = ("data", "fsdp", "seq", "expert", "tensor")
 
 
 def mesh_sizes(count: int, data: int = -1, fsdp: int = 1, tensor: int = 1, seq: int = 1) -> dict[str, int]:
-    """The axes of a mesh of `count` devices; one size may be -1 (what is left). `seq` is left out where it is 1.
+    """The axes of a mesh of `count` devices; one size may be -1 (the rest). `seq` is omitted if it is 1.
 
     Raises:
       ValueError: when the sizes do not multiply to the number of devices.
@@ -37,7 +37,7 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, seq: int = 1, devi
 
 
 def lay_out(shape: tuple[int, ...], devices) -> np.ndarray:
-    """The devices as an array of this shape. TPU slices, which a slower network joins, share the first axis and no other.
+    """The devices as an array of this shape. TPU slices, joined by a slower network, are spread along the first axis only.
 
     Raises:
       ValueError: the first axis does not divide by the number of slices.
@@ -46,7 +46,7 @@ def lay_out(shape: tuple[int, ...], devices) -> np.ndarray:
     if shape[0] % slices:
         raise ValueError(f"mesh data={shape[0]} does not divide by {slices} TPU slices: between slices there is only data; "
                          f"use {slices} or a multiple of it")
-    # An axis may take a part of a side of a TPU slice: otherwise most sizes fit few slices.
+    # An axis may take part of a side of a TPU slice: otherwise most sizes fit few slices.
     if slices == 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     return mesh_utils.create_hybrid_device_mesh((shape[0] // slices, *shape[1:]), (slices, *(1 for _ in shape[1:])), devices,
@@ -59,22 +59,22 @@ def mesh_shape(sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def shards_of(mesh: Mapping[str, int]) -> int:
-    """Into how many parts prompts are spread on a mesh of these sizes."""
+    """The number of shards of prompts on a mesh of these sizes."""
     return mesh["data"] * mesh["fsdp"] * mesh.get("seq", 1)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Prompts (the leading axis) spread over `data`, `fsdp` and, where it is more than 1, `seq`."""
+    """Prompts (the leading axis) sharded over `data`, `fsdp` and, if it is more than 1, `seq`."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp", *_seq(mesh))))
 
 
 def rows_sharding(mesh: Mesh) -> NamedSharding:
-    """Packed rows `[R, N]`: spread over `data` and `fsdp`, their slots over `seq`."""
+    """Packed rows `[R, N]`: rows sharded over `data` and `fsdp`, slots over `seq`."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), *_seq(mesh)))
 
 
 def _seq(mesh: Mesh) -> tuple[str, ...]:
-    """Named where it has a size: programs of other meshes do not change by it."""
+    """`seq` if the mesh has it, so that programs of other meshes do not change."""
     return ("seq",) if mesh.shape.get("seq", 1) > 1 else ()
 
 
@@ -84,7 +84,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def check_batch(mesh: Mesh, count: int, what: str, kind: str = "prompts") -> None:
-    """Raises ValueError when `count` prompts, or rows, cannot be spread evenly over the mesh; `what` names their number."""
+    """Raises ValueError when `count` prompts, or rows, cannot be sharded evenly over the mesh; `what` names their number."""
     seq = mesh.shape.get("seq", 1) if kind == "prompts" else 1
     shards, more = mesh.shape["data"] * mesh.shape["fsdp"] * seq, (" x seq", f" x {seq}") if seq > 1 else ("", "")
     if count % shards:

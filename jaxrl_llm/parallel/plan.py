@@ -1,9 +1,8 @@
-"""Memory and time of a training step on a mesh, estimated from shapes alone: does it fit, and if not, what would.
+"""Memory and time of a training step on a mesh, estimated from shapes alone: whether it fits, and if not, what would.
 
-Memory is what the compiled programs hold at their peak, found by following them: the float32 weights and the state of the
-optimiser, then the update (gradients, what the checkpoint policy of `models.transformer` stores, one layer's intermediate
-results) or the sampler (the weights as it reads them, the caches), whichever needs more. Every prompt and completion is taken
-at its limit.
+Memory is the peak of the compiled programs, modelled step by step: the float32 weights and the state of the optimiser, then
+the update (gradients, what the checkpoint policy of `models.transformer` stores, one layer's intermediate results) or the
+sampler (the weights as it reads them, the caches), whichever needs more. Every prompt and completion has its maximum length.
 Within 25% of the compiler's own figures for tiny models and SmolLM2 in float32, on one device and on meshes of eight
 (tests/parallel/test_memory_plan.py).
 """
@@ -26,9 +25,9 @@ from jaxrl_llm.parallel.mesh import AXES, shards_of
 from jaxrl_llm.parallel.presets import Device
 from jaxrl_llm.parallel.rules import axes_of, path_name, spec_of
 
-MARGIN = 0.15  # of the usable memory: estimates are formulas, and where no device of a kind has run them, less is no fit
-USABLE = 0.9  # share of a device's memory that is planned with: the runtime, its programs and fragmentation have the rest
-_VIEW = 16  # bytes that a token of a mini-batch has in an update from packed rows: index, log-prob, entropy, cotangent
+MARGIN = 0.15  # of the usable memory: on kinds of devices that never ran estimated work, a smaller margin is no fit
+USABLE = 0.9  # share of a device's memory to plan with: the runtime, its programs and fragmentation take the rest
+_VIEW = 16  # bytes per token of a mini-batch in an update from packed rows: index, log-prob, entropy, cotangent
 _CHUNK = 512  # rows of logits at a time, see `training.policy.Policy`
 _ITEMSIZE = {"float32": 4, "bfloat16": 2}
 Bytes = dict[str, float]
@@ -40,18 +39,18 @@ class Work:
 
     Attributes:
       prompts, group, prompt_tokens, completion_tokens: P, G, S, T.
-      minibatches, micro_batches, sampling_parts: into how many parts the prompts are cut, see `training.config`.
+      minibatches, micro_batches, sampling_parts: number of parts that the prompts are divided into, see `training.config`.
       epochs: passes over each batch.
-      dtype: of activations, `float32` or `bfloat16`.
-      remat: layers are computed again in the backward pass.
-      lora_rank: 0 where all weights are trained.
+      dtype: dtype of activations, `float32` or `bfloat16`.
+      remat: whether layers are computed again in the backward pass.
+      lora_rank: rank of adapters; 0 if all weights are trained.
       passes: forward passes over the batch beside the update's own (old and reference log-probs).
-      reference: frozen weights are kept beside the trained ones.
+      reference: whether frozen weights are kept beside the trained ones.
       teachers: bytes of the weights of other models on each device.
-      critic: a second transformer is trained.
-      average: a moving average of what is trained is kept.
-      offload: of `optimizer` and `reference`, those that wait in the memory of the host.
-      optimizer: of the policy, and of the critic.
+      critic: whether a second transformer is trained.
+      average: whether a moving average of the trained weights is kept.
+      offload: which of `optimizer` and `reference` wait in the host's memory.
+      optimizer: the optimiser of the policy, and of the critic.
       rows, row_tokens: packed rows of a micro-batch and tokens of the longest; 0 rows: a prompt with its group is one row.
     """
 
@@ -91,17 +90,17 @@ class Work:
         return self.prompts / self.sampling_parts
 
     def fits_mesh(self, mesh: Mapping[str, int]) -> bool:
-        """Whether the prompts of every part, and packed rows, divide over the mesh."""
+        """Whether the mesh divides the prompts of every part, and the packed rows."""
         shards, seq = shards_of(mesh), mesh.get("seq", 1)
         cut = seq == 1 or self.rows > 0 and self.row_tokens % seq == 0
         return cut and self.rows % (shards // seq) == 0 and all(
             count % shards == 0 for count in (self.learned_at_once, self.sampled_at_once))
 
     def computed_at_once(self, mesh: Mapping[str, int]) -> tuple[float, float, float]:
-        """On each shard of a mesh, of a micro-batch: tokens, scores of a head, and the tokens that have logits.
+        """Per shard of a mesh and micro-batch: tokens, scores of a head, and the tokens that have logits.
 
-        Scores are those of a block of queries of every row; in packed rows, of a block of queries with one of keys. (So are
-        those of rectangular rows with more than 512 tokens: of these the plan asks for more than they need.)
+        Scores exist for a block of queries of every row; in packed rows, for a block of queries with a block of keys. (The
+        latter holds for rectangular rows of more than 512 tokens too: the plan overestimates these.)
         """
         shards = shards_of(mesh)
         if self.rows:
@@ -119,28 +118,28 @@ def _leaves(c: ModelConfig) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def parameters(c: ModelConfig) -> int:
-    """How many weights a model has."""
+    """Number of weights of a model."""
     return sum(math.prod(shape) for _, shape in _leaves(c))
 
 
 def active_parameters(c: ModelConfig) -> int:
-    """How many of them compute a token: all but those of the experts that it is not sent to."""
+    """Number of weights that compute a token: all but those of the experts that it is not sent to."""
     return parameters(c) - _layer_matrices(c) + flops.matmul_parameters(c, unembedding=False)
 
 
 def _layer_matrices(c: ModelConfig, rows: float = math.inf) -> int:
-    """Weights of the matrices of all layers; of experts, those that `rows` rows can be sent to at most."""
+    """Weights of the matrices of all layers; of experts, at most those that `rows` rows can be sent to."""
     experts = None if c.experts is None else int(min(c.experts.count, rows * c.experts.per_token))
     return flops.matmul_parameters(c, unembedding=False, experts=experts)
 
 
 def _mlp_width(c: ModelConfig) -> int:
-    """Width of what a token's feed-forward layers compute, those of its experts side by side."""
+    """Width of a token's feed-forward layers, counting its experts side by side."""
     return c.mlp_size if c.experts is None else c.experts.per_token * c.experts.size + c.experts.shared_size
 
 
 def weights_per_device(c: ModelConfig, mesh: Mapping[str, int]) -> float:
-    """Weights that each device holds under the partition table: what does not divide is whole everywhere."""
+    """Weights that each device holds under the partition table: arrays that do not divide are replicated."""
     return sum(_share(path, shape, mesh) for path, shape in _leaves(c))
 
 
@@ -166,7 +165,7 @@ def state_memory(c: ModelConfig, optimizer: optax.GradientTransformation, mesh: 
 
 
 def adapter_weights(c: ModelConfig, rank: int) -> int:
-    """Weights of adapters of that rank on all matrices of the layers but those of experts."""
+    """Weights of adapters of that rank on all matrices of the layers except those of experts."""
     q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     ends = [(c.hidden_size, q), (c.hidden_size, kv), (c.hidden_size, kv), (q, c.hidden_size)]
     ends += [(c.hidden_size, c.mlp_size)] * 2 + [(c.mlp_size, c.hidden_size)] if c.experts is None else []
@@ -174,10 +173,10 @@ def adapter_weights(c: ModelConfig, rank: int) -> int:
 
 
 def kept_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
-    """Bytes per device that live through the whole run: float32 weights, the optimiser's state, what the method adds.
+    """Bytes per device that stay for the whole run: float32 weights, the optimiser's state, what the method adds.
 
-    What is off-loaded comes back when it is used: the optimiser's state in updates (see `update_memory`), the reference in
-    scoring, which needs less than an update all the same.
+    Off-loaded arrays return when they are used: the optimiser's state in updates (see `update_memory`), the reference in
+    scoring, which still needs less than an update.
     """
     weights = 4 * weights_per_device(c, mesh)
     trained = 4 * adapter_weights(c, w.lora_rank) if w.lora_rank else weights
@@ -194,8 +193,8 @@ def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
 
     stored: for every token and layer the residual stream and, unless layers are recomputed, the results of the matrix
     products and of attention that the backward pass reads. one layer: scores, gated products and norms of the layer being
-    differentiated, either around its attention or around its MLP. gathered: tables that live in pieces, two layers at a time;
-    of rows that are cut over `seq`, keys and values of a layer with their float32 gradients, or the states at the end.
+    differentiated, either around its attention or around its MLP. gathered: sharded tables, two layers at a time; for rows
+    that are cut over `seq`, keys and values of a layer with their float32 gradients, or the states at the end.
     """
     shards, tensor, item = shards_of(mesh), mesh["tensor"], w.itemsize
     D, M, (tokens, pairs, predicted) = c.hidden_size, _mlp_width(c), w.computed_at_once(mesh)
@@ -210,7 +209,7 @@ def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     table = 4 * c.vocab_size * D / tensor
     gradients = 4 * (adapter_weights(c, w.lora_rank) if w.lora_rank else held) * (2 if several else 1)
     layer += 0 if w.lora_rank or not c.tie_embeddings else table  # its gradient as unembedding, until that as embedding
-    # Where the logits are, no gradient of a layer is yet; sums over micro-batches are.
+    # While the logits exist, no gradient of a layer does yet; sums over micro-batches do.
     logits = 3 * 4 * min(_CHUNK, predicted) * c.vocab_size / tensor
     waiting = max(layer + gradients, logits + table + (gradients / 2 if several else 0))
     gathered = table * (1 if c.tie_embeddings else 2)
@@ -231,15 +230,15 @@ def _gathered_of_slot(c: ModelConfig, item: int, tensor: int) -> float:
 
 
 def _heads_over(c: ModelConfig, mesh: Mapping[str, int]) -> int:
-    """Into how many pieces sampling cuts the heads and with them all matrices: one, where they do not divide."""
+    """Number of shards of heads, and with them of all matrices, in sampling: one if the heads do not divide."""
     return mesh["tensor"] if c.num_kv_heads % mesh["tensor"] == 0 else 1
 
 
 def sampler_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     """Bytes per device at the peak of sampling, beside `kept_memory`: weights as sampling needs them, caches.
 
-    gathered: the weights in the layout of rollouts, in pieces over `tensor` alone, where they are not kept so; and whole
-    ones where heads do not divide by `tensor`. copy: their matrices one by one, as decoding reads them.
+    gathered: the weights in the layout of rollouts, sharded over `tensor` alone, unless they are kept so; and whole ones if
+    `tensor` does not divide the heads. copy: their matrices one by one, as decoding reads them.
     """
     shards, tensor, item = shards_of(mesh), _heads_over(c, mesh), w.itemsize
     P, G, S, T = w.sampled_at_once / shards, w.group, w.prompt_tokens, w.completion_tokens
@@ -275,11 +274,11 @@ class Estimate:
         return max(self.updating, self.sampling)
 
     def margin(self, device: Device) -> float:
-        """Share of the usable memory that is left; below 0 where it is too small."""
+        """Share of the usable memory that is left; below 0 if memory is too small."""
         return 1 - self.peak / (USABLE * device.memory)
 
     def answer(self, device: Device) -> str:
-        """"fits", with `MARGIN` or more left; "tight", with less, on devices that have run such estimates; else "no"."""
+        """"fits" with at least `MARGIN` left; "tight" with less, on devices that are `measured`; else "no"."""
         margin = self.margin(device)
         return "fits" if margin >= MARGIN else "tight" if margin >= 0 and device.measured else "no"
 
@@ -305,8 +304,7 @@ def ideal_seconds(c: ModelConfig, w: Work, mesh: Mapping[str, int], device: Devi
     """Least seconds of each phase: its operations at the bfloat16 peak, and for decoding the memory traffic if that is longer.
 
     A decode step reads the weights, of experts at most as many as its rows are sent to, and, on average, half the completion
-    caches. Communication and the host are not counted:
-    nothing measured will reach these.
+    caches. Communication and the host are not counted, so measurements stay above these numbers.
     """
     count = math.prod(mesh.values())
     seconds = {phase: found / (count * device.flops) for phase, found in step_flops(c, w).items()}
@@ -333,7 +331,7 @@ def meshes(c: ModelConfig, w: Work, count: int) -> Iterator[dict[str, int]]:
 
 
 def best(c: ModelConfig, w: Work, device: Device, count: int) -> Estimate | None:
-    """The first mesh that fits, else the one that needs least; None where the batch divides over no mesh."""
+    """The first mesh that fits, else the one that needs least; None if no mesh divides the batch."""
     found = [estimate(c, w, mesh) for mesh in meshes(c, w, count)]
     return next((e for e in found if e.fits(device)), min(found, key=lambda e: e.peak, default=None))
 
@@ -343,7 +341,7 @@ _KEYS = {"micro_batches": "learner.micro_batches", "sampling_parts": "sampling.m
 
 
 def remedies(c: ModelConfig, w: Work, device: Device, count: int) -> tuple[dict[str, Any], Work, Estimate | None]:
-    """What to change, in order of cost, until the work fits: `(changes, changed work, estimate)`; estimate None: nothing does.
+    """What to change, in order of cost, until the work fits: `(changes, changed work, estimate)`; estimate None: nothing helps.
 
     Cheapest first: more parts, which cost nothing but idle units; bfloat16; recomputing layers, a third more work.
     """
@@ -382,7 +380,7 @@ def placed(c: ModelConfig, w: Work, device: Device, count: int, mesh: Mapping[st
 
 
 def refusal(c: ModelConfig, w: Work, device: Device, count: int, found: Estimate) -> str:
-    """Why an estimate is no fit: what takes the room, and what to change."""
+    """Why an estimate does not fit: what takes the memory, and what to change."""
     phase, parts = ("an update", found.update) if found.updating >= found.sampling else ("sampling", found.sampler)
     largest = sorted((found.kept | parts).items(), key=lambda item: -item[1])[:3]
     most = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in largest)
@@ -393,7 +391,7 @@ def refusal(c: ModelConfig, w: Work, device: Device, count: int, found: Estimate
 
 
 def advice(c: ModelConfig, w: Work, device: Device, count: int) -> str:
-    """A sentence on how work that does not fit on `count` devices could."""
+    """A sentence on how to make work fit that does not fit on `count` devices."""
     for factor in (1, 2, 4, 8, 16, 32, 64):
         changes, _, found = remedies(c, w, device, factor * count)
         if found is not None:
@@ -407,5 +405,5 @@ def advice(c: ModelConfig, w: Work, device: Device, count: int) -> str:
 
 
 def named(mesh: Mapping[str, int]) -> str:
-    """A mesh as the keys of a configuration."""
+    """A mesh written as keys of a configuration."""
     return " ".join(f"mesh.{axis}={mesh[axis]}" for axis in (*AXES, *(["seq"] if mesh.get("seq", 1) > 1 else [])))

@@ -1,4 +1,4 @@
-"""Published sizes of models and of accelerators: what a plan can be made for without downloading or owning anything."""
+"""Published sizes of models and of accelerators: plans for them need neither a download nor the hardware."""
 import dataclasses
 import re
 
@@ -15,8 +15,8 @@ class Device:
       memory: bytes of device memory.
       flops: dense bfloat16 operations per second at its peak.
       bandwidth: bytes per second between memory and compute.
-      measured: a device of this kind has run what was estimated for it.
-      parts: what the number in a slice's name counts per chip (v4 and v5p slices are named by cores, two per chip).
+      measured: whether a device of this kind has run work that was estimated for it.
+      parts: units per chip in the number of a slice's name (v4 and v5p slices are named by cores, two per chip).
     """
 
     name: str
@@ -40,7 +40,7 @@ DEVICES = {device.name: device for device in (
 
 
 def parse_devices(text: str) -> tuple[Device, int]:
-    """`"h100-8"` as 8 GPUs, `"v5p-64"` as a slice of 64 cores, that is 32 chips; the number is 1 chip if left out.
+    """`"h100-8"` as 8 GPUs, `"v5p-64"` as a slice of 64 cores, that is 32 chips; without a number it is 1 chip.
 
     Raises:
       ValueError: an unknown device, or a number of cores that is no number of chips.

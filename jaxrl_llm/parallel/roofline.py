@@ -1,8 +1,8 @@
 """What a compiled program computes and moves, operation by operation, and the seconds that follow from a device's peaks.
 
-`cost_analysis()` of a compiled program counts a loop once and takes the whole table for what a gather reads. Here a loop counts
-as often as it runs, and slices, gathers and updates in place as what they read and write. Operations are matrix products; bytes
-are those of the device's main memory, on TPUs without what lies in the memory of the core.
+`cost_analysis()` of a compiled program counts a loop once and charges a gather for the whole table. Here a loop counts as often
+as it runs, and slices, gathers and in-place updates count what they read and write. Operations are matrix products; bytes are
+those of the device's main memory, on TPUs without arrays in a core's own memory.
 """
 import dataclasses
 import functools
@@ -20,9 +20,9 @@ from jaxrl_llm.parallel.presets import Device
 
 _NOTHING = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
             "opt-barrier", "add-dependency", "async-update", "domain"}
-_PARTS = {"dynamic-slice", "slice", "gather"}  # read as much of their first operand as they return
-_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # write an operand, the number of which this is, into the first one
-_THROUGH = {"bitcast", "reshape", "get-tuple-element", "copy", "convert"}  # within a fusion, hand on what they read
+_PARTS = {"dynamic-slice", "slice", "gather"}  # they read as much of their first operand as they return
+_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # number of the operand that they write into the first one
+_THROUGH = {"bitcast", "reshape", "get-tuple-element", "copy", "convert"}  # within a fusion, they pass on what they read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Operation:
     """One operation of a program.
 
     Attributes:
-      name, source: in the program, and of the traced operation that it was made for.
+      name, source: its name in the program, and the traced operation that it came from.
       flops: operations of its matrix products.  read, written: bytes of main memory.
       times: how often it runs.
     """
@@ -48,7 +48,7 @@ class Operation:
         return self.times * (self.read + self.written)
 
     def seconds(self, device: Device) -> float:
-        """Of all its runs, at the peak of what takes longer."""
+        """Seconds of all its runs, at the peak of compute or memory, whichever takes longer."""
         return max(self.times * self.flops / device.flops, self.moved / device.bandwidth)
 
 
@@ -61,7 +61,7 @@ class Cost:
     seconds: float = 0.0
 
     def with_layers(self, two: "Cost", layers: int) -> "Cost":
-        """Of as many layers, self being of one and `two` of two."""
+        """The cost of this number of layers, extrapolated from one (self) and two (`two`)."""
         return Cost(*(one + (layers - 1) * (other - one)
                       for one, other in zip(dataclasses.astuple(self), dataclasses.astuple(two))))
 
@@ -75,8 +75,8 @@ def cost(found: Sequence[Operation], device: Device) -> Cost:
 def operations(text: str, unknown_trips: int = 1) -> list[Operation]:
     """The operations of a compiled program, `compiled.as_text()`.
 
-    Of a conditional the branch counts that moves most. `unknown_trips` is taken for loops that end when data says so.
-    Raises ValueError for a text that is no compiled program.
+    Of a conditional, the branch that moves most counts. `unknown_trips` is assumed for loops whose end depends on data.
+    Raises ValueError for a text that is not a compiled program.
     """
     computations, entry = hlo.computations(text)
 
@@ -139,7 +139,7 @@ def _read(body: Sequence[Instruction], number: int, computations) -> float:
 def _used(body: Sequence[Instruction], one: Instruction, computations, *, in_place: bool = False) -> float:
     """Bytes that are read of an array within a fusion: all of it, or what its slices return.
 
-    `in_place`: it is the array that the fusion writes into, none of which is read for the result's sake.
+    `in_place`: whether it is the array that the fusion writes into, which is not read for the result itself.
     """
     total, whole = 0.0, hlo.size(one.shape)
     if one is body[-1]:
@@ -168,7 +168,7 @@ def _is_bitcast(i: Instruction, computations) -> bool:
 
 
 def _written(body: Sequence[Instruction], root: Instruction, computations) -> float:
-    """Bytes that the root of a fusion writes: all of the result, or what is put in its place."""
+    """Bytes that the root of a fusion writes: the whole result, or the part updated in place."""
     by_name = {i.name: i for i in body}
     if root.opcode in _IN_PLACE:
         return hlo.size(by_name[root.operands[_IN_PLACE[root.opcode]]].shape)
@@ -201,7 +201,7 @@ def _flops(i: Instruction, shapes: Mapping[str, Instruction], computations) -> f
 
 
 def _convolution(i: Instruction, left: Sequence[int], right: Sequence[int]) -> float:
-    """As which TPUs write matrix products: batches may be windows, most places of which lie outside and count for nothing."""
+    """A matrix product as TPUs write it: batches may be windows, most places of which are outside and do not count."""
     inputs, kernel, outputs = re.split(r"_|->", re.search(r"dim_labels=([\w?>-]+)", i.rest)[1])
     out = hlo.dimensions(i.shape)
     total = 2.0 * out[outputs.index("b")] * out[outputs.index("f")] * right[kernel.index("i")]
@@ -216,7 +216,7 @@ def _convolution(i: Instruction, left: Sequence[int], right: Sequence[int]) -> f
 
 
 def _taps(size: int, window: int, out: int, low: int, stride: int, dilated: int, spread: int) -> int:
-    """How many pairs of an output and a place of its window meet a number of the input, and not padding."""
+    """Number of pairs of an output and a place of its window that meet the input and not padding."""
     def meets(place: int) -> bool:
         return 0 <= place <= (size - 1) * dilated and place % dilated == 0
     return sum(meets(o * stride + k * spread - low) for o in range(out) for k in range(window))
@@ -226,7 +226,7 @@ def _taps(size: int, window: int, out: int, low: int, stride: int, dilated: int,
 
 
 class Least(NamedTuple):
-    """What a phase cannot do without: operations of useful products, and bytes that have to be moved once."""
+    """The minimum of a phase: operations of useful products, and bytes that have to be moved once."""
 
     flops: float
     moved: float
@@ -236,7 +236,7 @@ class Least(NamedTuple):
 
 
 def decode_least(c: ModelConfig, w: Work) -> Least:
-    """A step of P G rows that see S + T positions: weights, of experts those that rows are sent to, and all caches once."""
+    """A step of P G rows that see S + T positions: weights (only experts that rows are sent to) and all caches once."""
     rows, seen = w.prompts * w.group, w.prompt_tokens + w.completion_tokens
     products = 2 * rows * flops.matmul_parameters(c) + rows * flops.attention_flops(c, 1, before=seen - 1)
     experts = None if c.experts is None else min(c.experts.count, rows * c.experts.per_token)

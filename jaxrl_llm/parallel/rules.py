@@ -1,4 +1,4 @@
-"""The partition table: path of a leaf -> how its axes lie on the mesh."""
+"""The partition table: path of a leaf -> how its axes are sharded over the mesh."""
 import functools
 import logging
 import math
@@ -8,16 +8,16 @@ from collections.abc import Mapping
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-# `fsdp` takes the dimension that `tensor` leaves: putting a matrix together over one of them is a single all-gather, and does
-# not touch how it lies over the other. Weights lie over `seq`, which cuts rows, as over `fsdp`, which spreads them. Leaves of
-# layers carry a leading layer axis. First match wins; the rest is replicated.
+# `fsdp` takes the dimension that `tensor` leaves: gathering a matrix over one of them is a single all-gather, and does not
+# change its sharding over the other. Weights are sharded over `seq`, which cuts rows, as over `fsdp`, which spreads them.
+# Leaves of layers have a leading layer axis. First match wins; the rest is replicated.
 PIECES = ("fsdp", "seq")
 RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"(^|/)(embed|unembed)$", PartitionSpec("tensor", PIECES)),
     (r"layers/(q|k|v|gate|up|shared_gate|shared_up)/kernel$", PartitionSpec(None, PIECES, "tensor")),
     (r"layers/(q|k|v|gate|up)/bias$", PartitionSpec(None, "tensor")),
     (r"layers/(o|down|shared_down)/kernel$", PartitionSpec(None, "tensor", PIECES)),
-    (r"layers/experts_(gate|up)/kernel$", PartitionSpec(None, None, PIECES, "tensor")),  # every expert in pieces, none is away
+    (r"layers/experts_(gate|up)/kernel$", PartitionSpec(None, None, PIECES, "tensor")),  # shards of every expert
     (r"layers/experts_down/kernel$", PartitionSpec(None, None, "tensor", PIECES)),
 )
 
@@ -30,14 +30,14 @@ def path_name(path) -> str:
 
 
 def axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The mesh axes that one dimension of a partition lies over."""
+    """The mesh axes that one dimension of a partition is sharded over."""
     return (entry,) if isinstance(entry, str) else entry or ()
 
 
 def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int], left_out: tuple[str, ...] = ()) -> PartitionSpec:
-    """Partition of the leaf at `path` over mesh axes of these `sizes`; one that does not divide is logged and left away.
+    """Partition of the leaf at `path` over mesh axes of these `sizes`; an axis that does not divide is logged and dropped.
 
-    Axes can be `left_out`: what the table spreads over them is then whole. So is `seq` where it has size 1, or none.
+    Arrays are not sharded over axes that are `left_out`, nor over `seq` if it has size 1 or does not exist.
     """
     left_out = left_out if sizes.get("seq", 1) > 1 else (*left_out, "seq")
     rule = next((spec for pattern, spec in RULES if re.search(pattern, path)), PartitionSpec())
@@ -62,26 +62,27 @@ def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int], left_ou
 def tree_shardings(tree, mesh: Mesh, left_out: tuple[str, ...] = ()):
     """A sharding for every leaf of `tree` (arrays or shapes), by its path: parameters and optimiser moments alike.
 
-    Moments of one number per weight end in the weight's path and lie as it does; factored ones, which lack an axis, are whole.
+    The path of moments with one number per weight ends in the weight's path, so they are sharded like it; factored ones, which
+    lack an axis, are replicated.
     """
     return jax.tree.map_with_path(
         lambda path, leaf: NamedSharding(mesh, spec_of(path_name(path), leaf.shape, mesh.shape, left_out)), tree)
 
 
 def rollout_shardings(tree, mesh: Mesh):
-    """As `tree_shardings`, for sampling, which reads all weights for every token: in pieces over `tensor` alone."""
+    """As `tree_shardings`, for sampling, which reads all weights for every token: sharded over `tensor` alone."""
     return tree_shardings(tree, mesh, left_out=PIECES)
 
 
 def with_shardings(shapes, shardings):
-    """Shapes of arrays that lie so, to compile for without having them."""
+    """Shapes with shardings, to compile for arrays that do not exist yet."""
     return jax.tree.map(lambda shape, sharding: shape.update(sharding=sharding), shapes, shardings)
 
 
 def reshard(params, mesh: Mesh, dtype):
-    """The parameters in the layout of `rollout_shardings`; those themselves where this is how they lie, without `fsdp`.
+    """The parameters in the layout of `rollout_shardings`; unchanged if they already have it, without `fsdp`.
 
-    What lies in pieces over `fsdp` is cast to `dtype` first, as it is at use, so that no more is gathered than is read.
+    Arrays sharded over `fsdp` are cast to `dtype` first, as they are at use, so that no more bytes are gathered than are read.
     """
     return params if mesh.shape["fsdp"] * mesh.shape["seq"] == 1 else _reshard(params, mesh, dtype)
 

@@ -1,7 +1,7 @@
-"""Several processes as one program: how they find each other, and the few things that must cross between their hosts.
+"""Several processes as one program: how they find each other, and the few exchanges between their hosts.
 
-Every process runs the same host code on the same host data, in the same order; what could differ between them is decided by
-one and sent to all (`agree`), or read or worked on in shares and put together again (`gather`).
+Every process runs the same host code on the same host data, in the same order; what could differ between them is agreed on
+(`agree`), or read or computed in shares that are combined again (`gather`).
 """
 import contextlib
 import functools
@@ -18,25 +18,25 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-HEARTBEAT_SECONDS = 25  # a process that is silent for so long is given up, and with it the job
-START_SECONDS = 300  # the last process of a job may come so much later than the first
-BARRIER_SECONDS = 600  # and to a barrier; within it falls what the processes do not share, such as a slow disk of one
-_LOST = 134  # exit code of an abort, which is how the runtime itself ends a process that lost another
+HEARTBEAT_SECONDS = 25  # a process that is silent for this long is given up, and with it the job
+START_SECONDS = 300  # how much later than the first the last process of a job may start
+BARRIER_SECONDS = 600  # the same for a barrier; it covers work that processes do not share, such as a slow disk of one
+_LOST = 134  # exit code of an abort, with which the runtime itself ends a process that lost another
 _TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # set by launchers that start several
-_barriers = itertools.count()  # all processes come to the same ones in the same order; a name may come again
+_barriers = itertools.count()  # all processes reach the same ones in the same order; a name may be reused
 
 
 @contextlib.contextmanager
 def job(coordinator: str | None = None, processes: int | None = None, process_id: int | None = None,
         multihost: bool = False) -> Iterator[None]:
-    """Joins the other processes of a job, if it has any. To be entered before anything touches a device.
+    """Joins the other processes of a job, if it has any. Enter it before anything touches a device.
 
-    They are given (`coordinator` "host:port", their number, and which of them this is), or found: by SLURM or Open MPI where
-    those started several tasks, and with `multihost` also on TPU slices and under Kubernetes (see `jax.distributed`).
+    They are given (`coordinator` "host:port", their number, and the index of this one) or detected: by SLURM or Open MPI if
+    these started several tasks, and with `multihost` also on TPU slices and under Kubernetes (see `jax.distributed`).
 
-    When this process leaves with an error and is one of several, it ends at once so that the others do not wait for it, with
-    exit code 134 where the runtime failed, as it does when another process is gone (it may also abort with that code by
-    itself): starting the whole job again will help. Otherwise with 1.
+    If this process is one of several and leaves with an error, it ends at once so that the others do not wait for it. Exit
+    code 134 means that the runtime failed, as it does when another process is gone (it may also abort with that code by
+    itself): restarting the whole job will help. Other errors have exit code 1.
 
     Raises ValueError when only some of the three are given.
     """
@@ -55,7 +55,7 @@ def job(coordinator: str | None = None, processes: int | None = None, process_id
 
 
 def _join(coordinator: str | None, processes: int | None, process_id: int | None) -> None:
-    # On CPUs programs would run side by side, each with collectives that wait for each other's threads, for ever.
+    # On CPUs programs would run concurrently, with collectives that wait for each other's threads forever.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     where = coordinator or "the address that the cluster tells"
     notice = threading.Timer(START_SECONDS / 10, functools.partial(print, (
@@ -63,7 +63,7 @@ def _join(coordinator: str | None, processes: int | None, process_id: int | None
         f"{processes or ''} were started, each with an id of its own, and reach process 0 at {where}"),
         file=sys.stderr, flush=True))
     notice.daemon = True
-    notice.start()  # said in time: the runtime mostly aborts when it gives up
+    notice.start()  # printed in time: the runtime mostly aborts when it gives up
     try:
         jax.distributed.initialize(coordinator, processes, process_id, initialization_timeout=START_SECONDS,
                                    heartbeat_timeout_seconds=HEARTBEAT_SECONDS, shutdown_timeout_seconds=60)
@@ -73,7 +73,7 @@ def _join(coordinator: str | None, processes: int | None, process_id: int | None
     finally:
         notice.cancel()
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX takes it for itself, and nobody would hear of it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX catches it, and no one else would receive it
 
 
 def several() -> bool:
@@ -82,7 +82,7 @@ def several() -> bool:
 
 
 def is_primary() -> bool:
-    """Whether this process is the one that prints, and writes what is no checkpoint."""
+    """Whether this process is the one that prints, and that writes all files other than checkpoints."""
     return jax.process_index() == 0
 
 
@@ -96,17 +96,17 @@ def _end(error: Exception) -> None:
 
 
 def _is_loss(error: BaseException | None) -> bool:
-    """Whether the runtime failed, for a reason that is not the program's own: it would fail again."""
+    """Whether the runtime failed for a reason outside the program, whose own errors would occur again."""
     if isinstance(error, jax.errors.JaxRuntimeError):
         return not str(error).startswith(("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED"))
     return error is not None and _is_loss(error.__cause__)
 
 
 def barrier(name: str) -> None:
-    """Waits until every process has come here.
+    """Waits until every process has arrived here.
 
-    Raises TimeoutError when one has not after `BARRIER_SECONDS`: it hangs, or waits for something else. It is no collective
-    of the devices, which would wait for ever.
+    Raises TimeoutError if one has not arrived after `BARRIER_SECONDS`: it hangs, or waits for something else. The barrier is
+    not a collective of the devices, which would wait forever.
     """
     if not several():
         return
@@ -145,7 +145,7 @@ def gather_objects(value) -> list:
 
 
 def put(tree, sharding):
-    """Arrays of the host (equal in all processes) or of the devices, laid out by `sharding`: one, or a tree of them."""
+    """Host arrays (equal in all processes) or device arrays, sharded by `sharding`: one sharding, or a tree of them."""
     if not several():
         return jax.device_put(tree, sharding)
     shardings = jax.tree.broadcast(sharding, tree)
@@ -168,7 +168,7 @@ def _lay(sharding):
 
 
 def fetch(tree):
-    """Arrays of the devices as whole arrays of the host, in every process."""
+    """Device arrays as whole host arrays, in every process."""
     if not several():
         return jax.device_get(tree)
     return jax.tree.map(_fetch, tree)

@@ -1,4 +1,4 @@
-"""What is measured on rollouts before they are credited and learned from: one file each."""
+"""Recorders: measurements on rollouts before credit assignment and learning, one file each."""
 from jaxrl_llm.recorders.base import Recorder
 from jaxrl_llm.recorders.features import features
 from jaxrl_llm.recorders.gradients import gradients

@@ -1,6 +1,6 @@
-"""What a recorder is.
+"""The interface of a recorder.
 
-To add one, write a function into a file of its own that returns a `Recorder`:
+To add one, write a function that returns a `Recorder` into its own file:
 
     def surprise(policy: Policy) -> Recorder:
         logprobs = jax.jit(policy.logprobs)
@@ -27,7 +27,7 @@ class Recorder(NamedTuple):
     `params`, `lora` are the policy's, `own` is the pytree that the recorder keeps beside it, made by `init(params)`; None:
     nothing.
     `provides` names the arrays. `fit(own, policy, rollouts) -> (own, metrics)`, with `policy = (params, lora)`, trains `own` on
-    each mini-batch, before the policy's update; None: it is frozen. `given` is `own` where it is neither made of the policy nor
+    each mini-batch, before the policy's update; None: it is frozen. `given` is `own` if it is neither made from the policy nor
     trained: weights of another model, which a run does not save.
     """
 
@@ -40,7 +40,7 @@ class Recorder(NamedTuple):
 
 
 def texts_of(batch: Rollouts) -> Rollouts:
-    """What log-probs are computed from: one program serves a batch, whatever else is known of it."""
+    """The fields that log-probs are computed from, so that one program serves batches with any further fields."""
     return Rollouts(mask=batch.mask, valid=batch.valid, tokens=batch.tokens, prompt_tokens=batch.prompt_tokens,
                     prompt_mask=batch.prompt_mask, temperature=batch.temperature, filled=batch.filled)
 

@@ -1,4 +1,4 @@
-"""What value models read of the policy's own states, with its log-probs from the same pass (POISE)."""
+"""Features of the policy's own states for value models, with its log-probs from the same pass (POISE)."""
 from collections.abc import Callable
 
 from jaxrl_llm.recorders.base import Recorder

@@ -10,8 +10,8 @@ from jaxrl_llm.recorders.base import Recorder, texts_of
 def greedy(likeliest: Callable, adapters: bool) -> Recorder:
     """`max_logprobs`, and `greedy_logprobs` of the tokens that frozen weights find most likely; f32[P, G, T].
 
-    `likeliest(params, lora, rollouts, at)` is the compiled `Policy.likeliest`. Frozen are the weights at the start of the run,
-    of a policy with `adapters` those without them.
+    `likeliest(params, lora, rollouts, at)` is the compiled `Policy.likeliest`. The frozen weights are those at the start of
+    the run; for a policy with `adapters`, the weights without them.
     """
     def record(own, params, lora, rollouts):
         texts, without = texts_of(rollouts), jax.tree.map(jnp.zeros_like, lora)

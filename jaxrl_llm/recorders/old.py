@@ -9,7 +9,7 @@ from jaxrl_llm.recorders.base import Recorder, texts_of
 def old(logprobs: Callable, as_sampled: bool = False) -> Recorder:
     """`old_logprobs`, `entropies` f32[P, G, T], by `logprobs(params, lora, rollouts)`, see `Layout.logprobs`.
 
-    With `as_sampled` the old log-probs of replayed rollouts are those that they were sampled with.
+    With `as_sampled` the old log-probs of replayed rollouts are the log-probs at the time of sampling.
     """
     def record(own, params, lora, rollouts):
         before, entropies = logprobs(params, lora, texts_of(rollouts))

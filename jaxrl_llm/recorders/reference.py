@@ -8,9 +8,9 @@ from jaxrl_llm.recorders.base import Recorder, texts_of
 
 
 def reference(logprobs: Callable, adapters: bool, names: tuple[str, ...] = ("ref_logprobs",)) -> Recorder:
-    """`ref_logprobs` f32[P, G, T] of frozen weights, under all `names`, of which `base_logprobs` is one.
+    """`ref_logprobs` f32[P, G, T] of frozen weights, stored under all `names`, which may include `base_logprobs`.
 
-    Of a policy with `adapters` they are those without them, as they alone are trained.
+    For a policy with `adapters` the frozen weights are those without the adapters, which alone are trained.
     """
     def record(own, params, lora, rollouts):
         without = jax.tree.map(jnp.zeros_like, lora)  # adapters of 0 add nothing, and no further program is compiled

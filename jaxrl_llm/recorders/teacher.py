@@ -8,11 +8,11 @@ from jaxrl_llm.recorders.base import Recorder, texts_of
 
 
 def teacher(scorers: Sequence[Callable], weights: Sequence[Any], *, apart: bool = False) -> Recorder:
-    """`teacher_logprobs` f32[P, G, T], those of the one teacher, or of that teacher of several which teaches the prompt's task.
+    """`teacher_logprobs` f32[P, G, T], of the only teacher, or of the one among several that teaches the prompt's task.
 
-    With `apart` it is f32[P, G, T, E], the log-probs under all E teachers, with `teacher_id` i32[P], which of them it is.
+    With `apart` it is f32[P, G, T, E], the log-probs under all E teachers, with `teacher_id` i32[P], the index of that one.
     Every teacher reads all rollouts. `scorers`: `logprobs(params, lora, rollouts)` of each, see `Layout.logprobs`; `weights`
-    are theirs.
+    are the teachers' weights.
     """
     def record(own, params, lora, rollouts):
         texts = texts_of(rollouts)
@@ -27,6 +27,6 @@ def teacher(scorers: Sequence[Callable], weights: Sequence[Any], *, apart: bool 
 
 
 def base_model(score: Callable, weights: Any) -> Recorder:
-    """`base_logprobs` f32[P, G, T] of a model that is not the policy's own start."""
+    """`base_logprobs` f32[P, G, T] of a model other than the initial policy."""
     return Recorder("base", ("base_logprobs",), lambda own, params, lora, rollouts: {
         "base_logprobs": score(own, None, texts_of(rollouts))[0]}, given=weights)

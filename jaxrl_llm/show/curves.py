@@ -1,4 +1,4 @@
-"""Metrics as small inline SVG pictures, one metric each with all runs in it, and the numbers behind them."""
+"""Metrics as small inline SVG pictures, one per metric with all runs, and the numbers behind them."""
 import dataclasses
 import html
 import math
@@ -68,7 +68,7 @@ def lines_of(all_metrics: Sequence[dict[str, np.ndarray]], name: str) -> list[Li
 
 
 def thin(x: np.ndarray, y: np.ndarray, points: int = _POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """At most `points` points: means of stretches of equally many."""
+    """At most `points` points, each the mean of equally many successive values."""
     if len(x) <= points:
         return x, y
     def means(values):
@@ -77,7 +77,7 @@ def thin(x: np.ndarray, y: np.ndarray, points: int = _POINTS) -> tuple[np.ndarra
 
 
 def data_of(all_metrics: Sequence[dict[str, np.ndarray]], name: str) -> list[dict | None]:
-    """The numbers under the pointer, one entry per run: {"x": steps, "y": values to four digits}."""
+    """The numbers shown under the pointer, one entry per run: {"x": steps, "y": values to four digits}."""
     found: list[dict | None] = []
     for metrics in all_metrics:
         lines = lines_of([metrics], name)
@@ -90,7 +90,7 @@ def data_of(all_metrics: Sequence[dict[str, np.ndarray]], name: str) -> list[dic
 
 
 def svg(name: str, lines: Sequence[Line]) -> str:
-    """The picture: faint values with their Gaussian mean over them, or dots with intervals where there are few."""
+    """The picture: faint values with their Gaussian mean over them, or dots with intervals if there are few."""
     x_low, x_high = min(line.x.min() for line in lines), max(line.x.max() for line in lines)
     x_high = max(x_high, x_low + 1)
     shown = [part for line in lines for part in (line.y, line.low, line.high) if part is not None]

@@ -1,11 +1,11 @@
-"""What stands out in a run's metrics, as sentences; docs/troubleshooting.md says what to do about each."""
+"""Problems visible in a run's metrics, as sentences; docs/troubleshooting.md says what to do about each."""
 import numpy as np
 
-RECENT = 0.2  # share of the steps, at the end, that a complaint has to hold for
+RECENT = 0.2  # share of the steps, at the end, for which a complaint must hold
 
 
 def findings(metrics: dict[str, np.ndarray]) -> list[str]:
-    """Complaints about a run, most serious first; an empty list is no proof of health. Each names the metric it reads."""
+    """Complaints about a run, most serious first; each names its metric. An empty list does not prove that all is well."""
     found = []
     if _last(metrics, "skipped_updates") > 0:
         found.append(f"{_last(metrics, 'skipped_updates'):.0f} updates were refused, their loss or gradient was not finite "

@@ -1,4 +1,4 @@
-"""One HTML page of run folders that needs nothing but itself: no server, no network, no other file."""
+"""One self-contained HTML page of run folders: it needs no server, no network and no other file."""
 import base64
 import importlib.resources
 import json
@@ -17,8 +17,8 @@ _PHASES = ("rollout", "reward", "score", "update", "checkpoint", "other")  # the
 def write_page(runs: Sequence[RunFolder], out: Path, completions: int = 1000) -> Path:
     """Writes the page of `runs`, with about `completions` sampled completions of each, to `out`.
 
-    Everything that a policy, a data set or a configuration wrote is data: the template escapes it, the script only ever sets
-    it as text, both spell out what draws nothing, and the page forbids itself any request.
+    Everything that a policy, a data set or a configuration wrote is data: the template escapes it, the script only sets it as
+    text, both spell out invisible characters, and the page forbids itself any request.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -56,7 +56,7 @@ def as_script(content: Any) -> str:
 
 
 def _facts(number: int, run: RunFolder) -> dict[str, Any]:
-    """What the template says of one run beside its curves."""
+    """The facts that the template shows about one run beside its curves."""
     seconds = phases(run.metrics)
     total = sum(seconds.values()) or 1.0
     parts = [{"name": name, "seconds": f"{part:.1f}", "percent": f"{100 * part / total:.2f}",

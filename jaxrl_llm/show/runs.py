@@ -1,4 +1,4 @@
-"""What a run folder holds, read for people: settings, metrics, what was spent, what stands out."""
+"""The contents of a run folder for display: settings, metrics, costs, problems."""
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class RunFolder:
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
-    """The runs in these folders, each with the shortest name that tells it from the others.
+    """The runs in these folders, each with the shortest name that distinguishes it from the others.
 
     Raises FileNotFoundError for a folder without config.json or metrics, ValueError for one that is given twice.
     """
@@ -46,7 +46,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The last parts of each path, as many as it takes to tell all of them apart."""
+    """The last parts of each path, as many as needed to distinguish all of them."""
     for depth in range(1, max((len(path.parts) for path in paths), default=1) + 1):
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):
@@ -82,13 +82,13 @@ def _read(path: Path, name: str) -> RunFolder:
     ledger = read_run(path, ("steps", "tokens", "seconds"))
     if ledger is None:
         raise FileNotFoundError(f"{path} holds no metrics yet; wait for its first step")
-    metrics = {visible(name): values for name, values in ledger.metrics.items()}  # named by rewards, which anybody may write
+    metrics = {visible(name): values for name, values in ledger.metrics.items()}  # rewards, which anyone may write, name them
     facts = {"method": config.method, "task": config.task, **_facts(metrics, ledger.spent, config.steps)}
     return RunFolder(path, name, flat(config.to_dict()), metrics, facts, findings(metrics), starts_of(path))
 
 
 def _facts(metrics: Metrics, spent: dict[str, np.ndarray], steps: int) -> dict[str, str]:
-    """What a glance at a run asks for."""
+    """The key facts of a run."""
     facts = {"steps": f"{int(metrics['step'][-1])} of {steps}"}
     for what in ("score", "solved"):
         values = metrics.get(f"eval/{what}", np.zeros(0))

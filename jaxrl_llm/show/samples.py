@@ -1,20 +1,20 @@
-"""Sampled completions of a run for the page: whole groups, spread over the run, at most so many."""
+"""Sampled completions of a run for the page: whole groups, spread over the run, up to a limit."""
 import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# What a sample page may say of each token, see training/samples.py. A ratio is probability after over before the update.
+# Per-token values that a sample page may have, see training/samples.py. A ratio is probability after over before the update.
 PER_TOKEN = ("advantages", "entropies", "logprobs", "ratios")
 
 
 def read_groups(folder: Path, limit: int) -> tuple[list[dict[str, Any]], int]:
-    """`(groups, completions in the folder)`: about `limit` completions, as many of each step, first prompts first.
+    """`(groups, completions in the folder)`: about `limit` completions, equally many of each step, first prompts first.
 
     A group is {"step", "prompt", "answer", "rows"}; a row {"text", "reward", "parts", "length", "stop"} and, where the run
-    recorded them, "tokens", the lists of `PER_TOKEN` and, where others than the policy wrote too, "trained" and "messages",
-    each {"role", "content"} and the "reward" of a turn of the policy. A line that is cut short by a kill is left out.
+    recorded them, "tokens", the lists of `PER_TOKEN` and, if not only the policy wrote, "trained" and "messages",
+    each {"role", "content"} and the "reward" of a turn of the policy. A line that was truncated by a kill is skipped.
     """
     pages = sorted((folder / "samples").glob("step_*.jsonl"))
     chosen, total = [], 0
@@ -64,5 +64,5 @@ def _message(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | None:
-    """The page's JSON knows no NaN; None is what nobody measured."""
+    """The page's JSON has no NaN; None means not measured."""
     return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None

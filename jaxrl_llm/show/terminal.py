@@ -13,7 +13,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def print_summary(runs: Sequence[RunFolder], console: Console | None = None) -> None:
-    """Results, curves in one line each, where the time went, what stands out and in which settings the runs differ."""
+    """Prints results, curves in one line each, time by phase, problems, and the settings in which the runs differ."""
     console = console or Console()
     table = Table(title="Runs")
     table.add_column("")
@@ -41,7 +41,7 @@ def print_summary(runs: Sequence[RunFolder], console: Console | None = None) -> 
 
 
 def sparkline(values: np.ndarray, width: int = 24) -> str:
-    """The finite values as a line of bars from their lowest to their highest, means of stretches where there are many."""
+    """The finite values as a line of bars from their lowest to their highest, each bar a mean if there are many."""
     values = values[np.isfinite(values)]
     if not len(values):
         return ""
@@ -52,7 +52,7 @@ def sparkline(values: np.ndarray, width: int = 24) -> str:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """No markup and no escape sequences, whatever a folder, a configuration or a metric is called."""
+    """Text without markup and escape sequences, whatever the name of a folder, a configuration or a metric."""
     return Text(visible(text), style=style)
 
 

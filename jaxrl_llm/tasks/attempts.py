@@ -1,4 +1,4 @@
-"""Sums whose demonstrations try and try again: completions of very unequal lengths, of which the last number counts."""
+"""Sums demonstrated with several attempts: completions of very unequal lengths, of which the last number counts."""
 import dataclasses
 
 import numpy as np
@@ -11,8 +11,8 @@ def attempts(*, level: str = "nocarry3", most: int = 12, tail: float = 1.5) -> T
     """The problems of `arithmetic(level)`, demonstrated by wrong numbers and then the right one: `"123+231="`, `"356 354"`.
 
     The number n of numbers is heavy-tailed, P(n) proportional to n^-tail for n = 1 .. `most`; a wrong one has one digit
-    changed. A policy that imitates them answers at its leisure. The reward reads the last number; a cost of length, such as
-    `soft_overlong(max_length=48, cache=48, weight=0.3)`, makes the first attempt the one to get right.
+    changed. A policy that imitates them makes needless attempts. The reward reads the last number; a cost of length, such as
+    `soft_overlong(max_length=48, cache=48, weight=0.3)`, rewards getting the first attempt right.
 
     Raises:
       ValueError: an unknown level, `most` below 1.

@@ -16,7 +16,7 @@ class Problem:
     `prompt` is raw text (a `str`, fed to the policy as it is) or chat messages (a tuple of `{"role", "content"}` dicts,
     to be rendered by a chat template). `id` is the position of the problem in its task: training problems are
     `0 .. len(train) - 1`, held-out ones follow, so ids index per-prompt tables and never collide. `task` is the number of
-    its task in a run of several.
+    its task in a run of several tasks.
     """
 
     prompt: str | Messages
@@ -49,8 +49,8 @@ class Source(Sequence):
 class Task:
     """`train` and `heldout` never share a problem; `reward` names the verifier that fits (see `jaxrl_llm.rewards`).
 
-    `parts`: the tasks that it is a mixture of, see `mixture`; empty for one task. `facts`: names of numbers that
-    `Problem.extra` holds of every problem, for methods that read them as entries f32[P] of `Rollouts.extras`.
+    `parts`: the tasks that it is a mixture of, see `mixture`; empty for a single task. `facts`: names of numbers that every
+    `Problem.extra` holds, for methods that read them as entries f32[P] of `Rollouts.extras`.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Task:
 
 
 class Part(NamedTuple):
-    """A task of several, by its `label`; `weight`: its share of every batch, relative to those of the others."""
+    """One of several tasks, with its `label`; `weight`: its share of every batch, relative to the other weights."""
 
     label: str
     task: Task
@@ -86,7 +86,7 @@ def disjoint_task(name: str, train: list, heldout: list, build: Callable[[Any, i
 
 
 def seeded(name: str, words: str, train: int, heldout: int) -> Task:
-    """Problems that are seeds (`extra["seed"]`) of something that makes them; `words` are the prompt of all."""
+    """Problems given by seeds (`extra["seed"]`), from which something else makes them; all have the prompt `words`."""
     def build(seed: int, number: int) -> Problem:
         return Problem(({"role": "user", "content": words},), "", number, extra={"seed": seed})
 
@@ -94,7 +94,7 @@ def seeded(name: str, words: str, train: int, heldout: int) -> Task:
 
 
 def optional(package: str, extra: str = "tasks") -> Any:
-    """The package, imported; ValueError saying by which extra to install it where it is missing."""
+    """Imports and returns a package; if it is missing, ValueError names the extra that installs it."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:

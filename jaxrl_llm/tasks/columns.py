@@ -27,7 +27,7 @@ def filled(template: str, row: Mapping[str, Any]) -> str:
 
 
 def at(row: Mapping[str, Any], path: str) -> Any:
-    """The value of a column, or at a path `column.key`; ValueError that names the columns, or keys, that there are."""
+    """The value of a column, or at a path `column.key`; ValueError that names the existing columns or keys."""
     value: Any = row
     for name in [path] if path in row else path.split("."):
         if not isinstance(value, Mapping) or name not in value:
@@ -40,19 +40,19 @@ def at(row: Mapping[str, Any], path: str) -> Any:
 
 
 def text(value: Any, name: str) -> str:
-    """A text or a number as text; ValueError for what is neither."""
+    """A text or a number as text; ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"column {name!r} holds a {type(value).__name__}, {str(value)[:80]!r}; give texts or numbers")
     return str(value)
 
 
 def is_blank(given: str) -> bool:
-    """Whether nothing of it can be seen: spaces, control and format characters."""
+    """Whether the text is invisible: only spaces, control and format characters."""
     return all(unicodedata.category(c)[0] in "ZC" for c in given)
 
 
 def messages(value: Any, name: str) -> Messages:
-    """Chat messages with the keys `role` and `content`; ValueError for what is none."""
+    """Chat messages with the keys `role` and `content`; ValueError for anything else."""
     well_formed = isinstance(value, list) and value and all(
         isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
         for message in value)
@@ -62,7 +62,7 @@ def messages(value: Any, name: str) -> Messages:
 
 
 def answer(value: Any, name: str) -> str:
-    """The text that holds the answer; ValueError where an empty completion would match it, or it is no text or integer."""
+    """The text that holds the answer; ValueError if an empty completion would match it, or if it is no text or integer."""
     if isinstance(value, bool) or not isinstance(value, str | int) or is_blank(str(value)):
         raise ValueError(f"{name!r} must be a string with something to see in it or an integer, got {value!r}: an empty "
                          "completion would be right")
@@ -73,8 +73,10 @@ def answer(value: Any, name: str) -> str:
 
 
 def extractor(how: str) -> Callable[[str], str | None]:
-    r"""What finds the answer in a text, or None: "" the text itself, "gsm8k" what is behind the last `####`, "boxed" what is in
-    the last `\boxed{}`, else a regular expression, whose last match counts, by its one group.
+    r"""A function that finds the answer in a text, or returns None.
+
+    "" takes the text itself, "gsm8k" the text after the last `####`, "boxed" the content of the last `\boxed{}`; anything else
+    is a regular expression with one group, whose last match counts.
 
     Raises:
       ValueError: for anything else.
@@ -116,7 +118,7 @@ def tests(value: Any, name: str) -> list[dict[str, Any]]:
     and `output` (or `inputs` and `outputs`), with `fn_name` where they are arguments and results; or either as JSON.
 
     Raises:
-      ValueError: for anything else, and where there is no test.
+      ValueError: for anything else, and if there is no test.
     """
     if isinstance(value, str):
         try:

@@ -9,12 +9,12 @@ from jaxrl_llm.registry import one_of
 from jaxrl_llm.tasks import columns, tables
 from jaxrl_llm.tasks.base import Problem, Source, Task, disjoint_task, split_position, text_of
 
-HELD_OUT = 0.2  # share of the problems where neither a split nor a file is held out
+HELD_OUT = 0.2  # held-out share of the problems if neither a split nor a file is held out
 
 
 @dataclasses.dataclass(frozen=True)
 class Mapping:
-    """How a row becomes a problem; the attributes are those options of `dataset`."""
+    """How a row becomes a problem; the attributes are the options of `dataset` with these names."""
 
     prompt: str
     answer: str
@@ -34,7 +34,7 @@ class Mapping:
             columns.at(dict.fromkeys(table.columns), path if path in table.columns else path.split(".")[0])
 
     def problem(self, row: tables.Row) -> tuple[Problem, str]:
-        """The problem of a row, and the text that its answer was taken from; ValueError where the row lacks something."""
+        """The problem of a row, and the text that its answer was taken from; ValueError if the row lacks something."""
         asked = self._asked(row)
         worked = columns.text(columns.at(row, self.answer), self.answer) if self.answer in row and self.tests else ""
         found: str | None = worked
@@ -74,26 +74,26 @@ def dataset(*, path: str, subset: str | None = None, data_dir: str | None = None
             heldout: str | float | None = None, prompt: str = "", answer: str = "answer", extract: str = "", tests: str = "",
             level: str = "level", system: str = "", shots: int = 0, chat: bool = True, limit: int | None = None,
             streaming: bool = False, invalid: str = "fail") -> Task:
-    r"""The task in a data set, with a part of it, or another split or file, held out.
+    r"""The task of a data set, with a part of it, or another split or file, held out.
 
     Args:
       path: name of a data set of the Hugging Face Hub, with its `subset`; a folder of one, also of `save_to_disk`; a file, or
         pattern of files, that ends in .jsonl, .json, .parquet, .arrow or .csv; or "tfds:BUILDER", prepared in `data_dir`.
-      split: what is trained on; empty: nothing, for evaluation sets.  heldout: another split or file, or a share of the
-        problems, those whose prompt has the smallest hash; None: the split "test", and of a file a fifth.
-      prompt: template over columns, see `columns`; that of one column may hold chat messages. Empty: the column `prompt` or
-        `messages`.  chat: whether text is the message of a user, or fed to the policy as it is.
-      answer, extract: column of the answer, and how it is found in there, see `columns.extractor`.
+      split: split to train on; empty: none, for evaluation sets.  heldout: another split or file, or a share of the
+        problems, those whose prompt has the smallest hash; None: the split "test", or a fifth of a file.
+      prompt: template over columns, see `columns`; a template of one column may hold chat messages. Empty: the column
+        `prompt` or `messages`.  chat: whether text is the message of a user, or fed to the policy as it is.
+      answer, extract: column of the answer, and how it is extracted from there, see `columns.extractor`.
       tests: column with tests of programs, see `columns.tests`; the reward is then `code`, and no answer is needed.
       level: column by which evaluations are grouped; `level` need not be there.
-      system: a system message in front.  shots: examples in front of each prompt, the first of the training problems, which
-        are not trained on, with their answer column as it is.
-      limit: rows that are read of each split, the first ones.  streaming: these rows alone are downloaded.
-      invalid: "fail": a row without prompt or answer, or a prompt on both sides, is an error; "skip": it is left out of the
-        training problems, and counted in a warning.
+      system: a system message put first.  shots: number of examples before each prompt; they are the first training problems,
+        which are then not trained on, with their answer column as it is.
+      limit: number of rows that are read of each split, from the first on.  streaming: only these rows are downloaded.
+      invalid: "fail": a row without prompt or answer, or a prompt on both sides, is an error; "skip": it is dropped from the
+        training problems and counted in a warning.
 
-    Columns that are not used reach rewards as `problem.extra`. Raises ValueError for what is not there, and for rows that are
-    not valid, with file and line or row.
+    Unused columns reach rewards as `problem.extra`. Raises ValueError for missing data, and for invalid rows, with file and
+    line or row.
     """
     one_of("invalid", invalid, ("fail", "skip"))
     if streaming and limit is None:
@@ -135,7 +135,7 @@ def jsonl(*, path: str, heldout_path: str | None = None, heldout_fraction: float
 
 
 def _problems(mapping: Mapping, table: tables.Table, invalid: str) -> list[tuple[Problem, str]]:
-    """The problems of a table with the texts of their answers; invalid rows fail, or are left out with a warning."""
+    """The problems of a table with the texts of their answers; invalid rows fail, or are dropped with a warning."""
     mapping.check(table)
     found, refused = [], []
     for i, row in enumerate(table.rows):
@@ -152,7 +152,7 @@ def _problems(mapping: Mapping, table: tables.Table, invalid: str) -> list[tuple
 
 
 def _without(train: list, heldout: list, path: str, other: str, invalid: str) -> list:
-    """The training problems whose prompts are not held out, which is an error unless invalid ones are skipped."""
+    """The training problems whose prompts are not held out; dropping any is an error unless invalid ones are skipped."""
     kept_out = {text_of(problem) for problem, _ in heldout}
     shared = kept_out & {text_of(problem) for problem, _ in train}
     if shared and invalid == "fail":

@@ -14,7 +14,7 @@ def edits(*, files: int = 2, size: int = 2000, heldout: int = 200, seed: int = 0
 
     The reward `swe_rl` compares patches. `extra["files"]` are the contents by path, `extra["new_files"]` those after the true
     patch, and the fact `repository` is the number of files. The answer is a completion with the true patch. `brief`
-    prompts, for small models, leave out the rules of the format. Raises ValueError for a number of files that there is not.
+    prompts, for small models, omit the rules of the format. Raises ValueError for an unsupported number of files.
     """
     if not 1 <= files <= len(MODULES):
         raise ValueError(f"files={files}; allowed are 1 to {len(MODULES)}")

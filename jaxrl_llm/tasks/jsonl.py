@@ -1,16 +1,16 @@
-"""JSONL files, one object a line, read strictly: what breaks readers later is an error with file and line."""
+"""JSONL files, one object a line, read strictly: anything that would break readers later is an error with file and line."""
 
 import json
 import warnings
 from typing import Any
 
-MAX_DEPTH = 100  # of lists and objects in each other, for what later walks through them by recursion
+MAX_DEPTH = 100  # of nested lists and objects, since later code walks through them by recursion
 
 
 def read(path: str) -> list[tuple[int, dict[str, Any]]]:
     """`(line number, object)` of each line that is not blank; ValueError naming file and line.
 
-    A key that an object has twice is warned of, and the last one counts.
+    For a key that an object has twice there is a warning, and the last one counts.
     """
     records, twice = [], []
     with open(path, "rb") as file:

@@ -15,8 +15,8 @@ _EPOCHS = 2**31  # for ever; a repetition without a number has a length that ove
 class Batches:
     """An iterator of lists of problems; `get_state()` is a small JSON-able dict, `set_state` continues from there.
 
-    The position is that behind the last batch that was handed out, whatever was read ahead. Batches that are `chosen` leave
-    the place in the shuffled order as it is.
+    The position is after the last batch that was handed out, whatever was read ahead. Batches that are `chosen` do not change
+    the position in the shuffled order.
     """
 
     def __init__(self, source: Sequence[Problem], share: slice, iterator, identity: dict[str, Any]):
@@ -31,12 +31,12 @@ class Batches:
 
     @property
     def size(self) -> int:
-        """Problems of a batch, over all processes together."""
+        """Number of problems of a batch, over all processes together."""
         return self._identity["batch_size"]
 
     @property
     def number(self) -> int:
-        """Of the next batch, chosen ones counted."""
+        """Number of the next batch, counting chosen ones."""
         return int(self._iterator.get_state()["next_index"]) + self._chosen
 
     def chosen(self, ids: np.ndarray) -> list[Problem]:
@@ -64,10 +64,10 @@ def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index
 
     The problems form one endless stream: a new permutation every epoch, each epoch having every problem exactly once; a
     batch may span two epochs, so any batch size works. Process `i` of `n` takes elements `i, i + n, ...` of every
-    global batch: which problems a batch holds, and the saved state, do not depend on the number of processes. Of several tasks
-    each has a stream of its own, and the streams take turns by the tasks' weights: with equal ones every batch has as many
-    problems of each task, those left over going to one after another (QwenLong-L1.5, arXiv 2512.12967). Raises
-    ValueError for an empty source or a batch size that the processes cannot share equally.
+    global batch: which problems a batch holds, and the saved state, do not depend on the number of processes. With several
+    tasks each has its own stream, and the streams take turns by the tasks' weights: with equal weights every batch has equally
+    many problems of each task, and tasks take turns at the remainder (QwenLong-L1.5, arXiv 2512.12967). Raises ValueError for
+    an empty source or a batch size that the processes cannot share equally.
     """
     import grain
 
@@ -106,8 +106,8 @@ def levels_of(problems: Sequence[Problem]) -> np.ndarray:
 def drawn(seed: np.ndarray, count: int, weights: np.ndarray) -> np.ndarray:
     """i64[count]: problems in proportion to `weights` f32[N], without replacement (Gumbel top-k, arXiv 1903.06059).
 
-    Where fewer than `count` have a weight, all of them come before one comes again; where none has, all are alike. `seed`
-    holds integers. Raises ValueError for weights that are negative or not finite.
+    If fewer than `count` have a weight above 0, all of them are drawn before one is repeated; if none has, all are equally
+    likely. `seed` holds integers. Raises ValueError for weights that are negative or not finite.
     """
     weights = np.asarray(weights, np.float64)
     if not (np.isfinite(weights) & (weights >= 0)).all():

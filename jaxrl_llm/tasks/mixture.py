@@ -11,7 +11,7 @@ from jaxrl_llm.tasks.base import Part, Problem, Task, text_of
 class Mixed(Sequence):
     """The problems of one side of several tasks one after another, with ids from `first_id` on.
 
-    `sides`: those of each task.  `labels`, `weights`: of the tasks.
+    `sides`: that side of each task.  `labels`, `weights`: the tasks' labels and weights.
     """
 
     sides: tuple[Sequence[Problem], ...]
@@ -38,7 +38,7 @@ class Mixed(Sequence):
 
 
 def mixture(parts: Sequence[Part]) -> Task:
-    """The task of several ones; levels get the label in front, so that evaluations are by task. Its facts are those of all.
+    """One task made of several; levels are prefixed with the label, so that evaluations are by task. It has all their facts.
 
     Raises:
       ValueError: a task has no training problems, two labels are equal or none, a weight is not above 0, or a prompt that one

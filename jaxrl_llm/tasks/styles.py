@@ -1,4 +1,4 @@
-"""Sums that are demonstrated in two styles of known shares, so that one can watch which of them survives training."""
+"""Sums demonstrated in two styles of known shares, to observe which of them survives training."""
 import dataclasses
 
 from jaxrl_llm.tasks.arithmetic import arithmetic
@@ -8,8 +8,8 @@ from jaxrl_llm.tasks.base import Problem, Task, split_position
 def styles(*, level: str = "nocarry3", worked: float = 0.5) -> Task:
     """The problems of `arithmetic(level)`, demonstrated as `"465"` or, a share `worked` of them, as `"4 6 5 465"`.
 
-    Which style a problem has is fixed by its words. The reward reads the last number and does not see the style: what training
-    prefers comes from the policy. A completion that fits `worked=\\d( \\d)* \\d+` has the longer one.
+    A problem's words determine its style. The reward reads the last number and ignores the style: any preference that training
+    shows comes from the policy. A completion that fits `worked=\\d( \\d)* \\d+` has the longer one.
 
     Raises:
       ValueError: an unknown level, or a share outside [0, 1].

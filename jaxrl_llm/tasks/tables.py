@@ -1,4 +1,4 @@
-"""Rows of data sets as dicts of plain Python values: JSONL files, what Hugging Face `datasets` reads, TFDS builders."""
+"""Rows of data sets as dicts of plain Python values: JSONL files, Hugging Face `datasets`, TFDS builders."""
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -30,12 +30,12 @@ def is_file(path: str) -> bool:
 
 def read(path: str, split: str, *, subset: str | None = None, data_dir: str | None = None, limit: int | None = None,
          streaming: bool = False) -> Table:
-    """The first `limit` rows (None: all) of a split; of a file, which has no splits, `split` says a part, `train[:10%]`.
+    """The first `limit` rows (None: all) of a split; for a file, which has no splits, `split` names a part, `train[:10%]`.
 
     `path`: see `dataset`. With `streaming` no more is downloaded than what is read.
 
     Raises:
-      ValueError: a data set, subset or split that is not there, a TFDS builder that is not prepared, no rows.
+      ValueError: a missing data set, subset or split, a TFDS builder that is not prepared, no rows.
       FileNotFoundError: no such file.
     """
     if path.startswith(TFDS):

@@ -1,4 +1,4 @@
-"""Word problems of one and two steps made from templates, of which half are held out whole: GSM-like, no download."""
+"""GSM-like word problems of one and two steps, made from templates of which half are held out; no download."""
 import random
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -72,7 +72,7 @@ def word_problems(*, level: str = "both", most: int = 60, shots: int = 0, size: 
 
     `level` is `one` or `two` steps of arithmetic, or `both`; `most` the largest number in a question. Of the eight
     templates of a level four are trained on and four are held out: no held-out question has the words of a trained one.
-    `shots` worked examples, from the templates that are trained on, stand in front of every question as earlier turns.
+    `shots` worked examples, from the trained templates, precede every question as earlier turns.
     `Problem.level` is the level, `extra["solution"]` an explanation, which a warm-up imitates.
 
     Raises:
@@ -103,7 +103,7 @@ def answered(one: Made) -> dict[str, str]:
 
 
 def explained(left: int, sign: str, right: int) -> tuple[int, str] | None:
-    """The result of a step and its explanation; None where it is no whole number above 0."""
+    """The result of a step and its explanation; None if that is not a whole number above 0."""
     ones = right % 10
     if sign == "+":
         value, tens, rest = left + right, left - left % 10 + right - ones, left % 10 + ones

@@ -1,6 +1,6 @@
-"""Value models: what a rollout was expected to earn. They know nothing of the loop.
+"""Value models: predictions of what a rollout earns. They do not depend on the training loop.
 
-Plain arrays go in everywhere but in `critic` and `encoder`, which wrap a model.
+All of them take plain arrays, except `critic` and `encoder`, which wrap a model.
 """
 from jaxrl_llm.values.base import Value
 from jaxrl_llm.values.poise import PoiseState, poise

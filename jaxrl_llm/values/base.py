@@ -1,4 +1,4 @@
-"""What a value model is: pure functions that predict returns from features and learn from what came."""
+"""The interface of a value model: pure functions that predict returns from features and learn from observed ones."""
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,8 +10,8 @@ State = Any
 class Value(NamedTuple):
     """`init() -> state`; `predict(state, features [..., F]) -> f32[...]`; `observe(...) -> state`, all pure.
 
-    `observe(state, features [P, G, F], targets [P, G], valid bool[P, G])` takes in what a batch of rollouts showed. States
-    are pytrees of static shapes, to be saved with a run.
+    `observe(state, features [P, G, F], targets [P, G], valid bool[P, G])` learns from a batch of rollouts. States are
+    pytrees of static shapes, which are saved with a run.
     """
 
     init: Callable[[], State]

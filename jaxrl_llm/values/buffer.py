@@ -37,9 +37,9 @@ def empty(capacity: int, row: Any) -> Buffer:
 
 
 def append(buffer: Buffer, rows: Any, valid: Array) -> Buffer:
-    """Adds the `valid bool[P, G]` ones of `rows` (leaves `[P, G, ...]`), prompt after prompt, and evicts whole old groups.
+    """Adds the valid rows (`valid bool[P, G]`, leaves `[P, G, ...]`), prompt after prompt, and evicts whole old groups.
 
-    A group that loses a row loses all of them; a batch larger than the buffer leaves its last complete groups.
+    A group that loses a row loses all of them; of a batch larger than the buffer, the last complete groups stay.
 
     Raises:
       ValueError: at trace time, when one group could not fit.

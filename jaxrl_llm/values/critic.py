@@ -1,7 +1,7 @@
 """A critic: the value of every state along a completion, fitted to returns (PPO, arXiv 1707.06347).
 
 V_t is the value of the state before token t: the prompt and the tokens up to t - 1. Two kinds:
-  `separate`  a transformer of its own that starts from the policy's weights, all of it trained;
+  `separate`  a second transformer that starts from the policy's weights, all of it trained;
   `head`      one linear layer on the policy's own final states; no gradient reaches the policy.
 
     critic = Critic(model, optimizer)
@@ -43,10 +43,10 @@ class Critic:
 
     Attributes:
       model: the policy's transformer; a separate critic has the same architecture.
-      optimizer: of everything in `CriticState.params`.
+      optimizer: optimiser of everything in `CriticState.params`.
       kind: one of `KINDS`.
-      clip: largest change of a value, against the recorded one, that a batch rewards (see `value_loss`); None: any.
-      mesh: where parameters and rollouts lie; None: on one device.
+      clip: largest change of a value from the recorded one that a batch may cause (see `value_loss`); None: any.
+      mesh: mesh over which parameters and rollouts are sharded; None: one device.
     """
 
     model: Transformer
@@ -78,9 +78,9 @@ class Critic:
 
 
 def value_loss(values: Array, old_values: Array, targets: Array, clip: float | None) -> tuple[Array, Array]:
-    """`max((V - R)^2, (V_c - R)^2) / 2`, `V_c = V_old + clip(V - V_old, -clip, clip)`, per token, and where V_c decided.
+    """`max((V - R)^2, (V_c - R)^2) / 2`, `V_c = V_old + clip(V - V_old, -clip, clip)`, per token, and where V_c decides.
 
-    There the gradient is 0: a value that left the range towards its target is not drawn further by this batch.
+    There the gradient is 0: this batch does not pull a value further that left the range towards its target.
     """
     loss = (values - targets) ** 2 / 2
     if clip is None:
@@ -94,8 +94,8 @@ def value_loss(values: Array, old_values: Array, targets: Array, clip: float | N
 def metrics(values: Array, returns: Array, mask: Array) -> dict[str, Array]:
     """Means of V and R over the tokens of `mask`, and `value/explained_variance` = `1 - var(R - V) / var(R)`.
 
-    That is 1 for perfect values and 0 for values no better than a constant, or where R is one: where its standard deviation is
-    below 1e-5 of the root mean square of R and V, hence rounding, for R often is a sum of V and what corrects it.
+    It is 1 for perfect values and 0 for values no better than a constant, or if R is constant: if its standard deviation is
+    below 1e-5 of the root mean square of R and V, which is rounding, since R is often V plus a correction.
     """
     spread = masked.var(returns, mask, ddof=0)
     varies = spread > 1e-10 * masked.mean(returns**2 + values**2, mask)
@@ -109,7 +109,7 @@ def make_update(critic: Critic, *, clip_norm: float | None = 1.0, micro_batches:
     """The jitted update `(state, policy, rollouts) -> (state, metrics)` on the mean of `value_loss` over all tokens.
 
     Reads `extras["values"]` (recorded when the rollouts were made) and `extras["value_targets"]`; the state is donated.
-    Micro-batches, `clip_norm` and the refusal of gradients that are not finite are those of
+    Micro-batches, `clip_norm` and the refusal of gradients that are not finite work as in
     `training.step.make_update`; `value/skipped` is 1 for a refused update.
     """
 

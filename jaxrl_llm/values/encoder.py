@@ -23,7 +23,7 @@ class Encoder(NamedTuple):
 
 
 def of_model(model: Any, params: Any, tokenizer: Any, *, max_tokens: int = 2048, batch: int = 32) -> Encoder:
-    """The encoder of a model at hand, for instance of the policy. Longer texts keep their last `max_tokens` tokens."""
+    """The encoder of a loaded model, for instance of the policy. Longer texts keep their last `max_tokens` tokens."""
     forward = jax.jit(lambda params, tokens, mask: model.hidden_states(params, tokens, mask)[0].astype(jnp.float32))
 
     def encode(texts):

@@ -1,4 +1,4 @@
-"""What a policy's own forward pass says about a rollout: pooled hidden states and mean entropies (POISE, arXiv 2605.07579).
+"""Features of a rollout from the policy's own forward pass: pooled hidden states, mean entropies (POISE, arXiv 2605.07579).
 
 Works on plain arrays of any model: residual streams of one block `[..., N, D]`, token ids, masks, entropies.
 """
@@ -61,7 +61,7 @@ def pooled(states: Array, span: Array) -> Array:
 def spans(tokens: Array, mask: Array, marker: Sequence[int]) -> Spans:
     """The `Spans` of completions `tokens i32[..., T]`, `mask bool[..., T]` for an end-of-thinking marker given as token ids.
 
-    The marker must stand in successive counting tokens; its last occurrence decides. An empty marker occurs nowhere.
+    The marker must be consecutive tokens inside the mask; its last occurrence decides. An empty marker occurs nowhere.
     """
     T, size = tokens.shape[-1], len(marker)
     if not 0 < size <= T:

@@ -1,4 +1,4 @@
-"""Recorded histories (policy, step, prompt, outcome): what V0 is trained on and measured with. Kept as ArrayRecord by TFDS."""
+"""Recorded histories (policy, step, prompt, outcome), on which V0 is trained and measured; stored as ArrayRecord by TFDS."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ class History:
 
 
 def of_rows(rows: Sequence[tuple[str, int, str, float]]) -> History:
-    """From (policy, step, prompt, outcome) rows. Rows of the same first three become one, with the mean outcome.
+    """From (policy, step, prompt, outcome) rows. Rows that agree in the first three are merged, with the mean outcome.
 
     Raises ValueError without rows, and for an outcome outside [0, 1].
     """
@@ -61,7 +61,7 @@ def select(history: History, rows: np.ndarray) -> History:
 def save(history: History, directory: str | Path) -> Path:
     """Writes ArrayRecord files through a TFDS builder into `directory`; returns the folder that `load` reads.
 
-    Raises FileExistsError when there is a history already.
+    Raises FileExistsError if there already is a history.
     """
     import tensorflow_datasets as tfds
 
@@ -145,7 +145,7 @@ def episodes(history: History, rng: np.random.Generator, *, context: int, querie
 
 def held_out(history: History, rng: np.random.Generator, *, policies: float = 0.25, prompts: float = 0.25
              ) -> tuple[np.ndarray, np.ndarray]:
-    """(bool[M], bool[U]): shares of the policies and of the prompts, at least one of each, to be kept from training."""
+    """(bool[M], bool[U]): the policies and prompts to hold out from training, at least one of each."""
     def chosen(size, share):
         picked = np.zeros(size, bool)
         picked[rng.permutation(size)[:min(max(round(share * size), 1), size - 1)]] = True

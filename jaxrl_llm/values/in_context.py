@@ -1,4 +1,4 @@
-"""What a policy will make of a prompt, from its results on other prompts and without any training: references for V0.
+"""Predictions of a policy's success on a prompt from its results on other prompts, without training: references for V0.
 
 All read a context of N prompts, features f32[N, F], outcomes f32[N] in [0, 1] and mask bool[N] (False: padding), and give
 f32[Q], probabilities of success on queries f32[Q, F]. An empty context gives 0.5. Jit, and vmap over policies.
@@ -26,7 +26,7 @@ def standardise(context: Array, mask: Array, queries: Array, *, bound: float = 5
 
 
 def context_mean(context: Array, outcomes: Array, mask: Array, queries: Array) -> Array:
-    """The same for every query: the mean outcome. What is known of the policy without looking at prompts."""
+    """The mean outcome, the same for every query: the prediction without looking at prompts."""
     rate = jnp.where(jnp.any(mask), masked.mean(outcomes, mask), 0.5)
     return jnp.full(queries.shape[0], rate)
 
@@ -34,7 +34,7 @@ def context_mean(context: Array, outcomes: Array, mask: Array, queries: Array) -
 def nearest(context: Array, outcomes: Array, mask: Array, queries: Array, *, k: int = 16, temperature: float = 0.1) -> Array:
     """Mean outcome of the k most similar prompts, weights `exp(cosine / temperature)` of standardised features.
 
-    Fewer than k prompts in the context: all of them.
+    A context of fewer than k prompts uses all of them.
     """
     x, q = standardise(context, mask, queries)
     def unit(v):
@@ -50,7 +50,7 @@ def ridge(context: Array, outcomes: Array, mask: Array, queries: Array, *, alpha
           ) -> Array:
     """Least squares with penalty alpha and a free mean, clipped to [0, 1].
 
-    `alpha` is the one of smallest squared error in leaving each context prompt out, which has a closed form:
+    `alpha` minimises the squared error of leave-one-out prediction over the context prompts, which has a closed form:
     `e_i / (1 - H_ii)`, H the matrix that maps outcomes to fits. The kernel is `x x' / F` of standardised features.
     """
     x, q = standardise(context, mask, queries)

@@ -11,8 +11,8 @@ from jax import Array
 from jaxrl_llm import masked
 
 EXACT = jax.lax.Precision.HIGHEST  # accelerators would otherwise multiply in fewer bits than a Gram matrix can spare
-_NOISE = 1e-5  # of the largest spread: what is less along an axis is rounding
-SEED = 42  # of what is drawn at random inside a fit: equal rows give equal fits
+_NOISE = 1e-5  # share of the largest spread below which the spread along an axis is rounding
+SEED = 42  # seed of random draws inside a fit: equal rows give equal fits
 
 
 class Scaler(struct.PyTreeNode):
@@ -88,7 +88,7 @@ def ridge_weights(x: Array, y: Array, alpha: float, *, dual: bool | None = None)
     """`w = (X'X + alpha I)^{-1} X'y` `[F]` for `x [N, F]`, `y [N]`; rows of zeros change nothing.
 
     With more columns than rows the same w is `X'(XX' + alpha I)^{-1} y` (`dual`; None takes the smaller system). alpha is
-    not divided by N; below what the dtype can tell from 0 in such a system, `2 eps trace(X'X)`, that is taken instead.
+    not divided by N; it is at least `2 eps trace(X'X)`, the smallest number that the dtype can tell from 0 in such a system.
     """
     dual = x.shape[1] > x.shape[0] if dual is None else dual
     side = x if dual else x.T

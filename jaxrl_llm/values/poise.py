@@ -1,8 +1,8 @@
-"""POISE: a probe on the policy's own hidden states and entropies is the baseline of its rollouts (arXiv 2605.07579).
+"""POISE: a probe on the policy's own hidden states and entropies gives the baseline of its rollouts (arXiv 2605.07579).
 
-The probe that judges a batch was fitted to earlier batches, and a rollout is judged by the features of the OTHERS of its
-prompt. Given the prompt, rollouts are drawn independently, so the baseline is independent of the rollout it is subtracted
-from, and E[b_i grad log pi(y_i | x)] = E[b_i] E[grad log pi(y_i | x)] = 0: the gradient stays unbiased.
+The probe for a batch was fitted to earlier batches, and the baseline of a rollout uses the features of the OTHER rollouts of
+its prompt. Given the prompt, rollouts are drawn independently, so the baseline is independent of its rollout, and
+E[b_i grad log pi(y_i | x)] = E[b_i] E[grad log pi(y_i | x)] = 0: the gradient stays unbiased.
 """
 from collections.abc import Sequence
 from typing import Any
@@ -19,10 +19,10 @@ from jaxrl_llm.values.base import Value
 
 
 class PoiseState(struct.PyTreeNode):
-    """The table that the probe is fitted to, the probe, and how many batches with something to learn came so far.
+    """The table that the probe is fitted to, the probe, and the number of informative batches so far.
 
-    Rows of the buffer: `features f32[F]`, `label`, and, to judge the probe later, `prediction` of the probe of the time,
-    made before it saw the row, with `predicted`: whether there was one.
+    Rows of the buffer: `features f32[F]`, `label`, and, to evaluate the probe later, the `prediction` that it made before it
+    saw the row, with `predicted`: whether there was one.
     """
 
     buffer: buffers.Buffer
@@ -47,7 +47,7 @@ def poise(*, feature_size: int, capacity: int = 4096, first_fit: int = 8, probe:
 
     Args:
       feature_size: F = 2 D + 3, see `features.phi`.
-      capacity: rows of the sliding window; the oldest prompts leave it as whole groups.
+      capacity: rows of the sliding window; the oldest prompts are evicted as whole groups.
       first_fit: batches to wait before the first fit.
       probe, ensemble, alpha, components, low, high: see `probe.make`; `components` are for prompt and completion states.
     Raises:

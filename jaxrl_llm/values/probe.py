@@ -1,7 +1,7 @@
 """Small regressions from features to a value, refitted from scratch on a table of rows: the probes of POISE (arXiv 2605.07579).
 
-A probe is a pair of pure functions. Rows are padded: `real` says which count. Fits draw nothing at random that is not fixed,
-so that equal tables give equal probes.
+A probe is a pair of pure functions. Rows are padded: `real` says which count. Fits use fixed random seeds, so equal tables
+give equal probes.
 """
 import functools
 from collections.abc import Callable, Sequence

@@ -32,7 +32,7 @@ class Curve(NamedTuple):
 
 
 def curve(success_QM: Array, actual_QM: Array, cost: Array, betas: np.ndarray) -> Curve:
-    """What `route` by predicted success earns (`actual_QM`, measured) and costs for each of these betas."""
+    """The measured success (`actual_QM`) and the cost of `route` by predicted success, for each beta."""
     actual = np.asarray(actual_QM, float)
     paid, rows = np.broadcast_to(np.asarray(cost, float), actual.shape), np.arange(len(actual))
     chosen = [np.asarray(route(success_QM, cost, beta=float(beta))) for beta in betas]

@@ -1,12 +1,11 @@
-"""A critic of whole turns: twin values Q(s, a) of turns and V(s) of what was read before them (ArCHer, arXiv 2402.19446).
+"""A critic of whole turns: twin values Q(s, a) of turns and V(s) of the text before them (ArCHer, arXiv 2402.19446).
 
-A turn is one step. Its features are two states of the policy, s the one just before its first token, and s, a the one behind
-its last; the heads are perceptrons of three layers on them. Slow copies of the heads, which follow by a share `tau`, give
-targets:
+A turn is one step. Its features are two states of the policy: s, just before its first token, and (s, a), after its last; the
+heads are perceptrons of three layers on them. Slow copies of the heads, which follow by a share `tau`, give the targets:
 
     y_i = r + gamma (1 - done) slow V_i(s'),   u_i = slow Q_i(s, a),   loss = sum_i mean (Q_i - y_i)^2 + mean (V_i - u_i)^2
 
-Turns are those of the batch, sampled by the policy that is to be valued, so a is a fresh turn for u_i.
+The turns of the batch are sampled by the policy whose value is learned, so a is a fresh turn for u_i.
 """
 import dataclasses
 from typing import Any
@@ -42,11 +41,11 @@ class TurnCritic:
 
     Attributes:
       model: the policy's transformer, whose states are read; no gradient reaches it.
-      optimizer: of the heads.
-      key: of their first weights.
-      gamma: discount of a turn.  tau: share by which slow copies follow in an epoch.  epochs: of a fit, over its batch.
+      optimizer: optimiser of the heads.
+      key: random key of their initial weights.
+      gamma: discount per turn.  tau: share by which slow copies follow per epoch.  epochs: passes of a fit over its batch.
       clip_norm: largest norm of a gradient; None: any.
-      mesh: where parameters and rollouts lie; None: on one device.
+      mesh: mesh over which parameters and rollouts are sharded; None: one device.
     """
 
     model: Transformer
@@ -66,7 +65,7 @@ class TurnCritic:
         return TurnCriticState(params, jax.tree.map(jnp.copy, params), self.optimizer.init(params))
 
     def states(self, params, lora, rollouts: Rollouts) -> Array:
-        """f32[P, G, K, 2, D]: the policy's state before the first token of each turn and behind its last; 0 without a turn.
+        """f32[P, G, K, 2, D]: the policy's state before the first token of each turn and after its last; 0 without a turn.
 
         Reads `step_ids` and `extras["step"]` i32[P, G, K].
         """
@@ -133,12 +132,12 @@ def losses(q: Array, v: Array, y: Array, u: Array, there: Array) -> tuple[Array,
 
 
 def behind(v: Array) -> Array:
-    """What the next turn of the same trajectory has, 0 behind the last: `[P, G, K, 2]` moved by one turn."""
+    """The values of the next turn of the same trajectory, 0 after the last: `[P, G, K, 2]` shifted by one turn."""
     return jnp.pad(v[:, :, 1:], ((0, 0), (0, 0), (0, 1), (0, 0)))
 
 
 def returns_of(rewards: Array, there: Array, gamma: float) -> Array:
-    """f32[P, G, K]: `G_k = r_k + gamma G_{k+1}`, the return that was seen from each turn on."""
+    """f32[P, G, K]: `G_k = r_k + gamma G_{k+1}`, the observed return from each turn on."""
     def step(later, inputs):
         reward, real = inputs
         found = jnp.where(real, reward + gamma * later, 0)
@@ -154,7 +153,7 @@ def turns_of(rollouts: Rollouts) -> Array:
 
 
 def turn_places(rollouts: Rollouts) -> Array:
-    """i32[P, G, K, 2]: the slot of a turn's first token, and the one behind its last; 0 where there is no turn."""
+    """i32[P, G, K, 2]: the slot of a turn's first token, and the slot after its last; 0 where there is no turn."""
     K = rollouts.extras["step"].shape[-1]
     slot = jnp.arange(rollouts.mask.shape[-1])
     own = rollouts.token_mask[:, :, None] & (rollouts.step_ids[:, :, None] == jnp.arange(K)[:, None])
@@ -175,7 +174,7 @@ def _perceptron(key: Array, inputs: int, width: int) -> tuple[dict[str, Array], 
 
 
 def _apply(layers, x: Array) -> Array:
-    """f32[..., 2]: what twin perceptrons make of `x` f32[..., D]."""
+    """f32[..., 2]: outputs of twin perceptrons for `x` f32[..., D]."""
     x = jnp.broadcast_to(x[..., None, :], (*x.shape[:-1], _TWINS, x.shape[-1]))
     for number, layer in enumerate(layers):
         x = jnp.einsum("...ti,tio->...to", jax.nn.relu(x) if number else x, layer["weight"]) + layer["bias"]

@@ -83,7 +83,7 @@ class Head(nn.Module):
     """In-context classifier: reads labelled rows, judges unlabelled ones.
 
     Features are standardised by the context. A row is `Linear(z)` + its label's embedding, interpolated for outcomes
-    between 0 and 1; a learned row that is always there stands for what is known without any context.
+    between 0 and 1; a learned row that is always present represents what is known without any context.
     """
 
     features: int
@@ -114,7 +114,7 @@ def success(logits: Array) -> Array:
 class V0:
     """Adapter and head; parameters are `{"adapter": ..., "head": ...}` and always arguments. `states` is the encoder's D.
 
-    With `adapter=None` features come from elsewhere and `parameters["adapter"]` is missing.
+    With `adapter=None` the caller supplies features and `parameters["adapter"]` is missing.
     """
 
     head: Head
@@ -141,7 +141,7 @@ class V0:
         return self.head.apply({"params": params["head"]}, context, outcomes, mask, queries)  # type: ignore[return-value]
 
     def predict(self, params, context: Array, outcomes: Array, mask: Array, queries: Array) -> Array:
-        """f32[M, Q], probabilities that M policies, each with a context of its own (`[M, N, F]`, `[M, N]`), solve Q prompts."""
+        """f32[M, Q], probabilities that M policies, each with its own context (`[M, N, F]`, `[M, N]`), solve Q prompts."""
         return success(jax.vmap(self.logits, in_axes=(None, 0, 0, 0, None))(params, context, outcomes, mask, queries))
 
 
@@ -160,7 +160,7 @@ def remember(context: Buffer, features: Array, outcomes: Array, prompt_ids: Arra
 def judge(model: V0, params, context: Buffer, queries: Array, prompt_ids: Array) -> Array:
     """f32[P], success of the running policy on P prompts with `queries` f32[P, F].
 
-    Earlier results on these very prompts are left out of the context: they would answer the question instead of the model.
+    Earlier results on these very prompts are excluded from the context: they would answer the question instead of the model.
     """
     rows = context.rows
     mask = context.real & ~jnp.any(rows["prompt"][:, None] == prompt_ids[None, :], axis=1)
@@ -182,7 +182,7 @@ def save(path: str | Path, model: V0, params) -> Path:
 
 
 def load(path: str | Path) -> tuple[V0, dict[str, Any]]:
-    """`(model, params)` of a file written by `save`; ValueError if it is none."""
+    """`(model, params)` of a file written by `save`; ValueError for other files."""
     with np.load(path) as stored:
         if "sizes" not in stored:
             raise ValueError(f"{path} holds no V0 weights; write them with experiments/pretrain_value.py")

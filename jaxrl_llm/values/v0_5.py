@@ -20,7 +20,7 @@ from jax import Array
 class Fused(NamedTuple):
     """A prior fused with the mean of `count` rewards; all fields have the shape of the mean.
 
-    baseline: `weight * mean + (1 - weight) * prior`.  weight: 0 where the prior is believed.  bias2: the estimated
+    baseline: `weight * mean + (1 - weight) * prior`.  weight: 0 where the prior is accepted.  bias2: the estimated
     squared bias of the prior.  mse: the estimated squared error of the baseline.
     """
 
@@ -36,7 +36,7 @@ class Fused(NamedTuple):
 
 
 def fuse(prior: Array | float, mean: Array, count: Array, *, variance: float) -> Fused:
-    """The baseline of least squared error, if the prior's bias were what it is estimated to be.
+    """The baseline of least squared error, if the prior's estimated bias were its true bias.
 
         bias2 = max(0, (mean - prior)^2 - variance / count),   weight = bias2 / (bias2 + variance / count)
 
@@ -62,7 +62,7 @@ def wants_more(fused: Fused, count: Array, *, variance: float, k_init: int = 4, 
     """bool: prompts worth another reward, by looking one step ahead.
 
     True below `k_init`, False from `k_max` on, between them while `gain` is above `cost`: by default `variance / k_max^2`,
-    which is the paper's 1/256 for rewards of -1 and 1. A believed prior stops at once; a hopeless one at 15 of 16.
+    which is the paper's 1/256 for rewards of -1 and 1. An accepted prior stops at once; a very wrong one at 15 of 16.
     """
     if not 1 <= k_init <= k_max:
         raise ValueError(f"k_init={k_init}, k_max={k_max}; they must satisfy 1 <= k_init <= k_max")
@@ -75,7 +75,7 @@ def draws_used(prior_P: Array, rewards_PK: Array, *, variance: float, k_init: in
                cost: float | None = None) -> Array:
     """i32[P]: how many of K rewards, in the order of their draws, are used when every round draws `chunk` of them.
 
-    K is the largest number allowed. For simulations and tables; on line the rounds of a sampler ask `wants_more`.
+    K is the largest number allowed. It is for simulations and tables; online, the rounds of a sampler call `wants_more`.
     """
     K = rewards_PK.shape[1]
     count = jnp.arange(1, K + 1)
@@ -98,8 +98,8 @@ def exact_risk(prior: float, true_mean: float, *, low: float = 0.0, high: float 
                chunk: int = 1, cost: float | None = None) -> Risk:
     """The expectation over all sequences of rewards that are `low` or `high` with mean `true_mean`, in float64.
 
-    With `k_init == k_max` the number of draws is fixed. What follows depends on the number of highs so far and on nothing
-    else, so k_max^2 / 2 states are enough. Raises ValueError for a mean outside [low, high].
+    With `k_init == k_max` the number of draws is fixed. The future depends only on the number of highs so far, so
+    k_max^2 / 2 states are enough. Raises ValueError for a mean outside [low, high].
     """
     if not low <= true_mean <= high:
         raise ValueError(f"true_mean={true_mean} is not between low={low} and high={high}")

@@ -39,8 +39,8 @@ def loss(logits: Array, labels: Array, positive: Array, negative: Array, real: A
         s = logit_1 - logit_0,   L_rank = mean over pairs of -log sigmoid(s_positive - s_negative),
         L_CE = mean of -(y log sigmoid(s) + (1 - y) log sigmoid(-s))
 
-    Cross-entropy can be lowered by reading the policy's ability off the context alone; in a difference between two
-    queries of one context that cancels. `logits` f32[Q, 2], `labels` f32[Q]; pairs as from `pairs`.
+    The policy's ability, which the context shows, lowers cross-entropy without any look at the prompts; in a difference
+    between two queries of one context it cancels. `logits` f32[Q, 2], `labels` f32[Q]; pairs as from `pairs`.
     """
     s = logits[:, 1] - logits[:, 0]
     rank = masked.mean(-jax.nn.log_sigmoid(s[positive] - s[negative]), real)
