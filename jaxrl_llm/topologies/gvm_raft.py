@@ -42,4 +42,4 @@ def gvm_raft(*, mean: float = 2.0, alpha: float = 1e-3, beta: float = 2.0) -> Ru
                            alpha=alpha, beta=beta)
         return groups * first
 
-    return Rule(more, reads=("gradient_norms",), solved=True)
+    return Rule(more, reads=("gradient_norms",), solved=True, mean=mean)

@@ -31,12 +31,14 @@ class Rule(NamedTuple):
     `most`. `reads`: facts f32[P] that are measured of the first round (`topologies.base.MEASURED`); `more` takes them by name.
     `keep(rewards, valid) -> bool[P]`, the prompts of a complete batch to learn from; None: all. `solved`: both read rewards of
     1 for rollouts that solve their problem (`Forest.solved`) and 0 for others, whatever shapes the rewards that are trained on.
+    `mean`: groups of a prompt on average, where the rule shares out a total; runs in which `most` is no more are refused.
     """
 
     more: Callable[..., np.ndarray]
     keep: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
     reads: tuple[str, ...] = ()
     solved: bool = False
+    mean: float = 1.0
 
 
 def success(rewards: np.ndarray, valid: np.ndarray) -> np.ndarray:

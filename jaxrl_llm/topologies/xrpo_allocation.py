@@ -58,7 +58,7 @@ def xrpo_allocation(*, mean: float = 2.0, rounds: int = 2, alpha: float = 0.05, 
         std = np.sqrt(np.sum((rewards - centre)**2, axis=1, where=valid) / np.maximum(n - 1, 1))
         return block(std, np.maximum(n, 2), left, most, unit=first, alpha=alpha, explore=explore)
 
-    return Rule(more)
+    return Rule(more, mean=mean)
 
 
 @functools.cache

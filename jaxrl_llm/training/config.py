@@ -18,13 +18,14 @@ from jaxrl_llm.values.critic import KINDS
 OFFLOADABLE = ("optimizer", "reference", "teacher")
 ENGINES = ("auto", "scan", "slots")
 _AT_LEAST = {
-    1: "steps prompts.per_step sampling.group sampling.max_group sampling.max_tokens sampling.micro_batches "
+    1: "steps prompts.per_step sampling.group sampling.max_tokens sampling.micro_batches "
        "sampling.max_turns sampling.turn_tokens "
        "sampling.max_rounds probe.pool learner.epochs learner.minibatches learner.micro_batches learner.max_skipped "
        "eval.problems checkpoint.keep warmup.batch model.hidden_size model.num_layers model.num_heads model.mlp_size "
        "model.experts_per_token",
     0: "model.experts model.expert_size learner.balance learner.packed_rows "
-       "lora.rank prompts.max_tokens budget.prompts optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
+       "lora.rank prompts.max_tokens sampling.max_group budget.prompts "
+       "optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
        "optimizer.clip_norm critic.learning_rate critic.clip critic.pretrain_steps warmup.steps warmup.loss "
        "warmup.learning_rate server.max_mismatch warmup.strays eval.every checkpoint.every samples_every",
 }
@@ -97,7 +98,7 @@ def _sampling(c: ConfigDict) -> None:
     """Completions: their number and their distribution."""
     c.sampling = ConfigDict()
     c.sampling.group = 8               # G, completions per prompt
-    c.sampling.max_group = 16          # largest group of methods that add completions to a prompt; a multiple of group
+    c.sampling.max_group = 0           # largest group of methods with unequal groups; a multiple of group; 0: four times group
     c.sampling.max_tokens = 32         # T, longest completion in tokens; in an environment: of everything after the opening
     c.sampling.max_turns = 8           # largest number of the policy's turns in a trajectory, in an environment
     c.sampling.turn_tokens = 32        # longest turn of the policy in tokens, in an environment
@@ -286,12 +287,14 @@ def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
 
     With `setting="paper"` the `defaults` win over all keys that they set, see `as_in_paper`.
     A default number of minibatches that does not divide the batch becomes the largest one below it that does. Likewise
-    `critic.pretrain_steps` where it is -1, else 0, `critic.learning_rate` where it is 0, `budget`, and `optimizer.b1` and `b2`
-    where they are -1 and the optimiser has them. Raises ValueError for settings that it does not have.
+    `sampling.max_group` and `critic.learning_rate` where they are 0, `critic.pretrain_steps` where it is -1, else 0, `budget`,
+    and `optimizer.b1` and `b2` where they are -1 and the optimiser has them. Raises ValueError for settings that it does not
+    have.
     """
     one_of("config.setting", config.setting, ("", "paper"))
     config = as_in_paper(config, defaults) if config.setting else config.copy_and_resolve_references()
     learner, P = config.learner, config.prompts.per_step
+    config.sampling.max_group = config.sampling.max_group or 4 * config.sampling.group
     learner.epochs = learner.epochs or defaults.get("epochs", 1)
     if not learner.minibatches:
         fits = (n for n in range(defaults.get("minibatches", 1), 1, -1) if P % (n * max(learner.micro_batches, 1)) == 0)

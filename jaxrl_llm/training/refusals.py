@@ -64,7 +64,7 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
 
 
 def check_sizes(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
-    """Raises ValueError where the number of a prompt's rollouts is decided by two, or has to be one for all.
+    """Raises ValueError where the number of a prompt's rollouts is decided by two, has to be one for all, or cannot but be so.
 
     Raises NotImplementedError where a rule reads what is measured of a whole batch, and a filter draws it in parts.
     """
@@ -80,6 +80,11 @@ def check_sizes(config: ConfigDict, method: methods.Method, estimator: Estimator
     if unequal and (estimator.has_critic or "features" in needs or method.replay is not None):
         raise ValueError(f"{unequal[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which goes "
                          "neither with a critic, nor with a baseline from hidden states, nor with a replay")
+    s, mean = config.sampling, 1 if rule is None else rule.mean
+    if unequal and not config.budget.utility and s.max_group <= mean * s.group:
+        raise ValueError(f"{unequal[0]} of method {method.slug!r} would give all prompts the same number of rollouts: "
+                         f"sampling.max_group={s.max_group} is no more than {mean:g} x sampling.group={s.group}; raise it, or "
+                         "set it to 0: four times the group")
     drawn_again = [name for name, one in parts.filters_of(method).items() if one.per == "prompt" and one.refills]
     if rule is not None and rule.reads and drawn_again:
         raise NotImplementedError(f"the allocation rule of method {method.slug!r} reads {', '.join(rule.reads)}, which are "
@@ -150,9 +155,10 @@ def check_budget(config: ConfigDict, method: methods.Method, estimator: Estimato
         raise ValueError(f"config.budget.utility={config.budget.utility!r} does not go together with {', '.join(others)} of "
                          f"method {method.slug!r}; leave it empty, or take another method, for example grpo")
     c, most = config, config.budget.prompts * config.sampling.max_group
-    if most < c.prompts.per_step * c.sampling.group:
+    if most <= c.prompts.per_step * c.sampling.group:
         raise ValueError(f"budget.prompts={c.budget.prompts} of at most sampling.max_group={c.sampling.max_group} completions "
-                         f"each take {most} of the {c.prompts.per_step} x {c.sampling.group} of a step; raise one of the two")
+                         f"each take {most} of the {c.prompts.per_step} x {c.sampling.group} of a step, which leaves "
+                         "nothing to allocate; raise one of the two")
 
 
 def check_balance(config: ConfigDict, model: Transformer) -> None:

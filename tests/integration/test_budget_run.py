@@ -155,6 +155,7 @@ def test_few_are_learned_from_where_prompts_get_no_second_group():
 @pytest.mark.parametrize(("changes", "told"), (
     ({"budget.utility": "most"}, "config.budget.utility"),
     ({"budget.prompts": 1, "sampling.max_group": 8}, "budget.prompts=1 of at most sampling.max_group=8 .* take 8 of"),
+    ({"budget.prompts": 3, "sampling.max_group": 4}, "take 12 of the 6 x 2 of a step, which leaves nothing to allocate"),
     ({"method": "dapo", "budget.utility": "paper"}, "does not go together with the filter"),
     ({"method": "v0_5", "budget.utility": "paper"}, "an estimator that asks for more rollouts itself"),
     ({"method": "poise", "budget.utility": "paper"}, "a baseline from hidden states"),

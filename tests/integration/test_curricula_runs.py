@@ -121,12 +121,25 @@ def test_numbers_are_set_from_outside():
     assert run.source.topology.max_groups == 3
 
 
+@pytest.mark.parametrize("method", ["v0", "knapsack_rl", "gvm_raft", "xrpo_allocation", "gdro_rollout", "dars", "speed_rl",
+                                    "dart_curation", "drive", "v0_5", "reinforce_ada"])
+def test_by_default_groups_grow_to_four_times_their_size(method):
+    run, params = setup.build(tiny(method, **{"sampling.max_group": 0}))
+    assert run.config.sampling.max_group == 4 * G and run.source.max_groups == 4
+    state = setup.initial_state(run, params)
+    if method == "gdro_rollout":
+        assert state.control["gdro_rollout"].scores.shape == (7, 4)
+
+
 @pytest.mark.parametrize("changes, message", [
     ({"method": "grpo", "control": "every=5"}, "sets every, a number of 0 controllers of method 'grpo'"),
     ({"method": "siri", "control": "perod=5"}, "siri has low, period, shape"),
     ({"method": "grpo", "allocation": "weighting=hardness"},
      "method 'grpo' has none; leave it empty, or take one of [a-z_0-9, ]*dars"),
     ({"method": "dars", "budget.utility": "knapsack"}, "both say how many rollouts a prompt gets"),
+    ({"method": "dart_curation", "sampling.max_group": 2}, "its controllers of method 'dart_curation' would give all prompts"),
+    ({"method": "dars", "sampling.max_group": 2}, "sampling.max_group=2 is no more than 1 x sampling.group=2"),
+    ({"method": "xrpo_allocation", "sampling.max_group": 4}, "sampling.max_group=4 is no more than 2 x sampling.group=2"),
     ({"method": "drive", "sampling.max_group": 5}, "sampling.max_group=5 is no multiple of sampling.group=2"),
 ])
 def test_what_cannot_be_is_refused(changes, message):

@@ -139,7 +139,7 @@ def test_table_of_the_batch_arithmetic():
 def test_the_setting_of_the_paper_and_what_differs_from_it():
     c, defaults = default_config(), {"group_size": 5, "temperature": 1.3, "epochs": 2, "buffer": 7}
     mine = resolve(c, defaults)
-    assert mine.sampling.group == 8 and mine.learner.epochs == 2
+    assert mine.sampling.group == 8 and mine.sampling.max_group == 32 and mine.learner.epochs == 2
     assert paper_table(mine, defaults) == [("group_size of the paper", "5, yours: 8 (sampling.group)"),
                                            ("temperature of the paper", "1.3, yours: 1.0 (sampling.temperature)"),
                                            ("buffer of the paper", "7, which no key sets")]
@@ -148,6 +148,11 @@ def test_the_setting_of_the_paper_and_what_differs_from_it():
     assert (theirs.sampling.group, theirs.sampling.max_group, theirs.sampling.temperature) == (5, 20, 1.3)
     assert paper_table(theirs, defaults) == [("buffer of the paper", "7, which no key sets")]
     assert resolve(theirs, defaults) == theirs and resolve(theirs, {}) == theirs  # as a run folder is read
+    c.sampling.max_group = 12
+    assert resolve(c, defaults).sampling.max_group == 15  # groups of 5 make it
+    assert resolve(c, defaults | {"max_group": 40}).sampling.max_group == 40
+    c.setting = ""
+    assert resolve(c, defaults).sampling.max_group == 12
     c.setting = "papr"
     with pytest.raises(ValueError, match="Did you mean 'paper'"):
         resolve(c, defaults)
