@@ -16,8 +16,8 @@ FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count"
          "tool_failed": "count", "tool_unknown": "count"}
 
 
-def letters(*, broken: int = -1, waits: bool = False) -> Environment:
-    """Three turns. The second of a problem whose id is `broken` raises where the message has an upper-case letter.
+def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None) -> Environment:
+    """Three turns. The second of a problem whose id is `broken` raises; those of all problems where it is -2.
 
     With `waits` answers come after times that differ by trajectory.
     """
@@ -28,7 +28,7 @@ def letters(*, broken: int = -1, waits: bool = False) -> Environment:
         state["turn"] += 1
         if waits:
             time.sleep(0.002 * (state["key"] % 13))
-        if state["id"] == broken and state["turn"] == 2:
+        if broken in (state["id"], -2) and state["turn"] == 2:
             raise KeyError("no such letter")
         good = any("a" <= letter <= "z" for letter in message["content"])
         upper = any("A" <= letter <= "Z" for letter in message["content"])
@@ -37,7 +37,8 @@ def letters(*, broken: int = -1, waits: bool = False) -> Environment:
         return Turn([{"role": "user", "content": "Good." if good else "No."}], 0.25 * good, state["turn"] == 3, info)
 
     return Environment(name="letters", task=seeded("letters", "Say it.", 20, 8), reset=reset, step=step, replayable=False,
-                       facts=FACTS, waits=waits, returns=(0.0, 0.75), oracle=lambda state: "abc"[state["turn"]])
+                       facts=FACTS if facts is None else facts, waits=waits, returns=(0.0, 0.75),
+                       oracle=lambda state: "abc"[state["turn"]])
 
 
 def duel() -> Environment:

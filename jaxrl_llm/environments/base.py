@@ -67,8 +67,8 @@ class Environment:
       facts: names of numbers that `info` holds of every turn, with the join by which they become `extras` of trajectories for
         methods that read them, see `turn_info.JOINS`.
       contexts: most contexts of a trajectory; 1: no turn is `fresh`.
-      waits: steps wait for others, say for a server, rather than compute: all trajectories wait at once, in threads, while the
-        engine samples those that do not.
+      waits: steps are I/O-bound, say a server's. They run concurrently in threads, one per trajectory, while the engine
+        samples the others.
       tokens: messages are tokens: each has `ids`, beside a content that is shown alone. What the policy reads are these ids,
         without a chat template, and its own messages have theirs.
       oracle: `oracle(state) -> str`, what a perfect policy says next, for audits; `choices(state) -> texts`, what can be said.
@@ -106,8 +106,8 @@ def begin(environment: Environment, problem: Problem, key: int) -> tuple[Any, Tu
         raise Rubbish(f"reset returned {_short(opened)}; allowed is (state, messages)")
     state, messages = opened
     turn = Turn(_messages(messages, OPENING_ROLES, environment.tokens))
-    if not turn.messages:
-        raise Rubbish("reset returned no message; the policy needs something to answer")
+    if not _readable(turn.messages, environment.tokens):
+        raise Rubbish("reset returned no message, or no ids in any; the policy needs something to answer")
     return state, turn
 
 
@@ -136,12 +136,10 @@ def checked(environment: Environment, turn: Any) -> Turn:
     except (TypeError, ValueError, RecursionError) as error:
         raise Rubbish(f"reward {_short(reward)}, info {_short(info)}: {error}; allowed are a finite number and a dictionary in "
                       "types of JSON") from error
-    if not np.isfinite(reward):
-        raise Rubbish(f"reward is {reward}; allowed are finite numbers")
     said = _messages(messages, ROLES, environment.tokens)
-    if not said and not done:
-        raise Rubbish("step returned no message and is not done; the policy needs something to answer")
-    return Turn(said, float(reward), bool(done), info, bool(fresh), parts)
+    if not done and not _readable(said, environment.tokens):
+        raise Rubbish("step returned no message, or no ids in any, and is not done; the policy needs something to answer")
+    return Turn(said, reward, bool(done), info, bool(fresh), parts)
 
 
 def replay(environment: Environment, problem: Problem, key: int, said: Sequence[Message]) -> tuple[Any, list[Turn]]:
@@ -188,6 +186,11 @@ def _messages(messages: Any, roles: Sequence[str], tokens: bool) -> list[dict]:
         return json.loads(json.dumps([dict(message) for message in messages]))
     except (TypeError, ValueError, RecursionError) as error:
         raise Rubbish(f"the messages {_short(messages)} are not in types of JSON: {error}") from error
+
+
+def _readable(messages: Sequence[Message], tokens: bool) -> bool:
+    """Whether there is something for the policy to read."""
+    return any(message["ids"] for message in messages) if tokens else bool(messages)
 
 
 def _short(value: Any) -> str:

@@ -387,11 +387,17 @@ def held_out(source: Sequence[Problem], problems: int) -> list[Problem]:
 
 def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array, timer: PhaseTimer | None = None,
                     temperature: float | None = None, max_tokens: int | None = None) -> Forest:
-    """A group for each of `problems` held-out problems; ValueError where no prompt fits."""
+    """A group for each of `problems` held-out problems; ValueError where no prompt fits.
+
+    Environments that are not replayable play as many problems at a time as a batch has.
+    """
     rows = fitting_problems(held_out(source.task.heldout, problems), source.sampler.tokenizer, source.sampler.prompt_tokens,
                             source.overlong, encode=source.sampler.encode)
     if not rows:
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={source.sampler.prompt_tokens}; raise it")
     generate = source.sampler.under(params, lora, temperature, max_tokens)
-    forest = source.planted(rows, draw=0)
-    return source.sampler.groups(generate, forest, np.arange(len(rows)), 0, key, -1, timer or PhaseTimer())
+    forest, sampler = source.planted(rows, draw=0), source.sampler
+    size = sampler.prompts if isinstance(sampler, Trajectories) and sampler.limited else len(rows)
+    for part in np.split(np.arange(len(rows)), range(size, len(rows), size)):
+        forest = sampler.groups(generate, forest, part, int(part[0]) * sampler.group, key, -1, timer or PhaseTimer())
+    return forest

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxrl_llm import parallel, turn_info
 from jaxrl_llm.environments import base
 from jaxrl_llm.environments.answers import Answers
-from jaxrl_llm.environments.runner import Runner
+from jaxrl_llm.environments.runner import Runner, TooManyInvalid
 from jaxrl_llm.forest import Forest, grow, plant
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.engine import Node, Request
@@ -156,18 +156,31 @@ class Trajectories:
         """Most contexts of a trajectory."""
         return self.runner.environment.contexts
 
+    @property
+    def limited(self) -> bool:
+        """Whether no more trajectories than a batch has are open at a time: servers have places for those."""
+        return not self.runner.environment.replayable
+
     def encode(self, problems: Sequence[Problem], tokenizer) -> list[list[int] | None]:
         """Token ids of what each problem opens with, and all its contexts; None where the environment fails to open it.
 
         Such a failure is counted.
         """
         uids = [_OPENINGS + next(self.opened) for _ in problems]
-        opened, variables = self.runner.reset(dict(zip(uids, problems))), variables_of(self.runner.environment)
-        self.runner.end(list(opened))
-        start = conversation.start if self.contexts == 1 else conversation.shared
+        size = self.prompts * self.group if self.limited else max(len(uids), 1)
+        opened: dict[int, base.Turn] = {}
+        for first in range(0, len(uids), size):
+            turns = self.runner.reset(dict(zip(uids[first:first + size], problems[first:first + size])))
+            self.runner.end(list(turns))
+            opened |= turns
+        return [self._start(tokenizer, opened[uid].messages) if uid in opened else None for uid in uids]
+
+    def _start(self, tokenizer, opening: Sequence[base.Message]) -> list[int]:
+        """Token ids of an opening, and of all contexts of its trajectory."""
         if self.runner.environment.tokens:
-            start = conversation.given
-        return [start(tokenizer, opened[uid].messages, **variables) if uid in opened else None for uid in uids]
+            return conversation.given(tokenizer, opening)
+        start = conversation.start if self.contexts == 1 else conversation.shared
+        return start(tokenizer, opening, **variables_of(self.runner.environment))
 
     def under(self, params, lora, temperature: float | jax.Array | None = None,
               max_tokens: int | jax.Array | None = None, max_turns: int | jax.Array | None = None,
@@ -190,7 +203,7 @@ class Trajectories:
         """The forest with one more group for each of the prompts `rows` i32[R], of uids from `first_uid` on.
 
         Raises ValueError where the trajectories of a problem open differently, TooManyInvalid where the environment loses more
-        of them than the runner allows.
+        of them than the runner allows, or all.
         """
         owner = np.repeat(rows, self.group)
         held_out = HELD_OUT if version < 0 else 0
@@ -207,6 +220,10 @@ class Trajectories:
                                   lora=weights.lora)
         ended = self._played(engine, weights, going, held_out, timer)
         invalid = self.runner.counts.copy()
+        if self.runner.invalid and not ended and not len(forest.ends):  # a topology would ask for the same again, for ever
+            first = next(iter(self.runner.invalid.values()))
+            raise TooManyInvalid(f"the environment lost all {len(owner)} trajectories of a batch ({dict(invalid)}); the first: "
+                                 f"{first.kind}, {first.message}")
         self.runner.forget()
         return grown(forest, ended, self.runner.environment.returns, version, invalid, getattr(engine, "computed", 0))
 
@@ -271,10 +288,11 @@ class Trajectories:
         for number, problem in enumerate(problems):
             key = base.key_of(_DEMONSTRATED, problem.id)
             (state, turn), chance = base.begin(environment, problem, key), random.Random(key)
-            (ids,) = self.encode([problem], self.tokenizer)
-            one = ended[number] = Trajectory(list(ids), number, ids, opening=turn.messages)
+            prompt = self._start(self.tokenizer, turn.messages)
+            one = ended[number] = Trajectory(list(prompt), number, prompt, opening=turn.messages)
             if self.contexts > 1:
                 self._read(one, [])
+            ids: list[int] | None = prompt
             while ids is not None:
                 stray = chance.random() < strays
                 text = chance.choice(environment.choices(state)) if stray and environment.choices else environment.oracle(state)
@@ -325,10 +343,9 @@ class Trajectories:
         return ids
 
     def _located(self, ids: Sequence[int], info: Mapping[str, Any]) -> dict[str, Any]:
-        """What the environment says of a turn, with places of its text as tokens where there are such facts."""
-        if not {*self.facts.values()} & {"spans", "last"}:
-            return dict(info)
-        return turn_info.of_tokens(self.facts, info, self._starts(ids), bool(ids) and ids[-1] in self.tokenizer.stop_ids)
+        """What the environment says of a turn, with places of its text as tokens, and whether a stop token ended it."""
+        starts = self._starts(ids) if "spans" in self.facts.values() else []
+        return turn_info.of_tokens(self.facts, info, starts, bool(ids) and ids[-1] in self.tokenizer.stop_ids)
 
     def _starts(self, ids: Sequence[int]) -> list[int]:
         """Where each token begins in the text, in characters."""

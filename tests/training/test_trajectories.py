@@ -9,11 +9,13 @@ import pytest
 
 from jaxrl_llm import advantages, objectives
 from jaxrl_llm.advantages.turns import of_turns
+from jaxrl_llm.environments.runner import TooManyInvalid
 from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
 from jaxrl_llm.rollouts import Role, Rollouts
 from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.source import sample_held_out
 from jaxrl_llm.training.warmup import oracle_demonstrations
 
 
@@ -102,6 +104,40 @@ def test_strays_are_read_and_not_imitated():
     short = dataclasses.replace(run.source.sampler, max_tokens=60).demonstrated(problems, 0.5)
     for end in short.ends:  # cut before the turn that is too long, never within one
         assert short.length[chain(short, end)].sum() <= 60 and short.role[end] != Role.ENVIRONMENT
+
+
+def test_turns_that_the_policy_ended_are_counted():
+    run, params = setup.build(chatter.get_config(environment="chatter:letters(facts={'eos': 'count'})"))
+    shown = run.source.sampler.demonstrated([run.source.task.train[0]])
+    assert run.source.view(shown, 0).extras["eos"][0, 0] == 3  # the oracle ends all of its turns
+    finished = run.source.next(setup.initial_state(run, params))
+    forest, end = finished.forest, run.source.sampler.tokenizer.eos_id
+    assert end not in forest.tokens[np.repeat(forest.role == Role.POLICY, forest.length)]
+    assert not finished.rollouts.extras["eos"].any()  # all were cut
+
+
+def test_a_batch_of_which_all_is_lost_is_told():
+    run, params = setup.build(chatter.get_config(environment="chatter:letters(broken=-2)", environment_invalid=1.0))
+    with pytest.raises(TooManyInvalid, match="lost all 16 trajectories of a batch ..'letters/error': 16.*KeyError"):
+        run.source.next(setup.initial_state(run, params))
+
+
+@pytest.mark.parametrize(("replayable", "evaluated", "opened"), [(False, [6, 16, 8], [16, 4]), (True, [6, 24], [20])])
+def test_servers_have_places_for_a_batch(played, monkeypatch, replayable, evaluated, opened):
+    """Held-out problems, and openings, of environments that are not replayable come in parts; what is sampled is the same."""
+    run, params, _ = played
+    sampler, seen = run.source.sampler, []
+    runner, reset = sampler.runner, sampler.runner.reset
+    monkeypatch.setattr(runner, "environment", dataclasses.replace(runner.environment, replayable=replayable))
+    monkeypatch.setattr(runner, "reset", lambda problems: seen.append(len(problems)) or reset(problems))
+    key, params = jax.random.key(7), setup.initial_state(run, params).params
+    forest = sample_held_out(run.source, params, None, 6, key)
+    assert seen == evaluated and forest.uid[forest.ends].tolist() == list(range(24))
+    assert len(sampler.encode(list(run.source.task.train), sampler.tokenizer)) == 20 and seen[len(evaluated):] == opened
+    whole = sampler.plant(forest.problems, [forest.prompt_ids(row).tolist() for row in range(6)], 0)
+    whole = sampler.groups(sampler.under(params, None), whole, np.arange(6), 0, key, -1, PhaseTimer())
+    assert [forest.texts[end] for end in forest.ends] == [whole.texts[end] for end in whole.ends]
+    np.testing.assert_array_equal(forest.rewards[forest.ends], whole.rewards[whole.ends])
 
 
 def trajectories():
