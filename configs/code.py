@@ -5,7 +5,7 @@
   python experiments/train.py --config=configs/code.py:qwen2.5_7b-h100-8 --workdir=runs/code
 
 500 steps of 64 problems x 8 completions of up to 2,048 tokens: 1.9 hours at the least, by the plan. Problems without a test,
-or of more than 1,024 tokens, are left out. Public tests are few: a program that passes them can still be wrong.
+or of more than 1,024 tokens, are dropped. Public tests are few: a program that passes them can still be wrong.
 """
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.recipes import sized

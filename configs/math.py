@@ -3,7 +3,7 @@ r"""Competition mathematics: MATH (arXiv 2103.03874), 12,000 problems to train o
   bash scripts/setup.sh data     # then a run downloads the data sets when it starts
   python experiments/train.py --config=configs/math.py:qwen2.5_1.5b-h100-8 --workdir=runs/math
 
-With the 40,000 problems of DeepScaleR in the place of MATH, a hundredth of them held out (a few have no answer):
+With the 40,000 problems of DeepScaleR instead of MATH, a hundredth of them held out (a few have no answer):
 
   --config.task="dataset(path='agentica-org/DeepScaleR-Preview-Dataset', heldout=0.01, invalid=skip, \
     prompt='{problem} Think step by step and put the final answer in a LaTeX box.')"

@@ -1,4 +1,4 @@
-"""What experiments/plan.py assumes of a step where it is not told otherwise: a batch of reasoning problems in bfloat16."""
+"""The step that experiments/plan.py assumes by default: a batch of reasoning problems in bfloat16."""
 from jaxrl_llm.training.config import default_config
 
 

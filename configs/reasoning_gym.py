@@ -3,8 +3,8 @@
   bash scripts/setup.sh tasks
   python experiments/train.py --config=configs/reasoning_gym.py:qwen2.5_1.5b-h100 --workdir=runs/reasoning_gym
 
-Every batch has equally many problems of each; `task/LABEL/...` and `eval/LABEL/...` are the numbers of one. The standard
-deviation that advantages are divided by is that of a task (QwenLong-L1.5, arXiv 2512.12967). 500 steps of 64 problems x 8
+Every batch has equally many problems of each; `task/LABEL/...` and `eval/LABEL/...` are the metrics of one. Advantages
+are divided by the standard deviation within a task (QwenLong-L1.5, arXiv 2512.12967). 500 steps of 64 problems x 8
 completions of up to 512 tokens: half an hour at the least, by the plan. On a CPU 100 steps of 4 problems and 256 tokens.
 """
 from jaxrl_llm.training.config import default_config

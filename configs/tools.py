@@ -1,4 +1,4 @@
-"""A calculator as a tool: products that the policy cannot work out, but can ask for.
+"""A calculator as a tool: products that the policy cannot compute itself, but can request.
 
   :tiny     (default) bytes, a 2-layer policy from scratch, supervised warm-up by the oracle, until some calls and answers are
             right, then RL on trajectories of two turns. Minutes on two CPU cores.

@@ -1,1 +1,1 @@
-"""Programs to start: each is a file of its own with flags; nothing imports them. Installed as `jaxrl_llm.experiments`."""
+"""Programs to run: each is a separate file with flags; nothing imports them. Installed as `jaxrl_llm.experiments`."""

@@ -3,7 +3,7 @@
   python experiments/bench_estimators.py [--prompts=1024 --group=16 --tokens=1024] [--only=grpo,rloo] [--json=out.json]
 
 Memory is what the compiled program needs beyond its inputs and outputs, in copies of one f32[P, G, T] array. The inputs
-are the random batches of the property tests (tests/properties), so every estimator finds the extras that it needs.
+are the random batches of the property tests (tests/properties), so every estimator has the extras that it needs.
 """
 import json
 import statistics

@@ -1,4 +1,4 @@
-"""Time of a mixture of experts by the ways to compute it, as a table: which one `kernels.grouped` takes where.
+"""Time of a mixture of experts for each way to compute it, as a table: the basis of the choice in `kernels.grouped`.
 
   python experiments/bench_experts.py [--repeats=5]
 

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, against what the machine can do.
+"""The time of each phase of a training step, compared with the limits of the machine.
 
   python experiments/benchmark.py [--config=configs/arithmetic.py:smollm2] [--steps=5] [--prompt_words=215] [--json=out.json]
       [--config.prompts.per_step=4 --config.sampling.group=16 --config.sampling.max_tokens=128 ...] [--profile=DIR]
@@ -36,7 +36,7 @@ _PROFILE = flags.DEFINE_string("profile", None, "Write a trace of one more step 
 
 
 def questions(prompts: int, words: int, seed: int = 0):
-    """Batches of chat problems `What is a + b?`, without end."""
+    """Endless batches of chat problems `What is a + b?`."""
     from jaxrl_llm.tasks import Problem
     rng, number = random.Random(seed), 0
     filler = "Read this first. " + "word " * words if words else ""
@@ -63,7 +63,7 @@ def seconds_of(function, *arguments, repeats: int = 5) -> float:
 
 
 def machine(dtype, rows: int, width: int):
-    """Function that measures what the device reaches: operations per second of matrix products, bytes per second of a sum.
+    """A function that measures the device: operations per second of matrix products, bytes per second of a sum.
 
     Two products are timed: a square one, and one of `rows` rows of `width` with a matrix of many columns, in the better of its
     two orders. With so few rows no product reaches the rate of a square one.
@@ -128,15 +128,15 @@ def score_seconds(run, state, rollouts) -> float:
 
 
 def decode_floor(architecture, prompts: list[int], lengths: list[list[int]], size: int, limits: dict[str, float]) -> float:
-    """The least seconds of decoding: products with the weights and attention, one after the other as each needs the other.
+    """The minimum seconds of decoding: products with the weights and attention, in turn, since each needs the other.
 
-    Either takes the longer of its operations and its reads: all weights in each step; of the caches, the prompt's once for a
-    group and of a completion what has been sampled. Products with the weights run at the rate of the batch's number of rows.
+    Each takes the longer of its operations and its reads: all weights in each step; of the caches, the prompt's once per group
+    and a completion's up to its current length. Products with the weights run at the rate for the batch's number of rows.
     """
     from jaxrl_llm.evaluation import flops
     rate, bandwidth = limits["gemm_flops_per_s"], limits["bytes_per_s"]
     weights, steps = flops.matmul_parameters(architecture), [[n - 1 for n in own] for own in lengths]
-    rows = [sum(n > t for own in steps for n in own) for t in range(max(map(max, steps)))]  # that decode in step t
+    rows = [sum(n > t for own in steps for n in own) for t in range(max(map(max, steps)))]  # rows that decode in step t
     products = sum(max(2 * weights * n / limits["rows_flops_per_s"], weights * size / bandwidth) for n in rows)
     attention = sum(flops.attention_flops(architecture, n, before=p) for p, own in zip(prompts, steps) for n in own)
     positions = sum(max(own) * p + sum(n * (n + 1) // 2 for n in own) for p, own in zip(prompts, steps))
@@ -145,7 +145,7 @@ def decode_floor(architecture, prompts: list[int], lengths: list[list[int]], siz
 
 
 def rows_of(run, times: dict[str, float], rollouts, limits) -> list[dict]:
-    """One row per phase: seconds, tokens, useful operations and the share of what the machine allows."""
+    """One row per phase: seconds, tokens, useful operations and the share of the machine's limit."""
     from jaxrl_llm.evaluation import flops
     model, c = run.learner.policy.model, run.config
     architecture = model.config
@@ -154,7 +154,7 @@ def rows_of(run, times: dict[str, float], rollouts, limits) -> list[dict]:
     size = 2 if c.model.dtype == "bfloat16" else 4
     lengths = rollouts.mask.sum(-1).tolist()
     logits = 2 * architecture.vocab_size * architecture.hidden_size
-    packed = sum(flops.packed_flops(architecture, p, [n - 1 for n in own]) + logits * len(own)  # layers see no last tokens
+    packed = sum(flops.packed_flops(architecture, p, [n - 1 for n in own]) + logits * len(own)  # layers skip last tokens
                  for p, own in zip(prompts, lengths))
     decode = sum(flops.decode_flops(architecture, p, n) for p, own in zip(prompts, lengths) for n in own)
     updates = c.learner.epochs * 3 * packed
@@ -189,7 +189,7 @@ def main():
     began = time.perf_counter()
     state, rollouts, _ = step(run, state)
     first, found, measured = time.perf_counter() - began, [], []
-    print(json.dumps({"step": 0, "step_s": round(first, 3)}), flush=True)  # the one that compiles
+    print(json.dumps({"step": 0, "step_s": round(first, 3)}), flush=True)  # the step that compiles
     compiled = run.source.sampler.generate, *run.learner.layout.update_programs, *run.learner.layout.logprob_programs
     compiling = sum(one.compile_seconds for one in compiled)
     for number in range(_STEPS.value):
@@ -232,7 +232,7 @@ def main():
 
 
 def show(results: dict) -> None:
-    """The results as a table."""
+    """Prints the results as a table."""
     from rich.console import Console
     from rich.table import Table
     w, limits = results["work"], results["limits"]

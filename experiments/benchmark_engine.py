@@ -2,10 +2,10 @@
 
   python experiments/benchmark_engine.py [--hidden=384] [--layers=4] [--slots=64] [--requests=512] [--repeats=3] [--clock=wall]
 
-Both take turns, the scan sampler in batches of as many rows as the engine has slots, prompts in groups of 8. Tokens are drawn
-from the whole vocabulary alike (an endless temperature) and a share of it stops, so that lengths follow from uids alone and
-neither sampler knows them before. Both give the same tokens, which is checked. Medians of the repeats, after one that compiles.
-Below the table: how many programs each compiled, and how long that took.
+Both run in turn, the scan sampler in batches with as many rows as the engine has slots, prompts in groups of 8. Tokens are
+drawn uniformly from the whole vocabulary (a very high temperature) and a share of it stops, so lengths depend on uids alone and
+neither sampler knows them beforehand. The script checks that both give the same tokens. The table shows medians of the repeats,
+after one that compiles; below it are the number of programs that each compiled, and how long that took.
 """
 import statistics
 import time
@@ -27,7 +27,7 @@ EVERY_TOKEN_ALIKE = 1e9  # a temperature
 
 
 def lengths_of(key, uids, stops: int):
-    """How long the completions of these uids are when `stops` of the vocabulary's tokens stop them."""
+    """Lengths of the completions of these uids if `stops` tokens of the vocabulary are stop tokens."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -47,7 +47,7 @@ def lengths_of(key, uids, stops: int):
 
 
 def stops_for(mean: float) -> int:
-    """How many tokens have to stop for completions of about this mean length."""
+    """Number of stop tokens for completions of about this mean length."""
     def length(stops):
         p = stops / VOCABULARY
         return (1 - (1 - p) ** _LIMIT.value) / p
@@ -125,7 +125,7 @@ def main(argv):
         for _ in range(_REPEATS.value + 1):
             found = {}
             for way, run in ways.items():
-                engine.publish(0, params)  # what it keeps of prompts goes
+                engine.publish(0, params)  # drops its cached prompts
                 before, began = len(compiling), clock()
                 found[way] = run()
                 seconds[way].append(clock() - began)

@@ -1,9 +1,9 @@
-"""Steps per second of games of arrays: as text in runners of each kind, and without text for 1 to 4096 games at once.
+"""Steps per second of array games: as text in runners of each kind, and without text for 1 to 4096 games at once.
 
   python experiments/benchmark_games.py [--trajectories=64] [--repeats=3]
 
 Random messages go to FrozenLake of gymnasium in threads and in processes, to that of gymnax in threads and compiled, and to
-2048 of pgx. Ratios are those to the first row of the same game. Compilation is not counted in the rates.
+2048 of pgx. Ratios are relative to the first row of the same game. Rates do not include compilation.
 """
 import random
 import statistics
@@ -28,7 +28,7 @@ ROWS = (
 
 
 def played(runner, first: int) -> tuple[int, float]:
-    """Steps of a batch of trajectories with random messages, and the seconds that they and their openings took."""
+    """Steps of a batch of trajectories with random messages, and the seconds that they and the resets took."""
     chance, problems = random.Random(first), runner.environment.task.train
     start, steps = time.perf_counter(), 0
     turns = runner.reset({first + i: problems[i % len(problems)] for i in range(_TRAJECTORIES.value)})
@@ -57,7 +57,7 @@ def text_rates() -> list[dict[str, Any]]:
 
 
 def array_rates() -> list[dict[str, Any]]:
-    """A row for each number of games: random legal moves, with new beginnings, in one compiled loop."""
+    """A row for each number of games: random legal moves, with resets, in one compiled loop."""
     import jax
 
     from jaxrl_llm import environments

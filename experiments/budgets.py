@@ -1,10 +1,10 @@
-"""How many groups hold right and wrong answers when a total of rollouts is shared out by a prediction of success.
+"""How many groups have both right and wrong answers when a total of rollouts is allocated by predicted success.
 
   python experiments/budgets.py --weights=runs/v0/v0.npz --history=runs/history/policy_history/1.0.0 \\
       --encoder=models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --out=runs/budgets [--rollouts=8] [--most=32]
 
-Snapshots of policies that V0 was not trained on answer prompts that it never saw; recorded shares of right answers stand for
-the true success. The oracle is given these shares; Reinforce-Ada predicts nothing and draws in rounds. Writes a table,
+Snapshots of policies that V0 was not trained on answer prompts that it never saw; recorded shares of right answers serve
+as the true success. The oracle knows these shares; Reinforce-Ada predicts nothing and draws in rounds. Writes a table,
 budgets.json and budgets.png.
 """
 import json
@@ -51,7 +51,7 @@ def measured(found, predictions) -> list[dict]:
 
 
 def draw(rows, path: Path) -> None:
-    """Share of mixed groups, a bar for each prediction and utility."""
+    """Draws the share of mixed groups, a bar for each prediction and utility."""
     from jaxrl_llm.figures import COLORS, figure_file
     utilities = list(dict.fromkeys(row["utility"] for row in rows))
     with figure_file(path, 7.4, 0.9 + 0.24 * len(rows)) as figure:

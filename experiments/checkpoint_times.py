@@ -1,10 +1,10 @@
-"""What interruptions cost: size and seconds of a checkpoint, and seconds from the start of a process to its first new step.
+"""The cost of interruptions: size and seconds of a checkpoint, and seconds from the start of a process to its first new step.
 
   python experiments/checkpoint_times.py [--config=configs/arithmetic.py:smollm2] [--saves=5] [--config.prompts.per_step=4 ...]
 
-A training is told to stop after its second step (SIGTERM), started again, and stopped for good after its first new step. Its
-last checkpoint is then read and written again `--saves` times in one process; the table shows medians. Files come from, and
-go to, the operating system's cache where it has room.
+A run is stopped by SIGTERM after its second step, restarted, and stopped for good after its first new step. Its last
+checkpoint is then read and written again `--saves` times in one process; the table shows medians. File access uses the
+operating system's cache if it has room.
 """
 import contextlib
 import signal
@@ -26,7 +26,7 @@ _SAVES = flags.DEFINE_integer("saves", 5, "Timed saves; medians are reported.", 
 
 @contextlib.contextmanager
 def training(folder: Path, *options: str):
-    """A process that trains in `folder` and saves at the end only; one that is left alive is killed."""
+    """A process that trains in `folder` and saves only at the end; it is killed if it is still alive."""
     given = [one for one in sys.argv[1:] if not one.startswith("--saves")]
     if not any(one.startswith("--config=") for one in given):
         given.insert(0, "--config=configs/arithmetic.py")
@@ -40,7 +40,7 @@ def training(folder: Path, *options: str):
 
 
 def wait_for_step(process: subprocess.Popen, folder: Path, step: int) -> None:
-    """Until `step` is in the metrics; RuntimeError with the end of the log when the process ends before."""
+    """Waits until `step` is in the metrics; RuntimeError with the end of the log if the process ends before."""
     file = folder / "metrics.jsonl"
     while not (file.is_file() and f'{{"step": {step},' in file.read_text()):
         if process.poll() is not None:
@@ -50,7 +50,7 @@ def wait_for_step(process: subprocess.Popen, folder: Path, step: int) -> None:
 
 
 def interrupted(folder: Path) -> dict[str, float]:
-    """Seconds that a run takes to stop when told to, and to its first new step when it is started again."""
+    """Seconds from SIGTERM to the end of a run, and from its restart to its first new step."""
     from jaxrl_llm.training.workdir import checkpoint_steps
     with training(folder) as process:
         wait_for_step(process, folder, 2)

@@ -1,4 +1,4 @@
-"""Bytes that each device sends in one update, from the program compiled for any number of devices, and the least it could be.
+"""Bytes that each device sends in one update, from the program compiled for any number of devices, and their minimum.
 
   python experiments/communication.py --model=qwen3_0.6b --devices=1,8,64,512 [--mesh="fsdp=8, tensor=2"] [--work="prompts=2"]
   python experiments/communication.py --model=qwen3_0.6b --devices=8,4096 --platform=tpu --work="dtype=bfloat16"
@@ -29,21 +29,21 @@ _OPS = flags.DEFINE_integer("ops", 0, "Print so many collectives of each program
 _JSON = flags.DEFINE_bool("json", False, "One JSON object per number of devices instead of a table.")
 _HERE = flags.DEFINE_bool("here", False, "Compile in this process; how the script calls itself.")
 
-_MOST_VIRTUAL = 2048  # a process of XLA's CPU client has no more
+_MOST_VIRTUAL = 2048  # the most that a process of XLA's CPU client has
 _ENVIRONMENT = {"cpu": {"XLA_FLAGS": "--xla_force_host_platform_device_count={} --xla_backend_optimization_level=0"},
                 "tpu": {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost"}}
 _FIELDS = ("prompts", "group", "prompt_tokens", "completion_tokens", "micro_batches", "dtype", "remat")
 
 
 def mesh_of(count: int) -> dict[str, int]:
-    """Sizes of the mesh of so many devices."""
+    """Sizes of the mesh of `count` devices."""
     from jaxrl_llm.parallel import mesh_sizes
     from jaxrl_llm.training.config import keywords
     return mesh_sizes(count, **(keywords(_MESH.value) or {"fsdp": math.gcd(count, 8)}))
 
 
 def work_of(mesh: dict[str, int]):
-    """What one update on that mesh computes: the prompts grow with the shards."""
+    """The work of one update on that mesh: the prompts grow with the shards."""
     from jaxrl_llm.parallel.plan import Work
     from jaxrl_llm.registry import one_of
     from jaxrl_llm.training.config import keywords
@@ -56,7 +56,7 @@ def work_of(mesh: dict[str, int]):
 
 
 def devices_of(count: int) -> list:
-    """Virtual devices of this process, or those of a v5p slice that need not be there."""
+    """Virtual devices of this process, or the devices of a v5p slice, which need not exist."""
     import jax
     if _PLATFORM.value == "cpu":
         return jax.devices()
@@ -68,7 +68,7 @@ def devices_of(count: int) -> list:
 
 
 def measured(count: int) -> dict:
-    """Compiles the update, and the program that lays the weights out for sampling, for so many devices."""
+    """Compiles the update, and the program that reshards the weights for sampling, for `count` devices."""
     import jax
     import numpy as np
     from jax.sharding import Mesh
@@ -81,7 +81,7 @@ def measured(count: int) -> dict:
     from jaxrl_llm.training.ahead import lower_update
     sizes = mesh_of(count)
     c, w = MODELS[_MODEL.value], work_of(sizes)
-    # In the order that they come: which device is where in the mesh changes how long a byte travels, not how many do.
+    # In their given order: the placement of devices in the mesh changes how long a byte takes, not how many are sent.
     mesh = Mesh(np.reshape(devices_of(count), mesh_shape(sizes)), MESH_AXES)
     start = time.perf_counter()
     found = communication.collectives(lower_update(c, w, mesh).compile().as_text())
@@ -90,14 +90,14 @@ def measured(count: int) -> dict:
     params = parallel.with_shardings(params, parallel.tree_shardings(params, mesh))
     gather = jax.jit(lambda params: parallel.reshard(params, mesh, jax.numpy.dtype(w.dtype))).lower(params).compile()
     told = [{**dataclasses.asdict(one), "sent": one.sent} for one in sorted(found, key=lambda one: -one.sent)]
-    work = {name: value for name, value in vars(w).items() if name != "optimizer"}  # which is no number
+    work = {name: value for name, value in vars(w).items() if name != "optimizer"}  # not a number
     return {"devices": count, "mesh": sizes, "work": work, "sent": communication.by_kind(found),
             "reshard": sum(communication.by_kind(communication.collectives(gather.as_text())).values()),
             "least": communication.minimum(c, w, sizes), "compile_seconds": seconds, "ops": told[:_OPS.value]}
 
 
 def in_own_process(count: int) -> dict:
-    """`measured` in a process that has so many devices; RuntimeError with its last words where it fails."""
+    """`measured` in a process with `count` devices; RuntimeError with its last output if it fails."""
     flags_given = [f"--model={_MODEL.value}", f"--devices={count}", f"--mesh={_MESH.value}", f"--work={_WORK.value}",
                    f"--platform={_PLATFORM.value}", f"--ops={_OPS.value}", "--here", "--compilation_cache="]
     environment = {key: value.format(count) for key, value in _ENVIRONMENT[_PLATFORM.value].items()}
@@ -121,7 +121,7 @@ def row(found: dict) -> list[str]:
 
 
 def check() -> list[int]:
-    """The numbers of devices; ValueError for what cannot be compiled for."""
+    """The numbers of devices; ValueError for numbers that cannot be compiled for."""
     from jaxrl_llm.parallel.presets import MODELS
     from jaxrl_llm.registry import one_of
     one_of("model", _MODEL.value, MODELS)

@@ -1,4 +1,4 @@
-"""Which method is better, by how much, at equal compute: runs a list of methods with several seeds and writes a report.
+"""Compares methods at equal compute: runs a list of methods with several seeds and writes a report.
 
   python experiments/compare.py --config=configs/arithmetic.py --methods=grpo,rloo,dapo --seeds=0,1,2 \\
       --budget=tokens=2e6 --out=runs/three_methods [--config.model.hidden_size=64 ...]
@@ -66,10 +66,10 @@ def settings():
 
 
 def test_all(points, tuning, budget, out: Path, options, metric: str) -> None:
-    """Runs every setting on the testing seeds, and adds to what the report says of tuning what the choice cost."""
+    """Runs every setting on the testing seeds, and adds the cost of the choice to the report's part on tuning."""
     from jaxrl_llm.compare import launch, plan, report
     seeds = [int(s) for s in _SEEDS.value]
-    def root(i, label):  # the kept ones have run
+    def root(i, label):  # the chosen ones have already run
         kept = tuning[label]["chosen"] == tuning[label]["grid"][i]
         return out / "runs" if kept else out / "testing" / str(i)
     jobs = [job for i, row in enumerate(points) for entry in row
@@ -84,9 +84,9 @@ def test_all(points, tuning, budget, out: Path, options, metric: str) -> None:
 
 
 def compare(entries, budget, out: Path, metric: str = "eval/score"):
-    """Runs the entries with all seeds, tuned first where there is a grid, and reports: (results, report, failures).
+    """Runs the entries with all seeds, tuned first if there is a grid, and reports: (results, report, failures).
 
-    `metric`: by which settings are chosen.
+    `metric`: the held-out metric by which settings are chosen.
     """
     from jaxrl_llm.compare import figures, launch, page, plan, report
     for entry in entries:
@@ -122,7 +122,7 @@ def compare(entries, budget, out: Path, metric: str = "eval/score"):
 
 
 def compare_suite(out: Path) -> list[str]:
-    """Every contest of the suite in a folder of its own, and the page on all of them; returns what failed."""
+    """Runs every contest of the suite in its own folder, and writes the page on all of them; returns the failures."""
     from jaxrl_llm.compare import plan, suite
     parts, failures = [], []
     for contest in suite.contests(_SUITE.value):

@@ -20,7 +20,7 @@ def main():
     from jaxrl_llm import diagnostics
     from jaxrl_llm.diagnostics.base import strict
     from jaxrl_llm.training.config import calls
-    text, *folders = flags.FLAGS(sys.argv)[1:] or [""]  # what is no flag
+    text, *folders = flags.FLAGS(sys.argv)[1:] or [""]  # arguments that are not flags
     listed = "\n".join(f"  {name:22}{diagnostics.about(name)}" for name in diagnostics.names())
     if not text:
         print(f"usage: python experiments/diagnose.py NAME RUN_FOLDER [...] [--out=FOLDER]\n\n{listed}")

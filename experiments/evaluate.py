@@ -1,11 +1,11 @@
-"""Measures a policy on held-out problems: that of a run, or the untrained one of a configuration.
+"""Measures a policy on held-out problems: the policy of a run, or the untrained one of a configuration.
 
   python experiments/evaluate.py --workdir=runs/first [--problems=200] [--samples=64] [--temperature=0]
   python experiments/evaluate.py --config=configs/arithmetic.py --out=runs/base [--config.model.path=DIR ...]
   python experiments/evaluate.py --workdir=runs/first --against=runs/base        # a paired test on the same problems
 
-pass@k, votes (maj@k), lengths and rates with 95% intervals, by level where the task has levels. The same command continues
-a measurement that was interrupted.
+It reports pass@k, votes (maj@k), lengths and rates with 95% intervals, by level if the task has levels. The same command
+continues an interrupted measurement.
 """
 import json
 import re
@@ -50,7 +50,7 @@ def measured_policy():
 
 
 def folder_of(step: int, temperature: float) -> Path | None:
-    """Where the measurement is kept; nowhere for a configuration without --out."""
+    """The folder in which the measurement is kept; None for a configuration without --out."""
     if _OUT.value:
         return Path(_OUT.value)
     if not _WORKDIR.value:

@@ -1,10 +1,10 @@
-"""How much of what an update computes is padding, by layout and by how lengths are spread; lengths alone, no model.
+"""The share of padding in the computation of an update, by layout and by spread of lengths; from lengths alone, no model.
 
   python experiments/padding.py
 
-One row for each spread of lengths: percent of the computed slots that hold no needed token, mean over batches; in brackets that
-of the products of a query with a key in attention. 8 programs are those of a run; 16 are all quarters of both lengths, and 64
-these with all quarters that may be filled.
+One row for each spread of lengths: percent of the computed slots without a needed token, mean over batches; in brackets the
+percent of the products of a query with a key in attention. A run uses 8 programs; 16 are all quarters of both lengths, and
+64 are these with all quarters that may be filled.
 """
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from absl import flags
 from jaxrl_llm import command_line
 
 _BATCHES = flags.DEFINE_integer("batches", 40, "Batches that are drawn of each spread.")
-_PROMPTS, _GROUP, _PARTS = 32, 8, 4  # of a batch; parts whose padding is left out together
+_PROMPTS, _GROUP, _PARTS = 32, 8, 4  # of a batch; parts whose padding is removed together
 _LIMITS = ((512, 1024), (4096, 256))  # prompt and completion tokens
 SPREADS: dict[str, Callable] = {  # shares of a limit
     "uniform": lambda rng, size: rng.uniform(0, 1, size),
@@ -25,7 +25,7 @@ SPREADS: dict[str, Callable] = {  # shares of a limit
 
 
 def rectangular(prompts, lengths, sizes) -> tuple[int, int]:
-    """Slots and products that are computed: all of the shape, or where padding is left out the quarters that are filled."""
+    """Slots and products that are computed: those of the whole shape, or the filled quarters if padding is removed."""
     from jaxrl_llm.training.shapes import quarters_filled, smallest
     (P, G), S, T = lengths.shape, smallest(sizes.prompt_tokens, prompts.max()), smallest(sizes.tokens, lengths.max())
     filled = max(sizes.filled_of(T), quarters_filled(np.arange(T) < lengths[..., None], P // _PARTS))

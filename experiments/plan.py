@@ -1,11 +1,11 @@
-"""Memory and ideal time of a training step on hardware that need not be there: does it fit, on which mesh, and what would.
+"""Memory and ideal time of a training step on hardware that need not exist here: whether it fits, on which mesh, what would.
 
   python experiments/plan.py --model=qwen3_8b --devices=v5p-64 [--mesh="fsdp=32"] [--config=configs/... --config.KEY=VALUE ...]
   python experiments/plan.py --model=qwen3_0.6b,qwen3_8b --devices=h100-8,v5p-64      # a table, changed until it fits
   python experiments/plan.py --model=qwen3_8b --devices=v5p-16 --compiled ...         # beside what the TPU's compiler says
 
-The answer is "fits", "tight" (less than 15% of the usable memory left) or "no"; on devices that have never run what was
-estimated for them, tight is no. "no" ends with advice and exit code 1.
+The answer is "fits", "tight" (less than 15% of the usable memory left) or "no"; on kinds of devices that have never
+run estimated work, tight becomes no. "no" ends with advice and exit code 1.
 """
 import dataclasses
 import json
@@ -37,9 +37,9 @@ def model_of(name: str):
 
 
 def compiled(c, w, device, sizes) -> dict[str, float]:
-    """Bytes per device of an update by the TPU's compiler: what it is given, and what it needs beside it.
+    """Bytes per device of an update by the TPU's compiler: its arguments, and its further memory.
 
-    Those of all layers follow from programs of two and of four: one alone is compiled without a loop.
+    The bytes of all layers are extrapolated from programs of two and four layers: a single one is compiled without a loop.
     """
     os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost"}
     import numpy as np
@@ -66,7 +66,7 @@ def comparison(c, w, device, found) -> str:
     """The compiler's figures beside the plan's."""
     from jaxrl_llm.parallel import plan
     told = compiled(c, w, device, found.mesh)
-    # Where rows are packed, gradients are added up by a program of their own, which is not given the optimiser's state.
+    # With packed rows, a separate program adds up gradients, which does not get the optimiser's state.
     state = plan.state_memory(c, w.optimizer, found.mesh, w.lora_rank) if w.rows else 0.0
     whole = told["given"] + told["beside"] + state
     return (f"by the compiler, from two and four layers: {told['beside'] / 1e9:.2f} GB beside {told['given'] / 1e9:.2f} given"

@@ -1,4 +1,4 @@
-"""What POISE's probe is worth, before any training curve: is the gradient unbiased, are the values good, what does it cost.
+"""The worth of POISE's probe without training curves: whether the gradient is unbiased, the values are good, and the cost.
 
   python experiments/poise.py --part=bias --out=runs/poise_bias
       Enumeration of a one-token policy, then gradients of a warm-started policy: POISE, own features, RLOO, GRPO.

@@ -1,4 +1,4 @@
-"""Writes what policies made of prompts, as a TFDS data set in ArrayRecord: what the generalist value model V0 learns from.
+"""Writes the results of policies on prompts as a TFDS data set in ArrayRecord, on which the value model V0 is trained.
 
   python experiments/record_history.py --runs=runs/a,runs/b --out=runs/history
       Every checkpoint of every run answers the same problems (keep many: --config.checkpoint.keep=100 when training).

@@ -3,10 +3,10 @@
   python experiments/roofline.py --model=qwen3_8b --platform=tpu --work="prompts=8, completion_tokens=1024, dtype=bfloat16"
   python experiments/roofline.py --model=qwen3_0.6b --phases=decode [--device=v5p] [--ops=10]
 
-Nothing is run. --platform=cpu compiles with the compiler of CPUs, --platform=tpu with the TPU's own for a v5p chip that need
-not be there (pip install "jax[tpu]"). Phases: `decode` a step of the sampler at full caches, `prefill` all prompts, `layer` one
-layer forward and backward, `update` an update of all weights. Of all but `layer` models of one and of two layers are compiled;
-their difference stands for each further layer. Seconds are those of the operations one after another, each at its own peak.
+Nothing is run. --platform=cpu compiles with the compiler for CPUs, --platform=tpu with the TPU's own for a v5p chip, which need
+not exist here (pip install "jax[tpu]"). Phases: `decode` a step of the sampler at full caches, `prefill` all prompts, `layer`
+one layer forward and backward, `update` an update of all weights. Except for `layer`, models of one and of two layers are
+compiled; their difference is taken for each further layer. Seconds are the sum over the operations, each at its own peak.
 """
 import dataclasses
 import importlib.util
@@ -30,12 +30,12 @@ _OPS = flags.DEFINE_integer("ops", 0, "How many operations of each program to pr
 _JSON = flags.DEFINE_bool("json", False, "One JSON object per phase instead of a table.")
 
 _TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # there is no chip that two programs could want
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # no chip exists that two programs could compete for
 _FIELDS = ("prompts", "group", "prompt_tokens", "completion_tokens", "micro_batches", "dtype", "remat")
 
 
 def model_of(name: str):
-    """The architecture; ValueError for an unknown one, and for one whose layers differ, which two cannot stand for."""
+    """The architecture; ValueError for an unknown one, and for one whose layers differ, which two layers cannot represent."""
     from jaxrl_llm.models.config import ModelConfig
     from jaxrl_llm.parallel.presets import MODELS
     from jaxrl_llm.registry import one_of
@@ -48,7 +48,7 @@ def model_of(name: str):
 
 
 def work_of(text: str):
-    """What the phases compute."""
+    """The work of the phases."""
     from jaxrl_llm.parallel.plan import Work
     from jaxrl_llm.registry import one_of
     from jaxrl_llm.training.config import keywords
@@ -62,7 +62,7 @@ def work_of(text: str):
 
 
 def mesh_of():
-    """One device of this process, or a v5p chip that need not be there."""
+    """One device of this process, or a v5p chip, which need not exist."""
     import jax
     import numpy as np
     from jax.sharding import Mesh
@@ -78,7 +78,7 @@ def mesh_of():
 
 
 def measured(phase: str, c, w, mesh, device) -> dict:
-    """What the programs of a phase do, and what they cannot do without."""
+    """The cost of the programs of a phase, and their minimum."""
     from jaxrl_llm.parallel import roofline
     from jaxrl_llm.training import ahead
     lower, least = getattr(ahead, f"lower_{phase}"), getattr(roofline, f"{phase}_least")(c, w)
@@ -119,7 +119,7 @@ def main():
             raise ValueError("--platform=tpu needs the TPU's compiler, though no TPU: pip install \"jax[tpu]\"")
         os.environ |= _TPU
         jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_enable_compilation_cache", False)  # which has no place for programs of absent devices
+        jax.config.update("jax_enable_compilation_cache", False)  # it cannot store programs of absent devices
     device, mesh = DEVICES[_DEVICE.value], mesh_of()
     if not _JSON.value:
         names = ("phase", "TFLOP", "times useful", "GB", "times least", "temporaries, GB", "ms", "share of peak", "compiling")

@@ -1,4 +1,4 @@
-"""A router over a fleet of policies: which one answers which prompt, and what success costs for every trade-off.
+"""A router over a fleet of policies: which one answers which prompt, and success against cost for every trade-off.
 
   python experiments/route.py --weights=runs/v0/v0.npz --history=runs/history/policy_history/1.0.0 \\
       --encoder=models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --costs=runs/a=1,runs/b=4,runs/c=16 --out=runs/route [--beta=0.6]
@@ -58,7 +58,7 @@ def predictions(model, params, z, summary, outcomes, shown, asked):
 
 
 def draw(curves, names, costs, single, path: Path) -> None:
-    """Score against mean cost: one line per router, one point per policy on its own."""
+    """Draws score against mean cost: one line per router, one point for each single policy."""
     from jaxrl_llm.figures import COLORS, figure_file
     from jaxrl_llm.values.routing import pareto
     with figure_file(path, 6.4, 4.4) as figure:

@@ -3,13 +3,13 @@
   python experiments/serve.py --model=models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
   python experiments/serve.py --workdir=runs/first [--step=100] --port=8001
 
-Clients share the slots of one engine. It listens on this machine alone; for another --host it wants a token, which clients give
-as bearer token: the environment variable JAXRL_LLM_TOKEN here. With --weights_from=FOLDER weights are published by
+Clients share the slots of one engine. It listens on this machine only; another --host requires a token in the environment
+variable JAXRL_LLM_TOKEN, which clients send as bearer token. With --weights_from=FOLDER weights are published by
 POST /update_weights_from_disk. docs/guides/serving.md has the fields and limits.
 
   python experiments/serve.py --tinker --model=models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-speaks Tinker's API in the place of OpenAI's: clients train LoRA adapters on the model and sample from them.
+offers Tinker's API instead of OpenAI's: clients train LoRA adapters on the model and sample from them.
 """
 import importlib
 import ipaddress
@@ -44,7 +44,7 @@ _WEIGHTS_FROM = flags.DEFINE_string("weights_from", None, "Folder under which we
 
 
 def check_token(host: str, token: str) -> None:
-    """Raises ValueError where others than this machine could ask without a token."""
+    """Raises ValueError if other machines could connect without a token."""
     try:
         local = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -115,7 +115,7 @@ def main():
     except ModuleNotFoundError as error:
         raise ValueError(f"serving needs packages: pip install 'jaxrl_llm[{extra}]' ({error})") from error
     from jaxrl_llm.serving.policy import slot_tokens_of
-    token = os.environ.pop("JAXRL_LLM_TOKEN", "")  # nothing that is started here gets it
+    token = os.environ.pop("JAXRL_LLM_TOKEN", "")  # child processes must not get it
     check_token(_HOST.value, token)
     family = socket.AF_INET6 if ":" in _HOST.value else socket.AF_INET
     with socket.create_server((_HOST.value, _PORT.value), family=family) as listening:

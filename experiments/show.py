@@ -1,4 +1,4 @@
-"""Shows runs: a summary in the terminal and one HTML page that needs no server, no network and no other file.
+"""Shows runs: a summary in the terminal and one self-contained HTML page that needs no server, no network and no other file.
 
   python experiments/show.py runs/first [runs/second ...] [--out=runs/first/page.html] [--completions=1000]
 
@@ -20,7 +20,7 @@ def main():
     from jaxrl_llm.show.page import write_page
     from jaxrl_llm.show.runs import read_runs
     from jaxrl_llm.show.terminal import print_summary
-    folders = flags.FLAGS(sys.argv)[1:]  # what is no flag
+    folders = flags.FLAGS(sys.argv)[1:]  # arguments that are not flags
     if not folders:
         raise ValueError("no run folder is given; usage: python experiments/show.py runs/first [runs/second ...]")
     runs = read_runs(folders)

@@ -25,7 +25,7 @@ def usage() -> str:
 
 
 def main() -> None:
-    """Exit code 2 for a command that does not exist, else that of the command."""
+    """Runs the command; exit code 2 for a command that does not exist, else the command's own."""
     command = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if command in ("-h", "--help"):
         print(usage())

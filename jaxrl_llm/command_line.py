@@ -1,4 +1,4 @@
-"""What every experiment script shares: kept programs and memory, quiet libraries, errors without tracebacks."""
+"""Functions shared by every experiment script: program cache, allocator, quiet libraries, errors without tracebacks."""
 import ast
 import ctypes.util
 import difflib
@@ -18,17 +18,17 @@ from jaxrl_llm.training.variants import MACHINES, PUBLISHED
 
 flags.DEFINE_string("compilation_cache", "~/.cache/jaxrl_llm/xla", "Compiled programs are kept here; '' turns it off.")
 
-_ALLOCATOR_SETTINGS = "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always"  # keep what is freed, in large pages
+_ALLOCATOR_SETTINGS = "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always"  # keep freed memory, in large pages
 
 
 def use_jemalloc() -> None:
-    """Starts this program again with jemalloc as its allocator, where that is installed and jax has no accelerator.
+    """Restarts this program with jemalloc as its allocator, if that is installed and jax has no accelerator.
 
-    XLA takes the memory of a program anew at every call, and glibc returns such large blocks to the system at once: a fifth of
-    a training step on CPUs went into touching new pages. An LD_PRELOAD that is already set, if only to '', is left alone.
+    XLA allocates the memory of a program anew at every call, and glibc returns such large blocks to the system at once: a fifth
+    of a training step on CPUs went into touching new pages. An LD_PRELOAD that is already set, even to '', is respected.
     """
     if "LD_PRELOAD" in os.environ:
-        if os.environ.get("MALLOC_CONF") == _ALLOCATOR_SETTINGS:  # done; not for the programs that this one starts
+        if os.environ.get("MALLOC_CONF") == _ALLOCATOR_SETTINGS:  # already restarted; child programs should not inherit it
             del os.environ["MALLOC_CONF"], os.environ["LD_PRELOAD"]
         return
     if sys.platform != "linux" or any(map(importlib.util.find_spec, ("jax_plugins", "libtpu"))):
@@ -40,7 +40,7 @@ def use_jemalloc() -> None:
 
 
 def run(main: Callable[[], None], *required: str) -> None:
-    """Parses the flags (those `required` must be given) and calls `main()`; expected errors end with a message, exit code 1.
+    """Parses the flags (`required` ones must be given) and calls `main()`; expected errors end with a message, exit code 1.
 
     JAXRL_LLM_TRACEBACK=1 shows where an error came from.
     """
@@ -65,7 +65,7 @@ def run(main: Callable[[], None], *required: str) -> None:
 
 
 def print_table(rows: Sequence[Mapping[str, str | int | float]], title: str) -> None:
-    """Rows of the same columns, `{column: value}`, for the terminal."""
+    """Prints rows with the same columns, `{column: value}`, on the terminal."""
     from rich.console import Console
     from rich.table import Table
     table = Table(title=title)
@@ -79,9 +79,9 @@ def print_table(rows: Sequence[Mapping[str, str | int | float]], title: str) -> 
 
 
 def shipped_config(argument: str) -> str:
-    """`--config=arithmetic:smollm2`, a name instead of a path, with the path of the file that is installed with the package.
+    """Replaces the name in `--config=arithmetic:smollm2` by the path of the file that is installed with the package.
 
-    Other arguments stay as they are. Raises ValueError for a name that no such file has.
+    Other arguments stay unchanged. Raises ValueError for a name that no such file has.
     """
     name = re.fullmatch(r"--config=(\w+)(:.*)?", argument)
     if name is None:
@@ -92,13 +92,13 @@ def shipped_config(argument: str) -> str:
 
 
 def recipe_titles(folder: Path = Path(__file__).parent / "configs") -> dict[str, str]:
-    """The first line of what each config file of the package says of itself, by name; "" of one of yours that says nothing."""
+    """The first docstring line of each config file of the package, by name; "" for a file without one."""
     texts = {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder.glob("[!_]*.py"))}
     return {name: (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0] for name, text in texts.items()}
 
 
 def shipped_configs() -> list[str]:
-    """The config files that are installed with the package, one a line: name and the first line of its docstring."""
+    """The config files that are installed with the package, one per line: name and first line of the docstring."""
     return ["--config=NAME of the config files that are installed, or the path of your own:", "",
             *(f"    {name:15}{title}" for name, title in recipe_titles().items()), "",
             "those for published models have the variants NAME:MODEL-MACHINE, e.g. gsm8k:qwen2.5_1.5b-h100-8", "",
@@ -106,7 +106,7 @@ def shipped_configs() -> list[str]:
 
 
 def help_text() -> str:
-    """What the script that runs is for, its flags and, where it has --config, all keys of a configuration."""
+    """The purpose of the running script, its flags and, if it has --config, all keys of a configuration."""
     script = sys.modules["__main__"]
     purpose = script.__doc__
     for name in COMMANDS if script.__spec__ is not None else ():  # started by the command, not by its path
@@ -118,13 +118,13 @@ def help_text() -> str:
 
 
 def parse(arguments: list[str]) -> list[str]:
-    """Flags as absl reads them; a key that the configuration lacks is a plain error with the nearest ones, no stack trace."""
+    """Parses flags by absl; an unknown key of the configuration is a plain error with the nearest keys, no stack trace."""
     if {"--help", "-h", "-help"} & set(arguments):
         print(help_text())
         sys.exit()
     try:
         return app.parse_flags_with_usage([shipped_config(argument) for argument in arguments])
-    except (AttributeError, KeyError) as error:  # of ml_collections: a KeyError, often nested, says which key and what is near
+    except (AttributeError, KeyError) as error:  # of ml_collections: a KeyError, often nested, names the key and similar ones
         reason = error
         while isinstance(reason, Exception) and reason.args:
             reason = reason.args[0]
@@ -135,7 +135,7 @@ def parse(arguments: list[str]) -> list[str]:
 
 
 def nearest_keys(name: str) -> list[str]:
-    """Up to three keys of a configuration that are like `name`, which is none: by initials (lr), by last part, by spelling."""
+    """Up to three keys of a configuration that resemble an unknown `name`: by initials (lr), by last part, by spelling."""
     from flax.traverse_util import flatten_dict
 
     from jaxrl_llm.registry import nearest
@@ -146,6 +146,6 @@ def nearest_keys(name: str) -> list[str]:
     ends = {key: key.rpartition(".")[2] for key in keys}
     found = [key for key, end in ends.items() if last in (end, "".join(word[0] for word in end.split("_")))]
     found += [key for end in nearest(last, ends.values(), 3, cutoff=0.6) for key in keys if ends[key] == end]
-    if "." in name:  # the section that is meant is known
+    if "." in name:  # it names the section
         found.sort(key=lambda key: -difflib.SequenceMatcher(None, name, key).ratio())
     return list(dict.fromkeys([*found, *nearest(name, keys, 3, cutoff=0.7)]))[:3]

@@ -1,4 +1,4 @@
-"""One optimiser step that refuses what is not finite, and batches cut into micro-batches: shared by policies and critics."""
+"""One optimiser step that refuses non-finite numbers, and the split into micro-batches: shared by policies and critics."""
 import jax
 import jax.numpy as jnp
 import optax
@@ -10,7 +10,7 @@ def split(tree, parts: int):
 
 
 def keep_finite(new, old):
-    """`new`, or `old` if a number of `new` is NaN or infinite that is finite in `old`: states outlive refused batches."""
+    """`new`, or `old` if some number is NaN or infinite in `new` but finite in `old`: states survive refused batches."""
     broken = [jnp.any(~jnp.isfinite(a) & jnp.isfinite(b)) for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(old))
               if jnp.issubdtype(a.dtype, jnp.inexact)]
     bad = jnp.any(jnp.stack(broken)) if broken else False
@@ -19,7 +19,7 @@ def keep_finite(new, old):
 
 def descend(optimizer: optax.GradientTransformation, clip_norm: float | None, grads, loss: jax.Array, tree, opt_state,
             rate: jax.Array | None = None):
-    """One optimiser step, refused where the loss or the gradient is not finite, or all of the gradient is 0.
+    """One optimiser step, refused if the loss or the gradient is not finite, or if the whole gradient is 0.
 
     The gradient is scaled to `clip_norm` if its global norm is larger, the step by `rate` if there is one. Returns `(tree,
     opt_state, norm, finite)`.
@@ -29,12 +29,12 @@ def descend(optimizer: optax.GradientTransformation, clip_norm: float | None, gr
     scale = 1.0 if clip_norm is None else jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
 
     def move(tree, opt_state):
-        clipped = jax.tree.map(lambda g: g * scale, grads)  # within the branch: no scaled copy is written to memory
+        clipped = jax.tree.map(lambda g: g * scale, grads)  # inside the branch, so that no scaled copy is written to memory
         changes, opt_state = optimizer.update(clipped, opt_state, tree)
         if rate is not None:
             changes = jax.tree.map(lambda change: (rate * change).astype(change.dtype), changes)
         return optax.apply_updates(tree, changes), opt_state
 
-    # A branch, not a selection: old and new weights need not both exist.
+    # A branch, not a `where`: old and new weights need not both exist.
     tree, opt_state = jax.lax.cond(finite & (norm > 0), move, lambda *old: old, tree, opt_state)
     return tree, opt_state, norm, finite

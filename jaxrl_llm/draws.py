@@ -1,4 +1,4 @@
-"""Random numbers that belong to a position of the batch, so that padding an axis does not change the others."""
+"""Random numbers tied to a position in the batch, so that padding an axis does not change the others."""
 
 import jax
 import jax.numpy as jnp

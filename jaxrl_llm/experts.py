@@ -1,4 +1,4 @@
-"""Which tokens were written by an expert and not by the policy: `extras["expert"]`, bool[P, G] or bool[P, G, T]."""
+"""Tokens written by an expert and not by the policy: `extras["expert"]`, bool[P, G] or bool[P, G, T]."""
 
 from jax import Array
 
@@ -6,7 +6,7 @@ from jaxrl_llm.rollouts import Rollouts
 
 
 def expert_tokens(rollouts: Rollouts) -> Array:
-    """bool[P, G, T]: counting tokens that were copied from an expert (whole rollouts, or a forced prefix)."""
+    """bool[P, G, T]: trained tokens that were copied from an expert (whole rollouts, or a forced prefix)."""
     expert = rollouts.extras["expert"]
     return rollouts.token_mask & (expert[..., None] if expert.ndim == 2 else expert)
 

@@ -1,10 +1,10 @@
-"""How figures look, and the one way in which they become files."""
+"""The style of figures, and the one function that writes them to files."""
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Okabe and Ito's palette, told apart with any colour vision and in print; then two more for long lists.
+# Okabe and Ito's palette, distinguishable with any colour vision and in print; then two more for long lists.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#000000", "#7A4FBF", "#8B5A2B")
 _STYLE = {
     "font.size": 10,
@@ -28,7 +28,7 @@ _STYLE = {
 
 @contextlib.contextmanager
 def figure_file(path: str | Path, width: float, height: float) -> Iterator[Any]:
-    """An empty matplotlib figure of so many inches that needs no window; written to `path` (PNG) when the block ends well."""
+    """An empty matplotlib figure, size in inches, without a window; written to `path` (PNG) if the block raises no error."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

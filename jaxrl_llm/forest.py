@@ -1,7 +1,8 @@
-"""What was sampled, as columns on the host, and the views of it that are credited.
+"""Sampled trajectories as columns on the host, and the views of them that estimators credit.
 
-A node is a run of tokens with one author. The prompts are roots; what is sampled, or put in, after a node is its child. Nodes
-of one trajectory share its `uid`; a fork gets a new one. Axes beside those of `rollouts`: `N` nodes, `M` tokens of all nodes.
+A node is a run of tokens with one author. The prompts are roots; tokens sampled or inserted after a node are its child.
+Nodes of one trajectory share its `uid`; a fork gets a new one. Axes beside those of `rollouts`: `N` nodes, `M` tokens of all
+nodes.
 """
 import dataclasses
 from collections import Counter
@@ -24,20 +25,20 @@ class Forest:
     """The nodes of a batch.
 
     Attributes:
-      problems: [P], the problems.  facts: what is known of each by name, [P, ...].  draw: i32[P], when it was drawn.
-      uid: i64[N], the trajectory.  parent: i32[N], a node before it, -1 for a prompt.  prompt: i32[N], its place in `problems`.
+      problems: [P], the problems.  facts: facts about each by name, [P, ...].  draw: i32[P], when it was drawn.
+      uid: i64[N], the trajectory.  parent: i32[N], the node before, -1 for a prompt.  prompt: i32[N], its index in `problems`.
       role: i8[N], see `Role`.  length: i32[N], tokens.  stopped: bool[N], ended by itself (False: cut at a limit).
       rewards, components: f32[N], f32[N, K], of trajectories that end here, with the `names` of the K parts; NaN for a part
         that the task of the problem does not have.
-      texts: object[N], without the stop token or stop string.  answers: object[N], what the first reward reads as the answer
-        of a text (None: nothing); None where it reads none.
-      turn_rewards: f32[N], what an environment gave for each node of the policy; None where there is no environment.
-      turn_info: object[N], what it says of each of them, by name, see `turn_info.joined`; None where there is no environment.
+      texts: object[N], without the stop token or stop string.  answers: object[N], the answer that the first reward reads
+        in a text (None: nothing); None if that reward reads no answers.
+      turn_rewards: f32[N], an environment's reward for each node of the policy; None without an environment.
+      turn_info: object[N], the environment's facts about each of them, by name, see `turn_info.joined`; None without one.
       tokens, logprobs, entropies, version: i32[M], f32[M], f32[M], i32[M], the tokens of the nodes one after another, with the
         sampler's log-probs and entropies (nats) and the version of the weights that they were sampled with.
-      solved_above: what a first component exceeds that counts as solved, for each task.
-      decode_steps: steps of the sampler.  computed: tokens that an engine computed.  failures: of rewards, by name.
-      invalid: trajectories that an environment lost and that are no part of the forest, by name.
+      solved_above: threshold of the first component above which a problem counts as solved, for each task.
+      decode_steps: steps of the sampler.  computed: tokens that an engine computed.  failures: failures of rewards, by name.
+      invalid: number of trajectories that an environment lost and that are not in the forest, by name.
     """
 
     problems: tuple[Problem, ...]
@@ -78,14 +79,14 @@ class Forest:
 
     @property
     def offset(self) -> np.ndarray:
-        """i64[N], where the tokens of each node begin."""
+        """i64[N], index of the first token of each node."""
         return np.cumsum(self.length, dtype=np.int64) - self.length
 
     @property
     def leaves(self) -> np.ndarray:
-        """i32[C], the last nodes of all contexts, by prompt, those of a prompt in the order in which they were sampled.
+        """i32[C], the last nodes of all contexts, by prompt, and within a prompt in the order of sampling.
 
-        A trajectory has one context, unless an environment began it anew from the prompt.
+        A trajectory has one context, unless an environment restarted it from the prompt.
         """
         last = np.ones(len(self.uid), bool)
         last[self.parent[self.parent >= 0]] = False
@@ -105,7 +106,7 @@ class Forest:
 
     @property
     def finals(self) -> tuple[np.ndarray, np.ndarray]:
-        """`(trajectory i64[C], last i64[R])`: of each of `leaves` its trajectory, and where each trajectory ends among them."""
+        """`(trajectory i64[C], last i64[R])`: the trajectory of each of `leaves`, and the index of each trajectory's end."""
         leaves = self.leaves
         keys = np.stack([self.prompt[leaves].astype(np.int64), self.uid[leaves]])[:, ::-1]
         _, last, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
@@ -132,9 +133,9 @@ def objects(values: Sequence[Any]) -> np.ndarray:
 
 def plant(problems: Sequence[Problem], ids: Sequence[Sequence[int]], names: Sequence[str], *, answers: bool,
           turns: bool = False, draw: int = 0, solved_above: Sequence[float] = (0.5,)) -> Forest:
-    """The forest of prompts alone: problems with their token ids, names of the reward's parts, and what counts as solved.
+    """A forest of prompts alone: problems with their token ids, names of the reward's parts, and thresholds for solved.
 
-    `answers`, `turns`: whether it has these columns, answers and rewards of turns.
+    `answers`, `turns`: whether it has the columns of answers and of rewards of turns.
     """
     P, length = len(problems), np.array([len(row) for row in ids], np.int32)
     M = int(length.sum())
@@ -153,7 +154,7 @@ def grow(forest: Forest, parent, uid, *, role, length, stopped, rewards, compone
          computed: int = 0, failures: Mapping[str, int] | None = None, invalid: Mapping[str, int] | None = None) -> Forest:
     """The forest with further nodes, `parent i32[n]` being nodes of it; the other columns as in `Forest`.
 
-    Where parents are among the new nodes, which are numbered after those of the forest, `prompt i32[n]` is to be given.
+    If some parents are among the new nodes, which are numbered after those of the forest, `prompt i32[n]` must be given.
     """
     parent = np.asarray(parent, np.int32)
     new = dict(uid=uid, parent=parent, prompt=forest.prompt[parent] if prompt is None else prompt,
@@ -172,7 +173,7 @@ def grow(forest: Forest, parent, uid, *, role, length, stopped, rewards, compone
 
 
 def select(forest: Forest, keep: np.ndarray) -> Forest:
-    """The prompts where `keep bool[P]` is True, with all that belongs to them."""
+    """The prompts where `keep bool[P]` is True, with all their nodes and facts."""
     keep = np.asarray(keep, bool)
     part = _of_nodes(forest, keep[forest.prompt])
     return dataclasses.replace(part, problems=tuple(p for p, kept in zip(forest.problems, keep) if kept),
@@ -188,7 +189,7 @@ def trim(forest: Forest, keep: np.ndarray) -> Forest:
 
 
 def graft(forest: Forest, other: Forest, onto: Sequence[int]) -> Forest:
-    """The forest with the trajectories of `other` too, those of its prompt p after the prompt `onto[p]` of the forest."""
+    """The forest with the trajectories of `other` added, those of its prompt p under the forest's prompt `onto[p]`."""
     whole, count = join([forest, other]), len(forest.uid)
     root = whole.role == Role.PROMPT
     target = np.concatenate([np.arange(len(forest.problems)), onto]).astype(np.int32)[whole.prompt]
@@ -200,7 +201,7 @@ def graft(forest: Forest, other: Forest, onto: Sequence[int]) -> Forest:
 
 
 def _of_nodes(forest: Forest, keep: np.ndarray) -> Forest:
-    """The nodes where `keep bool[N]` is True, with those before them, and all prompts' problems."""
+    """The nodes where `keep bool[N]` is True, with their ancestors, and all prompts' problems."""
     tokens, number = np.repeat(keep, forest.length), np.cumsum(keep) - 1
     columns = {name: getattr(forest, name)[keep] for name in _NODES if getattr(forest, name) is not None}
     columns |= {name: getattr(forest, name)[tokens] for name in _TOKENS}
@@ -229,7 +230,7 @@ def join(forests: Sequence[Forest]) -> Forest:
 
 
 def chains(forest: Forest, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`(node i32[E], row i32[E])`: for each of `ends i32[R]`, its row, the nodes from the prompt (left out) down to it."""
+    """`(node i32[E], row i32[E])`: for each of `ends i32[R]`, its row, the nodes from the prompt (excluded) down to it."""
     at, row, nodes, rows = ends, np.arange(len(ends)), [], []
     while len(at):
         nodes.append(at)
@@ -247,8 +248,8 @@ def paths(forest: Forest, turns: int = 0, facts: Mapping[str, str] | None = None
 
     `shape`: see `view`.
 
-    Where an environment rewards turns there are `step_ids`, the number of the turn of each token, and what `turn_facts` says of
-    at most `turns` of them, with the `facts` of its own, joined as `turn_info.JOINS` says.
+    If an environment rewards turns, there are also `step_ids`, the turn number of each token, and the `turn_facts` of at most
+    `turns` turns, with the environment's `facts`, joined as `turn_info.JOINS` says.
     """
     ends = forest.ends
     node, row = chains(forest, ends)
@@ -262,12 +263,12 @@ def paths(forest: Forest, turns: int = 0, facts: Mapping[str, str] | None = None
 
 
 def turn_facts(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, turns: int) -> dict[str, np.ndarray]:
-    """What is known of the turns of trajectories with an environment, `[R, K]` each, K the most `turns` that one has.
+    """Facts about the turns of trajectories with an environment, `[R, K]` each, K being the maximum number of `turns`.
 
-    `step`: which turn it is, -1 where there is none; `traj`: its trajectory, counted from 0 within its prompt; `step_rewards`:
-    f32, its own reward. `obs`, `act`, `next_obs` are numbers of what was read before it, what the policy said and what was read
-    then: equal texts of one prompt have equal numbers. Behind the last turn it is the end and its reward. `turns` i32[R]: how
-    many there are. Raises ValueError where they are more than K.
+    `step`: number of the turn, -1 where there is none; `traj`: its trajectory, counted from 0 within its prompt;
+    `step_rewards`: f32, its own reward. `obs`, `act`, `next_obs` are numbers of the text before the turn, the policy's text and
+    the text after it: equal texts of one prompt have equal numbers. After the last turn `next_obs` is the end and its reward.
+    `turns` i32[R]: number of turns. Raises ValueError if there are more than K.
     """
     assert forest.turn_rewards is not None
     mine = forest.role[node] == Role.POLICY
@@ -294,10 +295,10 @@ def turn_facts(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarr
 
 
 def turns(forest: Forest, **shape) -> Rollouts:
-    """One rollout for each node of the policy, for methods that credit turns; `extras` says whose and which turn it is.
+    """One rollout for each node of the policy, for methods that credit turns; `extras` has its trajectory and number.
 
-    `traj`, `step` i32[P, G]: the trajectory, counted from 0 within its prompt, and how many nodes of the policy are before it.
-    What the turn read before it is no part of the view.
+    `traj`, `step` i32[P, G]: the trajectory, counted from 0 within its prompt, and the number of policy nodes before it. The
+    text before the turn is not in the view.
     """
     ends = np.flatnonzero(forest.role == Role.POLICY)
     ends = ends[np.argsort(forest.prompt[ends], kind="stable")]
@@ -307,10 +308,10 @@ def turns(forest: Forest, **shape) -> Rollouts:
 
 
 def contexts(forest: Forest, turns: int = 0, facts: Mapping[str, str] | None = None, **shape) -> Rollouts:
-    """As `paths`, for trajectories of several contexts, each a chain of its own with the uid of the whole and its reward.
+    """As `paths`, for trajectories of several contexts, each a separate chain with the uid and reward of the trajectory.
 
-    `extras["traj"]` i32[P, G] numbers the trajectories of a prompt, `turns` i32[P, G] are those of the context. Of the `facts`
-    there are those that are not joined by `turn`, of each context.
+    `extras["traj"]` i32[P, G] numbers the trajectories of a prompt, `turns` i32[P, G] is the number of turns of the context.
+    The `facts` that are not joined by `turn` are included for each context.
     """
     leaves, (which, last) = forest.leaves, forest.finals
     node, row = chains(forest, leaves)
@@ -326,7 +327,7 @@ def contexts(forest: Forest, turns: int = 0, facts: Mapping[str, str] | None = N
 
 
 def _numbered(forest: Forest, ends: np.ndarray) -> np.ndarray:
-    """i32[R], trajectories counted from 0 within each prompt, in the order in which they come."""
+    """i32[R], trajectories counted from 0 within each prompt, in their order."""
     known: dict[tuple[int, int], int] = {}
     count: Counter = Counter()
     for key in zip(forest.prompt[ends].tolist(), forest.uid[ends].tolist()):
@@ -340,17 +341,17 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
          token_extras: Mapping[str, np.ndarray] | None = None, results: np.ndarray | None = None, *, group: int,
          prompts: int, tokens: Callable[[int], int], prompt_tokens: Callable[[int], int], version: int,
          of_problems: Sequence[str] = ()) -> Rollouts:
-    """Rollouts `[prompts, group, T]` of which row r, one of those of its prompt, has the nodes `node` where `row` is r.
+    """Rollouts `[prompts, group, T]` in which row r, among the rows of its prompt, has the nodes `node` where `row` is r.
 
     Args:
-      ends: i32[R], the last node of each, in the order of prompts; its reward is that of the row.
-      extras: further entries of `Rollouts.extras`, [R, ...] each.  token_extras: others, of all tokens, [M] each.
-      results: i32[R], nodes whose rewards are those of the rows; None: `ends`.
+      ends: i32[R], the last node of each, in the order of prompts; its reward is the row's reward.
+      extras: further entries of `Rollouts.extras`, [R, ...] each.  token_extras: further entries per token, [M] each.
+      results: i32[R], nodes whose rewards the rows get; None: `ends`.
       group, prompts: the shape; missing rollouts are not valid, missing prompts are copies of the first without valid rollouts.
-      tokens, prompt_tokens: from the length of the longest, what T and S are.
-      version: of the weights to be trained.  of_problems: numbers in `Problem.extra` that become extras, f32[P].
+      tokens, prompt_tokens: functions from the length of the longest to T and S.
+      version: version of the weights to be trained.  of_problems: numbers in `Problem.extra` that become extras, f32[P].
 
-    Roles are given where others than the policy wrote. Without them all that is there is trained.
+    Roles are set if not only the policy wrote. Without them all present tokens are trained.
     """
     owner, results = forest.prompt[ends], ends if results is None else results
     place = np.arange(len(ends)) - np.searchsorted(owner, owner)
@@ -408,7 +409,7 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
 
 
 def _turn_numbers(forest: Forest) -> np.ndarray:
-    """i32[N], how many nodes of the policy come before a node in its trajectory."""
+    """i32[N], number of policy nodes before a node in its trajectory."""
     number = np.zeros(len(forest.uid), np.int32)
     for node, parent in enumerate(forest.parent.tolist()):  # parents come first
         if parent >= 0:
@@ -437,7 +438,7 @@ def _with_first_repeated(x: np.ndarray, prompts: int) -> np.ndarray:
 
 
 def equal_answers(answers: Sequence[Hashable | None], owner: np.ndarray) -> np.ndarray:
-    """`i32[R]`: equal answers of one prompt have equal numbers, counted from 0 in the order in which they come; None is -1."""
+    """`i32[R]`: equal answers of one prompt have equal numbers, counted from 0 in order of appearance; None is -1."""
     known: dict[tuple[int, Hashable], int] = {}
     count: Counter = Counter()
     numbers = []
@@ -460,7 +461,7 @@ def outcomes(forest: Forest, group: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def versions(forest: Forest) -> np.ndarray:
-    """i32[R], of each trajectory the oldest version of the weights that sampled its tokens; without any the newest of all."""
+    """i32[R], the oldest version of the weights that sampled each trajectory's tokens; without any, the newest of all."""
     node, row = chains(forest, ends := forest.ends)
     newest = forest.version.max(initial=-1)
     oldest, found = np.full(len(forest.uid), newest, np.int32), np.full(len(ends), newest, np.int32)
@@ -471,12 +472,12 @@ def versions(forest: Forest) -> np.ndarray:
 
 
 def metrics(forest: Forest) -> dict[str, float]:
-    """What a batch looks like: rewards, lengths, truncation, groups without a learning signal.
+    """Metrics of a batch: rewards, lengths, truncation, groups without a learning signal.
 
-    `completion/tokens` counts the policy's tokens of all that was drawn, `completion/length` is their mean number in a
-    trajectory, `completion/present` that of all tokens, where others wrote some. `completion/computed` is the number of tokens
-    that an engine computed for each token that there is: above 1 where prefixes were computed twice. Every prompt has the same
-    weight in means of rewards: prompts that are drawn most often are no fair sample.
+    `completion/tokens` counts all policy tokens that were drawn, `completion/length` is their mean number per trajectory,
+    `completion/present` the mean number of all tokens, if not only the policy wrote. `completion/computed` is the number of
+    tokens that an engine computed per existing token: above 1 if prefixes were computed twice. Every prompt has the same weight
+    in means of rewards: prompts that are drawn most often are not a fair sample.
     """
     ends = forest.ends
     owner, rewards = forest.prompt[ends], forest.rewards[ends]

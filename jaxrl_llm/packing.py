@@ -1,8 +1,8 @@
-"""Trajectories as paths through trees of tokens, and the rows in which every node is computed once, joined by an index.
+"""Trajectories as paths through trees of tokens, rows that compute every node once, and the index that joins both.
 
-A prompt with its group is a tree of depth one, a conversation a chain, a search a tree. What is learned from is a view of
-trajectories, `[P, G, T]`; what is computed are rows `[R, N]`, each some nodes with all that they descend from. All of this
-happens on the host, in numpy. The rows go through `Transformer.tree_states`.
+A prompt with its group is a tree of depth one, a conversation a chain, a search a tree. Learning uses a view of
+trajectories, `[P, G, T]`; the model computes rows `[R, N]`, each with some nodes and all their ancestors. Packing runs on the
+host, in numpy. `Transformer.tree_states` computes the rows.
 """
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,14 @@ import numpy as np
 from jaxrl_llm.forest import Forest
 from jaxrl_llm.models.unpadding import through_last
 
-MAX_LENGTHS = 4  # of rows: each is a program to compile
+MAX_LENGTHS = 4  # lengths of rows: each is a program to compile
 
 
 class Trees(NamedTuple):
-    """Nodes of tokens, each of which goes on where its parent ends. Parents come before their children.
+    """Nodes of tokens, each of which continues its parent. Parents come before their children.
 
-    tokens: i32[n], of all nodes, one node after the other.  offsets: i[M + 1], where each begins; the last entry is n.
-    parent: i32[M], -1 for roots. A root is a prompt: its tokens are seen and not learned from.
+    tokens: i32[n], tokens of all nodes, one node after the other.  offsets: i[M + 1], where each begins; the last entry is n.
+    parent: i32[M], -1 for roots. A root is a prompt: its tokens are seen but not trained.
     """
 
     tokens: np.ndarray
@@ -29,14 +29,14 @@ class Trees(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the model computes, `[R, N]` each; nodes of a row lie in depth-first order.
+    """The rows that the model computes, `[R, N]` each; nodes of a row are in depth-first order.
 
-    tokens, positions: i32, of each slot, positions on the way from its root; 0 on padding.
-    end: i32, the first slot behind what descends from the slot's node. A query in slot q sees the keys in slots k with
-      `k <= q < end[k]`: its own node up to itself, and all ancestors wholly. 0 on padding, which nobody sees.
-    before: i32, the slot whose state predicts the token; for the first one of a root, which nothing predicts, itself.
-    wanted: bool, slots whose log-probs are asked for.
-    temperature: f32, at which they are taken; None: that of the policy.
+    tokens, positions: i32, token of each slot, and its position counted from its root; 0 on padding.
+    end: i32, the first slot after the descendants of the slot's node. A query in slot q sees the keys in slots k with
+      `k <= q < end[k]`: its own node up to itself, and all ancestors as a whole. 0 on padding, which no query sees.
+    before: i32, the slot whose state predicts the token; the first slot of a root, which nothing predicts, names itself.
+    wanted: bool, slots whose log-probs are needed.
+    temperature: f32, temperature of these log-probs; None: that of the policy.
     """
 
     tokens: np.ndarray
@@ -53,7 +53,7 @@ class Packed:
 
     rows: see `Rows`.
     node: i32[R, N], the node of each slot; -1 on padding.
-    index: i32[P, G, T], for tokens of trajectories that count the slot that computes them, counted through `[R, N]`; else -1.
+    index: i32[P, G, T], for trained tokens of trajectories the slot that computes them, counted through `[R, N]`; else -1.
     """
 
     rows: Rows
@@ -62,11 +62,11 @@ class Packed:
 
 
 class _Tree(NamedTuple):
-    """A forest in depth-first order: nodes are renumbered such that what descends from node i is `i + 1 .. past[i] - 1`.
+    """A forest in depth-first order: nodes are renumbered such that the descendants of node i are `i + 1 .. past[i] - 1`.
 
-    node: i[M'], the given number of each node; only those that lie on some trajectory.
+    node: i[M'], the original number of each node; only nodes on some trajectory are kept.
     parent: its parent, -1 for roots.  begin, length: its tokens.  above: tokens of all its ancestors.
-    size: tokens of the node and of all that descends from it.  tail: the nearest ancestor that has tokens, -1 for roots.
+    size: tokens of the node and of all its descendants.  tail: the nearest ancestor that has tokens, -1 for roots.
     """
 
     node: np.ndarray
@@ -80,7 +80,7 @@ class _Tree(NamedTuple):
 
 
 def of_forest(forest: Forest, group: int) -> tuple[Trees, np.ndarray]:
-    """The trees of what was sampled, and the leaves `i32[P, group]` of its trajectories as `forest.paths` lays them out."""
+    """The trees of a sampled forest, and the leaves `i32[P, group]` of its trajectories in the order of `forest.paths`."""
     ends = forest.ends
     owner = forest.prompt[ends]
     leaves = np.full((len(forest.problems), group), -1, np.int32)
@@ -89,11 +89,11 @@ def of_forest(forest: Forest, group: int) -> tuple[Trees, np.ndarray]:
 
 
 def of_groups(prompt_tokens, prompt_mask, tokens, mask) -> tuple[Trees, np.ndarray]:
-    """The forest of P prompts with G completions each, and its leaves `i32[P, G]`; -1 without a token that counts.
+    """The forest of P prompts with G completions each, and its leaves `i32[P, G]`; -1 without a trained token.
 
     Args:
       prompt_tokens, prompt_mask: `[P, S]`.
-      tokens, mask: `[P, G, T]`; what lies behind the last token that counts is left out.
+      tokens, mask: `[P, G, T]`; tokens after the last trained one are dropped.
     """
     P, G, _ = mask.shape
     real = np.concatenate([prompt_mask[:, None], np.zeros((P, G, prompt_mask.shape[1]), bool)], 1)  # node 0 of P is its prompt
@@ -107,18 +107,18 @@ def of_groups(prompt_tokens, prompt_mask, tokens, mask) -> tuple[Trees, np.ndarr
 
 
 def pack(forest: Trees, leaves: np.ndarray, mask: np.ndarray, lengths: Sequence[int], multiple: int = 1) -> Packed:
-    """The rows that compute all trajectories, and where each of their tokens is found.
+    """The rows that compute all trajectories, and the slot of each of their tokens.
 
-    A token is computed once, but for prefixes of what does not fit one row: they are repeated in each row that goes on from
-    them. Of the `lengths` the one is taken that needs the fewest slots, the shorter of two that need as many.
+    A token is computed once, except for prefixes of trees that do not fit one row: they are repeated in each row that continues
+    them. Of the `lengths`, the one that needs the fewest slots is used, the shorter one of equals.
 
     Args:
       forest: the nodes.
       leaves: `i32[P, G]`, the node in which each trajectory ends; -1: there is none.
-      mask: `bool[P, G, T]`, which of the first T tokens behind its root a trajectory is learned from. Those without any are not
+      mask: `bool[P, G, T]`, which of the first T tokens after its root are trained. Trajectories without any are not
         computed.
       lengths: the row lengths to choose from, at most `MAX_LENGTHS`.
-      multiple: the number of rows is filled up to a multiple of it.
+      multiple: the number of rows is padded to a multiple of it.
     Raises:
       ValueError: when a trajectory is longer than every row, or the arguments do not describe one.
     """
@@ -150,12 +150,12 @@ def at_temperatures(packed: Packed, temperature_P: np.ndarray) -> Packed:
 
 
 def _depth_first(forest: Trees, leaves: np.ndarray) -> tuple[_Tree, np.ndarray]:
-    """The nodes on the way to any of the leaves in depth-first order, and the place of each node there (-1: none)."""
+    """The nodes on the path to any of the leaves in depth-first order, and the place of each node there (-1: none)."""
     parent, length = np.asarray(forest.parent), np.diff(forest.offsets)
     if len(length) != len(parent) or (parent >= np.arange(len(parent))).any():
         raise ValueError("forest.parent names a node that does not come before its child, or forest.offsets does not fit it")
     order = _order(parent, leaves)
-    place = np.full(len(parent) + 1, -1)  # the last entry is that of no node
+    place = np.full(len(parent) + 1, -1)  # the last entry is for "no node"
     place[order] = np.arange(len(order))
     parent, length = place[parent[order]], length[order]
     if empty := [int(i) for i in order[(parent < 0) & (length == 0)]]:
@@ -171,7 +171,7 @@ def _depth_first(forest: Trees, leaves: np.ndarray) -> tuple[_Tree, np.ndarray]:
 
 
 def _order(parent: np.ndarray, leaves: np.ndarray) -> np.ndarray:
-    """The nodes on the way to any of the leaves, depth first."""
+    """The nodes on the path to any of the leaves, depth first."""
     used, children = np.zeros(len(parent), bool), [[] for _ in parent]
     used[leaves[leaves >= 0]] = True
     for i in range(len(parent) - 1, -1, -1):
@@ -195,7 +195,7 @@ def _path(tree: _Tree, leaf: int) -> list[int]:
 
 
 def _pieces(tree: _Tree, length: int) -> Iterator[int]:
-    """Nodes whose subtrees, as large as they can be, fit a row of this length together with their ancestors."""
+    """Nodes whose subtrees, as large as possible, fit a row of this length together with their ancestors."""
     i = 0
     while i < len(tree.node):
         if tree.above[i] + tree.size[i] <= length:
@@ -208,7 +208,7 @@ def _pieces(tree: _Tree, length: int) -> Iterator[int]:
 def _fill(tree: _Tree, length: int) -> list[np.ndarray]:
     """The nodes of each row: the largest pieces first, each into the first row with room.
 
-    Rows that hold already more of what leads to it are tried before others.
+    Rows that already hold more of a piece's ancestors are tried first.
     """
     pieces = sorted(_pieces(tree, length), key=lambda i: (-(tree.above[i] + tree.size[i]), i))
     free, rows, holding = np.zeros(len(pieces), int), [], {}
@@ -234,7 +234,7 @@ def _fill(tree: _Tree, length: int) -> list[np.ndarray]:
 
 
 def _lay_out(forest: Trees, tree: _Tree, filled: list[np.ndarray], count: int, length: int):
-    """`(rows, node, home)`: what lies in each slot, and the slot, counted through all rows, where each node begins first."""
+    """`(rows, node, home)`: the contents of each slot, and the first slot, counted through all rows, of each node."""
     def zeros(dtype=np.int32):
         return np.zeros((count, length), dtype)
     rows = Rows(zeros(), zeros(), zeros(), zeros(), zeros(bool))

@@ -12,13 +12,13 @@ Factory = Callable[..., Any]
 
 
 def nearest(given: object, allowed: Iterable[str], count: int, cutoff: float = 0.5) -> list[str]:
-    """Up to `count` of the names that are spelled most like what was given, the best first."""
+    """Up to `count` of the allowed names that are spelled most like the given one, the best first."""
     found = difflib.get_close_matches(str(given), sorted(allowed), n=count, cutoff=cutoff)
-    return sorted(found, key=lambda name: sorted(name) != sorted(str(given)))  # letters in another order are likeliest
+    return sorted(found, key=lambda name: sorted(name) != sorted(str(given)))  # swapped letters come first
 
 
 def unknown(what: str, given: object, allowed: Iterable[str]) -> ValueError:
-    """The error for a name that does not exist: what was given, the nearest match, and all that is allowed."""
+    """The error for a name that does not exist: the given name, the nearest match, and all allowed names."""
     allowed = sorted(allowed)
     near = nearest(given, allowed, 1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -67,10 +67,10 @@ def discover(package: str, path: Iterable[str]) -> None:
 
 
 def make(table: dict[str, Factory], kind: str, slug: str, hyper: dict[str, Any], made: type | None = None) -> Any:
-    """What the factory of that name in `table` makes of `hyper`; with `made`, the type of it, also your own "module:function".
+    """Calls the factory of that name in `table` with `hyper`; with `made`, the result's type, also your own "module:function".
 
-    Raises ValueError with the nearest match for an unknown name or keyword, TypeError where a function of yours returns
-    something else.
+    Raises ValueError with the nearest match for an unknown name or keyword, TypeError if your own function
+    returns another type.
     """
     module, colon, function = slug.partition(":") if made else (slug, "", "")
     if not colon:

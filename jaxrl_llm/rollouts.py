@@ -1,7 +1,7 @@
 """The data that flows through the library: `Prompts` go into the sampler, `Rollouts` come out and go into the learner.
 
 Axes: `P` prompts in the batch, `G` rollouts per prompt, `S` prompt tokens, `T` completion tokens, `K` reward parts.
-All shapes are static. What varies in length is padded; `mask`, `role` and `valid` say what is real.
+All shapes are static. Axes of varying length are padded; `mask`, `role` and `valid` say what is real.
 """
 
 import enum
@@ -28,7 +28,7 @@ def _axes(axes: str) -> Any:
 
 
 class Role(enum.IntEnum):
-    """Who wrote a token. Padding is 0: what is filled up with zeros is filled up with padding."""
+    """Who wrote a token. Padding is 0, so that filling up with zeros means padding."""
 
     PADDING = 0
     POLICY = 1
@@ -39,20 +39,21 @@ class Role(enum.IntEnum):
 
 
 class Rollouts(struct.PyTreeNode):
-    """Sampled completions of P prompts, G each, with everything that was measured on them. Fields not needed are None.
+    """Sampled completions of P prompts, G each, with all measurements on them. Fields that are not needed are None.
 
     `mask` is True on trained tokens, those that count in the loss (the stop token counts); `valid` is False on padding in the
-    G axis. `role`, a `Role` for each token, says who wrote it, and thereby what is there at all (`present`). The two are two
-    things: an environment's answer is there and not trained, an expert's token can be both. Tokens that are there and not
-    trained are holes of the mask. The model reads them; advantages, losses and statistics of tokens leave them out, and the
-    successor of a trained token is the next trained one. Without roles all that is there is trained, and no mask has holes.
-    Padding lies behind what is there, never within: positions are slots. Numbers of trained tokens (`lengths`) are no indices.
+    G axis. `role`, a `Role` for each token, says who wrote it, and thereby which tokens are present (`present`). Present tokens
+    need not be trained: an environment's answer is present and not trained, an expert's token can be both. Tokens that are
+    present but not trained are holes of the mask. The model reads them; advantages, losses and statistics of tokens ignore
+    them, and the successor of a trained token is the next trained one. Without roles all present tokens are trained, and masks
+    have no holes. Padding comes after the present tokens, never between them, so positions are slots. Numbers of trained tokens
+    (`lengths`) are not indices.
     `extras` holds the inputs of particular methods by name (each leaf starts with axis P): for instance
     `truncated`, `correct` bool[P, G], `traj`, `obs`, `act`, `agent`, `parent` i32[P, G], `teacher_logprobs` f32[P, G, T].
-    `temperature` is the sampler's, where it changes in a run: log-probs are taken at it.
-    `loss_weights` is what `Objective.weights` returned for the whole mini-batch, when this is a part of one.
+    `temperature` is the sampler's temperature if it changes in a run: log-probs are taken at it.
+    `loss_weights` is the result of `Objective.weights` for the whole mini-batch, if this is a part of one.
     `filled` (1 to 4, static) is a promise: of the prompts that go through the model at once, at most `filled` quarters of the
-    `[., G, T]` slots are trained tokens or have one behind them. The other slots are not computed.
+    `[., G, T]` slots are trained tokens or have one after them. The other slots are not computed.
     """
 
     mask: Array = struct.field(metadata={"axes": "PGT"})
@@ -93,7 +94,7 @@ class Rollouts(struct.PyTreeNode):
 
     @property
     def lengths(self) -> Array:
-        """i32[P, G]: number of trained tokens of each rollout; where the last of them lies it does not say."""
+        """i32[P, G]: number of trained tokens of each rollout; it is not the index of the last one."""
         return jnp.sum(self.token_mask, axis=-1, dtype=jnp.int32)
 
     @property
@@ -103,14 +104,14 @@ class Rollouts(struct.PyTreeNode):
 
     @property
     def score(self) -> Array:
-        """f32[P, G]: the first reward component, unweighted and unshaped; the rewards where no components are recorded."""
+        """f32[P, G]: the first reward component, unweighted and unshaped; the rewards if no components are recorded."""
         return self.rewards if self.reward_components is None else self.reward_components[..., 0]
 
     @property
     def correct(self) -> Array:
         """bool[P, G]: right answers, as recorded in `extras["correct"]`; without that record, rewards above 0.5.
 
-        A total reward may hold bonuses and penalties: where it does, only the record tells right from wrong.
+        A total reward may contain bonuses and penalties: only the record then tells right from wrong.
         """
         return self.extras["correct"].astype(bool) if "correct" in self.extras else self.rewards > 0.5
 
@@ -147,10 +148,10 @@ _MEASURED = ("rewards", "reward_components", "entropies", "features", "behavior_
 
 
 def in_float(x: Array, name: str) -> Array:
-    """`x` in float32, or as it is in float32 and float64.
+    """`x` in float32; float32 and float64 stay unchanged.
 
-    Sums of halves round and overflow, those of integers and booleans truncate what is divided. Raises TypeError for what is no
-    real number.
+    Sums of 16-bit floats round and overflow, and divisions of integers and booleans truncate. Raises TypeError for numbers that
+    are not real.
     """
     dtype = x.dtype
     if dtype in (jnp.float32, jnp.float64):
@@ -161,7 +162,7 @@ def in_float(x: Array, name: str) -> Array:
 
 
 def measured(rollouts: Rollouts) -> Rollouts:
-    """The rollouts with all that was measured in float32 (see `in_float`); of `extras`, which may hold ids, the halves only."""
+    """The rollouts with all measurements in float32 (see `in_float`); of `extras`, which may hold ids, only 16-bit floats."""
     cast = {name: in_float(value, name) for name in _MEASURED if (value := getattr(rollouts, name)) is not None}
     def floating(x):
         return in_float(x, "extras") if jnp.issubdtype(x.dtype, jnp.floating) else x
@@ -171,7 +172,7 @@ def measured(rollouts: Rollouts) -> Rollouts:
 def clean(rollouts: Rollouts, *needs: str) -> Rollouts:
     """`check` and `measured`, then zero floating entries of padding and holes: no NaN or infinity can leak out of them.
 
-    What is no floating number, an id for instance, stays: it has to be read with the mask.
+    Entries that are not floating-point, such as ids, stay: read them with the mask.
     """
     rollouts = measured(check(rollouts, *needs))
     tokens, valid = rollouts.token_mask, rollouts.valid
@@ -181,7 +182,7 @@ def clean(rollouts: Rollouts, *needs: str) -> Rollouts:
             return x
         return jnp.where(real.reshape(real.shape + (1,) * (x.ndim - real.ndim)), x, jnp.zeros((), x.dtype))
 
-    def of_shape(x):  # what lies in extras has no declared axes
+    def of_shape(x):  # entries of extras have no declared axes
         if x.shape[:3] == tokens.shape:
             return zero(x, tokens)
         return zero(x, valid) if x.shape[:2] == valid.shape else x
@@ -199,7 +200,7 @@ def seen_returns(rollouts: Rollouts) -> Array:
 
 
 def take(rollouts: Rollouts, start: int, size: int) -> Rollouts:
-    """The prompts `start : start + size` of a batch with all that belongs to them (`start` may be traced)."""
+    """The prompts `start : start + size` of a batch with all their data (`start` may be traced)."""
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=0), rollouts)
 
 

@@ -1,4 +1,4 @@
-"""Finds what has a name here by words: methods, keys of the configuration, recipes, tasks, rewards, environments, optimisers.
+"""Finds named things by words: methods, keys of the configuration, recipes, tasks, rewards, environments, optimisers.
 
   jaxrl_llm search entropy            # or python -m jaxrl_llm.search
   jaxrl_llm search 2402.03300         # the rows of a paper
@@ -13,7 +13,7 @@ from jaxrl_llm.registry import nearest
 
 
 class Entry(NamedTuple):
-    """Something that a run can name: its kind, the name, how a command line says it, and what it is."""
+    """Something that a run can name: its kind, its name, its form on a command line, and a description."""
 
     kind: str
     name: str
@@ -22,7 +22,7 @@ class Entry(NamedTuple):
 
 
 def entries() -> Iterator[Entry]:
-    """Everything there is, by kind."""
+    """All entries, by kind."""
     from jaxrl_llm import environments, rewards, tasks
     from jaxrl_llm.command_line import recipe_titles
     from jaxrl_llm.training import config_page, optimizers

@@ -30,7 +30,7 @@ def first(group_PGG: Array) -> Array:
 
 
 def once(group_PGG: Array, unit_PGG: Array) -> Array:
-    """bool[P, G, G]: `group` with one row left of each `unit`, e.g. one row per trajectory."""
+    """bool[P, G, G]: `group` with only one row of each `unit`, e.g. one row per trajectory."""
     return group_PGG & first(unit_PGG)[:, None, :]
 
 
@@ -71,7 +71,7 @@ def relative(
 ) -> Array:
     """[P, G]: `(x - mean) / (std + eps)` over each row's group, or `x - mean` with `mode="mean_norm"`.
 
-    A group of one gets 0, or with `singleton="raw"` what mean 0 and std 1 give; equal rows get exactly 0, and so does a
+    A group of one gets 0, or with `singleton="raw"` the value for mean 0 and std 1; equal rows get exactly 0, and so does a
     row without a group.
     """
     size = count(group_PGG)
@@ -100,7 +100,7 @@ def discounted_return(
 ) -> Array:
     """[P, G]: `R_t = x_t + gamma * R_{t+1}` along each trajectory, in the order of `step`.
 
-    Where `flows` is False a turn neither takes from its successor nor gives to its predecessor.
+    Where `flows` is False, a turn neither receives return from its successor nor passes any to its predecessor.
     """
     order, follows = _in_time(valid_PG, traj_PG, step_PG)
     if flows_PG is not None:

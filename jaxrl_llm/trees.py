@@ -1,7 +1,7 @@
 """One tree of rows per prompt, from node ids: `matrix[p, i, j]` relates row i to row j.
 
 `node` i32[P, G] numbers the rows of a prompt in any order, `parent` i32[P, G] is the number of the row that a row
-continues, -1 if it starts at the prompt. A row whose parent is not among the valid rows counts as starting there too.
+continues, -1 if it starts at the prompt. A row whose parent is not among the valid rows also counts as starting at the prompt.
 """
 
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def children(valid_PG: Array, node_PG: Array, parent_PG: Array) -> Array:
 
 
 def descendants(children_PGG: Array, valid_PG: Array) -> Array:
-    """bool[P, G, G]: row j is row i itself or lies below it."""
+    """bool[P, G, G]: row j is row i itself or one of its descendants."""
     size = children_PGG.shape[-1]
     reach = children_PGG | (jnp.eye(size, dtype=bool)[None] & valid_PG[:, :, None])
     for _ in range((size - 1).bit_length()):  # each squaring doubles the length of the paths

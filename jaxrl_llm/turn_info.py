@@ -1,4 +1,4 @@
-"""What an environment says of turns (`Turn.info`), as entries of the extras of trajectories."""
+"""Facts that an environment reports about turns (`Turn.info`), as entries of the extras of trajectories."""
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,18 +18,18 @@ JOINS = {
     "spans": "i32[P, G, T], numbers of parts of the text, given as (start, end, number) in characters; -1 elsewhere",
 }
 AGENT, RETURNS, AGENT_RETURNS = "agent", "returns", "agent_returns"
-EOS = "eos"  # whether the policy ended the turn by a stop token, which the sampler says
+EOS = "eos"  # whether the policy ended the turn by a stop token, as the sampler reports
 
 
 class Joined(NamedTuple):
-    """Entries of extras by name: `rows` [R, ...] of trajectories, `tokens` [M] of all tokens of a forest."""
+    """Entries of extras by name: `rows` [R, ...] for trajectories, `tokens` [M] for all tokens of a forest."""
 
     rows: dict[str, np.ndarray]
     tokens: dict[str, np.ndarray]
 
 
 def check(facts: Mapping[str, str], info: Mapping[str, Any]) -> None:
-    """Raises ValueError where `info` of a turn lacks one of the facts, or holds something that does not fit its join."""
+    """Raises ValueError if the `info` of a turn lacks one of the facts, or holds a value that does not fit its join."""
     for name, join in facts.items():
         value, wanted = info.get(name), "a number or a boolean"
         fits = isinstance(value, (bool, int, float)) or name == EOS
@@ -44,9 +44,9 @@ def check(facts: Mapping[str, str], info: Mapping[str, Any]) -> None:
 
 
 def of_tokens(facts: Mapping[str, str], info: Mapping[str, Any], starts: Sequence[int], ended: bool) -> dict[str, Any]:
-    """What is known of a turn whose tokens begin at these places of its text, and which a stop token `ended` or not.
+    """The facts of a turn whose tokens begin at these places of its text; `ended` says whether by a stop token.
 
-    Spans of characters become a number for each token: that of the last span which holds the place where it begins.
+    Spans of characters become a number for each token: the number of the last span that contains the token's beginning.
     """
     found = {**info, **({EOS: ended} if EOS in facts else {})}
     for name in (name for name, join in facts.items() if join == "spans"):
@@ -58,7 +58,7 @@ def of_tokens(facts: Mapping[str, str], info: Mapping[str, Any], starts: Sequenc
 
 
 def check_joins(facts: Mapping[str, str]) -> None:
-    """Raises ValueError for a join that does not exist, and where `agent` is not one of turns."""
+    """Raises ValueError for a join that does not exist, and if `agent` is not joined by turn."""
     for name, join in facts.items():
         one_of(f"join of the fact {name!r}", join, JOINS)
     if facts.get(AGENT, "turn") != "turn":
@@ -71,12 +71,12 @@ def joined(facts: Mapping[str, str], info: np.ndarray, node: np.ndarray, row: np
 
     Args:
       facts: name -> join, see `JOINS`.
-      info: object[N], of each node, by name; read for those in `node`.
-      node, row: i32[E], the turns of the policy in their order, and whose they are, in ascending order.
-      length: i32[N], tokens of each node.  rewards: f32[R], of the trajectories.
+      info: object[N], the facts of each node, by name; read for the nodes in `node`.
+      node, row: i32[E], the turns of the policy in their order, and the trajectory of each, in ascending order.
+      length: i32[N], tokens of each node.  rewards: f32[R], rewards of the trajectories.
 
-    Where `agent` is a fact there is `agent_returns` f32[R, K] beside it: of each turn what its agent gets, by the list
-    `returns` in the info of the last turn, or the reward of the trajectory where that has no such list.
+    If `agent` is a fact, there is `agent_returns` f32[R, K] beside it: the return of each turn's agent, from the list
+    `returns` in the info of the last turn, or the reward of the trajectory if that has no such list.
     """
     found, tokens = dict[str, np.ndarray](), dict[str, np.ndarray]()
     step = np.arange(len(row)) - np.searchsorted(row, row)
@@ -115,7 +115,7 @@ def _of_tokens(join: str, values: np.ndarray, node: np.ndarray, length: np.ndarr
 
 
 def _lists(name: str, info: np.ndarray, node: np.ndarray, row: np.ndarray, rows: int) -> np.ndarray:
-    """f32[R, L], of each row the list of its last turn. Raises ValueError for lists of several lengths."""
+    """f32[R, L], the list of each row's last turn. Raises ValueError for lists of different lengths."""
     lists = {line: info[one][name] for one, line in zip(node.tolist(), row.tolist())}
     if len(lengths := {len(values) for values in lists.values()}) > 1:
         raise ValueError(f"the lists {name!r} of an environment have the lengths {sorted(lengths)}; give all the same one")
@@ -126,7 +126,7 @@ def _lists(name: str, info: np.ndarray, node: np.ndarray, row: np.ndarray, rows:
 
 
 def _numbers(name: str, info: np.ndarray, node: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """i32[M], of each token its number; -1 in other nodes than these."""
+    """i32[M], the number of each token; -1 in other nodes."""
     found, start = np.full(length.sum(), -1, np.int32), np.cumsum(length) - length
     for one in node.tolist():
         found[start[one]:start[one] + length[one]] = info[one][name]

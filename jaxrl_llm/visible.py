@@ -1,4 +1,4 @@
-"""Text of unknown origin, fit to be looked at: nothing in it stays unseen or steers a terminal or the direction of writing."""
+"""Makes text of unknown origin safe to display: nothing stays invisible or controls a terminal or the writing direction."""
 import re
 
 # Default_Ignorable_Code_Point of Unicode, as far as categories do not tell it: a joiner, fillers and variation selectors are
@@ -7,11 +7,11 @@ _IGNORABLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u316
 
 
 def visible(text: str) -> str:
-    r"""The text with every character that draws nothing spelled out, such as \x1b, \u202e or \U000e0041; \n and \t stay.
+    r"""The text with every invisible character spelled out, such as \x1b, \u202e or \U000e0041; \n and \t stay.
 
-    These are those of the categories C (controls, formats, surrogates, private and unassigned ones) and Z but the space, and
-    those that Unicode says to ignore. The viewer's page does so to completions, but for spaces of other widths, by `HIDDEN`
-    in page.js.
+    These are the categories C (controls, formats, surrogates, private and unassigned ones) and Z except the space, and the
+    characters that Unicode says to ignore. The viewer's page does the same to completions, except for spaces of other widths,
+    by `HIDDEN` in page.js.
     """
     if text.isprintable() and not _IGNORABLE.search(text):
         return text

@@ -73,7 +73,7 @@ def measure(config, *, batches: int, completions: int, reference: int, rows: int
 
 
 def compare(x: np.ndarray, rloo: np.ndarray, reference: np.ndarray, rescale: bool) -> dict[str, float]:
-    """What the estimates `x [K, n]` are worth, with jackknife standard errors over the K batches.
+    """The quality of the estimates `x [K, n]`, with jackknife standard errors over the K batches.
 
     `scale`: projection of their mean on the reference, in units of it; 1 for an unbiased estimate. `cosine`: with the
     reference, as it comes; `cosine without noise`: squared lengths from products of different batches, in which

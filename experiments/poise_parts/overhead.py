@@ -1,4 +1,4 @@
-"""What the probe costs: capture in the score pass, prediction, buffer and refit, as shares of a training step."""
+"""The cost of the probe: capture in the score pass, prediction, buffer and refit, as shares of a training step."""
 import dataclasses
 import functools
 import time
@@ -16,7 +16,7 @@ from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.metrics import PhaseTimer
 
-# The paper's larger policy and its step, counted instead of run: 1024 prompts x 2, here with 512 + 2048 tokens.
+# The paper's larger policy and its step, counted but not run: 1024 prompts x 2, here with 512 + 2048 tokens.
 LARGE = ModelConfig(vocab_size=151_936, hidden_size=2560, num_layers=36, num_heads=32, num_kv_heads=8, head_dim=128,
                     mlp_size=9728)
 PROMPTS, PROMPT, COMPLETION = 1024, 512, 2048
@@ -89,7 +89,7 @@ def steps(config, repeats: int) -> tuple[dict, dict]:
     run, params = fixed_policy.fixed(config, prompts, 2)
     state = setup.initial_state(run, params)
     found = []
-    for number in range(repeats + 2):  # the first compiles; a batch may still be in a length of its own
+    for number in range(repeats + 2):  # the first compiles; a later batch may still have a new length
         timer, began = PhaseTimer(), time.perf_counter()
         finished = run.source.next(state, timer)
         state = run.learner.learn(state, finished.rollouts, timer=timer).state
@@ -113,7 +113,7 @@ def matrix_rate() -> float:
 
 
 def large_step_flops() -> float:
-    """Useful operations of a step of the large policy: sampling and one update, which captures on its way."""
+    """Useful operations of a step of the large policy: sampling and one update, which also captures features."""
     decode = 2 * flops.decode_flops(LARGE, PROMPT, COMPLETION)
     packed = flops.packed_flops(LARGE, PROMPT, [COMPLETION] * 2)
     return PROMPTS * (flops.prefill_flops(LARGE, [PROMPT]) + decode + 3 * packed)

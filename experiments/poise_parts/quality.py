@@ -119,7 +119,7 @@ def by_cross_validation(name, columns, labels, group, options) -> float:
 
 
 def noisy(rewards: np.ndarray, seed: int) -> np.ndarray:
-    """Numbers as far from the target as the true values would be: it is the mean of so many draws at a prompt's rate."""
+    """Numbers as far from the target as true values would be: the target is a mean of a few draws at a prompt's rate."""
     rate, n = rewards.mean(1, keepdims=True), rewards.shape[1] - 1
     target = (rewards.sum(1, keepdims=True) - rewards) / n
     draws = np.random.default_rng(seed).binomial(n, np.clip(rate, 0, 1), rewards.shape) / n

@@ -1,4 +1,4 @@
-"""Policies of run folders: their checkpoints, and what they make of prompts."""
+"""Policies of run folders: their checkpoints, and their results on prompts."""
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from jaxrl_llm.values import encoder
 
 
 def checkpoints(folder: str | Path, *, newest: bool = False) -> Iterator[tuple[int, setup.Run, dict, dict | None]]:
-    """`(step, run, params, lora)` of every checkpoint of a run, or of the newest alone; FileNotFoundError if it is no run."""
+    """`(step, run, params, lora)` of every checkpoint of a run, or of the newest; FileNotFoundError if it is not a run."""
     if not is_run(Path(folder)):
         raise FileNotFoundError(f"{folder} is no run folder: its config.json is missing; give the --workdir of a training run")
     run, params = setup.build(ConfigDict(json.loads((Path(folder) / "config.json").read_text())["config"]))

@@ -1,4 +1,4 @@
-"""Predictions of success for policies that nobody trained on: V0 beside everything that is simpler."""
+"""Predictions of success for policies unseen in training: V0 beside simpler predictors."""
 import functools
 from typing import NamedTuple
 
@@ -47,7 +47,7 @@ def compact(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def in_context_predictions(found: Cases, features: np.ndarray, predict) -> np.ndarray:
-    """f32[S, U] of a function `(context [N, F], outcomes [N], mask [N], queries [Q, F]) -> [Q]`; NaN where nobody asked."""
+    """f32[S, U] of a function `(context [N, F], outcomes [N], mask [N], queries [Q, F]) -> [Q]`; NaN where not asked."""
     rows, real = compact(found.context)
     asked, live = compact(found.asked)
     outcomes = np.where(real, np.nan_to_num(np.take_along_axis(found.known, rows, 1)), 0).astype(np.float32)
@@ -61,7 +61,7 @@ def in_context_predictions(found: Cases, features: np.ndarray, predict) -> np.nd
 
 
 def strangers(found: Cases, everyone: Cases, rng: np.random.Generator) -> Cases:
-    """The same questions with the context of another policy: what is left is what the prompt alone says."""
+    """The same questions with the context of another policy: this measures what the prompt alone predicts."""
     order = np.array([rng.choice(np.flatnonzero(everyone.policy != m)) for m in found.policy])
     return found._replace(known=np.where(found.asked, found.known, everyone.known[order]), context=everyone.context[order])
 
@@ -100,9 +100,9 @@ def other_policies(data: History, policies: np.ndarray, found: Cases) -> np.ndar
 
 
 def features_of(path: str, data: History, training: np.ndarray, model: v0.V0, params) -> dict[str, np.ndarray]:
-    """What predictions read of the prompts, `[U, ...]`: `summary`, pooled states of the encoder at `path`, and `z`, V0's.
+    """Features of the prompts, `[U, ...]`: `summary`, pooled states of the encoder at `path`, and `z`, V0's.
 
-    A head without an adapter reads the leading principal components of the summary, found on the prompts in `training`.
+    A head without an adapter reads the leading principal components of the summary, computed on the prompts in `training`.
     """
     states, mask = map(jnp.asarray, fleet.load_encoder(path).encode(data.prompts))
     summary = np.asarray(encoder.summary(states, mask))
@@ -137,7 +137,7 @@ def scores(predicted: np.ndarray, found: Cases) -> dict[str, float]:
 
 
 def predictors(model: v0.V0, params, features: dict[str, np.ndarray]) -> dict:
-    """Name -> (features of the prompts, in-context function): what needs no training on policies, and V0."""
+    """Name -> (features of the prompts, in-context function): predictors without training on policies, and V0."""
     plain = {"context mean": in_context.context_mean, "nearest neighbours": in_context.nearest, "ridge": in_context.ridge,
              "logistic": in_context.logistic}
     head = functools.partial(model.logits, params)

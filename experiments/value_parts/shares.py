@@ -1,4 +1,4 @@
-"""Expected worth of rollout budgets: how many groups hold both outcomes when a fixed total is shared out."""
+"""Expected value of rollout budgets: how many groups have both outcomes when a fixed total is allocated."""
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,10 +17,10 @@ def signal(success: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def in_rounds(rewards: np.ndarray, total: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:
-    """Reinforce-Ada with the same total: pairs of rollouts for whoever lacks a right or a wrong one, until all are spent.
+    """Reinforce-Ada with the same total: pairs of rollouts for prompts that lack a right or a wrong one, until all are spent.
 
-    `rewards` [P, K] holds what would be drawn. Returns how many each prompt draws, i32[P], and the rounds it took. Who is
-    served is drawn by lot where the rest of the total does not last for all.
+    `rewards` [P, K] holds the outcomes to draw from. Returns how many each prompt draws, i32[P], and the number of rounds. If
+    the rest of the total is not enough for all such prompts, a random choice decides which are served.
     """
     prompts, most = rewards.shape
     counts, rounds = np.full(prompts, 2), 1
@@ -44,7 +44,7 @@ def outcome_of(success: np.ndarray, counts: np.ndarray) -> dict[str, float]:
 
 def outcome_in_rounds(success: np.ndarray, total: int, most: int, rng: np.random.Generator, repeats: int = 20
                       ) -> dict[str, float]:
-    """As `outcome_of`, of `in_rounds`: counts depend on what was drawn, so groups are looked at instead of expected."""
+    """As `outcome_of`, for `in_rounds`: counts depend on the draws, so groups are simulated, not computed in expectation."""
     found = []
     for _ in range(repeats):
         draws = (rng.random((len(success), most)) < success[:, None]).astype(np.float32)
