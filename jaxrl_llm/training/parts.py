@@ -132,13 +132,14 @@ def controls_of(config: ConfigDict, method: methods.Method, prior: prior_lib.Pri
     Raises ValueError for a number that none of them has, or two.
     """
     given, takers = config_lib.keywords(config.control), {name: control.parameters(name) for name in method.controllers}
-    for keyword in given:
+    numbers = {**method.control, **given}
+    for keyword in numbers:
         found = [name for name, known in takers.items() if keyword in known]
         if len(found) != 1:
             known = "; ".join(f"{name} has {', '.join(names) or 'none'}" for name, names in takers.items())
-            raise ValueError(f"config.control={config.control!r} sets {keyword}, a number of {len(found)} controllers of "
+            where = f"config.control={config.control!r}" if keyword in given else f"Method.control={dict(method.control)}"
+            raise ValueError(f"{where} sets {keyword}, a number of {len(found)} controllers of "
                              f"method {method.slug!r}; set numbers of one of them ({known or 'it has no controllers'})")
-    numbers = {**method.control, **given}
     own = {name: control.make(name, **{key: value for key, value in numbers.items() if key in takers[name]})
            for name in method.controllers}
     return Controls(own if prior is None else {**own, "prior": prior.controller})
