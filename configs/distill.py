@@ -4,7 +4,7 @@
   python experiments/train.py --config=configs/distill.py:qwen2.5_0.5b-h100 --workdir=runs/distill
 
 The advantage of a token is log p_teacher - log p_policy: training uses no reward, the held-out score shows whether it helps.
-The teacher of a variant is a larger model with the same tokens, of gemma3_1b none; another one by its path, say a run:
+A variant's teacher is a larger model with the same tokens (gemma3_1b has none); its path sets another one, such as a run:
 --config.teacher.path=runs/teacher. 100 steps of 64 problems x 8 completions of up to 512 tokens: 3 minutes at the least, by the
 plan, beside the teacher's own work. On a CPU 100 steps of 4 problems and 256 tokens.
 """

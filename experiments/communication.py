@@ -4,7 +4,7 @@
   python experiments/communication.py --model=qwen3_0.6b --devices=8,4096 --platform=tpu --work="dtype=bfloat16"
 
 Nothing is run: no devices are needed. --platform=cpu compiles for up to 2048 virtual devices, --platform=tpu with the TPU's own
-compiler for v5p slices (pip install "jax[tpu]"). Each number of devices is compiled in a process of its own.
+compiler for v5p slices (pip install "jax[tpu]"). Each number of devices is compiled in a separate process.
 """
 import dataclasses
 import importlib.util

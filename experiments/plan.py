@@ -2,7 +2,7 @@
 
   python experiments/plan.py --model=qwen3_8b --devices=v5p-64 [--mesh="fsdp=32"] [--config=configs/... --config.KEY=VALUE ...]
   python experiments/plan.py --model=qwen3_0.6b,qwen3_8b --devices=h100-8,v5p-64      # a table, changed until it fits
-  python experiments/plan.py --model=qwen3_8b --devices=v5p-16 --compiled ...         # beside what the TPU's compiler says
+  python experiments/plan.py --model=qwen3_8b --devices=v5p-16 --compiled ...         # beside the TPU compiler's figures
 
 The answer is "fits", "tight" (less than 15% of the usable memory left) or "no"; on kinds of devices that have never
 run estimated work, tight becomes no. "no" ends with advice and exit code 1.

@@ -100,7 +100,7 @@ class Forest:
 
     @property
     def aided(self) -> np.ndarray:
-        """bool[R], trajectories of which an expert wrote a part, in the order of `ends`."""
+        """bool[R], trajectories partly written by an expert, in the order of `ends`."""
         node, row = chains(self, self.ends)
         return np.bincount(row, self.role[node] == Role.EXPERT, minlength=len(self.ends)) > 0
 

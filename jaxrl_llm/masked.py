@@ -1,6 +1,6 @@
 """Reductions over the real entries of padded arrays; the only place where a masked mean is spelled out.
 
-Every function ignores what lies outside `mask` (even NaN), never divides by zero (an empty set has sum, mean, variance
+Every function ignores entries outside `mask` (even NaN), never divides by zero (an empty set has sum, mean, variance
 and standard deviation 0) and has finite gradients. `mask` is boolean with the shape of `x`; a floating dtype of `x` is kept,
 means and deviations of integers and booleans are float32.
 """

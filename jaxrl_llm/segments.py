@@ -1,6 +1,6 @@
 """Groups of rows with equal ids, as boolean matrices of static shape: `group[p, i, j]`, is row i compared with row j?
 
-An agent acts in turns, and each turn is a row of its own: the G axis of a task holds all turns of all its trajectories,
+An agent acts in turns, and each turn is a separate row: the G axis of a task holds all turns of all its trajectories,
 in any order. Ids (`traj`, `step`, `obs`, `agent` ...) are i32[P, G] and mean something inside their task only; to split
 a task further, fold the other id into them. Statistics are those of `jaxrl_llm.masked` along j: exact for rows that are
 all equal, and free of scatter-adds, whose order can vary. Memory grows as P * G^2: 39 MB for 16 tasks of 400 turns.

@@ -46,7 +46,7 @@ def command(job: Job, options: Sequence[str] = ()) -> list[str]:
 
 def run_all(jobs: Sequence[Job], budget: Budget, *, parallel: int = 1, options: Sequence[str] = (),
             say: Callable[[str], None] = print, poll: float = 1.0, interval: float = 30.0) -> list[Job]:
-    """Runs unfinished jobs; returns the jobs that failed, whose log.txt says why. The others continue.
+    """Runs unfinished jobs; returns the jobs that failed; their log.txt gives the reason. The others continue.
 
     A job is stopped after the first held-out evaluation at or beyond its budget. On an interrupt all running jobs save
     their last step, so that the same call continues them.

@@ -108,7 +108,7 @@ def _model_and_prompt(model_json: str, task_text: str) -> tuple[ModelConfig, flo
 
 
 def without_compiling(seconds: np.ndarray) -> np.ndarray:
-    """`seconds [N]` per step with those of more than `SLOW` medians replaced by the median."""
+    """`seconds [N]` per step, with values above `SLOW` medians replaced by the median."""
     median = np.median(seconds) if len(seconds) else 0.0
     return np.where(seconds > SLOW * median, median, seconds)
 

@@ -259,7 +259,7 @@ def facts(results: Mapping[str, list[Result]]) -> str:
 
 
 def settings(results: Mapping[str, list[Result]]) -> dict[str, list[str]]:
-    """How the configuration of each contestant differs from that of the first one."""
+    """Differences between the configuration of each contestant and that of the first one."""
     flat = {label: stored_config(found[0].job.folder).to_dict() for label, found in results.items()}
     first = next(iter(flat.values()))
     skip = ("method:", "seed:")

@@ -77,7 +77,7 @@ def co_scaled(batch: Batch, rollouts: int) -> Batch:
     """The same learning from more rollouts per step: more minibatches of the same size, at the same rate.
 
     Larger minibatches with a rate that grows with the root of their size are reported to do much worse. Raises ValueError for
-    rollouts that are no multiple of a minibatch.
+    rollouts that are not a multiple of a minibatch.
     """
     if rollouts < 1 or rollouts % batch.minibatch:
         raise ValueError(f"rollouts={rollouts} are no multiple of a minibatch of {batch.minibatch}; give one")

@@ -158,7 +158,7 @@ def extrapolation(compute: np.ndarray, reward: np.ndarray, start: float, share: 
 
 
 class EntropyLaw(NamedTuple):
-    """`R = -a exp(H) + b` (arXiv 2505.22617) with standard errors. `rmse` is that of the points it was fitted to."""
+    """`R = -a exp(H) + b` (arXiv 2505.22617) with standard errors. `rmse` is measured on the fitted points."""
 
     a: float
     b: float

@@ -90,7 +90,7 @@ def compare(ours: Joined, theirs: Joined) -> dict[str, Any]:
     The longer measurement is cut to the number of completions of the shorter one.
 
     Raises:
-      ValueError: they share no problem.
+      ValueError: the two share no problem.
     """
     shared = [i for i in ours if i in theirs]
     if not shared:

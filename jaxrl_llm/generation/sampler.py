@@ -114,7 +114,7 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
 def stages(slots: int, chunk: int) -> tuple[tuple[int, int], ...]:
     """The successive lengths of a cache, `(steps after which it is full, positions allocated)`; the last has `slots` steps.
 
-    Attention reads all positions of its cache, filled or not: with four lengths, 5/8 of those of one. Every length is a loop to
+    Attention reads all positions of its cache, filled or not: four lengths read 5/8 as many as one. Every length is a loop to
     compile, so none is added for fewer than 32 positions. Steps are multiples of `chunk`; positions are multiples of 32 from 16
     slots on, for which CPUs take about half as long with products and exponentials as for one less.
     """
@@ -189,7 +189,7 @@ def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, rows: 
     start = jnp.int32(0), first[0], model.empty_completions(prompt, G, lengths[0][1], most=slots), alive
     steps, alive, buffers = _decode_rows(decoder, rows, prompt, (start, buffers), lengths, halvings(P * G, last))
     tokens, mask, logprobs, entropies = (b[:, :, :max_tokens] for b in buffers)
-    # A row that goes on beyond T may find a stop token there; one that ends at the limit has none.
+    # A row that continues beyond T may draw a stop token there; a row that ends at the limit has none.
     stopped = ~alive & jnp.isin(jnp.take_along_axis(tokens, mask.sum(-1, keepdims=True) - 1, 2)[:, :, 0], decoder.stops)
     return Completions(tokens, mask, logprobs, entropies, stopped, jnp.minimum(steps, last) if slots > last else steps)
 
@@ -250,7 +250,7 @@ def _decode_rows(d: Decoder, rows: Rows, prompt, loop, lengths, shrinks: int):
     chunk = functools.partial(_decode_chunk, d, rows, prompt)
     for full, room in lengths:
         (steps, token, cache, alive), buffers = loop
-        # Half of the rows go on with a cache of all positions, so not while this one has fewer than half of them.
+        # Half of the rows continue with a cache of all positions, so not while this cache has fewer than half of them.
         goes_on = functools.partial(_unfinished, d, full, shrinks if 2 * room >= lengths[-1][1] else 0)
         loop = jax.lax.while_loop(goes_on, chunk, ((steps, token, cache.lengthened(room), alive), buffers))
     (steps, token, cache, alive), buffers = loop

@@ -40,7 +40,7 @@ def forward(implementation: str, layout: str, queries, keys, values, lengths, ca
 
 
 def backward(implementation: str, layout: str, queries, keys, values, lengths, causal: bool, out, sums, d_out):
-    """Gradients in queries, keys and values; `out` and `sums` are those of all keys, of this source or not."""
+    """Gradients in queries, keys and values; `out` and `sums` are over the keys of all sources."""
     if implementation == "xla":
         return _plain_backward(layout, queries, keys, values, lengths, causal, out, sums, d_out)
     empty = jnp.zeros(0, queries.dtype)
@@ -59,7 +59,7 @@ def _mask(lengths, causal: bool):
 
 
 def _all(queries, layout: str, lengths):
-    """The lengths of queries, all of which count."""
+    """Lengths of queries if all of them count."""
     return None if lengths is None else jnp.full(len(queries), queries.shape[layout.index("T")], jnp.int32)
 
 
@@ -132,7 +132,7 @@ def one_path(queries, rows: Rows):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def group_attention(implementation: str, queries, own, shared, lengths):
-    """Attention of scaled `queries [P, G, T, H, d]` over their own keys up to themselves and over those of their prompt.
+    """Attention of scaled `queries [P, G, T, H, d]` over their own keys up to themselves and over their prompt's keys.
 
     Args:
       implementation: "cudnn" or "xla".

@@ -18,7 +18,7 @@ _BLOCK = 8, 128  # fewest and most rows of a block: groups of fewer share the re
 
 
 def plain_grouped_matmul(x, kernels, sizes):
-    """The reference of `grouped_matmul`: all rows times all kernels, of which one per row counts."""
+    """The reference of `grouped_matmul`: all rows times all kernels; one product per row is used."""
     group = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(len(x)), side="right")
     return jnp.einsum("ne,nd,edm->nm", jax.nn.one_hot(group, len(kernels)), x, kernels).astype(x.dtype)
 
@@ -100,7 +100,7 @@ def times_by_blocks(x, kernels, sizes, *, axis: int = 1):
     def one(i, out):
         rows, kernel = _rows(x, start[i], size), kernels[group[i]]
         y = jax.lax.dot_general(rows, kernel, (((1,), (axis - 1,)), ((), ())))
-        own = (start[i] + jnp.arange(size) < end[i])[:, None]  # behind them lie rows of the next group
+        own = (start[i] + jnp.arange(size) < end[i])[:, None]  # the rows after them belong to the next group
         return jax.lax.dynamic_update_slice_in_dim(out, jnp.where(own, y, _rows(out, start[i], size)), start[i], 0)
 
     return jax.lax.fori_loop(0, count, one, jnp.zeros((len(x), kernels.shape[3 - axis]), x.dtype))[:-size]

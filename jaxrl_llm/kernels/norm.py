@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation (arXiv 1910.07467) of rows that lie in one matrix."""
+"""Root-mean-square normalisation (arXiv 1910.07467) of rows stored as one matrix."""
 import jax
 import jax.numpy as jnp
 

@@ -103,7 +103,7 @@ def grouped_attention(queries, keys, values, mask, shared=None, *, scale, softca
     Args:
       queries: `[P, G, T, H, d]`.
       keys, values: `[P, K, G, U, d]`, the row's own; K divides H (grouped-query attention). Heads come before rows, so that
-        queries and scores lie in one order for own and for shared keys.
+        queries and scores have one order for own and for shared keys.
       mask: `bool`, broadcastable to `[P, G, T, U]`: which own keys a query sees.
       shared: `None` or `(keys [P, K, S, d], values [P, K, S, d], mask bool broadcastable to [P, G, T, S])`.
       scale: factor on the scores.
@@ -158,7 +158,7 @@ def by_cudnn(queries, window, softcap, kernels: str) -> bool:
 
 
 def group_by_cudnn(queries, own, shared, prompt_mask, *, scale):
-    """Attention of completions `[P, G, T, H, d]` over `own` keys and values `[P, G, T, K, d]` and those of their prompt.
+    """Attention of completions `[P, G, T, H, d]` over `own` keys and values `[P, G, T, K, d]` and their prompt's.
 
     `shared` keys and values `[P, S, K, d]` count where `prompt_mask bool[P, S]`, wherever their padding is.
     """
@@ -187,7 +187,7 @@ def _over_sources(queries, sources, scale, softcap):
 
 
 def in_window(query_positions, key_positions, window, local):
-    """Whether a key lies inside the sliding window of a query: `bool[..., T, U]` from positions `[..., T]`, `[..., U]`.
+    """Whether a key is inside the sliding window of a query: `bool[..., T, U]` from positions `[..., T]`, `[..., U]`.
 
     `local` (bool scalar, may be traced) says whether this layer has a window at all.
     """

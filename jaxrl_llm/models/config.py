@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer: what a checkpoint's own config says, and nothing about how it is run."""
+"""The shape of a decoder-only transformer: the contents of a checkpoint's own config, and nothing about how it is run."""
 import dataclasses
 
 
@@ -49,7 +49,7 @@ class Experts:
       count: `E`, experts of a layer.
       per_token: k, how many of them compute each token.
       size: width of one expert's gated feed-forward layer.
-      normalize: the weights of a token's experts are made to add up to 1; otherwise they are what the softmax over all gives.
+      normalize: whether the weights of a token's experts are scaled to add up to 1; otherwise the softmax over all gives them.
       shared_size: width of an expert that computes every token, multiplied by its own sigmoid gate (Qwen2-MoE); 0: none.
     """
 

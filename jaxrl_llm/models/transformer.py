@@ -122,7 +122,7 @@ class CompletionCache(NamedTuple):
     rotations: Rotations
 
     def lengthened(self, length: int) -> "CompletionCache":
-        """The same cache with `length` slots in all: attention costs what its cache has room for, filled or not."""
+        """The same cache with `length` slots in all: attention's cost grows with the length of its cache, filled or not."""
         def longer(arrays, axis):
             more = length - arrays[0].shape[axis]
             chex.assert_scalar_non_negative(more)
@@ -236,7 +236,7 @@ class Transformer:
             return x, (kept, None if pool is None else pool(jax.lax.stop_gradient(x)),
                        None if tally is None else tally(seen["routing"]["router"]))
 
-        # Matrix products are worth storing for the backward pass; what lies between them is cheaper to compute again.
+        # Matrix products are worth storing for the backward pass; operations between them are cheaper to compute again.
         policies = jax.checkpoint_policies
         policy = policies.save_only_these_names(moe.CHOSEN) if self.remat else policies.save_from_both_policies(
             policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(SAVED, moe.SAVED, moe.CHOSEN))
@@ -289,7 +289,7 @@ class Transformer:
         """States that predict each completion token, with every prompt computed once for its whole group.
 
         One packed row is `[prompt, completion_1, ..., completion_G]`; a completion sees the prompt and itself, and its
-        positions go on from the prompt's end (arXiv 2506.05433). Values and gradients are those of `P * G` plain rows.
+        positions continue from the prompt's end (arXiv 2506.05433). Values and gradients equal those of `P * G` plain rows.
 
         Args:
           prompt_tokens, prompt_mask: `[P, S]`, at least one real token each.
@@ -383,7 +383,7 @@ class Transformer:
                     axis: str | None = None):
         """States of rows that hold trees of tokens in depth-first order, see `packing.Rows`.
 
-        A token sees itself and its ancestors. Values and gradients are those of one plain row for each path.
+        A token sees itself and its ancestors. Values and gradients equal those of one plain row for each path.
 
         Args:
           tokens, positions, end: `i32[R, N]`; the token in slot q sees that in slot k if `k <= q < end[k]`; 0 on padding.

@@ -137,7 +137,7 @@ def _read(body: Sequence[Instruction], number: int, computations) -> float:
 
 
 def _used(body: Sequence[Instruction], one: Instruction, computations, *, in_place: bool = False) -> float:
-    """Bytes that are read of an array within a fusion: all of it, or what its slices return.
+    """Bytes that a fusion reads of an array: all of it, or only the results of its slices.
 
     `in_place`: whether it is the array that the fusion writes into, which is not read for the result itself.
     """

@@ -77,7 +77,7 @@ def box(*, weight: float = 1.0) -> Reward:
 
 
 def token_f1(*, weight: float = 1.0) -> Reward:
-    r"""The F1 of the words of the last `\boxed{}`: 1 where they are those of the answer in any order."""
+    r"""The F1 of the words of the last `\boxed{}`: 1 if they equal the words of the answer in any order."""
     return Reward("token_f1", f1_of_words, weight, extract=find_words, solved_above=0.99)
 
 

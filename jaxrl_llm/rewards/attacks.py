@@ -341,7 +341,7 @@ def attempt(attack: Attack, mode: str) -> Result:
         return Result(attack, outcome, seconds, "; ".join(problems + [f"processes are left: {left}"] * bool(left)))
 
 
-# (what is tried, reward and its options, completion, answer, the score that is right)
+# (description, reward and its options, completion, answer, the correct score)
 ON_VERIFIERS = (
     ("a pattern that backtracks without end", ("format", {"pattern": "(a+)+b"}), "a" * 40, "", 0.0),
     ("a pattern of several stars on a long text", ("format", {"pattern": "<think>.*</think>.*<answer>.*</answer>.*"}),

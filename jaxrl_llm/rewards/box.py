@@ -8,7 +8,7 @@ import numpy as np
 from jaxrl_llm.advantages.gui_g1_weights import grounding_reward
 
 _NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?")
-HIT = 0.99  # above it the centre of the box lies in the target
+HIT = 0.99  # above it the centre of the box is in the target
 
 
 def find_box(completion: str) -> tuple[float, ...] | None:

@@ -1,4 +1,4 @@
-"""The rewards of several tasks: each completion is scored by those of its problem's task."""
+"""The rewards of several tasks: each completion is scored by the rewards of its problem's task."""
 import dataclasses
 from collections import Counter
 from collections.abc import Hashable, Sequence

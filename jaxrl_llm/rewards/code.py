@@ -86,7 +86,7 @@ def run_test(program: str, test: dict, limits: sandbox.Limits, mode: str, *, unt
     """Outcome of one test: 1 pass, 0 wrong, -2 the program failed, -3 too late, -4 no Python, -5 not before `until`.
 
     `test` has `input` and `output` (standard streams), or `function`, `args` and `result` (JSON values). Raises
-    SandboxError where the sandbox fails; that is no verdict.
+    SandboxError if the sandbox fails, which is not a verdict.
     """
     finished = sandbox.run(program, stdin=test.get("input", ""), function=test.get("function"), args=test.get("args", []),
                            limits=limits, mode=mode, ends_at=until, stop=stop)
@@ -142,7 +142,7 @@ class Code:
                 if fail_fast and isinstance(outcomes, Exception):
                     break
         finally:
-            os.close(ends)  # ends what is running when the batch is given up
+            os.close(ends)  # ends running programs when the batch is given up
             threads.shutdown(cancel_futures=True)
             os.close(stop)
         return self._scored(rows, len(completions))

@@ -67,7 +67,7 @@ def same(left: Value, right: Value) -> bool:
 
 
 def number_verdict(answer: str, given: str) -> bool | None:
-    """Whether `given` states the number `answer`, as `5`, `x = 5` or `2+3 = 5`; None when the answer is no number."""
+    """Whether `given` states the number `answer`, as `5`, `x = 5` or `2+3 = 5`; None when the answer is not a number."""
     reference = read(answer)
     if reference is None:
         return None
@@ -104,12 +104,12 @@ _NUMERIC = (  # of constants only: of expressions in variables these may be the 
 
 
 def _is_constant(text: str) -> bool:
-    """No variable: letters are those of commands, and e and i."""
+    """Whether the text has no variable: its only letters are in commands, or e and i."""
     return "\\text" not in text and not re.search(r"[a-df-hj-zA-Z]", re.sub(r"\\[a-zA-Z]+", " ", text))
 
 
 def _unwrapped(text: str) -> str | None:
-    r"""What is inside of the parentheses, the braces or the `\text{}` that hold the whole text; None without."""
+    r"""The content of the parentheses, braces or `\text{}` that enclose the whole text; None if there are none."""
     text, depth = text.removeprefix(r"\text").strip(), 0
     for position, character in enumerate(text):
         depth += (character in "{(") - (character in "})")

@@ -60,7 +60,7 @@ def reap(worker: int, status: int | None) -> tuple[int | None, bool]:
 
 
 def end_all(worker: int, status: int | None) -> int | None:
-    """Kill children until there are none: those of a killed process become children of this one. The worker's status."""
+    """Kill children, including those inherited from killed processes, until there are none; returns the worker's status."""
     end = time.monotonic() + END_LIMIT
     while True:
         status, more = reap(worker, status)

@@ -110,7 +110,7 @@ class Boxed:
         with self._lock:
             if self._tested:
                 return
-            for _ in range(_PATIENCE):  # a busy machine, or a first import, is no broken checker
+            for _ in range(_PATIENCE):  # a busy machine or a first import does not mean a broken checker
                 outcomes = self._pool.map([(answer, given) for answer, given, _ in CANARIES], until)
                 if all(outcome.status != "timeout" for outcome in outcomes):
                     break

@@ -1,4 +1,4 @@
-r"""Partial credit for answers in words: those of the last `\boxed{}` and of the answer (MemSearcher, arXiv 2511.02805)."""
+r"""Partial credit for answers in words: F1 of the last `\boxed{}` and the answer (MemSearcher, arXiv 2511.02805)."""
 import re
 from collections import Counter
 

@@ -41,7 +41,7 @@ def resolve(target: str):
 
 
 def describe(error: BaseException) -> str:
-    """Type and text of an error, shortened. A text that cannot be made is left out."""
+    """Type and text of an error, shortened. A text that cannot be made is omitted."""
     try:
         return f"{type(error).__name__}: {error}"[:MESSAGE_LIMIT]
     except Exception:

@@ -52,7 +52,7 @@ def _last(metrics: dict[str, np.ndarray], name: str) -> float:
 
 
 def _fell(metrics: dict[str, np.ndarray]) -> bool:
-    """Whether the interval of the last held-out score lies below that of the best."""
+    """Whether the interval of the last held-out score is below the interval of the best one."""
     names = ("eval/score", "eval/score_low", "eval/score_high")
     if not all(name in metrics for name in names):
         return False

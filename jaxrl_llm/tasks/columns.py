@@ -1,7 +1,7 @@
 r"""Columns of a row as a problem: templates over columns, answers inside of longer texts, tests of programs.
 
 `{question}` in a template is the column `question`, `{info.text}` a key of a column of objects; `{{` and `}}` are braces, and
-so are `{` and `}` around anything that is no name, as in `\boxed{}`.
+so are `{` and `}` around anything that is not a name, as in `\boxed{}`.
 """
 import json
 import re

@@ -32,7 +32,7 @@ def read(path: str, split: str, *, subset: str | None = None, data_dir: str | No
          streaming: bool = False) -> Table:
     """The first `limit` rows (None: all) of a split; for a file, which has no splits, `split` names a part, `train[:10%]`.
 
-    `path`: see `dataset`. With `streaming` no more is downloaded than what is read.
+    `path`: see `dataset`. With `streaming` only the rows that are read are downloaded.
 
     Raises:
       ValueError: a missing data set, subset or split, a TFDS builder that is not prepared, no rows.

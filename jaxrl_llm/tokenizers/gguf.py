@@ -20,7 +20,7 @@ class PreTokenizer(NamedTuple):
     lone_digits: bool = False
     nfc: bool = False
     ignore_merges: bool = False
-    adds_bos: bool = False  # where the file does not say
+    adds_bos: bool = False  # if the file does not state it
 
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face checkpoints: tokenizer.json and the small JSON files that lie beside it."""
+"""Tokenizers of Hugging Face checkpoints: tokenizer.json and the small JSON files beside it."""
 
 import json
 from pathlib import Path
@@ -114,7 +114,7 @@ def read_chat_templates(directory: Path) -> dict[str, str]:
 
 
 def read_json(path: Path) -> dict:
-    """The object in a file; an empty one where there is no file."""
+    """The object in a file; an empty one if there is no file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 

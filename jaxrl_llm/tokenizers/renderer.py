@@ -35,7 +35,7 @@ class Renderer:
     def render(self, template: str, variables: dict[str, Any]) -> str:
         """The text of `template` with `variables`, which are made of the types of JSON.
 
-        Raises ValueError that says why the template failed, with its line where one is known.
+        Raises ValueError with the reason why the template failed, and its line if known.
         """
         request = marshal.dumps((template, variables))
         with self._lock:
@@ -102,7 +102,7 @@ class Renderer:
 
 
 def _reply(pipe: int) -> bytes:
-    """The next reply. Raises EOFError where the process ends before, TimeoutError where it is late."""
+    """The next reply. Raises EOFError if the process ends before, TimeoutError if it is late."""
     poll, end, content, length = select.poll(), time.monotonic() + WALL_SECONDS, bytearray(), None
     poll.register(pipe, select.POLLIN)
     while length is None or len(content) < 8 + length:

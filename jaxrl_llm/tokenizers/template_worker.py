@@ -62,7 +62,7 @@ def line_of(error: Exception) -> int | None:
 
 
 def describe(error: Exception, memory_mb: int) -> str:
-    """Text of an error, shortened, with its type where that says more, and its line."""
+    """Text of an error, shortened, with its type if that is informative, and its line."""
     text = str(error.message if isinstance(error, TemplateSyntaxError) else error)
     if isinstance(error, MemoryError):
         text = f"more than {memory_mb} MiB are needed"

@@ -1,4 +1,4 @@
-"""How good predicted values are, against what the rollouts earned: the diagnostics of POISE (arXiv 2605.07579), calibration."""
+"""Quality of predicted values against the rollouts' rewards: the diagnostics of POISE (arXiv 2605.07579), calibration."""
 import jax.numpy as jnp
 import numpy as np
 from jax import Array

@@ -83,7 +83,7 @@ class TurnCritic:
         return jnp.where(turns_of(r)[..., None, None], states, 0)
 
     def fit(self, state: TurnCriticState, rollouts: Rollouts) -> tuple[TurnCriticState, dict[str, Array]]:
-        """`epochs` updates on all turns of a batch with `extras["turn_states"]`; metrics are those of the first one.
+        """`epochs` updates on all turns of a batch with `extras["turn_states"]`; metrics are from the first one.
 
         Gradients that are not finite are refused, as in `training.step.make_update`.
         """

@@ -1,6 +1,6 @@
 """Sampling from a server that speaks OpenAI's format.
 
-`client` asks it, `answers` checks what comes back, `server` publishes weights, `engine` has the contract of the slot engine.
+`client` sends requests, `answers` checks the answers, `server` publishes weights, `engine` has the slot engine's contract.
 """
 from jaxrl_llm.generation.external.client import Client, Fault, Refusal, ServerError
 from jaxrl_llm.generation.external.engine import ExternalEngine, generate

@@ -144,7 +144,7 @@ class Client:
 
 
 def _reason(answer) -> str:
-    """What an error says, in OpenAI's format or any other."""
+    """The message of an error answer, in OpenAI's format or any other."""
     try:
         return str(answer.json()["error"]["message"])[:500]
     except (ValueError, KeyError, TypeError):

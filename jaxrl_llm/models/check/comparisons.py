@@ -138,7 +138,7 @@ def greedy_agreement(loaded: Loaded) -> tuple[int, int]:
 
 
 def packed_difference(loaded: Loaded) -> float:
-    """Log-probs of packed rows against those of plain rows in the reference."""
+    """Difference between log-probs of packed rows and of plain rows in the reference."""
     batch = groups(loaded.model.config.vocab_size)
     rows, mask = as_rows(*batch)
     expected = jax.nn.log_softmax(loaded.reference(rows, mask), axis=-1)[:, batch[0].shape[1] - 1:-1]
@@ -160,7 +160,7 @@ def export_difference(loaded: Loaded) -> str:
 
 
 def gguf_difference(loaded: Loaded) -> str:
-    """Logits of the GGUF file in the directory, which may be quantised, against those of the directory itself."""
+    """Difference between logits of the directory's GGUF file, which may be quantised, and of the directory itself."""
     files = sorted(loaded.directory.glob("*.gguf"))
     if not files:
         return ABSENT

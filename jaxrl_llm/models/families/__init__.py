@@ -56,6 +56,6 @@ def of_gguf(metadata: Mapping[str, Any], file: Any) -> Family:
 
 
 def _reason(name) -> str:
-    """Why a family is missing, where that is no accident."""
+    """Why a family is missing, if it is missing on purpose."""
     plain = str(name).replace("_", "").removesuffix("moe").removesuffix("text").removesuffix("moe")
     return _STATEFUL if plain in _HYBRIDS else ""

@@ -53,7 +53,7 @@ class Family:
       names: module -> its name in Hugging Face files and in GGUF files, beyond `layout.NAMES`. Modules of the same name share
         one tensor, in the order of the table.
       paired: rows of queries and keys lie in adjacent rotary pairs (2i, 2i + 1).
-      mixture: the experts in the place of the MLP; None: dense.
+      mixture: the experts that replace the MLP; None: dense.
       multimodal: `model_type` of the multimodal models whose text part this is.
       prepare: converts a config of an older or another form to the current one.
       written_as: the family in whose format its models are saved, with the same architecture and names.
@@ -85,7 +85,7 @@ class Family:
         return {self.key(field).name for field in self.fields()}
 
     def fields(self) -> tuple[str, ...]:
-        """Fields that `config.json` states, those of rotary embeddings and windows aside."""
+        """Fields that `config.json` states, except those of rotary embeddings and windows."""
         return tuple(KEYS | self.keys)
 
 

@@ -14,8 +14,8 @@ class Mixture:
       count: key with the number of experts, as published; current releases may call it `num_local_experts`.
       size: key with the width of one.
       shared: key with the width of the expert that computes every token; None: there is none.
-      normalize: whether the weights of a token's experts add up to 1, where no key says it; None: `norm_topk_prob` does.
-      gguf_normalize: the same for GGUF files, unless they say it.
+      normalize: whether the weights of a token's experts add up to 1, if no key states it; None: `norm_topk_prob` does.
+      gguf_normalize: the same for GGUF files that do not state it.
     """
 
     count: str

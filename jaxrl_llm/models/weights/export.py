@@ -24,7 +24,7 @@ def save_hf(directory: str | Path, config: ModelConfig, params: Any, tokenizer_f
       tokenizer_files_from: directory whose tokenizer files and special token ids are copied.
       shard_bytes: weights above this many bytes are split into shards with an index.
     Raises:
-      ValueError: the config has a feature that its family's format cannot say; parameters do not fit the config;
+      ValueError: the config has a feature that its family's format cannot state; parameters do not fit the config;
         `tokenizer_files_from` holds no tokenizer.
     """
     directory, source = Path(directory), None if tokenizer_files_from is None else Path(tokenizer_files_from)
@@ -87,7 +87,7 @@ def _save(tensors: dict[str, np.ndarray], file: Path) -> None:
 
 
 def _write_weights(directory, config, params, shard_bytes):
-    leaves, stored = {}, {}  # path -> parameter; name of a tensor -> places that lie in it
+    leaves, stored = {}, {}  # path -> parameter; name of a tensor -> places in it
     for place in layout.places(config):
         leaf = params
         for key in place.path:
@@ -117,7 +117,7 @@ def _write_weights(directory, config, params, shard_bytes):
 
 
 def _tensor(leaves, places):
-    """The stored tensor in which `places` lie one after another."""
+    """The stored tensor that holds `places` one after another."""
     parts = []
     for place in sorted(places, key=lambda place: place.hf.start):
         index = tuple(number for number in (place.layer, place.expert) if number is not None)

@@ -72,7 +72,7 @@ def as_matrix(place: layout.Place, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _readers(path: Path) -> list:
-    """A reader of the file and, where it is the first of several parts, of the others; ValueError where one is absent."""
+    """A reader of the file and, if it is the first of several parts, of the others; ValueError if one is absent."""
     first = _reader(path)
     split = {name.rpartition(".")[2]: field.contents() for name, field in first.fields.items() if name.startswith("split.")}
     count, number = split.get("count", 1), split.get("no", 0)
@@ -103,7 +103,7 @@ def _reader(path: Path):
 
 def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any, factors: Mapping = MappingProxyType({}),
                 ) -> ModelConfig:
-    """`ModelConfig` from GGUF metadata and tensor shapes, which say vocabulary size, tied embeddings and biases.
+    """`ModelConfig` from GGUF metadata and tensor shapes, which show vocabulary size, tied embeddings and biases.
 
     `factors`: the tensors of `_FACTORS` that the file has.
     """

@@ -110,7 +110,7 @@ class _Tensors:
                          f"which holds {len(self.file_of)} tensors")
 
     def find(self, name):
-        """A tensor of which parts can be read."""
+        """A tensor that can be read in parts."""
         if name not in self.file_of or name not in self._opened(self.file_of[name]).keys():
             raise ValueError(f"tensor {name!r} is missing from {self.file_of.get(name, self.directory)}; "
                              f"{self.directory} holds {len(self.file_of)} tensors")

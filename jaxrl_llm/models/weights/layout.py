@@ -73,7 +73,7 @@ class Place(NamedTuple):
         return self.path[-1] == "kernel"
 
     def shape_of(self, stored: Stored) -> tuple[int, ...]:
-        """The shape of the whole tensor in which the parameter lies."""
+        """The shape of the whole tensor that contains the parameter."""
         return (stored.rows, *self.shape[1:])
 
 

@@ -77,7 +77,7 @@ def per_token(name: str, p, fields, settings):
 
 
 def settings_of(name: str, given: Mapping[str, float | str]) -> dict[str, float]:
-    """The settings of a loss, with defaults. Raises ValueError for an unknown loss or setting, or one that is no number."""
+    """The settings of a loss, with defaults. Raises ValueError for an unknown loss or setting, or one that is not a number."""
     settings = dict(LOSSES[one_of("loss_fn", name, LOSSES)].settings)
     for key, value in given.items():
         if key not in settings:
