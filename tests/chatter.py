@@ -16,7 +16,7 @@ FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count"
          "tool_failed": "count", "tool_unknown": "count"}
 
 
-def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None) -> Environment:
+def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None, returns=(0.0, 0.75)) -> Environment:
     """Three turns. The second of a problem whose id is `broken` raises; those of all problems where it is -2.
 
     With `waits` answers come after times that differ by trajectory.
@@ -37,7 +37,7 @@ def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None)
         return Turn([{"role": "user", "content": "Good." if good else "No."}], 0.25 * good, state["turn"] == 3, info)
 
     return Environment(name="letters", task=seeded("letters", "Say it.", 20, 8), reset=reset, step=step, replayable=False,
-                       facts=FACTS if facts is None else facts, waits=waits, returns=(0.0, 0.75),
+                       facts=FACTS if facts is None else facts, waits=waits, returns=returns,
                        oracle=lambda state: "abc"[state["turn"]])
 
 

@@ -28,7 +28,8 @@ def gymnasium_text(*, env_id: str, options: Mapping[str, Any] | None = None, act
 
     `actions` are the words for a Discrete space, in its order (numbers without); the last one in a message is done. Spaces of
     text take the message as it is. What is highlighted in a drawing comes in square brackets. A problem is a seed of `reset`;
-    chance during the trajectory is the key's. Raises ValueError without gymnasium, or for another kind of environment.
+    chance during the trajectory is the key's. `returns`, the lowest and highest return, are needed for training. Raises
+    ValueError without gymnasium, or for another kind of environment.
     """
     gymnasium = optional("gymnasium", "environments")
     make = _maker(gymnasium, env_id, options or {})
@@ -51,7 +52,8 @@ def _step(state: Played, message: Message, *, words: Sequence[str]) -> Turn:
     state.left -= 1
     action: Any = message["content"]
     if words:
-        found = re.findall(rf"\b({'|'.join(map(re.escape, words))})\b", action)
+        longest_first = sorted(words, key=len, reverse=True)
+        found = re.findall(rf"(?<!\w)({'|'.join(map(re.escape, longest_first))})(?!\w)", action)
         if not found:
             return Turn([{"role": "user", "content": f"Answer with one of: {', '.join(words)}."}], done=state.left <= 0)
         action = words.index(found[-1])

@@ -51,7 +51,7 @@ def of_methods(factory: Callable[[], Any], task: Task, *, reward: Callable[[Any]
     def step(state: Played, message: Message) -> Turn:
         state.turns += 1
         calls = PARSERS[parser](message["content"])
-        said = [{"role": "tool", "name": call.name, "content": tools.run(state.tools, call)} for call in calls]
+        said = tools.answers(state.tools, calls)
         info = {"tool_calls": len(calls), "tool_errors": sum("error" in one["content"].lower() for one in said),
                 "malformed": any(call.error for call in calls)}
         if calls and state.turns < turns:

@@ -44,13 +44,13 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
              reward: str | None = None, turns: int = 8, preface: Sequence[Message] = ()) -> Environment:
     """A task of `jaxrl_llm.tasks` with tools, by name or by name and options (`{"search": {"path": ...}}`).
 
-    A message that calls tools is answered by their results; one that does not is the answer, which the task's verifier
-    scores. A policy that still calls at the last of its `turns` gets no reward. `preface` are messages before the problem, such
-    as rules and an example, for a chat template that shows no tools. The facts of a turn are `tool_calls`, those of
-    them that failed, by the word "error" in what came back (`tool_errors`), of these the ones that could be read and named a
-    tool (`tool_failed`) or none that there is (`tool_unknown`), answers in a box or in `<answer>`, or read by the verifier
-    (`answer_blocks`), whether a call could not be read (`malformed`), and `void`: neither a call that could be read nor an
-    answer. Raises ValueError for unknown names, SandboxError where the tool `python` cannot run.
+    A message that calls tools is answered by their results, calls behind the first `tools.CALLS` by an error; one that does not
+    is the answer, which the task's verifier scores. A policy that still calls at the last of its `turns` gets no reward.
+    `preface` are messages before the problem, such as rules and an example, for a chat template that shows no tools. The facts
+    of a turn are `tool_calls`, those of them that failed, by the word "error" in what came back (`tool_errors`), of these the
+    ones that could be read and named a tool (`tool_failed`) or none that there is (`tool_unknown`), answers in a box or in
+    `<answer>`, or read by the verifier (`answer_blocks`), whether a call could not be read (`malformed`), and `void`: neither a
+    call that could be read nor an answer. Raises ValueError for unknown names, SandboxError where the tool `python` cannot run.
     """
     problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
     chosen = tools if isinstance(tools, Mapping) else dict.fromkeys(tools, {})
@@ -110,7 +110,7 @@ def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call
         return Turn(reward=score(text, state.problem), done=True, info=info)
     if state.turns >= limit:
         return Turn(done=True, info={**info, "out_of_turns": True})
-    said = [{"role": role, "name": call.name, "content": tool_room.run(state.tools, call)} for call in calls]
+    said = tool_room.answers(state.tools, calls, role)
     names = {tool.name for tool in state.tools}
     failed = [call for call, one in zip(calls, said) if "error" in one["content"].lower()]
     return Turn(said, info={**info, "tool_errors": len(failed),

@@ -13,6 +13,8 @@ from jaxrl_llm import registry
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object", type(None): "null"}
 _CHECKS: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
                                         "array": (list,), "object": (dict,), "null": (type(None),)}
+CALLS = 4  # of a message: any number of them could take longer than the deadline of a step
+_TOO_MANY = f"error: a message has at most {CALLS} calls"
 RESULT_LIMIT = 8000  # characters of a result; what a tool prints is not to fill the context
 
 
@@ -94,6 +96,12 @@ def run(tools: Sequence[Tool], call: Call) -> str:
     except ToolError as error:
         return f"error: {error}"
     return shorten(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False))
+
+
+def answers(tools: Sequence[Tool], calls: Sequence[Call], role: str = "tool") -> list[dict[str, str]]:
+    """The answer to each call of a message. At most `CALLS` are made; the others are answered by an error that says so."""
+    results = [run(tools, call) for call in calls[:CALLS]] + [_TOO_MANY] * (len(calls) - CALLS)
+    return [{"role": role, "name": call.name, "content": result} for call, result in zip(calls, results)]
 
 
 def check(tool: Tool, arguments: Mapping[str, Any]) -> None:

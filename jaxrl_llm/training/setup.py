@@ -177,13 +177,18 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
     """Of trajectories in an environment; `asked`: all problems that it opens with. `server` samples, if not None.
 
     Raises:
-      ValueError: for a tokenizer without a chat template, and what goes with single turns only.
+      ValueError: for a tokenizer without a chat template, an environment without a range of returns, and what goes with
+        single turns only.
     """
     if not tokenizer.chat_templates and not runner.environment.tokens:
         raise ValueError("an environment speaks in messages, and this tokenizer has no chat template; set "
                          "config.model.chat_template to one")
     if config.prompts.overlong == "truncate":
         raise ValueError("prompts.overlong='truncate' would cut the opening of an environment; set it to 'fail' or 'skip'")
+    low, high = runner.environment.returns
+    if not (np.isfinite([low, high]).all() and low < high):
+        raise ValueError(f"environment {runner.environment.name!r} has returns=({low}, {high}), and a score is the share of "
+                         "the way from the lowest to the highest one; give two finite numbers, such as returns=(0.0, 1.0)")
     if parallel.several():
         raise NotImplementedError("environments are sampled by one process; run it on one, or take a task instead")
     s = config.sampling

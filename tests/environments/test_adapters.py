@@ -28,6 +28,17 @@ def test_a_drawn_environment_of_gymnasium():
     assert [turn.reward for turn in turns] == [0.0] * 5 + [1.0] and [turn.done for turn in turns] == [False] * 5 + [True]
 
 
+def test_words_for_actions_may_hold_others_and_signs():
+    pytest.importorskip("gymnasium")
+    environment = environments.make("gymnasium_text", **{**LAKE, "actions": ["left", "down", "down right", "-1"]})
+    state, _ = base.begin(environment, environment.task.train[0], 0)
+    taken: list[int] = []
+    state.inside = type("Taken", (), {"step": lambda self, action: taken.append(action) or ("text", 0.0, False, False, {})})()
+    for text in ("go down right", "left, then down", "I say -1", "downright"):
+        base.advance(environment, state, say(text))
+    assert taken == [2, 1, 3]
+
+
 def test_chance_in_gymnasium_is_that_of_the_key():
     pytest.importorskip("gymnasium")
     environment = environments.make("gymnasium_text", **LAKE)

@@ -13,7 +13,7 @@ from jaxrl_llm.environments import audit, base
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.tokenizers import ByteTokenizer, conversation
 
-pytest.importorskip("mcp")
+pytest.importorskip("mcp.server.mcpserver")
 SERVER = [sys.executable, str(Path(__file__).parent / "mcp_server.py")]
 OPTIONS = {"servers": {"drawers": SERVER}, "deadline": 60.0}
 

@@ -98,6 +98,20 @@ def test_faults_of_a_tool_are_no_answers():
     assert len(shortened) < 8100 and shortened.endswith("z") and "[2001 characters left out]" in shortened
 
 
+def test_a_message_has_at_most_four_calls():
+    made = []
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    tool = tools.Tool("note", "", schema, lambda n: made.append(n) or str(n))
+    found = tools.answers([tool], [*(Call("note", {"n": n}) for n in range(5)), Call("none", {})])
+    assert [one["content"] for one in found] == ["0", "1", "2", "3", *["error: a message has at most 4 calls"] * 2]
+    assert made == [0, 1, 2, 3] and [(one["role"], one["name"]) for one in found[4:]] == [("tool", "note"), ("tool", "none")]
+    for name in ("tool_use", "faulty_environments:drawers"):
+        environment = environments.make(name)
+        state, _ = base.begin(environment, environment.task.train[0], 0)
+        turn = base.advance(environment, state, say("<tool_call>{}</tool_call>" * 2000))
+        assert (turn.info["tool_calls"], turn.info["tool_errors"], len(turn.messages)) == (2000, 2000, 2000)
+
+
 CALL = {"name": "book", "arguments": {"city": "Bonn"}}
 
 

@@ -90,6 +90,8 @@ def test_too_many_lost_trajectories_end_the_run(tmp_path):
     ({"prompts.overlong": "truncate"}, "overlong='truncate'"),
     ({"environment": "guess"}, "Did you mean"),
     ({"environment": "a, b"}, "names 2 environments"),
+    ({"environment": "chatter:letters(returns=(0.0, 1e999))"}, r"returns=\(0.0, inf\), .*give two finite numbers"),
+    ({"environment": "chatter:letters(returns=(0.5, 0.5))"}, r"returns=\(0.5, 0.5\), .*give two finite numbers"),
     ({"method": "ttrl"}, "compares the answers"),
     ({"sampling.max_turns": 0}, "sampling.max_turns"),
     ({"environment_invalid": 1.5}, "environment_invalid"),
