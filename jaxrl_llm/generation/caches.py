@@ -29,7 +29,7 @@ class RowCaches:
 
     Attributes:
       slots: the slots on the device; None while no row is in them.
-      prefixes: caches of prompts, at most one per row, the most recently read last.
+      prefixes: caches of prompts, at most as many as rows, the most recently read last.
       prefilled: number of prompt tokens computed.  read: the same, plus the tokens that others wrote into rows.
       programs: the compiled programs, one entry for each combination of shapes.
     """

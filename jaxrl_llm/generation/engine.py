@@ -207,7 +207,7 @@ class Engine:
         return found
 
     def written(self, uid: int, since: int = 0) -> Node:
-        """The tokens since a trajectory's last node that the host knows, without the first `since`; decoding continues.
+        """The tokens since a trajectory's last node that reached the host, without the first `since`; decoding continues.
 
         Raises KeyError for a uid that is not held.
         """

@@ -80,7 +80,7 @@ def with_shardings(shapes, shardings):
 
 
 def reshard(params, mesh: Mesh, dtype):
-    """The parameters in the layout of `rollout_shardings`; unchanged if they already have it, without `fsdp`.
+    """The parameters in the layout of `rollout_shardings`, which they already have on meshes without `fsdp` and `seq`.
 
     Arrays sharded over `fsdp` are cast to `dtype` first, as they are at use, so that no more bytes are gathered than are read.
     """

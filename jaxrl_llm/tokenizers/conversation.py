@@ -89,7 +89,7 @@ def _already_there(tokenizer: Tokenizer, ids: Sequence[int], new: Sequence[int])
 
 def _encode(tokenizer: Tokenizer, messages: Messages, render: Callable[..., str], trusted: Sequence[str],
             variables: Mapping[str, Any]) -> list[int]:
-    """Ids of `render(messages, **variables)`, in which no text but those of `trusted` roles yields a control token.
+    """Ids of `render(messages, **variables)`; of messages and variables, only texts of `trusted` roles yield control tokens.
 
     Spellings of control tokens are cut after their first character, and the pieces are encoded one by one. Texts that
     spell one only together with their neighbours are also cut at both ends.
