@@ -29,7 +29,7 @@ def ace(
     """`A' = A (1 + alpha softplus(c))` for wrong rollouts, A the group z-score, `c = sum_t (old - ref log-prob)`.
 
     Wrong: not `Rollouts.correct`. softplus(c) is near 0 for errors that the policy is unlearning and near
-    c for those it has become sure of; alpha = 0 is GRPO. `norm="mean"` divides c by the length and `shift_clip`
+    c for errors it has become sure of; alpha = 0 is GRPO. `norm="mean"` divides c by the length and `shift_clip`
     bounds |c|: the sum grows with the length of the answer. Reconstructed: the form 1 + alpha * softplus and alpha;
     eps as in `grpo`.
     """

@@ -1,4 +1,4 @@
-"""ADHint: advantages that account for the help of a hint, and care with the hint's own tokens (arXiv 2512.13095).
+"""ADHint: advantages that account for the help of a hint and protect the hint's own tokens (arXiv 2512.13095).
 
 Reconstructed: the direction of the re-weighting, the masking of hint tokens and the comparison of entropies are the
 paper's; the joint z-score, the weights `1 +- strength * gap`, the min/max ratio and the constants are ours.
@@ -25,12 +25,12 @@ def entropy_agreement(entropies_PGT: Array, hint_PGT: Array, continuation_PGT: A
 
 @estimator
 def adhint_advantage(*, strength: float = 0.5, power: float = 1.0, eps: float = 1e-6) -> Estimator:
-    """`A = a (1 + strength * gap)` for unaided success and aided failure, `a (1 - strength * gap)` for the others.
+    """`A = a (1 + strength * gap)` for unaided success and aided failure, `a (1 - strength * gap)` for other rollouts.
 
     a is the z-score in the joint group; `gap = max(0, mean aided reward - mean unaided reward)` of the prompt, 0 when
     it has only one kind. `extras["hinted"]` bool[P, G] marks rollouts that began with a hint, `extras["hint_mask"]`
-    bool[P, G, T] its tokens. These get 0 where A <= 0, else `A * entropy_agreement`; a clipped surrogate is
-    proportional to A, so that this weighs the loss. Hint tokens want `old_logprobs` of the policy, not of their author.
+    bool[P, G, T] its tokens. Hint tokens get 0 where A <= 0, else `A * entropy_agreement`; a clipped surrogate is
+    proportional to A, so this weights the loss. Hint tokens need `old_logprobs` of the policy, not of their author.
     """
 
     def advantages(rollouts):

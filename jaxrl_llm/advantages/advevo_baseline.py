@@ -14,8 +14,8 @@ def advevo_baseline(*, scope: str = "prompt", norm_std: bool = False, eps: float
 
     The G axis holds every (episode, agent) cell of a prompt; `extras["functional_group"]` i32[P, G] names the group
     (attacker, defender, ...), `valid` is False for an agent that is not in play. The mean runs over the cells of the
-    same prompt, of the `batch`, or of the same `episode` (`extras["traj"]` i32[P, G]); which of them the paper means is
-    not said, the prompt is our reading. `norm_std` divides by the sample deviation of the same cells + eps.
+    same prompt, of the `batch`, or of the same `episode` (`extras["traj"]` i32[P, G]); the paper does not say which, and
+    the prompt is our reading. `norm_std` divides by the sample deviation of the same cells + eps.
     A group with a single cell gets 0. The division and its eps are unconfirmed.
     """
     registry.one_of("scope", scope, SCOPES)

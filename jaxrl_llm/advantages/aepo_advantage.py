@@ -1,4 +1,4 @@
-"""Agentic AEPO's advantage: tokens at which the policy is uncertain get more of it (arXiv 2510.14545)."""
+"""Agentic AEPO's advantage: larger on tokens at which the policy is uncertain (arXiv 2510.14545)."""
 
 from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
@@ -10,7 +10,7 @@ def aepo_advantage(*, entropy_coef: float = 0.2, scope: str = "group", eps: floa
     """`A_t = A (1 + entropy_coef (H_t - mean H) / (std H + eps))`, A the group z-score of the reward.
 
     Mean and sample std of the entropy are over all tokens of the prompt's group, or with `scope="batch"` of the batch.
-    The sign turns only where the bracket is negative. Reconstructed: the value of `entropy_coef` and the scope;
+    The sign changes only where the bracket is negative. Reconstructed: the value of `entropy_coef` and the scope;
     eps as in `grpo`.
     """
     registry.one_of("scope", scope, ("group", "batch"))

@@ -8,9 +8,10 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 def asym_re(*, baseline_shift: float = -0.1) -> Estimator:
     """`A_i = r_i - (group mean + baseline_shift)`, for the plain loss `-A log p` of the objective `reinforce`.
 
-    The same as a centred reward plus `-baseline_shift` times the log-likelihood of every sample, which is what keeps
-    the support of the behaviour policy; so an all-equal group gets `-baseline_shift`, not 0. A shift of 0 or above
-    collapses sooner or later on stale data. A group of one gets its reward. -0.1 is the paper's shift for language models.
+    The objective equals a centred reward plus `-baseline_shift` times the log-likelihood of every sample; the second term
+    keeps the support of the behaviour policy. An all-equal group therefore gets `-baseline_shift`, not 0. With a shift of 0
+    or above training eventually collapses on stale data. A group of one gets its reward. -0.1 is the paper's shift for
+    language models.
     """
 
     def advantages(rollouts):

@@ -14,18 +14,18 @@ NEEDS = ("rewards", "values", "old_logprobs", "max_logprobs", "greedy_logprobs")
 def bounded(v: Array) -> Array:
     """`V = 1 - softabs(v)`, at most 1, the best return; `softabs(x) = (softplus(x) + softplus(-x)) / 2 - ln 2`.
 
-    The paper prints `+ ln 2`, by which no value reaches a return of 1.
+    The paper prints `+ ln 2`, with which no value reaches a return of 1.
     """
     return 1 - (jnp.logaddexp(v, 0) + jnp.logaddexp(-v, 0)) / 2 + math.log(2)
 
 
 def unbounded(value: Array) -> Array:
-    """The `v >= 0` of which `bounded` makes a value; 0 for values above 1."""
+    """The inverse of `bounded`: the `v >= 0` that it maps to a value; 0 for values above 1."""
     return 2 * jnp.arccosh(jnp.exp(jnp.maximum(1 - value, 0)))
 
 
 def following(x: Array, mask: Array) -> Array:
-    """f32[P, G, T]: what the next True entry of a row holds, 0 behind the last one."""
+    """f32[P, G, T]: the value at the next True entry of a row, 0 after the last one."""
     length = mask.shape[-1]
     here = lax.cummin(jnp.where(mask, jnp.arange(length), length), axis=mask.ndim - 1, reverse=True)  # or the next one
     behind = jnp.pad(here[..., 1:], ((0, 0),) * (mask.ndim - 1) + ((0, 1),), constant_values=length)
@@ -33,7 +33,7 @@ def following(x: Array, mask: Array) -> Array:
 
 
 def bellman_targets(rewards: Array, values: Array, greedy: Array, mask: Array, gamma: float) -> Array:
-    """`y_t = r_t + gamma (A(s', a') + V(s'))` f32[P, G, T], s' the state after token t, 0 behind the last one.
+    """`y_t = r_t + gamma (A(s', a') + V(s'))` f32[P, G, T], s' the state after token t, 0 after the last one.
 
     Args:
       rewards: f32[P, G], given for the last token.  values: V f32[P, G, T] of the state before each token.
@@ -50,11 +50,11 @@ def program_scores(q: Array, values: Array, mask: Array, gamma: float) -> Array:
 
 @estimator
 def b_coder(*, alpha: float = 1.0, gamma: float = 0.999) -> Estimator:
-    """`y - V + alpha max_a log p`, what `alpha log p` of a token is to become: then `Q = y`, see `objectives.b_coder`.
+    """`y - V + alpha max_a log p`, the target of a token's `alpha log p`: there `Q = y`, see `objectives.b_coder`.
 
-    `Q(s, a) = alpha (log p(a) - max log p) + V`, `V = bounded(v)`, v the critic's number (`extras["values"]`), which is fitted
-    to what makes Q the target y. `extras["max_logprobs"]` are the largest log-probs of the policy, `greedy_logprobs` its
-    log-probs of the tokens that the model at the start of the run finds most likely; all f32[P, G, T]. The metric
+    `Q(s, a) = alpha (log p(a) - max log p) + V`, `V = bounded(v)`, v the critic's output (`extras["values"]`); the critic is
+    fitted so that Q equals the target y. `extras["max_logprobs"]` are the largest log-probs of the policy, `greedy_logprobs`
+    its log-probs of the most likely tokens under the model at the start of the run; all f32[P, G, T]. The metric
     `b_coder/ranked` is the share of pairs of rollouts of a prompt with unequal rewards that `program_scores` orders alike.
     """
     def parts(rollouts: Rollouts):

@@ -1,4 +1,4 @@
-"""What an estimator is: a pair of pure functions from rollouts to one advantage per token.
+"""The interface of an estimator: a pair of pure functions from rollouts to one advantage per token.
 
 To add one, write a file with a keyword-only factory under `@estimator` that returns `stateless(function)`:
 
@@ -10,7 +10,7 @@ To add one, write a file with a keyword-only factory under `@estimator` that ret
         return stateless(advantages)
 
 The function may return `[P, G]` or `[P, G, T]`. Checks, stop-gradient, broadcasting to tokens and exact zeros outside
-the mask are done here. Padding and holes it sees are zeroed, but still have to be left out of means: use `jaxrl_llm.masked`.
+the mask are done here. The function sees padding and holes as zeros and must exclude them from means: use `jaxrl_llm.masked`.
 """
 
 import functools
@@ -29,7 +29,7 @@ estimator = functools.partial(registry.register, ESTIMATORS, "estimator")
 
 
 class OfTurns(NamedTuple):
-    """Numbers of a critic of turns: the discount of a turn, the share by which slow copies follow, passes over a batch."""
+    """Settings of a critic of turns: discount per turn, rate at which the slow copies follow, passes over a batch."""
 
     gamma: float
     tau: float
@@ -40,18 +40,18 @@ class Estimator(NamedTuple):
     """`init() -> state`; `update(rollouts, state) -> (advantages f32[P, G, T], state)`, both pure; no state is `()`.
 
     `needs` names fields of `Rollouts`, or entries of its `extras`, that `update` reads: a trainer records them first.
-    `value_targets(rollouts, monte_carlo) -> f32[P, G, T]` is what the critic behind `extras["values"]` is fitted to, with
-    `monte_carlo` (a Python bool) the returns that were seen, whatever the values are. None: no critic is asked for.
-    `metrics(rollouts, advantages, state) -> scalars by name`, with the state from before the update, is what the estimator
-    tells about a batch. `history(state) -> (predicted [N], actual [N], group i32[N], real bool[N])` are its last predictions
-    of rewards beside what came, made before it came, and which prompt they belong to. None: there is nothing to tell.
+    `value_targets(rollouts, monte_carlo) -> f32[P, G, T]` are the targets of the critic behind `extras["values"]`; with
+    `monte_carlo` (a Python bool) they are the observed returns, whatever the values are. None: no critic is needed.
+    `metrics(rollouts, advantages, state) -> scalars by name`, with the state from before the update, are the estimator's
+    metrics of a batch. `history(state) -> (predicted [N], actual [N], group i32[N], real bool[N])` are its last predictions of
+    rewards, made before the rewards were known, beside the actual rewards, and the prompt of each. None: no such record.
     `wants_more(rollouts, first, most) -> bool[P]`, of rollouts with `rewards`, `valid` and the `extras` that `needs` names,
     says which prompts to sample again, when a prompt gets `first` rollouts at once and at most `most`. None: all get the same.
-    `keeps(rollouts) -> bool[P, G]` says which of them are learned from, once advantages are known. None: all.
-    `turn_critic`: numbers of the critic of turns (`values.turn_critic`) behind `extras["turn_q"]` and `extras["turn_v"]`. None:
-    no such critic is asked for.
-    `bootstrap`: first batches in which the advantages are those of a simpler method, while what makes the difference is fitted;
-    the metric `bootstrap` is then the share of rollouts for which they still are.
+    `keeps(rollouts) -> bool[P, G]` says which rollouts are trained on, once advantages are known. None: all.
+    `turn_critic`: settings of the critic of turns (`values.turn_critic`) behind `extras["turn_q"]` and `extras["turn_v"]`.
+    None: no such critic is needed.
+    `bootstrap`: number of first batches whose advantages come from a simpler method, while the estimator's own model is fitted;
+    the metric `bootstrap` is then the share of rollouts for which they still do.
     """
 
     init: Callable[[], State]
@@ -67,7 +67,7 @@ class Estimator(NamedTuple):
 
     @property
     def has_critic(self) -> bool:
-        """Whether something is fitted to values beside the policy, of tokens or of turns."""
+        """Whether a critic, of tokens or of turns, is trained beside the policy."""
         return self.value_targets is not None or self.turn_critic is not None
 
 
@@ -76,7 +76,7 @@ def stateless(function: Callable[[Rollouts], Array], *, needs: tuple[str, ...] =
     """The estimator of a plain function `rollouts -> advantages [P, G] or [P, G, T]`.
 
     `needs` names the fields of `Rollouts`, or entries of its `extras`, without which the function cannot work;
-    `value_targets` is for those that need a critic, see `Estimator`.
+    `value_targets` is for estimators that need a critic, see `Estimator`.
     """
     found = stateful(lambda: (), lambda rollouts, state: (function(rollouts), state), needs=needs)
     return found._replace(value_targets=value_targets)

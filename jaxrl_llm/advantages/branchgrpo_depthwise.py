@@ -31,13 +31,13 @@ def branchgrpo_depthwise(
 ) -> Estimator:
     """`A = clip((v - mean) / (sample std + eps), -max_advantage, max_advantage)` over the tree's rows of equal depth.
 
-    Rows are the segments of a tree that starts at the prompt, each shared segment once. `variant` says what v is:
+    Rows are the segments of a tree that starts at the prompt, each shared segment once. `variant` defines v:
       `mean`       mean reward of the leaves at or below the row
       `prob`       sum over the children of softmax(mean token log-prob of the child) * v of the child
       `use_group`  no v: the leaves' z-score in the prompt, each row the mean over the leaves at or below it
-    0 where the std is under `min_std` or a depth has one row. A leaf takes part in its own depth only.
-    The tree of diffusion steps is carried over to segments of text; the mean log-prob (instead of the sum, too peaked)
-    and the average in `use_group` belong to that. The numbers are the published code's.
+    A is 0 where the std is below `min_std` or a depth has one row. A leaf takes part in its own depth only.
+    The paper's tree of diffusion steps is adapted to segments of text; the mean log-prob (the sum is too peaked) and the
+    average in `use_group` are part of this adaptation. The numbers are the published code's.
     `rewards` [P, G]: read at leaves only. Extras i32[P, G]: `node`, `parent` (see `jaxrl_llm.trees`); `prob` reads
     `old_logprobs`.
     """

@@ -23,7 +23,7 @@ def d3s(
     """Group z-score on the tokens that `control.d3s.down_sample` keeps, 0 on others; the state counts the steps.
 
     The shares of rollouts and tokens move linearly from `_init` to `_final` in `total_steps`. A is normalised over all
-    rollouts and not again after the selection. Dropped tokens leave the token mean: what is kept is multiplied by
+    rollouts and not again after the selection. Dropped tokens leave the token mean: kept advantages are multiplied by
     (number of tokens) / (number of kept tokens), see `selection.over_kept`. The shares and steps are
     ours, the paper's are unconfirmed; eps as in `grpo`.
     """

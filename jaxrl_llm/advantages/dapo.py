@@ -35,8 +35,8 @@ def dapo(
     """`A_i = (r'_i - mean') / (std' + eps)` with `r' = r + overlong_penalty(length)`, sample standard deviation.
 
     `max_len` is the generation budget in tokens, `cache_len` the part of it that is punished (default: a fifth).
-    `variant` ("paper" or "code") is that of `overlong_penalty`. The lengths and the factor are the paper's and those of
-    verl's recipe, eps is that of `grpo`.
+    `variant` ("paper" or "code") is passed to `overlong_penalty`. The lengths and the factor are the paper's and verl's
+    recipe's, eps as in `grpo`.
     """
     registry.one_of("variant", variant, ("paper", "code"))
     cache_len = max(max_len // 5, 1) if cache_len is None else cache_len

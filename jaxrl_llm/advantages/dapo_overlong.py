@@ -15,7 +15,7 @@ def dapo_overlong(
 ) -> Estimator:
     """Group z-score of `r + penalty(length)`: the estimator `dapo`, with correctness as rewards +1 and -1.
 
-    Not to be combined with the objective of this name, which takes the same rollouts out of the loss. The numbers
+    Do not combine it with the objective of this name, which removes the same rollouts from the loss. The numbers
     are those of `dapo`.
     """
     return dapo(max_len=max_len, cache_len=cache_len, factor=factor, variant=variant, eps=eps)

@@ -40,13 +40,13 @@ def _first_equal(a_T: Array, b_T: Array) -> Array:
 
 
 def repeated_starts(tokens_T: Array, mask_T: Array, size: int) -> Array:
-    """bool[T]: the `size` counting tokens from here on occurred before, overlaps included; exact, O(T log T log size).
+    """bool[T]: the `size` trained tokens from here on occurred before, overlaps included; exact, O(T log T log size).
 
     The class of a window of 2m tokens is the pair of the classes of its halves (prefix doubling).
     """
     length = tokens_T.shape[0]
     index = jnp.arange(length, dtype=jnp.int32)
-    # A token that does not count is equal to no other, and neither is a window with one in it.
+    # A token outside the mask equals no other token, and neither does a window that contains one.
     classes = _first_equal(jnp.where(mask_T, tokens_T, -2 - index), jnp.zeros_like(index))
     width = 1
     while width < size:
@@ -57,9 +57,9 @@ def repeated_starts(tokens_T: Array, mask_T: Array, size: int) -> Array:
 
 
 def repetition(tokens_PGT: Array, mask_PGT: Array, *, size: int, only_start: bool = False) -> Array:
-    """bool[P, G, T]: tokens inside a run of `size` tokens that occurred before; never those of its first occurrence.
+    """bool[P, G, T]: tokens inside a run of `size` tokens that occurred before; never tokens of its first occurrence.
 
-    `only_start` leaves out a repeat that begins less than `size + 1` tokens after the one before it.
+    `only_start` ignores a repeat that begins less than `size + 1` tokens after the previous one.
     """
     def recent(found, first, last):
         """Whether `found` holds anywhere from `first` to `last` tokens back."""
@@ -74,7 +74,7 @@ def repetition(tokens_PGT: Array, mask_PGT: Array, *, size: int, only_start: boo
             starts = starts & ~recent(starts, 1, size)
         return recent(starts, 0, size - 1) & mask_GT
 
-    # One prompt after the other: the sorts need a dozen arrays of the size of what they sort.
+    # One prompt after the other: the sorts need a dozen arrays as large as their input.
     return lax.map(of_prompt, (tokens_PGT, mask_PGT))
 
 
@@ -97,7 +97,7 @@ def demystify_cot(
 
     The outcome, on the last token, is `cosine_reward` of the length, right where the reward is above 1/2; `penalty`
     falls on tokens of a repeated run of `ngram` tokens, see `repetition`, and its discount keeps the blame near them.
-    Half of `-kl_coef * (old_logprobs - ref_logprobs)` joins each channel. V is `extras["values"]` f32[P, G, T].
+    Half of `-kl_coef * (old_logprobs - ref_logprobs)` is added to each channel. V is `extras["values"]` f32[P, G, T].
     The numbers are those of the released scripts, which also have `correct` at (6, 5), (10, 9), or (0, 10) with `wrong`
     at (0, 0). The critic is fitted to the sum of the two returns.
     """

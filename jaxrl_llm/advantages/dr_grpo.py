@@ -1,6 +1,6 @@
 """Dr. GRPO: the group-centred reward, without division by the group's standard deviation (arXiv 2503.20783).
 
-Its other half, dividing each response by the generation budget and not by its own length, is the objective's
+The method's other half divides each response by the generation budget instead of its own length: the objective's
 `aggregation="fixed_length"`.
 """
 

@@ -18,11 +18,11 @@ def dr_mas(*, variant: str = "agent", eps: float = 1e-6, singleton: str = "raw")
       `agent_mean`  mean of the agent, std of the trajectories
       `agent_std`   mean of the trajectories, std of the agent
     Under `vanilla` the second moment of agent k's advantages is `(std_k^2 + (mean_k - mean)^2) / std^2`, which grows
-    when agents differ; under `agent` it is 1. A group of one keeps its raw reward, or 0 with `singleton="zero"`. The
-    two mixed variants give 0 where their std is 0, because there the mean of the other kind need not be the reward. eps
-    and `singleton` are the published code's.
-    `rewards` [P, G]: the trajectory's reward plus the call's own terms. Extras i32[P, G]: `agent`, and but for the
-    variant `agent` also `traj`.
+    when agents differ; under `agent` it is 1. A group of one keeps its raw reward, or gets 0 with `singleton="zero"`. The
+    two mixed variants give 0 where their std is 0, because the mean of the other kind can differ from the reward there.
+    eps and `singleton` are the published code's.
+    `rewards` [P, G]: the trajectory's reward plus the call's own terms. Extras i32[P, G]: `agent`, and `traj` except under
+    the variant `agent`.
     """
     registry.one_of("variant", variant, VARIANTS)
     registry.one_of("singleton", singleton, ("zero", "raw"))

@@ -1,4 +1,4 @@
-"""ETTRL's advantage reshaping: rollouts surer than their group count more (arXiv 2508.11356)."""
+"""ETTRL's advantage reshaping: rollouts with less entropy than their group count more (arXiv 2508.11356)."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -32,9 +32,9 @@ def ettrl_ear(
 ) -> Estimator:
     """`A' = (2 - h / mean h) A`: A the group z-score, h the mean token entropy of a rollout.
 
-    `reward="majority"` makes A of the pseudo-rewards of TTRL (`extras["answers"]`), `"given"` of the recorded rewards.
-    The factor is negative, and turns the sign of A, for rollouts of more than twice the group's entropy unless
-    `factor_min=0`. `variant="clip"` is the paper's alternative `A' = clip(A, -clip, clip)`, 2 its number; eps as in `grpo`.
+    `reward="majority"` computes A from TTRL's pseudo-rewards (`extras["answers"]`), `"given"` from the recorded rewards.
+    The factor is negative, and flips the sign of A, for rollouts with more than twice the group's entropy unless
+    `factor_min=0`. `variant="clip"` is the paper's alternative `A' = clip(A, -clip, clip)`, with its value 2; eps as in `grpo`.
     """
     registry.one_of("reward", reward, ("majority", "given"))
     registry.one_of("variant", variant, ("reshape", "clip"))

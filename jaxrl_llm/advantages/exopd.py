@@ -1,4 +1,4 @@
-"""ExOPD: on-policy distillation that goes on beyond its teachers, one teacher per domain (arXiv 2602.12125)."""
+"""ExOPD: on-policy distillation that extrapolates beyond its teachers, one teacher per domain (arXiv 2602.12125)."""
 
 import jax.numpy as jnp
 
@@ -11,9 +11,9 @@ def exopd(*, teacher_weight: float = 1.25) -> Estimator:
     """`A_t = (log p_teacher - log p_old) + (teacher_weight - 1) * (log p_teacher - log p_base)`, as `gopd`.
 
     `extras["teacher_logprobs"]` f32[P, G, T, E] holds the log-probs of the student's tokens under E teachers and
-    `extras["teacher_id"]` i32[P] says which of them teaches the prompt's domain; for one teacher, E = 1 and id 0.
-    `extras["base_logprobs"]` f32[P, G, T] is the start model of student and teachers, or, for a teacher that is larger
-    than the student, the teacher before its own RL. The weight 1.25 is the paper's.
+    `extras["teacher_id"]` i32[P] is the teacher of the prompt's domain; for one teacher, E = 1 and id 0.
+    `extras["base_logprobs"]` f32[P, G, T] come from the start model of student and teachers, or, for a teacher larger
+    than the student, from the teacher before its own RL. The weight 1.25 is the paper's.
     """
 
     def of_prompt(rollouts):

@@ -31,7 +31,7 @@ def fapo(
 ) -> Estimator:
     """Group z-score of `+1` (correct), `1 - penalty` (correct, but `extras["flawed"]` bool[P, G]), `-1` (wrong).
 
-    Correct as in `Rollouts.correct`. With penalty 1 a flawed answer has a positive advantage exactly while the group has more
+    Correct as in `Rollouts.correct`. With penalty 1 a flawed answer has a positive advantage exactly if the group has more
     wrong than clean answers. With `max_len` DAPO's overlong penalty over the last `cache_len` tokens (default: half) is
     added; `methods.build` gives the generation budget to every part that has this keyword, so the catalogue's FAPO has
     the penalty. The published code has penalty 1 built in; eps as in `grpo`.

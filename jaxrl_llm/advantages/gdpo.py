@@ -31,7 +31,7 @@ def gdpo(
     Reads `reward_components` [P, G, K], NaN counting as 0. `weights` (default: all 1) needs K entries. Each of
     `conditions`, `(easy, hard, threshold)`, makes the easy component 0 where the hard one is below the threshold.
     `whiten`: `seq` over the valid rollouts (sample std), `token` over all tokens with 1e-8 inside the root, or `none`.
-    Whitening keeps the scale from growing with K; with K = 1 it is left out, which is GRPO. An all-equal component
+    Whitening keeps the scale from growing with K; with K = 1 there is no whitening, which is GRPO. An all-equal component
     adds 0 to S. Raises ValueError if the number of weights is not K. Both eps are those of the authors' fork of TRL;
     their fork of verl has 1e-6 for `eps`.
     """

@@ -1,4 +1,4 @@
-"""Prompt-GDRO: advantages weighed by an adversary over bins of prompts of one pass rate (arXiv 2601.19280)."""
+"""Prompt-GDRO: an adversary over bins of prompts with similar pass rates weights advantages (arXiv 2601.19280)."""
 from typing import NamedTuple
 
 import jax
@@ -15,9 +15,9 @@ MODES = ("code", "paper")
 
 
 class Adversary(NamedTuple):
-    """What is known of prompts, and of their bins `scores`, `seen` f32[B]: the moving loss, and in how many steps it was there.
+    """Statistics of prompts and of their bins: `scores` f32[B], moving losses, and `seen` f32[B], steps with the bin.
 
-    The prompt with id i has the place i % N of `ids` i32[N] (-1: none) and `windows`; another one takes it over.
+    The prompt with id i has the index i % N in `ids` i32[N] (-1: none) and `windows`; a prompt with the same index replaces it.
     """
 
     ids: Array
@@ -30,7 +30,7 @@ def bin_weights(scores_B: Array, bins_P: Array, real_P: Array, *, mode: str = "c
                 most: float = 15.0, bound: float = 3.0) -> Array:
     """f32[P]: the factor of each prompt's advantages, by its bin.
 
-    `code`, as released: `q = (1 - mix) softmax(rate score) + mix / B` over the B bins that are in the batch, at most `most`,
+    `code`, as released: `q = (1 - mix) softmax(rate score) + mix / B` over the B bins in the batch, at most `most`,
     divided by its mean over the prompts. `paper`: `exp(rate clip(score, -bound, bound))`, at most `most`. Raises ValueError
     for another mode.
     """
@@ -46,11 +46,11 @@ def bin_weights(scores_B: Array, bins_P: Array, real_P: Array, *, mode: str = "c
 
 def scored(scores_B: Array, seen_B: Array, bins_P: Array, losses_PG: Array, valid_PG: Array, *, decay: float = 0.12,
            per_share: bool = False) -> tuple[Array, Array]:
-    """`(scores, seen)` f32[B] after a batch with these losses of its rollouts, of which each bin meets the mean.
+    """`(scores, seen)` f32[B] after a batch with these losses: each bin's score follows the mean loss of its rollouts.
 
-    The first mean is taken as it is, later ones with the weight `decay`. Bins without a rollout stay as they are. `per_share`
-    divides the mean by the bin's share of the batch: an option of the released code for its loss, which is about 0. A loss that
-    is about 1 says then how few prompts a bin has.
+    A bin's first mean becomes its score, later means enter with the weight `decay`. Bins without a rollout do not change.
+    `per_share` divides the mean by the bin's share of the batch: an option of the released code for its loss, which is about 0.
+    With a loss of about 1 the score would mostly measure how few prompts a bin has.
     """
     inside = (bins_P[None, :, None] == jnp.arange(BINS)[:, None, None]) & valid_PG[None]
     count = masked.count(inside, axis=(1, 2))
@@ -68,10 +68,10 @@ def gdro_prompt(*, num_prompts: int = 65536, window: int = 100, mode: str = "cod
     """`A = w_b clip((r - group mean) / (group std + eps))`, w the `bin_weights` of the prompt's bin b from before this step.
 
     A prompt's bin follows the share of its last `window` visits in which one of its rollouts was right, with a `margin`; a new
-    prompt is in the hardest one. Then the bins are `scored` by 1 - [right] of the rollouts: ours, as the paper's surrogate
-    loss is zero for every group of fresh rollouts, and the adversary would see nothing. The numbers are the paper's, its
-    bound of the scores and `num_prompts` are ours: with more prompts than that, those that share a place keep forgetting each
-    other.
+    prompt starts in the hardest bin. Then the bins are `scored` by 1 - [right] of the rollouts. This loss is ours: the paper's
+    surrogate loss is zero for every group of fresh rollouts, so that the adversary would see nothing. The numbers are the
+    paper's, except the bound of the scores and `num_prompts`, which are ours: with more prompts than that, prompts that share
+    an index keep overwriting each other.
     """
     registry.one_of("mode", mode, MODES)
 

@@ -18,9 +18,9 @@ def gigpo(
 
     A_E compares `rewards` (of the episode, repeated on its turns) between the trajectories of the task; with
     `cross_steps` every turn counts, so that long episodes weigh more. A_S compares the returns
-    `R_t = step_rewards_t + gamma * R_{t+1}` between all turns of the task with the same `obs`, 0 for a lone one.
+    `R_t = step_rewards_t + gamma * R_{t+1}` between all turns of the task with the same `obs`; it is 0 for a single turn.
     `mode` for both: `mean_norm` (x - mean) or `mean_std_norm` ((x - mean) / (sample std + eps)). A task with one
-    trajectory keeps its raw reward in A_E, or 0 with `singleton="zero"`. The numbers are those of the authors' verl-agent.
+    trajectory keeps its raw reward in A_E, or gets 0 with `singleton="zero"`. The numbers are those of the authors' verl-agent.
     Extras: `step_rewards` f32[P, G]; `traj`, `step`, `obs` i32[P, G] (obs = hash or cluster of the observation; fold
     the agent's number into it to compare agents separately).
     """

@@ -21,12 +21,12 @@ def teacher_gap(rollouts: Rollouts, teacher: Array) -> dict[str, Array]:
 
 @estimator
 def gopd(*, teacher_weight: float = 1.0) -> Estimator:
-    """`A_t = -(log p_old - log p_base) + teacher_weight * (log p_teacher - log p_base)`, each token for itself.
+    """`A_t = -(log p_old - log p_base) + teacher_weight * (log p_teacher - log p_base)`, for each token separately.
 
     `extras["teacher_logprobs"]` and `extras["base_logprobs"]` f32[P, G, T] are log-probs of the student's own tokens
     under the teacher and under the base: the student's start, or the teacher before its own RL. Weight 1 is plain
     on-policy distillation (the base cancels), 0 pulls back to the base, above 1 goes beyond the teacher. No group is
-    needed, rewards are not read. To go beyond the teacher the paper takes 1.25, see `exopd`.
+    needed, rewards are not read. To go beyond the teacher the paper uses 1.25, see `exopd`.
     """
 
     def advantages(rollouts):

@@ -1,4 +1,4 @@
-"""GRPO-lambda: reward short answers only on the prompts that are solved best (arXiv 2505.18086)."""
+"""GRPO-lambda: reward short answers only on the prompts with the highest accuracy (arXiv 2505.18086)."""
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +11,14 @@ from jaxrl_llm.advantages.grpo import group_z_score
 
 def best_solved(accuracy_P: Array, real_P: Array, share: float) -> Array:
     """bool[P]: the `max(1, ceil(share * P))` real prompts of highest accuracy; ties go to the first in the batch."""
-    # The small number keeps a product that is an integer on paper, but not in floats, from being rounded up.
+    # The small number prevents rounding up a product that is an integer mathematically but not in floats.
     top = jnp.maximum(jnp.ceil(share * masked.count(real_P) - 1e-6), 1)
     order = jnp.argsort(jnp.where(real_P, -accuracy_P, jnp.inf), stable=True)
     return real_P & (jnp.argsort(order) < top)
 
 
 def short_reward(correct_PG: Array, lengths_PG: Array, valid_PG: Array, alpha: float) -> Array:
-    """`1 - alpha * sigmoid(z)` for correct rollouts, z their length's z-score among these, 0 for wrong."""
+    """`1 - alpha * sigmoid(z)` for correct rollouts, z the z-score of their length among correct ones; 0 for wrong ones."""
     counted = valid_PG & correct_PG
     mean = masked.group_mean(lengths_PG, counted)
     z = (lengths_PG - mean) / (masked.group_std(lengths_PG, counted, ddof=0) + 1e-8)
@@ -34,7 +34,7 @@ def grpo_lambda(
     L are the lengths in tokens of the correct rollouts of the group (population std); correct as in `Rollouts.correct`.
     Well-solved: `variant="top"` the ceil(share * P) prompts of the batch with the highest accuracy (ties in batch
     order), `variant="threshold"` those with an accuracy of at least `threshold`. alpha < 1 keeps every correct answer
-    above every wrong one. The share is the paper's, eps that of `grpo`; alpha (0.6 in a public re-implementation),
+    above every wrong one. The share is the paper's, eps as in `grpo`; alpha (0.6 in a public re-implementation),
     the kind of std and the tie rule are not from the paper.
     """
     registry.one_of("variant", variant, ("top", "threshold"))

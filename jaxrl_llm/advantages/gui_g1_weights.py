@@ -17,7 +17,7 @@ def _area(box: Array) -> Array:
 def size_weights(targets_N4: Array, images_N2: Array) -> Array:
     """f32[N] in [0.5, 1.5]: `0.5 + (inv - min) / (max - min)`, `inv = image area / box area`, over the whole data set.
 
-    To be computed once from all N examples. Targets of one size get 1 (ours).
+    Compute it once from all N examples. If all targets have one size, the weights are 1 (our choice).
     """
     inverse = jnp.prod(images_N2, axis=-1) / _area(targets_N4)
     span = jnp.max(inverse) - jnp.min(inverse)
@@ -25,7 +25,7 @@ def size_weights(targets_N4: Array, images_N2: Array) -> Array:
 
 
 def box_iou(predicted: Array, target: Array) -> Array:
-    """Intersection over union, [..., 4] -> [...]; an overlap of no more than one pixel in width or height is none."""
+    """Intersection over union, [..., 4] -> [...]; an overlap of at most one pixel in width or height counts as none."""
     low = jnp.maximum(predicted[..., :2], target[..., :2])
     extent = jnp.minimum(predicted[..., 2:], target[..., 2:]) - low
     overlap = jnp.where(jnp.all(extent > 1, axis=-1), jnp.prod(extent, axis=-1), 0)
@@ -42,9 +42,9 @@ def grounding_reward(
     alpha: float = 0.25,
     beta: float = 0.125,
 ) -> Array:
-    """f32[P, G]: `hit + alpha * IoU + beta * closeness`, 0 where the answer held no box (`parsed` False).
+    """f32[P, G]: `hit + alpha * IoU + beta * closeness`, 0 where the answer has no box (`parsed` False).
 
-    hit: the centre of the predicted box lies inside the target, bounds included. closeness: harmonic mean over the
+    hit: the centre of the predicted box is inside the target, bounds included. closeness: harmonic mean over the
     four coordinates of 1 - |difference| / (width or height), 0 when one of them is 0 or less.
     """
     target, image = targets_P4[:, None], images_P2[:, None]
@@ -61,8 +61,8 @@ def grounding_reward(
 def gui_g1_weights() -> Estimator:
     """`A_i = w (r_i - group mean)`, w = `extras["target_weights"]` f32[P] from `size_weights`.
 
-    No division by the deviation, which would favour prompts of extreme difficulty. A clipped surrogate is proportional
-    to A, so that w weighs the loss; the paper divides it by a constant length, `aggregation="fixed_length"`.
+    There is no division by the deviation, which would favour prompts of extreme difficulty. A clipped surrogate is
+    proportional to A, so w weights the loss; the paper divides it by a constant length, `aggregation="fixed_length"`.
     """
 
     def advantages(rollouts):

@@ -1,4 +1,4 @@
-"""HGPO: turns compared in nested groups that agree in more and more of the past (arXiv 2602.22817)."""
+"""HGPO: turns compared in nested groups that share longer and longer histories (arXiv 2602.22817)."""
 
 import jax.numpy as jnp
 
@@ -21,10 +21,10 @@ def hgpo(
 
     A_k compares the returns `R_t = step_rewards_t + gamma * R_{t+1}` of turns of the task whose last k + 1 states
     agree, with the population std (`mode="mean_std_norm"`) or centred only (`mean_norm`). Levels that do not exist (no
-    partner, fewer than k turns before) or say nothing (|A_k| <= 1e-6) are left out and the weights renormalised;
-    without any the advantage is 0. The paper's weights have offset 1, its public code 2; memory (2 or
-    4) and alpha are the paper's, gamma and eps those of `gigpo`. `base_group` adds the episode advantage of `gigpo`
-    (from `rewards`) as one more item of weight 1.
+    partner, fewer than k turns before) or carry no signal (|A_k| <= 1e-6) are skipped and the weights renormalised;
+    without any level the advantage is 0. The paper's weights have offset 1, its public code's 2; memory (2 or
+    4) and alpha are the paper's, gamma and eps as in `gigpo`. `base_group` adds the episode advantage of `gigpo`
+    (from `rewards`) as one more term of weight 1.
     Extras: `step_rewards` f32[P, G]; `traj`, `step`, `obs` i32[P, G].
     """
     registry.one_of("mode", mode, segments.MODES)

@@ -8,7 +8,7 @@ from jaxrl_llm.advantages.soft_value import soft_value
 def karl_oapl(*, beta1: float = 1.0) -> Estimator:
     """`A_i = r_i - V`, `V = beta1 * log(mean of exp(r / beta1))` over the prompt's valid rollouts.
 
-    V is the value of the best policy under a KL penalty beta1 to the policy that generated. All-equal groups and groups
+    V is the value of the best policy under a KL penalty beta1 to the generating policy. All-equal groups and groups
     of one get exactly 0. beta1 = 1 is the paper's.
     """
     if not beta1 > 0:

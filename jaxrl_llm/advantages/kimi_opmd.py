@@ -10,7 +10,7 @@ def kimi_opmd(*, baseline: str = "mean", tau: float = 1.0) -> Estimator:
     """`A_i = r_i - b`; b is the group mean or, with `baseline="logavgexp"`, `tau * log mean_j exp(r_j / tau)`.
 
     The second is the normaliser of the policy that maximises `E[r] - tau * KL`: the mean for large `tau`, the maximum
-    for small. A group of one has b = 0. The report does not print `tau`: 1 is Trinity-RFT's number, ROLL has 0.1.
+    for small `tau`. A group of one has b = 0. The report does not give `tau`: Trinity-RFT has 1, ROLL 0.1.
     """
     registry.one_of("baseline", baseline, ("mean", "logavgexp"))
 

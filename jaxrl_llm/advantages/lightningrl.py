@@ -1,4 +1,4 @@
-"""LightningRL: accuracy and efficiency are normalised each for itself before they are added."""
+"""LightningRL: accuracy and efficiency are normalised separately before they are added."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -19,12 +19,12 @@ def exact_z_score(x: Array, mask: Array, axis: masked.Axis, *, ddof: int) -> Arr
 def lightningrl(*, perf: str = "perf", perf_coef: float = 1.0, min_range: float = 0.01) -> Estimator:
     """`R = z(accuracy) + perf_coef * z(perf)` per prompt (population std), then `A = z(R)` over the batch (sample std).
 
-    Prompts without a right answer, or with a range of `perf` under `min_range`, get 0 and do not count in the batch
-    statistics (`control.lightningrl`; a trainer that refills its batch drops them before). Because of the z-score a
-    shift or a scale of `perf` changes nothing but that threshold.
+    Prompts without a right answer, or with a range of `perf` below `min_range`, get 0 and do not count in the batch
+    statistics (`control.lightningrl`; a trainer that refills its batch drops them before). Because of the z-score,
+    shifting or scaling `perf` affects only that threshold.
     `rewards` [P, G]: 0 or 1. Extras: `truncated` bool[P, G] (counts as wrong) and, with `perf="perf"`, `perf`
     f32[P, G], such as tokens per forward pass; `perf="length"` takes minus the length.
-    No paper id; from the public code SJTU-DENG-Lab/LightningRL, as are the numbers, without its parts for diffusion models.
+    No paper id; method and numbers come from the public code SJTU-DENG-Lab/LightningRL, without its parts for diffusion models.
     """
     registry.one_of("perf", perf, ("perf", "length"))
 

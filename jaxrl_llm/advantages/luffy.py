@@ -1,4 +1,4 @@
-"""LUFFY's advantage: expert traces sit in the group and are scored like the policy's own (arXiv 2504.14945)."""
+"""LUFFY's advantage: expert traces are in the group and are scored like the policy's own rollouts (arXiv 2504.14945)."""
 
 import jax.numpy as jnp
 
@@ -12,8 +12,8 @@ def luffy(*, baseline: str = "all", use_std: bool = False, eps: float = 1e-6) ->
     """`A_i = r_i - b`, b the mean reward of the prompt's valid rollouts, expert traces included.
 
     `baseline="on_policy"` takes b (and the deviation) from the policy's own rollouts only. `use_std` divides by their
-    sample standard deviation + eps, a deviation of 0 counting as 1. Where one rollout or none is left to make b from,
-    b is 0. All-equal groups get exactly 0. eps as in `grpo`.
+    sample standard deviation + eps, a deviation of 0 counting as 1. If b would be the mean of fewer than two rollouts,
+    it is 0. All-equal groups get exactly 0. eps as in `grpo`.
     """
     registry.one_of("baseline", baseline, ("all", "on_policy"))
 

@@ -20,8 +20,8 @@ def shaped_rewards(
 ) -> Array:
     """[P, G]: `r + gamma * (r - b)`, `b = (1 - mix) * parent + mix * mean of the siblings' r`.
 
-    `parent` is the parent's shaped (or "raw") reward. Without one of the two b is the other, without both nothing is
-    added.
+    `parent` is the parent's shaped (or "raw") reward. If one of the two is absent, b is the other; if both are, the
+    result is r.
     """
     children = trees.children(valid_PG, node_PG, parent_PG)
     others = segments.same(valid_PG, parent_PG) & ~jnp.eye(valid_PG.shape[-1], dtype=bool)[None]
@@ -30,13 +30,13 @@ def shaped_rewards(
 
     def shape(parents_PG):
         parent = segments.total(parents_PG, from_parent)
-        both = parent + mix * (siblings - parent)  # exact where the two agree
+        both = parent + mix * (siblings - parent)  # exact where the two are equal
         baseline = jnp.where(has_parent, jnp.where(has_siblings, both, parent), siblings)
         return rewards_PG + jnp.where(has_parent | has_siblings, gamma * (rewards_PG - baseline), 0)
 
     if parent_reward == "raw":
         return shape(rewards_PG)
-    # Every pass settles one more depth of the tree.
+    # Every pass completes one more depth of the tree.
     return lax.fori_loop(0, valid_PG.shape[-1], lambda _, shaped: shape(shaped), rewards_PG)
 
 
@@ -44,7 +44,7 @@ def shaped_rewards(
 def mars2_path_adv(
     *, gamma: float = 0.5, mix: float = 0.5, parent_reward: str = "shaped", eps: float = 1e-9
 ) -> Estimator:
-    """`A = (s - mean) / (sample std + eps)` of the `shaped_rewards` s over all nodes of the tree, whoever made them.
+    """`A = (s - mean) / (sample std + eps)` of the `shaped_rewards` s over all nodes of the tree, whichever agent made them.
 
     Rows are nodes: candidate solutions that refine their parent's. An all-equal tree gets 0.
     The numbers are those of the published code's class; its function has gamma 0.3.

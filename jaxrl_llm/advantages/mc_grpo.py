@@ -15,10 +15,10 @@ def mc_grpo(*, scale: str = "mad", compensate: bool = True) -> Estimator:
     """`A = (r - med) / s`, times `n / #{A != 0}` with `compensate`; med is the lower median of the prompt's n rollouts.
 
     `scale`: `mad` s = lower median of |r - med| + 1e-3 (the published code), `std` s = sample std + 1e-4, `none` s = 1.
-    With 0/1 rewards the MAD is 0 as soon as one value has the majority and `mad` gives advantages in the thousands,
-    which only clipping of the gradient norm tames: prefer `std` there. Sample G + 1 rollouts; one of them, always with
-    A = 0, need not be trained on (`jaxrl_llm.control.mc_grpo.without_pivot`). Keeping it costs time and multiplies the
-    mean loss by about G / (G + 1). The paper's abstract names the median only; MAD and compensation are its code's.
+    With 0/1 rewards the MAD is 0 as soon as one value has the majority, and `mad` gives advantages in the thousands,
+    which only clipping of the gradient norm limits: prefer `std` there. Sample G + 1 rollouts; one of them always has
+    A = 0 and need not be trained on (`jaxrl_llm.control.mc_grpo.without_pivot`). Keeping it costs time and multiplies the
+    mean loss by about G / (G + 1). The paper's abstract names only the median; MAD and compensation are its code's.
     """
     registry.one_of("scale", scale, ("mad", "std", "none"))
 

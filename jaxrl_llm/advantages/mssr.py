@@ -11,9 +11,9 @@ from jaxrl_llm.objectives.kl import token_kl
 
 
 class Tracker(NamedTuple):
-    """What is known of N prompts: `ids` i32[N] (-1: none), discounted `successes` and `failures` f32[N].
+    """Statistics of N prompts: `ids` i32[N] (-1: none), discounted `successes` and `failures` f32[N].
 
-    The prompt with id i has the place i % N; another one with the same place takes it over. `kls` f32[W] are those of
+    The prompt with id i has the index i % N; a prompt with the same index replaces it. `kls` f32[W] are the KLs of
     the last W steps, `steps` i32 the number of steps so far.
     """
 
@@ -27,9 +27,9 @@ class Tracker(NamedTuple):
 def retention(kl: Array, *, target: float, rho_min: float, rho_max: float, rule: str) -> Array:
     """Factor by which the tracker's counts shrink per outcome, between rho_min and rho_max, from the recent mean KL.
 
-    `monotone`: rho_max - (rho_max - rho_min) min(kl / target, 1), the faster the policy moves the more is forgotten.
-    `code`: as published, rho_min + (rho_max - rho_min) kl / target up to the target and rho_min beyond it: it forgets
-    most when nothing moves, against the stated intent.
+    `monotone`: rho_max - (rho_max - rho_min) min(kl / target, 1): the faster the policy moves, the more is forgotten.
+    `code`: as published, rho_min + (rho_max - rho_min) kl / target up to the target and rho_min beyond it: this forgets
+    most when the policy does not move, contrary to the stated intent.
     """
     share = jnp.minimum(kl / target, 1)
     if rule == "code":
@@ -38,7 +38,7 @@ def retention(kl: Array, *, target: float, rho_min: float, rho_max: float, rule:
 
 
 def success_rate(tracker: Tracker, ids: Array, v_init: float) -> Array:
-    """successes / (successes + failures) of the prompts `ids` (any shape), `v_init` for those not in the tracker."""
+    """successes / (successes + failures) of the prompts `ids` (any shape), `v_init` for prompts not in the tracker."""
     place = ids % tracker.ids.size
     seen = (ids >= 0) & (tracker.ids[place] == ids)
     won, lost = tracker.successes[place], tracker.failures[place]
@@ -82,12 +82,12 @@ def mssr(
 ) -> Estimator:
     """`A_t = A + min(|A| / entropy_cap, entropy_coef H_t)`, `A = r - v` whitened over the batch, v tracked per prompt.
 
-    v = successes / (successes + failures) of `prompt_ids` before this step, `v_init` for a prompt that is new. The
-    tracker has `num_prompts` places: with more prompts than that, those that share one keep forgetting each other.
-    Whitening: (x - mean) / sqrt(max(population variance, 1e-6)), left out for a batch of one. Then the tracker counts
-    each outcome, right or wrong (see `count_outcomes`), a new prompt starting with 1 / (1 - rho_min) pseudo-counts,
-    and with `retention` given the mean over the last `kl_window` steps of the batch's
-    mean token KL between old and reference policy. H_t is the entropy, or with `entropy="sampled"` the published code's
+    v = successes / (successes + failures) of `prompt_ids` before this step, `v_init` for a new prompt. The
+    tracker has `num_prompts` entries: with more prompts than that, prompts that share an entry keep overwriting each other.
+    Whitening: (x - mean) / sqrt(max(population variance, 1e-6)), skipped for a batch of one. Then the tracker counts
+    each outcome, right or wrong (see `count_outcomes`); a new prompt starts with 1 / (1 - rho_min) pseudo-counts. The
+    counts decay by `retention`, computed from the mean over the last `kl_window` steps of the batch's mean
+    token KL between old and reference policy. H_t is the entropy, or with `entropy="sampled"` the published code's
     -p log p of the sampled token. `entropy_coef=0` is the paper's vanilla form, MVSR, which collapses. All numbers but
     `num_prompts` are the published code's.
     """

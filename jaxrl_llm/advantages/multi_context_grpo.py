@@ -8,7 +8,7 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 def multi_context_grpo(*, eps: float = 1e-6, singleton: str = "zero") -> Estimator:
     """`A = (r - mean) / (sample std + eps)` over the trajectories of the task, for conversations as rows on the G axis.
 
-    Each trajectory counts once, with the mean of its rows, so that those with many conversations do not shift the mean.
+    Each trajectory counts once, with the mean of its rows, so that trajectories with many conversations do not shift the mean.
     `rewards` [P, G] is the trajectory's reward, repeated on its conversations. A task with one trajectory gets 0, or its raw
     reward with `singleton="raw"`. eps is the published code's, which has `singleton="raw"`. Extras: `traj` i32[P, G].
     """

@@ -12,8 +12,8 @@ from jaxrl_llm.control.nsr_psr import VARIANTS, reinforced
 def nsr_psr(*, variant: str = "weighted", positive_weight: float = 0.1) -> Estimator:
     """`psr`: A = 1 on correct rollouts only; `nsr`: A = -1 on wrong ones only; `weighted`: all, positive_weight or -1.
 
-    Correct as in `Rollouts.correct`; there is no baseline. Left-out rollouts leave the token mean too: what is kept is
-    multiplied by (number of tokens) / (number of kept tokens), see `selection.over_kept`. Nothing kept gives 0.
+    Correct as in `Rollouts.correct`; there is no baseline. Excluded rollouts leave the token mean too: kept advantages are
+    multiplied by (number of tokens) / (number of kept tokens), see `selection.over_kept`. If nothing is kept, A is 0.
     0.1 is the weight that the paper recommends.
     """
     registry.one_of("variant", variant, VARIANTS)

@@ -13,7 +13,7 @@ NORMS = ("grpo_std", "grpo", "rloo")
 
 
 def group_normalise(x_PGK: Array, counted_PGK: Array, norm: str, eps: float) -> Array:
-    """`x` against the `counted` entries of its prompt; a single one is no baseline, and x stays as it is (K any size).
+    """`x` normalised by the `counted` entries of its prompt; a single entry is no baseline and leaves x as is (any K).
 
     `grpo_std` (x - mean) / (std + eps) with the sample deviation (1 for a single entry), `grpo` x - mean,
     `rloo` (x - mean) n / (n - 1).
@@ -35,8 +35,8 @@ def oprl(
     `q_k = beta * sum over the step's tokens of (prm_logprobs - old_logprobs)`, `s = q / (max |q| of the batch + eps)`.
     `extras["prm_logprobs"]` f32[P, G, T] is the reward model, a second copy of the policy; `step_ids` give the steps.
     N is `group_normalise` over the trajectories of the prompt, and over all their steps or, with
-    `group_stats="first_step"` as in the released code, the first step of each. The scores lie in [-1, 1]: under
-    `rloo` and `grpo` outcomes of another scale drown them. The numbers are the released code's, `norm` is the paper's
+    `group_stats="first_step"` as in the released code, the first step of each. The scores are in [-1, 1]: under
+    `rloo` and `grpo` outcomes of a larger scale dominate them. The numbers are the released code's, `norm` is the paper's
     (the code has "grpo", or "rloo" for some tasks).
     """
     registry.one_of("norm", norm, NORMS)

@@ -9,8 +9,8 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 def otr(*, wrong: float = -0.1) -> Estimator:
     """`A_t = 1` where `tokens` equals `extras["targets"]` i32[P, 1, T], else `wrong`; no baseline.
 
-    P expert texts, G tokens sampled at each of their positions T, all after the expert's own prefix. The default is
-    unconfirmed.
+    There are P expert texts and G tokens sampled at each of their T positions, all after the expert's own prefix. The
+    default is unconfirmed.
     """
 
     def advantages(rollouts):

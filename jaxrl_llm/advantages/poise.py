@@ -18,11 +18,11 @@ def poise(*, feature_size: int, capacity: int = 4096, bootstrap: int = 16, first
 
     `phi` is `rollouts.features [P, G, feature_size]`, rewards lie in [low, high]. For the first `bootstrap` batches, and until
     the probe has been fitted, the baseline is the mean reward of the others (RLOO). Predictions come before the batch enters
-    the window of the last `capacity` rollouts: a probe that had seen label y_j = r_i would tell it to rollout i. Prompts with
-    fewer than two valid rollouts get 0 and teach nothing. Nothing is normalised. With `domains` K > 1 there is a probe, a
-    window and a start of its own for each number 0 to K - 1 in `extras["task"]`.
-    `alpha` is the released code's, which has it with `components=(32, 64)`; the paper has 0.01 and all columns, and labels of
-    0 and 1 are then fitted too closely while the window is short.
+    the window of the last `capacity` rollouts: a probe fitted to the label y_j = r_i would leak r_i into its own baseline.
+    Prompts with fewer than two valid rollouts get 0 and do not train the probe. Nothing is normalised. With `domains` K > 1
+    each number 0 to K - 1 in `extras["task"]` has a separate probe, window and start.
+    `alpha` is the released code's, which has it with `components=(32, 64)`; the paper has 0.01 and all columns, which overfits
+    labels of 0 and 1 while the window is short.
     """
     if domains < 1 or bootstrap < 0 or first_fit < 1:
         raise ValueError(f"domains={domains}, bootstrap={bootstrap}, first_fit={first_fit}: give at least 1, 0 and 1")
@@ -55,7 +55,7 @@ def poise(*, feature_size: int, capacity: int = 4096, bootstrap: int = 16, first
         return jnp.where(comparable(valid), rewards - baseline, 0.0), observed
 
     def metrics(rollouts, advantages, states):
-        """Of the probe against the mean reward of the other rollouts; NaN while it is not in use."""
+        """The probe's metrics against the mean reward of the other rollouts; NaN while the probe is not in use."""
         predicted, in_use = predictions(rollouts, states)
         real = rollouts.valid & comparable(rollouts.valid)
         labels = cross_rollout(rollouts.rewards, rollouts.valid)

@@ -1,4 +1,4 @@
-"""PORTool: steps of a tree of tool calls, scored by what becomes of them and compared at forks (arXiv 2510.26020)."""
+"""PORTool: steps of a tree of tool calls, scored by their outcomes and compared at forks (arXiv 2510.26020)."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -32,13 +32,13 @@ def portool(
     """`A = traj_coef * A_traj + fork_coef * A_fork` for complete trajectories on the G axis.
 
     A_fork is the z-score (sample std) of `step_scores` over the children of one parent, each child once; first steps
-    are the children of the prompt, an only child gets 0. A_traj is the z-score over the trajectories of `r` + mean over
-    their steps of the format score. Copies of a shared step carry their own trajectory's A_traj.
+    are the children of the prompt, an only child gets 0. A_traj is the z-score over the trajectories of `r` plus the mean
+    format score of their steps. Copies of a shared step carry their own trajectory's A_traj.
     Reconstructed: the maximum in the score, the statistics of both z-scores and their weights of 1. gamma is the
-    paper's best, eps that of `grpo`.
+    paper's best, eps as in `grpo`.
     `rewards` [P, G]: +1 right, -1 wrong, 0 unanswerable. `step_ids` i32[P, G, T]: step of a token from 0. Extras:
     `path` i32[P, G, S], node numbers of the steps, equal where trajectories share a step, -1 after the last;
-    `format_rewards` f32[P, G, T], each step's format score on one of its counting tokens, at most gamma^S / 2 in size
+    `format_rewards` f32[P, G, T], each step's format score on one of its trained tokens, at most gamma^S / 2 in size
     so that it cannot outweigh the outcome.
     """
     registry.one_of("agg", agg, ("max", "mean"))

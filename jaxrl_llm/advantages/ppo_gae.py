@@ -30,7 +30,7 @@ def gae(token_rewards_PGT: Array, values_PGT: Array, mask_PGT: Array, *, gamma: 
 
 
 def token_rewards(rollouts: Rollouts, kl_coef: float = 0.0) -> Array:
-    """f32[P, G, T]: the reward on the last counting token, minus `kl_coef * (old_logprobs - ref_logprobs)` on each."""
+    """f32[P, G, T]: the reward on the last trained token, minus `kl_coef * (old_logprobs - ref_logprobs)` on each."""
     rewards = jnp.where(masked.last_token(rollouts.token_mask), rollouts.rewards[..., None], 0)
     return rewards - kl_coef * (rollouts.old_logprobs - rollouts.ref_logprobs) if kl_coef else rewards
 
@@ -38,9 +38,9 @@ def token_rewards(rollouts: Rollouts, kl_coef: float = 0.0) -> Array:
 def value_targets(
     rollouts: Rollouts, *, gamma: float = 1.0, lambda_critic: float = 1.0, kl_coef: float = 0.0
 ) -> Array:
-    """f32[P, G, T]: what the critic is fitted to, `A_t + V_t` of GAE with its own lambda (VC-PPO, arXiv 2503.01491).
+    """f32[P, G, T]: the critic's targets, `A_t + V_t` of GAE with a separate lambda (VC-PPO, arXiv 2503.01491).
 
-    With `lambda_critic=1` these are the returns that were seen, whatever the values are.
+    With `lambda_critic=1` these are the observed returns, whatever the values are.
     """
     rollouts = lax.stop_gradient(clean(rollouts, *_needs(kl_coef)))
     mask, values = rollouts.token_mask, rollouts.extras["values"]

@@ -1,6 +1,6 @@
 """QwenLong-L1.5: task-wide scale, and an entropy band that switches negative rollouts off (arXiv 2512.12967).
 
-The loss is linear in the advantage, so dropping a token's gradient is giving it advantage 0; it stays in the loss's
+The loss is linear in the advantage, so an advantage of 0 drops a token's gradient; the token stays in the loss's
 denominator, as in the paper.
 """
 
@@ -22,15 +22,15 @@ def qwenlong_aepo(
 ) -> Estimator:
     """`A_i = (r_i - group mean) / (std of all rewards of the same task in the batch + eps)`, then a gate on A < 0.
 
-    `scope="task"` reads `extras["task"]` i32[P]; `"batch"` takes the whole batch for one task. Population std.
+    `scope="task"` reads `extras["task"]` i32[P]; `"batch"` treats the whole batch as one task. Population std.
     `gate` sets negative advantages to 0:
-      `adaptive`  on all tokens while switched off. H = mean over rollouts of their mean token entropy, in nats, turns
-                  negatives off in batches with `H > entropy_high`, on again once `H < entropy_low`; between the bounds
-                  the switch, which is the state, stays.
+      `adaptive`  on all tokens while switched off. H is the mean over rollouts of their mean token entropy, in nats:
+                  negatives are off in batches with `H > entropy_high` and on again once `H < entropy_low`; between the
+                  bounds the switch, which is the state, does not change.
       `token`     on tokens with entropy above `entropy_high`
       `sequence`  on rollouts with mean entropy above `entropy_high`
-    The paper prints no eps and no bounds (these are read off its plots of a 30B model; take quantiles of the entropy at
-    the start), and does not say what happens between them: keeping the switch is a reconstruction.
+    The paper gives no eps and no bounds (these are read off its plots of a 30B model; use quantiles of the entropy at
+    the start) and does not say what happens between the bounds: keeping the switch is a reconstruction.
     """
     registry.one_of("scope", scope, ("task", "batch"))
     registry.one_of("gate", gate, ("adaptive", "token", "sequence"))

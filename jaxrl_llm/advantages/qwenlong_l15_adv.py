@@ -1,4 +1,4 @@
-"""QwenLong-L1.5: the group's mean, but the standard deviation of the whole task (arXiv 2512.12967)."""
+"""QwenLong-L1.5: normalised by the group's mean and the whole task's standard deviation (arXiv 2512.12967)."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -20,8 +20,8 @@ def qwenlong_l15_adv(*, scope: str = "task", eps: float = 1e-6, ddof: int = 1) -
     """`A = (r - group mean) / (std + eps)`, std over all rewards of the batch with the same `extras["task"]` i32[P].
 
     `scope` widens or narrows the std to the `batch` or the `group` (the ablations), which need no task ids. Tasks with
-    0/1 and with dense rewards so get updates of one size. An all-equal group has A = 0. The kind of std and eps are not
-    given by the report. The entropy gate on negative rollouts and the balanced sampling of tasks are separate.
+    0/1 and with dense rewards thus get updates of one size. An all-equal group has A = 0. The report does not give the
+    kind of std and eps. The entropy gate on negative rollouts and the balanced sampling of tasks are separate.
     """
     registry.one_of("scope", scope, ("task", "batch", "group"))
 

@@ -11,8 +11,8 @@ from jaxrl_llm.advantages.soft_value import soft_value
 def r3l(*, alpha: float = 3.0, baseline: str = "mean", tau: float = 1.0) -> Estimator:
     """With `s = r - b`: `A = 1` where r >= 1, `alpha * s` where s >= 0, else `s`.
 
-    b is the mean reward of the prompt's valid rollouts, or with `baseline="soft"` `tau * log(mean of exp(r / tau))`; a
-    group of one has b = 0, so that a reflection or guided retry is entered as a prompt of its own with reward 1. A
+    b is the mean reward of the prompt's valid rollouts, or with `baseline="soft"` `tau * log(mean of exp(r / tau))`. A
+    group of one has b = 0, so that a reflection or guided retry can be entered as a separate prompt with reward 1. A
     group in which all succeed keeps A = 1; one in which all fail alike gets 0. alpha and tau are the published code's.
     """
     registry.one_of("baseline", baseline, ("mean", "soft"))

@@ -8,7 +8,7 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 
 
 def rank_rewards(hits_PGK: Array, variant: str = "log_decay") -> Array:
-    """[P, G, K]: `log_decay` sum_{j >= k} hit_j / log2(j + 1), ranks from 1, the DCG still to come; `exp_inf` hit_k."""
+    """[P, G, K]: `log_decay` sum_{j >= k} hit_j / log2(j + 1), ranks from 1, the remaining DCG; `exp_inf` hit_k."""
     registry.one_of("variant", variant, ("log_decay", "exp_inf"))
     if variant == "exp_inf":
         return hits_PGK
@@ -27,11 +27,11 @@ def rank_grpo(
 ) -> Estimator:
     """Tokens of rank k get `(r_k - mean) / (sample std + eps)` of the `rank_rewards` at rank k over the group.
 
-    The stop token gets no rank advantage but `complete_bonus` after exactly K ranks and `early_stop` after fewer; every
-    token of an item too many gets `overflow`, the stop token included.
+    The stop token gets no rank advantage, but `complete_bonus` after exactly K ranks and `early_stop` after fewer; every
+    token of a surplus item gets `overflow`, the stop token included.
     Extras: `hits` [P, G, K] relevance of the item at each rank, 0 where missing or unparsable; `ranks` i32[P, G, T]
-    rank of a token from 0 (the published code counts a separator with the item before it), K or more for items too
-    many, -1 for tokens without; `eos` bool[P, G, T]. K must be smaller than T. The numbers are the published code's.
+    rank of a token from 0 (the published code counts a separator with the item before it), K or more for surplus
+    items, -1 for tokens without a rank; `eos` bool[P, G, T]. K must be smaller than T. The numbers are the published code's.
     """
     registry.one_of("variant", variant, ("log_decay", "exp_inf"))
 

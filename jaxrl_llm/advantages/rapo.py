@@ -1,4 +1,4 @@
-"""RAPO of Fathom-Search: groups with a signal are scaled up by the share of those without (arXiv 2509.24107)."""
+"""RAPO of Fathom-Search: groups with a signal are scaled up to make up for groups without (arXiv 2509.24107)."""
 
 import jax.numpy as jnp
 
@@ -11,10 +11,10 @@ from jaxrl_llm.advantages.selection import over_kept
 def rapo(*, max_scale: float | None = None) -> Estimator:
     """`A = (r - mean) / std * n_groups / n_good`, with the group's population std; good groups have std > 0.
 
-    All others get A = 0. Groups without a valid rollout do not count. `max_scale` bounds the factor n_groups / n_good,
-    which keeps the size of the update independent of how many groups agree. Two parts of the method act before
+    Other groups get A = 0. Groups without a valid rollout do not count. The factor n_groups / n_good keeps the size of
+    the update independent of the number of all-equal groups; `max_scale` bounds it. Two parts of the method act before
     the advantage: a stored success enters groups in which all failed (`jaxrl_llm.replay.latest_success`), and solved
-    prompts are left out of later epochs (`jaxrl_llm.control.pass_rate`).
+    prompts are excluded from later epochs (`jaxrl_llm.control.pass_rate`).
     """
 
     def advantages(rollouts):

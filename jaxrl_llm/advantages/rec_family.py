@@ -11,8 +11,8 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateful
 def rec_family(*, scale: bool = False, drop: str = "none", eps: float = 1e-6, seed: int = 0) -> Estimator:
     """`A_i = r_i - mean` over the kept rollouts of the prompt; with `scale` divided by their population std + `eps`.
 
-    `drop="balance"`: rollouts below the group mean that outnumber the others are dropped at random until both are
-    equally many; dropped ones get 0. The state counts updates, so that every batch has its own draw. A group with
+    `drop="balance"`: if rollouts below the group mean outnumber the others, random ones of them are dropped until both
+    numbers are equal; dropped rollouts get 0. The state counts updates, so that every batch has its own draw. A group with
     at most one kept rollout has mean 0 and std 1, hence A = r. eps is that of the published code in Trinity-RFT.
     """
     registry.one_of("drop", drop, ("none", "balance"))

@@ -20,7 +20,7 @@ def reinforce(
     unbiased: bool = True,
     singleton: str = "zero",
 ) -> Estimator:
-    """Reward minus a baseline that no group is needed for.
+    """Reward minus a baseline; only `rfpp_baseline` needs groups.
 
     `variant`:
       `none`          A = r
@@ -29,8 +29,8 @@ def reinforce(
       `rfpp`          A = whiten(R), R_t = tau_t + gamma * R_{t+1},
                       tau_t = r * [t is the last token] - kl_coef * (old_logprobs - ref_logprobs)_t
       `rfpp_baseline` A = whiten(r - group mean); with `singleton="raw"` a group of one keeps its reward
-    `whiten` is over all tokens of the batch, with the sample variance where `unbiased`. Because of it an all-equal
-    group does not get advantage 0 under `rfpp_baseline` when response lengths differ. `whiten_eps` and the sample variance
+    `whiten` is over all tokens of the batch, with the sample variance if `unbiased`. Because of it, an all-equal group
+    does not get advantage 0 under `rfpp_baseline` when response lengths differ. `whiten_eps` and the sample variance
     are verl's (OpenRLHF: population variance, at least 1e-8); the paper has a small `kl_coef` for `rfpp`.
     """
     registry.one_of("variant", variant, VARIANTS)

@@ -1,4 +1,4 @@
-"""Reinforce-Ada: a balanced few of all draws, compared with the success rate of all of them (arXiv 2510.04996)."""
+"""Reinforce-Ada: a small balanced subset of all draws, compared with the success rate of all draws (arXiv 2510.04996)."""
 
 import jax.numpy as jnp
 
@@ -11,11 +11,11 @@ from jaxrl_llm.control import reinforce_ada as control
 def reinforce_ada(*, keep: int = 4, rule: str = "balanced", threshold: float = 0.7, norm_std: bool = False) -> Estimator:
     """`A = 1{r > threshold} - right / seen`, over all draws of the prompt; groups may differ in size.
 
-    A prompt is sampled again until it shows both outcomes, and `keep` of its draws are learned from, both as `rule` says, see
-    `jaxrl_llm.control.reinforce_ada`. They are richer in the rare outcome than the policy, so their advantages do not sum
-    to 0. A lone draw is compared with 0. `norm_std` divides by the sample deviation of the outcomes of all draws, at least
-    1e-6, plus 1e-6: one right rollout among 512 then weighs 22 times as much as its reward, which is why it is off. Where
-    all draws agree A is 0.
+    A prompt is sampled again until it shows both outcomes, and `keep` of its draws are trained on; `rule` decides both, see
+    `jaxrl_llm.control.reinforce_ada`. The kept draws have more of the rare outcome than the policy, so their advantages do not
+    sum to 0. A single draw is compared with 0. `norm_std` divides by the sample deviation of the outcomes of all draws, at
+    least 1e-6, plus 1e-6: one right rollout among 512 then weighs 22 times as much as its reward, so it is off by default.
+    Where all draws agree, A is 0.
 
     Metrics, means over prompts: `rollouts` drawn, share of those with `mixed` outcomes.
     """

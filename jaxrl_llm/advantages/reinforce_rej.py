@@ -1,4 +1,4 @@
-"""Reinforce-Rej and RAFT++: plain rewards, with prompts that teach nothing left out (arXiv 2504.11343)."""
+"""Reinforce-Rej and RAFT++: plain rewards, without prompts that carry no signal (arXiv 2504.11343)."""
 
 import jax.numpy as jnp
 
@@ -15,7 +15,7 @@ def reinforce_rej(*, variant: str = "signed") -> Estimator:
       `signed`   A = 1 for a right answer (`Rollouts.correct`), -1 for a wrong one; 0 when all are right or all wrong
       `raw`      A = r, 0 when all are equal; with rewards 0 and 1 only right answers count, as in the released code
       `raft_pp`  A = 1 for a right answer, else 0 (RAFT++)
-    A lone rollout is kept. Which reward scale the paper means is not said; `signed` pushes wrong answers down.
+    A single rollout is kept. The paper does not say which reward scale it means; `signed` pushes wrong answers down.
     """
     registry.one_of("variant", variant, ("signed", "raw", "raft_pp"))
 

@@ -1,4 +1,4 @@
-"""GRPO-RoC of rStar2-Agent: oversample, keep failures as they come and the cleanest successes (arXiv 2508.20722)."""
+"""GRPO-RoC of rStar2-Agent: oversample, keep a mix of failures and the cleanest successes (arXiv 2508.20722)."""
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,8 @@ def rstar2_roc(
     Sample twice as many as are kept. Reads `extras` i32[P, G] `tool_calls`, `tool_errors` (failed calls),
     `answer_blocks`, `turns` (of the assistant) and bool[P, G] `malformed`. `variant="paper"` draws at random
     (from `seed` and the state, a step count) where the published code, `"code"`, ranks. Dropped rollouts leave the
-    token mean: what is kept is multiplied by (number of tokens) / (number of kept tokens). Raises ValueError if the two
-    minima exceed `train_rollouts`. The numbers are those of the published recipe, which samples 32.
+    token mean: kept advantages are multiplied by (number of tokens) / (number of kept tokens). Raises ValueError if the
+    two minima exceed `train_rollouts`. The numbers are those of the published recipe, which samples 32.
     """
     registry.one_of("variant", variant, ("code", "paper"))
     if min_negative + min_positive > train_rollouts:

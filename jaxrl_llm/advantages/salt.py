@@ -10,10 +10,10 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 def edges(
     valid_PG: Array, traj_PG: Array, step_PG: Array, obs_PG: Array, act_PG: Array, next_PG: Array | None, history: int
 ) -> Array:
-    """bool[P, G, G]: turns that are one edge of the trajectory graph.
+    """bool[P, G, G]: pairs of turns that are one edge of the trajectory graph.
 
     They agree in observation, action, next observation (if given) and in the last `history` pairs of observation and
-    action; a past cut short by the start of the episode equals only one that is cut equally short.
+    action; a history shortened by the start of the episode equals only histories of the same length.
     """
     before, has_before = segments.previous(valid_PG, traj_PG, step_PG)
     edge = segments.same(valid_PG, obs_PG, act_PG, *(() if next_PG is None else (next_PG,)))
@@ -30,9 +30,9 @@ def salt(*, base: str = "grpo", history: int = 1, use_next: bool = True, eps: fl
     """A turn's advantage is the mean of its trajectories' advantages over all turns that are the same `edges`.
 
     The trajectory advantage compares `rewards` (of the episode, repeated on its turns) inside the task: `base="grpo"`
-    `(r - mean) / (sample std + eps)` or `"rloo"` `r - mean of the other trajectories`. An edge taken by all gets 0, one
-    taken by winners only keeps theirs; sums inside an edge are conserved.
-    Reconstructed from the paper's text: which turns count as equal and the plain mean are our reading, `history=1` is ours;
+    `(r - mean) / (sample std + eps)` or `"rloo"` `r - mean of the other trajectories`. An edge that all trajectories take
+    gets 0, an edge of successful ones only keeps their advantage; sums inside an edge are conserved.
+    Reconstructed from the paper's text: the equality of turns and the plain mean are our reading, `history=1` is our choice;
     eps as in `grpo`.
     Extras i32[P, G]: `traj`, `step`, `obs`, `act` (hash of the parsed action, not of the reasoning) and, with
     `use_next`, `next_obs`.

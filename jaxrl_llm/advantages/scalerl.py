@@ -1,4 +1,4 @@
-"""ScaleRL's advantage: group mean, batch standard deviation, prompts without a signal left out (arXiv 2510.13786)."""
+"""ScaleRL's advantage: group mean, batch standard deviation, no prompts without a signal (arXiv 2510.13786)."""
 
 import math
 
@@ -14,11 +14,11 @@ def scalerl(*, variant: str = "batch", rate: float = 1e-3, eps: float | None = N
     """`A = a / (sigma + eps)`, `a = r - group mean`, sigma the population std of a over all rollouts of kept prompts.
 
     Prompts whose rewards are all equal are dropped, in the aggregation `prompt_mean` too: A is multiplied by (number of
-    prompts with tokens) / (number of kept ones). Nothing is sampled in their place. The paper leaves eps (1e-6) and the
-    kind of std open. `variant="running"`, as in TRL's trainer (with rate 1e-3, eps 1e-4), has for sigma the root of a moving
-    mean of a^2, the state, of which every kept rollout renews the share `rate`; the rollouts of a batch are counted
-    together, so that their order does not matter, and the first batch starts it.
-    Prompts that are solved nearly always leave the data set: `jaxrl_llm.control.pass_rate`.
+    prompts with tokens) / (number of kept ones). They are not replaced by new samples. The paper leaves eps (1e-6) and the
+    kind of std open. `variant="running"`, as in TRL's trainer (with rate 1e-3, eps 1e-4), uses as sigma the root of a moving
+    mean of a^2, the state: every kept rollout renews the share `rate` of it; the rollouts of a batch are counted together,
+    so that their order does not matter, and the first batch sets it.
+    Prompts that are nearly always solved leave the data set: `jaxrl_llm.control.pass_rate`.
     """
     registry.one_of("variant", variant, ("batch", "running"))
     if eps is None:

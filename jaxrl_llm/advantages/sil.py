@@ -1,4 +1,4 @@
-"""Self-imitation advantages: only what went better than expected counts (arXiv 1806.05635; SPEAR, 2509.22601)."""
+"""Self-imitation advantages: only better-than-expected outcomes count (arXiv 1806.05635; SPEAR, 2509.22601)."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -11,8 +11,8 @@ from jaxrl_llm.rollouts import clean, seen_returns
 def sil() -> Estimator:
     """`A_t = clip(R_t - V_t, 0, 1)`, V `extras["values"]` f32[P, G, T] of a critic, R the `seen_returns`.
 
-    The critic is fitted to the returns of fresh rollouts; those of replayed ones, which are none but successes, only lift it:
-    its target is then `V + clip(R - V, 0, 1)`.
+    The critic is fitted to the returns of fresh rollouts; returns of replayed rollouts, which are all successes, can only
+    raise it: its target is then `V + clip(R - V, 0, 1)`.
     """
 
     def advantages(rollouts):
@@ -33,7 +33,7 @@ def spear() -> Estimator:
     """`A_i = r_i - base` for replayed rollouts, base = `extras["reward_baseline"]` f32[P] of today's policy.
 
     The base is the median of recent group-mean rewards (`control.spear`), so that old successes stop counting once they
-    have become ordinary. Which rows are used is decided by the objective of the same name.
+    have become ordinary. The objective of the same name decides which rows are used.
     """
     return stateless(lambda rollouts: rollouts.rewards - rollouts.extras["reward_baseline"][:, None],
                      needs=("rewards", "reward_baseline"))

@@ -9,7 +9,7 @@ from jaxrl_llm import masked
 def soft_value(rewards_PG: Array, valid_PG: Array, *, temperature: float) -> Array:
     """`temperature * log(mean of exp(r / temperature))` over the valid rollouts: `[P, G] -> [P, 1]`; 0 without any.
 
-    It lies between the mean (high temperature) and the largest reward (low), and is exactly r where all are r.
+    It is between the mean (high temperature) and the largest reward (low temperature), and exactly r if all rewards are r.
     """
     exists = jnp.any(valid_PG, axis=1, keepdims=True)
     top = jnp.max(rewards_PG, axis=1, keepdims=True, where=valid_PG, initial=-jnp.inf)

@@ -10,8 +10,8 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 def spear_clip() -> Estimator:
     """`A = r - mean` over the fresh rollouts of the prompt; for replayed ones `A = r - reward_baseline`.
 
-    `extras["replayed"]` bool[P, G] tells them apart; `extras["reward_baseline"]` f32[P] is the median of recent group
-    means (`jaxrl_llm.control.spear`).
+    `extras["replayed"]` bool[P, G] marks the replayed ones; `extras["reward_baseline"]` f32[P] is the median of recent
+    group means (`jaxrl_llm.control.spear`).
     """
 
     def advantages(rollouts):

@@ -15,9 +15,9 @@ def spiral_rae(
     """`A = R - b`, then `b <- decay b + (1 - decay) R`, per game and role; the i-th of n turns gets `gamma^(n-1-i) A`.
 
     The P axis holds finished games in order of arrival, the G axis the turns of both roles. The state b is
-    f32[games, 2], one tracker for all actors, and starts at 0. `update_first` moves the baseline before it is used, as
-    the paper's listing may be read. `filter_zero` leaves turns with an advantage of exactly 0 out of the loss and,
-    under the aggregation `token_mean`, out of its denominator. A role that never moved is taken to have the negative of
+    f32[games, 2], one tracker for all actors, and starts at 0. `update_first` updates the baseline before its use, as
+    the paper's listing may be read. `filter_zero` excludes turns with an advantage of exactly 0 from the loss and,
+    under the aggregation `token_mean`, from its denominator. A role that never moved is assumed to have the negative of
     the other's reward, which holds in zero-sum games only. decay and gamma are the published code's.
     `rewards` [P, G]: the outcome for the role of the row. Extras: `game` i32[P] in 0..games-1, `agent` i32[P, G] in
     {0, 1}, the role, `step` i32[P, G] (order of the turns).

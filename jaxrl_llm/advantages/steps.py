@@ -1,14 +1,14 @@
-"""Steps inside a completion (turns, thoughts), read off the ids of its tokens; all arrays `[P, G, T]`."""
+"""Steps inside a completion (turns, thoughts), given by the ids of its tokens; all arrays `[P, G, T]`."""
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 
 def step_totals(x_PGT: Array, step_ids_PGT: Array, mask_PGT: Array) -> tuple[Array, Array]:
-    """([P, G, T] the sum of `x` over the own step on each of its tokens, bool[P, G, T] the last token of each step).
+    """([P, G, T] the sum of `x` over the token's step, on each token; bool[P, G, T] the last token of each step).
 
-    A step is a run of counting tokens with one id; ids do not decrease along a rollout. Tokens are added one after the
-    other, so that equal steps have exactly equal sums wherever they stand.
+    A step is a run of trained tokens with one id; ids do not decrease along a rollout. Tokens are added one after the
+    other, so that equal steps have exactly equal sums at every position.
     """
     lowest, highest = jnp.iinfo(step_ids_PGT.dtype).min, jnp.iinfo(step_ids_PGT.dtype).max
 

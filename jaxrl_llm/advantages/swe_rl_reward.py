@@ -11,8 +11,8 @@ from jaxrl_llm.advantages.grpo import group_z_score
 def swe_rl_reward(*, variant: str = "continuous", eps: float = 1e-6) -> Estimator:
     """`A_i = (r_i - mean) / (std + eps)` of rewards -1 (bad format) or similarities in [0, 1]; sample deviation.
 
-    `variant="discrete"`, the paper's ablation, counts similarities below 1 as 0. Rollouts whose scoring failed or ran
-    out of time should be not `valid`, rather than have reward 0. eps as in `grpo`.
+    `variant="discrete"`, the paper's ablation, counts similarities below 1 as 0. Rollouts whose scoring failed or timed
+    out should have `valid` False rather than reward 0. eps as in `grpo`.
     """
     registry.one_of("variant", variant, ("continuous", "discrete"))
 

@@ -13,13 +13,13 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 def repeated_share(tokens: Array, mask: Array, *, n: int) -> Array:
     """f32[P, G]: share of the n-grams of `tokens` i32[P, G, T] that occurred before in the same completion.
 
-    An n-gram is n neighbouring True entries of `mask`; without any the share is 0.
+    An n-gram is n neighbouring True entries of `mask`; without n-grams the share is 0.
     """
     size = tokens.shape[-1] - n + 1
     if size < 1:
         return jnp.zeros(tokens.shape[:-1])
     real = functools.reduce(operator.and_, (mask[..., i : i + size] for i in range(n)))
-    # Sorting brings equal n-grams together: every one that equals its left neighbour is a repetition.
+    # Sorting puts equal n-grams together: every n-gram that equals its left neighbour is a repetition.
     columns = [(~real).astype(jnp.int32), *(tokens[..., i : i + size] for i in range(n))]
     columns = lax.sort(columns, dimension=-1, num_keys=n + 1)
     same = functools.reduce(operator.and_, (x[..., 1:] == x[..., :-1] for x in columns)) & (columns[0][..., 1:] == 0)

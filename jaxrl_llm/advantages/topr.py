@@ -5,7 +5,7 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 
 @estimator
 def topr(*, shift: float = 0.0) -> Estimator:
-    """`A = r - shift`. With rewards +1 and -1 the shift is 0; with 1 and 0 take 0.5, or failures teach nothing.
+    """`A = r - shift`. With rewards +1 and -1 use a shift of 0; with 1 and 0 use 0.5, or failures teach nothing.
 
     The paper's best shift is unconfirmed.
     """

@@ -1,4 +1,4 @@
-"""TTRL: the majority answer of the group is the label, agreeing with it the reward (arXiv 2504.16084)."""
+"""TTRL: the majority answer of the group is the label, and agreement with it the reward (arXiv 2504.16084)."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -12,7 +12,7 @@ from jaxrl_llm.advantages.selection import over_kept
 def majority(answers_PG: Array, valid_PG: Array) -> tuple[Array, Array]:
     """(label i32[P], its share of the valid votes f32[P]) from answer ids i32[P, G], negative if unreadable.
 
-    A tie goes to the answer that came first. Unreadable votes count in the share, but cannot win; without a readable
+    A tie goes to the answer that came first. Unreadable votes count in the share but cannot win; without a readable
     vote the label is -1 and the share 0.
     """
     readable = valid_PG & (answers_PG >= 0)
@@ -32,7 +32,7 @@ def majority_reward(answers_PG: Array, valid_PG: Array) -> Array:
 def label_metrics(answers_PG: Array, truth_P: Array, valid_PG: Array) -> dict[str, Array]:
     """Against known answers: `label_accuracy` over prompts, `reward_accuracy` over rollouts, mean `majority_share`.
 
-    The second can be high with wrong labels: a wrong answer that differs from a wrong label is rightly punished.
+    `reward_accuracy` can be high with wrong labels: a wrong answer that differs from a wrong label is rightly punished.
     """
     label, share = majority(answers_PG, valid_PG)
     right = (majority_reward(answers_PG, valid_PG) == 1) == (answers_PG == truth_P[:, None])
@@ -47,8 +47,8 @@ def ttrl(*, train_rollouts: int = 32, eps: float = 1e-6) -> Estimator:
 
     All valid rollouts vote; `answers` i32[P, G] are ids of normalised answers, negative if unreadable. Rollouts that
     only vote leave the token mean as well: the others are multiplied by (number of tokens) / (number of trained ones).
-    The published code lets unreadable answers win the vote, this does not; 32, out of 64 that vote, is its number, eps is
-    that of `grpo`.
+    The published code lets unreadable answers win the vote, this code does not; 32, out of 64 votes, is the published
+    number, eps as in `grpo`.
     """
 
     def advantages(rollouts):

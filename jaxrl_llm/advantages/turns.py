@@ -1,25 +1,25 @@
-"""Estimators whose rows are turns, agents or games, for rollouts that are trajectories."""
+"""Adapters that apply estimators of turns, agents or games to rollouts that are trajectories."""
 import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.rollouts import Rollouts
 
-VALUES = ("turn_q", "turn_v")  # [P, G, K, 2], of a critic of turns
+VALUES = ("turn_q", "turn_v")  # [P, G, K, 2], from a critic of turns
 
 
 def of_environment(estimator: Estimator) -> Estimator:
-    """The estimator for trajectories of an environment: its rows are games, agents or turns, as what it needs says."""
+    """The estimator adapted to trajectories of an environment; its `needs` decide whether rows are games, agents or turns."""
     if "game" in estimator.needs:
         return of_games(estimator)
     return of_agents(estimator) if "functional_group" in estimator.needs else of_turns(estimator)
 
 
 def rows_of_turns(rollouts: Rollouts) -> Rollouts:
-    """Trajectories `[P, G, T]` with K turns at most as rows `[P, G K, 1]`, one for each turn.
+    """Trajectories `[P, G, T]` with at most K turns as rows `[P, G K, 1]`, one for each turn.
 
-    Reads the extras that `forest.turn_facts` and `turn_info.joined` make, `[P, G, K]`: a turn is there where `step` is not
-    negative. A reward is what the agent of the turn gets (`agent_returns`), or that of the trajectory.
+    Reads the extras of `forest.turn_facts` and `turn_info.joined`, `[P, G, K]`: a turn exists where `step` is not negative.
+    A row's reward is the return of the turn's agent (`agent_returns`), or the trajectory's reward.
     """
     valid = _there(rollouts)
     P, G, K = valid.shape
@@ -35,8 +35,7 @@ def rows_of_turns(rollouts: Rollouts) -> Rollouts:
 def of_turns(estimator: Estimator) -> Estimator:
     """The estimator of trajectories that gives each token the advantage of its turn (`step_ids`).
 
-    `estimator` compares rows that are turns, and has no other functions than `init` and `update`; it may ask for a critic of
-    turns.
+    `estimator` compares rows that are turns, and has no functions besides `init` and `update`; it may need a critic of turns.
     """
     def update(rollouts, state):
         advantages, state = estimator.update(rows_of_turns(rollouts), state)
@@ -46,14 +45,14 @@ def of_turns(estimator: Estimator) -> Estimator:
 
 
 def of_agents(estimator: Estimator) -> Estimator:
-    """As `of_turns`, for an estimator whose rows are the agents of each trajectory (`agent`), however often they speak.
+    """As `of_turns`, for an estimator whose rows are the agents of each trajectory (`agent`), one row per agent.
 
-    The first turn of an agent stands for it; its other turns have the same advantage.
+    The first turn of an agent represents it; its other turns get the same advantage.
     """
     def update(rollouts, state):
         rows, shape = rows_of_turns(rollouts), rollouts.extras["step"].shape
         agent = rollouts.extras["agent"]
-        first = jnp.argmax(agent[..., :, None] == agent[..., None, :], axis=-1)  # of each turn, the agent's first
+        first = jnp.argmax(agent[..., :, None] == agent[..., None, :], axis=-1)  # for each turn, the first turn of its agent
         stands = (first == jnp.arange(shape[-1])).reshape(rows.valid.shape) & rows.valid
         advantages, state = estimator.update(rows.replace(valid=stands, mask=stands[..., None]), state)
         return _to_tokens(jnp.take_along_axis(advantages[..., 0].reshape(shape), first, axis=-1), rollouts), state
@@ -62,7 +61,7 @@ def of_agents(estimator: Estimator) -> Estimator:
 
 
 def of_games(estimator: Estimator) -> Estimator:
-    """The estimator of trajectories for one that takes finished games in order of arrival on the P axis, turns on the G axis.
+    """As `of_turns`, for an estimator that reads finished games in order of arrival on the P axis and turns on the G axis.
 
     Games of a prompt come one after another; rows have their own tokens.
     """
@@ -90,12 +89,12 @@ def _there(rollouts: Rollouts) -> Array:
 
 
 def _rewards(rollouts: Rollouts) -> Array:
-    """f32[P, G, K]: what the agent of each turn gets."""
+    """f32[P, G, K]: the return of the agent of each turn, or the trajectory's reward."""
     whole = jnp.broadcast_to(rollouts.rewards[..., None], rollouts.extras["step"].shape)
     return rollouts.extras.get("agent_returns", whole)
 
 
 def _to_tokens(turns_PGK: Array, rollouts: Rollouts) -> Array:
-    """f32[P, G, T]: the value of the turn that each trained token belongs to."""
+    """f32[P, G, T]: on each trained token, the value of its turn."""
     place = jnp.clip(rollouts.step_ids, 0, turns_PGK.shape[-1] - 1)
     return jnp.where(rollouts.token_mask, jnp.take_along_axis(turns_PGK, place, axis=-1), 0)

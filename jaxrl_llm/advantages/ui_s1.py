@@ -14,7 +14,7 @@ def step_score(format_ok: Array, type_ok: Array, arguments_ok: Array) -> Array:
 def semi_online_return(
     step_rewards_PG: Array, match_PG: Array, valid_PG: Array, traj_PG: Array, step_PG: Array, *, gamma: float = 0.5
 ) -> Array:
-    """[P, G]: `R_t = r_t + gamma * R_{t+1}`; nothing passes over a step that was patched or failed (`match` False)."""
+    """[P, G]: `R_t = r_t + gamma * R_{t+1}`; no return passes through a step that was patched or failed (`match` False)."""
     return segments.discounted_return(
         step_rewards_PG, valid_PG, traj_PG, step_PG, gamma=gamma, flows_PG=match_PG.astype(bool)
     )
@@ -32,10 +32,10 @@ def ui_s1(
 ) -> Estimator:
     """`A = episode_coef * A_E + step_coef * A_S` for steps as rows on the G axis.
 
-    A_S compares `semi_online_return` between the rollouts at the same expert step, 0 where there is but one. A_E
+    A_S compares `semi_online_return` between the rollouts at the same expert step; it is 0 if there is only one. A_E
     compares, as the published code does, the step's own score with all steps of the task
-    (`episode_source="step_score"`), or, as the paper's text says, the sums of the trajectories (`"traj_return"`); where
-    there is only one it keeps its raw value. `mode`: `mean_std_norm` (sample std) or `mean_norm`.
+    (`episode_source="step_score"`), or, as the paper's text says, the sums of the trajectories (`"traj_return"`); a
+    single one keeps its raw value. `mode`: `mean_std_norm` (sample std) or `mean_norm`.
     The numbers are the published code's.
     Extras: `step_rewards` f32[P, G] (see `step_score`), `traj`, `step` i32[P, G], `match` bool[P, G].
     """

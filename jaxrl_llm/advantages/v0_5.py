@@ -15,17 +15,17 @@ def v0_5(*, variance: float = 0.25, cost: float | None = None, leave_one_out: bo
 
     `extras["prior"]` f32[P] is a guess of each prompt's mean reward, made without these rollouts. `variance` bounds the
     variance of a reward: 1/4 for {0, 1}, 1 for -1 and 1 (the paper's). A group of equal rewards keeps the signal
-    `r - b`, unless the prior says the same.
+    `r - b`, unless the prior equals r.
 
-    The baseline depends on the rewards it is subtracted from wherever the prior is not believed. `leave_one_out` takes the
-    mean, its weight included, over the other rollouts of the group, which removes this bias (not in the paper).
+    Wherever the prior is not fully trusted, the baseline depends on the rewards it is subtracted from. `leave_one_out` computes
+    the mean and its weight from the other rollouts of the group, which removes this bias (not in the paper).
     `norm_std` divides by the group's sample deviation + eps where rewards differ; the paper does not.
 
     A prompt is sampled again while one more rollout lowers the baseline's squared error by more than `cost`, see
     `jaxrl_llm.values.v0_5.wants_more`.
 
     Metrics, means over prompts: `rollouts` used, share of priors `rejected`, `weight` of the mean, `prior_mean`, and
-    `prior_error`, the squared distance of prior and group mean, noise of the mean included.
+    `prior_error`, the squared distance of prior and group mean, including the noise of the mean.
     """
 
     def advantages(rollouts, state):

@@ -1,4 +1,4 @@
-"""VCPO's baseline: the one that makes the variance of the off-policy gradient smallest (arXiv 2602.17616)."""
+"""VCPO's baseline: the one that minimises the variance of the off-policy gradient (arXiv 2602.17616)."""
 
 import jax.numpy as jnp
 
@@ -14,10 +14,10 @@ def vcpo(
     """`A_i = (r_i - b) / std`, `b = sum w^2 g r / (sum w^2 g)`, `w = exp(sum_t (old_logprobs - behavior_logprobs))`.
 
     g = `extras["score_sq_norms"]` f32[P, G], the squared norm of the gradient of the completion's log-prob. Sums are
-    over the rollouts with tokens of the prompt, or of the `batch`; std is the prompt's population deviation, 1 where it
+    over the rollouts with tokens of the prompt, or of the `batch`; std is the prompt's population deviation, or 1 if that
     is not above eps. `double_weight` multiplies g once more by `min(w, max_weight)^2`, as the released trainer does.
     The sum is written around the mean, `b = mean + sum w^2 g (r - mean) / (sum w^2 g + eps)`, so that equal rewards
-    give exactly 0 and vanishing weights the mean. `max_weight` and eps are the released trainer's.
+    give A = 0 exactly, and with vanishing weights b is the mean. `max_weight` and eps are the released trainer's.
     """
     registry.one_of("scope", scope, ("prompt", "batch"))
     axis = 1 if scope == "prompt" else (0, 1)

@@ -26,7 +26,7 @@ def xrpo_advantage(
 ) -> Estimator:
     """`A + min(max(novelty_coef (1 - eta), 0), novelty_cap A)` for correct rollouts, A the group z-score.
 
-    `eta = exp(s - mean s)` says how likely a rollout is next to its group, s being its mean token log-prob under the
+    `eta = exp(s - mean s)` measures how likely a rollout is relative to its group, s being its mean token log-prob under the
     policy that sampled it. Correct as in `Rollouts.correct`. Wrong and likelier-than-typical (eta >= 1) rollouts keep A, and
     the bonus is at most `novelty_cap` of A. `baseline="correct"` takes mean s over the correct rollouts only.
     Rollouts without tokens do not count in mean s. Reconstructed: the min/max form; `novelty_coef` and `novelty_cap` are the

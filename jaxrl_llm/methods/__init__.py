@@ -1,9 +1,9 @@
-"""The catalogue: method name -> composition, paper and vetted defaults. The table of contents of the field.
+"""The catalogue of the field's methods: method name -> composition, paper and vetted defaults.
 
     estimator, objective = methods.build("grpo", max_len=256)
 
-To add a method, write one `Method(...)` into the `ROWS` of the family's file in this folder (or start a file: it is
-found by itself). `python -m jaxrl_llm.methods` prints the table, `--write docs/methods.md` renews the page.
+To add a method, write one `Method(...)` into the `ROWS` of the family's file in this folder (a new file is discovered
+automatically). `python -m jaxrl_llm.methods` prints the table, `--write docs/methods.md` renews the page.
 """
 
 import functools
@@ -37,12 +37,12 @@ METHODS = {row.slug: row for rows in FAMILIES.values() for row in rows}
 
 
 def names() -> list[str]:
-    """All methods of the catalogue, sorted, also those that no run provides for yet."""
+    """All methods of the catalogue, sorted, including methods that no run can provide for yet."""
     return sorted(METHODS)
 
 
 def get(slug: str) -> Method:
-    """The row of `slug`; ValueError (the nearest ones) if there is none."""
+    """The row of `slug`; ValueError that names the nearest slugs if there is none."""
     if slug not in METHODS:
         near = registry.nearest(slug, METHODS, 5)
         hint = f" Did you mean {near[0]!r}? Near: {', '.join(near)}." if near else ""
@@ -52,7 +52,7 @@ def get(slug: str) -> Method:
 
 @functools.cache
 def lacks(slug: str) -> tuple[provision.Lack, ...]:
-    """What a method needs that no run provides, and who could; nothing for those that run."""
+    """The unmet needs of a method, with their possible providers; empty for methods that run."""
     return tuple(provision.lacks(get(slug), *build(slug, max_len=1024, feature_size=67)))
 
 
@@ -62,7 +62,7 @@ def runnable() -> list[str]:
 
 
 def runnable_elsewhere() -> list[str]:
-    """The methods that run by name in environments, with teachers or on tasks that give what they read, not on any; sorted."""
+    """The methods that run by name only in environments, with teachers or on tasks that provide what they read; sorted."""
     return [slug for slug in names() if lacks(slug) and all(lack.who.startswith(provision.THERE) for lack in lacks(slug))]
 
 
@@ -101,5 +101,5 @@ def markdown() -> str:
 
 
 def with_counts(text: str) -> str:
-    """A page of prose with the numbers of methods that are known and that run by name as they are now."""
+    """A page of prose with the current numbers of known methods and of methods that run by name."""
     return page.with_counts(text, len(METHODS), len(runnable()), len(runnable_elsewhere()))

@@ -6,8 +6,8 @@ from typing import Any
 
 Part = tuple[str, Mapping[str, Any]]
 
-# What `defaults` may name. The first four are what the trainer runs with when its configuration leaves them open; of the rest
-# a run says at its start what it has otherwise, and takes what `training.config.PAPER` names with `setting="paper"`.
+# Names allowed in `defaults`. The trainer uses the first four when its configuration leaves them open. For the others a run
+# prints at its start where it differs from them, and with `setting="paper"` it takes those that `training.config.PAPER` names.
 DEFAULTS = {
     "epochs": "passes over each batch of rollouts",
     "minibatches": "optimiser steps per pass",
@@ -34,14 +34,13 @@ class Method:
     """A published method as a composition of parts.
 
     `arxiv`: paper ids. `estimator`, `objective`: (name, hyper-parameters that differ from the factory's defaults).
-    `needs`: fields of `Rollouts`, or entries of its `extras`, that the run has to record beyond what the parts say.
+    `needs`: fields of `Rollouts`, or entries of its `extras`, that the run must record beyond the needs of the parts.
     `filters`, `controllers`: parts of `jaxrl_llm.control` by name. `control`: numbers of the controllers that differ from their
-    defaults, by keyword. `replay`: a rule of `jaxrl_llm.replay`, if rollouts of
-    earlier steps are learned from. `allocation`: a rule of `jaxrl_llm.topologies`, if some prompts get further rollouts.
-    `guidance`: a guide of it, if some completions begin with the task's solutions.
-    `defaults`: what the paper sets outside the parts,
-    by the names in `DEFAULTS`. `equation`: its idea in one line. `omits`: what the published method has beyond this
-    row. Whether a row can run follows from its needs, see `jaxrl_llm.methods.provision`.
+    defaults, by keyword. `replay`: a rule of `jaxrl_llm.replay`, if the method trains on rollouts of earlier steps.
+    `allocation`: a rule of `jaxrl_llm.topologies`, if some prompts get further rollouts. `guidance`: a guide of
+    `jaxrl_llm.topologies`, if some completions begin with the task's solutions. `defaults`: the paper's settings outside the
+    parts, by the names in `DEFAULTS`. `equation`: the method's idea in one line. `omits`: parts of the published method that
+    this row lacks. Whether a row can run follows from its needs, see `jaxrl_llm.methods.provision`.
     """
 
     slug: str

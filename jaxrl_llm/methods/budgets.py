@@ -1,4 +1,4 @@
-"""Methods that spend rollouts unequally, and the baselines that make few rollouts enough."""
+"""Methods that allocate rollouts unequally, and baselines for which a few rollouts are enough."""
 
 from jaxrl_llm.methods.base import Method
 

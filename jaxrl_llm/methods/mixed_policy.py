@@ -1,4 +1,4 @@
-"""Learning from more than the policy's own fresh rollouts: experts, teachers, retries and one's own past."""
+"""Learning from more than the policy's own fresh rollouts: experts, teachers, retries and past rollouts."""
 
 from jaxrl_llm.methods.base import Method
 

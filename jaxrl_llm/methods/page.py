@@ -41,7 +41,7 @@ of replay call `remix` and `spear_clip`.
 
 
 def markdown(families: Mapping[str, tuple[Method, ...]], lacks: Callable[[str], Sequence[Lack]]) -> str:
-    """The page of these families of rows; `lacks(slug)` is what a method needs that no run provides."""
+    """The page of these families of rows; `lacks(slug)` lists the needs of a method that no run provides."""
     names = ", ".join(f"`{name}` ({meaning})" for name, meaning in DEFAULTS.items())
     lines = [HEAD.format(names=names)]
     for family, rows in families.items():
@@ -52,7 +52,7 @@ def markdown(families: Mapping[str, tuple[Method, ...]], lacks: Callable[[str], 
 
 
 def with_counts(text: str, known: int, runnable: int, elsewhere: int) -> str:
-    """`text` in which each sentence of the form of `COUNTS` has these numbers."""
+    """`text` with these numbers in each sentence of the form of `COUNTS`."""
     said = (f"Of {known} methods {runnable} run by name on any task, {elsewhere} more in environments, with teachers or on "
             "tasks made for them")
     return COUNTS.sub(said, text)
@@ -90,7 +90,7 @@ def _numbers(row: Method, controller: str) -> dict[str, Any]:
 
 
 def _control_rows() -> list[tuple[str, str, str]]:
-    """Every file of `jaxrl_llm.control` with the first line of its docstring, its filter or controller and its functions."""
+    """For every file of `jaxrl_llm.control` the first line of its docstring, its filter or controller and its functions."""
     rows = []
     for found in sorted(pkgutil.iter_modules(control.__path__), key=lambda module: module.name):
         if found.name == "base":

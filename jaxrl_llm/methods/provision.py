@@ -1,8 +1,8 @@
-"""What a method reads, and who provides it: a method runs if everything that its parts need is provided.
+"""The fields that methods read, and their providers: a method runs if everything that its parts need is provided.
 
-Each entry of `PROVIDED` is a field of `Rollouts`, or an entry of its `extras`, that every run fills in; each of `AWAITED` one
-that runs of some kinds fill in, or none yet, and what would. A run that has such a part adds its name to what is provided, as
-environments and tasks do with their facts.
+Each entry of `PROVIDED` is a field of `Rollouts`, or an entry of its `extras`, that every run fills in. Each entry of `AWAITED`
+is a field that only some kinds of run fill in, or none yet, with the part that would provide it. A run that has such a part
+adds the field to the provided ones, as environments and tasks do with their facts.
 """
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -22,12 +22,12 @@ PROVIDED = {
     **dict.fromkeys(("max_logprobs", "greedy_logprobs"), "the recorder `greedy`"),
     "prior": "the prior of prompts",
 }
-OBSERVED = control.FACTS.keys()  # what a run lets controllers observe
-READ = {*control.Settings._fields}  # what it reads of them
-TURNS = ("traj", "step", "step_rewards", "obs", "act", "next_obs")  # of turns as rows, see `advantages.turns`
-AGENTS = ("agent", "functional_group", "game")  # of turns of environments in which the policy speaks for several agents
-REPLAYED = {"age", "replayed"}  # what a run gives of rollouts where its method replays
-GUIDED = {"expert", "hinted", "hint_mask"}  # what it gives where completions begin with solutions, see `Method.guidance`
+OBSERVED = control.FACTS.keys()  # the facts that a run lets controllers observe
+READ = {*control.Settings._fields}  # the settings that a run reads from controllers
+TURNS = ("traj", "step", "step_rewards", "obs", "act", "next_obs")  # fields of turns as rows, see `advantages.turns`
+AGENTS = ("agent", "functional_group", "game")  # fields of turns in environments whose policy speaks for several agents
+REPLAYED = {"age", "replayed"}  # fields that a run provides if its method replays rollouts
+GUIDED = {"expert", "hinted", "hint_mask"}  # fields for completions that begin with solutions, see `Method.guidance`
 _TURNS, _TREE = "an environment, config.environment", "a topology of trees"
 _TEACHER, _TOOLS = "a teacher, config.teacher.path", "an environment with tools"
 AWAITED = {
@@ -47,11 +47,11 @@ AWAITED = {
 }
 
 
-THERE = ("an environment", "the environment", "a task of", "a teacher,")  # so begin those of `AWAITED` that the library has
+THERE = ("an environment", "the environment", "a task of", "a teacher,")  # first words of the providers in `AWAITED` that exist
 
 
 class Lack(NamedTuple):
-    """Something that a method needs and no run provides, and which part could."""
+    """A need of a method that no run provides, and the part that could provide it."""
 
     what: str
     who: str
@@ -64,9 +64,9 @@ def needs_of(method: Method, estimator: Estimator, objective: Objective) -> set[
 
 
 def lacks(method: Method, estimator: Estimator, objective: Objective, provided: Iterable[str] = ()) -> list[Lack]:
-    """What is missing for the method to run, where `provided` is there beside what every run has.
+    """The unmet needs of the method, if `provided` is available beside the fields of every run.
 
-    What a critic, a replay, a guide and the settings of controllers provide is there for methods that have them.
+    Fields from a critic, a replay, a guide and the settings of controllers are available to methods that have these parts.
     """
     there = {*PROVIDED, *provided} | (set() if estimator.value_targets is None else {"values"})
     there |= set() if estimator.turn_critic is None else {"turn_q", "turn_v"}
@@ -93,10 +93,10 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, provided: 
 
 
 def of_environment(objective: Objective, facts: Mapping[str, str] = {}, contexts: int = 1) -> tuple[str, ...]:
-    """What a run in an environment that tells these `facts` of turns provides beside.
+    """The further fields of a run in an environment that provides these `facts` about turns.
 
-    Turns as rows are for estimators; rows of an objective are trajectories. Where a trajectory has several `contexts`, rows are
-    contexts for both; rows of an objective may be some of them.
+    Turns as rows are for estimators; rows of an objective are trajectories. If a trajectory has several `contexts`, the rows of
+    both are contexts; the rows of an objective may be a subset of them.
     """
     if contexts > 1:
         of_contexts = (name for name, join in facts.items() if join != "turn")
@@ -107,7 +107,7 @@ def of_environment(objective: Objective, facts: Mapping[str, str] = {}, contexts
 
 
 def check(method: Method, estimator: Estimator, objective: Objective, provided: Iterable[str] = ()) -> None:
-    """Raises NotImplementedError that names what is missing and who could provide it."""
+    """Raises NotImplementedError that names the unmet needs and their possible providers."""
     if found := lacks(method, estimator, objective, provided):
         raise NotImplementedError(
             f"method {method.slug!r} needs {'; '.join(f'{lack.what} (from {lack.who})' for lack in found)}, which this run "

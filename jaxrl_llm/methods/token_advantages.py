@@ -1,4 +1,4 @@
-"""Advantages that differ from token to token or from rollout to rollout: critics, teachers, steps, shaped rewards."""
+"""Advantages that differ between tokens or between rollouts: critics, teachers, steps, shaped rewards."""
 
 from jaxrl_llm.methods.base import Method
 

@@ -1,4 +1,4 @@
-"""Methods whose baseline is a value model that is learned beside the policy, from what the policy computes anyway."""
+"""Methods whose baseline is a value model learned beside the policy, from states that the policy computes anyway."""
 
 from jaxrl_llm.methods.base import Method
 

@@ -38,9 +38,9 @@ def aepo_clip(
     """`l_t = max(-A' rho, -A' b)`, `A' = A (1 + entropy_scale * z_t)`, at most `-A' * dual_clip` where A' < 0.
 
     b is `kept_gradient_clip` of rho: a token above the upper bound with A' > 0 keeps the gradient of a ratio at the
-    bound. z is the z-score of `entropies` over the mini-batch's tokens (those recorded with the rollouts, detached). A'
-    changes sign where `z < -1 / entropy_scale`; the metric `sign_flips` is their share. `entropy_scale=0` keeps A.
-    The paper speaks of high-entropy tokens; like its code, this treats every token above the bound alike.
+    bound. z is the z-score over the mini-batch's tokens of the `entropies` recorded with the rollouts, detached. A'
+    changes sign where `z < -1 / entropy_scale`; the metric `sign_flips` is the share of such tokens. `entropy_scale=0`
+    keeps A. The paper speaks of high-entropy tokens; like its code, this treats every token above the bound alike.
     `entropy_scale` is its code's too; run scripts there have `clip_high` between 0.2 and 0.28.
     """
 

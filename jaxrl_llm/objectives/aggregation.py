@@ -1,4 +1,4 @@
-"""How token losses become one number: weights computed once per optimiser step, so that parts of a batch simply add up.
+"""Aggregation of token losses: weights computed once per optimiser step, so that parts of a batch simply add up.
 
 Every aggregation is linear in the token losses, hence `loss = sum(weights * token_loss)`. The weights hold the global
 counts; computed for the whole mini-batch and sliced with it, they make the losses and gradients of micro-batches sum to
@@ -24,11 +24,11 @@ def check_aggregation(aggregation: str, max_len: int | None) -> None:
 def token_weights(rollouts: Rollouts, aggregation: str, max_len: int | None = None) -> Array:
     """f32[P, G, T]: the share of each token in the aggregated loss; 0 outside the mask.
 
-    m = the counting tokens, live = rollouts with at least one:
+    m = the trained tokens, live = rollouts with at least one:
       `token_mean`           1 / sum of m over the batch
-      `seq_mean_token_mean`  1 / (number of live rollouts * length of the own rollout)
+      `seq_mean_token_mean`  1 / (number of live rollouts * length of the token's rollout)
       `seq_mean_token_sum`   1 / number of live rollouts
-      `prompt_mean`          1 / (number of prompts with tokens * tokens of the own prompt)
+      `prompt_mean`          1 / (number of prompts with tokens * tokens of the token's prompt)
       `fixed_length`         1 / (number of live rollouts * max_len), max_len the generation budget in tokens
     """
     check_aggregation(aggregation, max_len)
@@ -48,5 +48,5 @@ def token_weights(rollouts: Rollouts, aggregation: str, max_len: int | None = No
 
 
 def sequence_weights(rollouts: Rollouts) -> Array:
-    """f32[P, G]: 1 / (number of live rollouts) on the live ones, 0 elsewhere."""
+    """f32[P, G]: 1 / (number of live rollouts) on live rollouts, 0 elsewhere."""
     return jnp.where(rollouts.live, 1 / jnp.maximum(masked.count(rollouts.live), 1), 0)

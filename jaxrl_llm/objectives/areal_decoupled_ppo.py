@@ -1,4 +1,4 @@
-"""AReaL's decoupled PPO: the trust region is around the step's first policy, not the one that sampled (2505.24298)."""
+"""AReaL's decoupled PPO: the trust region is around the step's first policy, not the sampling one (arXiv 2505.24298)."""
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -15,8 +15,8 @@ def interpolated_logprobs(logprobs: Array, behavior_logprobs: Array, sampled: Ar
     """Proximal log-probs without a forward pass, detached, [P, G, T]: `behavior + alpha (logprobs - behavior)`.
 
     `alpha = clamp((v - 1 - v_b) / (v - v_b), 0, 1)`, 0 where v <= v_b or v_b < 0 (no known version), with the versions
-    v = `current` (broadcast) and v_b = `sampled` i32[P, G, T]: the policy one version ago, were the drift of the log-prob
-    constant per version.
+    v = `current` (broadcast) and v_b = `sampled` i32[P, G, T]. This would be the policy one version ago if the log-prob
+    drifted by a constant amount per version.
     """
     age = current - sampled
     alpha = jnp.clip((age - 1) / jnp.maximum(age, 1).astype(logprobs.dtype), 0, 1)
@@ -43,9 +43,9 @@ def areal_decoupled_ppo(
     `w = exp(proximal - behaviour log-prob)`, detached, per token or (`level="sequence"`) its geometric mean over the
     completion; outside [min_ratio, max_ratio] it is 0 (`bound="mask"`; the token stays in the denominator), clamped
     (`"clip"`) or left alone (None). The proximal policy is `old_logprobs`, recomputed with the weights at the start of
-    the step, or with `proximal="interpolated"` a guess that needs `policy_version` and
+    the step, or with `proximal="interpolated"` an estimate that needs `policy_version` and
     extras["current_version"] i32[P], the version being trained. The clip range is the paper's, `max_ratio` AReaL's
-    documented cap; its code has no weight without a bound.
+    documented cap; AReaL's code has no weight without a bound.
     """
     registry.one_of("level", level, ("token", "sequence"))
     registry.one_of("proximal", proximal, ("old", "interpolated"))

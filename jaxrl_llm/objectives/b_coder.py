@@ -1,4 +1,4 @@
-"""B-Coder: squared Bellman errors of values that are the policy's own log-probs, and imitation of reference programs."""
+"""B-Coder: squared Bellman errors of Q-values from the policy's own log-probs, and imitation of reference programs."""
 import jax.numpy as jnp
 
 from jaxrl_llm import masked
@@ -20,9 +20,9 @@ def _weights(rollouts: Rollouts):
 def b_coder(*, alpha: float = 1.0, adv_coef: float = 0.1, ce_coef: float = 0.5) -> Objective:
     """`l = (y - Q)^2`, mean over tokens, then over programs, with `y - Q = A - alpha log p`; A from `advantages.b_coder`.
 
-    Q's largest logit is that of the start of the step (`extras["max_logprobs"]`): its value is the paper's, and no gradient
-    goes through it. Rollouts of an expert (`extras["expert"]`), where there are some, add `adv_coef alpha |max log p - log p| -
-    ce_coef log p`, mean over their tokens, then over them. arXiv 2310.03173's numbers.
+    The largest logit in Q comes from the start of the step (`extras["max_logprobs"]`): its value is the paper's, but it has no
+    gradient. Rollouts of an expert (`extras["expert"]`), if there are any, add `adv_coef alpha |max log p - log p| -
+    ce_coef log p`, mean over their tokens, then over the rollouts. The numbers are those of arXiv 2310.03173.
     """
     def token_loss(logprobs, rollouts, advantages):
         error = advantages - alpha * logprobs

@@ -16,7 +16,7 @@ EPS = 1e-8
 
 
 def candidates(low: Ladder, high: Ladder, order: str) -> np.ndarray:
-    """f64[C, 2]: the (low, high) bounds in the order of the search; one climbs to its end, then the other."""
+    """f64[C, 2]: the (low, high) bounds in the order of the search; one bound rises to its last value, then the other."""
 
     def rungs(start, stop, step):
         return np.minimum(start + step * np.arange(1 + max(0, np.ceil((stop - start) / step - 1e-9))), stop)
@@ -30,10 +30,10 @@ def candidates(low: Ladder, high: Ladder, order: str) -> np.ndarray:
 def contributions(
     ratio: Array, advantages: Array, mask: Array, low: Array, high: Array, statistic: str
 ) -> tuple[Array, Array]:
-    """What tokens with A >= 0 and with A < 0 add to the objective under two bounds, as two sums >= 0.
+    """Contributions of tokens with A >= 0 and with A < 0 to the objective under two bounds, as two sums >= 0.
 
     `value`: sum of `A min(ratio, high)` and of `-A max(ratio, low)`. `gradient`: sums of `|A| ratio` over the tokens
-    that the bounds leave a gradient, `ratio < high` and `ratio > low`.
+    that keep a gradient under the bounds, `ratio < high` and `ratio > low`.
     """
     positive, negative = mask & (advantages >= 0), mask & (advantages < 0)
     if statistic == "value":
@@ -60,8 +60,8 @@ def bapo(
     `low` and `high` are (first, last, step). The bounds are the first in the search at which positive tokens
     contribute at least `target` times what negative ones do (a share s is the target s / (1 - s)), else the last.
     `order="low_first"` is the released code's search, `"high_first"` the paper's (with low to 0.9 and high to 3.0).
-    Under `statistic="value"`, the code's, a higher low bound can only worsen the balance; `"gradient"` counts what
-    really is left to learn from. The search sees the whole mini-batch (`whole_batch`). The numbers are the released
+    Under the code's `statistic="value"`, a higher low bound can only worsen the balance; `"gradient"` counts only tokens
+    that still have a gradient. The search sees the whole mini-batch (`whole_batch`). The numbers are the released
     recipe's, whose target 1 is the paper's share of 0.5 (order and steps of the paper: unconfirmed); its example script
     has target 0.5 and low from 0.8 to 0.95.
     """

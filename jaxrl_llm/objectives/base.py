@@ -1,4 +1,4 @@
-"""What an objective is: pure functions from log-probs and advantages to a loss that adds up over micro-batches.
+"""The interface of an objective: pure functions from log-probs and advantages to a loss that adds up over micro-batches.
 
 To add one, write a file with a keyword-only factory under `@objective` that returns `token_objective(function)`:
 
@@ -10,7 +10,7 @@ To add one, write a file with a keyword-only factory under `@objective` that ret
         return token_objective(token_loss, aggregation=aggregation, max_len=max_len)
 
 The function returns token losses `[P, G, T]` (or one per rollout, `[P, G]`) and metrics in either shape, NOT reduced:
-the reduction is done here, with weights that know the whole mini-batch, which is why losses, gradients and metrics of
+the reduction is done here, with weights computed from the whole mini-batch, so that losses, gradients and metrics of
 micro-batches sum to those of the whole. A metric named `max/...` is the largest value (at least 0) and combines by max.
 """
 
@@ -35,9 +35,9 @@ class Objective(NamedTuple):
     """`init() -> state`; `update(logprobs, rollouts, advantages, state) -> (loss, (metrics, state))`.
 
     `weights(rollouts)` returns a dict of arrays with leading axis P. A trainer calls it once on the whole mini-batch
-    and hands each micro-batch its slice as `rollouts.loss_weights`; without them `update` takes the rollouts it got for
-    the whole. Each micro-batch of a step gets the same state. `whole_batch=True`: the loss of a rollout depends on the
-    log-probs of others, so the mini-batch must not be split (or be differentiated by all its log-probs at once first).
+    and gives each micro-batch its slice as `rollouts.loss_weights`; without them `update` treats its rollouts as the
+    whole mini-batch. Each micro-batch of a step gets the same state. `whole_batch=True`: the loss of a rollout depends on
+    the log-probs of others, so the mini-batch must not be split (unless the loss is first differentiated by all log-probs).
     `needs` names fields of `Rollouts`, or entries of its `extras`, that `update` reads: a trainer records them first.
     """
 
@@ -61,11 +61,11 @@ def token_objective(
 ) -> Objective:
     """The objective of `token_loss(logprobs, rollouts, advantages) -> (loss, metrics)`.
 
-    Arguments arrive checked, detached (but for `logprobs`) and zero outside the mask; advantages are [P, G, T].
-    `needs` names fields of `Rollouts`, or of its `extras`, that have to be there.
+    Arguments are checked, detached (except `logprobs`) and zero outside the mask; advantages are [P, G, T].
+    `needs` names the required fields of `Rollouts`, or entries of its `extras`.
     Terms with other denominators: `extra_weights(rollouts) -> {name: [P, G, T] or [P, G]}` and a loss that is a dict
     `{"loss": ..., name: ...}`; each term is summed with the weights of its name.
-    With `init` the function gets the state as fourth argument, and `advance(state)` makes the next one. It depends on
+    With `init` the function gets the state as fourth argument, and `advance(state)` makes the next state. It depends on
     nothing else, so that every micro-batch of a step returns the same state (a step count, a random key).
     """
     check_aggregation(aggregation, max_len)
@@ -98,7 +98,7 @@ def token_objective(
 
 
 def used(coefficient: float | Array) -> bool:
-    """Whether a term of a loss is there: its coefficient is not 0, or an array, which may become anything in a run."""
+    """Whether a loss has a term: its coefficient is not 0, or is an array, whose value may change during a run."""
     return isinstance(coefficient, Array) or bool(coefficient)
 
 

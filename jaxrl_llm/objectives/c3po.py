@@ -11,10 +11,10 @@ from jaxrl_llm.rollouts import Rollouts
 
 
 def within_budget(mask_PGT: Array, budget: int, *, truncate: bool = True) -> Array:
-    """bool[P, G, T]: trained tokens of the first rollouts that have `budget` of them together; all where there are fewer.
+    """bool[P, G, T]: the first `budget` trained tokens, counted rollout by rollout; all tokens if there are fewer.
 
-    Rollouts are visited as they were drawn, the first of every prompt before the second, so that no length is favoured. The
-    last one is cut at the budget, without `truncate` it is whole.
+    Rollouts are visited in the order of sampling, the first of every prompt before the second, so that no length is favoured.
+    The last one is cut at the budget; without `truncate` it is kept whole.
     """
     counts = masked.count(mask_PGT, axis=2, dtype=jnp.int32).T  # [G, P], in the order of visits
     before = (jnp.cumsum(counts.ravel(), dtype=jnp.int32) - counts.ravel()).reshape(counts.shape).T
@@ -28,13 +28,13 @@ def c3po(*, budget: int = 409_600, truncate: bool = True, clip_low: float = 0.2,
          kl_estimator: str = "k3") -> Objective:
     """`sum over the tokens within_budget of (max(-A rho, -A clip(rho)) + kl_coef KL) / budget`, KL to `ref_logprobs`.
 
-    The divisor is the budget also where there are fewer tokens. Advantages come from all rollouts, those beyond the budget are
-    dropped. The budget is that of an update, the paper's; it should lie a little below the tokens of a batch. The order of the
-    rollouts and the cut of the last one are readings: the paper does not say. Metrics: `clip_fraction`, `kl`, `trained`, the
-    share of tokens within the budget, `max/ratio`.
+    The divisor is the budget even if there are fewer tokens. Advantages come from all rollouts; rollouts beyond the budget are
+    dropped from the loss. The budget is the paper's, per update; it should be a little below the tokens of a batch. The order
+    of the rollouts and the cut of the last one are our reading: the paper does not say. Metrics: `clip_fraction`, `kl`,
+    `trained` (the share of tokens within the budget), `max/ratio`.
 
     Raises:
-      ValueError: a budget without a token.
+      ValueError: a budget below one token.
     """
     if budget < 1:
         raise ValueError(f"budget={budget} tokens of an update; give 1 or more")

@@ -28,7 +28,7 @@ def chord(
 ) -> Objective:
     """`(1 - mu) * L_policy + mu * L_expert`, each the mean over its own tokens, 0 if it has none.
 
-    L_policy is the clipped surrogate on the policy's tokens; L_expert is `-w log p` on those of `extras["expert"]`, w
+    L_policy is the clipped surrogate on the policy's tokens; L_expert is `-w log p` on tokens of `extras["expert"]`, w
     detached: `phi` p (1 - p), `none` 1, `importance` p. mu rises linearly to `peak` in `warmup` updates, falls to
     `valley` along a cosine in `decay` updates and stays there. With `cutoff` < 1 expert tokens with p above it have no
     gradient. The defaults are those of the configuration shipped in Trinity-RFT; CHORD-mu has `warmup=0`, `decay=200`,

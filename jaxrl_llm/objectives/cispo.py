@@ -18,9 +18,9 @@ def cispo(
     aggregation: str = "prompt_mean",
     max_len: int | None = None,
 ) -> Objective:
-    """`l_t = -w_t A_t log p_t`, `w_t = stop_gradient(clip(rho_t, min_ratio, max_ratio))`; its value says nothing.
+    """`l_t = -w_t A_t log p_t`, `w_t = stop_gradient(clip(rho_t, min_ratio, max_ratio))`; its value is not informative.
 
-    The bounds are absolute ratios. `anchor="behavior"` takes rho against the sampler's log-probs: with `max_ratio`
+    The bounds are absolute ratios. `anchor="behavior"` computes rho against the sampler's log-probs: with `max_ratio`
     alone that is AIPO (arXiv 2505.24034) and the loss of ScaleRL (arXiv 2510.13786). `clip_low` and `clip_high`,
     given together, add the general form's mask: no gradient where PPO's clip would have none. The default bound is
     ScaleRL's; MiniMax did not publish one.

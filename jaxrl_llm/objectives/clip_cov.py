@@ -53,7 +53,7 @@ def clip_cov(
 
     `cov_t = (A_t - mean A) (log p_t - mean log p)` over the tokens of the mini-batch. Drawn tokens stay in the
     denominator of the loss. The draw changes with every update; it is the same for the same `seed` and step. The
-    numbers are those of the authors' code; its clip range of 1 all but switches PPO's clip off.
+    numbers are those of the authors' code; its clip range of 1 almost disables PPO's clip.
     """
 
     def token_loss(logprobs, rollouts, advantages, step):

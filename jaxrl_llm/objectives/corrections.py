@@ -1,4 +1,4 @@
-"""Importance weights for data of another policy or another engine: at which level, how bounded, how spread."""
+"""Importance weights for data of another policy or another engine: their level, their bounds and their spread."""
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -14,7 +14,7 @@ BOUNDS = ("truncate", "clip", "mask")
 
 
 def anchor_logprobs(rollouts: Rollouts, anchor: str) -> Array | None:
-    """[P, G, T]: what a ratio is taken against, the policy before the update ("old") or the one that sampled."""
+    """[P, G, T]: log-probs of a ratio's denominator: the policy before the update ("old") or the one that sampled."""
     return rollouts.old_logprobs if anchor == "old" else rollouts.behavior_logprobs
 
 
@@ -30,7 +30,7 @@ def importance(logprobs: Array, other: Array | None, mask: Array, level: str = "
 
 
 def bounded(ratio: Array, how: str | None, low: float, high: float) -> Array:
-    """`truncate` min(ratio, high), `clip` to [low, high], `mask` 0 outside [low, high], None: as it is."""
+    """`truncate` min(ratio, high), `clip` to [low, high], `mask` 0 outside [low, high], None: unchanged."""
     if how == "truncate":
         return jnp.minimum(ratio, high)
     if how == "clip":
@@ -39,7 +39,7 @@ def bounded(ratio: Array, how: str | None, low: float, high: float) -> Array:
 
 
 def carried(value: Array, logprobs: Array) -> Array:
-    """`value`, with the gradient `value * d logprobs`: a ratio whose value is detached but which can be clipped."""
+    """`value`, with the gradient `value * d logprobs`: a detached ratio made differentiable, so that it can be clipped."""
     return lax.stop_gradient(value) * jnp.exp(logprobs - lax.stop_gradient(logprobs))
 
 

@@ -1,6 +1,6 @@
-"""Covariance of log-prob and advantage over the tokens of a batch, and the choice of a few tokens by a score.
+"""Covariance of log-prob and advantage over the tokens of a batch, and the selection of a few tokens by a score.
 
-The entropy of a softmax policy falls at the rate of this covariance; few tokens carry most of it (arXiv 2505.22617).
+The entropy of a softmax policy falls at the rate of this covariance; a few tokens have most of it (arXiv 2505.22617).
 """
 
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def covariance(logprobs: Array, advantages: Array, mask: Array) -> Array:
 def largest(scores: Array, candidates: Array, mask: Array, fraction: float) -> Array:
     """bool like `scores`: the k candidates with the largest scores (all of them, if there are fewer), ties by position.
 
-    `k = max(floor(fraction * number of True entries of mask), 1)`, so that the share is one of all tokens.
+    `k = max(floor(fraction * number of True entries of mask), 1)`: `fraction` is a share of all tokens.
     """
     fraction *= 1 + 1e-6  # 0.29 * 100 is 28.999... in some precisions; k must be 29 in all
     limit = max(int(fraction * scores.size), 1)

@@ -17,8 +17,8 @@ def dapo_overlong(
     """`ppo_clip` without the rollouts that `extras["truncated"]` bool[P, G] marks.
 
     They leave the loss and its denominator but stay in the mean and deviation of their group; the paper leaves that
-    open. An alternative to the soft punishment in the reward (`advantages.dapo`), not to be combined with it. The clip
-    range is the paper's, `dual_clip` that of the DAPO recipe in verl.
+    open. This is an alternative to the soft punishment in the reward (`advantages.dapo`); do not combine the two. The
+    clip range is the paper's, `dual_clip` that of the DAPO recipe in verl.
     """
     clipped = ppo_clip(
         clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip, aggregation=aggregation, max_len=max_len

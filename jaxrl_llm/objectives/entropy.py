@@ -11,8 +11,8 @@ def sampled_entropy(logprobs: Array, rollouts: Rollouts) -> Array:
 
     `grad H = -E_a[(log p(a) + H) grad log p(a)]` over all tokens a of the vocabulary; the sampled token stands for the
     expectation, weighted by its ratio to the old policy. H serves as the baseline of this score-function estimator,
-    where a stale value costs variance, not bias. Exact gradients need the logits. Tokens drawn with top-k or top-p
-    make it that of the truncated distribution.
+    where a stale value costs variance, not bias. Exact gradients need the logits. With tokens drawn by top-k or top-p
+    the gradient is that of the truncated distribution's entropy.
     """
     ratio = token_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)
     surrogate = -lax.stop_gradient(ratio * (logprobs + rollouts.entropies)) * logprobs

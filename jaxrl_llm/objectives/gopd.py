@@ -16,7 +16,7 @@ def gopd(
 ) -> Objective:
     """`l_t = min(exp(old - behaviour log-prob), sampler_cap) * clipped surrogate of A_t`, at most `-A c` where A < 0.
 
-    `tis_mis` with truncated weights. A is a log-ratio of its own for each token (`advantages.gopd`). The numbers are
+    This is `tis_mis` with truncated weights. A is a separate log-ratio for each token (`advantages.gopd`). The numbers are
     those of the authors' code.
     """
     return tis_mis(max_ratio=sampler_cap, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip,

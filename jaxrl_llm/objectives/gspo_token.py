@@ -17,9 +17,9 @@ def gspo_token(
 ) -> Objective:
     """`l_t = max(-A_t s_t, -A_t clip(s_t, 1 - clip_low, 1 + clip_high))`; `s_t` has the value of GSPO's `s_i`.
 
-    Its gradient is `s_i` times that of the token's own log-prob. The sign of each `A_t` decides which bound holds, so
-    one completion can be clipped on some tokens only. With one advantage per completion this equals `gspo`. The clip
-    range is the paper's.
+    Its gradient is `s_i` times the gradient of the token's own log-prob. The sign of each `A_t` decides which bound
+    applies, so a completion can be clipped on some tokens only. With one advantage per completion this equals `gspo`.
+    The clip range is the paper's.
     """
 
     def token_loss(logprobs, rollouts, advantages):

@@ -1,4 +1,4 @@
-"""GuirlVG: the better a rollout was rewarded, the more the reference holds it back (arXiv 2508.04389)."""
+"""GuirlVG: the higher a rollout's reward, the stronger its KL penalty to the reference (arXiv 2508.04389)."""
 
 import jax.numpy as jnp
 
@@ -21,8 +21,8 @@ def guirlvg_adv_kl(
     """`l_t = max(-A rho, -A clip(rho)) + kl_coef * alpha_i * k3_t`, `alpha_i = clip(r_i / max_reward, 0, 1)`.
 
     `max_reward` is the largest total reward a rollout can get (the paper's: 1 for format and 1 for accuracy). A rollout
-    with reward 0 has no KL term; a group of equal rewards still has one. Aggregation and clip range are those of GRPO,
-    which the paper does not restate; `kl_coef` is the paper's.
+    with reward 0 has no KL term; a group of equal, positive rewards still has one. Aggregation and clip range are those of
+    GRPO, which the paper does not restate; `kl_coef` is the paper's.
     """
     if max_reward <= 0:
         raise ValueError(f"max_reward={max_reward} must be positive: the largest reward that can be attained")

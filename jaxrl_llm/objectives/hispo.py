@@ -1,4 +1,4 @@
-"""HisPO: gates sequences, then tokens, on the engines' discrepancy, and clips the whole ratio (arXiv 2603.21065)."""
+"""HisPO: gates sequences, then tokens, by the engines' discrepancy, and clips the whole ratio (arXiv 2603.21065)."""
 
 import jax.numpy as jnp
 
@@ -24,7 +24,7 @@ def hispo(
 
     `r = exp(new - behaviour log-prob)`. With `k = exp(old - behaviour log-prob)`, detached: H = 1 where
     `|k_t - 1| < token_gate` and `|geometric mean of k - 1| < sequence_gate`, else 0; gated tokens stay in the
-    denominator. The paper publishes none of these numbers; the three-sided clip follows its predecessor's report.
+    denominator. The paper gives none of these numbers; the three-sided clip follows its predecessor's report.
     """
 
     def token_loss(logprobs, rollouts, advantages):

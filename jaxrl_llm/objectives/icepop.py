@@ -1,4 +1,4 @@
-"""IcePop: tokens on which trainer and sampler disagree too much are masked out, the others re-weighted (2510.18855)."""
+"""IcePop: tokens where trainer and sampler disagree too much are masked, others re-weighted (arXiv 2510.18855)."""
 
 import jax.numpy as jnp
 
@@ -20,8 +20,8 @@ def icepop(
     """`l_t = M_t max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))`, rho = exp(new - old log-prob).
 
     `M = k` where `min_ratio <= k <= max_ratio`, else 0; `k = exp(old_logprobs - behavior_logprobs)`, detached. Masked
-    tokens stay in the denominator. It is `tis_mis` with weights by token that are masked by an asymmetric band. The
-    band is Ring-1T's; GLM-5's is [1 / max_ratio, max_ratio] with a clip range of 0.2 and 0.28.
+    tokens stay in the denominator. This is `tis_mis` with token weights masked by an asymmetric band. The band is
+    Ring-1T's; GLM-5's is [1 / max_ratio, max_ratio] with a clip range of 0.2 and 0.28.
     """
     return tis_mis(bound="mask", min_ratio=min_ratio, max_ratio=max_ratio, clip_low=clip_low, clip_high=clip_high,
                    aggregation=aggregation, max_len=max_len)

@@ -8,10 +8,10 @@ from jaxrl_llm.objectives.base import Objective, objective, token_objective
 def karl_oapl(*, beta2: float = 1e-3) -> Objective:
     """`mean over rollouts of (beta2 * sum_t (log p - behaviour log p)_t - A)^2`, A one number per rollout.
 
-    The policy that generated is itself the anchor: no ratio, no clipping, no reference model, and it may lag by
-    hundreds of updates. Gradients scale with `beta2`, which an optimiser of Adam's kind absorbs. Groups with A = 0
-    still pull the log-ratio to 0. Reconstructed from the papers' equations; no code is public. `beta2` is as notes on
-    the papers quote it; in theory it equals `beta1` of the estimator.
+    The generating policy itself is the anchor: there is no ratio, clipping or reference model, and the generator may lag
+    by hundreds of updates. Gradients scale with `beta2`, which an Adam-like optimiser absorbs. Groups with A = 0 still
+    pull the log-ratio to 0. Reconstructed from the papers' equations; no code is public. `beta2` is as quoted in notes on
+    the papers; in theory it equals `beta1` of the estimator.
     """
 
     def rollout_loss(logprobs, rollouts, advantages):

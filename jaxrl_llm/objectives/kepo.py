@@ -34,7 +34,7 @@ def gated_distillation(
 ) -> Array:
     """Mean of `generalised_jsd` over the tokens of rollouts with reward >= `gate`; 0 if there are none.
 
-    For code that holds both models' logits [P, G, T, V]: the exact distillation term, which `kepo` estimates.
+    This is the exact distillation term, which `kepo` estimates, for code that has both models' logits [P, G, T, V].
     """
     return masked.mean(generalised_jsd(student_logits, teacher_logits, beta=beta),
                        mask_PGT & (rewards_PG >= gate)[..., None])
@@ -69,10 +69,10 @@ def kepo(
 ) -> Objective:
     """`mean over rollouts of mean_t [-exp(log p - sg(log p)) A + kl_coef KL_t] + kd_coef * mean of gated JSD_t`.
 
-    One update per batch: the ratio is 1. The distillation is on the policy's own tokens (mean over the tokens of all
-    rollouts with r >= gate) and uses `extras["teacher_logprobs"]` f32[P, G, T], the teacher's log-probs of the sampled
+    It assumes one update per batch: the ratio is 1. The distillation is on the policy's own tokens (mean over the tokens of
+    all rollouts with r >= gate) and uses `extras["teacher_logprobs"]` f32[P, G, T], the teacher's log-probs of the sampled
     tokens: an estimate with unbiased gradient of the published full-vocabulary divergence (`gated_distillation`).
-    `gate=None` switches it off; with rewards >= 0 a gate of 0, that of the authors' script, passes all. `kd_coef` and
+    `gate=None` disables distillation; with rewards >= 0 the authors' gate of 0 passes all rollouts. `kd_coef` and
     `kl_coef` are their code's, `jsd_beta` is its library's default.
     """
     if not 0 <= jsd_beta <= 1:

@@ -11,7 +11,7 @@ VARIANTS = ("canonical", "exact", "pairwise", "simple")
 
 
 def _weights(rollouts: Rollouts):
-    """`prompt`: mean over prompts of the mean over their live rollouts; `sum`: 1; both [P, G], 0 where nothing is."""
+    """`prompt`: mean over prompts of the mean over their live rollouts; `sum`: 1; both [P, G], 0 for rollouts not live."""
     n = masked.count(rollouts.live, axis=1, keepdims=True)
     share = 1 / jnp.maximum(masked.count(n > 0) * n, 1)
     return {"prompt": jnp.where(rollouts.live, share, 0), "sum": jnp.where(rollouts.live, 1.0, 0.0)}
@@ -26,9 +26,8 @@ def kimi_opmd(*, tau: float = 1.0, variant: str = "canonical", length_normalised
       `exact`      (A - tau D)^2
       `pairwise`   sum over pairs i < j of a prompt of (a_i - a_j)^2, a = A - tau D, summed over prompts; log Z cancels
       `simple`     -A log p_t / (1 + tau), token mean, without D
-    `length_normalised` puts means over tokens in place of the sums over t. The report prints no `tau` (1 is
-    Trinity-RFT's, ROLL has 0.1), clears the optimiser's state whenever the old policy is renewed, and averages over
-    prompts here only by our reading.
+    `length_normalised` replaces the sums over t by means over tokens. The report gives no `tau` (Trinity-RFT has 1, ROLL
+    0.1) and clears the optimiser's state whenever the old policy is renewed; the average over prompts is our reading.
     """
     registry.one_of("variant", variant, VARIANTS)
     over_tokens = masked.mean if length_normalised else masked.sum

@@ -11,9 +11,9 @@ ESTIMATORS = ("k1", "abs", "k2", "k3", "k1+", "k3+")
 def token_kl(logprobs: Array, ref_logprobs: Array, estimator: str = "k3", *, limit: float = 20.0) -> Array:
     """Per-token estimate, any shape, with `d = clamp(ref_logprobs - logprobs, -limit, limit)`.
 
-    `k1` -d, `abs` |d|, `k2` d^2 / 2, `k3` exp(d) - d - 1 clamped to [-10, 10]; `k1+` and `k3+` have the value of k1 and
-    k3 and the gradient of k2, which on-policy is the unbiased one. As a loss term plain k1 does not pull towards the
-    reference at all: its gradient is 1 whatever `ref_logprobs` is.
+    `k1` -d, `abs` |d|, `k2` d^2 / 2, `k3` exp(d) - d - 1 clamped to [-10, 10]; `k1+` and `k3+` have the values of k1 and
+    k3 and the gradient of k2, which is unbiased on-policy. As a loss term plain k1 does not pull towards the reference at
+    all: its gradient is 1 whatever `ref_logprobs` is.
     """
     registry.one_of("KL estimator", estimator, ESTIMATORS)
     d = jnp.clip(lax.stop_gradient(ref_logprobs) - logprobs, -limit, limit)

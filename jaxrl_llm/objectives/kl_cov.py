@@ -1,4 +1,4 @@
-"""KL-Cov: tokens whose log-prob and advantage covary most are held to the old policy (arXiv 2505.22617)."""
+"""KL-Cov: tokens whose log-prob and advantage covary most are penalised for leaving the old policy (arXiv 2505.22617)."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -15,7 +15,7 @@ def kl_cov(
     """`l_t = -A rho`, plus `kl_coef * |log rho|` on the `fraction` of tokens (at least one) of largest covariance.
 
     `cov_t = (A_t - mean A) (log p_t - mean log p)` over the mini-batch; ties go to the earlier token. There is no
-    clipping. The penalty has gradient 0 at `rho = 1`: without a second update per batch nothing but REINFORCE is left.
+    clipping. The penalty has gradient 0 at `rho = 1`: with a single update per batch only REINFORCE remains.
     The paper has `kl_coef` 1 and `fraction` 2e-3 for 7B and 2e-4, also verl's default, for 32B parameters.
     """
 

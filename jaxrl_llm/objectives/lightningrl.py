@@ -24,12 +24,12 @@ def lightningrl(
     perf: str = "perf",
     min_range: float = 0.01,
 ) -> Objective:
-    """`clipped + kl_coef * KL + nll_coef * NLL`, each with a denominator of its own.
+    """`clipped + kl_coef * KL + nll_coef * NLL`, each with its own denominator.
 
     `clipped`: token mean inside each rollout of `max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))`, then the mean
     over rollouts; KL over all tokens; NLL = -log p over the tokens of right answers, 0 without any. Log-ratios are
-    clamped to +-10. Prompts that the estimator `lightningrl` drops (`perf` and `min_range` as there) are in none of the
-    three, nor in their denominators. The numbers are those of the authors' code.
+    clamped to +-10. Prompts that the estimator `lightningrl` drops (with its `perf` and `min_range`) are in none of the
+    three terms, nor in their denominators. The numbers are those of the authors' code.
     Needs `rewards` (0 or 1), `ref_logprobs` and the extras of the estimator.
     """
     registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)

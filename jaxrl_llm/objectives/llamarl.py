@@ -10,7 +10,7 @@ def llamarl(
 ) -> Objective:
     """`l_t = -w_t A log p_t`, `w_t = stop_gradient(min(exp(log p_t - behavior_logprobs_t), max_ratio))`.
 
-    `cispo` against the sampler, summed over each completion; the paper uses bounds between 2 and 10, 4 is chosen here.
-    The weight makes up for stale parameters and for a sampler of lower precision alike.
+    This is `cispo` against the sampler, summed over each completion; the paper uses bounds between 2 and 10, 4 is our
+    choice. The weight corrects both for stale parameters and for a sampler of lower precision.
     """
     return cispo(max_ratio=max_ratio, anchor="behavior", aggregation=aggregation, max_len=max_len)

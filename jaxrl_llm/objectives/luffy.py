@@ -1,4 +1,4 @@
-"""LUFFY: expert tokens enter the policy gradient with a shaped probability in place of the ratio (arXiv 2504.14945)."""
+"""LUFFY: expert tokens enter the policy gradient with a shaped probability instead of the ratio (arXiv 2504.14945)."""
 
 import math
 from collections.abc import Callable
@@ -61,9 +61,9 @@ def luffy(
 
     The gradient of f with respect to log p, `gamma p / (p + gamma)^2`, is largest at p = gamma, so rare expert tokens
     still learn. Other `shaping`: `none` p, `sqrt` p^0.5, `log` log p, `none_plus_log` p + log_coef * log p, `target`
-    p / (expert probability + 1e-6) with `extras["expert_logprobs"]`. f is kept in [off_min, off_max] (no gradient
-    beyond; `log` wants off_min=-inf). By default, as in the authors' code, gamma is 0.1 and nothing is clipped (0.2
-    where it is). The published loss is a sum over the micro-batch divided by its padded length; `fixed_length` with the
+    p / (expert probability + 1e-6) with `extras["expert_logprobs"]`. f is clipped to [off_min, off_max] (no gradient
+    beyond; `log` needs off_min=-inf). By default, as in the authors' code, gamma is 0.1 and no ratio is clipped (if one is,
+    to 1 +- 0.2). The published loss is a sum over the micro-batch divided by its padded length; `fixed_length` with the
     generation budget also divides by the number of rollouts and is independent of batch size and padding.
     """
     registry.one_of("shaping", shaping, SHAPINGS)

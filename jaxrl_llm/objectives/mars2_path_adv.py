@@ -22,7 +22,7 @@ def mars2_path_adv(
 
     `s_i = exp(mean_t (new - old log-prob))`, whose gradient on each token is s_i times that of its own log-prob, and
     `w_t = min(exp(old - behaviour log-prob), max_ratio)`, detached. With w = 1 the first term is `gspo`'s. `max_ratio`
-    and `kl_coef` are those of the released code, the clip range is that of `gspo`.
+    and `kl_coef` are the released code's, the clip range is that of `gspo`.
     """
     registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)
 

@@ -22,9 +22,9 @@ def mhpo(
     """`l_t = -A_t exp(psi - zeta)`, `psi = bound * tanh(x / bound)`, x the log-ratio: smooth and never exactly flat.
 
     `zeta = stop_gradient((softplus(psi) / scale_up)^shape_up + (softplus(-psi) / scale_down)^shape_down)`, two
-    cumulative hazards of Weibull form. softplus(0) is not 0: on-policy every gradient is multiplied by 0.265 at the
-    defaults, so compare with other methods at matched step size. Reconstructed, numbers included, from secondary
-    accounts that agree.
+    cumulative hazards of Weibull form. softplus(0) is not 0: on-policy, the defaults multiply every gradient by 0.265, so
+    compare with other methods at matched step size. Method and numbers are reconstructed from secondary accounts that
+    agree.
     """
 
     def token_loss(logprobs, rollouts, advantages):

@@ -11,7 +11,7 @@ from jaxrl_llm.objectives.trust_region import clipped_surrogate
 
 
 def smallest_before(log_ratios: Array, mask: Array) -> Array:
-    """[P, G, T]: the minimum of `log_ratios` over the counting tokens before each token, 0 where there is none."""
+    """[P, G, T]: the minimum of `log_ratios` over the trained tokens before each token, 0 if there are none."""
     running = lax.cummin(jnp.where(mask, log_ratios, jnp.inf), axis=2)
     before = jnp.pad(running[..., :-1], ((0, 0), (0, 0), (1, 0)), constant_values=jnp.inf)
     return jnp.where(jnp.isfinite(before), before, 0)
@@ -31,10 +31,10 @@ def minpro(
     """`l_t = -stop_gradient(min(w_t, cap)) A_t log p_t`, `w_t = rho_t min_{j<t} rho_j`, rho = new / sampling policy.
 
     The first token has `w = rho`. `w_t` is at most the square of the largest ratio, however long the completion, where
-    the exact product explodes; one token whose ratio vanishes silences everything after it. Reconstructed from the
+    the exact product explodes; one token with a vanishing ratio silences all tokens after it. Reconstructed from the
     paper's abstract, which leaves two things open: `include_current=False` drops the factor `rho_t`, and
     `embed="ppo_clip"` clips `w_t` in PPO's surrogate, through which the token's own log-prob is differentiated. The
-    paper's numbers are unconfirmed; those here are our choice.
+    paper's numbers are unconfirmed; the defaults are our choice.
     """
     registry.one_of("embed", embed, ("detached", "ppo_clip"))
 

@@ -10,7 +10,7 @@ from jaxrl_llm.rollouts import Rollouts, check
 
 
 def trajectory_weights(rollouts: Rollouts) -> Array:
-    """f32[P, G, T]: 1 / (trajectories with tokens * tokens of the own one); a trajectory is the rows of one `traj`."""
+    """f32[P, G, T]: 1 / (trajectories with tokens * tokens of the token's trajectory), the rows with its `traj`."""
     group = segments.same(rollouts.live, rollouts.extras["traj"])
     tokens = segments.total(rollouts.lengths, group) * masked.count(segments.first(group))
     return masked.to_tokens(1 / jnp.maximum(tokens, 1), rollouts.token_mask)

@@ -20,10 +20,10 @@ def oneshot_entropy(
 ) -> Objective:
     """`l_t = policy_coef * max(-A rho, -A clip(rho)) + kl_coef * k3_t - entropy_coef * H_t`.
 
-    H has the value of the recorded `entropies` and, because the full logits are not at hand here, the gradient of the
-    score-function estimate in `objectives.entropy`; the paper differentiates through all logits, whose expectation
-    this is. `policy_coef=0` is the control that trains on entropy alone, without rewards. The coefficients are those of
-    the paper and its code.
+    H has the value of the recorded `entropies` and, because the full logits are not available here, the gradient of the
+    score-function estimate in `objectives.entropy`; the paper differentiates through all logits, which gives the
+    expectation of this gradient. `policy_coef=0` is the control that trains on entropy alone, without rewards. The
+    coefficients are those of the paper and its code.
     """
 
     def token_loss(logprobs, rollouts, advantages):

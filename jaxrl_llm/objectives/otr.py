@@ -1,9 +1,9 @@
 """One-Token Rollout: expert text as one-step rollouts, K sampled tokens per position (arXiv 2509.26313).
 
 As a composition it is the plain policy gradient on P expert texts with G = K tokens sampled at each position, which the
-estimator `otr` rewards. The functions here do the same in one forward pass, without generation, for code that holds the
-logits [..., V]. No code is public: that the loss takes log-probs at temperature 1 is a reading, the defaults of `wrong`
-and `temperature` are unconfirmed.
+estimator `otr` rewards. The functions here do the same in one forward pass, without generation, for code that has the
+logits [..., V]. No code is public: log-probs at temperature 1 in the loss are our reading, the defaults of `wrong` and
+`temperature` are unconfirmed.
 """
 
 import jax
@@ -17,10 +17,10 @@ from jaxrl_llm.objectives.reinforce import reinforce
 
 @objective
 def otr() -> Objective:
-    """`l_t = -A_t log p_t`, mean over the sampled tokens: `one_token_loss` from log-probs, A of the estimator `otr`.
+    """`l_t = -A_t log p_t`, mean over the sampled tokens: `one_token_loss` from log-probs, A from the estimator `otr`.
 
     `tokens` i32[P, G, T] holds G samples at each position, `logprobs` their log-probs after the expert's prefix, and
-    `mask` the expert text, G times. There is no ratio and no baseline.
+    `mask` marks the expert text, repeated G times. There is no ratio and no baseline.
     """
     return reinforce(aggregation="token_mean")
 
@@ -28,7 +28,7 @@ def otr() -> Objective:
 def sample_tokens(key: Array, logits: Array, *, samples: int = 256, temperature: float = 1.3) -> Array:
     """i32[N, T, K]: tokens drawn with replacement from `softmax(logits / temperature)`, logits [N, T, V].
 
-    Drawn by inverting the cumulative distribution: memory grows with V + K per position, not with V * K.
+    They are drawn by inverting the cumulative distribution: memory grows with V + K per position, not with V * K.
     """
     probs = jax.nn.softmax(logits.astype(jnp.float32) / temperature).reshape(-1, logits.shape[-1])
     draw = jax.vmap(lambda key, p: jax.random.choice(key, p.shape[-1], (samples,), p=p))

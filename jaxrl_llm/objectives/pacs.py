@@ -9,7 +9,7 @@ from jaxrl_llm.objectives.ratios import log_ratio
 
 
 def class_weights(labels_PG, valid_PG, weighting):
-    """f32[P, G]: `balanced` n / (classes * members of the own class) within the prompt, else 1 on the named label."""
+    """f32[P, G]: `balanced` n / (classes * size of the rollout's class) within the prompt, else 1 on the named label."""
     if weighting == "none":
         return jnp.ones_like(labels_PG)
     if weighting in ("only_positive", "only_negative"):
@@ -28,8 +28,8 @@ def pacs(*, beta: float = 1.0, score: str = "ratio", centre: str = "rloo", weigh
     `centre`: `rloo` psi = s - mean of the others, `grpo` psi = (s - mean) / (sample std + 1e-6), `naive` psi = s. The
     gradient flows through every s in psi, means and deviations too. `weighting`: `balanced` gives both labels of a
     prompt the same total, `only_positive`, `only_negative`, `none`. The mean divides by the number of rollouts, not by
-    the sum of w. There is no clipping and no KL term; a group of one has no gradient but under `naive`. Rollouts
-    without tokens are left out. Advantages are not used. The defaults are those of the authors, who also use `beta=2`.
+    the sum of w. There is no clipping and no KL term; a group of one has a gradient only under `naive`. Rollouts
+    without tokens are excluded. Advantages are not used. The defaults are those of the authors, who also use `beta=2`.
     """
     registry.one_of("score", score, ("ratio", "logprob"))
     registry.one_of("centre", centre, ("rloo", "grpo", "naive"))

@@ -24,7 +24,7 @@ def ppo_clip(
     `dual_clip` c > 1 bounds the loss of negative advantages by `-A c` (arXiv 1912.09729). `kl_coef` needs the field
     `ref_logprobs`. Metrics: `clip_fraction`, `clip_fraction_lower` (tokens at the dual bound), `approx_kl` = mean of
     old - new log-prob, `kl`, `max/ratio`.
-    Clip range, `kl_coef` and `token_mean` are TRL's defaults (its k3 is multiplied by rho); the GRPO paper and tunix
+    Clip range, `kl_coef` and `token_mean` are TRL's defaults (TRL multiplies its k3 by rho); the GRPO paper and tunix
     have `kl_coef` 0.04 and `seq_mean_token_mean` (tunix with k1), verl has `dual_clip=3`.
     """
     registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)

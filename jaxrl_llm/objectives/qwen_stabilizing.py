@@ -18,7 +18,7 @@ def qwen_stabilizing(
 ) -> Objective:
     """`l_t = -M_t w_t A log p_t`, `w = stop_gradient(min(exp(log p - behavior log-prob), cap))`.
 
-    w compares with the engine that sampled, so it covers both staleness and the numerical gap between sampler and
+    w compares with the sampling engine, so it covers both staleness and the numerical gap between sampler and
     learner. M is 0 where `rho = exp(log p - old log-prob)`, of the learner alone, has left the clip range in the
     direction of A. Mixture-of-experts models also need `jaxrl_llm.control.routing_replay`. The numbers are the paper's.
     """

@@ -1,4 +1,4 @@
-"""R2VPO: a penalty on the ratio's second moment around 1 in place of clipping (arXiv 2601.03320)."""
+"""R2VPO: a penalty on the ratio's second moment around 1 instead of clipping (arXiv 2601.03320)."""
 
 import jax.numpy as jnp
 
@@ -22,11 +22,11 @@ def r2vpo(
     """`l_t = -(rho A - lambda (rho - 1)^2)`, the Lagrangian of max E[rho A] with `E[(rho - 1)^2] <= variance_bound`.
 
     The gradient is that of a surrogate with advantage `A - 2 lambda (rho - 1)`. The state is lambda; after each update
-    `lambda <- max(0, lambda + dual_rate (V - variance_bound))`, V the mean over the mini-batch's tokens, which is
-    why it is not split (`whole_batch`) unless `dual_rate` is 0; it never rises above `max_multiplier`.
+    `lambda <- max(0, lambda + dual_rate (V - variance_bound))`, at most `max_multiplier`. V is the mean of `(rho - 1)^2`
+    over the mini-batch's tokens, so the mini-batch is not split (`whole_batch`) unless `dual_rate` is 0.
     `anchor="behavior"` is for replayed rollouts.
-    Reconstructed; the paper's lambda, bound and rate are not known: 0.04 is a reimplementation's, the others are chosen
-    here.
+    Reconstructed; the paper's lambda, bound and rate are not known: 0.04 is a reimplementation's, the others are our
+    choice.
     """
     registry.one_of("anchor", anchor, ANCHORS)
     if max_multiplier is not None and max_multiplier < multiplier:

@@ -1,4 +1,4 @@
-"""R3L: policy gradient on the part of a rollout and its retry where the two differ (arXiv 2601.03715)."""
+"""R3L: policy gradient on the parts of a rollout and its retry that differ (arXiv 2601.03715)."""
 
 from jax import Array
 
@@ -9,7 +9,7 @@ from jaxrl_llm.rollouts import Rollouts
 
 
 def pivotal_mask(rollouts: Rollouts) -> Array:
-    """bool[P, G, T]: counting tokens of step `extras["retry_step"]` (i32[P, G], 0 = all) of their rollout and later.
+    """bool[P, G, T]: trained tokens from the rollout's step `extras["retry_step"]` on (i32[P, G], 0 = all).
 
     `step_ids` number the model's own turns from 0. A base rollout and its retry share the steps before the retry, which
     therefore get no credit in either.
@@ -19,9 +19,10 @@ def pivotal_mask(rollouts: Rollouts) -> Array:
 
 @objective
 def r3l(*, tau: float = 1.0, kl_coef: float = 0.0) -> Objective:
-    """`-A log p / (1 + tau)`, mean over the pivotal tokens of the batch; no ratio and no clipping, although retries are
-    off-policy. `kl_coef` adds the k2 estimate of the KL to `ref_logprobs` on the same tokens. `tau` is that of the
-    authors' code.
+    """`-A log p / (1 + tau)`, mean over the pivotal tokens of the batch.
+
+    There is no ratio and no clipping, although retries are off-policy. `kl_coef` adds the k2 estimate of the KL to
+    `ref_logprobs` on the same tokens. `tau` is that of the authors' code.
     """
 
     def shares(rollouts):

@@ -12,7 +12,7 @@ from jaxrl_llm.rollouts import Rollouts
 
 
 def _bins(rollouts: Rollouts) -> tuple[Array, Array]:
-    """Rank of each token with all items too many in bin K, i32[P, G, T]; bool[P, G, T, K + 1]: membership."""
+    """Rank of each token, with all surplus items in bin K, i32[P, G, T]; bool[P, G, T, K + 1]: membership."""
     size = rollouts.extras["hits"].shape[-1]
     ranks = jnp.minimum(rollouts.extras["ranks"], size)
     return ranks, (ranks[..., None] == jnp.arange(size + 1)[None, None, None]) & rollouts.token_mask[..., None]
@@ -33,10 +33,10 @@ def rank_grpo(
 ) -> Objective:
     """`l_t = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) + kl_coef * KL_t`, `rho = exp(mean over the item)`.
 
-    The mean of the log-ratio is over the tokens of the token's own rank; items too many form one more rank. Tokens with
+    The mean of the log-ratio is over the tokens of the token's own rank; surplus items form one more rank. Tokens with
     rank -1 are not in the loss, except a stop token, which counts with its own ratio: after an empty list it carries
     the penalty for stopping early. `aggregation`: `token_mean` (published code), or `rank_mean`: mean inside the item,
-    over the ranks of the list, over the rollouts, without stop tokens and items too many (how we read the paper).
+    over the ranks of the list, over the rollouts, without stop tokens and surplus items (our reading of the paper).
     Extras as in the estimator `rank_grpo`: `hits` (only K), `ranks`, `eos`. `kl_coef` needs `ref_logprobs`. The numbers
     are those of the published code.
     """

@@ -1,4 +1,4 @@
-"""Importance ratios between the policy being trained and the one that acted; log-ratios are clamped before `exp`.
+"""Importance ratios between the policy being trained and the one that sampled; log-ratios are clamped before `exp`.
 
 All take `logprobs` [P, G, T] (differentiable), `old_logprobs` [P, G, T] or None (on-policy: the ratio is 1 and only its
 gradient counts) and `mask` [P, G, T].
@@ -35,6 +35,6 @@ def sequence_ratio(
 
 
 def prefix_ratio(logprobs: Array, old_logprobs: Array | None, mask: Array, *, limit: float = LIMIT) -> Array:
-    """Ratio of the completion up to and with each token, [P, G, T]: `exp(sum_{j<=t} log_ratio_j)`."""
+    """Ratio of the completion up to and including each token, [P, G, T]: `exp(sum_{j<=t} log_ratio_j)`."""
     per_token = log_ratio(logprobs, old_logprobs, mask, limit=limit)
     return jnp.exp(jnp.clip(jnp.cumsum(per_token, axis=-1), -limit, limit))

@@ -1,4 +1,4 @@
-"""REC: one loss that holds REINFORCE, GRPO, mirror descent and AsymRE as corners (arXiv 2509.24203)."""
+"""REC: one loss with REINFORCE, GRPO, mirror descent and AsymRE as special cases (arXiv 2509.24203)."""
 
 import jax.numpy as jnp
 from jax import Array, lax

@@ -5,7 +5,7 @@ from jaxrl_llm.objectives.base import Objective, objective, token_objective
 
 @objective
 def reinforce(*, aggregation: str = "token_mean", max_len: int | None = None) -> Objective:
-    """`l_t = -A_t * log p_t`. The value says nothing about progress; its gradient is the estimator."""
+    """`l_t = -A_t * log p_t`. Its value does not measure progress; its gradient is the policy gradient's estimator."""
 
     def token_loss(logprobs, rollouts, advantages):
         return -advantages * logprobs, {}

@@ -20,7 +20,7 @@ def reinforce_rej(
     """`l_t = -A log p + kl_coef * KL_t` with KL = k3, or with `variant="clip"` PPO's surrogate (0.2, dual clip 3).
 
     With `drop` the prompts whose rewards are all equal leave the denominator (and the KL) too, so that the size of a
-    step does not depend on how many were rejected; in the released code only their advantage is 0. Metric: `kl`.
+    step does not depend on the number of rejected prompts; the released code only sets their advantage to 0. Metric: `kl`.
     `kl_coef` and the clip are the released code's, whose script runs `variant="clip"`.
     """
     registry.one_of("variant", variant, ("reinforce", "clip"))

@@ -10,7 +10,7 @@ from jaxrl_llm.objectives.trust_region import clipped_surrogate
 
 
 def base_share(step: int | Array) -> Array:
-    """Weight of the base model in the KL term: 1 for 50 steps, then 0.1 less for every 10 begun, at least 0.5."""
+    """Weight of the base model in the KL term: 1 for 50 steps, then 0.1 less for every 10 steps begun, at least 0.5."""
     return jnp.maximum(1 - 0.1 * jnp.ceil(jnp.maximum(step - 50, 0) / 10), 0.5)
 
 
@@ -21,11 +21,11 @@ def remix(
 ) -> Objective:
     """`max(-A r, -A clip(r, c - clip_low, c + clip_high)) + kl_coef [share KL_base + (1 - share) KL_old]`, token mean.
 
-    `r = exp(new - behaviour)`, `c = exp(old - behaviour)` log-probs: behaviour is the stored policy that sampled the
-    row, old the policy at the start of this step, so that c = 1 (PPO) on fresh rows. KL_base is to `ref_logprobs`: the
-    start model, and after the switch to plain on-policy training the frozen policy of that moment, from when on only
-    fresh rows are used. `share` is `base_share` of the step, which lasts `updates_per_step` updates. No code is public:
-    clip range, `kl_coef`, the k3 estimator and the token mean are choices made here.
+    `r = exp(new - behaviour)`, `c = exp(old - behaviour)` of log-probs: behaviour is the stored policy that sampled the
+    row, old the policy at the start of this step, so that c = 1 (PPO) on fresh rows. KL_base is to `ref_logprobs`: first
+    the start model; after the switch to plain on-policy training, which uses only fresh rows, the policy frozen at the
+    switch. `share` is `base_share` of the step, which lasts `updates_per_step` updates. No code is public:
+    clip range, `kl_coef`, the k3 estimator and the token mean are our choices.
     """
 
     def token_loss(logprobs, rollouts, advantages, update):

@@ -1,4 +1,4 @@
-"""Leave rollouts out of an objective: out of the loss and out of what it is divided by."""
+"""Exclude rollouts from an objective: from the loss and from its denominator."""
 
 from collections.abc import Callable
 
@@ -9,9 +9,9 @@ from jaxrl_llm.rollouts import Rollouts, check, measured
 
 
 def restrict(objective: Objective, keep: Callable[[Rollouts], Array], *, needs: tuple[str, ...] = ()) -> Objective:
-    """`objective` on the rollouts where `keep(rollouts)` bool[P, G] holds; advantages were made with all of them.
+    """`objective` on the rollouts where `keep(rollouts)` bool[P, G] holds; advantages are computed from all rollouts.
 
-    Whether a rollout is kept may depend on its own prompt only, so that micro-batches agree. `needs` is what `keep`
+    `keep` may depend on a rollout's own prompt only, so that micro-batches agree. `needs` names the fields that `keep`
     reads. Setting the advantage to 0 instead would leave the tokens in the denominator.
     """
 

@@ -24,8 +24,8 @@ def rl_plus(
     """Own tokens: `l = -A rho`; expert tokens: `l = -rm * A * sg((1 - p)^gamma)`, p = exp(logprobs).
 
     `rm = 2 p / (p_old + w)`, `w = (p_old + uniform) / 2` stands for the unknown probability under the expert, so that
-    rm stays bounded (at most 4 for p_old = 0). `gamma` and `uniform` are the released code's, whose run clips nothing
-    either; the paper's uniform policy is 1 / vocabulary. `old_logprobs` are needed on expert tokens too.
+    rm stays bounded (at most 4 for p_old = 0). `gamma` and `uniform` are the released code's, whose run also has no
+    clipping; the paper's uniform policy is 1 / vocabulary. `old_logprobs` are needed on expert tokens too.
     `variant="target"` has `rm = p / (expert probability + 1e-6)` from `extras["expert_logprobs"]`. See `luffy` for the
     aggregation.
     """

@@ -1,4 +1,4 @@
-"""An objective whose numbers follow schedules, as `kl_coef` that falls from 0.1 to 0."""
+"""An objective whose numbers follow schedules, such as a `kl_coef` that falls from 0.1 to 0."""
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -9,23 +9,23 @@ from jax import Array
 from jaxrl_llm import masked
 from jaxrl_llm.objectives.base import Objective
 
-Schedule = Callable[[Array], Array]  # f32[] at a step i32[], from 0
+Schedule = Callable[[Array], Array]  # f32[] at a step i32[], counted from 0
 
 
 class Counted(NamedTuple):
-    """The state of the objective within, and i32[] the updates so far."""
+    """The state of the wrapped objective, and the number of updates so far, i32[]."""
 
     inner: Any
     updates: Array
 
 
 def scheduled(make: Callable[..., Objective], numbers: Mapping[str, Schedule], per_step: int = 1) -> Objective:
-    """The objective `make(**numbers)` with the numbers of step `updates // per_step`, `updates` being those made so far.
+    """The objective `make(**numbers)` with the numbers of step `updates // per_step`, `updates` counting past updates.
 
-    What it needs and how it weighs are those of `make` with all numbers not 0. The metric `objective/NAME` is the number.
+    Its needs and weights are those of `make` with all numbers nonzero. The metric `objective/NAME` is the current number.
 
     Raises:
-      ValueError: a number that decides what is computed, or that weights depend on: only terms of a loss can follow a schedule.
+      ValueError: the code branches on a number, or weights depend on it: only coefficients of loss terms can be scheduled.
     """
     first = dict.fromkeys(numbers, jnp.ones((), jnp.float32))
 
@@ -35,7 +35,7 @@ def scheduled(make: Callable[..., Objective], numbers: Mapping[str, Schedule], p
         except jax.errors.ConcretizationTypeError as error:
             raise _refused(numbers) from error
 
-    jax.eval_shape(lambda now: made(now).init(), first)  # traced, as in an update
+    jax.eval_shape(lambda now: made(now).init(), first)  # traced as in an update
     plain = make(**first)
 
     def weights(rollouts):
@@ -55,7 +55,7 @@ def scheduled(make: Callable[..., Objective], numbers: Mapping[str, Schedule], p
         except jax.errors.ConcretizationTypeError as error:
             raise _refused(numbers) from error
         share = (plain.weights(rollouts) if rollouts.loss_weights is None else rollouts.loss_weights)["token"]
-        part = masked.sum(share, rollouts.token_mask)  # of the mini-batch: metrics of its parts add up
+        part = masked.sum(share, rollouts.token_mask)  # this part's share of the mini-batch: metrics of the parts add up
         metrics |= {f"objective/{name}": value * part for name, value in now.items()}
         return loss, (metrics, Counted(inner, state.updates + 1))
 

@@ -1,4 +1,4 @@
-"""Self-imitation: repeat what one did better than expected (arXiv 1806.05635), for groups SPEAR (arXiv 2509.22601)."""
+"""Self-imitation: repeat better-than-expected actions (arXiv 1806.05635); for groups, SPEAR (arXiv 2509.22601)."""
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -16,8 +16,8 @@ def sil(*, min_count: int = 64, max_nlp: float = 5.0) -> Objective:
     """`sum of w A min(-log p, max_nlp) / max(number of tokens with R > V, min_count)`, A = clip(R - V, 0, 1).
 
     R are the `rollouts.seen_returns`, V `extras["values"]`, w the replay buffer's importance weights
-    `extras["replay_weights"]`, all f32[P, G, T]; A comes from the estimator `sil`. The bound on -log p is on the value
-    only, its gradient passes. The entropy bonus of the paper is left to the trainer; the critic's part is `value_loss`.
+    `extras["replay_weights"]`, all f32[P, G, T]; A comes from the estimator `sil`. The bound on -log p limits only the
+    value, not the gradient. The paper's entropy bonus is left to the trainer; the critic's loss is `value_loss`.
     Both numbers are those of the authors' code.
     """
 
@@ -36,7 +36,7 @@ def sil(*, min_count: int = 64, max_nlp: float = 5.0) -> Objective:
 def value_loss(
     values: Array, returns: Array, replay_weights: Array, mask: Array, *, coef: float = 0.01, min_count: int = 64
 ) -> Array:
-    """Self-imitation's loss of the critic, differentiable in `values` [P, G, T]: it lifts V towards R where R > V.
+    """Self-imitation's loss of the critic, differentiable in `values` [P, G, T]: it raises V towards R where R > V.
 
     `coef / 2 * sum of w V sg(clip(V - R, -1, 0)) / max(number of tokens with R > V, min_count)`.
     """
@@ -48,7 +48,7 @@ def value_loss(
 def worth_replaying(rollouts: Rollouts, max_age: int) -> Array:
     """bool[P, G]: at most `max_age` steps old (`extras["age"]`), with a reward of at least `extras["reward_baseline"]`.
 
-    One that only equals the baseline has advantage 0: it teaches nothing but counts in the mean.
+    A rollout that only equals the baseline has advantage 0: it has no gradient but counts in the mean.
     """
     reached = rollouts.rewards >= rollouts.extras["reward_baseline"][:, None]
     return rollouts.valid & reached & (rollouts.extras["age"] <= max_age)
@@ -64,11 +64,11 @@ def imitation_coef(step: Array, *, coef: float, warmup: int) -> Array:
 def spear(
     *, coef: float = 1.0, warmup: int = 200, max_age: int = 10, clip_low: float = 0.2, clip_high: float = 0.2
 ) -> Objective:
-    """Replay alone, as SPEAR does without its covariance cut (`spear_clip` has that and the fresh rollouts too).
+    """Replay alone, which is SPEAR without its covariance cut (`spear_clip` has that and the fresh rollouts too).
 
     `imitation_coef(step) * clipped surrogate`, mean over the tokens of the rollouts worth replaying; step counts calls.
     Rollouts are used if they reach `extras["reward_baseline"]` f32[P] and `extras["age"]` i32[P, G] is at most
-    `max_age`; their `old_logprobs` are those stored with them. `coef`, `warmup` and `max_age` are the released code's,
+    `max_age`; their `old_logprobs` were stored with them. `coef`, `warmup` and `max_age` are the released code's,
     where `warmup` is 100 to 300.
     """
 

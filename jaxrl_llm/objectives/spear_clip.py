@@ -33,11 +33,11 @@ def spear_clip(
 ) -> Objective:
     """`L(fresh) + imitation_coef(step) * L_clip_cov(replayed)`, each aggregated over its own rollouts.
 
-    `extras["replayed"]` bool[P, G] tells the two apart. Of the replayed rollouts, which carry the `old_logprobs` they
-    were sampled with, those count that still reach `extras["reward_baseline"]` f32[P] and are at most `max_age` old
-    (`extras["age"]` i32[P, G]). Fresh tokens get the clipped surrogate, at most `-A * dual_clip` for A < 0, replayed
-    ones `clip_cov` with the same clip range. A step is one update. The numbers are the released code's for mathematics;
-    `warmup` is 100 to 300 there and the covariance band 2 to 60 on ALFWorld.
+    `extras["replayed"]` bool[P, G] marks replayed rollouts, which have the `old_logprobs` they were sampled with. They
+    count only if they still reach `extras["reward_baseline"]` f32[P] and are at most `max_age` old (`extras["age"]`
+    i32[P, G]). Fresh tokens get the clipped surrogate, at most `-A * dual_clip` for A < 0, replayed tokens `clip_cov`
+    with the same clip range. A step is one update. The numbers are the released code's for mathematics; there `warmup`
+    is 100 to 300, and on ALFWorld the covariance band is 2 to 60.
     """
 
     def used(rollouts):

@@ -1,4 +1,4 @@
-"""Step-APO: DPO between sibling steps with a margin equal to their gap in value (CPL, arXiv 2409.08642)."""
+"""Step-APO: DPO between sibling steps with a margin equal to their difference in value (CPL, arXiv 2409.08642)."""
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ from jaxrl_llm.rollouts import Rollouts
 def sibling_pairs(values_PG: Array, final_P: Array, live_PG: Array) -> Array:
     """bool[P, G, G]: child i of node p is preferred to child j.
 
-    Every couple with value_i > 0 > value_j; where `final` (the children are whole answers) only the best and the worst
-    child, if they are such a couple.
+    All pairs with value_i > 0 > value_j count; where `final` (the children are whole answers), only the pair of the best
+    and the worst child, if it is such a pair.
     """
     positive, negative = live_PG & (values_PG > 0), live_PG & (values_PG < 0)
     rows = jnp.arange(values_PG.shape[-1])[None]
@@ -32,13 +32,13 @@ def _pairs(rollouts: Rollouts) -> Array:
 def step_apo(
     *, beta: float = 0.3, alpha: float = 1.0, final_scale: float = 0.3, label_smoothing: float = 0.0
 ) -> Objective:
-    """Mean over pairs of `-log sigmoid(m)`, `m = beta * (d_i - d_j) - alpha * (q_i - q_j)`, no advantages used.
+    """Mean over pairs of `-log sigmoid(m)`, `m = beta * (d_i - d_j) - alpha * (q_i - q_j)`; advantages are not used.
 
     `d` is the sum over the step's tokens of new - reference log-prob, `q` the value of the step; the value of the
-    common parent cancels in the advantage gap. P are the nodes of a search tree, G their children, `sibling_pairs` says
-    who is compared. Where `final`, q is multiplied by `final_scale`. `label_smoothing` s: `(1 - s) l(m) + s l(-m)`.
-    `alpha=0` is Step-DPO. Metrics: `margin`, mean of `beta * (d_i - d_j)` over the pairs that a row wins, `accuracy`,
-    share of them above 0, both 0 for rows that win none; `paired`, the share of rows that win some.
+    common parent cancels in the difference of advantages. The P axis holds the nodes of a search tree, the G axis their
+    children, and `sibling_pairs` selects the pairs. Where `final`, q is multiplied by `final_scale`. `label_smoothing` s:
+    `(1 - s) l(m) + s l(-m)`. `alpha=0` is Step-DPO. Metrics: `margin`, mean of `beta * (d_i - d_j)` over the pairs that a
+    row wins, `accuracy`, share of them above 0, both 0 for rows that win none; `paired`, the share of rows that win some.
     `rewards` [P, G]: q in [-1, 1]; children without a usable step have `valid` False. Extras: `final` bool[P]. `beta`,
     `alpha` and `final_scale` are those of the published code.
     """

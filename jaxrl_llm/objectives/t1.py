@@ -14,10 +14,10 @@ def t1(
     aggregation: str = "token_mean",
     max_len: int | None = None,
 ) -> Objective:
-    """`l_t = max(-A rho, -A clip(rho)) + kl_coef * k3_t - entropy_coef * H_t`, `ref_logprobs` of the moving anchor.
+    """`l_t = max(-A rho, -A clip(rho)) + kl_coef * k3_t - entropy_coef * H_t`, `ref_logprobs` from the moving anchor.
 
-    The same terms as `oneshot_entropy`. Reconstructed: the paper's coefficients are not known, those here are our
-    choice. The anchor itself is `jaxrl_llm.control.t1`.
+    The terms are those of `oneshot_entropy`. Reconstructed: the paper's coefficients are not known, the defaults are our
+    choice. `jaxrl_llm.control.t1` moves the anchor.
     """
     return oneshot_entropy(kl_coef=kl_coef, entropy_coef=entropy_coef, clip_low=clip_low, clip_high=clip_high,
                            aggregation=aggregation, max_len=max_len)

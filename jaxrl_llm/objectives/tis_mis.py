@@ -1,6 +1,6 @@
 """PPO's surrogate with bounded importance weights and rejection for a sampler that is not the trainer's old policy.
 
-Truncated and masked importance sampling: arXiv 2505.24034, 2509.23866, and the rollout corrections of trainers today.
+Truncated and masked importance sampling: arXiv 2505.24034, 2509.23866, and the rollout corrections of current trainers.
 """
 
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ NEEDS = ("old_logprobs", "behavior_logprobs")
 def correction(rollouts: Rollouts, level: str, bound: str, low: float, high: float) -> Array:
     """[P, G, T] weights `w` of `d = old - behaviour log-prob`: `corrections.importance` at `level`, then `bounded`.
 
-    `bound="seq_mask"` keeps the raw token weights of rollouts whose geometric mean lies in [low, high], else 0.
+    `bound="seq_mask"` keeps the raw token weights of rollouts whose geometric mean is in [low, high], else 0.
     """
     policies = rollouts.old_logprobs, rollouts.behavior_logprobs, rollouts.token_mask
     if bound == "seq_mask":
@@ -41,7 +41,7 @@ def correction(rollouts: Rollouts, level: str, bound: str, low: float, high: flo
 def accepted(rollouts: Rollouts, reject: str, low: float, high: float) -> Array:
     """bool[P, G, T]: where the statistic of `d = old - behaviour log-prob` is within bounds.
 
-    `k1 = -d` must lie in [log low, log high], so the bounds are on the inverse ratio; `k2 = d^2 / 2` and
+    `k1 = -d` must be in [log low, log high], so the bounds are on the inverse ratio; `k2 = d^2 / 2` and
     `k3 = exp(d) - d - 1` must be at most `high`. `token_k..` judges tokens; `seq_sum_`, `seq_mean_` and `seq_max_`
     whole rollouts by that reduction.
     """
@@ -76,14 +76,14 @@ def tis_mis(
 ) -> Objective:
     """`l_t = w_t max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) + kl_coef KL_t`, rho = exp(new - old log-prob).
 
-    `w` is `correction(level, bound, min_ratio, max_ratio)`; a lower bound left out is 1 / upper bound. `normalise`
+    `w` is `correction(level, bound, min_ratio, max_ratio)`; a lower bound defaults to 1 / upper bound. `normalise`
     divides it by its mean over the mini-batch (token level: over tokens; else over live rollouts). `reject` drops
-    tokens or rollouts by `accepted(reject, reject_min, reject_max)`, and `veto` rollouts with a token of
-    `exp(old - behaviour) < veto`; these leave the loss, and with `denominator="kept"` what it is divided by and the KL
+    tokens or rollouts by `accepted(reject, reject_min, reject_max)`, and `veto` drops rollouts that have a token with
+    `exp(old - behaviour) < veto`. Dropped ones leave the loss, and with `denominator="kept"` its denominator and the KL
     term too, as if they had never been in the mask. Tokens of weight 0 stay in both. `dual_clip` c > 1 bounds the
     surrogate of negative advantages by `-A c`, before the weight.
     Metric `ess_share`: effective sample size per token, of the token weights clamped to [1 / max_ratio, max_ratio],
-    hence always near 1 where max_ratio is.
+    hence always near 1 if max_ratio is near 1.
     `max_ratio=2` and the kept denominator are verl's; TRL has 3 and masks whole rollouts, AReaL and slime keep the
     original denominator.
     """
@@ -110,7 +110,7 @@ def tis_mis(
         return weight, keep
 
     def shares(rollouts):
-        """What depends on the whole mini-batch: each token's share of the loss, weight included, and the ESS."""
+        """Arrays that depend on the whole mini-batch: each token's share of the loss, weight included, and the ESS."""
         rollouts = clean(rollouts, *NEEDS)
         mask, (weight, keep) = rollouts.token_mask, weigh(rollouts)
         counted = token_weights(

@@ -19,9 +19,10 @@ def topr(
 ) -> Objective:
     """`l = -w A sum_t log p_t`, w detached: `clip(rho, *positive)` where A >= 0, `clip(rho, *negative)` where A < 0.
 
-    rho is the ratio of the whole completion to `behavior_logprobs`, not length-normalised (`level="token"`: of each
-    token, a weaker taper). The sign is that of the rollout's mean advantage. Both ranges (1, 1): plain REINFORCE; both
-    (0, 1): truncated importance sampling. The default ranges are the paper's; Trinity-RFT and ROLL taper by token.
+    rho is the ratio of the whole completion to `behavior_logprobs`, not length-normalised (`level="token"`: the ratio of
+    each token, a weaker taper). The rollout's mean advantage decides the sign. With both ranges (1, 1) this is plain
+    REINFORCE, with both (0, 1) truncated importance sampling. The default ranges are the paper's; Trinity-RFT and ROLL
+    taper by token.
     """
     registry.one_of("level", level, ("sequence", "token"))
 

@@ -1,18 +1,18 @@
-"""Ways to keep an update close to the old policy; all elementwise, `ratio` and `advantages` of one shape."""
+"""Ways to keep an update close to the old policy; all are elementwise, `ratio` and `advantages` of one shape."""
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 
 def clipped_surrogate(ratio: Array, advantages: Array, clip_low: float, clip_high: float) -> tuple[Array, Array]:
-    """`max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high))` and where the second won (arXiv 1707.06347)."""
+    """`max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high))`, and where the second is larger (arXiv 1707.06347)."""
     free = -advantages * ratio
     clipped = -advantages * jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     return jnp.maximum(free, clipped), clipped > free
 
 
 def dual_clip(loss: Array, advantages: Array, bound: float) -> tuple[Array, Array]:
-    """`min(loss, -A * bound)` where A < 0, and where the bound won; `bound > 1` (arXiv 1912.09729)."""
+    """`min(loss, -A * bound)` where A < 0, and where the bound applies; `bound > 1` (arXiv 1912.09729)."""
     ceiling = -advantages * bound
     binds = (advantages < 0) & (loss > ceiling)
     return jnp.where(binds, ceiling, loss), binds
@@ -24,11 +24,11 @@ def detached_weight(ratio: Array, low: float, high: float) -> Array:
 
 
 def inside(ratio: Array, low: Array | float, high: Array | float) -> Array:
-    """bool: `low <= ratio <= high`, for masking a token or a sequence out altogether."""
+    """bool: `low <= ratio <= high`, for masking a whole token or sequence."""
     return (ratio >= low) & (ratio <= high)
 
 
 def still_moving(ratio: Array, advantages: Array, clip_low: float, clip_high: float) -> Array:
-    """bool: False where a step along A leads further out, which is where `clipped_surrogate` has no gradient."""
+    """bool: False where a step along A moves further outside the range, where `clipped_surrogate` has no gradient."""
     beyond = ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
     return ~beyond

@@ -6,9 +6,9 @@ from jaxrl_llm.rollouts import Rollouts
 
 
 def of_turns(objective: Objective) -> Objective:
-    """The objective with the shares that tokens have where each turn is a rollout of its own.
+    """The objective with token shares as if each turn were a separate rollout.
 
-    A turn is the tokens of one number in `step_ids`; extras of the K turns that a trajectory has at most are `[P, G, K]`.
+    A turn is the tokens with one number in `step_ids`; extras of turns, at most K per trajectory, are `[P, G, K]`.
     The loss of a token must not depend on the other tokens of its rollout.
     """
     def weights(rollouts):

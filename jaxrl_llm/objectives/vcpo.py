@@ -1,4 +1,4 @@
-"""VCPO: sequence weights for stale data, and a step that shrinks with their effective sample size (2602.17616)."""
+"""VCPO: sequence weights for stale data; steps shrink with their effective sample size (arXiv 2602.17616)."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -20,10 +20,10 @@ def vcpo(
 ) -> Objective:
     """`l_t = -min(w_i, max_ratio) A_t log p_t`, `w_i = stop_gradient(exp(sum_t (new - behaviour log-prob)))`.
 
-    Metric `ess_share`: (sum w)^2 / (n sum w^2) over the live rollouts of the mini-batch, with untruncated w, or with
+    Metric `ess_share`: (sum w)^2 / (n sum w^2) over the live rollouts of the mini-batch, with untruncated w, or under
     `truncate_ess`, an option of the released code, with min(w, max_ratio). Metric `step_scale`:
-    `min(1, ess_share / ess_base)^exponent`, by which `training.step.advance` multiplies the learning rate of this update; a
-    scaled loss would do nothing under Adam. Both need the mini-batch unsplit (`whole_batch`). The numbers are the
+    `min(1, ess_share / ess_base)^exponent`, by which `training.step.advance` multiplies the learning rate of this update;
+    scaling the loss would have no effect under Adam. Both need the mini-batch unsplit (`whole_batch`). The numbers are the
     released code's, which also offers `exponent=1`.
     """
 
