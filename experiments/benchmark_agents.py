@@ -130,6 +130,8 @@ def main():
     if _ALONE.value:
         alone()
         return
+    if _SECONDS.value or _STOPPING.value:
+        raise ValueError("--seconds and --stopping change the work of this library alone; give --alone as well")
     found = compare()
     base = statistics.median(found["jaxrl_llm"]["step_s"])
     for name, one in found.items():

@@ -7,11 +7,17 @@ case "${1:-}" in -h|--help) sed -n '2,4p' "$0" | sed 's/^# //'; exit 0;; esac
 cd "$(dirname "$0")/.."
 folder="${JAXRL_LLM_ADAPTERS:-$HOME/.cache/jaxrl_llm/adapters}"
 [ $# -gt 0 ] || set -- openenv verifiers tinker-cookbook
+failed=()
 for extra in "$@"; do
   tests=(tests/environments/test_"${extra//-/_}"_*.py tests/integration/test_adapter_runs.py)
   [ -e "${tests[0]}" ] || { echo "no tests of an adapter '$extra'; openenv, verifiers or tinker-cookbook" >&2; exit 1; }
-  ( JAXRL_LLM_VENV="$folder/$extra" source scripts/setup.sh "$extra"
+  set +e  # the others are tested all the same
+  ( set -e
+    JAXRL_LLM_VENV="$folder/$extra" source scripts/setup.sh "$extra"
     python -m pip install --quiet --disable-pip-version-check pytest pytest-rerunfailures hypothesis
     echo "--- $extra $(python -c "import importlib.metadata as m; print(m.version('$extra'))")"
     python -m pytest -q -p no:cacheprovider "${tests[@]}" )
+  [ $? -eq 0 ] || failed+=("$extra")
+  set -e
 done
+[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }

@@ -27,10 +27,12 @@ def mcp_tools(*, servers: Mapping[str, Server], task: str = "arithmetic", option
 
     A server is a command, which is started and spoken to over its pipes, or an address "http://...". Each trajectory has
     connections of its own, made when a tool is first called, hence processes of its own; they end with it. With `shared` a
-    process of this program keeps one for all: for servers that remember nothing. `replayable` says that such servers also
-    answer the same calls in the same way: then trajectories run in processes, are tried again and can be resumed. A call that
-    the server refuses, or whose tool raises, is answered by the error. One that is not answered within `deadline` seconds loses
-    the trajectory as a timeout, a server that ends loses it as a crash. Raises ValueError without the package mcp, for a server
+    process of this program keeps one for all, and makes it anew where it has ended: for servers that remember nothing.
+    `replayable` says that such servers also answer the same calls in the same way: then trajectories run in processes, are
+    tried again and can be resumed. A call that the server refuses, or whose tool raises, is answered by the error. One that is
+    not answered within `deadline` seconds loses the trajectory as a timeout, a server or session that ends loses it as a crash,
+    and an internal error of the server as an error. Trajectories ask all at once, beside the engine, where that starts no
+    process for each. Raises ValueError without the package mcp, for a server
     that cannot be spoken to, for two tools of one name, for unknown names, and for `replayable` without `shared`.
     """
     optional("mcp", "mcp")
@@ -38,7 +40,7 @@ def mcp_tools(*, servers: Mapping[str, Server], task: str = "arithmetic", option
         raise ValueError("replayable=True needs shared=True: each process that plays a trajectory again would start servers")
     problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
     registry.one_of("parser of calls", parser, sorted(PARSERS.keys() - {"fenced"}))
-    connect = functools.partial(_shared if shared else Connections, json.dumps(dict(servers), sort_keys=True))
+    connect = functools.partial(_shared if shared else Connections, json.dumps(dict(servers), sort_keys=True), shared)
     try:
         listed = _listed(connect(), tools, deadline)
     except (Late, Died) as error:
@@ -49,21 +51,23 @@ def mcp_tools(*, servers: Mapping[str, Server], task: str = "arithmetic", option
         return _tools(listed, connections, deadline), None if shared else connections
 
     return of_tools(problems, _tools(listed, connect(), deadline), name="+".join(servers), parser=parser, reward=reward,
-                    turns=turns, opened=opened, replayable=replayable, waits=not replayable)
+                    turns=turns, opened=opened, replayable=replayable,
+                    waits=not replayable and (shared or all(isinstance(server, str) for server in servers.values())))
 
 
 class Connections:
-    """Connections to servers by name, each made when it is first asked for, and again where the server has ended."""
+    """Connections to servers by name, each made when it is first asked for, and `again` where the server has ended."""
 
-    def __init__(self, servers: str):
+    def __init__(self, servers: str, again: bool):
         self.servers: dict[str, Server] = json.loads(servers)
+        self._again = again
         self._lock = threading.Lock()
         self._open: dict[str, Opened] = {}
 
     def __getitem__(self, name: str) -> "_Connection":
         """Raises Late, Died."""
         with self._lock:
-            if name not in self._open or self._open[name].value.ended:
+            if name not in self._open or self._again and self._open[name].value.ended:
                 self._open[name] = _opened(name, self.servers[name])
             return self._open[name].value
 
@@ -91,16 +95,23 @@ class _Connection:
         self._client, self._errors, self.what, self.ended = client, errors, what, False
 
     async def __call__(self, method: str, *arguments, **named) -> Any:
-        """The result of a method of the client. Raises ToolError where the server refuses, Died where it is not there."""
+        """The result of a method of the client.
+
+        Raises ToolError where the server refuses, RuntimeError for a fault of the server, Died where it or the session is gone.
+        """
         import mcp
 
+        if self.ended:
+            raise _died(self.what, self._errors)
         try:
             return await getattr(self._client, method)(*arguments, **named)
         except mcp.MCPError as error:
-            if error.code != mcp.types.CONNECTION_CLOSED:
-                raise ToolError(error.message) from error
-            self.ended = True
-            raise _died(self.what, self._errors) from error
+            if error.code in (mcp.types.CONNECTION_CLOSED, mcp.types.INVALID_REQUEST):  # of a session that is not known
+                self.ended = True
+                raise _died(self.what, self._errors, error.message) from error
+            if error.code in (mcp.types.INTERNAL_ERROR, mcp.types.PARSE_ERROR):
+                raise RuntimeError(f"{self.what}: {error.message}") from error
+            raise ToolError(error.message) from error
 
 
 @contextlib.asynccontextmanager
@@ -112,16 +123,24 @@ async def _client(server: Server, what: str) -> AsyncIterator[_Connection]:
             mcp.StdioServerParameters(command=server[0], args=list(server[1:])), errlog=errors)
         try:
             async with mcp.Client(transport) as client:
-                yield _Connection(client, errors, what)
+                connection = _Connection(client, errors, what)
+                try:
+                    yield connection
+                finally:
+                    connection.ended = True
         except Exception as error:  # maybe a group of them
             if isinstance(_first(error), mcp.MCPError):
                 raise _died(what, errors) from error
             raise
 
 
-def _died(what: str, errors: TextIO) -> Died:
-    errors.seek(0)
-    return Died(f"{what} has ended; it said: {errors.read()[-LAST_WORDS:].strip() or '(nothing)'}")
+def _died(what: str, errors: TextIO, why: str = "") -> Died:
+    """The error with what the server wrote last, else with the reason `why`."""
+    said = ""
+    if not errors.closed:  # when its connection has ended
+        errors.seek(0)
+        said = errors.read()[-LAST_WORDS:].strip()
+    return Died(f"{what} has ended; it said: {said or why or '(nothing)'}")
 
 
 def _listed(connections: Connections, names: Sequence[str], deadline: float) -> list[tuple[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm.environments.background import Opened, wait
-from jaxrl_llm.environments.base import Died, Environment, Message, Turn
+from jaxrl_llm.environments.base import Died, Environment, Late, Message, Turn
 from jaxrl_llm.tasks.base import Problem, optional, seeded
 
 _OURS = ("done", "reward", "metadata")  # fields of an observation that are not to be read
@@ -58,7 +58,7 @@ def openenv_server(*, url: str, action: str = "", observation: str = "", rules: 
 
     try:
         connect()
-    except Died as error:
+    except (Died, Late) as error:
         raise ValueError(f"{error}. Start it first, say by `uvicorn module:app --port 8000`") from error
     return Environment(
         name=f"openenv/{url.rpartition('//')[2]}", task=seeded(f"openenv/{url}", rules or url, problems, heldout), reset=reset,
@@ -85,7 +85,10 @@ class _Refused(ValueError):
 async def _ask(client: Any, method: str, arguments: tuple, named: Mapping[str, Any], what: str) -> Any:
     """What a method of the client returns. Raises _Refused, Died."""
     from websockets.exceptions import ConnectionClosed
+    from websockets.protocol import State
 
+    if method == "step" and getattr(getattr(client, "_ws", None), "state", None) is not State.OPEN:
+        raise Died(f"{what} has closed the session")  # the client would step in a new one, which was never reset
     try:
         return await getattr(client, method)(*arguments, **named)
     except (ConnectionClosed, ConnectionError) as error:

@@ -5,6 +5,7 @@ import re
 import sys
 import time
 
+from mcp import MCPError
 from mcp.server.mcpserver import MCPServer
 
 server = MCPServer("drawers")
@@ -53,6 +54,12 @@ def die() -> str:
     """Ends the server."""
     print("out of drawers", file=sys.stderr, flush=True)
     os._exit(3)
+
+
+@server.tool()
+def refuse(code: int) -> str:
+    """Answers with an error of the protocol."""
+    raise MCPError(code, "as asked")
 
 
 @server.tool()

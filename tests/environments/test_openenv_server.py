@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import audit, base
+from jaxrl_llm.environments import audit, background, base
 from jaxrl_llm.environments.runner import Runner
 
 pytest.importorskip("openenv")
@@ -66,6 +66,24 @@ def test_sessions_of_a_server(server, capsys):
     options = json.dumps({**server, "action": "number", "observation": "text", "replayable": True, "turns": 5})
     assert audit.main(["openenv_server", f"--options={options}", "--trajectories=6"]) == 0
     assert "FAILS" not in capsys.readouterr().out
+
+
+def test_a_session_that_was_closed_is_not_begun_again(server):
+    environment = environments.make("openenv_server", **server, action="number", observation="text")
+    state, _ = base.begin(environment, environment.task.train[0], 0)
+    assert base.advance(environment, state, say("0")).messages[0]["content"] == "Higher."
+    background.wait(state.client.value._ws.close(), 20.0, "the session")
+    for _ in range(2):
+        with pytest.raises(base.Died, match="has closed the session"):
+            base.advance(environment, state, say("0"))
+
+
+def test_a_server_that_does_not_answer_is_named():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(ValueError, match="Start it first"):
+            environments.make("openenv_server", url=f"http://127.0.0.1:{silent.getsockname()[1]}", deadline=0.5)
 
 
 def test_a_server_that_hangs_raises_and_ends_loses_trajectories(server):
