@@ -1,5 +1,7 @@
 """GGUF files written here with the format's own conventions, and SmolLM2 as published, against transformers."""
 import dataclasses
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import jax
@@ -142,6 +144,12 @@ def torch_row(tokens, mask):
 @pytest.mark.slow
 @pytest.mark.skipif(not SMOLLM2.exists(), reason="models/smollm2 is absent; scripts/get_smollm2.sh fetches it")
 def test_smollm2_equals_transformers():
+    """In a process of its own: two copies of the model beside compiled programs of other tests take too much memory."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        pool.submit(compare_smollm2).result()
+
+
+def compare_smollm2():
     """The published model: logits of padded rows, and 64 greedy tokens of an answer."""
     config, params = weights.load(SMOLLM2)
     model = Transformer(config)
