@@ -1,4 +1,4 @@
-"""Conversations with something that answers and rewards. `make` an environment by name; `runner.Runner` plays many at once."""
+"""Environments: conversations that answer and reward. `make` one by name; `runner.Runner` plays many at once."""
 from jaxrl_llm import registry
 from jaxrl_llm.environments.base import Environment, Message, Rubbish, Turn, key_of, replay
 from jaxrl_llm.environments.guess_number import guess_number
@@ -36,7 +36,7 @@ for _factory in (single, sequence, tool_use, memory_use, recent, purified, solve
 def make(target: str, **options) -> Environment:
     """The environment of that name, or of your own "module:function".
 
-    Raises ValueError with the nearest match for an unknown name or option, TypeError where a function of yours returns
-    something else.
+    Raises ValueError with the nearest match for an unknown name or option, TypeError if your function returns something
+    else.
     """
     return registry.make(FACTORIES, "environment", target, options, Environment)

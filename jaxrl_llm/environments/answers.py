@@ -1,4 +1,4 @@
-"""Steps of environments beside a sampler, which goes on with the trajectories that do not wait."""
+"""Steps of environments beside a sampler, which continues the trajectories that do not wait."""
 from collections.abc import Mapping
 
 from jaxrl_llm.environments import base
@@ -6,9 +6,9 @@ from jaxrl_llm.environments.runner import Runner
 
 
 class Answers:
-    """What `runner` answers to messages; steps are under way beside the caller where its environment `waits`.
+    """The answers of `runner` to messages; if its environment `waits`, steps run beside the caller.
 
-    Other environments answer within `ask`, so that what is sampled together does not depend on how long they take.
+    Other environments answer within `ask`, so that the composition of batches does not depend on their speed.
     """
 
     def __init__(self, runner: Runner):
@@ -16,7 +16,7 @@ class Answers:
         self._turns: dict[int, base.Turn] = {}
 
     def ask(self, said: Mapping[int, base.Message]) -> None:
-        """Steps of these trajectories, by uid."""
+        """Starts the steps of these trajectories, by uid."""
         self._asked |= said.keys()
         if self._runner.environment.waits:
             self._runner.send(said)
@@ -24,9 +24,9 @@ class Answers:
             self._turns |= self._runner.step(said)
 
     def ready(self, wait: bool) -> dict[int, base.Turn | None]:
-        """The turns that are there and were not returned before; with `wait` one at least, if one is under way.
+        """The finished turns that were not returned before; with `wait` at least one, if a step is running.
 
-        None for a trajectory that the environment lost. Raises what `Runner.step` raises.
+        A trajectory that the environment lost has None. Raises the errors of `Runner.step`.
         """
         turns, self._turns = self._turns, {}
         if self._runner.environment.waits:

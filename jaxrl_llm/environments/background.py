@@ -1,4 +1,4 @@
-"""One event loop in a thread of its own, for clients that are asynchronous: steps of environments are not, and wait for it."""
+"""One event loop in a separate thread for asynchronous clients; steps of environments are synchronous and wait for it."""
 import asyncio
 import atexit
 import concurrent.futures
@@ -11,13 +11,13 @@ from typing import Any
 
 from jaxrl_llm.environments.base import Late
 
-_LEAVE_LIMIT = 5.0  # seconds at the end of the program for all that is open
+_LEAVE_LIMIT = 5.0  # seconds at the end of the program for closing all open contexts
 _lock = threading.Lock()
 _open: set[concurrent.futures.Future] = set()
 
 
 def wait(coroutine: Coroutine, seconds: float, what: str) -> Any:
-    """What the coroutine returns. Raises what it raises, Late where it takes longer; it is then cancelled."""
+    """The result of the coroutine. Raises its errors, and Late if it takes longer; it is then cancelled."""
     future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
     try:
         return future.result(seconds)
@@ -29,9 +29,10 @@ def wait(coroutine: Coroutine, seconds: float, what: str) -> Any:
 
 
 class Opened:
-    """`value` is what `async with context` gives. The context is left when this object is gone, in the task that entered it.
+    """An open context: `value` is the result of `async with context`.
 
-    Raises what entering raises, Late where that takes longer than a number of seconds. It has no copies.
+    The context is left when this object is gone, in the task that entered it. Raises the errors of entering, and Late if that
+    takes longer than a number of seconds. It cannot be copied.
     """
 
     def __init__(self, context: AbstractAsyncContextManager, seconds: float, what: str):

@@ -1,4 +1,4 @@
-"""What an environment is, what it may say, and how a trajectory is played again."""
+"""The interface of an environment, the checks of its turns, and the replay of trajectories."""
 import dataclasses
 import hashlib
 import json
@@ -13,33 +13,33 @@ from jaxrl_llm.tasks.base import Problem, Task
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 OPENING_ROLES = ("system", "user", "assistant", "tool")
-ROLES = ("system", "user", "tool")  # of what is said after the opening: only the policy speaks for the assistant
+ROLES = ("system", "user", "tool")  # roles of messages after the opening: only the policy speaks for the assistant
 
 
 class Rubbish(ValueError):
-    """An environment returned something that is no turn."""
+    """An environment returned something that is not a turn."""
 
 
 class Late(RuntimeError):
-    """What an environment waits for, say a server, has not answered in time."""
+    """Something that an environment waits for, such as a server, has not answered in time."""
 
 
 class Died(RuntimeError):
-    """What an environment talks to, say a server, has ended."""
+    """Something that an environment talks to, such as a server, has ended."""
 
 
 KINDS: dict[type[Exception], str] = {Rubbish: "rubbish", Late: "timeout", Died: "crash"}  # of failures; others: "error"
 
 
 class Turn(NamedTuple):
-    """What follows a message of the policy.
+    """The environment's answer to a message of the policy.
 
-    `messages` are to be read before its next one; `reward` is that of this turn, the return of a trajectory is their sum;
-    `done` says that it ends here; `info` holds what else is known of the turn, by name, in types of JSON. `fresh` begins a new
-    context: the policy forgets all behind the opening, and `messages` come right behind that. `rewritten` puts one message in
-    the place of the policy's last two and of what it read between them, made of parts (n, start, end): characters `start` to
-    `end` of the message n before the last one, n 0 or 1; the stop token counts as one more character. Nothing else is left of
-    the two, neither rewards nor facts.
+    The policy reads `messages` before its next message. `reward` is the reward of this turn; the return of a trajectory is the
+    sum of its rewards. `done` ends the trajectory. `info` holds further facts about the turn, by name, in types of JSON.
+    `fresh` begins a new context: the policy forgets everything after the opening, and `messages` directly follow the opening.
+    `rewritten` replaces the policy's last two messages, and the text between them, by one message made of parts
+    (n, start, end): characters `start` to `end` of the message n before the last one, n 0 or 1; the stop token counts as one
+    more character. Nothing else of the two messages is kept, neither rewards nor facts.
     """
 
     messages: Sequence[Message] = ()
@@ -52,26 +52,26 @@ class Turn(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """Something to talk to, as functions.
+    """An environment as a set of functions.
 
     Attributes:
-      name: by which its failures are counted.
+      name: the name under which its failures are counted.
       task: its problems, training and held out.
-      reset: `reset(problem, key) -> (state, messages)`. What is asked depends on the problem alone, so that a group of
+      reset: `reset(problem, key) -> (state, messages)`. The messages depend on the problem alone, so that a group of
         trajectories of one problem starts from the same text; `key`, an integer, is for chance during the trajectory.
       step: `step(state, message) -> Turn`; the message is the policy's, the state is changed in place.
       tools: JSON schemas of functions, for the chat template.
       returns: lowest and highest return of a trajectory.
-      replayable: the same problem, key and messages give the same turns. A trajectory is then kept as what the policy said,
-        and its state can be made again anywhere (`replay`). Others live in one process and cannot be resumed.
-      facts: names of numbers that `info` holds of every turn, with the join by which they become `extras` of trajectories for
+      replayable: the same problem, key and messages give the same turns. A trajectory is then stored as the policy's messages,
+        and any process can rebuild its state (`replay`). Other trajectories live in one process and cannot be resumed.
+      facts: names of numbers in the `info` of every turn, with the join by which they become `extras` of trajectories for
         methods that read them, see `turn_info.JOINS`.
-      contexts: most contexts of a trajectory; 1: no turn is `fresh`.
-      waits: steps are I/O-bound, say a server's. They run concurrently in threads, one per trajectory, while the engine
-        samples the others.
-      tokens: messages are tokens: each has `ids`, beside a content that is shown alone. What the policy reads are these ids,
-        without a chat template, and its own messages have theirs.
-      oracle: `oracle(state) -> str`, what a perfect policy says next, for audits; `choices(state) -> texts`, what can be said.
+      contexts: maximum number of contexts of a trajectory; 1: no turn is `fresh`.
+      waits: steps are I/O-bound, such as requests to a server. They run concurrently in threads, one per trajectory, while the
+        engine samples the others.
+      tokens: messages are tokens: each has `ids`, beside a content for display only. The policy reads these ids, without a chat
+        template, and its own messages have ids too.
+      oracle: `oracle(state) -> str`, a perfect policy's next message, for audits; `choices(state) -> texts`, possible messages.
     """
 
     name: str
@@ -95,12 +95,12 @@ class Environment:
 
 
 def key_of(seed: int, uid: int) -> int:
-    """The key of a trajectory: 64 bits that depend on the run's seed and its uid alone."""
+    """The key of a trajectory: 64 bits that depend only on the run's seed and the trajectory's uid."""
     return int(np.random.SeedSequence((seed, uid)).generate_state(1, np.uint64)[0])
 
 
 def begin(environment: Environment, problem: Problem, key: int) -> tuple[Any, Turn]:
-    """The state of a new trajectory, and its opening as a turn without reward. Raises Rubbish where that is no opening."""
+    """The state of a new trajectory, and its opening as a turn without reward. Raises Rubbish for an invalid opening."""
     opened = environment.reset(problem, key)
     if not isinstance(opened, tuple) or len(opened) != 2:
         raise Rubbish(f"reset returned {_short(opened)}; allowed is (state, messages)")
@@ -112,12 +112,12 @@ def begin(environment: Environment, problem: Problem, key: int) -> tuple[Any, Tu
 
 
 def advance(environment: Environment, state: Any, message: Message) -> Turn:
-    """The turn after a message of the policy, in types of JSON. Raises Rubbish where the environment returns no turn."""
+    """The turn after a message of the policy, in types of JSON. Raises Rubbish if the environment returns no valid turn."""
     return checked(environment, environment.step(state, message))
 
 
 def checked(environment: Environment, turn: Any) -> Turn:
-    """What `step` returned, in types of JSON. Raises Rubbish where that is no turn."""
+    """The result of `step`, in types of JSON. Raises Rubbish if it is not a valid turn."""
     if not isinstance(turn, tuple) or len(turn) != len(Turn._fields):
         raise Rubbish(f"step returned {_short(turn)}; allowed is Turn(messages, reward, done, info, fresh, rewritten)")
     messages, reward, done, info, fresh, rewritten = turn
@@ -143,9 +143,9 @@ def checked(environment: Environment, turn: Any) -> Turn:
 
 
 def replay(environment: Environment, problem: Problem, key: int, said: Sequence[Message]) -> tuple[Any, list[Turn]]:
-    """The state and all turns, the opening first, of the trajectory in which the policy said this.
+    """The state and all turns, the opening first, of the trajectory with these messages of the policy.
 
-    Raises what the environment raises, ValueError where it is not replayable.
+    Raises the environment's errors, and ValueError if it is not replayable.
     """
     if not environment.replayable:
         raise ValueError(f"environment {environment.name!r} is not replayable: what the policy said is not enough to make its "
@@ -155,7 +155,7 @@ def replay(environment: Environment, problem: Problem, key: int, said: Sequence[
 
 
 def digest(turns: Sequence[Turn], before: str = "") -> str:
-    """A fingerprint of turns behind those of the fingerprint `before`."""
+    """A fingerprint of turns that follow the turns of the fingerprint `before`."""
     for turn in turns:
         before = hashlib.blake2b((before + json.dumps(turn)).encode(), digest_size=16).hexdigest()
     return before
@@ -173,7 +173,7 @@ def _parts(rewritten: Any) -> list[list[int]]:
 
 
 def _messages(messages: Any, roles: Sequence[str], tokens: bool) -> list[dict]:
-    """Messages as dictionaries in types of JSON, which have `ids` where they are tokens. Raises Rubbish."""
+    """Messages as dictionaries in types of JSON, with `ids` if they are tokens. Raises Rubbish."""
     if not isinstance(messages, (list, tuple)):
         raise Rubbish(f"messages are {_short(messages)}; allowed is a list of {{'role': ..., 'content': ...}}")
     for message in messages:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from jaxrl_llm.environments.tools import Tool, ToolError, of_function
 
 LENGTH_LIMIT = 500  # characters
-BITS_LIMIT = 10_000  # of a numerator or a denominator: 3000 digits
+BITS_LIMIT = 10_000  # bits of a numerator or a denominator: 3000 digits
 _OPERATORS: dict[type, Callable] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
                                     ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
 _SIGNS: dict[type, Callable] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
@@ -31,7 +31,7 @@ _calculator.__name__ = "calculator"
 
 
 def value(expression: str) -> Fraction:
-    """The exact value. Raises ToolError for what is no arithmetic expression, for a division by zero, and for one too large."""
+    """The exact value. Raises ToolError for text that is no arithmetic expression, division by zero and too large numbers."""
     text = expression.strip().replace("^", "**").replace("\u00d7", "*").replace("\u00f7", "/").replace("\u2212", "-")
     if len(text) > LENGTH_LIMIT:
         raise ToolError(f"the expression has {len(text)} characters; allowed are {LENGTH_LIMIT}")
@@ -60,14 +60,14 @@ def _value(node: ast.expr, text: str) -> Fraction:
 
 
 def _decimal(written_as: str, rounded: float) -> Fraction:
-    """What the digits say, 0.1 being a tenth; the float that Python reads them as tells how large an exponent is."""
+    """The value of the digits, 0.1 being a tenth; Python's float of them bounds the exponent."""
     if rounded in (0.0, float("inf")) and "e" in written_as.lower():
         raise ToolError(f"the number {written_as[:50]} is too large or too small")
     return _bounded(Fraction(written_as))
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    """Bounded before it is computed."""
+    """The power, whose size is checked before it is computed."""
     if exponent.denominator != 1:
         raise ToolError(f"the exponent {written(exponent)} is not an integer; allowed are integers")
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())

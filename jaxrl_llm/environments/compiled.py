@@ -1,4 +1,4 @@
-"""Environments whose rules are arrays: one trajectory at a time behind the usual contract, or all of them in one program."""
+"""Environments with rules on arrays: one trajectory at a time under the usual contract, or all of them in one program."""
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ _FEWEST = 8  # rows of a table
 
 
 class Alone:
-    """The state of one trajectory: a table of one row, and what was shown of it last."""
+    """The state of one trajectory: a table of one row, and its last `Shown`."""
 
     def __init__(self, opening: "Opening", problem: Problem, key: int):
         self.game, row = opening.game, np.ones(1, bool)
@@ -26,7 +26,7 @@ class Alone:
         self.shown = _rows(shown)[0]
 
     def step(self, message: Message) -> Turn:
-        """What follows a message, in the way of `Environment.step`."""
+        """The turn after a message, as `Environment.step` returns it."""
         action = np.array([games.action_of(self.game, message)], np.int32)
         self.table, shown = games.stepped(self.game, self.table, np.ones(1, bool), action)
         self.shown = _rows(shown)[0]
@@ -45,14 +45,14 @@ class Opening:
         return state, _said(games.opening_text(self.game, state.shown))
 
     def beginnings(self, trajectories: Sequence[tuple[Problem, int]]) -> tuple[np.ndarray, ...]:
-        """Of each problem and key: the data u32[n, 2] of the seed's key, that of the chance's, and whether it is held out."""
+        """For each problem and key: data u32[n, 2] of the seed's key and of the chance's key, and whether it is held out."""
         seeds, keys = [problem.extra["seed"] for problem, _ in trajectories], [key for _, key in trajectories]
         return games.words64(seeds), games.words64(keys), np.array([problem.id >= self.train for problem, _ in trajectories])
 
 
 def environment_of(game: Game, *, name: str, task: Task, returns: tuple[float, float], facts: Mapping[str, str] | None = None,
                    oracle: Any = None) -> Environment:
-    """The environment that plays a game, whose problems have an `extra["seed"]`; `oracle(seen) -> str` says a perfect move."""
+    """The environment of a game, whose problems have an `extra["seed"]`; `oracle(seen) -> str` is a perfect move."""
     return Environment(
         name=name, task=task, reset=Opening(game, len(task.train)), step=Alone.step, returns=returns, facts=facts or {},
         oracle=None if oracle is None else lambda state: oracle(state.shown.seen),
@@ -60,15 +60,15 @@ def environment_of(game: Game, *, name: str, task: Task, returns: tuple[float, f
 
 
 def opening_of(environment: Environment) -> Opening | None:
-    """How a game of arrays opens, which many trajectories can play in one program; None where the environment is another.
+    """The `Opening` of a game of arrays, which many trajectories can play in one program; None for other environments.
 
-    One that wraps a game, and changes what it says, is another.
+    An environment that wraps a game and changes its messages counts as another.
     """
     return environment.reset if isinstance(environment.reset, Opening) and environment.step is Alone.step else None
 
 
 def turn_of(game: Game, shown: Shown) -> Turn:
-    """The turn after a message, of what is shown of one game."""
+    """The turn after a message, from the `Shown` of one game."""
     info = {name: np.asarray(value).tolist() for name, value in shown.info.items() if name != "returns" or shown.done}
     info |= {"truncated": bool(shown.truncated), "invalid_move": bool(shown.invalid)}
     done = bool(shown.done)
@@ -76,7 +76,7 @@ def turn_of(game: Game, shown: Shown) -> Turn:
 
 
 class Place(NamedTuple):
-    """Where a trajectory is: its row of the table, how many messages it has seen, and the fingerprint of its turns."""
+    """The place of a trajectory: its row of the table, its number of messages, and the fingerprint of its turns."""
 
     row: int
     said: int
@@ -86,8 +86,7 @@ class Place(NamedTuple):
 class Compiled:
     """The pool of a `runner.Runner` of kind "compiled": every call of a batch is a row of one table, stepped by one program.
 
-    It compiles once for each power of two of rows. A trajectory whose row is not there is played again first, with all others
-    of its kind.
+    It compiles once for each power of two of rows. Trajectories without a row are first replayed, all of them together.
     """
 
     def __init__(self, environment: Environment):
@@ -116,11 +115,11 @@ class Compiled:
                 for turn in (turns[name] for name in named)]
 
     def drop(self, target: str, options: str, key: int, problem: Problem) -> None:
-        """Forgets a trajectory that nobody goes on with."""
+        """Forgets a trajectory that will not be continued."""
         self._places.pop((key, problem.id), None)
 
     def close(self) -> None:
-        """Drops all states; trajectories that go on are played again."""
+        """Drops all states; continued trajectories are replayed."""
         self._table, self._places = None, {}
 
     def _here(self, name: tuple[int, int], call: Call) -> bool:
@@ -155,7 +154,7 @@ class Compiled:
                 for name, row, one in zip(said, rows, _rows(shown, rows))}
 
     def _settled(self, name: tuple[int, int], row: int, turn: Turn) -> Turn | str:
-        """The turn as the runner hears it, or why it is none; the place of its trajectory moves on, or is free."""
+        """The checked turn, or the reason why it is invalid; updates the place of its trajectory, or frees it at the end."""
         place = self._places.pop(name, Place(row, -1, ""))
         try:
             turn = checked(self._environment, turn) if place.said >= 0 else turn
@@ -166,7 +165,7 @@ class Compiled:
         return turn
 
     def _room(self, count: int) -> list[int]:
-        """Free rows for so many trajectories; the table begins anew where it is empty, and grows where it is too small."""
+        """Free rows for `count` trajectories; an empty table is made anew, and one that is too small grows."""
         taken = {place.row for place in self._places.values()}
         capacity = max(_FEWEST, 1 << (len(taken) + count - 1).bit_length())
         if self._table is None or not taken:
@@ -182,7 +181,7 @@ def _name(call: Call) -> tuple[int, int]:
 
 
 def _rows(shown: Shown, rows: Iterable[int] = (0,)) -> list[Shown]:
-    """What is shown of each of these games, on the host."""
+    """The `Shown` of each of these games, on the host."""
     shown = jax.device_get(shown)
     return [jax.tree.map(lambda x: x[row], shown) for row in rows]
 

@@ -1,6 +1,6 @@
 """Games as pure functions of arrays: many of them step in one compiled program, and each is read and played as text.
 
-The functions of a `Game` are of one game; `opened` and `stepped` map them over the rows of a table, which lies on the device.
+The functions of a `Game` take one game; `opened` and `stepped` map them over the rows of a table on the device.
 """
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ _LISTED = 40  # legal moves that a text names
 
 
 class Move(NamedTuple):
-    """What came of an action: f32[] reward, bool[] done, and further numbers by name, all with the same shapes every time."""
+    """The result of an action: f32[] reward, bool[] done, and further numbers by name, all with fixed shapes."""
 
     reward: chex.Array
     done: chex.Array
@@ -27,19 +27,20 @@ class Move(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Game:
-    """The rules of a game for one player at a time, in static shapes; keys are typed ones of `jax.random`.
+    """The rules of a game for one player at a time, in static shapes; keys are typed keys of `jax.random`.
 
     Attributes:
-      words: of the A actions, in their order; a message does the last one in it.
+      words: words of the A actions, in their order; the last word in a message is the action.
       reset: `reset(key, heldout bool[]) -> state`, any pytree of arrays.
       step: `step(state, action i32[], key) -> (state, Move)` for a legal action.
       legal: `legal(state) -> bool[A]`.
-      seen: `seen(state) -> arrays`, what `text` reads of a state, on the host.
+      seen: `seen(state) -> arrays`, the part of a state that `text` reads, on the host.
       text: `text(seen) -> str`.
-      rules: what the opening says before the first text.
-      turns: most messages of a trajectory.
-      forfeit: `forfeit(state) -> Move` after a message without a legal action; None: nothing happens and it is asked again.
-      brief: only `text` is said, neither rules nor legal moves.
+      rules: the opening's text before the first state.
+      turns: maximum number of messages of a trajectory.
+      forfeit: `forfeit(state) -> Move` after a message without a legal action; None: the state is kept and the policy is asked
+        again.
+      brief: messages contain only `text`, neither rules nor legal moves.
     """
 
     words: tuple[str, ...]
@@ -63,8 +64,10 @@ class Table(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What is said of C games: `Game.seen`, bool[C, A] legal, and of the last move f32[C] reward, bool[C] done, truncated and
-    invalid (no legal action), further numbers by name."""
+    """The data of C games for their texts: `Game.seen`, bool[C, A] legal, and the results of the last moves.
+
+    These are f32[C] reward, bool[C] done, truncated and invalid (no legal action), and further numbers by name.
+    """
 
     seen: Any
     legal: chex.Array
@@ -76,7 +79,7 @@ class Shown(NamedTuple):
 
 
 def words64(numbers: Sequence[int]) -> np.ndarray:
-    """The data u32[n, 2] of keys, of all 64 bits of each number."""
+    """The data u32[n, 2] of keys, from all 64 bits of each number."""
     whole = np.array([number % 2**64 for number in numbers], np.uint64)
     return np.stack([whole >> np.uint64(32), whole & np.uint64(2**32 - 1)], axis=-1).astype(np.uint32)
 
@@ -100,7 +103,7 @@ def opened(game: Game, table: Table, new: jax.Array, seeds: jax.Array, chance: j
 
 @functools.partial(jax.jit, static_argnums=0)
 def stepped(game: Game, table: Table, going: jax.Array, actions: jax.Array) -> tuple[Table, Shown]:
-    """One message further in the games `going` bool[C]; `actions` i32[C], -1 where a message named none."""
+    """Plays one message in the games `going` bool[C]; `actions` i32[C], -1 where a message named none."""
     chex.assert_shape([going, actions], table.count.shape)
 
     def move(state: Any, action: jax.Array, chance: jax.Array, count: jax.Array) -> tuple[Any, Move, jax.Array]:
@@ -120,25 +123,25 @@ def stepped(game: Game, table: Table, going: jax.Array, actions: jax.Array) -> t
 
 
 def empty(game: Game, capacity: int) -> Table:
-    """A table of C rows in which nothing is going on."""
+    """A table of `capacity` rows without running games."""
     return Table(jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), _shapes(game)),
                  jnp.zeros((capacity, 2), jnp.uint32), jnp.zeros(capacity, jnp.int32))
 
 
 def action_of(game: Game, message: Message) -> int:
-    """The number of the last action that a message names, in any case; -1 where it names none."""
+    """The number of the last action that a message names, ignoring case; -1 if it names none."""
     found = _pattern(game.words).findall(message["content"].lower())
     return _numbers(game.words)[found[-1]] if found else -1
 
 
 def opening_text(game: Game, shown: Shown) -> str:
-    """What a trajectory opens with; `shown` is of one game."""
+    """The opening text of a trajectory; `shown` is that of one game."""
     said = game.text(shown.seen)
     return said if game.brief else f"{game.rules}\n\n{said}\n\n{_moves(game, shown)}"
 
 
 def answer_text(game: Game, shown: Shown) -> str:
-    """What the policy reads after a message that did not end the game."""
+    """The text that the policy reads after a message that did not end the game."""
     said = game.text(shown.seen)
     if game.brief:
         return said
@@ -151,7 +154,7 @@ def choices(game: Game, shown: Shown) -> list[str]:
 
 
 def chosen(which: jax.Array, some: Any, others: Any) -> Any:
-    """Rows of `some` where `which` bool[...] holds, else those of `others`."""
+    """Rows of `some` where `which` bool[...] holds, else rows of `others`."""
     def pick(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.where(which.reshape(which.shape + (1,) * (a.ndim - which.ndim)), a, b)
 
@@ -159,7 +162,7 @@ def chosen(which: jax.Array, some: Any, others: Any) -> Any:
 
 
 def like(pattern: Any, values: Any) -> Any:
-    """Values with the types of the pattern: some packages begin with Python numbers and go on with arrays."""
+    """Values with the types of the pattern: some packages begin with Python numbers and continue with arrays."""
     return jax.tree.map(lambda a, b: jnp.asarray(b, jnp.asarray(a).dtype), pattern, values)
 
 

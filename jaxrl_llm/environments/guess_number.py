@@ -10,7 +10,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}(?![0-9])")
 
 @dataclasses.dataclass
 class Game:
-    """The hidden number, what is known of it, `[low, high]`, and the guesses left."""
+    """The hidden number, the range `[low, high]` left for it, and the guesses left."""
 
     hidden: int
     low: int
@@ -19,10 +19,10 @@ class Game:
 
 
 def guess_number(*, highest: int = 100, heldout_fraction: float = 0.2) -> Environment:
-    """A number from 1 to `highest`; as many guesses as halving needs. The return is 1 for finding it, else 0.
+    """A number from 1 to `highest`, with as many guesses as bisection needs. The return is 1 for finding it, else 0.
 
     Each number is a problem. The last number in a message is the guess, so that a list of all numbers is one guess.
-    Raises ValueError for less than 10 numbers, or a fraction that leaves a side empty.
+    Raises ValueError for fewer than 10 numbers, or a fraction that leaves training or held-out problems empty.
     """
     if highest < 10:
         raise ValueError(f"highest={highest}; give at least 10")

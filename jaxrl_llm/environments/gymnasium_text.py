@@ -1,4 +1,4 @@
-"""Environments of gymnasium that speak text, or that draw themselves in text (arXiv 2407.17032)."""
+"""Environments of gymnasium whose observations or renderings are text (arXiv 2407.17032)."""
 import dataclasses
 import functools
 import re
@@ -24,12 +24,12 @@ class Played:
 def gymnasium_text(*, env_id: str, options: Mapping[str, Any] | None = None, actions: Sequence[str] | None = None,
                    rules: str = "", turns: int = 100, problems: int = 1000, heldout: int = 200,
                    returns: tuple[float, float] = (-np.inf, np.inf)) -> Environment:
-    """`gymnasium.make(env_id, **options)` with text to read (a Text space, or a drawing in the mode "ansi").
+    """`gymnasium.make(env_id, **options)` with text observations (a Text space, or a rendering in the mode "ansi").
 
-    `actions` are the words for a Discrete space, in its order (numbers without); the last one in a message is done. Spaces of
-    text take the message as it is. What is highlighted in a drawing comes in square brackets. A problem is a seed of `reset`;
-    chance during the trajectory is the key's. `returns`, the lowest and highest return, are needed for training. Raises
-    ValueError without gymnasium, or for another kind of environment.
+    `actions` are the words for a Discrete space, in its order (default: numbers); the last word in a message is the action.
+    Text spaces take the message unchanged. Highlighted parts of a rendering are in square brackets. A problem is a seed of
+    `reset`; chance during the trajectory comes from the key. `returns`, the lowest and highest return, are needed for training.
+    Raises ValueError without gymnasium, or for another kind of environment.
     """
     gymnasium = optional("gymnasium", "environments")
     make = _maker(gymnasium, env_id, options or {})
@@ -64,7 +64,7 @@ def _step(state: Played, message: Message, *, words: Sequence[str]) -> Turn:
 
 
 def _maker(gymnasium, env_id: str, options: Mapping[str, Any]):
-    """A function that makes the environment so that it can be read."""
+    """A function that makes the environment with text observations."""
     try:
         plain = gymnasium.make(env_id, **options)
     except gymnasium.error.Error as error:
@@ -78,7 +78,7 @@ def _maker(gymnasium, env_id: str, options: Mapping[str, Any]):
 
 
 def _words(gymnasium, space, actions: Sequence[str] | None, env_id: str) -> list[str]:
-    """The word of each action; none where actions are text."""
+    """The word of each action; empty if actions are text."""
     if isinstance(space, gymnasium.spaces.Text):
         return []
     if not isinstance(space, gymnasium.spaces.Discrete):

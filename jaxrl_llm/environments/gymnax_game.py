@@ -21,10 +21,10 @@ COMPASS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 
 @dataclasses.dataclass(frozen=True)
 class Spoken:
-    """How an environment is played as text.
+    """The text form of an environment.
 
-    `drawn(env)` makes the function from an observation to text, `perfect(env)` that to the best word, where there is one.
-    `returns`: lowest and highest of a message, in `each`, or of a trajectory.
+    `drawn(env)` makes the function from an observation to text, `perfect(env)` the function to the best word, if there is one.
+    `returns`: lowest and highest reward of a message if `each`, else lowest and highest return of a trajectory.
     """
 
     words: tuple[str, ...]
@@ -36,12 +36,12 @@ class Spoken:
 
 
 def _numbers(*names: str) -> Callable[[Any], Callable[[np.ndarray], str]]:
-    """Observations as names with numbers of three places."""
+    """Observations as names with numbers of three decimals."""
     return lambda env: lambda seen: ", ".join(f"{name} {value:.3f}" for name, value in zip(names, seen.tolist(), strict=True))
 
 
 def _layers(letters: str) -> Callable[[Any], Callable[[np.ndarray], str]]:
-    """A grid f32[rows, columns, layers] with the letter of the first layer that has something there."""
+    """A grid f32[rows, columns, layers] as text: each square has the letter of its first nonzero layer."""
     def square(layers: list[float]) -> str:
         return next((letter for letter, there in zip(letters, layers, strict=True) if there), ".")
 
@@ -98,7 +98,7 @@ def _rooms_way(env: Any) -> Callable[[np.ndarray], str]:
 
 
 def _caught(env: Any) -> Callable[[np.ndarray], str]:
-    """To where the ball falls: the ball is the upper one of two marks, or both are one."""
+    """The move towards the ball's column: the ball is the upper of two marks, or both marks coincide."""
     def move(seen: np.ndarray) -> str:
         paddle, ball = int(np.argmax(seen[-1])), int(np.argmax(seen[np.argmax(seen.any(axis=1))]))
         return ("left", "stay", "right")[int(np.sign(ball - paddle)) + 1]
@@ -142,10 +142,10 @@ def gymnax_game(*, game: str = "FrozenLake-misc", settings: Mapping[str, Any] | 
                 heldout: int = 200) -> Environment:
     """An environment of gymnax: FrozenLake-misc, FourRooms-misc, Catch-bsuite, Breakout-MinAtar, CartPole-v1, MountainCar-v0.
 
-    `settings` are those of its constructor (`{"is_slippery": False}`), `params` those of its rules (`{"fail_prob": 0.0}`). A
-    problem is the seed of its beginning; chance on the way is that of the trajectory. Every action is legal; a message without
-    one is asked again. `brief` shows the state alone. There are oracles of games in which nothing is left to chance. Raises
-    ValueError without gymnax, for a game that is not listed, for settings that it does not have.
+    `settings` are arguments of its constructor (`{"is_slippery": False}`), `params` parameters of its rules
+    (`{"fail_prob": 0.0}`). A problem is the seed of the initial state; later chance comes from the trajectory's key. Every
+    action is legal; after a message without an action the policy is asked again. `brief` shows only the state. Games without
+    chance have oracles. Raises ValueError without gymnax, for a game that is not listed, and for unknown settings.
     """
     one_of("game of gymnax", game, tuple(SPOKEN))
     gymnax, spoken = optional("gymnax", "environments"), SPOKEN[game]
@@ -165,7 +165,7 @@ def gymnax_game(*, game: str = "FrozenLake-misc", settings: Mapping[str, Any] | 
         returns=(spoken.returns[0] * times, spoken.returns[1] * times))
 
 
-@functools.cache  # the same functions for the same options: they are compiled once
+@functools.cache  # equal options return the same functions, which are compiled once
 def _played(game: str, settings: str, params: str, brief: bool, turns: int) -> Game:
     import gymnax
 

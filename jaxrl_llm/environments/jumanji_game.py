@@ -21,10 +21,10 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclasses.dataclass(frozen=True)
 class Puzzle:
-    """How a puzzle is played as text.
+    """The text form of a puzzle.
 
-    `make(size)` is its environment of Jumanji, `shape(size)` that of its actions, `word(action)` the name of one, given as as
-    many numbers. `worth(size)` is what the rewards of a solution add up to. `perfect(seen) -> word` says a best move.
+    `make(size)` is its Jumanji environment, `shape(size)` the shape of its actions, `word(action)` the name of an action, given
+    by one number per axis. `worth(size)` is the sum of the rewards of a solution. `perfect(seen) -> word` is a best move.
     """
 
     make: Callable[[int], Any]
@@ -38,7 +38,7 @@ class Puzzle:
 
 
 def _square(place: tuple[int, ...]) -> str:
-    """Columns are letters, rows numbers."""
+    """The name of a square: a letter for its column, a number for its row."""
     return f"{LETTERS[place[1]]}{place[0] + 1}"
 
 
@@ -115,7 +115,7 @@ def _sliding_way(seen: Any) -> str:
                 yield word, tuple(moved)
 
     way = shortest_way(start, lambda tiles: tiles == (*range(1, size * size), 0), steps)
-    return way[0] if way else "left"  # a puzzle can begin in order: away, and back
+    return way[0] if way else "left"  # a puzzle can begin solved: move away, and back
 
 
 # --- boards of numbers ----------------------------------------------------------------------------------------------------
@@ -169,10 +169,10 @@ def jumanji_game(*, game: str = "Maze-v0", size: int = 0, brief: bool = False, t
                  heldout: int = 200) -> Environment:
     """A puzzle of Jumanji: Maze-v0, SlidingTilePuzzle-v0, Minesweeper-v0 or Sudoku-very-easy-v0.
 
-    `size`: rows and columns of the board; 0: 5 of mazes and mines, 3 of tiles. That of Sudoku is 9. A problem is the seed of
-    the puzzle. The return is 1 for a solution, with mines the share of the other squares that were uncovered. A move that the
-    rules forbid changes nothing and is asked again. `brief` shows the board alone. Raises ValueError without jumanji, for a
-    puzzle that is not listed, for another size.
+    `size`: rows and columns of the board; 0: 5 for mazes and mines, 3 for tiles. Sudoku's size is 9. A problem is the seed of
+    the puzzle. The return is 1 for a solution; in Minesweeper it is the share of safe squares that were uncovered. A move that
+    the rules forbid changes nothing, and the policy is asked again. `brief` shows only the board. Raises ValueError without
+    jumanji, for a puzzle that is not listed, and for another size.
     """
     one_of("game of jumanji", game, tuple(PUZZLES))
     optional("jumanji", "environments")
@@ -184,7 +184,7 @@ def jumanji_game(*, game: str = "Maze-v0", size: int = 0, brief: bool = False, t
                           task=seeded(f"jumanji/{game}", puzzle.rules, problems, heldout))
 
 
-@functools.cache  # the same functions for the same options: they are compiled once
+@functools.cache  # equal options return the same functions, which are compiled once
 def _played(game: str, size: int, brief: bool, turns: int) -> Game:
     puzzle = PUZZLES[game]
     env, shape = puzzle.make(size), puzzle.shape(size)

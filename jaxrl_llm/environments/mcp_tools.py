@@ -1,4 +1,4 @@
-"""Tasks with one answer and the tools of MCP servers (Model Context Protocol): programs that speak over pipes, or addresses."""
+"""Tasks with one answer and the tools of MCP servers (Model Context Protocol), which run as programs or at addresses."""
 import contextlib
 import functools
 import json
@@ -16,24 +16,24 @@ from jaxrl_llm.environments.tools import Tool, ToolError
 from jaxrl_llm.tasks.base import optional
 
 START_LIMIT = 60.0  # seconds for a server to start, or to be reached
-LAST_WORDS = 500  # characters of what a server wrote to its standard error before it died
+LAST_WORDS = 500  # characters of a dead server's standard error that are reported
 Server = str | Sequence[str]  # an address, or a command with its arguments
 
 
 def mcp_tools(*, servers: Mapping[str, Server], task: str = "arithmetic", options: Mapping[str, Any] | None = None,
               tools: Sequence[str] = (), parser: str = "hermes", reward: str | None = None, turns: int = 8,
               deadline: float = 20.0, shared: bool = False, replayable: bool = False) -> Environment:
-    """A task of `jaxrl_llm.tasks` with the tools of MCP servers, all of them or those named, played as in `tool_use`.
+    """A task of `jaxrl_llm.tasks` with the tools of MCP servers, all tools or the named ones, played as in `tool_use`.
 
-    A server is a command, which is started and spoken to over its pipes, or an address "http://...". Each trajectory has
-    connections of its own, made when a tool is first called, hence processes of its own; they end with it. With `shared` a
-    process of this program keeps one for all, and makes it anew where it has ended: for servers that remember nothing.
-    `replayable` says that such servers also answer the same calls in the same way: then trajectories run in processes, are
-    tried again and can be resumed. A call that the server refuses, or whose tool raises, is answered by the error. One that is
-    not answered within `deadline` seconds loses the trajectory as a timeout, a server or session that ends loses it as a crash,
-    and an internal error of the server as an error. Trajectories ask all at once, beside the engine, where that starts no
-    process for each. Raises ValueError without the package mcp, for a server
-    that cannot be spoken to, for two tools of one name, for unknown names, and for `replayable` without `shared`.
+    A server is a command, which is started and reached over its pipes, or an address "http://...". Each trajectory has
+    separate connections, and thus separate processes, made at the first call of a tool; they end with the trajectory. With
+    `shared` each process of this program keeps one connection for all trajectories, and reconnects if it has ended: for
+    stateless servers. `replayable` says that such servers also answer equal calls equally: then trajectories run in processes,
+    are retried and can be resumed. A call that the server refuses, or whose tool raises, is answered by the error. The
+    trajectory is lost as a timeout if a call is not answered within `deadline` seconds, as a crash if a server or session ends,
+    and as an error after an internal error of the server. Trajectories make their calls concurrently, beside the engine, unless
+    that starts a process for each. Raises ValueError without the package mcp, for an unreachable server, for two tools of one
+    name, for unknown names, and for `replayable` without `shared`.
     """
     optional("mcp", "mcp")
     if replayable and not shared:
@@ -56,7 +56,7 @@ def mcp_tools(*, servers: Mapping[str, Server], task: str = "arithmetic", option
 
 
 class Connections:
-    """Connections to servers by name, each made when it is first asked for, and `again` where the server has ended."""
+    """Connections to servers by name, each made at its first use, and remade with `again` if the server has ended."""
 
     def __init__(self, servers: str, again: bool):
         self.servers: dict[str, Server] = json.loads(servers)
@@ -65,7 +65,7 @@ class Connections:
         self._open: dict[str, Opened] = {}
 
     def __getitem__(self, name: str) -> "_Connection":
-        """Raises Late, Died."""
+        """The connection to the server of this name. Raises Late, Died."""
         with self._lock:
             if name not in self._open or self._again and self._open[name].value.ended:
                 self._open[name] = _opened(name, self.servers[name])
@@ -84,12 +84,12 @@ def _opened(name: str, server: Server) -> Opened:
         return Opened(_client(server, what), START_LIMIT, what)
     except (Late, Died):
         raise
-    except Exception as error:  # of the package, of the system, or groups of both
+    except Exception as error:  # errors of the package or the system, or groups of them
         raise Died(f"{what}: {_first(error)!r}") from error
 
 
 class _Connection:
-    """A client of a server, and what the server writes to its standard error."""
+    """A client of a server, and the server's standard error."""
 
     def __init__(self, client: Any, errors: TextIO, what: str):
         self._client, self._errors, self.what, self.ended = client, errors, what, False
@@ -97,7 +97,7 @@ class _Connection:
     async def __call__(self, method: str, *arguments, **named) -> Any:
         """The result of a method of the client.
 
-        Raises ToolError where the server refuses, RuntimeError for a fault of the server, Died where it or the session is gone.
+        Raises ToolError if the server refuses, RuntimeError for a fault of the server, Died if it or the session is gone.
         """
         import mcp
 
@@ -106,7 +106,7 @@ class _Connection:
         try:
             return await getattr(self._client, method)(*arguments, **named)
         except mcp.MCPError as error:
-            if error.code in (mcp.types.CONNECTION_CLOSED, mcp.types.INVALID_REQUEST):  # of a session that is not known
+            if error.code in (mcp.types.CONNECTION_CLOSED, mcp.types.INVALID_REQUEST):  # the session is not known
                 self.ended = True
                 raise _died(self.what, self._errors, error.message) from error
             if error.code in (mcp.types.INTERNAL_ERROR, mcp.types.PARSE_ERROR):
@@ -128,23 +128,23 @@ async def _client(server: Server, what: str) -> AsyncIterator[_Connection]:
                     yield connection
                 finally:
                     connection.ended = True
-        except Exception as error:  # maybe a group of them
+        except Exception as error:  # possibly a group of errors
             if isinstance(_first(error), mcp.MCPError):
                 raise _died(what, errors) from error
             raise
 
 
 def _died(what: str, errors: TextIO, why: str = "") -> Died:
-    """The error with what the server wrote last, else with the reason `why`."""
+    """The error with the server's last output, else with the reason `why`."""
     said = ""
-    if not errors.closed:  # when its connection has ended
+    if not errors.closed:  # closed when the connection has ended
         errors.seek(0)
         said = errors.read()[-LAST_WORDS:].strip()
     return Died(f"{what} has ended; it said: {said or why or '(nothing)'}")
 
 
 def _listed(connections: Connections, names: Sequence[str], deadline: float) -> list[tuple[str, Any]]:
-    """`(server, description)` of all tools. Raises ValueError for a name that is there twice or not at all."""
+    """`(server, description)` of all tools. Raises ValueError for a duplicate or missing name."""
     found: dict[str, tuple[str, Any]] = {}
     for server in connections.servers:
         connection, cursor = connections[server], None
@@ -165,7 +165,7 @@ def _listed(connections: Connections, names: Sequence[str], deadline: float) -> 
 
 
 def _tools(listed: Sequence[tuple[str, Any]], connections: Connections, deadline: float) -> list[Tool]:
-    """The tools, which ask these connections."""
+    """The tools, which call the servers over these connections."""
     def of(server: str, tool: Any) -> Tool:
         def call(**arguments) -> str:
             connection = connections[server]
@@ -177,7 +177,7 @@ def _tools(listed: Sequence[tuple[str, Any]], connections: Connections, deadline
 
 
 def text_of(result: Any) -> str:
-    """The texts of a result; other contents by their type. Raises ToolError where the tool says that it failed."""
+    """The texts of a result; other contents by their type. Raises ToolError if the tool reports a failure."""
     parts = [part.text if part.type == "text" else f"({part.type})" for part in result.content]
     text = "\n".join(parts) if parts else json.dumps(result.structured_content, ensure_ascii=False)
     if result.is_error:
@@ -186,5 +186,5 @@ def text_of(result: Any) -> str:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first error of a group of them."""
+    """The first error of a group of errors."""
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

@@ -1,4 +1,4 @@
-"""Tools with a memory in the place of the history: every call begins a new context (MemSearcher, arXiv 2511.02805)."""
+"""Tools with a memory instead of the history: every call begins a new context (MemSearcher, arXiv 2511.02805)."""
 import dataclasses
 import functools
 import re
@@ -20,7 +20,7 @@ _MEMORY = re.compile(r"<memory>((?:(?!<memory>).)*)</memory>", re.DOTALL)
 
 @dataclasses.dataclass
 class Dialogue:
-    """A problem, what is remembered, contexts so far, and what tools said that is to be remembered ("": nothing)."""
+    """A problem, the memory, contexts so far, and the tools' answers that the policy must still memorise ("": none)."""
 
     problem: Problem
     memory: str = ""
@@ -31,12 +31,12 @@ class Dialogue:
 def memory_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None,
                tools: Mapping[str, Mapping[str, Any]] | Sequence[str] = ("calculator",), parser: str = "hermes",
                reward: str | None = None, contexts: int = 5) -> Environment:
-    """A task of `jaxrl_llm.tasks` with tools, whose contexts hold the problem and a memory alone.
+    """A task of `jaxrl_llm.tasks` with tools, whose contexts begin with only the problem and a memory.
 
-    In each context the policy calls tools, reads what they say and writes a memory, with which the next context begins, or it
-    answers, which the task's verifier scores. A trajectory ends without a reward where a message neither calls nor answers,
-    holds no memory where one is asked for, and where the last of the `contexts` does not answer. Raises ValueError for unknown
-    names and less than two contexts, SandboxError where the tool `python` cannot run.
+    In each context the policy calls tools, reads their answers and writes a memory, with which the next context begins; or it
+    answers, and the task's verifier scores the answer. A trajectory ends without a reward if a message neither calls nor
+    answers, if a requested memory is missing, or if the last of the `contexts` has no answer. Raises ValueError for unknown
+    names and fewer than two contexts, SandboxError if the tool `python` cannot run.
     """
     if contexts < 2:
         raise ValueError(f"contexts={contexts}; give two at least, or take `tool_use`, which keeps what was said")
@@ -55,7 +55,7 @@ def memory_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = 
 
 
 def _ideal(reward: str, state: Dialogue, parser: str) -> str:
-    """A call, its result as the memory, then the answer; at once the answer where nothing is to be called."""
+    """A call, its result as the memory, then the answer; without anything to call, the answer at once."""
     if state.said:
         return f"<memory>{state.said}</memory>"
     return (call_of(state.problem, parser) if not state.memory else None) or ideal(reward, state.problem)

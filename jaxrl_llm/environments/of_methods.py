@@ -1,7 +1,7 @@
 """Classes whose methods are tools, as environments: the shape that TRL's `environment_factory` takes.
 
 A class has `reset(**row)`, which returns a text for the end of the prompt or None, public methods with types and a docstring,
-which become tools, and maybe `get_reward()`. There is one object for each trajectory. The policy reads the exception of a
+which become tools, and optionally `get_reward()`. There is one object for each trajectory. The policy reads the exception of a
 method, as in TRL; exceptions of `reset` and `get_reward` make the trajectory invalid.
 """
 import dataclasses
@@ -30,9 +30,9 @@ def of_methods(factory: Callable[[], Any], task: Task, *, reward: Callable[[Any]
                turns: int = 16, returns: tuple[float, float] = (0.0, 1.0), replayable: bool = True) -> Environment:
     """The environment of a class (or of a function that makes objects) and the problems of a task.
 
-    `reset` gets `prompt`, `answer` and what is in `problem.extra`, as far as it takes them. The trajectory ends with a message
-    that calls nothing, or at the last of `turns`; its return is `get_reward()`, or `reward(object)` for a class without.
-    Not `replayable` are objects whose answers depend on more than what was said to them, say on a server.
+    `reset` gets those of `prompt`, `answer` and the entries of `problem.extra` that it accepts. The trajectory ends with a
+    message that calls nothing, or at the last of `turns`; its return is `get_reward()`, or `reward(object)` if that is given.
+    Objects whose answers depend on more than their calls, such as on a server, are not `replayable`.
     Raises ValueError for a class without `reset`, without a reward, or with a method that cannot be a tool.
     """
     one_of("parser of calls", parser, PARSERS)
@@ -65,14 +65,14 @@ def of_methods(factory: Callable[[], Any], task: Task, *, reward: Callable[[Any]
 
 
 def _tools(instance: Any) -> list[tools.Tool]:
-    """One of each public method of the class, other than `reset` and `get_reward`."""
+    """A tool for each public method of the class except `reset` and `get_reward`."""
     names = [name for name, _ in inspect.getmembers(type(instance), inspect.isfunction)
              if not name.startswith("_") and name not in ("reset", "get_reward")]
     return [_forgiving(tools.of_function(getattr(instance, name))) for name in names]
 
 
 def _forgiving(tool: tools.Tool) -> tools.Tool:
-    """The tool, whose exceptions the policy reads."""
+    """The tool with its exceptions turned into errors that the policy reads."""
     if inspect.iscoroutinefunction(tool.call):
         raise ValueError(f"method {tool.name!r} is asynchronous; steps run in threads or processes, so a plain method may wait")
 
@@ -94,7 +94,7 @@ def _row(reset: Callable, problem: Problem) -> dict[str, Any]:
 
 
 def _with_text(messages: Sequence[Mapping[str, Any]], said: Any, name: str) -> list[Message]:
-    """The prompt, with what `reset` said behind its last message."""
+    """The prompt, with the text of `reset` appended to its last message."""
     if said is None:
         return list(messages)
     if not isinstance(said, str):

@@ -10,13 +10,13 @@ from jaxrl_llm.environments.background import Opened, wait
 from jaxrl_llm.environments.base import Died, Environment, Late, Message, Turn
 from jaxrl_llm.tasks.base import Problem, optional, seeded
 
-_OURS = ("done", "reward", "metadata")  # fields of an observation that are not to be read
+_OURS = ("done", "reward", "metadata")  # fields of an observation that the policy does not read
 _OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
 @dataclasses.dataclass
 class Session:
-    """A connection to the server, where the environment has its state, and how many messages the policy may still send."""
+    """A connection to the server, which holds the environment's state, and the messages that the policy may still send."""
 
     client: Opened
     left: int
@@ -27,13 +27,13 @@ def openenv_server(*, url: str, action: str = "", observation: str = "", rules: 
                    deadline: float = 20.0, replayable: bool = False) -> Environment:
     """The environment of an OpenEnv server at an address, "http://127.0.0.1:8000". A problem is a seed of its `reset`.
 
-    What the policy says is the field `action` of an action; without that name it is a JSON object, the whole action. The
-    policy reads `rules`, and the field `observation` of what comes back; without that name all of it as JSON, but for reward,
-    end and metadata. It reads that the server refuses an action. Each trajectory has a session of its own,
-    so the server is to allow as many as a batch has trajectories (`max_concurrent_envs`). `replayable` says that the same
-    seed and actions are answered in the same way: then trajectories run in processes, are tried again and can be resumed;
-    each process keeps the sessions of its last 256 trajectories that did not end by themselves.
-    A server that does not answer within `deadline` seconds loses the trajectory as a timeout, one that ends as a crash.
+    The policy's message becomes the field `action` of an action; if `action` is empty, the message is a JSON object, the whole
+    action. The policy reads `rules`, then the field `observation` of each answer; if `observation` is empty, the whole answer
+    as JSON without reward, end and metadata. It also reads refusals of actions. Each trajectory has a separate session, so the
+    server must allow as many sessions as a batch has trajectories (`max_concurrent_envs`). `replayable` says that equal seeds
+    and actions get equal answers: then trajectories run in processes, are retried and can be resumed; each process keeps the
+    sessions of its last 256 unfinished trajectories. The trajectory is lost as a timeout if the server does not answer within
+    `deadline` seconds, and as a crash if the server ends.
     Raises ValueError without openenv, and for a server that cannot be reached.
     """
     optional("openenv", "openenv")
@@ -79,11 +79,11 @@ def _step(state: Session, message: Message, *, ask: Callable, action: str, obser
 
 
 class _Refused(ValueError):
-    """An action that the server does not take."""
+    """An action that the server refuses."""
 
 
 async def _ask(client: Any, method: str, arguments: tuple, named: Mapping[str, Any], what: str) -> Any:
-    """What a method of the client returns. Raises _Refused, Died."""
+    """The result of a method of the client. Raises _Refused, Died."""
     from websockets.exceptions import ConnectionClosed
     from websockets.protocol import State
 
@@ -93,7 +93,7 @@ async def _ask(client: Any, method: str, arguments: tuple, named: Mapping[str, A
         return await getattr(client, method)(*arguments, **named)
     except (ConnectionClosed, ConnectionError) as error:
         raise Died(f"{what} has ended the session: {error}") from error
-    except RuntimeError as error:  # what the server says is wrong, by its code
+    except RuntimeError as error:  # the server's error message, by its code
         if "(code: VALIDATION_ERROR)" in str(error):
             raise _Refused(str(error)) from error
         raise
@@ -112,7 +112,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _text(seen: Mapping[str, Any], field: str) -> str:
-    """What is to be read of an observation. Raises ValueError where it has no such field."""
+    """The text of an observation. Raises ValueError if it lacks the field."""
     if not field:
         return json.dumps({name: value for name, value in seen.items() if name not in _OURS}, ensure_ascii=False)
     if field not in seen:

@@ -1,7 +1,7 @@
-"""Calls of tools in what a policy wrote, in the formats that models were trained on. Time is linear in the text.
+"""Parsers of tool calls in a policy's text, in the formats that models were trained on. Time is linear in the text.
 
-A parser is `parse(text) -> calls`; an empty list says that the text is an answer. What looks like a call and is none comes back
-with its `error`, so that the policy can read it. Calls inside of thoughts (before the last `</think>`) do not count.
+A parser is `parse(text) -> calls`; an empty list means that the text is an answer. A malformed call is returned with its
+`error`, so that the policy can read it. Calls inside thoughts (before the last `</think>`) do not count.
 """
 import ast
 import json
@@ -14,7 +14,7 @@ from jaxrl_llm.rewards.code import extract_program
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _DECODER = json.JSONDecoder()
 _PYTHONIC = re.compile(r"\[?\s*[A-Za-z_]\w*\(")
-LENGTH_LIMIT = 10_000  # characters of a Python call; what is behind them is not read
+LENGTH_LIMIT = 10_000  # characters of a Python call; later ones are not read
 
 
 def hermes(text: str) -> list[Call]:
@@ -68,7 +68,7 @@ PARSERS: dict[str, Callable[[str], list[Call]]] = {"hermes": hermes, "llama3": l
 
 
 def _answer(text: str) -> str:
-    """What comes after the thoughts."""
+    """The text after the thoughts."""
     return text.rpartition("</think>")[2]
 
 

@@ -20,7 +20,7 @@ SIDES = "XO"
 
 
 class Seat(NamedTuple):
-    """A game of two: pgx's state, which of its players moved first, and whether the other side moves at random."""
+    """A game for two: pgx's state, the player who moved first, and whether the other side moves at random."""
 
     inside: Any
     first: jax.Array
@@ -28,7 +28,7 @@ class Seat(NamedTuple):
 
 
 class Board(NamedTuple):
-    """What players see: bool[rows, columns, 2] stones of the side that moves and of the other, i32[] which side moves."""
+    """The board that players see: bool[rows, columns, 2] stones of the side to move and of the other, i32[] side to move."""
 
     stones: jax.Array
     side: jax.Array
@@ -36,7 +36,7 @@ class Board(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """How a board of two players is played as text: words of the actions, rules, and where a number or a letter helps."""
+    """The text form of a board for two players: words of the actions, rules, and the drawing with its labels."""
 
     words: tuple[str, ...]
     rules: str
@@ -74,13 +74,13 @@ def pgx_game(*, game: str = "tic_tac_toe", selfplay: bool = False, opening: int 
              problems: int = 1000, heldout: int = 200) -> Environment:
     """A game of pgx: tic_tac_toe, connect_four and othello for two, 2048 for one.
 
-    Games for two begin with up to `opening` random moves, which the problem's seed makes. The policy plays the side that moves
-    next, and the other one moves at random by the trajectory's key; the reward is 1, 0 or -1. With `selfplay` the policy
-    plays both sides of training problems: the reward is 0, and what agents 0 (X, who moved first) and 1 (O) get is in the
-    info of the last turn (`returns`). A message without a legal move loses.
+    Games for two begin with up to `opening` random moves, drawn from the problem's seed. The policy plays the side that moves
+    next, and the other side moves at random by the trajectory's key; the reward is 1, 0 or -1. With `selfplay` the policy
+    plays both sides of training problems: the reward is 0, and the returns of agents 0 (X, who moved first) and 1 (O) are in
+    the info of the last turn (`returns`). A message without a legal move loses.
 
-    In 2048 the return is by how much the logarithm of the largest tile grows, as a share of that of 2048, at which the game is
-    won. `brief` shows the board alone. Raises ValueError without pgx, or for a game that is not listed.
+    In 2048 the return is the growth of the logarithm of the largest tile as a share of the logarithm of 2048, where the game is
+    won. `brief` shows only the board. Raises ValueError without pgx, or for a game that is not listed.
     """
     one_of("game of pgx", game, (*SHAPES, "2048"))
     optional("pgx", "environments")
@@ -95,7 +95,7 @@ def pgx_game(*, game: str = "tic_tac_toe", selfplay: bool = False, opening: int 
 # --- two players ----------------------------------------------------------------------------------------------------------
 
 
-@functools.cache  # the same functions for the same options: they are compiled once
+@functools.cache  # equal options return the same functions, which are compiled once
 def _for_two(game: str, selfplay: bool, opening: int, brief: bool, turns: int) -> Game:
     import pgx
 
@@ -139,7 +139,7 @@ def _for_two(game: str, selfplay: bool, opening: int, brief: bool, turns: int) -
 
 
 def _any_legal(state: Any, key: jax.Array) -> jax.Array:
-    """A legal action, each with the same probability."""
+    """A uniformly random legal action."""
     return jax.random.categorical(key, jnp.where(state.legal_action_mask, 0.0, -jnp.inf)).astype(jnp.int32)
 
 

@@ -1,12 +1,15 @@
-"""When batches of the first M of N environments are ready: how long a policy waits (EnvPool, arXiv 2206.10558)."""
+"""A simulation of when batches of the first M of N environments are ready (EnvPool, arXiv 2206.10558)."""
 import heapq
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 
 class Times(NamedTuple):
-    """What comes of a simulation: the environments of each batch in the order in which they ended, the seconds until the
-    policy has answered the last batch, and the steps of each environment that it has read."""
+    """The result of a simulation.
+
+    The environments of each batch in the order in which their steps ended, the seconds until the policy has answered the last
+    batch, and the number of steps that it has read from each environment.
+    """
 
     batches: list[list[int]]
     seconds: float
@@ -20,12 +23,12 @@ class Times(NamedTuple):
 
 def pool_times(latency: Callable[[int, int], float], environments: int, *, batch: int, workers: int, policy: float,
                batches: int) -> Times:
-    """Simulates N environments behind W workers, of which the policy answers the first M that are ready.
+    """Simulates N environments behind W workers; the policy answers the first M environments that are ready.
 
-    `latency(i, k)` are the seconds of step k of environment i, `policy` those of an answer to a batch. All environments begin
-    at 0; a worker takes the step that waits longest; of steps that end together that of the lower number is first. Batches
-    smaller than N answer quick environments more often: `steps` shows how much. Raises ValueError for M outside of 1 to N, or
-    no worker.
+    `latency(i, k)` is the time of step k of environment i, `policy` the time of an answer to a batch, in seconds. All
+    environments begin at 0; a worker takes the step that has waited longest; among steps that end together the lower number is
+    first. Batches smaller than N answer quick environments more often, as `steps` shows. Raises ValueError for M outside 1 to N
+    and for no worker.
     """
     if not 1 <= batch <= environments or workers < 1 or batches < 1:
         raise ValueError(f"batch={batch} of {environments} environments, workers={workers}, batches={batches}; allowed are "

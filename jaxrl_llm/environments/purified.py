@@ -1,4 +1,4 @@
-"""Trajectories without failed calls: a correction takes the place of the call that it corrects (CLEANER, arXiv 2601.15141)."""
+"""Trajectories without failed calls: a correction replaces the call that it corrects (CLEANER, arXiv 2601.15141)."""
 import copy
 import dataclasses
 import difflib
@@ -17,8 +17,8 @@ Parts = list[tuple[int, int, int]]  # see `Turn.rewritten`
 class Rewinding:
     """The state of the environment, whether failed calls are still rewritten, and the messages so far.
 
-    `before`, `failed`: the state before a call that failed, and that message; None where there is nothing to correct.
-    `retries`: corrections of the present turn.
+    `before`, `failed`: the state before a call that failed, and that message; None if there is nothing to correct.
+    `retries`: corrections of the current turn.
     """
 
     inner: Any
@@ -31,14 +31,14 @@ class Rewinding:
 
 def purified(*, environment: str = "tool_use", options: Mapping[str, Any] | None = None, mark: str = "<tool_call>",
              threshold: float = 0.5, retries: int = 3, messages: int = 30, share: float = 1.0) -> Environment:
-    """An environment by name in which the policy reads why a call failed, and learns from what it then said instead.
+    """An environment by name in which the policy reads why a call failed, and is trained on its correction instead.
 
-    The correction takes the place of the failed turn, as if it had come first: its call alone where that is similar to the one
-    that failed, else all of it, see `merged`; the call begins with `mark`. A correction without a call leaves the turn as it
-    is. After `retries` corrections of a turn the last one stays, and nothing is rewritten in the trajectory any more, nor after
-    so many `messages`. A `share` of the trajectories is rewritten, and none of held-out problems. The fact `rewritten` counts
-    the turns of a trajectory that are corrections. The numbers are those of the published code. Raises ValueError for an
-    environment that does not say `tool_errors`, or that begins contexts.
+    The correction replaces the failed turn, as if it had come first: only its call if that is similar to the failed one, else
+    the whole message, see `merged`; the call begins with `mark`. A correction without a call leaves the turn unchanged. After
+    `retries` corrections of a turn the last one is kept, and the rest of the trajectory is not rewritten; nor is anything after
+    the first `messages` messages. A `share` of the training trajectories is rewritten, and no trajectory of held-out problems.
+    The fact `rewritten` counts the turns of a trajectory that are corrections. The numbers are those of the published code.
+    Raises ValueError for an environment without the fact `tool_errors`, or one that begins contexts.
     """
     inner = environments.make(environment, **(options or {}))
     if "tool_errors" not in inner.facts or inner.contexts > 1:
@@ -73,11 +73,11 @@ def purified(*, environment: str = "tool_use", options: Mapping[str, Any] | None
 
 
 def merged(failed: str, correction: str, mark: str, threshold: float) -> tuple[str, Parts]:
-    """A message made of two, and the parts of them that it consists of, as in `Turn.rewritten`.
+    """A message made of a failed one and its correction, and its parts, as in `Turn.rewritten`.
 
-    Calls begin with the first `mark`. Where `2 M / (characters of both)` of what is behind it, M the matching characters
-    (Ratcliff-Obershelp), is at least the threshold, the reasoning of the failed message stays and the call is the other one;
-    else all is the correction.
+    Calls begin with the first `mark`. The similarity of the texts after it is `2 M / (characters of both)`, M the matching
+    characters (Ratcliff-Obershelp). If it is at least the threshold, the message is the failed one's reasoning and the
+    correction's call; else it is the whole correction.
     """
     old, new, end = failed.find(mark), correction.find(mark), len(correction) + 1
     calls = failed[old + len(mark):], correction[new + len(mark):]

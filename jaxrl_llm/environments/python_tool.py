@@ -4,9 +4,9 @@ from jaxrl_llm.environments.tools import Tool, ToolError, of_function
 
 
 def python(*, deadline: float = 5.0, memory_mb: int = 512, unsafe: bool = False) -> Tool:
-    """`python(code)` runs a program and gives back what it printed. Every call is a fresh program.
+    """`python(code)` runs a program and returns its output. Every call is a fresh program.
 
-    Raises SandboxError where a barrier of `jaxrl_llm.sandbox` does not hold on this machine, unless `unsafe`.
+    Raises SandboxError if a barrier of `jaxrl_llm.sandbox` does not hold on this machine, unless `unsafe`.
     """
     mode = sandbox.require(unsafe).mode
     limits = sandbox.Limits(seconds=deadline, memory_mb=memory_mb)
@@ -27,7 +27,7 @@ def python(*, deadline: float = 5.0, memory_mb: int = 512, unsafe: bool = False)
 
 
 def _said(finished: sandbox.Finished, limits: sandbox.Limits) -> str:
-    """What a program printed, and how it ended where it did not end well."""
+    """The output of a program, and its error if it failed."""
     printed, complaint = (text.decode(errors="replace").strip() for text in (finished.stdout, finished.stderr))
     if finished.status == "compile":
         return "error: the program is not valid Python"

@@ -21,12 +21,12 @@ _NUMBER = re.compile(r"^\s*\d{1,3}[.)]\s*")
 
 def ranked_list(*, ranks: int = 3, liked: int = 2, size: int = 180, heldout: int = 40, seed: int = 0, brief: bool = False
                 ) -> Environment:
-    """Somebody names films that they liked, all of one kind; the policy names `ranks` others, one a line, best first.
+    """A user names films that they liked, all of one kind; the policy names `ranks` others, one per line, best first.
 
-    Films of the kind that were not named are hits, once each. The return is the discounted gain `sum_k hit_k / log2(k + 1)` as
-    a share of the highest. The facts are those of `rank_grpo`: `hits` of the ranks, the rank of each token (`ranks`; those of
-    items too many are `ranks` and more, line breaks have -1, the end of the list belongs to the last item), and `eos`, the stop
-    token. `brief` prompts, for small models, leave out the catalogue. Raises ValueError for more than there are.
+    Other films of the same kind are hits, once each. The return is the discounted gain `sum_k hit_k / log2(k + 1)` as a share
+    of the maximum. The facts are those of `rank_grpo`: `hits` of the ranks, the rank of each token (`ranks`; surplus items have
+    `ranks` and more, line breaks have -1, the end of the list belongs to the last item), and `eos`, the stop token. `brief`
+    prompts, for small models, omit the catalogue. Raises ValueError for more films or problems than the catalogue allows.
     """
     most = min(map(len, CATALOGUE.values()))
     if not (1 <= ranks and 1 <= liked and ranks + liked <= most):
@@ -44,7 +44,7 @@ def ranked_list(*, ranks: int = 3, liked: int = 2, size: int = 180, heldout: int
 
 
 def _people(liked: int, size: int, heldout: int, seed: int) -> Task:
-    """Problems with a kind and films of it that somebody `liked`, in the order in which they are named."""
+    """Problems with a kind and `liked` films of it, in the order in which the user names them."""
     chance, found = random.Random(f"{seed} {liked}"), dict[tuple, None]()
     possible = sum(math.perm(len(films), liked) for films in CATALOGUE.values())
     if size + heldout > possible:

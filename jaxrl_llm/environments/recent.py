@@ -1,4 +1,4 @@
-"""Environments whose turns are contexts of their own, with the last turns as text (verl-agent, arXiv 2505.10978)."""
+"""Environments in which every turn is a separate context with the last turns as text (verl-agent, arXiv 2505.10978)."""
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from jaxrl_llm.tasks.base import Problem
 
 @dataclasses.dataclass
 class Window:
-    """The state of the environment, and what was said and read in all turns so far."""
+    """The state of the environment, and all messages so far."""
 
     inner: Any
     turns: list[tuple[str, str]] = dataclasses.field(default_factory=list)
@@ -20,9 +20,9 @@ def recent(*, environment: str = "treasure", options: Mapping[str, Any] | None =
            contexts: int = 8) -> Environment:
     """An environment by name in which every turn begins a new context: the opening, and the last `turns` turns as text.
 
-    A line of the form "> what the policy said" is before each answer. The length of a context does not depend on the number of
-    turns. A trajectory ends with the last of its `contexts`. Raises ValueError for an environment that begins contexts itself,
-    and for numbers below 1 and 2.
+    Before each answer is a line with the policy's message, "> message". The length of a context does not depend on the number
+    of turns. A trajectory ends with the last of its `contexts`. Raises ValueError for an environment that begins contexts
+    itself, for `turns` below 1 and `contexts` below 2.
     """
     inner = environments.make(environment, **(options or {}))
     if inner.contexts > 1:

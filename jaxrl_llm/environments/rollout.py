@@ -1,4 +1,4 @@
-"""Games without text: policy, rules and new beginnings in one compiled loop (JaxMARL, Rutherford et al., arXiv 2311.10090)."""
+"""Games without text: policy, rules and resets in one compiled loop (JaxMARL, Rutherford et al., arXiv 2311.10090)."""
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from jaxrl_llm.environments.games import Game, chosen, like
 
 
 class Running(NamedTuple):
-    """A game that goes on: its state, and f32[] return and i32[] length of its episode so far."""
+    """A running game: its state, and f32[] return and i32[] length of its episode so far."""
 
     state: Any
     total: chex.Array
@@ -19,7 +19,7 @@ class Running(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step: f32[] reward, bool[] done, and of the episode that ends with it f32[] total and i32[] length, else 0."""
+    """A step: f32[] reward, bool[] done, and if it ends the episode its f32[] total and i32[] length, else 0."""
 
     reward: chex.Array
     done: chex.Array
@@ -28,14 +28,14 @@ class Step(NamedTuple):
 
 
 def begin(game: Game, key: jax.Array) -> Running:
-    """A game at its beginning."""
+    """A new game."""
     return Running(jax.tree.map(jnp.asarray, game.reset(key, jnp.bool_(False))), jnp.float32(0), jnp.int32(0))
 
 
 def step(game: Game, running: Running, action: jax.Array, key: jax.Array) -> tuple[Running, Step]:
-    """One step by i32[] action, which is legal, and a new beginning where it ends the game: the reward is that of the step.
+    """One step with a legal i32[] action, and a reset if it ends the game; the reward is that of the step.
 
-    Step and beginning are computed both, and one of them is taken leaf by leaf, since shapes do not depend on data.
+    Step and reset are both computed, and one of them is selected leaf by leaf, since shapes cannot depend on data.
     """
     move_key, begin_key = jax.random.split(key)
     after, move = game.step(running.state, action, move_key)
@@ -48,7 +48,7 @@ def step(game: Game, running: Running, action: jax.Array, key: jax.Array) -> tup
 
 
 def any_legal(game: Game, state: Any, key: jax.Array) -> jax.Array:
-    """A policy: each legal action with the same probability, i32[]."""
+    """A policy that draws a uniformly random legal action, i32[]."""
     return jax.random.categorical(key, jnp.where(game.legal(state), 0.0, -jnp.inf)).astype(jnp.int32)
 
 
@@ -57,7 +57,7 @@ def rollout(game: Game, key: jax.Array, count: int, steps: int, policy: Callable
             ) -> tuple[Running, Step]:
     """E games for T steps in one program: the games, and steps [T, E].
 
-    Game e has the key fold_in(key, e), and step t of it fold_in of that with t: it is the same whatever E is.
+    Game e has the key fold_in(key, e), and its step t fold_in of that key with t, so that its play does not depend on E.
     """
     keys = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(count))
 

@@ -1,4 +1,4 @@
-"""Many environments at once, off the device's path: deadlines, retries, and trajectories that are lost, not punished."""
+"""Many environments at once, outside the device's path: deadlines, retries, and trajectories lost without a penalty."""
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from jaxrl_llm.tasks.base import Problem
 
 
 class TooManyInvalid(RuntimeError):
-    """More trajectories were lost to their environment than a run may go on with."""
+    """The environment lost more trajectories than a run tolerates."""
 
 
 class Invalid(NamedTuple):
@@ -27,7 +27,7 @@ class Invalid(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """All that a trajectory is made of beside its environment: enough to play it again alone."""
+    """The data of a trajectory beside its environment: enough to replay it alone."""
 
     problem: Problem
     key: int
@@ -37,14 +37,15 @@ class Recording(NamedTuple):
 class Runner:
     """Plays trajectories of one environment, `make(target, **options)`, many at a time.
 
-    With kind "processes" a step that is late, dies or fills the memory is killed, with all that it started; every step can be
-    made by any process, which plays again what it does not remember. "threads" are for environments that wait (for servers,
-    for sandboxes): a step that is late is abandoned, since Python cannot end a thread, and states stay where they are.
-    "compiled" is for games of arrays (`compiled.environment_of`): all that are stepped together step in one program.
+    With kind "processes" a step that is late, dies or fills the memory is killed with all its child processes; any process can
+    make any step, and replays trajectories that it does not remember. "threads" are for environments that wait (for servers,
+    for sandboxes): a step that is late is abandoned, since Python cannot end a thread, and states stay in this process.
+    "compiled" is for games of arrays (`compiled.environment_of`): the games of a call step in one program.
 
-    A step is tried `retries` more times where the environment is replayable. Then its trajectory is invalid: it has no reward,
-    neither 0 nor any other, `invalid` says why and `counts` how often ("NAME/timeout"). More than `limit` of the trajectories
-    since the last `forget` end in TooManyInvalid. `deadline`: seconds for a step, replay included.
+    If the environment is replayable, a failed step is retried `retries` times. Then its trajectory is invalid: it has no
+    reward, neither 0 nor any other, `invalid` has the reason and `counts` the number of such failures ("NAME/timeout"). If more
+    than the share `limit` of the trajectories since the last `forget` are invalid, TooManyInvalid is raised. `deadline`:
+    seconds for a step, including replay.
     """
 
     def __init__(self, target: str, options: Mapping[str, Any] | None = None, *, seed: int, kind: str = "processes",
@@ -62,20 +63,20 @@ class Runner:
             self._states: Any = Compiled(self.environment)
             self._pool: Any = self._states
         else:
-            self._states = worker.Worker(None, self.environment)  # of this process: others have their own
+            self._states = worker.Worker(None, self.environment)  # states in this process: other processes have their own
             self._pool = (WorkerPool("jaxrl_llm.environments.worker:advance", workers, deadline) if kind == "processes"
                           else Threads(self._states, workers, deadline))
         self._running: dict[int, tuple[Recording, str]] = {}  # and the fingerprint of their turns
         self._recordings: dict[int, Recording] = {}
-        self._sent: Counter = Counter()  # how often the step that is waited for was tried, by uid
+        self._sent: Counter = Counter()  # attempts of the pending step, by uid
         self._opened = 0
         self.invalid: dict[int, Invalid] = {}
         self.counts: Counter = Counter()
 
     def reset(self, problems: Mapping[int, Problem]) -> dict[int, base.Turn]:
-        """Opens a trajectory of each problem, by uid. What is missing in the result is in `invalid`.
+        """Opens a trajectory of each problem, by uid. Trajectories missing in the result are in `invalid`.
 
-        Raises ValueError for a uid that is known, TooManyInvalid.
+        Raises ValueError for a known uid, and TooManyInvalid.
         """
         known = problems.keys() & (self._recordings.keys() | self._running.keys())
         if known:
@@ -86,15 +87,15 @@ class Runner:
         return self._advance(list(problems))
 
     def step(self, said: Mapping[int, base.Message]) -> dict[int, base.Turn]:
-        """The turns after what the policy said, by uid. What is missing in the result is in `invalid`.
+        """The turns after the policy's messages, by uid. Trajectories missing in the result are in `invalid`.
 
-        Raises ValueError for a trajectory that is not running, TooManyInvalid.
+        Raises ValueError for a trajectory that is not running, and TooManyInvalid.
         """
         self._hear(said)
         return self._advance(list(said))
 
     def send(self, said: Mapping[int, base.Message]) -> None:
-        """Begins steps without waiting for them; `recv` returns their turns. Of runners with kind "threads".
+        """Begins steps without waiting for them; `recv` returns their turns. Only for runners with kind "threads".
 
         Raises ValueError for another kind, and for a trajectory that is not running or whose last step is not finished.
         """
@@ -108,8 +109,8 @@ class Runner:
         """Returns the turns of finished steps in order of completion.
 
         Blocks until `least` are available, or no step is pending; with `least` 0 it does not block. The first M of N
-        environments are received without waiting for the slow ones (EnvPool, arXiv 2206.10558), whose trajectories continue all
-        the same. Lost trajectories have no turn. Raises TooManyInvalid.
+        environments are received without waiting for the slow ones (EnvPool, arXiv 2206.10558), whose trajectories continue.
+        Lost trajectories have no turn. Raises TooManyInvalid.
         """
         turns: dict[int, base.Turn] = {}
         while self._sent and (ended := self._pool.ready(min(max(least - len(turns), 0), len(self._sent)))):
@@ -130,9 +131,9 @@ class Runner:
         return turns
 
     def resume(self, recordings: Mapping[int, Recording]) -> dict[int, base.Turn]:
-        """Takes trajectories up where their recordings end, in this or another process; their last turns by uid.
+        """Resumes trajectories at the end of their recordings, in this or another process; their last turns by uid.
 
-        Raises ValueError where the environment is not replayable or the runner has another seed, and what `reset` raises.
+        Raises ValueError if the environment is not replayable or the runner has another seed, and the errors of `reset`.
         """
         if not self.environment.replayable:
             raise ValueError(f"environment {self.environment.name!r} is not replayable, so its trajectories cannot be resumed")
@@ -147,28 +148,28 @@ class Runner:
         return {uid: turn for uid, turn in turns.items() if uid not in self.invalid}
 
     def recording(self, uid: int) -> Recording:
-        """What a trajectory is made of so far: for checkpoints, and to play it again."""
+        """The data of a trajectory so far, for checkpoints and replay."""
         return self._running[uid][0] if uid in self._running else self._recordings[uid]
 
     def replay(self, uid: int) -> list[base.Turn]:
-        """Plays a trajectory again here, alone and without a deadline; raises what its environment raises."""
+        """Replays a trajectory in this process, alone and without a deadline; raises the environment's errors."""
         return base.replay(self.environment, *self.recording(uid))[1]
 
     def end(self, uids: Sequence[int]) -> None:
-        """Ends trajectories that the policy does not go on with, say because they are too long."""
+        """Ends trajectories that the policy does not continue, for instance because they are too long."""
         for uid in uids:
             self._sent.pop(uid, None)
             self._end(uid)
 
     def forget(self) -> None:
-        """Drops all that is known of ended and invalid trajectories, when a batch has been learned from; counts start anew."""
+        """Drops the records of ended and invalid trajectories, after training on a batch; counts restart at 0."""
         self._recordings.clear()
         self.invalid.clear()
         self.counts.clear()
         self._opened = len(self._running)
 
     def close(self) -> None:
-        """Ends the processes and drops all states. A later step starts new ones, and plays trajectories again."""
+        """Ends the processes and drops all states. A later step starts new processes, and replays trajectories."""
         self._pool.close()
         self._states.close()
 
@@ -193,7 +194,7 @@ class Runner:
         return {uid: turns[uid] for uid in uids if uid in turns}
 
     def _hear(self, said: Mapping[int, base.Message]) -> None:
-        """Adds messages to the recordings of their trajectories. Raises ValueError for one that cannot go on, before that."""
+        """Adds messages to the recordings of their trajectories. First raises ValueError if one of these cannot continue."""
         strange = said.keys() - self._running.keys()
         if strange:
             uid = min(strange)
@@ -243,7 +244,7 @@ class Runner:
 
 
 def _read(outcome: Outcome) -> base.Turn | tuple[str, str]:
-    """The turn, or the kind of failure and a message. What a process said is checked again."""
+    """The turn, or the kind of failure and a message. A process's answer is checked again."""
     if outcome.status != "ok":
         return outcome.status, outcome.message
     if "failed" in outcome.value:

@@ -10,9 +10,9 @@ SHOWN = 1000  # characters of a document
 
 
 def search(*, path: str, results: int = 3) -> Tool:
-    """`search(query)` finds documents in a file with one object a line, `{"title": ..., "text": ...}`, the title optional.
+    """`search(query)` finds documents in a file with one object per line, `{"title": ..., "text": ...}`, the title optional.
 
-    Raises ValueError without the package bm25s, and for a file that holds no documents.
+    Raises ValueError without the package bm25s, and for a file without documents.
     """
     bm25s, index, documents = _index(path)
 
@@ -30,7 +30,7 @@ def search(*, path: str, results: int = 3) -> Tool:
 
 
 def read_documents(path: str) -> list[tuple[str, str]]:
-    """`(title, text)` of every line. Raises ValueError with file and line for what is no document, or where there is none."""
+    """`(title, text)` of every line. Raises ValueError with file and line for a line that is no document, or an empty file."""
     documents = []
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
@@ -58,7 +58,7 @@ def _index(path: str) -> tuple:
 
 
 def _find(bm25s, index, documents: list[tuple[str, str]], results: int, query: str) -> list[tuple[str, str]]:
-    """The documents with the highest scores; those that share no word with the query are left out."""
+    """The documents with the highest scores, except documents that share no word with the query."""
     words = bm25s.tokenize(query, return_ids=False, show_progress=False)
     if not words[0]:
         return []

@@ -1,4 +1,4 @@
-"""Several problems of a task in one conversation, each answered, scored and commented on before the next one is asked."""
+"""Several problems of a task in one conversation: each is answered, scored and commented on before the next."""
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from jaxrl_llm.tasks.base import Problem, disjoint_task
 
 @dataclasses.dataclass
 class Asked:
-    """The problems of a trajectory, and how many are answered."""
+    """The problems of a trajectory, and the number of answered ones."""
 
     problems: Sequence[Problem]
     answered: int = 0
@@ -19,11 +19,11 @@ class Asked:
 
 def sequence(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None, reward: str | None = None,
              length: int = 3, answers: bool = True) -> Environment:
-    """`length` problems of a task of `jaxrl_llm.tasks` that follow each other in it, one a turn, say of `reasoning_gym`.
+    """`length` consecutive problems of a task of `jaxrl_llm.tasks`, such as `reasoning_gym`, one per turn.
 
-    After each answer the policy reads whether it was right, with `answers` also the right one, and the next problem; what a
-    system said before the first problem is not said again. The reward of a turn is the verifier's score over `length`. Raises
-    ValueError for unknown names, a length below 1, and a task with fewer problems.
+    After each answer the policy reads whether it was right, with `answers` also the right answer, and the next problem; the
+    system message is given only before the first problem. The reward of a turn is the verifier's score divided by `length`.
+    Raises ValueError for unknown names, a length below 1, and a task with fewer problems.
     """
     if length < 1:
         raise ValueError(f"length={length}; a sequence has one problem at least")
@@ -56,5 +56,5 @@ def sequence(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
 
 
 def _runs(source: Sequence[Problem], length: int) -> list[list[Problem]]:
-    """The problems in runs of `length`; what is left over at the end is left out."""
+    """The problems in runs of `length`; a remainder at the end is dropped."""
     return [[source[start + i] for i in range(length)] for start in range(0, len(source) - length + 1, length)]

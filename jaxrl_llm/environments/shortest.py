@@ -1,4 +1,4 @@
-"""Shortest ways, for the oracles of mazes and puzzles."""
+"""Shortest paths, for the oracles of mazes and puzzles."""
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
@@ -8,9 +8,9 @@ PlaceT = TypeVar("PlaceT", bound=Hashable)
 
 def shortest_way(start: PlaceT, arrived: Callable[[PlaceT], bool],
                  steps: Callable[[PlaceT], Iterable[tuple[str, PlaceT]]]) -> list[str]:
-    """The names of the steps from `start` to the first place that is `arrived`, breadth first.
+    """The names of the steps from `start` to the nearest place where `arrived` holds, by breadth-first search.
 
-    `steps(place)` are (name, place) of all that can be reached by one step. Raises ValueError where there is no way.
+    `steps(place)` are (name, place) of all places one step away. Raises ValueError if there is no path.
     """
     waiting = deque([start])
     came: dict[PlaceT, tuple[PlaceT, str] | None] = {start: None}

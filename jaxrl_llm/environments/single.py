@@ -8,12 +8,12 @@ from jaxrl_llm.environments.base import Environment, Message, Turn
 from jaxrl_llm.rewards.math import last_boxed
 from jaxrl_llm.tasks.base import Problem
 
-# How a verifier wants the answer to be given:
+# The form in which each verifier expects the answer:
 _FORMS = {"boxed": r"\boxed{%s}", "token_f1": r"\boxed{%s}", "reasoning_gym": "<answer>%s</answer>"}
 
 
 def single(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None, reward: str | None = None) -> Environment:
-    """The problems of a task of `jaxrl_llm.tasks`; the reward is its own, or the one named.
+    """The problems of a task of `jaxrl_llm.tasks`; the reward is the task's, or the named one.
 
     Raises ValueError for an unknown task, option or reward.
     """
@@ -27,29 +27,29 @@ def single(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None
 
 
 def opening(problem: Problem) -> Sequence[Message]:
-    """The prompt of a problem as messages; plain text is said by the user."""
+    """The prompt of a problem as messages; plain text becomes a user message."""
     return [{"role": "user", "content": problem.prompt}] if isinstance(problem.prompt, str) else list(problem.prompt)
 
 
 def scorer(name: str) -> Callable[[str, Problem], float]:
-    """`score(text, problem)` by a reward of that name, with one process where it has processes: environments are many."""
+    """`score(text, problem)` by a reward of that name; rewards with processes use one, since there are many environments."""
     combined = rewards.combine([_alone(name)])
     return lambda text, problem: float(combined([text], [problem.answer], [problem]).total[0])
 
 
 def reader(name: str) -> Callable[[str], bool]:
-    r"""Whether a reward of that name reads an answer in a text; `\boxed{}` is one for those that do not tell."""
+    r"""Whether a reward of that name reads an answer in a text; rewards without an extractor look for `\boxed{}`."""
     extract = _alone(name).extract or last_boxed
     return lambda text: extract(text) is not None
 
 
 def _alone(name: str) -> rewards.Reward:
-    """The reward, with one process where it has processes."""
+    """The reward, with one process if it uses processes."""
     factory = rewards.FACTORIES.get(name)
     several = factory is not None and "workers" in inspect.signature(factory).parameters
     return rewards.make(name, **({"workers": 1} if several else {}))
 
 
 def ideal(name: str, problem: Problem) -> str:
-    """The answer in the form in which a reward looks for it."""
+    """The answer in the form that a reward expects."""
     return _FORMS.get(name, "%s") % problem.answer

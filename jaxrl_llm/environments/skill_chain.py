@@ -1,4 +1,4 @@
-"""Two similar tasks one after the other, with the functions that were written for the first one (SAGE, arXiv 2512.17102)."""
+"""Two similar tasks in sequence; the second can use functions written for the first (SAGE, arXiv 2512.17102)."""
 import ast
 import dataclasses
 import functools
@@ -21,9 +21,9 @@ FACTS = {"agent": "turn", "functional_group": "turn", "skill_used": "count"}
 
 @dataclasses.dataclass
 class Chain:
-    """A problem, the task that is being solved (0, 1), its messages so far, and scores.
+    """A problem, the current task (0, 1), its messages so far, and scores.
 
-    `library`: sources of functions by name; `programs` are those of the task.
+    `library`: sources of functions by name; `programs`: programs of the current task.
     """
 
     problem: Problem
@@ -39,10 +39,10 @@ def skill_chain(*, size: int = 1000, heldout: int = 200, turns: int = 4, seed: i
     """Pairs of questions about one made-up function of numbers, for programs in ```python blocks.
 
     Top-level functions of the programs of the first task are shown before the second one, and its programs can call them. A
-    message without a program is the answer; a task has `turns` messages at most. The return is the mean of both scores. What
-    the tasks get, `returns` in the info, has a bonus on top, see `skill_rewards`: the turns of task k are those of `agent` k.
-    The fact `skill_used` is 1 where the second answer is given and its programs used a skill. Raises ValueError for less than
-    two turns, SandboxError where programs cannot run.
+    message without a program is the answer; a task has at most `turns` messages. The return is the mean of both scores. The
+    rewards of the tasks, `returns` in the info, add a bonus, see `skill_rewards`: the turns of task k belong to `agent` k.
+    The fact `skill_used` is 1 if the second answer is given and its programs used a skill. Raises ValueError for fewer than
+    two turns, SandboxError if programs cannot run.
     """
     if turns < 2:
         raise ValueError(f"turns={turns}; a program and an answer are two")
@@ -54,17 +54,17 @@ def skill_chain(*, size: int = 1000, heldout: int = 200, turns: int = 4, seed: i
 
 
 def skill_rewards(first: float, second: float, used: bool) -> tuple[float, float]:
-    """`R1 = r1 + [r1 = r2 = 1 and used]`, `R2 = r2 + [r2 = 1 and used]`: a skill pays where it helps, for both tasks."""
+    """`R1 = r1 + [r1 = r2 = 1 and used]`, `R2 = r2 + [r2 = 1 and used]`: a useful skill earns a bonus in both tasks."""
     return first + float(first == second == 1 and used), second + float(second == 1 and used)
 
 
 def skills(program: str) -> dict[str, str]:
-    """The sources of the top-level functions of a program by name; none where it is no Python."""
+    """The sources of the top-level functions of a program by name; empty if it is not valid Python."""
     return {node.name: ast.unparse(node) for node in _parsed(program) if isinstance(node, ast.FunctionDef)}
 
 
 def uses(programs: list[str], library: Mapping[str, str]) -> bool:
-    """Whether one of the functions of the library is called in these programs and not defined in them."""
+    """Whether these programs call a function of the library that they do not define."""
     nodes = [node for program in programs for top in _parsed(program) for node in ast.walk(top)]
     called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     return bool((called - {node.name for node in nodes if isinstance(node, ast.FunctionDef)}) & library.keys())
@@ -140,7 +140,7 @@ def _learn(state: Chain) -> None:
 
 
 def _info(state: Chain, task: int) -> dict:
-    """The facts of a turn of a task, and what both tasks get as far as it is known."""
+    """The facts of a turn of a task, and the rewards of both tasks as far as they are known."""
     first, second = (*state.scores, 0.0, 0.0)[:2]
     used = len(state.scores) == 2 and uses(state.programs, state.library)
     return {"agent": task, "functional_group": task, "skill_used": int(used),

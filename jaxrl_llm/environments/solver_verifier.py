@@ -18,7 +18,7 @@ _VERDICT = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
 @dataclasses.dataclass
 class Dialogue:
-    """A problem, the score of the last answer, answers so far, and who speaks next."""
+    """A problem, the score of the last answer, answers so far, and the next speaker."""
 
     problem: Problem
     score: float = 0.0
@@ -31,8 +31,8 @@ def solver_verifier(*, task: str = "arithmetic", options: Mapping[str, Any] | No
     """A task of `jaxrl_llm.tasks`; the policy speaks for both agents, in one conversation.
 
     The solver (agent 0) answers, the verifier (agent 1) says yes or no; after a no the solver answers again, `loops` times in
-    all, and the last answer is not verified. Both get the score of the last answer. A verdict that cannot be read is a yes.
-    Raises ValueError for unknown names, and without a loop.
+    total, and the last answer is not verified. Both get the score of the last answer. An unreadable verdict counts as yes.
+    Raises ValueError for unknown names, and for `loops` below 1.
     """
     if loops < 1:
         raise ValueError(f"loops={loops}; the solver answers once at least")

@@ -1,4 +1,4 @@
-"""Games of TextArena for one player, or for two of which both are the policy (arXiv 2504.11442)."""
+"""Games of TextArena for one player, or for two that are both played by the policy (arXiv 2504.11442)."""
 import contextlib
 import dataclasses
 import random
@@ -12,17 +12,17 @@ import numpy as np
 from jaxrl_llm.environments.base import Environment, Message, Turn
 from jaxrl_llm.tasks.base import Problem, optional, seeded
 
-_CHANCE = threading.Lock()  # its games draw from the random numbers that the whole process shares
-_GAME = -1  # who says what no player says
+_CHANCE = threading.Lock()  # the games draw from the global random generators of the process
+_GAME = -1  # the speaker of messages that no player says
 _MOVES = re.compile(r"\[[^\[\]\n]{1,40}\]")
 
 
 @dataclasses.dataclass
 class Played:
-    """A game, how many messages the policy may still send, and the state of its random numbers.
+    """A game, the number of messages that the policy may still send, and the state of its random numbers.
 
-    `seat`: the player that the policy is; None: all of them. `opponent`: chance of the moves of the other one. `unread`: what
-    each player has not read.
+    `seat`: the policy's player; None: all players. `opponent`: chance of the other player's moves. `unread`: texts that each
+    player has not read.
     """
 
     inside: Any
@@ -34,19 +34,19 @@ class Played:
 
     @property
     def player(self) -> int:
-        """Who moves next."""
+        """The player who moves next."""
         return self.inside.state.current_player_id
 
 
 def textarena_game(*, game: str = "GuessTheNumber-v0", turns: int = 50, problems: int = 1000,
                    heldout: int = 200) -> Environment:
-    """A game of TextArena by its id. A problem is a seed of `reset`; chance during the trajectory is the key's.
+    """A game of TextArena by its id. A problem is a seed of `reset`; chance during the trajectory comes from the key.
 
-    The return of a game for one player is its own reward, or 0 where `turns` end before it. In a game for two players the
-    policy plays both, agents 0 and 1, in one conversation that both read. The reward is 0, and what each gets is in the info
-    of the last turn (`returns`). On held-out problems the policy is player 0 and 1 in turns and the other one plays a random
-    move of those that it last read in square brackets; the reward is what the policy gets. Raises ValueError without
-    textarena, for an unknown game, and for one that needs more players.
+    The return of a game for one player is the game's reward, or 0 if the `turns` are used up first. In a game for two players
+    the policy plays both, agents 0 and 1, in one conversation that both read. The reward is 0, and the reward of each player is
+    in the info of the last turn (`returns`). On held-out problems the policy is alternately player 0 and 1, and the other
+    player makes a random one of the moves that it last read in square brackets; the reward is the policy's. Raises ValueError
+    without textarena, for an unknown game, and for one that needs more players.
     """
     textarena = optional("textarena", "environments")
     with _chance_of(Played(None, 0, None, random.Random())):
@@ -70,7 +70,7 @@ def textarena_game(*, game: str = "GuessTheNumber-v0", turns: int = 50, problems
 
 
 def opened(textarena: Any, game: str, seed: int) -> Any:
-    """A game that has begun, with one player where it can be, else with two. Raises ValueError."""
+    """A started game, with one player if possible, else with two. Raises ValueError."""
     for players in (1, 2):
         try:
             inside = textarena.make(f"{game}-raw")
@@ -103,7 +103,7 @@ def _step(state: Played, message: Message) -> Turn:
 
 
 def _others_move(state: Played) -> bool:
-    """Lets the other player move until it is the policy's turn. Whether the game is over."""
+    """Lets the other player move until it is the policy's turn; returns whether the game is over."""
     done = False
     while state.seat is not None and state.player != state.seat and not done:
         _read(state)
@@ -114,7 +114,7 @@ def _others_move(state: Played) -> bool:
 
 
 def _messages(state: Played) -> list[Message]:
-    """What the player that moves next has not read. In self-play the other one reads it too."""
+    """Texts that the next player has not read. In self-play the other player reads them too."""
     _read(state)
     player = state.player
     said, state.unread[player] = state.unread[player], []
@@ -124,7 +124,7 @@ def _messages(state: Played) -> list[Message]:
 
 
 def _read(state: Played) -> None:
-    """Takes what the game has said to its players; what the policy itself has said is in the conversation."""
+    """Collects the game's messages to its players; the policy's own messages are already in the conversation."""
     own = (_GAME,) if state.seat is None else (_GAME, *(player for player in state.unread if player != state.seat))
     inside = state.inside.state
     player, seen = state.inside.get_observation()
@@ -140,7 +140,7 @@ def _seed(number: int) -> None:
 
 @contextlib.contextmanager
 def _chance_of(state: Played) -> Iterator[None]:
-    """The shared random numbers are those of this game; afterwards they are as they were."""
+    """Sets the shared random generators to this game's state, and restores them afterwards."""
     with _CHANCE:
         outside = random.getstate(), np.random.get_state()
         if state.chance:

@@ -1,6 +1,6 @@
 """`python -m jaxrl_llm.environments.textarena_list`: the games of TextArena that begin on this machine without a network.
 
-Of each its players, 1 or 2, and whether it says things to one player alone: in self-play both read them.
+It prints the players of each, 1 or 2, and whether the game has private messages, which both players read in self-play.
 """
 import collections
 import contextlib
@@ -17,7 +17,7 @@ from jaxrl_llm.tasks.base import optional
 
 
 class Game(NamedTuple):
-    """A game by its id; `players` is 0 where it does not begin, and `why` says why not."""
+    """A game by its id; `players` is 0 if it does not begin, and `why` is the reason."""
 
     name: str
     players: int
@@ -26,7 +26,7 @@ class Game(NamedTuple):
 
 
 def look(textarena: Any, name: str) -> Game:
-    """What a game is when nothing can be downloaded."""
+    """The entry of a game, started without downloads."""
     try:
         inside = opened(textarena, name, 0)
     except Exception as error:
@@ -38,7 +38,7 @@ def look(textarena: Any, name: str) -> Game:
 
 
 def games() -> list[Game]:
-    """All games, looked at with connections refused and nothing printed. Raises ValueError without textarena."""
+    """All games, started with connections refused and nothing printed. Raises ValueError without textarena."""
     textarena = optional("textarena", "environments")
     names = [name for name in textarena.envs.registration.ENV_REGISTRY if not name.endswith(("-raw", "-train"))]
     with _silent_and_offline():
@@ -47,7 +47,7 @@ def games() -> list[Game]:
 
 @contextlib.contextmanager
 def _silent_and_offline() -> Iterator[None]:
-    """Connections and names of hosts are refused; errors go nowhere, since what downloads prints them past `sys.stderr`."""
+    """Refuses connections and host names, and discards errors, since downloaders print them past `sys.stderr`."""
     def refuse(*_: Any, **__: Any) -> None:
         raise ConnectionRefusedError("no network, to see what is needed of it")
 
@@ -66,7 +66,7 @@ def _silent_and_offline() -> Iterator[None]:
 
 
 def main() -> int:
-    """Prints a line for each game that begins, then how many do not, and why."""
+    """Prints a line for each game that begins, then the number of others with their reasons."""
     found = games()
     for game in found:
         if game.players:

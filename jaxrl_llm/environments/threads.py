@@ -1,4 +1,4 @@
-"""Calls of a function in threads, of which the first that are finished can be had before the others."""
+"""Calls of a function in threads, whose outcomes are available in order of completion."""
 import queue
 import threading
 import time
@@ -14,8 +14,8 @@ from jaxrl_llm.rewards.worker import describe
 class Threads:
     """Calls of a function in up to `workers` threads (None: four a core), each abandoned after `deadline` seconds.
 
-    The threads are daemons, which those of `concurrent.futures` are not: one that hangs would keep the program from ending.
-    Calls begin in the order in which they are given; names of calls that are not finished differ.
+    The threads are daemons, unlike those of `concurrent.futures`, where a hanging thread keeps the program from ending.
+    Calls begin in the order of submission; names of unfinished calls must differ.
     """
 
     def __init__(self, function: Callable[..., Any], workers: int | None, deadline: float):
@@ -23,12 +23,12 @@ class Threads:
         if self._workers < 1 or not deadline > 0:
             raise ValueError(f"workers={workers}, deadline={deadline}; need at least one worker, a positive deadline")
         self._waiting: deque[tuple[int, tuple]] = deque()
-        self._ends: dict[int, tuple[float, int]] = {}  # of the calls that run: when they are late, and the number of the call
+        self._ends: dict[int, tuple[float, int]] = {}  # of running calls: deadline and number of the call
         self._done: queue.SimpleQueue[tuple[int, int, Outcome]] = queue.SimpleQueue()
         self._count = 0
 
     def __len__(self) -> int:
-        """Calls whose outcome has not been had."""
+        """Number of calls whose outcome was not returned yet."""
         return len(self._waiting) + len(self._ends)
 
     def submit(self, name: int, call: tuple) -> None:
@@ -37,8 +37,10 @@ class Threads:
         self._begin()
 
     def ready(self, least: int) -> list[tuple[int, Outcome]]:
-        """Returns (name, outcome) of calls that finished or timed out, in that order. Blocks until min(least, pending) are
-        available."""
+        """Returns (name, outcome) of calls that finished or timed out, in order of completion.
+
+        Blocks until min(least, pending) are available.
+        """
         outcomes: list[tuple[int, Outcome]] = []
         least = min(least, len(self))
         while self._ends:
@@ -54,14 +56,14 @@ class Threads:
                     del self._ends[name]
                     outcomes.append((name, Outcome("timeout", message=f"no result within {self._deadline:g} s")))
             else:
-                if self._ends.get(name, (0.0, -1))[1] == number:  # not one that was given up
+                if self._ends.get(name, (0.0, -1))[1] == number:  # not an abandoned call
                     del self._ends[name]
                     outcomes.append((name, outcome))
             self._begin()
         return outcomes
 
     def map(self, calls: Sequence[tuple]) -> list[Outcome]:
-        """The outcome of each argument tuple, in order; calls that were submitted run beside them."""
+        """The outcome of each argument tuple, in order; submitted calls run beside them."""
         batch = Threads(self._function, self._workers, self._deadline)
         for row, call in enumerate(calls):
             batch.submit(row, call)
@@ -69,7 +71,7 @@ class Threads:
         return [outcomes[row] for row in range(len(calls))]
 
     def close(self) -> None:
-        """Nothing is kept running: what has not begun does not begin, what runs is abandoned."""
+        """Drops calls that have not begun and abandons running ones."""
         self._waiting.clear()
         self._ends.clear()
 

@@ -1,4 +1,4 @@
-"""Tic-tac-toe in which the policy plays both sides; on held-out problems it plays one, against random moves. No download."""
+"""Tic-tac-toe in which the policy plays both sides; on held-out problems it plays one side against random moves."""
 import dataclasses
 import functools
 import random
@@ -16,23 +16,24 @@ _MOVE = re.compile(r"[1-9](?![0-9])")
 
 @dataclasses.dataclass
 class Game:
-    """The board, nine squares of "X", "O" or "."; the random moves of an opponent, None where the policy plays both sides."""
+    """The board, nine squares of "X", "O" or "."; the random moves of an opponent, None if the policy plays both sides."""
 
     board: str
     opponent: random.Random | None
 
     @property
     def side(self) -> int:
-        """Who moves: 0 is X, which began, 1 is O."""
+        """The side to move: 0 is X, which began, 1 is O."""
         return (9 - self.board.count(".")) % 2
 
 
 def tic_tac_toe(*, brief: bool = False, heldout_fraction: float = 0.2) -> Environment:
     """Games from boards with one or two moves made. In training both agents, 0 (X) and 1 (O), are the policy.
 
-    A game of self-play has the reward 0; what each agent gets, 1, 0 or -1, is in the info of its last turn (`returns`). On
-    held-out problems the agent that moves first is the policy and the other moves at random; the reward is what it gets.
-    `brief` shows the board alone, without rules. Raises ValueError for a fraction that leaves a side empty.
+    A game of self-play has the reward 0; the return of each agent, 1, 0 or -1, is in the info of its last turn (`returns`). On
+    held-out problems the policy is the agent that moves first and the other moves at random; the reward is the policy's.
+    `brief` shows only the board, without rules. Raises ValueError for a fraction that leaves training or held-out problems
+    empty.
     """
     sides: tuple[list, list] = ([], [])
     for board in _begun():
@@ -64,13 +65,13 @@ def played(board: str, square: int) -> str:
 
 
 def winner(board: str) -> int | None:
-    """The side with three in a row, None where neither has them."""
+    """The side with three in a row, None if neither has them."""
     return next((SIDES.index(board[a]) for a, b, c in LINES if board[a] != "." and board[a] == board[b] == board[c]), None)
 
 
 @functools.cache
 def value(board: str) -> int:
-    """1, 0 or -1: what the side that moves next gets, if both play perfectly."""
+    """1, 0 or -1: the return of the side that moves next, if both play perfectly."""
     if winner(board) is not None:
         return -1  # the other side has just won
     return max((-value(played(board, square)) for square in free(board)), default=0)
@@ -82,7 +83,7 @@ def best_move(board: str) -> int:
 
 
 def shown(board: str, brief: bool) -> str:
-    """What the player that moves next reads."""
+    """The text for the player that moves next."""
     squares = "".join(str(i + 1) if square == "." else square for i, square in enumerate(board))
     rows = "\n".join(squares[i:i + 3] for i in (0, 3, 6))
     side = SIDES[(9 - board.count(".")) % 2]
@@ -111,6 +112,6 @@ def _step(game: Game, message: Message, *, brief: bool) -> Turn:
 
 
 def _ended(game: Game, info: dict, won: int | None, mine: int, more: dict) -> Turn:
-    """The last turn: what each side gets; the reward is the policy's where it played one side, `mine`."""
+    """The last turn with the returns of both sides; if the policy played one side, `mine`, the reward is that side's."""
     returns = [0, 0] if won is None else [1 if side == won else -1 for side in (0, 1)]
     return Turn(reward=0 if game.opponent is None else returns[mine], done=True, info={**info, **more, "returns": returns})

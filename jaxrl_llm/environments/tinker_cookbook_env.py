@@ -16,7 +16,7 @@ from jaxrl_llm.tasks.base import Problem, disjoint_task, optional
 
 @dataclasses.dataclass
 class Played:
-    """The group of one that a builder made, all that was observed and said as tokens, and the transitions so far."""
+    """The environments that a builder made, all observed and sampled tokens, and the transitions so far."""
 
     group: Opened
     builder: Any
@@ -35,13 +35,13 @@ def tinker_cookbook_env(*, dataset: str, options: Mapping[str, Any] | None = Non
     """The environments of an `RLDatasetBuilder`, which your "module:function" returns, token by token.
 
     A problem is an `EnvGroupBuilder` of its training or test data; without test data the last `heldout` ones are held out.
-    Each trajectory has the first environment of a group made for it. Its tokens are those of its own renderer, so that one
-    is to have the tokenizer and the control tokens of the model, and its stop sequences are to be those of the run
-    (`config.sampling.stop_strings`). What is observed next is to begin with what was observed and said before; a renderer that
-    drops or rewrites earlier turns is refused at the turn where it does. Rewards that compare the trajectories of a group see
-    one trajectory, without log-probs. `replayable`: the same tokens are answered in the same way; then trajectories run in
-    processes, are tried again and can be resumed. Raises ValueError without tinker-cookbook or problems, TypeError where the
-    function returns something else.
+    Each trajectory uses the first environment of a group made for it. Tokens come from the environment's renderer, which must
+    have the tokenizer and the control tokens of the model; its stop sequences must be those of the run
+    (`config.sampling.stop_strings`). Each observation must begin with all earlier observations and messages; a renderer that
+    drops or rewrites earlier turns is refused at that turn. Rewards that compare the trajectories of a group see one
+    trajectory, without log-probs. `replayable`: equal tokens get equal answers; then trajectories run in processes, are
+    retried and can be resumed. Raises ValueError without tinker-cookbook or problems, TypeError if the function returns
+    something else.
     """
     optional("tinker_cookbook", "tinker-cookbook")
     from tinker_cookbook.rl.types import RLDatasetBuilder
@@ -70,7 +70,7 @@ def tinker_cookbook_env(*, dataset: str, options: Mapping[str, Any] | None = Non
 
 
 def _places(side: str, dataset: Any) -> list[tuple[str, int, int]]:
-    """Where each builder of a data set is. The last batch may be smaller than the others, which have one size."""
+    """The place of each builder in a data set. The last batch may be smaller than the others, which have equal sizes."""
     if not len(dataset):
         return []
     size, last = len(dataset.get_batch(0)), len(dataset) - 1
@@ -84,7 +84,7 @@ def _problem(place: tuple[str, int, int], number: int) -> Problem:
 
 @contextlib.asynccontextmanager
 async def _group(builder: Any) -> AsyncIterator[Sequence[Any]]:
-    """The environments of a builder, which cleans up behind them."""
+    """The environments of a builder, which cleans up after them."""
     try:
         yield await builder.make_envs()
     finally:
@@ -99,7 +99,7 @@ async def _began(inside: Any) -> Any:
 
 
 def _tokens(observed: Any) -> list[int]:
-    """The tokens of a ModelInput. Raises ValueError where it holds something else, say an image."""
+    """The tokens of a ModelInput. Raises ValueError if it holds something else, such as an image."""
     kinds = sorted({chunk.type for chunk in observed.chunks} - {"encoded_text"})
     if kinds:
         raise ValueError(f"an observation holds {', '.join(kinds)}; allowed are tokens of text")
@@ -107,7 +107,7 @@ def _tokens(observed: Any) -> list[int]:
 
 
 def _step(state: Played, message: Message, *, deadline: float, what: str) -> Turn:
-    """The environment's turn. A message without tokens, as an audit says it, is read as its bytes."""
+    """The environment's turn. A message without tokens, as in an audit, is read as its bytes."""
     said = list(message.get("ids", message["content"].encode()))
     result = wait(state.inside.step(said), deadline, what)
     state.transitions.append(_transition(state.ids, said, result))
@@ -133,7 +133,7 @@ def _transition(ids: Sequence[int], said: list[int], result: Any) -> Any:
 
 
 def _group_reward(state: Played, result: Any, deadline: float, what: str) -> float:
-    """The reward of the trajectory as a group of its own."""
+    """The group reward of the trajectory as a group of one."""
     from tinker_cookbook.rl.types import Trajectory
 
     played = Trajectory(state.transitions, result.next_observation)

@@ -1,4 +1,4 @@
-"""Tasks with one answer for which tools may be called before it is given."""
+"""Tasks with one answer in which the policy may call tools before it answers."""
 import dataclasses
 import functools
 import json
@@ -31,7 +31,7 @@ FENCED = "Programs that you write in a ```python block are run, and you read wha
 
 @dataclasses.dataclass
 class Dialogue:
-    """A problem, the tools of the trajectory, how many messages the policy has sent, and what must stay open for the tools."""
+    """A problem, the tools of the trajectory, the number of the policy's messages, and resources that the tools keep open."""
 
     problem: Problem
     tools: Sequence[Tool]
@@ -44,13 +44,13 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
              reward: str | None = None, turns: int = 8, preface: Sequence[Message] = ()) -> Environment:
     """A task of `jaxrl_llm.tasks` with tools, by name or by name and options (`{"search": {"path": ...}}`).
 
-    A message that calls tools is answered by their results, calls behind the first `tools.CALLS` by an error; one that does not
-    is the answer, which the task's verifier scores. A policy that still calls at the last of its `turns` gets no reward.
+    A message that calls tools is answered by their results, calls after the first `tools.CALLS` by an error. A message without
+    calls is the answer, which the task's verifier scores. A policy that still calls at the last of its `turns` gets no reward.
     `preface` are messages before the problem, such as rules and an example, for a chat template that shows no tools. The facts
-    of a turn are `tool_calls`, those of them that failed, by the word "error" in what came back (`tool_errors`), of these the
-    ones that could be read and named a tool (`tool_failed`) or none that there is (`tool_unknown`), answers in a box or in
-    `<answer>`, or read by the verifier (`answer_blocks`), whether a call could not be read (`malformed`), and `void`: neither a
-    call that could be read nor an answer. Raises ValueError for unknown names, SandboxError where the tool `python` cannot run.
+    of a turn are `tool_calls`; `tool_errors`, calls whose result contains the word "error", among them `tool_failed`, readable
+    calls of a known tool, and `tool_unknown`, readable calls of an unknown one; `answer_blocks`, answers in a box or in
+    `<answer>`, or read by the verifier; `malformed`, whether a call could not be parsed; and `void`: no readable call and no
+    answer. Raises ValueError for unknown names, SandboxError if the tool `python` cannot run.
     """
     problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
     chosen = tools if isinstance(tools, Mapping) else dict.fromkeys(tools, {})
@@ -64,9 +64,9 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
 def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, reward: str | None, turns: int,
              preface: Sequence[Message] = (), opened: Callable[[], tuple[Sequence[Tool], Any]] | None = None,
              replayable: bool = True, waits: bool = False) -> Environment:
-    """The environment of a task and tools, as `tool_use` says; `name` stands behind that of the task.
+    """The environment of a task and tools, as in `tool_use`; `name` is appended to the task's name.
 
-    `opened` gives each trajectory tools of its own, with the same schemas, and what is kept as long as it lasts.
+    `opened` makes tools for each trajectory, with the same schemas, and an object that is kept as long as the trajectory.
     """
     fenced, verifier = parser == "fenced", reward or problems.reward
     step = functools.partial(_step, parse=PARSERS[parser], score=scorer(verifier), read=reader(verifier), limit=turns,
@@ -87,12 +87,12 @@ def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, r
 
 
 def _ideal(reward: str, state: Dialogue, parser: str) -> str:
-    """The answer; before it a call of the calculator, where a parser reads one and the problem spells an expression."""
+    """The answer; before it a call of the calculator, if a parser is given and the problem contains an expression."""
     return (None if state.turns else call_of(state.problem, parser)) or ideal(reward, state.problem)
 
 
 def call_of(problem: Problem, parser: str) -> str | None:
-    """A call of the calculator with the expression that a problem spells; None where it spells none, or for other parsers."""
+    """A call of the calculator with the expression in a problem; None without an expression, or for other parsers."""
     found = _EXPRESSION.search(opening(problem)[-1]["content"])
     written = json.dumps(None if found is None else found[0] if parser == "pythonic" else {"expression": found[0]})
     return None if found is None or parser not in _CALLS else _CALLS[parser] % written

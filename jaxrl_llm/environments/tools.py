@@ -1,4 +1,4 @@
-"""Functions that a policy may call: their schema for the chat template, checked arguments, and the text that comes back."""
+"""Functions that a policy may call: their schema for the chat template, checks of arguments, and results as text."""
 import dataclasses
 import inspect
 import json
@@ -13,9 +13,9 @@ from jaxrl_llm import registry
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object", type(None): "null"}
 _CHECKS: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
                                         "array": (list,), "object": (dict,), "null": (type(None),)}
-CALLS = 4  # of a message: any number of them could take longer than the deadline of a step
+CALLS = 4  # calls of a message: without a limit they could exceed the deadline of a step
 _TOO_MANY = f"error: a message has at most {CALLS} calls"
-RESULT_LIMIT = 8000  # characters of a result; what a tool prints is not to fill the context
+RESULT_LIMIT = 8000  # characters of a result, so that a tool's output cannot fill the context
 
 
 class ToolError(ValueError):
@@ -23,7 +23,7 @@ class ToolError(ValueError):
 
 
 class Call(NamedTuple):
-    """A call that the policy made; `error` says why it is none."""
+    """A call that the policy made; `error` is the reason why it is invalid."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -41,15 +41,15 @@ class Tool:
 
     @property
     def schema(self) -> dict:
-        """As chat templates take it."""
+        """The schema in the form that chat templates take."""
         return {"type": "function", "function": {"name": self.name, "description": self.description,
                                                  "parameters": dict(self.parameters)}}
 
 
 def of_function(function: Callable[..., Any]) -> Tool:
-    """The tool of a function with typed arguments and a docstring, whose `Args:` describe them (Google's style).
+    """The tool of a function with typed arguments and a docstring whose `Args:` describe them (Google's style).
 
-    Raises ValueError for arguments without a type, of a type that JSON has not, or taken by position only.
+    Raises ValueError for arguments without a type, of a type that JSON lacks, or positional-only.
     """
     text = inspect.getdoc(function) or ""
     listed = text.partition("Args:")[2].partition("Returns:")[0]
@@ -82,7 +82,7 @@ def _schema_of(hint: Any, where: str) -> dict[str, Any]:
 
 
 def run(tools: Sequence[Tool], call: Call) -> str:
-    """What the policy reads after a call: the result as text, or "error: ..." that says what was wrong with the call."""
+    """The text that the policy reads after a call: the result, or "error: ..." with the reason."""
     try:
         if call.error:
             raise ToolError(call.error)
@@ -99,15 +99,15 @@ def run(tools: Sequence[Tool], call: Call) -> str:
 
 
 def answers(tools: Sequence[Tool], calls: Sequence[Call], role: str = "tool") -> list[dict[str, str]]:
-    """The answer to each call of a message. At most `CALLS` are made; the others are answered by an error that says so."""
+    """The answer to each call of a message. At most `CALLS` calls are made; the others are answered by an error."""
     results = [run(tools, call) for call in calls[:CALLS]] + [_TOO_MANY] * (len(calls) - CALLS)
     return [{"role": role, "name": call.name, "content": result} for call, result in zip(calls, results)]
 
 
 def check(tool: Tool, arguments: Mapping[str, Any]) -> None:
-    """Raises ToolError where arguments are missing, unknown or of another type than the schema says.
+    """Raises ToolError if arguments are missing, unknown or not of the schema's type.
 
-    What a schema says in other ways than by `type` and `enum` is not looked at.
+    Only `type` and `enum` of a schema are checked.
     """
     properties = tool.parameters.get("properties", {})
     for name in arguments:
@@ -125,6 +125,6 @@ def check(tool: Tool, arguments: Mapping[str, Any]) -> None:
 
 
 def shorten(text: str) -> str:
-    """The text, its middle left out where it is long."""
+    """The text, with the middle of a long one cut."""
     half = RESULT_LIMIT // 2
     return text if len(text) <= RESULT_LIMIT else f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"

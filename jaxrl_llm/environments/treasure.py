@@ -1,4 +1,4 @@
-"""A text adventure: a maze of rooms, a key somewhere in it and a chest that it opens. Made from a seed, no download."""
+"""A text adventure, generated from a seed: a maze of rooms with a key and a chest that the key opens."""
 import dataclasses
 import random
 import re
@@ -19,9 +19,9 @@ _COMMAND = re.compile(r"\b(?:go (north|east|south|west)|(take key)|(open chest))
 
 @dataclasses.dataclass
 class Maze:
-    """Rooms with their `doors` (directions by place) and `names`; where the player, the key (None: taken) and the chest are.
+    """Rooms with their `doors` (directions by place) and `names`, and the places of player, key (None: taken) and chest.
 
-    `left` counts the commands that may come; `brief`: how it is described.
+    `left` counts the remaining commands; `brief`: whether descriptions are short.
     """
 
     doors: dict[Place, set[str]]
@@ -36,9 +36,9 @@ class Maze:
 def treasure(*, size: int = 3, mazes: int = 1000, heldout: int = 200, seed: int = 0, brief: bool = False) -> Environment:
     """Mazes of `size` times `size` rooms. The return is 1 for the open chest, else 0.
 
-    Commands are counted: three times as many as the shortest way needs, and four more. The last command in a message counts;
-    one that cannot be done costs a turn and is said to be none. `brief` texts, for small models, leave out the rules and the
-    names of rooms. Raises ValueError for a size other than 2 to 5.
+    The number of commands is limited to three times the length of the shortest solution, plus four. The last command in a
+    message counts; an impossible one costs a turn, and the answer says so. `brief` texts, for small models, omit the rules and
+    the names of rooms. Raises ValueError for a size other than 2 to 5.
     """
     if not 2 <= size <= 5:
         raise ValueError(f"size={size}; allowed are 2 to 5")
@@ -58,7 +58,7 @@ def treasure(*, size: int = 3, mazes: int = 1000, heldout: int = 200, seed: int 
 
 
 def make_maze(size: int, seed: str) -> Maze:
-    """A spanning tree of the grid by a random walk from the first room, and one more door where there is room for one."""
+    """A spanning tree of the grid by a random walk from the first room, and one more door if there is room for one."""
     chance = random.Random(seed)
     places = [(x, y) for x in range(size) for y in range(size)]
     doors: dict[Place, set[str]] = {place: set() for place in places}
@@ -83,7 +83,7 @@ def make_maze(size: int, seed: str) -> Maze:
 
 
 def describe(maze: Maze) -> str:
-    """What the player sees."""
+    """The text of what the player sees."""
     doors = ", ".join(name for name in DIRECTIONS if name in maze.doors[maze.here])
     if maze.brief:
         things = [("key", maze.key == maze.here), ("chest", maze.chest == maze.here), ("have key", maze.key is None)]
@@ -94,7 +94,7 @@ def describe(maze: Maze) -> str:
 
 
 def best_command(maze: Maze) -> str:
-    """The next command on a shortest way."""
+    """The next command of a shortest solution."""
     target = maze.chest if maze.key is None else maze.key
     if maze.here == target:
         return "open chest" if maze.key is None else "take key"
@@ -130,6 +130,6 @@ def _connect(doors: dict[Place, set[str]], place: Place, direction: str) -> None
 
 
 def _way(maze: Maze, start: Place, end: Place) -> list[str]:
-    """The directions of a shortest way."""
+    """The directions of a shortest path."""
     return shortest_way(start, lambda place: place == end,
                         lambda place: ((name, _beside(place, name)) for name in DIRECTIONS if name in maze.doors[place]))

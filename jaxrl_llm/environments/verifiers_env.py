@@ -1,7 +1,7 @@
 """Environments of the package verifiers, version 1: tasksets, toolsets and the agents that play them.
 
-Its `Env.run` asks agents for turns, and our runner asks an environment for what follows a turn. So a run is played as a task of
-the event loop, whose agents (`_Seat`) wait for what the policy says.
+The package's `Env.run` asks agents for turns, while our runner asks an environment for the answer to a turn. So a run is a task
+of the event loop whose agents (`_Seat`) wait for the policy's messages.
 """
 import asyncio
 import contextlib
@@ -24,14 +24,14 @@ from jaxrl_llm.tasks.base import Problem, disjoint_task, optional
 
 @dataclasses.dataclass
 class Played:
-    """A run of the package that waits for the policy, and whose turn it is."""
+    """A run of the package that waits for the policy, and the seat whose turn it is."""
 
     run: Opened
     seat: int = 0
 
 
 class _Asked(NamedTuple):
-    """What the policy is to answer, and for which seat."""
+    """The messages that the policy must answer, and the seat that it plays."""
 
     seat: int
     messages: list[Message]
@@ -40,17 +40,17 @@ class _Asked(NamedTuple):
 def verifiers_env(*, taskset: str, env: str = "", config: Mapping[str, Any] | None = None, parser: str = "hermes",
                   problems: int = 1000, heldout: int = 100, returns: tuple[float, float] = (0.0, 1.0),
                   deadline: float = 30.0, replayable: bool = False) -> Environment:
-    """A taskset of verifiers by its id, played by its own `Env`, or by that of the id `env`; `config` is the rest of the
-    `EnvConfig`, as a dictionary (`{"taskset": {...}}`).
+    """A taskset of verifiers by its id, played by its own `Env`, or by the `Env` of the id `env`.
 
-    Tasks are the problems, the last `heldout` of the first `problems + heldout` are held out. The policy plays each agent as
-    the harness `null` does: it calls the tools of the toolsets, which run in this process, those of each episode on their own,
-    until it says something without a call. Rewards, metrics, stops, `setup` and `finalize` are those of the task and of the
-    `Env`. With several agents the policy plays all in one conversation, with the fact `agent`, and the return is the mean of
-    theirs. There is no box for programs: other harnesses, tasks that need a container, rewards that need a runtime,
-    interceptors, stops at one message, resources that an `Env` starts, and agents that are not to be trained (which another
-    model plays) are refused. `replayable`: the same messages are answered in the same way; then trajectories run in processes,
-    are tried again and can be resumed. Raises ValueError for what is refused, and without the package.
+    `config` is the rest of the `EnvConfig`, as a dictionary (`{"taskset": {...}}`). Tasks are the problems; the last `heldout`
+    of the first `problems + heldout` are held out. The policy plays each agent like the harness `null`: it calls the tools of
+    the toolsets, which run in this process, separately for each episode, until it sends a message without a call. Rewards,
+    metrics, stops, `setup` and `finalize` are those of the task and of the `Env`. With several agents the policy plays all of
+    them in one conversation, with the fact `agent`, and the return is the mean of their rewards. There is no sandbox for
+    programs: other harnesses, tasks that need a container, rewards that need a runtime, interceptors, stops at one message,
+    resources that an `Env` starts, and agents that are not trained (which another model plays) are refused. `replayable`:
+    equal messages get equal answers; then trajectories run in processes, are retried and can be resumed. Raises ValueError
+    for refused features, and without the package.
     """
     optional("verifiers", "verifiers")
     import verifiers.v1 as vf
@@ -108,7 +108,7 @@ def _seats(loaded: Any) -> dict[str, Any]:
 
 
 def _check(task: Any) -> None:
-    """Raises ValueError for a task that needs what is not there."""
+    """Raises ValueError for a task with unsupported needs."""
     import verifiers.v1 as vf
     from verifiers.v1.session import hook_boundary
     from verifiers.v1.utils.decorators import discover_decorated
@@ -126,7 +126,7 @@ def _check(task: Any) -> None:
 
 
 def _toolsets(loaded: Any) -> list[tuple[Any, bool]]:
-    """The tool servers of a rollout, and whether they are of the task rather than of all tasks."""
+    """The tool servers of a rollout, and whether each belongs to the task rather than to all tasks."""
     config = loaded.taskset.config
     task_type = type(loaded.taskset).task_type()
     return [*((one, False) for one in loaded.taskset.toolsets(config)),
@@ -135,7 +135,7 @@ def _toolsets(loaded: Any) -> list[tuple[Any, bool]]:
 
 @contextlib.asynccontextmanager
 async def _clients(loaded: Any, trace: Any, data: Any) -> AsyncIterator[dict[str, tuple[Any, Any]]]:
-    """`(client, tool)` of each tool by the name that the policy reads; state is that of the trace."""
+    """`(client, tool)` of each tool by the name that the policy reads; the tools' state is the trace's."""
     import mcp
     from mcp.server.mcpserver import MCPServer
 
@@ -176,7 +176,7 @@ def _tool(name: str, tool: Any) -> tool_room.Tool:
 
 @contextlib.asynccontextmanager
 async def _run(loaded: Any, task: Any, seats: list[str], parser: str) -> AsyncIterator[Any]:
-    """`advance(said) -> what is asked next, or in the end the traces of each seat`, of one episode."""
+    """`advance(said)` of one episode, which returns the next `_Asked`, or at the end the traces of each seat."""
     import verifiers.v1 as vf
 
     asked: asyncio.Queue = asyncio.Queue()
@@ -213,7 +213,7 @@ async def _run(loaded: Any, task: Any, seats: list[str], parser: str) -> AsyncIt
 
 
 class _Table(NamedTuple):
-    """What the agents of an episode share: one speaks at a time."""
+    """The state that the agents of an episode share: one speaks at a time."""
 
     loaded: Any
     parser: str
@@ -224,7 +224,7 @@ class _Table(NamedTuple):
     seats: list[str]
 
     async def say(self, seat: str, messages: list[Message]) -> str:
-        """What the policy answers to these messages."""
+        """The policy's answer to these messages."""
         async with self.lock:
             self.asked.put_nowait(_Asked(self.seats.index(seat), messages))
             return await self.answers.get()
@@ -239,7 +239,7 @@ class _Agents:
 
 
 class _Seat:
-    """An agent that the policy plays, with what `Env.run` may call of an `Agent`."""
+    """An agent that the policy plays, with the methods of an `Agent` that `Env.run` may call."""
 
     def __init__(self, table: _Table, name: str, config: Any):
         self._table, self._name, self.config, self.trainable = table, name, config, True
@@ -252,7 +252,7 @@ class _Seat:
 
     @contextlib.asynccontextmanager
     async def interaction(self, task: Any) -> AsyncIterator[Any]:
-        """A conversation about a task, turn by turn; it is scored in the end."""
+        """A conversation about a task, turn by turn; it is scored at the end."""
         import verifiers.v1 as vf
         from verifiers.v1.state import state_cls
 
@@ -269,16 +269,16 @@ class _Seat:
 
 
 class _Interaction:
-    """What `Env.run` may call of an `Interaction`."""
+    """The methods of an `Interaction` that `Env.run` may call."""
 
     def __init__(self, table: _Table, seat: str, task: Any, trace: Any, clients: Mapping[str, tuple[Any, Any]],
                  limit: int | None):
         self._table, self._seat, self._task, self.trace, self._clients, self._limit = table, seat, task, trace, clients, limit
-        self._messages: list[Any] = []  # all of the conversation
-        self._said = 0  # those that the policy has read or said
+        self._messages: list[Any] = []  # the whole conversation
+        self._said = 0  # number of messages that the policy has read or sent
 
     async def turn(self, message: str | None = None) -> Any:
-        """What the policy says to the task or to a user's message, with the calls of tools that it makes before."""
+        """The policy's answer to the task or to a user's message, with its preceding tool calls."""
         import verifiers.v1 as vf
 
         if self.trace.stop_condition is not None:
@@ -293,7 +293,7 @@ class _Interaction:
         return vf.Segment(messages=self._messages[first:])
 
     async def _once(self) -> bool:
-        """One message of the policy and the results of its calls. Whether it goes on after them."""
+        """One message of the policy and the results of its calls; returns whether the turn continues after them."""
         import verifiers.v1 as vf
 
         new = [_plain(message) for message in self._messages[self._said:]]
@@ -311,7 +311,7 @@ class _Interaction:
         return bool(calls) and self.trace.stop_condition is None
 
     async def _stop(self) -> None:
-        """Ends the trace where a stop of the task holds, or where the agent has had its turns."""
+        """Ends the trace if a stop of the task applies, or if the agent has used its turns."""
         import verifiers.v1 as vf
         from verifiers.v1.session import call_hook
 
@@ -322,7 +322,7 @@ class _Interaction:
             self.trace.stop("max_turns")
 
     async def _result(self, call: tool_room.Call) -> str:
-        """What the policy reads after a call."""
+        """The text that the policy reads after a call."""
         try:
             if call.error:
                 raise tool_room.ToolError(call.error)
@@ -341,7 +341,7 @@ def _opening(data: Any) -> list[Any]:
 
 
 def _plain(message: Any) -> Message:
-    """A message as a dictionary of texts; images are left out."""
+    """A message as a dictionary of texts, without images."""
     from verifiers.v1.types import content_text
 
     name = {"name": message.name} if getattr(message, "name", None) else {}

@@ -1,4 +1,4 @@
-"""The inside of a process, or of a thread, in which environments live: one step further, by what was said so far."""
+"""The worker in a process or thread that holds environments: it makes one step, given the messages so far."""
 import functools
 import json
 import signal
@@ -13,7 +13,7 @@ from jaxrl_llm.tasks.base import Problem
 
 
 class Call(NamedTuple):
-    """Which trajectory goes on, and how it came here. `seen` is the fingerprint of the turns so far, "" for none."""
+    """The trajectory to continue and its messages so far. `seen` is the fingerprint of its turns, "" for none."""
 
     target: str
     options: str  # JSON
@@ -24,22 +24,22 @@ class Call(NamedTuple):
 
 
 class Worker:
-    """Keeps the states of the last `capacity` trajectories (None: of all) and makes others again by replay.
+    """Keeps the states of the last `capacity` trajectories (None: of all) and rebuilds others by replay.
 
-    A state is taken out while it is worked on and put back when that went well: what an error or a deadline left half done is
-    never used again, and the state of a step that ends after its trajectory was dropped is not kept. `environment`: that of all
-    calls; None: each call says which.
+    A state is removed during its step and put back if the step succeeds: a state left half done by an error or a deadline is
+    never used again, and the state of a step that ends after its trajectory was dropped is not kept. `environment`: the
+    environment of all calls; None: each call names its own.
     """
 
     def __init__(self, capacity: int | None, environment: base.Environment | None = None):
         self._capacity, self._environment, self._lock = capacity, environment, threading.Lock()
-        self._kept: OrderedDict[tuple, tuple[Sequence[base.Message], str, Any]] = OrderedDict()  # what was said, and heard
-        self._steps: dict[tuple, object] = {}  # the last one of each trajectory that is under way
+        self._kept: OrderedDict[tuple, tuple[Sequence[base.Message], str, Any]] = OrderedDict()  # messages, fingerprint, state
+        self._steps: dict[tuple, object] = {}  # the running step of each trajectory
 
     def __call__(self, *call) -> Mapping[str, Any]:
         """The next turn of `Call(*call)` as `{"turn": ...}`, or `{"failed": (kind, why)}` for an error of `base.KINDS`."""
         given = Call(*call)
-        given = given._replace(said=list(given.said))  # in threads it is the list of the runner, which goes on growing
+        given = given._replace(said=list(given.said))  # in threads this is the runner's list, which keeps growing
         trajectory, step, after = (given.target, given.options, given.key, given.problem.id), object(), None
         with self._lock:
             self._steps[trajectory] = step
@@ -55,7 +55,7 @@ class Worker:
         return {"turn": turn}
 
     def drop(self, target: str, options: str, key: int, problem: Problem) -> None:
-        """Forgets a trajectory that nobody goes on with."""
+        """Forgets a trajectory that will not be continued."""
         with self._lock:
             self._steps.pop((target, options, key, problem.id), None)
             self._kept.pop((target, options, key, problem.id), None)
@@ -67,7 +67,7 @@ class Worker:
             self._kept.clear()
 
     def _put_back(self, trajectory: tuple, step: object, after: tuple[Sequence[base.Message], str, Any] | None) -> None:
-        """Keeps the state after a step, unless its trajectory was dropped or the step was tried again meanwhile."""
+        """Keeps the state after a step, unless its trajectory was dropped or the step was retried meanwhile."""
         with self._lock:
             if self._steps.get(trajectory) is not step:
                 return
