@@ -1,9 +1,9 @@
-"""What closes the loop: which prompts and rollouts to train on, how to sample, when to reset.
+"""Control of the training loop: which prompts and rollouts to train on, how to sample, when to reset.
 
     keep = control.make_filter("dynamic_sampling").keep(rollouts)
     schedule = control.make("acereason_temperature", target=0.3)
 
-Other functions of this folder are parts for one's own loop; docs/methods.md lists them.
+Other functions of this folder are parts for your own loop; docs/methods.md lists them.
 """
 
 import functools
@@ -18,7 +18,7 @@ __all__ = ["FACTS", "KNOWN", "Controller", "Filter", "Settings", "controller", "
 
 @functools.cache
 def _discover() -> None:
-    """Imports the folder's files at the first question: estimators and objectives import some of them on their own."""
+    """Imports the folder's files at first use: estimators and objectives import some of them separately."""
     registry.discover(__name__, __path__)
 
 

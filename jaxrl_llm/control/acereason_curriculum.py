@@ -19,7 +19,7 @@ class Stage(NamedTuple):
 
 
 def hard(tried_N: Array, right_N: Array, cut: float) -> Array:
-    """bool[N]: problems of which a share of at most `cut` is right, and those that were not tried."""
+    """bool[N]: problems with a share of right rollouts of at most `cut`, and problems that were not tried."""
     return right_N <= cut * tried_N + 1e-6
 
 
@@ -28,9 +28,9 @@ def acereason_curriculum(*, lengths: Sequence[float] = (0.25, 0.5, 0.75, 1.0), f
                          every: int = 100) -> Controller:
     """`max_tokens`, `prompt_weights`: stages of `every` steps, each with a share of `sampling.max_tokens`.
 
-    The last `filtered` stages have the problems that are `hard` by the rollouts of the stage before, among those of that
-    stage. The paper's limits are 8k, 16k, 24k and 32k tokens, its cut is 6 of 16; it ends stages when validation stands
-    still, `every` is ours. Where nothing is hard, all problems are drawn. Facts: `tried`, `right`.
+    Each of the last `filtered` stages keeps the previous stage's problems that are `hard` by the rollouts of that stage. The
+    paper's limits are 8k, 16k, 24k and 32k tokens, its cut is 6 of 16; it ends stages when validation stagnates, while `every`
+    is ours. If no problem is hard, all problems are drawn. Facts: `tried`, `right`.
 
     Raises:
       ValueError: shares that do not grow from above 0 to at most 1, more filtered stages than there are, stages without a

@@ -1,6 +1,6 @@
 """Sampling temperature by rule: the one at which the policy's mean token entropy is 0.3 nats (arXiv 2506.13284).
 
-How the temperature is found and the band that triggers it anew are ours; the target is the paper's.
+The search for the temperature and the band that triggers it again are ours; the target is the paper's.
 """
 
 import jax.numpy as jnp
@@ -11,10 +11,10 @@ from jaxrl_llm.control.base import Controller, controller
 
 
 def newton_step(temperature: Array, entropies: Array, logprobs: Array, mask: Array, *, target: float) -> Array:
-    """The temperature at which the mean entropy would be `target`, were it linear in log T; at most twice or half the old one.
+    """The temperature with mean entropy `target` if entropy is linear in log T; between half and twice the old temperature.
 
     dH / d log T is the variance of log p under softmax(logits / T). A drawn token gives an unbiased estimate of it, `(-log p -
-    H)^2`, so the numbers that the sampler records are enough: `entropies` H and `logprobs` log p f32[N], where `mask` bool[N].
+    H)^2`, so the sampler's records are enough: `entropies` H and `logprobs` log p f32[N], where `mask` bool[N].
     """
     slope = masked.mean((logprobs + entropies) ** 2, mask)
     gap = target - masked.mean(entropies, mask)
@@ -27,7 +27,7 @@ def acereason_temperature(*, target: float = 0.3, low: float = 0.2, high: float 
                           hottest: float = 3.0) -> Controller:
     """`temperature`: as configured, then a `newton_step` in [coldest, hottest] whenever the entropy leaves [low, high] nats.
 
-    Facts: `rollouts`, of which it reads the sampler's `entropies` and `behavior_logprobs`.
+    Facts: the sampler's `entropies` and `behavior_logprobs` in `rollouts`.
     """
 
     def observe(temperature, facts):

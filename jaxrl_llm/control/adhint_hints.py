@@ -1,4 +1,4 @@
-"""ADHint: how much of a reference solution to show, from how hard the prompt is unaided (arXiv 2512.13095)."""
+"""ADHint: the share of a reference solution to show, from the prompt's unaided difficulty (arXiv 2512.13095)."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -21,5 +21,5 @@ def hint_ratio(
 
 def hint_length(ratio_P: Array, reference_length_P: Array) -> Array:
     """i32[P]: `floor(ratio * length)` tokens of the reference solution."""
-    # The tolerance makes 0.29 of 100 tokens 29 in float32 too, where the product is a little less.
+    # The tolerance makes 0.29 of 100 tokens 29 in float32 too, where the product is slightly below 29.
     return jnp.floor(ratio_P * reference_length_P + 1e-4).astype(jnp.int32)

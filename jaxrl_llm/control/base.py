@@ -1,6 +1,6 @@
-"""What a filter and a controller are: pure functions that a loop calls around the update.
+"""The interface of filters and controllers: pure functions that a loop calls around the update.
 
-A filter says which prompts of a batch of rollouts are worth an update; a controller turns what was observed (`FACTS`) into
+A filter selects the prompts of a batch of rollouts that are worth an update; a controller turns observations (`FACTS`) into
 the settings of the next step (`Settings`). To add one, write a keyword-only factory under `@prompt_filter` or `@controller`
 into a file of this folder:
 
@@ -25,9 +25,9 @@ CONTROLLERS: dict[str, registry.Factory] = {}
 controller = functools.partial(registry.register, CONTROLLERS, "controller")
 
 
-# What a run lets controllers observe: of each step all but the last, of each held-out evaluation after a step the last. Rows
-# of prompts are whole groups as they were sampled, some of which may not be valid. A step in which nothing is left to learn
-# from has the first three.
+# Facts that a run lets controllers observe: all but the last after each step, the last after each held-out evaluation. Rows of
+# prompts are whole groups as they were sampled, some of which may not be valid. A step with nothing left to train on has only
+# the first three.
 FACTS = {
     "step": "i32[], the number of the step, from 0",
     "tried": "i32[N] of the training problems, rollouts that were sampled in this step, also those that a filter drops",
@@ -45,7 +45,7 @@ FACTS = {
 }
 
 
-# What a run passes to `init`, by name.
+# Arguments that a run passes to `init`, by name.
 KNOWN = {
     "params": "parameters before the first step",
     "temperature": "float, the configured one",
@@ -62,24 +62,24 @@ KNOWN = {
 
 
 class Settings(NamedTuple):
-    """What a run reads of its controllers before each step; None: as the configuration says.
+    """Settings that a run reads from its controllers before each step; None: the configuration's value.
 
     Attributes:
       temperature: f32[], of the sampler and of the learner's log-probs. Held-out evaluations keep the configuration's.
-      max_tokens: i32[], of a completion, from 1 to `sampling.max_tokens`; one that ends there has not stopped.
-      max_turns: i32[], of the policy in a trajectory, in an environment; `sampling.max_turns` at most.
-      announced_turns: i32[], the turns that the policy reads about first: after each turn a message says how many are left, of
-        `max_turns` once these are used up; 0: it reads nothing.
-      spread: f32[], by which first tokens of a group avoid what it has drawn before, see `generation.sampling.spread_out`.
-      learning_rate: f32[], a factor of the schedule's.
-      prompt_weights: f32[N] of the training problems, by which batches are drawn, see `tasks.loader.drawn`.
-      prompt_ids: i32[B], problems of the next batch; ids below 0, and what is missing of a batch, are drawn by the weights.
-      group_sizes: i32[B], rollouts of each of these, rounded up to a multiple of G, from G to `sampling.max_group`; the others
-        get G.
-      reference_ids: i32[K], problems that are sampled a group each before the batch, and not learned from; ids below 0: nobody.
-      reward_baseline: f32[], `extras["reward_baseline"]` of the rollouts, against which replayed ones are measured.
-      reference: parameters that give `ref_logprobs`.
-      reset: bool[], read after evaluations: the policy becomes the reference, and the optimiser begins anew.
+      max_tokens: i32[], of a completion, from 1 to `sampling.max_tokens`; a completion that ends there has not stopped.
+      max_turns: i32[], turns of the policy in a trajectory of an environment; at most `sampling.max_turns`.
+      announced_turns: i32[], the first limit announced to the policy: after each turn a message gives the number of turns left;
+        once these are used up, the messages count to `max_turns`; 0: no messages.
+      spread: f32[], how strongly first tokens of a group avoid its earlier ones, see `generation.sampling.spread_out`.
+      learning_rate: f32[], a factor of the schedule's rate.
+      prompt_weights: f32[N], weights of the training problems in the draw of batches, see `tasks.loader.drawn`.
+      prompt_ids: i32[B], problems of the next batch; ids below 0, and missing entries of a batch, are drawn by the weights.
+      group_sizes: i32[B], rollouts of each of these, rounded up to a multiple of G, from G to `sampling.max_group`; other
+        problems get G.
+      reference_ids: i32[K], problems that get one group each before the batch, without training on them; ids below 0: none.
+      reward_baseline: f32[], `extras["reward_baseline"]` of the rollouts, the baseline of replayed rollouts.
+      reference: parameters of the reference policy for `ref_logprobs`.
+      reset: bool[], read after evaluations: the policy becomes the reference, and the optimiser's state is reset.
     """
 
     temperature: Array | None = None
@@ -100,9 +100,9 @@ class Settings(NamedTuple):
 class Filter(NamedTuple):
     """`keep(rollouts)`: bool[P], prompts that enter the batch.
 
-    A trainer samples others in place of the rest, or with `refills=False` learns from a smaller batch.
+    A trainer replaces the other prompts by further samples, or with `refills=False` trains on a smaller batch.
 
-    With `per="rollout"` it is bool[P, G], rollouts that stay in the loss: to be applied to their mask AFTER the
+    With `per="rollout"` it is bool[P, G], rollouts that stay in the loss: apply it to their mask AFTER computing the
     advantages. `needs` names fields of `Rollouts`, or entries of its `extras`, that `keep` reads.
     """
 
@@ -113,7 +113,7 @@ class Filter(NamedTuple):
 
 
 def without(rollouts: Rollouts, keep_PG: Array) -> Rollouts:
-    """The rollouts with an empty mask where not kept: to be applied AFTER the advantages.
+    """The rollouts with an empty mask where not kept; apply it AFTER computing the advantages.
 
     Dropped rollouts stay in the statistics of their group, but leave numerator and denominator of the loss; if all are dropped,
     it is 0.
@@ -124,9 +124,9 @@ def without(rollouts: Rollouts, keep_PG: Array) -> Rollouts:
 class Controller(NamedTuple):
     """`init(...) -> state`; `propose(state) -> settings by name`; `observe(state, facts by name) -> state`, all pure.
 
-    `init` takes by name what the state depends on, if anything: what a run knows is in `KNOWN`. States are pytrees of arrays,
+    `init` takes by name the values that the state depends on, if any, among those of `KNOWN`. States are pytrees of arrays,
     saved with a run.
-    `facts` names what `observe` reads, see `FACTS`; `knobs` what `propose` sets, see `Settings`.
+    `facts` names the facts that `observe` reads, see `FACTS`; `knobs` names the settings that `propose` sets, see `Settings`.
     """
 
     init: Callable[..., State]
@@ -137,7 +137,7 @@ class Controller(NamedTuple):
 
 
 def prompt_filter(factory: registry.Factory) -> registry.Factory:
-    """Registers a factory of filters, whose `keep` gets what was measured in float32, whatever the caller has."""
+    """Registers a factory of filters, whose `keep` gets measurements in float32, whatever the caller's dtype."""
 
     @functools.wraps(factory)
     def made(**hyper):

@@ -1,6 +1,6 @@
-"""BranchGRPO's pruning: which segments of a tree are trained on; nothing is sampled less (arXiv 2509.06040).
+"""BranchGRPO's pruning: the segments of a tree that are trained on; sampling is not reduced (arXiv 2509.06040).
 
-All take and return arrays of the rows of `jaxrl_llm.trees`; the tree's advantages are made before pruning.
+All functions take and return arrays of the rows of `jaxrl_llm.trees`; the tree's advantages are computed before pruning.
 """
 
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def outside_window(depth_PG: Array, step: Array, *, start: int, width: int, inte
 
 
 def best_child(value_PG: Array, parent_PG: Array, valid_PG: Array) -> Array:
-    """bool[P, G]: the row of highest `value` among its siblings; of equal ones the first."""
+    """bool[P, G]: the row of highest `value` among its siblings; the first of equal ones."""
     siblings = segments.same(valid_PG, parent_PG)
     values = jnp.broadcast_to(value_PG[:, None, :], siblings.shape)
     top = siblings & (values == masked.max(values, siblings, axis=-1, initial=-jnp.inf)[..., None])
@@ -27,7 +27,7 @@ def best_child(value_PG: Array, parent_PG: Array, valid_PG: Array) -> Array:
 
 
 def extreme_paths(rewards_PG: Array, leaf_PG: Array, descendants_PGG: Array) -> Array:
-    """bool[P, G]: rows on the path to the best or the worst leaf of the prompt; of equal ones the first."""
+    """bool[P, G]: rows on the path to the best or the worst leaf of the prompt; the first of equal leaves."""
     best = jnp.argmax(jnp.where(leaf_PG, rewards_PG, -jnp.inf), axis=1)
     worst = jnp.argmin(jnp.where(leaf_PG, rewards_PG, jnp.inf), axis=1)
     chosen = jnp.stack([best, worst], axis=-1)[:, None, :]

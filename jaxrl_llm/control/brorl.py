@@ -1,4 +1,4 @@
-"""BroRL's mass balance: what moves the probability of right answers when few of them are sampled (arXiv 2510.01180)."""
+"""BroRL's mass balance: terms that change the probability of right answers when few are sampled (arXiv 2510.01180)."""
 import jax.numpy as jnp
 from jax import Array
 
@@ -7,10 +7,10 @@ def mass_balance(logits: Array, right: Array, sampled: Array, *, rate: float, dr
                  wrong_reward: float = -1.0) -> Array:
     """f32[3]: terms of the change of the mass of right answers in a step on `-(1 / draws) sum_sampled R p`, to first order.
 
-    `logits` f32[V] of a softmax over answers, `right`, `sampled` bool[V], `rate` the step size. The terms are of sampled right
-    answers, of sampled wrong ones, and of all that were not sampled: `rate / draws` times `(R_c - S) Q- A2`, `(S - R_w) Q+ B2`
-    and `S (Q+ U2- - Q- U2+)`, S the mean reward of what was sampled by mass. The last alone can be negative where R_w <= S <=
-    R_c.
+    `logits` f32[V] of a softmax over answers, `right`, `sampled` bool[V], `rate` the step size. The terms come from sampled
+    right answers, from sampled wrong ones, and from all answers not sampled: `rate / draws` times `(R_c - S) Q- A2`,
+    `(S - R_w) Q+ B2` and `S (Q+ U2- - Q- U2+)`, S the mean reward of the sampled answers by mass. If R_w <= S <= R_c, only the
+    last term can be negative.
     """
     p = jnp.exp(logits - jnp.max(logits))
     p = p / jnp.sum(p)
@@ -24,7 +24,7 @@ def mass_balance(logits: Array, right: Array, sampled: Array, *, rate: float, dr
 
 
 def unsampled_squares(logits: Array, draws: Array) -> Array:
-    """f32[V]: `p^2 (1 - p)^N`, what each answer adds to the expected sum of squares of what N draws leave out."""
+    """f32[V]: `p^2 (1 - p)^N`, each answer's part of the expected sum of squared masses that N draws miss."""
     p = jnp.exp(logits - jnp.max(logits))
     p = p / jnp.sum(p)
     return p**2 * (1 - p)**draws

@@ -1,4 +1,4 @@
-"""How many rollouts each prompt gets from a fixed total, by the largest gain of one more (arXiv 2602.03584, 2509.25849)."""
+"""Allocation of a fixed total of rollouts to prompts by the largest marginal gain (arXiv 2602.03584, 2509.25849)."""
 
 import functools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from jaxrl_llm import registry
 def signal_gain(p: Array, n: Array) -> Array:
     """V0's utility: `U(n + 1) - U(n) = q + q^n (n - (n + 1) q)`, q = 1 - p.
 
-    `U(n) = n q (1 - q^(n-1))`, the expected number of wrong rollouts in a group of n that holds both kinds. It is not
+    `U(n) = n q (1 - q^(n-1))`, the expected number of wrong rollouts in a group of n with both outcomes. It is not
     concave: its slope rises to q, so the greedy choice fills one prompt to the cap before the next.
     """
     q = 1 - p
@@ -21,12 +21,12 @@ def signal_gain(p: Array, n: Array) -> Array:
 
 
 def rate_gain(p: Array, n: Array) -> Array:
-    """V0's utility per rollout, `U(n) / n = q (1 - q^(n-1))`: `p q^n`. Concave, it spreads the budget (not in the paper)."""
+    """The gain `p q^n` of V0's utility per rollout, `U(n) / n`, which is concave and spreads the budget (not in the paper)."""
     return p * (1 - p) ** n
 
 
 def knapsack_gain(p: Array, n: Array) -> Array:
-    """Knapsack RL's value `(1 - p^n - q^n) p q^2`: chance of a mixed group times what is to be learned from it. Concave."""
+    """The gain of Knapsack RL's concave value `(1 - p^n - q^n) p q^2`: probability times value of a mixed group."""
     q = 1 - p
     return (p**n * q + q**n * p) * p * q**2
 
@@ -37,8 +37,8 @@ UTILITIES = {"paper": signal_gain, "per_rollout": rate_gain, "knapsack": knapsac
 def greedy(gain: Callable[[Array], Array], prompts: int, *, total: int, low: int, high: int) -> Array:
     """i32[P], `low` each and then one more at a time where `gain(counts i32[P]) -> f32[P]` is largest, up to `high`.
 
-    Maximises the sum of utilities if they are concave. Ties go to the lowest index. What is left when no prompt gains any
-    more is spread evenly, so the sum is exactly `total` whenever `P * low <= total <= P * high`, and the nearest of these
+    This maximises the sum of utilities if they are concave. Ties go to the lowest index. When no prompt gains any more, the
+    rest is spread evenly, so the sum is exactly `total` whenever `P * low <= total <= P * high`, and the nearest of these
     bounds otherwise. O(P total).
     """
     if not 0 <= low <= high:
@@ -57,8 +57,8 @@ def greedy(gain: Callable[[Array], Array], prompts: int, *, total: int, low: int
 def allocate(success_P: Array, *, total: int, low: int = 2, high: int = 128, utility: str = "paper", unit: int = 1) -> Array:
     """i32[P]: rollouts for prompts with these success rates, `greedy` in a utility of `UTILITIES`, `unit` of them at a time.
 
-    Prompts that are sure to be solved or failed gain nothing and keep `low` while others do. The paper's utility with its
-    cap of 128 concentrates: a cap of three or four times the average is kinder.
+    Prompts that are certain to be solved or failed gain nothing and keep `low` while other prompts gain. The paper's utility
+    with its cap of 128 concentrates the budget: a cap of three or four times the average spreads it more.
 
         allocate([0, 1, .386, .611, .664], total=40)                         # 2 2 32 2 2
         allocate([0, 1, .386, .611, .664], total=40, utility="per_rollout")  # 2 2 17 10 9
@@ -70,6 +70,6 @@ def allocate(success_P: Array, *, total: int, low: int = 2, high: int = 128, uti
 
     def of_unit(counts):
         n = unit * counts[:, None] + jnp.arange(unit)
-        return jnp.where(n > 0, gain(success_P, n), 0).sum(1)  # one rollout alone teaches nothing
+        return jnp.where(n > 0, gain(success_P, n), 0).sum(1)  # a single rollout carries no signal
 
     return unit * greedy(of_unit, success_P.size, total=total // unit, low=low // unit, high=high // unit)

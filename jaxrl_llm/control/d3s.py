@@ -1,4 +1,4 @@
-"""D3S: the rollouts with the largest variance of advantages, then their weightiest tokens (arXiv 2509.22115)."""
+"""D3S: the rollouts with the largest variance of advantages, then their tokens of largest weight (arXiv 2509.22115)."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jaxrl_llm import masked
 
 def portion(share: Array | float, total: Array) -> Array:
     """i32: `ceil(share * total)`, at least 1 and at most `total`."""
-    # The small number keeps a product that is an integer on paper, but not in floats, from being rounded up.
+    # The small number prevents rounding up a product that is an integer mathematically but not in floats.
     wanted = jnp.ceil(share * total - 1e-4).astype(jnp.int32)
     return jnp.clip(wanted, jnp.minimum(total, 1), total)
 
@@ -18,7 +18,7 @@ def max_variance_subset(x: Array, real: Array, share: Array | float) -> Array:
     """bool[N]: the `portion(share)` real entries of x f32[N] whose population variance is largest.
 
     Such a subset consists of the k largest and the n - k smallest entries; all k are tried in O(N log N). Among equal
-    variances the smallest k wins; among equal entries the small end takes the first and the large end the last.
+    variances the smallest k is chosen; among equal entries the small end takes the first and the large end the last.
     """
     N, total = x.size, jnp.sum(real, dtype=jnp.int32)
     n = portion(share, total)
@@ -30,7 +30,7 @@ def max_variance_subset(x: Array, real: Array, share: Array | float) -> Array:
     largest = sums[:, [-1]] - sums[:, jnp.maximum(total - k, 0)]
     first, second = (smallest + largest) / jnp.maximum(n, 1)
     variance = jnp.where(k <= n, second - first**2, -1)
-    # Subsets often tie on paper (all of size 1 do): rounding must not choose between them.
+    # Subsets often tie mathematically (all of size 1 do): rounding must not choose between them.
     best = jnp.argmax(variance >= jnp.max(variance) - 1e-5 * jnp.max(x**2))
     rank = jnp.argsort(order)
     return real & ((rank < n - best) | (rank >= total - best))
@@ -55,7 +55,7 @@ def down_sample(
     """(rollouts bool[P, G], tokens bool[P, G, T]) to train on.
 
     Rollouts: the subset of maximal variance of the advantages, across the batch or in each group (`scope="group"`).
-    Tokens: of those rollouts, the ones with the largest `|A| * H`. Rollouts without tokens are never chosen.
+    Tokens: those of these rollouts with the largest `|A| * H`. Rollouts without tokens are never chosen.
     """
     live = jnp.any(mask_PGT, axis=2)
     if scope == "group":

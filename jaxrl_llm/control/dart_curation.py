@@ -9,7 +9,7 @@ from jaxrl_llm.control.base import Controller, controller
 
 
 class Rates(NamedTuple):
-    """Where the walk is; for each of N problems decayed rollouts and right ones, f32[N]; `most` i32[] rollouts of a prompt."""
+    """State: the walk, decayed rollouts and right ones of N problems, f32[N], and `most` i32[], rollouts of a prompt."""
 
     walk: passes.Walk
     tried: Array
@@ -24,19 +24,19 @@ def rollouts_of(success: Array, most: Array | int, *, threshold: float = 0.6, le
 
 
 def step_limit(longest_success: Array, *, default: int = 30) -> Array:
-    """i32: steps of the longest success of a task so far, `default` where there is none (0)."""
+    """i32: steps of the longest success of a task so far, `default` without a success (0)."""
     return jnp.where(longest_success > 0, longest_success, default)
 
 
 @controller
 def dart_curation(*, threshold: float = 0.6, least: int = 2, decay: float = 0.5) -> Controller:
-    """`prompt_ids`, `group_sizes`: passes through all problems, with `rollouts_of` their success rate each.
+    """`prompt_ids`, `group_sizes`: passes through all problems, with `rollouts_of` each problem's success rate.
 
-    The most is `sampling.max_group`. The rate is that of all rollouts of a problem, weighed with `decay` for each later visit
-    (ours); one that was never sampled gets the most. Facts: `tried`, `right`.
+    `most` is `sampling.max_group`. The rate is over all rollouts of a problem, weighted by `decay` for each later visit (ours);
+    a problem that was never sampled gets `most`. Facts: `tried`, `right`.
 
     Raises:
-      ValueError: a threshold or a decay outside of [0, 1), fewer than one rollout.
+      ValueError: a threshold or a decay outside [0, 1), fewer than one rollout.
     """
     if not (0 <= threshold < 1 and 0 <= decay < 1) or least < 1:
         raise ValueError(f"threshold={threshold}, decay={decay}, least={least}; give 0 or more and less than 1 for the first "

@@ -1,4 +1,4 @@
-"""DOTS: problems whose success is predicted to be near one half, from a few that were just measured (arXiv 2506.05316)."""
+"""DOTS: problems with a predicted success rate near 1/2, from a few measured problems (arXiv 2506.05316)."""
 from typing import NamedTuple
 
 import jax
@@ -10,8 +10,11 @@ from jaxrl_llm.control.passes import key_of
 
 
 class Reference(NamedTuple):
-    """`embeddings` f32[N, D] of the problems; `ids` i32[K], those that were measured last, and their success `rates` f32[K];
-    `next_ids` i32[K], those to measure next, below 0: nobody; `seed` u32[2], `step` i32[]."""
+    """State of the reference problems.
+
+    `embeddings` f32[N, D] of all problems; `ids` i32[K], problems measured last, and their success `rates` f32[K]; `next_ids`
+    i32[K], problems to measure next, below 0: none; `seed` u32[2], `step` i32[].
+    """
 
     embeddings: Array
     ids: Array
@@ -27,7 +30,7 @@ def attention(queries: Array, references: Array, *, tau: float = 1.0) -> Array:
 
 
 def calibrated(base: Array, temperature: Array, bias: Array) -> Array:
-    """`sigmoid(logit(base) / temperature + bias)`, base kept within 1e-4 of 0 and 1."""
+    """`sigmoid(logit(base) / temperature + bias)`, base clipped to [1e-4, 1 - 1e-4]."""
     inside = jnp.clip(base, 1e-4, 1 - 1e-4)
     return jax.nn.sigmoid(jnp.log(inside / (1 - inside)) / temperature + bias)
 
@@ -38,15 +41,15 @@ def calibration(outputs: Array) -> tuple[Array, Array]:
 
 
 def selection(predicted_N: Array, *, target: float = 0.5, tau: float = 1e-3) -> Array:
-    """f32[N], summing to 1: `exp(-|predicted - target| / tau)`; those too far for a float are alike, and drawn last."""
+    """f32[N], summing to 1: `exp(-|predicted - target| / tau)`; problems whose weight underflows are equal and drawn last."""
     near = -jnp.abs(predicted_N - target) / tau
     return jax.nn.softmax(jnp.maximum(near - near.max(), -80.0))
 
 
 def fitted(base_K: Array, rates_K: Array, *, steps: int = 20, ridge: float = 1.0) -> tuple[Array, Array]:
-    """Temperature and bias that make `base` fit the `rates` by cross-entropy, by Newton's method; 1 and 0 for no evidence.
+    """Temperature and bias that fit `base` to the `rates` by cross-entropy, by Newton's method; 1 and 0 without evidence.
 
-    `ridge` pulls towards these, as strongly as so many measured problems would. Bounds are those of `calibration`.
+    `ridge` pulls towards 1 and 0 as strongly as that number of measured problems. Bounds are those of `calibration`.
     """
     inside = jnp.clip(base_K, 1e-4, 1 - 1e-4)
     x = jnp.stack([jnp.log(inside / (1 - inside)), jnp.ones_like(base_K)], axis=1)
@@ -64,9 +67,9 @@ def fitted(base_K: Array, rates_K: Array, *, steps: int = 20, ridge: float = 1.0
 
 
 def predictions(embeddings: Array, ids_K: Array, rates_K: Array, *, tau: float = 1.0) -> Array:
-    """f32[N], the success expected of every problem, by attention to the measured ones and a calibration on these.
+    """f32[N], the predicted success rate of every problem, by attention to the measured problems and a calibration on them.
 
-    Each measured one is predicted from the others for the calibration. One half for all before the first measurement.
+    For the calibration each measured problem is predicted from the others. Before the first measurement all are 1/2.
     """
     known, measured = ids_K >= 0, embeddings[jnp.maximum(ids_K, 0)]
 
@@ -88,9 +91,9 @@ def dots_rr(*, reference: int = 256, every: int = 2, target: float = 0.5, tau: f
             ) -> Controller:
     """`prompt_weights` f32[N]: `selection` of `predictions`; `reference_ids` i32[K] in every `every`-th step.
 
-    They are drawn at random and measured with the weights of that step, for the steps behind it. Embeddings are those of the
-    policy that the run began with, scaled to mean 0 and deviation 1 of every number over the problems; the paper's are another
-    model's, behind two trained networks that also calibrate. Facts: `reference_rates`.
+    The reference problems are drawn at random and measured with the weights of that step, for the following steps. Embeddings
+    come from the run's initial policy, standardised over the problems to mean 0 and deviation 1; the paper's come from another
+    model, followed by two trained networks that also calibrate. Facts: `reference_rates`.
 
     Raises:
       ValueError: fewer than two reference problems, or a step or a tau that is not positive.

@@ -10,9 +10,9 @@ from jaxrl_llm.control.base import Controller, controller
 
 
 class Focus(NamedTuple):
-    """Where the walk is; for each of N problems `kept` bool[N] and its `rate` f32[N] when last sampled, -1: never.
+    """State: the walk; for each of N problems `kept` bool[N] and its `rate` f32[N] when last sampled, -1: never.
 
-    `sizes` i32[2] rollouts of a prompt, in the first stage and later; `most` i32[] tokens.
+    `sizes` i32[2], rollouts of a prompt in the first stage and later; `most` i32[], tokens.
     """
 
     walk: passes.Walk
@@ -23,7 +23,7 @@ class Focus(NamedTuple):
 
 
 def hardest(rate_N: Array, kept_N: Array, count: Array | int) -> Array:
-    """bool[N]: the `count` problems of lowest success rate of those where `kept_N`; of equal ones the first."""
+    """bool[N]: the `count` problems of lowest success rate among those where `kept_N`; ties: the first."""
     order = jnp.lexsort((jnp.arange(rate_N.size), rate_N, ~kept_N))
     rank = jnp.zeros(rate_N.size, jnp.int32).at[order].set(jnp.arange(rate_N.size, dtype=jnp.int32))
     return kept_N & (rank < count)
@@ -32,13 +32,13 @@ def hardest(rate_N: Array, kept_N: Array, count: Array | int) -> Array:
 @controller
 def drive(*, keep: Sequence[float] = (72 / 175, 50 / 175, 25 / 175), steps: Sequence[int] = (32, 64, 32, 32),
           first_length: float = 0.75) -> Controller:
-    """`prompt_ids`, `prompt_weights`, `group_sizes`, `max_tokens`: a stage with all problems, then ever fewer of the hardest.
+    """`prompt_ids`, `prompt_weights`, `group_sizes`, `max_tokens`: a stage with all problems, then ever fewer hard ones.
 
     The first `steps[0]` steps walk through all problems with G rollouts of a share `first_length` of the tokens. Then come
-    phases of `steps[1:]` steps with `sampling.max_group` rollouts at full length; each begins with the `hardest` share
-    `keep[k]` of the task, rounded, of those that are left. A problem that is dropped never returns, one that is never solved
-    stays. The rates are those of when each problem was last sampled: the paper measures all anew before each phase. One that
-    was never sampled counts as hardest. The last phase goes on for ever. Facts: `tried`, `right`.
+    phases of `steps[1:]` steps with `sampling.max_group` rollouts at full length; each keeps the `hardest` of the remaining
+    problems, a share `keep[k]` of the task, rounded. A dropped problem never returns, and a problem that is never solved stays.
+    Each problem's rate is from its last sampling, while the paper measures all problems again before each phase. A problem
+    that was never sampled counts as hardest. The last phase never ends. Facts: `tried`, `right`.
 
     Raises:
       ValueError: shares that do not fall, or not one number of steps more than shares.

@@ -8,7 +8,7 @@ from jaxrl_llm.control.base import Filter, prompt_filter
 
 
 def informative(accuracy_PG: Array, valid_PG: Array) -> Array:
-    """bool[P]: prompts whose valid rollouts do not all have the same (unshaped) accuracy; a lone rollout is kept.
+    """bool[P]: prompts whose valid rollouts do not all have the same (unshaped) accuracy; a single rollout is kept.
 
     A prompt without valid rollouts is dropped.
     """
@@ -19,7 +19,7 @@ def informative(accuracy_PG: Array, valid_PG: Array) -> Array:
 
 @prompt_filter
 def dynamic_sampling() -> Filter:
-    """Prompts with both right and wrong rollouts, by `Rollouts.score`, which knows no shaping; see `informative`."""
+    """Prompts with both right and wrong rollouts, by the unshaped `Rollouts.score`; see `informative`."""
     return Filter(lambda rollouts: informative(rollouts.score, rollouts.valid))
 
 

@@ -1,4 +1,4 @@
-"""Bins of prompts by how often they were solved by one rollout of a group, for group DRO (arXiv 2601.19280)."""
+"""Bins of prompts by how often a rollout of a group solved them, for group DRO (arXiv 2601.19280)."""
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -19,12 +19,12 @@ class Windows(NamedTuple):
 
 
 def unseen(prompts: int, window: int) -> Windows:
-    """No prompt was visited yet."""
+    """The windows before any visit."""
     return Windows(jnp.zeros((prompts, window), bool), jnp.zeros(prompts, jnp.int32), jnp.full(prompts, -1, jnp.int32))
 
 
 def visited(windows: Windows, seen_N: Array, solved_N: Array) -> Windows:
-    """After one more visit of the prompts where `seen_N` bool[N]; `solved_N` bool[N]: one of the group was right."""
+    """The windows after a visit of the prompts where `seen_N` bool[N]; `solved_N` bool[N]: a rollout of the group was right."""
     number, window = windows.solved.shape
     place = jnp.where(seen_N, windows.visits % window, window)
     solved = windows.solved.at[jnp.arange(number), place].set(solved_N, mode="drop")
@@ -32,15 +32,16 @@ def visited(windows: Windows, seen_N: Array, solved_N: Array) -> Windows:
 
 
 def accuracy(windows: Windows) -> Array:
-    """f32[N]: the share of solved visits in the window, 0 where there was none."""
+    """f32[N]: the share of solved visits in the window, 0 without a visit."""
     there = jnp.arange(windows.solved.shape[1])[None] < windows.visits[:, None]
     return masked.mean(windows.solved.astype(jnp.float32), there, axis=1)
 
 
 def bins_of(accuracy_P: Array, previous_P: Array, *, margin: float = 0.03) -> Array:
-    """i32[P]: the number of `EDGES` that an accuracy reaches; from its previous bin (-1: none) it moves only beyond a margin.
+    """i32[P]: the number of `EDGES` that an accuracy reaches; a prompt leaves its previous bin (-1: none) only by a margin.
 
-    Up if the accuracy is at least the edge of the previous bin plus `margin`, down if at most that edge minus it.
+    It moves up if the accuracy is at least the upper edge of its bin plus `margin`, down if it is at most the upper edge of the
+    new bin minus `margin`.
     """
     edges = jnp.asarray(EDGES)
     raw = jnp.sum(accuracy_P[:, None] >= edges[None] - 1e-6, axis=1, dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""Rollout-GDRO: bins of prompts that play numbers of rollouts against each other, for a fixed total (arXiv 2601.19280)."""
+"""Rollout-GDRO: bins of prompts compete for numbers of rollouts under a fixed total (arXiv 2601.19280)."""
 import functools
 from typing import NamedTuple
 
@@ -12,10 +12,10 @@ from jaxrl_llm.control.base import Controller, controller
 
 
 class Bandits(NamedTuple):
-    """Where the walk is, the bins of all problems, `scores` f32[B, K] of numbers of rollouts, `price` f32[] of one.
+    """State: the walk, the bins of all problems, `scores` f32[B, K] of numbers of rollouts, `price` f32[] of a rollout.
 
-    `group` i32[]: the arms are 1 to K times that. `arms` i32[B]: those that were chosen for the next batch, from 0; -1 for a
-    bin without a prompt in it. `usual` f32[B]: the moving mean of a bin's loss, NaN before it has one.
+    `group` i32[]: the arms are 1 to K times `group`. `arms` i32[B]: arms chosen for the next batch, from 0; -1 for a bin
+    without a prompt in the batch. `usual` f32[B]: the moving mean of a bin's loss, NaN before its first loss.
     """
 
     walk: passes.Walk
@@ -34,12 +34,13 @@ def arm_probabilities(scores_BK: Array, *, rate: float = 0.65, mix: float = 0.01
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def joint_arms(counts_B: Array, probabilities_BK: Array, sizes: tuple[int, ...], total: int) -> Array:
-    """i32[B]: the arms of largest probability together that have `sum_b counts_b sizes[arm_b] = total`; -1 for empty bins.
+    """i32[B]: the arms of largest joint probability with `sum_b counts_b sizes[arm_b] = total`; -1 for empty bins.
 
-    `counts_B` i32[B] prompts of each bin. Of equal choices the first bin takes the smallest arm, then the second. Where no
-    choice has that sum, the nearest one, of two the likelier. By dynamic programming over the sum, O(B K total).
+    `counts_B` i32[B]: prompts of each bin. Among equal choices the first bin takes the smallest arm, then the second bin. If no
+    choice has that sum, the nearest sum is used, of two equally near the likelier. Dynamic programming over the sum takes
+    O(B K total).
     """
-    most = 2 * total + 1  # sums that are farther away than none at all need not be known
+    most = 2 * total + 1  # larger sums are farther from the total than 0 is
     value = jnp.full(most, -jnp.inf).at[0].set(0.0)
     sums, came = jnp.arange(most), []
     for counts, logs in zip(counts_B[::-1], jnp.log(probabilities_BK)[::-1]):
@@ -59,10 +60,10 @@ def joint_arms(counts_B: Array, probabilities_BK: Array, sizes: tuple[int, ...],
 
 def played(scores_BK: Array, arms_B: Array, loss_B: Array, price: Array, sizes_K: Array, mean: Array | float, *, sign: int = 1
            ) -> Array:
-    """f32[B, K]: scores after the arms `arms_B` (-1: none) met these losses: `score += loss - price (n - mean)`.
+    """f32[B, K]: scores after the arms `arms_B` (-1: none) had these losses: `score += loss - price (n - mean)`.
 
-    This is the released code, whose arms gain where the loss is high. `sign=-1` is the paper's equation 20: `score -= loss +
-    price n`.
+    This follows the released code, whose arms gain where the loss is high. `sign=-1` is the paper's equation 20: `score -=
+    loss + price n`.
     """
     row, n = jnp.arange(arms_B.size), sizes_K[arms_B]
     change = loss_B - price * (n - mean) if sign > 0 else -loss_B - price * n
@@ -70,7 +71,7 @@ def played(scores_BK: Array, arms_B: Array, loss_B: Array, price: Array, sizes_K
 
 
 def square_root_law(counts_B: Array, variance_B: Array, mean: float) -> Array:
-    """f32[B]: the numbers of rollouts of least variance, `mean sqrt(v_b) / sum_c q_c sqrt(v_c)`, q the shares of the bins."""
+    """f32[B]: numbers of rollouts with minimal variance, `mean sqrt(v_b) / sum_c q_c sqrt(v_c)`, q the shares of the bins."""
     root = jnp.sqrt(variance_B)
     return mean * root * jnp.sum(counts_B) / jnp.sum(counts_B * root)
 
@@ -78,18 +79,18 @@ def square_root_law(counts_B: Array, variance_B: Array, mean: float) -> Array:
 @controller
 def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_rate: float = 0.05, window: int = 100,
                   decay: float = 0.12) -> Controller:
-    """`prompt_ids`, `group_sizes`: passes through all problems, whose bins play numbers of rollouts, `mean` groups on average.
+    """`prompt_ids`, `group_sizes`: passes through all problems, whose bins pick numbers of rollouts, `mean` groups on average.
 
-    The bins are `gdro_bins` of what is known before the step. Their arms are 1, 2, ... groups up to `sampling.max_group`,
-    chosen by `joint_arms` for a total of exactly `mean` groups a prompt, where some choice has it. The dual price of a rollout
-    rises with the surplus of rollouts, which is zero where the total is met. Facts: `tried`, `right`.
+    The bins are the `gdro_bins` from before the step. Their arms are 1, 2, ... groups up to `sampling.max_group`, chosen by
+    `joint_arms` for a total of exactly `mean` groups per prompt, if some choice has this total. The dual price of a rollout
+    rises with the surplus of rollouts, which is zero if the total is met. Facts: `tried`, `right`.
 
-    What an arm meets is the share of its bin's rollouts that is wrong, less the moving mean of that share, which a step enters
-    with the weight `decay`: ours, as a surrogate loss is zero on fresh rollouts. The share itself is never negative, and would
-    raise whichever arm is played first.
+    The loss of an arm is the wrong share of its bin's rollouts minus the moving mean of that share, updated with the weight
+    `decay` in each step. This loss is ours, since a surrogate loss is zero on fresh rollouts. The share itself is never
+    negative, and would raise whichever arm is played first.
 
     Raises:
-      ValueError: fewer than one group a prompt; from `init`: a `sampling.max_group` that leaves nothing to choose.
+      ValueError: fewer than one group per prompt; from `init`: a `sampling.max_group` that leaves nothing to choose.
     """
     if mean < 1:
         raise ValueError(f"mean={mean} groups a prompt; give 1 or more")
@@ -103,7 +104,7 @@ def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_
     def observe(state, facts):
         tried, right = facts["tried"], facts["right"]
         seen, groups = tried > 0, jnp.arange(1, state.scores.shape[1] + 1)
-        there = jnp.maximum(state.windows.bins, 0) == jnp.arange(gdro_bins.BINS)[:, None]  # those that arms were chosen for
+        there = jnp.maximum(state.windows.bins, 0) == jnp.arange(gdro_bins.BINS)[:, None]  # the bins that arms were chosen for
         wrong = jnp.where(tried > 0, 1 - right / jnp.maximum(tried, 1), 0)
         loss = masked.mean(jnp.broadcast_to(wrong, there.shape), there & seen, axis=1)
         arms = jnp.where((there & seen).any(1), state.arms, -1)

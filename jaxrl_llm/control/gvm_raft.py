@@ -1,11 +1,11 @@
-"""GVM-RAFT: rollouts in proportion to gradient norm over root of success, for the least variance (arXiv 2505.02391)."""
+"""GVM-RAFT: rollouts in proportion to gradient norm over root of success, for minimal variance (arXiv 2505.02391)."""
 
 import jax.numpy as jnp
 from jax import Array
 
 
 def shares(success_P: Array, norms_P: Array, *, alpha: float = 1e-3, beta: float = 2.0) -> Array:
-    """f32[P], summing to 1: `w ~ g / sqrt(p + alpha / p^(beta - 1))`; 0 where nothing was right, and all 0 if nowhere.
+    """f32[P], summing to 1: `w ~ g / sqrt(p + alpha / p^(beta - 1))`; 0 for prompts without a right rollout, maybe all.
 
     `success_P`: share of right rollouts in a first pass. `norms_P`: mean norm of `d sum_t log p_t` over its right
     rollouts. The variance `sum g^2 / (p n)` of the gradient is least for `g / sqrt(p)`; alpha damps very small p.
@@ -16,7 +16,7 @@ def shares(success_P: Array, norms_P: Array, *, alpha: float = 1e-3, beta: float
 
 
 def round_shares(share_P: Array, total: int) -> Array:
-    """i32[P]: `share * total` rounded half to even, then one more (or less) where most was cut (or added): sums to `total`.
+    """i32[P], summing to `total`: `share * total` rounded half to even, then corrected by one where rounding changed most.
 
     Ties go to the lowest index.
     """
@@ -30,10 +30,10 @@ def round_shares(share_P: Array, total: int) -> Array:
 
 def allocate(success_P: Array, norms_P: Array, *, total: int, alpha: float = 1e-3, beta: float = 2.0,
              drop_above: float = 1.0, drop_below: float = 0.0) -> Array:
-    """i32[P], summing to `total`: `round_shares` of `shares`; the same for all where no prompt has a share.
+    """i32[P], summing to `total`: `round_shares` of `shares`; equal numbers if no prompt has a share.
 
     Dropped before rounding: prompts with success above `drop_above`, and those with fewer than `drop_below` expected right
-    rollouts. Prompts without a right rollout get none, for ever unless somebody measures them again.
+    rollouts. Prompts without a right rollout get none, permanently unless they are measured again.
 
         allocate([0, .05, .25, .6, 1], [0, 3, 2, 1.5, .4], total=40)  # 0 26 9 4 1
     """

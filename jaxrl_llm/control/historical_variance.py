@@ -1,4 +1,4 @@
-"""Which example is worth training on alone: the one whose accuracy moved most while all were (arXiv 2504.20571)."""
+"""One-example training: the example whose accuracy varied most while all were trained on (arXiv 2504.20571)."""
 
 from typing import NamedTuple
 
@@ -10,9 +10,9 @@ from jaxrl_llm.control.base import Controller, controller
 
 
 class Visits(NamedTuple):
-    """For each of N problems, f32[N]: how often it was sampled, mean and sum of squared deviations of its accuracies.
+    """For each of N problems, f32[N]: its number of visits, mean and sum of squared deviations of its accuracies.
 
-    `steps` i32[] that were observed.
+    `steps` i32[]: number of observed steps.
     """
 
     times: Array
@@ -38,16 +38,16 @@ def visited(visits: Visits, prompt_ids_P: Array, accuracy_P: Array, real_P: Arra
 
 
 def historical_variances(visits: Visits) -> Array:
-    """f32[N]: population variance of each problem's mean accuracy over its visits; 0 where there was none."""
+    """f32[N]: population variance of each problem's mean accuracy over its visits; 0 without a visit."""
     return visits.squares / jnp.maximum(visits.times, 1)
 
 
 @controller
 def historical_variance(*, explore: int = 100) -> Controller:
-    """`prompt_weights` f32[N]: all alike for `explore` steps, then 1 of the problem of largest variance and 0 of all others.
+    """`prompt_weights` f32[N]: equal for `explore` steps, then 1 for the problem of largest variance and 0 for all others.
 
-    Of equal variances the first counts. The paper ranks by an earlier run, of 500 steps; here the run goes on with what it has
-    learned. `init(N)`. Facts: `rollouts`; right answers count, not rewards.
+    Ties go to the first problem. The paper ranks by an earlier run, of 500 steps; here the run continues with its trained
+    weights. `init(N)`. Facts: `rollouts`; right answers count, not rewards.
     """
 
     def propose(visits):
@@ -57,7 +57,7 @@ def historical_variance(*, explore: int = 100) -> Controller:
     def observe(visits, facts):
         rollouts = facts["rollouts"]
         accuracy = masked.mean(rollouts.correct.astype(jnp.float32), rollouts.valid, axis=1)
-        exploring = visits.steps < explore  # afterwards the choice stays, whatever becomes of its accuracy
+        exploring = visits.steps < explore  # afterwards the choice is fixed, however its accuracy changes
         return visited(visits, rollouts.prompt_ids, accuracy, jnp.any(rollouts.valid, axis=1) & exploring)
 
     def init(prompts):

@@ -1,4 +1,4 @@
-"""KEPO: which rollouts give way to completions that were written with a teacher's hint (arXiv 2602.00400)."""
+"""KEPO: the rollouts to replace by completions that were sampled with a teacher's hint (arXiv 2602.00400)."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ def unsolved(rewards_PG: Array, valid_PG: Array) -> Array:
 def replaced(key: Array, wanted_P: Array, group: int, *, draws: int = 2) -> Array:
     """bool[P, G]: rollouts to replace, `draws` drawn with replacement (so 1 to `draws`) from each wanted prompt.
 
-    The hinted completion takes the place before rewards and advantages are computed, under the prompt without the hint.
+    The hinted completion replaces the rollout before rewards and advantages are computed, under the prompt without the hint.
     """
     slots = jax.random.randint(key, (wanted_P.shape[0], draws), 0, group)
     return wanted_P[:, None] & jnp.any(slots[..., None] == jnp.arange(group), axis=1)

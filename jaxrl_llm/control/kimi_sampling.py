@@ -17,16 +17,16 @@ class Record(NamedTuple):
 
 
 def by_failure(success_N: Array) -> Array:
-    """f32[N], summing to 1: `(1 - s) / sum (1 - s)`; all alike where every s is 1."""
+    """f32[N], summing to 1: `(1 - s) / sum (1 - s)`; all equal if every s is 1."""
     failure = 1 - success_N
     total = jnp.sum(failure)
     return jnp.where(total > 0, failure / jnp.where(total > 0, total, 1), 1 / failure.size)
 
 
 def length_reward(lengths_PG: Array, right_PG: Array, valid_PG: Array) -> Array:
-    """f32[P, G]: `lam = 0.5 - (length - shortest) / (longest - shortest)` of the valid ones, `min(0, lam)` where wrong.
+    """f32[P, G]: `lam = 0.5 - (length - shortest) / (longest - shortest)` of valid rollouts, `min(0, lam)` where wrong.
 
-    0 for all where they are of one length, and where not valid.
+    It is 0 if all valid rollouts have one length, and for rollouts that are not valid.
     """
     low = jnp.min(jnp.where(valid_PG, lengths_PG, jnp.iinfo(jnp.int32).max), axis=1, keepdims=True)
     high = jnp.max(jnp.where(valid_PG, lengths_PG, 0), axis=1, keepdims=True)
@@ -38,7 +38,7 @@ def length_reward(lengths_PG: Array, right_PG: Array, valid_PG: Array) -> Array:
 def kimi_sampling(*, every: int = 20) -> Controller:
     """`prompt_weights` f32[N]: `every` steps for each level of the task, the easiest first; then all problems `by_failure`.
 
-    Levels count as easy in the order of `tasks.loader.levels_of`. A problem that was never tried counts as failed. Facts:
+    The order of `tasks.loader.levels_of` is from easy to hard. A problem that was never tried counts as failed. Facts:
     `tried`, `right`. The paper gives no numbers.
 
     Raises:

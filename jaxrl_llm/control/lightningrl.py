@@ -8,7 +8,7 @@ from jaxrl_llm.rollouts import Rollouts
 
 
 def accuracy(rollouts: Rollouts) -> Array:
-    """f32[P, G]: 1 where `Rollouts.correct`, but 0 where `extras["truncated"]`: what ran out of budget is wrong."""
+    """f32[P, G]: 1 where `Rollouts.correct`, but 0 where `extras["truncated"]`: truncated rollouts count as wrong."""
     return (rollouts.correct & ~rollouts.extras["truncated"].astype(bool)).astype(rollouts.rewards.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Leaving solved prompts out of later batches (ScaleRL, arXiv 2510.13786; RAPO, arXiv 2509.24107)."""
+"""Excluding solved prompts from later batches (ScaleRL, arXiv 2510.13786; RAPO, arXiv 2509.24107)."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from jaxrl_llm.control.base import Controller, controller
 def unsolved(pass_rate_P: Array, *, cut: float = 0.9, at_least: int = 0) -> Array:
     """bool[P]: prompts with a pass rate below `cut`, and those never tried (NaN).
 
-    If fewer than `at_least` remain, the hardest of the solved ones fill up (ties: the first).
+    If fewer than `at_least` remain, the hardest solved prompts are added up to that number (ties: the first).
     """
     rate = jnp.where(jnp.isnan(pass_rate_P), -jnp.inf, pass_rate_P)
     rank = jnp.argsort(jnp.argsort(rate, stable=True))
@@ -27,9 +27,9 @@ class Record(NamedTuple):
 
 @controller
 def pass_rate(*, cut: float = 0.9, at_least: int = 0) -> Controller:
-    """`prompt_weights` f32[N], 1 of those that are `unsolved` by the share of right rollouts in the whole history, else 0.
+    """`prompt_weights` f32[N], 1 for problems that are `unsolved` by the share of right rollouts in the whole history, else 0.
 
-    `init(N)`. Facts: `rollouts`, with `prompt_ids` in 0 .. N - 1 (others are not counted), replayed ones left out.
+    `init(N)`. Facts: `rollouts` with `prompt_ids` in 0 .. N - 1 (others are not counted), except replayed ones.
     """
 
     def propose(record):

@@ -10,21 +10,21 @@ from jaxrl_llm.rollouts import Rollouts
 
 
 class PromptAverage(NamedTuple):
-    """For each of N prompts, f32[N]: average reward, and the weight that it rests on (0: never tried)."""
+    """For each of N prompts, f32[N]: average reward, and the weight of its evidence (0: never tried)."""
 
     average: Array
     weight: Array
 
 
 def empty(num_prompts: int) -> PromptAverage:
-    """Nothing known yet."""
+    """The state before any rollout."""
     return PromptAverage(jnp.zeros(num_prompts), jnp.zeros(num_prompts))
 
 
 def predict(state: PromptAverage, prompt_ids_P: Array, *, unknown: Array | float | None = None) -> Array:
     """f32[P]: the averages of these prompts.
 
-    Prompts never tried, or with ids outside 0 .. N - 1, get `unknown`: by default the mean over those that were, or 0.5.
+    Prompts never tried, or with ids outside 0 .. N - 1, get `unknown`: by default the mean over tried prompts, or 0.5.
     """
     if unknown is None:
         tried = state.weight > 0
@@ -38,7 +38,7 @@ def observe(state: PromptAverage, rollouts: Rollouts, *, decay: float = 0.5) -> 
     """The state after one more group for each of these prompts.
 
     `weight' = decay * weight + n` and `average' = (decay * weight * average + sum of rewards) / weight'`, n the valid
-    rollouts: with `decay` 1 the mean of all rewards, with 0 that of the last group. A prompt that is in the batch
+    rollouts: with `decay` 1 the average is over all rewards, with 0 over the last group. A prompt that is in the batch
     twice is counted once with all its rollouts.
     """
     N = state.average.size

@@ -1,4 +1,4 @@
-"""PROPS: a behaviour policy that prefers what a group has drawn too rarely so far (arXiv 2311.08290)."""
+"""PROPS: a behaviour policy that prefers tokens that a group has drawn too rarely so far (arXiv 2311.08290)."""
 import jax.numpy as jnp
 from jax import Array
 
@@ -6,7 +6,7 @@ from jaxrl_llm.control.base import Controller, controller
 
 
 def sampling_error(counts: Array, probs: Array) -> Array:
-    """f32[], nats: KL(empirical || policy) of each of N states, weighted by its visits, of `counts` and `probs` f[N, V]."""
+    """f32[], nats: KL(empirical || policy), the mean over N states weighted by visits, from `counts` and `probs` f[N, V]."""
     visits = counts.sum(-1, keepdims=True)
     share = counts / jnp.maximum(visits, 1)
     ratio = jnp.where(counts > 0, share / jnp.where(counts > 0, probs, 1), 1)
@@ -14,15 +14,15 @@ def sampling_error(counts: Array, probs: Array) -> Array:
 
 
 def proximal_loss(ratio: Array, eps: float = 0.3) -> Array:
-    """`mean max(rho, clip(rho, 1 - eps, 1 + eps))`, whose descent makes drawn actions rarer until their rho is below 1 - eps.
+    """`mean max(rho, clip(rho, 1 - eps, 1 + eps))`: descent makes drawn actions rarer until their rho is below 1 - eps.
 
-    The paper's own update of a copy of the policy; `props` takes one step in closed form.
+    This is the paper's update of a copy of the policy; `props` takes one step in closed form.
     """
     return jnp.mean(jnp.maximum(ratio, jnp.clip(ratio, 1 - eps, 1 + eps)))
 
 
 def divergence(ratio: Array) -> Array:
-    """`mean (rho - 1 - log rho)`, at a target of which the paper's update stops."""
+    """`mean (rho - 1 - log rho)`; the paper's update stops when it reaches a target."""
     return jnp.mean(ratio - 1 - jnp.log(ratio))
 
 
@@ -30,8 +30,8 @@ def divergence(ratio: Array) -> Array:
 def props(*, step: float = 2.0) -> Controller:
     """`spread`: the first tokens of a group are drawn from `p exp(-step (share so far - p))`.
 
-    See `generation.sampling.spread_out`. First tokens are where all completions of a group are in one state; others seldom
-    come twice in text. The update takes them as if the policy had drawn them. The closed form for tokens and `step` are ours.
+    See `generation.sampling.spread_out`. At the first token all completions of a group are in one state; other states seldom
+    repeat in text. The update treats the tokens as drawn by the policy. The closed form for tokens and `step` are ours.
 
     Raises:
       ValueError: a negative step.

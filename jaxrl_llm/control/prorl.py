@@ -1,6 +1,6 @@
 """ProRL: when to make the current policy the new reference and clear the optimiser (arXiv 2505.24864; reconstructed).
 
-The paper says in words that it resets when validation stagnates or drops; the rule and its numbers are ours.
+The paper says only that it resets when validation stagnates or drops; the rule and its numbers are ours.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from jaxrl_llm.control.base import Controller, controller
 
 
 class Validation(NamedTuple):
-    """Scores since the last reset: the best, how many evaluations ago it was, and the last one (-inf: none yet)."""
+    """Scores since the last reset: the best, its age in evaluations, and the last one (-inf: none yet)."""
 
     best: Array
     age: Array
@@ -22,9 +22,9 @@ class Validation(NamedTuple):
 
 @controller
 def prorl(*, patience: int = 3, drop: float = 0.05) -> Controller:
-    """`reset` is True when the best score is `patience` evaluations old, or the last lies more than `drop` below it.
+    """`reset` is True when the best score is `patience` evaluations old, or the last is more than `drop` below it.
 
-    Facts: `score`, of one evaluation; of equal scores the first counts as the best. The score after a reset is the first
+    Facts: `score` of one evaluation; among equal scores the first counts as the best. The score after a reset is the first
     of a new history.
     """
 

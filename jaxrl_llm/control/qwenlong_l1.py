@@ -21,24 +21,24 @@ class Phases(NamedTuple):
 
 
 def phase_of(lengths_N: Array, limits: Sequence[int]) -> Array:
-    """i32[N]: k where `limits[k - 2] < length <= limits[k - 1]`, 0 for what is longer than the last."""
+    """i32[N]: k where `limits[k - 2] < length <= limits[k - 1]`, 0 for lengths above the last limit."""
     number = jnp.searchsorted(jnp.asarray(limits), lengths_N, side="left") + 1
     return jnp.where(number > len(limits), 0, number).astype(jnp.int32)
 
 
 def difficulty(mean_N: Array, group: Array) -> Array:
-    """f32[N]: `1 / mean reward`; where nothing was right, `group`, the value one success of so many would give (ours)."""
+    """f32[N]: `1 / mean reward`; if nothing was right, `group`, as for one success in a group (ours)."""
     return jnp.where(mean_N > 0, 1 / jnp.where(mean_N > 0, mean_N, 1), group)
 
 
 @controller
 def qwenlong_l1(*, limits: Sequence[int] = (20_000, 60_000), every: int = 100, mode: str = "zero_only") -> Controller:
-    """`prompt_weights` f32[N]: in phase k 1 for its own problems; for earlier ones by how hard they were when first sampled.
+    """`prompt_weights` f32[N]: in phase k 1 for its own problems; for earlier ones by their difficulty when first sampled.
 
-    `zero_only`, as the paper ran it: 1 for earlier problems of which nothing was right. `weighted`: their `difficulty` over
+    `zero_only`, as the paper ran it: 1 for earlier problems without a right rollout. `weighted`: their `difficulty` divided by
     the rollouts of a group, which is at most 1 (the share is ours). Problems that were never sampled count as not hard, and
-    prompts longer than the last of the `limits`, in tokens, are left out. A phase lasts `every` steps (ours), the last one
-    for ever. Facts: `tried`, `right`.
+    prompts longer than the last of the `limits`, in tokens, are excluded. A phase lasts `every` steps (ours), the last phase
+    never ends. Facts: `tried`, `right`.
 
     Raises:
       ValueError: limits that do not grow, phases without a step, or another mode.

@@ -1,4 +1,4 @@
-"""R3L: reading a policy's reflection on its rollout, and what of the retry becomes training data (arXiv 2601.03715)."""
+"""R3L: reading a policy's reflection on its rollout, and selecting training data from the retry (arXiv 2601.03715)."""
 
 import json
 
@@ -8,7 +8,7 @@ OUTCOMES = ("success", "success_but_inefficient", "failure")
 
 
 def parse_reflection(text: str, steps: int) -> tuple[str, int] | None:
-    """(suggestion, step to retry from) of a reflection, or None where there is nothing to retry.
+    """(suggestion, step to retry from) of a reflection, or None if there is nothing to retry.
 
     `text` is one JSON object with `outcome`, `suggestion` and `retry_from_step` in 0 .. steps - 1, `steps` the number
     of the model's turns in the rollout. Anything else, and the outcome `success`, means no retry.
@@ -16,16 +16,16 @@ def parse_reflection(text: str, steps: int) -> tuple[str, int] | None:
     try:
         found = json.loads(text)
         outcome, suggestion, step = found["outcome"], found["suggestion"], found["retry_from_step"]
-    except (ValueError, KeyError, TypeError, RecursionError):  # the last: nested a thousand times
+    except (ValueError, KeyError, TypeError, RecursionError):  # RecursionError: deeply nested JSON
         return None
     well_formed = outcome in OUTCOMES[1:] and isinstance(suggestion, str) and type(step) is int
     return (suggestion, step) if well_formed and 0 <= step < steps else None
 
 
 def recorded(base_PK: Array, retry_PK: Array, retried_PK: Array, perfect_PK: Array) -> tuple[Array, Array]:
-    """(reflections, guided retries) bool[P, K] that become prompts of their own with one rollout of reward 1.
+    """(reflections, guided retries) bool[P, K] that become separate prompts with one rollout of reward 1.
 
-    Both, where a retry was made that beats its base rollout with reward >= 1; the reflection alone, where the base has
+    Both are recorded if a retry beats its base rollout with reward >= 1; only the reflection is recorded if the base has
     reward >= 1 and the reflection called it perfect.
     """
     improved = retried_PK & (retry_PK > base_PK) & (retry_PK >= 1)

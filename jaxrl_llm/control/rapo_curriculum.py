@@ -1,4 +1,4 @@
-"""RAPO's curriculum: passes through the problems, each without those that were solved in the one before (arXiv 2509.24107)."""
+"""RAPO's curriculum: passes through the problems, each without those solved in the previous pass (arXiv 2509.24107)."""
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jaxrl_llm.control.base import Controller, controller
 
 
 class Pass(NamedTuple):
-    """Where the walk is, and `kept` bool[N], the problems that are left."""
+    """State: the walk, and `kept` bool[N], the remaining problems."""
 
     walk: passes.Walk
     kept: Array
@@ -17,11 +17,11 @@ class Pass(NamedTuple):
 
 @controller
 def rapo_curriculum(*, cut: float = 0.9) -> Controller:
-    """`prompt_ids`, `prompt_weights`: passes through the problems that are left; solved ones never come back.
+    """`prompt_ids`, `prompt_weights`: passes through the remaining problems; solved problems never return.
 
-    Solved is a problem of whose rollouts in a pass a share of at least `cut` is right. In a pass it comes once: that it
-    leaves at once, or with the end of the pass, is the same. Right answers count, not rewards: the paper's `R > 0` holds for a
-    well-formed wrong answer too. Facts: `tried`, `right`. Where none is left, all problems are drawn.
+    A problem is solved if at least a share `cut` of its rollouts in a pass is right. It comes once in a pass, so it makes no
+    difference whether it leaves at once or at the end of the pass. Right answers count, not rewards: the paper's `R > 0` holds
+    for a well-formed wrong answer too. Facts: `tried`, `right`. If no problem remains, all problems are drawn.
     """
     def observe(state, facts):
         tried, right = facts["tried"], facts["right"]

@@ -1,6 +1,6 @@
-"""Reinforce-Ada: sample a prompt in rounds until it shows both outcomes, keep a balanced few (arXiv 2510.04996).
+"""Reinforce-Ada: sample a prompt in rounds until it shows both outcomes, keep a balanced subset (arXiv 2510.04996).
 
-Rewards are right (1) or wrong (0), in the order of their draws along the second axis; `valid` marks those drawn.
+Rewards are right (1) or wrong (0), in the order of their draws along the second axis; `valid` marks drawn rollouts.
 """
 
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ RULES = ("balanced", "positive_focused")
 def wants_more(rewards_PK: Array, valid_PK: Array, *, keep: int = 4, rule: str = "balanced", threshold: float = 0.7) -> Array:
     """bool[P]: prompts to be sampled again.
 
-    `balanced` waits for `keep // 2` right and `keep - keep // 2` wrong rollouts, `positive_focused` for one right one.
+    `balanced` waits for `keep // 2` right and `keep - keep // 2` wrong rollouts, `positive_focused` for one right rollout.
     """
     right, wrong = _counts(rewards_PK, valid_PK, threshold)
     if registry.one_of("rule", rule, RULES) == "positive_focused":
@@ -23,10 +23,10 @@ def wants_more(rewards_PK: Array, valid_PK: Array, *, keep: int = 4, rule: str =
 
 
 def kept(rewards_PK: Array, valid_PK: Array, *, keep: int = 4, rule: str = "balanced", threshold: float = 0.7) -> Array:
-    """bool[P, K]: of each prompt's draws the at most `keep` that are learned from, the first right and the first wrong ones.
+    """bool[P, K]: at most `keep` draws of each prompt to train on, the first right and the first wrong ones.
 
-    `balanced`: `min(keep // 2, right)` right ones, then wrong ones; what is missing is filled with more of the other kind.
-    `positive_focused`: right ones in proportion to their share, rounded up, but at least one of each kind where there is.
+    `balanced`: `min(keep // 2, right)` right ones, then wrong ones; missing ones are replaced by more of the other kind.
+    `positive_focused`: right ones in proportion to their share, rounded up, but at least one of each kind if there is one.
     """
     registry.one_of("rule", rule, RULES)
     positive = (rewards_PK > threshold) & valid_PK

@@ -1,4 +1,4 @@
-"""ReMix: which of the recent policies a trajectory is taken from (arXiv 2507.06892)."""
+"""ReMix: the recent policy that each trajectory is taken from (arXiv 2507.06892)."""
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,8 @@ def policy_ages(
 ) -> Array:
     """i32[rows]: 0 for a fresh trajectory, i for one of the policy i steps back.
 
-    With probability `reuse` i is uniform in 1 .. min(max_age, stored), `stored` the number of earlier policies whose
-    trajectories are kept; without any all are fresh. After the switch to on-policy training call it with `stored=0`.
+    With probability `reuse` i is uniform in 1 .. min(max_age, stored), `stored` the number of earlier policies with stored
+    trajectories; with `stored=0` all are fresh, as after the switch to on-policy training.
     """
     which, age = jax.random.split(key)
     oldest = jnp.minimum(max_age, stored)

@@ -8,8 +8,8 @@ from jax import Array, lax
 def gates(router_logits: Array, experts: Array) -> Array:
     """`exp(s_i) / sum_{j in I} exp(s_j)`, f32[N, K], of the experts I = `experts` i32[N, K] of each of N tokens.
 
-    `router_logits` f32[N, E] are the learner's, and gradients flow into them. I is what the learner's old policy chose
-    (R2) or what the sampler chose (R3).
+    `router_logits` f32[N, E] are the learner's, and gradients flow into them. I are the experts chosen by the learner's old
+    policy (R2) or by the sampler (R3).
     """
     return jax.nn.softmax(jnp.take_along_axis(router_logits, experts, axis=-1), axis=-1)
 

@@ -10,7 +10,7 @@ from jaxrl_llm import masked
 def mess_penalty(
     tool_calls: Array, tool_errors: Array, answer_blocks: Array, turns: Array, malformed: Array
 ) -> Array:
-    """Error part plus format part, both in [0, 1]; counts per rollout of any one shape, `malformed` bool (broken tags).
+    """Error part plus format part, both in [0, 1]; counts per rollout, all of one shape, `malformed` bool (broken tags).
 
     Errors: failed calls / calls, 0.5 without a call. Format: 1 if malformed or without an answer block or turn, else
     min((answer blocks - 1) / turns, 1).
@@ -21,7 +21,7 @@ def mess_penalty(
 
 
 def kept_counts(negatives: Array, positives: Array, size: Array | int, *, min_negative: int, min_positive: int):
-    """How many of n negatives and positives to keep for a group of `size`: their shares, but at least the minima.
+    """Numbers of negatives and positives to keep for a group of `size`: their shares, but at least the minima.
 
     Shares are rounded half to even; any shape, i32. A group of at most `size` rollouts is kept whole.
     """
@@ -45,10 +45,10 @@ def resample_on_correct(
     min_positive: int = 2,
     key: Array | None = None,
 ) -> Array:
-    """bool[P, G]: `size` rollouts of each prompt, negatives (r <= 0) and positives in about their own proportion.
+    """bool[P, G]: `size` rollouts of each prompt, negatives (r <= 0) and positives in about their original proportion.
 
-    Kept are the positives of lowest penalty (ties: the first) and the first negatives, as in the published code. With
-    `key`, as in the paper: positives drawn without replacement with probability proportional to 1 / penalty, negatives
+    As in the published code, the positives of lowest penalty (ties: the first) and the first negatives are kept. With `key`,
+    as in the paper, positives are drawn without replacement with probability proportional to 1 / penalty, negatives
     uniformly. Groups with all-equal rewards lose every rollout.
     """
     negative, positive = valid_PG & (rewards_PG <= 0), valid_PG & (rewards_PG > 0)

@@ -11,8 +11,8 @@ from jaxrl_llm.control.base import Controller, controller
 def scaling_inter_rl(*, rounds: Sequence[int] = (10, 20, 30), every: int = 100) -> Controller:
     """`max_turns`: `rounds[min(k // every, K - 1)]` in the step after k others, K = len(rounds).
 
-    The paper's rounds for TextCraft and SciWorld; a run has `sampling.max_turns` at most. Raises ValueError for rounds that are
-    not positive or do not grow, and for stages without a step.
+    The defaults are the paper's for TextCraft and SciWorld; a run has at most `sampling.max_turns`. Raises ValueError for
+    rounds that are not positive or do not grow, and for stages without a step.
     """
     if not rounds or min(rounds) < 1 or list(rounds) != sorted(set(rounds)) or every < 1:
         raise ValueError(f"rounds={tuple(rounds)}, every={every}; give positive rounds that grow, and one step or more")

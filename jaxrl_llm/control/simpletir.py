@@ -1,4 +1,4 @@
-"""SimpleTIR's choice of prompts: rollouts disagree, and the policy is neither hopeless nor done (arXiv 2509.02479)."""
+"""SimpleTIR's choice of prompts: rollouts disagree, and the prompt is neither hopeless nor solved (arXiv 2509.02479)."""
 
 from jax import Array
 

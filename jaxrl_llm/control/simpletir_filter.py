@@ -20,7 +20,7 @@ def is_void(turn: str) -> bool:
 
 
 def free_of_void(void_PGT: Array, mask_PGT: Array, valid_PG: Array) -> Array:
-    """bool[P, G]: valid rollouts without a counting token of a void turn (`void` marks the tokens of such turns)."""
+    """bool[P, G]: valid rollouts without a trained token of a void turn (`void` marks the tokens of such turns)."""
     return valid_PG & ~jnp.any(void_PGT & mask_PGT, axis=-1)
 
 

@@ -1,4 +1,4 @@
-"""SIRI: a limit of length that falls and rises again, in cycles (arXiv 2509.25176)."""
+"""SIRI: a length limit that falls and rises in cycles (arXiv 2509.25176)."""
 import jax.numpy as jnp
 from jax import Array
 
@@ -16,7 +16,7 @@ def length_limit(step: Array, low: float, high: float, *, period: int, shape: st
     """
     registry.one_of("shape", shape, SHAPES)
     middle, amplitude = (high + low) / 2, (high - low) / 2
-    turn = (step % period) / period  # of a period, in [0, 1)
+    turn = (step % period) / period  # fraction of a period, in [0, 1)
     if shape == "stair":
         return jnp.where(turn < 0.5, jnp.float32(low), jnp.float32(high))
     if shape == "cosine":
@@ -30,10 +30,10 @@ def length_limit(step: Array, low: float, high: float, *, period: int, shape: st
 def siri(*, low: float = 0.5, period: int = 640, shape: str = "cosine") -> Controller:
     """`max_tokens`: the `length_limit` between a share `low` of `sampling.max_tokens` and all of them. Facts: `step`.
 
-    The paper has 8,192 and 16,384 tokens, three periods, and found the cosine best.
+    The paper has 8,192 and 16,384 tokens and three periods, and reports that the cosine is best.
 
     Raises:
-      ValueError: a share outside of (0, 1], a period without steps, or another shape.
+      ValueError: a share outside (0, 1], a period without steps, or another shape.
     """
     if not 0 < low <= 1 or period < 1:
         raise ValueError(f"low={low}, period={period}; give a share above 0 and at most 1, and one step or more")

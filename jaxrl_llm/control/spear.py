@@ -1,4 +1,4 @@
-"""SPEAR: the yardstick of self-imitation, the median of recent group-mean rewards (arXiv 2509.22601)."""
+"""SPEAR: the baseline of self-imitation, the median of recent group-mean rewards (arXiv 2509.22601)."""
 
 import jax.numpy as jnp
 from flax import struct
@@ -9,17 +9,17 @@ from jaxrl_llm.control.base import Controller, controller
 
 
 class History(struct.PyTreeNode):
-    """The last means: `values` f32[size], NaN where none yet; `count` i32, how many were ever added."""
+    """The last means: `values` f32[size], NaN for empty entries; `count` i32, the number of means ever added."""
 
     values: Array
     count: Array
 
 
 def record(history: History, rewards_PG: Array, valid_PG: Array) -> History:
-    """The history with the mean reward of every prompt that has valid rollouts; the oldest make room.
+    """The history with the mean reward of every prompt that has valid rollouts; new means replace the oldest.
 
     Raises:
-      ValueError: if the batch has more prompts than the history has places.
+      ValueError: the batch has more prompts than the history has entries.
     """
     size, prompts = history.values.shape[0], valid_PG.shape[0]
     if prompts > size:

@@ -1,4 +1,4 @@
-"""SwS: problems that a policy fails to learn, and which domains they are in (arXiv 2506.08989)."""
+"""SwS: problems that a policy fails to learn, and their domains (arXiv 2506.08989)."""
 from typing import NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ from jaxrl_llm.control.base import Filter, prompt_filter
 class Trends(NamedTuple):
     """For each of N problems: visits, mean accuracy, sum of `(t - mean t) accuracy` over visits, best accuracy; its domain.
 
-    f32[N] but for `visits` and `domain` i32[N]; `step` i32[].
+    All are f32[N] except `visits` and `domain` i32[N]; `step` i32[].
     """
 
     visits: Array
@@ -24,14 +24,14 @@ class Trends(NamedTuple):
 
 
 def slope(trends: Trends) -> Array:
-    """f32[N]: of the least-squares line of a problem's accuracies over its visits; 0 with fewer than two."""
+    """f32[N]: slope of the least-squares line of a problem's accuracies over its visits; 0 with fewer than two visits."""
     n = trends.visits.astype(jnp.float32)
     squares = n * (n**2 - 1) / 12  # sum of (t - mean t)^2, t = 0 .. n - 1
     return jnp.where(n > 1, trends.product / jnp.where(n > 1, squares, 1), 0)
 
 
 def visited(trends: Trends, tried_N: Array, right_N: Array) -> Trends:
-    """The trends with one more visit of each problem that was tried, by an update that keeps no history."""
+    """The trends with one more visit of each tried problem; the update needs no history."""
     seen, n = tried_N > 0, trends.visits.astype(jnp.float32)
     accuracy = right_N / jnp.maximum(tried_N, 1)
     off = jnp.where(seen, accuracy - trends.mean, 0)
@@ -42,7 +42,7 @@ def visited(trends: Trends, tried_N: Array, right_N: Array) -> Trends:
 
 
 def weak(trends: Trends, *, threshold: float = 0.5) -> Array:
-    """bool[N]: problems that were never solved in a share of `threshold` and more and whose accuracy falls."""
+    """bool[N]: problems whose accuracy never reached `threshold` and is falling."""
     return (trends.best < threshold) & (slope(trends) < -1e-6) & (trends.visits > 1)
 
 
@@ -53,17 +53,17 @@ def failure_rates(weak_N: Array, domain_N: Array, domains: int) -> Array:
 
 
 def domain_budgets(rates_D: Array, total: int) -> Array:
-    """i32[D]: new problems for each domain, `floor(total rate / sum of rates)`; 0 where nothing is weak."""
+    """i32[D]: new problems for each domain, `floor(total rate / sum of rates)`; 0 if no problem is weak."""
     whole = jnp.sum(rates_D)
     return jnp.floor(total * rates_D / jnp.where(whole > 0, whole, 1) + 1e-4).astype(jnp.int32)
 
 
 def next_concept(chosen_C: Array, counts_CC: Array, embeddings_CD: Array, frequency_C: Array, *, temperature: float = 0.2
                  ) -> Array:
-    """f32[C], summing to 1: how a further concept of a set is drawn, given those that are `chosen_C` bool[C].
+    """f32[C], summing to 1: probabilities of the next concept of a set, given the concepts `chosen_C` bool[C].
 
-    The first in proportion to `frequency_C`, a later one by `softmax((co-occurrences with the chosen + cosine with their mean
-    embedding) / temperature)` without the chosen; `embeddings_CD` have length 1.
+    The first concept is drawn in proportion to `frequency_C`, a later one by `softmax((co-occurrences with the chosen + cosine
+    with their mean embedding) / temperature)` without the chosen; `embeddings_CD` have length 1.
     """
     mean = masked.mean(embeddings_CD, jnp.broadcast_to(chosen_C[:, None], embeddings_CD.shape), axis=0)
     length = jnp.linalg.norm(mean)
@@ -80,7 +80,7 @@ def accepted(verdicts_NJ: Array, accuracy_N: Array, *, low: float = 0.125, high:
 
 @prompt_filter
 def sws(*, low: float = 0.125, high: float = 0.875) -> Filter:
-    """Prompts whose share of right rollouts lies in [low, high]."""
+    """Prompts whose share of right rollouts is in [low, high]."""
     def keep(rollouts):
         accuracy = masked.mean(rollouts.correct.astype(jnp.float32), rollouts.valid, axis=1)
         return jnp.any(rollouts.valid, axis=1) & (low - 1e-6 <= accuracy) & (accuracy <= high + 1e-6)

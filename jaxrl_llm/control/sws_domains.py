@@ -7,17 +7,17 @@ from jaxrl_llm.control.base import Controller, controller
 
 @controller
 def sws_domains(*, explore: int = 100, threshold: float = 0.5) -> Controller:
-    """`prompt_weights` f32[N]: all alike for `explore` steps, then each domain in proportion to its share of `weak` problems.
+    """`prompt_weights` f32[N]: equal for `explore` steps, then each domain in proportion to its share of `weak` problems.
 
-    Domains are the levels of the task. The paper adds synthetic problems to the weak domains and starts anew; here their own
-    problems are drawn more often, all of a domain alike, and the run goes on. `explore` is ours. Without a weak problem all
-    are drawn. Facts: `tried`, `right`, also of groups that a filter drops.
+    Domains are the levels of the task. The paper adds synthetic problems to the weak domains and restarts; here the existing
+    problems of weak domains are drawn more often, with equal weights inside a domain, and the run continues. `explore` is ours.
+    Without a weak problem all are drawn. Facts: `tried`, `right`, also of groups that a filter drops.
     """
     def propose(trends):
         return {"prompt_weights": jnp.where(trends.step < explore, 1.0, domain_weights(trends, threshold))}
 
     def observe(trends, facts):
-        exploring = trends.step < explore  # afterwards the choice stays
+        exploring = trends.step < explore  # afterwards the choice is fixed
         tried, right = (jnp.where(exploring, facts[name], 0) for name in ("tried", "right"))
         return sws.visited(trends, tried, right)._replace(step=trends.step + 1)
 
@@ -29,7 +29,7 @@ def sws_domains(*, explore: int = 100, threshold: float = 0.5) -> Controller:
 
 
 def domain_weights(trends: sws.Trends, threshold: float = 0.5):
-    """f32[N]: the share of weak problems of a problem's domain over the number of its problems; all 0 where none is weak."""
+    """f32[N]: the weak share of a problem's domain divided by the domain's number of problems; all 0 if none is weak."""
     size = trends.domain.size
     number = jnp.zeros(size).at[trends.domain].add(1.0)
     failed = jnp.zeros(size).at[trends.domain].add(sws.weak(trends, threshold=threshold).astype(jnp.float32))

@@ -23,17 +23,17 @@ class Shelves(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=(4, 5))
 def equally_many(key: Array, visits_N: Array, levels_N: Array, step: Array, tasks: int, count: int) -> Array:
-    """i32[count]: of each of `tasks` levels the same number, those with the fewest visits, ties at random.
+    """i32[count]: equally many problems of each of `tasks` levels, those with the fewest visits, ties at random.
 
-    Where the tasks do not divide the batch, other ones have one problem more in each step. A task with too few problems
-    repeats them.
+    If the tasks do not divide the batch, a different subset of tasks gets one more problem in each step. A task with too few
+    problems repeats them.
     """
     order = jnp.lexsort((jax.random.uniform(key, visits_N.shape), visits_N, levels_N))
     size = jnp.zeros(tasks, jnp.int32).at[levels_N].add(1)
     first = jnp.cumsum(size) - size
     slot = jnp.arange(count)
     task = (slot + step * count) % tasks
-    rank = slot // tasks  # slots of one task in a row of consecutive ones
+    rank = slot // tasks  # the slot's number among the slots of its task
     return order[first[task] + rank % size[task]].astype(jnp.int32)
 
 

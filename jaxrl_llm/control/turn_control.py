@@ -1,4 +1,4 @@
-"""Turn control: a limit of turns from what an unrestricted agent uses, announced at every turn (arXiv 2510.16786)."""
+"""Turn control: a limit from the turns that an unrestricted agent uses, announced at every turn (arXiv 2510.16786)."""
 
 import jax.numpy as jnp
 from flax import struct
@@ -10,7 +10,7 @@ UNRESTRICTED = 100
 
 
 class Calibration(struct.PyTreeNode):
-    """`turns` f32[size] of the first trajectories, NaN where there is none yet; `count` and `step` i32: trajectories, steps."""
+    """`turns` f32[size] of the first trajectories, NaN for empty entries; `count` and `step` i32: trajectories, steps."""
 
     turns: Array
     count: Array
@@ -18,12 +18,12 @@ class Calibration(struct.PyTreeNode):
 
 
 def limit(turns: Array, percentile: float) -> Array:
-    """i32: this percentile of the turns (NaN: none), interpolated linearly, rounded, 1 at least."""
+    """i32: this percentile of the turns (NaN: none), interpolated linearly, rounded, at least 1."""
     return jnp.maximum(jnp.round(jnp.nanpercentile(turns, percentile)), 1).astype(jnp.int32)
 
 
 def record(seen: Calibration, turns: Array, valid: Array) -> Calibration:
-    """With the turns of the valid trajectories of one more step, any shape; what does not fit is left out."""
+    """The calibration with the turns of the valid trajectories of one more step, any shape; a surplus is dropped."""
     valid, size = valid.reshape(-1), seen.turns.shape[0]
     place = jnp.where(valid, seen.count + jnp.cumsum(valid, dtype=jnp.int32) - 1, size)
     kept = seen.turns.at[place].set(turns.reshape(-1).astype(jnp.float32), mode="drop")
@@ -34,10 +34,10 @@ def record(seen: Calibration, turns: Array, valid: Array) -> Calibration:
 def turn_control(*, first: float = 50.0, last: float = 75.0, steps: int = 10, size: int = 4096) -> Controller:
     """`max_turns` and `announced_turns`: the percentiles `last` and `first` of turns in the first `steps` steps.
 
-    Until then trajectories have `UNRESTRICTED` turns, and none are announced. Then the policy reads after each turn how many
-    are left, first of those that are announced, then, where it is not done, of all: one extension, without a test. With
+    Until then trajectories have `UNRESTRICTED` turns, and none are announced. Then the policy reads after each turn the number
+    of turns left, first of the announced ones, then, if it is not done, of all: one extension, without a test. With
     `first=last` the limit is fixed. The limit follows the paper, the extension is reconstructed. Raises ValueError for
-    percentiles that fall, and without a step or a trajectory to measure.
+    falling percentiles, and without a step or a trajectory to measure.
     """
     if not 0 < first <= last <= 100 or steps < 1 or size < 1:
         raise ValueError(f"first={first}, last={last}, steps={steps}, size={size}; give percentiles 0 < first <= last <= 100, "

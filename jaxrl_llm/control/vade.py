@@ -1,6 +1,6 @@
-"""VADE: problems that are likely to disagree, by Thompson draws of their success rates (arXiv 2511.18902).
+"""VADE: problems whose rollouts are likely to disagree, by Thompson draws of success rates (arXiv 2511.18902).
 
-The decay of the counts and its numbers are reconstructed from "two-scale prior decay"; no code could be read.
+The decay of the counts and its numbers are reconstructed from "two-scale prior decay"; no code was available.
 """
 import functools
 from typing import NamedTuple
@@ -30,7 +30,7 @@ def gain(rate: Array) -> Array:
 
 def decayed(successes: Array, failures: Array, tried: Array, right: Array, *, local: float, broad: float
             ) -> tuple[Array, Array]:
-    """Counts f32[N] after a step: of problems that were tried times `local` plus what came of it, of others times `broad`."""
+    """Counts f32[N] after a step: `local` times the old ones plus the outcomes for tried problems, else `broad` times them."""
     rate = jnp.where(tried > 0, local, broad)
     return rate * successes + right, rate * failures + tried - right
 
@@ -45,10 +45,10 @@ def chosen(key: Array, successes: Array, failures: Array, count: int) -> Array:
 
 @controller
 def vade(*, local: float = 0.9, broad: float = 0.99) -> Controller:
-    """`prompt_ids`: those that are `chosen`, with counts `decayed` in each step. Facts: `tried`, `right`.
+    """`prompt_ids`: the `chosen` problems, with counts `decayed` in each step. Facts: `tried`, `right`.
 
     Raises:
-      ValueError: a decay outside of (0, 1].
+      ValueError: a decay outside (0, 1].
     """
     if not (0 < local <= 1 and 0 < broad <= 1):
         raise ValueError(f"local={local}, broad={broad}; decays are above 0 and at most 1")

@@ -1,4 +1,4 @@
-"""What is kept of finished rollouts, and which of them later batches learn from again: one rule a file.
+"""Replay rules: which finished rollouts are stored, and which of them later batches train on again, one rule per file.
 
     rule = replay.make("latest_success", success=0.5)
 

@@ -1,4 +1,4 @@
-"""What a replay rule is: pure functions of arrays on the host.
+"""The interface of a replay rule: pure functions of arrays on the host.
 
 To add one, write a keyword-only factory under `@rule` into a file of this folder:
 
@@ -20,22 +20,22 @@ rule = functools.partial(registry.register, RULES, "replay rule")
 
 
 class Replay(NamedTuple):
-    """Which rollouts are stored, how long, and which of them enter a later batch.
+    """A rule that decides which rollouts are stored, for how long, and which of them enter a later batch.
 
     Attributes:
       admit: `(rewards f32[P, G], valid bool[P, G]) -> bool[P, G]`, the rollouts of a step that are stored.
-      gives_way: `(rewards, valid, rng) -> i32[P]`, the rollout of each sampled group in whose place a stored one of the same
-        problem is put, if there is one; -1: none.  None: nothing is put into sampled groups.
-      groups: `(born i32[B], version, prompts, rng) -> i32[R]`, the stored groups that take the place of R of the `prompts`
-        of a batch, one of which is always sampled. `born` is the version of the weights that sampled each, `version` that of
-        the weights now.  None: all prompts are sampled.
-      capacity: rollouts of the buffer, per_prompt: of one problem, the newest of each; max_age: steps. None: no limit.
-      priority: `(rewards, valid) -> f32[P]`, above 0, of the groups of a step that are stored; `groups` takes those of the
-        stored ones as a fifth argument.  None: there are none.
-      weights: `(priority f32[B]) -> f[B]`, what a group that is replayed counts in the loss, beside 1 of a fresh one.
-      newest: of each problem only the group that was sampled last is kept.
+      gives_way: `(rewards, valid, rng) -> i32[P]`, the rollout of each sampled group that a stored rollout of the same problem
+        replaces, if there is one; -1: none.  None: stored rollouts do not enter sampled groups.
+      groups: `(born i32[B], version, prompts, rng) -> i32[R]`, the stored groups that replace R of the `prompts` of a batch,
+        at least one of which is always sampled. `born` is the version of the weights that sampled each group, `version` the
+        current version.  None: all prompts are sampled.
+      capacity: rollouts of the buffer; per_prompt: the newest rollouts of each problem; max_age: steps. None: no limit.
+      priority: `(rewards, valid) -> f32[P]`, above 0, of the stored groups of a step; `groups` takes the priorities of all
+        stored groups as a fifth argument.  None: no priorities.
+      weights: `(priority f32[B]) -> f[B]`, weights of replayed groups in the loss, where fresh groups have 1.
+      newest: only the last sampled group of each problem is kept.
       once: groups leave the buffer when they are replayed.
-      as_sampled: `old_logprobs` of replayed rollouts are those that they were sampled with, else those of the policy now.
+      as_sampled: `old_logprobs` of replayed rollouts are those of the policy that sampled them, else of the current policy.
     """
 
     admit: Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -51,7 +51,7 @@ class Replay(NamedTuple):
     as_sampled: bool = False
 
     def most(self, problems: int, per_step: int) -> int:
-        """The most rollouts that a buffer holds, of a task of `problems`, where a step samples `per_step` rollouts.
+        """Maximum number of rollouts in the buffer, for a task of `problems` and steps that sample `per_step` rollouts.
 
         Raises ValueError for a rule without any limit.
         """

@@ -1,8 +1,8 @@
 """The buffer of a replay: a forest of stored groups on the host, from the oldest to the newest.
 
-It is never changed in place: a buffer of an earlier step stays what it was. Stored rollouts keep their uids, the sampler's
-log-probs and the version of the weights that sampled them. Of rules with priorities its groups have the fact `priority`, and
-those of a batch the fact `replay_weight`.
+The buffer is never changed in place: the buffer of an earlier step stays unchanged. Stored rollouts keep their uids, the
+sampler's log-probs and the version of the weights that sampled them. Under rules with priorities, stored groups have the fact
+`priority`, and groups of a batch the fact `replay_weight`.
 """
 import base64
 import dataclasses
@@ -21,7 +21,7 @@ from jaxrl_llm.tasks.base import Problem
 _COLUMNS = ("uid", "parent", "prompt", "role", "length", "stopped", "rewards", "components", "tokens", "logprobs", "entropies",
             "version")
 
-_FACT = "fact_"  # begins the names of facts in an archive
+_FACT = "fact_"  # prefix of the names of facts in an archive
 
 
 class Mixed(NamedTuple):
@@ -47,15 +47,15 @@ def take(replay: Replay, buffer: Forest, version: int, prompts: int, rng: np.ran
 
 
 def empty(replay: Replay, planted: Forest) -> Forest:
-    """The buffer without rollouts, of a forest without prompts."""
+    """An empty buffer, made from a forest without prompts."""
     return planted if replay.priority is None else planted.with_facts({"priority": np.zeros(0, np.float32)})
 
 
 def mix(replay: Replay, fresh: Forest, stored: Forest, buffer: Forest, version: int, group: int, rng: np.random.Generator
         ) -> Mixed:
-    """`fresh` groups of up to `group` rollouts, rollouts of the buffer put into some, and `stored` groups as one batch.
+    """One batch of `fresh` groups of up to `group` rollouts, some with rollouts of the buffer, and of `stored` groups.
 
-    What the rule admits of the fresh rollouts, also of those that give way, is in the buffer afterwards.
+    The buffer afterwards contains the fresh rollouts that the rule admits, including replaced ones.
     """
     sampled = put_back(replay, fresh, buffer, group, rng)
     if replay.weights is not None:
@@ -70,9 +70,9 @@ def mix(replay: Replay, fresh: Forest, stored: Forest, buffer: Forest, version: 
 
 
 def put_back(replay: Replay, fresh: Forest, buffer: Forest, group: int, rng: np.random.Generator) -> Forest:
-    """The fresh forest with a stored rollout of the same problem in each group of which one gives way, if there is one.
+    """The fresh forest with the rollout that gives way in each group replaced by a stored one of the problem, if any.
 
-    A problem that was drawn twice gets one, so that no rollout comes twice in a batch.
+    A problem that was drawn twice gets one replacement, so that no rollout comes twice in a batch.
     """
     if replay.gives_way is None:
         return fresh
@@ -92,14 +92,14 @@ def put_back(replay: Replay, fresh: Forest, buffer: Forest, group: int, rng: np.
 def add(buffer: Forest, fresh: Forest, admitted: np.ndarray) -> Forest:
     """The buffer with the trajectories of `fresh` where `admitted bool[R]` is True, in the order of its `ends`.
 
-    `fresh` has the facts that the buffer keeps.
+    `fresh` must have the facts that the buffer keeps.
     """
     new = _trim(fresh, admitted)
     return forests.join([buffer, dataclasses.replace(new, draw=np.zeros_like(new.draw), decode_steps=0, failures={})])
 
 
 def limit(replay: Replay, buffer: Forest, version: int) -> Forest:
-    """The buffer without rollouts that are too old for weights of this version, then without the oldest of too many."""
+    """The buffer without rollouts too old for this version of the weights, then without the oldest beyond its capacity."""
     ends = buffer.ends
     kept = np.ones(len(ends), bool)
     if replay.max_age is not None:
@@ -114,7 +114,7 @@ def limit(replay: Replay, buffer: Forest, version: int) -> Forest:
 
 
 def stored_bytes(rollouts: int, prompt_tokens: int, tokens: int) -> int:
-    """Bytes of this number of rollouts at their limits of length, each with its prompt: four numbers of 4 bytes a token."""
+    """Bytes of `rollouts` rollouts of maximum length, each with its prompt: four numbers of 4 bytes per token."""
     return rollouts * 16 * (prompt_tokens + tokens)
 
 
@@ -129,9 +129,9 @@ def encode(buffer: Forest) -> dict[str, Any]:
 
 def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem],
            extract: Callable[[str, Problem], Hashable | None]) -> Forest:
-    """The buffer that was encoded; `empty` is one without rollouts, `problems` those of the task, `extract` reads answers.
+    """The encoded buffer; `empty` is one without rollouts, `problems` are the task's, `extract` reads answers.
 
-    Raises OSError where the checksum does not fit.
+    Raises OSError if the checksum does not match.
     """
     content = base64.b64decode(stored["columns"])
     if zlib.crc32(content) != stored["checksum"]:
@@ -150,7 +150,7 @@ def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem],
 
 
 def _ids(forest: Forest) -> np.ndarray:
-    """i64[P], the problems."""
+    """i64[P], ids of the problems."""
     return np.array([problem.id for problem in forest.problems], np.int64)
 
 
@@ -161,7 +161,7 @@ def _born(buffer: Forest) -> np.ndarray:
 
 
 def _newer(ids: np.ndarray) -> np.ndarray:
-    """i64[R], how many of the entries behind each are equal to it."""
+    """i64[R], for each entry the number of later entries equal to it."""
     order = np.argsort(ids[::-1], kind="stable")
     ordered, found = ids[::-1][order], np.empty(len(ids), np.int64)
     found[order] = np.arange(len(ids)) - np.searchsorted(ordered, ordered)

@@ -1,4 +1,4 @@
-"""Groups that disagreed, in the place of a share of the batch (DOTS-RR, arXiv 2506.05316)."""
+"""Stored groups that disagreed replace a share of the batch (DOTS-RR, arXiv 2506.05316)."""
 import numpy as np
 
 from jaxrl_llm import masked
@@ -7,9 +7,9 @@ from jaxrl_llm.replay.base import Replay, rule
 
 @rule
 def dots_rr(*, fresh: float = 0.5, capacity: int = 4096) -> Replay:
-    """A share `1 - fresh` of a batch are random stored groups; stored is the newest group of each problem, if it disagrees.
+    """A share `1 - fresh` of a batch are random stored groups; each problem's newest group is stored if it disagrees.
 
-    `capacity` rollouts are the paper's 512 groups of 8. Old log-probs are the policy's now, behaviour log-probs those of
+    `capacity` rollouts are the paper's 512 groups of 8. Old log-probs are the current policy's, behaviour log-probs those of
     sampling.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The latest success on each problem, put back where all rollouts fail (RAPO, arXiv 2509.24107)."""
+"""The latest success on each problem, put back if all rollouts fail (RAPO, arXiv 2509.24107)."""
 import numpy as np
 
 from jaxrl_llm import masked
@@ -7,9 +7,9 @@ from jaxrl_llm.replay.base import Replay, rule
 
 @rule
 def latest_success(*, success: float = 0.5) -> Replay:
-    """A rollout with a reward above `success` is stored, and takes the place of a random one of a group without any.
+    """A rollout with a reward above `success` is stored, and replaces a random one of a group without a success.
 
-    Ratios of replayed rollouts are to the log-probs that they were sampled with. The paper leaves that open.
+    Ratios of replayed rollouts use the log-probs of sampling. The paper leaves that open.
     """
     def gives_way(rewards, valid, rng):
         best = np.asarray(masked.max(rewards, valid, axis=1, initial=-np.inf))

@@ -5,9 +5,9 @@ A node publishes a file for each of its batches, `NODE-STEP.json`, written under
     {"format": "jaxrl_llm pool 1", "node": "a", "step": 7,
      "groups": [{"problem": "9f86d081884c7d65", "completions": ["12", "13"]}]}
 
-`problem` is the digest of the prompt and the answer, see `digest`. Readers know the problem by it from their own task and score
-completions with their own reward: of what others write, nothing but the completions is believed. Whatever else lies in the
-folder is left alone and counted. Models, tokenizers and speeds of the nodes may differ.
+`problem` is the digest of the prompt and the answer, see `digest`. Readers find the problem by it in their own task and score
+completions with their own reward: they trust nothing that others write except the completions. Other files in the folder are
+ignored and counted. Models, tokenizers and speeds of the nodes may differ.
 """
 import dataclasses
 import hashlib
@@ -26,8 +26,8 @@ from jaxrl_llm.tasks.base import Problem
 FORMAT = "jaxrl_llm pool 1"
 NODE = re.compile(r"[A-Za-z0-9_.]{1,64}")
 _FILE = re.compile(r"([A-Za-z0-9_.]{1,64})-(\d{1,12})\.json")
-_MOST_BYTES = 2**24    # of a file; others are not read
-_MOST_FILES = 4096     # the newest of a folder
+_MOST_BYTES = 2**24    # of a file; larger files are not read
+_MOST_FILES = 4096     # the newest files of a folder are read
 _MOST_TEXT = 2**20     # characters of a completion
 
 
@@ -50,7 +50,7 @@ def digest(problem: Problem) -> str:
 class Pool:
     """A folder that this run shares as `node`.
 
-    Files older than `max_age` seconds count no more, and those of the node are then removed. `problems`: the number in the
+    Files older than `max_age` seconds are ignored, and removed if they are the node's own. `problems`: the number in the
     reader's task by digest, see `of_task`. Raises ValueError for a name that no file can have.
     """
 
@@ -66,7 +66,7 @@ class Pool:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def publish(self, step: int, groups: Sequence[tuple[Problem, Sequence[str]]]) -> None:
-        """Shares groups of a step: nobody sees a part of the file. Files of this node that are too old are removed."""
+        """Shares groups of a step; readers never see a partial file. Removes files of this node that are too old."""
         content = {"format": FORMAT, "node": self.node, "step": step, "groups": [
             {"problem": digest(problem), "completions": list(texts)} for problem, texts in groups]}
         own = self.folder / f"{self.node}-{step}.json"
@@ -78,7 +78,7 @@ class Pool:
                 path.unlink(missing_ok=True)
 
     def read(self, group: int) -> tuple[list[Group], dict[str, int]]:
-        """Groups of `group` completions that other nodes share, by node and step, and why others were left, counted."""
+        """Groups of `group` completions that other nodes share, by node and step, and counts of ignored ones by reason."""
         found, left = list[Group](), Counter[str]()
         files = sorted(self._files(), key=lambda entry: entry[1])[:_MOST_FILES]
         for path, age in files:
@@ -92,7 +92,7 @@ class Pool:
         return sorted(found, key=lambda one: (one.node, one.step)), {name: count for name, count in left.items() if count}
 
     def _files(self) -> list[tuple[Path, float]]:
-        """What lies in the folder, with its age in seconds; files can vanish at any moment."""
+        """The entries of the folder with their age in seconds; files can vanish at any moment."""
         found = []
         for path in self.folder.iterdir():
             try:
@@ -102,7 +102,7 @@ class Pool:
         return found
 
     def _of_file(self, path: Path, node: str, step: int, group: int, found: list[Group], left: Counter) -> None:
-        """Adds the groups of a file, or counts why there are none."""
+        """Adds the groups of a file, or counts the reason why there are none."""
         content = _content(path)
         if content is None or content.get("format") != FORMAT or not isinstance(content.get("groups"), list):
             left["garbage"] += 1
@@ -120,7 +120,7 @@ class Pool:
 
 
 def of_task(problems: Sequence[Problem]) -> dict[str, int]:
-    """The numbers of training problems by digest; of equal ones the first."""
+    """The numbers of training problems by digest; equal problems have the first number."""
     known: dict[str, int] = {}
     for number in range(len(problems)):
         known.setdefault(digest(problems[number]), number)
@@ -128,12 +128,12 @@ def of_task(problems: Sequence[Problem]) -> dict[str, int]:
 
 
 def _well_formed(text: str) -> str:
-    """The text without halves of surrogate pairs, which JSON can spell and no tokenizer reads."""
+    """The text without unpaired surrogates, which JSON can contain and no tokenizer reads."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _content(path: Path) -> dict | None:
-    """The object of a JSON file; None for what is none, too large, or no plain file, which is never waited for."""
+    """The object of a JSON file; None if it is not one, too large, or not a plain file; reading never blocks."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:

@@ -1,4 +1,4 @@
-"""Stored successes drawn by how much better than expected they were, weighted for it (SIL, arXiv 1806.05635)."""
+"""Stored successes drawn in proportion to their advantage, with importance weights (SIL, arXiv 1806.05635)."""
 import numpy as np
 
 from jaxrl_llm import masked
@@ -22,10 +22,10 @@ def prioritised(*, share: float = 0.5, exponent: float = 0.6, correction: float 
                 capacity: int = 4096) -> Replay:
     """Rollouts with a positive reward are stored; up to `share` of a batch are stored groups, drawn by their `chances`.
 
-    The priority of a group is the mean of `clip(r - group mean, least, 1)` over its stored rollouts, as it was sampled: the
-    group mean stands for the critic's value, and nothing is measured again. `least` keeps all of them possible.
-    `exponent` and `correction` are those of the authors' run scripts, whose capacity is 1e5 steps. With 1, the default of their
-    code, a group of right rollouts alone has thousands of times the weight of a useful one.
+    The priority of a group is the mean of `clip(r - group mean, least, 1)` over its stored rollouts at sampling time: the group
+    mean replaces the critic's value, and priorities are not updated. `least` keeps every group's probability above 0.
+    `exponent` and `correction` are those of the authors' run scripts, whose capacity is 1e5 steps. With a correction of 1, the
+    default of their code, a group of only right rollouts has thousands of times the weight of a useful one.
 
     Raises:
       ValueError: a share outside [0, 1), or a `least` that is not positive.

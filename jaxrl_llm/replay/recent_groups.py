@@ -1,4 +1,4 @@
-"""Groups of recent policies in the place of some that would be sampled (ReMix, arXiv 2507.06892)."""
+"""Groups of recent policies replace some sampled groups (ReMix, arXiv 2507.06892)."""
 import jax
 import numpy as np
 
@@ -8,9 +8,9 @@ from jaxrl_llm.replay.base import Replay, rule
 
 @rule
 def recent_groups(*, reuse: float = 0.4, max_age: int = 2) -> Replay:
-    """Each group of a batch is with probability `reuse` one that was sampled 1 to `max_age` steps ago, see `policy_ages`.
+    """With probability `reuse` a group of a batch is one that was sampled 1 to `max_age` steps ago, see `policy_ages`.
 
-    All rollouts are stored, and no group comes twice in a batch. Old log-probs are the policy's now, behaviour log-probs
+    All rollouts are stored, and no group comes twice in a batch. Old log-probs are the current policy's, behaviour log-probs
     those of sampling.
     """
     def groups(born, version, prompts, rng):

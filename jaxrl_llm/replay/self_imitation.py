@@ -1,4 +1,4 @@
-"""One's own rollouts that did better than their group, learned from once more (SPEAR, arXiv 2509.22601)."""
+"""The policy's rollouts that did better than their group, trained on once more (SPEAR, arXiv 2509.22601)."""
 import numpy as np
 
 from jaxrl_llm import masked
@@ -11,7 +11,7 @@ def self_imitation(*, share: float = 0.5, capacity: int = 2048, max_age: int = 1
     """Rollouts with `r > group mean` are stored; random stored groups are up to `share` of a batch, each of them once.
 
     Old log-probs of replayed rollouts are those of sampling. `capacity` and `max_age` are the released code's, which replays
-    in an update of its own once the buffer is full; here fresh and replayed rollouts share a batch from the second step on.
+    in a separate update once the buffer is full; here fresh and replayed rollouts share a batch from the second step on.
     """
     def better(rewards, valid):
         return np.asarray(admit(rewards - masked.group_mean(rewards, valid), valid))

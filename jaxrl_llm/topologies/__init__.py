@@ -1,11 +1,11 @@
-"""Who is sampled next, and from whom is learned: one file each.
+"""Topologies decide what is sampled next and which prompts are trained on; one file each.
 
-A topology is asked again and again, with the forest of what has been sampled, until it wants no more. The `rules` say how many
+A topology is called repeatedly with the forest of all samples so far until it requests no more. The `rules` decide how many
 further rollouts prompts get in its rounds:
 
     rule = topologies.make_rule("dars", weighting="hardness")
 
-The `guides` say how much of its problem's solution a completion begins with.
+The `guides` decide how much of its problem's solution a completion begins with.
 """
 from jaxrl_llm import registry
 from jaxrl_llm.topologies.base import Plan, Topology

@@ -1,6 +1,6 @@
-"""What a topology is.
+"""The interface of a topology.
 
-To add one, write a function into a file of its own that returns a `Topology`:
+To add one, write a function that returns a `Topology` into a new file:
 
     def twice(prompts: int, group: int) -> Topology:
         def plan(forest):
@@ -10,8 +10,8 @@ To add one, write a function into a file of its own that returns a `Topology`:
 
         return Topology(plan, everyone, max_groups=2)
 
-A `Source` takes it as it is: `dataclasses.replace(source, topology=twice(prompts=4, group=8))`. The learner of a run expects
-the `max_groups` of its source: where they change, make it anew for the new source (`training.setup.make_learner`).
+A `Source` takes it directly: `dataclasses.replace(source, topology=twice(prompts=4, group=8))`. The learner of a run expects
+the `max_groups` of its source: if they change, make a new learner for the new source (`training.setup.make_learner`).
 """
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,16 +22,16 @@ from jaxrl_llm.forest import Forest
 
 nobody = np.zeros(0, np.int32)
 
-# What a plan can ask to be measured of the prompts, as facts of the forest.
+# Measurements of the prompts that a plan can request, as facts of the forest.
 MEASURED = {"gradient_norms": "f32[P], mean norm of the gradient of a right completion's log-prob, 0 without any right one"}
 
 
 class Plan(NamedTuple):
-    """What to do next. `draw`: the number of problems to draw from the task. `rows` i32[R]: prompts that get a group each.
+    """The next samples. `draw`: the number of problems to draw from the task. `rows` i32[R]: prompts that get a group each.
 
-    A prompt that comes twice in `rows` gets two groups. `shares` f32[R, G]: of the problem's solution, that each completion
-    begins with; None: all are the policy's alone. `measure`: a fact of `MEASURED` that is wanted. A plan with none of it says
-    that the batch is complete.
+    A prompt that comes twice in `rows` gets two groups. `shares` f32[R, G]: the share of the problem's solution that each
+    completion begins with; None: the policy writes all completions alone. `measure`: a requested fact of `MEASURED`. A plan
+    without any of these marks the batch as complete.
     """
 
     draw: int = 0
@@ -41,14 +41,14 @@ class Plan(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether the batch is."""
+        """Whether the batch is complete."""
         return not self.draw and not len(self.rows) and not self.measure
 
 
 class Topology(NamedTuple):
-    """`plan(forest) -> Plan`, what to sample next; `choose(forest) -> bool[P]`, the prompts of a complete batch to learn from.
+    """`plan(forest) -> Plan`, the next samples; `choose(forest) -> bool[P]`, the prompts of a complete batch to train on.
 
-    `max_groups`: the most groups that a prompt gets. `metrics(forest) -> numbers by name`, of a complete batch.
+    `max_groups`: the maximum number of groups of a prompt. `metrics(forest) -> numbers by name`, of a complete batch.
     """
 
     plan: Callable[[Forest], Plan]
@@ -68,7 +68,7 @@ def group_sizes(forest: Forest) -> np.ndarray:
 
 
 def groups_of(most: int, group: int, why: str) -> int:
-    """How many groups make `most` completions; ValueError, with the reason `why` groups have to, where they do not."""
+    """The number of groups in `most` completions; ValueError, with the reason `why`, if `most` is not a multiple."""
     if most % group:
         raise ValueError(f"sampling.max_group={most} is no multiple of sampling.group={group}: {why}")
     return most // group
@@ -76,7 +76,7 @@ def groups_of(most: int, group: int, why: str) -> int:
 
 def drawn_at_once(prompts: int, counts: Callable[[Forest], np.ndarray], choose: Callable[[Forest], np.ndarray],
                   max_groups: int) -> Topology:
-    """`prompts` problems, of which each gets as many groups as `counts(forest) -> i64[P]` says when all are drawn."""
+    """`prompts` problems; once all are drawn, each gets the number of groups given by `counts(forest) -> i64[P]`."""
     def plan(forest):
         if not forest.problems:
             return Plan(draw=prompts)

@@ -1,4 +1,4 @@
-"""As many groups for each prompt as its budget says: V0 (arXiv 2602.03584), Knapsack RL (arXiv 2509.25849)."""
+"""A number of groups for each prompt by a budget: V0 (arXiv 2602.03584), Knapsack RL (arXiv 2509.25849)."""
 import numpy as np
 
 from jaxrl_llm.control.budget import allocate
@@ -6,10 +6,10 @@ from jaxrl_llm.topologies.base import Topology, drawn_at_once, group_sizes, grou
 
 
 def budgets(prompts: int, *, rows: int, group: int, most: int, utility: str) -> Topology:
-    """`rows` groups shared out among `prompts` problems by what is expected of them, `facts["expected"]` f32[P].
+    """`rows` groups allocated to `prompts` problems by their expected success rates, `facts["expected"]` f32[P].
 
-    Each prompt gets one at least, unless the prompts are more than the rows, and at most `most` completions. Raises ValueError
-    where groups do not make `most`.
+    Each prompt gets at least one group, unless there are more prompts than rows, and at most `most` completions. Raises
+    ValueError if `most` is not a multiple of `group`.
     """
     most_groups = groups_of(most, group, f"budgets are shared out {group} completions at a time")
 

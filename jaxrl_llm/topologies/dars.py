@@ -1,4 +1,4 @@
-"""DARS: extra rollouts for hard prompts until their advantages add up to those of half-solved ones (arXiv 2508.13755)."""
+"""DARS: extra rollouts for hard prompts until their advantages sum to those of half-solved ones (arXiv 2508.13755)."""
 import numpy as np
 
 from jaxrl_llm import registry
@@ -11,7 +11,7 @@ def extra_rollouts(success_P: np.ndarray, first: int, most: int, *, weighting: s
                    ) -> np.ndarray:
     """i64[P]: rollouts beyond the `first`, at most `most - first`: `ceil((target - first S(u)) / S(u))` where u < 1/2, else 0.
 
-    u is the success rate of the first ones, `0.5 / first` in the place of 0. `S(u) = 2 u (1 - u)` is the expected |A| of a
+    u is the success rate of the first rollouts, or `0.5 / first` if that is 0. `S(u) = 2 u (1 - u)` is the expected |A| of a
     rollout, with `use_std` `2 sqrt(u (1 - u))`. The target is `first S(1/2)`, with `weighting="hardness"` times `2 (1 - u)`.
     Raises ValueError for another weighting.
     """
@@ -20,15 +20,15 @@ def extra_rollouts(success_P: np.ndarray, first: int, most: int, *, weighting: s
     signal = 2 * (np.sqrt(u * (1 - u)) if use_std else u * (1 - u))
     target = first * (1.0 if use_std else 0.5) * (2 * (1 - u) if weighting == "hardness" else 1)
     hard = u < 0.5
-    wanted = np.ceil((target - first * signal) / np.where(hard, signal, 1) - 1e-9)  # what is an integer on paper stays one
+    wanted = np.ceil((target - first * signal) / np.where(hard, signal, 1) - 1e-9)  # a mathematical integer stays one
     return np.where(hard, np.clip(wanted, 0, most - first), 0).astype(np.int64)
 
 
 @rule
 def dars(*, weighting: str = "equal", use_std: bool = False, upper: float = 1.0) -> Rule:
-    """`extra_rollouts` once, after the first group; learned from are prompts with a success rate above 0 and below `upper`.
+    """`extra_rollouts` once, after the first group; prompts with a success rate above 0 and below `upper` are trained on.
 
-    Prompts that stay without a success, or without a failure, leave the batch, and nothing is sampled in their place.
+    The other prompts, such as those without a success or without a failure, leave the batch and are not replaced.
     """
     registry.one_of("weighting", weighting, WEIGHTINGS)
 

@@ -1,4 +1,4 @@
-"""Groups some of whose completions begin with the problem's solution, or a part of it."""
+"""Groups in which some completions begin with the problem's solution, or a part of it."""
 import numpy as np
 
 from jaxrl_llm.forest import outcomes
@@ -7,9 +7,9 @@ from jaxrl_llm.topologies.guides import Guide
 
 
 def guided(prompts: int, *, group: int, guide: Guide) -> Topology:
-    """`prompts` problems with a group of `group` each, and a second one where the `guide` has shares for it.
+    """`prompts` problems with a group of `group` each, and a second group if the `guide` has shares for it.
 
-    Random shares are drawn with the uids of the first groups as seed: the same in a run that goes on from a checkpoint.
+    The uids of the first groups seed the random shares, so that a resumed run draws the same ones.
     """
     first = guide.first(group)
 

@@ -1,4 +1,4 @@
-"""How much of a problem's solution completions begin with: experts in a group (LUFFY) and hints by difficulty (ADHint).
+"""The part of a problem's solution that completions begin with: experts in a group (LUFFY), hints by difficulty (ADHint).
 
 To add one, write a keyword-only factory under `@guide`; a row of the catalogue names it (`Method.guidance`).
 """
@@ -16,10 +16,11 @@ guide = functools.partial(registry.register, GUIDES, "guide")
 
 
 class Guide(NamedTuple):
-    """Shares from 0 (the policy alone) to 1 (the whole solution with the end token) of what an expert writes of a completion.
+    """Shares of the solution that completions begin with, from 0 (the policy alone) to 1 (all of it with the end token).
 
-    `first(G) -> f32[G]`: of each completion of a prompt's first group. `second(rewards f32[P, G], valid bool[P, G], rng) ->
-    f32[P]`: of all completions of a second group of each prompt, from what came of the first; None: there is no second one.
+    `first(G) -> f32[G]`: the share of each completion of a prompt's first group. `second(rewards f32[P, G], valid bool[P, G],
+    rng) -> f32[P]`: the share of all completions of each prompt's second group, from the results of the first; None: there is
+    no second group.
     """
 
     first: Callable[[int], np.ndarray]
@@ -47,9 +48,9 @@ def experts(*, traces: int = 1, share: float = 1.0) -> Guide:
 
 @guide
 def adhint(*, low: float = 0.0, high: float = 0.8, noise: float = 0.05) -> Guide:
-    """A group alone, then one with hints as long as the first found the prompt hard, see `control.hint_ratio`.
+    """A group without hints, then one with hints whose length follows the first group's difficulty, see `control.hint_ratio`.
 
-    `noise`: standard deviation of what is added to the share (arXiv 2512.13095; the numbers are ours).
+    `noise`: standard deviation of the noise added to the share (arXiv 2512.13095; the numbers are ours).
 
     Raises:
       ValueError: shares outside [0, 1), or in the wrong order.

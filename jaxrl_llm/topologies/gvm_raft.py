@@ -1,4 +1,4 @@
-"""GVM-RAFT: a pilot group measures success and gradients, then the other rollouts go where variance is (arXiv 2505.02391)."""
+"""GVM-RAFT: a pilot group measures success and gradients, then rollouts go to prompts of high variance (arXiv 2505.02391)."""
 import jax.numpy as jnp
 import numpy as np
 
@@ -8,9 +8,9 @@ from jaxrl_llm.topologies.rules import Rule, rule, success
 
 def share_out(success_P: np.ndarray, norms_P: np.ndarray, total: int, most: int, *, alpha: float = 1e-3, beta: float = 2.0
               ) -> np.ndarray:
-    """i64[P], `total` or what `most` for each allows, in proportion to `control.gvm_raft.shares`.
+    """i64[P], `total` rollouts, or as many as `most` for each allows, in proportion to `control.gvm_raft.shares`.
 
-    What a prompt cannot take goes to the others in the same proportion, and evenly to all where nobody else has a share.
+    A prompt's rollouts beyond `most` go to the others in the same proportion, or evenly to all if no other has a share.
     """
     counts = np.zeros(len(success_P), np.int64)
     total = min(total, most * len(counts))
@@ -24,13 +24,14 @@ def share_out(success_P: np.ndarray, norms_P: np.ndarray, total: int, most: int,
 
 @rule
 def gvm_raft(*, mean: float = 2.0, alpha: float = 1e-3, beta: float = 2.0) -> Rule:
-    """A pilot group for every prompt, then groups by `share_out` until there are `mean` a prompt on average.
+    """A pilot group for every prompt, then groups by `share_out` until there are `mean` per prompt on average.
 
-    Gradients are those of the pilot's right rollouts under the weights of the step. The pilot's rollouts are learned from too,
-    which the released code throws away; a prompt without a right one keeps these alone.
+    Gradients are those of the pilot's right rollouts under the weights of the step. The pilot's rollouts, which the released
+    code discards, are trained on too; a prompt without a right one gets others only in an even
+    split, see `share_out`.
 
     Raises:
-      ValueError: fewer than one group a prompt.
+      ValueError: fewer than one group per prompt.
     """
     if mean < 1:
         raise ValueError(f"mean={mean} groups a prompt, of which the pilot is one; give 1 or more")

@@ -1,4 +1,4 @@
-"""Fewer prompts than were sampled: what a filter drops leaves the batch (SPEAR, arXiv 2509.22601)."""
+"""Fewer prompts than were sampled: prompts that a filter drops leave the batch (SPEAR, arXiv 2509.22601)."""
 from collections.abc import Callable
 
 import numpy as np
@@ -8,9 +8,9 @@ from jaxrl_llm.topologies.base import Topology
 
 
 def narrowed(inner: Topology, *, keep: Callable[[Forest], np.ndarray]) -> Topology:
-    """`inner`, of whose complete batch only prompts that pass `keep(forest) -> bool[P]` are learned from; see also `refill`.
+    """`inner`, with training only on the prompts of its complete batch that pass `keep(forest) -> bool[P]`; see also `refill`.
 
-    Metrics: `filter/kept`, the share of all sampled prompts that is learned from.
+    Metrics: `filter/kept`, the share of all sampled prompts that is trained on.
     """
     def choose(forest):
         chosen = inner.choose(forest).copy()

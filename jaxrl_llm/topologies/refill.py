@@ -1,4 +1,4 @@
-"""Further problems in the place of those that a filter drops (dynamic sampling, DAPO, arXiv 2503.14476)."""
+"""Further problems replace those that a filter drops (dynamic sampling, DAPO, arXiv 2503.14476)."""
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +10,7 @@ from jaxrl_llm.topologies.base import Plan, Topology
 def refill(inner: Topology, prompts: int, *, keep: Callable[[Forest], np.ndarray], attempts: int) -> Topology:
     """Draws by `inner` until `prompts` of its problems pass `keep(forest) -> bool[P]`, in at most `attempts` draws.
 
-    The first `prompts` of those that pass are learned from. Metrics: `filter/rounds`, draws, `filter/kept`, share that passed.
+    The first `prompts` problems that pass are trained on. Metrics: `filter/rounds`, draws; `filter/kept`, share that passed.
     """
     def passed(forest):
         kept = np.zeros(len(forest.problems), bool)

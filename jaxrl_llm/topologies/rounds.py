@@ -1,4 +1,4 @@
-"""Further groups for the prompts that want more: V0.5 (arXiv 2603.10848), Reinforce-Ada (arXiv 2510.04996), `rules`."""
+"""Further groups for the prompts that need more: V0.5 (arXiv 2603.10848), Reinforce-Ada (arXiv 2510.04996), `rules`."""
 import dataclasses
 from collections.abc import Callable
 
@@ -11,11 +11,11 @@ from jaxrl_llm.topologies.rules import Rule
 
 def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.ndarray],
            choose: Callable[[Forest], np.ndarray] = everyone) -> Topology:
-    """`prompts` problems with a group of `group` each, then further ones for those that want them, up to `most` completions.
+    """`prompts` problems with a group of `group` each, then further groups as `wants` decides, up to `most` completions.
 
-    `wants(forest) -> bool[P] or i64[P]`: how many groups each gets next; zero for all ends the batch.
+    `wants(forest) -> bool[P] or i64[P]`: the number of groups each prompt gets next; zero for all ends the batch.
 
-    Raises ValueError where groups do not make `most`.
+    Raises ValueError if `most` is not a multiple of `group`.
     """
     most_groups = groups_of(most, group, f"prompts are sampled again {group} completions at a time; the paper of V0.5 has "
                             "group=4 and max_group=16")
@@ -34,7 +34,7 @@ def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.
 
 
 def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
-    """`rounds` in which a rule says how many further rollouts each prompt gets, rounded up to whole groups."""
+    """`rounds` in which a rule decides the further rollouts of each prompt, rounded up to whole groups."""
     def seen(forest):
         if rule.solved:
             forest = dataclasses.replace(forest, rewards=forest.solved.astype(np.float32))

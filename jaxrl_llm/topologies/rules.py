@@ -1,4 +1,4 @@
-"""What decides in the middle of a batch how many further rollouts a prompt gets.
+"""Rules that decide within a batch how many further rollouts a prompt gets.
 
 To add one, write a keyword-only factory under `@rule` into a file of this folder:
 
@@ -27,11 +27,12 @@ rule = functools.partial(registry.register, RULES, "allocation rule")
 class Rule(NamedTuple):
     """`more(rewards f32[P, K], valid bool[P, K], first, most) -> i64[P]`, further rollouts for each prompt; all 0: no more.
 
-    It is asked after every round: first when all have `first` rollouts, again after what it asked for. A prompt gets at most
-    `most`. `reads`: facts f32[P] that are measured of the first round (`topologies.base.MEASURED`); `more` takes them by name.
-    `keep(rewards, valid) -> bool[P]`, the prompts of a complete batch to learn from; None: all. `solved`: both read rewards of
-    1 for rollouts that solve their problem (`Forest.solved`) and 0 for others, whatever shapes the rewards that are trained on.
-    `mean`: groups of a prompt on average, where the rule shares out a total; runs in which `most` is no more are refused.
+    `more` is called after every round: first when all prompts have `first` rollouts, then after each round that it requested. A
+    prompt gets at most `most`. `reads`: facts f32[P] measured on the first round (`topologies.base.MEASURED`); `more` takes
+    them by name. `keep(rewards, valid) -> bool[P]`, the prompts of a complete batch to train on; None: all. `solved`: both
+    functions read rewards of 1 for rollouts that solve their problem (`Forest.solved`) and 0 for others, independent of shaping
+    in the trained rewards. `mean`: average groups per prompt, if the rule allocates a total; a run is refused if `most` allows
+    no more.
     """
 
     more: Callable[..., np.ndarray]
@@ -42,5 +43,5 @@ class Rule(NamedTuple):
 
 
 def success(rewards: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """f64[P], the share of each prompt's rollouts that solve it, of rewards of 0 and 1; 0 for a prompt without any."""
+    """f64[P], the share of each prompt's rollouts that solve it, from rewards of 0 and 1; 0 without rollouts."""
     return np.sum(rewards, axis=1, where=valid, dtype=np.float64) / np.maximum(valid.sum(1), 1)

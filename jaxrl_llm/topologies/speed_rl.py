@@ -6,10 +6,10 @@ from jaxrl_llm.topologies.rules import Rule, rule, success
 
 @rule
 def speed_rl(*, low: float = 0.0, high: float = 1.0) -> Rule:
-    """All rollouts up to the most for prompts whose first ones have a success rate in `(low, high)`; the others are dropped.
+    """Up to `most` rollouts for prompts whose first ones have a success rate in `(low, high)`; the others are dropped.
 
-    Learned from are the screening rollouts too: groups with a screen that disagrees, a mild bias that the paper accepts. Here
-    the same weights sample both, in one step; the paper's screen is a step older.
+    The screening rollouts are trained on too. Groups thus always have a screen that disagrees, a mild bias that the paper
+    accepts. Here the same weights sample both, in one step; the paper's screen is one step older.
     """
     def qualified(rewards, valid):
         rate = success(rewards, valid)

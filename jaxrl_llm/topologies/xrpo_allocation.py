@@ -1,4 +1,4 @@
-"""XRPO: rollouts in rounds for the prompts whose mean reward is known least (arXiv 2510.06672; reconstructed)."""
+"""XRPO: rollouts in rounds for the prompts whose mean reward is most uncertain (arXiv 2510.06672; reconstructed)."""
 import functools
 
 import numpy as np
@@ -7,7 +7,7 @@ from jaxrl_llm.topologies.rules import Rule, rule
 
 
 def half_width(std: np.ndarray, n: np.ndarray, *, alpha: float = 0.05) -> np.ndarray:
-    """f64[P]: `t_(1 - alpha/2, n - 1) s / sqrt(n)`, of the interval of a mean reward from n >= 2 rollouts of sample std s."""
+    """f64[P]: `t_(1 - alpha/2, n - 1) s / sqrt(n)`, of the interval of a mean of n >= 2 rewards with sample std s."""
     return np.array([_quantile(1 - alpha / 2, int(count) - 1) for count in n]) * std / np.sqrt(n)
 
 
@@ -19,9 +19,9 @@ def priority(std: np.ndarray, n: np.ndarray, *, alpha: float = 0.05, explore: fl
 
 def block(std: np.ndarray, n: np.ndarray, size: int, most: int, *, unit: int = 1, alpha: float = 0.05, explore: float = 0.05
           ) -> np.ndarray:
-    """i64[P]: `size` rollouts, `unit` at a time for the prompt of highest `priority`, s kept as it is; ties: the first.
+    """i64[P]: `size` rollouts, `unit` at a time for the prompt of highest `priority`, with s fixed; ties: the first.
 
-    A prompt gets at most `most` with the `n` that it has.
+    A prompt gets at most `most` in total, including its `n`.
     """
     n, added = np.asarray(n, np.int64).copy(), np.zeros(len(n), np.int64)
     for _ in range(size // unit):
@@ -36,13 +36,13 @@ def block(std: np.ndarray, n: np.ndarray, size: int, most: int, *, unit: int = 1
 
 @rule
 def xrpo_allocation(*, mean: float = 2.0, rounds: int = 2, alpha: float = 0.05, explore: float = 0.05) -> Rule:
-    """A first group for every prompt, then `block`s, a group at a time, until there are `mean` groups a prompt on average.
+    """A first group for every prompt, then `block`s, a group at a time, until there are `mean` groups per prompt on average.
 
-    The blocks are `rounds` alike, the last takes what is left. Paper and code give neither numbers nor T's meaning: these are
-    ours, of which alpha and explore are the common readings.
+    There are `rounds` blocks of equal size; the last takes the remainder. Paper and code give neither the numbers nor the
+    meaning of T: both are our choice, with common values for alpha and explore.
 
     Raises:
-      ValueError: fewer than one group a prompt, or no round.
+      ValueError: fewer than one group per prompt, or no round.
     """
     if mean < 1 or rounds < 1:
         raise ValueError(f"mean={mean} groups a prompt in rounds={rounds}; give 1 or more of both")
@@ -50,7 +50,7 @@ def xrpo_allocation(*, mean: float = 2.0, rounds: int = 2, alpha: float = 0.05, 
     def more(rewards, valid, first, most):
         n = valid.sum(1)
         total = int(mean * len(n)) * first
-        share = max(-(-(total // first - len(n)) // rounds), 1) * first  # whole groups of a block
+        share = max(-(-(total // first - len(n)) // rounds), 1) * first  # a block has whole groups
         left = min(total - int(n.sum()), share)
         if left <= 0:
             return np.zeros(len(n), np.int64)
@@ -63,6 +63,6 @@ def xrpo_allocation(*, mean: float = 2.0, rounds: int = 2, alpha: float = 0.05, 
 
 @functools.cache
 def _quantile(share: float, freedom: int) -> float:
-    """Student's t, by scipy, which jax brings along."""
+    """Quantile of Student's t distribution, by scipy, which jax installs."""
     from scipy.special import stdtrit
     return float(stdtrit(freedom, share))
