@@ -1,12 +1,12 @@
-"""The update from packed rows: a micro-batch is some rows, however much smaller than a prompt with its group.
+"""The update from packed rows: a micro-batch is a number of rows, possibly much smaller than a prompt with its group.
 
-The loss is one function of the log-probs of all trajectories, `[P, G, T]`, whichever rows they were computed in:
+The loss is one function of the log-probs of all trajectories, `[P, G, T]`, whichever rows computed them:
   1. `logprobs` runs every micro-batch forward and gathers their log-probs by the index.
   2. `differentiate` takes the loss of the whole mini-batch, and its derivative with respect to these log-probs.
   3. `accumulate` pulls the derivative back through every micro-batch and adds up the gradients.
-  4. `apply` makes one optimiser step of them.
-A mini-batch of one micro-batch takes all four at once, with one forward pass less. Programs differ by the length of the rows
-and the shape of the trajectories, not by the number of rows.
+  4. `apply` makes one optimiser step with them.
+A mini-batch of one micro-batch runs all four in one program, with one forward pass less. Programs differ by the length of the
+rows and the shape of the trajectories, not by the number of rows.
 """
 from collections.abc import Callable
 from typing import NamedTuple
@@ -27,10 +27,10 @@ from jaxrl_llm.training.step import add_pulled_back, advance, losses
 
 
 class Parts(NamedTuple):
-    """The jitted parts of an update, see `make_parts`. `rows` are those of one micro-batch, whose first slot is `start`.
+    """The jitted parts of an update, see `make_parts`. `rows` are the rows of a micro-batch, whose first slot is `start`.
 
-    policy: whose update it is.
-    zeros: `(tree) -> grads`, to begin with.
+    policy: the policy that is updated.
+    zeros: `(tree) -> grads`, the initial gradients.
     logprobs: `(view, params, lora, rows, index, start) -> view`; a view is `((logprobs, loads), entropies)`, see
       `Policy.packed_logprobs`. It is donated.
     differentiate: `(view, rollouts, advantages, objective_state) -> (cotangents, metrics, objective_state)`; the cotangents
@@ -50,7 +50,7 @@ class Parts(NamedTuple):
 
 
 def make_logprobs(policy: Policy) -> Callable:
-    """The first of the `Parts`, also for log-probs of a reference or of the policy before the first of several updates."""
+    """The part `logprobs`, also for log-probs of a reference or of the policy before the first of several updates."""
 
     def logprobs(view, params, lora, rows, index, start):
         return jax.tree.map(jnp.add, view, _laid(_forward(policy, params, lora, rows, index - start), policy))
@@ -60,7 +60,7 @@ def make_logprobs(policy: Policy) -> Callable:
 
 def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0,
                balance: float = 0.0) -> Parts:
-    """The `Parts` of an update that does what `training.step.make_update` does, with the same arguments."""
+    """The `Parts` of an update equivalent to `training.step.make_update`, with the same arguments."""
 
     def loss(outputs, entropies, rollouts, advantages, objective_state):
         rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
@@ -105,11 +105,11 @@ def update(parts: Parts, size: int, state: TrainState, packed: Packed, rollouts:
 
     Args:
       size: rows of a micro-batch; on a mesh a multiple of data x fsdp.
-      packed: rows that compute the tokens of `rollouts.token_mask` at least, a multiple of `size` of them.
-      rollouts, advantages: of all trajectories. What they were computed from, tokens and prompts, is not read.
+      packed: rows that compute at least the tokens of `rollouts.token_mask`; their number is a multiple of `size`.
+      rollouts, advantages: of all trajectories. Tokens and prompts in them are not read.
       rate: a factor of the learning rate, see `training.step.make_update`.
     Raises:
-      ValueError: as of `placed`.
+      ValueError: as in `placed`.
     """
     policy, rollouts = parts.policy, rollouts.replace(filled=4)
     micro_batches, index = placed(policy, size, packed)
@@ -136,9 +136,9 @@ def view_of(logprobs: Callable, policy: Policy, params, lora, micro_batches, ind
 
 
 def placed(policy: Policy, size: int, packed: Packed):
-    """`(micro_batches, index)` on the devices: of each micro-batch its rows and the number of its first slot.
+    """`(micro_batches, index)` on the devices: for each micro-batch its rows and the number of its first slot.
 
-    Raises ValueError when the rows do not divide, or a trajectory is longer than the model's rope scaling allows.
+    Raises ValueError if the rows do not divide evenly, or a trajectory is longer than the model's rope scaling allows.
     """
     policy.model.check_length(int(packed.rows.positions.max(initial=-1)) + 1)
     count, length = packed.node.shape
@@ -160,7 +160,7 @@ def _forward(policy, params, lora, rows, index):
 
 
 def _laid(view, policy, lay=jax.lax.with_sharding_constraint):
-    """A view whose trajectories are spread over the mesh, and whose loads are whole everywhere."""
+    """A view with trajectories sharded over the mesh and loads replicated on every device."""
     if policy.mesh is None:
         return view
     (logprobs, loads), entropies = view

@@ -1,4 +1,4 @@
-"""The programs of a step from shapes alone: lowered for devices that need not be there, with nothing allocated."""
+"""The programs of a step from shapes alone: lowered for devices that need not exist, without allocating anything."""
 import dataclasses
 from typing import cast
 
@@ -22,9 +22,10 @@ from jaxrl_llm.training.step import make_update
 
 
 def lower_update(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
-    """GRPO's update of all weights with one minibatch of the work, as the loop calls it; `.compile()` says what it would need.
+    """GRPO's update of all weights with one minibatch of the work, as the loop calls it; `.compile()` has its memory needs.
 
-    The batch is `[P, G, T]` on-policy rollouts, spread over the mesh by prompts; weights and moments lie by the table.
+    The batch is `[P, G, T]` on-policy rollouts, sharded over the mesh by prompts; weights and moments follow the partition
+    table.
     """
     P, G, S, T = w.prompts // w.minibatches, w.group, w.prompt_tokens, w.completion_tokens
     policy, objective, state = _made(c, w, mesh)
@@ -39,9 +40,9 @@ def lower_update(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
 
 
 def lower_accumulate(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
-    """As `lower_update`, the part of an update from packed rows that needs most: the gradient of `w.rows` of them, added up.
+    """As `lower_update`, for the largest part of an update from packed rows: accumulating the gradient of `w.rows` rows.
 
-    Beside it lies the state of the optimiser, which it is not given.
+    The optimiser's state also occupies memory, but is not an argument of this program.
     """
     policy, objective, state = _made(c, w, mesh)
     spread, cut = parallel.batch_sharding(mesh), parallel.rows_sharding(mesh)
@@ -57,7 +58,7 @@ def lower_accumulate(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
 
 
 def _made(c: ModelConfig, w: Work, mesh: Mesh):
-    """The policy, GRPO's objective, and the shapes of the state as they lie."""
+    """The policy, GRPO's objective, and the shapes of the state with their shardings."""
     kernels = choice.of_platform(mesh.devices.flat[0].platform)
     model = Transformer(c, dtype=jax.numpy.dtype(w.dtype), remat=w.remat, kernels=kernels)
     estimator, objective = methods.build("grpo", max_len=w.completion_tokens)
@@ -68,7 +69,7 @@ def _made(c: ModelConfig, w: Work, mesh: Mesh):
 
 
 def lower_decode(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
-    """A step of the sampler, draw and all, for P prompts x G rows whose caches of S and T positions are full."""
+    """A step of the sampler, including the draw, for P prompts x G rows with full caches of S and T positions."""
     P, G, S, T = w.prompts, w.group, w.prompt_tokens, w.completion_tokens
     model, transposed = Transformer(c, dtype=jax.numpy.dtype(w.dtype)), reads_transposed(P * G, T)
 
@@ -97,7 +98,7 @@ def lower_prefill(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
 
 
 def lower_layer(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
-    """Forward and backward pass of one layer over P prompts with their completions, without what is done to logits."""
+    """Forward and backward pass of one layer over P prompts with their completions, without the logits."""
     P, G, S, T = w.prompts, w.group, w.prompt_tokens, w.completion_tokens
     c = with_layers(dataclasses.replace(c, vocab_size=8, tie_embeddings=True), 1)
     model = Transformer(c, dtype=jax.numpy.dtype(w.dtype), remat=w.remat)
@@ -115,17 +116,17 @@ def lower_layer(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
 
 
 def with_layers(c: ModelConfig, layers: int) -> ModelConfig:
-    """The same model with its first layers alone."""
+    """The same model with only its first `layers` layers."""
     return dataclasses.replace(c, num_layers=layers, local_layers=c.local_layers[:layers],
                                rotary_layers=c.rotary_layers[:layers])
 
 
 def _cast(tree, dtype):
-    """As `parallel.reshard` casts what a sampler reads."""
+    """The tree's shapes in `dtype`, as `parallel.reshard` casts the weights of a sampler."""
     return jax.tree.map(lambda x: x.astype(dtype), tree)
 
 
 def _whole(given, mesh: Mesh):
-    """Shapes of what `given()` would make, on all devices of the mesh."""
+    """Shapes of the result of `given()`, replicated on all devices of the mesh."""
     where = NamedSharding(mesh, PartitionSpec())
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), jax.eval_shape(given))

@@ -1,4 +1,4 @@
-"""A moving average of the weights that are trained, kept beside them: smoother than the last ones, and read by nothing else.
+"""A moving average of the trained weights, kept beside them: smoother than the last weights, and not used in training.
 
 `average = decay * average + (1 - decay) * weights` after every update, from the weights before the first one on
 (Polyak averaging with a fixed horizon of about 1 / (1 - decay) updates).
@@ -14,12 +14,12 @@ from jaxrl_llm.training.state import TrainState
 
 
 def begun(state: TrainState, decay: float) -> TrainState:
-    """The state with an average that is what is trained, in arrays of its own; without one where `decay` is 0."""
+    """The state with an average equal to the trained weights, as copies; without an average if `decay` is 0."""
     return state.replace(average=jax.tree.map(jnp.copy, state.trainable)) if decay else state
 
 
 def moved(state: TrainState, decay: float) -> TrainState:
-    """The state after an update; its average is consumed. An update that was refused left the weights as they were."""
+    """The state with its average after an update; the old average is consumed. A refused update left the weights unchanged."""
     return state.replace(average=_moved(state.trainable, state.average, 1 - decay)) if decay else state
 
 

@@ -6,11 +6,11 @@ from jaxrl_llm.models.moe import Loads
 
 
 def loss(loads: Loads, chosen: jax.Array, per_token: int) -> jax.Array:
-    """`mean over layers of E sum_e f_e p_e`; f32[]: k where all experts get as much, more where some get more.
+    """`mean over layers of E sum_e f_e p_e`; f32[]: k if all experts get equally many tokens, else more.
 
-    f_e is the share of tokens that chose expert e, p_e the mean of the probabilities that the router gave it. The shares
-    have no gradient. They are those of the whole mini-batch, so that losses of its micro-batches add up to its own; shares of
-    each micro-batch would ask every few sequences for a balance of their own (arXiv 2501.11873).
+    f_e is the share of tokens that chose expert e, p_e the mean of the router's probabilities for it. The shares have no
+    gradient. They are computed over the whole mini-batch, so that losses of its micro-batches add up to its own; shares of
+    each micro-batch would demand balance within every few sequences (arXiv 2501.11873).
 
     Args:
       loads: `f32[P, L, E]`, of a (micro-)batch.
@@ -23,5 +23,5 @@ def loss(loads: Loads, chosen: jax.Array, per_token: int) -> jax.Array:
 
 
 def max_load(chosen: jax.Array) -> jax.Array:
-    """What the busiest expert of any layer gets, by what all would get in balance: 1 to E / k, from tokens `[L, E]`."""
+    """The load of the busiest expert of any layer, divided by the balanced load: 1 to E / k, from tokens `[L, E]`."""
     return (chosen / jnp.maximum(chosen.mean(-1, keepdims=True), 1e-9)).max()

@@ -1,4 +1,4 @@
-"""The weights with which an evaluation was best, kept beside the checkpoints of a run."""
+"""The weights of the best evaluation, kept beside the checkpoints of a run."""
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +12,10 @@ FOLDER = "best"
 
 
 class Best:
-    """Keeps in `best/` the weights at the largest value of `metric`, the first of equal ones; with "" nothing.
+    """Keeps in `best/` the weights at the largest value of `metric`, the first of equal values; with "" nothing.
 
-    A run that goes on from `start` takes the largest value of its metrics so far. Where what it kept is of a later step, on a
-    branch that it left, the next evaluation is kept, whatever it is.
+    A run that continues from `start` takes the largest value of its metrics so far. If the kept weights are of a later step, on
+    a branch that the run left, the next evaluation is kept unconditionally.
     """
 
     def __init__(self, folder: Path, metric: str, start: int):
@@ -35,9 +35,9 @@ class Best:
             self.store.__exit__(kind, value, traceback)
 
     def see(self, step: int, metrics: Mapping[str, float], params: Any, lora: Any) -> None:
-        """Keeps the weights where `metrics`, those of the evaluations of a step, have a larger value than all before.
+        """Keeps the weights if `metrics`, those of the evaluations of a step, have a larger value than all before.
 
-        Raises ValueError where the first step, after which all evaluations are made, has no such metric.
+        Raises ValueError if the first step, after which all evaluations are made, has no such metric.
         """
         if self.store is None:
             return

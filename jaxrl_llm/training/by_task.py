@@ -1,4 +1,4 @@
-"""What a batch looks like for each task of a run that has several."""
+"""Metrics of a batch for each task of a run that has several."""
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,12 +8,12 @@ from jaxrl_llm.forest import Forest
 
 
 def of_task(forest: Forest, task: int) -> Forest:
-    """The prompts of one task, with all that belongs to them."""
+    """The prompts of one task, with all their nodes and facts."""
     return forests.select(forest, forest.task == task)
 
 
 def metrics(forest: Forest, labels: Sequence[str]) -> dict[str, float]:
-    """Prompts, mean reward, score, share that is solved, and length, as `task/LABEL/...`, of the tasks that have prompts."""
+    """Prompts, mean reward, score, solved share and length, as `task/LABEL/...`, for the tasks that have prompts."""
     found = {}
     for task, label in enumerate(labels):
         part = of_task(forest, task)

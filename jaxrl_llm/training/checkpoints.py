@@ -1,8 +1,8 @@
 """Checkpoints of a run: saved in the background, published atomically, verified when read, never lost to a failed save.
 
 One checkpoint holds two items: `state`, a pytree of arrays (typed PRNG keys included), and `host`, anything JSON can
-hold, such as the cursor of the data iterator and counters. Every tensor carries a checksum, because a flipped bit in
-a compressed chunk can otherwise be read back in silence.
+hold, such as the cursor of the data iterator and counters. Every tensor has a checksum, because a flipped bit in
+a compressed chunk could otherwise be read back silently.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ PyTree = Any
 
 
 class Restored(NamedTuple):
-    """What `Checkpoints.restore` gives back; `skipped`: (step, reason) of the newer checkpoints it could not use."""
+    """The result of `Checkpoints.restore`; `skipped`: (step, reason) of newer checkpoints that it could not use."""
 
     step: int
     state: PyTree
@@ -37,11 +37,11 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints below `directory`: the newest `keep` of them, plus every `keep_every`-th step for good.
+    """The checkpoints below `directory`: the newest `keep` of them, plus every `keep_every`-th step permanently.
 
     An interrupt (SIGINT) waits for the end of `save`, `wait` and `close`: raised inside orbax, it can leave a save that
-    never ends. A reader that must leave a live run alone (evaluation) passes `read_only=True`; a writer clears what a
-    killed save left behind. Raises FileNotFoundError if a reader's directory does not exist.
+    never ends. A reader that must not disturb a live run (evaluation) passes `read_only=True`; a writer removes the remains
+    of a killed save. Raises FileNotFoundError if a reader's directory does not exist.
     """
 
     def __init__(self, directory: str | Path, keep: int = 3, keep_every: int | None = None, read_only: bool = False):
@@ -52,7 +52,7 @@ class Checkpoints:
         tensorstore_leak.stop()
         if read_only and not self.directory.is_dir():
             raise FileNotFoundError(f"no checkpoint directory {self.directory}; give the checkpoints folder of a run")
-        # Listed before the writer clears them, so that `restore` can say which save was cut short.
+        # Listed before the writer clears them, so that `restore` can report which save was cut short.
         names = {path.name.split(".")[0] for path in self.directory.glob("*.orbax-checkpoint-tmp*")}
         self._unfinished = sorted(int(name) for name in names if name.isdecimal())
         self._handlers = {"state": ocp.StandardCheckpointHandler(), "host": ocp.JsonCheckpointHandler()}
@@ -73,14 +73,14 @@ class Checkpoints:
     def __exit__(self, kind, value, traceback) -> None:
         try:
             self.close()
-        except Exception as error:  # of the last save: an error, unless another one is on its way
+        except Exception as error:  # the last save failed: an error, unless another one is already raised
             if value is None:
                 raise
             value.add_note(str(error))
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, ascending."""
-        if self._pending is None:  # a reader must see what a live run has published since
+        if self._pending is None:  # a reader must see checkpoints that a live run has published since
             self._manager.reload()
         return sorted(self._manager.all_steps())
 
@@ -90,8 +90,8 @@ class Checkpoints:
 
         Saving the current step again does nothing. Checkpoints of later steps, left by a run that was resumed from an
         older one, are moved to `abandoned/`. Raises OSError if the previous save failed or the disk lacks room,
-        ValueError if `step` goes back, TypeError if a leaf is no array or `host` no JSON; the last complete
-        checkpoint stays in each case.
+        ValueError if `step` goes back, TypeError if a leaf is not an array or `host` is not JSON; the last complete
+        checkpoint is kept in each case.
         """
         self._finish()
         if step == self._current:
@@ -113,7 +113,7 @@ class Checkpoints:
 
     @preemption.undisturbed()
     def wait(self) -> None:
-        """Blocks until the save under way is published; raises OSError if it failed, after clearing its remains."""
+        """Blocks until the running save is published; raises OSError if it failed, after removing its remains."""
         self._finish()
 
     def _finish(self) -> None:
@@ -127,7 +127,7 @@ class Checkpoints:
 
     @preemption.undisturbed()
     def close(self) -> None:
-        """Waits for the save under way and lets the directory go."""
+        """Waits for the running save and releases the directory."""
         try:
             self._finish()
         finally:
@@ -136,7 +136,7 @@ class Checkpoints:
     def restore(self, target: PyTree, step: int | None = None, *, part: bool = False) -> Restored:
         """Reads `step`, or the newest intact checkpoint, into the structure and shardings of `target`.
 
-        With `part` the target may leave out branches of the stored tree, which are not read.
+        With `part` the target may omit branches of the stored tree, which are not read.
 
         `target` has arrays or `jax.ShapeDtypeStruct`s (with `sharding`; without one the leaf goes to the first local
         device) as leaves. Damaged checkpoints are skipped with a warning unless `step` names one. Raises
@@ -158,7 +158,7 @@ class Checkpoints:
             if problem is None:
                 _check_tensors(abstract, stored, f"{self.directory}/{candidate}", part)
                 stored, problem = _in_all(self._read, candidate, abstract, part)
-            if problem is None:  # now that every process has its pieces, which the checksums need all at once
+            if problem is None:  # every process has its pieces now, and the checksums need all of them
                 (state, content), (_, problem) = stored, _in_all(_check_sums, *stored)
             if problem is None:
                 return self._restored(candidate, _from_storage(target, state), content["host"], skipped)
@@ -189,8 +189,9 @@ class Checkpoints:
         return {leaf.name: leaf for leaf in leaves if hasattr(leaf, "shape")}
 
     def _read(self, step: int, abstract: PyTree, part: bool) -> tuple[PyTree, Any]:
-        """The stored arrays and `{"host": ..., "checksums": ...}`. The handlers of the manager, without its barriers: a
-        process that cannot read its pieces must be able to say so to the others.
+        """The stored arrays and `{"host": ..., "checksums": ...}`.
+
+        It uses the manager's handlers without its barriers: a process that cannot read its pieces must be able to tell others.
         """
         folder = self.directory / str(step)
         content = self._handlers["host"].restore(folder / "host", args=ocp.args.JsonRestore())
@@ -223,9 +224,9 @@ class Checkpoints:
             )
 
     def _abandon(self, step: int) -> None:
-        """Moves checkpoints at or after `step` aside: orbax skips a save in silence when a newer step exists."""
+        """Moves checkpoints at or after `step` aside: orbax silently skips a save when a newer step exists."""
         newer = [s for s in self.steps() if s >= step]
-        parallel.barrier(f"listed_{step}")  # nothing moves before every process has looked
+        parallel.barrier(f"listed_{step}")  # nothing is moved before every process has listed the steps
         if newer and parallel.is_primary():
             aside = self.directory / "abandoned"
             aside.mkdir(exist_ok=True)
@@ -259,7 +260,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without orbax's warnings: they say that a reader is one, and what it therefore does not do."""
+    """Suppresses orbax's warnings, which only tell that a reader is read-only."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -326,7 +327,7 @@ def _checksum(x: jax.Array) -> jax.Array:
 
 
 def _host_checksum(x: jax.Array) -> int:
-    """`_checksum` of the pieces in this process of an array that lies in the host's memory, where no device can add it up.
+    """`_checksum` of this process's pieces of an array in host memory, where no device can sum it.
 
     With i = sum_a stride_a i_a it is sum bits + 2 sum_a stride_a sum_{i_a} i_a (bits summed over all other axes).
     """
@@ -345,8 +346,8 @@ def _host_checksum(x: jax.Array) -> int:
 
 
 def _checksums(arrays: PyTree) -> dict[str, int]:
-    # One program at a time: several in flight, each with a collective, can take all threads of a CPU and wait for ever
-    # for the device that got none.
+    # One program at a time: several programs in flight, each with a collective, can occupy all threads of a CPU and wait
+    # forever for the device that got none.
     leaves = _named_leaves(arrays)
     sums = {name: int(_checksum(leaf)) for name, leaf in leaves.items() if leaf.sharding.memory_kind != "pinned_host"}
     waiting = {name: _host_checksum(leaf) for name, leaf in leaves.items() if name not in sums}
@@ -355,7 +356,7 @@ def _checksums(arrays: PyTree) -> dict[str, int]:
 
 
 def _check_sums(arrays: PyTree, content: dict[str, Any]) -> None:
-    """Raises OSError naming tensors that are not as they were saved."""
+    """Raises OSError naming tensors that differ from the saved ones."""
     actual, expected = _checksums(arrays), content["checksums"]
     damaged = [name for name in actual if actual[name] != expected[name]]
     if damaged:
@@ -363,7 +364,7 @@ def _check_sums(arrays: PyTree, content: dict[str, Any]) -> None:
 
 
 def _in_all(function: Callable, *arguments) -> tuple[Any, str | None]:
-    """`(result, None)` where every process could do it, else `(None, why the first of them could not)`: the same in all."""
+    """`(result, None)` if the call succeeds in every process, else `(None, reason of the first failure)`, equal in all."""
     result = problem = None
     try:
         result = function(*arguments)
@@ -377,9 +378,9 @@ def _in_all(function: Callable, *arguments) -> tuple[Any, str | None]:
 
 
 def _check_tensors(abstract: PyTree, stored: dict[str, Any], source: str, part: bool) -> None:
-    """Raises ValueError naming the tensors that differ from the checkpoint; orbax would cast types in silence.
+    """Raises ValueError naming the tensors that differ from the checkpoint; orbax would silently cast types.
 
-    With `part` the checkpoint may hold others.
+    With `part` the checkpoint may have further tensors.
     """
     wanted = _named_leaves(abstract)
     problems = [f"{name}: not in the checkpoint" for name in wanted if name not in stored]

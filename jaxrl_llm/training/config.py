@@ -237,7 +237,7 @@ def calls(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def parts(text: str) -> list[str]:
-    """The stretches between the commas that are in no quotes and no brackets; empty ones are left out."""
+    """The parts between commas outside quotes and brackets, without empty ones."""
     stretches, depth, quote = [""], 0, ""
     for character in text:
         if quote:
@@ -262,7 +262,7 @@ PAPER = {"prompts": "prompts.per_step", "group_size": "sampling.group", "max_gro
 
 
 def as_in_paper(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
-    """A copy with what `defaults` say of the paper's setting; the most of a group grows with the group."""
+    """A copy with the paper's settings in `defaults`; `max_group` is rounded up to a multiple of the group."""
     config = config.copy_and_resolve_references()
     config.update_from_flattened_dict({PAPER[name]: value for name, value in defaults.items() if name in PAPER})
     group = config.sampling.group
@@ -271,7 +271,7 @@ def as_in_paper(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
 
 
 def paper_table(config: ConfigDict, defaults: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """For people: what the paper sets otherwise than a resolved configuration does, and what no key can set."""
+    """Rows for the terminal: the paper's settings that differ from a resolved configuration, or that no key sets."""
     found = []
     for name, value in defaults.items():
         key = PAPER.get(name)
@@ -283,13 +283,13 @@ def paper_table(config: ConfigDict, defaults: Mapping[str, Any]) -> list[tuple[s
 
 
 def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
-    """A copy in which `learner.epochs` and `learner.minibatches` are numbers: where they are 0, those of `defaults`, else 1.
+    """A copy in which automatic values are resolved: `learner.epochs` and `minibatches` of 0 become those of `defaults`, or 1.
 
-    With `setting="paper"` the `defaults` win over all keys that they set, see `as_in_paper`.
-    A default number of minibatches that does not divide the batch becomes the largest one below it that does. Likewise
-    `sampling.max_group` and `critic.learning_rate` where they are 0, `critic.pretrain_steps` where it is -1, else 0, `budget`,
-    and `optimizer.b1` and `b2` where they are -1 and the optimiser has them. Raises ValueError for settings that it does not
-    have.
+    With `setting="paper"` the `defaults` replace all keys that they set, see `as_in_paper`.
+    A default number of minibatches that does not divide the batch becomes the largest smaller one that does. Also resolved
+    are 0 or empty values of `sampling.max_group`, `critic.learning_rate`, `pool.groups` and `budget`, and values of -1 of
+    `critic.pretrain_steps` (without a default 0) and, if the optimiser has them, `optimizer.b1` and `b2`. Raises ValueError for
+    settings that the optimiser does not have.
     """
     one_of("config.setting", config.setting, ("", "paper"))
     config = as_in_paper(config, defaults) if config.setting else config.copy_and_resolve_references()
@@ -361,7 +361,7 @@ def check(config: ConfigDict) -> None:
 
 
 def arithmetic_table(config: ConfigDict, prompt_tokens: int, groups: int = 1) -> list[tuple[str, str]]:
-    """The batch arithmetic of a run, for people: what one step samples, up to `groups` of a prompt, and how it is cut up."""
+    """Rows for the terminal: the samples of one step, up to `groups` groups per prompt, and their split into batches."""
     P, G, T = config.prompts.per_step, config.sampling.group, config.sampling.max_tokens
     learner, updates = config.learner, config.learner.epochs * config.learner.minibatches
     budget, most = config.budget, f" to {G * groups} = {P * G} to {P * G * groups}" if groups > 1 else f" = {P * G}"

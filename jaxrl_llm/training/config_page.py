@@ -1,4 +1,4 @@
-"""Every key of a run's configuration with its default and meaning, as the lines of `config.py` and their comments have them.
+"""Every key of a run's configuration with its default and meaning, read from the lines and comments of `config.py`.
 
 `python -m jaxrl_llm.training.config_page --write docs/configuration.md` renews the page; `--help` of scripts with --config
 prints the same.
@@ -32,9 +32,9 @@ class Key(NamedTuple):
 
 
 def rooms(source: str) -> Iterator[tuple[str, list[Key]]]:
-    """`(docstring, keys)` of each function of `config.py` that sets keys: `c.KEY = DEFAULT  # MEANING`, one on a line.
+    """`(docstring, keys)` of each function of `config.py` that sets keys: `c.KEY = DEFAULT  # MEANING`, one per line.
 
-    Reads the text alone and imports nothing, so that `--help` is quick.
+    It only parses the text and imports nothing, so that `--help` is quick.
     """
     comments = {token.start[0]: token.string.lstrip("# ") for token in tokenize.generate_tokens(io.StringIO(source).readline)
                 if token.type == tokenize.COMMENT}
@@ -61,7 +61,7 @@ def all_keys() -> list[Key]:
 
 
 def help_text() -> str:
-    """All keys for the terminal, one on a line."""
+    """All keys for the terminal, one per line."""
     lines = ["keys of --config, each set by --config.KEY=VALUE:"]
     for title, keys in rooms(_source()):
         lines += ["", f"  {title}"]

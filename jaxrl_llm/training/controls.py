@@ -1,4 +1,4 @@
-"""The controllers of a run: what they observe of it, and the settings that they propose."""
+"""The controllers of a run: the facts that they observe, and the settings that they propose."""
 import dataclasses
 import functools
 import inspect
@@ -22,7 +22,7 @@ class Controls:
     A run lets them observe its `control.FACTS` and reads their `control.Settings`.
 
     Raises:
-      ValueError: a controller sets what no run reads, or two set the same.
+      ValueError: a controller sets a setting that no run reads, or two set the same one.
     """
 
     by_name: Mapping[str, Controller] = dataclasses.field(default_factory=dict)
@@ -41,43 +41,43 @@ class Controls:
         return frozenset(knob for one in self.by_name.values() for knob in one.knobs)
 
     def init(self, **known: Any) -> dict[str, Any]:
-        """States before the first step; each `init` takes what it names of what is `known`, see `control.KNOWN`.
+        """States before the first step; each `init` takes its named arguments from `known`, see `control.KNOWN`.
 
-        Raises ValueError where that is not known.
+        Raises ValueError if one of them is not known.
         """
         for name, one in self.by_name.items():
             if strange := [key for key in _asked(one) if key not in known]:
                 raise ValueError(f"the init of controller {name!r} takes {', '.join(strange)}, and this run knows "
                                  f"{', '.join(known)}; a run that is made from a configuration knows {', '.join(KNOWN)}")
         states = {name: one.init(**{key: known[key] for key in _asked(one)}) for name, one in self.by_name.items()}
-        # An array that is in two places cannot be given away twice; weak types would make the next step compile again.
+        # An array at two places of a tree cannot be donated twice; weak types would make the next step recompile.
         return jax.tree.map(lambda x: jnp.array(x, jnp.result_type(x)), states)
 
     @property
     def asks(self) -> frozenset[str]:
-        """What their states depend on."""
+        """The names of the values that their states depend on."""
         return frozenset(key for one in self.by_name.values() for key in _asked(one))
 
     def settings(self, states: Mapping[str, Any]) -> Settings:
-        """What the controllers propose, all together."""
+        """The settings that all controllers propose together."""
         found: dict[str, Any] = {}
         for name, one in self.by_name.items():
             found |= one.propose(states[name])
         return Settings(**found)
 
     def observe(self, states: Mapping[str, Any], facts: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
-        """The states after these facts; a controller that reads others is left as it is."""
+        """The states after these facts; a controller that reads other facts is unchanged."""
         return {name: _observe(one, mesh, states[name], {fact: facts[fact] for fact in one.facts})
                 if facts.keys() >= set(one.facts) else states[name] for name, one in self.by_name.items()}
 
 
 def _asked(controller: Controller) -> list[str]:
-    """What the state of a controller depends on."""
+    """The names of the values that the state of a controller depends on."""
     return list(inspect.signature(controller.init).parameters)
 
 
 def facts_of(rollouts: Rollouts, batch: Rollouts, params: Any, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """The `control.FACTS` of a step: of `rollouts` on the host, replayed ones left out, and of the `batch` learned from."""
+    """The `control.FACTS` of a step: of `rollouts` on the host without replayed ones, and of the trained `batch`."""
     tokens = np.asarray(rollouts.token_mask & rollouts.fresh[..., None])
     found = {"prompt_ids": rollouts.prompt_ids, "rewards": rollouts.rewards, "valid": rollouts.fresh,
              "lengths": tokens.sum(-1, dtype=np.int32), "rollouts": batch, "params": params}
@@ -90,6 +90,6 @@ def facts_of(rollouts: Rollouts, batch: Rollouts, params: Any, metrics: Mapping[
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def _observe(controller: Controller, mesh: Mesh, state, facts):
-    """The state after these facts, laid out as the one before."""
+    """The state after these facts, with the sharding of the old state."""
     new = controller.observe(state, facts)
     return jax.lax.with_sharding_constraint(new, parallel.tree_shardings(new, mesh))

@@ -1,4 +1,4 @@
-"""What the policy that a run begins with makes of the training prompts, for controllers that compare problems."""
+"""Embeddings of the training prompts under a run's initial policy, for controllers that compare problems."""
 from collections.abc import Sequence
 
 import jax
@@ -9,13 +9,13 @@ from jaxrl_llm.generation.prompts import pad
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.values import features
 
-_ROWS = 64  # prompts of a call
+_ROWS = 64  # prompts per call
 
 
 def prompt_embeddings(policy: Policy, params, rows: Sequence[Sequence[int] | None], length: int) -> np.ndarray:
     """f32[N, D]: the mean over its tokens of the last block's output, for each prompt of at most `length` tokens.
 
-    0 for a prompt that is None or longer.
+    The row of a prompt that is None or longer is 0.
     """
     @jax.jit
     def look(params, tokens, mask):

@@ -1,4 +1,4 @@
-"""What a run is going to need on the devices it has, before its first step."""
+"""Estimates of a run's needs on its devices, before its first step."""
 import dataclasses
 import warnings
 from collections.abc import Set
@@ -14,10 +14,10 @@ from jaxrl_llm.training.config import parts
 from jaxrl_llm.training.setup import Run, optimizer_of
 from jaxrl_llm.training.shapes import row_lengths
 
-# Beginnings of `device_kind`, the longer before the shorter.
+# Prefixes of `device_kind`, longer ones first.
 _KINDS = {"NVIDIA H100": "h100", "NVIDIA H200": "h200", "NVIDIA A100": "a100-80", "TPU v4": "v4", "TPU v5 lite": "v5e",
           "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v6": "v6e"}
-_CERTAIN = 1.25  # estimates are within 25% of what compilers allocate
+_CERTAIN = 1.25  # estimates are within 25% of the compilers' allocations
 
 
 def work_of(config: ConfigDict, prompt_tokens: int, needs: Set[str], critic: bool) -> plan.Work:
@@ -35,18 +35,18 @@ def work_of(config: ConfigDict, prompt_tokens: int, needs: Set[str], critic: boo
 
 
 def device_of(device: jax.Device) -> Device:
-    """The published figures of a device, with the memory that it really has; a CPU's is its share of the host's."""
+    """The published figures of a device, with its actual memory; a CPU's is its share of the host's memory."""
     known = next((name for kind, name in _KINDS.items() if device.device_kind.startswith(kind)), None)
     facts = DEVICES[known] if known else Device(device.device_kind, 0.0, float("nan"), float("nan"))
     if device.platform == "cpu":
         memory = psutil.virtual_memory().total / device.client.device_count()
     else:
         memory = (device.memory_stats() or {}).get("bytes_limit", facts.memory) / plan.USABLE  # a limit is usable in full
-    return Device(facts.name, memory, facts.flops, facts.bandwidth, measured=True)  # the compiler is going to say
+    return Device(facts.name, memory, facts.flops, facts.bandwidth, measured=True)  # the compiler reports the actual needs
 
 
 def taught(run: Run) -> tuple[float, list[tuple[str, str]]]:
-    """Bytes of the weights of other models that lie on each device, and their row of the head, if there are any."""
+    """Bytes on each device of the weights of other models, and their row of the head, if there are any."""
     leaves = [x for one in run.learner.recorders for x in jax.tree.leaves(one.given)]
     mine = sum(shard.data.nbytes for x in leaves if x.sharding.memory_kind != "pinned_host"
                for shard in x.addressable_shards[:1])
@@ -55,7 +55,7 @@ def taught(run: Run) -> tuple[float, list[tuple[str, str]]]:
 
 
 def replayed(run: Run) -> list[tuple[str, str]]:
-    """How large the replay buffer of a run may become, if it has one."""
+    """The maximum size of a run's replay buffer, if it has one."""
     source = run.source
     if source.replay is None:
         return []
@@ -65,11 +65,11 @@ def replayed(run: Run) -> list[tuple[str, str]]:
 
 
 def forecast(run: Run) -> list[tuple[str, str]]:
-    """Rows for the head of a run: memory per device, useful operations of a step, both at the limits of all lengths, programs.
+    """Rows for the head of a run: memory per device and useful operations of a step at maximum lengths, and programs.
 
     Raises:
-      ValueError: the run does not fit its accelerators, by more than the estimate may be wrong; says what to change. It is a
-        warning where it is a matter of less, and on CPUs, whose memory swap extends.
+      ValueError: the run does not fit its accelerators by more than the error of the estimate; the message has advice. A
+        smaller excess, and any on CPUs, whose memory swap extends, is a warning.
     """
     c, mesh = run.learner.policy.model.config, run.learner.mesh
     own, critic = mesh.local_devices[0], run.learner.estimator.value_targets is not None

@@ -16,14 +16,14 @@ ALONE = ("gradient norms of single completions are taken on one device, and this
 
 
 def make(policy: Policy) -> Callable:
-    """The jitted `(params, lora, rollouts) -> f32[P, G]`, `|d / d theta sum_t log p_t|^2` over the trained tokens of each.
+    """The jitted `(params, lora, rollouts) -> f32[P, G]`, `|d / d theta sum_t log p_t|^2` over each one's trained tokens.
 
-    theta is all that is trained, weights or adapters; GVM's code takes the embeddings alone. Completions go through the model
-    one after another, each in a forward and a backward pass of its own: as many operations as an update, in no more memory.
-    0 without trained tokens.
+    theta are all trained parameters, weights or adapters; GVM's code uses only the embeddings. Completions go through the model
+    one after another, each in a separate forward and backward pass: this takes as many operations as an update, and no more
+    memory. The norm is 0 without trained tokens.
 
     Raises:
-      NotImplementedError: weights lie on several devices, over which one completion cannot be spread.
+      NotImplementedError: the weights are on several devices, and one completion cannot be sharded over them.
     """
     if policy.mesh is not None and policy.mesh.size > 1:
         raise NotImplementedError(ALONE.format(devices=policy.mesh.size))

@@ -20,22 +20,22 @@ from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.scoring import decode, joined, shared_scores
 from jaxrl_llm.training.shapes import prompt_buckets, smallest
 
-Generate = Callable[..., Completions]  # (prompt tokens, prompt mask, keys, what completions begin with) -> completions
+Generate = Callable[..., Completions]  # (prompt tokens, prompt mask, keys, forced first tokens) -> completions
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """`prompts` x `group` completions at a time, in one compiled program.
+    """A sampler of `prompts` x `group` completions at a time, in one compiled program.
 
     Attributes:
       generate: `(params, prompt_tokens, prompt_mask, keys, sampling, lora=) -> Completions`, see `generation.generate`.
-      sampling: the distribution to draw from, and how many tokens at most.
+      sampling: the distribution to draw from, and the maximum number of tokens.
       prompts, group: P and G of a call.  micro_batches: parts of the prompts, one after another; rewards of
-        one are computed while the device samples the next.
-      prompt_tokens: the longest prompt.
-      tokenizer, stop_strings, reward: how completions become texts and scores.
-      mesh, dtype: where weights lie and what the model computes in.
-      forces: completions can begin with solutions; one program then serves all, also where none does.
+        one part are computed while the device samples the next.
+      prompt_tokens: length of the longest prompt.
+      tokenizer, stop_strings, reward: these turn completions into texts and scores.
+      mesh, dtype: the mesh of the weights and the dtype of the model's computation.
+      forces: whether completions can begin with solutions; one program then serves all calls, even if none does.
     """
 
     generate: Guarded | Callable[..., Completions]
@@ -56,7 +56,7 @@ class Sampler:
     encode: ClassVar = staticmethod(encode_problems)
 
     def prepare(self) -> list[tuple[str, str]]:
-        """What scores completions, for the head of a run: name and how."""
+        """The rewards that score completions, for the head of a run: name and method."""
         return [(f"reward {name}", how) for name, how in self.reward.prepare()]
 
     def plant(self, problems: Sequence[Problem], ids: Sequence[Sequence[int]], draw: int) -> Forest:
@@ -67,9 +67,9 @@ class Sampler:
     def under(self, params, lora, temperature: float | jax.Array | None = None,
               max_tokens: int | jax.Array | None = None, max_turns: int | jax.Array | None = None,
               announced_turns: int | jax.Array | None = None, spread: float | jax.Array | None = None) -> Generate:
-        """The compiled program under these weights, with another temperature, length or spread where they are given.
+        """The compiled program under these weights, with another temperature, length or spread if given.
 
-        Raises ValueError for numbers of turns, which there are in an environment only, and for values outside their range.
+        Raises ValueError for numbers of turns, which only environments have, and for values outside their range.
         """
         for name, value in (("max_turns", max_turns), ("announced_turns", announced_turns)):
             if value is not None:
@@ -93,9 +93,9 @@ class Sampler:
 
     def groups(self, generate: Any, forest: Forest, rows: np.ndarray, first_uid: int, key: jax.Array, version: int,
                timer: PhaseTimer, shares: np.ndarray | None = None) -> Forest:
-        """The forest with one more group for each of the prompts `rows` i32[R], of uids from `first_uid` on.
+        """The forest with one more group for each of the prompts `rows` i32[R], with uids from `first_uid` on.
 
-        `shares` f32[R, G]: of the solution, that each completion begins with, see `topologies.Plan`; None: nothing.
+        `shares` f32[R, G]: the share of the solution that each completion begins with, see `topologies.Plan`; None: none.
         """
         shares = np.zeros((len(rows), self.group), np.float32) if shares is None else shares
         for start in range(0, len(rows), self.prompts):
@@ -104,7 +104,7 @@ class Sampler:
         return forest
 
     def _begun(self, problems: Sequence[Problem], shares: np.ndarray) -> Forced:
-        """The first tokens of solutions, `floor(share * tokens)`, or all with the end token; of one too long for T nothing."""
+        """The first `floor(share * tokens)` tokens of solutions, or all with the end token; none if a solution exceeds T."""
         most = self.sampling.max_tokens
         assert most is not None
         tokens, count = np.zeros((*shares.shape, int(most)), np.int32), np.zeros(shares.shape, np.int32)
@@ -117,7 +117,7 @@ class Sampler:
         return Forced(tokens, count)
 
     def _call(self, generate, forest, rows, shares, first_uid, key, version, timer):
-        """As `groups`, for at most `prompts` rows. Missing ones are filled up, so that no new shape compiles, and dropped."""
+        """As `groups`, for at most `prompts` rows. Missing rows are padded, so that no new shape compiles, and then dropped."""
         asked = [forest.prompt_ids(row) for row in rows]
         missing, length = self.prompts - len(asked), smallest(prompt_buckets(self.prompt_tokens), max(map(len, asked)))
         batch = pad([ids.tolist() for ids in asked] + [asked[0].tolist()] * missing, [0] * self.prompts, length)
@@ -142,9 +142,9 @@ class Sampler:
             version=np.full(int(lengths.sum()), version), decode_steps=steps, failures=scores.failures)
 
     def _parts(self, generate: Generate, batch: Any, count: int, timer) -> Iterator[Completions]:
-        """Completions of the first `count` prompts, a part after the other. While one is used the device samples the next.
+        """Completions of the first `count` prompts, one part after the other; the device samples the next during its use.
 
-        None is started before the one before it is there: the device would have to hold both.
+        No part is started before the previous one is finished: the device would have to hold both.
         """
         size = self.prompts // self.micro_batches
 
@@ -163,7 +163,7 @@ class Sampler:
                 ) -> tuple[Completions, int, list[str], Scores]:
         """Completions of all parts, their decode steps, texts and scores; without rows beyond the `problems`.
 
-        Where a reward sees the whole batch at once, it waits for the last part.
+        A reward that sees the whole batch at once waits for the last part.
         """
         if not self.reward.by_row:
             parts = iter([_joined(*parts)])
@@ -182,7 +182,7 @@ class Sampler:
 
 
 class Halves(NamedTuple):
-    """The nodes of completions that an expert began, one row after another.
+    """The nodes of completions whose first tokens an expert wrote, one row after another.
 
     row: i64[N], the completion.  role: i8[N].  length: i32[N].  first, last: bool[N], the first and the last node of the row.
     """
@@ -195,9 +195,9 @@ class Halves(NamedTuple):
 
 
 def halves(begun: np.ndarray, lengths: np.ndarray) -> Halves:
-    """The nodes of completions of `lengths i64[R]`, the first `begun i64[R]` tokens of which an expert wrote.
+    """The nodes of completions of `lengths i64[R]` whose first `begun i64[R]` tokens an expert wrote.
 
-    A completion without any of the policy's tokens is one node of the expert; one without an expert's is one of the policy.
+    A completion without tokens of the policy is one node of the expert; one without tokens of an expert is one of the policy.
     """
     rest = lengths - begun
     expert, own = begun > 0, (rest > 0) | (begun == 0)

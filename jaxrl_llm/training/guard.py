@@ -1,4 +1,4 @@
-"""Fails a run that compiles behind its back: a step that recompiles costs more than all it was tuned for."""
+"""Fails a run that recompiles unexpectedly: a step that recompiles costs more than any tuning of it saves."""
 import threading
 from collections.abc import Callable
 
@@ -39,7 +39,7 @@ class Guarded:
     def __call__(self, *args, **kwargs):
         leaves = {jax.tree_util.keystr(path): _describe(leaf)
                   for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs))}
-        signature = jax.tree.structure((args, kwargs)), *leaves.items()  # the structure says what is static
+        signature = jax.tree.structure((args, kwargs)), *leaves.items()  # the structure includes static arguments
         known = signature in self._seen
         if not known and len(self._seen) >= self.shapes:
             raise RecompilationError(f"{self.name} was called with a new shape after warm-up ({self.shapes} allowed): "

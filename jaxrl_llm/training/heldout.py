@@ -17,11 +17,11 @@ from jaxrl_llm.training.source import Source, sample_held_out
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Held-out performance of one policy, and what it wrote.
+    """Held-out performance of one policy, with its completions.
 
-    score: mean of the first reward component.  reward: mean of the weighted sum of all; None where there is one only.  solved:
-    share of completions that solve their problem.  any_solved: share of problems that one of the group solves.  by_task: the
-    same of each task of a run that has several, by label.
+    score: mean of the first reward component.  reward: mean of the weighted sum of all; None if there is only one.  solved:
+    share of completions that solve their problem.  any_solved: share of problems that a completion of the group solves.
+    by_task: the same for each task of a run that has several, by label.
     """
 
     score: Rate
@@ -34,7 +34,7 @@ class Evaluation:
     by_task: Mapping[str, "Evaluation"] = dataclasses.field(default_factory=dict)
 
     def metrics(self, prefix: str = "eval") -> dict[str, float]:
-        """Numbers by name."""
+        """The metrics by name."""
         rates = {f"{prefix}/score": self.score, f"{prefix}/solved": self.solved}
         found = {f"{name}{side}": value for name, rate in rates.items()
                  for side, value in zip(("", "_low", "_high"), (rate.mean, rate.low, rate.high))} | {
@@ -49,7 +49,7 @@ class Evaluation:
 
 def evaluate(source: Source, params, lora, *, problems: int, key: jax.Array, timer: PhaseTimer | None = None,
              temperature: float | None = None) -> Evaluation:
-    """Samples a group for each of `problems` held-out problems; ValueError where no prompt fits."""
+    """Samples a group for each of `problems` held-out problems; ValueError if no prompt fits."""
     forest = sample_held_out(source, params, lora, problems, key, timer, temperature)
     parts = {part.label: of_task(forest, task) for task, part in enumerate(source.task.parts)}
     by_task = {label: measure(part) for label, part in parts.items() if len(part.ends)}
@@ -58,7 +58,7 @@ def evaluate(source: Source, params, lora, *, problems: int, key: jax.Array, tim
 
 def evaluate_set(source: Source, params, lora, which: EvalSpec, *, key: jax.Array, timer: PhaseTimer | None = None
                  ) -> Evaluation:
-    """Samples a group for each problem of an evaluation set, as it says; ValueError where no prompt fits."""
+    """Samples a group for each problem of an evaluation set by its settings; ValueError if no prompt fits."""
     assert isinstance(source.sampler, Sampler)  # there are no sets in environments
     sampler = dataclasses.replace(source.sampler, reward=which.reward)
     other = dataclasses.replace(source, task=which.task, sampler=sampler)
@@ -66,9 +66,9 @@ def evaluate_set(source: Source, params, lora, which: EvalSpec, *, key: jax.Arra
 
 
 def measure(forest: Forest) -> Evaluation:
-    """The performance of the policy that wrote what is in the forest."""
+    """The performance of the policy that sampled the forest."""
     ends = forest.ends
-    bounds = np.flatnonzero(np.diff(forest.prompt[ends])) + 1  # an environment may lose some of a group
+    bounds = np.flatnonzero(np.diff(forest.prompt[ends])) + 1  # an environment may lose trajectories of a group
     score, reward, solved = (np.split(values[ends].astype(np.float64), bounds)
                              for values in (forest.components[:, 0], forest.rewards, forest.solved))
     facts = forests.metrics(forest)

@@ -1,7 +1,7 @@
-"""The two ways of a batch through the model: rectangular rows, each a prompt with its group, and packed rows.
+"""The two layouts of a batch in the model: rectangular rows, each a prompt with its group, and packed rows.
 
-The rectangular layout is the faster one where a prompt with its group fits. Packed rows pay for tokens that are there, wherever
-they lie, and their micro-batches can be smaller than a prompt with its group, see `training.accumulate`.
+The rectangular layout is faster if a prompt with its group fits. Packed rows only cost their actual tokens, and their
+micro-batches can be smaller than a prompt with its group, see `training.accumulate`.
 """
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,11 +22,11 @@ from jaxrl_llm.training.step import in_parts, make_update
 
 
 class Layout(NamedTuple):
-    """How rollouts are computed.
+    """The functions that compute rollouts in a layout.
 
     logprobs: `(params, lora, rollouts) -> (logprobs, entropies)`, f32[P, G, T] each; see `Policy.logprobs`.
     update: `(state, rollouts, advantages, rate=None) -> (state, metrics)`, see `training.step.make_update`.
-    ready: rollouts on the host -> the same with what the programs are promised, see `Rollouts.filled`.
+    ready: rollouts on the host -> the same with the promise to the programs, see `Rollouts.filled`.
     update_programs, logprob_programs: the compiled programs of each.
     """
 
@@ -42,8 +42,8 @@ def rectangular(policy: Policy, objective: Objective, optimizer: optax.GradientT
     """Batches `[P, G, T]` of these sizes.
 
     Args:
-      parts: of a batch, whose log-probs are computed one after another.
-      together: prompts that go through the model at a time.
+      parts: number of parts of a batch, whose log-probs are computed one after another.
+      together: number of prompts that go through the model at a time.
     """
     logprobs = Guarded("log-probs", jax.jit(in_parts(policy.logprobs, parts)), sizes.programs)
     update = Guarded("update", make_update(policy, objective, optimizer, clip_norm=clip_norm, micro_batches=micro_batches,
@@ -60,9 +60,9 @@ def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransf
            clip_norm: float | None, balance: float) -> Layout:
     """Rows of one of the `lengths`, `size` of them at a time; batches `[P, G, T]` come in one shape.
 
-    Rows are packed on the host, once for what measures a batch and learns from it one after another.
+    Rows are packed on the host, once for consecutive measurements and updates of a batch.
     """
-    # Log-probs are those of whole batches and of mini-batches: two views for each length of rows.
+    # Log-probs are computed for whole batches and for mini-batches: two views for each length of rows.
     limits = {"logprobs": 2 * len(lengths), "accumulate": len(lengths), "whole": len(lengths)}
     made = accumulate.make_parts(policy, objective, optimizer, clip_norm=clip_norm, balance=balance)
     guards: dict[str, Any] = {name: Guarded(name, getattr(made, name), limits.get(name, 1)) for name in made._fields[1:]}
@@ -93,7 +93,7 @@ def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransf
 
 
 def remembers_last(function: Callable) -> Callable:
-    """The function of arrays, whose last result is given again for the very same arrays, where those cannot change."""
+    """The function of arrays that returns its last result again for the identical arrays, if those are immutable."""
     last: list[Any] = [(), None]
 
     def remembered(*given):

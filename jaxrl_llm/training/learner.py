@@ -1,4 +1,4 @@
-"""From finished rollouts to new weights: what is recorded of them, advantages, optimiser steps."""
+"""From finished rollouts to new weights: recorded measurements, advantages, optimiser steps."""
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -36,9 +36,9 @@ class TrainingDiverged(RuntimeError):
 
 
 class Learned(NamedTuple):
-    """The new `state`, `metrics` (means over the updates), and the `rollouts` and `advantages` f32[P, G, T] learned from.
+    """The new `state`, `metrics` (means over the updates), and the trained `rollouts` and `advantages` f32[P, G, T].
 
-    The last two are None where there was nothing to learn from.
+    The last two are None if there was nothing to train on.
     """
 
     state: TrainState
@@ -52,20 +52,20 @@ class Learner:
     """`learn(state, rollouts)` is one step of a run; see `training.setup.make_learner` for one made from a configuration.
 
     Attributes:
-      policy, estimator, objective, optimizer: what is learned, and how.
-      recorders: what is measured of rollouts first, in this order.
-      layout: how a batch goes through the model, for its log-probs and for updates.
+      policy, estimator, objective, optimizer: the trained policy, and its method of training.
+      recorders: measurements that are first recorded with rollouts, in this order.
+      layout: the layout of a batch in the model, for its log-probs and for updates.
       joint: the update that estimates in its own forward pass, see `make_joint_update`; None: advantages come first.
-      rows, group: P, or numbers of rows to choose from, and G of the rows that are learned from; larger groups become several
-        rows, see `training.regroup`.
-      epochs, minibatches: passes over a batch, updates in each.
-      pretrain_steps: first steps, in which the policy is left as it is.
-      max_skipped: updates in a row that may be refused.
-      offload: what waits in the host's memory, see `training.offload`.
-      controls: controllers, which see what becomes of each step and set what follows.
-      optimizer_metrics: numbers by name that the state of the optimiser tells.
-      filters: of single rollouts, by name; those that they drop count in advantages and not in the loss.
-      ema: decay of the moving average of what is trained; 0: none.
+      rows, group: P, or numbers of rows to choose from, and G of the trained rows; larger groups become several rows, see
+        `training.regroup`.
+      epochs, minibatches: passes over a batch, and updates per pass.
+      pretrain_steps: number of first steps in which the policy is not updated.
+      max_skipped: number of consecutive updates that may be refused.
+      offload: names of the trees kept in host memory, see `training.offload`.
+      controls: controllers, which observe each step and set the next.
+      optimizer_metrics: metrics by name from the state of the optimiser.
+      filters: filters of single rollouts, by name; dropped rollouts count in advantages and not in the loss.
+      ema: decay of the moving average of the trained parameters; 0: none.
     """
 
     policy: Policy
@@ -89,7 +89,7 @@ class Learner:
     ema: float = 0.0
 
     def init(self, params, lora, key: jax.Array, known: Mapping[str, Any] | None = None) -> TrainState:
-        """The state before the first step, laid out on the mesh; `known`: what controllers hear of the run, `control.KNOWN`."""
+        """The state before the first step, sharded over the mesh; `known`: values for controllers, see `control.KNOWN`."""
         beside = {one.name: one.init(params) for one in self.recorders if one.fit is not None and one.init is not None}
         state = state_lib.create(params, lora, self.optimizer, self.estimator, self.objective, key)
         control = self.controls.init(params=params, temperature=self.policy.temperature, **(known or {}))
@@ -98,7 +98,7 @@ class Learner:
 
     @property
     def keeping(self) -> tuple[Recorder, ...]:
-        """The recorders with weights that are neither trained nor set by a controller."""
+        """The recorders whose weights are neither trained nor set by a controller."""
         return tuple(one for one in self.recorders
                      if one.fit is None and one.init is not None and one.name not in self.controls.knobs)
 
@@ -107,9 +107,9 @@ class Learner:
         return {one.name: one.init(params) for one in self.keeping if one.init is not None}
 
     def evaluated(self, state: TrainState, score: float) -> tuple[TrainState, bool]:
-        """The state after an evaluation with this score, and whether the controllers ask for a reset, which it then is.
+        """The state after an evaluation with this score, and whether the controllers requested a reset, which is then done.
 
-        A reset clears the optimiser; whoever calls makes new `frozen` weights of the policy.
+        A reset clears the optimiser's state; the caller makes new `frozen` weights from the policy.
         """
         state = state.replace(control=self.controls.observe(state.control, {"score": np.float32(score)}, self.mesh))
         reset = bool(self.controls.settings(state.control).reset)
@@ -123,9 +123,9 @@ class Learner:
               timer: PhaseTimer | None = None, facts: Mapping[str, Any] | None = None) -> Learned:
         """Advantages and optimiser steps on one batch on the host.
 
-        `frozen`: what `frozen(params)` returned at the start, where a recorder has such weights. `facts`: what controllers
-        observe beyond `control.FACTS`, see `Finished.facts`. None for rollouts counts as a step in which there was nothing to
-        learn. The state is consumed.
+        `frozen`: the result of `frozen(params)` at the start, if a recorder has such weights. `facts`: further facts for
+        controllers beside the step's, see `Finished.facts`. With `rollouts` None the step counts, but nothing is trained. The
+        state is consumed.
 
         Raises:
           TrainingDiverged: after `max_skipped` non-finite updates in a row.
@@ -157,15 +157,15 @@ class Learner:
         return Learned(state.replace(step=state.step + 1), metrics, batch, estimated)
 
     def place(self, tree):
-        """A batch on the devices: every leaf `[P, ...]` spread over the mesh by prompts."""
+        """A batch on the devices: every leaf `[P, ...]` sharded over the mesh by prompts."""
         return parallel.put(tree, parallel.batch_sharding(self.mesh))
 
     def _credit(self, state: TrainState, rollouts: Rollouts, frozen: Mapping[str, Any], settings: Settings, alone: bool):
-        """Everything the updates of a batch need beside it: `(state, batch, advantages, metrics)`.
+        """The inputs of the updates of a batch: `(state, batch, advantages, metrics)`.
 
-        Advantages are None where the update makes them in its own forward pass. They are made of whole groups; groups that are
-        larger than the rows of an update are cut afterwards. Only then recorders measure, on fewer slots, unless the estimator
-        reads what they provide.
+        Advantages are None if the update computes them in its own forward pass. They are computed from whole groups; groups
+        larger than the rows of an update are cut afterwards. Recorders measure after this cut, on fewer slots, unless the
+        estimator reads their measurements.
         """
         if rollouts.valid.shape[1] == self.group:
             batch, facts = self._recorded(state, self.place(self.layout.ready(rollouts)), frozen, settings, alone)
@@ -193,7 +193,7 @@ class Learner:
         return state.replace(estimator_state=estimator_state), batch, self.place(advantages), facts | own | dropped
 
     def _filtered(self, batch: Rollouts) -> tuple[Rollouts, dict]:
-        """The batch, whole groups with their advantages made, without what filters of single rollouts drop; metrics.
+        """The batch without the rollouts that filters drop, after advantages were computed from whole groups; metrics.
 
         `filter/NAME/dropped` and `filter/NAME/dropped_tokens` are shares of the rollouts and of their trained tokens.
         """
@@ -204,9 +204,9 @@ class Learner:
 
     def _recorded(self, state: TrainState, batch: Rollouts, frozen: Mapping[str, Any], settings: Settings, alone: bool
                   ) -> tuple[Rollouts, dict]:
-        """The batch with what the recorders measure, and with the targets of a critic, all fixed for the step's updates.
+        """The batch with the recorders' measurements and the targets of a critic, all fixed for the step's updates.
 
-        A critic that is trained `alone` is fitted to the returns that were seen.
+        A critic that is trained `alone` is fitted to the observed returns.
         """
         seen = batch
         for one in self.recorders:
@@ -228,7 +228,7 @@ class Learner:
         rows = batch.mask.shape[0]
         size, updates, estimated, real = rows // self.minibatches, [], advantages, parallel.fetch(batch.live).any(1)
         drops = self.filters or self.estimator.keeps is not None
-        if drops and not real.any():  # an update by nothing would still move weights along earlier gradients
+        if drops and not real.any():  # an empty update would still move weights along earlier gradients
             return state, updates, advantages
         shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), _SHUFFLE_STREAM)
         for epoch in range(self.epochs):
@@ -239,7 +239,7 @@ class Learner:
                 continue
             order = jax.random.permutation(jax.random.fold_in(shuffle_key, epoch), rows)
             for start in range(0, rows, size):
-                if not real[np.asarray(order[start:start + size])].any():  # nothing but filling, where filters kept too few
+                if not real[np.asarray(order[start:start + size])].any():  # only padding, if filters kept too few
                     continue
                 part, its_advantages = self.place(rows_of((batch, advantages), order, start, size))
                 state, found = self._update(state, part, its_advantages, alone, rate)
@@ -248,7 +248,7 @@ class Learner:
 
     def _update(self, state: TrainState, part: Rollouts, advantages, alone: bool, rate: np.float32 | None
                 ) -> tuple[TrainState, dict]:
-        """One optimiser step of what is trained beside the policy, then of the policy, unless it is left `alone`."""
+        """One optimiser step of the models trained beside the policy, then of the policy, unless those train `alone`."""
         found: dict[str, Any] = {}
         for one in self.recorders:
             if one.fit is not None:
@@ -261,14 +261,14 @@ class Learner:
         return average.moved(state, self.ema), found | learned
 
     def ratios(self, state: TrainState, batch: Rollouts, before: jax.Array) -> jax.Array:
-        """f32[P, G, T], the probability of each token now over that of the log-probs `before`."""
+        """f32[P, G, T], the current probability of each token divided by that of the log-probs `before`."""
         return jax.numpy.exp(self.layout.logprobs(state.params, state.lora, texts_of(batch))[0] - before)
 
 
 def mean_metrics(updates: list[dict]) -> dict[str, float]:
     """Metrics of the updates of a step as one: means, maxima for names in `max/`, the last value of the running count.
 
-    None of a step without updates, whose rollouts the method dropped.
+    A step without updates, whose rollouts the method dropped, has none.
     """
     if not updates:
         return {}
@@ -279,7 +279,7 @@ def mean_metrics(updates: list[dict]) -> dict[str, float]:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def estimate(estimator: Estimator, mesh: Mesh, batch: Rollouts, state):
-    """`(advantages, state, metrics)` of an estimator; its state stays laid out by the partition table, and finite."""
+    """`(advantages, state, metrics)` of an estimator; its state stays sharded by the partition table, and finite."""
     advantages, new = estimator.update(batch, state)
     new = keep_finite(new, state)
     metrics = {} if estimator.metrics is None else estimator.metrics(batch, advantages, state)
@@ -288,7 +288,7 @@ def estimate(estimator: Estimator, mesh: Mesh, batch: Rollouts, state):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _kept(keep: Callable[[Rollouts], jax.Array], batch: Rollouts, kept: Rollouts) -> tuple[Rollouts, jax.Array, jax.Array]:
-    """`kept` without the rollouts that a filter drops of the `batch`, and their shares of rollouts and of trained tokens."""
+    """`kept` without the rollouts of the `batch` that a filter drops, and their shares of rollouts and of trained tokens."""
     stays = keep(batch)
     share = 1 - masked.mean(stays.astype(np.float32), batch.valid)
     tokens = 1 - masked.mean(masked.to_tokens(stays.astype(np.float32), batch.token_mask), batch.token_mask)
@@ -297,6 +297,6 @@ def _kept(keep: Callable[[Rollouts], jax.Array], batch: Rollouts, kept: Rollouts
 
 @functools.partial(jax.jit, static_argnums=3)
 def rows_of(tree, order, start, size: int):
-    """Of every leaf `[P, ...]` the rows `order[start:start + size]`."""
+    """The rows `order[start:start + size]` of every leaf `[P, ...]`."""
     chosen = take(order, start, size)
     return jax.tree.map(lambda x: x[chosen], tree)

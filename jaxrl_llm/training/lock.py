@@ -1,4 +1,4 @@
-"""One run at a time in a folder: a lock that the system takes back with the process, however that ends."""
+"""One run at a time in a folder: a lock that the system releases when the process ends in any way."""
 
 import contextlib
 import datetime
@@ -16,16 +16,16 @@ from typing import BinaryIO
 from jaxrl_llm import parallel
 
 FILE_NAME = "run.lock"
-PATIENCE = 60.0  # seconds for which some network file systems remember that a file is not there
-_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # by some NFS and FUSE mounts
+PATIENCE = 60.0  # seconds for which some network file systems cache that a file does not exist
+_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of some NFS and FUSE mounts
 
 
 @contextlib.contextmanager
 def locked(path: str | Path) -> Iterator[None]:
-    """Holds the run folder `path`, which is made if need be, and removed again if nothing was put there.
+    """Locks the run folder `path`, which is created if needed, and removed again if it stays empty.
 
-    Of several processes the first one locks. Readers of the folder need no lock. Raises, in every process, RuntimeError if a
-    living run has the folder, OSError if it cannot be written and ValueError if a process does not see it.
+    Only the first of several processes locks. Readers of the folder need no lock. Raises, in every process, RuntimeError if
+    another live run has the folder, OSError if it cannot be written and ValueError if a process does not see it.
     """
     path, problem = Path(path).expanduser().absolute(), None
     with contextlib.ExitStack() as held:
@@ -42,7 +42,7 @@ def locked(path: str | Path) -> Iterator[None]:
 
 
 def _check_seen(path: Path) -> None:
-    """ValueError, in every process, when one does not see the file that the first one has locked."""
+    """Raises ValueError in every process if one does not see the file that the first process has locked."""
     end = time.monotonic() + PATIENCE
     while not (path / FILE_NAME).exists() and time.monotonic() < end:
         time.sleep(0.1)
@@ -66,7 +66,7 @@ def _hold(path: Path) -> Iterator[None]:
         raise type(error)(error.errno, f"cannot write to workdir {path}: {error.strerror}; check its permissions and free "
                           "space, or choose another --workdir") from error
     with file:
-        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+        with contextlib.suppress(OSError):  # a full disk: the lock still holds
             file.truncate(0)
             file.write(json.dumps({"host": platform.node(), "pid": os.getpid(), "started": _now()}).encode())
         os.register_at_fork(after_in_child=file.close)  # a lock lives as long as any copy of its file is open
@@ -79,7 +79,7 @@ def _hold(path: Path) -> Iterator[None]:
 
 
 def _take(path: Path) -> BinaryIO:
-    """The file, locked; BlockingIOError if another process has it. Where files cannot be locked, a warning."""
+    """The file, locked; BlockingIOError if another process has it. Warns if files cannot be locked."""
     while True:
         file = open(path, "a+b", buffering=0)
         try:
@@ -92,14 +92,14 @@ def _take(path: Path) -> BinaryIO:
                           "second run in this folder", RuntimeWarning, stacklevel=2)
         if os.fstat(file.fileno()).st_nlink:
             return file
-        file.close()  # its last holder has removed it since it was opened
+        file.close()  # its last holder removed it after it was opened
 
 
 def _holder(path: Path) -> str:
     try:
         holder = json.loads(path.read_text())
         return f"host {holder['host']}, process {holder['pid']}, since {holder['started']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it has only just been locked, or the disk was full
+    except (OSError, ValueError, KeyError, TypeError):  # it was locked a moment ago, or the disk was full
         return f"see {path}"
 
 

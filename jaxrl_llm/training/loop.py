@@ -1,4 +1,4 @@
-"""A run from its first step to its last: steps by schedule; evaluation, pages and checkpoints now and then."""
+"""A run from its first step to its last: steps by schedule, with evaluations, pages and checkpoints at intervals."""
 import contextlib
 import errno
 import io
@@ -38,12 +38,12 @@ from jaxrl_llm.training.value_plots import plot_history
 from jaxrl_llm.training.warmup import imitate, minimise, oracle_demonstrations
 from jaxrl_llm.training.workdir import Workdir, check_agreement, open_workdir, records
 
-_EVAL_STREAM = 2**31 - 1  # folded into the run's key; of trajectories those are the upper halves of uids
+_EVAL_STREAM = 2**31 - 1  # folded into the run's key, like the upper halves of uids of trajectories
 _SETS_STREAM = 2**31 - 5  # likewise, for evaluation sets
 
 
 class Reached(NamedTuple):
-    """Where a run is: `state`, and the `position` of its source from which it goes on; one object, which no interrupt parts."""
+    """The progress of a run: `state`, and the `position` of its source; one object, so that no interrupt separates them."""
 
     state: TrainState
     position: dict[str, Any]
@@ -57,7 +57,7 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
 
     Raises:
       ValueError, FileExistsError: for configurations that cannot work and folders that belong to another run.
-      RuntimeError: when a living run has the folder.
+      RuntimeError: when another live run has the folder.
       TrainingDiverged: after `learner.max_skipped` non-finite updates in a row.
       RecompilationError: when a step compiles again after its shapes are settled.
       Preempted (SystemExit 75): after SIGTERM or SIGUSR1.
@@ -80,8 +80,8 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, E
     preemption.check()
     config, primary = run.config, parallel.is_primary()
     check_other(config.model.path, workdir)
-    work = open_workdir(workdir, config, resume)  # compares the numbers that the run really uses
-    check_agreement(work)  # and nothing is written before every process has looked
+    work = open_workdir(workdir, config, resume)  # compares the resolved numbers of the run
+    check_agreement(work)  # nothing is written before every process has checked
     if not work.resume and primary:
         work.record()
     _print_head(run, params)
@@ -90,7 +90,7 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, E
           Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
         with preemption.at_once():
             state = _first_state(run, params, work, checkpoints, progress)
-            params = None  # those of the state are used, and room for both there may not be
+            params = None  # the state has its own, and there may be no room for both
         preemption.check()
         frozen = {name: offload.away(run.learner.offload, name, own) for name, own in frozen_weights(run, state, work).items()}
         state = offload.moments_away(run.learner.offload, state)
@@ -111,7 +111,7 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, E
 
 
 def _of_method(run: setup.Run) -> list[tuple[str, str]]:
-    """How the run differs from the paper that its method is named after."""
+    """The differences between the run and the paper of its method."""
     rows, first, steps = paper_table(run.config, run.method.defaults), run.learner.estimator.bootstrap, run.config.steps
     if rows:
         rows.append(("to have the paper's", "--config.setting=paper"))
@@ -122,7 +122,7 @@ def _of_method(run: setup.Run) -> list[tuple[str, str]]:
 
 
 def _print_head(run: setup.Run, params) -> None:
-    """What runs, on what, and what it needs."""
+    """Prints the run, its devices and its needs."""
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
     device, sampler = f"{jax.device_count()} x {jax.devices()[0].device_kind}", run.source.sampler
     server = [] if run.source.server is None else [("sampled by", run.source.server.url)]
@@ -133,7 +133,7 @@ def _print_head(run: setup.Run, params) -> None:
 
 
 def _first_state(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, progress) -> TrainState:
-    """The state that a run begins with, or that of its last checkpoint, to whose position the source is brought."""
+    """The initial state of a run, or that of its last checkpoint, whose position is then set in the source."""
     if not work.resume:
         return setup.initial_state(run, warm_up(run, params, progress))
     progress.phase("restoring")
@@ -161,7 +161,7 @@ def warm_up(run: setup.Run, params, progress):
 
 
 def frozen_weights(run: setup.Run, state: TrainState, work: Workdir) -> dict[str, Any]:
-    """Weights that recorders keep of step 0 by name, in folders beside the checkpoints, read by a resumed run."""
+    """Weights that recorders keep from step 0, by name, in folders beside the checkpoints, read by a resumed run."""
     frozen = {}
     for one in run.learner.keeping:
         folder = work.path / one.name
@@ -179,7 +179,7 @@ def frozen_weights(run: setup.Run, state: TrainState, work: Workdir) -> dict[str
 
 
 def keep_weights(folder: Path, step: int, recorder: Recorder, state: TrainState) -> dict[str, Any]:
-    """What a recorder makes of the policy, by its name, kept in `folder` for runs that go on from this step or a later one."""
+    """A recorder's weights from the policy, by its name, kept in `folder` for runs that continue from this step or later."""
     assert recorder.init is not None
     own = recorder.init(state.params)
     with Checkpoints(folder, keep=2) as store:  # a kill may come before the next checkpoint of the run
@@ -199,10 +199,10 @@ class _Session:
         self.note = " (compiles on the first step)"
 
     def steps(self) -> dict[str, Evaluation]:
-        """All steps that are left; the evaluations before and after them."""
+        """Runs all remaining steps; returns the evaluations before and after them."""
         start = self.saved
         try:
-            with preemption.at_once():  # nothing was learned yet
+            with preemption.at_once():  # nothing is trained yet
                 self.begin(start)
             self.schedule = schedules.sync(self.run.source, self.run.learner, self.reached.state, self.frozen, self.timer,
                                            lambda phase: self.progress.phase(phase + self.note))
@@ -219,16 +219,16 @@ class _Session:
         return self.evaluations
 
     def begin(self, start: int) -> None:
-        """The evaluation before the first step, or the one in which the run broke off after its step had been saved."""
+        """The evaluation before the first step, or the one during which the run was interrupted after saving its step."""
         if start and parallel.agree(self.writer.last_step or 0) >= start:
             return
         if metrics := self.measured(start):
             self.writer.write(start, metrics | self.timer.collect())
 
     def step(self, step: int) -> None:
-        """One step, and what is due after it."""
+        """One step, and the evaluations, pages and checkpoints due after it."""
         config, began = self.run.config, time.perf_counter()
-        with preemption.at_once(bool(self.note)):  # what the first step starts from has been saved
+        with preemption.at_once(bool(self.note)):  # the state before the first step has been saved
             done = self.schedule.send(self.reached.state) if self.changed else next(self.schedule)
             self.reached, self.note, self.changed = Reached(done.learned.state, done.position), "", False
         metrics = done.finished.metrics | done.learned.metrics | self.pace(done, time.perf_counter() - began)
@@ -248,11 +248,11 @@ class _Session:
             self.reset = False
 
     def due(self, step: int, every: int) -> bool:
-        """Whether something is due that happens every `every` steps, before the first and after the last one."""
+        """Whether something is due that happens every `every` steps, before the first and after the last step."""
         return bool(every and step % every == 0) or step in (0, self.run.config.steps)
 
     def measured(self, step: int) -> dict[str, float]:
-        """What the evaluations that are due after this step tell, by name."""
+        """Metrics by name of the evaluations that are due after this step."""
         state, every, metrics = self.reached.state, self.run.config.eval.every, dict[str, float]()
         if self.due(step, every):
             self.evaluations["after" if step else "before"] = evaluation = self.evaluate(step)
@@ -284,7 +284,7 @@ class _Session:
         return evaluation
 
     def control(self, step: int, score: float) -> None:
-        """Lets the controllers see an evaluation, and does what they ask for."""
+        """Lets the controllers observe an evaluation, and does a reset if they request one."""
         learner = self.run.learner
         state, reset = learner.evaluated(self.reached.state, score)
         self.reached, self.changed, self.reset = Reached(state, self.reached.position), True, reset
@@ -293,7 +293,7 @@ class _Session:
             self.frozen[one.name] = offload.away(learner.offload, one.name, own)
 
     def save(self) -> None:
-        """A checkpoint of where the run is."""
+        """Saves a checkpoint of the run's progress."""
         self.progress.phase("saving")
         state, position = self.reached
         with self.timer("checkpoint"):
@@ -301,7 +301,7 @@ class _Session:
         self.saved = int(state.step)
 
     def pace(self, done: Step, seconds: float) -> dict[str, float]:
-        """The learning rate of a step's last update, and how long the step took."""
+        """The learning rate of a step's last update, and the duration of the step."""
         updates = optimizers.updates_made(done.learned.state.opt_state)
         tokens = np.sum(done.finished.forest.version == int(done.learned.state.step) - 1)  # without replayed ones
         rate = float(self.run.learning_rate(max(updates - 1, 0))) * done.learned.metrics.get("control/learning_rate", 1.0)
@@ -309,9 +309,9 @@ class _Session:
                 "speed/tokens_per_second": float(tokens) / seconds}
 
     def rescue(self, error: BaseException) -> None:
-        """Saves what was learned since the last checkpoint, where that can still be done; `error` gets a note of it."""
-        # An update consumes the state it is given: what broke inside one leaves only the last checkpoint. What broke in one
-        # of several processes did not break in the others, which would not take part in saving.
+        """Saves the progress since the last checkpoint if that is still possible; `error` gets a note of it."""
+        # An update consumes its state: after an error inside one only the last checkpoint is left. An error in one of several
+        # processes did not occur in the others, which would not take part in saving.
         state, saved = self.reached.state, self.saved
         alone = not parallel.several() or isinstance(error, preemption.Preempted)
         if alone and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)) and int(state.step) > saved:
@@ -319,7 +319,7 @@ class _Session:
                 self.save()
                 self.checkpoints.wait()
                 error.add_note(f"step {self.saved} was saved; continue with --resume")
-            except Exception as problem:  # what ended the run is the error to show
+            except Exception as problem:  # the error that ended the run is the one to show
                 error.add_note(f"step {int(state.step)} could not be saved: {problem}; the last saved one is step {saved}, "
                                "from which --resume continues")
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -22,9 +22,9 @@ _FLUSH_SECONDS = 120  # between writes of TensorBoard events to the disk: each w
 class MetricWriter:
     """Writes flat dicts of scalars to `workdir`/metrics.jsonl and `workdir`/tensorboard.
 
-    After a resume pass the step that was restored: what the dead process wrote beyond it is dropped, because those
-    steps are about to be trained again. Without it both files start empty. `last_step` is that of the last line, or None.
-    `also(step, metrics)` gets the same.
+    After a resume pass the restored step: lines that the dead process wrote beyond it are dropped, because those steps
+    will be trained again. Without it both files start empty. `last_step` is the step of the last line, or None.
+    `also(step, metrics)` is called with the same values.
     """
 
     def __init__(self, workdir: str | Path, restored_step: int | None = None,
@@ -50,7 +50,7 @@ class MetricWriter:
         """Appends one line and flushes it; NaN and infinities become the strings "NaN", "Infinity", "-Infinity".
 
         Waits for the device if values are still being computed. Raises ValueError if `step` does not increase, a name
-        is taken or a value is no scalar; OSError if the line cannot be written.
+        is taken or a value is not a scalar; OSError if the line cannot be written.
         """
         if self.last_step is not None and step <= self.last_step:
             raise ValueError(
@@ -70,7 +70,7 @@ class MetricWriter:
         self._also(int(step), values)
 
     def close(self) -> None:
-        """Closes both files. Every line has been written out, so what goes wrong here is a warning."""
+        """Closes both files. Every line has been written out, so an error here is only a warning."""
         for file in (self._events, self._file):
             try:
                 file.close()
@@ -81,7 +81,7 @@ class MetricWriter:
 class _Events:
     """A TensorBoard event file in `folder`, written by the caller's own thread.
 
-    That of `tensorboardX.SummaryWriter` dies on a full disk, and its caller then waits for ever.
+    The thread of `tensorboardX.SummaryWriter` dies on a full disk, and its caller then waits forever.
     """
 
     def __init__(self, folder: Path, purge_step: int):
@@ -92,7 +92,7 @@ class _Events:
         self.path = folder / f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
         self._file, self._flushed = RecordWriter(str(self.path)), -math.inf
         self._add(file_version="brain.Event:2")
-        # TensorBoard itself hides the events at and after `purge_step` that older files of the folder hold.
+        # TensorBoard itself hides events at and after `purge_step` in older files of the folder.
         self._add(step=purge_step, session_log=SessionLog(status=SessionLog.START))
 
     def _add(self, **content) -> None:
@@ -151,10 +151,9 @@ def host_memory() -> dict[str, float]:
 
 
 def read_metrics(path: str | Path) -> dict[str, np.ndarray]:
-    """metrics.jsonl (or the folder that holds it) as "step" i64[N] and one f64[N] per name, NaN where a step lacks it.
+    """metrics.jsonl (or its folder) as "step" i64[N] and one f64[N] per name, NaN where a step lacks it.
 
-    A last line cut short by a kill is left out. Raises FileNotFoundError, or ValueError with the number of a broken
-    line.
+    A last line cut short by a kill is dropped. Raises FileNotFoundError, or ValueError with the number of a broken line.
     """
     path = Path(path)
     path = path / FILE_NAME if path.is_dir() else path
@@ -168,7 +167,7 @@ def read_metrics(path: str | Path) -> dict[str, np.ndarray]:
 
 @contextlib.contextmanager
 def _naming(action: str) -> Iterator[None]:
-    """An OSError within says what could not be done; by itself a full disk names no file."""
+    """Adds the failed action to an OSError raised within; by itself a full disk names no file."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Estimator and objective of a configuration, the numbers of the objective as they are given or by schedules."""
+"""Estimator and objective of a configuration; numbers of the objective are constants or schedules."""
 import functools
 from typing import Any
 
@@ -28,7 +28,7 @@ SCHEDULES = {"linear": linear, "cosine": cosine}
 
 
 def schedule(text: str, steps: int) -> Schedule:
-    """Of `linear(start=0.1, end=0)` or `cosine(...)`, over `steps` unless it says `steps=...`; ValueError for anything else."""
+    """The schedule `linear(start=0.1, end=0)` or `cosine(...)`, over `steps` unless `steps=...` is given; else ValueError."""
     (name, options), *others = config_lib.calls(text)
     if others:
         raise ValueError(f"{text!r} are {1 + len(others)} schedules; give one")
@@ -43,8 +43,8 @@ def schedule(text: str, steps: int) -> Schedule:
 def method_parts(config: ConfigDict, feature_size: int) -> tuple[Estimator, Objective]:
     """Estimator and objective of the configured method, `feature_size` being the width of `rollouts.features`.
 
-    Numbers of `config.objective` may be schedules: `kl_coef=linear(start=0.1, end=0)`. Their steps are those in which the
-    policy learns something, and not the first ones, in which a critic alone does. Raises ValueError for what cannot be made so.
+    Numbers of `config.objective` may be schedules: `kl_coef=linear(start=0.1, end=0)`. Their steps are those that train the
+    policy, without the first ones, which only train a critic. Raises ValueError for invalid overrides.
     """
     given = config_lib.keywords(config.objective)
     plain = {name: value for name, value in given.items() if not (isinstance(value, str) and value.endswith(")"))}

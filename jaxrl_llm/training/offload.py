@@ -1,7 +1,7 @@
-"""What only a part of a step needs, kept in the memory of the host for the rest of it (`config.learner.offload`).
+"""Trees that only a part of a step needs, kept in host memory for the rest of the step (`config.learner.offload`).
 
-The state of the optimiser comes to the devices for the updates, reference weights for their log-probs. Copies: no bit changes.
-Checkpoints save and restore both where they lie.
+The state of the optimiser comes to the devices for the updates, reference weights for their log-probs. They are copied without
+any change of bits. Checkpoints save and restore both in their current memory.
 """
 from typing import Any
 
@@ -11,7 +11,7 @@ from jaxrl_llm.training.state import TrainState
 
 
 def away(names: tuple[str, ...], name: str, tree: Any) -> Any:
-    """The tree in page-locked memory of the host, if `names` has this name, else as it is."""
+    """The tree in page-locked memory of the host if `names` has this name, else unchanged."""
     return _move(tree, "pinned_host") if name in names else tree
 
 
@@ -21,12 +21,12 @@ def near(names: tuple[str, ...], name: str, tree: Any) -> Any:
 
 
 def moments_away(names: tuple[str, ...], state: TrainState) -> TrainState:
-    """The state with that of the optimiser, and of those of what is trained beside the policy, `away`, whatever is in them."""
+    """The state with the optimiser states of the policy and of the models trained beside it `away`."""
     return _with_moments(state, lambda tree: away(names, "optimizer", tree))
 
 
 def moments_near(names: tuple[str, ...], state: TrainState) -> TrainState:
-    """The state as updates take it."""
+    """The state with its optimiser states on the devices, for updates."""
     return _with_moments(state, lambda tree: near(names, "optimizer", tree))
 
 

@@ -1,4 +1,4 @@
-"""The optimisers of `config.optimizer.name`: constructors of optax, each with the settings that it has."""
+"""The optimisers of `config.optimizer.name`: constructors of optax, each with its settings."""
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,18 +10,18 @@ from optax import contrib
 
 from jaxrl_llm.registry import one_of
 
-UNSET = {"b1": -1.0, "b2": -1.0, "weight_decay": 0.0}  # values of the configuration that every optimiser takes
+UNSET = {"b1": -1.0, "b2": -1.0, "weight_decay": 0.0}  # values of the configuration that every optimiser accepts
 
 
 class Kind(NamedTuple):
-    """A constructor `(schedule, **settings) -> optax.GradientTransformation`, and its settings with their own values."""
+    """A constructor `(schedule, **settings) -> optax.GradientTransformation`, and its settings with their defaults."""
 
     make: Callable[..., optax.GradientTransformation]
     own: dict[str, float]
 
 
 def muon(schedule: optax.Schedule, *, b1: float, b2: float, weight_decay: float) -> optax.GradientTransformation:
-    """Muon (arXiv 2502.16982) for the matrices of the layers, one by one; AdamW, with these b1 and b2, for all else.
+    """Muon (arXiv 2502.16982) for each matrix of the layers; AdamW, with these b1 and b2, for all other parameters.
 
     Matrices are `[layers, ..., in, out]`; tables, norms and biases have two axes or fewer. Updates have the root mean square
     of Adam's, so that both share a learning rate.
@@ -37,7 +37,7 @@ def muon(schedule: optax.Schedule, *, b1: float, b2: float, weight_decay: float)
 def adafactor(schedule: optax.Schedule, *, weight_decay: float) -> optax.GradientTransformation:
     """Adafactor (arXiv 1804.04235); its learning rate is a share of the root mean square of each leaf.
 
-    Of optax's own decay the learning rate is no factor; it is here, as in all other optimisers.
+    In optax's own version weight decay is not multiplied by the learning rate; here it is, as in all other optimisers.
     """
     def decay(count):
         return weight_decay * schedule(count)
@@ -57,10 +57,10 @@ TABLE = {
 
 
 def settings_of(name: str, **given: float) -> dict[str, float]:
-    """The settings of an optimiser: those `given`, and its own values for what is left `UNSET`.
+    """The settings of an optimiser: the `given` ones, and its defaults for those left `UNSET`.
 
     Raises:
-      ValueError: unknown names, and settings that it does not have.
+      ValueError: unknown names, and settings that the optimiser does not have.
     """
     own = TABLE[one_of("config.optimizer.name", name, TABLE)].own
     chosen = {setting: value for setting, value in given.items() if value != UNSET.get(setting)}
@@ -76,8 +76,8 @@ def make_optimizer(learning_rate: float, total_updates: int, *, name: str = "ada
                    schedule: str = "constant", **settings: float) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """An optimiser with linear warm-up to `learning_rate`, then `constant`, `linear` or `cosine` (the last two down to 0).
 
-    Clipping by global norm is done by the update itself, which needs the norm anyway. Returns the optimiser and its
-    schedule (for the log). `settings` are those of `settings_of`.
+    The update itself clips by global norm, since it needs the norm anyway. Returns the optimiser and its schedule (for the
+    log). `settings` are those of `settings_of`.
     """
     settings, rest = settings_of(name, **settings), max(total_updates - warmup_updates, 1)
     shapes = {"constant": lambda: optax.constant_schedule(learning_rate),
@@ -86,18 +86,18 @@ def make_optimizer(learning_rate: float, total_updates: int, *, name: str = "ada
     if schedule not in shapes:
         raise ValueError(f"optimizer.schedule={schedule!r}; allowed: {', '.join(sorted(shapes))}")
     ramp = optax.linear_schedule(0.0, learning_rate, warmup_updates)
-    # The first update has count 0: a ramp through (count + 1) keeps it from being wasted on a rate of zero.
+    # The first update has count 0: a ramp through (count + 1) avoids wasting it on a rate of zero.
     joined = optax.join_schedules([lambda count: ramp(count + 1), shapes[schedule]()], [warmup_updates])
     return TABLE[name].make(joined, **settings), joined
 
 
 def updates_made(opt_state: Any) -> int:
-    """Updates so far, as the learning rate's schedule counts them, which every optimiser of the table has."""
+    """Updates so far, as counted for the learning rate's schedule; every optimiser of the table has this count."""
     return int(optax.tree.get_all_with_path(opt_state, "ScaleByScheduleState")[0][1].count)
 
 
 def metrics(o: ConfigDict, opt_state: Any) -> dict[str, jax.Array]:
-    """Metrics of the gradients from the state of the optimiser `config.optimizer`: `adam_noise` of Adam, none of others."""
+    """Metrics of the gradients from the state of the optimiser `config.optimizer`: `adam_noise` for Adam, else none."""
     return {"adam_noise": adam_noise(opt_state, o.b1, o.b2)} if o.name in ("adamw", "adam") else {}
 
 

@@ -1,4 +1,4 @@
-"""Where the code of a run is that lies outside this package, recorded with the run and imported again with it."""
+"""The locations of a run's code outside this package, recorded with the run and imported again with it."""
 import importlib
 import importlib.util
 import sys
@@ -21,9 +21,9 @@ def origins() -> list[str]:
     """The configuration files of the command line, as absolute paths, and the modules that registered parts, by name."""
     files = []
     if flags.FLAGS.is_parsed():
-        own = [flags.FLAGS[name] for name in flags.FLAGS if "." not in name]  # others change single values
+        own = [flags.FLAGS[name] for name in flags.FLAGS if "." not in name]  # other flags change single values
         given = [flag for flag in own if isinstance(flag.value, ConfigDict)]
-        names = (config_flags.get_config_filename(flag).partition(".py:") for flag in given)  # a variant is no file
+        names = (config_flags.get_config_filename(flag).partition(".py:") for flag in given)  # a variant is not a file
         files = [str(Path(name + ".py" * bool(colon)).expanduser().absolute()) for name, colon, _ in names]
     modules = {factory.__module__ for table in _TABLES for factory in table.values()} - {"__main__"}
     others = [name for name in sorted(modules) if name.partition(".")[0] != _PACKAGE and _file(name) not in map(Path, files)]
@@ -31,7 +31,7 @@ def origins() -> list[str]:
 
 
 def load(names: Iterable[str]) -> None:
-    """Imports what `origins` named, unless this process has it already; a warning for what is gone."""
+    """Imports the files and modules named by `origins` that this process lacks; warns about missing ones."""
     for name in names:
         try:
             if not name.endswith(".py"):

@@ -1,4 +1,4 @@
-"""Pages of samples: what a batch reads like, with the numbers of every token."""
+"""Pages of samples: the texts of a batch, with the numbers of every token."""
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from jaxrl_llm.training.source import Source
 
 
 def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: Mapping[str, np.ndarray]) -> None:
-    """Samples of a batch as readable text and JSON lines, with the sampler's and further `numbers` f32[P, G, T] per token."""
+    """Writes samples of a batch as text and JSON lines, with the sampler's and further `numbers` f32[P, G, T] per token."""
     if not parallel.is_primary() or not forest.problems:
         return
     ends, names = forest.leaves, forest.names
@@ -32,7 +32,7 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
         return np.asarray(x)[owner, place]
 
     measured: dict[str, Any] = {"logprobs": seen.behavior_logprobs, "entropies": seen.entropies, **numbers}
-    spelled = {name: of_rows(x) for name, x in measured.items() if not np.isnan(x).any()}  # servers may not tell entropies
+    spelled = {name: of_rows(x) for name, x in measured.items() if not np.isnan(x).any()}  # servers may not return entropies
     spell = functools.partial(source.sampler.tokenizer.decode_batch, skip_special=False)
     tokens = per_token(of_rows(seen.tokens), of_rows(seen.mask), of_rows(seen.present).sum(-1).tolist(),
                        spell, spelled)
@@ -54,9 +54,9 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
 
 
 def conversations(forest: Forest, ends: np.ndarray) -> list[list[dict[str, Any]]]:
-    """The messages behind the prompt of each trajectory: the policy's are the assistant's, all others the user's.
+    """The messages after the prompt of each trajectory: the policy's are the assistant's, all others the user's.
 
-    What the environment gave for a turn is the `reward` of the policy's message.
+    The environment's reward for a turn is the `reward` of the policy's message.
     """
     found: list[list[dict[str, Any]]] = [[] for _ in ends]
     for node, row in zip(*(x.tolist() for x in chains(forest, ends))):
@@ -69,13 +69,13 @@ def conversations(forest: Forest, ends: np.ndarray) -> list[list[dict[str, Any]]
 
 
 def lessons(source: Source, learner: Learner, learned: Learned) -> dict[str, np.ndarray]:
-    """What a page shows of the tokens of a batch after it was learned from: advantages, and what became of probabilities."""
+    """Numbers per token of a batch after its updates, for a page: advantages and ratios of probabilities."""
     batch, before = learned.rollouts, None
-    if batch is None or source.max_groups > 1:  # rows of unequal groups no longer lie as they were sampled
+    if batch is None or source.max_groups > 1:  # rows of unequal groups are no longer in the order of sampling
         return {}
     s, before = source.sampler.sampling, batch.old_logprobs
     if before is None and s.temperature > 0 and s.top_k is None and s.top_p is None and s.min_p is None:
-        before = batch.behavior_logprobs  # of the sampler, which drew from the very same distribution
+        before = batch.behavior_logprobs  # the sampler's, which drew from the same distribution
     if before is None:
         return parallel.fetch({"advantages": learned.advantages})
     return parallel.fetch({"advantages": learned.advantages, "ratios": learner.ratios(learned.state, batch, before)})

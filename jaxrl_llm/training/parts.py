@@ -27,14 +27,14 @@ from jaxrl_llm.training.numbers import method_parts
 from jaxrl_llm.training.sharing import Sharing
 from jaxrl_llm.values import features
 
-FASTER_IN_SLOTS = 4  # parts of a batch from which on the slot engine is faster, by the table of docs/guides/engine.md
+FASTER_IN_SLOTS = 4  # from this number of parts of a batch on the slot engine is faster, see the table of docs/guides/engine.md
 
 
 def make_parts(config: ConfigDict, hidden_size: int, contexts: int = 1) -> tuple[Estimator, Objective]:
     """Estimator and objective of the configured method, for a model whose states have this width.
 
-    In an environment those of methods whose rows are turns, agents or games read and credit the turns of trajectories, unless
-    these have several `contexts`, which are rows themselves.
+    In an environment, methods with turns, agents or games as rows read and credit the turns of trajectories, unless these have
+    several `contexts`, which are then the rows.
     """
     estimator, objective = method_parts(config, features.feature_size(hidden_size))
     if config.environment and contexts == 1 and {*estimator.needs} & {*methods.provision.TURNS, *methods.provision.AGENTS}:
@@ -43,12 +43,12 @@ def make_parts(config: ConfigDict, hidden_size: int, contexts: int = 1) -> tuple
 
 
 def make_replay(config: ConfigDict, method: methods.Method) -> replay.Replay | None:
-    """What is kept of rollouts for later batches; None for a method without replay, or ValueError if `config.replay` is set."""
+    """The method's replay rule; None for a method without replay, or ValueError if `config.replay` is set."""
     return _of_row(config, method, "replay", "a replay", replay.make)
 
 
 def make_sharing(config: ConfigDict, task: Task) -> Sharing | None:
-    """What is shared with other runs; None where `config.pool.path` names no folder."""
+    """The sharing of groups with other runs; None if `config.pool.path` is empty."""
     c = config.pool
     if not c.path:
         return None
@@ -59,12 +59,12 @@ def make_sharing(config: ConfigDict, task: Task) -> Sharing | None:
 
 
 def make_rule(config: ConfigDict, method: methods.Method) -> Rule | None:
-    """By what some prompts get further rollouts; None for a method without, or ValueError if `config.allocation` is set."""
+    """The rule that gives some prompts further rollouts; None without one, or ValueError if `config.allocation` is set."""
     return _of_row(config, method, "allocation", "a rule", make_rule_by_name)
 
 
 def make_guide(config: ConfigDict, method: methods.Method) -> Guide | None:
-    """How much of solutions completions begin with; None without, or ValueError if `config.guidance` is set all the same."""
+    """The guide that begins completions with solutions; None without one, or ValueError if `config.guidance` is set."""
     return _of_row(config, method, "guidance", "a guide", make_guide_by_name)
 
 
@@ -81,7 +81,7 @@ def _of_row(config: ConfigDict, method: methods.Method, key: str, what: str, mak
 
 
 def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
-    """The distribution that `config.sampling` asks for; ValueError for values outside their range."""
+    """The distribution of `config.sampling`; ValueError for values outside their range."""
     s = config.sampling
     found = sampling_lib.Sampling(np.float32(s.temperature), s.top_k or None, s.top_p if s.top_p < 1 else None, s.min_p or None,
                                   np.int32(s.max_tokens))
@@ -95,7 +95,7 @@ def begins_or_spreads(config: ConfigDict, method: methods.Method) -> bool:
 
 
 def with_scan(config: ConfigDict, method: methods.Method) -> ConfigDict:
-    """The configuration for a method that `begins_or_spreads`, which the scan sampler alone can; ValueError for another one."""
+    """The configuration for a method that `begins_or_spreads`, which only the scan sampler can; ValueError for others."""
     if config.sampling.engine == "slots" or config.server.url:
         raise ValueError(f"method {method.slug!r} begins completions or spreads draws, which only the scan sampler of this "
                          f"process does; sampling.engine is {config.sampling.engine!r}, server.url {config.server.url!r}. Set "
@@ -108,10 +108,10 @@ def with_scan(config: ConfigDict, method: methods.Method) -> ConfigDict:
 def in_slots(config: ConfigDict, devices: Sequence[jax.Device], prompt_tokens: int, stops: Sequence[int]) -> bool:
     """Whether the slot engine samples single turns on the `devices` of a mesh, see docs/guides/engine.md.
 
-    With "auto" it does where a batch comes in `FASTER_IN_SLOTS` parts or more, completions may stop early and be as long as
-    prompts, copies of which lie in its caches, and the device is a CPU, the only one that was measured.
+    With "auto" it does if a batch comes in `FASTER_IN_SLOTS` parts or more, completions may stop early and be at least as long
+    as prompts, whose copies fill its caches, and the device is a CPU, the only kind that was measured.
 
-    Raises ValueError where it is asked for and cannot: it has one device, and no part in what a server samples.
+    Raises ValueError if "slots" is configured on several devices or with a server, which the engine does not support.
     """
     s, alone = config.sampling, len(devices) == 1 and not config.server.url
     if s.engine == "slots" and not alone:
@@ -122,14 +122,14 @@ def in_slots(config: ConfigDict, devices: Sequence[jax.Device], prompt_tokens: i
 
 
 def filters_of(method: methods.Method) -> dict[str, control.Filter]:
-    """The filters of a method, those of prompts and those of single rollouts."""
+    """The filters of a method, of prompts and of single rollouts."""
     return {name: control.make_filter(name) for name in method.filters}
 
 
 def controls_of(config: ConfigDict, method: methods.Method, prior: prior_lib.Prior | None = None) -> Controls:
-    """The controllers of a method, with the numbers of its row and of `config.control`, and that of the prior.
+    """The controllers of a method, with the numbers of its row and of `config.control`, and the prior's controller.
 
-    Raises ValueError for a number that none of them has, or two.
+    Raises ValueError for a number that no controller has, or that two have.
     """
     given, takers = config_lib.keywords(config.control), {name: control.parameters(name) for name in method.controllers}
     numbers = {**method.control, **given}

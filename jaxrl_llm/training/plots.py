@@ -22,10 +22,10 @@ Metrics = dict[str, np.ndarray]
 
 
 def plot_curves(metrics_path: str | Path, out_png: str | Path) -> Path:
-    """Draws the metrics of a run (file or folder) to `out_png`; panels without data are left out.
+    """Draws the metrics of a run (file or folder) to `out_png`, without empty panels.
 
-    Faint lines are the values of each step, strong ones a centred Gaussian mean over them. Raises FileNotFoundError
-    without metrics and ValueError if none of them can be drawn.
+    Faint lines are the values of each step, strong ones their centred Gaussian mean. Raises FileNotFoundError without
+    metrics and ValueError if none of them can be drawn.
     """
     metrics = read_metrics(metrics_path)
     panels = _panels(metrics)
@@ -50,7 +50,7 @@ def plot_curves(metrics_path: str | Path, out_png: str | Path) -> Path:
 
 
 def draw_or_warn(draw: Callable, *arguments: Any) -> None:
-    """`draw(*arguments)`; what goes wrong is a warning, since no picture is worth a run, or the error that ends one."""
+    """Calls `draw(*arguments)`; errors become warnings, since a figure must not end a run or hide the error that does."""
     try:
         draw(*arguments)
     except Exception as error:
@@ -58,7 +58,7 @@ def draw_or_warn(draw: Callable, *arguments: Any) -> None:
 
 
 def smooth(values: np.ndarray, width: float) -> np.ndarray:
-    """Gaussian mean of f64[N] with standard deviation `width` (points), over the finite neighbours; NaN stays NaN."""
+    """Gaussian mean of f64[N] with standard deviation `width` (points) over finite neighbours; NaN stays NaN."""
     radius = max(1, math.ceil(3 * width))
     kernel = np.exp(-0.5 * (np.arange(-radius, radius + 1) / max(width, 1e-9)) ** 2)
     finite = np.isfinite(values)
@@ -74,7 +74,7 @@ def _panels(metrics: Metrics) -> list[tuple[str, Callable[[Any], None]]]:
     kl = {name: _KL_LABELS.get(name, name) for name in sorted(present) if "kl" in words[name]}
     shares = {name: label for name, label in _SHARE_LABELS.items() if name in present}
     shares |= {name: name for name in sorted(present - shares.keys()) if "fraction" in words[name]}
-    # A metric time/step is the whole that the phases add up to, not one more of them.
+    # A metric time/step is the sum of the phases, not another phase.
     times = [n for n in sorted(present, key=_phase_rank) if n.startswith("time/") and n != "time/step"]
 
     def lines(labels: dict[str, str], ylabel: str, **style: Any) -> Callable[[Any], None]:
@@ -106,7 +106,7 @@ def _x_limits(steps: np.ndarray) -> tuple[float, float]:
 
 
 def _curve(axes: Any, steps: np.ndarray, values: np.ndarray, color: str, label: str) -> None:
-    """Faint raw values with their smooth over them; a few points are drawn as they are."""
+    """Faint raw values under their smoothed curve; a few points are drawn without smoothing."""
     kept = np.isfinite(values)
     steps, values = steps[kept], values[kept]
     if len(values) < 20:
@@ -120,7 +120,7 @@ def _draw_lines(
     axes: Any, metrics: Metrics, labels: dict[str, str], ylabel: str, color: int = 0, log: bool = False,
     rounding: float = 0.0
 ) -> None:
-    """One curve per label; with all values below `rounding`, which float32 cannot tell from 0, an axis on which they are 0."""
+    """One curve per label; if all values are below `rounding`, where float32 cannot tell them from 0, the axis shows 0."""
     for index, (name, label) in enumerate(labels.items()):
         _curve(axes, metrics["step"], metrics[name], COLORS[(color + index) % len(COLORS)], label)
     values = np.concatenate([metrics[name] for name in labels])
@@ -171,7 +171,7 @@ def _draw_shares(axes: Any, metrics: Metrics, labels: dict[str, str]) -> None:
 
 
 def _draw_times(axes: Any, metrics: Metrics, names: list[str]) -> None:
-    """Stacked seconds per phase; the scale leaves out rare slow steps (compilation) and names the slowest."""
+    """Stacked seconds per phase; the scale excludes rare slow steps (compilation) and names the slowest."""
     seconds = np.nan_to_num(np.stack([metrics[name] for name in names]))
     total = seconds.sum(axis=0)
     axes.stackplot(

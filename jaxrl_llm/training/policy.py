@@ -1,4 +1,4 @@
-"""Log-probs of completions under a policy: the one function that the update, the pass before it and the reference share."""
+"""Log-probs of completions under a policy: one function shared by the update, the pass before it and the reference."""
 import dataclasses
 
 import jax
@@ -17,12 +17,12 @@ from jaxrl_llm.values import features
 
 @dataclasses.dataclass(frozen=True)
 class Capture:
-    """What value models read of a forward pass, see `values.features`.
+    """The states of a forward pass that value models read, see `values.features`.
 
     Attributes:
       layer: index of the block whose output is pooled; a tuple for several at once, to search among them.
-      pool: n, the last prompt tokens and reasoning tokens that are averaged.
-      marker: token ids that end the reasoning; () where completions have no such mark.
+      pool: n, the number of last prompt tokens and reasoning tokens that are averaged.
+      marker: token ids that end the reasoning; () if completions have no such mark.
     """
 
     layer: int | tuple[int, ...]
@@ -36,11 +36,11 @@ class Policy:
 
     Attributes:
       model: the transformer.
-      temperature: the sampler's, so that learner and sampler describe the same distribution (that of the whole vocabulary:
-        what top-k, top-p or min-p cut away counts here, and shows as mismatch/kl in the metrics). Rollouts that say their own
-        (`Rollouts.temperature`) are computed at that.
-      chunk: rows of logits held at a time, on each device.
-      mesh: where parameters and rollouts lie; None: on one device.
+      temperature: the sampler's, so that learner and sampler describe the same distribution (over the whole vocabulary: tokens
+        that top-k, top-p or min-p remove count here, and show as mismatch/kl in the metrics). Rollouts with their own
+        temperature (`Rollouts.temperature`) are computed at that.
+      chunk: number of rows of logits in memory at a time, on each device.
+      mesh: the mesh of parameters and rollouts; None: one device.
     """
 
     model: Transformer
@@ -49,18 +49,18 @@ class Policy:
     mesh: Mesh | None = None
 
     def logprobs(self, params, lora, rollouts: Rollouts) -> tuple[jax.Array, jax.Array]:
-        """Log-prob of every completion token and entropy at its place: `(f32[P, G, T], f32[P, G, T])`, nats."""
+        """Log-prob of every completion token and entropy at its position: `(f32[P, G, T], f32[P, G, T])`, nats."""
         return self._forward(params, lora, rollouts)[:2]
 
     def logprobs_and_loads(self, params, lora, rollouts: Rollouts) -> tuple[jax.Array, jax.Array, Loads]:
-        """As `logprobs`, with what the rollouts of each prompt gave the experts of a mixture to do, f32[P, L, E]."""
+        """As `logprobs`, with the loads of a mixture's experts from the rollouts of each prompt, f32[P, L, E]."""
         logprobs, entropies, _, loads = self._forward(params, lora, rollouts, return_loads=True)
         return logprobs, entropies, loads
 
     def logprobs_and_features(self, params, lora, rollouts: Rollouts, capture: Capture):
         """As `logprobs`, with `phi f32[P, G, 2D + 3]` of the chosen block from the same pass (`[P, G, K, 2D + 3]` for K).
 
-        States are pooled inside the pass: nothing of shape `[tokens, D]` is kept of a layer.
+        States are pooled inside the pass: no array of shape `[tokens, D]` is kept of a layer.
         """
         r = rollouts
         spans = features.spans(r.tokens, r.token_mask, capture.marker)
@@ -74,9 +74,9 @@ class Policy:
         return logprobs, entropies, jnp.stack([of_layer(i) for i in capture.layer], axis=2)
 
     def _forward(self, params, lora, rollouts: Rollouts, last=None, return_loads: bool = False):
-        """Log-probs, entropies, of every layer `[P, L, ...]` the means over the `last` tokens, see `features`, and its loads.
+        """Log-probs, entropies, and for every layer `[P, L, ...]` the means over the `last` tokens, see `features`, and loads.
 
-        NaN where `rollouts.filled` promised too much: better no update than one that misses tokens.
+        They are NaN if `rollouts.filled` promised too much: no update is better than one that misses tokens.
         """
         def forward(params, lora, rows, whole):
             prompt_tokens, prompt_mask, tokens, mask, last, temperature = rows
@@ -99,7 +99,7 @@ class Policy:
         return over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
 
     def likeliest(self, params, lora, rollouts: Rollouts, at=None) -> tuple[jax.Array, jax.Array]:
-        """The most likely token at each place, i32[P, G, T], or the tokens `at`, and their log-probs f32[P, G, T], nats."""
+        """The most likely token at each position, i32[P, G, T], or the tokens `at`, and their log-probs f32[P, G, T], nats."""
         def forward(params, lora, rows, whole):
             prompt_tokens, prompt_mask, tokens, at, temperature = rows
             states, _ = self.model.packed_states(params, prompt_tokens, prompt_mask, tokens, lora=lora, whole=whole)
@@ -115,9 +115,9 @@ class Policy:
         return over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
 
     def _of_tokens(self, params, states, tokens, wanted=None, temperature=None):
-        """Log-probs and entropies `f32[n]` of `tokens i32[n]`, from the normed states `[n, D]` that predict them.
+        """Log-probs and entropies `f32[n]` of `tokens i32[n]`, from the normalised states `[n, D]` that predict them.
 
-        `temperature f32[n]` is theirs; None: the policy's.
+        `temperature f32[n]` is that of each token; None: the policy's.
         """
         config, temperature = self.model.config, self.temperature if temperature is None else temperature
         return token_logprobs(states, self.model.unembedding(params), tokens, temperature=temperature,
@@ -128,9 +128,9 @@ class Policy:
 
         Args:
           rows: some rows, `[R, N]`, see `packing`; R divides over data x fsdp, N over seq.
-          index: `i32[P, G, T]`, where the tokens of trajectories lie in these rows, counted through `[R, N]`.
+          index: `i32[P, G, T]`, the slots of the tokens of trajectories in these rows, counted through `[R, N]`.
         Returns:
-          `(logprobs, entropies, loads)`: `f32[P, G, T]`, 0 where the index lies outside of these rows; the loads of all rows
+          `(logprobs, entropies, loads)`: `f32[P, G, T]`, 0 where the index is outside these rows; the loads of all rows
           together, `f32[1, L, E]`, None without experts.
         """
         experts, rows = self.model.config.experts is not None, jax.tree.map(jnp.asarray, rows)
@@ -140,9 +140,9 @@ class Policy:
             outputs = self.model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=lora, whole=whole,
                                            return_loads=experts, axis=axis)
             states, loads = outputs if experts else (outputs, None)
-            if axis is not None:  # what predicts a token may lie on another device
+            if axis is not None:  # the state that predicts a token may be on another device
                 states = jax.lax.all_gather(states, axis, axis=1, tiled=True)
-            # Wanted tokens first: chunks of logits without any are skipped.
+            # Wanted tokens come first: chunks of logits without wanted tokens are skipped.
             wanted = rows.wanted.reshape(-1)
             order = jnp.argsort(~wanted)
             before = rows.before + states.shape[1] * jnp.arange(rows.tokens.shape[0])[:, None]
@@ -159,6 +159,6 @@ class Policy:
         inside = jnp.where((index >= 0) & (index < slots), index, slots)
         def view(x):
             return jnp.take(x.reshape(-1), inside, mode="fill", fill_value=0)
-        if axis is not None:  # [R, seq, L, E], those of each device's slots
+        if axis is not None:  # [R, seq, L, E], loads of each device's slots
             loads = jax.tree.map(lambda x: x.sum(1), loads)
         return *map(view, numbers), jax.tree.map(lambda x: x.sum(0, keepdims=True), loads)

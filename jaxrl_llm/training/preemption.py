@@ -1,12 +1,13 @@
-"""Signals that ask a run to end. A notice of a coming kill, as clusters send it, lets the step be finished and saved; a Ctrl-C
-stops at once, but waits for a save under way.
+"""Signals that ask a run to end: finish and save the step after a cluster's notice, stop at once after a Ctrl-C.
+
+A notice is sent by clusters before they kill a process. A Ctrl-C only waits for a running save.
 
     with preemption.watch():
         with preemption.at_once():
-            ...                         # raises Preempted where the signal comes: nothing would be lost
+            ...                         # raises Preempted when the signal arrives: nothing would be lost
         for step in ...:
             ...
-            preemption.check()      # raises Preempted here, between two steps, once a signal has come
+            preemption.check()      # raises Preempted here, between two steps, after a signal has arrived
             with preemption.undisturbed():
                 ...                     # a Ctrl-C is raised after this
 """
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 
 from jaxrl_llm import parallel
 
-EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, start the same command again
+EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: no error, start the same command again
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 _received: list[int] = []
@@ -26,7 +27,7 @@ _may_raise = False
 
 
 class Preempted(SystemExit):
-    """The process was asked to end; it exits with `EXIT_CODE` after everything on the way out has saved and closed."""
+    """The process was asked to end; it exits with `EXIT_CODE` after all handlers on the way out have saved and closed."""
 
     def __init__(self):
         super().__init__(EXIT_CODE)
@@ -34,9 +35,9 @@ class Preempted(SystemExit):
 
 @contextlib.contextmanager
 def watch() -> Iterator[None]:
-    """Within it SIGTERM and SIGUSR1 no longer end the process but are remembered for `check`; the first is acknowledged.
+    """A context in which SIGTERM and SIGUSR1 do not end the process but are remembered for `check`; the first is acknowledged.
 
-    Python lets only the main thread handle signals: in any other nothing changes.
+    Only Python's main thread can handle signals: in other threads nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -53,9 +54,9 @@ def watch() -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_once(condition: bool = True) -> Iterator[None]:
-    """Within it, if `condition` holds, a signal raises `Preempted` where it comes: for work whose loss costs no trained step.
+    """A context in which, if `condition` holds, a signal raises `Preempted` at once: for work that loses no trained step.
 
-    In one of several processes it still waits for `check`: the others would wait for this one.
+    In one of several processes the signal still waits for `check`: the others would wait for this one.
     """
     with _raising(condition and not parallel.several()):
         if _may_raise and _received:
@@ -75,9 +76,9 @@ def _raising(allowed: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Within it a first SIGINT is kept for the end, for what an exception in any line would leave half done; a second is not.
+    """A context that delays a first SIGINT, but not a second, to its end, for code that an exception would leave half done.
 
-    The other signals wait for `check`. Nothing changes in threads other than the main one, and where SIGINT raises nothing.
+    The other signals wait for `check`. Nothing changes outside the main thread, and if SIGINT raises no exception.
     """
     handler, came = signal.getsignal(signal.SIGINT), []
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
@@ -103,7 +104,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raises `Preempted` if a signal came to this process, or to any of several, since `watch` began."""
+    """Raises `Preempted` if this process, or any of several, received a signal since `watch` began."""
     if parallel.agree(len(_received)):
         raise Preempted
 
@@ -113,5 +114,5 @@ def _remember(number: int, frame) -> None:
         what = "stops, nothing is lost" if _may_raise else "saves and stops after this step; continue it with --resume"
         print(f"{signal.Signals(number).name}: the run {what} (exit code {EXIT_CODE})", file=sys.stderr, flush=True)
     _received.append(number)
-    if _may_raise and len(_received) == 1:  # a scheduler that repeats itself must not disturb the way out
+    if _may_raise and len(_received) == 1:  # a repeated signal of a scheduler must not disturb the exit
         raise Preempted

@@ -1,4 +1,4 @@
-"""What a run expects of prompts before it samples them: the prior of V0.5, and what rollout budgets go by."""
+"""Expected rewards of prompts before they are sampled: the prior of V0.5, and the basis of rollout budgets."""
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,22 +18,22 @@ from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.values import buffer, encoder, features, probe, v0
 
-# Two are controls. "shuffled": every prompt gets what the probe expects of its neighbour in the (shuffled) batch. "oracle":
-# the policy itself is asked, with completions that nothing is learned from and no budget counts.
+# Two are control conditions. "shuffled": every prompt gets the probe's prediction for its neighbour in the (shuffled) batch.
+# "oracle": the policy samples further completions, which are not trained on and not counted in any budget.
 SOURCES = ("moving_average", "shuffled", "probe", "v0", "oracle")
 _ORACLE_DRAWS = 4
-_WINDOW = 512   # latest groups that the probe is fitted to
-_CONTEXT = 256  # latest groups that V0 reads, the paper's number
+_WINDOW = 512   # number of latest groups that the probe is fitted to
+_CONTEXT = 256  # number of latest groups that V0 reads, as in the paper
 Facts = dict[str, Any]
 
 
 class Prior(NamedTuple):
-    """Predicts the reward of prompts that were just drawn: a controller of the run, which is asked in the middle of a step.
+    """Predicts the reward of newly drawn prompts, by a controller of the run that is read within a step.
 
-    Its state is what the `controller` has learned, which proposes nothing. read(rows, params, lora) -> facts `[P, ...]` of
-    problems and their token ids, on the host, `prompt_ids i32[P]` among them; of prompts that were sampled the controller
-    observes them too. predict(state, facts) -> f32[P], the expected reward. `draws`: how many calls of the sampler fill
-    `facts["sampled"]` f32[P], the prompts' mean rewards, beside those that are learned from.
+    The `controller` learns the state and proposes no settings. read(rows, params, lora) -> facts `[P, ...]` of problems and
+    their token ids, on the host, including `prompt_ids i32[P]`; the controller also observes the facts of sampled prompts.
+    predict(state, facts) -> f32[P], the expected reward. `draws`: number of extra sampler calls, which are not trained on and
+    give `facts["sampled"]` f32[P], the prompts' mean rewards.
     """
 
     controller: Controller
@@ -43,7 +43,7 @@ class Prior(NamedTuple):
 
 
 def make(config: ConfigDict, policy: Policy, prompts: int, prompt_tokens: int, capture: Capture) -> Prior:
-    """The prior that `config.prior` names, of a task with `prompts` training prompts; a probe reads what `capture` says."""
+    """The prior named by `config.prior`, for a task with `prompts` training prompts; a probe reads the states of `capture`."""
     source = config.prior.source
     if source in ("probe", "shuffled"):
         found = of_probe(policy, capture, prompt_tokens)
@@ -57,7 +57,7 @@ def make(config: ConfigDict, policy: Policy, prompts: int, prompt_tokens: int, c
 
 
 def learner(init: Callable[[], Any], observe: Callable[[Any, Mapping[str, Any]], Any], *facts: str) -> Controller:
-    """A controller that sets nothing; it observes what came of prompts and these further facts of them."""
+    """A controller without settings; it observes the results of prompts and these further facts of them."""
     return Controller(init, lambda state: {}, observe, facts=("prompt_ids", "rewards", "valid", *facts), knobs=())
 
 
@@ -80,7 +80,7 @@ def of_averages(prompts: int) -> Prior:
 def of_probe(policy: Policy, capture: Capture, prompt_tokens: int) -> Prior:
     """Ridge regression from the policy's own states at the end of the prompt to the mean reward of its group.
 
-    It is fitted again after every batch to the latest groups; predictions stay between the lowest and the highest of them.
+    It is refitted after every batch to the latest groups; predictions are clipped to the range of their mean rewards.
     """
     fitted = probe.make("ridge", sizes=(policy.model.config.hidden_size,))
 
@@ -116,10 +116,10 @@ def of_probe(policy: Policy, capture: Capture, prompt_tokens: int) -> Prior:
 
 
 def of_v0(weights: str, encoder_path: str) -> Prior:
-    """V0 with the running policy's latest groups as its context; rewards are taken between 0 and 1.
+    """V0 with the current policy's latest groups as its context; rewards are clipped to [0, 1].
 
     Raises:
-      ValueError: a path is missing, or the weights have no adapter, which turns the encoder's states into features.
+      ValueError: a path is missing, or the weights lack the adapter that turns the encoder's states into features.
     """
     if not weights or not encoder_path:
         raise ValueError(f"config.prior.source='v0' needs config.prior.weights (given: {weights!r}), a file of "
@@ -134,7 +134,7 @@ def of_v0(weights: str, encoder_path: str) -> Prior:
     def read(rows, params, lora):
         del params, lora  # frozen: a prompt is read once in a run
         new = [problem for problem, _ in rows if problem.id not in known]
-        if new:  # few shapes compile: as many rows as the batch has, however many are new
+        if new:  # always as many rows as the batch has, so that few shapes compile
             states, mask = (np.pad(x, ((0, len(rows) - len(new)), *((0, 0),) * (x.ndim - 1)))
                             for x in encode_text([text_of(problem) for problem in new]))
             known.update(zip([problem.id for problem in new], np.asarray(encode(states, mask))))

@@ -1,4 +1,4 @@
-"""The tasks, rewards and evaluation sets that a configuration writes as text: `name(option=value, ...), ...`."""
+"""The tasks, rewards and evaluation sets that a configuration specifies as text: `name(option=value, ...), ...`."""
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -12,10 +12,10 @@ _SET = {"problems": 64, "every": 0, "temperature": None, "max_tokens": None}
 
 
 class EvalSpec(NamedTuple):
-    """An evaluation set of `config.eval.sets`: the held-out problems of a task, and how they are sampled.
+    """An evaluation set of `config.eval.sets`: the held-out problems of a task, and the settings of their sampling.
 
-    `every`: steps between its evaluations, 0: with those of the run's own task. `temperature`, `max_tokens`: None: those of
-    training.
+    `every`: steps between its evaluations; 0: together with those of the run's own task. `temperature`, `max_tokens`: None:
+    the values of training.
     """
 
     label: str
@@ -30,8 +30,8 @@ class EvalSpec(NamedTuple):
 def make_task(text: str) -> tasks.Task:
     """The task of `"name(option=value, ...)"`, or the mixture of several.
 
-    Every task has three further options: `reward`, rewards in the place of its own; and, where there are several, `label`, its
-    name, and `weight`, its share of a batch. Raises ValueError where there is none.
+    Every task has three further options: `reward`, rewards that replace its own; and, if there are several tasks, `label`, its
+    name, and `weight`, its share of a batch. Raises ValueError if the text names no task.
     """
     found = config_lib.calls(text)
     if not found:
@@ -50,10 +50,10 @@ def _part(name: str, label: str = "", weight: float = 1.0, reward: str = "", **o
 
 
 def make_reward(config: ConfigDict, task: tasks.Task) -> rewards.Combined | rewards.ByTask:
-    """The weighted sum of `config.rewards`, or else the task's own reward; of several tasks, each one's own for its problems.
+    """The weighted sum of `config.rewards`, or else the task's own reward; each of several tasks has its own reward.
 
-    The first component is the score. Raises ValueError where several rewards share the largest weight and `config.score` does
-    not say which one is the score.
+    The first component is the score. Raises ValueError if several rewards share the largest weight and `config.score` does not
+    name the score.
     """
     if config.rewards or not task.parts:
         return _combined(config, config.rewards or task.reward, config.score)
@@ -66,7 +66,7 @@ def make_reward(config: ConfigDict, task: tasks.Task) -> rewards.Combined | rewa
 
 
 def _combined(config: ConfigDict, text: str, score: str) -> rewards.Combined:
-    """The weighted sum of the rewards of a text, the one that is the score first."""
+    """The weighted sum of the rewards of a text, with the score first."""
     parts = [rewards.make(name, **options) for name, options in config_lib.calls(text)]
     names = [part.name for part in parts]
     largest = [part.name for part in parts if part.weight == max(part.weight for part in parts)]
@@ -79,11 +79,10 @@ def _combined(config: ConfigDict, text: str, score: str) -> rewards.Combined:
 
 
 def make_sets(config: ConfigDict, task: tasks.Task) -> tuple[EvalSpec, ...]:
-    """The evaluation sets of `config.eval.sets`, which have the options of tasks, and those of an `EvalSpec`.
+    """The evaluation sets of `config.eval.sets`, with the options of tasks and of an `EvalSpec`.
 
     Raises:
-      ValueError: labels that are not different, also from those of the tasks that are trained on, or values outside their
-        range.
+      ValueError: labels that equal each other or a label of the training tasks, or values outside their range.
     """
     made = []
     taken = {part.label for part in task.parts}

@@ -1,4 +1,4 @@
-"""Progress of a run on the terminal: a live line where there is one, plain lines in a log file, never silence."""
+"""Progress of a run: a live line on a terminal, plain lines in a log file, never silence."""
 
 import contextlib
 import sys
@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TextIO
 
-ENDLESS = 1_000_000  # steps of a run that something else ends, such as a budget of tokens
-# Label -> (metric, format): what a glance at a run asks for.
+ENDLESS = 1_000_000  # steps of a run that ends otherwise, such as by a budget of tokens
+# Label -> (metric, format): the most important metrics of a run.
 _SHOWN = {
     "reward": ("reward/mean", "{:.3f}"),
     "score": ("eval/score", "{:.1%}"),
@@ -22,8 +22,8 @@ _SHOWN = {
 class Progress:
     """Shows step, phase, reward, speed and time left; `with Progress(total_steps, start_step) as progress`.
 
-    On a terminal: a live bar (rich). Elsewhere: a line for each step but at most one per `interval` seconds, and a
-    sign of life naming the phase whenever nothing was printed for that long (compilation, a long rollout).
+    On a terminal: a live bar (rich). Elsewhere: a line for each step, but at most one per `interval` seconds, and a line
+    that names the phase whenever nothing was printed for that long (compilation, a long rollout).
     """
 
     def __init__(self, total_steps: int, start_step: int = 0, interval: float = 30.0, stream: TextIO | None = None):
@@ -51,16 +51,16 @@ class Progress:
         self._finished.set()
         self._heart.join()
         if self._display:
-            with contextlib.suppress(ValueError, OSError):  # a terminal that is gone
+            with contextlib.suppress(ValueError, OSError):  # a closed terminal
                 self._display.stop()
         self._line(
             f"{'done' if kind is None else f'stopped by {kind.__name__}'} at step {self._step}{self._of}"
         )
 
     def phase(self, text: str, done: int = 0, total: int = 0) -> None:
-        """Names what happens now ("compiling rollout"); a log file gets a line when a name is new.
+        """Sets the name of the current phase ("compiling rollout"); a log file gets a line when a name is new.
 
-        With a `total` the bar is that of the phase, of which `done` parts are done, until the next phase.
+        With a `total` the bar shows this phase, with `done` parts done, until the next phase.
         """
         with self._lock:
             self._phase, self._phase_start, self._part = text, time.monotonic(), (done, total) if total else None
@@ -91,7 +91,7 @@ class Progress:
             for label, (name, form) in _SHOWN.items()
             if name in self._metrics
         ]
-        if len(self._step_ends) > 1:  # the first step compiles, so it only starts the clock
+        if len(self._step_ends) > 1:  # the first step includes compilation, so it only starts the clock
             seconds = (self._step_ends[-1] - self._step_ends[0]) / (len(self._step_ends) - 1)
             shown.append(f"{seconds:.2f} s/step")
             shown += [f"{format_seconds(seconds * (self.total_steps - self._step))} left"] if self._of else []
@@ -102,7 +102,7 @@ class Progress:
             with self._lock:
                 now = time.monotonic()
                 seconds = format_seconds(now - self._phase_start)
-                # A phase that has just begun is part of a step that ends soon, whose own line says more.
+                # A phase that has just begun is part of a step that ends soon, whose own line has more information.
                 quiet = now - self._last_line >= self.interval and now - self._phase_start >= self.interval / 3
                 if self._display:
                     self._display.update(*self._count(), self._summary(), f"{self._phase} {seconds}")

@@ -1,4 +1,4 @@
-"""What the files of configs/ share: one recipe for several published models and machines, sized by the memory plan."""
+"""Shared code of the files of configs/: one recipe for several published models and machines, sized by the memory plan."""
 import dataclasses
 
 from ml_collections import ConfigDict
@@ -16,7 +16,7 @@ from jaxrl_llm.training.variants import MACHINES, PUBLISHED, TEACHERS, parse
 from jaxrl_llm.values import features
 
 CPU = Device("cpu", 16e9, float("nan"), float("nan"))  # a laptop's memory
-RANK = 32  # of adapters, where there is no room to train all weights
+RANK = 32  # rank of adapters, if there is no room to train all weights
 
 
 def machine_of(name: str) -> tuple[Device, int]:
@@ -25,10 +25,10 @@ def machine_of(name: str) -> tuple[Device, int]:
 
 
 def work_of(config: ConfigDict, architecture: ModelConfig) -> plan.Work:
-    """The step that a configuration describes, for a model that need not be there.
+    """The step that a configuration describes, for a model that need not exist on this machine.
 
-    The weights of a published teacher are counted whole on every device, which a mesh only makes smaller.
-    Raises ValueError where the length of prompts would be read from the task.
+    The weights of a published teacher are counted whole on every device, an upper bound, since a mesh can only reduce them.
+    Raises ValueError if the length of prompts would be read from the task.
     """
     method = methods.get(config.method)
     config = config_lib.resolve(config, method.defaults)
@@ -47,12 +47,12 @@ def sized(c: ConfigDict, variant: str, *, taught: bool = False) -> ConfigDict:
     """The recipe `c` for a model on a machine, `variant` being e.g. `qwen2.5_1.5b-h100-8`.
 
     On accelerators a step has 64 prompts, in bfloat16; on a CPU 100 steps have 4 prompts and completions of up to 256 tokens.
-    Batches are cut, and weights spread, until `parallel.plan` finds a fit with its margin. Where all weights cannot be trained,
-    adapters are. Adapters, and the few prompts of a CPU, get ten times the learning rate. What the command line changes
-    afterwards is not planned again. `taught`: by the model that `TEACHERS` has for it.
+    Batches are split, and weights sharded, until `parallel.plan` finds a fit with its margin. If training all weights does not
+    fit, adapters are trained. Adapters, and the few prompts of a CPU, get ten times the learning rate. Later changes on the
+    command line are not planned again. `taught`: whether the model is taught by its model in `TEACHERS`.
 
     Raises:
-      ValueError: unknown variants, and models that do not fit the machine even so.
+      ValueError: unknown variants, and models that do not fit the machine even then.
     """
     model, machine = parse(variant)
     (device, count), (row, c.model.path) = machine_of(machine), PUBLISHED[model]

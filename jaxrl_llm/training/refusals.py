@@ -1,4 +1,4 @@
-"""What a run refuses before its first step: methods and settings that do not go together."""
+"""Refusals before the first step of a run: methods and settings that are incompatible."""
 
 from ml_collections import ConfigDict
 
@@ -14,9 +14,9 @@ Reward = rewards.Combined | rewards.ByTask
 
 def check_method(config: ConfigDict, method: methods.Method, estimator: Estimator, objective: Objective,
                  task: tasks.Task, environment: environments.Environment | None = None) -> None:
-    """Raises NotImplementedError for a method that needs what no run provides, ValueError for settings that it cannot run with.
+    """Raises NotImplementedError for a method with needs that no run provides, ValueError for settings incompatible with it.
 
-    `environment`: where trajectories are sampled, if they are.
+    `environment`: the environment of trajectories, if there is one.
     """
     around = () if environment is None else methods.provision.of_environment(objective, environment.facts,
                                                                              environment.contexts)
@@ -64,9 +64,10 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
 
 
 def check_sizes(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
-    """Raises ValueError where the number of a prompt's rollouts is decided by two, has to be one for all, or cannot but be so.
+    """Raises ValueError if two parts decide the number of a prompt's rollouts, or a method and its settings disagree on it.
 
-    Raises NotImplementedError where a rule reads what is measured of a whole batch, and a filter draws it in parts.
+    The method may need equal numbers for all prompts, or the settings may leave no room for unequal ones. Raises
+    NotImplementedError if a rule reads measurements of a whole batch, and a filter draws the batch in parts.
     """
     rule = parts.make_rule(config, method)
     deciding = [f"the budget {config.budget.utility!r}"] * bool(config.budget.utility)
@@ -93,7 +94,7 @@ def check_sizes(config: ConfigDict, method: methods.Method, estimator: Estimator
 
 
 def check_replay(config: ConfigDict, method: methods.Method, needs: set[str]) -> None:
-    """Raises ValueError where stored groups cannot take places in a batch, or endlessly many would be stored."""
+    """Raises ValueError if stored groups cannot enter a batch, or their number would grow without bound."""
     rule = parts.make_replay(config, method)
     if rule is None:
         return
@@ -104,7 +105,7 @@ def check_replay(config: ConfigDict, method: methods.Method, needs: set[str]) ->
 
 
 def check_guide(config: ConfigDict, method: methods.Method) -> None:
-    """Raises ValueError where completions cannot begin with a solution, or no completion would be the policy's own."""
+    """Raises ValueError if completions cannot begin with a solution, or no completion would be the policy's own."""
     guide, s = parts.make_guide(config, method), config.sampling
     if guide is None:
         return
@@ -120,7 +121,7 @@ def check_guide(config: ConfigDict, method: methods.Method) -> None:
 
 
 def check_pool(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
-    """Raises ValueError where groups of others cannot be learned from: they are texts, without anybody's log-probs."""
+    """Raises ValueError if groups of other runs cannot be trained on: they are texts without log-probs."""
     if not config.pool.path:
         return
     others = ["samples in an environment"] * bool(config.environment)
@@ -136,7 +137,7 @@ def check_pool(config: ConfigDict, method: methods.Method, estimator: Estimator,
 
 
 def check_packed(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
-    """Raises ValueError for what rectangular rows alone can do."""
+    """Raises ValueError for features that need rectangular rows."""
     others = ["pools hidden states of completions"] * ("features" in needs)
     others += ["trains a critic"] * estimator.has_critic
     if others:
@@ -146,7 +147,7 @@ def check_packed(config: ConfigDict, method: methods.Method, estimator: Estimato
 
 
 def check_budget(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
-    """Raises ValueError where budgets cannot go together with what else decides who is sampled, or needs equal groups."""
+    """Raises ValueError if budgets are incompatible with other parts that choose prompts or need equal groups."""
     others = [f"the filter {name!r}" for name in method.filters]
     others += ["an estimator that asks for more rollouts itself"] * (estimator.wants_more is not None)
     others += ["a baseline from hidden states"] * ("features" in needs)
@@ -162,14 +163,14 @@ def check_budget(config: ConfigDict, method: methods.Method, estimator: Estimato
 
 
 def check_balance(config: ConfigDict, model: Transformer) -> None:
-    """Raises ValueError for a balancing loss of experts where there are none."""
+    """Raises ValueError for a balancing loss of experts if the model has none."""
     if config.learner.balance and model.config.experts is None:
         raise ValueError(f"config.learner.balance={config.learner.balance} is for experts, and this model has none; "
                          "set it to 0, or take a mixture of experts")
 
 
 def check_reward(config: ConfigDict, method: methods.Method, reward: Reward) -> None:
-    """Raises ValueError where the method compares answers and the reward reads none."""
+    """Raises ValueError if the method compares answers and the reward reads none."""
     if "answers" in needs_of(method, *parts.make_parts(config, config.model.hidden_size)) and not reward.extracts:
         raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and the reward "
                          f"{reward.names[0]!r} does not tell which text is the answer; set config.score to one that "

@@ -1,4 +1,4 @@
-"""Groups of unequal size in rows of one size: an update pays only for what was sampled."""
+"""Groups of unequal size in rows of one size: an update computes only sampled rollouts."""
 from collections.abc import Sequence
 
 import jax
@@ -9,17 +9,17 @@ from jaxrl_llm.training.shapes import smallest
 
 
 def regroup(rollouts: Rollouts, advantages, size: int, counts: Sequence[int]) -> tuple[Rollouts, np.ndarray]:
-    """The same rollouts in rows of at most `size`, without the rows that hold none: `[P, G, ...] -> [R, size, ...]`.
+    """The same rollouts in rows of at most `size`, without empty rows: `[P, G, ...] -> [R, size, ...]`.
 
-    To be called when the advantages are known, which need whole groups. R is the smallest of `counts` that holds them, filled
-    up with rows that are not valid, so that few shapes compile. Means over tokens or rollouts stay what they were, a mean over
-    prompts would not.
-    Raises ValueError when `size` does not divide G.
+    Call it after the advantages are computed, which need whole groups. R is the smallest of `counts` that holds the rows,
+    padded with rows that are not valid, so that few shapes compile. Means over tokens or rollouts do not change, but a mean
+    over prompts would.
+    Raises ValueError if `size` does not divide G.
     """
     P, G = rollouts.valid.shape
     if G % size:
         raise ValueError(f"groups of up to {G} rollouts do not split into rows of {size}")
-    first = np.argsort(~np.asarray(rollouts.valid), axis=1, kind="stable").reshape(-1, size)  # valid ones, wherever they are
+    first = np.argsort(~np.asarray(rollouts.valid), axis=1, kind="stable").reshape(-1, size)  # valid ones first
     owner = np.repeat(np.arange(P), G // size)
     chosen = np.flatnonzero(np.asarray(rollouts.valid)[owner[:, None], first].any(axis=1))
     total = smallest(counts, len(chosen))

@@ -1,4 +1,4 @@
-"""The end of a run for people: a before/after table, and where to look."""
+"""The report at the end of a run: a before/after table, and the files of the run."""
 import os
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from jaxrl_llm.evaluation.rates import Rate
 
 
 def print_table(evaluations: dict) -> None:
-    """Held-out results side by side, one column per evaluation."""
+    """Prints held-out results side by side, one column per evaluation."""
     table = Table(title="Held-out problems")
     table.add_column("")
     for name in evaluations:
@@ -35,16 +35,16 @@ def _rate(rate: Rate) -> str:
 
 
 def print_report(evaluations: dict, workdir: Path) -> None:
-    """The end of a training run, as far as somebody reads it: an output that is closed does not make the run a failure."""
+    """Prints the report at the end of a run; a closed output does not make the run a failure."""
     try:
         _print_report(evaluations, workdir)
         sys.stdout.flush()
-    except (OSError, SystemExit):  # rich makes an exit of a broken pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer would fail again at the end
+    except (OSError, SystemExit):  # rich turns a broken pipe into an exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest of the buffer would fail again at exit
 
 
 def _print_report(evaluations: dict, workdir: Path) -> None:
-    """Held-out results before and after, and what lies where in the run folder."""
+    """Prints held-out results before and after, and the contents of the run folder."""
     if not evaluations:
         print("this run was already finished; raise --config.steps to go on")
         return

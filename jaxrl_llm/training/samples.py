@@ -1,4 +1,4 @@
-"""What the policy wrote at a step: a page for people and JSON lines for tools."""
+"""The policy's completions at a step: a page for people and JSON lines for tools."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm.visible import visible
 
-TOKENS_PER_PAGE = 20_000  # completions beyond have a text, but no numbers per token: pages of long ones would be huge
+TOKENS_PER_PAGE = 20_000  # later completions have a text but no numbers per token, which would make pages huge
 
 
 def write_samples(
@@ -27,7 +27,7 @@ def write_samples(
 
     prompts, answers: [P] texts. completions, rewards, components (name -> value), lengths (tokens, stop token
     included) and stop_reasons ("stop", "length", ...): [P][G]; groups may differ in size. tokens: [P][G] entries for
-    the JSON lines, see `per_token`. Raises ValueError where sizes disagree.
+    the JSON lines, see `per_token`. Raises ValueError if sizes disagree.
     """
     columns = {"completions": completions, "rewards": rewards, "components": components, "lengths": lengths,
                "stop_reasons": stop_reasons}
@@ -52,13 +52,13 @@ def write_samples(
 
 
 def _headline(g: int, count: int, reward: float, parts: dict[str, float], length: int, reason: str) -> str:
-    """What the page says above completion `g` of its group."""
+    """The page's headline of completion `g` of its group."""
     detail = "".join(f"   {visible(name)}: {value:.3f}" for name, value in parts.items())
     return f"--- completion {g + 1} of {count}   reward: {reward:.3f}{detail}   {length} tokens, {reason} ---"
 
 
 def _fields(text: str, reward: float, parts: dict[str, float], length: int, reason: str) -> dict[str, object]:
-    """What the JSON lines say of a completion."""
+    """The fields of a completion in the JSON lines."""
     return {"completion": text, "reward": float(reward), "components": {name: float(value) for name, value in parts.items()},
             "length": int(length), "stop_reason": reason}
 
@@ -68,10 +68,10 @@ def per_token(tokens: np.ndarray, mask: np.ndarray, ends: Sequence[int],
               ) -> list[dict[str, list]]:
     """For each completion {"tokens": its spellings, name: its numbers, ...}, up to `TOKENS_PER_PAGE` tokens.
 
-    tokens: i32[N, T], of which the first `ends` [N] are there; spell: texts of rows of ids; numbers: name -> f32[N, T], given
-    for the tokens that the policy wrote, `mask` bool[N, T], and None for others, which nobody measured; "trained" tells which
-    is which where there are both. The viewer knows "logprobs" (of the sampler), "entropies", "advantages" and "ratios"
-    (probability after over before the update).
+    tokens: i32[N, T], with the first `ends` [N] real; spell: texts of rows of ids; numbers: name -> f32[N, T], used for the
+    policy's tokens, `mask` bool[N, T]; other tokens have None, since nothing was measured; "trained" marks the policy's tokens
+    if there are both. The viewer knows "logprobs" (of the sampler), "entropies", "advantages" and "ratios" (probability
+    after / before the update).
     """
     distinct = np.unique(tokens).tolist()
     spelled = dict(zip(distinct, spell([[i] for i in distinct])))

@@ -1,4 +1,4 @@
-"""How sampling and learning take turns."""
+"""Schedules of sampling and learning."""
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from jaxrl_llm.training.state import TrainState
 
 
 class Step(NamedTuple):
-    """A step that is done: the `position` of the source from which the run goes on, what was sampled and what was learned."""
+    """A finished step: the `position` of the source where the run continues, and the results of sampling and learning."""
 
     position: dict[str, Any]
     finished: Finished
@@ -19,10 +19,10 @@ class Step(NamedTuple):
 def sync(source: Source, learner: Learner, state: TrainState, frozen: Mapping[str, Any] | None = None,
          timer: PhaseTimer | None = None, phase: Callable[[str], None] = lambda name: None
          ) -> Generator[Step, TrainState | None, None]:
-    """Steps without end: each batch is sampled with the weights that it changes. `phase("sampling")`, then `phase("learning")`.
+    """An endless generator of steps: each batch is sampled with the weights that it updates.
 
-    A state that is sent into the generator takes the place of the one that it yielded. Raises `external.Mismatch` for a batch
-    of a server whose log-probs are not the learner's.
+    It calls `phase("sampling")`, then `phase("learning")`. A state sent into the generator replaces the yielded one. Raises
+    `external.Mismatch` for a batch of a server whose log-probs differ too much from the learner's.
     """
     while True:
         phase("sampling")
@@ -33,4 +33,4 @@ def sync(source: Source, learner: Learner, state: TrainState, frozen: Mapping[st
         if source.server is not None:
             source.server.check(learned.metrics)
         state = (yield Step(position, finished, learned)) or learned.state
-        del finished, learned  # makes room for the next ones
+        del finished, learned  # frees memory for the next ones

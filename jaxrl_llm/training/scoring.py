@@ -1,4 +1,4 @@
-"""Texts and rewards of completions, shared out among the processes of a run."""
+"""Texts and rewards of completions, divided among the processes of a run."""
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -38,9 +38,9 @@ def decode(completions: Completions, tokenizer, stop_strings: Sequence[str] = ()
 
 def shared_scores(reward: Combined | ByTask, texts: Sequence[str], problems: Sequence[Problem], lengths: np.ndarray,
                   spent: np.ndarray | float = 0.0) -> Scores:
-    """The scores of these rows. Of several processes each scores its share, and all get the whole.
+    """The scores of these rows. Each of several processes scores its share, and all get the whole.
 
-    Where a reward sees the whole batch at once the first scores all of it. `spent` f64[K]: see `rewards.Combined`.
+    If a reward sees the whole batch at once, the first process scores all of it. `spent` f64[K]: see `rewards.Combined`.
     """
     def score(rows):
         if not len(rows):

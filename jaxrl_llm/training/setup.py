@@ -57,7 +57,7 @@ Judge = Reward | Runner
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a configuration makes. `config` has the method's own numbers filled in; `needs` are the fields that it reads."""
+    """The parts of a configured run. `config` has the method's numbers filled in; `needs` are the fields that it reads."""
 
     config: ConfigDict
     method: methods.Method
@@ -68,9 +68,9 @@ class Run:
 
 
 def build(config: ConfigDict) -> tuple[Run, Any]:
-    """Everything but the state; returns `(run, params)`.
+    """Builds everything except the state; returns `(run, params)`.
 
-    Raises ValueError or NotImplementedError before any long work when something is off.
+    Raises ValueError or NotImplementedError for an invalid configuration before any long work.
     """
     method = methods.get(config.method)
     config = config_lib.resolve(config, method.defaults)
@@ -95,7 +95,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
 
 
 def build_policy(config: ConfigDict) -> tuple[ConfigDict, Policy, Source, Any]:
-    """What samples, without what learns: `(config, policy, source, params)`. No method is looked up."""
+    """The sampling parts without a learner: `(config, policy, source, params)`. No method is looked up."""
     config = config_lib.resolve(config, {})
     config_lib.check(config)
     check_there(config.model.path)
@@ -108,7 +108,7 @@ def build_policy(config: ConfigDict) -> tuple[ConfigDict, Policy, Source, Any]:
 
 
 def policy_of(config: ConfigDict, model: Transformer, mesh: Mesh) -> Policy:
-    """The model at the temperature of sampling; greedy samples are scored at 1."""
+    """The model at the temperature of sampling; greedy samples are scored at temperature 1."""
     return Policy(model, temperature=config.sampling.temperature or 1.0, mesh=mesh)
 
 
@@ -117,7 +117,7 @@ def policy_of(config: ConfigDict, model: Transformer, mesh: Mesh) -> Policy:
 
 def make_source(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: frozenset[str], policy: Policy,
                 mesh: Mesh, tokenizer, task: tasks.Task, judge: Judge, sets: tuple[EvalSpec, ...] = ()) -> Source:
-    """Where the rollouts of a run come from; `judge` is what rewards them, a reward or the runner of an environment."""
+    """The source of a run's rollouts; `judge` rewards them: a reward or the runner of an environment."""
     asked, special = config.budget.utility or "prior" in needs, parts.begins_or_spreads(config, method)
     if special and not isinstance(judge, Runner):
         config = parts.with_scan(config, method)
@@ -145,7 +145,7 @@ def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer,
 
 
 def make_server(config: ConfigDict, model: ModelConfig) -> external.Server | None:
-    """What samples in the place of this process; None where `config.server` names none. It is not asked for anything yet."""
+    """The server that samples instead of this process; None if `config.server` names none. No request is sent yet."""
     c = config.server
     if not c.url:
         return None
@@ -157,7 +157,7 @@ def make_server(config: ConfigDict, model: ModelConfig) -> external.Server | Non
 
 def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, asked: Sequence[Sequence[tasks.Problem]],
                  reward: Reward, server: external.Server | None) -> Sampler:
-    """Of completions, each of which is scored as a whole; `asked`: all problems that are. `server` samples, if not None."""
+    """The sampler of completions, each scored as a whole; `asked`: all problems to sample. `server` samples if not None."""
     s, prompt_tokens = config.sampling, prompt_length(config, asked, tokenizer, model.config.max_positions)
     stops, pieces = stop_ids(tokenizer, s.stop_strings), s.micro_batches
     compiled = functools.partial(generate, model, max_tokens=s.max_tokens, stop_ids=stops, mesh=mesh)
@@ -167,18 +167,18 @@ def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, 
     elif parts.in_slots(config, mesh.devices.flatten().tolist(), prompt_tokens, stops):
         draw = functools.partial(by_engine.generate, model, max_tokens=s.max_tokens, stop_ids=stops, tokenizer=tokenizer,
                                  stop_texts=s.stop_strings, slots=config.prompts.per_step * s.group // pieces)
-        pieces = 1  # the engine has as many rows at a time
+        pieces = 1  # the engine processes that many rows at a time
     return Sampler(draw, parts.sampling_of(config), config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh,
                    model.dtype, tuple(s.stop_strings), pieces)
 
 
 def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer,
                       asked: Sequence[Sequence[tasks.Problem]], runner: Runner, server: external.Server | None) -> Trajectories:
-    """Of trajectories in an environment; `asked`: all problems that it opens with. `server` samples, if not None.
+    """The sampler of trajectories in an environment; `asked`: all problems to sample. `server` samples if not None.
 
     Raises:
-      ValueError: for a tokenizer without a chat template, an environment without a range of returns, and what goes with
-        single turns only.
+      ValueError: for a tokenizer without a chat template, an environment without a range of returns, and settings that only
+        single turns support.
     """
     if not tokenizer.chat_templates and not runner.environment.tokens:
         raise ValueError("an environment speaks in messages, and this tokenizer has no chat template; set "
@@ -205,7 +205,7 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
 def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, source: Source) -> Source:
     """The source with the topology of the method, with its replay and its guide.
 
-    Raises NotImplementedError where gradients of single completions are to be measured on several devices.
+    Raises NotImplementedError if gradients of single completions must be measured on several devices.
     """
     rule = parts.make_rule(config, method)
     if rule is not None and "gradient_norms" in rule.reads and source.square_norms is None:
@@ -229,7 +229,7 @@ def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimat
 
 
 def make_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, P: int) -> Topology:
-    """Who is sampled, of P prompts: as a guide, controllers, a rule or a budget say, as the estimator wants, or once."""
+    """The topology for P prompts, by a guide, controllers, a rule, a budget or the estimator; else one group per prompt."""
     group, most = config.sampling.group, config.sampling.max_group
     if (guide := parts.make_guide(config, method)) is not None:
         return guided(P, group=group, guide=guide)
@@ -247,9 +247,9 @@ def make_topology(config: ConfigDict, method: methods.Method, estimator: Estimat
 
 def filtered(config: ConfigDict, method: methods.Method, inner: Topology, view: Callable[[Forest, int], Rollouts], P: int
              ) -> Topology:
-    """The topology that samples further prompts until filters keep P, and leaves those out that other filters drop.
+    """The topology that samples further prompts until filters keep P, and excludes prompts that other filters drop.
 
-    `view` is that of the `inner` one.
+    `view` is the view of the `inner` topology.
     """
     filters = [one for one in parts.filters_of(method).values() if one.per == "prompt"]
 
@@ -265,19 +265,19 @@ def filtered(config: ConfigDict, method: methods.Method, inner: Topology, view: 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expected):
-    """bool[P]: the prompts that an estimator samples again, by what was `expected` of them (None: it does not ask)."""
+    """bool[P]: the prompts that an estimator samples again, by their `expected` rewards (None: the estimator reads none)."""
     rollouts = Rollouts(mask=valid[..., None], valid=valid, rewards=rewards, extras={"prior": expected})
     return estimator.wants_more(rollouts, first, most)
 
 
 def prompt_length(config: ConfigDict, asked: Sequence[Sequence[tasks.Problem]], tokenizer, max_positions: int,
                   encode: Encode = encode_problems) -> int:
-    """S, the tokens that every prompt is padded to: the configured limit, or the longest prompt of all that are asked.
+    """S, the tokens that every prompt is padded to: the configured limit, or the longest of all prompts to sample.
 
-    `encode`: how problems become token ids.
+    `encode` turns problems into token ids.
 
     Raises:
-      ValueError: prompt and completion together are longer than what a published model was made for.
+      ValueError: prompt and completion together are longer than a published model allows.
     """
     S, T = config.prompts.max_tokens, config.sampling.max_tokens
     S = S or max(longest(side, tokenizer, encode=encode) for side in asked)
@@ -288,7 +288,7 @@ def prompt_length(config: ConfigDict, asked: Sequence[Sequence[tasks.Problem]], 
 
 
 def stop_ids(tokenizer, stop_strings) -> tuple[int, ...]:
-    """Tokens that end a completion: the tokenizer's, and stop strings that are one token. Longer ones are cut afterwards."""
+    """Tokens that end a completion: the tokenizer's, and stop strings of one token. Longer stop strings are cut afterwards."""
     one_token = [ids[0] for ids in map(tokenizer.encode, stop_strings) if len(ids) == 1]
     return tuple(dict.fromkeys([*tokenizer.stop_ids, *one_token]))
 
@@ -298,7 +298,7 @@ def stop_ids(tokenizer, stop_strings) -> tuple[int, ...]:
 
 def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective, needs: frozenset[str], policy: Policy,
                  source: Source) -> tuple[Learner, optax.Schedule]:
-    """What learns from rollouts, with the schedule of its learning rate."""
+    """The learner of a run, with the schedule of its learning rate."""
     learner, c, model = config.learner, config, policy.model
     alone = config.critic.pretrain_steps if estimator.has_critic else 0
     optimizer, schedule = optimizer_of(config, config.optimizer.learning_rate, config.steps - alone)
@@ -306,7 +306,7 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
     shapes, clip_norm = source.ladders.programs, config.optimizer.clip_norm or None
     once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and source.max_groups == 1
     filters = {name: one for name, one in parts.filters_of(methods.get(config.method)).items() if one.per == "rollout"}
-    whole = once and not learner.balance and not filters  # one update in one piece, of groups that are not cut
+    whole = once and not learner.balance and not filters  # one update in one piece, with uncut groups
     capture = capture_of(config, source.sampler.tokenizer, model.config.num_layers)
     joint, recorded = None, []
     if "features" in needs and whole:
@@ -341,7 +341,7 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
 
 def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, policy: Policy,
                 source: Source) -> Layout:
-    """Packed rows where `learner.packed_rows` says how many a micro-batch has, else rectangular ones."""
+    """Packed rows if `learner.packed_rows` sets their number per micro-batch, else rectangular ones."""
     learner = config.learner
     settings: dict[str, Any] = dict(clip_norm=config.optimizer.clip_norm or None, balance=learner.balance)
     if learner.packed_rows:
@@ -355,7 +355,7 @@ def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.Gradi
 
 
 def pieces_of(config: ConfigDict) -> int:
-    """Parts in which log-probs of a batch are computed: as many as are learned one after another, in no more memory."""
+    """Number of parts in which log-probs of a batch are computed: as many as the updates have, so they need no more memory."""
     return config.learner.minibatches * config.learner.micro_batches if config.learner.micro_batches > 1 else 1
 
 
@@ -368,9 +368,9 @@ def sizes_of(config: ConfigDict, model: ModelConfig) -> Callable[[int, int, int,
 
 
 def unpads(model: ModelConfig, slots: int) -> bool:
-    """Whether leaving out the padding among this number of token slots saves more than the compiling of further shapes costs.
+    """Whether skipping the padding among this number of token slots saves more than compiling further shapes costs.
 
-    From 1e11 products of a token with a weight on: about a second of an update on a CPU.
+    It does from 1e11 products of a token with a weight on: about a second of an update on a CPU.
     """
     return flops.matmul_parameters(model) * slots >= 1e11
 
@@ -385,7 +385,7 @@ def optimizer_of(config: ConfigDict, learning_rate: float, steps: int) -> tuple[
 
 def teachers_of(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, needs: frozenset[str],
                 source: Source) -> list[recorders.Recorder]:
-    """The recorders of frozen models that `config.teacher` names, computed as the policy's log-probs are."""
+    """The recorders of frozen models named by `config.teacher`, computed in the same way as the policy's log-probs."""
     def scorer(model):
         return make_layout(config, objective, optimizer, policy_of(config, model, source.mesh), source).logprobs
 
@@ -394,7 +394,7 @@ def teachers_of(config: ConfigDict, objective: Objective, optimizer: optax.Gradi
 
 
 def critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: int) -> recorders.Recorder:
-    """The critic that `config.critic` asks for."""
+    """The critic that `config.critic` describes."""
     critic = critic_lib.Critic(model, optimizer_of(config, config.critic.learning_rate, config.steps)[0],
                                kind=config.critic.kind, clip=config.critic.clip or None, mesh=mesh)
     fit = critic_lib.make_update(critic, clip_norm=config.optimizer.clip_norm or None,
@@ -405,7 +405,7 @@ def critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: int) -
 
 
 def turn_critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: int, numbers: OfTurns) -> recorders.Recorder:
-    """The critic of turns that an estimator with these `numbers` asks for."""
+    """The critic of turns for an estimator with these `numbers`."""
     key = jax.random.fold_in(jax.random.key(config.seed), 6)
     critic = turn_critic.TurnCritic(model, optimizer_of(config, config.critic.learning_rate, config.steps)[0], key,
                                     clip_norm=config.optimizer.clip_norm or None, mesh=mesh, **numbers._asdict())
@@ -419,7 +419,7 @@ def turn_critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: i
 
 
 def capture_of(config: ConfigDict, tokenizer, num_layers: int) -> Capture:
-    """What `config.probe` asks to be read of a model with `num_layers` blocks; ValueError if there is no such block."""
+    """The states that `config.probe` reads of a model with `num_layers` blocks; ValueError if there is no such block."""
     p = config.probe
     try:
         layer = float(p.layer) if "." in p.layer else int(p.layer)
@@ -430,16 +430,16 @@ def capture_of(config: ConfigDict, tokenizer, num_layers: int) -> Capture:
 
 
 def initial_state(run: Run, params) -> TrainState:
-    """The state before the first step, laid out on the mesh."""
+    """The state before the first step, sharded over the mesh."""
     key = jax.random.fold_in(jax.random.key(run.config.seed), 4)
     return run.learner.init(params, initial_adapters(run.config, params), key, known_of(run, params))
 
 
 def known_of(run: Run, params) -> dict[str, Any]:
-    """What controllers hear of a run, see `control.KNOWN`; of the training prompts only what one of them asks for."""
+    """The `control.KNOWN` values of a run; those of training prompts only if a controller needs them."""
     source, s = run.source, run.config.sampling
     train = source.task.train
-    batch = source.data.size if isinstance(source.data, Batches) else run.config.prompts.per_step  # data of its own has no size
+    batch = source.data.size if isinstance(source.data, Batches) else run.config.prompts.per_step  # custom data has no size
     seed = jax.random.fold_in(jax.random.key(run.config.seed), 5)
     known = {"prompts": len(train), "batch": batch, "group": s.group, "max_group": s.max_group,
              "max_tokens": s.max_tokens, "seed": jax.random.key_data(seed)}
@@ -454,7 +454,7 @@ def known_of(run: Run, params) -> dict[str, Any]:
 
 
 def initial_adapters(config: ConfigDict, params):
-    """Adapters that change nothing yet; None where the weights themselves are trained."""
+    """Adapters that change nothing yet; None if the weights themselves are trained."""
     key = jax.random.fold_in(jax.random.key(config.seed), 3)  # streams 0 to 2 are the weights', see Transformer.init
     return lora_lib.init(key, params, rank=config.lora.rank, alpha=config.lora.alpha) if config.lora.rank else None
 
@@ -463,7 +463,7 @@ def initial_adapters(config: ConfigDict, params):
 
 
 def make_judge(config: ConfigDict) -> tuple[tasks.Task, Judge]:
-    """Whose problems a run takes, and what rewards its trajectories: the runner of an environment, or a reward."""
+    """The task of a run, and the judge of its trajectories: the runner of an environment, or a reward."""
     if config.environment:
         runner = make_runner(config)
         return runner.environment.task, runner
@@ -472,10 +472,10 @@ def make_judge(config: ConfigDict) -> tuple[tasks.Task, Judge]:
 
 
 def make_runner(config: ConfigDict) -> Runner:
-    """The runner of `config.environment`: compiled where it is a game of arrays, in processes where its trajectories can be
-    played again, else in threads.
+    """The runner of `config.environment`: compiled, in processes or in threads.
 
-    Where steps wait for others they do so all at once, in threads.
+    It is compiled for a game of arrays, uses processes if trajectories can be replayed, else threads. Steps that wait for
+    others do so concurrently, in threads.
     """
     found = config_lib.calls(config.environment)
     if len(found) != 1:
@@ -490,7 +490,7 @@ def make_runner(config: ConfigDict) -> Runner:
 
 
 def make_mesh(config: ConfigDict) -> Mesh:
-    """The mesh of `config.mesh`; ValueError where it cannot share out the batches of the configuration."""
+    """The mesh of `config.mesh`; ValueError if it cannot divide the batches of the configuration."""
     mesh, P, learner = parallel.make_mesh(**config.mesh.to_dict()), config.prompts.per_step, config.learner
     parallel.check_batch(mesh, P, "prompts.per_step")
     parallel.check_batch(mesh, P // learner.minibatches // learner.micro_batches,

@@ -1,4 +1,4 @@
-"""Groups from a pool in a batch: read as tokens, scored by the run's own reward, and in the place of some of its prompts."""
+"""Groups from a pool in a batch: read as tokens, scored by the run's own reward, replacing some of its prompts."""
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from jaxrl_llm.training.scoring import shared_scores
 
 
 class Foreign(NamedTuple):
-    """A group of another run: `prompt`, token ids; `tokens`, those of each completion, `whole` where none was cut; `scores`."""
+    """A group of another run: `prompt`, token ids; `tokens` of each completion; `whole`, whether each is uncut; `scores`."""
 
     problem: Problem
     prompt: list[int]
@@ -29,7 +29,7 @@ class Foreign(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sharing:
-    """`pool`: where groups are shared. `groups`: J, at most, that take the place of prompts of a batch."""
+    """`pool`: the pool of shared groups. `groups`: J, the maximum number of groups that replace prompts of a batch."""
 
     pool: Pool
     groups: int
@@ -39,7 +39,7 @@ class Sharing:
         """`(forest, metrics)`: up to J foreign groups whose rewards differ, drawn uniformly, with uids from `first_uid` on.
 
         Longer texts are cut at T tokens and keep the reward of the whole. Groups are scored in random order until J are
-        found. The version of their tokens is -1: nobody of this run sampled them. Metrics count what was left and why.
+        accepted. The version of their tokens is -1: this run did not sample them. Metrics count rejected groups by reason.
         """
         found, left = self.pool.read(sampler.group)
         kept: list[Foreign] = []

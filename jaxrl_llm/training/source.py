@@ -1,4 +1,4 @@
-"""Where rollouts come from: problems in, finished rollouts out."""
+"""The source of rollouts: problems in, finished rollouts out."""
 import dataclasses
 import functools
 import types
@@ -33,9 +33,9 @@ from jaxrl_llm.training.sharing import Sharing
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.trajectories import Trajectories
 
-_FILLS = 100  # batches to look through for prompts that are not too long
+_FILLS = 100  # batches to search for prompts that are not too long
 _PROMPT_STREAM = 2**31 - 3  # folded into the run's key, for batches that are drawn by weights
-_REPLAY_STREAM = 2**31 - 4  # folded into the run's key, for what is replayed
+_REPLAY_STREAM = 2**31 - 4  # folded into the run's key, for replay
 # Settings that a source reads:
 _READ = ("temperature", "max_tokens", "max_turns", "announced_turns", "spread", "prompt_weights", "prompt_ids", "group_sizes",
          "reference_ids", "reward_baseline")
@@ -45,9 +45,9 @@ Sample = Callable[..., Forest]  # (forest, rows) -> the forest with one more gro
 
 
 class Finished(NamedTuple):
-    """A batch to learn from: `rollouts` (None: no prompt is left), the `forest` that they are a view of, and `metrics`.
+    """A batch to train on: `rollouts` (None: no prompt is left), a view of the `forest`, and `metrics`.
 
-    `counts`: the facts `tried` and `right` of all that was sampled for it, see `control.FACTS`.
+    `counts`: the facts `tried` and `right` of all samples for it, see `control.FACTS`.
     """
 
     rollouts: Rollouts | None
@@ -57,7 +57,7 @@ class Finished(NamedTuple):
 
     @property
     def facts(self) -> dict[str, np.ndarray]:
-        """The `counts`, and what was read of the prompts before they were sampled, `[P, ...]`, rows as in the rollouts."""
+        """The `counts`, and facts `[P, ...]` read of the prompts before sampling, with the rows of the rollouts."""
         rows = 0 if self.rollouts is None else len(self.rollouts.valid)
         return {name: np.concatenate([x, np.repeat(x[:1], rows - len(x), axis=0)]) if len(x) < rows else x
                 for name, x in self.forest.facts.items()} | dict(self.counts)
@@ -65,26 +65,26 @@ class Finished(NamedTuple):
 
 @dataclasses.dataclass
 class Source:
-    """`next(state)` samples one batch with the policy of the state, as the settings of controllers say.
+    """`next(state)` samples one batch with the policy of the state, under the settings of controllers.
 
     Attributes:
-      task: whose problems `data` yields, in batches that go on for ever.
-      sampler: of groups, of one turn or in an environment.  topology: who is sampled.  prompts: of a batch.
-      max_tokens: of a completion, T at most.
-      overlong: what becomes of prompts that are too long, see `generation.prompts.fit`.
+      task: the task; `data` yields its problems in endless batches.
+      sampler: sampler of groups, of one turn or in an environment.  topology: decides what is sampled.  prompts: per batch.
+      max_tokens: maximum tokens of a completion, at most T.
+      overlong: handling of prompts that are too long, see `generation.prompts.fit`.
       sizes: the sizes that a batch may have, from the limits of S, T, G and groups of a prompt, see `training.shapes`.
-      prior: what tells `facts["expected"]` of prompts before they are sampled; None: nobody asks.
-      readers: processes that read `data` in turns.
-      next_uid: of the next trajectory.
-      replay: what is stored of rollouts and enters later batches; None: nothing.
-      fewer: with a replay, makes the topology of a batch in which a smaller number of prompts is sampled than by `topology`.
-      buffer: what is stored.
-      sharing: what is published of rollouts, and which groups of other runs enter batches; None: nothing. Batches can then be
-        drawn again only where the pool is as it was.
+      prior: predicts `facts["expected"]` of prompts before they are sampled; None: no predictions.
+      readers: number of processes that read `data` in turns.
+      next_uid: uid of the next trajectory.
+      replay: the rule for stored rollouts that enter later batches; None: no replay.
+      fewer: with a replay, makes the topology of a batch that samples fewer prompts than `topology`.
+      buffer: the stored rollouts.
+      sharing: publishes groups and adds groups of other runs to batches; None: no sharing. Batches can then be reproduced only
+        if the pool is unchanged.
       sets: evaluation sets beside the held-out problems of the task.
-      server: what samples in the place of this process; None: nothing does.
+      server: the server that samples instead of this process; None: this process samples.
       square_norms: `(params, lora, rollouts) -> f32[P, G]`, of the gradients of completions, for topologies that measure them.
-      guided: experts write a part of some completions, which rollouts then tell: `expert`, `hint_mask`, `hinted`.
+      guided: experts write a part of some completions; rollouts then have `expert`, `hint_mask` and `hinted`.
     """
 
     task: Task
@@ -113,12 +113,12 @@ class Source:
             self.buffer = buffers.empty(self.replay, self.planted([], draw=0))
 
     def position(self) -> dict[str, Any]:
-        """Where the source is; a checkpoint holds what `jsonable` makes of it."""
+        """The position of the source; a checkpoint stores its `jsonable` form."""
         place = {"data": self.data.get_state(), "next_uid": self.next_uid}  # type: ignore[attr-defined]
         return place if self.buffer is None else place | {"buffer": self.buffer}
 
     def set_position(self, position: dict[str, Any]) -> None:
-        """Goes on from there, or from what `jsonable` made of it."""
+        """Continues from this position, or from its `jsonable` form."""
         self.data.set_state(position["data"])  # type: ignore[attr-defined]
         self.next_uid, stored = position["next_uid"], position.get("buffer")
         if self.buffer is not None and stored is not None:
@@ -127,7 +127,7 @@ class Source:
                 stored, buffers.empty(self.replay, self.planted([], draw=0)), self.task.train, self.sampler.reward.extract)
 
     def next(self, state: TrainState, timer: PhaseTimer | None = None, settings: Settings = Settings()) -> Finished:
-        """One batch, as its topology wants it.
+        """One batch, as planned by its topology.
 
         Raises:
           ValueError: no prompt of many batches fits, or a setting is outside its range.
@@ -163,9 +163,9 @@ class Source:
         return Finished(self._completed(self.view(chosen, version), chosen, known, version), chosen, metrics, counts)
 
     def _reference_rates(self, asked_ids: Any, generate: Sample) -> tuple[dict[str, np.ndarray], int]:
-        """The fact `reference_rates`, where controllers ask for ids i32[K], and the tokens that were sampled for it.
+        """The fact `reference_rates`, if controllers set ids i32[K], and the number of tokens sampled for it.
 
-        Each problem gets a group that nothing is learned from.
+        Each problem gets a group that is not trained on.
         """
         if asked_ids is None:
             return {}, 0
@@ -184,7 +184,7 @@ class Source:
         return {"reference_rates": rates}, tokens
 
     def _begun(self, key: jax.Array, version: int) -> tuple[Topology, Callable[[Forest], buffers.Mixed] | None]:
-        """Who is sampled for the next batch, and what joins that with those of a buffer or a pool; None: there is neither."""
+        """The topology of the next batch, and a function that adds groups of a buffer or a pool; None: there is neither."""
         if self.sharing is not None:
             return self._shared(self.sharing, key, version)
         if self.replay is None:
@@ -197,7 +197,7 @@ class Source:
             self.replay, fresh, stored, left, version, self._group, rng)
 
     def _shared(self, sharing: Sharing, key: jax.Array, version: int) -> tuple[Topology, Callable[[Forest], buffers.Mixed]]:
-        """As `_begun`, with groups of the pool; what was sampled is published."""
+        """As `_begun`, with groups of the pool; the sampled groups are published."""
         assert self.fewer is not None and isinstance(self.sampler, Sampler)
         seed = jax.random.fold_in(jax.random.fold_in(key, _REPLAY_STREAM), version)
         rng = np.random.default_rng(parallel.fetch(jax.random.key_data(seed)))
@@ -213,7 +213,7 @@ class Source:
         return self.fewer(self.prompts - len(foreign.problems)), mix
 
     def _completed(self, rollouts: Rollouts, forest: Forest, known: Settings, version: int) -> Rollouts:
-        """The rollouts with what settings and a replay say of them."""
+        """The rollouts with the fields from settings and a replay."""
         prompts, extras = len(rollouts.valid), dict[str, Any](rollouts.extras)
         if self.replay is not None or self.sharing is not None:
             oldest = np.min(rollouts.policy_version, axis=-1, initial=version, where=rollouts.mask)
@@ -227,18 +227,18 @@ class Source:
             extras |= {"expert": expert, "hint_mask": expert, "hinted": expert.any(-1)}
         if known.reward_baseline is not None:
             extras["reward_baseline"] = np.full(prompts, known.reward_baseline, np.float32)
-        if known.temperature is not None:  # greedy samples are scored at 1, as the sampler reports them
+        if known.temperature is not None:  # greedy samples are scored at temperature 1, as the sampler reports them
             rollouts = rollouts.replace(temperature=np.full(prompts, known.temperature or 1, np.float32))
         return rollouts.replace(extras=extras)
 
     @property
     def _group(self) -> int:
-        """The most rollouts of a prompt."""
+        """Maximum number of rollouts of a prompt."""
         return self.sampler.group * self.max_groups
 
     @property
     def max_groups(self) -> int:
-        """The most rows of rollouts that a prompt has: groups, each as often as a trajectory has contexts."""
+        """Maximum number of rows of rollouts of a prompt: groups times the contexts of a trajectory."""
         return self.topology.max_groups * self.sampler.contexts
 
     @property
@@ -257,9 +257,9 @@ class Source:
         return forest.with_facts({**forest.facts, name: means[:len(forest.problems)].astype(np.float32)})
 
     def view(self, forest: Forest, version: int, group: int | None = None) -> Rollouts:
-        """What is credited: a rollout for each trajectory, or each of its contexts, in a shape that the run compiles for.
+        """The credited view: a rollout for each trajectory, or each of its contexts, in a shape that the run compiles for.
 
-        `group`: the most that a prompt has; None: of a complete batch.
+        `group`: maximum number of rollouts of a prompt; None: that of a complete batch.
         """
         sizes, view = self.ladders, forests.paths if self.sampler.contexts == 1 else forests.contexts
         return view(
@@ -268,20 +268,20 @@ class Source:
             prompt_tokens=functools.partial(smallest, sizes.prompt_tokens), of_problems=self.task.facts)
 
     def planted(self, rows: Sequence[tuple[Problem, list[int]]], draw: int) -> Forest:
-        """The forest of these problems and their token ids, in which nothing has been sampled."""
+        """The forest of these problems and their token ids, without samples."""
         return self.sampler.plant([problem for problem, _ in rows], [ids for _, ids in rows], draw)
 
     def _sampled(self, generate: Any, state: TrainState, timer: PhaseTimer, forest: Forest, rows: np.ndarray,
                  shares: np.ndarray | None = None) -> Forest:
-        """The forest with a group for each of `rows`, of the next uids; `shares`: see `topologies.Plan`."""
+        """The forest with a group for each of `rows`, with the next uids; `shares`: see `topologies.Plan`."""
         first, self.next_uid = self.next_uid, self.next_uid + len(rows) * self.sampler.group
         begun = {} if shares is None else {"shares": shares}
         return self.sampler.groups(generate, forest, rows, first, state.key, int(state.step), timer, **begun)
 
     def _drawn(self, forest: Forest, count: int, state: TrainState, sample: Sample, settings: Settings) -> Forest:
-        """The forest with `count` further problems of the task, and what is known of them."""
+        """The forest with `count` further problems of the task, and their facts."""
         rows: list[tuple[Problem, list[int]]] = []
-        if forest.problems:  # one batch is proposed for a step
+        if forest.problems:  # controllers propose one batch per step
             settings = settings._replace(prompt_ids=None)
         for attempt in range(_FILLS):
             asked = settings if not attempt else settings._replace(prompt_ids=None)
@@ -299,7 +299,7 @@ class Source:
         return forests.join([forest, new]) if forest.problems else new
 
     def _group_sizes(self, new: Forest, settings: Settings) -> np.ndarray:
-        """i32[P], the rollouts that each problem is to have: as proposed, or one group for those that nobody proposed."""
+        """i32[P], the rollouts to sample for each problem: as proposed, or one group for problems without a proposal."""
         if settings.prompt_ids is None:
             return np.full(len(new.problems), self.sampler.group, np.int32)
         ids, sizes = (np.asarray(x) for x in (settings.prompt_ids, settings.group_sizes))
@@ -309,7 +309,7 @@ class Source:
         return np.array([wanted.get(problem.id, self.sampler.group) for problem in new.problems], np.int32)
 
     def _problems(self, key: jax.Array, settings: Settings) -> list[Problem]:
-        """This process's share of the next batch: the problems that are proposed, others by weight, or those next in order."""
+        """This process's share of the next batch: proposed problems, others by weight, or the next ones in order."""
         proposed = np.asarray(() if settings.prompt_ids is None else settings.prompt_ids, np.int64)
         proposed = proposed[proposed >= 0]
         if settings.prompt_weights is None and not len(proposed):
@@ -325,9 +325,9 @@ class Source:
         return self.data.chosen(np.concatenate([proposed, others]))
 
     def _expectations(self, new: Forest, rows, state: TrainState, sample: Sample) -> prior_lib.Facts:
-        """The facts that the prior reads of problems, and what it makes of them.
+        """The facts that the prior reads of problems, and its predictions.
 
-        A prior that asks the policy itself gets the mean rewards of completions that nothing is learned from.
+        A prior that samples the policy gets the mean rewards of completions that are not trained on.
         """
         assert self.prior is not None
         facts = self.prior.read(rows, state.params, state.lora)
@@ -346,7 +346,7 @@ def outcome_counts(forest: Forest, problems: int) -> dict[str, np.ndarray]:
 
 
 def guide_metrics(forest: Forest) -> dict[str, float]:
-    """Of trajectories that an expert began: their share of all, their mean reward, and the tokens of an expert in each."""
+    """Metrics of trajectories that an expert began: their share, their mean reward, and an expert's tokens in each."""
     aided, written = forest.aided, forest.role == Role.EXPERT
     found = {"guide/share": float(aided.mean())}
     if aided.any():
@@ -364,8 +364,8 @@ def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, ov
                      encode: Encode = encode_problems):
     """The problems whose prompts fit and their token ids (see `generation.prompts.fit`).
 
-    Where several `processes` read a batch in turns, each gives its own problems, and all get those of all in order. `encode`:
-    how problems become token ids, None for one that cannot be asked.
+    If several `processes` read a batch in turns, each passes its own problems, and each gets those of all in order. `encode`
+    turns problems into token ids, None for a problem that cannot be sampled.
     """
     mine = [(problem, None if ids is None else fit(ids, problem, max_tokens, overlong))
             for problem, ids in zip(problems, encode(problems, tokenizer), strict=True)]
@@ -374,9 +374,9 @@ def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, ov
 
 
 def held_out(source: Sequence[Problem], problems: int) -> list[Problem]:
-    """`problems` of `source`, or all if there are fewer, drawn with a fixed seed; of several tasks equally many of each.
+    """`problems` of `source`, or all if there are fewer, drawn with a fixed seed, equally many of each of several tasks.
 
-    Sources are often sorted: their first problems are no fair sample. Every run is measured on the same ones.
+    Sources are often sorted, so that their first problems are not a fair sample. Every run is measured on the same problems.
     """
     if isinstance(source, Mixed):
         share, more = divmod(problems, len(source.sides))
@@ -387,9 +387,9 @@ def held_out(source: Sequence[Problem], problems: int) -> list[Problem]:
 
 def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array, timer: PhaseTimer | None = None,
                     temperature: float | None = None, max_tokens: int | None = None) -> Forest:
-    """A group for each of `problems` held-out problems; ValueError where no prompt fits.
+    """A group for each of `problems` held-out problems; ValueError if no prompt fits.
 
-    Environments that are not replayable play as many problems at a time as a batch has.
+    Environments that are not replayable play at most a batch's number of problems at a time.
     """
     rows = fitting_problems(held_out(source.task.heldout, problems), source.sampler.tokenizer, source.sampler.prompt_tokens,
                             source.overlong, encode=source.sampler.encode)

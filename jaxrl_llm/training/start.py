@@ -1,4 +1,4 @@
-"""The model that a run starts with: a published one, that of another run, or a new one."""
+"""The model that a run starts with: a published one, another run's, or a new one."""
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ DTYPES = {"float32": np.float32, "bfloat16": jax.numpy.bfloat16}
 
 
 class Start(NamedTuple):
-    """Weights that another run saved: its `folder`, the `store` of checkpoints in there, and the `step` (None: the newest)."""
+    """Weights that another run saved: its `folder`, its `store` of checkpoints, and the `step` (None: the newest)."""
 
     folder: Path
     store: str
@@ -42,16 +42,16 @@ def run_at(path: str) -> Start | None:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run; the config.json of a published model has other keys."""
+    """Whether a folder belongs to a run; the config.json of a published model has other keys."""
     file = folder / "config.json"
     try:
         return file.is_file() and "schema_version" in json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:  # whoever reads the model says so
+    except ValueError:  # the reader of the model reports the error
         return False
 
 
 def check_other(path: str, workdir: Path) -> None:
-    """Raises ValueError for a run that would start with its own weights, which `resume` is for."""
+    """Raises ValueError for a run that would start with its own weights; `resume` does that."""
     found = run_at(path)
     if found is not None and found.folder.absolute() == workdir.absolute():
         raise ValueError(f"model.path={path} is the run of this workdir; continue it with --resume, or start a new run with "
@@ -59,10 +59,10 @@ def check_other(path: str, workdir: Path) -> None:
 
 
 def load_model(m: ConfigDict, mesh: Mesh, seed: int = 0) -> tuple[Tokenizer, Transformer, Any]:
-    """`(tokenizer, Transformer, params)` of `config.model`, parameters laid out on the mesh; fresh ones without a path.
+    """`(tokenizer, Transformer, params)` of `config.model`, parameters sharded over the mesh; new ones without a path.
 
-    Of another run the weights are read, with its adapters merged in, and its tokenizer and chat template where `m` has none.
-    Raises ValueError for an unknown dtype, and what `weights.load` and `Checkpoints.restore` raise.
+    From another run the weights are read, with its adapters merged in, and its tokenizer and chat template if `m` sets none.
+    Raises ValueError for an unknown dtype, and the errors of `weights.load` and `Checkpoints.restore`.
     """
     if m.dtype not in DTYPES:
         raise ValueError(f"model.dtype={m.dtype!r}; allowed: {', '.join(DTYPES)}")
@@ -94,7 +94,7 @@ def _of_run(found: Start, m: ConfigDict, mesh: Mesh) -> tuple[Tokenizer, ModelCo
         shapes = jax.eval_shape(lambda params: lora_lib.init(
             jax.random.key(0), params, rank=stored.lora.rank, alpha=stored.lora.alpha), params)
         target["lora"] = parallel.with_shardings(shapes, parallel.tree_shardings(shapes, mesh))
-    del params  # makes room for those of the checkpoint
+    del params  # frees memory for those of the checkpoint
     with Checkpoints(found.folder / found.store, read_only=True) as checkpoints:
         state = checkpoints.restore(target, found.step, part=True).state
     shardings = jax.tree.map(lambda x: x.sharding, target["params"])
@@ -115,12 +115,12 @@ def model_config(m: ConfigDict, vocab_size: int) -> ModelConfig:
         experts = Experts(m.experts, m.experts_per_token, m.expert_size or max(m.mlp_size // m.experts_per_token, 1))
     return ModelConfig(vocab_size=vocab_size, hidden_size=m.hidden_size, num_layers=m.num_layers, num_heads=m.num_heads,
                        num_kv_heads=m.num_heads, head_dim=m.hidden_size // m.num_heads,
-                       mlp_size=m.mlp_size if experts is None else experts.size,  # as a Mixtral's config says it
+                       mlp_size=m.mlp_size if experts is None else experts.size,  # as in a Mixtral's config
                        experts=experts, family="llama" if experts is None else "mixtral")
 
 
 def tokenizer_source(m: ConfigDict) -> Path | None:
-    """The directory whose tokenizer files an exported model gets; None where the tokenizer came from no such files."""
+    """The directory whose tokenizer files an exported model gets; None if the tokenizer did not come from such files."""
     found = run_at("" if m.tokenizer else m.path)
     if found is not None:
         return tokenizer_source(stored_config(found.folder).model)

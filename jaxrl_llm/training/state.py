@@ -1,4 +1,4 @@
-"""Everything a run is, as one pytree: save it, load it, and the run goes on as if nothing had happened."""
+"""The complete state of a run as one pytree: after saving and loading it the run continues unchanged."""
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,17 +17,17 @@ class TrainState(flax.struct.PyTreeNode):
     Attributes:
       step: `i32[]`, rollout batches consumed.
       params: float32 master weights.
-      lora: adapter tree, or None. When there is one, it alone is trained.
-      opt_state: the optimiser's state for what is trained.
+      lora: adapter tree, or None. If there is one, only it is trained.
+      opt_state: the optimiser's state for the trained parameters.
       key: typed PRNG key of the run; all others are folded from it and a number, so it never changes.
-      estimator_state, objective_state: whatever the method keeps.
+      estimator_state, objective_state: states of the method's parts.
       skipped: `i32[]`, updates refused because loss or gradient was not finite.
-      skipped_in_row: `i32[]`, of those, the last uninterrupted ones.
-      beside: what recorders train beside the policy by name, see `recorders.Recorder.fit`, for instance
+      skipped_in_row: `i32[]`, the number of refused updates since the last accepted one.
+      beside: states of models that recorders train beside the policy, by name, see `recorders.Recorder.fit`, for instance
         `values.critic.CriticState`.
-      control: states of the run's controllers by name, see `training.controls`, for instance what is known about each prompt
+      control: states of the run's controllers by name, see `training.controls`, for instance the statistics of each prompt
         from earlier rollouts, `control["prior"]`, see `training.prior`.
-      average: moving average of what is trained, or None, see `training.average`.
+      average: moving average of the trained parameters, or None, see `training.average`.
     """
 
     step: jax.Array
@@ -54,13 +54,13 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 def with_trained(params, lora, tree):
-    """`(params, lora)` with `tree` in the place of what is trained: the adapters where there are some, else the weights."""
+    """`(params, lora)` with `tree` instead of the trained parameters: the adapters if there are any, else the weights."""
     return (tree, None) if lora is None else (params, tree)
 
 
 def create(params, lora, optimizer: optax.GradientTransformation, estimator: Estimator, objective: Objective,
            key: jax.Array) -> TrainState:
-    """The state before the first step. Every leaf is an array of its own, so that the whole state can be donated."""
+    """The state before the first step. Every leaf is a separate array, so that the whole state can be donated."""
     def zero():
         return jnp.zeros((), jnp.int32)
     return TrainState(step=zero(), params=params, lora=lora, opt_state=optimizer.init(params if lora is None else lora),

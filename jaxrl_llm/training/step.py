@@ -16,7 +16,7 @@ from jaxrl_llm.training import balance as balance_lib
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.state import TrainState, with_trained
 
-_CHOSEN = "moe/chosen"  # tokens of each expert, f32[L, E]: they add up over micro-batches, what is reported of them does not
+_CHOSEN = "moe/chosen"  # tokens of each expert, f32[L, E]: they add up over micro-batches, unlike the reported metric
 Update = jax.stages.Wrapped  # (TrainState, Rollouts, advantages f32[P, G, T], rate f32[] | None) -> (TrainState, metrics)
 
 
@@ -38,7 +38,7 @@ def merge_metrics(metrics):
 
 
 def mismatch(rollouts: Rollouts, logprobs: jax.Array) -> dict[str, jax.Array]:
-    """How far sampler and learner disagree about the same tokens: `mean(lp_sampler - lp_learner)` and its largest size.
+    """Disagreement of sampler and learner about the same tokens: `mean(lp_sampler - lp_learner)` and the largest |difference|.
 
     Replayed rollouts, which other weights sampled, count as 0.
     """
@@ -62,9 +62,9 @@ def loss_terms(objective: Objective, logprobs, entropies, rollouts, advantages, 
 
 
 def forward(policy: Policy, params, lora, rollouts):
-    """`((logprobs, loads | None), entropies)`: what a loss is differentiated by, and what comes with it.
+    """`((logprobs, loads | None), entropies)`: the inputs that a loss is differentiated by, and the entropies.
 
-    The loads are those of experts, f32[P, L, E], see `models.moe`; None without experts.
+    The loads are the experts', f32[P, L, E], see `models.moe`; None without experts.
     """
     if policy.model.config.experts is None:
         logprobs, entropies = policy.logprobs(params, lora, rollouts)
@@ -87,9 +87,9 @@ def losses(policy: Policy, objective: Objective, balance: float, outputs, entrop
 
 
 def whole_batch_cotangents(policy, objective, balance, params, lora, micro_batches, rollouts, advantages, objective_state):
-    """d loss / d outputs of `forward` where the loss must see all of the mini-batch at once.
+    """d loss / d outputs of `forward` for a loss that must see the whole mini-batch at once.
 
-    One extra forward pass, micro-batch by micro-batch, buys an exact gradient at micro-batch memory.
+    One extra forward pass, micro-batch by micro-batch, gives the exact gradient with the memory of a micro-batch.
     """
     passed = in_parts(functools.partial(forward, policy), micro_batches)(params, lora, rollouts)
     outputs, entropies = jax.lax.stop_gradient(passed)
@@ -100,9 +100,9 @@ def whole_batch_cotangents(policy, objective, balance, params, lora, micro_batch
 
 
 def live_first(mesh, rollouts, signal):
-    """`(rollouts, signal)`, prompts with nothing but zeros in their signal `[P, ...]` last, so that they share micro-batches.
+    """`(rollouts, signal)` with prompts whose signal `[P, ...]` is all zeros last, so that they share micro-batches.
 
-    Over several devices as they are: prompts would have to move between them.
+    On several devices the order is kept: prompts would have to move between devices.
     """
     if mesh is not None and mesh.size > 1:
         return rollouts, signal
@@ -112,9 +112,9 @@ def live_first(mesh, rollouts, signal):
 
 
 def add_pulled_back(total, pull_back, cotangents):
-    """`total + pull_back(cotangents)`, without going back where all cotangents are 0, as for prompts without advantage.
+    """`total + pull_back(cotangents)`, without the backward pass if all cotangents are 0, as for prompts without advantage.
 
-    Exact for every objective: one with a term beside the advantages (a KL, an entropy bonus) has other cotangents there.
+    This is exact for every objective: a term beside the advantages (a KL, an entropy bonus) makes the cotangents nonzero.
     """
     def add(total):
         return jax.tree.map(jnp.add, total, pull_back(cotangents))
@@ -127,9 +127,9 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, balance:
     """Gradient of the mini-batch loss with respect to what is trained, plus metrics and the next objective state.
 
     Micro-batches are scanned and their gradients summed; the loss weights were computed for the whole mini-batch, so
-    the sum is the gradient of the whole, whatever `micro_batches` is. Those whose log-probs the loss does not depend on,
-    as without any advantage, cost a forward pass only. `balance` times the balancing loss of experts is part of the loss; it
-    must see the whole mini-batch.
+    the sum is the gradient of the whole, whatever `micro_batches` is. Micro-batches whose log-probs do not affect the loss,
+    such as those without any advantage, cost only a forward pass. `balance` times the balancing loss of experts is part of
+    the loss; it must see the whole mini-batch.
     """
     rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
     place = functools.partial(with_trained, state.params, state.lora)
@@ -172,8 +172,8 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, balance:
 def joint_gradients(policy: Policy, capture: Capture, objective: Objective, estimator: Estimator, state: TrainState, rollouts):
     """As `gradients` of an on-policy batch whose estimator reads features: one forward pass serves both.
 
-    The advantages are made of the features that this very pass captures, between its two directions. Returns
-    `(gradient, metrics, objective_state, estimator_state)`; the metrics include the estimator's own.
+    The advantages are computed from the features of this forward pass, before its backward pass. Returns
+    `(gradient, metrics, objective_state, estimator_state)`; the metrics include the estimator's.
     """
     rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
 
@@ -219,17 +219,18 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
                 clip_norm: float | None = 1.0, micro_batches: int = 1, balance: float = 0.0) -> Update:
     """The jitted update `(state, rollouts, advantages, rate=None) -> (state, metrics)`; the state is donated.
 
-    The new state lies on the policy's mesh by the partition table, as the old one did: left to itself the compiler may lay
-    outputs out differently, and the next call would compile again.
+    The new state is sharded over the policy's mesh by the partition table, like the old one: otherwise the compiler might
+    choose other layouts of the outputs, and the next call would recompile.
 
     The gradient is scaled to `clip_norm` if its global norm is larger. An update with a loss or gradient that is not
-    finite leaves weights and optimiser as they were and is counted in `state.skipped`. So does one without any gradient
-    (all advantages 0, nothing kept), which is not counted: momentum and weight decay alone must not move the weights.
+    finite leaves weights and optimiser unchanged and is counted in `state.skipped`. An update without any gradient (all
+    advantages 0, nothing kept) also changes nothing, without being counted: momentum and weight decay alone must not move
+    the weights.
     `rate` f32[] is a factor of the schedule's learning rate, to which every optimiser of `training.optimizers` is proportional.
     `balance` is the weight of the balancing loss of experts, see `training.balance`.
 
     Raises:
-      ValueError: at trace time, when the prompts of a mini-batch do not divide by `micro_batches`.
+      ValueError: at trace time, if `micro_batches` does not divide the prompts of a mini-batch.
     """
 
     def update(state: TrainState, rollouts: Rollouts, advantages: jax.Array, rate: jax.Array | None = None):
@@ -245,7 +246,7 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
 
 def make_joint_update(policy: Policy, capture: Capture, objective: Objective, estimator: Estimator,
                       optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0):
-    """The jitted update `(state, rollouts, rate=None) -> (state, metrics)` that estimates as well, see `joint_gradients`."""
+    """The jitted update `(state, rollouts, rate=None) -> (state, metrics)` that also estimates, see `joint_gradients`."""
 
     def update(state: TrainState, rollouts: Rollouts, rate: jax.Array | None = None):
         grads, metrics, objective_state, estimator_state = joint_gradients(

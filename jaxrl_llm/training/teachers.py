@@ -14,11 +14,11 @@ from jaxrl_llm.training import offload
 from jaxrl_llm.training.start import load_model
 from jaxrl_llm.training.variants import check_there
 
-_COMPARED = 64  # problems whose texts two tokenizers have to read alike
+_COMPARED = 64  # problems whose texts two tokenizers must read alike
 
 
 def provided(config: ConfigDict) -> tuple[str, ...]:
-    """What teachers provide of rollouts, where there are some."""
+    """The fields that teachers provide, if there are any."""
     return ("teacher_logprobs", "teacher_id") if config.teacher.path else ()
 
 
@@ -26,12 +26,12 @@ def make_recorders(config: ConfigDict, needs: Set[str], task: Task, tokenizer, m
                    scorer: Callable[[Transformer], Callable]) -> list[recorders.Recorder]:
     """The recorders of `config.teacher` that a method needs.
 
-    `tokens`: of prompt and completion at most. `scorer(model)` makes its `logprobs(params, lora, rollouts)`; models of one
-    architecture share it.
+    `tokens`: maximum tokens of prompt and completion. `scorer(model)` makes its `logprobs(params, lora, rollouts)`; models of
+    one architecture share it.
 
     Raises:
-      ValueError: a number of teachers that is not that of the tasks, a model that reads texts as other tokens, or one that was
-        made for shorter texts.
+      ValueError: the number of teachers is not that of the tasks, a model reads texts as other tokens, or a model allows only
+        shorter texts.
     """
     known: dict[ModelConfig, Callable] = {}
     made: list[recorders.Recorder] = []
@@ -58,7 +58,7 @@ def make_recorders(config: ConfigDict, needs: Set[str], task: Task, tokenizer, m
 
 
 def _loaded(config: ConfigDict, path: str, key: str, task: Task, tokenizer, mesh: Mesh, tokens: int) -> tuple[Transformer, Any]:
-    """The model at a path with its weights on the mesh, where it reads what the policy writes."""
+    """The model at a path with its weights on the mesh, after checking that it reads the policy's tokens."""
     check_there(path, f"config.teacher.{key}")
     m = config.model.copy_and_resolve_references()
     m.path = path

@@ -1,4 +1,4 @@
-"""The policy of a run folder, for whatever is done with it after training. The method that trained it is not needed."""
+"""The policy of a run folder, for use after training. The method that trained it is not needed."""
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,17 +38,17 @@ def untrained(config: ConfigDict) -> Trained:
 
 def trained(workdir: Path, step: int | None = None, task: str | None = None, best: bool = False, average: bool = False
             ) -> Trained:
-    """The policy of a checkpoint of a run, the newest one or that of `step`, with the run's own task or another one.
+    """The policy of a run's newest checkpoint, or that of `step`, with the run's own task or another one.
 
     With `best` the weights that `config.checkpoint.best` kept, with `average` the moving average of `config.optimizer.ema`.
 
     Raises:
       FileNotFoundError: no run folder, or no checkpoint of that step.
-      ValueError: no average was kept, or that of the best weights is asked for.
+      ValueError: no average was kept, or the average of the best weights is requested.
     """
     load_code(workdir)  # tasks and rewards
     config = stored_config(workdir)
-    config.server.url = ""  # it may be gone, and has other weights than this checkpoint
+    config.server.url = ""  # it may be gone, or have other weights than this checkpoint
     if task:
         config.task = task
     start = untrained(config)
@@ -69,8 +69,8 @@ def export(workdir: Path, directory: Path, step: int | None = None, adapter: boo
            average: bool = False) -> int:
     """Writes the model of a checkpoint as a Hugging Face directory, adapters merged in, with its tokenizer; returns its step.
 
-    With `adapter` the adapters alone, for PEFT and vLLM; `best` and `average` as in `trained`. Raises
-    ValueError where the run trained no adapter, or one of another run's weights.
+    With `adapter` it writes only the adapters, for PEFT and vLLM; `best` and `average` as in `trained`. Raises ValueError if
+    the run trained no adapter, or an adapter of another run's weights.
     """
     found = trained(workdir, step, best=best, average=average)
     architecture, tokenizer = found.policy.model.config, found.source.sampler.tokenizer

@@ -23,15 +23,15 @@ from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.training.metrics import PhaseTimer
 
 HELD_OUT = (2**31 - 1) << 32  # added to uids of held-out trajectories, so that environments see other keys than in training
-_REQUEST = 1 << 32  # the engine samples request n of a trajectory as `uid + n * _REQUEST`: its random numbers are its own
-_DEMONSTRATED = 1  # the seed of what is shown before the first step
+_REQUEST = 1 << 32  # the engine samples request n of a trajectory as `uid + n * _REQUEST`: each has its own random numbers
+_DEMONSTRATED = 1  # the seed of demonstrations before the first step
 _OPENINGS = (2**31 - 2) << 32  # uids of openings that are read as prompts; nothing is drawn with them
 
 
 class Limits(NamedTuple):
-    """Most turns of the policy in a trajectory, and most tokens behind its prompt.
+    """Maximum turns of the policy in a trajectory, and maximum tokens after its prompt.
 
-    `announced`: turns that the policy reads of first, see `control.Settings`; 0: none.
+    `announced`: the first limit of turns announced to the policy, see `control.Settings`; 0: none.
     """
 
     turns: int
@@ -39,12 +39,12 @@ class Limits(NamedTuple):
     announced: int = 0
 
     def left(self, turns: int) -> int:
-        """Turns that the policy is told are left after a number of them."""
+        """The number of turns left that is announced to the policy after `turns` turns."""
         return (self.announced if turns < self.announced < self.turns else self.turns) - turns
 
 
 class Weights(NamedTuple):
-    """A policy to sample with, from which distribution, and up to which limits."""
+    """A policy to sample with, its sampling distribution and its limits."""
 
     params: Any
     lora: Any
@@ -54,12 +54,11 @@ class Weights(NamedTuple):
 
 @dataclasses.dataclass
 class Trajectory:
-    """What happened so far.
+    """A trajectory so far.
 
-    `ids` are all tokens of the context, `prompt_ids` those that it begins with, `pieces` the nodes of all contexts (see
-    `grow`), `drawn` the policy's tokens in the context, `begins` the places in `pieces` where contexts begin; `done`: the
-    environment ended it. `opening` are the messages that several contexts begin with. `requests`: how often the engine began
-    behind other ids than those that it knew.
+    `ids` are all tokens of the context, `prompt_ids` its first ones, `pieces` the nodes of all contexts (see `grow`), `drawn`
+    the policy's tokens in the context, `begins` the indices in `pieces` where contexts begin; `done`: the environment ended it.
+    `opening` are the messages that several contexts begin with. `requests`: how often the engine had to read all ids again.
     """
 
     ids: list[int]
@@ -76,27 +75,27 @@ class Trajectory:
 
     @property
     def behind(self) -> int:
-        """Tokens of the context behind the prompt."""
+        """Number of tokens of the context after the prompt."""
         return len(self.ids) - len(self.prompt_ids)
 
     def begin(self) -> None:
-        """A new context, of which the prompt is there."""
+        """Begins a new context with the prompt."""
         self.ids = list(self.prompt_ids)
         self.begins.append(len(self.pieces))
         self.request()
 
     def request(self) -> None:
-        """From here on the engine reads all ids anew, and counts what it samples from 0."""
+        """Begins a new request: the engine reads all ids again, and counts its samples from 0."""
         self.drawn, self.requests = 0, self.requests + 1
 
     def append(self, role: Role, ids: Sequence[int], text: str, **columns) -> None:
-        """A node behind the others."""
+        """Appends a node."""
         self.ids += map(int, ids)
         self.pieces.append({"role": role, "tokens": np.asarray(ids, np.int32), "texts": text, "logprobs": np.zeros(len(ids)),
                             "entropies": np.zeros(len(ids)), "turn_rewards": 0.0, "turn_info": {}, **columns})
 
     def pop(self) -> None:
-        """Takes the last node away."""
+        """Removes the last node."""
         piece = self.pieces.pop()
         self.total -= piece["turn_rewards"]
         del self.ids[len(self.ids) - len(piece["tokens"]):]
@@ -106,19 +105,20 @@ class Trajectory:
 class Trajectories:
     """`group` trajectories for each of `prompts` problems, as `groups.Sampler` samples completions.
 
-    A trajectory is the opening of its environment, the prompt, and then turns of the policy and answers in their order. It
-    depends on its uid, the key and the weights alone. One that its environment loses is no part of the forest: it is counted
-    by name, and its group is smaller. One that reaches `turns` or `max_tokens` is cut there, with the rewards that it has.
+    A trajectory is the opening of its environment (the prompt), then turns of the policy and answers in their order. It depends
+    only on its uid, the key and the weights. A trajectory that its environment loses is not in the forest: it is counted by
+    name, and its group is smaller. A trajectory that reaches `turns` or `max_tokens` is cut there, with its rewards so far.
 
     Attributes:
-      make_engine: `(params, key, slot_tokens=, version=, lora=)` -> what samples turns, an `Engine` or what has its contract.
-      runner: of the environment.
+      make_engine: `(params, key, slot_tokens=, version=, lora=)` -> an `Engine`, or an object with its contract, for turns.
+      runner: the environment's runner.
       sampling: the distribution of a token.
-      prompts, group: P and G.  prompt_tokens: the longest opening.
-      turns: of the policy in a trajectory.  turn_tokens: of the policy in a turn.  max_tokens: of all behind the prompt.
-      tokenizer, stop_strings: how tokens become messages, and what ends a turn beside the tokenizer's stop tokens.
-      mesh, dtype: where weights lie and what the model computes in.
-      observation_tokens: of a message of the environment, whose middle is left out where it has more; 0: no limit of their own.
+      prompts, group: P and G.  prompt_tokens: length of the longest opening.
+      turns: maximum turns of the policy in a trajectory.  turn_tokens: maximum tokens of a turn.  max_tokens: maximum tokens
+        after the prompt.
+      tokenizer, stop_strings: the tokenizer of messages, and strings that end a turn beside the tokenizer's stop tokens.
+      mesh, dtype: the mesh of the weights and the dtype of the model's computation.
+      observation_tokens: maximum tokens of a message of the environment; a longer one loses its middle; 0: no limit.
       opened: numbers of openings that are read as prompts.
     """
 
@@ -140,29 +140,29 @@ class Trajectories:
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What the environment says of turns, and how it is joined, see `turn_info.JOINS`."""
+        """The environment's facts about turns, with their joins, see `turn_info.JOINS`."""
         return self.runner.environment.facts
 
     def prepare(self) -> list[tuple[str, str]]:
-        """What rewards, for the head of a run."""
+        """The reward's name and method, for the head of a run."""
         return [("environment", f"{self.runner.environment.name}, up to {self.turns} turns of {self.turn_tokens} tokens")]
 
     def plant(self, problems: Sequence[Problem], ids: Sequence[Sequence[int]], draw: int) -> Forest:
-        """The forest of these prompts, to grow groups on. The one part of the reward is `success`, see `success`."""
+        """The forest of these prompts, to grow groups on. The only component of the reward is `success`, see `success`."""
         return plant(problems, ids, ["success"], answers=False, turns=True, draw=draw)
 
     @property
     def contexts(self) -> int:
-        """Most contexts of a trajectory."""
+        """Maximum number of contexts of a trajectory."""
         return self.runner.environment.contexts
 
     @property
     def limited(self) -> bool:
-        """Whether no more trajectories than a batch has are open at a time: servers have places for those."""
+        """Whether at most a batch of trajectories may be open at a time, since servers have room for that many."""
         return not self.runner.environment.replayable
 
     def encode(self, problems: Sequence[Problem], tokenizer) -> list[list[int] | None]:
-        """Token ids of what each problem opens with, and all its contexts; None where the environment fails to open it.
+        """Token ids of the opening of each problem and of all its contexts; None if the environment fails to open it.
 
         Such a failure is counted.
         """
@@ -185,7 +185,7 @@ class Trajectories:
     def under(self, params, lora, temperature: float | jax.Array | None = None,
               max_tokens: int | jax.Array | None = None, max_turns: int | jax.Array | None = None,
               announced_turns: int | jax.Array | None = None) -> Weights:
-        """These weights, at another temperature or with shorter trajectories where they are given."""
+        """These weights, with another temperature or shorter trajectories if given."""
         chosen = self.sampling
         if temperature is not None:
             chosen = dataclasses.replace(chosen, temperature=np.float32(temperature))
@@ -200,10 +200,10 @@ class Trajectories:
 
     def groups(self, weights: Any, forest: Forest, rows: np.ndarray, first_uid: int, key: jax.Array, version: int,
                timer: PhaseTimer) -> Forest:
-        """The forest with one more group for each of the prompts `rows` i32[R], of uids from `first_uid` on.
+        """The forest with one more group for each of the prompts `rows` i32[R], with uids from `first_uid` on.
 
-        Raises ValueError where the trajectories of a problem open differently, TooManyInvalid where the environment loses more
-        of them than the runner allows, or all.
+        Raises ValueError if the trajectories of a problem open differently, TooManyInvalid if the environment loses more of
+        them than the runner allows, or all.
         """
         owner = np.repeat(rows, self.group)
         held_out = HELD_OUT if version < 0 else 0
@@ -220,7 +220,7 @@ class Trajectories:
                                   lora=weights.lora)
         ended = self._played(engine, weights, going, held_out, timer)
         invalid = self.runner.counts.copy()
-        if self.runner.invalid and not ended and not len(forest.ends):  # a topology would ask for the same again, for ever
+        if self.runner.invalid and not ended and not len(forest.ends):  # a topology would request the same again, forever
             first = next(iter(self.runner.invalid.values()))
             raise TooManyInvalid(f"the environment lost all {len(owner)} trajectories of a batch ({dict(invalid)}); the first: "
                                  f"{first.kind}, {first.message}")
@@ -229,7 +229,7 @@ class Trajectories:
 
     def _played(self, engine: Any, weights: Weights, going: Mapping[int, Trajectory], held_out: int, timer: PhaseTimer
                 ) -> dict[int, Trajectory]:
-        """The trajectories, played to their ends; without those that the environment lost."""
+        """The trajectories, played to their ends, without those that the environment lost."""
         def request(uid: int, one: Trajectory) -> Request:
             return Request(uid + _REQUEST * one.requests, self._limit(weights.limits, one), one.ids, keep=True,
                            sampling=weights.sampling, stop_tokens=tuple(self.tokenizer.stop_ids),
@@ -244,7 +244,7 @@ class Trajectories:
                 nodes = engine.collect()
             said = {node.uid % _REQUEST: self._said(node) for node in nodes}
             waiting |= {node.uid % _REQUEST: (node, said[node.uid % _REQUEST]) for node in nodes}
-            with timer("environment"):  # where it waits the engine goes on, until it has nothing else to do
+            with timer("environment"):  # while it waits, the engine continues until it has nothing else to do
                 if said:
                     answers.ask({held_out + uid: message for uid, message in said.items()})
                 turns = {uid - held_out: turn for uid, turn in answers.ready(wait=not nodes).items()}
@@ -267,18 +267,18 @@ class Trajectories:
                         engine.extend(node.uid, ids, self._limit(weights.limits, going[uid]))
 
     def _said(self, node: Node) -> base.Message:
-        """The message that was sampled, with its tokens where the environment asks for them."""
+        """The sampled message, with its tokens if the environment reads tokens."""
         ids = node.tokens.tolist()
         message = conversation.said(self.tokenizer, ids)
         return {**message, "ids": ids} if self.runner.environment.tokens else message
 
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
-        """One trajectory of each problem in which the oracle of the environment speaks for the policy.
+        """One trajectory of each problem in which the environment's oracle replaces the policy.
 
-        They are played here, one after the other. A share `strays` of the turns are random `choices` of the environment, with
-        the role of hints: they lead to states that a policy reaches by its own mistakes, where the oracle goes on (Laskey et
-        al., arXiv 1703.09327). Raises ValueError where there is no oracle, or no choices, and where what is said does not fit
-        in a turn.
+        They are played in this process, one after the other. A share `strays` of the turns are random `choices` of the
+        environment, with the role of hints: they lead to states that a policy reaches by its own mistakes, from which the
+        oracle continues (Laskey et al., arXiv 1703.09327). Raises ValueError if there is no oracle, or no choices, or if a
+        message does not fit in a turn.
         """
         environment, ended, limits = self.runner.environment, {}, Limits(self.turns, self.max_tokens)
         if strays and environment.choices is None:
@@ -303,7 +303,7 @@ class Trajectories:
                                      f"end token; sampling.turn_tokens={self.turn_tokens} and sampling.max_tokens="
                                      f"{self.max_tokens} are to be as many at least")
                 if one.turns and len(tokens) > self._limit(limits, one) - one.drawn:
-                    one.pop()  # an answer that nobody goes on from
+                    one.pop()  # an answer without a next turn
                     break
                 zeros = np.zeros(len(tokens), np.float32)
                 node = Node(number, None, 0, np.array(tokens, np.int32), zeros, zeros, zeros.astype(np.int32), "stop")
@@ -314,7 +314,7 @@ class Trajectories:
 
     def _answered(self, one: Trajectory, node: Node, message: base.Message, turn: base.Turn, limits: Limits,
                   role: Role = Role.POLICY) -> list[int] | None:
-        """Adds a turn of the policy, and what the environment answered, whose ids are returned; None where that is the end."""
+        """Adds a turn of the policy and the environment's answer; returns the answer's ids, None at the trajectory's end."""
         own = {"role": role, "ids": node.tokens.tolist(), "text": message["content"], "logprobs": node.logprobs,
                "entropies": node.entropies}
         one.drawn, one.turns = one.drawn + len(node.tokens), one.turns + 1
@@ -336,25 +336,25 @@ class Trajectories:
         return self._heard(one, ids, "\n".join(message["content"] for message in messages), limits)
 
     def _heard(self, one: Trajectory, ids: list[int], text: str, limits: Limits) -> list[int] | None:
-        """Adds what the policy reads next, the ids; None where they leave it no token to say."""
+        """Adds the next `ids` that the policy reads, and returns them; None if they leave no token for its next turn."""
         if self._limit(limits, one, len(ids)) <= one.drawn:
             return None
         one.append(Role.ENVIRONMENT, ids, text)
         return ids
 
     def _located(self, ids: Sequence[int], info: Mapping[str, Any]) -> dict[str, Any]:
-        """What the environment says of a turn, with places of its text as tokens, and whether a stop token ended it."""
+        """The environment's facts of a turn, with text positions converted to tokens, and whether a stop token ended it."""
         starts = self._starts(ids) if "spans" in self.facts.values() else []
         return turn_info.of_tokens(self.facts, info, starts, bool(ids) and ids[-1] in self.tokenizer.stop_ids)
 
     def _starts(self, ids: Sequence[int]) -> list[int]:
-        """Where each token begins in the text, in characters."""
+        """The character offset in the text where each token begins."""
         return [len(self.tokenizer.decode(ids[:place], skip_special=False)) for place in range(len(ids))]
 
     def _rewritten(self, one: Trajectory, last: Mapping[str, Any], parts: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """The turn made of `parts` of the policy's turn before, which is taken away with its answer, and of the `last` one.
+        """The turn made of `parts` of the `last` turn and of the previous one, which is removed together with its answer.
 
-        Tokens are those that were sampled, with their log-probs. Raises ValueError where there is no turn before.
+        Tokens are the sampled ones, with their log-probs. Raises ValueError if there is no previous turn.
         """
         if len(one.pieces) - one.begins[-1] < 2:
             raise ValueError(f"environment {self.runner.environment.name!r} rewrites the first turn of a context; there is "
@@ -377,9 +377,9 @@ class Trajectories:
         return {"role": role, "ids": ids, "text": text, **{name: np.array(values) for name, values in columns.items()}}
 
     def _renewed(self, one: Trajectory, messages: Sequence[base.Message], limits: Limits) -> list[int] | None:
-        """Begins a new context with these messages behind the opening, whose ids are returned; None where they fill it.
+        """Begins a new context with these messages after the opening, and returns their ids; None if they fill the context.
 
-        Raises ValueError where there are too many contexts.
+        Raises ValueError if there are too many contexts.
         """
         if len(one.begins) >= self.contexts:
             raise ValueError(f"environment {self.runner.environment.name!r} begins context {len(one.begins) + 1} of a "
@@ -392,7 +392,7 @@ class Trajectories:
         return None
 
     def _read(self, one: Trajectory, messages: Sequence[base.Message]) -> list[int]:
-        """Adds what the policy reads in a new context behind the prompt, whose ids are returned."""
+        """Adds the messages that the policy reads in a new context after the prompt, and returns their ids."""
         whole = conversation.start(self.tokenizer, [*one.opening, *messages], **variables_of(self.runner.environment))
         count = len(one.prompt_ids)
         if whole[:count] != one.prompt_ids:
@@ -402,17 +402,17 @@ class Trajectories:
         return whole[count:]
 
     def _limit(self, limits: Limits, one: Trajectory, more: int = 0) -> int:
-        """Most tokens of the policy in the trajectory when its next turn ends, behind `more` tokens of others."""
+        """Maximum of `drawn` at the end of the next turn, after `more` tokens of others."""
         return one.drawn + min(self.turn_tokens, limits.tokens - one.behind - more)
 
 
 def variables_of(environment: base.Environment) -> dict[str, Any]:
-    """What a chat template is given beside messages."""
+    """The variables of a chat template beside messages."""
     return {"tools": list(environment.tools)} if environment.tools else {}
 
 
 def check_openings(opened: Mapping[int, tuple[int, base.Turn]]) -> None:
-    """Raises ValueError where trajectories of one prompt, `{uid: (prompt, opening)}`, open differently."""
+    """Raises ValueError if trajectories of one prompt, `{uid: (prompt, opening)}`, open differently."""
     first: dict[int, base.Turn] = {}
     for uid, (prompt, turn) in opened.items():
         if first.setdefault(prompt, turn).messages != turn.messages:
@@ -421,14 +421,14 @@ def check_openings(opened: Mapping[int, tuple[int, base.Turn]]) -> None:
 
 
 def success(total: float, returns: tuple[float, float]) -> float:
-    """A return as a share of the way from the lowest to the highest one of the environment, in [0, 1]."""
+    """A return rescaled to [0, 1] by the lowest and highest return of the environment."""
     low, high = returns
     return min(max((total - low) / (high - low), 0.0), 1.0)
 
 
 def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float, float], version: int, invalid: Counter,
           computed: int = 0) -> Forest:
-    """The forest with the nodes of these trajectories, by uid; `computed`: tokens that the engine computed for them."""
+    """The forest with the nodes of these trajectories, by uid; `computed`: number of tokens that the engine computed."""
     roots = np.flatnonzero(forest.role == Role.PROMPT)
     rows, parents = [], []
     for uid, one in ended.items():

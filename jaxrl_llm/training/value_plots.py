@@ -1,4 +1,4 @@
-"""One figure that shows whether a value model can be believed: calibration, and predicted beside actual rewards."""
+"""One figure that shows whether a value model can be trusted: calibration, and predicted against actual rewards."""
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +8,10 @@ from jaxrl_llm.values import diagnostics
 
 
 def plot_history(predicted, actual, group, real, out_png: str | Path) -> Path | None:
-    """Draws an estimator's `history` to `out_png`; None, and no figure, while there is nothing to draw.
+    """Draws an estimator's `history` to `out_png`; returns None, without a figure, while there is nothing to draw.
 
-    predicted, actual `[N]`: what was predicted before the reward was seen, and what came; group i32[N]: prompts; real
-    bool[N]: which entries count. Left: predictions in bins of equally many against the mean reward in each, with standard
+    predicted, actual `[N]`: predictions made before the reward was known, and the rewards; group i32[N]: prompts; real
+    bool[N]: entries that count. Left: predictions in equally filled bins against the mean reward in each, with standard
     errors. Right: one dot per prompt, means over its rollouts.
     """
     predicted, actual, group = (np.asarray(x)[np.asarray(real)] for x in (predicted, actual, group))
@@ -36,7 +36,7 @@ def draw_reliability(axes, predicted: np.ndarray, actual: np.ndarray, color: str
 
 
 def draw_scatter(axes, predicted: np.ndarray, actual: np.ndarray, group: np.ndarray, color: str = COLORS[1]) -> None:
-    """One dot per prompt; equal rewards are spread a little, so that dots do not hide each other."""
+    """One dot per prompt; equal rewards are jittered a little, so that dots do not hide each other."""
     _, index = np.unique(group, return_inverse=True)
     count = np.bincount(index)
     x, y = np.bincount(index, predicted) / count, np.bincount(index, actual) / count

@@ -1,9 +1,9 @@
-"""Names of the variants that recipes have: a published model and a machine, `qwen2.5_1.5b-h100-8`."""
+"""Names of the variants of recipes: a published model and a machine, `qwen2.5_1.5b-h100-8`."""
 from pathlib import Path
 
 from jaxrl_llm.registry import one_of
 
-# Variant: the row of `presets.MODELS`, and where its weights are looked for.
+# Variant: the row of `presets.MODELS`, and the folder of its weights.
 PUBLISHED = {
     "smollm2": ("smollm2_135m", "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
     "qwen2.5_0.5b": ("qwen2.5_0.5b", "models/Qwen2.5-0.5B-Instruct"),
@@ -32,7 +32,7 @@ _OWNERS = {"Qwen": "Qwen", "gemma": "google", "SmolLM2": "HuggingFaceTB"}  # on 
 
 
 def check_there(path: str, key: str = "config.model.path") -> None:
-    """Raises FileNotFoundError for the path of a published model that is not on this machine, with how to get it."""
+    """Raises FileNotFoundError for the path of a published model that is not on this machine, with how to download it."""
     if path not in {where for _, where in (*PUBLISHED.values(), *TEACHERS.values())} or Path(path).exists():
         return
     name = Path(path).name
@@ -43,6 +43,6 @@ def check_there(path: str, key: str = "config.model.path") -> None:
 
 
 def parse(variant: str) -> tuple[str, str]:
-    """Model and machine of a variant; ValueError with the names that there are."""
+    """Model and machine of a variant; ValueError with the known names."""
     model, _, machine = variant.partition("-")
     return one_of("model of a recipe", model, PUBLISHED), one_of("machine of a recipe", machine, MACHINES)

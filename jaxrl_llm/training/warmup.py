@@ -1,4 +1,4 @@
-"""A short supervised warm-up on the task's own answers: gives a policy from scratch something for RL to sharpen."""
+"""A short supervised warm-up on the task's own answers: it gives a policy from scratch a behaviour that RL can improve."""
 import functools
 from collections.abc import Iterator
 
@@ -20,9 +20,9 @@ from jaxrl_llm.training.trajectories import Trajectories
 
 
 def demonstrations(problems: list[Problem], tokenizer, prompt_tokens: int, max_tokens: int, overlong: str) -> Rollouts:
-    """Solutions, each followed by the end token, as a batch of groups of one; those that fit stand in for skipped ones.
+    """Solutions, each followed by the end token, as a batch of groups of one; fitting ones replace skipped ones.
 
-    Raises ValueError for one that does not fit: cut short, it would be a wrong one to imitate.
+    Raises ValueError for a solution that does not fit: cut short, it would be wrong to imitate.
     """
     fitted = [(p, fit(encode_problem(p, tokenizer), p, prompt_tokens, overlong)) for p in problems]
     fitted = [(p, ids) for p, ids in fitted if ids is not None]
@@ -41,22 +41,22 @@ def demonstrations(problems: list[Problem], tokenizer, prompt_tokens: int, max_t
                     prompt_tokens=prompts.tokens, prompt_mask=prompts.mask)
 
 
-RECENT = 10  # steps whose mean loss says how far the imitation is
+RECENT = 10  # number of steps whose mean loss measures the imitation
 
 
 def imitate(policy: Policy, params, batches: Iterator[list[Problem]], tokenizer, *, steps: int, learning_rate: float,
             prompt_tokens: int, max_tokens: int, overlong: str, progress, loss: float = 0.0) -> tuple[dict, list[float]]:
-    """As `minimise`, of the answers of problems."""
+    """As `minimise`, on the answers of problems."""
     shown = (demonstrations(problems, tokenizer, prompt_tokens, max_tokens, overlong) for problems in batches)
     return minimise(policy, params, shown, steps=steps, loss=loss, learning_rate=learning_rate, progress=progress)
 
 
 def oracle_demonstrations(source: Source, problems: list[Problem], strays: float = 0.0) -> Rollouts:
-    """A trajectory of an environment's oracle for each problem, its contexts as a group; those that fit replace the others.
+    """A trajectory of an environment's oracle for each problem, its contexts as a group; fitting ones replace others.
 
     `strays`: share of turns that are random and not imitated, see `Trajectories.demonstrated`.
 
-    Raises ValueError where the environment has no oracle, or no prompt fits.
+    Raises ValueError if the environment has no oracle, or no prompt fits.
     """
     sampler = source.sampler
     assert isinstance(sampler, Trajectories)
@@ -76,7 +76,7 @@ def minimise(policy: Policy, params, batches: Iterator[Rollouts], *, steps: int,
              loss: float = 0.0) -> tuple[dict, list[float]]:
     """Minimises -mean log p(trained token) by Adam until the last `RECENT` steps' mean is at most `loss`, or for `steps`.
 
-    Seeds learn at different speeds: they are equally far at the same loss, not after the same number of steps. Returns
+    Seeds learn at different speeds: they are comparable at the same loss, not after the same number of steps. Returns
     `(params, losses per step in nats)`.
     """
     optimizer = optax.chain(optax.clip_by_global_norm(1.0),
@@ -95,7 +95,7 @@ def minimise(policy: Policy, params, batches: Iterator[Rollouts], *, steps: int,
         params, opt_state, value = step(params, opt_state, next(batches))
         losses.append(float(value))
         if number % 20 == 0:
-            preemption.check()  # for one of several processes, which no signal may stop alone
+            preemption.check()  # no signal may stop one of several processes alone
             progress.phase(f"supervised warm-up {number}/{steps}, loss {losses[-1]:.2f}", number, steps)
         if len(losses) >= RECENT and np.mean(losses[-RECENT:]) <= loss:
             break

@@ -1,4 +1,4 @@
-"""The folder of one run: which configuration it belongs to, and whether a new process may start or continue it."""
+"""The folder of one run: its configuration, and whether a new process may start or continue it."""
 
 import contextlib
 import datetime
@@ -25,9 +25,9 @@ _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", 
 
 
 class Workdir(NamedTuple):
-    """A checked run folder; `resume` says that a checkpoint is there and the run must continue from it.
+    """A checked run folder; `resume` says that a checkpoint exists and the run must continue from it.
 
-    Nothing is written before `record()`: a resume that fails on the way leaves the folder as it was.
+    Nothing is written before `record()`: a resume that fails earlier leaves the folder unchanged.
     """
 
     path: Path
@@ -40,7 +40,7 @@ class Workdir(NamedTuple):
         return self.path / "checkpoints"
 
     def record(self) -> None:
-        """Writes the configuration (config.json; an older one is kept) and the software (environment.json)."""
+        """Writes the configuration (config.json; an older one is kept) and the software versions (environment.json)."""
         path = self.path
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -69,9 +69,9 @@ def folder_of(path: str | Path) -> Path:
 
 
 def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bool | str = False) -> Workdir:
-    """Checks the folder of a run, new or old, against `config`; `record()` then writes what belongs to the run.
+    """Checks the folder of a run, new or old, against `config`; `record()` then writes the run's records.
 
-    resume: False starts a run and refuses a folder that already holds checkpoints; True continues one, also with a
+    resume: False starts a run and refuses a folder that already has checkpoints; True continues one, also with a
     changed configuration (the change is reported, the old file kept); "auto" continues if there is something to
     continue and starts otherwise, for launchers that restart a preempted job.
 
@@ -104,7 +104,7 @@ def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bo
 
 
 def check_agreement(work: Workdir) -> None:
-    """Waits for all processes. Raises ValueError when they were given different configurations or see different folders."""
+    """Waits for all processes. Raises ValueError if their configurations differ or they see different folders."""
     steps = checkpoint_steps(work.checkpoints) if work.resume else []
     seen = parallel.gather_objects({"configuration": work.config, "checkpoints": steps})
     different = [name for name in seen[0] if any(one[name] != seen[0][name] for one in seen)]
@@ -115,7 +115,7 @@ def check_agreement(work: Workdir) -> None:
 
 @contextlib.contextmanager
 def records(work: Workdir) -> Iterator[Path]:
-    """Where this process puts metrics, curves and samples: the run folder, or where that is another's, one that is dropped."""
+    """The folder for this process's metrics, curves and samples: the run folder, or for other processes a temporary one."""
     if parallel.is_primary():
         yield work.path
     else:
@@ -124,7 +124,7 @@ def records(work: Workdir) -> Iterator[Path]:
 
 
 def resolve_config(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """The configuration as sorted JSON values, references resolved; TypeError names a value that JSON cannot hold."""
+    """The configuration as sorted JSON values with references resolved; TypeError names a value that JSON cannot hold."""
     plain = config.copy_and_resolve_references().to_dict()
     for key, value in _flatten(plain).items():
         try:
@@ -152,9 +152,9 @@ def config_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def stored_config(folder: Path) -> ml_collections.ConfigDict:
-    """The configuration that a run folder was trained with; keys that are younger than the run have their defaults.
+    """The configuration that a run folder was trained with; keys newer than the run have their defaults.
 
-    Raises FileNotFoundError where there is none.
+    Raises FileNotFoundError if there is none.
     """
     file = folder / "config.json"
     if not file.is_file():
@@ -167,13 +167,13 @@ def stored_config(folder: Path) -> ml_collections.ConfigDict:
 
 
 def load_code(folder: Path) -> None:
-    """Imports the code that the run in `folder` was started with last, see `own_code`."""
+    """Imports the code that the run in `folder` was last started with, see `own_code`."""
     for start in starts_of(folder)[-1:]:
         own_code.load(start.get("code", ()))
 
 
 def describe_environment() -> dict[str, Any]:
-    """When, where and with which package versions this process runs."""
+    """Time, place and package versions of this process."""
     versions = {}
     for package in _PACKAGES:
         try:
@@ -202,12 +202,12 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def checkpoint_steps(directory: Path) -> list[int]:
-    """Steps of the published checkpoints in a folder that need not be there, ascending."""
+    """Steps of the published checkpoints in a folder that need not exist, ascending."""
     return sorted(int(child.name) for child in directory.iterdir() if child.name.isdecimal()) if directory.is_dir() else []
 
 
 def what_to_free(path: Path) -> str:
-    """For a full disk: what is free, what the run folder `path` holds, and what of it the run does not need."""
+    """For a full disk: the free space, the contents of the run folder `path`, and parts that the run does not need."""
     def size(folder):
         return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
     parts = ", ".join(f"{name} {size(path / name):,.1f} MB" for name in (
@@ -236,12 +236,12 @@ def starts_of(folder: Path) -> list[dict[str, Any]]:
     """What `describe_environment` recorded at each start of the run in `folder`."""
     try:
         return json.loads((folder / "environment.json").read_text())["starts"]
-    except (OSError, ValueError, KeyError, TypeError):  # a record only: a damaged one must not stop the run
+    except (OSError, ValueError, KeyError, TypeError):  # only a record: a damaged one must not stop the run
         return []
 
 
 def _write_json(path: Path, content: Any) -> None:
-    """Writes beside the target and renames, so that a full disk never leaves half a file behind."""
+    """Writes beside the target and renames, so that a full disk never leaves a partial file."""
     temporary = path.with_suffix(".tmp")
     try:
         with open(temporary, "w") as file:
