@@ -73,7 +73,7 @@ def b_coder(*, alpha: float = 1.0, gamma: float = 0.999) -> Estimator:
         mask = rollouts.token_mask
         _, own, targets = parts(rollouts)
         if monte_carlo:
-            behind = jnp.flip(jnp.cumsum(jnp.flip(mask, -1), -1), -1) - 1  # trained tokens after each
+            behind = jnp.flip(jnp.cumsum(jnp.flip(mask, -1), -1), -1) - 1  # number of trained tokens after each
             targets = gamma ** behind * rollouts.rewards[..., None]
         return jnp.where(mask, unbounded(targets - (0 if monte_carlo else own)), 0)
 

@@ -16,7 +16,7 @@ def poise(*, feature_size: int, capacity: int = 4096, bootstrap: int = 16, first
           components: Sequence[int] | None = None, low: float = 0.0, high: float = 1.0, domains: int = 1) -> Estimator:
     """`A_i = r_i - mean over j != i of g(phi_j)`, g fitted to earlier batches with labels `y_j = mean over i != j of r_i`.
 
-    `phi` is `rollouts.features [P, G, feature_size]`, rewards lie in [low, high]. For the first `bootstrap` batches, and until
+    `phi` is `rollouts.features [P, G, feature_size]`, rewards are in [low, high]. For the first `bootstrap` batches, and until
     the probe has been fitted, the baseline is the mean reward of the others (RLOO). Predictions come before the batch enters
     the window of the last `capacity` rollouts: a probe fitted to the label y_j = r_i would leak r_i into its own baseline.
     Prompts with fewer than two valid rollouts get 0 and do not train the probe. Nothing is normalised. With `domains` K > 1

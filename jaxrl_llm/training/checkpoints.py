@@ -260,7 +260,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppresses orbax's warnings, which only tell that a reader is read-only."""
+    """Suppresses orbax's warnings, which only report that a reader is read-only."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

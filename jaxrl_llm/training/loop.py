@@ -94,7 +94,7 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, E
         preemption.check()
         frozen = {name: offload.away(run.learner.offload, name, own) for name, own in frozen_weights(run, state, work).items()}
         state = offload.moments_away(run.learner.offload, state)
-        if work.resume and primary:  # only now is it known that the folder can go on with this configuration
+        if work.resume and primary:  # only now it is certain that the folder can continue with this configuration
             work.record()
         start = int(state.step)
         with (MetricWriter(folder, restored_step=start or None, also=log) as writer,  # step 0 is evaluated and written again
@@ -144,7 +144,7 @@ def _first_state(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints
 
 
 def warm_up(run: setup.Run, params, progress):
-    """The supervised warm-up, if the configuration asks for one."""
+    """The supervised warm-up, if one is configured."""
     w, source = run.config.warmup, run.source
     if not w.steps:
         return params

@@ -76,7 +76,7 @@ class Policy:
     def _forward(self, params, lora, rollouts: Rollouts, last=None, return_loads: bool = False):
         """Log-probs, entropies, and for every layer `[P, L, ...]` the means over the `last` tokens, see `features`, and loads.
 
-        They are NaN if `rollouts.filled` promised too much: no update is better than one that misses tokens.
+        They are NaN if `rollouts.filled` promised too much: skipping an update is better than missing tokens.
         """
         def forward(params, lora, rows, whole):
             prompt_tokens, prompt_mask, tokens, mask, last, temperature = rows

@@ -233,7 +233,7 @@ def _read_config(path: Path) -> dict[str, Any] | None:
 
 
 def starts_of(folder: Path) -> list[dict[str, Any]]:
-    """What `describe_environment` recorded at each start of the run in `folder`."""
+    """The records of `describe_environment` at each start of the run in `folder`."""
     try:
         return json.loads((folder / "environment.json").read_text())["starts"]
     except (OSError, ValueError, KeyError, TypeError):  # only a record: a damaged one must not stop the run
