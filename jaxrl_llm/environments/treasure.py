@@ -36,9 +36,9 @@ class Maze:
 def treasure(*, size: int = 3, mazes: int = 1000, heldout: int = 200, seed: int = 0, brief: bool = False) -> Environment:
     """Mazes of `size` times `size` rooms. The return is 1 for the open chest, else 0.
 
-    The number of commands is limited to three times the length of the shortest solution, plus four. The last command in a
-    message counts; an impossible one costs a turn, and the answer says so. `brief` texts, for small models, omit the rules and
-    the names of rooms. Raises ValueError for a size other than 2 to 5.
+    The number of messages is limited to three times the length of the shortest solution, plus four. The last command in a
+    message counts; an impossible one costs a message, and the answer says so. `brief` texts, for small models, omit the rules
+    and the names of rooms. Raises ValueError for a size other than 2 to 5.
     """
     if not 2 <= size <= 5:
         raise ValueError(f"size={size}; allowed are 2 to 5")

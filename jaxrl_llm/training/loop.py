@@ -301,7 +301,7 @@ class _Session:
         self.saved = int(state.step)
 
     def pace(self, done: Step, seconds: float) -> dict[str, float]:
-        """The learning rate of a step's last update, and the duration of the step."""
+        """The learning rate of a step's last update, the step's duration, and sampled tokens per second."""
         updates = optimizers.updates_made(done.learned.state.opt_state)
         tokens = np.sum(done.finished.forest.version == int(done.learned.state.step) - 1)  # without replayed ones
         rate = float(self.run.learning_rate(max(updates - 1, 0))) * done.learned.metrics.get("control/learning_rate", 1.0)
