@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxrl_llm import methods
 from jaxrl_llm.advantages.base import ESTIMATORS
@@ -79,6 +80,15 @@ def parameters(kind: str, slugs: list[str]):
     rows = [(slug, case) for slug in slugs for case in (*given[slug], *of_the_catalogue(kind, slug, given[slug]))]
     ids = [f"{slug}-{','.join(f'{k}={v}' for k, v in case.hyper.items()) or 'default'}" for slug, case in rows]
     return rows, ids
+
+
+def each(names: str, values: list, rows: list, ids: list[str]):
+    """Parametrises a test over `values` of the rows; cases of a slug after its first one are slow: the full suite has them."""
+    slugs = [slug for slug, _ in rows]
+    further = [slug in slugs[:place] for place, slug in enumerate(slugs)]
+    return pytest.mark.parametrize(names, [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=[pytest.mark.slow] * later, id=name)
+        for value, name, later in zip(values, ids, further)])
 
 
 def batch(seed: int, case: Case, shape: tuple[int, int, int] = (P, G, T), edge: str = "none") -> Rollouts:

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings, strategies
 from jaxrl_llm import advantages
 
 ROWS, IDS = inputs.parameters("ESTIMATORS", advantages.names())
-each = pytest.mark.parametrize("slug, case", ROWS, ids=IDS)
+each = inputs.each("slug, case", ROWS, ROWS, IDS)
 few = settings(max_examples=3, deadline=None, derandomize=True)
 seeds = given(seed=strategies.integers(0, 2**20))
 G, P, T = inputs.G, inputs.P, inputs.T

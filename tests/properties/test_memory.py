@@ -2,7 +2,6 @@
 
 import jax
 import property_inputs as inputs
-import pytest
 
 from jaxrl_llm import advantages
 
@@ -10,7 +9,7 @@ SHAPE = P, G, T = 16, 8, 256
 ROWS, IDS = inputs.parameters("ESTIMATORS", advantages.names())
 
 
-@pytest.mark.parametrize("slug, case", ROWS, ids=IDS)
+@inputs.each("slug, case", ROWS, ROWS, IDS)
 def test_at_most_five_copies_of_a_float_per_token(slug, case):
     """And one of the state, which a prompt of the batch changes in one place."""
     estimator = advantages.make(slug, **case.hyper)

@@ -13,7 +13,7 @@ from jaxrl_llm import objectives
 from jaxrl_llm.rollouts import take
 
 ROWS, IDS = inputs.parameters("OBJECTIVES", objectives.names())
-each = pytest.mark.parametrize("row", range(len(ROWS)), ids=IDS)
+each = inputs.each("row", list(range(len(ROWS))), ROWS, IDS)
 few = settings(max_examples=3, deadline=None, derandomize=True)
 seeds = given(seed=strategies.integers(0, 2**20))
 G, P, T = inputs.G, inputs.P, inputs.T
