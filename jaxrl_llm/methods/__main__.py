@@ -14,12 +14,10 @@ def main() -> None:
     arguments = parser.parse_args()
     for page in arguments.counts or ():
         page.write_text(methods.with_counts(page.read_text()))
-    if arguments.counts:
-        return
-    path = arguments.write
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(methods.markdown())
+    if arguments.write is not None:
+        arguments.write.parent.mkdir(parents=True, exist_ok=True)
+        arguments.write.write_text(methods.markdown())
+    if arguments.counts or arguments.write is not None:
         return
     for family, rows in methods.FAMILIES.items():
         print(f"\n{family}")
