@@ -101,7 +101,7 @@ def test_what_is_missing_is_said(compared):
     warnings = " ".join(found["warnings"])
     assert "rloo seed 3 is not finished (0% of the budget)" in warnings and "RuntimeError: no more memory" in warnings
     assert "different numbers of finished seeds: grpo: 4, rloo: 3" in warnings
-    assert found["settings"]["rloo"] == ["sampling.group: 4 -> 2"]
+    assert found["settings"]["rloo"] == ["sampling.group: 4 -> 2", "sampling.max_group: 16 -> 8"]
     one = {"grpo": results["rloo"][:1]}
     assert "next to nothing" in report.cautions(one)[0]
 

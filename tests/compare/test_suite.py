@@ -64,6 +64,7 @@ def test_the_page_says_which_are_ties(part, tmp_path):
     assert suite.draw([part, part], tmp_path).stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_one_command_renews_the_report_of_all_tasks(tmp_path):
     for contest in suite.contests("embedded"):
         write(tmp_path, contest, ("grpo", "rloo"), SEEDS[:3])

@@ -124,6 +124,7 @@ def test_prompts_that_are_read_again_stay_while_others_come():
     assert one.prefilled == 9
 
 
+@pytest.mark.slow
 def test_rows_have_distributions_limits_and_stops_of_their_own():
     """Each row is the row of an engine, and of a scan, in which all are like it."""
     kinds = {0: dict(sampling=Sampling(0.0)), 4: dict(sampling=Sampling(1.3, top_k=3)),

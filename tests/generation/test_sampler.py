@@ -201,6 +201,7 @@ def test_no_more_steps_are_run_than_fill_the_last_chunk():
     assert [chunk_of(steps, 16) for steps in (0, 1, 17, 31, 127, 2047, 8191)] == [1, 1, 9, 16, 16, 16, 16]
 
 
+@pytest.mark.slow
 def test_caches_grow_on_the_way_of_long_completions():
     """66 slots are two stages: rows end in either, and every log-prob is the learner's, who knows of no stages."""
     assert stages(66, 11) == ((55, 64), (66, 96))
@@ -217,6 +218,7 @@ def test_caches_grow_on_the_way_of_long_completions():
     assert early.decode_steps == 11 * -(-(longest - 1) // 11) <= 22  # later stages run no step
 
 
+@pytest.mark.slow
 def test_finished_rows_are_left_out_of_long_completions():
     """Every row of a batch that is halved twice is the row of a batch too small for that, and its log-probs the learner's."""
     many, length = 12, 67

@@ -44,6 +44,7 @@ def fresh(run):
     return setup.initial_state(run, run.learner.policy.model.init(jax.random.key(0)))
 
 
+@pytest.mark.slow
 def test_rollouts_with_a_void_turn_count_in_advantages_alone(filtered):
     run, finished = filtered
     rollouts = finished.rollouts

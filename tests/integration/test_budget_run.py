@@ -79,6 +79,7 @@ def test_of_more_prompts_than_rows_those_with_most_to_gain_are_sampled(built):
     assert A.any() and (np.abs(advantages).max(-1) > 0).sum() == (A != 0).sum()  # of groups of four, not of the rows of two
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["probe", "shuffled", "oracle"])
 def test_other_sources_of_what_is_expected_resume_too(tmp_path, source):
     changes = {"prior.source": source, "budget.utility": "per_rollout", "method": "grpo"}
@@ -116,6 +117,7 @@ def test_the_oracle_asks_the_policy(built):
     assert facts["completion/tokens"] == sampled.mask[sampled.valid].sum() and source.next_uid == sum(asked)
 
 
+@pytest.mark.slow
 def test_v0_judges_prompts_and_learns_its_context(monkeypatch, tmp_path):
     """V0.5 with V0 as its prior: an untrained V0 on an encoder of one number per character."""
     from jaxrl_llm.values import encoder

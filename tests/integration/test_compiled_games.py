@@ -20,6 +20,7 @@ def straight(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_three_steps_of_learning(straight):
     assert setup.make_runner(chatter.get_config(**GAME))._pool.__class__ is Compiled, "since it is a game of arrays"
     lines = run_files.lines(straight)

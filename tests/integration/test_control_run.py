@@ -33,6 +33,7 @@ def test_they_are_runnable_and_adapters_are_refused():
             setup.build(tiny(method=name, **{"lora.rank": 2}))
 
 
+@pytest.mark.slow
 def test_a_reference_that_follows_the_policy():
     """Three steps against the average of the weights by hand; the log-probs recorded are those of the average."""
     run, params = setup.build(tiny(method="t1", **{"optimizer.learning_rate": 3e-2}))
@@ -114,6 +115,7 @@ def first_steps(run, params, count):
     return found
 
 
+@pytest.mark.slow
 def test_settings_reach_sampler_learner_and_loader():
     """Temperatures and limits of three steps; the learner's log-probs are the sampler's at each, nothing compiles again."""
     run, params = setup.build(tiny(**{"model.num_layers": 1, "learner.minibatches": 2, "optimizer.warmup_updates": 0}))

@@ -35,6 +35,7 @@ def recorded(config):
     return run, jax.device_get(learned.rollouts), learned
 
 
+@pytest.mark.slow
 def test_a_policy_that_teaches_itself_has_nothing_to_learn(taught):
     """The teacher is the run's own start: log-probs are the sampler's, advantages 0."""
     run, rollouts, learned = recorded(tiny(seed=5, **{"model.num_layers": 2, "teacher.path": f"{taught}/checkpoints/0"}))

@@ -108,6 +108,7 @@ def test_methods_of_turns_name_the_missing_environment():
         setup.build(config)
 
 
+@pytest.mark.slow
 def test_a_controller_limits_the_turns(monkeypatch, tmp_path):
     from jaxrl_llm import control
     monkeypatch.setattr(parts.control, "make", lambda name: control.base.CONTROLLERS[name](rounds=(1, 2), every=1))

@@ -89,6 +89,7 @@ def test_the_rule_shares_out_whole_groups_once():
         topologies.make_rule("gvm_raft", mean=0.5)
 
 
+@pytest.mark.slow
 def test_a_run_measures_its_pilot_and_fills_the_batch():
     """The fact is the mean norm of right completions, and 0 where nobody is right; as many groups as two a prompt."""
     run, params = setup.build(tiny(method="gvm_raft", **{"sampling.group": 2, "sampling.max_group": 8}))

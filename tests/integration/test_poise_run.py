@@ -31,6 +31,7 @@ def straight(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same_run(straight, tmp_path):
     loop.train(config(steps=2), tmp_path)
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
@@ -52,6 +53,7 @@ def test_the_diagnostics_are_logged_and_drawn(straight):
     assert (straight / "values.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.slow
 def test_in_parts_the_run_is_the_same_but_for_rounding(straight, tmp_path):
     loop.train(config(**{"sampling.micro_batches": 4, "learner.micro_batches": 2, "steps": 2}), tmp_path)
     for found, wanted in zip(lines(tmp_path)[1:], lines(straight)[1:]):
@@ -60,6 +62,7 @@ def test_in_parts_the_run_is_the_same_but_for_rounding(straight, tmp_path):
             [wanted[name] for name in ("grad_norm", "value/variance_reduction", "loss")], rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_several_updates_of_a_batch_share_its_advantages(tmp_path):
     loop.train(config(**{"learner.minibatches": 2, "steps": 1, "eval.every": 1}), tmp_path)
     found = lines(tmp_path)[1]

@@ -168,6 +168,7 @@ def test_a_rule_and_a_method_of_ones_own(monkeypatch):
     assert np.unique(second.rollouts.policy_version[1:][second.rollouts.mask[1:]]).tolist() == [0]
 
 
+@pytest.mark.slow
 def test_dots_rr_measures_some_problems_and_replays_half_of_a_batch():
     """Reference problems are asked in every second step and not learned from; replayed ratios are to stored log-probs."""
     run, params = setup.build(tiny("dots_rr", control="reference=6, every=2"))

@@ -124,6 +124,7 @@ def test_the_report_and_the_exported_model(broken):
     np.testing.assert_array_equal(weights.load(workdir / "earlier")[1]["embed"], saved(workdir, 3)[".params['embed']"])
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_stops_and_goes_on_from_its_only_checkpoint(tmp_path):
     with pytest.raises(learner.TrainingDiverged, match="1 updates in a row .* Lower optimizer.learning_rate"):
         run(tmp_path, **{"optimizer.learning_rate": 1e38, "learner.max_skipped": 1, "steps": 4})
@@ -211,6 +212,7 @@ def test_batches_whose_groups_all_agree_change_nothing(tmp_path):
     assert_same(last, first)
 
 
+@pytest.mark.slow
 def test_pages_compile_no_second_program_for_scores(tmp_path):
     """One length and so one shape: what a page asks for must be what the updates asked for."""
     run(tmp_path, **{"learner.minibatches": 2, "sampling.max_tokens": 1, "samples_every": 1, "steps": 2, "eval.every": 0})
@@ -337,6 +339,7 @@ def test_help_and_a_missing_workdir():
     assert missing.returncode != 0 and "--workdir" in missing.stderr + missing.stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_breaks_keeps_its_last_step_and_goes_on_bit_for_bit(straight, tmp_path, monkeypatch):
     def fails_at_five(source, state, *others):
         if int(state.step) == 4:
@@ -426,6 +429,7 @@ def test_reward_rises(tmp_path):
     assert np.mean(rewards[-10:]) > np.mean(rewards[:5]) + 0.15
 
 
+@pytest.mark.slow
 def test_evaluate_measures_a_run_and_refuses_two_sources(straight, tmp_path):
     workdir = shutil.copytree(straight[0], tmp_path / "run")
     found = train_py(f"--workdir={workdir}", "--problems=4", script="evaluate.py")

@@ -78,6 +78,7 @@ def saved_next(workdir, step):
     return json.loads((workdir / "checkpoints" / str(step) / "host" / "metadata").read_text())["host"]["next_uid"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_counting_and_evaluations_count_for_themselves(tmp_path, monkeypatch):
     asked = watch(monkeypatch)
     loop.train(config(steps=4, **{"eval.every": 2, "checkpoint.every": 1}), tmp_path / "straight")

@@ -40,6 +40,7 @@ def straight(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same_run(straight, tmp_path):
     loop.train(config(steps=2), tmp_path)
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):

@@ -52,6 +52,7 @@ def test_it_is_the_decayed_sum_of_the_weights_after_each_update(averaged):
     assert np.abs(states[3][".average['embed']"] - states[3][".params['embed']"]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_average(averaged, tmp_path):
     loop.train(tiny(steps=1), tmp_path)
     with pytest.warns(RuntimeWarning, match="steps: 1 -> 3"):
@@ -73,6 +74,7 @@ def test_it_is_measured_and_exported(averaged, tmp_path):
     assert facts["average"] and facts["step"] == 3
 
 
+@pytest.mark.slow
 def test_of_adapters_it_is_adapters(averaged, tmp_path):
     loop.train(tiny(**{"lora.rank": 2, "steps": 1}), tmp_path)
     first, last = (run_files.saved(tmp_path, tiny(**{"lora.rank": 2, "steps": 1}), step) for step in (0, 1))

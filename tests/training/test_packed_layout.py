@@ -144,6 +144,7 @@ def test_long_prompts_with_few_tokens_of_completion_are_computed_once():
     assert_alike(learned(100, 4, given, {"learner.packed_rows": 1}), learned(100, 4, given, {}))
 
 
+@pytest.mark.slow
 def test_a_run_compiles_no_more_programs_than_it_announces():
     """Over batches of all lengths, twice: the second time nothing compiles."""
     run, state = build(100, 60, **{"learner.packed_rows": 1, "learner.minibatches": 2})

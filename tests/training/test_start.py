@@ -67,6 +67,7 @@ def test_the_newest_weights_those_of_a_step_and_the_best(plain):
     assert np.abs(first["embed"] - newest["embed"]).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_adapters_are_merged_in(adapted):
     found = trained.trained(adapted)
     run, params = started(adapted, **{"lora.rank": 3})

@@ -36,6 +36,7 @@ def of_unequal_lengths(rollouts, others):
     return rollouts.replace(mask=mask, role=role, **recorded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_states_and_metrics_after_a_step(monkeypatch, case):
     outcomes = []

@@ -74,6 +74,7 @@ def test_places_are_the_first_token_of_a_turn_and_the_slot_behind_it():
     assert places.tolist() == [[[[0, 2], [3, 6], [0, 0]], [[0, 1], [2, 3], [4, 5]]], [[[0, 3], [0, 0], [0, 0]], [[0, 0]] * 3]]
 
 
+@pytest.mark.slow
 def test_states_are_those_of_plain_rows():
     r, weights = batch(), params()
     found = jax.jit(CRITIC.states)(weights, None, r)
