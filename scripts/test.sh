@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up and runs the tests: those of every room that take seconds, about ten minutes on two cores.
+# Sets up and runs the tests: those of every room that take seconds, 12 to 14 minutes on two cores with the set-up.
 # usage: bash scripts/test.sh [--all] [pytest options]     e.g. bash scripts/test.sh tests/advantages
 #   --all   also those that take longer: whole runs, kills and resumes, meshes, notebooks, processes
 case "${1:-}" in -h|--help) sed -n '2,4p' "$0" | sed 's/^# //;s/^#//'; exit 0;; esac
