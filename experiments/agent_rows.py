@@ -40,7 +40,8 @@ class Row(NamedTuple):
     changes: dict[str, Any] = {}
 
 
-_CALLS = {"sampling.max_turns": 3, "sampling.max_tokens": 224, "prompts.per_step": 8, "warmup.steps": 900}
+_CALLS = {"sampling.max_turns": 3, "sampling.max_tokens": 224, "prompts.per_step": 8, "warmup.steps": 900,
+          "optimizer.learning_rate": 2e-4}  # at the rate of the config these small batches make the policy worse
 WORLDS = {
     "treasure": World("game", {"warmup.steps": 150}),
     "calculator": World("tools", _CALLS),
