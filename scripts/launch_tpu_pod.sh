@@ -42,9 +42,13 @@ for option in "$@"; do [[ "$option" != --workdir=* ]] || workdir="${option#*=}";
 mount="mount storage of all hosts and give a folder in it:"
 if [ "$form" = vm ]; then mount="$mount --nfs=SERVER:/SHARE, then --workdir=/mnt/SHARE/..."
 else mount="$mount xpk storage attach ... --mount-point=/mnt/SHARE, then --workdir=/mnt/SHARE/..."; fi
+folder=""  # of an absolute path, without the first slash
 case "$workdir" in
   *://*) fail "--workdir=$workdir is a URL; $mount" ;;
-  [!/]*|/|/tmp/*|/var/*|/home/*|/root/*|/run/*|/dev/*|/usr/*|/opt/*)
+  /?*) folder="${workdir#/}" ;;
+esac
+case "$folder" in
+  ""|tmp/*|var/*|home/*|root/*|run/*|dev/*|usr/*|opt/*)
     fail "--workdir=$workdir lies on the disk of a host, which goes with it and which no other host sees; $mount" ;;
 esac
 if [ -n "$nfs" ] && [[ "$workdir" != "/mnt/${nfs#*:/}/"* ]]; then
