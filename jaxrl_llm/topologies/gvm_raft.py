@@ -27,8 +27,8 @@ def gvm_raft(*, mean: float = 2.0, alpha: float = 1e-3, beta: float = 2.0) -> Ru
     """A pilot group for every prompt, then groups by `share_out` until there are `mean` per prompt on average.
 
     Gradients are those of the pilot's right rollouts under the weights of the step. The pilot's rollouts, which the released
-    code discards, are trained on too; a prompt without a right one gets others only in an even
-    split, see `share_out`.
+    code discards, are trained on too; a prompt without a right one gets others only in an even split, see
+    `share_out`.
 
     Raises:
       ValueError: fewer than one group per prompt.

@@ -174,8 +174,6 @@ class Learner:
             advantages, estimator_state, own = estimate(self.estimator, self.mesh, batch, state.estimator_state)
             jax.block_until_ready(advantages)
             batch, dropped = self._filtered(batch)
-            if self.estimator.keeps is not None:
-                batch = batch.replace(valid=jax.jit(self.estimator.keeps)(batch))
             return state.replace(estimator_state=estimator_state), batch, advantages, facts | own | dropped
         first = any({*one.provides} & {*self.estimator.needs} for one in self.recorders)
         placed, facts = self.place(self.layout.ready(rollouts) if first else rollouts), {}
@@ -183,9 +181,7 @@ class Learner:
             placed, facts = self._recorded(state, placed, frozen, settings, alone)
         advantages, estimator_state, own = estimate(self.estimator, self.mesh, placed, state.estimator_state)
         placed, dropped = self._filtered(placed)
-        whole = parallel.fetch(placed) if first or self.filters else rollouts
-        if self.estimator.keeps is not None:
-            whole = whole.replace(valid=parallel.fetch(jax.jit(self.estimator.keeps)(placed)))
+        whole = parallel.fetch(placed) if first or self.drops else rollouts
         rows, advantages = regroup(whole, parallel.fetch(advantages), self.group, self.rows)
         batch = self.place(self.layout.ready(rows))
         if not first:
@@ -193,14 +189,21 @@ class Learner:
         return state.replace(estimator_state=estimator_state), batch, self.place(advantages), facts | own | dropped
 
     def _filtered(self, batch: Rollouts) -> tuple[Rollouts, dict]:
-        """The batch without the rollouts that filters drop, after advantages were computed from whole groups; metrics.
+        """The batch without the rollouts that filters or the estimator drop, after advantages of whole groups; metrics.
 
         `filter/NAME/dropped` and `filter/NAME/dropped_tokens` are shares of the rollouts and of their trained tokens.
         """
         kept, metrics = batch, {}
         for name, one in self.filters.items():
             kept, metrics[f"filter/{name}/dropped"], metrics[f"filter/{name}/dropped_tokens"] = _kept(one.keep, batch, kept)
+        if self.estimator.keeps is not None:
+            kept = kept.replace(valid=jax.jit(self.estimator.keeps)(kept))
         return kept, metrics
+
+    @property
+    def drops(self) -> bool:
+        """Whether some rollouts may leave the batch after their advantages are computed."""
+        return bool(self.filters) or self.estimator.keeps is not None
 
     def _recorded(self, state: TrainState, batch: Rollouts, frozen: Mapping[str, Any], settings: Settings, alone: bool
                   ) -> tuple[Rollouts, dict]:
@@ -227,8 +230,7 @@ class Learner:
         """`(state, metrics of each update, advantages)` after all epochs and minibatches."""
         rows = batch.mask.shape[0]
         size, updates, estimated, real = rows // self.minibatches, [], advantages, parallel.fetch(batch.live).any(1)
-        drops = self.filters or self.estimator.keeps is not None
-        if drops and not real.any():  # an empty update would still move weights along earlier gradients
+        if self.drops and not real.any():  # an empty update would still move weights along earlier gradients
             return state, updates, advantages
         shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), _SHUFFLE_STREAM)
         for epoch in range(self.epochs):
