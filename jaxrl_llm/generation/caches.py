@@ -83,8 +83,8 @@ class RowCaches:
                 copies.setdefault(id(row.cache), (row.cache, []))[1].append((0, row))
         for cache, entries in copies.values():
             self._put(jax.device_put(cache, self._device), entries)
-            self._go_on(weights, [(row.slot, row.tokens[row.cached:-1], row.cached) for _, row in entries])
-        rows = [(prompt, row) for row in placed if row.cache is None and (prompt := prompt_of(row))]
+        self._go_on(weights, [(row.slot, row.tokens[row.cached:-1], row.cached) for row in placed if row.cached])
+        rows = [(prompt, row) for row in placed if not row.cached and (prompt := prompt_of(row))]
         self._compute(weights, [prompt for prompt, _ in rows], waiting)
         blocks: dict[int, tuple[Slots, list[tuple[int, Row]]]] = {}
         for prompt, row in rows:
@@ -122,9 +122,9 @@ class RowCaches:
         return self._extended(weights, block, [(i, prompt[widths[0]:], widths[0]) for i, prompt in enumerate(prompts)])
 
     def _go_on(self, weights: Weights, entries: Sequence[tuple[int, Sequence[int], int]]) -> None:
-        """Writes tokens into the slots in use, see `_extended`."""
+        """Writes tokens into the slots in use, rows with about as many tokens together, see `_extended`."""
         self.read += sum(len(tokens) for _, tokens, _ in entries)
-        self.slots = self._extended(weights, self.slots, entries)
+        self.slots = self._extended(weights, self.slots, sorted(entries, key=lambda entry: len(entry[1])))
 
     def _extended(self, weights: Weights, slots: Slots, entries: Sequence[tuple[int, Sequence[int], int]]) -> Slots:
         """The slots after each entry `(slot, tokens, number of tokens before them)` is written, some tokens at a time."""

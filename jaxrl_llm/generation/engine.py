@@ -100,8 +100,8 @@ class Engine:
 
     @property
     def running(self) -> tuple[int, ...]:
-        """uids of the trajectories in slots, in slot order."""
-        return tuple(row.request.uid for row in self._slots if row)
+        """uids of the trajectories that decode, in slot order."""
+        return tuple(row.request.uid for row in self._decoding())
 
     # --- what a caller asks for ---------------------------------------------------------------------------------------------
 
@@ -139,7 +139,8 @@ class Engine:
         limit = row.limit if limit is None else limit
         check_tokens(uid, tokens, self.vocab_size)
         check_size(uid, len(row.tokens) + len(tokens), limit, row.drawn, self._slot_tokens)
-        self._take_out(row)
+        if row in self._queue:
+            self._queue.remove(row)
         if not row.ended and row.measured:
             self._done.append(row.node("extended"))
         row.tokens += [int(t) for t in tokens]
@@ -223,7 +224,8 @@ class Engine:
         self._changed = False
         for row in [row for row in self._slots if row]:
             self._slots[row.slot], row.slot, row.cached, row.cache = None, None, 0, None
-            self._queue.appendleft(row)
+            if not row.ended and row not in self._queue:
+                self._queue.appendleft(row)
 
     def step(self) -> bool:
         """Decodes one chunk; returns whether there was one to decode.
@@ -233,7 +235,7 @@ class Engine:
         """
         if not self._flights:
             self._admit()
-            if not any(self._slots):
+            if not self._decoding():
                 return False
             self._dispatch()
         if self._runs_ahead():
@@ -272,14 +274,18 @@ class Engine:
     def _search(self, request: Request) -> StopSearch:
         return StopSearch(request.stop_sequences, request.stop_texts, self._tokenizer)
 
+    def _decoding(self) -> list[Row]:
+        """The rows in slots that have not ended, in slot order; an ended one stays in its slot until another row needs it."""
+        return [row for row in self._slots if row and not row.ended]
+
     def _active(self, row: Row) -> bool:
-        return row.slot is not None or row in self._queue
+        return not row.ended and (row.slot is not None or row in self._queue)
 
     def _free(self, row: Row) -> None:
-        """Takes a row out of its slot or out of the queue."""
+        """Takes a row out of its slot and out of the queue."""
         if row.slot is not None:
             self._slots[row.slot], row.slot = None, None
-        elif row in self._queue:
+        if row in self._queue:
             self._queue.remove(row)
 
     def _take_out(self, row: Row) -> None:
@@ -304,11 +310,16 @@ class Engine:
     # --- the device ---------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Moves waiting rows into free slots and fills their caches."""
+        """Moves waiting rows into free slots, or into those of ended rows, and fills their caches."""
         if self._queue and not any(self._slots):
             self._caches.slots = None  # no row is in them: short caches suffice again
-        placed = []
-        while self._queue and None in self._slots:
+        placed = [row for row in self._queue if row.slot is not None]
+        for row in placed:
+            self._queue.remove(row)
+        ended = [row for row in self._slots if row and row.ended]
+        while self._queue and (ended or None in self._slots):
+            if None not in self._slots:
+                self._take_out(ended.pop())
             row = self._queue.popleft()
             row.slot = self._slots.index(None)
             self._slots[row.slot] = row
@@ -322,11 +333,11 @@ class Engine:
 
     def _most_left(self) -> int:
         """The largest number of tokens that a row may still get after the chunks in flight."""
-        return max((row.left for row in self._slots if row), default=0) - self._ahead()
+        return max((row.left for row in self._decoding()), default=0) - self._ahead()
 
     def _runs_ahead(self) -> bool:
         """Whether another chunk may follow those in flight before it is known how they end."""
-        lanes = self._lanes_for(sum(row is not None for row in self._slots))
+        lanes = self._lanes_for(len(self._decoding()))
         return (not self._queue and not self._changed and self._most_left() > 0 and len(self._flights[-1].rows) == lanes)
 
     def _lanes_for(self, rows: int) -> int:
@@ -334,7 +345,7 @@ class Engine:
 
     def _dispatch(self) -> None:
         """Dispatches one more chunk after those in flight."""
-        rows, ahead, left = [row for row in self._slots if row], self._ahead(), self._most_left()
+        rows, ahead, left = self._decoding(), self._ahead(), self._most_left()
         steps = next((n for n in self._chunks if n >= left), self._chunks[-1])
         self._caches.make_room(max(row.cached + min(ahead, row.left) for row in rows) + steps)
         if self._flights:
@@ -361,11 +372,11 @@ class Engine:
         flight = self._flights.popleft()
         found = jax.device_get(flight.drawn)
         for lane, row in enumerate(flight.rows):
-            if row is not None and row.slot is not None:  # otherwise it ended at a stop string while this chunk ran
+            if row is not None and row.slot is not None and not row.ended:  # or it ended at a stop string during this chunk
                 count = int(found.mask[:, lane].sum())
                 self._append(row, [x[:count, lane].tolist() for x in (found.tokens, found.logprobs, found.entropies)],
                              flight.version)
-        if not any(self._slots):
+        if not self._decoding():
             self._flights.clear()  # chunks of inert rows
 
     def _append(self, row: Row, drawn: list[list], version: int) -> None:
@@ -393,7 +404,6 @@ class Engine:
         self._done.append(row.node(finish))
         if row.request.keep:
             row.ended = True
-            self._take_out(row)
         else:
             self._free(row)
             del self._rows[row.request.uid]

@@ -16,17 +16,22 @@ def lane_counts(rows: int) -> tuple[int, ...]:
 
 
 def lanes_of(slots: Sequence[Row | None], count: int, stop_width: int) -> tuple[list[Row | None], Lanes]:
-    """The running rows of `slots` in `count` lanes, filled up with idle slots; returns the rows and what the device reads."""
-    idle = [slot for slot, row in enumerate(slots) if row is None]
-    running = [slot for slot, row in enumerate(slots) if row]
+    """The rows of `slots` that have not ended in `count` lanes, filled up with other slots, which stay inert.
+
+    Returns the rows, None for inert lanes, and what the device reads.
+    """
+    idle = [slot for slot, row in enumerate(slots) if row is None or row.ended]
+    running = [slot for slot, row in enumerate(slots) if row and not row.ended]
     places = sorted(running + idle[:count - len(running)])
-    owners = [slots[slot] for slot in places]
+    owners = [None if slot in idle else slots[slot] for slot in places]
     stops = np.full((count, stop_width), -1, np.int32)
     numbers = np.zeros((count, 5), np.int64)
     for i, row in enumerate(owners):
         if row is not None:
             stops[i, :len(row.request.stop_tokens)] = row.request.stop_tokens
             numbers[i] = row.request.stream, row.cached, row.tokens[-1], row.drawn, row.left
+        elif slots[places[i]] is not None:
+            numbers[i, 1] = slots[places[i]].cached  # a chunk writes behind what an ended row has cached
     uid, length, pending, drawn, left = numbers.T
     halves = np.stack([uid >> 32, uid & 0xFFFFFFFF], axis=1).astype(np.uint32)
     keyed = np.array([row is not None and row.request.key is not None for row in owners])

@@ -58,7 +58,7 @@ def test_no_schedule_changes_a_row(seed):
             one.submit(request(int(waiting.pop())))
         for _ in range(random.integers(0, 3)):
             one.step()
-        running = [row for row in one._slots if row]
+        running = one._decoding()
         if running and random.random() < 0.5:
             uid = running[random.integers(len(running))].request.uid
             try:
