@@ -131,8 +131,8 @@ def _row(name: str, played: Sequence[Played]) -> dict[str, str | int | float]:
 
 
 def _first(findings: Sequence[str]) -> str:
-    found = [finding for finding in findings if finding]
-    return f"{len(found)} times, the first: {found[0][:300]}" if found else ""
+    reported = [finding for finding in findings if finding]
+    return f"{len(reported)} times, the first: {reported[0][:300]}" if reported else ""
 
 
 def _unended(all_played: Mapping[str, Sequence[Played]]) -> str:
@@ -201,8 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environment, again = (environments.make(given.name, **given.options) for _ in range(2))
     rows, checks = audit(environment, again, given.trajectories, given.seed)
     print_table(rows, f"{given.name}: {environment.name}")
-    for name, found in checks.items():
-        print(f"{'FAILS' if found else 'holds'}  {name}" + (f": {found}" if found else ""))
+    for name, failure in checks.items():
+        print(f"{'FAILS' if failure else 'holds'}  {name}" + (f": {failure}" if failure else ""))
     return int(any(checks.values()))
 
 

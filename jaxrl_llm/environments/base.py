@@ -125,7 +125,7 @@ def checked(environment: Environment, turn: Any) -> Turn:
         if not isinstance(value, (bool, np.bool_)):
             raise Rubbish(f"{name} is {_short(value)}; allowed are True and False")
     if fresh and environment.contexts < 2:
-        raise Rubbish("a turn begins a new context in an environment that says contexts=1; give the most of a trajectory")
+        raise Rubbish("a turn begins a new context in an environment of contexts=1; set contexts to the most of a trajectory")
     parts = _parts(rewritten)
     if fresh and parts:
         raise Rubbish("a turn begins a new context and rewrites the last one; allowed is one of both")
@@ -148,8 +148,8 @@ def replay(environment: Environment, problem: Problem, key: int, said: Sequence[
     Raises the environment's errors, and ValueError if it is not replayable.
     """
     if not environment.replayable:
-        raise ValueError(f"environment {environment.name!r} is not replayable: what the policy said is not enough to make its "
-                         "state again")
+        raise ValueError(f"environment {environment.name!r} is not replayable: its state cannot be rebuilt from the policy's "
+                         "messages")
     state, opening = begin(environment, problem, key)
     return state, [opening, *(advance(environment, state, message) for message in said)]
 

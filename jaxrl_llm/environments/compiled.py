@@ -108,8 +108,8 @@ class Compiled:
                         if count < len(call.said) - 1 and name in self._places})
         for name, call in gone.items():
             if call.said and not self._here(name, call):
-                raise RuntimeError(f"played again, {self._environment.name!r} said something else to problem "
-                                   f"{call.problem.id}; its rules are to depend on the state, the action and the key alone")
+                raise RuntimeError(f"environment {self._environment.name!r} answered differently when problem "
+                                   f"{call.problem.id} was replayed; its rules must depend on state, action and key alone")
         turns |= self._step({name: call.said[-1] for name, call in named.items() if call.said})
         return [Outcome("ok", {"failed": ("rubbish", turn)} if isinstance(turn, str) else {"turn": turn})
                 for turn in (turns[name] for name in named)]
@@ -134,10 +134,10 @@ class Compiled:
         rows = self._room(len(calls))
         capacity = len(self._table.count)
         begun = self._opening.beginnings([(call.problem, call.key) for call in calls.values()])
-        new, filled = np.zeros(capacity, bool), [np.zeros((capacity, *x.shape[1:]), x.dtype) for x in begun]
-        for full, given in zip([new, *filled], [np.ones(len(calls), bool), *begun]):
+        new, padded = np.zeros(capacity, bool), [np.zeros((capacity, *x.shape[1:]), x.dtype) for x in begun]
+        for full, given in zip([new, *padded], [np.ones(len(calls), bool), *begun]):
             full[rows] = given
-        self._table, shown = games.opened(self._game, self._table, new, *filled)
+        self._table, shown = games.opened(self._game, self._table, new, *padded)
         each = _rows(shown, rows)
         return {name: self._settled(name, row, Turn(_said(games.opening_text(self._game, one))))
                 for name, row, one in zip(calls, rows, each)}

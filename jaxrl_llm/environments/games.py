@@ -130,8 +130,8 @@ def empty(game: Game, capacity: int) -> Table:
 
 def action_of(game: Game, message: Message) -> int:
     """The number of the last action that a message names, ignoring case; -1 if it names none."""
-    found = _pattern(game.words).findall(message["content"].lower())
-    return _numbers(game.words)[found[-1]] if found else -1
+    matches = _pattern(game.words).findall(message["content"].lower())
+    return _numbers(game.words)[matches[-1]] if matches else -1
 
 
 def opening_text(game: Game, shown: Shown) -> str:

@@ -46,9 +46,9 @@ def guess_number(*, highest: int = 100, heldout_fraction: float = 0.2) -> Enviro
 
 
 def _step(game: Game, message: Message) -> Turn:
-    found = _NUMBER.findall(message["content"])
+    numbers = _NUMBER.findall(message["content"])
     game.left -= 1
-    guess = int(found[-1]) if found else None
+    guess = int(numbers[-1]) if numbers else None
     if guess == game.hidden:
         return Turn(reward=1.0, done=True, info={"guesses_left": game.left})
     if game.left == 0:

@@ -53,10 +53,10 @@ def _step(state: Played, message: Message, *, words: Sequence[str]) -> Turn:
     action: Any = message["content"]
     if words:
         longest_first = sorted(words, key=len, reverse=True)
-        found = re.findall(rf"(?<!\w)({'|'.join(map(re.escape, longest_first))})(?!\w)", action)
-        if not found:
+        matches = re.findall(rf"(?<!\w)({'|'.join(map(re.escape, longest_first))})(?!\w)", action)
+        if not matches:
             return Turn([{"role": "user", "content": f"Answer with one of: {', '.join(words)}."}], done=state.left <= 0)
-        action = words.index(found[-1])
+        action = words.index(matches[-1])
     seen, reward, terminated, truncated, _ = state.inside.step(action)
     done = bool(terminated or truncated or state.left <= 0)
     return Turn([{"role": "user", "content": _text(state.inside, seen) or "(nothing)"}], reward, done,

@@ -145,23 +145,23 @@ def _died(what: str, errors: TextIO, why: str = "") -> Died:
 
 def _listed(connections: Connections, names: Sequence[str], deadline: float) -> list[tuple[str, Any]]:
     """`(server, description)` of all tools. Raises ValueError for a duplicate or missing name."""
-    found: dict[str, tuple[str, Any]] = {}
+    tools: dict[str, tuple[str, Any]] = {}
     for server in connections.servers:
         connection, cursor = connections[server], None
         while True:
             page = wait(connection("list_tools", cursor=cursor), deadline, connection.what)
             for tool in page.tools:
-                if tool.name in found and (not names or tool.name in names):
-                    raise ValueError(f"the MCP servers {found[tool.name][0]!r} and {server!r} both have a tool {tool.name!r}; "
+                if tool.name in tools and (not names or tool.name in names):
+                    raise ValueError(f"the MCP servers {tools[tool.name][0]!r} and {server!r} both have a tool {tool.name!r}; "
                                      "take one of them, or name the tools that you want")
-                found[tool.name] = server, tool
+                tools[tool.name] = server, tool
             if (cursor := page.next_cursor) is None:
                 break
     for name in names:
-        registry.one_of("tool of the MCP servers", name, found)
-    if not found:
+        registry.one_of("tool of the MCP servers", name, tools)
+    if not tools:
         raise ValueError(f"the MCP servers {sorted(connections.servers)} have no tools")
-    return [found[name] for name in names or found]
+    return [tools[name] for name in names or tools]
 
 
 def _tools(listed: Sequence[tuple[str, Any]], connections: Connections, deadline: float) -> list[Tool]:

@@ -65,10 +65,10 @@ def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call
           score: Callable[[str, Problem], float], read: Callable[[str], bool], limit: int) -> Turn:
     text = message["content"]
     if state.said:
-        found = _MEMORY.findall(text)
-        if not found:
+        memories = _MEMORY.findall(text)
+        if not memories:
             return Turn(done=True, info={"format_failure": True})
-        state.memory, state.said, state.contexts = found[-1].strip(), "", state.contexts + 1
+        state.memory, state.said, state.contexts = memories[-1].strip(), "", state.contexts + 1
         return Turn([{"role": "user", "content": f"Memory: {state.memory}"}], fresh=True)
     calls = parse(text)
     if not calls and read(text):

@@ -101,9 +101,9 @@ async def _ask(client: Any, method: str, arguments: tuple, named: Mapping[str, A
 
 def _object(text: str) -> dict[str, Any]:
     """The JSON object in a message, from the first to the last brace. Raises _Refused."""
-    found = _OBJECT.search(text)
+    match = _OBJECT.search(text)
     try:
-        value = json.loads(found[0]) if found else None
+        value = json.loads(match[0]) if match else None
     except (ValueError, RecursionError) as error:
         raise _Refused(f"the action is not valid JSON ({str(error)[:100]})") from error
     if not isinstance(value, dict):

@@ -75,15 +75,15 @@ def _answer(text: str) -> str:
 def _call(text: str, key: str) -> Call:
     """One call from its JSON; arguments by `key`, or by the key of the other format."""
     try:
-        found = json.loads(text)
+        call = json.loads(text)
     except (ValueError, RecursionError) as error:
         return Call("", {}, f"the call is not valid JSON ({str(error)[:100]})")
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return Call("", {}, 'a call is an object with a "name"')
-    arguments = found.get(key, found.get("arguments", found.get("parameters", {})))
+    arguments = call.get(key, call.get("arguments", call.get("parameters", {})))
     if not isinstance(arguments, dict):
-        return Call(found["name"], {}, f'"{key}" of a call is an object')
-    return Call(found["name"], arguments)
+        return Call(call["name"], {}, f'"{key}" of a call is an object')
+    return Call(call["name"], arguments)
 
 
 def _python_call(node: ast.expr) -> Call:

@@ -44,12 +44,12 @@ def pool_times(latency: Callable[[int, int], float], environments: int, *, batch
             heapq.heappush(ended, (end, row))
 
     begin(range(environments), 0.0)
-    now, found = 0.0, []
+    now, ready = 0.0, []
     for _ in range(batches):
         first = [heapq.heappop(ended) for _ in range(batch)]
         now = max(now, first[-1][0]) + policy
-        found.append([row for _, row in first])
-        for row in found[-1]:
+        ready.append([row for _, row in first])
+        for row in ready[-1]:
             read[row] += 1
-        begin(found[-1], now)
-    return Times(found, now, read)
+        begin(ready[-1], now)
+    return Times(ready, now, read)

@@ -45,20 +45,20 @@ def ranked_list(*, ranks: int = 3, liked: int = 2, size: int = 180, heldout: int
 
 def _people(liked: int, size: int, heldout: int, seed: int) -> Task:
     """Problems with a kind and `liked` films of it, in the order in which the user names them."""
-    chance, found = random.Random(f"{seed} {liked}"), dict[tuple, None]()
+    chance, drawn = random.Random(f"{seed} {liked}"), dict[tuple, None]()
     possible = sum(math.perm(len(films), liked) for films in CATALOGUE.values())
     if size + heldout > possible:
         raise ValueError(f"size={size} and heldout={heldout} are more than the {possible} problems that there are")
-    while len(found) < size + heldout:
+    while len(drawn) < size + heldout:
         kind = chance.choice(list(CATALOGUE))
-        found[kind, *chance.sample(CATALOGUE[kind], liked)] = None
+        drawn[kind, *chance.sample(CATALOGUE[kind], liked)] = None
 
     def build(person: tuple, number: int) -> Problem:
         kind, *films = person
         words = f"I liked {' and '.join(films)}."
         return Problem(({"role": "user", "content": words},), kind, number, extra={"kind": kind, "liked": films})
 
-    people = list(found)
+    people = list(drawn)
     return disjoint_task("ranked_list", people[:size], people[size:], build, reward="environment")
 
 

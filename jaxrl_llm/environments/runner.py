@@ -52,7 +52,7 @@ class Runner:
                  workers: int | None = None, deadline: float = 30.0, retries: int = 1, limit: float = 0.25):
         one_of("kind of runner", kind, ("processes", "threads", "compiled"))
         if retries < 0 or not 0 <= limit <= 1:
-            raise ValueError(f"retries={retries}, limit={limit}; need none or more retries and a share in [0, 1]")
+            raise ValueError(f"retries={retries}, limit={limit}; allowed are 0 or more retries and a share in [0, 1]")
         self.environment = environments.make(target, **(options or {}))
         if kind == "processes" and not self.environment.replayable:
             raise ValueError(f"environment {self.environment.name!r} is not replayable, so its states cannot move between "
@@ -80,7 +80,7 @@ class Runner:
         """
         known = problems.keys() & (self._recordings.keys() | self._running.keys())
         if known:
-            raise ValueError(f"the trajectories {sorted(known)[:5]} have been opened before; every one has a uid of its own")
+            raise ValueError(f"the trajectories {sorted(known)[:5]} are already opened; give each its own uid")
         self._opened += len(problems)
         for uid, problem in problems.items():
             self._running[uid] = Recording(problem, base.key_of(self._seed, uid), []), ""
@@ -117,16 +117,16 @@ class Runner:
             for uid, outcome in ended:
                 if uid not in self._sent:
                     continue  # it was ended
-                found = _read(outcome)
-                if isinstance(found, base.Turn):
+                result = _read(outcome)
+                if isinstance(result, base.Turn):
                     del self._sent[uid]
-                    turns[uid] = found
-                    self._settle(uid, found)
+                    turns[uid] = result
+                    self._settle(uid, result)
                 elif self._sent[uid] <= self._retries:
                     self._try(uid)
                 else:
                     del self._sent[uid]
-                    self._lose(uid, *found)
+                    self._lose(uid, *result)
         self._check()
         return turns
 
@@ -178,11 +178,11 @@ class Runner:
         for attempt in range(self._retries + 1):
             failed = {}
             for uid, outcome in zip(waiting, self._pool.map([self._call(uid) for uid in waiting])):
-                found = _read(outcome)
-                if isinstance(found, base.Turn):
-                    turns[uid] = found
+                result = _read(outcome)
+                if isinstance(result, base.Turn):
+                    turns[uid] = result
                 else:
-                    failed[uid] = found
+                    failed[uid] = result
             waiting = list(failed)
             if not waiting:
                 break
@@ -239,8 +239,8 @@ class Runner:
         raise TooManyInvalid(
             f"{len(self.invalid)} of {self._opened} trajectories are invalid ({counts}), more than the share of "
             f"{self._limit:g}; the first: uid {uid}, problem {self.recording(uid).problem.id}, turn {first.turn}, "
-            f"{first.kind}: {first.message}. `runner.replay({uid})` plays it again alone; a higher limit goes on without such "
-            "trajectories")
+            f"{first.kind}: {first.message}. `runner.replay({uid})` plays it again alone; a higher limit continues without "
+            "such trajectories")
 
 
 def _read(outcome: Outcome) -> base.Turn | tuple[str, str]:

@@ -22,8 +22,8 @@ def search(*, path: str, results: int = 3) -> Tool:
         Args:
             query: words that the documents hold
         """
-        found = _find(bm25s, index, documents, results, query)
-        listed = [f"[{place}] {title}\n{text[:SHOWN]}" for place, (title, text) in enumerate(found, 1)]
+        hits = _find(bm25s, index, documents, results, query)
+        listed = [f"[{place}] {title}\n{text[:SHOWN]}" for place, (title, text) in enumerate(hits, 1)]
         return "\n\n".join(listed) or "(nothing found)"
 
     return of_function(search)

@@ -26,7 +26,7 @@ def sequence(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
     Raises ValueError for unknown names, a length below 1, and a task with fewer problems.
     """
     if length < 1:
-        raise ValueError(f"length={length}; a sequence has one problem at least")
+        raise ValueError(f"length={length}; give at least 1")
     inner = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
     name = reward or inner.reward
     score = scorer(name)

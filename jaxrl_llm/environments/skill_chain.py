@@ -45,7 +45,7 @@ def skill_chain(*, size: int = 1000, heldout: int = 200, turns: int = 4, seed: i
     two turns, SandboxError if programs cannot run.
     """
     if turns < 2:
-        raise ValueError(f"turns={turns}; a program and an answer are two")
+        raise ValueError(f"turns={turns}; give at least 2, for a program and an answer")
     tool = python(deadline=deadline, memory_mb=memory_mb, unsafe=unsafe)
     step = functools.partial(_step, tool=tool, score=scorer("last_number"), read=reader("last_number"), limit=turns)
     return Environment(
@@ -93,8 +93,8 @@ def _pairs(size: int, heldout: int, seed: int) -> Task:
             "asked": [first, second], "answers": [str(fx), str(fy + fz)], "word": word, "law": f"{slope} * x + {shift}",
             "calls": [f"{word}({x})", f"{word}({y}) + {word}({z})"]})
 
-    found = list(laws)
-    return disjoint_task("skill_chain", found[:size], found[size:], build, reward="environment")
+    pairs = list(laws)
+    return disjoint_task("skill_chain", pairs[:size], pairs[size:], build, reward="environment")
 
 
 def _reset(problem: Problem, key: int) -> tuple[Chain, list[Message]]:

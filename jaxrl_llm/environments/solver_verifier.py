@@ -35,7 +35,7 @@ def solver_verifier(*, task: str = "arithmetic", options: Mapping[str, Any] | No
     Raises ValueError for unknown names, and for `loops` below 1.
     """
     if loops < 1:
-        raise ValueError(f"loops={loops}; the solver answers once at least")
+        raise ValueError(f"loops={loops}; give at least 1")
     problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
     name = reward or problems.reward
     score = scorer(name)
@@ -54,8 +54,8 @@ def _step(state: Dialogue, message: Message, *, score: Callable[[str, Problem], 
             return Turn(reward=state.score, done=True, info=info)
         state.agent = VERIFIER
         return Turn([{"role": "user", "content": ASKED}], info=info)
-    found = _VERDICT.findall(message["content"])
-    if not found or found[-1].lower() == "yes":
+    verdicts = _VERDICT.findall(message["content"])
+    if not verdicts or verdicts[-1].lower() == "yes":
         return Turn(reward=state.score, done=True, info=info)
     state.agent = SOLVER
     return Turn([{"role": "user", "content": AGAIN}], info=info)

@@ -108,7 +108,7 @@ def _others_move(state: Played) -> bool:
     while state.seat is not None and state.player != state.seat and not done:
         _read(state)
         read, state.unread[state.player] = state.unread[state.player], []
-        moves = next((found for text in reversed(read) if (found := _MOVES.findall(text))), ["[pass]"])
+        moves = next((matches for text in reversed(read) if (matches := _MOVES.findall(text))), ["[pass]"])
         done = state.inside.step(state.opponent.choice(moves))[0]
     return done
 

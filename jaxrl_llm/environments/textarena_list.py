@@ -67,12 +67,12 @@ def _silent_and_offline() -> Iterator[None]:
 
 def main() -> int:
     """Prints a line for each game that begins, then the number of others with their reasons."""
-    found = games()
-    for game in found:
+    entries = games()
+    for game in entries:
         if game.players:
             print(f"{game.name}  players {game.players}{'  says things to one player alone' if game.private else ''}")
-    reasons = collections.Counter(game.why for game in found if not game.players)
-    print(f"{sum(game.players > 0 for game in found)} of {len(found)} games begin without a network; the others:")
+    reasons = collections.Counter(game.why for game in entries if not game.players)
+    print(f"{sum(game.players > 0 for game in entries)} of {len(entries)} games begin without a network; the others:")
     for why, count in reasons.most_common():
         print(f"  {count}  {why}")
     return 0

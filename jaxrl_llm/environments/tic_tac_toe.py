@@ -97,9 +97,9 @@ def _begun() -> list[str]:
 
 
 def _step(game: Game, message: Message, *, brief: bool) -> Turn:
-    mine, found = game.side, _MOVE.findall(message["content"])
+    mine, moves = game.side, _MOVE.findall(message["content"])
     info = {"agent": mine, "functional_group": mine, "game": 0}
-    square = int(found[-1]) - 1 if found else None
+    square = int(moves[-1]) - 1 if moves else None
     if square is None or game.board[square] != ".":
         return _ended(game, info, 1 - mine, mine, {"invalid_move": True})
     game.board = played(game.board, square)

@@ -92,10 +92,10 @@ async def _group(builder: Any) -> AsyncIterator[Sequence[Any]]:
 
 
 async def _began(inside: Any) -> Any:
-    found = await inside.initial_observation()
-    if not isinstance(found, tuple):  # InitialObservationOverflow
+    initial = await inside.initial_observation()
+    if not isinstance(initial, tuple):  # InitialObservationOverflow
         raise ValueError("the first observation is longer than the environment allows, by its own budget of tokens")
-    return found[0]
+    return initial[0]
 
 
 def _tokens(observed: Any) -> list[int]:

@@ -93,9 +93,9 @@ def _ideal(reward: str, state: Dialogue, parser: str) -> str:
 
 def call_of(problem: Problem, parser: str) -> str | None:
     """A call of the calculator with the expression in a problem; None without an expression, or for other parsers."""
-    found = _EXPRESSION.search(opening(problem)[-1]["content"])
-    written = json.dumps(None if found is None else found[0] if parser == "pythonic" else {"expression": found[0]})
-    return None if found is None or parser not in _CALLS else _CALLS[parser] % written
+    match = _EXPRESSION.search(opening(problem)[-1]["content"])
+    written = json.dumps(None if match is None else match[0] if parser == "pythonic" else {"expression": match[0]})
+    return None if match is None or parser not in _CALLS else _CALLS[parser] % written
 
 
 def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call]], score: Callable[[str, Problem], float],

@@ -102,8 +102,8 @@ def best_command(maze: Maze) -> str:
 
 
 def _step(maze: Maze, message: Message) -> Turn:
-    found = _COMMAND.findall(message["content"].lower())
-    direction, take, unlock = found[-1] if found else ("", "", "")
+    commands = _COMMAND.findall(message["content"].lower())
+    direction, take, unlock = commands[-1] if commands else ("", "", "")
     maze.left -= 1
     said = "Nothing happens."
     if direction and direction in maze.doors[maze.here]:

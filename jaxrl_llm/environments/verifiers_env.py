@@ -59,28 +59,28 @@ def verifiers_env(*, taskset: str, env: str = "", config: Mapping[str, Any] | No
     given = dict(config or {})
     loaded = vf.load_environment(vf.resolve_env_config(
         {**given, "id": env, "taskset": {**given.get("taskset", {}), "id": taskset}}))
-    found = list(itertools.islice(loaded.taskset, problems + heldout))
+    tasks = list(itertools.islice(loaded.taskset, problems + heldout))
     if type(loaded).start is not vf.Env.start:
         raise ValueError(f"{type(loaded).__name__} starts resources that all episodes share, which is not done here")
-    for task in found[:1]:
+    for task in tasks[:1]:
         _check(task)
     described = _described(loaded)
     seats = sorted(_seats(loaded))
 
     def reset(problem: Problem, key: int) -> tuple[Played, list[Message]]:
-        run = Opened(_run(loaded, found[problem.extra["row"]], seats, parser), deadline, taskset)
+        run = Opened(_run(loaded, tasks[problem.extra["row"]], seats, parser), deadline, taskset)
         asked = wait(run.value(None), deadline, taskset)
         if not isinstance(asked, _Asked):
             raise ValueError(f"the episode of task {problem.id} ended before any agent was asked for a turn")
         return Played(run, asked.seat), asked.messages
 
     def problem_of(row: int, number: int) -> Problem:
-        data = found[row].data
+        data = tasks[row].data
         return Problem(({"role": "user", "content": data.prompt_text},), str(getattr(data, "answer", "") or ""), number,
                        extra={"row": row})
 
-    rows, several = list(range(len(found))), len(seats) > 1
-    first = max(len(found) - heldout, 0)
+    rows, several = list(range(len(tasks))), len(seats) > 1
+    first = max(len(tasks) - heldout, 0)
     return Environment(
         name=taskset if not env else f"{env}+{taskset}", reset=reset, replayable=replayable, returns=returns, tools=described,
         task=disjoint_task(f"verifiers/{taskset}", rows[:first], rows[first:], problem_of, reward="environment"),
@@ -143,7 +143,7 @@ async def _clients(loaded: Any, trace: Any, data: Any) -> AsyncIterator[dict[str
         return trace.state
 
     async with contextlib.AsyncExitStack() as stack:
-        found = {}
+        clients = {}
         for toolset, of_task in _toolsets(loaded):
             if trace is not None:  # otherwise the tools are only listed
                 await toolset.setup()
@@ -155,10 +155,10 @@ async def _clients(loaded: Any, trace: Any, data: Any) -> AsyncIterator[dict[str
             client = await stack.enter_async_context(mcp.Client(toolset.config.url or server))
             for tool in (await client.list_tools()).tools:
                 name = f"{toolset.server_name}_{tool.name}" if toolset.server_name else tool.name
-                if name in found:
+                if name in clients:
                     raise ValueError(f"two toolsets have a tool {name!r}; give one a TOOL_PREFIX of its own")
-                found[name] = client, tool
-        yield found
+                clients[name] = client, tool
+        yield clients
 
 
 def _described(loaded: Any) -> tuple[dict, ...]:
@@ -189,7 +189,7 @@ async def _run(loaded: Any, task: Any, seats: list[str], parser: str) -> AsyncIt
         await loaded.setup(agents)
         fixed = [name for name in seats if not getattr(agents, name).trainable]
         if fixed:
-            raise ValueError(f"the agents {fixed} are not to be trained, so another model plays them, and there is none here")
+            raise ValueError(f"the agents {fixed} are not trained and need another model, which is not supported")
         await loaded.run(task, agents)
         await loaded.finalize(task, episode)
         return {name: [trace for trace in episode.traces if trace.agent.name == name] for name in seats}

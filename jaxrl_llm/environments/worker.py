@@ -86,8 +86,8 @@ class Worker:
         else:
             state, turns = base.replay(environment, call.problem, call.key, call.said[:-1])
             if base.digest(turns) != call.seen:
-                raise RuntimeError("played again, the environment said something else: it is not replayable; say so "
-                                   "(replayable=False) and run it in threads, or make its chance depend on problem and key")
+                raise RuntimeError("the environment answered differently when it was replayed; set replayable=False and run it "
+                                   "in threads, or draw its random numbers from problem and key alone")
         return state, base.advance(environment, state, call.said[-1])
 
 

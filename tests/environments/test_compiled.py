@@ -144,7 +144,7 @@ def test_rules_that_say_something_else_are_found_out():
     runner = make()
     problem = problems(runner, 1)[0]
     call = Call("", "{}", problem, 5, [say("one")], "another fingerprint")
-    with pytest.raises(RuntimeError, match="played again, 'counting' said something else to problem 0"):
+    with pytest.raises(RuntimeError, match="environment 'counting' answered differently when problem 0 was replayed"):
         runner._pool.map([call])
 
 

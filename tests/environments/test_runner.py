@@ -43,7 +43,7 @@ def test_conversations_side_by_side(runner):
     assert runner.invalid == {} and not runner.counts
     with pytest.raises(ValueError, match="trajectory 2 is not running: it has ended, or has never been opened"):
         runner.step({2: say("more")})
-    with pytest.raises(ValueError, match=r"trajectories \[2, 3\] have been opened before"):
+    with pytest.raises(ValueError, match=r"trajectories \[2, 3\] are already opened"):
         runner.reset({2: None, 3: None})
     assert [turn.reward for turn in runner.replay(2)] == [0.0, 0.25, 0.25, 0.5]
     assert runner.recording(0).said == [say("hello 0")] * 2
@@ -155,7 +155,7 @@ def test_an_environment_that_does_not_repeat_is_found_out():
     keeps_nothing = worker.Worker(capacity=0)
     opening = keeps_nothing(*call, [], "")["turn"]
     turn = keeps_nothing(*call, [say("a")], base.digest([opening]))["turn"]
-    with pytest.raises(RuntimeError, match="played again, the environment said something else"):
+    with pytest.raises(RuntimeError, match="the environment answered differently when it was replayed"):
         keeps_nothing(*call, [say("a"), say("b")], base.digest([opening, turn]))
 
 
@@ -166,7 +166,7 @@ def test_states_that_cannot_be_made_again_stay_in_threads():
     runner.reset(problems(runner, 2))
     assert runner.step({0: say("a"), 1: say("raise")}).keys() == {0}
     assert runner.step({0: say("b")})[0].messages[0]["content"].split()[1:] == ["a", "b"]
-    with pytest.raises(ValueError, match="is not replayable: what the policy said is not enough"):
+    with pytest.raises(ValueError, match="is not replayable: its state cannot be rebuilt"):
         runner.replay(0)
 
 

@@ -44,7 +44,7 @@ def test_sequences_of_a_data_set_of_reasoning_gym(capsys):
 
 
 def test_what_cannot_be_a_sequence():
-    with pytest.raises(ValueError, match="length=0; a sequence has one problem at least"):
+    with pytest.raises(ValueError, match="length=0; give at least 1"):
         environments.make("sequence", length=0)
     with pytest.raises(ValueError, match="has no training problems"):
         environments.make("sequence", options={"level": "digit", "chat": True}, length=10**6)
