@@ -101,13 +101,13 @@ def _by_blocks(f, rows):
         return x.reshape(*x.shape[:-3], -1, x.shape[-1])[..., :T, :]
 
     def add(sums, block):
-        found, more = f(block)
-        return jax.tree.map(jnp.add, sums, more), found
+        output, more = f(block)
+        return jax.tree.map(jnp.add, sums, more), output
 
     blocks = jax.tree.map(split, rows)
     shapes = jax.eval_shape(f, jax.tree.map(lambda x: x[0], blocks))[1]
-    sums, found = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), blocks)
-    return jax.tree.map(join, found), sums
+    sums, outputs = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), blocks)
+    return jax.tree.map(join, outputs), sums
 
 
 def score_products(queries, keys):

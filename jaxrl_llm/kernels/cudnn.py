@@ -114,8 +114,8 @@ def kernel(implementation: str = "cudnn") -> Kernel:
 
     def slopes(softcap, queries, keys, values, rows, out, sums, d_out):
         flat = [x.reshape(len(x), -1, *x.shape[3:]) for x in (out, d_out)]
-        found = backward(implementation, "BNTH", *of_rows(queries, keys, values, rows), True, flat[0], sums, flat[1])
-        return found[0].reshape(queries.shape), *found[1:]
+        gradients = backward(implementation, "BNTH", *of_rows(queries, keys, values, rows), True, flat[0], sums, flat[1])
+        return gradients[0].reshape(queries.shape), *gradients[1:]
 
     return Kernel(one_path, run, slopes)
 

@@ -142,9 +142,9 @@ def _padded(arrays, rows: Rows, T: int, size: int):
     Padding is seen by no query.
     """
     arrays = [jnp.pad(x, ((0, 0),) * (x.ndim - 2) + ((0, -x.shape[-2] % size), (0, 0))) for x in arrays]
-    def filled(x):
+    def pad(x):
         return jnp.pad(x, ((0, 0), (0, -x.shape[1] % size)))
-    padded = rows._replace(end=filled(rows.end), positions=filled(rows.positions))
+    padded = rows._replace(end=pad(rows.end), positions=pad(rows.positions))
     if rows.begin is None:
         return arrays, padded, padded.positions
     positions = rows.of_queries(rows.positions, T)  # behind them beyond every reach: these slots have other queries elsewhere

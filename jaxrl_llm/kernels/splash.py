@@ -72,10 +72,10 @@ def _laid(rows: Rows, queries, keys, values):
 
 def _padded(rows: Rows, T: int, size: int):
     """Ends and positions of the keys, slots and positions of the queries, up to multiples of the block."""
-    def filled(x, value=0):
+    def pad(x, value=0):
         return jnp.pad(x, ((0, 0), (0, -x.shape[1] % size)), constant_values=value)
     slots = rows.query_slots(jnp.arange(T + -T % size))
-    return filled(rows.end), filled(rows.positions), slots, filled(rows.of_queries(rows.positions, T))
+    return pad(rows.end), pad(rows.positions), slots, pad(rows.of_queries(rows.positions, T))
 
 
 def _blocks(size: int, end, positions, slots, own, reach):

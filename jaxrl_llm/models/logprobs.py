@@ -66,12 +66,12 @@ def _forward(shape, chunk, normed, unembedding, tokens, wanted, temperatures):
 
     rows = _chunks(normed, chunk), _chunks(tokens, chunk), _filled_up(temperatures, chunk)
     if wanted is None:
-        found = jax.lax.map(lambda rows: one_chunk(*rows), rows)
+        results = jax.lax.map(lambda rows: one_chunk(*rows), rows)
     else:
         def nothing(h, targets, temperatures):
             return (jnp.zeros(chunk, jnp.float32),) * 3
-        found = jax.lax.map(lambda x: jax.lax.cond(x[0].any(), one_chunk, nothing, *x[1]), (_chunks(wanted, chunk), rows))
-    logprobs, entropies, normalizers = (x.reshape(-1)[:len(tokens)] for x in found)
+        results = jax.lax.map(lambda x: jax.lax.cond(x[0].any(), one_chunk, nothing, *x[1]), (_chunks(wanted, chunk), rows))
+    logprobs, entropies, normalizers = (x.reshape(-1)[:len(tokens)] for x in results)
     return (logprobs, entropies), (normed, unembedding, tokens, normalizers, wanted, temperatures)
 
 

@@ -118,9 +118,9 @@ def sorted_experts(x, weights, experts, gate, up, down, activation, by: str = "p
     def times(rows, kernels):
         return checkpoint_name(grouped_matmul(rows, kernels, sizes, by), SAVED)
     rows = moved(jnp.repeat(x, k, axis=0), order, place)
-    found = times(activation(times(rows, gate)) * times(rows, up), down)
-    found = moved(found, place, order).reshape(*experts.shape, -1)
-    return jnp.einsum("nk,nkd->nd", weights, found, preferred_element_type=jnp.float32).astype(x.dtype)
+    outputs = times(activation(times(rows, gate)) * times(rows, up), down)
+    outputs = moved(outputs, place, order).reshape(*experts.shape, -1)
+    return jnp.einsum("nk,nkd->nd", weights, outputs, preferred_element_type=jnp.float32).astype(x.dtype)
 
 
 def all_experts(x, weights, experts, gate, up, down, activation):

@@ -51,16 +51,16 @@ class Collective:
 
 def _group(attributes: str, devices: int) -> int:
     """Devices of one group, from `{{0,1},{2,3}}`, `[2,4]<=[8]` or `mesh['a'=2,'b'=4] {'b'}`; `{}` is all of them."""
-    if found := re.search(r"source_target_pairs=\{(.*?\})?\}", attributes):
-        return 1 if all(a == b for a, b in re.findall(r"(\d+),(\d+)", found[0])) else 2
-    if found := re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes):
-        return int(found[1])
-    if found := re.search(r"replica_groups=mesh\[(.*?)\][^{]*\{(.*?)\}", attributes):
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
-        axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", found[2])  # 'a':(2)4 is the 4 within an axis that come after 2
+    if match := re.search(r"source_target_pairs=\{(.*?\})?\}", attributes):
+        return 1 if all(a == b for a, b in re.findall(r"(\d+),(\d+)", match[0])) else 2
+    if match := re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes):
+        return int(match[1])
+    if match := re.search(r"replica_groups=mesh\[(.*?)\][^{]*\{(.*?)\}", attributes):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
+        axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", match[2])  # 'a':(2)4 is the 4 within an axis that come after 2
         return math.prod(int(part or sizes[axis]) for axis, part in axes)
-    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
-        return len(found[1].split(","))
+    if match := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
+        return len(match[1].split(","))
     return devices
 
 
@@ -81,28 +81,28 @@ def collectives(text: str, unknown_trips: int | None = None) -> list[Collective]
 
     @functools.cache
     def inside(name: str) -> tuple[Collective, ...]:
-        body, found = computations[name], []
+        body, ops = computations[name], []
         by_name = {i.name: i for i in body}
         for i in body:
             if i.opcode in KINDS:
-                found.append(Collective(i.opcode, hlo.size(i.shape), _group(i.rest, devices), 1, i.source))
+                ops.append(Collective(i.opcode, hlo.size(i.shape), _group(i.rest, devices), 1, i.source))
             elif i.opcode.removesuffix("-done") in KINDS:  # it has the result; who takes part is said where it was started
                 start = next(by_name[word] for word in re.findall(r"[\w.\-]+", i.rest) if word in by_name)
                 kind = i.opcode.removesuffix("-done")
-                found.append(Collective(kind, hlo.size(i.shape), _group(start.rest, devices), 1, start.source))
+                ops.append(Collective(kind, hlo.size(i.shape), _group(start.rest, devices), 1, start.source))
             elif i.opcode == "while":
                 repeated = inside(i.named("body")[0]) + inside(i.named("condition")[0])
                 trips = hlo.trips(i, computations) if repeated else 0
                 trips = unknown_trips if trips is None else trips
                 if trips is None:
-                    raise ValueError(f"how often the loop {i.name} runs is decided by data; say how often with unknown_trips")
-                found += [dataclasses.replace(c, times=c.times * trips) for c in repeated]
+                    raise ValueError(f"the trip count of the loop {i.name} depends on data; give it as unknown_trips")
+                ops += [dataclasses.replace(c, times=c.times * trips) for c in repeated]
             elif i.opcode == "conditional":
                 branches = i.named("branch_computations", "true_computation", "false_computation")
-                found += max(map(inside, branches), key=lambda branch: sum(c.sent for c in branch))
+                ops += max(map(inside, branches), key=lambda branch: sum(c.sent for c in branch))
             elif not i.opcode.endswith(("-done", "-update")) and i.opcode.removesuffix("-start") not in KINDS:
-                found += [c for called in i.named("calls", "to_apply", "called_computations") for c in inside(called)]
-        return tuple(found)
+                ops += [c for called in i.named("calls", "to_apply", "called_computations") for c in inside(called)]
+        return tuple(ops)
 
     return list(inside(entry))
 
@@ -154,7 +154,7 @@ def update_minimum(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
       ValueError: adapters are trained, whose communication differs.
     """
     if w.lora_rank:
-        raise ValueError(f"lora_rank={w.lora_rank}: the least communication is known for updates of all weights; give 0")
+        raise ValueError(f"lora_rank={w.lora_rank}: the least communication is known only for updates of all weights; give 0")
     d, f, t = mesh["data"], shards_of(mesh) // mesh["data"], mesh["tensor"]
     item, rows, m = w.itemsize, w.learned_at_once / (d * f), w.micro_batches
     completion = rows * w.group * w.completion_tokens

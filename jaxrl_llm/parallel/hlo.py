@@ -17,8 +17,8 @@ class Instruction:
     @property
     def source(self) -> str:
         """The operation of the traced program that it came from."""
-        found = re.search(r'op_name="([^"]*)"', self.rest)
-        return found[1] if found else ""
+        match = re.search(r'op_name="([^"]*)"', self.rest)
+        return match[1] if match else ""
 
     @property
     def operands(self) -> list[str]:
@@ -34,7 +34,7 @@ class Instruction:
     def named(self, *attributes: str) -> list[str]:
         """Computations that it calls through one of these attributes."""
         lists = re.findall(rf"(?<![\w-])(?:{'|'.join(attributes)})=(?:\{{([^}}]*)\}}|(%?[\w.\-]+))", self.rest)
-        return [name.strip().lstrip("%") for found in lists for name in (found[0] or found[1]).split(",")]
+        return [name.strip().lstrip("%") for groups in lists for name in (groups[0] or groups[1]).split(",")]
 
 
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\((.*)$")
@@ -47,16 +47,16 @@ def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
 
     Raises ValueError for a text that is not a compiled program.
     """
-    found, entry, body = {}, "", []
+    bodies, entry, body = {}, "", []
     for line in text.splitlines():
         if instruction := _INSTRUCTION.match(line):
             body.append(Instruction(*instruction.groups()))
         elif opened := _COMPUTATION.match(line):
-            body = found[opened[2]] = []
+            body = bodies[opened[2]] = []
             entry = opened[2] if opened[1] else entry
     if not entry:
         raise ValueError("the text has no ENTRY computation; give compiled.as_text() of a jitted function's lower().compile()")
-    return found, entry
+    return bodies, entry
 
 
 def dimensions(shape: str) -> tuple[int, ...]:

@@ -25,8 +25,8 @@ def mesh_sizes(count: int, data: int = -1, fsdp: int = 1, tensor: int = 1, seq: 
         cut = "" if seq == 1 else f" x seq={seq}"
         raise ValueError(f"mesh data={data} x fsdp={fsdp} x tensor={tensor}{cut} does not fit {count} devices: "
                          "the sizes must multiply to that number; one of them may be -1")
-    found = {axis: count // known if n == -1 else n for axis, n in zip((*AXES, "seq"), sizes)}
-    return {axis: n for axis, n in found.items() if axis in AXES or n > 1}
+    by_axis = {axis: count // known if n == -1 else n for axis, n in zip((*AXES, "seq"), sizes)}
+    return {axis: n for axis, n in by_axis.items() if axis in AXES or n > 1}
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, seq: int = 1, devices=None) -> Mesh:

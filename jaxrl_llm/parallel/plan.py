@@ -113,8 +113,8 @@ class Work:
 @functools.lru_cache(maxsize=64)
 def _leaves(c: ModelConfig) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Path and shape of every parameter."""
-    found = jax.tree.leaves_with_path(Transformer(c).abstract_params())
-    return tuple((path_name(path), leaf.shape) for path, leaf in found)
+    leaves = jax.tree.leaves_with_path(Transformer(c).abstract_params())
+    return tuple((path_name(path), leaf.shape) for path, leaf in leaves)
 
 
 def parameters(c: ModelConfig) -> int:
@@ -155,8 +155,8 @@ def _state_leaves(c: ModelConfig, lora_rank: int, optimizer: optax.GradientTrans
     params = Transformer(c).abstract_params()
     if lora_rank:
         params = jax.eval_shape(lambda: lora.init(jax.random.key(0), params, lora_rank, 1.0))
-    found = jax.tree.leaves_with_path(jax.eval_shape(optimizer.init, params))
-    return tuple((path_name(path), leaf.shape, leaf.dtype.itemsize) for path, leaf in found)
+    leaves = jax.tree.leaves_with_path(jax.eval_shape(optimizer.init, params))
+    return tuple((path_name(path), leaf.shape, leaf.dtype.itemsize) for path, leaf in leaves)
 
 
 def state_memory(c: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mapping[str, int], lora_rank: int = 0) -> float:
@@ -175,8 +175,8 @@ def adapter_weights(c: ModelConfig, rank: int) -> int:
 def kept_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     """Bytes per device that stay for the whole run: float32 weights, the optimiser's state, what the method adds.
 
-    Off-loaded arrays return when they are used: the optimiser's state in updates (see `update_memory`), the reference in
-    scoring, which still needs less than an update.
+    Off-loaded arrays return when they are used: the optimiser's state in updates (see `update_memory`), the reference
+    for its log-probs, which still need less than an update.
     """
     weights = 4 * weights_per_device(c, mesh)
     trained = 4 * adapter_weights(c, w.lora_rank) if w.lora_rank else weights
@@ -307,7 +307,7 @@ def ideal_seconds(c: ModelConfig, w: Work, mesh: Mapping[str, int], device: Devi
     caches. Communication and the host are not counted, so measurements stay above these numbers.
     """
     count = math.prod(mesh.values())
-    seconds = {phase: found / (count * device.flops) for phase, found in step_flops(c, w).items()}
+    seconds = {phase: operations / (count * device.flops) for phase, operations in step_flops(c, w).items()}
     rows = w.sampled_at_once * w.group / shards_of(mesh)
     weights = (_layer_matrices(c, rows) + c.vocab_size * c.hidden_size) * w.itemsize / _heads_over(c, mesh)
     traffic = (weights + sampler_memory(c, w, mesh)["caches"] / 2) * (w.completion_tokens - 1) * w.sampling_parts
@@ -332,8 +332,8 @@ def meshes(c: ModelConfig, w: Work, count: int) -> Iterator[dict[str, int]]:
 
 def best(c: ModelConfig, w: Work, device: Device, count: int) -> Estimate | None:
     """The first mesh that fits, else the one that needs least; None if no mesh divides the batch."""
-    found = [estimate(c, w, mesh) for mesh in meshes(c, w, count)]
-    return next((e for e in found if e.fits(device)), min(found, key=lambda e: e.peak, default=None))
+    estimates = [estimate(c, w, mesh) for mesh in meshes(c, w, count)]
+    return next((e for e in estimates if e.fits(device)), min(estimates, key=lambda e: e.peak, default=None))
 
 
 _KEYS = {"micro_batches": "learner.micro_batches", "sampling_parts": "sampling.micro_batches", "dtype": "model.dtype",
@@ -345,9 +345,9 @@ def remedies(c: ModelConfig, w: Work, device: Device, count: int) -> tuple[dict[
 
     Cheapest first: more parts, which cost nothing but idle units; bfloat16; recomputing layers, a third more work.
     """
-    changes, found = {}, best(c, w, device, count)
-    while found is not None and not found.fits(device):
-        by_update = found.updating >= found.sampling
+    changes, current = {}, best(c, w, device, count)
+    while current is not None and not current.fits(device):
+        by_update = current.updating >= current.sampling
         smaller = {"rows": w.rows // 2} if w.rows > 1 else {} if w.rows else {"micro_batches": 2 * w.micro_batches}
         options: list[dict[str, Any]] = [smaller if by_update else {"sampling_parts": 2 * w.sampling_parts}]
         options += [{"dtype": "bfloat16"}] * (w.dtype == "float32") + [{"remat": True}] * (by_update and not w.remat)
@@ -355,12 +355,12 @@ def remedies(c: ModelConfig, w: Work, device: Device, count: int) -> tuple[dict[
             changed = dataclasses.replace(w, **option)
             better = best(c, changed, device, count)
             phase = "updating" if by_update else "sampling"  # the other may need nearly as much, and is next
-            if better is not None and (better.fits(device) or getattr(better, phase) < 0.98 * getattr(found, phase)):
-                w, found, changes = changed, better, changes | option
+            if better is not None and (better.fits(device) or getattr(better, phase) < 0.98 * getattr(current, phase)):
+                w, current, changes = changed, better, changes | option
                 break
         else:
-            found = None
-    return {_KEYS[name]: value for name, value in changes.items()}, w, found
+            current = None
+    return {_KEYS[name]: value for name, value in changes.items()}, w, current
 
 
 def placed(c: ModelConfig, w: Work, device: Device, count: int, mesh: Mapping[str, int] | None = None) -> Estimate:
@@ -369,14 +369,14 @@ def placed(c: ModelConfig, w: Work, device: Device, count: int, mesh: Mapping[st
     Raises:
       ValueError: the batch does not divide over it.
     """
-    found = best(c, w, device, count) if mesh is None else estimate(c, w, mesh)
-    if found is None or not w.fits_mesh(found.mesh):
+    chosen = best(c, w, device, count) if mesh is None else estimate(c, w, mesh)
+    if chosen is None or not w.fits_mesh(chosen.mesh):
         parts = f"{w.learned_at_once:g} per micro-batch and {w.sampled_at_once:g} per sampling part"
         parts += f", with learner.packed_rows={w.rows}" if w.rows else ""
         where = f"{count} devices" if mesh is None else named(mesh)
         raise ValueError(f"prompts.per_step={w.prompts} ({parts}) do not divide over data x fsdp of {where}; use more prompts "
                          "per step, fewer parts, a larger mesh.tensor (up to 8), or fewer devices")
-    return found
+    return chosen
 
 
 def refusal(c: ModelConfig, w: Work, device: Device, count: int, found: Estimate) -> str:
@@ -393,11 +393,11 @@ def refusal(c: ModelConfig, w: Work, device: Device, count: int, found: Estimate
 def advice(c: ModelConfig, w: Work, device: Device, count: int) -> str:
     """A sentence on how to make work fit that does not fit on `count` devices."""
     for factor in (1, 2, 4, 8, 16, 32, 64):
-        changes, _, found = remedies(c, w, device, factor * count)
-        if found is not None:
+        changes, _, chosen = remedies(c, w, device, factor * count)
+        if chosen is not None:
             where = "It fits" if factor == 1 else f"It would fit on {factor * count} devices"
-            keys = " ".join([*(f"{key}={value}" for key, value in changes.items()), named(found.mesh)])
-            return f"{where} ({found.peak / 1e9:.1f} GB) with {keys}"
+            keys = " ".join([*(f"{key}={value}" for key, value in changes.items()), named(chosen.mesh)])
+            return f"{where} ({chosen.peak / 1e9:.1f} GB) with {keys}"
     least = "a packed row" if w.rows else "one prompt with its group (without learner.packed_rows)"
     return (f"No mesh of up to 64 times as many devices helps: {least} is the least that is worked on at a time, and sampling "
             "spreads the weights over mesh.tensor alone. Lower sampling.max_tokens, sampling.group or prompts.max_tokens, "

@@ -48,15 +48,15 @@ def table(models: Mapping[str, tuple[ModelConfig, plan.Work]], machines: Mapping
              "seconds >"), ("---",) * 9]
     for name, (c, w) in models.items():
         for machine, (device, count) in machines.items():
-            changes, changed, found = plan.remedies(c, w, device, count)
+            changes, changed, chosen = plan.remedies(c, w, device, count)
             active = "" if c.experts is None else f", {plan.active_parameters(c) / 1e9:.2f}e9 active"
             case = (name, f"{plan.parameters(c) / 1e9:.2f}e9{active}", f"{machine} ({count})")
-            if found is None:
+            if chosen is None:
                 rows.append((*case, "no", "", "", "", "", ""))
                 continue
-            seconds = sum(plan.ideal_seconds(c, changed, found.mesh, device).values())
-            rows.append((*case, " x ".join(map(str, found.mesh.values())),
+            seconds = sum(plan.ideal_seconds(c, changed, chosen.mesh, device).values())
+            rows.append((*case, " x ".join(map(str, chosen.mesh.values())),
                          ", ".join(f"{key}={value}" for key, value in changes.items()),
-                         f"{found.updating / 1e9:.1f}", f"{found.sampling / 1e9:.1f}",
-                         f"{found.margin(device):.0%}{' (tight)' * (found.answer(device) == 'tight')}", f"{seconds:.1f}"))
+                         f"{chosen.updating / 1e9:.1f}", f"{chosen.sampling / 1e9:.1f}",
+                         f"{chosen.margin(device):.0%}{' (tight)' * (chosen.answer(device) == 'tight')}", f"{seconds:.1f}"))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

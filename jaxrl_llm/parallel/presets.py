@@ -46,8 +46,8 @@ def parse_devices(text: str) -> tuple[Device, int]:
       ValueError: an unknown device, or a number of cores that is not a whole number of chips.
     """
     name, count = text, None
-    if text not in DEVICES and (found := re.fullmatch(r"(.+)-(\d+)", text)):
-        name, count = found[1], int(found[2])
+    if text not in DEVICES and (match := re.fullmatch(r"(.+)-(\d+)", text)):
+        name, count = match[1], int(match[2])
     name = {"v5litepod": "v5e", "a100": "a100-80"}.get(name, name)
     if name not in DEVICES:
         raise unknown("device", name, DEVICES)

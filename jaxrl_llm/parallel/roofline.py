@@ -82,23 +82,23 @@ def operations(text: str, unknown_trips: int = 1) -> list[Operation]:
 
     @functools.cache
     def inside(name: str) -> tuple[Operation, ...]:
-        found: list[Operation] = []
+        ops: list[Operation] = []
         shapes = {i.name: i for i in computations[name]}
         for i in computations[name]:
             if i.opcode == "while":
                 known = hlo.trips(i, computations)
                 times = unknown_trips if known is None else known
-                found += [dataclasses.replace(one, times=one.times * times) for one in inside(i.named("body")[0])]
+                ops += [dataclasses.replace(one, times=one.times * times) for one in inside(i.named("body")[0])]
             elif i.opcode == "conditional":
                 branches = i.named("branch_computations", "true_computation", "false_computation")
-                found += max(map(inside, branches), key=lambda branch: sum(one.moved for one in branch))
+                ops += max(map(inside, branches), key=lambda branch: sum(one.moved for one in branch))
             elif i.opcode in ("call", "async-start"):
-                found += [one for called in i.named("to_apply", "calls") for one in inside(called)]
+                ops += [one for called in i.named("to_apply", "calls") for one in inside(called)]
             elif i.opcode not in _NOTHING and not i.opcode.endswith("-done") and "AllocateBuffer" not in i.rest:
                 read, written = _moved(i, shapes, computations)
                 one = Operation(i.name, i.source, _flops(i, shapes, computations), read, written)
-                found += [one] if one.flops or one.moved else []
-        return tuple(found)
+                ops += [one] if one.flops or one.moved else []
+        return tuple(ops)
 
     return list(inside(entry))
 

@@ -43,7 +43,7 @@ def job(coordinator: str | None = None, processes: int | None = None, process_id
     given = [x is not None for x in (coordinator, processes, process_id)]
     if any(given) and not all(given):
         raise ValueError(f"coordinator={coordinator!r}, processes={processes}, process_id={process_id}: give all three, or "
-                         "none and multihost=True where the cluster tells them")
+                         "none and multihost=True on a cluster that sets them")
     if any(given) or multihost or any(int(os.environ.get(name, "1")) > 1 for name in _TASKS):
         _join(coordinator, processes, process_id)
     try:
@@ -117,8 +117,8 @@ def barrier(name: str) -> None:
     except jax.errors.JaxRuntimeError as error:
         if "DEADLINE_EXCEEDED" not in str(error):
             raise
-        raise TimeoutError(f"not all {jax.process_count()} processes came to the barrier {name!r} within {BARRIER_SECONDS} s; "
-                           "the last lines of the others' logs tell where they hang") from error
+        raise TimeoutError(f"not all {jax.process_count()} processes reached the barrier {name!r} within {BARRIER_SECONDS} s; "
+                           "the last lines of the others' logs show where they hang") from error
 
 
 def agree(value: int) -> int:
@@ -131,8 +131,8 @@ def gather(rows: np.ndarray) -> np.ndarray:
     if not several():
         return rows
     rows = np.ascontiguousarray(rows)
-    found = np.asarray(multihost_utils.process_allgather(rows.view(np.uint8).reshape(-1)))
-    return found.reshape(-1).view(rows.dtype).reshape(-1, *rows.shape[1:])
+    gathered = np.asarray(multihost_utils.process_allgather(rows.view(np.uint8).reshape(-1)))
+    return gathered.reshape(-1).view(rows.dtype).reshape(-1, *rows.shape[1:])
 
 
 def gather_objects(value) -> list:

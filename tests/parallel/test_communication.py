@@ -118,7 +118,7 @@ def test_loops_multiply_and_one_branch_is_taken():
 
 def test_loops_that_data_ends_must_be_given_a_number():
     told = LOOPS.replace('"known_trip_count":{"n":"7"},', "")
-    with pytest.raises(ValueError, match="loop w runs is decided by data; say how often with unknown_trips"):
+    with pytest.raises(ValueError, match="the trip count of the loop w depends on data; give it as unknown_trips"):
         collectives(told)
     assert by_kind(collectives(told, unknown_trips=2))["all-gather"] == 2 * 3 * 20
     for other in ("direction=NE", "direction=GT"):
@@ -198,7 +198,7 @@ def test_what_does_not_divide_is_summed_whole():
     least = communication.update_minimum(SMALL, dataclasses.replace(WORK, prompts=7), sizes(1, 7, 1))
     assert least.pop("gradients over data") == pytest.approx(12 / 7 * 4 * (MATRICES + NORMS + TABLE))
     assert not any(least.values())
-    with pytest.raises(ValueError, match="lora_rank=8: the least communication is known for updates of all weights"):
+    with pytest.raises(ValueError, match="lora_rank=8: the least communication is known only for updates of all weights"):
         communication.update_minimum(SMALL, dataclasses.replace(WORK, lora_rank=8), sizes(8, 1, 1))
 
 

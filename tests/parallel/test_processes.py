@@ -183,7 +183,7 @@ def test_folders_that_only_look_like_one_are_refused_by_all(damaged):
 def test_a_barrier_to_which_one_does_not_come_ends_the_job(damaged):
     (first, second), logs = damaged
     assert first == 134 and starts_again(second), logs
-    assert "not all 2 processes came to the barrier 'the end of the world' within 2 s" in logs[0] and "waited True" in logs[0]
+    assert "not all 2 processes reached the barrier 'the end of the world' within 2 s" in logs[0] and "waited True" in logs[0]
 
 
 @several

@@ -80,9 +80,9 @@ def greedy(model, params, prompt_tokens, prompt_mask):
 def packed_logprobs(model, params, prompt_tokens, prompt_mask, tokens, lora=None):
     """Log-prob of every completion token `f32[P, G, T]` as training computes it: packed rows, logits in chunks."""
     c, states = model.config, model.packed_states(params, prompt_tokens, prompt_mask, tokens, lora=lora)[0]
-    found, _ = token_logprobs(states.reshape(-1, states.shape[-1]), model.unembedding(params), tokens.reshape(-1), chunk=16,
-                              divisor=c.logit_divisor, softcap=c.logit_softcap)
-    return found.reshape(tokens.shape)
+    logprobs, _ = token_logprobs(states.reshape(-1, states.shape[-1]), model.unembedding(params), tokens.reshape(-1), chunk=16,
+                                 divisor=c.logit_divisor, softcap=c.logit_softcap)
+    return logprobs.reshape(tokens.shape)
 
 
 def difference(found, expected) -> float:
@@ -115,9 +115,9 @@ def compare(loaded: Loaded) -> dict[str, str]:
     """The cells of `COLUMNS`: bounds on differences, counts of equal tokens."""
     model, params, reference = loaded.model, loaded.params, loaded.reference
     tokens, mask = padded_rows(model.config.vocab_size)
-    expected, found = reference(tokens, mask), np.asarray(plain_logits(model, params, tokens, mask))
+    expected, actual = reference(tokens, mask), np.asarray(plain_logits(model, params, tokens, mask))
     decoded = greedy_agreement(loaded)
-    cells = (bound(difference(found[0], expected[0])), bound(difference(found[1:][mask[1:]], expected[1:][mask[1:]])),
+    cells = (bound(difference(actual[0], expected[0])), bound(difference(actual[1:][mask[1:]], expected[1:][mask[1:]])),
              f"{decoded[0]} of {decoded[1]}", bound(packed_difference(loaded)), export_difference(loaded),
              gguf_difference(loaded))
     return dict(zip(COLUMNS, cells, strict=True))
@@ -143,8 +143,8 @@ def packed_difference(loaded: Loaded) -> float:
     rows, mask = as_rows(*batch)
     expected = jax.nn.log_softmax(loaded.reference(rows, mask), axis=-1)[:, batch[0].shape[1] - 1:-1]
     expected = np.take_along_axis(np.asarray(expected), batch[2].reshape(len(rows), -1, 1), axis=-1)
-    found = jit(packed_logprobs)(loaded.model, loaded.params, *batch)
-    return difference(np.asarray(found).ravel(), expected.ravel())
+    logprobs = jit(packed_logprobs)(loaded.model, loaded.params, *batch)
+    return difference(np.asarray(logprobs).ravel(), expected.ravel())
 
 
 def export_difference(loaded: Loaded) -> str:
@@ -166,5 +166,5 @@ def gguf_difference(loaded: Loaded) -> str:
         return ABSENT
     config, params = weights.load(files[0])
     tokens, mask = padded_rows(config.vocab_size)
-    found = plain_logits(Transformer(config), params, tokens[:1], mask[:1])
-    return bound(difference(found, plain_logits(loaded.model, loaded.params, tokens[:1], mask[:1])))
+    logits = plain_logits(Transformer(config), params, tokens[:1], mask[:1])
+    return bound(difference(logits, plain_logits(loaded.model, loaded.params, tokens[:1], mask[:1])))

@@ -23,9 +23,9 @@ _STATEFUL = (" (its layers with linear attention or a state space carry a state 
 @functools.cache
 def families() -> Mapping[str, Family]:
     """All families by name."""
-    modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
-    found = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
-    return MappingProxyType({family.name: family for family in found})
+    modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
+    listed = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
+    return MappingProxyType({family.name: family for family in listed})
 
 
 def by_name(name: str) -> Family:

@@ -77,8 +77,8 @@ class Family:
 
     def key(self, field: str) -> Key | None:
         """Where `config.json` states a field; None: nowhere."""
-        found = (KEYS | self.keys).get(field)
-        return Key(found, lambda value: value, lambda value: value) if isinstance(found, str) else found
+        entry = (KEYS | self.keys).get(field)
+        return Key(entry, lambda value: value, lambda value: value) if isinstance(entry, str) else entry
 
     def stated(self) -> set[str]:
         """All keys of `config.json` that are fields."""

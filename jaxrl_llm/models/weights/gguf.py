@@ -163,10 +163,10 @@ def _scaling(own, factors, architecture, file) -> dict | None:
     for key, plain in _PLAIN_YARN.items():
         if own.get(key, plain) != plain:
             raise ValueError(f"{file}: {architecture}.{key}={own[key]} is not supported; supported: {plain}")
-    found = {"rope_type": kind, "factor": factor, "beta_fast": own.get("rope.scaling.yarn_beta_fast"),
-             "beta_slow": own.get("rope.scaling.yarn_beta_slow")}
+    scaling = {"rope_type": kind, "factor": factor, "beta_fast": own.get("rope.scaling.yarn_beta_fast"),
+               "beta_slow": own.get("rope.scaling.yarn_beta_slow")}
     original = own.get("rope.scaling.original_context_length")
-    return found if original is None else found | {"original_max_position_embeddings": original}
+    return scaling if original is None else scaling | {"original_max_position_embeddings": original}
 
 
 def _with_llama3_scaling(config, divisors, file):

@@ -49,12 +49,12 @@ def load(directory: Path, dtype: Any = jnp.float32, shardings: layout.Layout | N
 def read_json(file: Path) -> dict:
     """The object in a JSON file; ValueError with its name where it holds none."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:  # also for what is not UTF-8
         raise ValueError(f"{file} is no JSON file ({error}); if its download was cut short, fetch it again") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{file} holds a {type(found).__name__}, expected a JSON object")
-    return found
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds a {type(content).__name__}, expected a JSON object")
+    return content
 
 
 def _other_formats(directory: Path) -> str:

@@ -136,12 +136,12 @@ def assemble(config: ModelConfig, read: Read, dtype: Any, layout: Layout | None 
     """
     abstract = Transformer(config).abstract_params()
     shardings = [None] * len(jax.tree.leaves(abstract)) if layout is None else jax.tree.leaves(layout(abstract))
-    found = []
+    leaves = []
     for (_, stored), leaf, sharding in zip(
             itertools.groupby(places(config), lambda place: place.path), jax.tree.leaves(abstract), shardings, strict=True):
         part = functools.partial(_part, tuple(stored), leaf.shape, read, dtype)
-        found.append(jnp.array(part(())) if sharding is None else jax.make_array_from_callback(leaf.shape, sharding, part))
-    return jax.tree.unflatten(jax.tree.structure(abstract), found)
+        leaves.append(jnp.array(part(())) if sharding is None else jax.make_array_from_callback(leaf.shape, sharding, part))
+    return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
 
 def _part(stored: tuple[Place, ...], shape: tuple[int, ...], read: Read, dtype: Any, index: Index) -> np.ndarray:

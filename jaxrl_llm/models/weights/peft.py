@@ -44,7 +44,7 @@ def adapters(directory: Path, config: ModelConfig) -> dict:
         raise FileNotFoundError(f"{directory} holds {CONFIG} but no {WEIGHTS}; save the adapter with safetensors")
     targets = {place.hf.name.removesuffix(".weight"): place for place in layout.places(config)
                if place.path[-1] == "kernel" and place.path[1] in lora.TARGETS and place.hf.rows == place.shape[0]}
-    found: dict[str, dict[str, np.ndarray]] = {}
+    pairs: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in _tensors(file).items():
         match = _NAME.fullmatch(name)
         place = targets.get(match[1]) if match else None
@@ -56,10 +56,10 @@ def adapters(directory: Path, config: ModelConfig) -> dict:
         layout.check_shape(name, tensor.shape, shape, file)
         if part == "b" and place.hf.paired is not None:
             tensor = layout.halves_from_pairs(tensor, *place.hf.paired)
-        stacked = found.setdefault(place.path[1], {"a": np.zeros((config.num_layers, into, rank), np.float32),
+        stacked = pairs.setdefault(place.path[1], {"a": np.zeros((config.num_layers, into, rank), np.float32),
                                                    "b": np.zeros((config.num_layers, rank, out), np.float32)})
         stacked[part][place.layer] = tensor.T.astype(np.float32) * (scale if part == "a" else 1)
-    return {target: {part: jnp.asarray(x) for part, x in pair.items()} for target, pair in found.items()}
+    return {target: {part: jnp.asarray(x) for part, x in pair.items()} for target, pair in pairs.items()}
 
 
 def merge(directory: Path, config: ModelConfig, params: Any) -> Any:

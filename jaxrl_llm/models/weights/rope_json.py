@@ -29,11 +29,11 @@ def read(raw: Mapping[str, Any], any_local: bool, file: Any) -> dict:
         full = parameters or raw.get("rope_scaling") or {}
         local = {} if "rope_local_base_freq" in raw else full
     theta = float(full.get("rope_theta", raw["rope_theta"]))
-    found = dict(rope_theta=theta, rope_scaling=_scaling(full, raw, file))
+    fields = dict(rope_theta=theta, rope_scaling=_scaling(full, raw, file))
     if not any_local:
-        return found
+        return fields
     local_theta = float(local.get("rope_theta", raw.get("rope_local_base_freq", theta)))
-    return found | dict(rope_local_theta=local_theta, rope_local_scaling=_scaling(local, raw, file))
+    return fields | dict(rope_local_theta=local_theta, rope_local_scaling=_scaling(local, raw, file))
 
 
 def _scaling(parameters, raw, file) -> RopeScaling | None:
@@ -95,16 +95,16 @@ def written(c: ModelConfig, own_local: bool) -> dict:
 
 
 def _parameters(s: RopeScaling) -> dict:
-    found: dict[str, Any] = {"rope_type": s.kind, "factor": s.factor}
+    parameters: dict[str, Any] = {"rope_type": s.kind, "factor": s.factor}
     if s.kind in ("llama3", "yarn", "longrope"):
-        found["original_max_position_embeddings"] = s.original_max_positions
+        parameters["original_max_position_embeddings"] = s.original_max_positions
     if s.kind == "llama3":
-        found |= {"low_freq_factor": s.low_freq_factor, "high_freq_factor": s.high_freq_factor}
+        parameters |= {"low_freq_factor": s.low_freq_factor, "high_freq_factor": s.high_freq_factor}
     if s.kind == "yarn":
-        found |= {"beta_slow": s.low_freq_factor, "beta_fast": s.high_freq_factor, "truncate": s.truncate,
-                  "attention_factor": s.attention_factor}
-        found |= {"llama_4_scaling_beta": s.query_growth} if s.query_growth else {}
+        parameters |= {"beta_slow": s.low_freq_factor, "beta_fast": s.high_freq_factor, "truncate": s.truncate,
+                       "attention_factor": s.attention_factor}
+        parameters |= {"llama_4_scaling_beta": s.query_growth} if s.query_growth else {}
     if s.kind == "longrope":
-        found |= {"short_factor": list(s.short_factors), "long_factor": list(s.long_factors),
-                  "attention_factor": s.attention_factor}
-    return found
+        parameters |= {"short_factor": list(s.short_factors), "long_factor": list(s.long_factors),
+                       "attention_factor": s.attention_factor}
+    return parameters
