@@ -38,14 +38,14 @@ def request_of(sampling: Sampling, max_tokens: int, stop_ids: tuple[int, ...]) -
 
 def collected(engine: Any, P: int, G: int, max_tokens: int) -> Completions:
     """Collects the requested trajectories, with uids 0 to P G - 1, from the engine as the completions of P prompts."""
-    found: dict[str, Any] = {name: np.zeros((P, G, max_tokens), dtype) for name, dtype in (
+    arrays: dict[str, Any] = {name: np.zeros((P, G, max_tokens), dtype) for name, dtype in (
         ("tokens", np.int32), ("mask", bool), ("logprobs", np.float32), ("entropies", np.float32))}
-    found["stopped"], longest = np.zeros((P, G), bool), 1
+    arrays["stopped"], longest = np.zeros((P, G), bool), 1
     while nodes := engine.collect():
         for node in nodes:
             row, count = divmod(node.uid, G), len(node.tokens)
             for name in ("tokens", "logprobs", "entropies"):
-                found[name][row][:count] = getattr(node, name)
-            found["mask"][row][:count], found["stopped"][row] = True, node.finish == "stop"
+                arrays[name][row][:count] = getattr(node, name)
+            arrays["mask"][row][:count], arrays["stopped"][row] = True, node.finish == "stop"
             longest = max(longest, count)
-    return Completions(**found | {"decode_steps": np.int32(longest - 1)})
+    return Completions(**arrays | {"decode_steps": np.int32(longest - 1)})

@@ -205,7 +205,7 @@ def _draw_tokens(d: Decoder, normed, rows: Rows, t, alive):
     logits = d.model.finished(logits).reshape(keys.size, -1)
     if d.sampling.spread is not None and isinstance(t, int):  # the first tokens, of rows in one state each
         if d.pieces > 1:
-            raise NotImplementedError("draws are spread out on whole vocabularies; set mesh.tensor=1")
+            raise NotImplementedError("sampling.spread needs the whole vocabulary on one device; set mesh.tensor=1")
         drawn = spread_out(step_keys.reshape(keys.shape), logits.reshape(*keys.shape, -1)[:, 0], d.sampling)
     else:
         drawn = (draw if d.pieces == 1 else functools.partial(_draw, d.pieces))(step_keys, logits, d.sampling)

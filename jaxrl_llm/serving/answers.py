@@ -92,8 +92,8 @@ class Answer:
 
     def chunk(self, index: int, node: Node, tag: str) -> dict[str, Any]:
         """New tokens of one completion."""
-        found = self._frame([self.completions[index].choice(node, delta=True)], tag, chunk=True)
-        return found | ({"usage": None} if self._asked.usage else {})
+        frame = self._frame([self.completions[index].choice(node, delta=True)], tag, chunk=True)
+        return frame | ({"usage": None} if self._asked.usage else {})
 
     def last(self, tag: str) -> dict[str, Any]:
         """The last chunk, with the number of tokens."""

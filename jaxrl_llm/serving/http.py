@@ -27,7 +27,7 @@ async def read(request: Request, kind: str, limit: int) -> bytes:
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
         name = "JSON" if kind == "application/json" else kind
-        raise Refused(f"the body is to be {name}, with the header 'Content-Type: {kind}'", status=415)
+        raise Refused(f"the body must be {name}, with the header 'Content-Type: {kind}'", status=415)
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -75,4 +75,4 @@ async def _closed(request: Request, error: Closed) -> Response:
 
 
 async def _gone(request: Request, error: ClientDisconnect) -> Response:
-    return Response(status_code=499)  # nobody reads it
+    return Response(status_code=499)  # the client has closed the connection

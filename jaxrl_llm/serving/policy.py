@@ -32,9 +32,9 @@ def of_checkpoint(path: str, tokenizer: str = "", dtype: str = "float32") -> Loa
 def of_run(workdir: Path, step: int | None = None) -> Loaded:
     """A checkpoint of a run, the newest one or that of `step`, adapters merged in. Errors as in `trained.trained`."""
     from jaxrl_llm.training.trained import trained
-    found = trained(workdir, step)
-    params = found.params if found.lora is None else merge(found.params, found.lora)
-    return Loaded(found.policy.model, params, found.source.sampler.tokenizer, f"{workdir.name}-step-{found.step}")
+    restored = trained(workdir, step)
+    params = restored.params if restored.lora is None else merge(restored.params, restored.lora)
+    return Loaded(restored.policy.model, params, restored.source.sampler.tokenizer, f"{workdir.name}-step-{restored.step}")
 
 
 def slot_tokens_of(model: Transformer, wanted: int) -> int:

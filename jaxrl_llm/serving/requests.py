@@ -209,11 +209,11 @@ def _prompts(fields: Reader, tokenizer: Tokenizer, vocab_size: int, limits: Limi
     prompts = given if several else [given]
     if len(prompts) > limits.completions:
         raise Refused(f"prompt has {len(prompts)} prompts; this server allows {limits.completions} in a request", "prompt")
-    found = [_encoded(one, tokenizer) if isinstance(one, str) else fields.ids("prompt", one, vocab_size, 2**31)
-             for one in prompts]
-    if not all(found):
+    encoded = [_encoded(one, tokenizer) if isinstance(one, str) else fields.ids("prompt", one, vocab_size, 2**31)
+               for one in prompts]
+    if not all(encoded):
         raise Refused("an empty prompt; give one token at least", "prompt")
-    return found
+    return encoded
 
 
 def _encoded(text: str, tokenizer: Tokenizer) -> list[int]:
@@ -245,17 +245,17 @@ def _conversation(fields: Reader, tokenizer: Tokenizer) -> list[int]:
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """The message as chat templates expect it: text parts joined into one content, arguments of calls as objects."""
-    found, content = dict(message), message.get("content")
+    converted, content = dict(message), message.get("content")
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
         if not all(isinstance(part, str) for part in parts):
             raise ValueError(f"a message with the content {_shown(content)}; this model reads parts of type 'text' only")
-        found["content"] = "".join(parts)
+        converted["content"] = "".join(parts)
     elif content is None:
-        found["content"] = ""
+        converted["content"] = ""
     if calls := message.get("tool_calls"):
-        found["tool_calls"] = [_call(call) for call in calls]
-    return found
+        converted["tool_calls"] = [_call(call) for call in calls]
+    return converted
 
 
 def _call(call: Any) -> dict[str, Any]:

@@ -39,8 +39,8 @@ def given(tokenizer: Tokenizer, messages: Messages, **variables) -> list[int]:
     ids = [token for message in messages for token in message["ids"]]
     strange = next((token for token in ids if not 0 <= token < tokenizer.vocab_size), None)
     if strange is not None:
-        raise ValueError(f"the token {strange} is none of the {tokenizer.vocab_size} of this tokenizer; the environment is to "
-                         "be made with the tokenizer of the model")
+        raise ValueError(f"the token {strange} is outside the vocabulary, 0 to {tokenizer.vocab_size - 1}; make the "
+                         "environment with the tokenizer of the model")
     return ids
 
 
@@ -52,9 +52,9 @@ def extend(tokenizer: Tokenizer, ids: Sequence[int], messages: Messages, **varia
     ValueError if the template cannot render them, or writes no turn of the policy.
     """
     def behind(given: Messages, **more) -> str:
-        before, found, text = tokenizer.render_chat([*_BEFORE, *given], **more).partition(_SAID)
-        if not found:
-            raise ValueError("the chat template leaves out or changes what the policy said; no conversation can go on with it")
+        before, marker, text = tokenizer.render_chat([*_BEFORE, *given], **more).partition(_SAID)
+        if not marker:
+            raise ValueError("the chat template leaves out or changes the policy's messages; give a template that keeps them")
         return text
 
     new = _encode(tokenizer, messages, behind, (), variables)
@@ -111,10 +111,10 @@ def _encode(tokenizer: Tokenizer, messages: Messages, render: Callable[..., str]
 
     _, own = encode(inside, nothing)
     for guard in (inside, everywhere):
-        ids, found = encode(inside, guard)
-        if found == own:
+        ids, present = encode(inside, guard)
+        if present == own:
             return ids
-    raise ValueError(f"control tokens come in with the texts of these messages; take them out: {str(messages)[:400]}")
+    raise ValueError(f"the texts of these messages spell control tokens; remove them: {str(messages)[:400]}")
 
 
 def _changed(messages: Messages, trusted: Sequence[str], names: Callable[[str], str],

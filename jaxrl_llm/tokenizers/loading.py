@@ -45,8 +45,8 @@ def _load_directory(path: Path, chat_template: str | None) -> Tokenizer:
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) == 1:
         return GgufTokenizer(ggufs[0], chat_template)
-    found = sorted(entry.name for entry in path.iterdir())
-    shown = ", ".join(found[:10]) + (", ..." if len(found) > 10 else "") or "nothing"
+    names = sorted(entry.name for entry in path.iterdir())
+    shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "") or "nothing"
     problem = f"holds {len(ggufs)} *.gguf files, name one of them" if ggufs else "holds no tokenizer"
     raise FileNotFoundError(
         f"the directory {path} {problem}: looked for tokenizer.json, tokenizer.model and one *.gguf, found {shown}"

@@ -76,8 +76,8 @@ class SentencePieceCodec:
 
         model = sentencepiece_model_pb2.ModelProto.FromString(self.processor.serialized_model_proto())
         kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
-        found = {piece.piece: piece.type for piece in model.pieces}
-        return {piece: kind == kinds.CONTROL for piece, kind in found.items() if kind in (kinds.CONTROL, kinds.USER_DEFINED)}
+        types = {piece.piece: piece.type for piece in model.pieces}
+        return {piece: kind == kinds.CONTROL for piece, kind in types.items() if kind in (kinds.CONTROL, kinds.USER_DEFINED)}
 
     def save(self, directory: Path) -> None:
         (directory / "tokenizer.model").write_bytes(self.processor.serialized_model_proto())

@@ -37,7 +37,7 @@ GARBAGE = {
     "fewer entropies": (choice(lambda one: one["entropies"].pop()), "entropies are not"),
     "fewer versions": (choice(lambda one: one["weight_versions"].pop()), "weight_versions are not"),
     "no token": (choice(lambda one: one.update(token_ids=[])), "0 token_ids"),
-    "too many tokens": (choice(lambda one: one.update(token_ids=[1] * 25)), "25 token_ids; there are to be 1 to 24"),
+    "too many tokens": (choice(lambda one: one.update(token_ids=[1] * 25)), "25 token_ids; allowed are 1 to 24"),
     "an unknown token": (choice(lambda one: one["token_ids"].__setitem__(0, 259)), "each from 0 to 258"),
     "a token that is a text": (choice(lambda one: one["token_ids"].__setitem__(0, "1")), "each from 0 to 258"),
     "a stop at no stop token": (choice(lambda one: one.update(token_ids=[1] * 24, finish_reason="stop")), "behind the token 1"),

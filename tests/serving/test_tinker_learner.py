@@ -169,7 +169,7 @@ def test_settings_move_the_clip():
 
 
 @pytest.mark.parametrize("change, message", [
-    (lambda one: one._replace(tokens=one.tokens[:-1]), "target_tokens is to have 4 tokens"),
+    (lambda one: one._replace(tokens=one.tokens[:-1]), "target_tokens must have 4 tokens"),
     (lambda one: one._replace(tokens=one.tokens * 0 + 259), "each from 0 to 258"),
     (lambda one: one._replace(fields={**one.fields, "mask": one.fields["weights"]}), "beside target_tokens; ppo reads"),
     (lambda one: one._replace(fields={"weights": one.fields["weights"]}), "ppo reads weights, logprobs, advantages"),

@@ -193,7 +193,7 @@ def test_malformed_requests_get_a_clear_error(server, training):
         answer = ask(server, route, body)
         assert answer.status_code == status and message in answer.json()["error"]["message"], answer.text
     refused("forward_backward", b"\xff\xff\xff", "no ForwardBackwardRequest")
-    refused("optim_step", b"{}", "is to be JSON", 415)
+    refused("optim_step", b"{}", "must be JSON", 415)
     refused("optim_step", {"model_id": training.model_id}, "the body is no OptimStepRequest: ")
     refused("optim_step", {"model_id": "x", "adam_params": {"learning_rate": "fast"}}, "learning_rate")
     refused("create_model", {"session_id": "x", "model_seq_id": 0, "base_model": "tiny"}, "LoRA adapters alone")

@@ -159,7 +159,7 @@ def test_what_the_policy_said(family):
 
 def test_templates_that_cannot_go_on():
     deaf = ByteTokenizer("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}")
-    with pytest.raises(ValueError, match="leaves out or changes what the policy said"):
+    with pytest.raises(ValueError, match="leaves out or changes the policy's messages"):
         conversation.extend(deaf, [1, 2], [{"role": "user", "content": "go on"}])
     for wrong in ("text", {"role": "user", "content": "x"}, [3]):
         with pytest.raises(ValueError, match="messages must be a list of"):

@@ -46,10 +46,10 @@ def completion(body: Mapping[str, Any], vocab_size: int) -> Callable[[Any], Comp
             raise Refusal(f"the server answers without token_ids (it has {', '.join(sorted(choice))}); take one that knows "
                           "return_token_ids")
         if not 1 <= len(tokens) <= most or not all(type(i) is int and 0 <= i < vocab_size for i in tokens):
-            raise Garbled(f"{len(tokens)} token_ids; there are to be 1 to {most}, each from 0 to {vocab_size - 1}")
+            raise Garbled(f"{len(tokens)} token_ids; allowed are 1 to {most}, each from 0 to {vocab_size - 1}")
         if choice.get("prompt_token_ids", body["prompt"]) != body["prompt"]:
-            raise Refusal("the server puts other tokens in the place of the prompt that it is given; its completions would be "
-                          "of other conversations")
+            raise Refusal("the server replaces the tokens of the prompt that it is given; its completions would be of other "
+                          "conversations")
         finish = _finish(body, choice.get("finish_reason"), tokens)
         logprobs = _column(choice.get("logprobs"), "token_logprobs", len(tokens))
         entropies = (_column(choice, "entropies", len(tokens)) if choice.get("entropies") is not None
@@ -63,11 +63,11 @@ def description(answer: Any, name: str, url: str) -> Description:
     entries = answer.get("data") if isinstance(answer, Mapping) else None
     if not isinstance(entries, list) or not all(isinstance(one, Mapping) and isinstance(one.get("id"), str) for one in entries):
         raise Garbled(f"no list of models: {str(answer)[:200]!r}")
-    found = [one for one in entries if name in ("", one["id"])]
-    if len(found) != 1:
+    matches = [one for one in entries if name in ("", one["id"])]
+    if len(matches) != 1:
         raise Refusal(f"{url} serves {', '.join(one['id'] for one in entries) or 'no model'}; set server.model to one of them")
-    most = found[0].get("max_model_len")
-    return Description(found[0]["id"], _tag(found[0]), most if type(most) is int else None)
+    most = matches[0].get("max_model_len")
+    return Description(matches[0]["id"], _tag(matches[0]), most if type(most) is int else None)
 
 
 def updated(answer: Any) -> None:

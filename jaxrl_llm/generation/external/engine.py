@@ -71,8 +71,8 @@ class ExternalEngine:
             if request.uid in self._rows or request.uid in rows:
                 raise ValueError(f"uid {request.uid} was submitted before; release it, or give this trajectory its own uid")
             if request.parent is not None or len(request.stop_sequences):
-                raise ValueError(f"uid {request.uid} is to fork another, or has stop sequences of tokens, which servers do not "
-                                 "know; give all tokens as the prompt, and stop texts")
+                raise ValueError(f"uid {request.uid} forks another, or has stop sequences of tokens, which servers do not "
+                                 "support; give all tokens as the prompt, and stop texts")
             if request.limit < 1 or not len(request.tokens):
                 raise ValueError(f"uid {request.uid} has {len(request.tokens)} tokens and a limit of {request.limit}; give one "
                                  "at least of each")
@@ -117,22 +117,22 @@ class ExternalEngine:
         Raises `Fault`, `Refusal` or `Stale` for a failed request, with a note that names its uid. All others continue, and
         are returned by the next call.
         """
-        found: list[Node] = []
-        while any(row.asked is not None for row in self._rows.values()) and (not found or not self._ready.empty()):
+        nodes: list[Node] = []
+        while any(row.asked is not None for row in self._rows.values()) and (not nodes or not self._ready.empty()):
             uid, asked = self._ready.get()
             row = self._rows.get(uid)
             if row is None or row.asked is not asked:
                 continue  # released since
             error = asked.exception()
-            if error is not None and found:
+            if error is not None and nodes:
                 self._ready.put((uid, asked))  # for the next call, as these nodes are to be returned
                 break
             row.asked = None
             if error is None:
-                found.append(self._node(row, asked.result()))
+                nodes.append(self._node(row, asked.result()))
             else:
                 self._failed(row, error)
-        return found
+        return nodes
 
     def _node(self, row: _Row, made: Completion) -> Node:
         start, row.drawn, row.stale = len(row.tokens), row.drawn + len(made.tokens), 0

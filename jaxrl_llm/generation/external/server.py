@@ -83,10 +83,10 @@ class Server:
     def served(self) -> str | None:
         """The tag of the weights that the server reports as served; None if it reports none. Errors as in `publish`."""
         read = functools.partial(answers.description, name=self._model, url=self.url)
-        found = self._client.ask("GET", "/v1/models", None, read,
-                                 None if self._given else min(_FIRST_CONTACT, self._client.deadline)).result()
-        self._model, self._most = found.name, found.most
-        return found.tag
+        description = self._client.ask("GET", "/v1/models", None, read,
+                                       None if self._given else min(_FIRST_CONTACT, self._client.deadline)).result()
+        self._model, self._most = description.name, description.most
+        return description.tag
 
     def check_room(self, tokens: int) -> None:
         """Raises `Refusal` if the server's limit for a prompt with its completion is below `tokens`; call after `publish`."""
@@ -106,11 +106,11 @@ class Server:
         read = answers.completion(body, self._config.vocab_size)
 
         def current(answer):
-            found = read(answer)
-            for tag in found.tags:
+            completion = read(answer)
+            for tag in completion.tags:
                 if self._order.get(tag, -1) < wanted:
                     raise Stale(f"{self.url} answers with the weights {tag!r}; the run published {self.tag!r}")
-            return found._replace(tags=found.tags or [self.tag] * len(found.tokens))
+            return completion._replace(tags=completion.tags or [self.tag] * len(completion.tokens))
 
         return self._client.ask("POST", "/v1/completions", body, current)
 

@@ -150,7 +150,8 @@ class _Server:
     async def forward_backward(self, request: Request) -> Response:
         asked = await asyncio.to_thread(wire.read_pass, await read(request, _PROTO, self.served.limits.body))
         return self.later(f"{asked.model}:{asked.number}", lambda: self.service.run(
-            asked.model, asked.data, asked.loss, asked.settings, asked.backward), lambda found: _proto(wire.write_pass(found)))
+            asked.model, asked.data, asked.loss, asked.settings, asked.backward),
+            lambda outcome: _proto(wire.write_pass(outcome)))
 
     async def optim_step(self, request: Request) -> Response:
         asked = await self.body(request, types.OptimStepRequest)
@@ -198,7 +199,7 @@ class _Server:
         key = "path" if sampler is None else "sampling_session_id"
         return self.later(f"{asked.model_id}:{asked.seq_id}", lambda: self.service.save_to_sample(
             asked.model_id, asked.path, sampler, asked.kind == "inflight"),
-            lambda found: JSONResponse({"type": "save_weights_for_sampler", key: found}))
+            lambda saved: JSONResponse({"type": "save_weights_for_sampler", key: saved}))
 
     async def create_sampling_session(self, request: Request) -> Response:
         asked = await self.body(request, types.CreateSamplingSessionRequest)
@@ -224,11 +225,11 @@ class _Server:
         tokens = list(rows[0].tokens)
 
         def start():
-            scores = self.service.score(snapshot, tokens, asked.prompt_logprobs_last_n) if asked.prompt_logprobs else None
-            return _with(self.service.sample(snapshot, rows), scores)
+            logprobs = self.service.score(snapshot, tokens, asked.prompt_logprobs_last_n) if asked.prompt_logprobs else None
+            return _with(self.service.sample(snapshot, rows), logprobs)
 
         name = f"{asked.sampling_session_id}:{asked.seq_id}"
-        return self.later(name, start, lambda found: _proto(wire.write_samples(*found)),
+        return self.later(name, start, lambda samples: _proto(wire.write_samples(*samples)),
                           sample_sequence_ids=[f"{name}:{i}" for i in range(len(rows))])
 
     # --- futures ------------------------------------------------------------------------------------------------------------
@@ -273,12 +274,12 @@ class _Server:
             raise Refused(f"the body is no {kind.__name__}: {wrong}") from None
 
 
-def _with(samples: Future, scores: Future | None) -> Future:
+def _with(samples: Future, logprobs: Future | None) -> Future:
     """One future with the results of both."""
     both: Future = Future()
 
     def done(_):
-        parts = [samples] if scores is None else [scores, samples]
+        parts = [samples] if logprobs is None else [logprobs, samples]
         if both.done() or not all(one.done() for one in parts):
             return
         errors = [error for one in parts if (error := one.exception()) is not None]
@@ -286,9 +287,9 @@ def _with(samples: Future, scores: Future | None) -> Future:
             if errors:
                 both.set_exception(errors[0])
             else:
-                both.set_result((samples.result(), None if scores is None else scores.result()))
+                both.set_result((samples.result(), None if logprobs is None else logprobs.result()))
 
-    for one in (samples, *([] if scores is None else [scores])):
+    for one in (samples, *([] if logprobs is None else [logprobs])):
         one.add_done_callback(done)
     return both
 

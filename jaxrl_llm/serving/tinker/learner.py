@@ -104,9 +104,9 @@ class Learner:
     def forward_backward(self, adapter: Adapter, data: Sequence[Datum], loss: str, given: Mapping[str, float]) -> Outcome:
         """As `forward`; also adds the gradient to the adapter's. After an error the adapter is unchanged."""
         zeros = jax.tree.map(jnp.zeros_like, adapter.tree)
-        found, grads = self._run(adapter.tree, data, loss, given, zeros)
+        outcome, grads = self._run(adapter.tree, data, loss, given, zeros)
         adapter.grads = grads if adapter.grads is None else jax.tree.map(jnp.add, adapter.grads, grads)
-        return found
+        return outcome
 
     def step(self, adapter: Adapter, adam: Adam) -> float:
         """One optimiser step with the added-up gradient, which is then cleared; returns the gradient norm before clipping.
@@ -131,10 +131,10 @@ class Learner:
         logprobs, losses = [], []
         for rows in batches:
             if grads is None:
-                found = _forward(self.model, loss, self.params, tree, rows, settings)
+                outputs = _forward(self.model, loss, self.params, tree, rows, settings)
             else:
-                grads, found = _backward(self.model, loss, self.params, tree, rows, settings, grads)
-            for kept, values in zip((logprobs, losses), jax.device_get(found)):
+                grads, outputs = _backward(self.model, loss, self.params, tree, rows, settings, grads)
+            for kept, values in zip((logprobs, losses), jax.device_get(outputs)):
                 kept.append(values)
         outcome = Outcome(unpack(logprobs, data, places), unpack(losses, data, places), float(sum(x.sum() for x in losses)))
         return outcome, grads
@@ -146,7 +146,7 @@ class Learner:
             raise ValueError(f"data[{i}] has {size} tokens; give 1 to {self.longest}")
         for name, ids in (("model_input", one.tokens), ("target_tokens", one.targets)):
             if len(ids) != size or ids.min() < 0 or ids.max() >= vocab:
-                raise ValueError(f"data[{i}]: {name} is to have {size} tokens, each from 0 to {vocab - 1}; it has {len(ids)}, "
+                raise ValueError(f"data[{i}]: {name} must have {size} tokens, each from 0 to {vocab - 1}; it has {len(ids)}, "
                                  f"from {ids.min(initial=0)} to {ids.max(initial=0)}")
         fields = {"weights": np.ones(size, np.float32), **one.fields}
         if fields.keys() != set(wanted):
@@ -182,8 +182,8 @@ def _forward(model, loss, params, tree, rows, settings):
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=6)
 def _backward(model, loss, params, tree, rows, settings, grads):
-    new, found = jax.grad(lambda tree: _losses(model, loss, params, tree, rows, settings), has_aux=True)(tree)
-    return jax.tree.map(jnp.add, grads, new), found
+    new, outputs = jax.grad(lambda tree: _losses(model, loss, params, tree, rows, settings), has_aux=True)(tree)
+    return jax.tree.map(jnp.add, grads, new), outputs
 
 
 @jax.jit

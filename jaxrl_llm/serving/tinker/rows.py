@@ -50,18 +50,18 @@ def pack(data: Sequence[Datum], budget: int) -> tuple[list[Rows], list[Place]]:
     length = _SHORTEST
     while length < longest:
         length *= 2
-    places, filled = [Place(0, 0)] * len(data), []
+    places, totals = [Place(0, 0)] * len(data), []
     for i in sorted(range(len(data)), key=lambda i: -len(data[i].tokens)):
         count = len(data[i].tokens)
-        row = next((row for row, used in enumerate(filled) if used + count <= length), len(filled))
-        if row == len(filled):
-            filled.append(0)
-        places[i] = Place(row, filled[row])
-        filled[row] += count
+        row = next((row for row, used in enumerate(totals) if used + count <= length), len(totals))
+        if row == len(totals):
+            totals.append(0)
+        places[i] = Place(row, totals[row])
+        totals[row] += count
     size = 1
-    while size < len(filled) and 2 * size * length <= budget:
+    while size < len(totals) and 2 * size * length <= budget:
         size *= 2
-    count = -(-len(filled) // size) * size
+    count = -(-len(totals) // size) * size
     whole = _filled(data, places, (count, length))
     def cut(first):
         part = slice(first, first + size)

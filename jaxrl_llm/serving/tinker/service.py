@@ -209,13 +209,14 @@ class Service:
     def score(self, snapshot: Snapshot, tokens: list[int], last: int | None) -> Future[np.ndarray]:
         """Log-prob of each token after those before it, f32[n] at temperature 1; NaN for the first and all but the `last`."""
         def go():
-            found = np.full(len(tokens), np.nan, np.float32)
+            logprobs = np.full(len(tokens), np.nan, np.float32)
             if len(tokens) > 1:
                 ids = np.asarray(tokens, np.int32)
-                found[1:] = self.learner.forward(snapshot.tree, [Datum(ids[:-1], ids[1:], {})], "cross_entropy", {}).logprobs[0]
+                data = [Datum(ids[:-1], ids[1:], {})]
+                logprobs[1:] = self.learner.forward(snapshot.tree, data, "cross_entropy", {}).logprobs[0]
             if last is not None:
-                found[:max(len(found) - last, 0)] = np.nan
-            return found
+                logprobs[:max(len(logprobs) - last, 0)] = np.nan
+            return logprobs
 
         return self._do(go)
 

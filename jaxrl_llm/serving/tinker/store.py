@@ -53,10 +53,10 @@ class Store:
         if checkpoint.moments is not None:
             arrays |= _named("mu", checkpoint.moments.mu) | _named("nu", checkpoint.moments.nu)
             arrays["count"] = np.asarray(checkpoint.moments.count)
-        told = json.dumps({"base": checkpoint.base, **checkpoint.shape._asdict()})
+        header = json.dumps({"base": checkpoint.base, **checkpoint.shape._asdict()})
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_name(file.name + ".part")
-        save_file(arrays, part, {"adapter": told})
+        save_file(arrays, part, {"adapter": header})
         os.replace(part, file)
 
     def load(self, path: str, base: str) -> Checkpoint:
@@ -87,9 +87,9 @@ def _named(head: str, tree: Any) -> dict[str, np.ndarray]:
 
 
 def _tree(head: str, arrays: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
-    found: dict[str, dict[str, np.ndarray]] = {}
+    tree: dict[str, dict[str, np.ndarray]] = {}
     for name, x in arrays.items():
         first, *rest = name.split(".")
         if first == head:
-            found.setdefault(rest[0], {})[rest[1]] = x
-    return found
+            tree.setdefault(rest[0], {})[rest[1]] = x
+    return tree
