@@ -144,8 +144,8 @@ def nearest_keys(name: str) -> list[str]:
     if name in keys:
         return []
     ends = {key: key.rpartition(".")[2] for key in keys}
-    found = [key for key, end in ends.items() if last in (end, "".join(word[0] for word in end.split("_")))]
-    found += [key for end in nearest(last, ends.values(), 3, cutoff=0.6) for key in keys if ends[key] == end]
+    matches = [key for key, end in ends.items() if last in (end, "".join(word[0] for word in end.split("_")))]
+    matches += [key for end in nearest(last, ends.values(), 3, cutoff=0.6) for key in keys if ends[key] == end]
     if "." in name:  # it names the section
-        found.sort(key=lambda key: -difflib.SequenceMatcher(None, name, key).ratio())
-    return list(dict.fromkeys([*found, *nearest(name, keys, 3, cutoff=0.7)]))[:3]
+        matches.sort(key=lambda key: -difflib.SequenceMatcher(None, name, key).ratio())
+    return list(dict.fromkeys([*matches, *nearest(name, keys, 3, cutoff=0.7)]))[:3]

@@ -278,10 +278,10 @@ def turn_facts(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarr
     first = np.searchsorted(row[mine], row[mine])
     at, line = node[mine], row[mine]
     place = line, np.arange(len(at)) - first
-    found = {"step": np.full((len(ends), turns), -1, np.int32), "turns": count,
-             "traj": np.repeat(_numbered(forest, ends)[:, None], turns, axis=1),
-             "step_rewards": np.zeros((len(ends), turns), np.float32)}
-    found["step"][place], found["step_rewards"][place] = place[1], forest.turn_rewards[at]
+    fields = {"step": np.full((len(ends), turns), -1, np.int32), "turns": count,
+              "traj": np.repeat(_numbered(forest, ends)[:, None], turns, axis=1),
+              "step_rewards": np.zeros((len(ends), turns), np.float32)}
+    fields["step"][place], fields["step_rewards"][place] = place[1], forest.turn_rewards[at]
     after = {int(forest.parent[one]): int(one) for one in node.tolist()}
     role, texts = forest.role, forest.texts
     facts = {"obs": [(int(role[above]), texts[above]) for above in forest.parent[at].tolist()],
@@ -289,9 +289,9 @@ def turn_facts(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarr
              "next_obs": [texts[after[one]] if one in after else (bool(forest.stopped[one]), float(forest.turn_rewards[one]))
                           for one in at.tolist()]}
     for name, values in facts.items():
-        found[name] = np.full((len(ends), turns), -1, np.int32)
-        found[name][place] = equal_answers(values, forest.prompt[at])
-    return found
+        fields[name] = np.full((len(ends), turns), -1, np.int32)
+        fields[name][place] = equal_answers(values, forest.prompt[at])
+    return fields
 
 
 def turns(forest: Forest, **shape) -> Rollouts:
@@ -464,11 +464,11 @@ def versions(forest: Forest) -> np.ndarray:
     """i32[R], the oldest version of the weights that sampled each trajectory's tokens; without any, the newest of all."""
     node, row = chains(forest, ends := forest.ends)
     newest = forest.version.max(initial=-1)
-    oldest, found = np.full(len(forest.uid), newest, np.int32), np.full(len(ends), newest, np.int32)
+    oldest, per_row = np.full(len(forest.uid), newest, np.int32), np.full(len(ends), newest, np.int32)
     np.minimum.at(oldest, np.repeat(np.arange(len(forest.uid)), forest.length), forest.version)
     own = forest.role[node] == Role.POLICY
-    np.minimum.at(found, row[own], oldest[node[own]])
-    return found
+    np.minimum.at(per_row, row[own], oldest[node[own]])
+    return per_row
 
 
 def metrics(forest: Forest) -> dict[str, float]:

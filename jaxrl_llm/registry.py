@@ -13,8 +13,8 @@ Factory = Callable[..., Any]
 
 def nearest(given: object, allowed: Iterable[str], count: int, cutoff: float = 0.5) -> list[str]:
     """Up to `count` of the allowed names that are spelled most like the given one, the best first."""
-    found = difflib.get_close_matches(str(given), sorted(allowed), n=count, cutoff=cutoff)
-    return sorted(found, key=lambda name: sorted(name) != sorted(str(given)))  # swapped letters come first
+    matches = difflib.get_close_matches(str(given), sorted(allowed), n=count, cutoff=cutoff)
+    return sorted(matches, key=lambda name: sorted(name) != sorted(str(given)))  # swapped letters come first
 
 
 def unknown(what: str, given: object, allowed: Iterable[str]) -> ValueError:
@@ -61,7 +61,7 @@ def register(table: dict[str, Factory], kind: str, factory: Factory) -> Factory:
 
 def discover(package: str, path: Iterable[str]) -> None:
     """Import every module of `package` so that each file's factories register themselves."""
-    for module in sorted(pkgutil.iter_modules(path), key=lambda found: found.name):
+    for module in sorted(pkgutil.iter_modules(path), key=lambda info: info.name):
         if module.name != "__main__":
             importlib.import_module(f"{package}.{module.name}")
 
@@ -77,7 +77,7 @@ def make(table: dict[str, Factory], kind: str, slug: str, hyper: dict[str, Any],
         if slug not in table:
             raise unknown(kind, slug, table)
         return table[slug](**hyper)
-    found = getattr(importlib.import_module(module), function)(**hyper)
-    if made and not isinstance(found, made):
-        raise TypeError(f"{slug} returned a {type(found).__name__}; it must return a {made.__module__}.{made.__qualname__}")
-    return found
+    built = getattr(importlib.import_module(module), function)(**hyper)
+    if made and not isinstance(built, made):
+        raise TypeError(f"{slug} returned a {type(built).__name__}; it must return a {made.__module__}.{made.__qualname__}")
+    return built

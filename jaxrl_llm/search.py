@@ -45,9 +45,9 @@ def entries() -> Iterator[Entry]:
 def matching(words: list[str]) -> list[Entry]:
     """The entries in which every word occurs, those with a word in their name first within each kind."""
     words = [word.lower() for word in words]
-    found = [entry for entry in entries() if all(word in " ".join(entry).lower() for word in words)]
-    kinds = list(dict.fromkeys(entry.kind for entry in found))
-    return sorted(found, key=lambda entry: (kinds.index(entry.kind), not any(word in entry.name.lower() for word in words)))
+    matches = [entry for entry in entries() if all(word in " ".join(entry).lower() for word in words)]
+    kinds = list(dict.fromkeys(entry.kind for entry in matches))
+    return sorted(matches, key=lambda entry: (kinds.index(entry.kind), not any(word in entry.name.lower() for word in words)))
 
 
 def main() -> None:
@@ -55,11 +55,11 @@ def main() -> None:
                                      "environments in whose names or descriptions all words occur")
     parser.add_argument("words", nargs="+", metavar="WORD")
     words = parser.parse_args().words
-    found, kind = matching(words), None
-    if not found:
+    matches, kind = matching(words), None
+    if not matches:
         near = nearest(" ".join(words), {entry.name for entry in entries()}, 5)
         sys.exit(f"nothing has {' and '.join(map(repr, words))}" + (f"; near: {', '.join(near)}" if near else ""))
-    for entry in found:
+    for entry in matches:
         if entry.kind != kind:
             kind = entry.kind
             print(f"\n{kind}")

@@ -48,13 +48,13 @@ def of_tokens(facts: Mapping[str, str], info: Mapping[str, Any], starts: Sequenc
 
     Spans of characters become a number for each token: the number of the last span that contains the token's beginning.
     """
-    found = {**info, **({EOS: ended} if EOS in facts else {})}
+    values = {**info, **({EOS: ended} if EOS in facts else {})}
     for name in (name for name, join in facts.items() if join == "spans"):
         numbers = np.full(len(starts), -1)
         for start, end, number in info[name]:
             numbers[(np.asarray(starts) >= start) & (np.asarray(starts) < end)] = number
-        found[name] = numbers.tolist()
-    return found
+        values[name] = numbers.tolist()
+    return values
 
 
 def check_joins(facts: Mapping[str, str]) -> None:
@@ -78,30 +78,30 @@ def joined(facts: Mapping[str, str], info: np.ndarray, node: np.ndarray, row: np
     If `agent` is a fact, there is `agent_returns` f32[R, K] beside it: the return of each turn's agent, from the list
     `returns` in the info of the last turn, or the reward of the trajectory if that has no such list.
     """
-    found, tokens = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    columns, tokens = dict[str, np.ndarray](), dict[str, np.ndarray]()
     step = np.arange(len(row)) - np.searchsorted(row, row)
     for name, join in facts.items():
         if join == "list":
-            found[name] = _lists(name, info, node, row, rows)
+            columns[name] = _lists(name, info, node, row, rows)
             continue
         if join == "spans":
             tokens[name] = _numbers(name, info, node, length)
             continue
         values = np.array([info[one].get(name, 0) for one in node.tolist()], np.float64)
         if join == "count":
-            found[name] = np.bincount(row, values, minlength=rows).astype(np.int32)
+            columns[name] = np.bincount(row, values, minlength=rows).astype(np.int32)
         elif join == "any":
-            found[name] = np.bincount(row, values != 0, minlength=rows) > 0
+            columns[name] = np.bincount(row, values != 0, minlength=rows) > 0
         elif join == "once":
-            found[name] = np.bincount(row, values * (step == 0), minlength=rows).astype(np.int32)
+            columns[name] = np.bincount(row, values * (step == 0), minlength=rows).astype(np.int32)
         elif join == "turn":
-            found[name] = np.full((rows, turns), -1, np.int32)
-            found[name][row, step] = values
+            columns[name] = np.full((rows, turns), -1, np.int32)
+            columns[name][row, step] = values
         else:
             tokens[name] = _of_tokens(join, values, node, length)
     if AGENT in facts:
-        found[AGENT_RETURNS] = _agent_returns(info, node, row, step, found[AGENT], rewards)
-    return Joined(found, tokens)
+        columns[AGENT_RETURNS] = _agent_returns(info, node, row, step, columns[AGENT], rewards)
+    return Joined(columns, tokens)
 
 
 def _of_tokens(join: str, values: np.ndarray, node: np.ndarray, length: np.ndarray) -> np.ndarray:
@@ -119,25 +119,25 @@ def _lists(name: str, info: np.ndarray, node: np.ndarray, row: np.ndarray, rows:
     lists = {line: info[one][name] for one, line in zip(node.tolist(), row.tolist())}
     if len(lengths := {len(values) for values in lists.values()}) > 1:
         raise ValueError(f"the lists {name!r} of an environment have the lengths {sorted(lengths)}; give all the same one")
-    found = np.zeros((rows, max(lengths, default=1)), np.float32)
+    array = np.zeros((rows, max(lengths, default=1)), np.float32)
     for line, values in lists.items():
-        found[line] = values
-    return found
+        array[line] = values
+    return array
 
 
 def _numbers(name: str, info: np.ndarray, node: np.ndarray, length: np.ndarray) -> np.ndarray:
     """i32[M], the number of each token; -1 in other nodes."""
-    found, start = np.full(length.sum(), -1, np.int32), np.cumsum(length) - length
+    numbers, start = np.full(length.sum(), -1, np.int32), np.cumsum(length) - length
     for one in node.tolist():
-        found[start[one]:start[one] + length[one]] = info[one][name]
-    return found
+        numbers[start[one]:start[one] + length[one]] = info[one][name]
+    return numbers
 
 
 def _agent_returns(info, node, row, step, agent: np.ndarray, rewards: np.ndarray) -> np.ndarray:
     """f32[R, K]"""
-    found = np.where(agent >= 0, rewards[:, None], 0).astype(np.float32)
+    by_agent = np.where(agent >= 0, rewards[:, None], 0).astype(np.float32)
     last = np.append(row[1:] != row[:-1], True) if len(row) else np.zeros(0, bool)
     for one, line in zip(node[last].tolist(), row[last].tolist()):
         if (returns := info[one].get(RETURNS)) is not None:
-            found[line] = np.where(agent[line] >= 0, np.asarray(returns, np.float32)[agent[line]], 0)
-    return found
+            by_agent[line] = np.where(agent[line] >= 0, np.asarray(returns, np.float32)[agent[line]], 0)
+    return by_agent

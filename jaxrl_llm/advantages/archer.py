@@ -17,5 +17,5 @@ def archer(*, gamma: float = 0.95, tau: float = 0.1, critic_epochs: int = 50) ->
     def advantages(rollouts):
         return rollouts.extras["turn_q"].min(-1) - rollouts.extras["turn_v"].min(-1)
 
-    found = stateless(advantages, needs=("turn_q", "turn_v", "step", "step_rewards"))
-    return found._replace(turn_critic=OfTurns(gamma, tau, critic_epochs))
+    built = stateless(advantages, needs=("turn_q", "turn_v", "step", "step_rewards"))
+    return built._replace(turn_critic=OfTurns(gamma, tau, critic_epochs))

@@ -77,7 +77,7 @@ def b_coder(*, alpha: float = 1.0, gamma: float = 0.999) -> Estimator:
             targets = gamma ** behind * rollouts.rewards[..., None]
         return jnp.where(mask, unbounded(targets - (0 if monte_carlo else own)), 0)
 
-    def metrics(rollouts, found, state):
+    def metrics(rollouts, advantages, state):
         values, own, _ = parts(rollouts)
         scores = program_scores(own + values, values, rollouts.token_mask, gamma)
         better = rollouts.rewards[:, :, None] > rollouts.rewards[:, None]

@@ -78,8 +78,8 @@ def stateless(function: Callable[[Rollouts], Array], *, needs: tuple[str, ...] =
     `needs` names the fields of `Rollouts`, or entries of its `extras`, without which the function cannot work;
     `value_targets` is for estimators that need a critic, see `Estimator`.
     """
-    found = stateful(lambda: (), lambda rollouts, state: (function(rollouts), state), needs=needs)
-    return found._replace(value_targets=value_targets)
+    built = stateful(lambda: (), lambda rollouts, state: (function(rollouts), state), needs=needs)
+    return built._replace(value_targets=value_targets)
 
 
 def stateful(

@@ -61,10 +61,10 @@ def repetition(tokens_PGT: Array, mask_PGT: Array, *, size: int, only_start: boo
 
     `only_start` ignores a repeat that begins less than `size + 1` tokens after the previous one.
     """
-    def recent(found, first, last):
-        """Whether `found` holds anywhere from `first` to `last` tokens back."""
-        count = jnp.pad(jnp.cumsum(found, axis=-1, dtype=jnp.int32), ((0, 0), (last + 1, 0)))
-        length = found.shape[-1]
+    def recent(flags, first, last):
+        """Whether a flag is set anywhere from `first` to `last` tokens back."""
+        count = jnp.pad(jnp.cumsum(flags, axis=-1, dtype=jnp.int32), ((0, 0), (last + 1, 0)))
+        length = flags.shape[-1]
         return count[..., last + 1 - first : last + 1 - first + length] > count[..., :length]
 
     def of_prompt(rows):

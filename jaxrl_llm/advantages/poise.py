@@ -60,12 +60,12 @@ def poise(*, feature_size: int, capacity: int = 4096, bootstrap: int = 16, first
         real = rollouts.valid & comparable(rollouts.valid)
         labels = cross_rollout(rollouts.rewards, rollouts.valid)
         per_rollout = jnp.sum(advantages, axis=-1) / jnp.maximum(rollouts.lengths, 1)  # the same on all its tokens
-        found = diagnostics.quality(predicted, labels, real & in_use)
-        found = {name: jnp.where(jnp.any(real & in_use), x, jnp.nan) for name, x in found.items()}
-        found["variance_reduction"] = diagnostics.variance_reduction(per_rollout, rollouts.rewards, real & rollouts.live)
-        found["rows"] = sum(jnp.sum(state.buffer.real, dtype=jnp.float32) for state in states)
+        quality = diagnostics.quality(predicted, labels, real & in_use)
+        quality = {name: jnp.where(jnp.any(real & in_use), x, jnp.nan) for name, x in quality.items()}
+        quality["variance_reduction"] = diagnostics.variance_reduction(per_rollout, rollouts.rewards, real & rollouts.live)
+        quality["rows"] = sum(jnp.sum(state.buffer.real, dtype=jnp.float32) for state in states)
         idle = masked.mean(1.0 - in_use.astype(jnp.float32), real)
-        return {f"value/{name}": x for name, x in found.items()} | {"bootstrap": idle}
+        return {f"value/{name}": x for name, x in quality.items()} | {"bootstrap": idle}
 
     return stateful(
         lambda: tuple(model.init() for _ in range(domains)), advantages, metrics=metrics, history=_history, bootstrap=start,

@@ -19,9 +19,9 @@ def gae(token_rewards_PGT: Array, values_PGT: Array, mask_PGT: Array, *, gamma: 
     def step(later, inputs):
         advantage, value = later
         reward, here, real = inputs
-        found = reward + gamma * value - here + gamma * lam * advantage
-        later = jnp.where(real, found, advantage), jnp.where(real, here, value)
-        return later, jnp.where(real, found, 0)
+        estimate = reward + gamma * value - here + gamma * lam * advantage
+        later = jnp.where(real, estimate, advantage), jnp.where(real, here, value)
+        return later, jnp.where(real, estimate, 0)
 
     time_major = [jnp.moveaxis(x, -1, 0) for x in (token_rewards_PGT, values_PGT, mask_PGT)]
     nothing = jnp.zeros_like(lam)

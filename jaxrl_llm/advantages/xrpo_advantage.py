@@ -10,8 +10,8 @@ from jaxrl_llm.advantages.grpo import group_z_score
 
 def relative_likelihood(logprobs_PGT: Array, mask_PGT: Array, reference_PG: Array) -> Array:
     """`eta = exp(s - mean s)`, s the mean token log-prob, its mean over the rollouts of the group in `reference`."""
-    score = masked.mean(logprobs_PGT, mask_PGT, axis=2)
-    return jnp.exp(score - masked.group_mean(score, reference_PG))
+    mean_logprobs = masked.mean(logprobs_PGT, mask_PGT, axis=2)
+    return jnp.exp(mean_logprobs - masked.group_mean(mean_logprobs, reference_PG))
 
 
 def sharpen(advantages: Array, rare: Array, eta: Array, *, novelty_coef: float, novelty_cap: float) -> Array:

@@ -141,7 +141,7 @@ def prompt_filter(factory: registry.Factory) -> registry.Factory:
 
     @functools.wraps(factory)
     def made(**hyper):
-        found = factory(**hyper)
-        return found._replace(keep=lambda rollouts: found.keep(measured(rollouts)))
+        inner = factory(**hyper)
+        return inner._replace(keep=lambda rollouts: inner.keep(measured(rollouts)))
 
     return registry.register(FILTERS, "filter", made)

@@ -45,8 +45,8 @@ def greedy(gain: Callable[[Array], Array], prompts: int, *, total: int, low: int
         raise ValueError(f"low={low}, high={high} rollouts per prompt; they must satisfy 0 <= low <= high")
 
     def add(_, counts):
-        found = gain(counts)
-        score = jnp.where(found > 0, found, -1.0 - counts)
+        gains = gain(counts)
+        score = jnp.where(gains > 0, gains, -1.0 - counts)
         return counts.at[jnp.argmax(jnp.where(counts < high, score, -jnp.inf))].add(1)
 
     spare = max(min(total, prompts * high) - prompts * low, 0)

@@ -82,8 +82,8 @@ def predictions(embeddings: Array, ids_K: Array, rates_K: Array, *, tau: float =
     others = known[None] & ~jnp.eye(ids_K.size, dtype=bool)
     left_out = jnp.where(known, of(measured, others), 0.5)
     temperature, bias = fitted(left_out, jnp.where(known, rates_K, 0.5))
-    found = calibrated(of(embeddings, jnp.broadcast_to(known, (len(embeddings), ids_K.size))), temperature, bias)
-    return jnp.where(known.any(), found, 0.5)
+    predicted = calibrated(of(embeddings, jnp.broadcast_to(known, (len(embeddings), ids_K.size))), temperature, bias)
+    return jnp.where(known.any(), predicted, 0.5)
 
 
 @controller
@@ -115,8 +115,8 @@ def dots_rr(*, reference: int = 256, every: int = 2, target: float = 0.5, tau: f
         return Reference(x, none, jnp.zeros(count), asked(seed, jnp.int32(0), len(x), count), jnp.asarray(seed), jnp.int32(0))
 
     def propose(state):
-        found = predictions(state.embeddings, state.ids, state.rates, tau=tau_attention)
-        return {"prompt_weights": selection(found, target=target, tau=tau), "reference_ids": state.next_ids}
+        predicted = predictions(state.embeddings, state.ids, state.rates, tau=tau_attention)
+        return {"prompt_weights": selection(predicted, target=target, tau=tau), "reference_ids": state.next_ids}
 
     def observe(state, facts):
         rates = facts["reference_rates"]

@@ -49,9 +49,9 @@ def joint_arms(counts_B: Array, probabilities_BK: Array, sizes: tuple[int, ...],
         best = jnp.max(options, axis=0)
         came.append(jnp.argmax(options >= best - 1e-5, axis=0))  # sums of the same logarithms differ in their last digits
         value = jnp.where(counts > 0, best, value)
-    found = jnp.isfinite(value)
-    near = jnp.min(jnp.where(found, jnp.abs(sums - total), most))
-    at, arms = jnp.argmax(jnp.where(found & (jnp.abs(sums - total) == near), value, -jnp.inf)), []
+    reachable = jnp.isfinite(value)
+    near = jnp.min(jnp.where(reachable, jnp.abs(sums - total), most))
+    at, arms = jnp.argmax(jnp.where(reachable & (jnp.abs(sums - total) == near), value, -jnp.inf)), []
     for counts, arm in zip(counts_B, came[::-1]):
         arms.append(jnp.where(counts > 0, arm[at], -1))
         at = jnp.where(counts > 0, at - counts * jnp.asarray(sizes)[arm[at]], at)

@@ -43,5 +43,5 @@ def key_of(seed: Array, step: Array) -> Array:
 def least_visited(key: Array, visits_N: Array, kept_N: Array, count: int) -> Array:
     """i32[count]: the problems with the fewest visits among those where `kept_N`, ties at random; -1 if there are no more."""
     order = jnp.lexsort((jax.random.uniform(key, visits_N.shape), visits_N, ~kept_N))
-    found = jnp.where(kept_N[order], order, -1).astype(jnp.int32)[:count]
-    return jnp.pad(found, (0, count - found.size), constant_values=-1)
+    ids = jnp.where(kept_N[order], order, -1).astype(jnp.int32)[:count]
+    return jnp.pad(ids, (0, count - ids.size), constant_values=-1)

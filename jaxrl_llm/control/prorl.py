@@ -31,13 +31,13 @@ def prorl(*, patience: int = 3, drop: float = 0.05) -> Controller:
     def init():
         return Validation(jnp.float32(-jnp.inf), jnp.int32(0), jnp.float32(-jnp.inf))
 
-    def stagnates(found):
-        return (found.age >= patience) | (found.last < found.best - drop)
+    def stagnates(state):
+        return (state.age >= patience) | (state.last < state.best - drop)
 
-    def observe(found, facts):
-        found = jax.tree.map(lambda fresh, old: jnp.where(stagnates(found), fresh, old), init(), found)
+    def observe(state, facts):
+        state = jax.tree.map(lambda fresh, old: jnp.where(stagnates(state), fresh, old), init(), state)
         score = jnp.float32(facts["score"])
-        better = score > found.best
-        return Validation(jnp.where(better, score, found.best), jnp.where(better, 0, found.age + 1), score)
+        better = score > state.best
+        return Validation(jnp.where(better, score, state.best), jnp.where(better, 0, state.age + 1), score)
 
-    return Controller(init, lambda found: {"reset": stagnates(found)}, observe, facts=("score",), knobs=("reset",))
+    return Controller(init, lambda state: {"reset": stagnates(state)}, observe, facts=("score",), knobs=("reset",))

@@ -14,8 +14,8 @@ def parse_reflection(text: str, steps: int) -> tuple[str, int] | None:
     of the model's turns in the rollout. Anything else, and the outcome `success`, means no retry.
     """
     try:
-        found = json.loads(text)
-        outcome, suggestion, step = found["outcome"], found["suggestion"], found["retry_from_step"]
+        fields = json.loads(text)
+        outcome, suggestion, step = fields["outcome"], fields["suggestion"], fields["retry_from_step"]
     except (ValueError, KeyError, TypeError, RecursionError):  # RecursionError: deeply nested JSON
         return None
     well_formed = outcome in OUTCOMES[1:] and isinstance(suggestion, str) and type(step) is int

@@ -92,15 +92,15 @@ def _numbers(row: Method, controller: str) -> dict[str, Any]:
 def _control_rows() -> list[tuple[str, str, str]]:
     """For every file of `jaxrl_llm.control` the first line of its docstring, its filter or controller and its functions."""
     rows = []
-    for found in sorted(pkgutil.iter_modules(control.__path__), key=lambda module: module.name):
-        if found.name == "base":
+    for info in sorted(pkgutil.iter_modules(control.__path__), key=lambda module: module.name):
+        if info.name == "base":
             continue
-        module = importlib.import_module(f"{control.__name__}.{found.name}")
+        module = importlib.import_module(f"{control.__name__}.{info.name}")
         own = [name for name, value in vars(module).items() if inspect.isfunction(inspect.unwrap(value))
                and value.__module__ == module.__name__ and not name.startswith("_")]
         kinds = [kind for kind, names in (("filter", control.filter_names()), ("controller", control.names()))
-                 if found.name in names]
-        parts = [f"**{kind}** `{found.name}`" for kind in kinds]
-        parts += [f"`{name}`" for name in own if not (kinds and name == found.name)]
-        rows.append((f"`{found.name}`", inspect.getdoc(module).splitlines()[0], ", ".join(parts)))
+                 if info.name in names]
+        parts = [f"**{kind}** `{info.name}`" for kind in kinds]
+        parts += [f"`{name}`" for name in own if not (kinds and name == info.name)]
+        rows.append((f"`{info.name}`", inspect.getdoc(module).splitlines()[0], ", ".join(parts)))
     return rows

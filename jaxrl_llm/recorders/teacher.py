@@ -16,11 +16,11 @@ def teacher(scorers: Sequence[Callable], weights: Sequence[Any], *, apart: bool 
     """
     def record(own, params, lora, rollouts):
         texts = texts_of(rollouts)
-        found = jnp.stack([score(one, None, texts)[0] for score, one in zip(scorers, own, strict=True)], axis=-1)
+        logprobs = jnp.stack([logprobs_of(one, None, texts)[0] for logprobs_of, one in zip(scorers, own, strict=True)], axis=-1)
         which = rollouts.extras["task"] if len(own) > 1 else jnp.zeros(len(rollouts.valid), jnp.int32)
         if apart:
-            return {"teacher_logprobs": found, "teacher_id": which}
-        return {"teacher_logprobs": jnp.take_along_axis(found, which[:, None, None, None], axis=3)[..., 0]}
+            return {"teacher_logprobs": logprobs, "teacher_id": which}
+        return {"teacher_logprobs": jnp.take_along_axis(logprobs, which[:, None, None, None], axis=3)[..., 0]}
 
     names = ("teacher_logprobs", "teacher_id") if apart else ("teacher_logprobs",)
     return Recorder("teacher", names, record, given=tuple(weights))

@@ -135,7 +135,8 @@ def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem],
     """
     content = base64.b64decode(stored["columns"])
     if zlib.crc32(content) != stored["checksum"]:
-        raise OSError("the replay buffer of this checkpoint is damaged: its checksum does not fit; go on from an earlier one")
+        raise OSError("the replay buffer of this checkpoint is damaged: its checksum does not match; continue from an earlier "
+                      "checkpoint")
     with np.load(io.BytesIO(content)) as archive:
         columns = {name: archive[name] for name in _COLUMNS}
         facts = {name: archive[f"{_FACT}{name}"] for name in empty.facts}
@@ -163,9 +164,9 @@ def _born(buffer: Forest) -> np.ndarray:
 def _newer(ids: np.ndarray) -> np.ndarray:
     """i64[R], for each entry the number of later entries equal to it."""
     order = np.argsort(ids[::-1], kind="stable")
-    ordered, found = ids[::-1][order], np.empty(len(ids), np.int64)
-    found[order] = np.arange(len(ids)) - np.searchsorted(ordered, ordered)
-    return found[::-1]
+    ordered, newer = ids[::-1][order], np.empty(len(ids), np.int64)
+    newer[order] = np.arange(len(ids)) - np.searchsorted(ordered, ordered)
+    return newer[::-1]
 
 
 def _trim(forest: Forest, kept: np.ndarray) -> Forest:

@@ -79,7 +79,7 @@ class Pool:
 
     def read(self, group: int) -> tuple[list[Group], dict[str, int]]:
         """Groups of `group` completions that other nodes share, by node and step, and counts of ignored ones by reason."""
-        found, left = list[Group](), Counter[str]()
+        groups, left = list[Group](), Counter[str]()
         files = sorted(self._files(), key=lambda entry: entry[1])[:_MOST_FILES]
         for path, age in files:
             name = _FILE.fullmatch(path.name)
@@ -88,20 +88,20 @@ class Pool:
             elif age > self.max_age:
                 left["old"] += 1
             else:
-                self._of_file(path, name[1], int(name[2]), group, found, left)
-        return sorted(found, key=lambda one: (one.node, one.step)), {name: count for name, count in left.items() if count}
+                self._of_file(path, name[1], int(name[2]), group, groups, left)
+        return sorted(groups, key=lambda one: (one.node, one.step)), {name: count for name, count in left.items() if count}
 
     def _files(self) -> list[tuple[Path, float]]:
         """The entries of the folder with their age in seconds; files can vanish at any moment."""
-        found = []
+        entries = []
         for path in self.folder.iterdir():
             try:
-                found.append((path, time.time() - path.lstat().st_mtime))
+                entries.append((path, time.time() - path.lstat().st_mtime))
             except OSError:
                 continue
-        return found
+        return entries
 
-    def _of_file(self, path: Path, node: str, step: int, group: int, found: list[Group], left: Counter) -> None:
+    def _of_file(self, path: Path, node: str, step: int, group: int, groups: list[Group], left: Counter) -> None:
         """Adds the groups of a file, or counts the reason why there are none."""
         content = _content(path)
         if content is None or content.get("format") != FORMAT or not isinstance(content.get("groups"), list):
@@ -116,7 +116,7 @@ class Pool:
             elif len(texts) != group:
                 left["size"] += 1
             else:
-                found.append(Group(self.problems[one["problem"]], tuple(map(_well_formed, texts)), node, step))
+                groups.append(Group(self.problems[one["problem"]], tuple(map(_well_formed, texts)), node, step))
 
 
 def of_task(problems: Sequence[Problem]) -> dict[str, int]:

@@ -318,12 +318,12 @@ def target() -> Iterator[tuple[str, dict]]:
 
 def left_behind(mark: bytes) -> list[int]:
     """Processes that have given themselves that name."""
-    found = []
+    pids = []
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if (process / "comm").read_bytes().strip() == mark:
-                found.append(int(process.name))
-    return found
+                pids.append(int(process.name))
+    return pids
 
 
 def attempt(attack: Attack, mode: str) -> Result:
@@ -367,12 +367,12 @@ def report() -> bool:
         good = score == right and seconds < 30
         held &= good
         print(f"  {name:<58} {'held' if good else 'NOT HELD'} (score {score:g}, {seconds:.1f} s)", flush=True)
-    for found in sandbox.probes():
-        print(f"programs in mode {found}")
-        if found.missing:
+    for probe in sandbox.probes():
+        print(f"programs in mode {probe}")
+        if probe.missing:
             continue
         for attack in ATTACKS:
-            result = attempt(attack, found.mode)
+            result = attempt(attack, probe.mode)
             held &= result.held
             print(f"  {result}", flush=True)
     return held

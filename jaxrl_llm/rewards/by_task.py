@@ -55,8 +55,8 @@ class ByTask:
             first += len(part.rewards) - 1
             if not rows:
                 continue
-            found = part([completions[row] for row in rows], [answers[row] for row in rows], [problems[row] for row in rows],
-                         None if lengths is None else [lengths[row] for row in rows], spent[own])
-            total[rows], components[np.ix_(rows, columns)], seconds[own] = found.total, found.components, found.seconds
-            failures.update(found.failures)
+            scores = part([completions[row] for row in rows], [answers[row] for row in rows], [problems[row] for row in rows],
+                          None if lengths is None else [lengths[row] for row in rows], spent[own])
+            total[rows], components[np.ix_(rows, columns)], seconds[own] = scores.total, scores.components, scores.seconds
+            failures.update(scores.failures)
         return Scores(total, components, names, dict(failures), seconds)

@@ -125,10 +125,10 @@ class Code:
     def prepare(self) -> str:
         """The sandbox of programs on this machine. Raises RewardError if a barrier is missing and `unsafe` is not set."""
         try:
-            found = sandbox.require(self.unsafe)
+            probe = sandbox.require(self.unsafe)
         except sandbox.SandboxError as error:
             raise RewardError(f"reward 'code': {error}") from error
-        return f"sandbox {found}"
+        return f"sandbox {probe}"
 
     def __call__(self, completions, answers, problems, until: float | None = None, fail_fast: bool = False) -> BatchOutput:
         self.prepare()

@@ -50,11 +50,11 @@ def read(text: str) -> Value | None:
     text = text.strip().strip("\u20ac\u00a3\u00a5").strip()
     while (inner := _unwrapped(text)) is not None:
         text = inner.strip()
-    found = _NUMBER.match(text)
-    suffix = found and _SUFFIX.fullmatch(text, found.end())
+    match = _NUMBER.match(text)
+    suffix = match and _SUFFIX.fullmatch(text, match.end())
     if not suffix or _OTHER_MEANING.search(suffix.group()):
         return None
-    number = _number(found.group())
+    number = _number(match.group())
     return None if number is None else Value(number, bool(suffix["percent"]))
 
 

@@ -100,5 +100,5 @@ def keep(work: Callable[[], None], control: socket.socket) -> None:
     status = end_all(worker, status)
     try:
         control.send(str(os.waitstatus_to_exitcode(status)).encode() if status is not None else b"")
-    except OSError:  # nobody listens any more
+    except OSError:  # the other end is closed
         pass

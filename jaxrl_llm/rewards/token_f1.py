@@ -22,9 +22,9 @@ def token_f1(completion: str, answer: str, problem) -> float:
 
     It is the maximum over the answer and `problem.extra["answers"]`, if there are any.
     """
-    found, best = Counter(find_words(completion) or ()), 0.0
+    predicted, best = Counter(find_words(completion) or ()), 0.0
     for reference in (answer, *problem.extra.get("answers", ())):
         expected = Counter(words(reference))
-        both = found.total() + expected.total()
-        best = max(best, 2 * (found & expected).total() / both if both else 0.0)
+        both = predicted.total() + expected.total()
+        best = max(best, 2 * (predicted & expected).total() / both if both else 0.0)
     return best

@@ -117,22 +117,22 @@ def probes() -> list[Probe]:
 @functools.cache
 def best() -> Probe:
     """The first mode in which every barrier holds, else the one in which most do."""
-    found = []
+    tried = []
     for mode in modes.MODES:
-        found.append(probe(mode))
-        if not found[-1].missing:
+        tried.append(probe(mode))
+        if not tried[-1].missing:
             break
-    return max(found, key=lambda one: len(one.holds))
+    return max(tried, key=lambda one: len(one.holds))
 
 
 def require(unsafe: bool = False) -> Probe:
     """The mode to run programs in. Raises SandboxError if a barrier is missing, unless `unsafe`."""
-    found = best()
-    if found.problem or (found.missing and not unsafe):
+    chosen = best()
+    if chosen.problem or (chosen.missing and not unsafe):
         tried = "; ".join(map(str, probes()))
-        lacking = ", ".join(f"{name} ({BARRIERS[name]})" for name in found.missing)
+        lacking = ", ".join(f"{name} ({BARRIERS[name]})" for name in chosen.missing)
         raise process.SandboxError(
             f"programs are not run on this machine, where these barriers do not hold: {lacking}. Tried: {tried}. Install "
             "bubblewrap (Debian, Ubuntu: apt-get install bubblewrap), allow user namespaces, or use a container that does; "
             "unsafe=True runs them with the barriers that hold")
-    return found
+    return chosen

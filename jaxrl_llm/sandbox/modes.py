@@ -48,11 +48,11 @@ def visible() -> list[str]:
     """
     prefixes, parts = (sys.base_prefix, sys.prefix), ("bin", "lib", "lib64", "share")
     own = {os.path.join(prefix, part) for prefix in prefixes for part in parts} | set(site.getsitepackages())
-    found = [path for path in _SYSTEM if os.path.lexists(path)]
+    paths = [path for path in _SYSTEM if os.path.lexists(path)]
     for path in sorted(map(os.path.realpath, own), key=len):  # a folder before what lies in it
-        if os.path.isdir(path) and not any(os.path.commonpath([path, other]) == other for other in found):
-            found.append(path)
-    return found
+        if os.path.isdir(path) and not any(os.path.commonpath([path, other]) == other for other in paths):
+            paths.append(path)
+    return paths
 
 
 def command(mode: str, descriptors: tuple[int, int, int]) -> list[str]:

@@ -18,7 +18,7 @@ def attempts(*, level: str = "nocarry3", most: int = 12, tail: float = 1.5) -> T
       ValueError: an unknown level, `most` below 1.
     """
     if most < 1:
-        raise ValueError(f"attempts(most={most}): a demonstration has at least 1 number")
+        raise ValueError(f"attempts(most={most}): give at least 1 number for a demonstration")
     task = arithmetic(level=level)
     chances = np.arange(1, most + 1.0) ** -tail
     cumulative = np.cumsum(chances / chances.sum())

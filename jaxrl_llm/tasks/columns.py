@@ -18,12 +18,12 @@ _HOLE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.\-]*)\}")
 
 def names_in(template: str) -> list[str]:
     """The columns, or paths, that a template names."""
-    return [found[1] for found in _HOLE.finditer(template) if found[1]]
+    return [match[1] for match in _HOLE.finditer(template) if match[1]]
 
 
 def filled(template: str, row: Mapping[str, Any]) -> str:
     """The template with the values of the row; ValueError for a column that it lacks."""
-    return _HOLE.sub(lambda found: found[0][0] if found[1] is None else text(at(row, found[1]), found[1]), template)
+    return _HOLE.sub(lambda match: match[0][0] if match[1] is None else text(at(row, match[1]), match[1]), template)
 
 
 def at(row: Mapping[str, Any], path: str) -> Any:
@@ -94,8 +94,8 @@ def extractor(how: str) -> Callable[[str], str | None]:
                          r"in brackets around the answer, for example '#### *(.+)'")
 
     def find(given: str) -> str | None:
-        found = [match[1] for match in pattern.finditer(given)]
-        return found[-1] if found else None
+        matches = [match[1] for match in pattern.finditer(given)]
+        return matches[-1] if matches else None
 
     return find
 

@@ -37,13 +37,13 @@ class Mapping:
         """The problem of a row, and the text that its answer was taken from; ValueError if the row lacks something."""
         asked = self._asked(row)
         worked = columns.text(columns.at(row, self.answer), self.answer) if self.answer in row and self.tests else ""
-        found: str | None = worked
+        answer: str | None = worked
         if not self.tests:
             if self.answer not in row and not self.prompt:
                 raise ValueError(f"{self.answer!r} is missing, got keys {sorted(row)}")
             worked = columns.answer(columns.at(row, self.answer), self.answer)
-            found = self._find(worked)  # type: ignore[attr-defined]
-            if found is None or columns.is_blank(found):
+            answer = self._find(worked)  # type: ignore[attr-defined]
+            if answer is None or columns.is_blank(answer):
                 raise ValueError(f"extract={self.extract!r} finds no answer in column {self.answer!r}, {worked[-80:]!r}")
         used = {*columns.names_in(self.prompt), self.level, *(() if self.extract else (self.answer,))}
         used |= {"prompt", "messages"} if not self.prompt else set()
@@ -51,7 +51,7 @@ class Mapping:
         if self.tests:
             extra["tests"] = columns.tests(columns.at(row, self.tests), self.tests)
         level = str(columns.at(row, self.level)) if self.level in row or self.level != "level" else ""
-        return Problem(asked, found or "", 0, level, extra), worked
+        return Problem(asked, answer or "", 0, level, extra), worked
 
     def _asked(self, row: tables.Row) -> Any:
         """The prompt of a row: a text, or messages."""
@@ -137,18 +137,18 @@ def jsonl(*, path: str, heldout_path: str | None = None, heldout_fraction: float
 def _problems(mapping: Mapping, table: tables.Table, invalid: str) -> list[tuple[Problem, str]]:
     """The problems of a table with the texts of their answers; invalid rows fail, or are dropped with a warning."""
     mapping.check(table)
-    found, refused = [], []
+    problems, refused = [], []
     for i, row in enumerate(table.rows):
         try:
-            found.append(mapping.problem(row))
+            problems.append(mapping.problem(row))
         except ValueError as error:
             refused.append(f"{table.place(i)}: {error}")
             if invalid == "fail":
-                raise ValueError(f"{refused[0]}. Mend it, or leave such rows out: dataset(invalid=skip)") from error
+                raise ValueError(f"{refused[0]}. Correct it, or leave such rows out: dataset(invalid=skip)") from error
     if refused:
         warnings.warn(f"{len(refused)} of {len(table.rows)} rows are left out, the first: {refused[0]}", RuntimeWarning,
                       stacklevel=3)
-    return found
+    return problems
 
 
 def _without(train: list, heldout: list, path: str, other: str, invalid: str) -> list:

@@ -28,8 +28,8 @@ def edits(*, files: int = 2, size: int = 2000, heldout: int = 200, seed: int = 0
         one = several[place]
         return Problem(one.prompt, one.answer, number, extra=one.extra)
 
-    found = disjoint_task("edits", list(range(size)), list(range(size, size + heldout)), build, reward="swe_rl")
-    return Task(found.name, found.train, found.heldout, found.reward, facts=("repository",))
+    task = disjoint_task("edits", list(range(size)), list(range(size, size + heldout)), build, reward="swe_rl")
+    return Task(task.name, task.train, task.heldout, task.reward, facts=("repository",))
 
 
 def _problem(chance: random.Random, files: int, brief: bool) -> Problem:

@@ -94,12 +94,12 @@ def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index
 def levels_of(problems: Sequence[Problem]) -> np.ndarray:
     """i32[N], the level of each problem as a number from 0: levels that are numbers by value, else as they first appear."""
     names = [problem.level for problem in (problems[i] for i in range(len(problems)))]
-    found = list(dict.fromkeys(names))
+    levels = list(dict.fromkeys(names))
     try:
-        found = sorted(found, key=float)
+        levels = sorted(levels, key=float)
     except ValueError:  # words, which have no order of their own
         pass
-    place = {name: number for number, name in enumerate(found)}
+    place = {name: number for number, name in enumerate(levels)}
     return np.array([place[name] for name in names], np.int32)
 
 

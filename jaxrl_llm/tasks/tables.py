@@ -48,10 +48,10 @@ def read(path: str, split: str, *, subset: str | None = None, data_dir: str | No
         return Table([row for _, row in lines], _columns(row for _, row in lines), lambda i: f"{path}, line {lines[i][0]}")
     else:
         rows = _hugging_face(path, split, subset, data_dir, streaming)
-    found = list(itertools.islice(rows, limit))
-    if not found:
+    limited = list(itertools.islice(rows, limit))
+    if not limited:
         raise ValueError(f"split {split!r} of {path} has no rows; give another split, or a larger limit")
-    return Table(found, _columns(found), lambda i: f"{path}, split {split!r}, row {i}")
+    return Table(limited, _columns(limited), lambda i: f"{path}, split {split!r}, row {i}")
 
 
 def _columns(rows: Iterable[Row]) -> list[str]:

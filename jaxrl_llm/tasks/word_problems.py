@@ -132,10 +132,10 @@ def _filled(level: str, template: Template, most: int, chance: random.Random) ->
     texts = []
     for step in template.steps:
         left, sign, right = step.split()
-        found = explained(numbers[left], sign, numbers[right])
-        if found is None:
+        result = explained(numbers[left], sign, numbers[right])
+        if result is None:
             return None
-        numbers["r"], text = found
+        numbers["r"], text = result
         texts.append(text)
     return Made(question, numbers["r"], " ".join([*texts, f"The answer is {numbers['r']}."]), level)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxrl_llm.forest import Forest
 
-nobody = np.zeros(0, np.int32)
+NO_ROWS = np.zeros(0, np.int32)
 
 # Measurements of the prompts that a plan can request, as facts of the forest.
 MEASURED = {"gradient_norms": "f32[P], mean norm of the gradient of a right completion's log-prob, 0 without any right one"}
@@ -35,7 +35,7 @@ class Plan(NamedTuple):
     """
 
     draw: int = 0
-    rows: np.ndarray = nobody
+    rows: np.ndarray = NO_ROWS
     shares: np.ndarray | None = None
     measure: str = ""
 

@@ -14,8 +14,8 @@ def budgets(prompts: int, *, rows: int, group: int, most: int, utility: str) -> 
     most_groups = groups_of(most, group, f"budgets are shared out {group} completions at a time")
 
     def counts(forest):
-        found = allocate(np.clip(forest.facts["expected"], 0, 1), total=group * rows, unit=group, high=most, utility=utility,
-                         low=group if len(forest.problems) <= rows else 0)
-        return np.asarray(found) // group
+        budget = allocate(np.clip(forest.facts["expected"], 0, 1), total=group * rows, unit=group, high=most, utility=utility,
+                          low=group if len(forest.problems) <= rows else 0)
+        return np.asarray(budget) // group
 
     return drawn_at_once(prompts, counts, lambda forest: group_sizes(forest) > 0, most_groups)
