@@ -7,15 +7,15 @@ from jaxrl_llm.compare.figures import save_figure
 from jaxrl_llm.figures import COLORS
 
 
-def rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+def rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(what, value with interval) of one measurement."""
-    n, length = found["samples"], found["length"]
-    shown = [("problems x completions", f"{found['problems']} x {n}"), ("score", _rate(found["score"])),
-             ("solved (pass@1)", _rate(found["solved"]))]
-    curve = [name for name in found if name.startswith(("pass@", "maj@")) and name not in ("pass@1", "maj@1")]
-    shown += [(name, _rate(found[name])) for name in curve]
-    shown += [("solved at least once", _rate(found["ever_solved"])), ("cut at the limit", _rate(found["truncated"]))]
-    shown += [(f"reward {name}", _rate(values)) for name, values in list(found["components"].items())[1:]]
+    n, length = result["samples"], result["length"]
+    shown = [("problems x completions", f"{result['problems']} x {n}"), ("score", _rate(result["score"])),
+             ("solved (pass@1)", _rate(result["solved"]))]
+    curve = [name for name in result if name.startswith(("pass@", "maj@")) and name not in ("pass@1", "maj@1")]
+    shown += [(name, _rate(result[name])) for name in curve]
+    shown += [("solved at least once", _rate(result["ever_solved"])), ("cut at the limit", _rate(result["truncated"]))]
+    shown += [(f"reward {name}", _rate(values)) for name, values in list(result["components"].items())[1:]]
     shown.append(("completion length, tokens",
                   f"{length['mean']:.1f} (median {length['median']:.0f}, 95% <= {length['p95']:.0f})"))
     if length["right"] is not None and length["wrong"] is not None:
@@ -34,40 +34,40 @@ def print_evaluation(title: str, facts: Mapping[str, Any]) -> None:
     Console().print(table)
     if facts["levels"]:
         table = Table("level", "problems", "score", "solved", "solved at least once", "length")
-        for level, found in facts["levels"].items():
-            table.add_row(level or "(none)", str(found["problems"]), _rate(found["score"]), _rate(found["solved"]),
-                          _rate(found["ever_solved"]), f"{found['length']['mean']:.1f}")
+        for level, result in facts["levels"].items():
+            table.add_row(level or "(none)", str(result["problems"]), _rate(result["score"]), _rate(result["solved"]),
+                          _rate(result["ever_solved"]), f"{result['length']['mean']:.1f}")
         Console().print(table)
     if facts.get("against"):
         Console().print(comparison_table(facts["against"]))
 
 
-def print_until(title: str, found: Mapping[str, Any]) -> None:
+def print_until(title: str, result: Mapping[str, Any]) -> None:
     """A measurement that sampled until problems were solved, with its hardest ones."""
     from rich.console import Console
     from rich.table import Table
 
-    mean, low, high = found["rate"]
-    table = Table("", f"sampled until solved {found['wanted']} times (95% interval)", title=title)
+    mean, low, high = result["rate"]
+    table = Table("", f"sampled until solved {result['wanted']} times (95% interval)", title=title)
     table.add_row("success rate", f"{mean:.3g} ({low:.3g} to {high:.3g})")
-    table.add_row("problems given up", f"{found['given_up']:.1%} of {found['problems']}")
-    table.add_row("completions up to the last success", f"{found['tries']:,}")
-    for problem, (rate, low, high) in sorted(found["per_problem"].items(), key=lambda item: item[1][2])[:5]:
+    table.add_row("problems given up", f"{result['given_up']:.1%} of {result['problems']}")
+    table.add_row("completions up to the last success", f"{result['tries']:,}")
+    for problem, (rate, low, high) in sorted(result["per_problem"].items(), key=lambda item: item[1][2])[:5]:
         table.add_row(f"problem {problem}", f"{rate:.3g} ({low:.3g} to {high:.3g})")
     Console().print(table)
 
 
-def comparison_table(found: Mapping[str, Any]):
+def comparison_table(comparison: Mapping[str, Any]):
     """The paired differences as a table."""
     from rich.table import Table
 
-    title = f"Minus {found['file']}, on {found['problems']} shared problems x {found['samples']}"
+    title = f"Minus {comparison['file']}, on {comparison['problems']} shared problems x {comparison['samples']}"
     table = Table("", "difference, points (95% interval)", "p", title=title)
-    for name, d in found.items():
+    for name, d in comparison.items():
         if isinstance(d, Mapping) and "p_value" in d and name not in ("pass@1", "maj@1"):
             mean, low, high = (100 * d[key] for key in ("mean", "low", "high"))
             table.add_row(name, f"{mean:+.1f} ({low:+.1f} to {high:+.1f})", f"{d['p_value']:.2g}")
-    b = found["boundary"]
+    b = comparison["boundary"]
     table.add_row("problems gained, lost, kept", f"{b['expansion']}, {b['shrinkage']}, {b['preserved']}", "")
     return table
 
@@ -84,10 +84,10 @@ def draw(facts: Mapping[str, Any], path: Path) -> Path:
     return save_figure(path, (10 if levels else 5.5, 4), 1, 1 + bool(levels), paint)
 
 
-def _curves(axes, found) -> None:
+def _curves(axes, result) -> None:
     from matplotlib.ticker import PercentFormatter, ScalarFormatter
     for color, kind in zip(COLORS, ("pass", "maj")):
-        points = sorted((int(name.split("@")[1]), values) for name, values in found.items() if name.startswith(f"{kind}@"))
+        points = sorted((int(name.split("@")[1]), values) for name, values in result.items() if name.startswith(f"{kind}@"))
         if points:
             k = [size for size, _ in points]
             mean, low, high = zip(*[values for _, values in points])
@@ -97,14 +97,14 @@ def _curves(axes, found) -> None:
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None))
     axes.set_xlabel("k")
-    axes.set_title(f"{found['problems']} held-out problems")
+    axes.set_title(f"{result['problems']} held-out problems")
     axes.legend()
 
 
 def _levels(axes, levels) -> None:
     from matplotlib.ticker import PercentFormatter
-    for row, (level, found) in enumerate(levels.items()):
-        mean, low, high = found["solved"]
+    for row, (level, result) in enumerate(levels.items()):
+        mean, low, high = result["solved"]
         axes.plot([low, high], [row, row], color=COLORS[0], linewidth=5, alpha=0.35, solid_capstyle="butt")
         axes.plot(mean, row, marker="o", color=COLORS[0], markeredgecolor="white", markersize=8)
     axes.set_yticks(range(len(levels)), [level or "(none)" for level in levels])

@@ -32,7 +32,7 @@ def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], fol
         chart["improvement"] = ((side, side), 1, 1, lambda axes: _improvement(axes[0], report))
     if report.get("tuning"):
         count = len(report["tuning"])
-        settings = max(len(found["grid"]) for found in report["tuning"].values())
+        settings = max(len(facts["grid"]) for facts in report["tuning"].values())
         chart["tuning"] = ((max(6.4, 4.8 * count), 1.4 + 0.35 * settings), 1, count,
                            lambda axes: _tuning(axes, report["tuning"]))
     return [save_figure(folder / f"{name}.png", *parts) for name, parts in chart.items()]
@@ -48,35 +48,35 @@ def save_figure(path: Path, size: tuple[float, float], rows: int, columns: int, 
 def _tuning(axes, tuning) -> None:
     """Scores of every setting on tuning seeds (dots) with their mean (bar), and on testing seeds (crosses) if there are any."""
     from matplotlib.ticker import PercentFormatter
-    for panel, (label, found) in zip(axes, tuning.items()):
-        for place, (choice, scores) in enumerate(zip(found["grid"], found["scores"])):
-            color = COLORS[1] if choice == found["chosen"] else COLORS[0]
+    for panel, (label, facts) in zip(axes, tuning.items()):
+        for place, (choice, scores) in enumerate(zip(facts["grid"], facts["scores"])):
+            color = COLORS[1] if choice == facts["chosen"] else COLORS[0]
             shown = [x for x in scores if isinstance(x, float)]  # a failed run has none
             panel.plot(shown, [place] * len(shown), "o", color=color, alpha=0.5)
             if len(shown) == len(scores):
                 panel.plot([np.mean(shown)] * 2, [place - 0.3, place + 0.3], color=color, linewidth=3)
-            tests = [x for x in found.get("test_scores", [[]] * len(found["grid"]))[place] if isinstance(x, float)]
+            tests = [x for x in facts.get("test_scores", [[]] * len(facts["grid"]))[place] if isinstance(x, float)]
             panel.plot(tests, [place] * len(tests), "x", color="0.3")
-        panel.set_yticks(range(len(found["grid"])), found["grid"])
+        panel.set_yticks(range(len(facts["grid"])), facts["grid"])
         panel.invert_yaxis()
         panel.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None))
-        panel.set_xlabel("final score; dots: tuning seeds" + ("; crosses: testing seeds" if "test_scores" in found else ""))
+        panel.set_xlabel("final score; dots: tuning seeds" + ("; crosses: testing seeds" if "test_scores" in facts else ""))
         panel.set_title(f"{label} (orange: kept)")
 
 
 def _band(axes, x, y, label, style, bands: int) -> None:
     """Interquartile mean of the runs `y [S, N]` with the interval of each point, fainter the more `bands` overlap."""
-    found = mean_over_runs(y, resamples=500)
-    axes.plot(x, found.value, linewidth=2, label=label, **style)
-    axes.fill_between(x, found.low, found.high, color=style["color"], alpha=min(0.15, 0.5 / bands), linewidth=0)
+    interval = mean_over_runs(y, resamples=500)
+    axes.plot(x, interval.value, linewidth=2, label=label, **style)
+    axes.fill_between(x, interval.low, interval.high, color=style["color"], alpha=min(0.15, 0.5 / bands), linewidth=0)
 
 
 def _learning(axes, results, unit, budget, style, since_start: bool = False) -> None:
-    for label, found in results.items():
-        x, y = curves(found, unit, budget, METRIC)
+    for label, runs in results.items():
+        x, y = curves(runs, unit, budget, METRIC)
         if np.isfinite(y).any():
             gain = y - y[:, :1] if since_start else y
-            _band(axes, x, gain, f"{label} ({len(found)} seeds)", style[label], len(results))
+            _band(axes, x, gain, f"{label} ({len(runs)} seeds)", style[label], len(results))
     _budget_axis(axes, unit)
     _score_axis(axes)
 
@@ -122,8 +122,8 @@ def _axes(axes, results, report, style) -> None:
 def _diagnostics(axes, results, budget, style) -> None:
     for panel, (metric, title) in zip(axes, (("reward/mean", "Training reward"), ("entropy", "Policy entropy, nats per token"),
                                              ("completion/length", "Completion length, tokens"))):
-        for label, found in results.items():
-            x, y = curves(found, budget.unit, budget.size, metric)
+        for label, runs in results.items():
+            x, y = curves(runs, budget.unit, budget.size, metric)
             if not np.isfinite(y).any():
                 continue
             width = 10  # of 101 points: batches are noisy
@@ -137,11 +137,11 @@ def _diagnostics(axes, results, budget, style) -> None:
 
 def _final(axes, report, style) -> None:
     from matplotlib.ticker import PercentFormatter
-    for row, (label, found) in enumerate(reversed(report["methods"].items())):
-        final = found["final"]
+    for row, (label, numbers) in enumerate(reversed(report["methods"].items())):
+        final = numbers["final"]
         axes.plot([final["low"], final["high"]], [row, row], color=style[label]["color"], linewidth=5, alpha=0.35,
                   solid_capstyle="butt")
-        axes.plot([run["final"] for run in found["runs"]], [row] * len(found["runs"]), linestyle="", marker="|",
+        axes.plot([run["final"] for run in numbers["runs"]], [row] * len(numbers["runs"]), linestyle="", marker="|",
                   color=style[label]["color"], markersize=10)
         axes.plot(final["value"], row, marker="o", color=style[label]["color"], markeredgecolor="white", markersize=8)
     axes.set_yticks(range(len(report["order"])), list(reversed(report["order"])))
@@ -168,7 +168,7 @@ def _improvement(axes, report) -> None:
 
 
 def _time(axes, report) -> None:
-    names = {name for found in report["methods"].values() for name in found["phases"]}
+    names = {name for numbers in report["methods"].values() for name in numbers["phases"]}
     names = sorted(names, key=lambda name: (_PHASES.index(name) if name in _PHASES else len(_PHASES), name))
     labels = list(reversed(report["order"]))
     left = np.zeros(len(labels))

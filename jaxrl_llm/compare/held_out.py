@@ -67,12 +67,12 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
                 continue
             forest = sampler.groups(generate, source.planted(part, draw=0), np.arange(len(part)), start * sampler.group,
                                     jax.random.fold_in(key, number), -1, PhaseTimer())
-            found = rows_of(forest, number, start)
+            new = rows_of(forest, number, start)
             if temperature == 0:
-                found = [first_only(row) for row in found]
-            keep(found)
-            rows += found
-            solved.update({row["problem"]: sum(row["correct"]) for row in found})
+                new = [first_only(row) for row in new]
+            keep(new)
+            rows += new
+            solved.update({row["problem"]: sum(row["correct"]) for row in new})
         now = time.monotonic()
         if now - last > 10:
             last = now

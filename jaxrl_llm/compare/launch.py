@@ -84,7 +84,7 @@ def run_all(jobs: Sequence[Job], budget: Budget, *, parallel: int = 1, options: 
             clock.tick(_runs(shares), running, shares)
     except KeyboardInterrupt as error:
         _interrupt(running.values())
-        error.add_note("the same command goes on from here")
+        error.add_note("the same command continues from here")
         raise
     return failed
 

@@ -28,7 +28,7 @@ class Run:
     """Metrics of a run, one entry `[N]` per line, and what had been spent when that line was written.
 
     `spent["tokens"]`: all sampled completion tokens, those that a filter dropped or that were drawn in further rounds
-    included. `spent["flops"]`: operations of sampling, scoring and updates over useful tokens. `spent["seconds"]`: collecting
+    included. `spent["flops"]`: operations of sampling, log-probs and updates over useful tokens. `spent["seconds"]`: collecting
     and learning, without evaluations, checkpoints and compilation. Evaluations and the supervised warm-up are in none of them.
     """
 
@@ -66,7 +66,7 @@ class Costs:
         small quadratic term.
         """
         model, prompt = self.model, round(self.prompt)
-        found = np.zeros(len(length))
+        operations = np.zeros(len(length))
         for i, (mean, drawn) in enumerate(zip(length, rounds)):
             below, share = int(mean), mean - int(mean)
             def between(count):
@@ -77,8 +77,8 @@ class Costs:
             states = forward - 2 * model.vocab_size * model.hidden_size * self.group * mean
             passes = self.scores + 3 * self.epochs * (i >= self.pretrain_steps)
             kept = drawn if self.all_rounds else 1
-            found[i] = self.prompts * (drawn * sampling + kept * (passes * forward + self.critic * states))
-        return found
+            operations[i] = self.prompts * (drawn * sampling + kept * (passes * forward + self.critic * states))
+        return operations
 
 
 def costs_of(config: ConfigDict) -> Costs:
@@ -89,8 +89,8 @@ def costs_of(config: ConfigDict) -> Costs:
     updates = config.learner.epochs * config.learner.minibatches
     model, prompt = _model_and_prompt(json.dumps(config.model.to_dict(), sort_keys=True), config.task)
     captures = "features" in needs and config.learner.micro_batches > 1  # else the update's own forward pass gives them
-    scores = int(updates > 1 or "old_logprobs" in needs or captures) + int("ref_logprobs" in needs)
-    costs = Costs(model, prompt, config.prompts.per_step, config.sampling.group, config.learner.epochs, scores,
+    logprob_passes = int(updates > 1 or "old_logprobs" in needs or captures) + int("ref_logprobs" in needs)
+    costs = Costs(model, prompt, config.prompts.per_step, config.sampling.group, config.learner.epochs, logprob_passes,
                   all_rounds=estimator.wants_more is not None)
     if estimator.value_targets is None:
         return costs

@@ -39,9 +39,9 @@ def _headline(report) -> str:
     if not others:
         return f"{first}: {score}."
     tests = [report["differences"][first][other] for other in others]
-    if all(found is not None and found["mean"] > 0 and found["p_value"] <= LEVEL / len(tests) for found in tests):
+    if all(test is not None and test["mean"] > 0 and test["p_value"] <= LEVEL / len(tests) for test in tests):
         return f"**{first}** ends highest: {score}."
-    least = 2.0 ** (1 - min((found["seeds"] for found in tests if found is not None), default=1))
+    least = 2.0 ** (1 - min((test["seeds"] for test in tests if test is not None), default=1))
     reason = (f"; these seeds cannot give a p-value below {least:.2g}, and {LEVEL / len(tests):.2g} is asked for"
               if least > LEVEL / len(tests) else "")
     return f"No method is shown to be best{reason}. The highest mean is that of {first}: {score}."
@@ -52,12 +52,12 @@ def _answer(report) -> str:
     best = order[0]
     lines = [f"# {len(order)} methods at {amount(**report['budget'])}", "", _headline(report)]
     for other in order[1:]:
-        found = report["differences"][best][other]
-        if found is None:
+        difference = report["differences"][best][other]
+        if difference is None:
             continue
-        clear = found["p_value"] <= LEVEL
-        lines.append(f"- {best} minus {other}: {_points(found)} points over {found['seeds']} shared seeds "
-                     f"(p = {found['p_value']:.2g}); {'different' if clear else 'not distinguishable'}.")
+        clear = difference["p_value"] <= LEVEL
+        lines.append(f"- {best} minus {other}: {_points(difference)} points over {difference['seeds']} shared seeds "
+                     f"(p = {difference['p_value']:.2g}); {'different' if clear else 'not distinguishable'}.")
     lines += ["", *[f"> {warning}" + "\n>" * (i + 1 < len(report["warnings"])) for i, warning in enumerate(report["warnings"])]]
     lines += ["", "![learning curves](curves.png)"]
     return "\n".join(lines).rstrip()
@@ -126,13 +126,13 @@ def _own(report) -> str:
 
 
 def _pass_at(report) -> str:
-    found = {label: m["pass_at"] for label, m in report["methods"].items() if m["pass_at"]}
-    sizes = sorted({int(k) for table in found.values() for k in table["after"]})
+    tables = {label: m["pass_at"] for label, m in report["methods"].items() if m["pass_at"]}
+    sizes = sorted({int(k) for table in tables.values() for k in table["after"]})
     if not sizes:
         return ""
     def show(t, k):
         return f"{t['before'][k]:.1%} -> {t['after'][k]:.1%}" if k in t["after"] else ""
-    rows = [[label] + [show(table, str(k)) for k in sizes] for label, table in found.items()]
+    rows = [[label] + [show(table, str(k)) for k in sizes] for label, table in tables.items()]
     return ("## pass@k before and after\n\nUnbiased, mean over seeds, on the held-out problems of each run, at its evaluation "
             "nearest to the budget.\n\n"
             + table(["method"] + [f"pass@{k}" for k in sizes], rows))
@@ -142,17 +142,17 @@ def _tuning(report) -> str:
     if not report.get("tuning"):
         return ""
     rows, costs = [], []
-    for label, found in report["tuning"].items():
-        tests = [", ".join(map(_score, scores)) for scores in found.get("test_scores", [])]
-        for choice, scores, mean, test in zip(found["grid"], found["scores"], found["means"],
-                                              tests or [""] * len(found["grid"])):
-            kept = "x" if choice == found["chosen"] else ""
+    for label, facts in report["tuning"].items():
+        tests = [", ".join(map(_score, scores)) for scores in facts.get("test_scores", [])]
+        for choice, scores, mean, test in zip(facts["grid"], facts["scores"], facts["means"],
+                                              tests or [""] * len(facts["grid"])):
+            kept = "x" if choice == facts["chosen"] else ""
             rows.append([label, choice, ", ".join(map(_score, scores)), _score(mean), kept, *([test] if tests else [])])
-        s, gap = found["sensitivity"], found.get("gap")
+        s, gap = facts["sensitivity"], facts.get("gap")
         costs.append([label, *(_signless(s[name]) for name in ("spread", "seeds", "single_seed_regret")),
                       f"{gap:+.1%}" if isinstance(gap, float) else "n/a",
-                      *([_signless(found["regret"]), ", ".join(map(_signless, found["single_seed_regret"])),
-                         _two(found["rank_correlation"])] if tests else [])])
+                      *([_signless(facts["regret"]), ", ".join(map(_signless, facts["single_seed_regret"])),
+                         _two(facts["rank_correlation"])] if tests else [])])
     first = next(iter(report["tuning"].values()))
     heads = ["method", "setting", "final score per tuning seed", "mean", "kept"]
     measured = ["method", "best mean minus worst", "deviation over seeds", "lost by choosing on one seed",
@@ -172,9 +172,9 @@ def _tuning(report) -> str:
 
 def _by_value(tuning) -> str:
     """Mean score of every value of a grid of several keys, over the values of the others."""
-    rows = [[label, f"{key}={value}", _score(mean)] for label, found in tuning.items()
-            if not found["drawn"] and len(found["by_value"]) > 1
-            for key, means in found["by_value"].items() for value, mean in means.items()]
+    rows = [[label, f"{key}={value}", _score(mean)] for label, facts in tuning.items()
+            if not facts["drawn"] and len(facts["by_value"]) > 1
+            for key, means in facts["by_value"].items() for value, mean in means.items()]
     return "\n\n" + table(["method", "value", "mean over the other keys"], rows) if rows else ""
 
 
@@ -191,7 +191,7 @@ def _how(report) -> str:
     differing = {label: lines for label, lines in report["settings"].items() if lines}
     if differing:
         lines += ["", f"Settings that differ from those of {next(iter(report['settings']))}:", ""]
-        lines += [f"- {label}: `{'`, `'.join(found)}`" for label, found in differing.items()]
+        lines += [f"- {label}: `{'`, `'.join(changes)}`" for label, changes in differing.items()]
     return "\n".join(lines)
 
 
@@ -206,24 +206,24 @@ def _score(x) -> str:
     return f"{x:.1%}" if isinstance(x, float) else "failed"
 
 
-def _percent(found) -> str:
-    if any(isinstance(x, str) for x in found.values()):
+def _percent(interval) -> str:
+    if any(isinstance(x, str) for x in interval.values()):
         return "n/a"
-    return f"{found['value']:.1%} [{found['low']:.1%}, {found['high']:.1%}]"
+    return f"{interval['value']:.1%} [{interval['low']:.1%}, {interval['high']:.1%}]"
 
 
-def _points(found) -> str:
-    return f"{100 * found['mean']:+.1f} [{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"
+def _points(difference) -> str:
+    return f"{100 * difference['mean']:+.1f} [{100 * difference['low']:+.1f}, {100 * difference['high']:+.1f}]"
 
 
-def _plain(found) -> str:
-    return f"{found['value']:.2f} [{found['low']:.2f}, {found['high']:.2f}]"
+def _plain(interval) -> str:
+    return f"{interval['value']:.2f} [{interval['low']:.2f}, {interval['high']:.2f}]"
 
 
-def _scaled(found, factor: float) -> str:
-    if any(isinstance(x, str) for x in found.values()):
+def _scaled(interval, factor: float) -> str:
+    if any(isinstance(x, str) for x in interval.values()):
         return "n/a"
-    return f"{found['value'] * factor:.3g} [{found['low'] * factor:.3g}, {found['high'] * factor:.3g}]"
+    return f"{interval['value'] * factor:.3g} [{interval['low'] * factor:.3g}, {interval['high'] * factor:.3g}]"
 
 
 def _number(x: float) -> str:

@@ -62,32 +62,32 @@ def read_entries(text: str, base: ConfigDict) -> list[Entry]:
     Raises:
       ValueError: an unknown method or key, a value of another type, the same contestant twice.
     """
-    found = []
+    entries = []
     for part in methods.runnable() if text.strip() == "all" else config_lib.parts(text):
         call = re.fullmatch(r"(\w+)\s*(?:\((.*)\))?", part, re.DOTALL)
         if call is None:
             raise ValueError(f"cannot read {part!r} in {text!r}; write method, or method(key=value, key=value)")
         methods.get(call[1])
-        found.append(Entry(call[1], changed(base, {"method": call[1]} | read_options(call[2] or "")), part))
-    names = [entry.name for entry in found]
-    twice = sorted({entry.text for entry in found if names.count(entry.name) > 1})
+        entries.append(Entry(call[1], changed(base, {"method": call[1]} | read_options(call[2] or "")), part))
+    names = [entry.name for entry in entries]
+    twice = sorted({entry.text for entry in entries if names.count(entry.name) > 1})
     if twice:
         raise ValueError(f"{', '.join(twice)} would share a folder; give each method once, or with other settings")
-    if not found:
+    if not entries:
         raise ValueError("no methods to compare; give for example --methods=grpo,rloo")
-    methods_of = [entry.label for entry in found]
-    return [entry if methods_of.count(entry.label) == 1 else dataclasses.replace(entry, label=entry.text) for entry in found]
+    methods_of = [entry.label for entry in entries]
+    return [entry if methods_of.count(entry.label) == 1 else dataclasses.replace(entry, label=entry.text) for entry in entries]
 
 
 def read_options(text: str) -> dict[str, Any]:
     """`"a.b=1, c='x'"` as `config.keywords` reads it, with dotted names."""
-    found = {}
+    options = {}
     for part in config_lib.parts(text):
         name, equals, value = part.partition("=")
-        if not equals or not re.fullmatch(r"[\w.]+", name.strip()) or name.strip() in found:
+        if not equals or not re.fullmatch(r"[\w.]+", name.strip()) or name.strip() in options:
             raise ValueError(f"cannot read {part!r} in {text!r}; write key=value, key=value, each key once")
-        found[name.strip()] = config_lib.keywords(f"value={value}")["value"]
-    return found
+        options[name.strip()] = config_lib.keywords(f"value={value}")["value"]
+    return options
 
 
 def read_grid(text: str) -> list[dict[str, object]]:
@@ -145,10 +145,10 @@ def read_budget(text: str, config: ConfigDict) -> Budget:
     Raises:
       ValueError: an unknown unit; or a schedule that needs the number of steps, which only a budget in steps gives.
     """
-    found = read_options(text) or {"steps": config.steps}
-    unit, size = next(iter(found.items()))
+    options = read_options(text) or {"steps": config.steps}
+    unit, size = next(iter(options.items()))
     one_of("unit of --budget", unit, UNITS)
-    if len(found) > 1 or isinstance(size, str) or not size > 0:
+    if len(options) > 1 or isinstance(size, str) or not size > 0:
         raise ValueError(f"--budget={text!r}: give one unit and its size above 0, for example tokens=2e6")
     if unit == "steps" and size != int(size):
         raise ValueError(f"--budget={text!r}: a number of steps is whole")
@@ -191,10 +191,10 @@ def jobs_of(entries: list[Entry], seeds: list[int], budget: Budget, root: Path) 
 
 def share(jobs: list[Job], text: str) -> list[Job]:
     """The jobs of part `"i/n"`, counted from 1; the n parts are disjoint and hold all jobs."""
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ValueError(f"--share={text!r}; write part/parts, for example 2/8")
-    return jobs[int(found[1]) - 1::int(found[2])]
+    return jobs[int(match[1]) - 1::int(match[2])]
 
 
 def run_config(job: Job, budget: Budget) -> ConfigDict:

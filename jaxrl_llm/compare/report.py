@@ -38,30 +38,30 @@ def finished_runs(jobs: Sequence[Job], budget: Budget) -> tuple[dict[str, list[R
         else:
             warnings.append(f"{job.title} is not finished ({share.now:.0%} of the budget) and is left out: "
                             f"{last_words(job.folder)}")
-    missing = [label for label, found in results.items() if not found]
+    missing = [label for label, runs in results.items() if not runs]
     warnings += [f"{label} has no finished run and is left out" for label in missing]
-    return {label: found for label, found in results.items() if found}, warnings
+    return {label: runs for label, runs in results.items() if runs}, warnings
 
 
-def curves(found: Sequence[Result], unit: str, budget: float, metric: str = METRIC) -> tuple[np.ndarray, np.ndarray]:
+def curves(runs: Sequence[Result], unit: str, budget: float, metric: str = METRIC) -> tuple[np.ndarray, np.ndarray]:
     """`metric` of each run on a common grid of `unit` from 0 to `budget`: `x [POINTS]`, `y [S, POINTS]`."""
     x = np.linspace(0, budget, POINTS)
     absent = np.full(POINTS, np.nan)
     return x, np.array([comparison.at_budget(r.run.spent[unit], r.run.metrics[metric], x) if metric in r.run.metrics
-                        else absent for r in found])
+                        else absent for r in runs])
 
 
 def analyse(results: Mapping[str, list[Result]], budget: Budget, warnings: Sequence[str] = ()) -> dict[str, Any]:
     """All numbers of the report as plain JSON values."""
-    everyone = [result for found in results.values() for result in found]
+    everyone = [result for runs in results.values() for result in runs]
     common = {unit: min(result.run.evaluated(unit) for result in everyone) for unit in UNITS}
     common[budget.unit] = budget.size
     start = float(np.mean([result.run.metrics[METRIC][0] for result in everyone]))
-    finals = {label: scores_of(found, *budget)["final"] for label, found in results.items()}
+    finals = {label: scores_of(runs, *budget)["final"] for label, runs in results.items()}
     target = start + REACH * (max(float(comparison.iqm(x)) for x in finals.values()) - start)
     shared = set.intersection(*(set(result.run.metrics) for result in everyone))
-    rows = {label: method_numbers(found, budget, common, target) | {"own": own_metrics(found, budget, shared)}
-            for label, found in results.items()}
+    rows = {label: method_numbers(runs, budget, common, target) | {"own": own_metrics(runs, budget, shared)}
+            for label, runs in results.items()}
     order = sorted(rows, key=lambda label: -rows[label]["final"]["value"])
     def pairs(compare):
         return {a: {b: compare(a, b) for b in order if b != a} for a in order}
@@ -74,65 +74,65 @@ def analyse(results: Mapping[str, list[Result]], budget: Budget, warnings: Seque
     }
 
 
-def scores_of(found: Sequence[Result], unit: str, budget: float, metric: str = METRIC) -> dict[str, np.ndarray]:
+def scores_of(runs: Sequence[Result], unit: str, budget: float, metric: str = METRIC) -> dict[str, np.ndarray]:
     """Per run `[S]` of a held-out metric: its value at the budget, the highest up to there, and mean of the curve."""
-    pairs = [(r.run.spent[unit], r.run.metrics[metric]) for r in found]
+    pairs = [(r.run.spent[unit], r.run.metrics[metric]) for r in runs]
     final = np.array([float(comparison.at_budget(x, y, np.float64(budget))) for x, y in pairs])
     return {"final": final, "best": np.fmax(final, [comparison.best_within(x, y, budget) for x, y in pairs]),
             "mean": np.array([comparison.mean_within(x, y, budget) for x, y in pairs])}
 
 
-def method_numbers(found: Sequence[Result], budget: Budget, common: Mapping[str, float], target: float) -> dict[str, Any]:
+def method_numbers(runs: Sequence[Result], budget: Budget, common: Mapping[str, float], target: float) -> dict[str, Any]:
     """One contestant's part of the report."""
-    scores = scores_of(found, *budget)
+    scores = scores_of(runs, *budget)
     numbers = {name: _interval(comparison.mean_over_runs(values)) for name, values in scores.items()}
-    starts = np.array([r.run.metrics[METRIC][0] for r in found])
-    spent = {unit: np.array([np.interp(budget.size, r.run.spent[budget.unit], r.run.spent[unit]) for r in found])
+    starts = np.array([r.run.metrics[METRIC][0] for r in runs])
+    spent = {unit: np.array([np.interp(budget.size, r.run.spent[budget.unit], r.run.spent[unit]) for r in runs])
              for unit in UNITS}
-    reached = np.array([comparison.budget_to_reach(r.run.spent[budget.unit], r.run.metrics[METRIC], target) for r in found])
+    reached = np.array([comparison.budget_to_reach(r.run.spent[budget.unit], r.run.metrics[METRIC], target) for r in runs])
     reached[reached > budget.size] = math.inf
     return numbers | {
-        "final_solved": _interval(comparison.mean_over_runs(scores_of(found, *budget, SOLVED)["final"])),
+        "final_solved": _interval(comparison.mean_over_runs(scores_of(runs, *budget, SOLVED)["final"])),
         "final_mean": float(scores["final"].mean()),
-        "seeds": [r.job.seed for r in found],
+        "seeds": [r.job.seed for r in runs],
         "runs": [{"seed": r.job.seed, "folder": str(r.job.folder), **{name: float(x[i]) for name, x in scores.items()}}
-                 for i, r in enumerate(found)],
-        "at_equal": {unit: _interval(comparison.mean_over_runs(scores_of(found, unit, common[unit])["final"]))
+                 for i, r in enumerate(runs)],
+        "at_equal": {unit: _interval(comparison.mean_over_runs(scores_of(runs, unit, common[unit])["final"]))
                      for unit in UNITS},
         "spent": {unit: float(np.mean(values)) for unit, values in spent.items()},
         "gain_per": {unit: _interval(comparison.mean_over_runs((scores["final"] - starts) / values))
                      for unit, values in spent.items()},
         "to_reach": {"median": _json(float(np.median(reached))), "runs": int(np.isfinite(reached).sum())},
-        "entropy": late_mean(found, budget, "entropy"),
-        "length": late_mean(found, budget, "completion/length"),
-        "truncated": late_mean(found, budget, "completion/truncated"),
-        "silent_groups": late_mean(found, budget, "groups/all_equal"),
-        "gradient_variance": late_mean(found, budget, "adam_noise"),
-        "pass_at": pass_at(found, budget),
-        "bootstrap": bootstrap_share(found),
-        "phases": phases(found),
+        "entropy": late_mean(runs, budget, "entropy"),
+        "length": late_mean(runs, budget, "completion/length"),
+        "truncated": late_mean(runs, budget, "completion/truncated"),
+        "silent_groups": late_mean(runs, budget, "groups/all_equal"),
+        "gradient_variance": late_mean(runs, budget, "adam_noise"),
+        "pass_at": pass_at(runs, budget),
+        "bootstrap": bootstrap_share(runs),
+        "phases": phases(runs),
     }
 
 
-def bootstrap_share(found: Sequence[Result]) -> float | None:
+def bootstrap_share(runs: Sequence[Result]) -> float | None:
     """Share of the training data of all runs with a simpler method's advantages; None for methods without such a start."""
-    values = np.concatenate([r.run.metrics.get("bootstrap", np.zeros(0)) for r in found])
+    values = np.concatenate([r.run.metrics.get("bootstrap", np.zeros(0)) for r in runs])
     values = values[np.isfinite(values)]
     return float(values.mean()) if len(values) else None
 
 
 def without_idle(results: Mapping[str, list[Result]]) -> tuple[dict[str, list[Result]], list[str]]:
     """The contestants whose method did something, and a warning for each one that never left its bootstrap."""
-    idle = [label for label, found in results.items() if bootstrap_share(found) == 1]
+    idle = [label for label, runs in results.items() if bootstrap_share(runs) == 1]
     said = [f"{label} is left out: all its steps were bootstrap steps, in which it is a simpler method; run more of them"
             for label in idle]
-    return {label: found for label, found in results.items() if label not in idle}, said
+    return {label: runs for label, runs in results.items() if label not in idle}, said
 
 
-def late_mean(found: Sequence[Result], budget: Budget, metric: str) -> float | None:
+def late_mean(runs: Sequence[Result], budget: Budget, metric: str) -> float | None:
     """Mean of a metric over the last tenth of the budget and all runs; None where no run has it."""
     values = []
-    for result in found:
+    for result in runs:
         spent = result.run.spent[budget.unit]
         late = (spent > 0.9 * budget.size) & (spent <= budget.size)
         chosen = result.run.metrics.get(metric, np.full(len(spent), np.nan))[late]
@@ -140,21 +140,21 @@ def late_mean(found: Sequence[Result], budget: Budget, metric: str) -> float | N
     return float(np.mean(values)) if values else None
 
 
-def own_metrics(found: Sequence[Result], budget: Budget, shared: set[str]) -> dict[str, float]:
+def own_metrics(runs: Sequence[Result], budget: Budget, shared: set[str]) -> dict[str, float]:
     """Late means of the metrics `part/name` specific to this contestant's method, which not all runs write."""
-    names = dict.fromkeys(name for result in found for name in result.run.metrics
+    names = dict.fromkeys(name for result in runs for name in result.run.metrics
                           if "/" in name and name not in shared and not name.startswith(("time/", "eval/", "max/")))
-    means = {name: late_mean(found, budget, name) for name in names}
+    means = {name: late_mean(runs, budget, name) for name in names}
     return {name: mean for name, mean in means.items() if mean is not None}
 
 
-def pass_at(found: Sequence[Result], budget: Budget) -> dict[str, dict[str, float]] | None:
+def pass_at(runs: Sequence[Result], budget: Budget) -> dict[str, dict[str, float]] | None:
     """Mean unbiased pass@k over the runs for k = 1, 2, 4, ... before training and at the evaluation nearest to the budget.
 
     Counted from the completions of held-out evaluations that a run keeps; None where they are missing.
     """
     tables = {"before": [], "after": []}
-    for result in found:
+    for result in runs:
         evaluated = np.isfinite(result.run.metrics[METRIC])
         steps, spent = result.run.metrics["step"][evaluated], result.run.spent[budget.unit][evaluated]
         for name, step in (("before", steps[0]), ("after", steps[np.abs(spent - budget.size).argmin()])):
@@ -162,10 +162,10 @@ def pass_at(found: Sequence[Result], budget: Budget) -> dict[str, dict[str, floa
             if correct is None:
                 return None
             tables[name].append(correct)
-    group = min(table.shape[1] for found in tables.values() for table in found)
+    group = min(table.shape[1] for arrays in tables.values() for table in arrays)
     sizes = [2**i for i in range(int(math.log2(group)) + 1)]
-    return {name: {str(k): float(np.mean([pass_at_k(table, k) for table in found])) for k in sizes}
-            for name, found in tables.items()}
+    return {name: {str(k): float(np.mean([pass_at_k(table, k) for table in arrays])) for k in sizes}
+            for name, arrays in tables.items()}
 
 
 def held_out_correct(file: Path) -> np.ndarray | None:
@@ -179,33 +179,33 @@ def held_out_correct(file: Path) -> np.ndarray | None:
     return np.array(list(rows.values()), bool)
 
 
-def phases(found: Sequence[Result]) -> dict[str, float]:
+def phases(runs: Sequence[Result]) -> dict[str, float]:
     """Median seconds per step of each phase, over the steps of all runs that had no evaluation."""
-    names = dict.fromkeys(name for r in found for name in r.run.metrics if name.startswith("time/") and name != "time/step")
+    names = dict.fromkeys(name for r in runs for name in r.run.metrics if name.startswith("time/") and name != "time/step")
     def training(run):
         return (run.metrics["step"] > 0) & np.isnan(run.metrics[METRIC])
     shown = {}
     for name in names:
-        values = np.concatenate([np.nan_to_num(r.run.metrics[name][training(r.run)]) for r in found if name in r.run.metrics])
+        values = np.concatenate([np.nan_to_num(r.run.metrics[name][training(r.run)]) for r in runs if name in r.run.metrics])
         shown[name.removeprefix("time/")] = float(np.median(values)) if len(values) else 0.0
     return {name: seconds for name, seconds in shown.items() if seconds > 0}
 
 
 def difference(a: Sequence[Result], b: Sequence[Result], budget: Budget) -> dict[str, Any] | None:
     """The final score of `a` minus `b`, paired by the seeds that both have; None without one."""
-    def by_seed(found):
-        return dict(zip([r.job.seed for r in found], scores_of(found, *budget)["final"]))
+    def by_seed(runs):
+        return dict(zip([r.job.seed for r in runs], scores_of(runs, *budget)["final"]))
     ours, theirs = by_seed(a), by_seed(b)
     shared = sorted(ours.keys() & theirs.keys())
     if not shared:
         return None
-    found = paired_difference(np.array([ours[s] for s in shared]), np.array([theirs[s] for s in shared]))
-    return found._asdict() | {"seeds": len(shared)}
+    test = paired_difference(np.array([ours[s] for s in shared]), np.array([theirs[s] for s in shared]))
+    return test._asdict() | {"seeds": len(shared)}
 
 
 def cautions(results: Mapping[str, list[Result]]) -> list[str]:
     """What a reader must know before believing the table."""
-    counts = {label: len(found) for label, found in results.items()}
+    counts = {label: len(runs) for label, runs in results.items()}
     said = []
     if len(set(counts.values())) > 1:
         said.append("methods have different numbers of finished seeds: " + ", ".join(f"{k}: {v}" for k, v in counts.items()))
@@ -220,8 +220,8 @@ def cautions(results: Mapping[str, list[Result]]) -> list[str]:
 def finals_by_seed(jobs: Sequence[Job], budget: Budget, seeds: Sequence[int], metric: str = METRIC) -> list[float]:
     """A held-out metric at the budget for each seed; NaN where the run is not finished."""
     results, _ = finished_runs(jobs, budget)
-    found = [result for runs in results.values() for result in runs]
-    by_seed = dict(zip([r.job.seed for r in found], scores_of(found, *budget, metric)["final"].tolist()))
+    finished = [result for runs in results.values() for result in runs]
+    by_seed = dict(zip([r.job.seed for r in finished], scores_of(finished, *budget, metric)["final"].tolist()))
     return [by_seed.get(seed, math.nan) for seed in seeds]
 
 
@@ -238,9 +238,9 @@ def tuning(grid: Sequence[Mapping[str, Any]], best: int, seeds: Sequence[int], s
             "by_value": {key: {value: _json(x) for value, x in means.items()} for key, means in values.items()}}
 
 
-def protocol(found: Mapping[str, Any], test: Sequence[Sequence[float]]) -> dict[str, Any]:
+def protocol(search: Mapping[str, Any], test: Sequence[Sequence[float]]) -> dict[str, Any]:
     """The cost of the choice, from scores `test [settings, testing seeds]` of every setting."""
-    tune = np.array([[float(x) for x in row] for row in found["scores"]])
+    tune = np.array([[float(x) for x in row] for row in search["scores"]])
     outcome = how_to_autorl.protocol(tune, np.array(test, np.float64))
     return {"test_scores": plain(test), "regret": _json(outcome.regret), "rank_correlation": _json(outcome.rank_correlation),
             "single_seed_regret": plain(outcome.single_seed_regret.tolist())}
@@ -260,15 +260,15 @@ def facts(results: Mapping[str, list[Result]]) -> str:
 
 def settings(results: Mapping[str, list[Result]]) -> dict[str, list[str]]:
     """Differences between the configuration of each contestant and that of the first one."""
-    flat = {label: stored_config(found[0].job.folder).to_dict() for label, found in results.items()}
+    flat = {label: stored_config(runs[0].job.folder).to_dict() for label, runs in results.items()}
     first = next(iter(flat.values()))
     skip = ("method:", "seed:")
     return {label: [line for line in config_changes(first, values) if not line.startswith(skip)]
             for label, values in flat.items()}
 
 
-def _interval(found: comparison.Interval) -> dict[str, float | str]:
-    return {name: _json(float(value)) for name, value in found._asdict().items()}
+def _interval(interval: comparison.Interval) -> dict[str, float | str]:
+    return {name: _json(float(value)) for name, value in interval._asdict().items()}
 
 
 def plain(values: Sequence) -> list:

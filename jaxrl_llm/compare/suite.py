@@ -67,7 +67,7 @@ def analyse(contest: Contest, results: Mapping[str, list[Result]], report: Mappi
     axes = {budget.unit: budget, "seconds": Budget("seconds", report["common"]["seconds"])}
     labels = list(results)
     finals = {unit: {label: _by_seed(results[label], *axis, contest.metric) for label in labels} for unit, axis in axes.items()}
-    shared = sorted(set.intersection(*(set(found) for found in finals[budget.unit].values())))
+    shared = sorted(set.intersection(*(set(scores) for scores in finals[budget.unit].values())))
     table_of = np.array([[finals[budget.unit][label][seed] for seed in shared] for label in labels])
     tuning = _tuning_scores(report)
     pilot = table_of if tuning is None else tuning
@@ -75,8 +75,8 @@ def analyse(contest: Contest, results: Mapping[str, list[Result]], report: Mappi
     visible = smallest_difference(deviation, len(shared)) if deviation > 0 and len(shared) > 1 else None
     rows: dict[str, Any] = {label: {"final": float(scores.mean()), "seeds": len(shared)}
                             for label, scores in zip(labels, table_of)}
-    for unit, found in finals.items():
-        for label, difference in _against_first(found).items():
+    for unit, by_label in finals.items():
+        for label, difference in _against_first(by_label).items():
             rows[label][f"difference_at_{unit}"] = difference
     return {"contest": contest._asdict(), "start": report["start"], "budget": report["budget"], "yardstick": labels[0],
             "seconds": axes["seconds"].size, "smallest_p": 2.0 ** (1 - len(shared)), "deviation": deviation,
@@ -91,8 +91,8 @@ def _tuning_scores(report: Mapping[str, Any]) -> np.ndarray | None:
     return np.array(kept) if kept and all(isinstance(x, float) for row in kept for x in row) else None
 
 
-def _by_seed(found: Sequence[Result], unit: str, size: float, metric: str) -> dict[int, float]:
-    return dict(zip([r.job.seed for r in found], scores_of(found, unit, size, metric)["final"].tolist()))
+def _by_seed(runs: Sequence[Result], unit: str, size: float, metric: str) -> dict[int, float]:
+    return dict(zip([r.job.seed for r in runs], scores_of(runs, unit, size, metric)["final"].tolist()))
 
 
 def _against_first(finals: Mapping[str, Mapping[int, float]]) -> dict[str, dict[str, Any]]:
@@ -107,22 +107,22 @@ def _against_first(finals: Mapping[str, Mapping[int, float]]) -> dict[str, dict[
                                             np.array([finals[first][seed] for seed in shared]))
     if not made:
         return {}
-    adjusted = stats.false_discovery_control([found.p_value for found in made.values()])
-    return {label: found._asdict() | {"adjusted_p": float(p), "verdict": _verdict(found, float(p))}
-            for (label, found), p in zip(made.items(), adjusted)}
+    adjusted = stats.false_discovery_control([test.p_value for test in made.values()])
+    return {label: test._asdict() | {"adjusted_p": float(p), "verdict": _verdict(test, float(p))}
+            for (label, test), p in zip(made.items(), adjusted)}
 
 
-def _verdict(found, adjusted: float) -> str:
+def _verdict(test, adjusted: float) -> str:
     """"better" or "worse" where the test and the interval both exclude zero; everything else is a tie."""
-    if adjusted > LEVEL or found.low <= 0 <= found.high:
+    if adjusted > LEVEL or test.low <= 0 <= test.high:
         return "tie"
-    return "better" if found.mean > 0 else "worse"
+    return "better" if test.mean > 0 else "worse"
 
 
-def markdown(found: Sequence[Mapping[str, Any]], command: str) -> str:
+def markdown(parts: Sequence[Mapping[str, Any]], command: str) -> str:
     """The suite's page: one table per task, with the differences that its seeds can show."""
     lines = ["# The embedded suite", "", "![differences](differences.png)", ""]
-    for part in found:
+    for part in parts:
         lines += [*_section(part), ""]
     return "\n".join([*lines, "## How this was made", "", "```bash", command, "```", ""])
 
@@ -145,19 +145,20 @@ def _section(part: Mapping[str, Any]) -> list[str]:
             table(heads, rows)]
 
 
-def _against(found: Mapping[str, Any] | None, is_first: bool) -> str:
-    if found is None:
+def _against(difference: Mapping[str, Any] | None, is_first: bool) -> str:
+    if difference is None:
         return "" if is_first else "too few seeds"
-    return (f"{found['mean']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}], p = {found['p_value']:.2g}: {found['verdict']}")
+    return (f"{difference['mean']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}], "
+            f"p = {difference['p_value']:.2g}: {difference['verdict']}")
 
 
-def draw(found: Sequence[Mapping[str, Any]], folder: Path) -> Path:
+def draw(parts: Sequence[Mapping[str, Any]], folder: Path) -> Path:
     """Differences from the yardstick with their intervals, one picture for each task."""
-    most = max(len(part["methods"]) for part in found)
+    most = max(len(part["methods"]) for part in parts)
     def pictures(axes):
-        for ax, part in zip(axes, found):
+        for ax, part in zip(axes, parts):
             _differences(ax, part)
-    return save_figure(folder / "differences.png", (5.0 * len(found), 1.4 + 0.35 * most), 1, len(found), pictures)
+    return save_figure(folder / "differences.png", (5.0 * len(parts), 1.4 + 0.35 * most), 1, len(parts), pictures)
 
 
 def _differences(axes, part: Mapping[str, Any]) -> None:
