@@ -24,8 +24,8 @@ def alp(*, problems: int = 64, scales: Sequence[float] = (0.01, 0.03, 0.1, 0.3),
     """Ratios and held-out score under Gaussian noise in each layer and in all of them (arXiv 2603.19470).
 
     Two kinds of noise. States: h + sigma eps before each layer, with sigma = scale x root mean square of h there; completions
-    that the policy sampled without noise are scored with it. Weights: the same relative noise in the matrices of a layer, under
-    which held-out problems are sampled again.
+    that the policy sampled without noise get log-probs with it. Weights: the same relative noise in the matrices of a layer,
+    under which held-out problems are sampled again.
 
     Args:
       problems: held-out problems, a group of completions each.
@@ -51,15 +51,15 @@ def under_noisy_states(run: Trained, rollouts, scales: Sequence[float], seed: in
     count, mask = run.policy.model.config.num_layers, np.asarray(rollouts.mask).reshape(-1, T)
     sampling, rms = _scored(run.policy, run.params, run.lora, rows, jnp.zeros(count), jax.random.key(seed))
     sampling, rms = np.asarray(sampling), np.asarray(rms)
-    found: dict[str, list] = {}
+    numbers: dict[str, list] = {}
     for layer in (*range(count), ALL):
-        found[str(layer)] = []
+        numbers[str(layer)] = []
         for scale in scales:
             chosen = np.ones(count) if layer == ALL else np.arange(count) == layer
             perturbed, _ = _scored(run.policy, run.params, run.lora, rows, jnp.asarray(scale * rms * chosen),
                                    jax.random.key(seed))
-            found[str(layer)].append(_summary(np.asarray(perturbed), sampling, mask))
-    return {"numbers": found, "rms": rms.tolist()}
+            numbers[str(layer)].append(_summary(np.asarray(perturbed), sampling, mask))
+    return {"numbers": numbers, "rms": rms.tolist()}
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -72,9 +72,9 @@ def _scored(policy: Policy, params, lora, rows, sigma, key):
     def square(x):
         return jnp.where(rows.mask[..., None], x.astype(jnp.float32) ** 2, 0).sum() / (rows.mask.sum() * x.shape[-1])
 
-    found, after = logprobs(policy, params, lora, rows, perturb, square)
+    noisy, after = logprobs(policy, params, lora, rows, perturb, square)
     first = square(policy.model.embed(params, rows.tokens))
-    return found, jnp.sqrt(jnp.concatenate([first[None], after[:-1]]))
+    return noisy, jnp.sqrt(jnp.concatenate([first[None], after[:-1]]))
 
 
 def _summary(perturbed: np.ndarray, sampling: np.ndarray, mask: np.ndarray) -> dict[str, float]:
@@ -112,17 +112,17 @@ def with_noise(params: Any, layer: str, scale: float, key: jax.Array) -> Any:
     return params | {"layers": jax.tree.unflatten(tree, [noisy(i, w) for i, w in enumerate(leaves)])}
 
 
-def draw(found, axes) -> None:
+def draw(results, axes) -> None:
     """KL and tails of sequence ratios under noise in states, score under noise in weights; a line for each layer."""
-    for number, layer in enumerate(found["layers"]):
+    for number, layer in enumerate(results["layers"]):
         style = {"color": "0.2", "linestyle": "--"} if layer == ALL else {"color": COLORS[number % len(COLORS)]}
-        label, numbers = (f"layer {layer}" if layer != ALL else "all layers"), found["numbers"][layer]
-        axes[0].plot(found["scales"], [one["kl"] for one in numbers], "o", label=label, **{"linestyle": "-", **style})
+        label, numbers = (f"layer {layer}" if layer != ALL else "all layers"), results["numbers"][layer]
+        axes[0].plot(results["scales"], [one["kl"] for one in numbers], "o", label=label, **{"linestyle": "-", **style})
         for side in ("low", "high"):
-            axes[1].plot(found["scales"], [one[f"sequence ratio, {side}"] for one in numbers], "o",
+            axes[1].plot(results["scales"], [one[f"sequence ratio, {side}"] for one in numbers], "o",
                          **{"linestyle": "-", **style})
-        axes[2].plot(found["scales"], found["scores"][layer], "o", **{"linestyle": "-", **style})
-    axes[2].axhline(found["score"], color="0.6", linewidth=1)
+        axes[2].plot(results["scales"], results["scores"][layer], "o", **{"linestyle": "-", **style})
+    axes[2].axhline(results["score"], color="0.6", linewidth=1)
     titles = ("States: KL, nats per token", "States: 0.1% and 99.9% of sequence ratios", "Weights: held-out score")
     for panel, title in zip(axes, titles):
         panel.set_xscale("log")

@@ -9,7 +9,7 @@ To add one, write a file with a keyword-only factory under `@diagnostic` that re
             scores = {folder.name: float(read_metrics(folder)[metric][-1]) for folder in folders}
             return {"scores": scores, "tables": {"Last scores": [{"run": k, "score": v} for k, v in scores.items()]}}
 
-        return Diagnostic(measure, lambda found, axes: axes[0].bar(list(found["scores"]), list(found["scores"].values())))
+        return Diagnostic(measure, lambda results, axes: axes[0].bar(list(results["scores"]), list(results["scores"].values())))
 """
 import functools
 import math
@@ -27,7 +27,7 @@ Found = dict[str, Any]
 
 
 class Diagnostic(NamedTuple):
-    """`measure(folders)` returns numbers, strings, lists and dicts; `draw(found, axes)` paints them.
+    """`measure(folders)` returns numbers, strings, lists and dicts; `draw(results, axes)` paints them.
 
     Under `tables` the result has the tables to read first, `{title: rows}`, all rows of a title with the same columns.
     `panels` axes side by side make a figure of `width x height` inches.
@@ -39,9 +39,9 @@ class Diagnostic(NamedTuple):
     width: float = 6.4
     height: float = 4.2
 
-    def figure(self, found: Mapping[str, Any], path: Path) -> Path:
+    def figure(self, results: Mapping[str, Any], path: Path) -> Path:
         """Writes the figure as PNG."""
-        return save_figure(path, (self.width, self.height), 1, self.panels, lambda axes: self.draw(found, axes))
+        return save_figure(path, (self.width, self.height), 1, self.panels, lambda axes: self.draw(results, axes))
 
 
 def single(folders: Sequence[Path]) -> Path:

@@ -43,14 +43,14 @@ def course(folder: Path, formats: Sequence[str], names: Sequence[str]) -> list[d
     """The numbers of every evaluation of a run that kept its page; ValueError if none did."""
     metrics = read_metrics(folder)
     made = np.isfinite(metrics.get("eval/score", np.zeros(0)))
-    found = []
+    evaluations = []
     for step in metrics["step"][made].astype(int).tolist():
         file = folder / "samples" / f"step_{step:06d}.jsonl"
         if file.is_file():
-            found.append({"step": step, **numbers(file, formats, names)})
-    if not found:
+            evaluations.append({"step": step, **numbers(file, formats, names)})
+    if not evaluations:
         raise ValueError(f"{folder} holds no page of held-out completions (samples/step_*.jsonl): give a run with evaluations")
-    return found
+    return evaluations
 
 
 def numbers(file: Path, formats: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
@@ -67,12 +67,12 @@ def numbers(file: Path, formats: Sequence[str], names: Sequence[str]) -> dict[st
             "distinct": len(echo.distinct_correct(correct, texts)) / len(texts)}
 
 
-def draw(found, axes) -> None:
+def draw(results, axes) -> None:
     """Shares, accuracy and entropy against steps; a colour for each format, dashes for each run."""
-    for dashes, (name, steps) in zip(_DASHES * len(found["runs"]), found["runs"].items()):
+    for dashes, (name, steps) in zip(_DASHES * len(results["runs"]), results["runs"].items()):
         x = [one["step"] for one in steps]
         shares, right = (np.array([one[key] for one in steps], float) for key in ("shares", "accuracy"))
-        for color, kind, share, accuracy in zip(COLORS, found["names"], shares.T, right.T):
+        for color, kind, share, accuracy in zip(COLORS, results["names"], shares.T, right.T):
             if share.any():
                 axes[0].plot(x, share, dashes, color=color, label=f"{kind}, {name}")
                 axes[1].plot(x, accuracy, dashes, color=color)

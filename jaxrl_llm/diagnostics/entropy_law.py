@@ -43,35 +43,35 @@ def fit(runs: Sequence[Run], early: float = 0.15) -> Found:
         made = np.isfinite(reward) & np.isfinite(entropy)
         pairs.append((entropy[made], reward[made]))
     entropy, reward = (np.concatenate(column) for column in zip(*pairs))
-    found: Found = {"runs": len(runs), "entropies": entropy.tolist(), "scores": reward.tolist(), "problem": ""}
+    result: Found = {"runs": len(runs), "entropies": entropy.tolist(), "scores": reward.tolist(), "problem": ""}
     try:
-        found["law"] = scaling.fit_entropy_law(entropy, reward)._asdict()
+        result["law"] = scaling.fit_entropy_law(entropy, reward)._asdict()
     except ValueError as error:
-        return found | {"problem": str(error)}
+        return result | {"problem": str(error)}
     cuts = [max(int(early * len(h)), 2) for h, _ in pairs]
     first = [np.concatenate(column) for column in zip(*[(h[:n], r[:n]) for (h, r), n in zip(pairs, cuts)])]
     rest = [np.concatenate(column) for column in zip(*[(h[n:], r[n:]) for (h, r), n in zip(pairs, cuts)])]
     try:
         error = scaling.fit_entropy_law(*first).predict(rest[0]) - rest[1]
-        found["early_rmse"] = float(np.sqrt(np.mean(error**2))) if len(error) else None
+        result["early_rmse"] = float(np.sqrt(np.mean(error**2))) if len(error) else None
     except ValueError:  # too few points, or all at one entropy
-        found["early_rmse"] = None
-    return found
+        result["early_rmse"] = None
+    return result
 
 
-def row(name: str, found: Found) -> dict[str, str | int]:
+def row(name: str, result: Found) -> dict[str, str | int]:
     """A recipe's row of the table."""
-    law, early = found.get("law"), found.get("early_rmse")
+    law, early = result.get("law"), result.get("early_rmse")
     def show(key):
         return f"{law[key]:.3f} +- {law[f'{key}_error']:.3f}" if law else ""
-    return {"recipe": name, "runs": found["runs"], "a": show("a") or found["problem"], "b": show("b"),
+    return {"recipe": name, "runs": result["runs"], "a": show("a") or result["problem"], "b": show("b"),
             "ceiling": show("ceiling"), "error": f"{100 * law['rmse']:.1f}" if law else "",
             "error of the first": "" if early is None else f"{100 * early:.1f}"}
 
 
-def draw(found, axes) -> None:
+def draw(results, axes) -> None:
     """Evaluations and laws against entropy, down to none."""
-    for color, (name, recipe) in zip(COLORS * 10, found["recipes"].items()):
+    for color, (name, recipe) in zip(COLORS * 10, results["recipes"].items()):
         axes[0].plot(recipe["entropies"], recipe["scores"], ".", color=color, alpha=0.5)
         if "law" in recipe:
             law, h = recipe["law"], np.linspace(0, max(recipe["entropies"]), 100)

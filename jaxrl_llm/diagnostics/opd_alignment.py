@@ -137,23 +137,23 @@ def summary(rows: Sequence[Found]) -> list[dict[str, str | int | float]]:
     table = []
     for name, kind in (("all", None), ("right", True), ("wrong", False)):
         mine = [row for row in rows if kind is None or row["right"] == kind]
-        told = [row for row in mine if row["undecided"]]
-        if told:
+        undecided = [row for row in mine if row["undecided"]]
+        if undecided:
             def mean(key):
-                values = np.array([row[key] for row in told], float)
+                values = np.array([row[key] for row in undecided], float)
                 return f"{values.mean():.3f} +- {1.96 * values.std() / np.sqrt(len(values)):.3f}"
-            table.append({"completions": name, "places": len(mine), "where it matters": len(told),
+            table.append({"completions": name, "places": len(mine), "where it matters": len(undecided),
                           **{loss: mean(loss) for loss in opd.LOSSES}, "teacher advantage": mean("teacher advantage"),
                           "overlap": mean("overlap")})
     return table or [{"completions": "all", "places": len(rows), "where it matters": 0}]
 
 
-def draw(found, axes) -> None:
+def draw(results, axes) -> None:
     """Cosines by loss and kind of completion, and the teacher's advantage by position."""
-    told = [row for row in found["nodes"] if row["undecided"]]
+    undecided = [row for row in results["nodes"] if row["undecided"]]
     random = np.random.default_rng(0)
     for color, kind, name in ((COLORS[0], True, "right"), (COLORS[1], False, "wrong")):
-        mine = [row for row in told if row["right"] == kind]
+        mine = [row for row in undecided if row["right"] == kind]
         for place, loss in enumerate(opd.LOSSES):
             values = np.array([row[loss] for row in mine], float)
             x = place + (0.2 if kind else -0.2)

@@ -57,14 +57,14 @@ def open_rl_benchmark(*, metric: str = "eval/score", unit: str = "tokens", by: S
         if not groups:
             raise ValueError(f"no run below {', '.join(map(str, folders))} has {metric} and meets {list(where)}; "
                              f"{len(records)} runs were read" + "".join(f"\n{note}" for note in notes))
-        found = {name: group_of(group, metric, unit, window, last) for name, group in groups.items()}
-        notes += cautions(found)
+        summaries = {name: group_of(group, metric, unit, window, last) for name, group in groups.items()}
+        notes += cautions(summaries)
         rows = [{"group": name, "runs": len(one["runs"]), f"{metric} at the end": one["mean"], "deviation": one["deviation"],
-                 UNITS[unit]: one["x"][-1]} for name, one in found.items()]
+                 UNITS[unit]: one["x"][-1]} for name, one in summaries.items()]
         tables = {f"{metric}, by {', '.join(by)}": rows}
         if notes:
             tables["To know"] = [{"note": note} for note in notes]
-        return {"metric": metric, "unit": unit, "groups": found, "notes": notes, "tables": tables}
+        return {"metric": metric, "unit": unit, "groups": summaries, "notes": notes, "tables": tables}
 
     return Diagnostic(measure, draw)
 
@@ -133,12 +133,12 @@ def cautions(groups: dict[str, Found]) -> list[str]:
     return notes
 
 
-def draw(found, axes) -> None:
+def draw(results, axes) -> None:
     """Mean and band of each group."""
-    for color, (name, one) in zip(COLORS * 10, found["groups"].items()):
+    for color, (name, one) in zip(COLORS * 10, results["groups"].items()):
         x, mean, band = (np.array(one[key]) for key in ("x", "curve", "band"))
         axes[0].plot(x, mean, color=color, label=f"{name} ({len(one['runs'])})")
         axes[0].fill_between(x, mean - band, mean + band, color=color, alpha=0.15, linewidth=0)
-    axes[0].set_xlabel(UNITS[found["unit"]])
-    axes[0].set_ylabel(found["metric"])
+    axes[0].set_xlabel(UNITS[results["unit"]])
+    axes[0].set_ylabel(results["metric"])
     axes[0].legend()

@@ -74,9 +74,9 @@ def cliff_of(rewards: np.ndarray, bonus: np.ndarray, classes: np.ndarray, names:
                        "probability of the optimal policy that moves": rows, "Classes": shares}}
 
 
-def draw(found, axes) -> None:
+def draw(results, axes) -> None:
     """Moved probability against the entropy bonus, and which classes are optimal."""
-    for color, curve in zip(COLORS, found["curves"]):
+    for color, curve in zip(COLORS, results["curves"]):
         axes[0].plot(curve["temperatures"], curve["soft"], "o-", color=color, label=f"reward {curve['delta']:g}")
         axes[0].plot(curve["temperatures"], curve["bounds"], ":", color=color)
         axes[0].axhline(curve["greedy"], color=color, linewidth=0.8, alpha=0.5)
@@ -86,12 +86,12 @@ def draw(found, axes) -> None:
     axes[0].set_ylabel("probability that moves")
     axes[0].set_title("Dotted: the bound; thin: no bonus")
     axes[0].legend()
-    bottom = np.zeros(len(found["chosen"]))
-    for color, name, share in zip(COLORS, found["names"], np.array(list(found["chosen"].values())).T):
+    bottom = np.zeros(len(results["chosen"]))
+    for color, name, share in zip(COLORS, results["names"], np.array(list(results["chosen"].values())).T):
         if share.any():
             axes[1].barh(range(len(share)), share, left=bottom, color=color, label=name)
             bottom = bottom + share
-    axes[1].set_yticks(range(len(bottom)), list(found["chosen"]))
+    axes[1].set_yticks(range(len(bottom)), list(results["chosen"]))
     axes[1].invert_yaxis()
     axes[1].set_xlabel("share of completions")
     axes[1].set_title("What is optimal")

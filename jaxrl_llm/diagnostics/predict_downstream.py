@@ -69,13 +69,13 @@ def candidate_logprobs(folder: Path, steps: Sequence[int], problems: int, wrong:
     if not kept:
         raise ValueError(f"checkpoint {steps[0]} of {folder} solves all {problems} problems: there is no wrong choice")
     shown = candidates(np.asarray(rollouts.prompt_tokens)[kept], np.asarray(rollouts.prompt_mask)[kept], texts)
-    score = jax.jit(lambda params, lora: first.policy.logprobs(params, lora, shown)[0])
-    found = []
+    logprobs_of = jax.jit(lambda params, lora: first.policy.logprobs(params, lora, shown)[0])
+    logprobs = []
     for step in steps:
         run = first if step == first.step else trained(folder, step)
-        each = np.where(shown.mask, np.asarray(score(run.params, run.lora), np.float64), 0.0).sum(-1)
-        found.append(np.where(shown.valid, each, -np.inf))
-    return np.array(found), len(kept)
+        each = np.where(shown.mask, np.asarray(logprobs_of(run.params, run.lora), np.float64), 0.0).sum(-1)
+        logprobs.append(np.where(shown.valid, each, -np.inf))
+    return np.array(logprobs), len(kept)
 
 
 def chain_of(logprobs: np.ndarray, compute: np.ndarray) -> Found:
@@ -102,23 +102,23 @@ def chain_of(logprobs: np.ndarray, compute: np.ndarray) -> Found:
             "tables": {"Correlation of a problem's score with log compute, median": rows, "Right and wrong choices": [facts]}}
 
 
-def draw(found, axes) -> None:
+def draw(results, axes) -> None:
     """Survival of the correlations along the chain, mean scores against compute, right against wrong mass."""
-    for color, (name, stage) in zip(COLORS, found["stages"].items()):
+    for color, (name, stage) in zip(COLORS, results["stages"].items()):
         survival = np.array(stage["survival"], float)
         if np.isfinite(survival).any():
-            axes[0].plot(found["thresholds"], survival, color=color, label=name)
+            axes[0].plot(results["thresholds"], survival, color=color, label=name)
         mean = np.array(stage["mean"])
         span = np.ptp(mean) or 1.0
-        axes[1].plot(found["compute"], (mean - mean.min()) / span, "o-", markersize=3, color=color)
+        axes[1].plot(results["compute"], (mean - mean.min()) / span, "o-", markersize=3, color=color)
     axes[0].set_xlabel("Pearson correlation with log compute")
     axes[0].set_ylabel("share of problems with at least this")
     axes[0].set_title("Along the chain")
     axes[0].legend(loc="lower left")
     axes[1].set_xscale("log")
-    axes[1].set_xlabel(UNITS[found["unit"]])
+    axes[1].set_xlabel(UNITS[results["unit"]])
     axes[1].set_title("Mean score, from its lowest to its highest")
-    axes[2].scatter(found["right"], found["wrong"], s=12, color=COLORS[0])
+    axes[2].scatter(results["right"], results["wrong"], s=12, color=COLORS[0])
     axes[2].set_xlabel("log p of the right choice")
     axes[2].set_ylabel("log mass of the wrong ones")
     axes[2].set_title("Problems, last checkpoint")

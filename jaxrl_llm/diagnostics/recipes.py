@@ -9,10 +9,10 @@ from jaxrl_llm.show.runs import short_names
 def runs_of(folder: Path, units: tuple[str, ...] = ()) -> list[Run]:
     """The run in `folder`, or those in its subfolders; FileNotFoundError without any."""
     files = [folder / "metrics.jsonl", *sorted(folder.glob("*/metrics.jsonl"))]
-    found = [run for run in (read_run(file.parent, units) for file in files) if run is not None]
-    if not found:
+    runs = [run for run in (read_run(file.parent, units) for file in files) if run is not None]
+    if not runs:
         raise FileNotFoundError(f"{folder} holds no run: metrics.jsonl is missing, in it and in its subfolders")
-    return found
+    return runs
 
 
 def recipes_of(folders: Sequence[Path], units: tuple[str, ...] = ()) -> dict[str, list[Run]]:

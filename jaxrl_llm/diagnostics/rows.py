@@ -63,10 +63,10 @@ def logprobs(policy: Policy, params, lora, rows: Rows, perturb: Callable | None 
     states, _, pooled = policy.model.hidden_states(params, rows.tokens, rows.mask, lora=lora, perturb=perturb, pool=pool)
     before, targets = states[:, rows.start - 1:-1], rows.tokens[:, rows.start:]
     config = policy.model.config
-    found, _ = token_logprobs(before.reshape(-1, before.shape[-1]), policy.model.unembedding(params), targets.reshape(-1),
-                              temperature=policy.temperature, divisor=config.logit_divisor, softcap=config.logit_softcap,
-                              chunk=policy.chunk)
-    return found.reshape(targets.shape), pooled
+    flat, _ = token_logprobs(before.reshape(-1, before.shape[-1]), policy.model.unembedding(params), targets.reshape(-1),
+                             temperature=policy.temperature, divisor=config.logit_divisor, softcap=config.logit_softcap,
+                             chunk=policy.chunk)
+    return flat.reshape(targets.shape), pooled
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -31,7 +31,7 @@ def scalerl_fit(*, unit: str = "flops", resamples: int = 100) -> Diagnostic:
 
     def measure(folders: Sequence[Path]) -> Found:
         fits = {name: fit(runs, unit, resamples) for name, runs in recipes_of(folders, (unit,)).items()}
-        rows = [row(name, found) for name, found in fits.items()]
+        rows = [row(name, result) for name, result in fits.items()]
         title = f"Sigmoids of {UNITS[unit]} with 95% intervals; error on the second half of laws fitted to the first, points"
         return {"unit": unit, "recipes": fits, "tables": {title: rows}}
 
@@ -49,35 +49,35 @@ def fit(runs: Sequence[Run], unit: str, resamples: int = 100) -> Found:
     curves = [points(run, unit) for run in runs]
     start = float(np.mean([run.metrics[METRIC][0] for run in runs]))
     compute, reward = (np.concatenate(column) for column in zip(*curves))
-    found: Found = {"runs": len(runs), "start": start, "compute": compute.tolist(), "scores": reward.tolist(), "problem": ""}
+    result: Found = {"runs": len(runs), "start": start, "compute": compute.tolist(), "scores": reward.tolist(), "problem": ""}
     try:
         fitted = scaling.fit_sigmoid(compute, reward, start)
-        found["sigmoid"] = fitted._asdict() | {"intervals": scaling.sigmoid_intervals(curves, start, resamples=resamples)}
+        result["sigmoid"] = fitted._asdict() | {"intervals": scaling.sigmoid_intervals(curves, start, resamples=resamples)}
     except ValueError as error:
-        return found | {"problem": str(error)}
+        return result | {"problem": str(error)}
     try:
-        found["extrapolation"] = scaling.extrapolation(compute, reward, start)
+        result["extrapolation"] = scaling.extrapolation(compute, reward, start)
     except ValueError:  # too little in the first half
-        found["extrapolation"] = {}
-    return found
+        result["extrapolation"] = {}
+    return result
 
 
-def row(name: str, found: Found) -> dict[str, str | int]:
+def row(name: str, result: Found) -> dict[str, str | int]:
     """A recipe's row of the table."""
     def show(key, form):
-        if "sigmoid" not in found:
+        if "sigmoid" not in result:
             return ""
-        low, high = found["sigmoid"]["intervals"][key]
-        return f"{found['sigmoid'][key]:{form}} ({low:{form}} to {high:{form}})"
-    errors = found.get("extrapolation") or {}
-    return {"recipe": name, "runs": found["runs"], "ceiling A": show("ceiling", ".1%") or found["problem"],
+        low, high = result["sigmoid"]["intervals"][key]
+        return f"{result['sigmoid'][key]:{form}} ({low:{form}} to {high:{form}})"
+    errors = result.get("extrapolation") or {}
+    return {"recipe": name, "runs": result["runs"], "ceiling A": show("ceiling", ".1%") or result["problem"],
             "rate B": show("rate", ".2f"), "middle": show("middle", ".3g"),
             **{law: f"{100 * errors[law]:.1f}" if errors else "" for law in ("sigmoid", "power", "logarithm")}}
 
 
-def draw(found, axes) -> None:
+def draw(results, axes) -> None:
     """Evaluations and sigmoids against compute."""
-    for color, (name, recipe) in zip(COLORS * 10, found["recipes"].items()):
+    for color, (name, recipe) in zip(COLORS * 10, results["recipes"].items()):
         x = np.geomspace(min(recipe["compute"]), 2 * max(recipe["compute"]), 200)
         axes[0].plot(recipe["compute"], recipe["scores"], ".", color=color, alpha=0.5)
         if "sigmoid" in recipe:
@@ -85,7 +85,7 @@ def draw(found, axes) -> None:
             axes[0].plot(x, law.predict(x), color=color, label=f"{name}: ceiling {law.ceiling:.1%}")
             axes[0].axhline(law.ceiling, color=color, linewidth=0.8, linestyle=":")
     axes[0].set_xscale("log")
-    axes[0].set_xlabel(UNITS[found["unit"]])
+    axes[0].set_xlabel(UNITS[results["unit"]])
     axes[0].set_ylabel("held-out score")
     if axes[0].get_legend_handles_labels()[0]:
         axes[0].legend()

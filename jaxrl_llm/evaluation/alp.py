@@ -29,7 +29,7 @@ def divergence(perturbed: np.ndarray, sampled: np.ndarray, mask: np.ndarray) -> 
     return float(np.mean(np.expm1(np.clip(x, -LIMIT, LIMIT)) - x))
 
 
-def tails(found: np.ndarray, mask: np.ndarray, share: float = 0.999) -> tuple[float, float]:
+def tails(values: np.ndarray, mask: np.ndarray, share: float = 0.999) -> tuple[float, float]:
     """The quantiles `1 - share` and `share` of ratios over the mask."""
-    low, high = np.quantile(np.asarray(found)[np.asarray(mask, bool)], [1 - share, share])
+    low, high = np.quantile(np.asarray(values)[np.asarray(mask, bool)], [1 - share, share])
     return float(low), float(high)

@@ -21,10 +21,10 @@ def format_of(text: str, formats: Sequence[str]) -> str:
         if not equals or not name.strip():
             raise ValueError(f"cannot read the format {one!r}; write name=regular expression")
         try:
-            found = re.fullmatch(pattern, text, re.DOTALL)
+            match = re.fullmatch(pattern, text, re.DOTALL)
         except re.error as error:
             raise ValueError(f"format {name.strip()!r}: {pattern!r} is no regular expression ({error})") from error
-        if found:
+        if match:
             return name.strip()
     return OTHER
 

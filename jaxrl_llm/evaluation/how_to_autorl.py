@@ -87,10 +87,10 @@ def by_value(settings: Sequence[Mapping[str, Any]], tune: np.ndarray) -> dict[st
 
     `settings`: one a row of `tune`. Failed runs are omitted; a value without any other run gets NaN.
     """
-    found: dict[str, dict[str, float]] = {}
+    means: dict[str, dict[str, float]] = {}
     for key in dict.fromkeys(key for one in settings for key in one):
         for value in dict.fromkeys(str(one[key]) for one in settings if key in one):
             rows = np.asarray(tune, np.float64)[[str(one.get(key)) == value for one in settings]]
             rows = rows[~np.isnan(rows)]
-            found.setdefault(key, {})[value] = float(rows.mean()) if len(rows) else float("nan")
-    return found
+            means.setdefault(key, {})[value] = float(rows.mean()) if len(rows) else float("nan")
+    return means

@@ -106,7 +106,7 @@ def verdict(before: Sequence[float], slower: Sequence[float]) -> Verdict:
     Raises ValueError if one of them has fewer than 20 steps, or if the first one is not at a plateau.
     """
     if plateau(before).moves:
-        raise ValueError("the reward of the first run still moves in these steps; lower --last, or let it go on to its plateau")
+        raise ValueError("the reward of the first run still moves in these steps; lower --last, or continue it to its plateau")
     first, second = _blocks(before), _blocks(slower)
     difference = float(second.mean() - first.mean())
     variances = np.array([first.var(ddof=1), second.var(ddof=1)]) / BLOCKS
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.evaluation.outer_step", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plateau", help="folder of a run whose reward does not rise any more")
-    parser.add_argument("slower", help="folder of a run that goes on from it with a fifth of the learning rate")
+    parser.add_argument("slower", help="folder of a run that continues it with a fifth of the learning rate")
     parser.add_argument("--metric", default="reward/mean", help="of metrics.jsonl")
     parser.add_argument("--last", type=int, default=50, help="steps of each run")
     given = parser.parse_args(arguments)
@@ -139,10 +139,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     rewards, rows = [], []
     for folder in (given.plateau, given.slower):
-        found = read_metrics(folder)
-        if given.metric not in found:
-            raise SystemExit(f"{folder} has no metric {given.metric!r}; it has {', '.join(sorted(found))}")
-        last = {name: values[-given.last:] for name, values in found.items()}
+        metrics = read_metrics(folder)
+        if given.metric not in metrics:
+            raise SystemExit(f"{folder} has no metric {given.metric!r}; it has {', '.join(sorted(metrics))}")
+        last = {name: values[-given.last:] for name, values in metrics.items()}
         rewards.append(last[given.metric].tolist())
         rows.append({"run": folder, **plateau(rewards[-1])._asdict()})
         if {"completion/tokens", "approx_kl"} <= last.keys():  # 0 where each step has one update

@@ -28,14 +28,14 @@ def pass_at_k(samples: np.ndarray, correct: np.ndarray, k: int) -> np.ndarray:
     possible = misses >= k
     left = np.where(possible, misses, k)  # where more are drawn than there are misses, a hit is sure
     log_share = (gammaln(left + 1) - gammaln(left - k + 1)) - (gammaln(n + 1) - gammaln(np.maximum(n - k, 0) + 1))
-    found = np.where(possible, -np.expm1(np.minimum(log_share, 0)), 1.0)
-    return np.where(c == 0, 0.0, found) + np.where(n < k, np.nan, 0.0)
+    chance = np.where(possible, -np.expm1(np.minimum(log_share, 0)), 1.0)
+    return np.where(c == 0, 0.0, chance) + np.where(n < k, np.nan, 0.0)
 
 
 def pass_at_k_error(samples: np.ndarray, correct: np.ndarray, k: int) -> float:
     """Standard error of the mean pass@k: sample deviation over problems / sqrt(Q)."""
-    found = pass_at_k(samples, correct, k)
-    return float(found.std(ddof=1) / np.sqrt(len(found)))
+    values = pass_at_k(samples, correct, k)
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
 class Votes(NamedTuple):

@@ -108,7 +108,7 @@ def sigmoid_intervals(curves: Sequence[tuple[np.ndarray, np.ndarray]], start: fl
     fit are resampled, which says how well one curve determines the numbers but nothing about another seed. The default grids
     are coarser than those of `fit_sigmoid`: 40 x 40.
     """
-    random, found = np.random.default_rng(seed), []
+    random, fits = np.random.default_rng(seed), []
     compute, reward = (np.concatenate(column) for column in zip(*curves))
     grids = {"middles": np.geomspace(compute.min() / 10, 3 * compute.max(), 40),
              "ceilings": np.linspace(max(_top(reward), start + 0.005), 1, 40)} | grids
@@ -121,12 +121,12 @@ def sigmoid_intervals(curves: Sequence[tuple[np.ndarray, np.ndarray]], start: fl
         else:
             x, y = compute, fitted.predict(compute) + random.choice(residuals, len(residuals))
         try:
-            found.append(fit_sigmoid(x, y, start, **grids)[1:4])
+            fits.append(fit_sigmoid(x, y, start, **grids)[1:4])
         except ValueError:  # a draw that does not rise
             continue
-    if len(found) < resamples / 2:
+    if len(fits) < resamples / 2:
         raise ValueError("most resamples of these runs do not rise: there are too few evaluations for an interval")
-    tails = np.quantile(found, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    tails = np.quantile(fits, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return {name: (float(low), float(high)) for name, low, high in zip(("ceiling", "rate", "middle"), *tails)}
 
 

@@ -28,11 +28,11 @@ def estimates(joined: Joined) -> dict[str, np.ndarray]:
         raise ValueError(f"problems have {sorted(counts)} completions; finish the measurement first")
     n = counts.pop()
     correct = np.array([sum(row["correct"]) for row in joined.values()])
-    found = {f"pass@{k}": pass_at_k(np.full(len(correct), n), correct, k) for k in sizes(n)}
+    values = {f"pass@{k}": pass_at_k(np.full(len(correct), n), correct, k) for k in sizes(n)}
     if all(row["answers"] is not None for row in joined.values()) and n <= MOST_VOTES:
         votes = [count_votes(row["answers"], row["correct"]) for row in joined.values()]
-        found |= {f"maj@{k}": np.array([majority_at_k(v, k) for v in votes]) for k in sizes(n)}
-    return found
+        values |= {f"maj@{k}": np.array([majority_at_k(v, k) for v in votes]) for k in sizes(n)}
+    return values
 
 
 def measure(joined: Joined) -> dict[str, Any]:
