@@ -78,15 +78,15 @@ def thin(x: np.ndarray, y: np.ndarray, points: int = _POINTS) -> tuple[np.ndarra
 
 def data_of(all_metrics: Sequence[dict[str, np.ndarray]], name: str) -> list[dict | None]:
     """The numbers shown under the pointer, one entry per run: {"x": steps, "y": values to four digits}."""
-    found: list[dict | None] = []
+    entries: list[dict | None] = []
     for metrics in all_metrics:
         lines = lines_of([metrics], name)
         if not lines:
-            found.append(None)
+            entries.append(None)
             continue
         x, y = thin(lines[0].x, lines[0].y)
-        found.append({"x": [round(float(v), 1) for v in x], "y": [float(f"{v:.4g}") for v in y]})
-    return found
+        entries.append({"x": [round(float(v), 1) for v in x], "y": [float(f"{v:.4g}") for v in y]})
+    return entries
 
 
 def svg(name: str, lines: Sequence[Line]) -> str:

@@ -6,31 +6,31 @@ RECENT = 0.2  # share of the steps, at the end, for which a complaint must hold
 
 def findings(metrics: dict[str, np.ndarray]) -> list[str]:
     """Complaints about a run, most serious first; each names its metric. An empty list does not prove that all is well."""
-    found = []
+    complaints = []
     if _last(metrics, "skipped_updates") > 0:
-        found.append(f"{_last(metrics, 'skipped_updates'):.0f} updates were refused, their loss or gradient was not finite "
-                     "(skipped_updates)")
+        complaints.append(f"{_last(metrics, 'skipped_updates'):.0f} updates were refused, their loss or gradient was not "
+                          "finite (skipped_updates)")
     for name in sorted(metrics):
         if name.startswith("reward_failures/") and np.nansum(metrics[name]) > 0:
-            found.append(f"rewards failed {np.nansum(metrics[name]):.0f} times ({name})")
+            complaints.append(f"rewards failed {np.nansum(metrics[name]):.0f} times ({name})")
     mismatch = np.abs(_recent(metrics, "mismatch/kl"))
     if len(mismatch) and mismatch.mean() > 0.01:
-        found.append(f"sampler and trainer disagree by {mismatch.mean():.2g} nats per token (mismatch/kl)")
+        complaints.append(f"sampler and trainer disagree by {mismatch.mean():.2g} nats per token (mismatch/kl)")
     if _mean(metrics, "groups/all_equal") > 0.9:
-        found.append(f"{_mean(metrics, 'groups/all_equal'):.0%} of the groups have equal rewards and teach nothing "
-                     "(groups/all_equal)")
+        complaints.append(f"{_mean(metrics, 'groups/all_equal'):.0%} of the groups have equal rewards and teach nothing "
+                          "(groups/all_equal)")
     if _mean(metrics, "completion/truncated") > 0.25:
-        found.append(f"{_mean(metrics, 'completion/truncated'):.0%} of the completions are cut at the limit "
-                     "(completion/truncated)")
+        complaints.append(f"{_mean(metrics, 'completion/truncated'):.0%} of the completions are cut at the limit "
+                          "(completion/truncated)")
     entropy = metrics.get("entropy", np.zeros(0))
     entropy = entropy[np.isfinite(entropy)]
     if len(entropy) > 1 and _mean(metrics, "entropy") < 0.05 * entropy[0]:
-        found.append(f"entropy fell from {entropy[0]:.3g} to {_mean(metrics, 'entropy'):.3g} nats per token (entropy)")
+        complaints.append(f"entropy fell from {entropy[0]:.3g} to {_mean(metrics, 'entropy'):.3g} nats per token (entropy)")
     if _mean(metrics, "clip_fraction") > 0.3:
-        found.append(f"{_mean(metrics, 'clip_fraction'):.0%} of the tokens are clipped (clip_fraction)")
+        complaints.append(f"{_mean(metrics, 'clip_fraction'):.0%} of the tokens are clipped (clip_fraction)")
     if _fell(metrics):
-        found.append("held-out score ends clearly below its best (eval/score)")
-    return found
+        complaints.append("held-out score ends clearly below its best (eval/score)")
+    return complaints
 
 
 def _recent(metrics: dict[str, np.ndarray], name: str) -> np.ndarray:

@@ -24,7 +24,7 @@ def write_page(runs: Sequence[RunFolder], out: Path, completions: int = 1000) ->
     from markupsafe import Markup
     metrics = [run.metrics for run in runs]
     titled, others = curves.names_of(metrics)
-    found = [samples.read_groups(run.path, completions) for run in runs]
+    sampled = [samples.read_groups(run.path, completions) for run in runs]
     columns, rows = differences(runs)
     files = importlib.resources.files("jaxrl_llm.show")
     def seen(value):
@@ -39,12 +39,12 @@ def write_page(runs: Sequence[RunFolder], out: Path, completions: int = 1000) ->
         data=Markup(as_script({
             "runs": [{"name": run.name, "color": curves.color_of(i)} for i, run in enumerate(runs)],
             "curves": {name: curves.data_of(metrics, name) for name in titled + others},
-            "groups": [{"run": i, **group} for i, (groups, _) in enumerate(found) for group in groups]})),
+            "groups": [{"run": i, **group} for i, (groups, _) in enumerate(sampled) for group in groups]})),
         runs=[_facts(i, run) for i, run in enumerate(runs)],
         labels=list(dict.fromkeys(label for run in runs for label in run.facts)),
         pictures=[picture(name) for name in titled], others=[picture(name) for name in others],
-        columns=columns, differences=rows, shown=[sum(len(g["rows"]) for g in groups) for groups, _ in found],
-        total=[total for _, total in found])
+        columns=columns, differences=rows, shown=[sum(len(g["rows"]) for g in groups) for groups, _ in sampled],
+        total=[total for _, total in sampled])
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
     return out

@@ -47,15 +47,15 @@ def _groups(page: Path) -> Iterator[dict[str, Any]]:
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
-    found = {"text": row["completion"], "reward": _finite(row["reward"]), "length": row["length"], "stop": row["stop_reason"],
+    shown = {"text": row["completion"], "reward": _finite(row["reward"]), "length": row["length"], "stop": row["stop_reason"],
              "parts": {name: _finite(value) for name, value in row["components"].items()}}
     if "messages" in row:
-        found["messages"] = [_message(one) for one in row["messages"]]
+        shown["messages"] = [_message(one) for one in row["messages"]]
     if "tokens" in row:
-        found["tokens"] = row["tokens"]
-        found |= {"trained": row["trained"]} if "trained" in row else {}
-        found |= {name: [_finite(value) for value in row[name]] for name in PER_TOKEN if name in row}
-    return found
+        shown["tokens"] = row["tokens"]
+        shown |= {"trained": row["trained"]} if "trained" in row else {}
+        shown |= {name: [_finite(value) for value in row[name]] for name in PER_TOKEN if name in row}
+    return shown
 
 
 def _message(one: dict[str, Any]) -> dict[str, Any]:

@@ -124,16 +124,16 @@ def make_update(critic: Critic, *, clip_norm: float | None = 1.0, micro_batches:
         parts = split(rollouts.replace(loss_weights={"token": token_weights(rollouts, "token_mean")}), micro_batches)
 
         def add(total, part):
-            (_, found), gradient = jax.value_and_grad(part_loss, has_aux=True)(state.params, policy, part)
-            return jax.tree.map(jnp.add, total, gradient), found
+            (_, terms), gradient = jax.value_and_grad(part_loss, has_aux=True)(state.params, policy, part)
+            return jax.tree.map(jnp.add, total, gradient), terms
 
-        gradient, found = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, state.params), parts)
-        found = jax.tree.map(jnp.sum, found)
+        gradient, terms = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, state.params), parts)
+        terms = jax.tree.map(jnp.sum, terms)
         params, opt_state, norm, finite = descend(
-            critic.optimizer, clip_norm, gradient, found["value/loss"], state.params, state.opt_state)
+            critic.optimizer, clip_norm, gradient, terms["value/loss"], state.params, state.opt_state)
         state = CriticState(params, opt_state)
         if critic.mesh is not None:
             state = jax.lax.with_sharding_constraint(state, tree_shardings(state, critic.mesh))
-        return state, found | {"value/grad_norm": norm, "value/skipped": (~finite).astype(jnp.float32)}
+        return state, terms | {"value/grad_norm": norm, "value/skipped": (~finite).astype(jnp.float32)}
 
     return jax.jit(update, donate_argnums=0)

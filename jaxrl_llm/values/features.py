@@ -72,10 +72,10 @@ def spans(tokens: Array, mask: Array, marker: Sequence[int]) -> Spans:
         starts &= mask[..., stretch] & (tokens[..., stretch] == token)
     order = jnp.arange(T - size + 1).reshape((1,) * (tokens.ndim - 1) + (-1,))
     begin = jnp.max(jnp.where(starts, order, -1), axis=-1, keepdims=True)  # -1: no marker
-    found = begin >= 0
+    has_marker = begin >= 0
     position = jnp.arange(T).reshape((1,) * (tokens.ndim - 1) + (-1,))
-    return Spans(mask & (~found | (position < begin + size)), mask & (~found | (position < begin)),
-                 mask & found & (position >= begin + size))
+    return Spans(mask & (~has_marker | (position < begin + size)), mask & (~has_marker | (position < begin)),
+                 mask & has_marker & (position >= begin + size))
 
 
 def mean_entropies(entropies: Array, mask: Array, parts: Spans) -> Array:

@@ -76,7 +76,7 @@ def save(history: History, directory: str | Path) -> Path:
         """Shares of right answers of policies at training steps on prompts."""
 
         VERSION = tfds.core.Version(VERSION)
-        code_path = Path(__file__)  # found by itself only with a package that TFDS forgets to require
+        code_path = Path(__file__)  # TFDS finds it alone only with a package that it forgets to require
 
         def _info(self):
             f = tfds.features

@@ -78,10 +78,10 @@ def principal_components(x: Array, count: int, *, iterations: int = 8) -> Array:
         basis = jnp.linalg.qr(jnp.matmul(x.T, jnp.matmul(x, basis, precision=EXACT), precision=EXACT))[0]
     inside = jnp.matmul(x, basis, precision=EXACT)
     _, axes = jnp.linalg.eigh(jnp.matmul(inside.T, inside, precision=EXACT))  # ascending
-    found = jnp.matmul(basis, axes[:, ::-1][:, :count], precision=EXACT)
+    components = jnp.matmul(basis, axes[:, ::-1][:, :count], precision=EXACT)
     # Rows of lower rank leave axes of rounding noise, which standardised would drown the others in every new row.
-    spread = jnp.linalg.norm(jnp.matmul(x, found, precision=EXACT), axis=0)
-    return jnp.where(spread > _NOISE * spread.max(), found, 0.0)
+    spread = jnp.linalg.norm(jnp.matmul(x, components, precision=EXACT), axis=0)
+    return jnp.where(spread > _NOISE * spread.max(), components, 0.0)
 
 
 def ridge_weights(x: Array, y: Array, alpha: float, *, dual: bool | None = None) -> Array:

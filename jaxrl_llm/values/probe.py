@@ -181,8 +181,8 @@ def _stack(probes: Sequence[Probe], alpha, low, high) -> Probe:
         even = group % 2 == 0
         def fit_all(rows):
             return tuple(probe.fit(features, labels, rows, group) for probe in probes)
-        found = jax.lax.map(fit_all, jnp.stack([real & ~even, real & even, real]))
-        odd_half, even_half, whole = (jax.tree.map(lambda x: x[i], found) for i in range(3))
+        fitted = jax.lax.map(fit_all, jnp.stack([real & ~even, real & even, real]))
+        odd_half, even_half, whole = (jax.tree.map(lambda x: x[i], fitted) for i in range(3))
         table = jnp.where(even[:, None], outputs(odd_half, features), outputs(even_half, features))
         return whole, stacker.fit(table, labels, real, group)
 

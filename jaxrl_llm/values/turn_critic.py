@@ -74,8 +74,8 @@ class TurnCritic:
             longer = jnp.pad(tokens, ((0, 0), (0, 0), (0, 1)))  # the state behind the last token is the one before this slot
             states, _ = self.model.packed_states(params, prompt_tokens, prompt_mask, longer, lora=lora, whole=whole)
             P, G, K, _ = places.shape
-            found = jnp.take_along_axis(states, places.reshape(P, G, 2 * K, 1), axis=2)
-            return found.reshape(P, G, K, 2, -1).astype(jnp.float32)
+            gathered = jnp.take_along_axis(states, places.reshape(P, G, 2 * K, 1), axis=2)
+            return gathered.reshape(P, G, K, 2, -1).astype(jnp.float32)
 
         r = rollouts
         rows = r.prompt_tokens, r.prompt_mask, r.tokens, turn_places(r)
@@ -98,19 +98,19 @@ class TurnCritic:
             return sum(parts), dict(zip(("value/q_loss", "value/v_loss"), parts))
 
         def epoch(state, _):
-            (loss, found), gradient = jax.value_and_grad(loss_of, has_aux=True)(state.params, state.slow)
+            (loss, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(state.params, state.slow)
             params, opt_state, norm, finite = descend(self.optimizer, self.clip_norm, gradient, loss, state.params,
                                                       state.opt_state)
             slow = jax.tree.map(lambda old, new: old + self.tau * (new - old), state.slow, params)
-            return TurnCriticState(params, slow, opt_state), found | {
+            return TurnCriticState(params, slow, opt_state), metrics | {
                 "value/grad_norm": norm, "value/skipped": (~finite).astype(jnp.float32)}
 
         returns = returns_of(rewards, there, self.gamma)
         known = critic_lib.metrics(values(state.params, states)[0].min(-1), returns, there)
-        state, found = lax.scan(epoch, state, length=self.epochs)
+        state, metrics = lax.scan(epoch, state, length=self.epochs)
         if self.mesh is not None:
             state = lax.with_sharding_constraint(state, tree_shardings(state, self.mesh))
-        return state, known | {name: x.sum() if name == "value/skipped" else x[0] for name, x in found.items()}
+        return state, known | {name: x.sum() if name == "value/skipped" else x[0] for name, x in metrics.items()}
 
 
 def values(params, states: Array) -> tuple[Array, Array]:
@@ -140,8 +140,8 @@ def returns_of(rewards: Array, there: Array, gamma: float) -> Array:
     """f32[P, G, K]: `G_k = r_k + gamma G_{k+1}`, the observed return from each turn on."""
     def step(later, inputs):
         reward, real = inputs
-        found = jnp.where(real, reward + gamma * later, 0)
-        return found, found
+        total = jnp.where(real, reward + gamma * later, 0)
+        return total, total
 
     major = [jnp.moveaxis(x, -1, 0) for x in (rewards, there)]
     return jnp.moveaxis(lax.scan(step, jnp.zeros_like(rewards[..., 0]), tuple(major), reverse=True)[1], 0, -1)
