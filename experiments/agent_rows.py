@@ -2,9 +2,9 @@
 
   python experiments/agent_rows.py --out=runs/agent_rows [--rows=gigpo,spiral] [--steps=20] [--seeds=1] [--write=docs/agents.md]
 
-A policy of 2 layers first imitates the oracle of its environment a little, once for all methods there; each method goes on
-from these weights for --steps steps. Runs that are finished are not run again, others begin anew. A table holds all that
-is finished, also in other calls.
+A policy of 2 layers first imitates the oracle of its environment a little, once for all methods there; each method
+continues from these weights for --steps steps. Runs that are finished are not run again, others begin anew. A table holds
+all that is finished, also in other calls.
 """
 import json
 import shutil
@@ -141,10 +141,10 @@ def table() -> str:
 
     lines = ["| method | where | steps | seeds | before, % | after, % |", "|---|---|---|---|---|---|"]
     for row in ROWS:
-        found = [done for seed in range(_SEEDS.value) if (done := finished(folder_of(row, seed), _STEPS.value))]
-        if found:
-            before, after = (", ".join(share(one[name]) for one in found) for name in ("start", "end"))
-            lines.append(f"| `{row.method}` | {row.world} | {_STEPS.value} | {len(found)} | {before} | {after} |")
+        runs = [done for seed in range(_SEEDS.value) if (done := finished(folder_of(row, seed), _STEPS.value))]
+        if runs:
+            before, after = (", ".join(share(one[name]) for one in runs) for name in ("start", "end"))
+            lines.append(f"| `{row.method}` | {row.world} | {_STEPS.value} | {len(runs)} | {before} | {after} |")
     return "\n".join(lines)
 
 

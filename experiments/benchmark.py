@@ -5,8 +5,8 @@
 
 Real steps of the training loop with the stop token ignored, so that every step samples exactly P x G x T tokens; --stopping
 gives completions of unequal length. Rates are useful operations (jaxrl_llm.evaluation.flops: no padding, no recomputation) per
-second, and shares are of the matrix product rate (in decoding: that of products with as few rows) and the memory bandwidth
-measured in the same process. --profile writes a trace for Perfetto or TensorBoard.
+second, and shares are of the matrix product rate (in decoding: that of products with its number of rows) and the memory
+bandwidth measured in the same process. --profile writes a trace for Perfetto or TensorBoard.
 """
 import contextlib
 import dataclasses
@@ -188,7 +188,7 @@ def main():
     measure = machine(DTYPES[c.model.dtype], c.prompts.per_step * c.sampling.group, run.learner.policy.model.config.hidden_size)
     began = time.perf_counter()
     state, rollouts, _ = step(run, state)
-    first, found, measured = time.perf_counter() - began, [], []
+    first, timings, measured = time.perf_counter() - began, [], []
     print(json.dumps({"step": 0, "step_s": round(first, 3)}), flush=True)  # the step that compiles
     compiled = run.source.sampler.generate, *run.learner.layout.update_programs, *run.learner.layout.logprob_programs
     compiling = sum(one.compile_seconds for one in compiled)
@@ -196,7 +196,7 @@ def main():
         if _PHASES.value:
             measured.append(measure())  # before every step: other tenants of the machine come and go
         state, rollouts, times = step(run, state)
-        found.append(times)
+        timings.append(times)
         print(json.dumps({"step": number + 1, "step_s": round(times["time/step"], 3),
                           "rollout_s": round(times["time/rollout"], 3)}), flush=True)
     if not _PHASES.value:
@@ -210,13 +210,13 @@ def main():
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     with contextlib.suppress(AttributeError, KeyError, TypeError):  # CPUs report none
         peak = device.memory_stats()["peak_bytes_in_use"] / 1e9
-    median = {name.removeprefix("time/"): statistics.median(t.get(name, 0.0) for t in found) for name in found[0]}
+    median = {name.removeprefix("time/"): statistics.median(t.get(name, 0.0) for t in timings) for name in timings[0]}
     prefill = prefill_seconds(run, state, rollouts)
-    scored = bool(run.learner.recorders)
+    recorded = bool(run.learner.recorders)
     times = {"prefill": prefill, "decode": median["rollout"] - prefill, "score": score_seconds(run, state, rollouts),
-             "scored": scored, "update": median["update"], "step": median["step"],
-             "host": statistics.median(t["time/step"] - t["time/rollout"] - t["time/update"] - scored * t.get("time/score", 0)
-                                       for t in found)}
+             "scored": recorded, "update": median["update"], "step": median["step"],
+             "host": statistics.median(t["time/step"] - t["time/rollout"] - t["time/update"] - recorded * t.get("time/score", 0)
+                                       for t in timings)}
     results = {
         "work": {"prompts": c.prompts.per_step, "group": c.sampling.group, "tokens": c.sampling.max_tokens,
                  "prompt_tokens": run.source.sampler.prompt_tokens, "dtype": c.model.dtype,
@@ -224,7 +224,7 @@ def main():
         "device": f"{device.device_kind} x {jax.device_count()}", "jax": jax.__version__,
         "limits": limits,
         "first_step_s": first, "compile_s": compiling, "peak_memory_gb": peak,
-        "step_s": [t["time/step"] for t in found], "phases": rows_of(run, times, rollouts, limits),
+        "step_s": [t["time/step"] for t in timings], "phases": rows_of(run, times, rollouts, limits),
     }
     show(results)
     if _JSON.value:

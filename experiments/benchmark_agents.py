@@ -93,11 +93,11 @@ def alone() -> None:
         timer, began = PhaseTimer(), time.perf_counter()
         finished = run.source.next(state, timer)
         state = run.learner.learn(state, finished.rollouts, timer=timer).state
-        seconds, times, found = time.perf_counter() - began, timer.collect(), finished.metrics
+        seconds, times, metrics = time.perf_counter() - began, timer.collect(), finished.metrics
         phases = {name.removeprefix("time/"): round(x, 3) for name, x in times.items()}
         print(json.dumps({"step_s": round(seconds, 3), **phases, "idle": round(times["time/environment"] / seconds, 4),
-                          "computed": round(found["completion/computed"], 4), "tokens": found["completion/tokens"],
-                          "present": found["completion/present"]}), flush=True)
+                          "computed": round(metrics["completion/computed"], 4), "tokens": metrics["completion/tokens"],
+                          "present": metrics["completion/present"]}), flush=True)
 
 
 def compare() -> dict:
@@ -114,16 +114,16 @@ def compare() -> dict:
     own = [sys.executable, __file__, "--alone", f"--template={folder / 'template.jinja'}", f"--steps={half}",
            *(f"--{name}={flags.FLAGS[name].value}"
              for name in ("model", "trl", "prompts", "group", "turns", "tokens", "micro", "compilation_cache"))]
-    found: dict[str, dict] = {}
+    results: dict[str, dict] = {}
     print(f"logs: {folder}")
     for number, (name, command) in enumerate([("jaxrl_llm", own), ("trl", [_TRL.value, str(PEERS / "trl_agents.py")]),
                                               ("jaxrl_llm", own)]):
         print(f"{time.strftime('%H:%M:%S')} {name} ...", flush=True)
         one = run(command, environment, folder / f"{number}_{name}.log")
-        whole = found.setdefault(name, {"step_s": [], "peak_gb": 0.0})
+        whole = results.setdefault(name, {"step_s": [], "peak_gb": 0.0})
         whole["step_s"] += one["step_s"]
         whole["peak_gb"] = max(whole["peak_gb"], one["peak_gb"])
-    return found
+    return results
 
 
 def main():
@@ -132,15 +132,15 @@ def main():
         return
     if _SECONDS.value or _STOPPING.value:
         raise ValueError("--seconds and --stopping change the work of this library alone; give --alone as well")
-    found = compare()
-    base = statistics.median(found["jaxrl_llm"]["step_s"])
-    for name, one in found.items():
+    results = compare()
+    base = statistics.median(results["jaxrl_llm"]["step_s"])
+    for name, one in results.items():
         one["median_s"] = statistics.median(one["step_s"])
         one["ratio"] = one["median_s"] / base
         print(f"{name:10} {one['median_s']:8.2f} s ({min(one['step_s']):.2f} to {max(one['step_s']):.2f}, {len(one['step_s'])} "
               f"steps)  x {one['ratio']:.2f}  {one['peak_gb']:.1f} GB", flush=True)
     if _JSON.value:
-        Path(_JSON.value).write_text(json.dumps(found, indent=1))
+        Path(_JSON.value).write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def by_scan(model, params, key, prompts, uids, stops: int):
     import numpy as np
 
     from jaxrl_llm.generation import Sampling, generate, row_keys
-    found = {}
+    completions = {}
     for start in range(0, len(uids), _SLOTS.value):
         rows = uids[start:start + _SLOTS.value].reshape(-1, GROUP)
         asked = prompts[start // GROUP:][:len(rows)]
@@ -81,8 +81,8 @@ def by_scan(model, params, key, prompts, uids, stops: int):
                                        Sampling(np.float32(EVERY_TOKEN_ALIKE)), max_tokens=_LIMIT.value,
                                        stop_ids=tuple(range(stops))))
         for uid, tokens, mask in zip(rows.reshape(-1), made.tokens.reshape(-1, _LIMIT.value), made.mask.reshape(rows.size, -1)):
-            found[int(uid)] = tokens[mask].tolist()
-    return found
+            completions[int(uid)] = tokens[mask].tolist()
+    return completions
 
 
 def by_engine(engine, prompts, uids, stops: int):
@@ -92,10 +92,10 @@ def by_engine(engine, prompts, uids, stops: int):
     sampling, ends = Sampling(EVERY_TOKEN_ALIKE), tuple(range(stops))
     engine.submit(*(Request(int(uid), _LIMIT.value, prompts[i // GROUP].tolist(), sampling=sampling, stop_tokens=ends)
                     for i, uid in enumerate(uids)))
-    found = {}
+    completions = {}
     while nodes := engine.collect():
-        found |= {node.uid: node.tokens.tolist() for node in nodes}
-    return found
+        completions |= {node.uid: node.tokens.tolist() for node in nodes}
+    return completions
 
 
 def main(argv):
@@ -123,17 +123,17 @@ def main(argv):
                 "engine": lambda: by_engine(engine, prompts, uids, stops)}
         seconds: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(_REPEATS.value + 1):
-            found = {}
+            outputs = {}
             for way, run in ways.items():
                 engine.publish(0, params)  # drops its cached prompts
                 before, began = len(compiling), clock()
-                found[way] = run()
+                outputs[way] = run()
                 seconds[way].append(clock() - began)
                 new = compiling[before:]
                 compiled[way] = compiled[way][0] + len(new), compiled[way][1] + sum(new)
-            if found["scan"] != found["engine"]:
+            if outputs["scan"] != outputs["engine"]:
                 raise SystemExit(f"{name}: the engine's tokens are others than the scan sampler's")
-        total = sum(map(len, found["scan"].values()))
+        total = sum(map(len, outputs["scan"].values()))
         scan, own = (total / statistics.median(times[1:]) for times in seconds.values())
         print(f"| {name} | {total / len(uids):.0f} | {scan:,.0f} | {own:,.0f} | {own / scan:.2f} |", flush=True)
     print()

@@ -46,14 +46,14 @@ def compare(work, folder: Path) -> dict:
     for name, python in peers.items():
         if python:
             turns += [(name, [python, str(HERE / "peers" / f"{name}_grpo.py")]), ("jaxrl_llm", ours(work, half))]
-    found = {}
+    timings = {}
     for number, (name, command) in enumerate(turns):
         print(f"{time.strftime('%H:%M:%S')} {'x'.join(map(str, work))} {name} ...", flush=True)
         one = run(command, environment, folder / f"{number}_{name}.log")
-        whole = found.setdefault(name, {"step_s": [], "peak_gb": 0.0})
+        whole = timings.setdefault(name, {"step_s": [], "peak_gb": 0.0})
         whole["step_s"] += one["step_s"]
         whole["peak_gb"] = max(whole["peak_gb"], one["peak_gb"])
-    return found
+    return timings
 
 
 def main(_):
@@ -64,14 +64,14 @@ def main(_):
         work = tuple(int(n) for n in text.split("x"))
         if len(work) not in (3, 4):
             raise app.UsageError(f"--work={text}: give PROMPTSxROLLOUTSxTOKENS, or a fourth number of filler words")
-        found = compare(work if len(work) == 4 else (*work, 0), folder)
-        base = statistics.median(found["jaxrl_llm"]["step_s"])
-        for name, one in found.items():
+        timings = compare(work if len(work) == 4 else (*work, 0), folder)
+        base = statistics.median(timings["jaxrl_llm"]["step_s"])
+        for name, one in timings.items():
             one["median_s"] = statistics.median(one["step_s"])
             one["ratio"] = one["median_s"] / base
             print(f"{text:>16} {name:10} {one['median_s']:8.2f} s ({min(one['step_s']):.2f} to {max(one['step_s']):.2f}, "
                   f"{len(one['step_s'])} steps)  x {one['ratio']:.2f}  {one['peak_gb']:.1f} GB", flush=True)
-        results[text] = found
+        results[text] = timings
         if _JSON.value:
             Path(_JSON.value).write_text(json.dumps(results, indent=1))
 

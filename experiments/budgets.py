@@ -24,7 +24,7 @@ _CONTEXT = flags.DEFINE_integer("context", 128, "Prompts in V0's context.", lowe
 _SEED = flags.DEFINE_integer("seed", 0, "That of the training: decides what is held out.")
 
 
-def measured(found, predictions) -> list[dict]:
+def measured(cases, predictions) -> list[dict]:
     """One row per prediction and utility: means over the snapshots."""
     import numpy as np
 
@@ -36,8 +36,8 @@ def measured(found, predictions) -> list[dict]:
         mean = {key: float(np.mean([one[key] for one in per_snapshot])) for key in per_snapshot[0]}
         rows.append({"prediction": name, "utility": utility} | mean)
 
-    asked = [(s, np.flatnonzero(real)) for s, real in enumerate(found.asked) if real.any()]
-    truths = [found.known[s, rows_of] for s, rows_of in asked]
+    asked = [(s, np.flatnonzero(real)) for s, real in enumerate(cases.asked) if real.any()]
+    truths = [cases.known[s, rows_of] for s, rows_of in asked]
     def total(p):
         return _ROLLOUTS.value * len(p)
     add("none: as many for all", "", [shares.outcome_of(p, np.full(len(p), _ROLLOUTS.value)) for p in truths])
@@ -70,13 +70,13 @@ def main():
     (model, params), data = v0.load(_WEIGHTS.value), history.load(_HISTORY.value)
     unseen, hidden = history.held_out(data, np.random.default_rng(_SEED.value))
     features = measure.features_of(_ENCODER.value, data, ~hidden, model, params)
-    found = measure.cases(data, unseen, hidden, _CONTEXT.value, np.random.default_rng(_SEED.value))
+    cases = measure.cases(data, unseen, hidden, _CONTEXT.value, np.random.default_rng(_SEED.value))
     x, function = measure.predictors(model, params, features)["V0"]
-    rows = measured(found, {"V0": measure.in_context_predictions(found, x, function),
-                            "earlier visits": measure.earlier_visits(found),
-                            "oracle": np.where(found.asked, found.known, np.nan)})
+    rows = measured(cases, {"V0": measure.in_context_predictions(cases, x, function),
+                            "earlier visits": measure.earlier_visits(cases),
+                            "oracle": np.where(cases.asked, cases.known, np.nan)})
     title = f"{_ROLLOUTS.value} rollouts per prompt, 2 to {_MOST.value}"
-    command_line.print_table(rows, f"{title}; {len(found.asked)} snapshots of {unseen.sum()} policies, {hidden.sum()} prompts")
+    command_line.print_table(rows, f"{title}; {len(cases.asked)} snapshots of {unseen.sum()} policies, {hidden.sum()} prompts")
     out = Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
     (out / "budgets.json").write_text(json.dumps(rows, indent=1) + "\n")

@@ -76,19 +76,19 @@ def measured(config, folder: Path, step: int, saves: int) -> dict[str, float]:
     with Checkpoints(folder / "checkpoints") as stored:
         target = setup.initial_state(run, params)
         began = time.perf_counter()
-        found = jax.block_until_ready(stored.restore(target, step))
+        restored = jax.block_until_ready(stored.restore(target, step))
         reading = time.perf_counter() - began
     blocked, published = [], []
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch, Checkpoints(scratch, keep=1) as checkpoints:
         for number in range(saves + 1):
             began = time.perf_counter()
-            checkpoints.save(number, found.state, found.host)
+            checkpoints.save(number, restored.state, restored.host)
             blocked.append(time.perf_counter() - began)
             checkpoints.wait()
             published.append(time.perf_counter() - began)
     files = [path.stat().st_size for path in (folder / "checkpoints" / str(step)).rglob("*") if path.is_file()]
     return {"weights": sum(x.size for x in jax.tree.leaves(params)), "state, MB": sum(
-        x.nbytes for x in jax.tree.leaves(found.state)) / 1e6, "on disk, MB": sum(files) / 1e6,
+        x.nbytes for x in jax.tree.leaves(restored.state)) / 1e6, "on disk, MB": sum(files) / 1e6,
         "save: in the loop, s": statistics.median(blocked[1:]), "save: until published, s": statistics.median(published[1:]),
         "read and verified, s": reading}
 
@@ -97,8 +97,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         times = interrupted(run)
-        found = measured(_CONFIG.value, run, times.pop("step"), _SAVES.value) | times
-    for name, value in found.items():
+        results = measured(_CONFIG.value, run, times.pop("step"), _SAVES.value) | times
+    for name, value in results.items():
         print(f"{name:30}{value:,}" if isinstance(value, int) else f"{name:30}{value:,.2f}")
 
 

@@ -25,7 +25,7 @@ _MESH = flags.DEFINE_string("mesh", "", "Sizes of data, fsdp, tensor, e.g. \"fsd
 _WORK = flags.DEFINE_string("work", "", "Changes to one prompt of 128 tokens per shard, 8 completions of 256 tokens, float32: "
                             "fields of jaxrl_llm.parallel.plan.Work, prompts being those of each shard and micro-batch.")
 _PLATFORM = flags.DEFINE_enum("platform", "cpu", ["cpu", "tpu"], "Whose compiler.")
-_OPS = flags.DEFINE_integer("ops", 0, "Print so many collectives of each program, those that send most.", lower_bound=0)
+_OPS = flags.DEFINE_integer("ops", 0, "Number of collectives of each program to print, those that send most.", lower_bound=0)
 _JSON = flags.DEFINE_bool("json", False, "One JSON object per number of devices instead of a table.")
 _HERE = flags.DEFINE_bool("here", False, "Compile in this process; how the script calls itself.")
 
@@ -84,16 +84,16 @@ def measured(count: int) -> dict:
     # In their given order: the placement of devices in the mesh changes how long a byte takes, not how many are sent.
     mesh = Mesh(np.reshape(devices_of(count), mesh_shape(sizes)), MESH_AXES)
     start = time.perf_counter()
-    found = communication.collectives(lower_update(c, w, mesh).compile().as_text())
+    collectives = communication.collectives(lower_update(c, w, mesh).compile().as_text())
     seconds = time.perf_counter() - start
     params = Transformer(c).abstract_params()
     params = parallel.with_shardings(params, parallel.tree_shardings(params, mesh))
     gather = jax.jit(lambda params: parallel.reshard(params, mesh, jax.numpy.dtype(w.dtype))).lower(params).compile()
-    told = [{**dataclasses.asdict(one), "sent": one.sent} for one in sorted(found, key=lambda one: -one.sent)]
+    ops = [{**dataclasses.asdict(one), "sent": one.sent} for one in sorted(collectives, key=lambda one: -one.sent)]
     work = {name: value for name, value in vars(w).items() if name != "optimizer"}  # not a number
-    return {"devices": count, "mesh": sizes, "work": work, "sent": communication.by_kind(found),
+    return {"devices": count, "mesh": sizes, "work": work, "sent": communication.by_kind(collectives),
             "reshard": sum(communication.by_kind(communication.collectives(gather.as_text())).values()),
-            "least": communication.minimum(c, w, sizes), "compile_seconds": seconds, "ops": told[:_OPS.value]}
+            "least": communication.minimum(c, w, sizes), "compile_seconds": seconds, "ops": ops[:_OPS.value]}
 
 
 def in_own_process(count: int) -> dict:
@@ -105,19 +105,19 @@ def in_own_process(count: int) -> dict:
                           env=os.environ | environment | {"JAX_PLATFORMS": "cpu"})
     if done.returncode:
         words = [line for line in done.stderr.strip().splitlines() if "JAXRL_LLM_TRACEBACK" not in line]
-        told = "\n".join(words[-3:] or [f"exit code {done.returncode}"])
-        raise RuntimeError(f"{count} devices were not compiled for: {told}")
+        reason = "\n".join(words[-3:] or [f"exit code {done.returncode}"])
+        raise RuntimeError(f"{count} devices were not compiled for: {reason}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def row(found: dict) -> list[str]:
+def row(result: dict) -> list[str]:
     """A line of the table: gigabytes per device, the ratio, seconds."""
     def size(x):
         return f"{x / 1e9:,.3f}"
-    sent, least = sum(found["sent"].values()), sum(found["least"]["update"].values())
-    return [str(found["devices"]), " x ".join(map(str, found["mesh"].values())), *map(size, found["sent"].values()),
-            size(sent), size(least), f"{sent / least:,.2f}" if least else "", size(found["reshard"]),
-            size(found["least"]["rollout"]["weights gathered"]), f"{found['compile_seconds']:.0f}"]
+    sent, least = sum(result["sent"].values()), sum(result["least"]["update"].values())
+    return [str(result["devices"]), " x ".join(map(str, result["mesh"].values())), *map(size, result["sent"].values()),
+            size(sent), size(least), f"{sent / least:,.2f}" if least else "", size(result["reshard"]),
+            size(result["least"]["rollout"]["weights gathered"]), f"{result['compile_seconds']:.0f}"]
 
 
 def check() -> list[int]:
@@ -151,9 +151,9 @@ def main():
         print(f"| {' | '.join(names)} |\n|{' --- |' * len(names)}", flush=True)
     listed = []
     for count in counts:
-        found = in_own_process(count)
-        print(json.dumps(found) if _JSON.value else f"| {' | '.join(row(found))} |", flush=True)
-        listed += [(count, one) for one in found["ops"] if not _JSON.value]
+        result = in_own_process(count)
+        print(json.dumps(result) if _JSON.value else f"| {' | '.join(row(result))} |", flush=True)
+        listed += [(count, one) for one in result["ops"] if not _JSON.value]
     for count, one in listed:
         print(f"{count:5} devices: {one['sent'] / 1e6:9.1f} MB by {one['kind']} over {one['group']}, {one['times']} times "
               f"{one['size'] / 1e6:.2f} MB: {one['source']}")

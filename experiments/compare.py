@@ -108,17 +108,17 @@ def compare(entries, budget, out: Path, metric: str = "eval/score"):
     warnings += idle
     if not results:
         raise RuntimeError("no run finished, so there is nothing to report:\n" + "\n".join(warnings))
-    found = report.analyse(results, budget, warnings)
+    analysis = report.analyse(results, budget, warnings)
     for label, facts in tuning.items():
         if label in results:
-            facts["gap"] = max(x for x in facts["means"] if isinstance(x, float)) - found["methods"][label]["final_mean"]
-    found |= {"tuning": tuning, "settings": report.settings(results), "facts": report.facts(results),
-              "command": shlex.join(["python", *sys.argv])}
-    (out / "report.json").write_text(json.dumps(found, indent=1, allow_nan=False))
-    (out / "report.md").write_text(page.markdown(found))
-    figures.draw_all(results, found, out)
-    print(page.summary(found) + f"\nreport: {out}/report.md")
-    return results, found, f"{len(failed)} of {len(own)} runs failed" if failed else ""
+            facts["gap"] = max(x for x in facts["means"] if isinstance(x, float)) - analysis["methods"][label]["final_mean"]
+    analysis |= {"tuning": tuning, "settings": report.settings(results), "facts": report.facts(results),
+                 "command": shlex.join(["python", *sys.argv])}
+    (out / "report.json").write_text(json.dumps(analysis, indent=1, allow_nan=False))
+    (out / "report.md").write_text(page.markdown(analysis))
+    figures.draw_all(results, analysis, out)
+    print(page.summary(analysis) + f"\nreport: {out}/report.md")
+    return results, analysis, f"{len(failed)} of {len(own)} runs failed" if failed else ""
 
 
 def compare_suite(out: Path) -> list[str]:
@@ -130,9 +130,9 @@ def compare_suite(out: Path) -> list[str]:
         base = suite.config_of(contest)
         entries = plan.read_entries(_METHODS.value or suite.METHODS, base)
         budget = plan.read_budget(_BUDGET.value or contest.budget, base)
-        results, found, failed = compare(entries, budget, out / contest.name, contest.metric)
+        results, analysis, failed = compare(entries, budget, out / contest.name, contest.metric)
         failures += [f"{contest.name}: {failed}"] * bool(failed)
-        parts.append(suite.analyse(contest, results, found))
+        parts.append(suite.analyse(contest, results, analysis))
         (out / "suite.json").write_text(json.dumps(parts, indent=1, allow_nan=False))
         (out / "README.md").write_text(suite.markdown(parts, shlex.join(["python", *sys.argv])))
         suite.draw(parts, out)

@@ -35,13 +35,13 @@ def main():
     missing = [str(path) for path in paths if not path.is_dir()]
     if missing:
         raise FileNotFoundError(f"no folder {', '.join(missing)}")
-    found = chosen.measure(paths)
+    results = chosen.measure(paths)
     out = Path(_OUT.value) if _OUT.value else paths[0] / "diagnostics" / name
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(strict(found), indent=1, allow_nan=False))
-    for title, rows in found["tables"].items():
+    (out / "results.json").write_text(json.dumps(strict(results), indent=1, allow_nan=False))
+    for title, rows in results["tables"].items():
         command_line.print_table(rows, title)
-    print(f"wrote {out}/results.json and {chosen.figure(found, out / f'{name}.png')}")
+    print(f"wrote {out}/results.json and {chosen.figure(results, out / f'{name}.png')}")
 
 
 if __name__ == "__main__":

@@ -30,21 +30,21 @@ def measured(data, unseen, hidden, model, params, features, sizes):
     half = ~hidden & (rng.random(len(hidden)) < 0.5)
     for setting, askable in (("unseen prompts", hidden), ("seen prompts", half)):
         for size in sizes:
-            found = measure.cases(data, unseen, askable, size, rng)
+            cases = measure.cases(data, unseen, askable, size, rng)
             def add(name, p):
                 return rows.append(
-                            {"setting": setting, "method": name, "context": size} | measure.scores(p, found))
+                            {"setting": setting, "method": name, "context": size} | measure.scores(p, cases))
             for name, (x, function) in measure.predictors(model, params, features).items():
-                add(name, measure.in_context_predictions(found, x, function))
+                add(name, measure.in_context_predictions(cases, x, function))
             everyone = measure.cases(data, np.ones_like(unseen), askable, size, rng)
-            other = measure.strangers(found, everyone, rng)
+            other = measure.strangers(cases, everyone, rng)
             x, function = measure.predictors(model, params, features)["V0"]
             add("V0, context of another policy", measure.in_context_predictions(other, x, function))
-            add("earlier visits", measure.earlier_visits(found))
+            add("earlier visits", measure.earlier_visits(cases))
             if size == sizes[-1]:
-                add("conventional value model", measure.conventional(data, ~unseen, ~hidden, features["summary"], found))
+                add("conventional value model", measure.conventional(data, ~unseen, ~hidden, features["summary"], cases))
                 if setting == "seen prompts":
-                    add("mean of other policies", measure.other_policies(data, ~unseen, found))
+                    add("mean of other policies", measure.other_policies(data, ~unseen, cases))
     return rows
 
 

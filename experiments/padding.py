@@ -44,7 +44,7 @@ def packed(prompts, lengths, S: int, T: int) -> tuple[int, int]:
 def shares(spread: Callable, S: int, T: int) -> dict[str, tuple[float, float]]:
     """Percent of slots and of products that are padding, by layout; a causal half of the products counts as needed."""
     from jaxrl_llm.training.shapes import Ladders, buckets, padded, prompt_buckets, unpadded
-    rng, found = np.random.default_rng(0), {}
+    rng, percents = np.random.default_rng(0), {}
     def quarters(least):
         return Ladders(prompt_buckets(S), buckets(T, 4), (1,), (least,) * 4)
     layouts = {"padded, 16": quarters(4), "padded, 8": padded(S, T, _GROUP, 1), "left out, 64": quarters(1),
@@ -56,17 +56,17 @@ def shares(spread: Callable, S: int, T: int) -> dict[str, tuple[float, float]]:
         def padding(computed):
             return [100 * (1 - n / c) for n, c in zip(needed, computed)]
         for name, sizes in layouts.items():
-            found.setdefault(name, []).append(padding(rectangular(prompts, lengths, sizes)))
-        found.setdefault("packed, 8", []).append(padding(packed(prompts, lengths, S, T)))
-    return {name: tuple(np.mean(values, axis=0)) for name, values in found.items()}
+            percents.setdefault(name, []).append(padding(rectangular(prompts, lengths, sizes)))
+        percents.setdefault("packed, 8", []).append(padding(packed(prompts, lengths, S, T)))
+    return {name: tuple(np.mean(values, axis=0)) for name, values in percents.items()}
 
 
 def main():
     rows = [(f"S={S}, T={T}, {name}", shares(spread, S, T)) for S, T in _LIMITS for name, spread in SPREADS.items()]
     names = [*rows[0][1]]
     print("\n".join([f"| limits, lengths | {' | '.join(names)} |", "| --- " * (len(names) + 1) + "|"]))
-    for name, found in rows:
-        print(f"| {name} | {' | '.join(f'{slots:.0f} ({products:.0f})' for slots, products in map(found.get, names))} |")
+    for name, percents in rows:
+        print(f"| {name} | {' | '.join(f'{slots:.0f} ({products:.0f})' for slots, products in map(percents.get, names))} |")
 
 
 if __name__ == "__main__":

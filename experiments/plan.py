@@ -56,22 +56,24 @@ def compiled(c, w, device, sizes) -> dict[str, float]:
     lower = lower_accumulate if w.rows else lower_update
     def of_layers(count):
         kinds = {name: getattr(c, name)[:count] for name in ("local_layers", "rotary_layers")}
-        told = lower(dataclasses.replace(c, num_layers=count, **kinds), w, mesh).compile().memory_analysis()
-        return np.array([told.argument_size_in_bytes, told.temp_size_in_bytes])
+        memory = lower(dataclasses.replace(c, num_layers=count, **kinds), w, mesh).compile().memory_analysis()
+        return np.array([memory.argument_size_in_bytes, memory.temp_size_in_bytes])
     two, four = of_layers(2), of_layers(4)
     return dict(zip(("given", "beside"), two + (c.num_layers - 2) * (four - two) / 2))
 
 
-def comparison(c, w, device, found) -> str:
+def comparison(c, w, device, estimate) -> str:
     """The compiler's figures beside the plan's."""
     from jaxrl_llm.parallel import plan
-    told = compiled(c, w, device, found.mesh)
+    memory = compiled(c, w, device, estimate.mesh)
     # With packed rows, a separate program adds up gradients, which does not get the optimiser's state.
-    state = plan.state_memory(c, w.optimizer, found.mesh, w.lora_rank) if w.rows else 0.0
-    whole = told["given"] + told["beside"] + state
-    return (f"by the compiler, from two and four layers: {told['beside'] / 1e9:.2f} GB beside {told['given'] / 1e9:.2f} given"
+    state = plan.state_memory(c, w.optimizer, estimate.mesh, w.lora_rank) if w.rows else 0.0
+    whole = memory["given"] + memory["beside"] + state
+    return (f"by the compiler, from two and four layers: {memory['beside'] / 1e9:.2f} GB beside "
+            f"{memory['given'] / 1e9:.2f} given"
             + (f" and {state / 1e9:.2f} of the optimiser" if state else "")
-            + f", {whole / 1e9:.2f} together; the plan's {found.updating / 1e9:.2f} are {found.updating / whole - 1:+.0%}")
+            + f", {whole / 1e9:.2f} together; the plan's {estimate.updating / 1e9:.2f} are "
+            f"{estimate.updating / whole - 1:+.0%}")
 
 
 def main():
@@ -90,12 +92,12 @@ def main():
         return
     (name, c), (device, count) = models.popitem(), machines.popitem()[1]
     mesh, work = mesh_sizes(count, **keywords(_MESH.value)) if _MESH.value else None, work_of(_CONFIG.value, c)
-    found = plan.placed(c, work, device, count, mesh)
-    print(plan_page.page(name, c, work, device, found))
+    estimate = plan.placed(c, work, device, count, mesh)
+    print(plan_page.page(name, c, work, device, estimate))
     if _COMPILED.value:
-        print(comparison(c, work, device, found))
-    if not found.fits(device):
-        print("\n" + plan.refusal(c, work, device, count, found))
+        print(comparison(c, work, device, estimate))
+    if not estimate.fits(device):
+        print("\n" + plan.refusal(c, work, device, count, estimate))
         sys.exit(1)
 
 

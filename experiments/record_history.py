@@ -27,9 +27,9 @@ def main():
     rows = []
     for folder in _RUNS.value:
         if _SOURCE.value == "samples":
-            found = [(folder, step, prompt, right) for step, prompt, right in fleet.written_outcomes(folder)]
-            print(f"{folder}: {len(found)} completions")
-            rows += found
+            completions = [(folder, step, prompt, right) for step, prompt, right in fleet.written_outcomes(folder)]
+            print(f"{folder}: {len(completions)} completions")
+            rows += completions
             continue
         for step, run, params, lora in fleet.checkpoints(folder):
             problems, key = fleet.problems_of(run, _PROBLEMS.value), jax.random.fold_in(jax.random.key(_SEED.value), step)

@@ -71,10 +71,11 @@ def mesh_of():
     from jaxrl_llm.parallel.mesh import MESH_AXES, mesh_shape
     if _PLATFORM.value == "tpu":
         from jax.experimental import topologies
-        found = topologies.get_topology_desc(platform="tpu", topology_name="v5p:1x1x1", chips_per_host_bounds=[1, 1, 1]).devices
+        devices = topologies.get_topology_desc(
+            platform="tpu", topology_name="v5p:1x1x1", chips_per_host_bounds=[1, 1, 1]).devices
     else:
-        found = jax.devices()
-    return Mesh(np.reshape(found[:1], mesh_shape(mesh_sizes(1))), MESH_AXES)
+        devices = jax.devices()
+    return Mesh(np.reshape(devices[:1], mesh_shape(mesh_sizes(1))), MESH_AXES)
 
 
 def measured(phase: str, c, w, mesh, device) -> dict:
@@ -88,20 +89,20 @@ def measured(phase: str, c, w, mesh, device) -> dict:
         operations = roofline.operations(compiled.as_text())
         costs.append(roofline.cost(operations, device))
         memory.append(compiled.memory_analysis().temp_size_in_bytes)
-    found = costs[0] if phase == "layer" else costs[0].with_layers(costs[1], c.num_layers)
+    total = costs[0] if phase == "layer" else costs[0].with_layers(costs[1], c.num_layers)
     slowest = sorted(operations, key=lambda one: -one.seconds(device))[:_OPS.value]
-    return {"phase": phase, **dataclasses.asdict(found), "useful": least.flops, "least": least.moved,
+    return {"phase": phase, **dataclasses.asdict(total), "useful": least.flops, "least": least.moved,
             "least_seconds": least.seconds(device), "temporaries": memory[0] + (c.num_layers - 1) * (memory[-1] - memory[0]),
             "compile_seconds": time.perf_counter() - began,
             "ops": [{"ms": 1e3 * one.seconds(device), **dataclasses.asdict(one)} for one in slowest]}
 
 
-def row(found: dict) -> str:
+def row(result: dict) -> str:
     """A line of the table."""
-    cells = [found["phase"], f"{found['flops'] / 1e12:,.3g}", f"{found['flops'] / found['useful']:.2f}",
-             f"{found['moved'] / 1e9:,.3g}", f"{found['moved'] / found['least']:.2f}",
-             f"{found['temporaries'] / 1e9:,.2f}", f"{1e3 * found['seconds']:,.2f}",
-             f"{found['least_seconds'] / found['seconds']:.0%}", f"{found['compile_seconds']:.0f}"]
+    cells = [result["phase"], f"{result['flops'] / 1e12:,.3g}", f"{result['flops'] / result['useful']:.2f}",
+             f"{result['moved'] / 1e9:,.3g}", f"{result['moved'] / result['least']:.2f}",
+             f"{result['temporaries'] / 1e9:,.2f}", f"{1e3 * result['seconds']:,.2f}",
+             f"{result['least_seconds'] / result['seconds']:.0%}", f"{result['compile_seconds']:.0f}"]
     return f"| {' | '.join(cells)} |"
 
 
@@ -126,9 +127,9 @@ def main():
         print(f"{_MODEL.value}, {w.prompts} x {w.group} rows, {w.prompt_tokens} + {w.completion_tokens} tokens, {w.dtype}; "
               f"peaks of {device.name}.\n\n| {' | '.join(names)} |\n|{'---|' * len(names)}", flush=True)
     for phase in _PHASES.value:
-        found = measured(phase, c, w, mesh, device)
-        print(json.dumps(found) if _JSON.value else row(found), flush=True)
-        for one in [] if _JSON.value else found["ops"]:
+        result = measured(phase, c, w, mesh, device)
+        print(json.dumps(result) if _JSON.value else row(result), flush=True)
+        for one in [] if _JSON.value else result["ops"]:
             print(f"  {one['ms']:8.3f} ms  {one['times']:3} x {one['flops'] / 1e9:8.2f} GFLOP, {one['read'] / 1e6:8.2f} MB "
                   f"read, {one['written'] / 1e6:.2f} written: {one['name']} {one['source']}")
 

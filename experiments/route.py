@@ -63,9 +63,9 @@ def draw(curves, names, costs, single, path: Path) -> None:
     from jaxrl_llm.values.routing import pareto
     with figure_file(path, 6.4, 4.4) as figure:
         axes = figure.add_subplot()
-        for color, (name, found) in zip(COLORS, curves.items()):
-            best = pareto(found.cost, found.score)
-            points = sorted(set(zip(found.cost[best], found.score[best])))
+        for color, (name, curve) in zip(COLORS, curves.items()):
+            best = pareto(curve.cost, curve.score)
+            points = sorted(set(zip(curve.cost[best], curve.score[best])))
             axes.plot(*zip(*points), marker="o", markersize=3.5, color=color, label=name)
         axes.plot(costs, single, "k*", markersize=9, label="one policy always")
         for name, cost, score in zip(names, costs, single):
@@ -102,7 +102,7 @@ def main():
     print(f"V0 router at beta {_BETA.value:g}: {actual[rows, chosen].mean():.3f} at mean cost {costs[chosen].mean():.3g}")
     out = Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
-    facts = {name: {key: value.tolist() for key, value in found._asdict().items()} for name, found in curves.items()}
+    facts = {name: {key: value.tolist() for key, value in curve._asdict().items()} for name, curve in curves.items()}
     (out / "curve.json").write_text(json.dumps({"policies": names, "costs": costs.tolist(), "curves": facts}, indent=1) + "\n")
     draw(curves, names, costs, actual.mean(0), out / "pareto.png")
     print(f"wrote {out / 'curve.json'} and {out / 'pareto.png'}")

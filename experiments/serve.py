@@ -119,13 +119,13 @@ def main():
     check_token(_HOST.value, token)
     family = socket.AF_INET6 if ":" in _HOST.value else socket.AF_INET
     with socket.create_server((_HOST.value, _PORT.value), family=family) as listening:
-        found = loaded()
+        served = loaded()
         name = _NAME.value or Path(_MODEL.value or _WORKDIR.value).name
-        size = slot_tokens_of(found.model, _SLOT_TOKENS.value)
-        app = make(found, name, token, size)
+        size = slot_tokens_of(served.model, _SLOT_TOKENS.value)
+        app = make(served, name, token, size)
         host, port = listening.getsockname()[:2]
         at = f"http://{f'[{host}]' if ':' in host else host}:{port}{'' if _TINKER.value else '/v1'}"
-        print(f"{name} ({found.tag}) at {at}, {_SLOTS.value} slots of {size} tokens, {'with' if token else 'without'} a token",
+        print(f"{name} ({served.tag}) at {at}, {_SLOTS.value} slots of {size} tokens, {'with' if token else 'without'} a token",
               flush=True)
         uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)).run(sockets=[listening])
 

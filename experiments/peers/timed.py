@@ -8,12 +8,12 @@ from pathlib import Path
 import psutil
 
 
-def peak_of(process: psutil.Process, found: list[float], done: threading.Event) -> None:
-    """Keeps the largest resident memory of a process and its children, in GB, in `found[0]`."""
+def peak_of(process: psutil.Process, peak: list[float], done: threading.Event) -> None:
+    """Keeps the largest resident memory of a process and its children, in GB, in `peak[0]`."""
     while not done.wait(0.2):
         try:
             family = [process, *process.children(recursive=True)]
-            found[0] = max(found[0], sum(one.memory_info().rss for one in family) / 1e9)
+            peak[0] = max(peak[0], sum(one.memory_info().rss for one in family) / 1e9)
         except psutil.Error:
             return
 

@@ -18,5 +18,5 @@ def questions(seed=0):
 
 def score(text, answer):
     """1 if the last whole number of the text is the answer."""
-    found = re.findall(r"-?\d+", text)
-    return float(bool(found) and found[-1] == answer)
+    numbers = re.findall(r"-?\d+", text)
+    return float(bool(numbers) and numbers[-1] == answer)

@@ -17,9 +17,9 @@ def enumeration(p: float = 0.3) -> list[dict]:
     for a in itertools.product((0, 1), repeat=2):
         chance = float(np.prod([p if x else 1 - p for x in a]))
         for i in (0, 1):
-            score = a[i] - p
-            rows["cross-rollout baseline"] += chance * (a[i] - (0.2 + 0.5 * a[1 - i])) * score / 2
-            rows["own-feature baseline"] += chance * (a[i] - (0.2 + 0.5 * a[i])) * score / 2
+            grad_log_p = a[i] - p
+            rows["cross-rollout baseline"] += chance * (a[i] - (0.2 + 0.5 * a[1 - i])) * grad_log_p / 2
+            rows["own-feature baseline"] += chance * (a[i] - (0.2 + 0.5 * a[i])) * grad_log_p / 2
     return [{"estimate": name, "expected gradient": float(x)} for name, x in rows.items()]
 
 
@@ -31,9 +31,9 @@ def measure(config, *, batches: int, completions: int, reference: int, rows: int
     problems = {run.config.sampling.group: fixed_policy.training_problems(run, seed) for run in (pairs, eights)}
 
     def batch(run):
-        found = fixed_policy.sample(run, params, next(problems[run.config.sampling.group]), next(keys))
-        found, features = fixed_policy.with_features(run, params, found)
-        return found.replace(features=features)
+        rollouts = fixed_policy.sample(run, params, next(problems[run.config.sampling.group]), next(keys))
+        rollouts, features = fixed_policy.with_features(run, params, rollouts)
+        return rollouts.replace(features=features)
 
     estimator = advantages.make("poise", feature_size=pairs.feature_size, capacity=rows, bootstrap=0, first_fit=1)
     state, observe = estimator.init(), jax.jit(estimator.update)
@@ -50,16 +50,16 @@ def measure(config, *, batches: int, completions: int, reference: int, rows: int
     rloo, grpo, quality = advantages.make("rloo"), advantages.make("grpo"), []
     vectors: dict[str, list] = {name: [] for name in ("POISE", "own features", "RLOO", "GRPO", "RLOO of 8", "reference")}
     for _ in range(max(2, reference // completions)):
-        found = batch(pairs)
-        vectors["reference"].append(np.asarray(gradient(params, found, rloo.update(found, ())[0])))
+        pair = batch(pairs)
+        vectors["reference"].append(np.asarray(gradient(params, pair, rloo.update(pair, ())[0])))
     for _ in range(batches):
-        found, eight = batch(pairs), batch(eights)
-        ours = observe(found, state)[0]
-        quality.append(jax.device_get(estimator.metrics(found, ours, state)))
+        pair, eight = batch(pairs), batch(eights)
+        ours = observe(pair, state)[0]
+        quality.append(jax.device_get(estimator.metrics(pair, ours, state)))
         # r - g(phi_i) from r - g(phi_j): with two rollouts the other's baseline is one's own prediction.
-        own = (found.rewards - cross_rollout(found.rewards - ours[..., 0], found.valid))[..., None] * found.token_mask
-        for name, source, weights in (("POISE", found, ours), ("own features", found, own),
-                                      ("RLOO", found, rloo.update(found, ())[0]), ("GRPO", eight, grpo.update(eight, ())[0]),
+        own = (pair.rewards - cross_rollout(pair.rewards - ours[..., 0], pair.valid))[..., None] * pair.token_mask
+        for name, source, weights in (("POISE", pair, ours), ("own features", pair, own),
+                                      ("RLOO", pair, rloo.update(pair, ())[0]), ("GRPO", eight, grpo.update(eight, ())[0]),
                                       ("RLOO of 8", eight, rloo.update(eight, ())[0])):
             vectors[name].append(np.asarray(gradient(params, source, weights)))
     stacked = {name: np.stack(x) for name, x in vectors.items()}

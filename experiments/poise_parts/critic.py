@@ -25,14 +25,14 @@ def trained(run, params, batches: list, held: list, *, epochs: int) -> tuple[np.
     batches = [target(batch) for batch in batches]
     checked = batches[::10] if len(batches) > 1 else batches
     learned = [b for i, b in enumerate(batches) if i % 10] if len(batches) > 1 else batches
-    def score(tree):
+    def error(tree):
         return float(np.mean([np.mean((first(tree, b) - b.rewards) ** 2) for b in checked]))
     best, errors = None, []
     order = np.random.default_rng(0)
     for _ in range(epochs):
         for i in order.permutation(len(learned)):
             state, _ = update(state, policy, learned[i])
-        errors.append(score(state.params))
+        errors.append(error(state.params))
         if errors[-1] == min(errors):
             best = np.concatenate([np.asarray(first(state.params, target(b)))[:n, 0] for b, n in held])
     return np.clip(best, 0, 1), {"epochs": epochs, "kept": int(np.argmin(errors)) + 1, "validation_mse": errors}

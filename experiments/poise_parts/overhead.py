@@ -1,4 +1,4 @@
-"""The cost of the probe: capture in the score pass, prediction, buffer and refit, as shares of a training step."""
+"""The cost of the probe: capture in the pass for log-probs, prediction, buffer and refit, as shares of a training step."""
 import dataclasses
 import functools
 import time
@@ -25,42 +25,42 @@ PROMPTS, PROMPT, COMPLETION = 1024, 512, 2048
 def seconds(function, *arguments, repeats: int) -> float:
     """Median seconds of a compiled call."""
     jax.block_until_ready(function(*arguments))
-    found = []
+    times = []
     for _ in range(repeats):
         began = time.perf_counter()
         jax.block_until_ready(function(*arguments))
-        found.append(time.perf_counter() - began)
-    return float(np.median(found))
+        times.append(time.perf_counter() - began)
+    return float(np.median(times))
 
 
 def side_by_side(functions: dict, *arguments, repeats: int) -> dict[str, float]:
     """Median seconds of two compiled calls that take turns, and of their difference."""
-    found = {name: [] for name in functions}
+    times = {name: [] for name in functions}
     for number in range(repeats + 1):  # the first compiles
         for name, function in functions.items():
             began = time.perf_counter()
             jax.block_until_ready(function(*arguments))
             if number:
-                found[name].append(time.perf_counter() - began)
-    first, second = map(np.array, found.values())
-    return {name: float(np.median(x)) for name, x in found.items()} | {"difference": float(np.median(second - first))}
+                times[name].append(time.perf_counter() - began)
+    first, second = map(np.array, times.values())
+    return {name: float(np.median(x)) for name, x in times.items()} | {"difference": float(np.median(second - first))}
 
 
 def measure(config, *, rows: int, repeats: int) -> dict:
     """Seconds of every part at the width of the configured policy and at 2560, both with `rows` rows."""
-    own, score = steps(config, repeats)
+    own, passes = steps(config, repeats)
     gemm = matrix_rate()
     large = large_step_flops() / gemm
     table = []
     for width, prompts, step, captured, how in (
-            (own["width"], own["prompts"], own["step"], score["difference"], "measured"),
+            (own["width"], own["prompts"], own["step"], passes["difference"], "measured"),
             (LARGE.hidden_size, PROMPTS, large, pooling_flops() / gemm, "counted operations / matrix product rate")):
-        found = probe_seconds(width, prompts, rows, repeats)
-        total = max(captured, 0.0) + found["all"]
+        costs = probe_seconds(width, prompts, rows, repeats)
+        total = max(captured, 0.0) + costs["all"]
         table.append({"width": width, "rows": rows, "prompts": prompts, "capture s": max(captured, 0.0),
-                      "predict s": found["predict"], "predict, append and refit s": found["all"], "step s": step,
+                      "predict s": costs["predict"], "predict, append and refit s": costs["all"], "step s": step,
                       "share of step": total / step, "step is": how})
-    return {"tables": {"Probe": table, "Score pass of one batch": [score | {"phases s": str(own["phases"])}]},
+    return {"tables": {"Probe": table, "Score pass of one batch": [passes | {"phases s": str(own["phases"])}]},
             "work": {"repeats": repeats, "gemm_flops_per_s": gemm, "device": jax.devices()[0].device_kind,
                      "large": f"{PROMPTS} x 2, {PROMPT} + {COMPLETION} tokens, {dataclasses.asdict(LARGE)}"}}
 
@@ -84,25 +84,25 @@ def probe_seconds(width: int, prompts: int, rows: int, repeats: int) -> dict[str
 
 
 def steps(config, repeats: int) -> tuple[dict, dict]:
-    """Seconds of a POISE step of the configured policy with its number of completions in pairs, and of its score pass."""
+    """Seconds of a POISE step of the configured policy with its number of completions in pairs, and of its log-probs."""
     prompts = max(config.prompts.per_step * config.sampling.group // 2, 1)
     run, params = fixed_policy.fixed(config, prompts, 2)
     state = setup.initial_state(run, params)
-    found = []
+    times = []
     for number in range(repeats + 2):  # the first compiles; a later batch may still have a new length
         timer, began = PhaseTimer(), time.perf_counter()
         finished = run.source.next(state, timer)
         state = run.learner.learn(state, finished.rollouts, timer=timer).state
-        found.append(timer.collect() | {"time/step": time.perf_counter() - began})
-    median = {name.removeprefix("time/"): float(np.median([f[name] for f in found[2:]])) for name in found[-1]}
+        times.append(timer.collect() | {"time/step": time.perf_counter() - began})
+    median = {name.removeprefix("time/"): float(np.median([f[name] for f in times[2:]])) for name in times[-1]}
     batch = fixed_policy.sample(run, state.params, next(fixed_policy.training_problems(run, 0)), jax.random.key(1))
     policy = run.learner.policy
     capture = setup.capture_of(run.config, run.source.sampler.tokenizer, policy.model.config.num_layers)
     captured = functools.partial(policy.logprobs_and_features, capture=capture)
-    score = side_by_side({"plain": jax.jit(policy.logprobs), "captured": jax.jit(captured)}, state.params, None, batch,
-                         repeats=2 * repeats)
+    passes = side_by_side({"plain": jax.jit(policy.logprobs), "captured": jax.jit(captured)}, state.params, None, batch,
+                          repeats=2 * repeats)
     phases = {name: round(x, 4) for name, x in median.items() if name != "step"}
-    return {"width": policy.model.config.hidden_size, "prompts": prompts, "step": median["step"], "phases": phases}, score
+    return {"width": policy.model.config.hidden_size, "prompts": prompts, "step": median["step"], "phases": phases}, passes
 
 
 def matrix_rate() -> float:

@@ -47,8 +47,8 @@ def measure(config, *, rows: int, prompts: int, samples: int, critic_epochs: int
         options = {"sizes": sizes, "components": components}
         alpha = alpha or by_cross_validation(name, columns, labels, group, options)
         made = probe.make(name, alpha=alpha, **options)
-        found = fit_predict(made, columns, labels, group, held_columns.reshape(-1, columns.shape[1]))
-        return found.reshape(target.shape), alpha
+        predicted = fit_predict(made, columns, labels, group, held_columns.reshape(-1, columns.shape[1]))
+        return predicted.reshape(target.shape), alpha
 
     D = (table["features"].shape[-1] - 3) // 2
     def flat(t, layer):
@@ -130,9 +130,9 @@ def judge(predicted: np.ndarray, target: np.ndarray) -> dict[str, float]:
     """Errors, correlation and calibration of predictions `[M, samples]` against Monte-Carlo values."""
     def single(x):
         return jnp.asarray(x, jnp.float32)
-    found = diagnostics.quality(single(predicted), single(target), jnp.ones(target.shape, bool))
+    quality = diagnostics.quality(single(predicted), single(target), jnp.ones(target.shape, bool))
     names = ("mae", "rmse", "bias", "pearson")
-    return {name: float(found[name]) for name in names} | {
+    return {name: float(quality[name]) for name in names} | {
         "calibration error": diagnostics.calibration_error(predicted.ravel(), target.ravel())}
 
 

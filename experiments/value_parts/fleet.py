@@ -25,8 +25,8 @@ def checkpoints(folder: str | Path, *, newest: bool = False) -> Iterator[tuple[i
     with Checkpoints(Path(folder) / "checkpoints", read_only=True) as stored:
         steps = stored.steps()
         for step in steps[-1:] if newest else steps:
-            found = stored.restore(target, step)
-            yield step, run, found.state.params, found.state.lora
+            restored = stored.restore(target, step)
+            yield step, run, restored.state.params, restored.state.lora
 
 
 def problems_of(run: setup.Run, count: int) -> list:
@@ -37,13 +37,13 @@ def problems_of(run: setup.Run, count: int) -> list:
 def outcomes(run: setup.Run, params, lora, problems: list, key) -> list[tuple[str, float]]:
     """(prompt, share of right completions in one group) of every problem that fits."""
     source = dataclasses.replace(run.source, task=dataclasses.replace(run.source.task, heldout=problems))
-    found = sample_held_out(source, params, lora, len(problems), key)
-    right = found.components[found.ends, 0].reshape(len(found.problems), -1).mean(1)
-    return [(text_of(problem), float(np.clip(share, 0, 1))) for problem, share in zip(found.problems, right)]
+    forest = sample_held_out(source, params, lora, len(problems), key)
+    right = forest.components[forest.ends, 0].reshape(len(forest.problems), -1).mean(1)
+    return [(text_of(problem), float(np.clip(share, 0, 1))) for problem, share in zip(forest.problems, right)]
 
 
 def written_outcomes(folder: str | Path) -> Iterator[tuple[int, str, float]]:
-    """(step, prompt, score) of every completion in a run's samples: prompts as the policy saw them, special tokens too."""
+    """(step, prompt, outcome) of every completion in a run's samples: prompts as the policy saw them, special tokens too."""
     for path in sorted((Path(folder) / "samples").glob("step_*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)

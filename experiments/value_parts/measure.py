@@ -46,57 +46,57 @@ def compact(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return index, np.take_along_axis(mask, index, axis=1)
 
 
-def in_context_predictions(found: Cases, features: np.ndarray, predict) -> np.ndarray:
+def in_context_predictions(cases: Cases, features: np.ndarray, predict) -> np.ndarray:
     """f32[S, U] of a function `(context [N, F], outcomes [N], mask [N], queries [Q, F]) -> [Q]`; NaN where not asked."""
-    rows, real = compact(found.context)
-    asked, live = compact(found.asked)
-    outcomes = np.where(real, np.nan_to_num(np.take_along_axis(found.known, rows, 1)), 0).astype(np.float32)
+    rows, real = compact(cases.context)
+    asked, live = compact(cases.asked)
+    outcomes = np.where(real, np.nan_to_num(np.take_along_axis(cases.known, rows, 1)), 0).astype(np.float32)
     features = jnp.asarray(features)
     one = jax.jit(lambda features, r, y, m, q: predict(features[r], y, m, features[q]))
-    result = np.full(found.known.shape, np.nan)
+    result = np.full(cases.known.shape, np.nan)
     for s in range(len(rows)):
         p = np.asarray(one(features, rows[s], outcomes[s], real[s], asked[s]))
         result[s, asked[s][live[s]]] = p[live[s]]
     return result
 
 
-def strangers(found: Cases, everyone: Cases, rng: np.random.Generator) -> Cases:
+def strangers(cases: Cases, everyone: Cases, rng: np.random.Generator) -> Cases:
     """The same questions with the context of another policy: this measures what the prompt alone predicts."""
-    order = np.array([rng.choice(np.flatnonzero(everyone.policy != m)) for m in found.policy])
-    return found._replace(known=np.where(found.asked, found.known, everyone.known[order]), context=everyone.context[order])
+    order = np.array([rng.choice(np.flatnonzero(everyone.policy != m)) for m in cases.policy])
+    return cases._replace(known=np.where(cases.asked, cases.known, everyone.known[order]), context=everyone.context[order])
 
 
-def earlier_visits(found: Cases, decay: float = 0.5) -> np.ndarray:
+def earlier_visits(cases: Cases, decay: float = 0.5) -> np.ndarray:
     """f[S, U]: moving average of the same policy's outcomes on the prompt at earlier steps; without any, the context mean."""
-    mean = np.nanmean(np.where(found.context, found.known, np.nan), axis=1)
-    result = np.full(found.known.shape, np.nan)
-    for s, (m, t) in enumerate(zip(found.policy, found.step)):
-        before = np.flatnonzero((found.policy == m) & (found.step < t))
-        total, weight = np.zeros(found.known.shape[1]), np.zeros(found.known.shape[1])
-        for row in before[np.argsort(found.step[before])]:
-            seen = ~np.isnan(found.known[row])
-            total = np.where(seen, decay * total + np.nan_to_num(found.known[row]), total)
+    mean = np.nanmean(np.where(cases.context, cases.known, np.nan), axis=1)
+    result = np.full(cases.known.shape, np.nan)
+    for s, (m, t) in enumerate(zip(cases.policy, cases.step)):
+        before = np.flatnonzero((cases.policy == m) & (cases.step < t))
+        total, weight = np.zeros(cases.known.shape[1]), np.zeros(cases.known.shape[1])
+        for row in before[np.argsort(cases.step[before])]:
+            seen = ~np.isnan(cases.known[row])
+            total = np.where(seen, decay * total + np.nan_to_num(cases.known[row]), total)
             weight = np.where(seen, decay * weight + 1, weight)
         result[s] = np.where(weight > 0, total / np.maximum(weight, 1e-9), mean[s])
-    return np.where(found.asked, result, np.nan)
+    return np.where(cases.asked, result, np.nan)
 
 
-def conventional(data: History, policies: np.ndarray, prompts: np.ndarray, features: np.ndarray, found: Cases) -> np.ndarray:
+def conventional(data: History, policies: np.ndarray, prompts: np.ndarray, features: np.ndarray, cases: Cases) -> np.ndarray:
     """f[S, U]: a value model that does not know the policy, ridge regression on all outcomes of the training policies."""
     rows = policies[data.policy] & prompts[data.prompt]
     fitted = probe.make("ridge", sizes=(features.shape[1],), alpha=1.0)
     x, y = jnp.asarray(features[data.prompt[rows]]), jnp.asarray(data.outcome[rows])
     params = fitted.fit(x, y, jnp.ones(len(y), bool), jnp.asarray(data.prompt[rows]))
     value = np.asarray(fitted.predict(params, jnp.asarray(features)))
-    return np.where(found.asked, value[None], np.nan)
+    return np.where(cases.asked, value[None], np.nan)
 
 
-def other_policies(data: History, policies: np.ndarray, found: Cases) -> np.ndarray:
+def other_policies(data: History, policies: np.ndarray, cases: Cases) -> np.ndarray:
     """f[S, U]: the mean outcome of the training policies on the prompt; 0.5 for prompts they never saw."""
     rows = policies[data.policy]
     total = np.bincount(data.prompt[rows], data.outcome[rows], minlength=len(data.prompts))
     count = np.bincount(data.prompt[rows], minlength=len(data.prompts))
-    return np.where(found.asked, np.where(count > 0, total / np.maximum(count, 1), 0.5)[None], np.nan)
+    return np.where(cases.asked, np.where(count > 0, total / np.maximum(count, 1), 0.5)[None], np.nan)
 
 
 def features_of(path: str, data: History, training: np.ndarray, model: v0.V0, params) -> dict[str, np.ndarray]:
@@ -115,15 +115,15 @@ def principal(features: np.ndarray, training: np.ndarray, size: int) -> np.ndarr
     """[U, size] coordinates along the leading directions of the training prompts' features, zeros beyond their rank."""
     centred = features - features[training].mean(0)
     _, _, directions = np.linalg.svd(centred[training], full_matrices=False)
-    found = centred @ directions[:size].T
-    return np.pad(found, ((0, 0), (0, size - found.shape[1]))).astype(np.float32)
+    coordinates = centred @ directions[:size].T
+    return np.pad(coordinates, ((0, 0), (0, size - coordinates.shape[1]))).astype(np.float32)
 
 
-def scores(predicted: np.ndarray, found: Cases) -> dict[str, float]:
+def scores(predicted: np.ndarray, cases: Cases) -> dict[str, float]:
     """`gAUC`: pair accuracy within each snapshot, weighted by its questions, of those with two different outcomes; `AUC`
     over all questions; `Brier`: mean squared error to the outcome; `ECE`, ten bins."""
     auc = jax.jit(diagnostics.pair_accuracy)
-    real, actual = found.asked, np.nan_to_num(found.known)
+    real, actual = cases.asked, np.nan_to_num(cases.known)
     predicted = np.nan_to_num(predicted)
     mixed = [s for s in range(len(real)) if len(set(actual[s, real[s]])) > 1]
     weight = real[mixed].sum(1)

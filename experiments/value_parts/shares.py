@@ -45,12 +45,12 @@ def outcome_of(success: np.ndarray, counts: np.ndarray) -> dict[str, float]:
 def outcome_in_rounds(success: np.ndarray, total: int, most: int, rng: np.random.Generator, repeats: int = 20
                       ) -> dict[str, float]:
     """As `outcome_of`, for `in_rounds`: counts depend on the draws, so groups are simulated, not computed in expectation."""
-    found = []
+    outcomes = []
     for _ in range(repeats):
         draws = (rng.random((len(success), most)) < success[:, None]).astype(np.float32)
         counts, rounds = in_rounds(draws, total, rng)
         seen = np.arange(most) < counts[:, None]
         right, wrong = (draws * seen).sum(1), ((1 - draws) * seen).sum(1)
         both = (right > 0) & (wrong > 0)
-        found.append((both.mean(), counts.mean(), rounds, (wrong * both).sum() / counts.sum()))
-    return dict(zip(("mixed groups", "rollouts", "rounds", "signal per rollout"), map(float, np.mean(found, axis=0))))
+        outcomes.append((both.mean(), counts.mean(), rounds, (wrong * both).sum() / counts.sum()))
+    return dict(zip(("mixed groups", "rollouts", "rounds", "signal per rollout"), map(float, np.mean(outcomes, axis=0))))
