@@ -14,15 +14,15 @@ def of_task(forest: Forest, task: int) -> Forest:
 
 def metrics(forest: Forest, labels: Sequence[str]) -> dict[str, float]:
     """Prompts, mean reward, score, solved share and length, as `task/LABEL/...`, for the tasks that have prompts."""
-    found = {}
+    values = {}
     for task, label in enumerate(labels):
         part = of_task(forest, task)
-        found[f"task/{label}/prompts"] = float(len(part.problems))
+        values[f"task/{label}/prompts"] = float(len(part.problems))
         if len(ends := part.ends):
             facts = forests.metrics(part)
             size = np.bincount(part.prompt[ends], minlength=len(part.problems))[part.prompt[ends]]
-            found |= {f"task/{label}/reward": facts["reward/mean"],
-                      f"task/{label}/score": float(np.average(part.components[ends, 0], weights=1 / size)),
-                      f"task/{label}/solved": float(np.average(part.solved[ends], weights=1 / size)),
-                      f"task/{label}/length": facts["completion/length"]}
-    return found
+            values |= {f"task/{label}/reward": facts["reward/mean"],
+                       f"task/{label}/score": float(np.average(part.components[ends, 0], weights=1 / size)),
+                       f"task/{label}/solved": float(np.average(part.solved[ends], weights=1 / size)),
+                       f"task/{label}/length": facts["completion/length"]}
+    return values

@@ -272,14 +272,14 @@ def as_in_paper(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
 
 def paper_table(config: ConfigDict, defaults: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Rows for the terminal: the paper's settings that differ from a resolved configuration, or that no key sets."""
-    found = []
+    rows = []
     for name, value in defaults.items():
         key = PAPER.get(name)
         yours = None if key is None else functools.reduce(getattr, key.split("."), config)
         if yours != value:
             other = "which no key sets" if key is None else f"yours: {yours} ({key})"
-            found.append((f"{name} of the paper", f"{value}, {other}"))
-    return found
+            rows.append((f"{name} of the paper", f"{value}, {other}"))
+    return rows
 
 
 def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:

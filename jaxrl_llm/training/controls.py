@@ -60,10 +60,10 @@ class Controls:
 
     def settings(self, states: Mapping[str, Any]) -> Settings:
         """The settings that all controllers propose together."""
-        found: dict[str, Any] = {}
+        proposed: dict[str, Any] = {}
         for name, one in self.by_name.items():
-            found |= one.propose(states[name])
-        return Settings(**found)
+            proposed |= one.propose(states[name])
+        return Settings(**proposed)
 
     def observe(self, states: Mapping[str, Any], facts: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
         """The states after these facts; a controller that reads other facts is unchanged."""
@@ -79,13 +79,13 @@ def _asked(controller: Controller) -> list[str]:
 def facts_of(rollouts: Rollouts, batch: Rollouts, params: Any, metrics: Mapping[str, float]) -> dict[str, Any]:
     """The `control.FACTS` of a step: of `rollouts` on the host without replayed ones, and of the trained `batch`."""
     tokens = np.asarray(rollouts.token_mask & rollouts.fresh[..., None])
-    found = {"prompt_ids": rollouts.prompt_ids, "rewards": rollouts.rewards, "valid": rollouts.fresh,
+    facts = {"prompt_ids": rollouts.prompt_ids, "rewards": rollouts.rewards, "valid": rollouts.fresh,
              "lengths": tokens.sum(-1, dtype=np.int32), "rollouts": batch, "params": params}
     if rollouts.entropies is not None and tokens.any():
-        found["entropy"] = np.mean(rollouts.entropies, where=tokens, dtype=np.float32)
+        facts["entropy"] = np.mean(rollouts.entropies, where=tokens, dtype=np.float32)
     if metrics:
-        found["metrics"] = {name: np.float32(value) for name, value in metrics.items()}
-    return found
+        facts["metrics"] = {name: np.float32(value) for name, value in metrics.items()}
+    return facts
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)

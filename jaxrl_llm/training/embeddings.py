@@ -21,7 +21,7 @@ def prompt_embeddings(policy: Policy, params, rows: Sequence[Sequence[int] | Non
     def look(params, tokens, mask):
         return policy.model.hidden_states(params, tokens, mask, pool=lambda x: features.pooled(x, mask))[2][-1]
 
-    found = np.zeros((len(rows), policy.model.config.hidden_size), np.float32)
+    embeddings = np.zeros((len(rows), policy.model.config.hidden_size), np.float32)
     fitting = [number for number, row in enumerate(rows) if row is not None and 0 < len(row) <= length]
     for start in range(0, len(fitting), _ROWS):
         numbers = fitting[start:start + _ROWS]
@@ -29,5 +29,5 @@ def prompt_embeddings(policy: Policy, params, rows: Sequence[Sequence[int] | Non
         placed = (batch.tokens, batch.mask)
         if policy.mesh is not None:
             placed = parallel.put(placed, parallel.replicated(policy.mesh))
-        found[numbers] = parallel.fetch(look(params, *placed))[:len(numbers)]
-    return found
+        embeddings[numbers] = parallel.fetch(look(params, *placed))[:len(numbers)]
+    return embeddings

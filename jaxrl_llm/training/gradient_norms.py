@@ -40,10 +40,10 @@ def make(policy: Policy) -> Callable:
                            prompt_mask=rollouts.prompt_mask[p][None],
                            temperature=None if rollouts.temperature is None else rollouts.temperature[p][None])
 
-            def score(tree):
+            def log_likelihood(tree):
                 return masked.sum(alone.logprobs(*with_trained(params, lora, tree), row)[0], row.token_mask)
 
-            return optax.tree.norm(jax.grad(score)(trained), squared=True)
+            return optax.tree.norm(jax.grad(log_likelihood)(trained), squared=True)
 
         return jax.lax.map(of_row, jnp.arange(P * G)).reshape(P, G)
 

@@ -124,8 +124,8 @@ class Sampler:
         uids = first_uid + np.arange(len(rows) * self.group, dtype=np.int64).reshape(len(rows), self.group)
         keys = row_keys(key, np.pad(uids, ((0, missing), (0, 0)), constant_values=-1))
         begun = self._begun([forest.problems[row] for row in rows], shares) if self.forces else None
-        filled = jax.tree.map(lambda x: np.pad(x, ((0, missing), *((0, 0),) * (x.ndim - 1))), begun)
-        parts = self._parts(generate, (batch.tokens, batch.mask, keys, filled), len(rows), timer)
+        padded = jax.tree.map(lambda x: np.pad(x, ((0, missing), *((0, 0),) * (x.ndim - 1))), begun)
+        parts = self._parts(generate, (batch.tokens, batch.mask, keys, padded), len(rows), timer)
         made, steps, texts, scores = self._scored(parts, [forest.problems[row] for row in rows], timer)
         lengths, owners = made.mask.sum(-1).reshape(-1), np.repeat(rows, self.group)
         roots = np.flatnonzero(forest.role == Role.PROMPT)

@@ -36,15 +36,15 @@ class Evaluation:
     def metrics(self, prefix: str = "eval") -> dict[str, float]:
         """The metrics by name."""
         rates = {f"{prefix}/score": self.score, f"{prefix}/solved": self.solved}
-        found = {f"{name}{side}": value for name, rate in rates.items()
-                 for side, value in zip(("", "_low", "_high"), (rate.mean, rate.low, rate.high))} | {
+        metrics = {f"{name}{side}": value for name, rate in rates.items()
+                   for side, value in zip(("", "_low", "_high"), (rate.mean, rate.low, rate.high))} | {
                      f"{prefix}/pass_at_group": self.any_solved, f"{prefix}/length": self.length,
                      f"{prefix}/truncated": self.truncated}
         if self.reward is not None:
-            found[f"{prefix}/reward"] = self.reward
+            metrics[f"{prefix}/reward"] = self.reward
         for label, part in self.by_task.items():
-            found |= part.metrics(f"{prefix}/{label}")
-        return found
+            metrics |= part.metrics(f"{prefix}/{label}")
+        return metrics
 
 
 def evaluate(source: Source, params, lora, *, problems: int, key: jax.Array, timer: PhaseTimer | None = None,

@@ -58,14 +58,14 @@ def conversations(forest: Forest, ends: np.ndarray) -> list[list[dict[str, Any]]
 
     The environment's reward for a turn is the `reward` of the policy's message.
     """
-    found: list[list[dict[str, Any]]] = [[] for _ in ends]
+    messages: list[list[dict[str, Any]]] = [[] for _ in ends]
     for node, row in zip(*(x.tolist() for x in chains(forest, ends))):
         own = forest.role[node] == Role.POLICY
         message = {"role": "assistant" if own else "user", "content": forest.texts[node]}
         if own and forest.turn_rewards is not None:
             message["reward"] = float(forest.turn_rewards[node])
-        found[row].append(message)
-    return found
+        messages[row].append(message)
+    return messages
 
 
 def lessons(source: Source, learner: Learner, learned: Learned) -> dict[str, np.ndarray]:

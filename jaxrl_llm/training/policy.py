@@ -104,11 +104,11 @@ class Policy:
             prompt_tokens, prompt_mask, tokens, at, temperature = rows
             states, _ = self.model.packed_states(params, prompt_tokens, prompt_mask, tokens, lora=lora, whole=whole)
             states = states.reshape(-1, states.shape[-1])
-            found = (most_likely(states, self.model.unembedding(params), chunk=self.chunk) if at is None else at.reshape(-1))
+            chosen = (most_likely(states, self.model.unembedding(params), chunk=self.chunk) if at is None else at.reshape(-1))
             if temperature is not None:
                 temperature = jnp.broadcast_to(temperature[:, None, None], tokens.shape).reshape(-1)
-            logprobs, _ = self._of_tokens(params, states, found, temperature=temperature)
-            return found.reshape(tokens.shape), logprobs.reshape(tokens.shape)
+            logprobs, _ = self._of_tokens(params, states, chosen, temperature=temperature)
+            return chosen.reshape(tokens.shape), logprobs.reshape(tokens.shape)
 
         r = rollouts
         rows = (r.prompt_tokens, r.prompt_mask, r.tokens, at, r.temperature)

@@ -46,8 +46,8 @@ def make(config: ConfigDict, policy: Policy, prompts: int, prompt_tokens: int, c
     """The prior named by `config.prior`, for a task with `prompts` training prompts; a probe reads the states of `capture`."""
     source = config.prior.source
     if source in ("probe", "shuffled"):
-        found = of_probe(policy, capture, prompt_tokens)
-        return found if source == "probe" else found._replace(predict=lambda *asked: jnp.roll(found.predict(*asked), 1))
+        prior = of_probe(policy, capture, prompt_tokens)
+        return prior if source == "probe" else prior._replace(predict=lambda *asked: jnp.roll(prior.predict(*asked), 1))
     if source == "v0":
         return of_v0(config.prior.weights, config.prior.encoder)
     if source == "oracle":

@@ -33,11 +33,11 @@ def make_task(text: str) -> tasks.Task:
     Every task has three further options: `reward`, rewards that replace its own; and, if there are several tasks, `label`, its
     name, and `weight`, its share of a batch. Raises ValueError if the text names no task.
     """
-    found = config_lib.calls(text)
-    if not found:
+    calls = config_lib.calls(text)
+    if not calls:
         raise ValueError(f"config.task={text!r} names no task; give {', '.join(tasks.FACTORIES)}, or your own module:function, "
                          "with its options in brackets, for example \"dataset(path='problems.jsonl')\"")
-    parts = [_part(name, **options) for name, options in found]
+    parts = [_part(name, **options) for name, options in calls]
     return parts[0].task if len(parts) == 1 else tasks.mixture(parts)
 
 
@@ -89,15 +89,15 @@ def make_sets(config: ConfigDict, task: tasks.Task) -> tuple[EvalSpec, ...]:
     for name, options in config_lib.calls(config.eval.sets):
         part = _part(name, **{key: value for key, value in options.items() if key not in _SET})
         own = {key: options.get(key, default) for key, default in _SET.items()}
-        found = EvalSpec(part.label, part.task, _combined(config, part.task.reward, ""), **own)
-        if not found.label or found.label in taken or "/" in found.label:
-            raise ValueError(f"the evaluation set {found.label!r} needs a name of its own without a slash; give it a label, "
+        spec = EvalSpec(part.label, part.task, _combined(config, part.task.reward, ""), **own)
+        if not spec.label or spec.label in taken or "/" in spec.label:
+            raise ValueError(f"the evaluation set {spec.label!r} needs a name of its own without a slash; give it a label, "
                              f"for example \"{name}(..., label=hard)\"")
-        tokens = 1 if found.max_tokens is None else found.max_tokens
-        if found.problems < 1 or found.every < 0 or not 1 <= tokens <= config.sampling.max_tokens:
-            raise ValueError(f"evaluation set {found.label!r}: problems={found.problems}, every={found.every}, max_tokens="
-                             f"{found.max_tokens}; problems is at least 1, every at least 0, and max_tokens from 1 to "
+        tokens = 1 if spec.max_tokens is None else spec.max_tokens
+        if spec.problems < 1 or spec.every < 0 or not 1 <= tokens <= config.sampling.max_tokens:
+            raise ValueError(f"evaluation set {spec.label!r}: problems={spec.problems}, every={spec.every}, max_tokens="
+                             f"{spec.max_tokens}; problems is at least 1, every at least 0, and max_tokens from 1 to "
                              f"sampling.max_tokens={config.sampling.max_tokens}")
-        taken.add(found.label)
-        made.append(found)
+        taken.add(spec.label)
+        made.append(spec)
     return tuple(made)

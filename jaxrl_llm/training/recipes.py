@@ -65,10 +65,10 @@ def sized(c: ConfigDict, variant: str, *, taught: bool = False) -> ConfigDict:
         c.prompts.per_step, c.model.dtype = 64, "bfloat16"
     for rank in (0, RANK):
         c.lora.rank = rank
-        changes, _, found = plan.remedies(MODELS[row], work_of(c, MODELS[row]), device, count)
-        if found is not None:
+        changes, _, estimate = plan.remedies(MODELS[row], work_of(c, MODELS[row]), device, count)
+        if estimate is not None:
             c.update_from_flattened_dict(changes)
-            c.mesh.fsdp, c.mesh.tensor = found.mesh["fsdp"], found.mesh["tensor"]
+            c.mesh.fsdp, c.mesh.tensor = estimate.mesh["fsdp"], estimate.mesh["tensor"]
             c.optimizer.learning_rate *= 10 if rank or machine == "cpu" else 1
             return c
     raise ValueError(f"{model} does not fit {machine}, even where adapters alone are trained; take a smaller model, a larger "

@@ -46,7 +46,7 @@ def print_report(evaluations: dict, workdir: Path) -> None:
 def _print_report(evaluations: dict, workdir: Path) -> None:
     """Prints held-out results before and after, and the contents of the run folder."""
     if not evaluations:
-        print("this run was already finished; raise --config.steps to go on")
+        print("this run was already finished; raise --config.steps to continue it")
         return
     print_table({f"{when} training": evaluation for when, evaluation in evaluations.items()})
     Console().print(f"Curves: {workdir}/curves.png   samples: {workdir}/samples/   metrics: {workdir}/metrics.jsonl\n"

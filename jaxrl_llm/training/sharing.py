@@ -41,13 +41,13 @@ class Sharing:
         Longer texts are cut at T tokens and keep the reward of the whole. Groups are scored in random order until J are
         accepted. The version of their tokens is -1: this run did not sample them. Metrics count rejected groups by reason.
         """
-        found, left = self.pool.read(sampler.group)
+        pooled, left = self.pool.read(sampler.group)
         kept: list[Foreign] = []
         unused = 0
-        for number in rng.permutation(len(found)).tolist():
+        for number in rng.permutation(len(pooled)).tolist():
             if len(kept) == self.groups:
                 break
-            one = _read(sampler, found[number], problems[found[number].problem])
+            one = _read(sampler, pooled[number], problems[pooled[number].problem])
             if len(one.prompt) > sampler.prompt_tokens or np.ptp(one.scores.total) == 0:
                 unused += 1
             else:
@@ -55,7 +55,7 @@ class Sharing:
         forest = sampler.plant([one.problem for one in kept], [one.prompt for one in kept], draw=0)
         for row, one in enumerate(kept):
             forest = _grown(sampler, forest, row, one, first_uid + row * sampler.group)
-        metrics = {"pool/groups": float(len(kept)), "pool/found": float(len(found)), "pool/unused": float(unused)}
+        metrics = {"pool/groups": float(len(kept)), "pool/found": float(len(pooled)), "pool/unused": float(unused)}
         return forest, metrics | {f"pool/left_{name}": float(count) for name, count in left.items()}
 
     def publish(self, forest: Forest, step: int) -> None:

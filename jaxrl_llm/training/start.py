@@ -52,8 +52,8 @@ def is_run(folder: Path) -> bool:
 
 def check_other(path: str, workdir: Path) -> None:
     """Raises ValueError for a run that would start with its own weights; `resume` does that."""
-    found = run_at(path)
-    if found is not None and found.folder.absolute() == workdir.absolute():
+    start = run_at(path)
+    if start is not None and start.folder.absolute() == workdir.absolute():
         raise ValueError(f"model.path={path} is the run of this workdir; continue it with --resume, or start a new run with "
                          "its weights in another --workdir")
 
@@ -66,9 +66,9 @@ def load_model(m: ConfigDict, mesh: Mesh, seed: int = 0) -> tuple[Tokenizer, Tra
     """
     if m.dtype not in DTYPES:
         raise ValueError(f"model.dtype={m.dtype!r}; allowed: {', '.join(DTYPES)}")
-    found = run_at(m.path)
-    if found is not None:
-        tokenizer, architecture, params = _of_run(found, m, mesh)
+    start = run_at(m.path)
+    if start is not None:
+        tokenizer, architecture, params = _of_run(start, m, mesh)
     else:
         tokenizer, params = tokenizers.load(m.tokenizer or m.path or "bytes", m.chat_template or None), None
         if m.path:
@@ -83,9 +83,9 @@ def load_model(m: ConfigDict, mesh: Mesh, seed: int = 0) -> tuple[Tokenizer, Tra
     return tokenizer, model, params
 
 
-def _of_run(found: Start, m: ConfigDict, mesh: Mesh) -> tuple[Tokenizer, ModelConfig, Any]:
+def _of_run(start: Start, m: ConfigDict, mesh: Mesh) -> tuple[Tokenizer, ModelConfig, Any]:
     """Tokenizer, architecture and merged weights of a run."""
-    stored = stored_config(found.folder)
+    stored = stored_config(start.folder)
     stored.model.tokenizer = m.tokenizer or stored.model.tokenizer
     stored.model.chat_template = m.chat_template or stored.model.chat_template
     tokenizer, model, params = load_model(stored.model, mesh, stored.seed)
@@ -95,8 +95,8 @@ def _of_run(found: Start, m: ConfigDict, mesh: Mesh) -> tuple[Tokenizer, ModelCo
             jax.random.key(0), params, rank=stored.lora.rank, alpha=stored.lora.alpha), params)
         target["lora"] = parallel.with_shardings(shapes, parallel.tree_shardings(shapes, mesh))
     del params  # frees memory for those of the checkpoint
-    with Checkpoints(found.folder / found.store, read_only=True) as checkpoints:
-        state = checkpoints.restore(target, found.step, part=True).state
+    with Checkpoints(start.folder / start.store, read_only=True) as checkpoints:
+        state = checkpoints.restore(target, start.step, part=True).state
     shardings = jax.tree.map(lambda x: x.sharding, target["params"])
     merged = state["params"] if "lora" not in state else jax.jit(lora_lib.merge, out_shardings=shardings)(
         state["params"], state["lora"])
@@ -121,9 +121,9 @@ def model_config(m: ConfigDict, vocab_size: int) -> ModelConfig:
 
 def tokenizer_source(m: ConfigDict) -> Path | None:
     """The directory whose tokenizer files an exported model gets; None if the tokenizer did not come from such files."""
-    found = run_at("" if m.tokenizer else m.path)
-    if found is not None:
-        return tokenizer_source(stored_config(found.folder).model)
+    start = run_at("" if m.tokenizer else m.path)
+    if start is not None:
+        return tokenizer_source(stored_config(start.folder).model)
     name = m.tokenizer or m.path or "bytes"
     path, files = Path(name).expanduser(), ("tokenizer.json", "tokenizer.model")
     directory = path.parent if path.name in files else path

@@ -188,8 +188,8 @@ def joint_gradients(policy: Policy, capture: Capture, objective: Objective, esti
             objective, logprobs, entropies, seen, advantages, state.objective_state)
         return value, (metrics | own | {"advantages": advantages}, objective_state, estimator_state)
 
-    (_, (*found, estimator_state)), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
-    return gradient, *found, keep_finite(estimator_state, state.estimator_state)
+    (_, (*aux, estimator_state)), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
+    return gradient, *aux, keep_finite(estimator_state, state.estimator_state)
 
 
 def advance(optimizer, clip_norm, mesh, state: TrainState, grads, metrics, objective_state, rate=None):

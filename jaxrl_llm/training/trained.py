@@ -59,10 +59,10 @@ def trained(workdir: Path, step: int | None = None, task: str | None = None, bes
                              "of runs that are started with, for example, --config.optimizer.ema=0.99")
         target |= {"average": start.params if start.lora is None else start.lora}
     with Checkpoints(workdir / (FOLDER if best else "checkpoints"), read_only=True) as checkpoints:
-        found = checkpoints.restore(target, step, part=True)
-    params, lora = found.state["params"], found.state.get("lora")
-    params, lora = with_trained(params, lora, found.state["average"]) if average else (params, lora)
-    return start._replace(params=params, lora=lora, step=found.step)
+        restored = checkpoints.restore(target, step, part=True)
+    params, lora = restored.state["params"], restored.state.get("lora")
+    params, lora = with_trained(params, lora, restored.state["average"]) if average else (params, lora)
+    return start._replace(params=params, lora=lora, step=restored.step)
 
 
 def export(workdir: Path, directory: Path, step: int | None = None, adapter: bool = False, best: bool = False,
@@ -72,19 +72,19 @@ def export(workdir: Path, directory: Path, step: int | None = None, adapter: boo
     With `adapter` it writes only the adapters, for PEFT and vLLM; `best` and `average` as in `trained`. Raises ValueError if
     the run trained no adapter, or an adapter of another run's weights.
     """
-    found = trained(workdir, step, best=best, average=average)
-    architecture, tokenizer = found.policy.model.config, found.source.sampler.tokenizer
-    if adapter and found.lora is None:
+    run = trained(workdir, step, best=best, average=average)
+    architecture, tokenizer = run.policy.model.config, run.source.sampler.tokenizer
+    if adapter and run.lora is None:
         raise ValueError(f"{workdir} trained all weights (lora.rank=0), so there is no adapter; export without --adapter")
     if adapter:
-        if run_at(found.config.model.path) is not None:
-            raise ValueError(f"the adapter of {workdir} belongs to the weights of the run {found.config.model.path}, which no "
+        if run_at(run.config.model.path) is not None:
+            raise ValueError(f"the adapter of {workdir} belongs to the weights of the run {run.config.model.path}, which no "
                              "other program reads; export without --adapter")
-        weights.save_peft(directory, architecture, jax.device_get(found.lora), found.config.model.path)
-        return found.step
-    params = found.params if found.lora is None else merge(found.params, found.lora)
-    files = tokenizer_source(found.config.model)
+        weights.save_peft(directory, architecture, jax.device_get(run.lora), run.config.model.path)
+        return run.step
+    params = run.params if run.lora is None else merge(run.params, run.lora)
+    files = tokenizer_source(run.config.model)
     weights.save_hf(directory, architecture, jax.device_get(params), files)
     if files is None:
         tokenizer.save(directory)
-    return found.step
+    return run.step

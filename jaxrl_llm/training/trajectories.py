@@ -191,8 +191,8 @@ class Trajectories:
             chosen = dataclasses.replace(chosen, temperature=np.float32(temperature))
         sampling_lib.check(chosen)
         if announced_turns is not None and int(announced_turns) and self.runner.environment.tokens:
-            raise ValueError(f"environment {self.runner.environment.name!r} speaks in tokens, so the policy cannot be told how "
-                             "many turns are left; take a method without announced turns")
+            raise ValueError(f"environment {self.runner.environment.name!r} speaks in tokens, so it cannot announce how many "
+                             "turns are left; take a method without announced turns")
         limits = Limits(self.turns if max_turns is None else min(self.turns, int(max_turns)),
                         self.max_tokens if max_tokens is None else int(max_tokens),
                         0 if announced_turns is None else int(announced_turns))

@@ -213,7 +213,7 @@ def what_to_free(path: Path) -> str:
     parts = ", ".join(f"{name} {size(path / name):,.1f} MB" for name in (
         "samples", "tensorboard", "checkpoints/abandoned", "checkpoints") if (path / name).is_dir())
     return (f"{shutil.disk_usage(path).free / 1e6:,.1f} MB are free in {path}, which holds {parts}. Free some space "
-            "(samples, tensorboard and checkpoints/abandoned are not needed to go on), then continue with --resume")
+            "(a continued run does not need samples, tensorboard and checkpoints/abandoned), then continue with --resume")
 
 
 def _read_config(path: Path) -> dict[str, Any] | None:
