@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl_llm.forest import Forest
 from jaxrl_llm.models.unpadding import through_last
 
-MAX_LENGTHS = 4  # lengths of rows: each is a program to compile
+MAX_LENGTHS = 3  # lengths of rows: each has programs to compile
 
 
 class Trees(NamedTuple):
@@ -123,7 +123,7 @@ def pack(forest: Trees, leaves: np.ndarray, mask: np.ndarray, lengths: Sequence[
       ValueError: when a trajectory is longer than every row, or the arguments do not describe one.
     """
     if not 0 < len(lengths) <= MAX_LENGTHS:
-        raise ValueError(f"{len(lengths)} row lengths; give 1 to {MAX_LENGTHS}, each is a program to compile")
+        raise ValueError(f"{len(lengths)} row lengths; give 1 to {MAX_LENGTHS}, each has programs to compile")
     leaves = np.where(mask.any(-1), leaves, -1)
     tree, number = _depth_first(forest, leaves)
     paths = [_path(tree, number[leaf]) for leaf in leaves.reshape(-1)]

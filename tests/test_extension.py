@@ -115,7 +115,8 @@ def test_a_topology_a_recorder_and_a_method_of_ones_own_run(own):
     run, params = setup.build(tiny())
     estimator, objective = methods.build("surprised", max_len=T, estimator={"weight": WEIGHT})
     source = dataclasses.replace(run.source, topology=own.contrast(P, POOL, G))
-    learner = dataclasses.replace(run.learner, estimator=estimator, objective=objective,
+    layout = setup.make_layout(run.config, objective, run.learner.optimizer, run.learner.policy, run.source)
+    learner = dataclasses.replace(run.learner, estimator=estimator, layout=layout,
                                   recorders=(*run.learner.recorders, own.surprise(run.learner.policy, RATE)))
     data = batches(run.source.task.train, P, run.config.seed)
     everyone = dataclasses.replace(run.source, data=data, topology=single(POOL))  # the same problems, uids and keys

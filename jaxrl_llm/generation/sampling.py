@@ -18,7 +18,7 @@ Number = jax.Array | np.floating | float
 class Sampling(flax.struct.PyTreeNode):
     """The distribution of tokens, and the length limit. Values are traced, so changing one never compiles again.
 
-    Each is one number for all rows, or an array `[N]` of one for each row.
+    Each is one number for all rows; in `draw` also an array `[N]`, one for each row.
 
     Attributes:
       temperature: divides the logits; 0 means greedy.

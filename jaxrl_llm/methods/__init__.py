@@ -23,8 +23,8 @@ from jaxrl_llm.objectives import Objective
 def _families() -> dict[str, tuple[Method, ...]]:
     """Family name -> rows, from every module of this folder that has `ROWS`."""
     others = ("__main__", "base", "page", "provision")
-    found = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in others)
-    families = {name: importlib.import_module(f"{__name__}.{name}").ROWS for name in found}
+    modules = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in others)
+    families = {name: importlib.import_module(f"{__name__}.{name}").ROWS for name in modules}
     slugs = [row.slug for rows in families.values() for row in rows]
     twice = {slug for slug in slugs if slugs.count(slug) > 1}
     if twice:
@@ -63,7 +63,7 @@ def runnable() -> list[str]:
 
 def runnable_elsewhere() -> list[str]:
     """The methods that run by name only in environments, with teachers or on tasks that provide what they read; sorted."""
-    return [slug for slug in names() if lacks(slug) and all(lack.who.startswith(provision.THERE) for lack in lacks(slug))]
+    return [slug for slug in names() if lacks(slug) and all(lack.what in provision.ELSEWHERE for lack in lacks(slug))]
 
 
 def build(

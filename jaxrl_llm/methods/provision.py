@@ -1,8 +1,8 @@
 """The fields that methods read, and their providers: a method runs if everything that its parts need is provided.
 
-Each entry of `PROVIDED` is a field of `Rollouts`, or an entry of its `extras`, that every run fills in. Each entry of `AWAITED`
-is a field that only some kinds of run fill in, or none yet, with the part that would provide it. A run that has such a part
-adds the field to the provided ones, as environments and tasks do with their facts.
+Each entry of `PROVIDED` is a field of `Rollouts`, or an entry of its `extras`, that every run fills in. `ELSEWHERE` has the
+fields that only some kinds of run fill in, with the part that provides each; a run that has such a part adds the field to the
+provided ones, as environments and tasks do with their facts. `AWAITED` has them and those that no run fills in yet.
 """
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -11,15 +11,15 @@ from jaxrl_llm import control, replay
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.methods.base import Method
 from jaxrl_llm.objectives.base import Objective
+from jaxrl_llm.recorders import base as recorders
 
+RECORDED = {name: recorder for recorder, names in recorders.FIELDS.items() for name in names}
 PROVIDED = {
+    **{name: f"the recorder `{recorder}`" for name, recorder in RECORDED.items()},
     **dict.fromkeys(("tokens", "prompt_tokens", "prompt_mask", "prompt_ids", "behavior_logprobs", "entropies", "policy_version",
                      "truncated", "current_version"), "the sampler"),
     **dict.fromkeys(("rewards", "reward_components", "correct", "answers"), "the reward"),
     "task": "the task",
-    "old_logprobs": "the recorder `old`", "features": "the recorder `features`", "score_sq_norms": "the recorder `gradients`",
-    **dict.fromkeys(("ref_logprobs", "base_logprobs"), "the recorder `reference`"),
-    **dict.fromkeys(("max_logprobs", "greedy_logprobs"), "the recorder `greedy`"),
     "prior": "the prior of prompts",
 }
 OBSERVED = control.FACTS.keys()  # the facts that a run lets controllers observe
@@ -28,26 +28,26 @@ TURNS = ("traj", "step", "step_rewards", "obs", "act", "next_obs")  # fields of 
 AGENTS = ("agent", "functional_group", "game")  # fields of turns in environments whose policy speaks for several agents
 REPLAYED = {"age", "replayed"}  # fields that a run provides if its method replays rollouts
 GUIDED = {"expert", "hinted", "hint_mask"}  # fields for completions that begin with solutions, see `Method.guidance`
-_TURNS, _TREE = "an environment, config.environment", "a topology of trees"
+_TURNS = "an environment, config.environment"
 _TEACHER, _TOOLS = "a teacher, config.teacher.path", "an environment with tools"
-AWAITED = {
-    **dict.fromkeys((*TURNS, "step_ids", "turns"), _TURNS), "returns": "a topology of turns with a replay buffer",
+ELSEWHERE = {
+    **dict.fromkeys((*TURNS, "step_ids", "turns"), _TURNS),
     **dict.fromkeys(AGENTS, "an environment of several agents"),
-    **dict.fromkeys(("node", "parent", "path", "final"), _TREE),
     **dict.fromkeys(("tool_calls", "tool_errors", "answer_blocks", "malformed", "void", "format_rewards", "tool_failed",
                      "tool_unknown"), _TOOLS),
     "rewritten": "the environment `purified`", "skill_used": "the environment `skill_chain`",
     **dict.fromkeys(("teacher_logprobs", "teacher_id"), _TEACHER),
+    **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),
+    "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",
+}
+AWAITED = ELSEWHERE | {
+    "returns": "a topology of turns with a replay buffer",
+    **dict.fromkeys(("node", "parent", "path", "final"), "a topology of trees"),
     "prm_logprobs": "a recorder with a process reward model",
     "targets": "a sampler of single tokens along expert text",
     "match": "a topology that walks along recorded trajectories", "retry_step": "a topology that tries again from a step",
     "flawed": "a judge that marks flawed solutions",
-    **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),
-    "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",
 }
-
-
-THERE = ("an environment", "the environment", "a task of", "a teacher,")  # first words of the providers in `AWAITED` that exist
 
 
 class Lack(NamedTuple):
@@ -75,11 +75,11 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, provided: 
         there |= {"replay_weights"} if replay.make(method.replay[0], **method.replay[1]).weights is not None else set()
     there |= set() if method.guidance is None else GUIDED
     there |= {knob for name in method.controllers if name in control.names() for knob in control.make(name).knobs}
-    found = [Lack(name, AWAITED.get(name, "a recorder, a topology or a task of your own"))
-             for name in sorted(needs_of(method, estimator, objective) - there)]
+    missing = [Lack(name, AWAITED.get(name, "a recorder, a topology or a task of your own"))
+               for name in sorted(needs_of(method, estimator, objective) - there)]
     for name in method.filters:
         if name not in control.filter_names():
-            found.append(Lack(f"filter {name}", "a file of jaxrl_llm.control"))
+            missing.append(Lack(f"filter {name}", "a file of jaxrl_llm.control"))
     for name in method.controllers:
         known = control.make(name) if name in control.names() else None
         if known is not None and OBSERVED >= set(known.facts) and READ >= set(known.knobs):
@@ -88,8 +88,13 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, provided: 
         if known is not None:
             reads = f", by {', '.join(known.facts)}" if known.facts else ""
             who = f"a run that sets {', '.join(known.knobs)}{reads}"
-        found.append(Lack(f"controller {name}", who))
-    return found
+        missing.append(Lack(f"controller {name}", who))
+    return missing
+
+
+def unrecorded(needs: Iterable[str], recorded: Iterable[str]) -> set[str]:
+    """The needs that are neither among the `recorded` fields of a run nor sampled, although recorders provide them."""
+    return {name for name in needs if name in RECORDED and name != "entropies"} - {*recorded}
 
 
 def of_environment(objective: Objective, facts: Mapping[str, str] = {}, contexts: int = 1) -> tuple[str, ...]:
@@ -108,7 +113,7 @@ def of_environment(objective: Objective, facts: Mapping[str, str] = {}, contexts
 
 def check(method: Method, estimator: Estimator, objective: Objective, provided: Iterable[str] = ()) -> None:
     """Raises NotImplementedError that names the unmet needs and their possible providers."""
-    if found := lacks(method, estimator, objective, provided):
+    if missing := lacks(method, estimator, objective, provided):
         raise NotImplementedError(
-            f"method {method.slug!r} needs {'; '.join(f'{lack.what} (from {lack.who})' for lack in found)}, which this run "
+            f"method {method.slug!r} needs {'; '.join(f'{lack.what} (from {lack.who})' for lack in missing)}, which this run "
             "does not provide. Its parts can be used from your own loop; `python -m jaxrl_llm.methods` lists the other methods")

@@ -20,6 +20,14 @@ from jax import Array
 
 from jaxrl_llm.rollouts import Rollouts
 
+FIELDS = {  # the arrays of recorders that any run makes if its method needs one of them, by recorder
+    "old": ("old_logprobs", "entropies"),
+    "features": ("old_logprobs", "entropies", "features"),
+    "gradients": ("score_sq_norms",),
+    "reference": ("ref_logprobs", "base_logprobs"),
+    "greedy": ("max_logprobs", "greedy_logprobs"),
+}
+
 
 class Recorder(NamedTuple):
     """`record(own, params, lora, rollouts) -> arrays by name`, each a field of `Rollouts` or an entry of its `extras`.

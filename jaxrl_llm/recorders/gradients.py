@@ -1,7 +1,7 @@
 """How strongly each completion alone would move the weights."""
 from collections.abc import Callable
 
-from jaxrl_llm.recorders.base import Recorder, texts_of
+from jaxrl_llm.recorders.base import FIELDS, Recorder, texts_of
 
 
 def gradients(square_norms: Callable) -> Recorder:
@@ -9,4 +9,4 @@ def gradients(square_norms: Callable) -> Recorder:
     def record(own, params, lora, rollouts):
         return {"score_sq_norms": square_norms(params, lora, texts_of(rollouts).replace(filled=4))}
 
-    return Recorder("gradients", ("score_sq_norms",), record)
+    return Recorder("gradients", FIELDS["gradients"], record)

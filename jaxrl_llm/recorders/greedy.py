@@ -4,7 +4,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.recorders.base import Recorder, texts_of
+from jaxrl_llm.recorders.base import FIELDS, Recorder, texts_of
 
 
 def greedy(likeliest: Callable, adapters: bool) -> Recorder:
@@ -23,4 +23,4 @@ def greedy(likeliest: Callable, adapters: bool) -> Recorder:
     def copy(params):
         return jax.tree.map(jnp.copy, params)
 
-    return Recorder("greedy", ("max_logprobs", "greedy_logprobs"), record, init=None if adapters else copy)
+    return Recorder("greedy", FIELDS["greedy"], record, init=None if adapters else copy)

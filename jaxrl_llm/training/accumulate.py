@@ -30,18 +30,16 @@ class Parts(NamedTuple):
     """The jitted parts of an update, see `make_parts`. `rows` are the rows of a micro-batch, whose first slot is `start`.
 
     policy: the policy that is updated.
-    zeros: `(tree) -> grads`, the initial gradients.
     logprobs: `(view, params, lora, rows, index, start) -> view`; a view is `((logprobs, loads), entropies)`, see
       `Policy.packed_logprobs`. It is donated.
-    differentiate: `(view, rollouts, advantages, objective_state) -> (cotangents, metrics, objective_state)`; the cotangents
-      are those of `(logprobs, loads)`.
+    differentiate: `(view, rollouts, advantages, objective_state, tree) -> (cotangents, metrics, objective_state, grads)`; the
+      cotangents are those of `(logprobs, loads)`, and `grads` are zeros like the trained `tree`, to be added to.
     accumulate: `(grads, params, lora, rows, index, start, cotangents) -> grads`, the first donated.
     apply: `(state, grads, metrics, objective_state, rate) -> (state, metrics)`; the state is donated.
     whole: `(state, rows, index, rollouts, advantages, rate) -> (state, metrics)`: all of them for a single micro-batch.
     """
 
     policy: Policy
-    zeros: Callable
     logprobs: Callable
     differentiate: Callable
     accumulate: Callable
@@ -66,9 +64,9 @@ def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTr
         rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
         return losses(policy, objective, balance, outputs, entropies, rollouts, advantages, objective_state)
 
-    def differentiate(view, *given):
-        (_, found), cotangents = jax.value_and_grad(loss, has_aux=True)(*view, *given)
-        return cotangents, *found
+    def differentiate(view, rollouts, advantages, objective_state, tree):
+        (_, (metrics, new)), cotangents = jax.value_and_grad(loss, has_aux=True)(*view, rollouts, advantages, objective_state)
+        return cotangents, metrics, new, as_ruled(jax.tree.map(jnp.zeros_like, tree))
 
     def accumulate(grads, params, lora, rows, index, start, cotangents):
         inside = (index >= start) & (index < start + rows.tokens.size)
@@ -86,17 +84,16 @@ def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTr
             view = _forward(policy, *with_trained(state.params, state.lora, tree), rows, index)
             return loss(*view, rollouts, advantages, state.objective_state)
 
-        (_, found), grads = jax.value_and_grad(of_tree, has_aux=True)(state.trainable)
-        return apply(state, grads, *found, rate)
+        (_, aux), grads = jax.value_and_grad(of_tree, has_aux=True)(state.trainable)
+        return apply(state, grads, *aux, rate)
 
     def as_ruled(grads):
         mesh = policy.mesh
         return grads if mesh is None else jax.lax.with_sharding_constraint(grads, parallel.tree_shardings(grads, mesh))
 
-    zeros = jax.jit(lambda tree: as_ruled(jax.tree.map(jnp.zeros_like, tree)))
     def donating(function):
         return jax.jit(function, donate_argnums=0)
-    return Parts(policy, zeros, make_logprobs(policy), jax.jit(differentiate), *map(donating, (accumulate, apply, whole)))
+    return Parts(policy, make_logprobs(policy), jax.jit(differentiate), *map(donating, (accumulate, apply, whole)))
 
 
 def update(parts: Parts, size: int, state: TrainState, packed: Packed, rollouts: Rollouts, advantages,
@@ -116,8 +113,8 @@ def update(parts: Parts, size: int, state: TrainState, packed: Packed, rollouts:
     if len(micro_batches) == 1:
         return parts.whole(state, micro_batches[0][0], index, rollouts, advantages, rate)
     view = view_of(parts.logprobs, policy, state.params, state.lora, micro_batches, index)
-    cotangents, metrics, objective_state = parts.differentiate(view, rollouts, advantages, state.objective_state)
-    grads = parts.zeros(state.trainable)
+    cotangents, metrics, objective_state, grads = parts.differentiate(view, rollouts, advantages, state.objective_state,
+                                                                      state.trainable)
     for rows, start in micro_batches:
         grads = parts.accumulate(grads, state.params, state.lora, rows, index, start, cotangents)
     return parts.apply(state, grads, metrics, objective_state, rate)

@@ -83,8 +83,10 @@ def forecast(run: Run) -> list[tuple[str, str]]:
             raise ValueError(refusal)
         warnings.warn(refusal, RuntimeWarning, stacklevel=2)
     operations, layout = sum(plan.step_flops(c, w).values()), run.learner.layout
-    programs = [f"{sum(one.shapes for one in compiled)} of {what}" for what, compiled in
-                (("updates", layout.update_programs), ("log-probs", layout.logprob_programs))]
+    counts = {"updates": sum(one.shapes for one in layout.update_programs),
+              "updates of the critic": run.source.ladders.programs * run.learner.estimator.has_critic,
+              "log-probs": sum(one.shapes for one in layout.logprob_programs)}
+    programs = [f"{count} of {what}" for what, count in counts.items() if count]
     rows = [("memory per device, estimated", f"{found.updating / 1e9:.2f} GB updating, {found.sampling / 1e9:.2f} GB sampling, "
              f"of {device.memory / 1e9:.1f}"), ("operations per step", f"{operations / 1e12:.3g} TFLOP"),
             ("programs to compile, at most", ", ".join(programs)), *teachers, *replayed(run)]

@@ -27,12 +27,15 @@ class Layout(NamedTuple):
     logprobs: `(params, lora, rollouts) -> (logprobs, entropies)`, f32[P, G, T] each; see `Policy.logprobs`.
     update: `(state, rollouts, advantages, rate=None) -> (state, metrics)`, see `training.step.make_update`.
     ready: rollouts on the host -> the same with the promise to the programs, see `Rollouts.filled`.
+    objective, optimizer: those of `update`, which is compiled with them.
     update_programs, logprob_programs: the compiled programs of each.
     """
 
     logprobs: Callable
     update: Callable
     ready: Callable[[Rollouts], Rollouts]
+    objective: Objective
+    optimizer: optax.GradientTransformation
     update_programs: tuple[Guarded, ...]
     logprob_programs: tuple[Guarded, ...]
 
@@ -53,7 +56,7 @@ def rectangular(policy: Policy, objective: Objective, optimizer: optax.GradientT
         least = sizes.filled_of(rollouts.mask.shape[2])
         return rollouts.replace(filled=max(least, quarters_filled(np.asarray(rollouts.token_mask), together)))
 
-    return Layout(logprobs, update, ready, (update,), (logprobs,))
+    return Layout(logprobs, update, ready, objective, optimizer, (update,), (logprobs,))
 
 
 def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, lengths: Sequence[int], size: int, *,
@@ -88,8 +91,8 @@ def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransf
     def update(state, rollouts: Rollouts, advantages, rate=None):
         return accumulate.update(parts, size, state, packed_of(rollouts), rollouts, advantages, rate)
 
-    programs = (guards["accumulate"], guards["whole"]), (guards["logprobs"],)
-    return Layout(logprobs, update, lambda rollouts: rollouts, *programs)
+    updates = tuple(guards[name] for name in ("differentiate", "accumulate", "apply", "whole"))
+    return Layout(logprobs, update, lambda rollouts: rollouts, objective, optimizer, updates, (guards["logprobs"],))
 
 
 def remembers_last(function: Callable) -> Callable:

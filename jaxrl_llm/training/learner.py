@@ -52,10 +52,11 @@ class Learner:
     """`learn(state, rollouts)` is one step of a run; see `training.setup.make_learner` for one made from a configuration.
 
     Attributes:
-      policy, estimator, objective, optimizer: the trained policy, and its method of training.
+      policy, estimator: the trained policy, and its advantages.
       recorders: measurements that are first recorded with rollouts, in this order.
-      layout: the layout of a batch in the model, for its log-probs and for updates.
-      joint: the update that estimates in its own forward pass, see `make_joint_update`; None: advantages come first.
+      layout: the layout of a batch in the model, for its log-probs and for updates, with objective and optimiser.
+      joint: the update that estimates in its own forward pass, with its own estimator, see `make_joint_update`; None:
+        advantages come first.
       rows, group: P, or numbers of rows to choose from, and G of the trained rows; larger groups become several rows, see
         `training.regroup`.
       epochs, minibatches: passes over a batch, and updates per pass.
@@ -70,8 +71,6 @@ class Learner:
 
     policy: Policy
     estimator: Estimator
-    objective: Objective
-    optimizer: optax.GradientTransformation
     recorders: tuple[Recorder, ...]
     layout: Layout
     mesh: Mesh
@@ -87,6 +86,16 @@ class Learner:
     controls: Controls = Controls()
     filters: Mapping[str, Filter] = dataclasses.field(default_factory=dict)
     ema: float = 0.0
+
+    @property
+    def objective(self) -> Objective:
+        """The objective; for another one make another `layout`."""
+        return self.layout.objective
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        """The optimiser; for another one make another `layout`."""
+        return self.layout.optimizer
 
     def init(self, params, lora, key: jax.Array, known: Mapping[str, Any] | None = None) -> TrainState:
         """The state before the first step, sharded over the mesh; `known`: values for controllers, see `control.KNOWN`."""

@@ -43,10 +43,19 @@ _SETS_STREAM = 2**31 - 5  # likewise, for evaluation sets
 
 
 class Reached(NamedTuple):
-    """The progress of a run: `state`, and the `position` of its source; one object, so that no interrupt separates them."""
+    """The progress of a run; one object, so that no interrupt separates its parts.
+
+    `state`, the `position` of its source, and whether the controllers have `observed` the evaluation after its last step.
+    """
 
     state: TrainState
     position: dict[str, Any]
+    observed: bool = False
+
+    @property
+    def host(self) -> dict[str, Any]:
+        """What a checkpoint stores beside the state, as JSON."""
+        return jsonable(self.position) | {"observed": self.observed}
 
 
 def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -> dict[str, Evaluation]:
@@ -89,21 +98,21 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, E
           records(work) as folder, tracked(config.wandb if primary else "", folder, config.to_dict(), work.resume) as log,
           Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
         with preemption.at_once():
-            state = _first_state(run, params, work, checkpoints, progress)
+            first: Reached | None = _first(run, params, work, checkpoints, progress)
             params = None  # the state has its own, and there may be no room for both
         preemption.check()
-        frozen = {name: offload.away(run.learner.offload, name, own) for name, own in frozen_weights(run, state, work).items()}
-        state = offload.moments_away(run.learner.offload, state)
+        assert first is not None
+        start, kept = int(first.state.step), frozen_weights(run, first.state, work)
+        frozen = {name: offload.away(run.learner.offload, name, own) for name, own in kept.items()}
         if work.resume and primary:  # only now it is certain that the folder can continue with this configuration
             work.record()
-        start = int(state.step)
         with (MetricWriter(folder, restored_step=start or None, also=log) as writer,  # step 0 is evaluated and written again
               Best(work.path, config.checkpoint.best, start) as best):
             if work.resume and primary and start and writer.last_step is None:
                 warnings.warn(f"{writer.path} is gone or empty: curves and reports lack the history of steps 0 to {start}. The "
                               "run itself goes on as it would have", RuntimeWarning, stacklevel=3)
             try:
-                reached, state = Reached(state, run.source.position()), None
+                reached, first = first, None  # the session consumes it
                 return _Session(run, folder, checkpoints, best, writer, progress, reached, frozen).steps()
             finally:
                 if writer.last_step is not None:
@@ -132,15 +141,17 @@ def _print_head(run: setup.Run, params) -> None:
         print(f"{name:32}{value}")
 
 
-def _first_state(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, progress) -> TrainState:
-    """The initial state of a run, or that of its last checkpoint, whose position is then set in the source."""
+def _first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, progress) -> Reached:
+    """The beginning of a run, or its last checkpoint, whose position is then set in the source."""
+    away = run.learner.offload
     if not work.resume:
-        return setup.initial_state(run, warm_up(run, params, progress))
+        state = offload.moments_away(away, setup.initial_state(run, warm_up(run, params, progress)))
+        return Reached(state, run.source.position())
     progress.phase("restoring")
-    restored = checkpoints.restore(offload.moments_away(run.learner.offload, setup.initial_state(run, params)))
+    restored = checkpoints.restore(offload.moments_away(away, setup.initial_state(run, params)))
     run.source.set_position(restored.host)
     progress.step(restored.step, {})
-    return restored.state
+    return Reached(offload.moments_away(away, restored.state), run.source.position(), restored.host.get("observed", False))
 
 
 def warm_up(run: setup.Run, params, progress):
@@ -174,7 +185,11 @@ def frozen_weights(run: setup.Run, state: TrainState, work: Workdir) -> dict[str
         with Checkpoints(folder, keep=2) as store:
             shapes = jax.eval_shape(one.init, state.params)
             target = parallel.with_shardings(shapes, parallel.tree_shardings(shapes, run.learner.mesh))
-            frozen[one.name] = store.restore(target, max(step for step in store.steps() if step <= int(state.step))).state
+            earlier = [step for step in store.steps() if step <= int(state.step)]
+            if not earlier:
+                raise ValueError(f"{folder} has the {one.name} weights of steps {store.steps()}, and the run continues before "
+                                 f"them, from step {int(state.step)}; continue from a later checkpoint, or start a new run")
+            frozen[one.name] = store.restore(target, max(earlier)).state
     return frozen
 
 
@@ -284,20 +299,22 @@ class _Session:
         return evaluation
 
     def control(self, step: int, score: float) -> None:
-        """Lets the controllers observe an evaluation, and does a reset if they request one."""
+        """Lets the controllers observe an evaluation once, and does a reset if they request one."""
+        if self.reached.observed:  # before an error that came between the evaluation and its line of metrics
+            return
         learner = self.run.learner
         state, reset = learner.evaluated(self.reached.state, score)
-        self.reached, self.changed, self.reset = Reached(state, self.reached.position), True, reset
-        for one in learner.keeping if reset else ():
+        for one in learner.keeping if reset else ():  # before the state, which is saved if this fails
             own = keep_weights(self.checkpoints.directory.parent / one.name, step, one, state)[one.name]
             self.frozen[one.name] = offload.away(learner.offload, one.name, own)
+        self.reached, self.changed, self.reset = Reached(state, self.reached.position, True), True, reset
 
     def save(self) -> None:
         """Saves a checkpoint of the run's progress."""
         self.progress.phase("saving")
-        state, position = self.reached
+        state = self.reached.state
         with self.timer("checkpoint"):
-            self.checkpoints.save(int(state.step), state, jsonable(position))
+            self.checkpoints.save(int(state.step), state, self.reached.host)
         self.saved = int(state.step)
 
     def pace(self, done: Step, seconds: float) -> dict[str, float]:

@@ -22,7 +22,7 @@ from jaxrl_llm.generation import by_engine, external
 from jaxrl_llm.generation.engine import Engine
 from jaxrl_llm.generation.prompts import encode_problems, longest
 from jaxrl_llm.generation.sampler import generate
-from jaxrl_llm.methods.provision import needs_of
+from jaxrl_llm.methods.provision import needs_of, unrecorded
 from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
@@ -213,6 +213,8 @@ def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimat
     inner = make_topology(config, method, estimator, config.prompts.per_step)
     source = dataclasses.replace(source, topology=inner, replay=parts.make_replay(config, method),
                                  sharing=parts.make_sharing(config, source.task))
+    if estimator.has_critic:  # half of the update programs are the critic's
+        source = dataclasses.replace(source, sizes=functools.partial(source.sizes, most=shapes_lib.MAX_PROGRAMS // 2))
     guides, spreads = parts.make_guide(config, method) is not None, "spread" in parts.controls_of(config, method).knobs
     if guides or spreads:
         assert isinstance(source.sampler, Sampler) and isinstance(source.sampler.generate, Guarded)
@@ -331,9 +333,13 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
         recorded.append(critic_of(config, model, source.mesh, shapes))
     if estimator.turn_critic is not None:
         recorded.append(turn_critic_of(config, model, source.mesh, shapes, estimator.turn_critic))
+    made = [name for one in recorded for name in one.provides] + [*recorders.base.FIELDS["features"]] * (joint is not None)
+    if lost := unrecorded(needs, made):
+        raise NotImplementedError(f"no recorder of this run provides {', '.join(sorted(lost))}, which method {config.method!r} "
+                                  "reads; add it to training.setup.make_learner")
     rows = tuple(c.prompts.per_step * n for n in source.ladders.groups)
     return Learner(
-        policy, estimator, objective, optimizer, tuple(recorded), layout, source.mesh, rows, c.sampling.group, joint,
+        policy, estimator, tuple(recorded), layout, source.mesh, rows, c.sampling.group, joint,
         learner.epochs, learner.minibatches, alone, learner.max_skipped, tuple(config_lib.parts(learner.offload)),
         functools.partial(optimizers.metrics, c.optimizer),
         parts.controls_of(config, methods.get(config.method), source.prior), filters, config.optimizer.ema), schedule

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_llm.models.unpadding import through_last
 
-MAX_PROGRAMS = 8  # of updates, and the same number of log-probs
+MAX_PROGRAMS = 8  # of updates, a critic's included, and the same number of log-probs
 QUARTERS = 4  # parts of a batch's slots that may be filled, see `Rollouts.filled`; also the maximum number of sizes of one kind
 
 
@@ -38,40 +38,41 @@ class Ladders(NamedTuple):
         return self.filled[self.tokens.index(smallest(self.tokens, tokens))]
 
 
-def limits(prompt_tokens: int, tokens: int, group: int, groups: int) -> Ladders:
+def limits(prompt_tokens: int, tokens: int, group: int, groups: int, most: int = MAX_PROGRAMS) -> Ladders:
     """A single shape, for batches that are computed in packed rows."""
     return Ladders((prompt_tokens,), (tokens,), (groups,), (QUARTERS,))
 
 
 @functools.cache
-def padded(prompt_tokens: int, tokens: int, group: int, groups: int) -> Ladders:
-    """Ladders for batches `[groups P, group, tokens]` whose padding is computed: equal parts of each limit."""
+def padded(prompt_tokens: int, tokens: int, group: int, groups: int, most: int = MAX_PROGRAMS) -> Ladders:
+    """Ladders of at most `most` programs for batches `[groups P, group, tokens]` with their padding: equal parts of limits."""
     lengths = [buckets(tokens, count) for count in range(1, QUARTERS + 1)]
-    return _best(prompt_tokens, [(one, (QUARTERS,) * len(one)) for one in lengths], group, groups)
+    return _best(prompt_tokens, [(one, (QUARTERS,) * len(one)) for one in lengths], group, groups, most)
 
 
 @functools.cache
-def unpadded(prompt_tokens: int, tokens: int, group: int, groups: int) -> Ladders:
-    """Ladders for batches whose padding is skipped in matrix products.
+def unpadded(prompt_tokens: int, tokens: int, group: int, groups: int, most: int = MAX_PROGRAMS) -> Ladders:
+    """Ladders of at most `most` programs for batches whose padding is skipped in matrix products.
 
     At the limit of T, where most batches are, any number of quarters may be filled. Shorter sizes save attention; each is half
     of the next, and a batch that fills less than three quarters of one mostly fits the next smaller one. If groups are cut,
     sizes for numbers of rows have priority: they save attention and prompts.
     """
     lengths = [tuple(sorted({-(-tokens // 2**n) for n in range(count)})) for count in ((1, 2, 3) if groups == 1 else (1,))]
-    return _best(prompt_tokens, [(one, (QUARTERS - 1,) * (len(one) - 1) + (1,)) for one in lengths], group, groups)
+    return _best(prompt_tokens, [(one, (QUARTERS - 1,) * (len(one) - 1) + (1,)) for one in lengths], group, groups,
+                 most)
 
 
-def _best(prompt_tokens: int, lengths, group: int, groups: int) -> Ladders:
-    """The ladders of few programs with the fewest mean slots, `groups (S + G T)`, if all sizes are equally likely."""
+def _best(prompt_tokens: int, lengths, group: int, groups: int, most: int) -> Ladders:
+    """The ladders of at most `most` programs with the fewest mean slots, `groups (S + G T)`; all sizes are equally likely."""
     counts = range(1, QUARTERS + 1)
-    found = [Ladders(prompt_buckets(prompt_tokens, s), tokens, buckets(groups, g), filled)
-             for s, (tokens, filled), g in itertools.product(counts, lengths, counts)]
+    choices = [Ladders(prompt_buckets(prompt_tokens, s), tokens, buckets(groups, g), filled)
+               for s, (tokens, filled), g in itertools.product(counts, lengths, counts)]
 
     def slots(one: Ladders) -> float:
         return mean_rung(one.groups) * (mean_rung(one.prompt_tokens) + group * mean_rung(one.tokens))
 
-    return min((one for one in found if one.programs <= MAX_PROGRAMS), key=lambda one: (slots(one), one.programs))
+    return min((one for one in choices if one.programs <= most), key=lambda one: (slots(one), one.programs))
 
 
 def buckets(limit: int, count: int, multiple: int = 1) -> tuple[int, ...]:
@@ -95,7 +96,7 @@ def mean_rung(ladder: Sequence[int]) -> float:
 
 
 def row_lengths(prompt_tokens: int, tokens: int, group: int, multiple: int = 1) -> tuple[int, ...]:
-    """At most four lengths of packed rows, multiples of `multiple`.
+    """At most three lengths of packed rows, multiples of `multiple`; each has two programs of updates.
 
     The longest holds a prompt with one or more completions, up to its whole group. Repeating the prompt in the rows of a group
     adds at most a quarter to the group's slots.
@@ -103,7 +104,7 @@ def row_lengths(prompt_tokens: int, tokens: int, group: int, multiple: int = 1) 
     def slots(completions):
         return -(-group // completions) * (prompt_tokens + completions * tokens)
     held = next(n for n in range(1, group + 1) if 4 * slots(n) <= 5 * slots(group))
-    return tuple(dict.fromkeys(-(-n // multiple) * multiple for n in prompt_buckets(prompt_tokens + held * tokens)))
+    return tuple(dict.fromkeys(-(-n // multiple) * multiple for n in prompt_buckets(prompt_tokens + held * tokens, 3)))
 
 
 def quarters_filled(mask: np.ndarray, prompts: int) -> int:

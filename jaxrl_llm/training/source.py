@@ -72,7 +72,8 @@ class Source:
       sampler: sampler of groups, of one turn or in an environment.  topology: decides what is sampled.  prompts: per batch.
       max_tokens: maximum tokens of a completion, at most T.
       overlong: handling of prompts that are too long, see `generation.prompts.fit`.
-      sizes: the sizes that a batch may have, from the limits of S, T, G and groups of a prompt, see `training.shapes`.
+      sizes: the sizes that a batch may have, from the limits of S, T, G and groups of a prompt, and the maximum number of
+        programs, see `training.shapes`.
       prior: predicts `facts["expected"]` of prompts before they are sampled; None: no predictions.
       readers: number of processes that read `data` in turns.
       next_uid: uid of the next trajectory.
@@ -98,7 +99,7 @@ class Source:
     prior: prior_lib.Prior | None = None
     readers: int = 1
     next_uid: int = 0
-    sizes: Callable[[int, int, int, int], Ladders] = padded
+    sizes: Callable[..., Ladders] = padded
     replay: Replay | None = None
     fewer: Callable[[int], Topology] | None = None
     buffer: Forest | None = None

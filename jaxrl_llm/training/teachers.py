@@ -45,7 +45,7 @@ def make_recorders(config: ConfigDict, needs: Set[str], task: Task, tokenizer, m
     def kept(recorder: recorders.Recorder) -> recorders.Recorder:
         return recorder._replace(given=offload.away(tuple(config_lib.parts(config.learner.offload)), "teacher", recorder.given))
 
-    if "teacher_logprobs" in needs:
+    if {"teacher_logprobs", "teacher_id"} & needs:
         paths = config_lib.parts(config.teacher.path)
         if len(paths) not in (1, max(len(task.parts), 1)):
             raise ValueError(f"config.teacher.path names {len(paths)} teachers for {max(len(task.parts), 1)} tasks; give one "

@@ -91,6 +91,37 @@ def test_resets_over_a_resume(tmp_path, monkeypatch):
             assert line["learning_rate"] == told[1]["learning_rate"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", ("line", "reference"))
+def test_an_evaluation_is_observed_once_whatever_breaks_after_it(tmp_path, monkeypatch, broken):
+    """A full disk after the evaluation of step 3, at its line of metrics or at the weights that a reset keeps."""
+    def falls_at(calls):
+        """Requests a reset at the third evaluation; its state counts them, so that a second look at one is seen."""
+        return Controller(lambda: jnp.int32(0), lambda seen: {"reset": seen == 3},
+                          lambda seen, facts: seen + ("score" in facts), facts=("score",), knobs=("reset",))
+
+    monkeypatch.setitem(control.base.CONTROLLERS, "prorl", lambda **hyper: falls_at(3))
+    options = {"checkpoint.every": 6, "eval.every": 1, "optimizer.learning_rate": 3e-2, "method": "prorl",
+               "objective": "kl_coef=0.1", "steps": 5}
+    loop.train(tiny(**options), tmp_path / "straight")
+    place, name = (loop.MetricWriter, "write") if broken == "line" else (loop, "keep_weights")
+    intact = getattr(place, name)
+
+    def full(*given, **named):
+        if 3 in given[:3]:
+            raise OSError("the disk is full")
+        return intact(*given, **named)
+
+    monkeypatch.setattr(place, name, full)
+    with pytest.raises(OSError, match="the disk is full"):
+        loop.train(tiny(**options), tmp_path / "resumed")
+    monkeypatch.setattr(place, name, intact)
+    loop.train(tiny(**options), tmp_path / "resumed", resume=True)
+    resumed, straight = (run_files.saved(tmp_path / one, tiny(**options)) for one in ("resumed", "straight"))
+    assert_same(resumed, straight)
+    assert resumed[".control['prorl']"] == 5
+
+
 def by_step(**values):
     """A controller that sets each of these to its next entry in every step, and the last one from then on."""
     tables = {name: jnp.asarray(x) for name, x in values.items()}

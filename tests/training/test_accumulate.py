@@ -100,7 +100,7 @@ def parts_of(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", (forests.group, forests.conversations))
+@pytest.mark.parametrize("make", (forests.group, forests.conversations, forests.search))
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_updates_row_by_row_and_at_once_equal_those_of_plain_rows(name, make):
     objective, (case, rollouts, advantage) = OBJECTIVES[name], batch(make)

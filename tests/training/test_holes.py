@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import advantages
+from jaxrl_llm import advantages, recorders
 from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.objectives import make
 from jaxrl_llm.rollouts import take
+from jaxrl_llm.training import gradient_norms
 from jaxrl_llm.training.learner import rows_of
 from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.training.shapes import quarters_filled
@@ -131,6 +132,51 @@ def test_words_in_between_are_read():
     tokens[hole] = (tokens[hole] + 7) % inputs.V
     changed = (np.asarray(score(cut_down(rollouts.replace(tokens=tokens)))) != before) & TRAINED
     assert np.argwhere(changed).tolist() == [[0, 0, 4], [0, 0, 5]]
+
+
+def test_recorders_of_log_probs_measure_trained_tokens_as_plain_rows_do():
+    """`old`, `reference`, `teacher` and `base` of trajectories with words of others in them."""
+    logprobs, rollouts = jax.jit(inputs.POLICY.logprobs), inputs.batch()
+    other = jax.tree.map(lambda x: x * 0.9, inputs.params())
+    of_policy, of_other = (np.asarray(jax.jit(inputs.logprobs)(tree, None, rollouts)[0]) for tree in (inputs.params(), other))
+    for recorder, own, wanted in ((recorders.old(logprobs), None, of_policy),
+                                  (recorders.reference(logprobs, False), other, of_other),
+                                  (recorders.teacher([logprobs], [other]), (other,), of_other),
+                                  (recorders.base_model(logprobs, other), other, of_other)):
+        measured = recorder.record(own, inputs.params(), None, rollouts)[recorder.provides[0]]
+        np.testing.assert_allclose(np.asarray(measured)[TRAINED], wanted[TRAINED], rtol=1e-4, atol=1e-5)
+
+
+def test_the_likeliest_tokens_are_those_of_plain_rows():
+    """`greedy` reads the words of others, and its log-probs are those of the most likely tokens before each trained one."""
+    rollouts, other = inputs.batch(), jax.tree.map(lambda x: x * 0.9, inputs.params())
+
+    def logits(tree):
+        own = inputs.MODEL.logits(tree, inputs.states(tree, None, rollouts)[0]) / inputs.POLICY.temperature
+        return np.asarray(jax.nn.log_softmax(own))
+
+    mine, theirs = logits(inputs.params()), logits(other)
+    recorder = recorders.greedy(jax.jit(inputs.POLICY.likeliest), adapters=False)
+    measured = recorder.record(other, inputs.params(), None, rollouts)
+    chosen = np.take_along_axis(mine, theirs.argmax(-1)[..., None], axis=-1)[..., 0]
+    for name, wanted in (("max_logprobs", mine.max(-1)), ("greedy_logprobs", chosen)):
+        np.testing.assert_allclose(np.asarray(measured[name])[TRAINED], wanted[TRAINED], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_gradient_norms_are_those_of_each_trajectorys_trained_tokens():
+    rollouts, measure = inputs.batch(), jax.jit(gradient_norms.make(inputs.POLICY))
+    measured = np.asarray(recorders.gradients(measure).record(None, inputs.params(), None, rollouts)["score_sq_norms"])
+
+    @jax.jit
+    def gradient_of(p, g):
+        def total(tree):
+            return jnp.where(jnp.asarray(TRAINED)[p, g], inputs.logprobs(tree, None, rollouts)[0][p, g], 0).sum()
+        return sum((x ** 2).sum() for x in jax.tree.leaves(jax.grad(total)(inputs.params())))
+
+    for p, g in ((0, 0), (1, 1), (3, 0), (4, 0), (7, 0)):
+        assert measured[p, g] == pytest.approx(float(gradient_of(p, g)), rel=1e-3), (p, g)
+    assert measured[2, 0] == 0  # it has only words of others
 
 
 def plain_features(rollouts, capture):
