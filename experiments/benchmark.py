@@ -122,7 +122,7 @@ def prefill_seconds(run, state, rollouts) -> float:
     return seconds_of(prefill, state.params, rollouts.prompt_tokens, rollouts.prompt_mask)
 
 
-def score_seconds(run, state, rollouts) -> float:
+def record_seconds(run, state, rollouts) -> float:
     from jaxrl_llm.recorders.base import texts_of
     return seconds_of(run.learner.layout.logprobs, state.params, state.lora, texts_of(rollouts), repeats=2)
 
@@ -172,7 +172,8 @@ def rows_of(run, times: dict[str, float], rollouts, limits) -> list[dict]:
     return [
         row("prefill", times["prefill"], sum(prompts), prefill, prefill / rate),
         row("decode", times["decode"], completion_tokens, decode, floor(limits)) | {"share_by_square_products": square},
-        row("score" if times["scored"] else "score (not part of this step)", times["score"], learned, packed, packed / rate),
+        row("record" if times["recorded"] else "record (not part of this step)", times["record"], learned, packed,
+            packed / rate),
         row("update", times["update"], learned, updates, updates / rate),
         row("host", times["host"], 0, 0, 0),
         row("step", times["step"], completion_tokens, prefill + decode + updates, 0) | {"share_of_limit": None},
@@ -213,10 +214,10 @@ def main():
     median = {name.removeprefix("time/"): statistics.median(t.get(name, 0.0) for t in timings) for name in timings[0]}
     prefill = prefill_seconds(run, state, rollouts)
     recorded = bool(run.learner.recorders)
-    times = {"prefill": prefill, "decode": median["rollout"] - prefill, "score": score_seconds(run, state, rollouts),
-             "scored": recorded, "update": median["update"], "step": median["step"],
-             "host": statistics.median(t["time/step"] - t["time/rollout"] - t["time/update"] - recorded * t.get("time/score", 0)
-                                       for t in timings)}
+    times = {"prefill": prefill, "decode": median["rollout"] - prefill, "record": record_seconds(run, state, rollouts),
+             "recorded": recorded, "update": median["update"], "step": median["step"],
+             "host": statistics.median(t["time/step"] - t["time/rollout"] - t["time/update"]
+                                       - recorded * t.get("time/record", 0) for t in timings)}
     results = {
         "work": {"prompts": c.prompts.per_step, "group": c.sampling.group, "tokens": c.sampling.max_tokens,
                  "prompt_tokens": run.source.sampler.prompt_tokens, "dtype": c.model.dtype,

@@ -11,7 +11,7 @@ from jaxrl_llm.evaluation.comparison import mean_over_runs
 from jaxrl_llm.figures import COLORS, figure_file
 
 _DASHES = ("-", "--", ":")
-_PHASES = ("rollout", "reward", "score", "update")
+_PHASES = ("rollout", "reward", "record", "update")
 
 
 def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], folder: Path) -> list[Path]:

@@ -296,7 +296,7 @@ def step_flops(c: ModelConfig, w: Work) -> dict[str, float]:
     P, S, lengths = w.prompts, w.prompt_tokens, [w.completion_tokens] * w.group
     return {"prefill": P * flops.prefill_flops(c, [S]),
             "decode": P * w.group * flops.decode_flops(c, S, w.completion_tokens),
-            "score": w.passes * P * flops.packed_flops(c, S, lengths),
+            "record": w.passes * P * flops.packed_flops(c, S, lengths),
             "update": (1 + w.critic) * w.epochs * P * flops.update_flops(c, S, lengths)}
 
 

@@ -11,7 +11,7 @@ from jaxrl_llm.show import curves, samples
 from jaxrl_llm.show.runs import RunFolder, differences, phases
 from jaxrl_llm.visible import visible
 
-_PHASES = ("rollout", "reward", "score", "update", "checkpoint", "other")  # these have a colour of their own
+_PHASES = ("rollout", "reward", "record", "update", "checkpoint", "other")  # these have a colour of their own
 
 
 def write_page(runs: Sequence[RunFolder], out: Path, completions: int = 1000) -> Path:

@@ -9,7 +9,7 @@ from jaxrl_llm.topologies.guides import Guide
 def guided(prompts: int, *, group: int, guide: Guide) -> Topology:
     """`prompts` problems with a group of `group` each, and a second group if the `guide` has shares for it.
 
-    The uids of the first groups seed the random shares, so that a resumed run draws the same ones.
+    The uids of a prompt's first group seed its random share, which depends on nothing else in the batch.
     """
     first = guide.first(group)
 
@@ -21,8 +21,9 @@ def guided(prompts: int, *, group: int, guide: Guide) -> Topology:
             return Plan(rows=rows, shares=np.tile(first, (len(rows), 1)))
         if guide.second is None or group_sizes(forest).max() > group:
             return Plan()
-        rng = np.random.default_rng(forest.uid[forest.ends].tolist())
-        shares = guide.second(*outcomes(forest, group), rng)
+        uids, prompts_of = forest.uid[forest.ends], forest.prompt[forest.ends]
+        normal = [np.random.default_rng(uids[prompts_of == row].tolist()).standard_normal() for row in rows]
+        shares = guide.second(*outcomes(forest, group), np.array(normal, np.float32))
         return Plan(rows=rows, shares=np.repeat(shares[:, None], group, axis=1))
 
     return Topology(plan, everyone, max_groups=1 if guide.second is None else 2)

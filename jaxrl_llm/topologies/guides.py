@@ -19,12 +19,12 @@ class Guide(NamedTuple):
     """Shares of the solution that completions begin with, from 0 (the policy alone) to 1 (all of it with the end token).
 
     `first(G) -> f32[G]`: the share of each completion of a prompt's first group. `second(rewards f32[P, G], valid bool[P, G],
-    rng) -> f32[P]`: the share of all completions of each prompt's second group, from the results of the first; None: there is
-    no second group.
+    normal f32[P]) -> f32[P]`: the share of all completions of each prompt's second group, from the results of the first and
+    one standard normal number each; None: there is no second group.
     """
 
     first: Callable[[int], np.ndarray]
-    second: Callable[[np.ndarray, np.ndarray, np.random.Generator], np.ndarray] | None = None
+    second: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
 
 
 @guide
@@ -58,8 +58,7 @@ def adhint(*, low: float = 0.0, high: float = 0.8, noise: float = 0.05) -> Guide
     if not 0 <= low <= high < 1:
         raise ValueError(f"hints from low={low} to high={high} of a solution; give 0 <= low <= high < 1")
 
-    def second(rewards, valid, rng):
-        drawn = rng.normal(0, noise, len(rewards)) if noise else np.zeros(len(rewards))
-        return np.asarray(hint_ratio(np.clip(rewards, 0, 1), valid, drawn.astype(np.float32), low=low, high=high))
+    def second(rewards, valid, normal):
+        return np.asarray(hint_ratio(np.clip(rewards, 0, 1), valid, np.float32(noise) * normal, low=low, high=high))
 
     return Guide(lambda group: np.zeros(group, np.float32), second)

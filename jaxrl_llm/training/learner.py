@@ -147,7 +147,7 @@ class Learner:
             return Learned(state.replace(step=state.step + 1, control=control), {})
         settings = self.controls.settings(state.control)
         rate = None if settings.learning_rate is None else np.float32(parallel.fetch(settings.learning_rate))
-        with timer("score"):
+        with timer("record"):
             state, batch, advantages, found = self._credit(state, rollouts, frozen or {}, settings, alone)
         with timer("update"):
             state = offload.moments_near(self.offload, state)

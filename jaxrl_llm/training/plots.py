@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_llm.figures import COLORS, figure_file
 from jaxrl_llm.training.metrics import read_metrics
 
-_PHASE_ORDER = ("rollout", "reward", "score", "update", "evaluation_setup", "checkpoint")
+_PHASE_ORDER = ("rollout", "reward", "record", "update", "evaluation_setup", "checkpoint")
 _KL_LABELS = {"kl": "policy vs reference", "kl/ref": "policy vs reference", "mismatch/kl": "sampler vs trainer"}
 _SHARE_LABELS = {
     "groups/all_equal": "groups without signal",

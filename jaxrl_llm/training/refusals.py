@@ -169,9 +169,9 @@ def check_balance(config: ConfigDict, model: Transformer) -> None:
                          "set it to 0, or take a mixture of experts")
 
 
-def check_reward(config: ConfigDict, method: methods.Method, reward: Reward) -> None:
+def check_reward(method: methods.Method, estimator: Estimator, objective: Objective, reward: Reward) -> None:
     """Raises ValueError if the method compares answers and the reward reads none."""
-    if "answers" in needs_of(method, *parts.make_parts(config, config.model.hidden_size)) and not reward.extracts:
+    if "answers" in needs_of(method, estimator, objective) and not reward.extracts:
         raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and the reward "
                          f"{reward.names[0]!r} does not tell which text is the answer; set config.score to one that "
                          "does: exact, last_number, numeric, boxed or reasoning_gym")

@@ -79,14 +79,15 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     task, judge = make_judge(config)
     environment = judge.environment if isinstance(judge, Runner) else None
     contexts = 1 if environment is None else environment.contexts
-    refusals.check_method(config, method, *parts.make_parts(config, config.model.hidden_size, contexts), task, environment)
+    checked = parts.make_parts(config, config.model.hidden_size, contexts)  # before weights, which may take minutes, are read
+    refusals.check_method(config, method, *checked, task, environment)
     sets = make_sets(config, task)
     if not isinstance(judge, Runner):
-        refusals.check_reward(config, method, judge)
+        refusals.check_reward(method, *checked, judge)
     mesh = make_mesh(config)
     tokenizer, model, params = load_model(config.model, mesh, config.seed)
     refusals.check_balance(config, model)
-    estimator, objective = parts.make_parts(config, model.config.hidden_size, contexts)  # its width of states is known now
+    estimator, objective = parts.make_parts(config, model.config.hidden_size, contexts)  # of the model's own width
     policy = policy_of(config, model, mesh)
     needs = frozenset(needs_of(method, estimator, objective))
     source = make_source(config, method, estimator, needs, policy, mesh, tokenizer, task, judge, sets)

@@ -140,7 +140,7 @@ def test_operations_and_ideal_seconds_by_hand():
     found = plan.step_flops(SMALL, w)
     assert found["prefill"] == 8 * flops.prefill_flops(SMALL, [16])
     assert found["decode"] == 8 * 4 * flops.decode_flops(SMALL, 16, 32)
-    assert found["score"] * 6 == found["update"] == 2 * 8 * 3 * flops.packed_flops(SMALL, 16, [32] * 4)
+    assert found["record"] * 6 == found["update"] == 2 * 8 * 3 * flops.packed_flops(SMALL, 16, [32] * 4)
     seconds = plan.ideal_seconds(SMALL, w, ONE, device)
     assert seconds["update"] == found["update"] / 1e9
     caches = plan.sampler_memory(SMALL, w, ONE)["caches"]

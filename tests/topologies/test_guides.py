@@ -11,7 +11,7 @@ from jaxrl_llm.training.groups import halves
 def test_shares_of_the_worked_examples():
     """Difficulty .75: .6 of the solution with a range of .8; .695 and 13 of 20 tokens with .9 and a noise of .02."""
     first, valid = np.float32([[1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]]), np.ones((3, 4), bool)
-    found = make_guide("adhint", noise=0.0).second(first, valid, np.random.default_rng(0))
+    found = make_guide("adhint", noise=0.0).second(first, valid, np.zeros(len(first), np.float32))
     np.testing.assert_allclose(found, [0.6, 0.0, 0.8], atol=1e-6)
     ratio = hint_ratio(np.float32([[0, 0, 0, 1]]), np.ones((1, 4), bool), np.float32([0.02]), high=0.9)
     np.testing.assert_allclose(ratio, [0.695], atol=1e-6)
@@ -23,11 +23,12 @@ def test_hints_stay_in_their_range_and_grow_with_difficulty():
     rewards, valid = (rng.random((400, 8)) < rng.random((400, 1))).astype(np.float32), rng.random((400, 8)) < 0.9
     valid[:, 0] = True
     guide = make_guide("adhint", low=0.1, high=0.7)
-    found = guide.second(rewards, valid, np.random.default_rng(2))
+    normal = rng.standard_normal(400).astype(np.float32)
+    found = guide.second(rewards, valid, normal)
     assert found.min() >= np.float32(0.1) and found.max() <= np.float32(0.7)
     rate = (rewards * valid).sum(1) / valid.sum(1)
     assert (found[rate == 1] == np.float32(0.1)).all() and np.corrcoef(found, rate)[0, 1] < -0.9
-    np.testing.assert_array_equal(found, guide.second(rewards, valid, np.random.default_rng(2)))
+    np.testing.assert_array_equal(found[:7], guide.second(rewards[:7], valid[:7], normal[:7]))  # alone as in company
 
 
 def test_an_expert_takes_the_first_places_of_each_group():
