@@ -204,8 +204,8 @@ class Engine:
 
     def finished(self) -> list[Node]:
         """The finished nodes that were not returned before, without further decoding."""
-        found, self._done = self._done, []
-        return found
+        nodes, self._done = self._done, []
+        return nodes
 
     def written(self, uid: int, since: int = 0) -> Node:
         """The tokens since a trajectory's last node that reached the host, without the first `since`; decoding continues.
@@ -370,11 +370,11 @@ class Engine:
     def _harvest(self) -> None:
         """Fetches the oldest chunk and ends the rows that ended in it."""
         flight = self._flights.popleft()
-        found = jax.device_get(flight.drawn)
+        drawn = jax.device_get(flight.drawn)
         for lane, row in enumerate(flight.rows):
             if row is not None and row.slot is not None and not row.ended:  # or it ended at a stop string during this chunk
-                count = int(found.mask[:, lane].sum())
-                self._append(row, [x[:count, lane].tolist() for x in (found.tokens, found.logprobs, found.entropies)],
+                count = int(drawn.mask[:, lane].sum())
+                self._append(row, [x[:count, lane].tolist() for x in (drawn.tokens, drawn.logprobs, drawn.entropies)],
                              flight.version)
         if not self._decoding():
             self._flights.clear()  # chunks of inert rows

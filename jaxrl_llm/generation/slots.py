@@ -133,10 +133,10 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
 
     carry = lanes.pending, lanes.drawn, lanes.left, lanes.alive, _chunk(model, lanes.length, steps)
     buffers = jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype), jax.eval_shape(step, carry, 0)[1])
-    _, _, (pending, drawn, left, alive, added), found = jax.lax.while_loop(go_on, body, (0, jnp.int32(0), carry, buffers))
+    _, _, (pending, drawn, left, alive, added), results = jax.lax.while_loop(go_on, body, (0, jnp.int32(0), carry, buffers))
     block = Slots(*(tuple(x[:, :, 0] for x in arrays) for arrays in added[:2]))
     after = lanes.replace(pending=pending, length=lanes.length + drawn - lanes.drawn, drawn=drawn, left=left, alive=alive)
-    return _written(slots, block, lanes.slot, lanes.length), after, found
+    return _written(slots, block, lanes.slot, lanes.length), after, results
 
 
 def _chunk(model: Transformer, length, steps: int) -> CompletionCache:

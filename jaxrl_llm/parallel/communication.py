@@ -107,9 +107,9 @@ def collectives(text: str, unknown_trips: int | None = None) -> list[Collective]
     return list(inside(entry))
 
 
-def by_kind(found: list[Collective]) -> Bytes:
+def by_kind(collectives: list[Collective]) -> Bytes:
     """Bytes sent by every kind of collective."""
-    return {kind: sum(c.sent for c in found if c.kind == kind) for kind in KINDS}
+    return {kind: sum(c.sent for c in collectives if c.kind == kind) for kind in KINDS}
 
 
 def _gathering(size: float, n: int) -> float:

@@ -77,11 +77,11 @@ def size(shape: str, *, main_memory: bool = False) -> float:
                if not main_memory or not re.search(r"S\([1-9]", layout))
 
 
-def trips(loop: Instruction, found: Mapping[str, list[Instruction]]) -> int | None:
+def trips(loop: Instruction, computations: Mapping[str, list[Instruction]]) -> int | None:
     """How often the body of a `while` runs: as annotated by the compiler, or the constant bound of a counter from 0."""
     if known := re.search(r'known_trip_count\D*"n":"(\d+)"', loop.rest):
         return int(known[1])
-    condition = found[loop.named("condition")[0]]
+    condition = computations[loop.named("condition")[0]]
     constants = [re.match(r"-?\d+", i.rest) for i in condition if i.opcode == "constant"]
     compared = condition[-1].opcode == "compare" and "direction=LT" in condition[-1].rest
     return int(constants[0][0]) if compared and len(constants) == 1 and constants[0] else None

@@ -379,14 +379,14 @@ def placed(c: ModelConfig, w: Work, device: Device, count: int, mesh: Mapping[st
     return chosen
 
 
-def refusal(c: ModelConfig, w: Work, device: Device, count: int, found: Estimate) -> str:
+def refusal(c: ModelConfig, w: Work, device: Device, count: int, plan: Estimate) -> str:
     """Why an estimate does not fit: what takes the memory, and what to change."""
-    phase, parts = ("an update", found.update) if found.updating >= found.sampling else ("sampling", found.sampler)
-    largest = sorted((found.kept | parts).items(), key=lambda item: -item[1])[:3]
+    phase, parts = ("an update", plan.update) if plan.updating >= plan.sampling else ("sampling", plan.sampler)
+    largest = sorted((plan.kept | parts).items(), key=lambda item: -item[1])[:3]
     most = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in largest)
-    left = "" if found.margin(device) < 0 else (f" The {found.margin(device):.0%} that are left are less than the {MARGIN:.0%} "
+    left = "" if plan.margin(device) < 0 else (f" The {plan.margin(device):.0%} that are left are less than the {MARGIN:.0%} "
                                                 f"that an estimate needs which no {device.name} has confirmed.")
-    return (f"{phase} needs {found.peak / 1e9:.1f} GB on each of {count} devices ({named(found.mesh)}), of which {device.name} "
+    return (f"{phase} needs {plan.peak / 1e9:.1f} GB on each of {count} devices ({named(plan.mesh)}), of which {device.name} "
             f"has {device.memory / 1e9:.0f}, {USABLE:.0%} of it usable: mostly {most}.{left} {advice(c, w, device, count)}")
 
 

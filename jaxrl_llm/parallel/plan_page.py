@@ -7,11 +7,11 @@ from jaxrl_llm.parallel import plan
 from jaxrl_llm.parallel.presets import Device
 
 
-def page(name: str, c: ModelConfig, w: plan.Work, device: Device, found: plan.Estimate) -> str:
+def page(name: str, c: ModelConfig, w: plan.Work, device: Device, chosen: plan.Estimate) -> str:
     """Bytes by purpose, operations and least seconds by phase."""
-    count = math.prod(found.mesh.values())
+    count = math.prod(chosen.mesh.values())
     active = "" if c.experts is None else f" ({plan.active_parameters(c):,} of them for each token)"
-    lines = [f"{name}: {plan.parameters(c):,} weights{active} on {count} x {device.name}, {plan.named(found.mesh)}",
+    lines = [f"{name}: {plan.parameters(c):,} weights{active} on {count} x {device.name}, {plan.named(chosen.mesh)}",
              f"one step: {w.prompts} prompts of {w.prompt_tokens} tokens x {w.group} completions of {w.completion_tokens}, "
              f"{w.dtype}, {w.minibatches} x {w.micro_batches} parts learned, {w.sampling_parts} sampled"
              + (f", {w.rows} packed rows of {w.row_tokens} tokens at a time" if w.rows else "")
@@ -22,14 +22,14 @@ def page(name: str, c: ModelConfig, w: plan.Work, device: Device, found: plan.Es
         return f"{x / 1e9:.2f}"
     def counts(x):
         return x >= 5e6  # what would show as 0.00
-    lines += [row(label, size(x), size(x)) for label, x in found.kept.items() if counts(x)]
-    lines += [row(label, size(x), "") for label, x in found.update.items() if counts(x)]
-    lines += [row(label, "", size(x)) for label, x in found.sampler.items() if counts(x)]
-    lines += [row("together", size(found.updating), size(found.sampling)),
+    lines += [row(label, size(x), size(x)) for label, x in chosen.kept.items() if counts(x)]
+    lines += [row(label, size(x), "") for label, x in chosen.update.items() if counts(x)]
+    lines += [row(label, "", size(x)) for label, x in chosen.sampler.items() if counts(x)]
+    lines += [row("together", size(chosen.updating), size(chosen.sampling)),
               row(f"usable of {device.memory / 1e9:.0f}", *[size(plan.USABLE * device.memory)] * 2),
-              f"{found.answer(device)}: {_room(found.margin(device))}", "",
+              f"{chosen.answer(device)}: {_room(chosen.margin(device))}", "",
               f"{'per step':32}{'PFLOP':>10}{'seconds >':>10}"]
-    seconds, operations = plan.ideal_seconds(c, w, found.mesh, device), plan.step_flops(c, w)
+    seconds, operations = plan.ideal_seconds(c, w, chosen.mesh, device), plan.step_flops(c, w)
     lines += [row(label, f"{x / 1e15:.1f}", f"{seconds[label]:.2f}") for label, x in operations.items() if x]
     lines += [row("together", f"{sum(operations.values()) / 1e15:.1f}", f"{sum(seconds.values()):.2f}"),
               "Seconds are lower bounds: bfloat16 peak and memory bandwidth, without communication."]

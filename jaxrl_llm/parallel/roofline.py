@@ -66,10 +66,10 @@ class Cost:
                       for one, other in zip(dataclasses.astuple(self), dataclasses.astuple(two))))
 
 
-def cost(found: Sequence[Operation], device: Device) -> Cost:
+def cost(operations: Sequence[Operation], device: Device) -> Cost:
     """The sums of a program's operations."""
-    return Cost(sum(one.times * one.flops for one in found), sum(one.moved for one in found),
-                sum(one.seconds(device) for one in found))
+    return Cost(sum(one.times * one.flops for one in operations), sum(one.moved for one in operations),
+                sum(one.seconds(device) for one in operations))
 
 
 def operations(text: str, unknown_trips: int = 1) -> list[Operation]:

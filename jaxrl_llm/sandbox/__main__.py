@@ -2,6 +2,6 @@
 from jaxrl_llm import sandbox
 
 if __name__ == "__main__":
-    for found in sandbox.probes():
-        print(found)
+    for probe in sandbox.probes():
+        print(probe)
     print(f"programs run in mode {sandbox.best().mode!r}")

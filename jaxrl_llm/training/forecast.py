@@ -76,10 +76,10 @@ def forecast(run: Run) -> list[tuple[str, str]]:
     device = device_of(own)
     beside, teachers = taught(run)
     w = dataclasses.replace(work_of(run.config, run.source.sampler.prompt_tokens, run.needs, critic), teachers=beside)
-    found = plan.estimate(c, w, mesh.shape)
-    if not found.fits(device):
+    estimate = plan.estimate(c, w, mesh.shape)
+    if not estimate.fits(device):
         refusal = plan.refusal(c, w, device, mesh.size, plan.placed(c, w, device, mesh.size, mesh.shape))
-        if own.platform != "cpu" and found.peak > _CERTAIN * plan.USABLE * device.memory:
+        if own.platform != "cpu" and estimate.peak > _CERTAIN * plan.USABLE * device.memory:
             raise ValueError(refusal)
         warnings.warn(refusal, RuntimeWarning, stacklevel=2)
     operations, layout = sum(plan.step_flops(c, w).values()), run.learner.layout
@@ -87,8 +87,8 @@ def forecast(run: Run) -> list[tuple[str, str]]:
               "updates of the critic": run.source.ladders.programs * run.learner.estimator.has_critic,
               "log-probs": sum(one.shapes for one in layout.logprob_programs)}
     programs = [f"{count} of {what}" for what, count in counts.items() if count]
-    rows = [("memory per device, estimated", f"{found.updating / 1e9:.2f} GB updating, {found.sampling / 1e9:.2f} GB sampling, "
-             f"of {device.memory / 1e9:.1f}"), ("operations per step", f"{operations / 1e12:.3g} TFLOP"),
+    rows = [("memory per device, estimated", f"{estimate.updating / 1e9:.2f} GB updating, {estimate.sampling / 1e9:.2f} GB "
+             f"sampling, of {device.memory / 1e9:.1f}"), ("operations per step", f"{operations / 1e12:.3g} TFLOP"),
             ("programs to compile, at most", ", ".join(programs)), *teachers, *replayed(run)]
     seconds = sum(plan.ideal_seconds(c, w, mesh.shape, device).values())
     return rows if seconds != seconds else [*rows, ("seconds per step, at least", f"{seconds:.2f} (bfloat16 peak)")]

@@ -148,11 +148,11 @@ class Learner:
         settings = self.controls.settings(state.control)
         rate = None if settings.learning_rate is None else np.float32(parallel.fetch(settings.learning_rate))
         with timer("record"):
-            state, batch, advantages, found = self._credit(state, rollouts, frozen or {}, settings, alone)
+            state, batch, advantages, measured = self._credit(state, rollouts, frozen or {}, settings, alone)
         with timer("update"):
             state = offload.moments_near(self.offload, state)
             state, updates, estimated = self._updates(state, batch, advantages, alone, rate)
-            metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(found | self.optimizer_metrics(state.opt_state))
+            metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(measured | self.optimizer_metrics(state.opt_state))
             state = offload.moments_away(self.offload, state)
         if int(state.skipped_in_row) >= self.max_skipped:
             raise TrainingDiverged(
@@ -244,32 +244,32 @@ class Learner:
         shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), _SHUFFLE_STREAM)
         for epoch in range(self.epochs):
             if self.minibatches == 1:
-                state, found = self._update(state, batch, advantages, alone, rate)
-                estimated = found.pop("advantages", advantages)
-                updates.append(found)
+                state, measured = self._update(state, batch, advantages, alone, rate)
+                estimated = measured.pop("advantages", advantages)
+                updates.append(measured)
                 continue
             order = jax.random.permutation(jax.random.fold_in(shuffle_key, epoch), rows)
             for start in range(0, rows, size):
                 if not real[np.asarray(order[start:start + size])].any():  # only padding, if filters kept too few
                     continue
                 part, its_advantages = self.place(rows_of((batch, advantages), order, start, size))
-                state, found = self._update(state, part, its_advantages, alone, rate)
-                updates.append(found)
+                state, measured = self._update(state, part, its_advantages, alone, rate)
+                updates.append(measured)
         return state, updates, estimated
 
     def _update(self, state: TrainState, part: Rollouts, advantages, alone: bool, rate: np.float32 | None
                 ) -> tuple[TrainState, dict]:
         """One optimiser step of the models trained beside the policy, then of the policy, unless those train `alone`."""
-        found: dict[str, Any] = {}
+        metrics: dict[str, Any] = {}
         for one in self.recorders:
             if one.fit is not None:
                 own, facts = one.fit(state.beside[one.name], (state.params, state.lora), part)
-                state, found = state.replace(beside={**state.beside, one.name: own}), found | facts
+                state, metrics = state.replace(beside={**state.beside, one.name: own}), metrics | facts
         if alone:
-            return state, found | {"skipped_updates": state.skipped}
+            return state, metrics | {"skipped_updates": state.skipped}
         state, learned = (self.layout.update(state, part, advantages, rate) if self.joint is None or advantages is not None
                           else self.joint(state, part, rate))
-        return average.moved(state, self.ema), found | learned
+        return average.moved(state, self.ema), metrics | learned
 
     def ratios(self, state: TrainState, batch: Rollouts, before: jax.Array) -> jax.Array:
         """f32[P, G, T], the current probability of each token divided by that of the log-probs `before`."""
@@ -283,7 +283,7 @@ def mean_metrics(updates: list[dict]) -> dict[str, float]:
     """
     if not updates:
         return {}
-    whole = {name: float((np.max if name.startswith("max/") else np.mean)([found[name] for found in updates]))
+    whole = {name: float((np.max if name.startswith("max/") else np.mean)([one[name] for one in updates]))
              for name in updates[0]}
     return whole | {"skipped_updates": float(updates[-1]["skipped_updates"])}
 

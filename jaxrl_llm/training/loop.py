@@ -278,10 +278,10 @@ class _Session:
         for number, one in enumerate(self.run.source.sets):
             if self.due(step, one.every or every):
                 self.progress.phase(f"evaluating {one.label}")
-                found = evaluate_set(self.run.source, state.params, state.lora, one, key=jax.random.fold_in(key, number),
+                result = evaluate_set(self.run.source, state.params, state.lora, one, key=jax.random.fold_in(key, number),
                                      timer=self.timer)
-                write_page(self.folder / "eval" / one.label, step, self.run.source, found.forest, {})
-                metrics |= found.metrics(f"eval/{one.label}")
+                write_page(self.folder / "eval" / one.label, step, self.run.source, result.forest, {})
+                metrics |= result.metrics(f"eval/{one.label}")
         if metrics:
             self.best.see(step, metrics, state.params, state.lora)
         return metrics

@@ -83,10 +83,10 @@ def _of_row(config: ConfigDict, method: methods.Method, key: str, what: str, mak
 def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
     """The distribution of `config.sampling`; ValueError for values outside their range."""
     s = config.sampling
-    found = sampling_lib.Sampling(np.float32(s.temperature), s.top_k or None, s.top_p if s.top_p < 1 else None, s.min_p or None,
-                                  np.int32(s.max_tokens))
-    sampling_lib.check(found)
-    return found
+    sampling = sampling_lib.Sampling(np.float32(s.temperature), s.top_k or None, s.top_p if s.top_p < 1 else None,
+                                     s.min_p or None, np.int32(s.max_tokens))
+    sampling_lib.check(sampling)
+    return sampling
 
 
 def begins_or_spreads(config: ConfigDict, method: methods.Method) -> bool:
@@ -100,9 +100,9 @@ def with_scan(config: ConfigDict, method: methods.Method) -> ConfigDict:
         raise ValueError(f"method {method.slug!r} begins completions or spreads draws, which only the scan sampler of this "
                          f"process does; sampling.engine is {config.sampling.engine!r}, server.url {config.server.url!r}. Set "
                          "sampling.engine to 'auto' and server.url to ''")
-    found = config.copy_and_resolve_references()
-    found.sampling.engine = "scan"
-    return found
+    scanned = config.copy_and_resolve_references()
+    scanned.sampling.engine = "scan"
+    return scanned
 
 
 def in_slots(config: ConfigDict, devices: Sequence[jax.Device], prompt_tokens: int, stops: Sequence[int]) -> bool:
@@ -134,11 +134,11 @@ def controls_of(config: ConfigDict, method: methods.Method, prior: prior_lib.Pri
     given, takers = config_lib.keywords(config.control), {name: control.parameters(name) for name in method.controllers}
     numbers = {**method.control, **given}
     for keyword in numbers:
-        found = [name for name, known in takers.items() if keyword in known]
-        if len(found) != 1:
+        owners = [name for name, known in takers.items() if keyword in known]
+        if len(owners) != 1:
             known = "; ".join(f"{name} has {', '.join(names) or 'none'}" for name, names in takers.items())
             where = f"config.control={config.control!r}" if keyword in given else f"Method.control={dict(method.control)}"
-            raise ValueError(f"{where} sets {keyword}, a number of {len(found)} controllers of "
+            raise ValueError(f"{where} sets {keyword}, a number of {len(owners)} controllers of "
                              f"method {method.slug!r}; set numbers of one of them ({known or 'it has no controllers'})")
     own = {name: control.make(name, **{key: value for key, value in numbers.items() if key in takers[name]})
            for name in method.controllers}

@@ -195,12 +195,12 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
     s = config.sampling
     make_engine = (functools.partial(external.ExternalEngine, server) if server is not None else
                    functools.partial(Engine, model, slots=config.prompts.per_step * s.group, tokenizer=tokenizer))
-    found = Trajectories(make_engine, runner, parts.sampling_of(config), config.prompts.per_step, s.group, 0, s.max_turns,
-                         s.turn_tokens, s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings),
-                         s.observation_tokens)
-    prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, found.encode)
+    sampler = Trajectories(make_engine, runner, parts.sampling_of(config), config.prompts.per_step, s.group, 0, s.max_turns,
+                           s.turn_tokens, s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings),
+                           s.observation_tokens)
+    prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, sampler.encode)
     runner.forget()
-    return dataclasses.replace(found, prompt_tokens=prompt_tokens)
+    return dataclasses.replace(sampler, prompt_tokens=prompt_tokens)
 
 
 def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, source: Source) -> Source:
@@ -484,11 +484,11 @@ def make_runner(config: ConfigDict) -> Runner:
     It is compiled for a game of arrays, uses processes if trajectories can be replayed, else threads. Steps that wait for
     others do so concurrently, in threads.
     """
-    found = config_lib.calls(config.environment)
-    if len(found) != 1:
-        raise ValueError(f"config.environment={config.environment!r} names {len(found)} environments; give one of "
+    named = config_lib.calls(config.environment)
+    if len(named) != 1:
+        raise ValueError(f"config.environment={config.environment!r} names {len(named)} environments; give one of "
                          f"{', '.join(environments.FACTORIES)}, or your own module:function, with its options in brackets")
-    (name, options), = found
+    (name, options), = named
     made = environments.make(name, **options)
     kind = ("compiled" if opening_of(made) is not None else "processes" if made.replayable and not made.waits else "threads")
     workers = config.prompts.per_step * config.sampling.group if made.waits else None

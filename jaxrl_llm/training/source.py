@@ -157,8 +157,8 @@ class Source:
             if (value := getattr(known, name)) is not None and np.ndim(value) == 0}
         metrics |= by_task.metrics(own, [part.label for part in self.task.parts])
         if mix is not None:
-            chosen, self.buffer, found = mix(chosen)
-            metrics |= found
+            chosen, self.buffer, mixed = mix(chosen)
+            metrics |= mixed
         if not chosen.problems:
             return Finished(None, chosen, metrics, counts)
         return Finished(self._completed(self.view(chosen, version), chosen, known, version), chosen, metrics, counts)
@@ -349,11 +349,11 @@ def outcome_counts(forest: Forest, problems: int) -> dict[str, np.ndarray]:
 def guide_metrics(forest: Forest) -> dict[str, float]:
     """Metrics of trajectories that an expert began: their share, their mean reward, and an expert's tokens in each."""
     aided, written = forest.aided, forest.role == Role.EXPERT
-    found = {"guide/share": float(aided.mean())}
+    metrics = {"guide/share": float(aided.mean())}
     if aided.any():
-        found |= {"guide/reward": float(forest.rewards[forest.ends][aided].mean()),
+        metrics |= {"guide/reward": float(forest.rewards[forest.ends][aided].mean()),
                   "guide/tokens": float(forest.length[written].sum() / aided.sum())}
-    return found
+    return metrics
 
 
 def jsonable(position: dict[str, Any]) -> dict[str, Any]:

@@ -85,9 +85,9 @@ def packed_logprobs(model, params, prompt_tokens, prompt_mask, tokens, lora=None
     return logprobs.reshape(tokens.shape)
 
 
-def difference(found, expected) -> float:
+def difference(actual, expected) -> float:
     """The largest difference, as a share of the largest expected number."""
-    return float(np.abs(np.asarray(found) - np.asarray(expected)).max() / np.abs(expected).max())
+    return float(np.abs(np.asarray(actual) - np.asarray(expected)).max() / np.abs(expected).max())
 
 
 def padded_rows(vocab: int) -> tuple[np.ndarray, np.ndarray]:
@@ -123,9 +123,9 @@ def compare(loaded: Loaded) -> dict[str, str]:
     return dict(zip(COLUMNS, cells, strict=True))
 
 
-def bound(found: float) -> str:
+def bound(x: float) -> str:
     """A number as the power of ten that bounds it, or `equal`."""
-    return "equal" if found == 0 else f"< 1e{int(np.floor(np.log10(found))) + 1}" if np.isfinite(found) else "not finite"
+    return "equal" if x == 0 else f"< 1e{int(np.floor(np.log10(x))) + 1}" if np.isfinite(x) else "not finite"
 
 
 def greedy_agreement(loaded: Loaded) -> tuple[int, int]:

@@ -159,10 +159,10 @@ def _part(stored: tuple[Place, ...], shape: tuple[int, ...], read: Read, dtype: 
     return part
 
 
-def check_shape(tensor_name: str, found: tuple[int, ...], expected: tuple[int, ...], file: Any) -> None:
+def check_shape(tensor_name: str, shape: tuple[int, ...], expected: tuple[int, ...], file: Any) -> None:
     """Raises ValueError unless a stored tensor has the shape that the config implies."""
-    if tuple(found) != tuple(expected):
-        raise ValueError(f"tensor {tensor_name!r} in {file}: expected shape {tuple(expected)}, found {tuple(found)}; "
+    if tuple(shape) != tuple(expected):
+        raise ValueError(f"tensor {tensor_name!r} in {file}: expected shape {tuple(expected)}, found {tuple(shape)}; "
                          "the file and its config disagree")
 
 
