@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Everything that docs/generalist_value.md measures of V0: trains a fleet of policies, records what they solve, fits V0, and
-# compares its predictions, budgets and routes. An hour to an hour and a half on two CPU cores; the same
-# command goes on where it stopped.
+# Makes the measurements of V0 in docs/generalist_value.md: trains several policies, records which problems they solve, fits V0,
+# and compares its predictions, budgets and routes. It takes 60 to 90 minutes on two CPU cores; the same
+# command continues where it stopped.
 # usage: bash scripts/generalist_value.sh [DIR]      default: runs/generalist_value; needs scripts/get_smollm2.sh first
 set -euo pipefail
 case "${1:-}" in -h|--help) sed -n '2,5p' "$0" | sed 's/^# //'; exit 0;; esac
@@ -42,6 +42,6 @@ for weights in head v0; do
   python experiments/measure_value.py --weights="$out/$weights.npz" "${known[@]}" --out="$out/report_$weights"
   python experiments/budgets.py --weights="$out/$weights.npz" "${known[@]}" --out="$out/budgets_$weights"
 done
-# The cost of an answer: thousands of weights.
+# The cost of an answer, in thousands of weights.
 python experiments/route.py --weights="$out/v0.npz" "${known[@]}" --out="$out/route" \
   --costs="$out/narrow=86,$out/shallow=173,$out/seed0=320,$out/deep=616,$out/wide=1230"

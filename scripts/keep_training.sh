@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Trains to the last step: goes on from the newest checkpoint if there is one, and starts again when a signal has killed it.
+# Trains to the last step: continues from the newest checkpoint if there is one, and starts again after a signal kills the run.
 # usage: bash scripts/keep_training.sh [--dry-run] [--mounted] [--restarts=10] --workdir=DIR --config=FILE [options of train.py]
-# --mounted refuses a DIR on the disk of the machine itself, for machines that are taken away. --dry-run checks and prints only.
-# Exit codes: 0 finished; 75 told to stop (SIGTERM, SIGUSR1): saved, run this again; 1 an error that would come again;
+# --mounted refuses a DIR on the local disk, for machines that can be reclaimed. --dry-run only checks and prints.
+# Exit codes: 0 finished; 75 saved and stopped by SIGTERM or SIGUSR1, run this again; 1 an error that a restart would repeat;
 # 2 wrong usage; 128 + n killed by signal n more often than --restarts allows. PYTHON picks the interpreter (default: python).
 set -uo pipefail
 case "${1:-}" in ""|-h|--help) sed -n '2,6p' "$0" | sed 's/^# //'; exit 0;; esac
@@ -13,7 +13,7 @@ for option in "$@"; do
     --dry-run) dry=1 ;;
     --mounted) mounted=1 ;;
     --restarts=*) restarts="${option#*=}" ;;
-    --resume|--resume=*) echo "leave out $option: resuming is decided here" >&2; exit 2 ;;
+    --resume|--resume=*) echo "leave out $option: this script decides whether to resume" >&2; exit 2 ;;
     --workdir=*) workdir="${option#*=}"; options+=("$option") ;;
     *) options+=("$option") ;;
   esac
@@ -24,14 +24,14 @@ if [ -n "$mounted" ]; then
   folder="$workdir"
   while [ ! -d "$folder" ]; do folder="$(dirname "$folder")"; done
   if [ "$(df --output=target "$folder" | tail -n 1)" = / ]; then
-    echo "--workdir=$workdir lies on the disk of $HOSTNAME, which goes with the machine and which no other host sees. Mount storage" \
+    echo "--workdir=$workdir lies on the disk of $HOSTNAME: it is lost with the machine, and other hosts cannot read it. Mount storage" \
          "on every host and give a folder in it: sudo mount -t nfs SERVER:/SHARE /mnt/SHARE, or gcsfuse BUCKET /mnt/BUCKET" >&2
     exit 2
   fi
 fi
 
-told="" child=""
-trap 'told=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM USR1
+stopping="" child=""
+trap 'stopping=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM USR1
 for ((attempt = 0; ; attempt++)); do
   command=("${PYTHON:-python}" experiments/train.py "${options[@]}")
   if compgen -G "$workdir/checkpoints/[0-9]*" > /dev/null; then command+=(--resume); fi
@@ -42,8 +42,8 @@ for ((attempt = 0; ; attempt++)); do
   wait "$child"; code=$?
   while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done  # a trap ends `wait` before the child has ended
   child=""
-  if [ -n "$told" ] || [ "$code" = 75 ]; then echo "stopped as told; the same command continues" >&2; exit 75; fi
-  # A signal that nobody here sent: out of memory, an abort of the runtime. Anything else would fail again.
+  if [ -n "$stopping" ] || [ "$code" = 75 ]; then echo "stopped by a signal; the same command continues" >&2; exit 75; fi
+  # Only signals from elsewhere are worth a restart (out of memory, an abort of the runtime); other errors would repeat.
   if [ "$code" -le 128 ] || [ "$attempt" -ge "$restarts" ]; then exit "$code"; fi
   echo "killed by signal $((code - 128)); start $((attempt + 1)) of $restarts again in ${JAXRL_LLM_PAUSE:-10} s" >&2
   sleep "${JAXRL_LLM_PAUSE:-10}"

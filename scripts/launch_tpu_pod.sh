@@ -7,7 +7,7 @@
 #          -- TRAIN
 # TRAIN: options of experiments/train.py, with --workdir on storage that outlives the machine and that all hosts of a slice see.
 # --nfs (Filestore, for instance) is mounted at /mnt/SHARE on every host.
-# --dry-run, which comes first, prints the commands; they are run as printed. Exit codes: 0 launched, 2 wrong usage, others of
+# --dry-run, as the first option, prints the commands and does not run them. Exit codes: 0 launched, 2 wrong usage, others from
 # gcloud or xpk.
 set -euo pipefail
 case "${1:-}" in ""|-h|--help) sed -n '2,11p' "$0" | sed 's/^# //'; exit 0;; esac
@@ -49,12 +49,12 @@ case "$workdir" in
 esac
 case "$folder" in
   ""|tmp/*|var/*|home/*|root/*|run/*|dev/*|usr/*|opt/*)
-    fail "--workdir=$workdir lies on the disk of a host, which goes with it and which no other host sees; $mount" ;;
+    fail "--workdir=$workdir lies on the disk of a host: it is lost with the host, and other hosts cannot read it; $mount" ;;
 esac
 if [ -n "$nfs" ] && [[ "$workdir" != "/mnt/${nfs#*:/}/"* ]]; then
   fail "--workdir=$workdir is not in /mnt/${nfs#*:/}, where --nfs=$nfs is mounted"
 fi
-# Weights: models/ is not sent along, so a recipe for a published model needs the path of its weights on that storage.
+# Weights: models/ is not copied to the hosts, so a recipe for a published model needs the path of its weights on that storage.
 weights="" variant=""
 for option in "$@"; do
   case "$option" in
@@ -62,13 +62,13 @@ for option in "$@"; do
     --config=*:smollm2|--config=*:*-*) variant="${option#*=}" ;;
   esac
   case "$option" in --config.model.path=[!/]*|--config.teacher.path=[!/]*)
-    fail "$option lies beside this script and is not sent along; copy it to the storage of --workdir and give its path there" ;;
+    fail "$option lies beside this script and is not copied to the hosts; copy it to the storage of --workdir and give its path there" ;;
   esac
 done
-[ -z "$variant" ] || [ -n "$weights" ] || fail "--config=$variant reads weights in models/, which is not sent along; copy them to \
+[ -z "$variant" ] || [ -n "$weights" ] || fail "--config=$variant reads weights in models/, which is not copied to the hosts; copy them to \
 the storage of --workdir and add --config.model.path=${workdir%/*}/models/..."
 
-# Software image, and how many of what the type counts (cores for v4 and v5p, chips otherwise) one host has.
+# The software image, and the units of the type (cores for v4 and v5p, chips otherwise) on one host.
 case "$type" in
   v4-*) image_of_vm=tpu-ubuntu2204-base per_host=8 ;;
   v5litepod-*) image_of_vm=v2-alpha-tpuv5-lite per_host=8 ;;
@@ -78,7 +78,7 @@ case "$type" in
 esac
 size="${type#*-}"
 [[ "$size" =~ ^[0-9]+$ ]] || fail "'$type' has no size"
-if [ "$size" -gt "$per_host" ] || [ "$slices" -gt 1 ]; then set -- "$@" --multihost; fi  # a process on each host, which find each other
+if [ "$size" -gt "$per_host" ] || [ "$slices" -gt 1 ]; then set -- "$@" --multihost; fi  # one process per host; they find each other
 
 training="$(printf '%q ' "$@")"; training="${training% }"
 quote() { printf "'%s'" "$(sed "s/'/'\\\\''/g" <<< "$1")"; }
@@ -94,7 +94,7 @@ if [ "$form" = vm ]; then
     start="$start && { mountpoint -q $share || { sudo apt-get install -yqq nfs-common && sudo mkdir -p $share"
     start="$start && sudo mount -t nfs $nfs $share; }; } && sudo install -d -o \$(id -u) $(printf '%q' "$workdir")"
   fi
-  start="$start && bash scripts/keep_training.sh --dry-run --mounted $training"  # refuses in the terminal, not in the log
+  start="$start && bash scripts/keep_training.sh --dry-run --mounted $training"  # reports wrong usage in the terminal, not in the log
   start="$start && { setsid nohup bash scripts/keep_training.sh --mounted $training >> train.log 2>&1 < /dev/null & }"
   commands+=("tar czf $archive --exclude=./.git --exclude=./.venv --exclude=./runs --exclude=./models .")
   commands+=("state=\$(gcloud compute tpus tpu-vm describe $name $where --format='value(state)' 2> /dev/null || true)")

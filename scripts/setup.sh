@@ -22,16 +22,16 @@ if [ ! -x "$venv/bin/python" ]; then
     exit 1
   fi
 fi
-# Installing again is skipped while setup.py is what it was at the last install of these extras.
+# Skips the installation if setup.py is unchanged since the last installation of these extras.
 stamp="$venv/installed$extras-$(cksum < setup.py | cut -d' ' -f1)"
 if [ ! -e "$stamp" ]; then
-  echo "Installing jaxrl_llm$extras and what it needs (a minute or two) ..."
+  echo "Installing jaxrl_llm$extras and its dependencies (a minute or two) ..."
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e ".$extras" 2> "$venv/pip.log" || {
     cat "$venv/pip.log" >&2
     exit 1
   }
   touch "$stamp"
-  command -v bwrap > /dev/null || echo "Optional: bubblewrap, in which the reward 'code' runs programs where it is installed" \
+  command -v bwrap > /dev/null || echo "Optional: bubblewrap, the sandbox of the reward 'code'" \
     "(Debian, Ubuntu: apt-get install bubblewrap); 'python -m jaxrl_llm.sandbox' says what works without it." >&2
 fi
 export PATH="$venv/bin:$PATH"

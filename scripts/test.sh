@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sets up and runs the tests: those of every room that take seconds, 12 to 14 minutes on two cores with the set-up.
+# Sets up and runs the fast tests: 12 to 14 minutes on two cores, including the set-up.
 # usage: bash scripts/test.sh [--all] [pytest options]     e.g. bash scripts/test.sh tests/advantages
-#   --all   also those that take longer: whole runs, kills and resumes, meshes, notebooks, processes
+#   --all   also the slow tests: whole runs, kills and resumes, meshes, notebooks, processes
 case "${1:-}" in -h|--help) sed -n '2,4p' "$0" | sed 's/^# //;s/^#//'; exit 0;; esac
 source "$(dirname "$0")/setup.sh" test
 chosen=(-m "not slow")

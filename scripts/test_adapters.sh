@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tests adapters of environments whose packages exclude one another, each in a virtual environment of its own.
+# Tests the environment adapters whose packages conflict, each in its own virtual environment.
 # usage: bash scripts/test_adapters.sh [openenv|verifiers|tinker-cookbook ...]     default: all three
-# JAXRL_LLM_ADAPTERS: the folder of the environments (default: ~/.cache/jaxrl_llm/adapters), which are kept. PYTHON: the interpreter.
+# JAXRL_LLM_ADAPTERS: the folder of these environments (default: ~/.cache/jaxrl_llm/adapters); it is kept. PYTHON: the interpreter.
 set -euo pipefail
 case "${1:-}" in -h|--help) sed -n '2,4p' "$0" | sed 's/^# //'; exit 0;; esac
 cd "$(dirname "$0")/.."
@@ -11,7 +11,7 @@ failed=()
 for extra in "$@"; do
   tests=(tests/environments/test_"${extra//-/_}"_*.py tests/integration/test_adapter_runs.py)
   [ -e "${tests[0]}" ] || { echo "no tests of an adapter '$extra'; openenv, verifiers or tinker-cookbook" >&2; exit 1; }
-  set +e  # the others are tested all the same
+  set +e  # continues with the others after a failure
   ( set -e
     JAXRL_LLM_VENV="$folder/$extra" source scripts/setup.sh "$extra"
     python -m pip install --quiet --disable-pip-version-check pytest pytest-rerunfailures hypothesis

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests that take seconds under the Python of a Debian release, with the newest packages that pip finds for it.
+# Runs the fast tests under the Python of a Debian release, with the newest packages that pip finds for it.
 # usage: sudo bash scripts/test_debian.sh [RELEASE] [pytest options]     e.g. sudo bash scripts/test_debian.sh trixie tests/models
 # RELEASE: trixie (default: Debian 13, Python 3.13). JAXRL_LLM_ROOT: the folder of the system (default: /var/tmp/jaxrl_llm_RELEASE),
-# which is made by debootstrap where it is missing, and kept. What needs PyTorch is skipped there.
+# which debootstrap makes if it is missing, and which is kept. Tests that need PyTorch are skipped.
 set -euo pipefail
 case "${1:-}" in -h|--help) sed -n '2,5p' "$0" | sed 's/^# //'; exit 0;; esac
 release=trixie
@@ -23,7 +23,7 @@ done
 mkdir -p "$root/srv/jaxrl_llm"
 find "$root/srv/jaxrl_llm" -mindepth 1 -maxdepth 1 ! -name .venv -exec rm -rf {} +
 git ls-files -z | tar --null -T - -cf - | tar -xf - -C "$root/srv/jaxrl_llm"
-mountpoint -q "$root" || mount --bind "$root" "$root"  # a root that sandboxes may change
+mountpoint -q "$root" || mount --bind "$root" "$root"  # sandboxes can change this root
 mountpoint -q "$root/proc" || mount -t proc proc "$root/proc"
 mountpoint -q "$root/dev" || mount --rbind /dev "$root/dev"
 trap 'umount -l "$root"' EXIT
