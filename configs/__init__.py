@@ -1,1 +1,1 @@
-"""Config files, given by path (`--config=configs/arithmetic.py`) or, once installed, by name (`--config=arithmetic`)."""
+"""Config files: `--config` takes a path (`--config=configs/arithmetic.py`) or a name (`--config=arithmetic`)."""

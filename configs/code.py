@@ -1,11 +1,12 @@
 """Programs that pass tests: the first 2,000 problems of CodeContests (arXiv 2203.07814), the public tests as the reward.
 
-  bash scripts/setup.sh data     # then a run downloads these problems when it starts
-  python -m jaxrl_llm.sandbox    # says whether this machine has the sandbox that programs run in
+  bash scripts/setup.sh data     # then a run downloads these problems at its start
+  python -m jaxrl_llm.sandbox    # says whether the sandbox for programs works on this machine
   python experiments/train.py --config=configs/code.py:qwen2.5_7b-h100-8 --workdir=runs/code
 
-500 steps of 64 problems x 8 completions of up to 2,048 tokens: 1.9 hours at the least, by the plan. Problems without a test,
-or of more than 1,024 tokens, are dropped. Public tests are few: a program that passes them can still be wrong.
+A run has 500 steps of 64 problems x 8 completions of up to 2,048 tokens; the plan estimates at least 1.9 hours. Problems
+without a test, or with more than 1,024 tokens, are dropped. Public tests are few, so a program that passes them can still be
+wrong.
 """
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.recipes import sized

@@ -3,8 +3,8 @@
   bash scripts/setup.sh tasks
   python experiments/train.py --config=configs/countdown.py:qwen2.5_1.5b-h100 --workdir=runs/countdown
 
-500 steps of 64 problems x 8 completions of up to 1,024 tokens: 1.2 hours at the least, by the plan. On a CPU 100 steps of
-4 problems and 256 tokens.
+A run has 500 steps of 64 problems x 8 completions of up to 1,024 tokens; the plan estimates at least 1.2 hours. On a CPU it has
+100 steps of 4 problems and 256 tokens.
 """
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.recipes import sized

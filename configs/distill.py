@@ -1,12 +1,12 @@
-"""On-policy distillation: a larger model scores every token that the policy writes on GSM8K (arXiv 2602.12125, 2306.13649).
+"""On-policy distillation on GSM8K: a larger model teaches every token that the policy samples (arXiv 2602.12125, 2306.13649).
 
   bash scripts/setup.sh data
   python experiments/train.py --config=configs/distill.py:qwen2.5_0.5b-h100 --workdir=runs/distill
 
-The advantage of a token is log p_teacher - log p_policy: training uses no reward, the held-out score shows whether it helps.
-A variant's teacher is a larger model with the same tokens (gemma3_1b has none); its path sets another one, such as a run:
---config.teacher.path=runs/teacher. 100 steps of 64 problems x 8 completions of up to 512 tokens: 3 minutes at the least, by the
-plan, beside the teacher's own work. On a CPU 100 steps of 4 problems and 256 tokens.
+The advantage of a token is log p_teacher - log p_policy. Training uses no reward; the held-out score shows whether it helps.
+A variant's teacher is a larger model with the same tokens (gemma3_1b has none). --config.teacher.path=runs/teacher sets another
+teacher, such as a run. A run has 100 steps of 64 problems x 8 completions of up to 512 tokens; the plan estimates at least 3
+minutes without the teacher. On a CPU it has 100 steps of 4 problems and 256 tokens.
 """
 from jaxrl_llm.configs import gsm8k
 from jaxrl_llm.training.config import default_config

@@ -1,10 +1,10 @@
 """Grade-school mathematics: GSM8K (arXiv 2110.14168), 7,473 problems to train on and 1,319 held out, the answer in a box.
 
-  bash scripts/setup.sh data     # then a run downloads the data set when it starts
+  bash scripts/setup.sh data     # then a run downloads the data set at its start
   python experiments/train.py --config=configs/gsm8k.py:qwen2.5_1.5b-h100-8 --workdir=runs/gsm8k
 
-500 steps of 64 problems x 8 completions of up to 512 tokens, each problem four times: 8 minutes at the least, by the
-plan. On a CPU 100 steps of 4 problems and 256 tokens.
+A run has 500 steps of 64 problems x 8 completions of up to 512 tokens, with each problem four times; the plan estimates at
+least 8 minutes. On a CPU it has 100 steps of 4 problems and 256 tokens.
 """
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.recipes import sized

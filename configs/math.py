@@ -1,15 +1,15 @@
-r"""Competition mathematics: MATH (arXiv 2103.03874), 12,000 problems to train on, MATH-500 held out, AIME 2024 measured too.
+r"""Competition mathematics: MATH (arXiv 2103.03874), 12,000 training problems, MATH-500 held out, AIME 2024 evaluated too.
 
-  bash scripts/setup.sh data     # then a run downloads the data sets when it starts
+  bash scripts/setup.sh data     # then a run downloads the data sets at its start
   python experiments/train.py --config=configs/math.py:qwen2.5_1.5b-h100-8 --workdir=runs/math
 
-With the 40,000 problems of DeepScaleR instead of MATH, a hundredth of them held out (a few have no answer):
+To train on the 40,000 problems of DeepScaleR instead of MATH, with a hundredth of them held out (a few have no answer):
 
   --config.task="dataset(path='agentica-org/DeepScaleR-Preview-Dataset', heldout=0.01, invalid=skip, \
     prompt='{problem} Think step by step and put the final answer in a LaTeX box.')"
 
-500 steps of 64 problems x 8 completions of up to 2,048 tokens: 37 minutes at the least, by the plan. On a CPU 100 steps of 4
-problems and 256 tokens, too short for most.
+A run has 500 steps of 64 problems x 8 completions of up to 2,048 tokens; the plan estimates at least 37 minutes. On a CPU it
+has 100 steps of 4 problems and 256 tokens, which is too short for most problems.
 """
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.recipes import sized

@@ -1,4 +1,4 @@
-"""The step that experiments/plan.py assumes by default: a batch of reasoning problems in bfloat16."""
+"""The default step of experiments/plan.py: a batch of reasoning problems in bfloat16."""
 from jaxrl_llm.training.config import default_config
 
 

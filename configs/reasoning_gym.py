@@ -3,9 +3,10 @@
   bash scripts/setup.sh tasks
   python experiments/train.py --config=configs/reasoning_gym.py:qwen2.5_1.5b-h100 --workdir=runs/reasoning_gym
 
-Every batch has equally many problems of each; `task/LABEL/...` and `eval/LABEL/...` are the metrics of one. Advantages
-are divided by the standard deviation within a task (QwenLong-L1.5, arXiv 2512.12967). 500 steps of 64 problems x 8
-completions of up to 512 tokens: half an hour at the least, by the plan. On a CPU 100 steps of 4 problems and 256 tokens.
+Every batch has the same number of problems of each task; `task/LABEL/...` and `eval/LABEL/...` are the metrics of one task.
+Advantages are divided by the standard deviation within a task (QwenLong-L1.5, arXiv 2512.12967). A run has 500 steps of 64
+problems x 8 completions of up to 512 tokens; the plan estimates at least half an hour. On a CPU it has 100 steps of 4 problems
+and 256 tokens.
 """
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.recipes import sized

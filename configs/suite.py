@@ -1,7 +1,7 @@
-"""The tasks of the embedded benchmark suite, each about a minute a run on one core; see docs/comparing.md.
+"""The tasks of the embedded benchmark suite; a run of each takes about a minute on one core, see docs/comparing.md.
 
-  :mixed    (default) a third of the problems is solved from the start, a third is learned, a third is out of reach
-  :lengths  completions of heavy-tailed lengths, and a cost of length
+  :mixed    (default) the policy solves a third of the problems from the start, learns a third and cannot learn a third
+  :lengths  completions with heavy-tailed lengths, and a cost of length
   :tools    products by a calculator, in two turns
 
   python experiments/compare.py --suite=embedded --out=runs/suite

@@ -1,7 +1,7 @@
 """A calculator as a tool: products that the policy cannot compute itself, but can request.
 
-  :tiny     (default) bytes, a 2-layer policy from scratch, supervised warm-up by the oracle, until some calls and answers are
-            right, then RL on trajectories of two turns. Minutes on two CPU cores.
+  :tiny     (default) bytes, a 2-layer policy from scratch, supervised warm-up on the oracle's turns until some calls and
+            answers are right, then RL on trajectories of two turns. Minutes on two CPU cores.
             python experiments/train.py --config=configs/tools.py --workdir=runs/tools
   :smollm2  SmolLM2-135M-Instruct, which reads one example of a call (get it with scripts/get_smollm2.sh).
             python experiments/train.py --config=configs/tools.py:smollm2 --workdir=runs/tools_smollm2
@@ -10,7 +10,7 @@ from jaxrl_llm.registry import one_of
 from jaxrl_llm.training.config import default_config
 
 TEMPLATE = "{% for m in messages %}{{ m.content + ('<|eos|>' if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
-# The chat template of SmolLM2 shows no tools: a rule and an example come before the problem.
+# The chat template of SmolLM2 does not describe tools, so a rule and an example come before the problem.
 PREFACE = [
     {"role": "system", "content": "You can use a calculator. To use it, write only the call. You then read the result, and "
                                   "answer with just the number."},

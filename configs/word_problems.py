@@ -1,10 +1,10 @@
-"""Word problems with explanations of up to 150 tokens, generated, half of the templates held out: methods on a laptop.
+"""Generated word problems with explanations of up to 150 tokens, half of the templates held out: methods on a laptop.
 
   bash scripts/get_smollm2.sh
   python experiments/train.py --config=configs/word_problems.py --workdir=runs/word_problems
 
-SmolLM2-135M with adapters on two CPU cores, 4 problems x 8 completions a step; an eighth is right before training, see
-docs/real_model.md.
+A run trains adapters of SmolLM2-135M on two CPU cores, with 4 problems x 8 completions per step. The score before training is
+1/8, see docs/real_model.md.
 Another model: --config.model.path=models/Qwen2.5-0.5B-Instruct --config.task="word_problems(level=both)".
 """
 from jaxrl_llm.training.config import default_config
