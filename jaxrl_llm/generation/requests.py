@@ -79,8 +79,9 @@ class Row:
       drawn, limit: how many the policy wrote, and may write.
       start: where its current node begins.  search: stop strings of the completion, which may have begun before a fork.
       measured: log-prob, entropy and version of each token of the node.
-      slot: the slot in which it decodes.  cache: a copy of its cache while it has no slot (None: nothing is cached).
-      ended: whether it waits for `extend`.
+      slot: its slot, where it decodes unless it has ended or waits to read.
+      cache: a copy of its cache, for forks and while it has no slot; None: the slot has it, or nothing is cached.
+      ended: whether it waits for `extend`, in its slot until another row needs that.
     """
 
     request: Request

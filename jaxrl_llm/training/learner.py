@@ -118,9 +118,11 @@ class Learner:
     def evaluated(self, state: TrainState, score: float) -> tuple[TrainState, bool]:
         """The state after an evaluation with this score, and whether the controllers requested a reset, which is then done.
 
-        A reset clears the optimiser's state; the caller makes new `frozen` weights from the policy.
+        A reset clears the optimiser's state; the caller makes new `frozen` weights from the policy. The given state stays
+        intact, so that it can still be saved if the caller fails.
         """
-        state = state.replace(control=self.controls.observe(state.control, {"score": np.float32(score)}, self.mesh))
+        kept = jax.tree.map(jax.numpy.copy, state.control)  # observing donates
+        state = state.replace(control=self.controls.observe(kept, {"score": np.float32(score)}, self.mesh))
         reset = bool(self.controls.settings(state.control).reset)
         if reset:
             opt_state = self.optimizer.init(state.trainable)

@@ -5,7 +5,6 @@ import io
 import sys
 import time
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,17 +44,19 @@ _SETS_STREAM = 2**31 - 5  # likewise, for evaluation sets
 class Reached(NamedTuple):
     """The progress of a run; one object, so that no interrupt separates its parts.
 
-    `state`, the `position` of its source, and whether the controllers have `observed` the evaluation after its last step.
+    `state`, and the `position` of its source; whether controllers have `observed` the evaluation after its last step, and
+    requested a `reset` there.
     """
 
     state: TrainState
     position: dict[str, Any]
     observed: bool = False
+    reset: bool = False
 
     @property
     def host(self) -> dict[str, Any]:
         """What a checkpoint stores beside the state, as JSON."""
-        return jsonable(self.position) | {"observed": self.observed}
+        return jsonable(self.position) | {"observed": self.observed, "reset": self.reset}
 
 
 def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -> dict[str, Evaluation]:
@@ -102,8 +103,9 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, E
             params = None  # the state has its own, and there may be no room for both
         preemption.check()
         assert first is not None
-        start, kept = int(first.state.step), frozen_weights(run, first.state, work)
-        frozen = {name: offload.away(run.learner.offload, name, own) for name, own in kept.items()}
+        start = int(first.state.step)
+        frozen = {name: offload.away(run.learner.offload, name, own)
+                  for name, own in frozen_weights(run, first.state, work).items()}
         if work.resume and primary:  # only now it is certain that the folder can continue with this configuration
             work.record()
         with (MetricWriter(folder, restored_step=start or None, also=log) as writer,  # step 0 is evaluated and written again
@@ -151,7 +153,8 @@ def _first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, prog
     restored = checkpoints.restore(offload.moments_away(away, setup.initial_state(run, params)))
     run.source.set_position(restored.host)
     progress.step(restored.step, {})
-    return Reached(offload.moments_away(away, restored.state), run.source.position(), restored.host.get("observed", False))
+    seen = (restored.host.get(name, False) for name in ("observed", "reset"))
+    return Reached(offload.moments_away(away, restored.state), run.source.position(), *seen)
 
 
 def warm_up(run: setup.Run, params, progress):
@@ -206,10 +209,10 @@ class _Session:
     """The steps of a run from `reached` on, with everything that happens between two of them."""
 
     def __init__(self, run: setup.Run, folder: Path, checkpoints: Checkpoints, best: Best, writer: MetricWriter,
-                 progress: Progress, reached: Reached, frozen: Mapping[str, Any]):
+                 progress: Progress, reached: Reached, frozen: dict[str, Any]):
         self.run, self.folder, self.checkpoints, self.writer, self.progress = run, folder, checkpoints, writer, progress
         self.reached, self.saved, self.timer = reached, int(reached.state.step), PhaseTimer()
-        self.best, self.frozen, self.changed, self.reset = best, dict(frozen), False, False
+        self.best, self.frozen, self.changed, self.reset = best, frozen, False, False
         self.evaluations: dict[str, Evaluation] = {}
         self.note = " (compiles on the first step)"
 
@@ -234,10 +237,15 @@ class _Session:
         return self.evaluations
 
     def begin(self, start: int) -> None:
-        """The evaluation before the first step, or the one during which the run was interrupted after saving its step."""
-        if start and parallel.agree(self.writer.last_step or 0) >= start:
+        """The evaluation before the first step, or the one during which the run was interrupted after saving its step.
+
+        If its line was written, but no state that has observed it was saved, controllers observe it again.
+        """
+        written = bool(start) and parallel.agree(self.writer.last_step or 0) >= start
+        lost = self.run.learner.controls.by_name and self.due(start, self.run.config.eval.every) and not self.reached.observed
+        if written and not lost:
             return
-        if metrics := self.measured(start):
+        if (metrics := self.measured(start)) and not written:
             self.writer.write(start, metrics | self.timer.collect())
 
     def step(self, step: int) -> None:
@@ -273,7 +281,7 @@ class _Session:
             self.evaluations["after" if step else "before"] = evaluation = self.evaluate(step)
             metrics |= evaluation.metrics()
             if step and "reset" in self.run.learner.controls.knobs:
-                metrics["control/reset"] = float(self.reset)
+                metrics["control/reset"] = float(self.reached.reset)
         key = jax.random.fold_in(state.key, _SETS_STREAM)
         for number, one in enumerate(self.run.source.sets):
             if self.due(step, one.every or every):
@@ -304,10 +312,10 @@ class _Session:
             return
         learner = self.run.learner
         state, reset = learner.evaluated(self.reached.state, score)
-        for one in learner.keeping if reset else ():  # before the state, which is saved if this fails
+        for one in learner.keeping if reset else ():  # if this fails, the state from before is saved
             own = keep_weights(self.checkpoints.directory.parent / one.name, step, one, state)[one.name]
             self.frozen[one.name] = offload.away(learner.offload, one.name, own)
-        self.reached, self.changed, self.reset = Reached(state, self.reached.position, True), True, reset
+        self.reached, self.changed, self.reset = Reached(state, self.reached.position, True, reset), True, reset
 
     def save(self) -> None:
         """Saves a checkpoint of the run's progress."""

@@ -113,10 +113,13 @@ def test_an_evaluation_is_observed_once_whatever_breaks_after_it(tmp_path, monke
         return intact(*given, **named)
 
     monkeypatch.setattr(place, name, full)
-    with pytest.raises(OSError, match="the disk is full"):
+    with pytest.raises(OSError, match="the disk is full") as caught:
         loop.train(tiny(**options), tmp_path / "resumed")
+    assert "step 3 was saved" in caught.value.__notes__[0]
     monkeypatch.setattr(place, name, intact)
     loop.train(tiny(**options), tmp_path / "resumed", resume=True)
+    resets = [[line.get("control/reset") for line in lines(tmp_path / one)] for one in ("resumed", "straight")]
+    assert resets[0] == resets[1] == [None, 0, 0, 1, 0, 0]
     resumed, straight = (run_files.saved(tmp_path / one, tiny(**options)) for one in ("resumed", "straight"))
     assert_same(resumed, straight)
     assert resumed[".control['prorl']"] == 5

@@ -132,7 +132,7 @@ def test_no_answer_in_time(folder):
 
 @pytest.mark.parametrize(("change", "reason"), (
     (choice(lambda one: one.pop("token_ids")), "answers without token_ids .it has entropies, finish_reason"),
-    (choice(lambda one: one.update(prompt_token_ids=[1])), "other tokens in the place of the prompt"),
+    (choice(lambda one: one.update(prompt_token_ids=[1])), "the server replaces the tokens of the prompt"),
     (error(401), "status 401: not now")))
 def test_what_no_further_attempt_mends_ends_the_run_at_once(url, folder, change, reason):
     count = []

@@ -102,6 +102,11 @@ def test_temperatures_and_factors_of_the_rate(size):
     assert max(np.abs(x).max() for x in jax.tree.leaves(wanted)) > 1e-3
 
 
+def whole_of(layout):
+    """The program that updates with a single micro-batch."""
+    return next(program for program in layout.update_programs if program.name == "whole")
+
+
 @pytest.mark.parametrize("minibatches, packings", ((1, 1), (2, 1 + 2 * 2)))
 def test_a_batch_is_packed_once_for_all_that_reads_it_whole(monkeypatch, minibatches, packings):
     """Old and reference log-probs and two epochs; mini-batches of each epoch are other rows."""
@@ -111,7 +116,7 @@ def test_a_batch_is_packed_once_for_all_that_reads_it_whole(monkeypatch, minibat
     monkeypatch.setattr(layouts, "pack", lambda *given: (made.append(pack(*given)), made[-1])[1])
     layout, numbers = run.learner.layout, {"loss": 1.0, "skipped_updates": 0}
     layout.logprob_programs[0].function = lambda view, params, lora, rows, *_: (read.append(rows), view)[1]
-    layout.update_programs[1].function = lambda state, rows, *_: (read.append(rows), (state, numbers))[1]
+    whole_of(layout).function = lambda state, rows, *_: (read.append(rows), (state, numbers))[1]
     frozen, rng = run.learner.frozen(state.params), np.random.default_rng(5)
     for count in (1, 2):
         state = run.learner.learn(state, batch(rng, 8, 6), frozen).state
