@@ -1,4 +1,4 @@
-"""A game for untrained models: every message with a lower-case letter earns a quarter; some of them break it."""
+"""A game for untrained models: every message with a lower-case letter earns a quarter; some problems can fail on purpose."""
 import time
 
 import jax
@@ -17,9 +17,9 @@ FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count"
 
 
 def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None, returns=(0.0, 0.75)) -> Environment:
-    """Three turns. The second of a problem whose id is `broken` raises; those of all problems where it is -2.
+    """Three turns. The second turn raises for the problem with id `broken`, and for every problem if `broken` is -2.
 
-    With `waits` answers come after times that differ by trajectory.
+    With `waits` answers take different times in different trajectories.
     """
     def reset(problem, key):
         return {"id": problem.id, "turn": 0, "key": key}, [{"role": "user", "content": f"Say {problem.id % 3}."}]
@@ -42,7 +42,7 @@ def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None,
 
 
 def duel() -> Environment:
-    """Two agents in turns, twice each; whoever says more lower-case letters wins."""
+    """Two agents take two turns each, alternately; the agent with more lower-case letters wins."""
     def reset(problem, key):
         return {"letters": [0, 0], "turn": 0}, [{"role": "user", "content": f"Say {problem.id % 3}."}]
 
@@ -63,7 +63,7 @@ def duel() -> Environment:
 
 
 def forgetful() -> Environment:
-    """Three contexts of two turns, which keep a number of x; a message with an upper-case letter ends it."""
+    """Three contexts of two turns each, which keep a number of x; an upper-case letter ends the trajectory."""
     def reset(problem, key):
         return {"turn": 0, "good": 0}, [{"role": "user", "content": f"Say {problem.id % 3}."}]
 
@@ -81,16 +81,16 @@ def forgetful() -> Environment:
 
 
 def spelled() -> Environment:
-    """Two turns in tokens: the bytes of what is asked and answered, whatever a template would make of them."""
+    """Two turns in tokens: the bytes of question and answer, without a template."""
     def message(text):
         return {"role": "user", "content": "", "ids": list(text.encode())}
 
     def reset(problem, key):
         return {"turn": 0}, [message(f"Say {'abcdefghij'[problem.id % 10]}.\n")]
 
-    def step(state, said):
+    def step(state, sent):
         state["turn"] += 1
-        good = any(ord("a") <= token <= ord("z") for token in said["ids"])
+        good = any(ord("a") <= token <= ord("z") for token in sent["ids"])
         return Turn([message("Good.\n" if good else "No.\n")], 0.5 * good, state["turn"] == 2)
 
     return Environment(name="spelled", task=seeded("spelled", "Say it.", 20, 8), reset=reset, step=step, tokens=True,
@@ -105,7 +105,7 @@ ALPHABET = games.Game(
 
 
 def alphabet() -> Environment:
-    """A game of arrays of three turns: every letter but y and z earns a quarter, and chance says what is read next."""
+    """A game of arrays with three turns: every letter except y and z earns a quarter, and the next observation is random."""
     return environment_of(ALPHABET, name="alphabet", task=seeded("alphabet", "Say it.", 20, 8), returns=(0.0, 0.75))
 
 

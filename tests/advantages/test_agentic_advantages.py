@@ -193,7 +193,7 @@ def test_salt_worked_example():
     np.testing.assert_allclose(loo, [[0, 1.5, 1.5, 0, -1.5, -1.5]])
 
 
-def test_salt_history_tells_equal_steps_with_another_past_apart():
+def test_salt_history_distinguishes_equal_steps_with_different_pasts():
     ids = dict(traj=[[0, 0, 1, 1]], step=[[0, 1, 0, 1]], obs=[[0, 1, 2, 1]], act=[[5, 6, 5, 6]],
                next_obs=[[1, 3, 1, 3]])
     rollouts = make_rollouts([[1, 1, 0, 0]], **ids)
@@ -286,7 +286,7 @@ def test_dr_mas_mixed_variants():
 
 
 def test_vanilla_second_moment_is_what_the_docstring_says():
-    """Two agents, equally many calls, one with an offset: E[A^2] per agent, statistics over calls of all agents."""
+    """Two agents with equally many calls, one with an offset: E[A^2] per agent, with statistics over calls of all agents."""
     rng = np.random.default_rng(0)
     rewards = np.stack([rng.normal(size=40), 3 + 0.2 * rng.normal(size=40)])
     mean, std = rewards.mean(), rewards.std()

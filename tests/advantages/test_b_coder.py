@@ -1,4 +1,4 @@
-"""B-Coder's worked example to its last digit, its bound, holes and ranks; the recorder's log-probs against whole logits."""
+"""B-Coder: its worked example to the last digit, its bound, holes and ranks; the recorder's log-probs against full logits."""
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,11 +59,11 @@ def test_the_critic_is_fitted_to_what_makes_q_the_target():
     own = rollouts.old_logprobs - rollouts.extras["max_logprobs"]
     values = bounded(estimator.value_targets(rollouts, False))
     np.testing.assert_allclose((own + values)[0, 0], [-1.000248, -.3], atol=1e-5)
-    seen = bounded(estimator.value_targets(rollouts, True))  # stage 1: the returns that were seen
+    seen = bounded(estimator.value_targets(rollouts, True))  # stage 1: the observed returns
     np.testing.assert_allclose(seen[0, 0], [.999 * -.3, -.3], atol=1e-5)
 
 
-def test_what_follows_is_the_next_trained_token():
+def test_the_successor_is_the_next_trained_token():
     x, mask = jnp.array([[[1.0, 2, 3, 4]]]), jnp.array([[[True, False, True, False]]])
     assert following(x, mask)[0, 0].tolist() == [3, 3, 0, 0]
 
@@ -102,7 +102,7 @@ def test_the_recorder_reads_whole_logits():
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0])
 def test_a_policy_that_is_right_about_everything_has_no_loss(gamma):
-    """Deterministic, certain and right: V is the discounted return, A of what it does is 0, so Q is the target."""
+    """The policy is deterministic, certain and right: V is the discounted return and A is 0, so Q is the target."""
     mask = jnp.array([[[True, True, False, True]]])
     values = unbounded(jnp.array([[[gamma**2, gamma, 0, 1.0]]]))
     zero = jnp.zeros((1, 1, 4))

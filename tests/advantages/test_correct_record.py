@@ -1,4 +1,4 @@
-"""Methods that ask whether an answer is right read the record of it, where there is one, and not the total reward."""
+"""Methods that need correctness read its record if there is one, and not the total reward."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +28,7 @@ def rollouts_with(**extras):
 def test_the_record_decides(slug):
     estimator = advantages.make(slug, **HYPER.get(slug, {}))
 
-    def first_and_second(rollouts):  # what a tracker learned from the first batch shows in the second
+    def first_and_second(rollouts):  # the tracker's state after the first batch changes the second
         A, state = estimator.update(rollouts, estimator.init())
         return np.asarray(A), np.asarray(estimator.update(rollouts, state)[0])
 

@@ -19,7 +19,7 @@ def test_penalty_at_full_scale():
     np.testing.assert_allclose(penalty, [0, 0, -2.441406e-4, -0.5, -1, -1], rtol=1e-6)
 
 
-def test_released_penalty_goes_on_beyond_the_budget():
+def test_released_penalty_continues_beyond_the_budget():
     lengths = jnp.array([16, 18, 20, 22, 24])
     for variant, beyond in (("paper", [-2, -2]), ("code", [-3, -4])):
         penalty = overlong_penalty(lengths, max_len=20, cache_len=4, factor=2.0, variant=variant)

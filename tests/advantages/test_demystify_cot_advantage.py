@@ -1,4 +1,4 @@
-"""Cosine reward and repetition: literal values, and repeats found by a set of tuples as in plain Python."""
+"""Cosine reward and repetition: literal values, and repeated windows against a plain Python set of tuples."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +21,7 @@ def test_cosine_reward():
 
 
 def penalised(tokens, mask, size, only_start):
-    """Tokens of repeated windows, found one after the other."""
+    """Tokens of repeated windows, one window after the other."""
     seen, hit, end = set(), np.zeros(len(tokens), bool), -1
     for start in range(len(tokens) - size + 1):
         window = tuple(tokens[start : start + size])

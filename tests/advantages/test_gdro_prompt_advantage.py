@@ -1,4 +1,4 @@
-"""Group DRO over bins of prompts: the worked example, a memory over steps in numpy, an emphasis that moves to what fails."""
+"""Group DRO over bins of prompts: the worked example, a memory over steps in numpy, and growing weights of failing bins."""
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +18,7 @@ BINS_P = jnp.array([0, 3, 6])
 def test_weights(mode, expected):
     close(bin_weights(SCORES, BINS_P, jnp.ones(3, bool), mode=mode), expected, atol=6e-7)
     padded = bin_weights(SCORES, jnp.array([0, 3, 6, 1]), jnp.array([True, True, True, False]), mode=mode)
-    close(padded[:3], expected, atol=6e-7)  # what is not there is in no bin
+    close(padded[:3], expected, atol=6e-7)  # a missing prompt is in no bin
 
 
 def test_shares_of_the_present_bins():
@@ -80,15 +80,15 @@ def test_several_steps_agree_with_a_memory_in_numpy(per_share):
 
 
 def test_a_bin_with_few_prompts_fails_no_more_than_others():
-    """One prompt of one bin and seven of another fail alike: the same scores; per share the first has seven times as much."""
+    """One prompt of one bin and seven of another fail alike: equal scores, so per share the first has seven times as much."""
     bins, losses, valid = jnp.array([6] + [0] * 7), jnp.full((8, 2), 0.5), jnp.ones((8, 2), bool)
     nothing = jnp.zeros(7)
     close(scored(nothing, nothing, bins, losses, valid)[0], [0.5, 0, 0, 0, 0, 0, 0.5])
     close(scored(nothing, nothing, bins, losses, valid, per_share=True)[0], [4 / 7, 0, 0, 0, 0, 0, 4], rtol=1e-6)
 
 
-def test_what_fails_gains_weight():
-    """Mixed groups of a prompt that mostly fails and of one that mostly succeeds: the first ends with the larger advantages."""
+def test_failing_bins_gain_weight():
+    """One prompt mostly fails and one mostly succeeds, both with mixed groups: the first ends with the larger advantages."""
     one = advantages.make("gdro_prompt", num_prompts=8, window=3)
     state = one.init()
     for step in range(30):

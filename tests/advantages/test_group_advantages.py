@@ -1,4 +1,4 @@
-"""Group-relative advantages: literal numbers, the equations again in float64 numpy, and what the options are for."""
+"""Group-relative advantages: literal numbers, the equations in float64 numpy, and the effect of the options."""
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,7 @@ def z(x, eps=1e-6, ddof=1):
 
 
 def expect(slug, rollouts, reference, rtol=1e-4, **hyper):
-    """`per_rollout` equals `reference(p, indices) -> advantages of these rollouts`, where a rollout has tokens."""
+    """Checks that `per_rollout` equals `reference(p, indices) -> advantages of these rollouts`, for rollouts with tokens."""
     wanted = np.zeros(rollouts.valid.shape)
     for p, i in groups(rollouts):
         wanted[p, i] = reference(p, i)
@@ -108,7 +108,7 @@ def test_median_ignores_padding_and_takes_the_lower_of_two():
 
 
 def test_the_median_of_few_rollouts_errs_in_sign_less_often_than_the_mean():
-    """With skewed rewards, few successes of different worth: against the group of all rollouts as oracle."""
+    """Skewed rewards with few successes of different size; the reference is the group of all rollouts."""
     rng = np.random.default_rng(0)
     rewards = rng.exponential(size=(2000, 3)) ** 3
     oracle = np.sign(rewards - np.median(rng.exponential(size=10**5) ** 3))
@@ -160,7 +160,7 @@ def test_gdpo_worked_example():
     close(gdpo(TWO_REWARDS), white, rtol=2e-6, atol=1e-6)
 
 
-def test_gdpo_tells_apart_what_the_sum_does_not():
+def test_gdpo_distinguishes_rewards_with_equal_sums():
     values = gdpo([[(0, 0), (1, 0)], [(0, 0), (1, 1)]], whiten="none", eps=1e-8)
     close(values, np.sqrt(2) * np.array([[-0.5, 0.5], [-1, 1]]), rtol=1e-6)
 
@@ -199,7 +199,7 @@ def fapo(correct, flawed, **hyper):
 
 
 def test_fapo_worked_example():
-    """The sign of a flawed success turns by itself when clean successes outnumber errors."""
+    """The sign of a flawed success flips when clean successes outnumber errors."""
     close(fapo([1, 1, 0, 0], [0, 1, 0, 0]), [1.3055811, 0.2611162, -0.7833486, -0.7833486], rtol=1e-5)
     close(fapo([1, 1, 1, 0], [0, 0, 1, 0]), [0.7833486, 0.7833486, -0.2611162, -1.3055811], rtol=1e-5)
     close(fapo([1, 1, 0], [1, 0, 1], penalty=0.5), z([0.5, 1, -1]), rtol=1e-5)
@@ -249,7 +249,7 @@ def test_xrpo_agrees_with_numpy(baseline):
 
 
 def test_nsr_psr_worked_example():
-    """The loss of two rollouts of two tokens under PPO's clip, kept tokens being the denominator."""
+    """The loss of two rollouts of two tokens under PPO's clip; the denominator is the number of kept tokens."""
     rollouts = from_lists([[1, 0]], [[2, 2]])
     logprobs = jnp.log(jnp.array([[[1.4, 1.0], [0.5, 1.0]]]))
     rollouts = rollouts.replace(old_logprobs=jnp.zeros((1, 2, 2)))
@@ -297,7 +297,7 @@ def test_grpo_lambda_worked_example():
 
 
 def test_grpo_lambda_counts_real_prompts_and_breaks_ties_in_batch_order():
-    """20 % of five prompts is one, not two by rounding: of two equally solved ones the first; others are GRPO."""
+    """20% of five prompts is one prompt. Of two equally solved prompts the first is taken; the others use GRPO."""
     rewards, lengths = [[1, 0], [1, 1], [1, 1], [0, 0], [1, 0]], [[1, 2]] * 5
     values = per_rollout("grpo_lambda", from_lists(rewards, lengths))
     assert values[1, 0] > 0 > values[1, 1] and not np.any(values[2])
@@ -385,7 +385,7 @@ def test_ear_worked_example():
     close(clipped, [[1, -0.5, -0.5, -0.5]], rtol=1e-6)
 
 
-def test_ear_turns_the_sign_of_very_uncertain_rollouts_unless_told_not_to():
+def test_ear_flips_the_sign_of_very_uncertain_rollouts_by_default():
     rollouts = from_lists([[1, 0, 0]]).replace(entropies=jnp.array([[[3.0], [0.0], [0.0]]]))
     assert per_rollout("ettrl_ear", rollouts, reward="given")[0, 0] < 0
     assert per_rollout("ettrl_ear", rollouts, reward="given", factor_min=0.0)[0, 0] == 0
@@ -468,7 +468,7 @@ def test_scalerl_worked_example():
 
 
 def test_scalerl_drops_prompts_without_signal_from_std_and_mean():
-    """One of three prompts kept: sigma is its own, and the mean over three prompts equals that over one."""
+    """One of three prompts is kept: sigma is its own, and the mean over three prompts equals the mean over one."""
     values = per_rollout("scalerl", from_lists([[1, 0, 0, 0], [1, 1, 1, 1], [0.3, 0.3]]))
     a = np.array([0.75, -0.25, -0.25, -0.25])
     close(values[0], 3 * a / (np.sqrt(np.mean(a**2)) + 1e-6), rtol=1e-6)
@@ -476,7 +476,7 @@ def test_scalerl_drops_prompts_without_signal_from_std_and_mean():
 
 
 def test_scalerl_running_second_moment():
-    """The first batch starts it; 4 kept rollouts renew 1 - 0.999^4 of it; one without a signal leaves it alone."""
+    """The first batch initialises it; 4 kept rollouts replace 1 - 0.999^4 of it; a batch without a signal changes nothing."""
     estimator = advantages.scalerl(variant="running")
     first, second = from_lists([[1, 0], [1, 1]]), from_lists([[2, 0], [0, 4]])
     A, state = estimator.update(first, estimator.init())

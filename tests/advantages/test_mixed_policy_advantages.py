@@ -1,4 +1,4 @@
-"""Advantages of groups that hold expert traces, retries or replayed rollouts, against loops in float64."""
+"""Advantages of groups with expert traces, retries or replayed rollouts, against loops in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +84,7 @@ def test_r3l_edges():
     np.testing.assert_allclose(values("r3l", [[0.4]]), [[1.2]], rtol=1e-6)
 
 
-def test_sil_keeps_only_what_went_better_than_expected():
+def test_sil_keeps_only_rollouts_above_their_value():
     rollouts = from_lists([[0, 0]], lengths=[[3, 1]])
     extras = {"returns": jnp.array([[[1.0, 0.2, 2.0], [1, 5, 5]]]),
               "values": jnp.array([[[0.4, 0.5, 0.3], [0.5, 0, 0]]])}
@@ -92,7 +92,7 @@ def test_sil_keeps_only_what_went_better_than_expected():
     np.testing.assert_allclose(actual, [[[0.6, 0, 1], [0.5, 0, 0]]], atol=1e-6)
 
 
-def test_a_temperature_that_cannot_be_is_refused():
+def test_an_invalid_temperature_is_refused():
     with pytest.raises(ValueError, match="beta1=0"):
         advantages.karl_oapl(beta1=0)
     with pytest.raises(ValueError, match="extras\\['expert'\\]"):

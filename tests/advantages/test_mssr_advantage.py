@@ -39,7 +39,7 @@ def test_worked_example():
 
 
 def test_several_steps_agree_with_numpy():
-    """Repeated prompts inside a batch, a KL window that wraps round, two prompts (0 and 5) that share a place."""
+    """Prompts repeat inside a batch, the KL window wraps round, and two prompts (0 and 5) share a place."""
     rng, N, window = np.random.default_rng(0), 5, 3
     estimator = advantages.mssr(num_prompts=N, kl_window=window, v_init=0.3)
     state, counts, kls, shared = estimator.init(), {}, [], set()
@@ -99,7 +99,7 @@ def test_warm_start_sets_the_baseline():
     close(estimator.update(single([2], [1], [0.0], [[0.0]]), state)[0][0, 0], [0.75])
 
 
-def test_a_batch_without_rollouts_leaves_the_tracker_alone():
+def test_a_batch_without_rollouts_does_not_change_the_tracker():
     estimator = advantages.mssr(num_prompts=2)
     rollouts = single([0, 1], [0, 1], [0.5, 0.5], [[1.0], [1.0]])
     _, state = estimator.update(rollouts.replace(valid=jnp.zeros((2, 1), bool)), estimator.init())

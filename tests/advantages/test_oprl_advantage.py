@@ -55,7 +55,7 @@ def test_steps_against_a_loop():
 
 
 def test_equal_steps_have_exactly_no_process_advantage():
-    """Thirty steps of the same three numbers, wherever they stand: no rounding noise for the deviation to blow up."""
+    """Thirty steps have the same three numbers at different positions: the deviation must not amplify rounding noise."""
     x = np.tile(np.float32([0.1, -0.37, 0.013]), (1, 2, 10))
     rollouts = from_lists([[1, 1]], lengths=[[30, 30]], step_ids=np.tile(np.arange(30) // 3, (1, 2, 1)),
                           old_logprobs=np.zeros((1, 2, 30), np.float32), extras={"prm_logprobs": x})

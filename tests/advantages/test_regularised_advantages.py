@@ -103,9 +103,9 @@ def test_red_drop_keeps_as_many_wrong_as_right():
     assert seen == {(0.5, -0.5, 0, 0), (0.5, 0, -0.5, 0), (0.5, 0, 0, -0.5)}
     values = rec([[1, 0.9, 0.1, 0, 0, 0], [1, 1, 0, 1]], drop="balance")
     kept = [r for r, a in zip([1, 0.9, 0.1, 0, 0, 0], values[0]) if a != 0]
-    assert len(kept) == 4 and {1, 0.9} <= set(kept)  # the mean of the kept is no reward of theirs: 0 means dropped
+    assert len(kept) == 4 and {1, 0.9} <= set(kept)  # no kept reward equals the mean, so 0 means dropped
     np.testing.assert_allclose(values[0][values[0] != 0], np.array(kept) - np.mean(kept), rtol=1e-5)
-    np.testing.assert_allclose(values[1, :4], [0.25, 0.25, -0.75, 0.25], rtol=1e-6)  # wrong ones are few: none dropped
+    np.testing.assert_allclose(values[1, :4], [0.25, 0.25, -0.75, 0.25], rtol=1e-6)  # few wrong rollouts: none dropped
     assert not np.any(rec([[0.3] * 5], drop="balance"))
 
 

@@ -74,6 +74,6 @@ def test_reinforce_pp_with_kl_discount_and_tool_output_in_the_middle():
     np.testing.assert_allclose(values, expected, atol=2e-6)
 
 
-def test_missing_reference_is_said_by_name():
+def test_a_missing_reference_is_named():
     with pytest.raises(ValueError, match="'old_logprobs'"):
         run(EXAMPLE, variant="rfpp", kl_coef=0.1)

@@ -1,4 +1,4 @@
-"""Rows that are turns, agents or games, read off trajectories: the worked examples of the methods, with holes and padding."""
+"""Rows of turns, agents or games from trajectories: the worked examples of the methods, with holes and padding."""
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +10,7 @@ from jaxrl_llm.rollouts import Rollouts
 
 
 def trajectories(agents, returns, group, **extras):
-    """Trajectories by the agents of their turns and what these get; turns of 1, 2, 3 ... tokens, an answer between two."""
+    """Trajectories from the agents and rewards of their turns; turns have 1, 2, 3 ... tokens, with answers between turns."""
     K = max(map(len, agents))
     rows = [[(k, own) for k in range(len(turns)) for own in [True] * (k + 1) + [False]][:-1] for turns in agents]
     T = max(map(len, rows)) + 1
@@ -29,7 +29,7 @@ def trajectories(agents, returns, group, **extras):
 
 
 def credited(name, rollouts, state=None, **hyper):
-    """`(advantages of each turn by trajectory, state)`; all tokens of a turn have the same one, others have none."""
+    """`(advantages of each turn by trajectory, state)`; all tokens of a turn have its advantage, other tokens have none."""
     estimator = of_environment(advantages.make(name, **hyper))
     found, state = estimator.update(rollouts, estimator.init() if state is None else state)
     found, mask, step = (np.asarray(x).reshape(-1, x.shape[-1]) for x in (found, rollouts.token_mask, rollouts.step_ids))
@@ -54,7 +54,7 @@ def test_dr_mas_compares_all_calls_of_an_agent():
 
 
 def test_worked_example_of_sage():
-    """Four chains of two tasks: what they get, and the z-scores of each task over the chains, also where a task takes turns."""
+    """Four chains of two tasks: their rewards, and the z-scores of each task over the chains, also if tasks alternate."""
     paid = [skill_rewards(*one) for one in ((1, 1, True), (1, 1, False), (0, 1, True), (1, 0, True))]
     assert paid == [(2, 2), (1, 1), (0, 2), (1, 0)]
     tasks = [[0, 1], [0, 0, 1], [0, 1, 1], [0, 1]]
@@ -73,7 +73,7 @@ def test_agents_of_a_function_share_a_baseline_however_often_they_speak():
                          functional_group=[[0, 1, 1, 1, 0], [0, 1, 1]])
     close(credited("advevo_baseline", often)[0], [[1, -0.5, 0, -0.5, 1], [-1, 0.5, 0]])
     silent = trajectories([[0, 1], [0, 1, 2]], [[1, 0], [-1, 1, 0.5]], 2, functional_group=[[0, 1], [0, 1, 1]])
-    close(credited("advevo_baseline", silent)[0], [[1, -0.5], [-1, 0.5, 0]])  # who never spoke is no cell
+    close(credited("advevo_baseline", silent)[0], [[1, -0.5], [-1, 0.5, 0]])  # a silent agent has no cell
 
 
 def test_games_of_a_prompt_come_one_after_another():
@@ -95,7 +95,7 @@ def test_turns_of_draws_leave_the_mean_over_tokens_by_their_tokens():
     close(credited("spiral_rae", uneven)[0], [[0], [4 / 3, -4 / 3]])
 
 
-def test_a_game_that_is_not_there_moves_no_baseline():
+def test_an_absent_game_changes_no_baseline():
     rollouts = trajectories([[0, 1], []], [[1, -1], []], 2)
     rollouts.extras["game"] = jnp.zeros((1, 2), int)
     turns, state = credited("spiral_rae", rollouts)

@@ -67,7 +67,7 @@ def depth(nodes, name):
 # --- trees ---
 
 
-def test_paths_of_a_chain_and_a_parent_that_is_not_there():
+def test_paths_of_a_chain_and_a_missing_parent():
     valid = jnp.array([[True, True, True, True, False]])
     node, parent = jnp.array([[4, 2, 9, 7, 1]]), jnp.array([[2, 9, -1, 1, 4]])
     reach = trees.descendants(trees.children(valid, node, parent), valid)

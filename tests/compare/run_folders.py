@@ -1,4 +1,4 @@
-"""Run folders as the trainer leaves them, with made-up metrics."""
+"""Run folders in the trainer's format, with made-up metrics."""
 import json
 import os
 import subprocess
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def started(out, *arguments):
-    """`experiments/compare.py` as people start it."""
+    """Runs `experiments/compare.py` in a process of its own."""
     cache = f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"
     return subprocess.run([sys.executable, str(ROOT / "experiments/compare.py"), cache, f"--out={out}", *arguments],
                           capture_output=True, text=True, timeout=600, env=os.environ | {"PYTHONPATH": str(ROOT)})
@@ -30,7 +30,7 @@ def base(**changes):
 
 
 def write_run(job, budget, scores, *, length=5.0, seconds=2.0, rounds=None, every=2, samples=True, told=None):
-    """Held-out `scores` at steps 0, every, 2 every ...; a first step that compiles for a hundred seconds."""
+    """Held-out `scores` at steps 0, every, 2 every ...; the first step compiles for a hundred seconds."""
     config = plan.run_config(job, budget)
     resolved = resolve_config(config_lib.resolve(config, plan.methods.get(config.method).defaults))
     Workdir(job.folder, False, resolved, []).record()

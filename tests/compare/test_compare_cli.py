@@ -1,4 +1,4 @@
-"""`experiments/compare.py` as people start it: runs, stops at the budget, goes on, survives a run that breaks, tunes."""
+"""The command `experiments/compare.py`: it runs, stops at the budget, continues, survives a failing run, and tunes."""
 import json
 import runpy
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_two_methods_two_seeds_then_more_of_one_beside_one_that_breaks(tmp_path)
     assert found["methods"]["grpo"]["spent"]["steps"] == 2 and found["common"]["tokens"] > 0
     metrics = (tmp_path / "runs/rloo/seed1/metrics.jsonl").read_bytes()
 
-    # More of one method, counted in tokens: the run goes on from where it was, and is stopped at the budget.
+    # More of one method, in tokens: the run continues from its last step and stops at the budget.
     budget = 1.5 * found["common"]["tokens"]
     more = compare_py(tmp_path, "--methods=tis_mis(sampling.top_k=5), rloo", "--seeds=1", f"--budget=tokens={budget}")
     assert more.returncode == 1 and "1 of 2 runs failed" in more.stderr, more.stderr[-3000:]
@@ -39,7 +39,7 @@ def test_two_methods_two_seeds_then_more_of_one_beside_one_that_breaks(tmp_path)
 
 @pytest.mark.slow
 def test_settings_are_chosen_on_tuning_seeds(tmp_path):
-    """The better setting on the tuning seeds is the worse one on the testing seed, which must not matter."""
+    """The better setting on the tuning seeds is the worse one on the testing seed, which must not affect the choice."""
     config = runpy.run_path(str(CONFIG_FILE))["get_config"]()
     config.eval.every = 1
     budget, grid = plan.Budget("tokens", 100.0), [{"optimizer.learning_rate": 1e-3}, {"optimizer.learning_rate": 2e-3}]

@@ -1,4 +1,4 @@
-"""Measurements in rounds: continued, they are what they would have been; each belongs to one task; greedy needs one round."""
+"""Measurements in rounds: a continued one equals an uninterrupted one, each belongs to one task, and greedy needs one round."""
 import json
 
 import jax
@@ -25,7 +25,7 @@ def draw(policy, file=None, **options):
     return held_out.draw(run.source, params, None, key=jax.random.key(0), done=done, keep=keep, **options)
 
 
-def test_a_measurement_that_was_cut_short_goes_on(policy, tmp_path):
+def test_an_interrupted_measurement_continues(policy, tmp_path):
     whole = draw(policy)  # 5 samples are 3 rounds of 2; 6 problems are batches of 4 and 2
     assert len(whole) == 18 and [row["start"] for row in whole] == ([0] * 4 + [4] * 2) * 3
     file = tmp_path / "completions.jsonl"
@@ -52,7 +52,7 @@ def test_a_file_belongs_to_one_measurement(policy, tmp_path):
 
 
 def test_solved_problems_are_left_alone(policy):
-    """Only one reward of two hundred tries is ever earned: the first batch goes on to the last round, unless it need not."""
+    """The second batch has an unsolved problem and continues to the last round; the first batch is solved and stops."""
     whole = draw(policy, samples=8)
     whole[0]["correct"] = [1, 0]
     for row in whole[1:4]:

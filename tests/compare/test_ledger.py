@@ -1,4 +1,4 @@
-"""What runs spent: tokens with filters, seconds without the compiler, operations against a count by hand."""
+"""The cost of runs: tokens with filters, seconds without the compiler, operations against a count by hand."""
 import numpy as np
 import pytest
 from run_folders import base, write_run
@@ -29,7 +29,7 @@ def test_tokens_seconds_and_steps(tmp_path):
     assert run.evaluated("tokens") == 160
 
 
-def test_words_of_others_cost_operations_and_are_no_tokens_sampled(tmp_path):
+def test_tokens_of_others_cost_operations_and_are_not_sampled(tmp_path):
     job = job_of(tmp_path, "grpo")
     write_run(job, BUDGET, [0.1, 0.2], told={"completion/tokens": 40.0, "completion/present": 9.0})
     run = ledger.read_run(job.folder)
@@ -38,7 +38,7 @@ def test_words_of_others_cost_operations_and_are_no_tokens_sampled(tmp_path):
     np.testing.assert_allclose(run.spent["flops"], [0, step, 2 * step], rtol=1e-12)
 
 
-def test_what_a_filter_threw_away_is_paid_for(tmp_path):
+def test_filtered_rollouts_count_as_cost(tmp_path):
     job = job_of(tmp_path, "dapo")
     write_run(job, BUDGET, [0.1, 0.2], rounds=3.0)
     run = ledger.read_run(job.folder)

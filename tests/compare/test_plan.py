@@ -1,4 +1,4 @@
-"""Methods, grids and budgets as text; what is refused before anything runs."""
+"""Methods, grids and budgets as text, and refusals before any run."""
 import importlib.util
 
 import numpy as np
@@ -45,7 +45,7 @@ def test_random_search_begins_as_configured_and_stays_in_its_space():
     rates = np.log10([one["optimizer.learning_rate"] for one in drawn[1:]])
     assert rates.min() >= -5 and rates.max() <= -2 and abs(rates.mean() + 3.5) < 0.2
     assert {one["sampling.group"] for one in drawn[1:]} == {8, 16}
-    assert plan.draw_settings(text, 5) == drawn[:5]  # more trials later go on where these end
+    assert plan.draw_settings(text, 5) == drawn[:5]  # further trials continue this sequence
 
 
 @pytest.mark.parametrize("call, said", (

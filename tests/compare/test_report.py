@@ -1,4 +1,4 @@
-"""The report of made-up runs whose numbers are known, what it warns of, and that every picture is drawn."""
+"""The report of made-up runs with known numbers, its warnings, and all its pictures."""
 import dataclasses
 import json
 import re
@@ -14,7 +14,7 @@ BUDGET = plan.Budget("tokens", 100.0)  # half way between the evaluations at 80 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """grpo is better on every seed and slower; the last seed of rloo broke off after its first evaluation."""
+    """grpo is better on every seed and slower; the last seed of rloo stops after its first evaluation."""
     root = tmp_path_factory.mktemp("compared")
     jobs = plan.jobs_of(plan.read_entries("grpo(sampling.group=4), rloo", base()), [0, 1, 2, 3], BUDGET, root / "runs")
     for job in jobs:
@@ -86,7 +86,7 @@ def test_means_of_the_last_tenth(compared):
     assert report.late_mean(results["rloo"], BUDGET, "no such metric") is None
 
 
-def test_what_a_method_tells_of_itself(compared):
+def test_metrics_of_a_method(compared):
     _, results, found = compared
     assert report.own_metrics(results["grpo"], plan.Budget("tokens", 80.0), {"reward/mean"}) == {
         "completion/length": 2.5, "grpo/kept": 0.25}
@@ -96,7 +96,7 @@ def test_what_a_method_tells_of_itself(compared):
     assert "only some of the methods" not in page.markdown(found)
 
 
-def test_what_is_missing_is_said(compared):
+def test_missing_data_are_named(compared):
     root, results, found = compared
     warnings = " ".join(found["warnings"])
     assert "rloo seed 3 is not finished (0% of the budget)" in warnings and "RuntimeError: no more memory" in warnings
@@ -161,8 +161,8 @@ def test_amounts_for_people():
     assert page.amount("seconds", 1200) == "1200 training seconds"
 
 
-def test_what_a_search_says_of_itself(compared):
-    """Two keys; the setting of the worked example is kept, a failed run is named, and testing all settings shows the cost."""
+def test_the_text_of_a_search(compared):
+    """A search over two keys: it keeps the worked example's setting, names a failed run, and shows the cost of testing all."""
     grid = [{"a": 1, "b": 4}, {"a": 1, "b": 8}, {"a": 2, "b": 4}]
     tune = [[.5, .7], [.9, .2], [.6, .65]]
     found = report.tuning(grid, 2, [7, 8], tune, drawn=False)

@@ -1,4 +1,4 @@
-"""Several tasks, one list of methods: what is a gain, what is a tie, and what could have been seen."""
+"""Several tasks, one list of methods: gains, ties, and detectable differences."""
 import json
 
 import numpy as np
@@ -17,7 +17,7 @@ BUDGET = "steps=4"
 
 
 def write(out, contest, methods, seeds=SEEDS):
-    """Finished runs whose finals differ from those of the first method by `GAINS`."""
+    """Finished runs whose final scores differ from those of the first method by `GAINS`."""
     base = suite.config_of(contest)
     budget = plan.read_budget(BUDGET, base)
     entries = plan.read_entries(", ".join(methods), base)
@@ -47,7 +47,7 @@ def test_a_gain_a_loss_and_a_tie(part):
     assert part["smallest_p"] == 2 / 2**8
 
 
-def test_what_can_be_seen_is_known_from_the_tuning_seeds(tmp_path, part):
+def test_detectable_differences_follow_from_the_tuning_seeds(tmp_path, part):
     assert part["power_from"] == "testing" and part["visible"] == pytest.approx(smallest_difference(part["deviation"], 8))
     scores = {"grpo": [[0.1, 0.2], [0.4, 0.6]], "rloo": [[0.5, 0.5], [0.1, 0.1]]}
     tuning = {label: {"grid": ["a", "b"], "chosen": chosen, "scores": scores[label]}

@@ -1,4 +1,4 @@
-"""Rollout budgets: the worked examples of the papers, brute force, and totals that are kept."""
+"""Rollout budgets: the worked examples of the papers, brute force, and exact totals."""
 
 import itertools
 import math
@@ -37,7 +37,7 @@ def test_utility_of_v0():
     ((0.05, 0.3, 0.5, 0.8, 0.97), {"utility": "per_rollout"}, (21, 9, 5, 3, 2)),
     ((0.05, 0.3, 0.5, 0.8, 0.97), {"utility": "per_rollout", "high": 16}, (16, 11, 7, 4, 2)),
     ((0, 0.05, 0.2, 0.5, 0.9), {"utility": "knapsack", "high": 32}, (2, 14, 15, 7, 2)),
-    ((0, 1, 0.5, 0.5, 1), {"high": 9, "total": 29}, (4, 4, 9, 9, 3)),  # what nobody gains from is spread evenly
+    ((0, 1, 0.5, 0.5, 1), {"high": 9, "total": 29}, (4, 4, 9, 9, 3)),  # rollouts without a gain are spread evenly
     ((0, 0.5, 1, 0.5, 0.9), {"total": 12, "low": 0, "unit": 2, "utility": "per_rollout"}, (0, 6, 0, 4, 2)),
     ((0.05, 0.3, 0.5, 0.8, 0.97), {"unit": 4, "low": 4, "high": 16, "utility": "per_rollout"}, (16, 8, 8, 4, 4)),
     ((0.5, 0.4), {"total": 3}, (2, 2)),
@@ -88,7 +88,7 @@ def test_totals_and_caps_are_kept(p, total, low, more, utility):
     assert counts.min() >= low and counts.max() <= low + more
 
 
-def test_what_cannot_be_allocated_is_refused():
+def test_impossible_allocations_are_refused():
     with pytest.raises(ValueError, match="utility 'per_rolout'. Did you mean 'per_rollout'"):
         budget.allocate([0.5], total=4, utility="per_rolout")
     with pytest.raises(ValueError, match="low=4, high=2"):
@@ -117,7 +117,7 @@ def test_least_variance():
 @hypothesis.settings(max_examples=30, deadline=None, derandomize=True)
 @hypothesis.given(weights=strategies.lists(strategies.floats(0.01, 1), min_size=6, max_size=6),
                   total=strategies.integers(1, 300))
-def test_rounding_keeps_the_total_and_moves_nobody_by_more_than_one(weights, total):
+def test_rounding_keeps_the_total_and_changes_no_count_by_more_than_one(weights, total):
     share = np.array(weights) / sum(weights)
     counts = np.asarray(gvm_raft.round_shares(jnp.asarray(share, jnp.float32), total))
     assert counts.sum() == total and counts.min() >= 0
@@ -143,7 +143,7 @@ def test_rounds_until_both_outcomes_are_seen():
 
 
 def advantages_of(rewards, valid, **hyper):
-    """Per prompt `{draw: advantage}` of the draws that are learned from."""
+    """For each prompt, `{draw: advantage}` of the kept draws."""
     rollouts = Rollouts(mask=valid[..., None], valid=valid, rewards=rewards)
     chosen = advantages.reinforce_ada(**hyper)
     A, kept = chosen.update(rollouts, ())[0][..., 0], np.asarray(chosen.keeps(rollouts))
@@ -151,7 +151,7 @@ def advantages_of(rewards, valid, **hyper):
 
 
 def reference(row, keep, rule):
-    """The kept draws of one prompt, written as the paper's loop."""
+    """The kept draws of one prompt, by the paper's loop."""
     right, wrong = [i for i, r in enumerate(row) if r], [i for i, r in enumerate(row) if not r]
     take = min(keep, len(row))
     if rule == "balanced":

@@ -1,4 +1,4 @@
-"""Filters and controllers by name: what they promise, on one batch of rollouts."""
+"""Filters and controllers by name: their guarantees, on one batch of rollouts."""
 
 import inspect
 
@@ -75,7 +75,7 @@ def test_turns_are_limited_by_what_an_unrestricted_agent_uses():
     assert used.tolist() == [8, 25, 33, 40, 40] and (used * (used + 1) // 2).sum() == 2562
     assert (needed * (needed + 1) // 2).sum() == 4442
     later = one.observe(state, {"rollouts": rollouts.replace(extras={"turns": jnp.full((1, 5), 99)})})
-    np.testing.assert_array_equal(later.turns, state.turns)  # what is limited does not set the limit
+    np.testing.assert_array_equal(later.turns, state.turns)  # limited turns do not change the limit
     growing = control.make("turn_control", steps=1)
     assert {name: int(x) for name, x in growing.propose(state).items()} == {"max_turns": 40, "announced_turns": 30}
     part = one.observe(one.init(), {"rollouts": rollouts.replace(valid=group.at[0, 2:].set(False))})
@@ -144,8 +144,8 @@ def test_pass_rate_over_the_whole_history():
     assert controller.propose(state)["prompt_weights"].all()
 
 
-def test_replayed_rollouts_are_no_news():
-    """A success that was put back counts neither as tried nor in the mean of its group."""
+def test_replayed_rollouts_are_not_counted():
+    """A replayed success counts neither as tried nor in the mean of its group."""
     replayed = ROLLOUTS.replace(extras=dict(ROLLOUTS.extras) | {"replayed": ROLLOUTS.valid.at[:, 1:].set(False)})
     rate, yardstick = control.make("pass_rate"), control.make("spear", size=8)
     state = rate.observe(rate.init(5), {"rollouts": replayed})

@@ -1,4 +1,4 @@
-"""Which problems come next: the worked examples of the papers, passes without gaps, nobody starved, states that go on."""
+"""The choice of the next problems: the papers' worked examples, passes without gaps, no starvation, and states that resume."""
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,7 @@ def facts(tried, right=None, step=0):
 
 
 def asked(ids, problems, group=8, rates=None):
-    """The facts of a step in which each of `ids` got a group, with this share of right ones of each problem."""
+    """The facts of a step in which each of `ids` has a group, with the share of right completions of each problem."""
     tried = np.zeros(problems, np.int32)
     for i in np.asarray(ids)[np.asarray(ids) >= 0]:
         tried[i] += group
@@ -28,7 +28,7 @@ def asked(ids, problems, group=8, rates=None):
 
 
 def test_a_pass_has_each_problem_once():
-    """Seven problems in batches of three: after every seven draws each came once, the order is another in every pass."""
+    """Seven problems in batches of three: every seven draws have each problem once, and every pass has another order."""
     walk, drawn = passes.start(7, 3, SEED), []
     for _ in range(14):
         assert len(set(walk.ids.tolist())) == 3
@@ -38,12 +38,12 @@ def test_a_pass_has_each_problem_once():
     assert all(sorted(order) == list(range(7)) for order in orders) and len(set(orders)) > 1
 
 
-def test_who_is_left_out_does_not_come_back_and_too_few_leave_gaps():
+def test_excluded_problems_do_not_return_and_too_few_leave_gaps():
     kept = jnp.array([1, 0, 1, 0, 0], bool)
     walk = passes.start(5, 3, SEED, kept)
     for _ in range(3):
         assert sorted(walk.ids.tolist()) == [-1, 0, 2]
-        walk = passes.advance(walk, jnp.zeros(5, jnp.int32), kept)  # asked or not: what was proposed counts as visited
+        walk = passes.advance(walk, jnp.zeros(5, jnp.int32), kept)  # every proposed problem counts as visited, sampled or not
     assert walk.visits.tolist() == [3, 0, 3, 0, 0]
     assert passes.start(2, 4, SEED).ids.tolist()[2:] == [-1, -1]
 
@@ -60,8 +60,8 @@ def test_vade():
     close((won + 1) / (won + lost + 2), [0.5, 0.331395, 0.799395], atol=5e-7)
 
 
-def test_vade_prefers_what_is_uncertain_and_starves_nobody():
-    """Of 20 problems that are solved, failed or mixed, the mixed ones come most often; counts decay, so all come again."""
+def test_vade_prefers_uncertain_problems_and_starves_none():
+    """Of 20 problems that are solved, failed or mixed, the mixed ones come most often; counts decay, so all return."""
     rates = np.repeat([0.0, 0.35, 1.0], [8, 4, 8])
     one = control.make("vade", broad=0.9)
     state, drawn, late = one.init(prompts=20, batch=4, seed=SEED), np.zeros(20), np.zeros(20)
@@ -101,7 +101,7 @@ def test_kimi_goes_from_easy_to_hard_and_then_by_failure():
         seen.append(weights.tolist())
         state = one.observe(state, facts([0, 10, 10, 0], [0, 5, 10, 0]))
     assert seen[:6] == [[0, 1, 0, 0]] * 2 + [[1, 0, 1, 0]] * 2 + [[0, 0, 0, 1]] * 2
-    close(seen[6], [0.4, 0.2, 0, 0.4], rtol=1e-6)  # never tried counts as failed
+    close(seen[6], [0.4, 0.2, 0, 0.4], rtol=1e-6)  # an untried problem counts as failed
     at_once = control.make("kimi_sampling", every=0)
     close(at_once.propose(at_once.init(levels=np.array([0, 1])))["prompt_weights"], [0.5, 0.5])
 
@@ -127,7 +127,7 @@ def test_acereason():
 # --- RAPO
 
 
-def test_rapo_drops_what_was_solved_in_a_pass():
+def test_rapo_drops_problems_solved_in_a_pass():
     rates = np.array([0.875, 1.0, 0.0, 0.5, 1.0])
     one = control.make("rapo_curriculum")
     state, seen = one.init(prompts=5, batch=2, seed=SEED), []
@@ -182,7 +182,7 @@ def test_qwenlong_phases(mode, second):
 
 
 def test_qwenlong_difficulty():
-    """Weights 8, 2, 8 of the problems of phase 1, and of what was solved once of 8."""
+    """Weights 8 and 2 of unsolved and half-solved problems of phase 1, and 8 of one solved once in 8."""
     weights = qwenlong_l1.difficulty(jnp.array([0, 0.5, 0.125]), 8)
     assert weights.tolist() == [8, 2, 8]
     close(weights / weights.sum(), [0.444444, 0.111111, 0.444444], atol=5e-7)
@@ -280,7 +280,7 @@ def test_drive_in_steps():
 
 
 def test_every_task_has_its_share():
-    """Of levels with 7, 3 and 2 problems: two of each in every batch of six, each level in passes of its own."""
+    """Levels with 7, 3 and 2 problems: every batch of six has two of each level, and each level has its own passes."""
     levels = np.array([0] * 7 + [1] * 3 + [2] * 2)
     one = control.make("task_balance")
     state, drawn = one.init(levels=levels, batch=6, seed=SEED), []
@@ -295,7 +295,7 @@ def test_every_task_has_its_share():
         ids = np.asarray(one.propose(state)["prompt_ids"])
         counts += np.bincount(levels[ids], minlength=3)
         state = one.observe(state, asked(ids, 12))
-    assert counts.tolist() == [8, 8, 8]  # the odd one goes round
+    assert counts.tolist() == [8, 8, 8]  # the remainder rotates
 
 
 # --- all of them
@@ -327,8 +327,8 @@ def played(one, state, first, last):
 
 
 @pytest.mark.parametrize("slug", CURRICULA)
-def test_a_state_goes_on_as_if_it_had_never_been_saved(slug):
-    """Six steps, and three whose state goes through the host and back, propose the same to the last bit."""
+def test_a_restored_state_continues_exactly(slug):
+    """Six steps in a row, and three plus three with a copy of the state through the host, propose the same to the last bit."""
     import inspect
     one = control.make(slug, **CURRICULA[slug])
     start = one.init(**{name: KNOWN[name] for name in inspect.signature(one.init).parameters})

@@ -1,4 +1,4 @@
-"""DOTS-RR: predictions from measured problems, which are drawn, which are asked; buffer and loss of its worked example."""
+"""DOTS-RR: predictions from measured problems, the choice of problems, and the worked example of buffer and loss."""
 import sys
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_the_worked_example_of_predictions():
 
 
 def test_a_calibration_finds_the_temperature_and_bias_that_made_its_data():
-    """And keeps 1 and 0 where nothing is known, or success has nothing to do with what was predicted."""
+    """It keeps 1 and 0 if there are no data, or if success does not depend on the prediction."""
     base = jnp.linspace(0.05, 0.95, 200)
     temperature, bias = fitted(base, calibrated(base, jnp.float32(0.5), jnp.float32(-0.4)))
     np.testing.assert_allclose([temperature, bias], [0.5, -0.4], atol=0.03)
@@ -41,7 +41,7 @@ def test_a_calibration_finds_the_temperature_and_bias_that_made_its_data():
 
 
 def test_predictions_rank_problems_by_those_that_were_measured():
-    """Two clusters of problems, of which one is solved and one is not; a cluster between them is preferred."""
+    """Two clusters of problems, one solved and one unsolved; a cluster between them is preferred."""
     rng = np.random.default_rng(0)
     centre = np.repeat(np.float32([[3, 0, 0], [-3, 0, 0], [0, 0, 0]]), 20, axis=0)
     x = centre + rng.normal(0, 0.3, (60, 3)).astype(np.float32)
@@ -54,8 +54,8 @@ def test_predictions_rank_problems_by_those_that_were_measured():
 
 
 @pytest.mark.parametrize("tau", (1e-3, 0.1, 10.0))
-def test_probabilities_sum_to_one_and_nobody_is_starved(tau):
-    """However far from the target, each has a weight that the loader can draw; equal predictions are alike."""
+def test_probabilities_sum_to_one_and_none_vanishes(tau):
+    """At any distance from the target a problem has a weight that the loader can draw; equal predictions have equal weights."""
     predicted = np.float32([0.0, 0.3, 0.5, 0.5, 1.0, 0.5001])
     found = np.asarray(selection(predicted, tau=tau))
     assert found.sum() == pytest.approx(1) and found.min() > 0 and found[2] == found[3] == found.max()
@@ -63,7 +63,7 @@ def test_probabilities_sum_to_one_and_nobody_is_starved(tau):
     assert sorted(drawn(np.array([3]), 6, found).tolist()) == [0, 1, 2, 3, 4, 5]
 
 
-def test_the_controller_asks_in_every_second_step_and_uses_what_it_heard_until_the_next():
+def test_the_controller_measures_in_every_second_step_and_keeps_its_last_measurement():
     made = control.make("dots_rr", reference=3, every=2)
     x = np.random.default_rng(1).normal(size=(10, 4)).astype(np.float32)
     state = made.init(x, jax.random.key_data(jax.random.key(0)))
@@ -83,7 +83,7 @@ def test_the_controller_asks_in_every_second_step_and_uses_what_it_heard_until_t
 
 
 def test_the_worked_example_of_the_buffer():
-    """Problems 1 and 2 are stored; 2 comes again, 3 is solved by all, 4 is new: 1, the new 2 and 4 stay."""
+    """Problems 1 and 2 are stored; 2 returns, 3 is solved by all, 4 is new: 1, the new 2 and 4 stay."""
     from jaxrl_llm import replay
     rule = replay.make("dots_rr")
     first = step(rule, EMPTY, batch([1, 2], [[1, 0, 1, 0], [1, 0, 0, 0]], version=0), 0)
@@ -95,7 +95,7 @@ def test_the_worked_example_of_the_buffer():
 
 @pytest.mark.parametrize("fresh, sampled", [(0.5, 4), (0.3, 3), (1.0, 8), (0.0, 1)])
 def test_a_share_of_the_batch_is_replayed(fresh, sampled):
-    """Of eight prompts; one is always sampled, and there may not be enough stored ones."""
+    """Eight prompts: at least one is always sampled, and the buffer may have too few."""
     from jaxrl_llm import replay
     from jaxrl_llm.replay import buffer as buffers
     rule = replay.make("dots_rr", fresh=fresh)

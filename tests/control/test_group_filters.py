@@ -1,4 +1,4 @@
-"""What is dropped and what is kept: literal numbers, brute force, and exactness of the changed denominators."""
+"""Dropped and kept rollouts: literal numbers, brute force, and exact denominators after a filter."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Which rollouts are dropped, replaced, retried or replayed: SimpleTIR, ReMix, R3L, KEPO, SPEAR."""
+"""Dropped, replaced, retried and replayed rollouts: SimpleTIR, ReMix, R3L, KEPO, SPEAR."""
 
 import jax
 import jax.numpy as jnp

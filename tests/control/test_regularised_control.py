@@ -10,7 +10,7 @@ from jaxrl_llm.rollouts import Rollouts, from_lists
 
 
 def resets(*scores):
-    """What ProRL proposes after each of the scores."""
+    """ProRL's proposals after each of the scores."""
     controller = control.make("prorl")
     state, found = controller.init(), []
     assert not controller.propose(state)["reset"]
@@ -65,7 +65,7 @@ def sampled(logits, temperature, key, draws=4000):
 
 
 def test_a_newton_step_has_the_slope_of_the_entropy():
-    """Against the derivative by log T of the entropy itself; the step goes no further than twice or half."""
+    """Against the derivative of the entropy by log T; a step changes the temperature at most by a factor of two."""
     def entropy(log_temperature):
         logp = jax.nn.log_softmax(LOGITS[:2] / jnp.exp(log_temperature))
         return -(jnp.exp(logp) * logp).sum(-1).mean()
@@ -96,8 +96,8 @@ def test_the_temperature_settles_where_the_entropy_is_in_its_band():
         assert state != 1
 
 
-def test_the_example_whose_accuracy_moved_most_is_chosen():
-    """Of three examples over three steps, by the population variance of numpy; what comes later changes nothing."""
+def test_the_example_whose_accuracy_varies_most_is_chosen():
+    """Three examples over three steps, by the population variance of numpy; later steps change nothing."""
     controller = control.make("historical_variance", explore=3)
     state = controller.init(4)
     accuracy = np.array([[0.0, 1.0], [0.5, 0.5], [1.0, 0.5]])

@@ -1,4 +1,4 @@
-"""How many rollouts: bandits of bins, a price, success rates; what few samples do to the mass of right answers."""
+"""Numbers of rollouts: bandits of bins, a price, success rates, and the effect of few samples on the mass of right answers."""
 import itertools
 
 import hypothesis
@@ -55,7 +55,7 @@ def test_joint_choice_and_update():
 @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
 @hypothesis.given(counts=strategies.lists(strategies.integers(0, 4), min_size=3, max_size=3), seed=strategies.integers(0, 99))
 def test_the_total_is_met_by_the_likeliest_choice(counts, seed):
-    """Against all choices one by one: the nearest total, and among those the largest sum of log-probabilities."""
+    """Against all choices: the nearest total, and among those the largest sum of log-probabilities."""
     sizes, total = (1, 2, 3), 2 * sum(counts)
     scores = np.random.default_rng(seed).normal(size=(3, 3)).astype(np.float32)
     probabilities = gdro_rollout.arm_probabilities(jnp.asarray(scores))
@@ -72,8 +72,8 @@ def test_the_total_is_met_by_the_likeliest_choice(counts, seed):
     assert mine[0] == best[0] and (mine[1] == pytest.approx(best[1], abs=1e-4))
 
 
-def test_a_run_of_bandits_spends_what_it_may():
-    """Each step has exactly two groups a prompt on average, and problems come in passes."""
+def test_bandits_use_the_whole_budget_of_a_run():
+    """Each step has exactly two groups per prompt on average, and problems come in passes."""
     one = control.make("gdro_rollout")
     state = one.init(prompts=20, batch=4, seed=SEED, group=2, max_group=12)
     rates, observe, drawn = np.linspace(0, 1, 20), jax.jit(one.observe), []
@@ -90,8 +90,8 @@ def test_a_run_of_bandits_spends_what_it_may():
     assert len(set(np.asarray(state.windows.bins).tolist())) > 2 and np.abs(state.scores).max() > 0
 
 
-def test_an_arm_meets_how_much_worse_than_usual_its_bin_does():
-    """Of one bin: failures that are as many as ever move no score, more of them raise the arm that was played."""
+def test_the_loss_of_an_arm_is_the_failure_of_its_bin_above_the_mean():
+    """A usual share of failures changes no score; a larger share raises the score of the played arm."""
     one = control.make("gdro_rollout", mean=2)
     state = one.init(prompts=1, batch=1, seed=SEED, group=2, max_group=6)
     assert np.isnan(state.usual).all() and np.asarray(state.arms).tolist() == [1, -1, -1, -1, -1, -1, -1]
@@ -103,8 +103,8 @@ def test_an_arm_meets_how_much_worse_than_usual_its_bin_does():
         assert np.isnan(state.usual[1:]).all() and not state.scores[1:].any()
 
 
-def test_failures_alone_lock_nothing_in():
-    """A bin of problems that are never solved: in 30 steps all scores stay 0, whichever arms are played."""
+def test_failures_alone_change_no_score():
+    """A bin of unsolved problems: in 30 steps all scores stay 0 for any sequence of arms."""
     one = control.make("gdro_rollout")
     state, observe = one.init(prompts=8, batch=4, seed=SEED, group=2, max_group=12), jax.jit(one.observe)
     for _ in range(30):
@@ -126,7 +126,7 @@ def test_dart_numbers():
     assert dart_curation.step_limit(jnp.array([0, 12, 7, 9, 3])).tolist() == [30, 12, 7, 9, 3]
 
 
-def test_dart_samples_less_of_what_succeeds():
+def test_dart_samples_successful_problems_less():
     one = control.make("dart_curation")
     state = one.init(prompts=2, batch=2, seed=SEED, max_group=8)
     sizes = []
@@ -158,7 +158,7 @@ def test_mass_balance():
     close((moved / moved.sum())[np.asarray(RIGHT)].sum() - p[np.asarray(RIGHT)].sum(), 4.072799e-4, rtol=1e-5)
 
 
-def test_what_is_left_out_vanishes_with_more_draws():
+def test_the_missing_term_vanishes_with_more_draws():
     for draws, right, wrong in ((0, 0.206939, 0.091722), (8, 0.008408, 0.012386), (64, 4.3967e-7, 4.3998e-7)):
         left = np.asarray(brorl.unsampled_squares(LOGITS, draws))
         close([left[:2].sum(), left[2:].sum()], [right, wrong], rtol=1e-4)

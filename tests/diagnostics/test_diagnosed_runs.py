@@ -1,4 +1,4 @@
-"""Diagnostics of a real run of a tiny policy, as people start them: numbers in their ranges, figures, files, mistakes."""
+"""Diagnostics of a real run of a tiny policy by the command: numbers in their ranges, figures, files, errors."""
 import json
 import os
 import subprocess
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
-    """Five checkpoints of a policy of width 32 that was shown sums of one digit in two styles."""
+    """Five checkpoints of a policy of width 32, trained on sums of one digit in two styles."""
     workdir = tmp_path_factory.mktemp("diagnosed") / "run"
     c = arithmetic.get_config()
     c.task, c.method = "styles(level=digit)", "rloo"
@@ -45,7 +45,7 @@ def measured(name, folders, tmp_path, **options):
     return found
 
 
-def test_plain_rows_score_as_the_policy_does(run):
+def test_plain_rows_have_the_log_probs_of_the_policy(run):
     policy = trained(run)
     _, rollouts = rows.sampled(policy, 16, seed=0)
     found, _ = jax.jit(lambda p: rows.logprobs(policy.policy, p, None, rows.plain(rollouts)))(policy.params)
@@ -111,7 +111,7 @@ def test_opd_alignment(run, tmp_path):
 
 
 def test_success_after_a_forced_token_is_that_of_the_whole_answer(run):
-    """At the place of the last digit a right digit is right whenever the end follows, and a forced end needs no sample."""
+    """At the last digit a right digit means success whenever the end follows, and a forced end needs no sample."""
     student = trained(run)
     problem = next(p for p in student.source.task.heldout if len(p.answer) == 2)
     tokenizer = student.source.sampler.tokenizer

@@ -1,4 +1,4 @@
-"""Run folders with known numbers: filters, groups, notes on what is broken, partial or doubled."""
+"""Run folders with known numbers: filters, groups, notes on broken, partial or repeated runs."""
 import json
 
 import numpy as np
@@ -84,7 +84,7 @@ def test_broken_and_partial_folders_are_named_and_left_out(runs):
     json.dumps(strict(found), allow_nan=False)
 
 
-def test_the_same_seed_twice_is_said(runs):
+def test_a_repeated_seed_is_named(runs):
     write(runs / "again", [0.1, 0.2, 0.3], method="rloo", seed=1, **{"optimizer.learning_rate": 1e-3})
     said = "\n".join(diagnostics.make("open_rl_benchmark", by=("method",)).measure([runs])["notes"])
     assert "rloo has a seed twice" in said

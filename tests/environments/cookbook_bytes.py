@@ -1,4 +1,4 @@
-"""Environments of the tinker cookbook for the tests, whose tokens are those of the byte tokenizer: say a letter, twice."""
+"""Environments of the tinker cookbook for the tests, with the tokens of the byte tokenizer: say a letter, twice."""
 import asyncio
 
 import chz
@@ -12,7 +12,7 @@ CLEANED: list[str] = []
 
 
 class Letter(Env):
-    """Two turns, each worth a half for a message with the letter. "hang", "rewrite" and "image" are what they say."""
+    """Two turns; a message with the letter earns a half. The messages "hang", "rewrite" and "image" trigger these faults."""
 
     def __init__(self, letter):
         self.letter, self.ids, self.turn = letter, [], 0
@@ -22,15 +22,15 @@ class Letter(Env):
         return tinker.ModelInput.from_ints(self.ids), [BYTES.eos_id]
 
     async def step(self, action, *, extra=None):
-        said = BYTES.decode(list(action))
-        if said == "hang":
+        text = BYTES.decode(list(action))
+        if text == "hang":
             await asyncio.sleep(60)
         self.turn += 1
-        good = self.letter in said
+        good = self.letter in text
         self.ids = [*self.ids, *action, *BYTES.encode("Good.\n" if good else "No.\n")]
-        seen = self.ids[1:] if said == "rewrite" else self.ids
+        seen = self.ids[1:] if text == "rewrite" else self.ids
         chunks = tinker.ModelInput.from_ints(seen)
-        if said == "image":
+        if text == "image":
             image = tinker.types.ImageChunk(data=b"", format="png", expected_tokens=1)
             chunks = tinker.ModelInput(chunks=[*chunks.chunks, image])
         return StepResult(0.5 * good, self.turn == 2, chunks, [BYTES.eos_id], metrics={"good": float(good)})

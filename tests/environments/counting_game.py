@@ -1,4 +1,4 @@
-"""A game of arrays without any package: count to five by one or two, and not past it."""
+"""A game of arrays without a package: count to five in steps of one or two, and not beyond."""
 import dataclasses
 
 import jax

@@ -1,4 +1,4 @@
-"""An environment whose steps wait until they are let through."""
+"""An environment whose steps wait for the test."""
 import threading
 
 from jaxrl_llm.environments import Environment, Turn

@@ -1,4 +1,4 @@
-"""Environments that do what they are told to do wrong, imported by worker processes too."""
+"""Environments with faults on demand; worker processes import them too."""
 import itertools
 import os
 import pathlib
@@ -16,7 +16,7 @@ def _reset(problem, key):
 
 
 def obedient(*, folder: str = "", replayable: bool = True) -> Environment:
-    """Echoes, counts, and fails in the way that a message names. `folder` remembers what was tried before."""
+    """Echoes, counts, and fails as a message names. `folder` records earlier attempts."""
     def tried_before(what):
         place = pathlib.Path(folder) / what
         before = place.exists()
@@ -47,13 +47,13 @@ def obedient(*, folder: str = "", replayable: bool = True) -> Environment:
 
 
 def forgetful() -> Environment:
-    """Says something else every time, though it claims to be replayable."""
+    """Answers differently every time, though it claims to be replayable."""
     return Environment(name="forgetful", task=TASK, reset=_reset,
                        step=lambda state, message: Turn([{"role": "user", "content": f"{next(_COUNT)} {os.getpid()}"}]))
 
 
 def leaky() -> Environment:
-    """Shows the answer, pays for a magic word and more than it says, opens by the key, and ends never."""
+    """Shows the answer, pays for a magic word and beyond its range, starts by the key, and never ends."""
     from jaxrl_llm.tasks import make
     task = make("arithmetic", level="add3", size=300, chat=True)
     return Environment(

@@ -1,4 +1,4 @@
-"""A server of the Model Context Protocol with tools that help, count, fail, hang, die and lie; run by the tests."""
+"""A server of the Model Context Protocol with tools that help, count, fail, hang, die and lie; the tests start it."""
 import operator
 import os
 import re

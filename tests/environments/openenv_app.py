@@ -1,4 +1,4 @@
-"""A server of OpenEnv whose environment hides a number; it can hang, raise, and end. Run by the tests: PORT."""
+"""A server of OpenEnv whose environment hides a number; it can hang, raise, and end. The tests start it with PORT."""
 import os
 import random
 import sys
@@ -31,15 +31,15 @@ class Hidden(Environment):
         return Seen(text="A number from 1 to 9.")
 
     def step(self, action, timeout_s=None, **kwargs):
-        said = action.number.strip()
-        if said == "hang":
+        sent = action.number.strip()
+        if sent == "hang":
             time.sleep(60)
-        if said == "die":
+        if sent == "die":
             os._exit(3)
-        if said == "raise":
+        if sent == "raise":
             raise KeyError("no such number")
         self._state.step_count += 1
-        number = int(said) if said.isdigit() else 0
+        number = int(sent) if sent.isdigit() else 0
         text = "Right." if number == self.hidden else "Higher." if number < self.hidden else "Lower."
         return Seen(text=text, tries=self._state.step_count, reward=float(number == self.hidden), done=number == self.hidden)
 

@@ -21,8 +21,8 @@ def test_a_drawn_environment_of_gymnasium():
     environment = environments.make("gymnasium_text", **LAKE, options={"is_slippery": False}, rules="Reach G.")
     state, opening = base.begin(environment, environment.task.train[0], 0)
     assert opening.messages[0]["content"] == "Reach G. Answer with one of: left, down, right, up.\n\n[S]FFF\nFHFH\nFFFH\nHFFG"
-    told = base.advance(environment, state, say("I jump")).messages
-    assert told == [{"role": "user", "content": "Answer with one of: left, down, right, up."}]
+    reply = base.advance(environment, state, say("I jump")).messages
+    assert reply == [{"role": "user", "content": "Answer with one of: left, down, right, up."}]
     turns = [base.advance(environment, state, say(f"not up, {word}")) for word in "down down right right down right".split()]
     assert turns[0].messages[0]["content"].endswith("SFFF\n[F]HFH\nFFFH\nHFFG")
     assert [turn.reward for turn in turns] == [0.0] * 5 + [1.0] and [turn.done for turn in turns] == [False] * 5 + [True]
@@ -96,7 +96,7 @@ def test_a_game_of_textarena():
         middle = (low + high) // 2
         turn = base.advance(environment, state, say(f"[{middle}]"))
         if not turn.done:
-            assert f"[{middle}]" not in turn.messages[0]["content"], "not what the player said"
+            assert f"[{middle}]" not in turn.messages[0]["content"], "not the player's own message"
             low, high = (low, middle - 1) if "lower" in turn.messages[0]["content"] else (middle + 1, high)
     assert (turn.reward, turn.info) == (1.0, {"invalid_move": False})
     assert base.advance(environment, other, say(f"[{middle}]")).reward == 1.0, "of one problem, hence the same number"
@@ -113,9 +113,9 @@ def test_a_game_of_textarena_for_two_is_played_on_both_sides():
     state, opening = base.begin(environment, environment.task.train[0], 0)
     assert "You are Player 0" in texts(opening) and "Available Moves: '[0]', '[1]'" in texts(opening)
     turns = [base.advance(environment, state, say(f"I take [{square}]")) for square in (4, 0, 3, 1, 5)]
-    assert "You are Player 1" in texts(turns[0]) and texts(turns[0]).count("Current Board:") == 1, "what both read comes once"
+    assert "You are Player 1" in texts(turns[0]) and texts(turns[0]).count("Current Board:") == 1, "a joint message comes once"
     assert "You are Player" not in texts(turns[1]) and "Player 1 placed their symbol (X) in cell 0." in texts(turns[1])
-    assert all("I take" not in texts(turn) for turn in turns), "what the policy said is in the conversation"
+    assert all("I take" not in texts(turn) for turn in turns), "the conversation already has the policy's messages"
     assert [turn.info["agent"] for turn in turns] == [0, 1, 0, 1, 0] and [turn.reward for turn in turns] == [0.0] * 5
     assert [turn.done for turn in turns] == [False] * 4 + [True] and turns[-1].info["returns"] == [1.0, -1.0]
     lost = base.replay(environment, environment.task.train[0], 0, [say("[9]"), say("nothing")])[1]

@@ -1,4 +1,4 @@
-"""Environments of several agents: who speaks, what each gets, and what earns nothing."""
+"""Environments of several agents: speakers, rewards, and moves that earn nothing."""
 import pytest
 
 from jaxrl_llm import environments, sandbox

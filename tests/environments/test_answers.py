@@ -1,4 +1,4 @@
-"""Environments that wait answer beside the sampler: each step when it is done, faults and losses as everywhere."""
+"""Asynchronous environments answer beside the sampler: steps in order of completion, with the usual faults and losses."""
 import threading
 import time
 
@@ -36,7 +36,7 @@ def say(text):
 
 
 def both(answers):
-    """What two steps that are under way come to, together or one after the other."""
+    """The results of two steps in flight, together or one after the other."""
     found = answers.ready(wait=True)
     return found if len(found) == 2 else found | answers.ready(wait=True)
 
@@ -47,12 +47,12 @@ def test_steps_wait_beside_each_other():
     answers.ask({0: say("a"), 1: say("a")})
     answers.ask({2: say("b")})
     assert answers.ready(wait=False) == {}
-    GATES["b"].set()  # what was asked last is done first
+    GATES["b"].set()  # the step requested last ends first
     found = answers.ready(wait=True)
     assert list(found) == [2] and found[2].messages[0]["content"] == "b"
     GATES["a"].set()
     assert sorted(both(answers)) == [0, 1]
-    assert answers.ready(wait=True) == {}  # nothing is under way
+    assert answers.ready(wait=True) == {}  # no step is in flight
 
 
 def test_others_answer_at_once():

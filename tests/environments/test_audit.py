@@ -1,4 +1,4 @@
-"""The audit passes the environments that are there, and finds every fault that it looks for."""
+"""The audit passes the shipped environments, and detects every fault that it checks."""
 import pytest
 
 from jaxrl_llm import environments
@@ -7,7 +7,7 @@ from jaxrl_llm.tasks import make
 
 
 @pytest.mark.parametrize("name", ["single", "tool_use", "guess_number", "treasure"])
-def test_environments_that_are_there_pass(name, capsys):
+def test_shipped_environments_pass(name, capsys):
     assert audit.main([name, "--trajectories=12", "--seed=1"]) == 0
     printed = capsys.readouterr().out
     assert all(policy in printed for policy in audit.POLICIES) and "FAILS" not in printed and printed.count("holds") == 7
@@ -23,7 +23,7 @@ def test_every_fault_of_a_faulty_one_is_found(capsys):
     assert "holds  raises nothing" in printed
 
 
-def test_what_raises_or_forgets_is_found():
+def test_exceptions_and_forgotten_states_are_detected():
     def environment():
         task = make("arithmetic", chat=True)
         def step(state, message):
@@ -39,7 +39,7 @@ def test_what_raises_or_forgets_is_found():
 
 
 def test_chance_is_no_leak():
-    """Answers of one digit are often to be read by chance: as often as those of other problems."""
+    """Answers of one digit often appear by chance: as often as those of other problems."""
     environment = environments.make("single", options={"level": "digit"})
     _, checks = audit.audit(environment, environment, 60, 3)
     assert checks["answer not shown"] == ""

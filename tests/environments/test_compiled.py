@@ -1,4 +1,4 @@
-"""Games of arrays: batches in one program say what trajectories alone say, bit for bit, and go on from what was said."""
+"""Games of arrays: batches in one program equal single trajectories bit for bit, and continue from recorded messages."""
 import json
 import random
 
@@ -28,12 +28,12 @@ def problems(runner, count):
 
 
 def words_of(environment, turn, chance):
-    """A random action, sometimes nonsense, as a policy would say it."""
+    """A random action, sometimes invalid, in a policy's words."""
     return say(chance.choice([*environment.reset.game.words, *environment.reset.game.words, "I do not know"]))
 
 
 def play(runner, count):
-    """All turns of random trajectories, by uid; what is said depends on the uid alone."""
+    """All turns of random trajectories, by uid; messages depend only on the uid."""
     chances = {uid: random.Random(uid) for uid in range(count)}
     turns = runner.reset(problems(runner, count))
     told = {uid: [turn] for uid, turn in turns.items()}
@@ -73,9 +73,9 @@ def test_messages_without_a_legal_move():
 
 
 @pytest.mark.parametrize("other", ["threads", "alone"])
-def test_a_batch_says_what_each_says_alone(other):
+def test_a_batch_equals_single_trajectories(other):
     compiled = make(options={"strict": True})
-    told = play(compiled, 21)  # three of each problem: other keys, other chance
+    told = play(compiled, 21)  # three of each problem: different keys and randomness
     if other == "threads":
         assert told == play(make("threads", options={"strict": True}), 21)
     else:
@@ -84,14 +84,14 @@ def test_a_batch_says_what_each_says_alone(other):
     assert len(lucks) > 10 and len({turns[0].messages[0]["content"] for turns in told.values()}) > 1
 
 
-def test_what_is_said_does_not_depend_on_the_others():
-    """Tables of 8, 16 and 64 rows, begun at once or one after the other, with rows that become free and are used again."""
+def test_turns_do_not_depend_on_other_trajectories():
+    """Tables of 8, 16 and 64 rows, started together or one after the other, with rows that are freed and used again."""
     whole = play(make(), 40)
     assert play(make(), 5) == {uid: whole[uid] for uid in range(5)}
     runner, told = make(), {}
     for uid in range(40):
         told[uid] = [runner.reset({uid: problems(runner, 40)[uid]})[uid]]
-        if uid % 3 == 2:  # two others are going on
+        if uid % 3 == 2:  # two others are in progress
             for one in range(uid - 2, uid + 1):
                 chance = random.Random(one)
                 while not told[one][-1].done:
@@ -100,13 +100,13 @@ def test_what_is_said_does_not_depend_on_the_others():
     assert len(runner._pool._table.count) == 8, "free rows were used again"
 
 
-def test_held_out_problems_are_told_apart():
+def test_held_out_problems_are_distinguished():
     runner = make()
     opened = runner.reset({0: runner.environment.task.train[0], 1: runner.environment.task.heldout[0]})
     assert ["apart" in opened[uid].messages[0]["content"] for uid in (0, 1)] == [False, True]
 
 
-def test_trajectories_go_on_in_the_middle():
+def test_trajectories_continue_in_the_middle():
     straight, first, second = make(), make(), make()
     for runner in (straight, first):
         runner.reset(problems(runner, 9))
@@ -115,7 +115,7 @@ def test_trajectories_go_on_in_the_middle():
     stopped = {uid: Recording(*json.loads(json.dumps([None, first.recording(uid).key, first.recording(uid).said])))._replace(
         problem=first.recording(uid).problem) for uid in range(9)}
     now = second.resume(stopped)
-    first._pool.close()  # its states are gone, and made again
+    first._pool.close()  # its states are dropped, and recomputed
     following = {uid: say("two" if uid % 2 else "one") for uid in range(9)}
     turns = straight.step(following)
     assert second.step(following) == turns == first.step(following)
@@ -125,7 +125,7 @@ def test_trajectories_go_on_in_the_middle():
 
 
 @pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
-def test_trajectories_of_other_kinds_go_on_too(kind):
+def test_trajectories_of_other_kinds_continue_too(kind):
     runner, again = (make(kind, "guess_number", options={"highest": 10}, workers=1) for _ in range(2))
     try:
         runner.reset(problems(runner, 3))
@@ -140,7 +140,7 @@ def test_trajectories_of_other_kinds_go_on_too(kind):
         never.resume({})
 
 
-def test_rules_that_say_something_else_are_found_out():
+def test_rules_that_disagree_are_detected():
     runner = make()
     problem = problems(runner, 1)[0]
     call = Call("", "{}", problem, 5, [say("one")], "another fingerprint")
@@ -235,7 +235,7 @@ def test_tic_tac_toe_has_the_rules_that_we_know():
 
 
 def test_games_for_two_against_chance():
-    """The policy's side is the one that moves first, its reward that of this side, and the other side moves by the key."""
+    """The policy's side moves first and the reward is that of this side; the other side moves by the key."""
     pytest.importorskip("pgx")
     runner = make(target="pgx_game", options={"opening": 0})
     problem, answers, perfect = runner.environment.task.train[0], set(), []
@@ -278,7 +278,7 @@ def test_a_walk_over_the_ice():
     turns = [base.advance(environment, state, say(word)) for word in "down down right right down right".split()]
     assert turns[0].messages[0]["content"] == "SFFF\n[F]HFH\nFFFH\nHFFG"
     assert [turn.reward for turn in turns] == [0.0] * 5 + [1.0] and turns[-1].done
-    assert environments.make("gymnax_game").oracle is None, "on slippery ice nobody is sure to arrive"
+    assert environments.make("gymnax_game").oracle is None, "on slippery ice no policy always arrives"
 
 
 @pytest.mark.slow
@@ -291,7 +291,7 @@ def test_games_pass_the_audit(name, options, capsys):
 
 
 @pytest.mark.parametrize("name", ["pgx_game", "gymnax_game", "jumanji_game"])
-def test_what_cannot_be_played_is_named(name, monkeypatch):
+def test_unplayable_games_are_named(name, monkeypatch):
     package = name.removesuffix("_game")
     with pytest.raises(ValueError, match=f"Unknown game of {package} 'go'"):
         environments.make(name, game="go")

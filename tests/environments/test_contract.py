@@ -1,4 +1,4 @@
-"""What environments may return, keys and replays, for every kind that needs no download."""
+"""Valid returns of environments, keys and replays, for every kind without a download."""
 import dataclasses
 
 import numpy as np
@@ -59,7 +59,7 @@ def environment_of(turn):
     (Turn(done=True, info={"x": {1, 2}}), "types of JSON"), (Turn(done=True, info=3), "types of JSON"),
     (Turn(), "needs something to answer"),
 ])
-def test_rubbish_is_told_from_turns(turn, why):
+def test_invalid_turns_are_refused(turn, why):
     with pytest.raises(Rubbish, match=why):
         base.advance(environment_of(turn), [], say("x"))
 
@@ -77,7 +77,7 @@ def test_what_is_a_turn():
     (None, "allowed is .state, messages."),
     ([[], []], "allowed is .state, messages."), ((1, 2, 3), "allowed is .state, messages."),
 ])
-def test_openings_that_are_none(opened, why):
+def test_invalid_openings_are_refused(opened, why):
     environment = Environment(name="x", task=seeded("x", "x", 1, 1), reset=lambda problem, key: opened, step=None)
     with pytest.raises(Rubbish, match=why):
         base.begin(environment, environment.task.train[0], 0)
@@ -134,7 +134,7 @@ def test_names():
         base.replay(unplayable, unplayable.task.train[0], 0, [])
 
 
-def test_single_scores_by_the_verifier_of_the_task():
+def test_single_rewards_by_the_verifier_of_the_task():
     environment = environments.make("single", task="arithmetic", options={"chat": True}, reward="boxed")
     problem = environment.task.train[7]
     for text, reward in ((rf"\boxed{{{problem.answer}}}", 1.0), (problem.answer + ".", 0.0), ("", 0.0)):

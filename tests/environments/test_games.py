@@ -1,4 +1,4 @@
-"""The games: their worlds, and words that want to win without playing."""
+"""The games: their worlds, and messages that try to win without playing."""
 import pytest
 
 from jaxrl_llm import environments

@@ -21,8 +21,8 @@ OPTIONS = {"servers": {"drawers": SERVER}, "deadline": 60.0}
 
 
 def call(name, **arguments):
-    said = json.dumps({"name": name, "arguments": arguments})
-    return {"role": "assistant", "content": f"<tool_call>{said}</tool_call>"}
+    text = json.dumps({"name": name, "arguments": arguments})
+    return {"role": "assistant", "content": f"<tool_call>{text}</tool_call>"}
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +85,9 @@ def test_errors_of_the_protocol(drawers):
     for internal in (-32603, -32700):
         with pytest.raises(RuntimeError, match="MCP server 'drawers', .*: as asked"):
             base.advance(drawers, state, call("refuse", code=internal))
-    assert base.advance(drawers, state, call("open_drawer", number=2)).messages[0]["content"] == "2 opened", "it goes on"
+    assert base.advance(drawers, state, call("open_drawer", number=2)).messages[0]["content"] == "2 opened", "it continues"
     with pytest.raises(base.Died, match="has ended; it said: .*as asked"):
-        base.advance(drawers, state, call("refuse", code=-32600))  # that of a session that the server does not know
+        base.advance(drawers, state, call("refuse", code=-32600))  # the error of an unknown session
     with pytest.raises(base.Died, match="has ended"):
         base.advance(drawers, state, call("open_drawer", number=3))
 

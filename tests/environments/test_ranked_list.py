@@ -1,4 +1,4 @@
-"""Ranked lists: hits of ranks, the rank of each token, and what a run makes of them."""
+"""Ranked lists: hits by rank, the rank of each token, and their use in a run."""
 import chatter
 import numpy as np
 import pytest

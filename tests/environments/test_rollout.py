@@ -1,4 +1,4 @@
-"""Games in one compiled loop: new beginnings, what is published of episodes, and games that do not depend on each other."""
+"""Games in one compiled loop: restarts, the published facts of episodes, and independent games."""
 import counting_game
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,7 @@ def test_episodes_end_with_their_turns_and_policies_are_asked():
 
 @pytest.mark.slow
 def test_random_games_of_pgx():
-    """X, who moves first, wins more often than O; in a third of the games at most nobody does."""
+    """X moves first and wins more often than O; at most a third of the games have no winner."""
     pytest.importorskip("pgx")
     from jaxrl_llm import environments
     game = environments.make("pgx_game", opening=0).reset.game

@@ -1,4 +1,4 @@
-"""Many environments at once: every way to fail is told by name, none is a reward, and what failed can be played again alone."""
+"""Many environments at once: every failure is named, none is a reward, and a failed trajectory can be replayed alone."""
 import os
 
 import pytest
@@ -52,7 +52,7 @@ def test_conversations_side_by_side(runner):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_faults_are_invalid_trajectories_and_the_others_go_on(kind):
+def test_faults_are_invalid_trajectories_and_the_others_continue(kind):
     runner = make(kind, retries=0)
     faults = {**FAULTS, "die": "crash"} if kind == "processes" else FAULTS
     try:
@@ -76,7 +76,7 @@ def test_faults_are_invalid_trajectories_and_the_others_go_on(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_that_hangs_is_given_up_and_the_others_go_on(kind):
+def test_a_step_that_hangs_is_given_up_and_the_others_continue(kind):
     runner = make(kind, deadline=5.0, retries=0)
     try:
         runner.reset(problems(runner, 3))
@@ -94,7 +94,7 @@ def test_what_fails_once_is_tried_again_from_the_same_state(kind, tmp_path):
         runner.reset(problems(runner, 2))
         runner.step({0: say("a"), 1: say("b")})
         turn = runner.step({0: say("once")})[0]
-        assert turn.messages[0]["content"].split()[1:] == ["a", "once"], "what the failed attempt left behind is not seen"
+        assert turn.messages[0]["content"].split()[1:] == ["a", "once"], "the failed attempt leaves no state"
         assert not runner.invalid
     finally:
         runner.close()
@@ -123,7 +123,7 @@ def test_a_killed_process_takes_no_other_trajectory_with_it():
         runner.close()
 
 
-def test_trajectories_that_nobody_goes_on_with_leave_nothing_behind():
+def test_abandoned_trajectories_leave_nothing_behind():
     runner = make("threads", retries=0, limit=0.5)
     runner.reset(problems(runner, 4))
     runner.step({0: say("raise"), 1: say("x"), 2: say("bye")})
@@ -150,7 +150,7 @@ def test_too_many_invalid_trajectories_stop_with_one_error():
         runner.step({2: say("nan"), 3: say("x")})
 
 
-def test_an_environment_that_does_not_repeat_is_found_out():
+def test_an_environment_that_does_not_repeat_is_detected():
     call = ("faulty_environments:forgetful", "{}", environments.make("faulty_environments:forgetful").task.train[0], 1)
     keeps_nothing = worker.Worker(capacity=0)
     opening = keeps_nothing(*call, [], "")["turn"]
@@ -178,7 +178,7 @@ def test_a_worker_remembers_the_last_trajectories():
     assert [kept[2] for kept in some._kept] == [2, 3]
     state = some._kept[(*call, 3, 0)][2]
     turn = some(*call, environment.task.train[0], 3, [say("x")], base.digest([openings[3]]))["turn"]
-    assert state["said"] == ["x"] and some._kept[(*call, 3, 0)][2] is state, "taken up, not played again"
+    assert state["said"] == ["x"] and some._kept[(*call, 3, 0)][2] is state, "reused, not played again"
     turn = some(*call, environment.task.train[0], 1, [say("x")], base.digest([openings[1]]))["turn"]
     assert turn.messages[0]["content"].split() == ["1", "x"], "forgotten, and played again"
     some(*call, environment.task.train[0], 1, [say("x"), say("bye")], base.digest([openings[1], turn]))
@@ -186,7 +186,7 @@ def test_a_worker_remembers_the_last_trajectories():
 
 
 def test_a_state_is_that_of_the_same_messages():
-    """Two trajectories of one key read the same, whatever the solver answered: only what was said tells them apart."""
+    """Two trajectories of one key have the same text for all answers of the solver; only their messages distinguish them."""
     problem = environments.make("solver_verifier").task.train[0]
     some, call = worker.Worker(capacity=2), ("solver_verifier", "{}", problem, 1)
     opening = some(*call, [], "")["turn"]

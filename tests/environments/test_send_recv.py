@@ -1,4 +1,4 @@
-"""The first M of N environments: what is received in which order, what is lost, and when batches are ready."""
+"""The first M of N environments: the order of received results, losses, and the readiness of batches."""
 import threading
 
 import doors as hall
@@ -116,7 +116,7 @@ def test_batches_of_one_program_are_not_sent(kind, target):
         Runner(target, seed=0, kind=kind).send({})
 
 
-def test_what_is_late_is_given_up_and_not_had_twice():
+def test_a_late_result_is_dropped_and_not_received_twice():
     door = threading.Event()
     threads = Threads(lambda name: door.wait(60) and name, 1, 0.2)
     threads.submit(7, ("slow",))
@@ -146,7 +146,7 @@ def test_a_worked_example(batch, count, batches, seconds, rate):
 
 
 def test_quick_environments_are_read_more_often_in_small_batches():
-    """Latencies that vary from step to step: small batches are quicker and as even. A slow environment is rare."""
+    """Latencies vary from step to step: small batches are quicker and equally even. A slow environment appears rarely."""
     drawn = np.exp(0.8 * np.random.default_rng(0).normal(size=(8, 4000)))
     rates = {batch: pool_times(lambda i, k: drawn[i, k], 8, batch=batch, workers=8, policy=0.05, batches=4000 // batch)
              for batch in (8, 4, 2)}

@@ -29,7 +29,7 @@ def test_tokens_in_tokens_out(letters):
     assert conversation.given(BYTES, opening.messages) == BYTES.encode("Say j.\n")
     odd = {**say("j"), "ids": [ord("j"), 1, 0, 255, BYTES.eos_id]}  # no encoding of any text
     first = base.advance(letters, state, odd)
-    assert conversation.given(BYTES, first.messages) == BYTES.encode("Good.\n"), "what comes behind alone"
+    assert conversation.given(BYTES, first.messages) == BYTES.encode("Good.\n"), "only the new message"
     assert state.ids == BYTES.encode("Say j.\n") + odd["ids"] + BYTES.encode("Good.\n") and first.reward == 0.5
     last = base.advance(letters, state, say("no"))
     assert last.done and last.reward == 0.0 + 0.5, "with the reward of the group of one"
@@ -64,9 +64,9 @@ def test_a_runner_keeps_the_tokens(letters):
     options = {"dataset": "cookbook_bytes:builder", "replayable": True, "returns": [0.0, 1.5]}
     runner = Runner("tinker_cookbook_env", options, seed=0, kind="threads")
     runner.reset({0: letters.task.train[0]})
-    said = say("a")
-    turns = runner.step({0: said})
-    assert runner.recording(0).said == [said] and runner.replay(0)[-1] == turns[0]
+    message = say("a")
+    turns = runner.step({0: message})
+    assert runner.recording(0).said == [message] and runner.replay(0)[-1] == turns[0]
     runner.close()
 
 

@@ -201,7 +201,7 @@ def test_numbers_are_written_so_that_they_say_what_they_are():
     for text in ("3.25", "-0.001", "123456789.5"):
         assert written(value(text)) == text
     assert written(Fraction(10**400 + 1, 3)).startswith("? (1")
-    assert written(Fraction(1, 2**60)).endswith(f"(1/{2**60})"), "not rounded without a word"
+    assert written(Fraction(1, 2**60)).endswith(f"(1/{2**60})"), "rounding is shown"
 
 
 linux = pytest.mark.skipif(bool(sandbox.best().missing), reason="no sandbox with all barriers on this machine")
@@ -297,9 +297,9 @@ def test_messages_before_the_problem_and_calls_in_python():
     problem = environment.task.train[3]
     state, opening = base.begin(environment, problem, 0)
     assert opening.messages[:4] == preface and opening.messages[4:] == list(problem.prompt)
-    said = environment.oracle(state)
-    assert said.startswith('[calculator(expression="') and said.endswith('")]')
-    turn = base.advance(environment, state, say(said))
+    call = environment.oracle(state)
+    assert call.startswith('[calculator(expression="') and call.endswith('")]')
+    turn = base.advance(environment, state, say(call))
     assert turn.messages == [{"role": "tool", "name": "calculator", "content": problem.answer}]
     assert base.advance(environment, state, say(environment.oracle(state))).reward == 1.0
 

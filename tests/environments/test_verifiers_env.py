@@ -1,4 +1,4 @@
-"""Tasksets and environments of verifiers, by the ids of the modules beside this one."""
+"""Tasksets and environments of verifiers, by the ids of the modules in this folder."""
 import json
 
 import pytest
@@ -17,9 +17,9 @@ def open_drawer(number):
     return say(f'<tool_call>{{"name": "open_drawer", "arguments": {{"number": {number}}}}}</tool_call>')
 
 
-def play(environment, *said):
+def play(environment, *messages):
     (state, opening), turns = base.begin(environment, environment.task.train[1], 0), []
-    for message in said:
+    for message in messages:
         turns.append(base.advance(environment, state, message))
     return opening, turns
 

@@ -1,4 +1,4 @@
-"""A taskset of verifiers for the tests: a coin in one of three drawers, which a tool opens; rewards, a metric and a stop."""
+"""A taskset of verifiers for the tests: a tool opens one of three drawers for a coin; rewards, a metric and a stop."""
 import verifiers.v1 as vf
 
 __all__ = ["Drawers"]

@@ -16,8 +16,8 @@ class DuelConfig(vf.EnvConfig):
 class Duel(vf.Env[DuelConfig]):
     async def run(self, task, agents):
         async with agents.first.interaction(task) as one, agents.second.interaction(task) as two:
-            said = await one.turn()
-            reply = await two.turn(f"The other says {said.last_reply}.")
+            first = await one.turn()
+            reply = await two.turn(f"The other says {first.last_reply}.")
             await one.turn(f"The other says {reply.last_reply}.")
 
     async def finalize(self, task, episode):
