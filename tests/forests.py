@@ -1,4 +1,4 @@
-"""Trajectories in trees of tokens, and the same as plain rows, one for each: what packed rows have to agree with."""
+"""Trajectories as trees of tokens, and as plain rows, one per trajectory: the reference of packed rows."""
 from typing import NamedTuple
 
 import jax
@@ -10,7 +10,7 @@ from jaxrl_llm.rollouts import Rollouts
 
 
 class Case(NamedTuple):
-    """A forest, the leaf of each trajectory `i32[P, G]`, and the tokens `bool[P, G, T]` that it is learned from."""
+    """A forest, the leaf of each trajectory `i32[P, G]`, and its trained tokens `bool[P, G, T]`."""
 
     forest: Trees
     leaves: np.ndarray
@@ -24,7 +24,7 @@ class Case(NamedTuple):
         return np.concatenate([np.zeros(0, np.int32), *parts])
 
     def trajectories(self):
-        """`(prompt, rest, mask)` of each trajectory that exists and counts, with its place p, g."""
+        """`(prompt, rest, mask)` of each trajectory that exists and counts, with its indices p, g."""
         for p, g in np.argwhere(self.mask.any(-1)):
             root, *rest = self.path(self.leaves[p, g])
             yield (p, g), self.tokens_of([root]), self.tokens_of(rest), self.mask[p, g]
@@ -53,7 +53,7 @@ def group(rng) -> Case:
 
 
 def conversations(rng) -> Case:
-    """Chains of a prompt, what is said, what a tool answers, and what is said to that; the answers are not learned from."""
+    """Chains of a prompt, a turn, a tool's answer and another turn; the answers are not trained."""
     parent = [-1, 0, 1, 2, 0, 4, 5, -1, 7, 8, 9, 7]
     case = of_lengths(rng, parent, [3, 2, 4, 3, 3, 2, 1, 5, 4, 1, 2, 6], [[3, 6], [10, 11]])
     mask = case.mask.copy()
@@ -62,7 +62,7 @@ def conversations(rng) -> Case:
 
 
 def search(rng) -> Case:
-    """Any trees, with nodes without tokens, trajectories that end inside, end in one node, or do not exist, and holes."""
+    """Any trees: nodes without tokens, trajectories that end inside or share an end or are missing, and holes."""
     count = rng.integers(2, 14)
     parent = np.array([-1, *(rng.integers(-1, i) for i in range(1, count))])
     lengths = rng.integers(0, 6, count) + (parent < 0)
@@ -80,7 +80,7 @@ class Plain(NamedTuple):
 def plain_rows(case: Case, length: int | None = None) -> Plain:
     length, (P, G, T) = length or case.longest(), case.mask.shape
     tokens, mask, index = np.zeros((P * G, length), np.int32), np.zeros((P * G, length), bool), np.full((P, G, T), -1)
-    mask[:, 0] = True  # of trajectories that do not exist, too: nothing is undefined
+    mask[:, 0] = True  # missing trajectories too: no value is undefined
     for (p, g), prompt, rest, counts in case.trajectories():
         row, whole = p * G + g, np.concatenate([prompt, rest])
         tokens[row, :len(whole)], mask[row, :len(whole)] = whole, True

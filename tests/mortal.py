@@ -1,4 +1,4 @@
-"""The game of `chatter`, which kills the run that plays it, once, in the middle of an episode of training."""
+"""The game of `chatter`, which kills its run once, in the middle of a training episode."""
 import dataclasses
 import os
 import signal
@@ -11,9 +11,9 @@ from jaxrl_llm.environments import Environment
 
 
 def letters(*, mark: str, replayable: bool = True, after: int = 36) -> Environment:
-    """Kills the program `experiments/train.py` above it at the third turn of an episode, if `mark` is not there.
+    """Kills the parent program `experiments/train.py` at the third turn of an episode, unless `mark` exists.
 
-    That is after the first `after` of such turns, in whatever process. `mark` then says how many turns were over.
+    The first `after` such turns pass, in any process. `mark` then has the number of finished turns.
     """
     inner, seen = chatter.letters(), Path(f"{mark}.seen")
 

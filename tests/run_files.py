@@ -1,4 +1,4 @@
-"""What a finished run left in its folder, for comparing runs; rewards that do something else when they are called."""
+"""The files of a finished run, for comparisons; rewards with a replaced function."""
 import json
 
 import jax
@@ -33,6 +33,6 @@ def assert_same(found, wanted):
 
 
 def called(reward, function):
-    """The reward with a function in the place of its scoring."""
+    """The reward with another function for its scoring."""
     kind = type("Called", (Combined,), {"__call__": lambda self, *arguments: function(*arguments)})
     return kind(reward.rewards, reward.on_error, reward.deadline)

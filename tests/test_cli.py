@@ -1,4 +1,4 @@
-"""The command `jaxrl_llm`: commands exist, options and exit codes are theirs, configurations go by name."""
+"""The command `jaxrl_llm`: its commands exist, options and exit codes are those of the scripts, configurations go by name."""
 import importlib.util
 import os
 import re
@@ -58,10 +58,10 @@ def test_search_finds_what_has_a_name_by_words(tmp_path):
     assert nothing.returncode == 1 and "nothing has 'gropo'; near: " in nothing.stderr and "grpo" in nothing.stderr
 
 
-def test_help_lists_a_config_file_that_says_nothing_of_itself(tmp_path):
+def test_help_lists_a_config_file_without_a_docstring(tmp_path):
     (tmp_path / "mine.py").write_text("def get_config():\n    pass\n")  # as in the guide of methods
-    (tmp_path / "told.py").write_text('"""A title.\n\nMore."""\n')
-    assert command_line.recipe_titles(tmp_path) == {"mine": "", "told": "A title."}
+    (tmp_path / "other.py").write_text('"""A title.\n\nMore."""\n')
+    assert command_line.recipe_titles(tmp_path) == {"mine": "", "other": "A title."}
 
 
 def test_errors_and_exit_codes_are_those_of_the_script(tmp_path):

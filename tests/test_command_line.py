@@ -1,4 +1,4 @@
-"""Scripts start again with jemalloc where it is installed and of use, once, and their own children do not."""
+"""Scripts restart once with jemalloc where it is installed and useful, and their own children do not."""
 import ctypes.util
 import functools
 import importlib.util

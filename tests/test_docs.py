@@ -1,4 +1,4 @@
-"""The documents tell the truth: links lead somewhere, commands and settings exist, names can be imported, examples run."""
+"""The documents are correct: links lead somewhere, commands and settings exist, names can be imported, examples run."""
 import ast
 import importlib
 import os
@@ -24,7 +24,7 @@ def text_of(page: Path) -> str:
 
 
 def prose(text: str) -> str:
-    """Without fenced blocks and inline code, where brackets are no links and a hash is no heading."""
+    """The text without fenced blocks and inline code, where brackets are not links and a hash is not a heading."""
     return re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
 
 
@@ -110,7 +110,7 @@ def test_settings_and_modules_exist(page):
 
 
 def resolve(dotted: str):
-    """The module, or what a module has under this name."""
+    """The module or the attribute with this name."""
     parts = dotted.split(".")
     for cut in range(len(parts), 0, -1):
         try:

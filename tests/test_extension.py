@@ -103,7 +103,7 @@ def own(tmp_path, monkeypatch):
 def tiny():
     c = default_config()
     c.task = "arithmetic(level=digit)"
-    c.rewards = "format(pattern='(?s).*[a-z].*')"  # half of what an untrained model writes
+    c.rewards = "format(pattern='(?s).*[a-z].*')"  # half of the output of an untrained model
     c.model.hidden_size, c.model.num_layers, c.model.num_heads, c.model.mlp_size = 32, 1, 4, 48
     c.prompts.per_step, c.sampling.group, c.sampling.max_tokens = P, G, T
     c.optimizer.learning_rate = 3e-3
@@ -173,7 +173,7 @@ def test_a_controller_of_ones_own_cools_a_run(own):
 
 
 def example_of(doc: str, name: str, names: dict):
-    """What the example in a docstring defines under this name."""
+    """The object that the example in a docstring defines under this name."""
     code = textwrap.dedent("\n".join(re.findall(r"^(?:    .*)?$", doc.partition("To add one")[2], re.MULTILINE)))
     space = dict(names)
     exec(code, space)
@@ -182,7 +182,7 @@ def example_of(doc: str, name: str, names: dict):
 
 @pytest.mark.slow
 def test_the_examples_of_the_docstrings_run_together(own):
-    """Every prompt gets two groups, and an estimator that reads a recorder's array reads it of both."""
+    """Every prompt has two groups, and an estimator reads a recorder's array of both."""
     run, params = setup.build(tiny())
     twice = example_of(topologies.__doc__, "twice", vars(topologies))
     surprise = example_of(recorders.__doc__, "surprise", vars(recorders) | {"jax": jax, "Policy": Policy})

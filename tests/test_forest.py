@@ -73,7 +73,7 @@ def test_without_others_all_that_is_there_is_trained():
 
 
 def test_packed_rows_hold_the_tokens_of_the_view():
-    """Through the index every trained token of a path is found, and shared turns are computed once."""
+    """The index has every trained token of a path, and shared turns are computed once."""
     found = conversation()
     view = paths(found, group=2, prompts=2, **SAME)
     trees, leaves = packing.of_forest(found, 2)

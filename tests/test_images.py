@@ -1,4 +1,4 @@
-"""The Dockerfile and the launch files beside it: checked as far as that goes without Docker, a cloud or a cluster."""
+"""The Dockerfile and the launch files beside it, checked without Docker, a cloud or a cluster."""
 import ast
 import fnmatch
 import importlib
@@ -79,7 +79,7 @@ def test_shell_lines_parse(script):
 
 
 def training(command: str, tmp_path: Path) -> list[str]:
-    """What `keep_training.sh` would run, with a folder of this machine in the place of the mounted one."""
+    """The command of `keep_training.sh`, with a local folder in the place of the mounted one."""
     command = command.replace("/jaxrl_llm/scripts", "scripts").replace("/mnt/runs", str(tmp_path)).replace("--mounted", "")
     done = subprocess.run(["bash", "-c", command.replace("keep_training.sh", "keep_training.sh --dry-run")], cwd=ROOT,
                           capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", "PYTHON": "py"})
@@ -88,7 +88,7 @@ def training(command: str, tmp_path: Path) -> list[str]:
 
 
 def check_training(words: list[str], machine: str) -> None:
-    """It trains a recipe for the machine that is asked for."""
+    """The command trains a recipe for this machine."""
     assert words[:2] == ["py", "experiments/train.py"]
     config = next(word.partition("=")[2] for word in words if word.startswith("--config="))
     file, variant = config.split(":")

@@ -1,4 +1,4 @@
-"""The launchers: what they say they would run is what they run, what cannot work is refused, restarts end when they should."""
+"""The launchers: a dry run prints the real commands, wrong options are refused, and restarts end as they should."""
 import os
 import signal
 import subprocess
@@ -58,7 +58,7 @@ def test_a_dry_run_of_a_tpu_vm_prints_its_commands():
     ("", "describe create scp ssh"), ("READY", "describe scp ssh"), ("PREEMPTED", "describe delete create scp ssh"),
     ("TERMINATED", "describe delete create scp ssh"), ("fails", "describe create")))
 def test_a_machine_that_was_preempted_is_made_again(tmp_path, state, verbs):
-    """A stand-in for gcloud that knows the machine in this state, or none."""
+    """A stand-in for gcloud that reports this state of the machine, or no machine."""
     program(tmp_path, "tar", "true")
     program(tmp_path, "gcloud", f"""
         echo "$4" >> {tmp_path}/verbs
@@ -77,7 +77,7 @@ def test_shared_files_are_mounted_on_every_host():
 
 
 def test_a_folder_on_the_disk_of_the_machine_is_refused_there(tmp_path):
-    """The last folder above it that exists decides; a stand-in for df says that its file system is mounted at /, or below."""
+    """The last existing folder above it decides; a stand-in for df reports that its file system is mounted at /, or below."""
     program(tmp_path, "df", f'echo "$2" > {tmp_path}/asked; echo Mounted; echo "$TARGET"')
     def keep(target):
         return bash("scripts/keep_training.sh", "--dry-run", "--mounted", f"--workdir={tmp_path}/new/run", PYTHON="py",
@@ -88,15 +88,15 @@ def test_a_folder_on_the_disk_of_the_machine_is_refused_there(tmp_path):
     assert (tmp_path / "asked").read_text().strip() == str(tmp_path)
 
 
-def test_what_is_run_is_what_was_printed(tmp_path):
-    """With programs in their place that write down their arguments."""
+def test_a_run_executes_the_commands_of_a_dry_run(tmp_path):
+    """Stand-ins for the programs record their arguments."""
     for name in ("gcloud", "tar", "xpk"):
         program(tmp_path, name, f'printf "%s\\n" "$0 $#" "$@" >> {tmp_path}/calls; [ "$4" != describe ]')
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     assert bash("scripts/launch_tpu_pod.sh", *VM, "--", *TRAIN, **path).returncode == 0
     calls = (tmp_path / "calls").read_text()
     assert calls.count("gcloud ") == 4 and "\ncreate\na\n--zone=z\n--accelerator-type=v6e-8\n" in calls
-    remote = calls.split("--command=")[1].splitlines()[0]  # what the shell of the machine gets, quoted once more
+    remote = calls.split("--command=")[1].splitlines()[0]  # the command for the machine's shell, quoted once more
     program(tmp_path, "setsid", 'shift 3; printf "%s\\n" "$@"')
     words = subprocess.run(["bash", "-c", remote[remote.index("{ setsid"):].replace(">> train.log", "")], capture_output=True,
                            text=True, env=os.environ | path, cwd=tmp_path).stdout.splitlines()
@@ -134,7 +134,7 @@ def test_what_is_run_is_what_was_printed(tmp_path):
     ((*VM, "--", *TRAIN, "--config.model.path=models/x"), "--config.model.path=models/x lies beside this script"),
     ((*VM, "--", *TRAIN, "--config.teacher.path=runs/t"), "--config.teacher.path=runs/t lies beside this script"),
 ))
-def test_a_launch_that_cannot_work_is_refused(options, told):
+def test_an_impossible_launch_is_refused(options, told):
     found = bash("scripts/launch_tpu_pod.sh", *options, PATH="/usr/bin:/bin")
     assert found.returncode == 2 and told in found.stderr and not found.stdout
 
@@ -169,9 +169,9 @@ def test_the_slurm_job_prints_what_it_runs_and_needs_slurm():
     assert alone.returncode == 2 and "no SLURM job" in alone.stderr
 
 
-def test_a_slurm_job_that_was_told_to_stop_is_queued_again(tmp_path):
+def test_a_slurm_job_stopped_by_a_signal_is_queued_again(tmp_path):
     (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / "setup.sh").write_text("set -euo pipefail\n")  # as the real one does
+    (tmp_path / "scripts" / "setup.sh").write_text("set -euo pipefail\n")  # like the real one
     program(tmp_path, "srun", 'echo "$XLA_PYTHON_CLIENT_MEM_FRACTION $JAX_LOCAL_DEVICE_IDS $SRUN_CPUS_PER_TASK $*"; exit $CODE')
     program(tmp_path, "scontrol", 'echo "scontrol $*"')
     def run(code):
@@ -185,8 +185,8 @@ def test_a_slurm_job_that_was_told_to_stop_is_queued_again(tmp_path):
         assert run(code).returncode == code and "scontrol" not in run(code).stdout
 
 
-def test_training_is_kept_up_through_crashes_and_ends_when_it_should(tmp_path):
-    """A stand-in for the training that ends with the next of the given codes, and saves from its second start on."""
+def test_training_continues_through_crashes_and_ends_when_it_should(tmp_path):
+    """A stand-in for the training ends with the next of the given codes, and saves from its second start on."""
     python = program(tmp_path, "python3000", f"""
         echo "$@" >> {tmp_path}/starts; n=$(wc -l < {tmp_path}/starts)
         [ "$n" -lt 2 ] || mkdir -p {tmp_path}/run/checkpoints/4

@@ -44,8 +44,8 @@ def test_the_pages_say_how_many_methods_run():
     assert not {"portool", "oprl", "luffy", "sil"} & {*elsewhere}  # an environment alone is not enough
 
 
-def test_what_no_run_provides_is_named_with_who_could():
-    """Of every row that does not run, each thing that it waits for; nothing is both provided and awaited."""
+def test_missing_fields_are_named_with_their_possible_provider():
+    """Every row that does not run names all its missing fields; no field is both provided and awaited."""
     assert not provision.PROVIDED.keys() & provision.AWAITED.keys()
     runnable, waiting = methods.runnable(), {}
     assert {"grpo", "dapo", "poise", "v0_5", "ppo", "knapsack_rl"} <= set(runnable) and len(runnable) >= 77
@@ -53,7 +53,7 @@ def test_what_no_run_provides_is_named_with_who_could():
         for lack in methods.lacks(slug):
             waiting.setdefault(lack.what, lack.who)
     own = {name for name in waiting if not name.startswith(("filter ", "controller "))}
-    assert own == provision.AWAITED.keys()  # nothing is awaited that no method reads, and every name has somebody
+    assert own == provision.AWAITED.keys()  # a method reads every awaited field, and every field has a provider
     assert methods.lacks("gigpo")[-1] == ("traj", "an environment, config.environment")
     assert ("teacher_logprobs", "a teacher, config.teacher.path") in methods.lacks("gopd")
     assert {"acereason_temperature", "prorl", "nsr", "psr", "oneshot_entropy", "scalerl"} <= set(runnable)
@@ -139,7 +139,7 @@ def test_filters_and_controllers_of_rows_exist():
     assert {row.replay[0] for row in methods.METHODS.values() if row.replay} == set(replay.names())
     assert {row.guidance[0] for row in methods.METHODS.values() if row.guidance} == set(topologies.GUIDES)
     named = {name for row in methods.METHODS.values() for name in (*row.filters, *row.controllers)}
-    assert named >= {*control.names(), *control.filter_names()}  # nothing is made that no method uses
+    assert named >= {*control.names(), *control.filter_names()}  # a method uses every filter and controller
 
 
 def test_the_page_names_settings_omissions_and_parts_for_ones_own_loop():

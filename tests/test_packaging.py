@@ -1,4 +1,4 @@
-"""What `pip install .` ships: every folder with code, and a wheel that works where no checkout is."""
+"""The contents of `pip install .`: every folder with code, and a wheel that works without a checkout."""
 import json
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 from setuptools import find_packages
 
 ROOT = Path(__file__).parents[1]
-# Run with the installed package alone; prints what was found.
+# Runs with the installed package alone and prints its results.
 USE = """
 import json, sys
 from importlib import metadata
@@ -97,7 +97,7 @@ def test_a_wheel_works_where_no_checkout_is(tmp_path):
 
 
 def call(*arguments: str, cwd: Path, **environment: str) -> str:
-    """What Python prints when it is called so in `cwd`; it must end well."""
+    """The output of Python with these arguments in `cwd`; it must succeed."""
     done = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, env=os.environ | environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout

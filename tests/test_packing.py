@@ -1,4 +1,4 @@
-"""Packed rows hold every trajectory, each node once, whatever the trees; what does not fit is repeated or refused."""
+"""Packed rows have every trajectory, each node once, for any trees; what does not fit is repeated or refused."""
 import forests
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ def test_a_group_straddles_rows_with_its_prompt_in_each():
     assert packed.index.min() == 4 and packed.rows.wanted.sum() == 24
 
 
-def test_of_the_lengths_that_with_the_fewest_slots_is_taken():
+def test_the_length_with_the_fewest_slots_is_taken():
     case = forests.of_lengths(np.random.default_rng(0), [-1, 0, 0, 0, 0], [4, 6, 6, 6, 6], [[1, 2, 3, 4]])
     def shape(lengths, multiple=1):
         return pack(case.forest, case.leaves, case.mask, lengths, multiple).node.shape
@@ -95,7 +95,7 @@ def test_what_is_not_learned_from_is_not_computed():
     assert nothing.node.shape == (2, 64) and (nothing.node == -1).all() and not nothing.rows.wanted.any()
 
 
-def test_tokens_that_two_trajectories_share_are_scored_once():
+def test_tokens_that_two_trajectories_share_are_computed_once():
     case = forests.of_lengths(np.random.default_rng(0), [-1, 0, 1, 1], [2, 3, 2, 4], [[2, 3, 3]])
     packed = pack(case.forest, case.leaves, case.mask, [16])
     np.testing.assert_array_equal(packed.index[0, 0, :3], packed.index[0, 1, :3])
@@ -136,7 +136,7 @@ def test_what_cannot_be_packed_is_refused():
         pack(case.forest, np.where(case.leaves == 2, -1, case.leaves), case.mask, [64])
 
 
-def test_tokens_behind_the_view_are_seen_by_nobody_who_counts():
+def test_no_token_that_counts_sees_tokens_behind_the_view():
     case = forests.group(np.random.default_rng(0))
     packed = pack(case.forest, case.leaves, case.mask[:, :, :3], [64])
     check(case._replace(mask=case.mask[:, :, :3]), packed)

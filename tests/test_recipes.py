@@ -1,4 +1,4 @@
-"""The config files that are shipped: each is planned for every model and machine, and built at tiny size from its own text."""
+"""The shipped config files: each is planned for every model and machine, and built at tiny size from its own text."""
 import importlib
 import json
 import os
@@ -145,7 +145,7 @@ def hub(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    """A run of two layers, whose weights are those that it began with."""
+    """A run of two layers with its initial weights."""
     workdir = tmp_path_factory.mktemp("teacher")
     config = default_config()
     config.update_from_flattened_dict(TINY | {"prompts.max_tokens": 0, "steps": 1, "model.num_layers": 2, "eval.problems": 1,
@@ -165,7 +165,7 @@ def test_three_steps_of_distillation_from_a_teacher_by_path(hub, tmp_path, teach
     found = read_metrics(tmp_path / "run")
     gaps = found["teacher/gap"][1:]
     assert len(gaps) == 3 and np.isfinite(gaps).all() and (found["grad_norm"][1:] > 0).all()
-    assert (found["reward/mean"][1:] == 0).all()  # bytes by chance solve nothing, and are learned from all the same
+    assert (found["reward/mean"][1:] == 0).all()  # random bytes solve nothing, but the policy learns from them
 
 
 @pytest.mark.parametrize("name", RECIPES)

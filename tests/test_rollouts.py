@@ -92,7 +92,7 @@ def test_what_is_there_and_what_is_trained_are_two_things():
     rollouts = Rollouts(mask=(role == Role.POLICY) | (role == Role.EXPERT), valid=jnp.array([[True, True, False]]), role=role)
     assert check(rollouts).present.tolist() == [[[True, True, True, False], [True] * 4, [False] * 4]]
     assert rollouts.lengths.tolist() == [[2, 1, 0]] and rollouts.live.tolist() == [[True, True, False]]
-    dropped = rollouts.replace(mask=jnp.zeros_like(rollouts.mask))  # a filter's verdict: nothing trained, all still there
+    dropped = rollouts.replace(mask=jnp.zeros_like(rollouts.mask))  # a filter drops it: nothing trained, all still present
     assert (dropped.present == rollouts.present).all() and not dropped.live.any()
     plain = rollouts.replace(role=None)
     assert (plain.present == plain.token_mask).all()

@@ -1,4 +1,4 @@
-"""Sizes that reviews would otherwise have to watch: lengths of functions, suppressed warnings."""
+"""Limits that reviews would otherwise check: lengths of functions, suppressed warnings."""
 import ast
 import tokenize
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SCREEN, LIMIT = 60, 100  # lines of a function: in the rooms of the training loop, and anywhere
+SCREEN, LIMIT = 60, 100  # lines of a function: in the packages of the training loop, and anywhere
 LOOP = ("training", "generation", "topologies", "recorders")
 
 
@@ -23,7 +23,7 @@ def suppressions(path):
                 if token.type == tokenize.COMMENT and "noqa" in token.string.lower()]
 
 
-@pytest.mark.parametrize("folder, most", [*((f"jaxrl_llm/{room}", SCREEN) for room in LOOP), ("jaxrl_llm", LIMIT),
+@pytest.mark.parametrize("folder, most", [*((f"jaxrl_llm/{package}", SCREEN) for package in LOOP), ("jaxrl_llm", LIMIT),
                                           ("experiments", LIMIT)])
 def test_functions_fit_a_screen(folder, most):
     files = sorted((ROOT / folder).rglob("*.py"))

@@ -1,4 +1,4 @@
-"""What an environment says of turns, as extras of trajectories: every join, on trajectories written by hand."""
+"""An environment's facts of turns, as extras of trajectories: every join, on trajectories written by hand."""
 import numpy as np
 import pytest
 

@@ -68,7 +68,7 @@ def test_the_audit(capsys):
     assert "FAILS" not in capsys.readouterr().out
 
 
-def test_what_is_refused(monkeypatch):
+def test_refusals(monkeypatch):
     import vf_drawers
     with pytest.raises(ModuleNotFoundError, match="taskset 'no-such-taskset' not found"):
         environments.make("verifiers_env", taskset="no-such-taskset")

@@ -37,7 +37,7 @@ def test_probability_of_improvement_is_mann_whitneys_u():
 
 
 def test_strata_are_resampled_apart():
-    """Two constant strata: were their rows mixed, some draw would differ from the rest."""
+    """Two constant strata: if their rows mixed, some draw would differ from the others."""
     found = comparison.stratified_bootstrap(lambda s: s[0].mean() - s[1].mean(), [np.ones(4), np.zeros(4)], resamples=50)
     assert found == (1.0, 1.0, 1.0)
     curves = np.array([[0.0, 1.0], [1.0, 0.0]])  # a run's points stay together: the sum over them is always 1
@@ -54,7 +54,7 @@ def test_bootstrap_intervals_cover_about_as_often_as_they_say():
 
 @pytest.mark.parametrize("seeds, coverage", ((3, 0.73), (5, 0.89), (10, 0.93)))
 def test_how_often_an_interval_over_few_seeds_is_right(seeds, coverage):
-    """Less often than it says: docs/comparing.md gives these numbers."""
+    """The coverage is lower than the nominal level: docs/comparing.md gives these numbers."""
     random = np.random.default_rng(0)
     scores = random.normal(size=(1500, 1, seeds))
     drawn = np.take_along_axis(scores, random.integers(seeds, size=(1500, 300, seeds)), axis=2)

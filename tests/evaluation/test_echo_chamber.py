@@ -21,7 +21,7 @@ def test_a_worked_example():
     assert echo.distinct_correct(CORRECT, [[1, 2, 3, 4], [5, 5, 6, 7]]) == [(0, 1), (1, 5), (1, 7)]
 
 
-def test_a_format_that_nobody_uses():
+def test_an_unused_format():
     assert np.isnan(echo.accuracy(CORRECT, FORMATS, 3)[2]) and echo.shares(FORMATS, 3)[2] == 0
     assert echo.mixture_entropy(np.array([1.0, 0])) == 0 and echo.shares(FORMATS, 3).sum() == 1
 

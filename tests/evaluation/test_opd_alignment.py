@@ -1,4 +1,4 @@
-"""Gradients of distillation in worked numbers, by finite differences of the losses, and where nothing can be said."""
+"""Gradients of distillation in worked numbers, by finite differences of the losses, and undefined cases."""
 import numpy as np
 import pytest
 
@@ -33,7 +33,7 @@ def falls(loss, logits, b=0.3):
 
 
 @pytest.mark.parametrize("loss", opd.LOSSES)
-def test_they_are_the_slopes_of_the_losses(loss):
+def test_gradients_are_the_slopes_of_the_losses(loss):
     logits, step = np.log(PI) + 0.7, 1e-6
     slopes = [(falls(loss, logits + step * e) - falls(loss, logits - step * e)) / (2 * step) for e in np.eye(3)]
     np.testing.assert_allclose(opd.distillation(PI, PT, loss, mix=0.3), -np.array(slopes), atol=1e-8)

@@ -1,4 +1,4 @@
-"""Noisy steps come to rest where the formulas say, batches grow by minibatches, verdicts find what was planted."""
+"""Noisy steps settle where the formulas predict, batches grow by minibatches, and verdicts detect planted effects."""
 import json
 
 import numpy as np
@@ -12,7 +12,7 @@ def test_a_worked_example(samples, excess):
     assert round(outer_step.excess_loss(0.5, 4.0, samples, 1.0), 6) == excess
 
 
-def test_a_simulation_comes_to_rest_there():
+def test_a_simulation_settles_at_the_predicted_point():
     rng, step, noise, samples, curvature = np.random.default_rng(0), 0.3, 2.0, 8, 1.5
     x, seen = np.zeros(20_000), []
     for number in range(60):
@@ -44,7 +44,7 @@ def noisy(level, seed, count=60, slope=0.0):
     return level + slope * np.arange(count) + 0.05 * np.random.default_rng(seed).normal(size=count)
 
 
-def test_verdicts_find_what_was_planted():
+def test_verdicts_detect_planted_effects():
     seeds = [seed for seed in range(200) if not outer_step.plateau(noisy(0.6, seed)).moves]
     assert len(seeds) > 190
     rises = [outer_step.verdict(noisy(0.6, seed), noisy(0.7, 1000 + seed)) for seed in seeds]

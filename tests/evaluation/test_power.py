@@ -10,7 +10,7 @@ def test_power_is_that_of_simulated_tests():
     random = np.random.default_rng(0)
     found = stats.ttest_1samp(random.normal(1.0, 1.0, (20_000, 8)), 0.0, axis=1).pvalue < 0.05
     assert power(1.0, 1.0, 8) == pytest.approx(found.mean(), abs=0.01)
-    assert power(0.0, 1.0, 8) == pytest.approx(0.05, abs=1e-9)  # nothing is there: false alarms alone
+    assert power(0.0, 1.0, 8) == pytest.approx(0.05, abs=1e-9)  # no effect: false alarms alone
     assert power(0.5, 2.0, 30) == pytest.approx(power(-0.5, 2.0, 30))
 
 

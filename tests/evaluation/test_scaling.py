@@ -1,4 +1,4 @@
-"""The sigmoid against scipy and its own curve, what must not be fitted, the entropy law and its dynamics in worked numbers."""
+"""The sigmoid against scipy and its own curve, curves that must not be fitted, the entropy law and its dynamics."""
 import numpy as np
 import pytest
 from scipy.optimize import curve_fit

@@ -1,4 +1,4 @@
-"""The numbers of an evaluation from completions that can be counted by hand, and two policies on the same problems."""
+"""The numbers of an evaluation from completions counted by hand, and two policies on the same problems."""
 import json
 
 import numpy as np
@@ -38,7 +38,7 @@ def test_one_completion_each_has_wilsons_interval():
     assert "maj@1" not in found  # no answers were read
 
 
-def test_partial_credit_is_score_and_not_solved():
+def test_partial_credit_counts_for_the_score_and_not_as_solved():
     half = row([0, 1]) | {"components": {"gym": [0.6, 1.0], "format": [1.0, 1.0]}}
     found = summary.measure({1: half, 2: half})
     assert found["score"][0] == pytest.approx(0.8) and found["solved"][0] == 0.5

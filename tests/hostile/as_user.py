@@ -1,7 +1,7 @@
-"""Runs a command as a user without rights, who can read the interpreter and this checkout wherever they lie.
+"""Runs a command as a user without rights, who can read the interpreter and this checkout in any place.
 
-`python as_user.py COMMAND...`, as root. In a mount namespace of its own, folders that only root may enter are covered by
-empty ones in which nothing but what is needed appears again.
+`python as_user.py COMMAND...`, as root. In a mount namespace of its own, empty folders cover the folders that only root may
+enter; they contain only the needed files.
 """
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""A mark by which the processes of a test are found."""
+"""A mark that identifies the processes of a test."""
 import uuid
 
 import pytest
@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture
 def mark(monkeypatch):
-    """A variable in the environment of this process, which all that it starts from now on inherits."""
+    """A variable in the environment of this process, which all its later child processes inherit."""
     text = uuid.uuid4().hex
     monkeypatch.setenv("JAXRL_LLM_TEST_MARK", text)
     return text

@@ -1,4 +1,4 @@
-"""The processes that a test has started, by the mark in their environment."""
+"""The processes that a test starts, by the mark in their environment."""
 import os
 import pathlib
 import time
@@ -18,7 +18,7 @@ def marked(mark):
 
 
 def eventually(condition, seconds=20):
-    """Whether it becomes true within so many seconds."""
+    """Waits until the condition holds, at most for `seconds`; returns its last value."""
     end = time.monotonic() + seconds
     while not (held := condition()) and time.monotonic() < end:
         time.sleep(0.05)

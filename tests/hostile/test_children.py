@@ -1,4 +1,4 @@
-"""Children of a process: what the kernel's file says, and what is read of all processes where there is no such file."""
+"""Children of a process: from the kernel's file, and from a scan of all processes where there is no such file."""
 import builtins
 import os
 import subprocess

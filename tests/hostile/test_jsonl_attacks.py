@@ -1,4 +1,4 @@
-"""Lines of a JSONL file that break readers, or make a problem that an empty completion solves: refused with file and line."""
+"""Lines of a JSONL file that break readers, or make a problem that an empty completion solves: refused by file and line."""
 import json
 import warnings
 
@@ -41,7 +41,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_hostile_line_is_refused_where_it_stands(tmp_path, name):
+def test_a_hostile_line_is_refused_by_its_number(tmp_path, name):
     line, message = ATTACKS[name]
     with pytest.raises(ValueError, match=rf"bad\.jsonl, line 3: .*{message}"):
         tasks.make("jsonl", path=write(tmp_path / "bad.jsonl", GOOD, "", line, GOOD))
@@ -75,7 +75,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
 
 
 def test_other_readers_of_json_survive_deep_nesting(tmp_path):
-    """A reflection that a policy wrote, and a line of metrics that somebody edited."""
+    """A reflection that a policy writes, and an edited line of metrics."""
     assert r3l.parse_reflection('{"outcome": ' + "[" * 5000, 3) is None
     with pytest.raises(ValueError, match="line 1 is no metrics line"):
         read_metrics(write(tmp_path / "metrics.jsonl", "[" * 5000))

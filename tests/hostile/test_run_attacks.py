@@ -1,4 +1,4 @@
-"""What befalls a run and its folder: a second run, a full disk, signals at bad moments, a lost history, pictures that fail."""
+"""Hazards of a run and its folder: a second run, a full disk, signals at bad moments, a lost history, failing pictures."""
 import dataclasses
 import errno
 import fcntl
@@ -34,7 +34,7 @@ from jaxrl_llm.training.workdir import open_workdir
 
 
 def child(body: str) -> subprocess.Popen:
-    """A Python process that has said its first word."""
+    """A Python process, after its first line of output."""
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(body)], stdout=subprocess.PIPE, text=True,
                                env=os.environ | {"PYTHONPATH": str(small_run.ROOT)})
     process.first = process.stdout.readline().strip()
@@ -42,7 +42,7 @@ def child(body: str) -> subprocess.Popen:
 
 
 def holder(folder: Path) -> subprocess.Popen:
-    """A process that has the folder of a run, and keeps it."""
+    """A process that holds the folder of a run."""
     return child(f"""
         import time
         from jaxrl_llm.training.lock import locked
@@ -91,7 +91,7 @@ def test_what_a_run_forks_does_not_keep_its_folder(tmp_path):
             pass
         parent.kill()
         parent.wait()
-        assert psutil.pid_exists(int(parent.first))  # it lives
+        assert psutil.pid_exists(int(parent.first))  # it is alive
         with locked(tmp_path):
             pass
     finally:
@@ -124,7 +124,7 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, number)
 
 
 def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path, monkeypatch):
-    """The last holder removes a folder that it made in vain, after the next one has opened the file."""
+    """The last holder removes a folder that it made in vain, after the next one opens the file."""
     flock, removed = fcntl.flock, []
 
     def late(file, how):
@@ -149,7 +149,7 @@ def test_a_start_that_is_refused_leaves_no_folder(tmp_path):
 
 
 @pytest.mark.slow
-def test_commands_beside_a_living_run_are_refused_and_it_ends_as_if_alone(tmp_path):
+def test_commands_beside_a_living_run_are_refused_and_do_not_disturb_it(tmp_path):
     folder, settings = tmp_path / "run", {"steps": 200, "checkpoint.every": 5}
     first = small_run.start(folder, tmp_path / "first", **settings)
     try:
@@ -170,7 +170,7 @@ def test_commands_beside_a_living_run_are_refused_and_it_ends_as_if_alone(tmp_pa
 
 
 def kills_itself(function, when=lambda *arguments: True, number=signal.SIGTERM):
-    """`function`, at the beginning of which the process gets a signal."""
+    """`function`, with a signal to the process at its beginning."""
     @functools.wraps(function)
     def wrapped(*arguments, **options):
         if when(*arguments):
@@ -218,7 +218,7 @@ def test_sigterm_in_a_long_warm_up_ends_the_process(tmp_path):
 
 @pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["interrupts", "in the background"])
 def interrupts(request):
-    """What SIGINT does, whatever the shell says that these tests were started from."""
+    """The effect of SIGINT, independent of the shell that starts these tests."""
     before = signal.signal(signal.SIGINT, request.param)
     yield
     signal.signal(signal.SIGINT, before)
@@ -264,7 +264,7 @@ def test_an_interrupt_between_learning_and_the_position_of_the_data_saves_no_wro
 
 
 def on_small_disks(folder: Path, body: str, *mounts: str) -> dict:
-    """What `body` prints as JSON on its last line, run where `mounts` (of the shell) hold."""
+    """The JSON on the last output line of `body`, which runs with these `mounts` (of the shell)."""
     mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh"]
     try:
         subprocess.run([*mount, "true"], check=True, capture_output=True)
@@ -278,8 +278,8 @@ def on_small_disks(folder: Path, body: str, *mounts: str) -> dict:
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_named_with_what_to_free_and_the_run_goes_on_from_its_last_checkpoint(tmp_path):
-    """A real full disk: somebody else takes all that is left of it before step 3 is written."""
+def test_a_full_disk_is_named_with_what_to_free_and_the_run_continues_from_its_last_checkpoint(tmp_path):
+    """A real full disk: another file takes the rest of it before step 3 is written."""
     found = on_small_disks(tmp_path, f"""
         import contextlib, errno, json, pathlib, warnings
         import run_files, small_run
@@ -305,7 +305,7 @@ def test_a_full_disk_is_named_with_what_to_free_and_the_run_goes_on_from_its_las
         print(json.dumps([told, lines]))
     """, f'mount -t tmpfs -o size=48m tmpfs "{tmp_path}"')
     told, (lines, whole) = found
-    # The last page of metrics.jsonl may have room for its line: then it is the save after it that fails.
+    # The last page of metrics.jsonl may have room for its line: then the save after it fails.
     assert "cannot append step 3 to" in told[0] or "checkpoint of step 3 needs" in told[0]
     assert "step 3 could not be saved" in told[1] and "the last saved one is step 2" in told[1]
     assert "samples 0." in told[2] and "checkpoints" in told[2] and "then continue with --resume" in told[2]
@@ -315,7 +315,7 @@ def test_a_full_disk_is_named_with_what_to_free_and_the_run_goes_on_from_its_las
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ("metrics.jsonl", "tensorboard"))
 def test_metrics_that_cannot_be_written_end_the_run_after_its_last_step_was_saved(tmp_path, what):
-    """They are on a disk of their own, of two pages."""
+    """The metrics are on a disk of their own, of two pages."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / what).symlink_to(tmp_path / "disk" / "metrics.jsonl" if what == "metrics.jsonl" else tmp_path / "disk")
@@ -335,7 +335,7 @@ def test_metrics_that_cannot_be_written_end_the_run_after_its_last_step_was_save
     assert told[1] == f"step {step} was saved; continue with --resume"
 
 
-def test_a_history_that_is_gone_is_told_of(tmp_path):
+def test_a_lost_history_is_reported(tmp_path):
     small_run.train(tmp_path, steps=1)
     (tmp_path / "metrics.jsonl").unlink()
     with pytest.warns(RuntimeWarning, match=r"metrics\.jsonl is gone or empty: .* history of steps 0 to 1"), \
@@ -344,7 +344,7 @@ def test_a_history_that_is_gone_is_told_of(tmp_path):
     assert [line["step"] for line in run_files.lines(tmp_path)] == [2]
 
 
-# ---- what must not hide an error or make one
+# ---- errors that must be neither hidden nor caused
 
 
 def test_a_picture_that_fails_ends_no_run_and_hides_no_error(tmp_path, monkeypatch):
@@ -398,7 +398,7 @@ def test_a_tracker_that_cannot_be_closed_is_a_warning(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_finished_run_whose_output_nobody_reads_any_more_is_a_success(tmp_path):
+def test_a_finished_run_with_a_closed_output_is_a_success(tmp_path):
     process = subprocess.Popen(
         [sys.executable, small_run.ROOT / "experiments" / "train.py", f"--config={small_run.CONFIG}", "--config.steps=1",
          f"--workdir={tmp_path / 'run'}", f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"],
@@ -412,7 +412,7 @@ def test_a_finished_run_whose_output_nobody_reads_any_more_is_a_success(tmp_path
 
 
 def test_a_step_all_of_whose_rollouts_are_dropped_learns_nothing():
-    """By an estimator that says which of them are learned from, where the batch is cut into several."""
+    """An estimator drops all rollouts, in a batch of several micro-batches."""
     run, params = setup.build(small_run.config(method="reinforce_ada", **{"learner.minibatches": 2}))
     none = run.learner.estimator._replace(keeps=lambda rollouts: jnp.zeros_like(rollouts.valid))
     learner, before = dataclasses.replace(run.learner, estimator=none), jax.device_get(params)
@@ -427,9 +427,9 @@ def test_a_step_all_of_whose_rollouts_are_dropped_learns_nothing():
 
 @pytest.mark.slow
 def test_saves_leave_nothing_in_memory(tmp_path):
-    """Of a state of 48 tensors, about as many as a model has with its moments, in a process that does nothing else.
+    """Saves a state of 48 tensors, about as many as a model has with its moments, in a process that does nothing else.
 
-    Counted in objects, which is exact: resident memory, of which they took 18 to 40 kB a save, jumps by megabytes.
+    The test counts objects, which is exact: a save leaked 18 to 40 kB of resident memory, which jumps by megabytes.
     """
     process = child(f"""
         import gc, json, sys
@@ -446,4 +446,4 @@ def test_saves_leave_nothing_in_memory(tmp_path):
     """)
     assert process.wait() == 0
     _, early, late = json.loads(process.first)
-    assert (late - early) / 50 < 40  # it was 490, as long as tensorstore was asked for JSON
+    assert (late - early) / 50 < 40  # it was 490 while tensorstore was asked for JSON

@@ -36,7 +36,7 @@ def user_environment():
 
 
 def sleeping(processes):
-    """A program of that many processes that sleeps for a minute, and the name that all of them have."""
+    """A program of this many processes that sleep for a minute, and their common name."""
     mark = f"slp{secrets.token_hex(4)}".encode()
     return f"""
 import ctypes, os, time
@@ -99,7 +99,7 @@ def test_every_attack_is_held_for_a_user_without_rights():
 
 @as_root
 def test_a_machine_without_barriers_is_refused_unless_unsafe(tmp_path):
-    # Nothing to make namespaces with, and an interpreter that no other user can read: root it would be.
+    # Nothing can make namespaces, and no other user can read the interpreter: programs would run as root.
     program = """
 from jaxrl_llm import rewards, sandbox
 from jaxrl_llm.tasks import Problem
@@ -142,7 +142,7 @@ def test_a_sandbox_ends_with_its_parent(mode):
 
 
 @pytest.mark.parametrize("mode", sandbox.MODES[:3])
-def test_a_sandbox_ends_when_it_is_told_to(mode):
+def test_a_sandbox_ends_on_a_signal(mode):
     program, mark = sleeping(1)
     stop, end = os.pipe()
     os.close(end)  # from now on it can be read
@@ -248,7 +248,7 @@ exit(3)
 
 
 def test_looping_programs_end_with_the_batch_and_are_counted():
-    """240 that wait for two workers: more than these can end one by one within the time of the batch."""
+    """240 programs wait for two workers, which cannot end them one by one within the time of the batch."""
     loop, right = "```python\nwhile True: pass\n```", "```python\nprint(input())\n```"
     problem = Problem("", "", 0, extra={"tests": [ECHO] * 3})
     reward = combine([rewards.make("code", workers=2, deadline=1.0)], on_error="zero", deadline=3.0)

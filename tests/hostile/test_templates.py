@@ -1,4 +1,4 @@
-"""Chat templates that want to hang, to fill the memory, to look around or to fail: one error that names the prompt, in time."""
+"""Chat templates that hang, fill the memory, read their surroundings or fail: one error that names the prompt, in time."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-r"""Verifiers under attack: no completion holds the interpreter, ends a batch or is right without being the answer."""
+r"""Verifiers under attack: no completion blocks the interpreter, ends a batch or passes without being the answer."""
 
 import random
 import re

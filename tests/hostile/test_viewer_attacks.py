@@ -1,4 +1,4 @@
-"""Texts and names that would hide something in the viewer, steer the terminal or break out of the page."""
+"""Texts and names that could hide something in the viewer, control the terminal or break out of the page."""
 import io
 import json
 import re
@@ -69,7 +69,7 @@ def test_the_page_has_names_as_text_with_nothing_unseen(run, tmp_path):
     assert not [c for c in text if c not in "\n\t" and unicodedata.category(c)[0] == "C"]
     data = json.loads(re.search(r'id="data"[^>]*>(.*?)</script>', text, re.DOTALL)[1])
     assert set(re.findall(r'data-metric="([^"]*)"', text)) == {
-        name.replace("<", "&lt;").replace(">", "&gt;") for name in data["curves"]}  # values under the pointer are found
+        name.replace("<", "&lt;").replace(">", "&gt;") for name in data["curves"]}  # values under the pointer are there
 
 
 def test_pages_of_samples_for_people_spell_names_out(run):

@@ -55,7 +55,7 @@ def test_a_late_call_takes_what_it_started_with_it(pool, mark):
     assert marked(mark) == []
 
 
-def test_a_call_is_not_blamed_for_what_earlier_ones_left():
+def test_a_call_is_not_blamed_for_leftovers_of_earlier_calls():
     pool = WorkerPool(TARGET, workers=2, deadline=5.0, scores=True)
     assert [outcome.value for outcome in pool.map(calls("poison", "poison", "poison", "poison"))] == [0.25] * 4
     time.sleep(1.5)  # every process has ended by then

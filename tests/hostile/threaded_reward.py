@@ -1,4 +1,4 @@
-"""A reward whose module starts a thread when it is imported: a copy of the process would miss it."""
+"""A reward whose module starts a thread at its import; a fork of the process would not have the thread."""
 
 import queue
 import threading

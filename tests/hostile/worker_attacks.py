@@ -1,4 +1,4 @@
-"""Reward functions that do what a hostile completion could make them do; imported by worker processes in the tests."""
+"""Reward functions with the possible effects of a hostile completion; worker processes of the tests import them."""
 
 import decimal
 import fractions
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def attack(completion, answer, problem):
-    """The completion names what happens."""
+    """The completion names the attack."""
     return ATTACKS.get(completion, lambda: float(completion == answer))()
 
 
@@ -27,7 +27,7 @@ def _sleeper():
 
 
 def fork_and_return():
-    """The child comes back from the function and would answer as well."""
+    """The child returns from the function and would answer too."""
     os.fork()
     return 0.25
 
@@ -44,7 +44,7 @@ def fork_setsid():
 
 
 def fork_chain():
-    """A process that is gone before it is found: it forks, leaves its session and ends, again and again."""
+    """A process that ends before a scan sees it: it forks, leaves its session and ends, again and again."""
     if os.fork() == 0:
         end = time.monotonic() + 20
         while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""Runs in environments of other packages, each of which is skipped where its package is not installed."""
+"""Runs in environments of other packages; each is skipped if its package is not installed."""
 import importlib.util
 import json
 import socket
@@ -56,7 +56,7 @@ def needs(module):
 
 
 def learned(workdir, **changes):
-    """The lines of two steps, of which each learned something or had groups of one reward."""
+    """The lines of two steps; each step changes the policy or has groups of equal rewards."""
     shape = {"prompts.max_tokens": 64, "sampling.max_tokens": 160, "sampling.max_turns": 3, "sampling.turn_tokens": 8,
              "sampling.observation_tokens": 48, "steps": 2, "eval.problems": 2, "eval.every": 2}
     loop.train(chatter.get_config(**{**shape, **changes}), workdir)

@@ -1,4 +1,4 @@
-"""Methods of agents by name: what environments say of turns reaches them, and filters of single rollouts the loss."""
+"""Methods of agents by name: environments' facts of turns reach them, and filters of single rollouts reach the loss."""
 import json
 
 import chatter
@@ -28,7 +28,7 @@ ROWS = {
 
 
 def scale(learned, rollouts):
-    """What leaves turns with an advantage of 0 out of the mean over tokens."""
+    """The factor that removes turns with advantage 0 from the mean over tokens."""
     tokens = rollouts.mask & rollouts.valid[..., None]
     return tokens.sum() / (np.asarray(learned.advantages) != 0)[tokens].sum()
 
@@ -58,7 +58,7 @@ def test_rollouts_with_a_void_turn_count_in_advantages_alone(filtered):
     assert learned.metrics["filter/simpletir_filter/dropped"] == pytest.approx(void[rollouts.valid].mean())
     assert learned.metrics["filter/simpletir_filter/dropped_tokens"] == pytest.approx(
         tokens[void].sum() / tokens.sum())
-    hand = without(learned.rollouts, ~void)  # the update is that of the rollouts that are left, and of these advantages
+    hand = without(learned.rollouts, ~void)  # the update is that of the remaining rollouts, with these advantages
     state, _ = plain.learner.layout.update(fresh(plain), plain.learner.place(hand), learned.advantages, None)
     for mine, theirs in zip(jax.tree.leaves(learned.state.params), jax.tree.leaves(state.params)):
         np.testing.assert_allclose(mine, theirs, atol=1e-7)
@@ -83,8 +83,8 @@ def test_the_policy_reads_how_many_turns_are_left(filtered):
     assert [weights.limits.left(turn) for turn in (1, 2)] == [1, 1]
     rows = sampler.plant([forest.problems[0]], [forest.prompt_ids(0).tolist()], 0)
     played = sampler.groups(weights, rows, np.array([0]), 0, state.key, 0, PhaseTimer())
-    said = [text for text, role in zip(played.texts, played.role) if role == 2]
-    assert said and all(text.endswith("\nTurns left: 1.") for text in said)
+    shown = [text for text, role in zip(played.texts, played.role) if role == 2]
+    assert shown and all(text.endswith("\nTurns left: 1.") for text in shown)
     assert sampler.under(state.params, None, max_turns=3, announced_turns=0).limits.announced == 0
 
 
@@ -98,7 +98,7 @@ def test_rows_run_by_name(method):
     for _, step in zip(range(3), steps):
         learned += step.learned.metrics.get("grad_norm", 0) > 0
         assert step.learned.metrics.get("skipped_updates", 0) == 0 and step.finished.metrics["environment/turns"] >= 1
-    assert learned or method == "simpletir"  # of which an untrained policy may fill no batch
+    assert learned or method == "simpletir"  # an untrained policy may fill no batch of these
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Budgets in the training loop: what each prompt gets, resume bit for bit, every source of what is expected, refusals."""
+"""Budgets in the training loop: each prompt's rollouts, resume bit for bit, every source of expected rewards, refusals."""
 import dataclasses
 import json
 
@@ -41,7 +41,7 @@ def straight(tmp_path_factory):
 
 def test_the_completions_of_a_step_are_shared_out(straight):
     for line in run_files.lines(straight)[1:]:
-        if line["step"] < 4:  # the page of the last holds held-out problems
+        if line["step"] < 4:  # the last page has held-out problems
             found = sizes(straight, line["step"])
             assert len(found) == PROMPTS and found.sum() == ROWS * G and (found % G == 0).all() and found.max() <= MOST
             assert line["groups/largest"] == found.max()
@@ -60,7 +60,7 @@ def built():
     return setup.build(config(**{"budget.prompts": 8, "budget.utility": "per_rollout"}))
 
 
-def test_of_more_prompts_than_rows_those_with_most_to_gain_are_sampled(built):
+def test_of_more_prompts_than_rows_those_with_the_largest_gain_are_sampled(built):
     run, params = built
     state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
     expected = np.full(len(run.source.task.train), 0.5, np.float32)
@@ -81,7 +81,7 @@ def test_of_more_prompts_than_rows_those_with_most_to_gain_are_sampled(built):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["probe", "shuffled", "oracle"])
-def test_other_sources_of_what_is_expected_resume_too(tmp_path, source):
+def test_other_sources_of_expected_rewards_resume_too(tmp_path, source):
     changes = {"prior.source": source, "budget.utility": "per_rollout", "method": "grpo"}
     loop.train(config(**changes), tmp_path / "straight")
     loop.train(config(steps=2, **changes), tmp_path / "resumed")
@@ -95,7 +95,7 @@ def test_other_sources_of_what_is_expected_resume_too(tmp_path, source):
 
 
 def test_the_oracle_asks_the_policy(built):
-    """With a reward that says who was asked, it expects exactly that, and its completions are not among those learned from."""
+    """The reward identifies the prompt; the oracle expects exactly this reward, and its completions are not trained."""
     run, params = built
     asked = []
 
@@ -143,7 +143,7 @@ def test_v0_judges_prompts_and_learns_its_context(monkeypatch, tmp_path):
 
 
 def test_few_are_learned_from_where_prompts_get_no_second_group():
-    """Reinforce-Ada with groups of 8: A is of all of them, and the first two right and two wrong ones stay in the update."""
+    """Reinforce-Ada with groups of 8: A is over all draws, and the update keeps the first two right and two wrong ones."""
     run, params = setup.build(config(method="reinforce_ada", **{"sampling.group": 8, "sampling.max_group": 8}))
     state = setup.initial_state(run, params)
     rollouts = run.source.next(state).rollouts
@@ -166,6 +166,6 @@ def test_few_are_learned_from_where_prompts_get_no_second_group():
     ({"prior.source": "v0"}, "needs config.prior.weights"),
     ({"prior.source": "stars"}, "config.prior.source"),
 ))
-def test_what_cannot_work_is_refused(changes, told):
+def test_impossible_settings_are_refused(changes, told):
     with pytest.raises(ValueError, match=told):
         setup.build(config(**changes))

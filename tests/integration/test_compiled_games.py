@@ -1,4 +1,4 @@
-"""Runs in games of arrays: the trainer hears the same from one program as from threads, learns, and resumes bit for bit."""
+"""Runs in games of arrays: one program gives the trainer the same as threads; runs learn, and resume bit for bit."""
 import chatter
 import pytest
 import run_files

@@ -1,4 +1,4 @@
-"""Runs with a critic: first it learns alone, then with the policy; a resume changes no bit of either."""
+"""Runs with a critic: it trains alone first, then with the policy; a resume changes no bit of either."""
 import numpy as np
 import pytest
 from run_files import assert_same, lines, repeatable
@@ -42,7 +42,7 @@ def test_the_critic_is_trained_alone_first(straight):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:resuming")
 def test_resuming_with_a_critic_changes_no_bit(straight, tmp_path):
-    """Even where the moments of both optimisers wait on the host from then on."""
+    """This holds also if both optimisers keep their moments on the host after the resume."""
     run(tmp_path, **OPTIONS | {"eval.every": 1}, steps=3)
     run(tmp_path, True, **OPTIONS | {"learner.offload": "optimizer"}, steps=4)
     assert_same(saved(tmp_path, 4, **OPTIONS, steps=4), saved(straight, 4, **OPTIONS, steps=4))

@@ -1,4 +1,4 @@
-"""Curricula, budgets and schedules by name: three steps each, what they set is what is sampled, over resumes too."""
+"""Curricula, budgets and schedules by name: three steps each; runs sample what they set, also after a resume."""
 import dataclasses
 
 import jax
@@ -27,7 +27,7 @@ def tiny(method, **changes):
 
 
 def steps_of(run, params, count):
-    """The steps of a fresh state, each with what the controllers propose for it; a step consumes the one before."""
+    """The steps of a fresh state, each with the controllers' proposals; a step consumes the state before it."""
     state = setup.initial_state(run, params)
     steps = schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params))
     for _ in range(count):
@@ -44,7 +44,7 @@ def test_they_run_by_name():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", CHOOSING + ALLOTTING)
 def test_three_steps_by_name(method):
-    """What the controllers propose is sampled and counted, groups are as large as they may be, and all numbers are finite."""
+    """The proposed problems are sampled and counted, group sizes stay within their limits, and all numbers are finite."""
     run, params = setup.build(tiny(method))
     before = jax.device_get(params)
     for number, (settings, done) in enumerate(steps_of(run, params, 3)):
@@ -69,8 +69,8 @@ def test_three_steps_by_name(method):
     assert max(jax.tree.leaves(moved)) > 0
 
 
-def test_counts_are_of_all_that_was_sampled():
-    """With a filter, controllers hear of the groups that it drops too, also in a step in which none is left."""
+def test_counts_include_all_samples():
+    """With a filter, controllers also observe the dropped groups, even in a step without a kept group."""
     run, params = setup.build(tiny("sws", **{"sampling.max_rounds": 2}))
     (_, done), = steps_of(with_factor(run, [0.0]), params, 1)
     assert done.finished.rollouts is None and done.learned.rollouts is None
@@ -80,8 +80,8 @@ def test_counts_are_of_all_that_was_sampled():
     assert int(done.learned.state.control["sws_domains"].step) == int(done.learned.state.step) == 1
 
 
-def test_what_spear_drops_is_not_replaced():
-    """Of four groups the three of largest spread at most, one draw."""
+def test_groups_dropped_by_spear_are_not_replaced():
+    """At most the three groups of largest spread remain of four, from one draw."""
     run, params = setup.build(tiny("spear_clip", **{"sampling.group": 4}))
     finished = run.source.next(setup.initial_state(run, params))
     assert finished.counts["tried"].sum() == 4 * P and "filter/rounds" not in finished.metrics
@@ -144,13 +144,13 @@ def test_by_default_groups_grow_to_four_times_their_size(method):
     ({"method": "xrpo_allocation", "sampling.max_group": 4}, "sampling.max_group=4 is no more than 2 x sampling.group=2"),
     ({"method": "drive", "sampling.max_group": 5}, "sampling.max_group=5 is no multiple of sampling.group=2"),
 ])
-def test_what_cannot_be_is_refused(changes, message):
+def test_impossible_settings_are_refused(changes, message):
     method = changes.pop("method")
     with pytest.raises(ValueError, match=message):
         setup.build(tiny(method, **changes))
 
 
-def test_a_controller_that_asks_for_what_no_run_knows():
+def test_a_controller_that_needs_an_unknown_fact():
     run, params = setup.build(tiny("grpo"))
     strange = dataclasses.replace(run.learner, controls=Controls({"a": test_control_run.by_step(
         temperature=[1.0])._replace(init=lambda moon: jnp.int32(0))}))

@@ -1,4 +1,4 @@
-"""Runs with a teacher: what is recorded of it, which teacher teaches what, what is refused, and that the student follows it."""
+"""Runs with a teacher: recorded fields, teachers by task, refusals, and a student that follows its teacher."""
 import shutil
 
 import jax
@@ -22,7 +22,7 @@ def tiny(**changes):
 
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory):
-    """A run of two layers, whose checkpoint 0 has the weights that it began with."""
+    """A run of two layers; its checkpoint 0 has its initial weights."""
     workdir = tmp_path_factory.mktemp("teacher")
     loop.train(tiny(method="grpo", steps=2, seed=5, **{"model.num_layers": 2, "optimizer.learning_rate": 3e-2}), workdir)
     return workdir
@@ -36,7 +36,7 @@ def recorded(config):
 
 
 @pytest.mark.slow
-def test_a_policy_that_teaches_itself_has_nothing_to_learn(taught):
+def test_a_policy_that_teaches_itself_learns_nothing(taught):
     """The teacher is the run's own start: log-probs are the sampler's, advantages 0."""
     run, rollouts, learned = recorded(tiny(seed=5, **{"model.num_layers": 2, "teacher.path": f"{taught}/checkpoints/0"}))
     mask = rollouts.token_mask
@@ -50,7 +50,7 @@ def test_a_policy_that_teaches_itself_has_nothing_to_learn(taught):
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", (0, 2))
 def test_log_probs_are_those_of_the_teachers_own_model(taught, rows):
-    """Of a model of another depth, row by row without a group or padding; in packed rows too."""
+    """A model of another depth, row by row without a group or padding; in packed rows too."""
     run, rollouts, _ = recorded(tiny(**{"teacher.path": str(taught), "teacher.base": f"{taught}/checkpoints/0",
                                         "learner.packed_rows": rows}))
     by_name = {one.name: one.given for one in run.learner.recorders if one.given is not None}
@@ -71,7 +71,7 @@ def test_log_probs_are_those_of_the_teachers_own_model(taught, rows):
 
 
 def test_each_task_has_its_teacher():
-    """Three teachers by literal numbers; with `apart` all of them and which one it is."""
+    """Three teachers by literal numbers; with `apart` all of them and the teacher of each task."""
     weights = (1.0, 2.0, 3.0)
     scorers = [lambda own, lora, rollouts: (own * rollouts.tokens.astype(float), None)] * 3
     rollouts = Rollouts(mask=np.ones((4, 1, 2), bool), valid=np.ones((4, 1), bool), tokens=np.full((4, 1, 2), 7),
@@ -86,7 +86,7 @@ def test_each_task_has_its_teacher():
     assert alone.record(alone.given, None, None, rollouts)["teacher_id"].tolist() == [0] * 4  # one for all tasks
 
 
-def test_what_is_refused(taught, tmp_path):
+def test_impossible_settings_are_refused(taught, tmp_path):
     assert {"gopd", "exopd", "kepo"} <= {*methods.runnable_elsewhere()}
     with pytest.raises(NotImplementedError, match="needs teacher_logprobs .from a teacher, config.teacher.path."):
         setup.build(tiny())
@@ -115,7 +115,7 @@ def test_a_teacher_that_reads_other_tokens_is_refused(taught, monkeypatch):
 
 @pytest.mark.slow
 def test_three_steps_by_name_and_a_resume(taught, tmp_path):
-    """Also where the teacher waits on the host, which changes no bit; the straight run's weights and metrics."""
+    """Weights and metrics of the straight run, also if the teacher is on the host, which changes no bit."""
     options = {"teacher.path": str(taught), "checkpoint.every": 2, "eval.every": 4, "samples_every": 0, "eval.problems": 1}
     for method in ("exopd", "kepo", "gopd"):
         loop.train(tiny(**options, method=method, steps=3), tmp_path / method)
@@ -133,7 +133,7 @@ def test_three_steps_by_name_and_a_resume(taught, tmp_path):
 
 @pytest.mark.slow
 def test_the_student_comes_closer_to_its_teacher(tmp_path):
-    """A teacher that writes lower-case letters far more often than a new model; nobody rewards the student for it."""
+    """A teacher writes lower-case letters far more often than a new model; no reward asks the student for them."""
     common = {"samples_every": 0, "eval.every": 0, "checkpoint.every": 60, "optimizer.learning_rate": 1e-2}
     loop.train(tiny(method="grpo", **common, steps=30, rewards="format(pattern='[a-z].*')"), tmp_path / "teacher")
     many = {"prompts.per_step": 16, "sampling.group": 16}  # a reward of one draw is noise; of 256 it is not

@@ -1,4 +1,4 @@
-"""Runs in an environment: learned from, resumed bit for bit, with trajectories that the environment loses, and refusals."""
+"""Runs in an environment: learning, resume bit for bit, lost trajectories, and refusals."""
 import json
 
 import chatter
@@ -39,7 +39,7 @@ def test_a_resumed_run_is_the_same_run(straight, tmp_path):
     run_files.assert_same(*(run_files.saved(one, chatter.get_config(method=method)) for one in (tmp_path, workdir)))
 
 
-def test_pages_show_who_said_what(straight):
+def test_pages_show_the_speakers(straight):
     rows = [json.loads(line) for line in (straight[1] / "samples/step_000002.jsonl").read_text().splitlines()]
     for row in rows:
         roles = [message["role"] for message in row["messages"]]
@@ -64,7 +64,7 @@ def test_lost_trajectories_are_counted_and_not_learned_from(tmp_path):
 
 
 def test_answers_that_wait_change_no_trajectory():
-    """The engine goes on with the others meanwhile; what is sampled does not depend on beside whom."""
+    """The engine continues with the other rows meanwhile; samples do not depend on them."""
     found = []
     for waits in (False, True):
         run, params = setup.build(chatter.get_config(environment=f"chatter:letters(waits={waits})"))
@@ -96,7 +96,7 @@ def test_too_many_lost_trajectories_end_the_run(tmp_path):
     ({"sampling.max_turns": 0}, "sampling.max_turns"),
     ({"environment_invalid": 1.5}, "environment_invalid"),
 ))
-def test_what_cannot_work_is_refused(changes, told):
+def test_impossible_settings_are_refused(changes, told):
     with pytest.raises(ValueError, match=told):
         setup.build(chatter.get_config(**changes))
 

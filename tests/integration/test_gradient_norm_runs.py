@@ -1,4 +1,4 @@
-"""Gradients of single completions: by an independent way, in VCPO's runs, and as what GVM shares rollouts out by."""
+"""Gradients of single completions: by an independent computation, in VCPO's runs, and in GVM's allocation of rollouts."""
 import dataclasses
 
 import jax
@@ -22,7 +22,7 @@ def tiny(**changes):
 
 @pytest.mark.parametrize("rank", (0, pytest.param(2, marks=pytest.mark.slow)))
 def test_norms_are_those_of_each_completion_alone(rank):
-    """Against the gradient of the whole packed batch with all other completions masked out; of adapters too."""
+    """Against the gradient of the whole packed batch with all other completions masked; of adapters too."""
     run, params = setup.build(tiny(method="grpo", **{"lora.rank": rank}))
     state = setup.initial_state(run, params)
     texts = texts_of(run.source.next(state).rollouts)
@@ -62,7 +62,7 @@ def test_vcpo_records_them_and_scales_its_step():
 
 
 def test_rollouts_are_conserved_and_bounded():
-    """Totals add up to what was to be shared out, or to all that there is room for; the paper's own example without bounds."""
+    """Totals equal the given total, or the capacity if it is smaller; the paper's own example has no bounds."""
     p, g = np.float32([0, 0.05, 0.25, 0.6, 1]), np.float32([0, 3, 2, 1.5, 0.4])
     assert share_out(p, g, 40, 40).tolist() == [0, 26, 9, 4, 1]
     assert share_out(p, g, 40, 10).tolist() == [0, 10, 10, 10, 10]  # prompts without a success get none while others have room
@@ -91,7 +91,7 @@ def test_the_rule_shares_out_whole_groups_once():
 
 @pytest.mark.slow
 def test_a_run_measures_its_pilot_and_fills_the_batch():
-    """The fact is the mean norm of right completions, and 0 where nobody is right; as many groups as two a prompt."""
+    """The fact is the mean norm of right completions, and 0 without a right one; the total is two groups per prompt."""
     run, params = setup.build(tiny(method="gvm_raft", **{"sampling.group": 2, "sampling.max_group": 8}))
     state = setup.initial_state(run, params)
     finished = run.source.next(state)

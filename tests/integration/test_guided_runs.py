@@ -1,4 +1,4 @@
-"""Runs whose completions begin with solutions: what is in the batch, what metrics count, refusals, and a resume."""
+"""Runs whose completions begin with solutions: the batch, the counted metrics, refusals, and a resume."""
 import shutil
 
 import jax
@@ -57,7 +57,7 @@ def test_an_expert_is_in_every_group_and_others_are_counted_without_it():
 
 
 def test_hints_are_prefixes_that_the_policy_completes():
-    """Nothing is solved alone: hints are .8 of the answer's digits, then come the policy's own tokens."""
+    """The policy solves nothing alone: hints are .8 of the answer's digits, followed by the policy's own tokens."""
     run, step = batch(tiny("adhint_schedule", guidance="noise=0.0"))
     rollouts, forest = jax.device_get(step.finished.rollouts), step.finished.forest
     tokenizer = run.source.sampler.tokenizer
@@ -73,7 +73,7 @@ def test_hints_are_prefixes_that_the_policy_completes():
     assert all(text.startswith(problem.answer[:2]) for problem, text in zip(np.repeat(forest.problems, 4), texts))
 
 
-def test_what_is_refused():
+def test_impossible_settings_are_refused():
     with pytest.raises(ValueError, match="config.guidance='traces=2' changes numbers of a guide, and method 'grpo' has none"):
         setup.build(tiny("grpo", guidance="traces=2"))
     with pytest.raises(ValueError, match="traces=1 leave none of the 1 completions"):
@@ -107,7 +107,7 @@ def test_a_resumed_run_is_the_straight_one(tmp_path, method):
 
 @pytest.mark.slow
 def test_a_policy_that_solves_nothing_learns_from_experts():
-    """Where nobody is right but the expert, its tokens become e times as likely in forty steps."""
+    """Only the expert is right; its tokens become e times as likely in forty steps."""
     run, params = setup.build(tiny("luffy", **{"optimizer.learning_rate": 1e-2, "task": "arithmetic(level=digit)",
                                                "prompts.per_step": 16, "sampling.max_tokens": 4}))
     state, likely = setup.initial_state(run, params), []

@@ -36,7 +36,7 @@ def test_killed_between_two_turns_a_resumed_run_is_the_same(kind, tmp_path):
     resumed = start(run, mortal_one, "--resume")
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     config = chatter.get_config(**CHANGES, environment=mortal_one)
-    loop.train(config, whole)  # the mark is there: nobody is killed
+    loop.train(config, whole)  # the mark is there, so the run is not killed
     run_files.assert_same(run_files.saved(run, config), run_files.saved(whole, config))
     lines = [[run_files.repeatable(line) for line in run_files.lines(folder)] for folder in (run, whole)]
     assert lines[0] == lines[1] and len(lines[0]) == CHANGES["steps"] + 1

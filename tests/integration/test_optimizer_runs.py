@@ -1,4 +1,4 @@
-"""Runs of other optimisers than AdamW: broken off and resumed they end as if nothing had been, wherever their state waits."""
+"""Runs with other optimisers than AdamW: interrupted and resumed runs equal uninterrupted ones, wherever the state is."""
 import jax
 import numpy as np
 import pytest
@@ -30,11 +30,11 @@ def straight(request, tmp_path_factory):
 
 
 class Broken(RuntimeError):
-    """What ends a run in the middle of a step."""
+    """Ends a run in the middle of a step."""
 
 
 def break_off(monkeypatch, workdir, step, name, offload):
-    """Ends a run while it learns, after that step was saved; returns the kinds of memory that saved states lay in."""
+    """Ends a run during the step after the saved step; returns the memory kinds of the saved states."""
     kinds, save, learn = set(), Checkpoints.save, Learner.learn
 
     def watched(self, number, state, host=None):
@@ -63,27 +63,27 @@ def test_a_run_broken_off_in_a_step_resumes_bit_for_bit(straight, tmp_path, monk
     monkeypatch.setattr(loop.offload, "moments_near", lambda c, state, near=loop.offload.moments_near: (
         moved.append(int(state.step)), near(c, state))[1])
     loop.train(config(name, offload), tmp_path, True)
-    assert moved == [2, 3]  # for the two steps, and for no save
+    assert moved == [2, 3]  # for the two steps, and not for saves
     assert_same(run_files.saved(tmp_path, config(name)), run_files.saved(workdir, config(name)))
     assert [repeatable(line) for line in lines(tmp_path)] == [repeatable(line) for line in lines(workdir)]
 
 
 @pytest.mark.slow
-def test_every_optimiser_moves_the_weights_and_tells_its_rate(straight):
+def test_every_optimiser_moves_the_weights_and_reports_its_rate(straight):
     name, workdir = straight
     first, last = (run_files.saved(workdir, config(name), step) for step in (0, 4))
     for leaf in first:
         if leaf.startswith(".params"):
             assert np.isfinite(last[leaf]).all() and (last[leaf] != first[leaf]).any(), leaf
     found = lines(workdir)
-    # two updates a step, of which the first has half of the rate
+    # two updates a step; the first has half of the rate
     assert [line["learning_rate"] for line in found[1:]] == pytest.approx([RATES[name]] * 4)
     assert all(("adam_noise" in line) == (name == "adamw") for line in found[1:])
 
 
 @pytest.mark.slow
-def test_a_damaged_moment_on_the_host_is_found(straight, tmp_path):
-    """The checksum of what waits on the host is that of the same numbers on a device."""
+def test_a_damaged_moment_on_the_host_is_detected(straight, tmp_path):
+    """The checksum of a state on the host equals that of the same numbers on a device."""
     name, workdir = straight
     run, params = setup.build(config(name, "optimizer"))
     target = loop.offload.moments_away(run.learner.offload, setup.initial_state(run, params))

@@ -1,4 +1,4 @@
-"""POISE in the training loop: resume bit for bit, what is logged and drawn, parts of a batch, refusals."""
+"""POISE in the training loop: resume bit for bit, metrics and figures, parts of a batch, refusals."""
 
 import numpy as np
 import pytest
@@ -85,7 +85,7 @@ def test_nothing_is_drawn_before_there_is_a_prediction(tmp_path):
     assert same.stat().st_size > 1000
 
 
-def test_what_cannot_work_is_refused():
+def test_impossible_settings_are_refused():
     for changes, words in (({"probe.layer": "7"}, "layer=7 of a model with 2 layers"),
                            ({"probe.layer": "half"}, "config.probe.layer='half'"),
                            ({"sampling.micro_batches": 3}, "sampling.micro_batches=3; choose one of \\[1, 2, 4, 8\\]"),

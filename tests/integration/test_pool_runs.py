@@ -1,4 +1,4 @@
-"""Runs that share groups through a folder: the worked example of SAPO, what a batch holds, several nodes in turns."""
+"""Runs that share groups through a folder: the worked example of SAPO, the contents of a batch, several nodes in turns."""
 import jax
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_the_worked_example():
 
 
 def test_a_batch_holds_groups_of_others(tmp_path):
-    """Of three shared groups one has equal rewards and one is of another size; the other takes the place of a prompt."""
+    """Of three shared groups one has equal rewards and one has another size; the third takes the place of a prompt."""
     run, params = setup.build(tiny(tmp_path))
     task = run.source.task.train
     other = Pool(tmp_path, "other", of_task(task), 3600.0)
@@ -55,7 +55,7 @@ def test_a_batch_holds_groups_of_others(tmp_path):
 
 
 def test_an_empty_pool_changes_nothing(tmp_path):
-    """The batch is that of a run that shares nothing, and what it sampled is in the pool."""
+    """The batch equals that of a run without a pool, and the pool has its samples."""
     batches = []
     for folder in (tmp_path / "pool", ""):
         run, params = setup.build(tiny(folder))
@@ -65,7 +65,7 @@ def test_an_empty_pool_changes_nothing(tmp_path):
     assert len(list((tmp_path / "pool").iterdir())) == 1
 
 
-def test_what_is_refused(tmp_path):
+def test_impossible_settings_are_refused(tmp_path):
     for method, words in (("sil", "replays rollouts of its own"), ("tis_mis", "reads behavior_logprobs of the sampler"),
                           ("luffy", "shows solutions"), ("dars", "samples prompts unequally")):
         with pytest.raises(ValueError, match=words):
@@ -78,7 +78,7 @@ def test_what_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_nodes_learn_from_each_other(tmp_path):
-    """Three nodes with seeds of their own, in turns; garbage in the folder; the first goes on and finds the others' groups."""
+    """Three nodes with different seeds take turns, with garbage in the folder; the first continues and reads others' groups."""
     (tmp_path / "pool").mkdir()
     (tmp_path / "pool" / "broken-1.json").write_text("{")
     options = {"eval.every": 0, "samples_every": 0, "checkpoint.every": 3, "task": "arithmetic(level=digit, size=40)"}

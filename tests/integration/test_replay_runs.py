@@ -1,4 +1,4 @@
-"""Methods that replay, by name: what enters their batches, what is recorded of it, and runs that go on from a checkpoint."""
+"""Methods that replay, by name: the contents of their batches, the recorded fields, and resumes from a checkpoint."""
 import dataclasses
 import json
 import shutil
@@ -19,7 +19,7 @@ from jaxrl_llm.training.source import jsonable
 
 P, G = 4, 4
 REPLAY = {"remix": "reuse=1.0", "r2vpo_replay": "reuse=1.0"}
-# Those that leave the choice of problems:
+# Methods that do not choose problems:
 NAMES = ["arpo_replay", "r2vpo_replay", "rapo", "remix", "sil", "spear", "spear_clip"]
 
 
@@ -31,7 +31,7 @@ def tiny(method, **changes):
 
 
 def with_factor(run, factor):
-    """The run with rewards times `factor[0]`, which may change on the way."""
+    """The run with rewards times `factor[0]`, which may change during the run."""
     reward = run.source.sampler.reward
 
     def scaled(*rest):
@@ -67,7 +67,7 @@ def test_they_run_by_name_and_others_have_no_buffer():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", NAMES)
 def test_three_steps_by_name(method):
-    """The same problems three times; nobody is right any more from the second step on, so that there is much to put back."""
+    """The same problems three times; from the second step on no answer is right, so there is much to replay."""
     factor = [1.0]
     run, params = setup.build(tiny(method))
     run = with_factor(run, factor)
@@ -90,7 +90,7 @@ def test_three_steps_by_name(method):
         seen |= found
         share = (replayed & rollouts.valid).sum() / rollouts.valid.sum()
         assert metrics["replay/share"] == pytest.approx(share) and (share > 0) == (number > 0)
-        assert metrics["replay/size"] > 0 or number and run.source.replay.once  # then all of it has been used
+        assert metrics["replay/size"] > 0 or number and run.source.replay.once  # then all of it is used
         if number:
             assert metrics["replay/age"] == pytest.approx(age[replayed & rollouts.valid].mean())
             assert set(age[replayed]) <= set(range(1, number + 1)) and not age[~replayed].any()
@@ -104,7 +104,7 @@ def test_three_steps_by_name(method):
 
 
 def check_old(method, run, rollouts):
-    """Old log-probs of replayed rollouts are those of sampling where the ratio is to them, the policy's where it is not."""
+    """Old log-probs of replayed rollouts are those of sampling if the ratio is to them, and else the policy's."""
     if rollouts.old_logprobs is None:
         assert method in ("arpo_replay", "r2vpo_replay", "sil")
         return
@@ -113,8 +113,8 @@ def check_old(method, run, rollouts):
     assert (gap.max() == 0) == run.source.replay.as_sampled
 
 
-def test_rapo_learns_from_what_was_put_back():
-    """A group in which all fail has an advantage as soon as it holds its stored success, by hand."""
+def test_rapo_learns_from_replayed_successes():
+    """A group of failures has an advantage as soon as it contains its stored success, by hand."""
     factor = [1.0]
     run, params = setup.build(tiny("rapo"))
     run = with_factor(run, factor)
@@ -132,8 +132,8 @@ def test_rapo_learns_from_what_was_put_back():
     np.testing.assert_allclose(np.asarray(advantages)[..., 0], expected, rtol=1e-5)
 
 
-def test_a_position_is_the_buffer_too():
-    """Two sources go on from the same place: one kept its position, the other reads what a checkpoint holds of it."""
+def test_a_position_includes_the_buffer():
+    """Two sources continue from the same place: one keeps its position, the other restores it from a checkpoint."""
     run, params = setup.build(tiny("remix"))
     state = setup.initial_state(run, params)
     run.source.next(state)
@@ -150,7 +150,7 @@ def test_a_position_is_the_buffer_too():
 
 
 def test_a_rule_and_a_method_of_ones_own(monkeypatch):
-    """Every group that was sampled comes back in the next step, in the place of as many prompts as it takes."""
+    """Every sampled group returns in the next step, where it takes the place of new prompts."""
     def echo(*, groups: int = 2) -> Replay:
         return Replay(lambda rewards, valid: valid, groups=lambda born, version, prompts, rng: np.arange(groups), max_age=1)
 
@@ -170,7 +170,7 @@ def test_a_rule_and_a_method_of_ones_own(monkeypatch):
 
 @pytest.mark.slow
 def test_dots_rr_measures_some_problems_and_replays_half_of_a_batch():
-    """Reference problems are asked in every second step and not learned from; replayed ratios are to stored log-probs."""
+    """Reference problems are measured in every second step and not trained; replayed ratios use stored log-probs."""
     run, params = setup.build(tiny("dots_rr", control="reference=6, every=2"))
     state, batches = setup.initial_state(run, params), []
     for step in schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params)):
@@ -181,7 +181,7 @@ def test_dots_rr_measures_some_problems_and_replays_half_of_a_batch():
     assert [np.isfinite(one).tolist() for one in rates] == [[True] * 6, [False] * 6, [True] * 6]
     assert all(set(one * G) <= set(range(G + 1)) for one in (rates[0], rates[2]))
     stored = batches[0][0].metrics["replay/size"] // G
-    assert batches[0][0].metrics["completion/tokens"] > 1.5 * batches[1][0].metrics["completion/tokens"]  # measured ones too
+    assert batches[0][0].metrics["completion/tokens"] > 1.5 * batches[1][0].metrics["completion/tokens"]  # with measured ones
     assert [uid for _, _, uid in batches][0] == (6 + P) * G and batches[0][0].counts["tried"].sum() == P * G
     assert batches[1][0].rollouts.extras["replayed"].all(1).sum() == min(stored, P // 2) > 0
     replayed = np.asarray(batches[1][1].rollouts.extras["replayed"] & batches[1][1].rollouts.valid)
@@ -194,7 +194,7 @@ def test_dots_rr_measures_some_problems_and_replays_half_of_a_batch():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spear_clip", "sil", "dots_rr"])
 def test_a_resumed_run_is_the_straight_one(tmp_path, capsys, method):
-    """Bit for bit, after a loss of all behind step 2: weights, metrics of each step, and the buffer of the last checkpoint."""
+    """Bit for bit, after the loss of all steps behind step 2: weights, metrics of each step, the last checkpoint's buffer."""
     options = {"checkpoint.every": 2, "eval.every": 4, "samples_every": 0, "eval.problems": 1}
     options |= {"control": "reference=6"} if method == "dots_rr" else {}
     loop.train(tiny(method, **options, steps=4), tmp_path / "straight")

@@ -1,4 +1,4 @@
-"""Runs whose single turns are sampled by the slot engine: the tokens of the scan sampler, and a resumed run goes on exactly."""
+"""Runs whose single turns use the slot engine: the tokens of the scan sampler, and a resumed run continues exactly."""
 import json
 import types
 
@@ -24,7 +24,7 @@ def written(workdir):
 
 
 @pytest.mark.slow
-def test_slots_and_scan_learn_the_same_and_a_resumed_run_goes_on_exactly(tmp_path):
+def test_slots_and_scan_learn_the_same_and_a_resumed_run_continues_exactly(tmp_path):
     for name in ("scan", "slots"):
         loop.train(config(**{"sampling.engine": name}), tmp_path / name)
     assert written(tmp_path / "slots") == written(tmp_path / "scan") and len(written(tmp_path / "scan")) > 2
@@ -39,7 +39,7 @@ def test_slots_and_scan_learn_the_same_and_a_resumed_run_goes_on_exactly(tmp_pat
     run_files.assert_same(run_files.saved(tmp_path / "resumed", config()), slots)
 
 
-def test_one_rule_says_which_samples():
+def test_one_rule_chooses_the_sampler():
     stops, [cpu], gpu = (1,), jax.devices()[:1], types.SimpleNamespace(platform="gpu")
     for changes, devices, prompt, ends, slots in (
             ({}, [cpu], 6, stops, True), ({"sampling.micro_batches": 2}, [cpu], 6, stops, False),

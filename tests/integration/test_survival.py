@@ -1,4 +1,4 @@
-"""Runs that are killed again and again, also in the middle of a save, and a long one that neither leaks nor recompiles."""
+"""Runs killed repeatedly, also in the middle of a save, and a long run that neither leaks nor recompiles."""
 import os
 import random
 import subprocess
@@ -32,7 +32,7 @@ def config(**changes):
 
 
 def start(workdir: Path, changes: dict) -> subprocess.Popen:
-    """A training that is saved after each step, from the newest checkpoint if there is one."""
+    """A training that saves after each step, from the newest checkpoint if there is one."""
     options = [f"--config={tiny_config.__file__}", f"--workdir={workdir}",
                *(f"--config.{key}={value}" for key, value in {**PLAIN, **changes}.items()),
                f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"]
@@ -60,7 +60,7 @@ def written(workdir: Path) -> int:
 
 
 def killed_until_done(run: Path, kills: int, changes: dict) -> None:
-    """The training, killed `kills` times at random moments of some step or save, and then left alone to its end."""
+    """The training, killed `kills` times at random moments of a step or save, then left alone to its end."""
     chance, killed, unfinished = random.Random(0), 0, 0
     while killed < kills:
         process, before, end = start(run, changes), written(run), time.monotonic() + 120
@@ -78,7 +78,7 @@ def killed_until_done(run: Path, kills: int, changes: dict) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_at_random_moments_it_ends_as_if_nothing_had_been(tmp_path, kind):
+def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(tmp_path, kind):
     kills, changes = KINDS[kind]
     changes = changes | {"steps": 15 * kills}
     run, whole = tmp_path / "killed" / "run", tmp_path / "whole" / "run"

@@ -1,4 +1,4 @@
-"""The run of configs/tools.py, in small: its warm-up writes calls, its trajectories have turns of the calculator."""
+"""The run of configs/tools.py at small size: its warm-up writes calls, its trajectories have turns of the calculator."""
 import json
 import pathlib
 import runpy

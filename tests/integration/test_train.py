@@ -125,7 +125,7 @@ def test_the_report_and_the_exported_model(broken):
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_stops_and_goes_on_from_its_only_checkpoint(tmp_path):
+def test_a_run_that_diverges_stops_and_continues_from_its_only_checkpoint(tmp_path):
     with pytest.raises(learner.TrainingDiverged, match="1 updates in a row .* Lower optimizer.learning_rate"):
         run(tmp_path, **{"optimizer.learning_rate": 1e38, "learner.max_skipped": 1, "steps": 4})
     assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdecimal()) == [0]
@@ -148,7 +148,7 @@ def with_reference(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", ({}, {"learner.offload": "optimizer, reference"}), ids=("plain", "offloaded"))
 def test_a_reference_is_kept_over_a_resume(with_reference, tmp_path, monkeypatch, changes):
-    """Also where it and the moments wait on the host: looked at before each step, it changes no bit."""
+    """Also with the reference and the moments on the host: the test reads them before each step, and no bit changes."""
     kinds, learn = [], learner.Learner.learn
 
     def watched(one, state, sampled, frozen, timer, facts):
@@ -201,7 +201,7 @@ def test_dynamic_sampling_draws_until_groups_disagree(tmp_path, minibatches):
 
 
 def test_batches_whose_groups_all_agree_change_nothing(tmp_path):
-    """An untrained model never solves anything: after `max_rounds` the run goes on, without a learning signal."""
+    """An untrained model never solves anything: after `max_rounds` the run continues, without a learning signal."""
     options = {"method": "dapo", "steps": 2, "sampling.max_rounds": 2, "rewards": "exact"}
     run(tmp_path, **options)
     for line in lines(tmp_path)[1:]:
@@ -214,7 +214,7 @@ def test_batches_whose_groups_all_agree_change_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_pages_compile_no_second_program_for_scores(tmp_path):
-    """One length and so one shape: what a page asks for must be what the updates asked for."""
+    """There is one length and so one shape: a page must use the same program as the updates."""
     run(tmp_path, **{"learner.minibatches": 2, "sampling.max_tokens": 1, "samples_every": 1, "steps": 2, "eval.every": 0})
     told = [json.loads(line) for line in (tmp_path / "samples" / "step_000001.jsonl").read_text().splitlines()]
     assert all(len(row["tokens"]) == len(row["ratios"]) == len(row["advantages"]) == row["length"] == 1 for row in told)
@@ -231,7 +231,7 @@ def test_supervised_warm_up_teaches_the_answers(tmp_path):
 
 @pytest.fixture(scope="module")
 def shared():
-    """One compiled sampler for all methods; the whole completion is its answer, for those that vote."""
+    """One compiled sampler for all methods; voting methods take the whole completion as its answer."""
     run, params = setup.build(tiny())
     reward = dataclasses.replace(run.source.sampler.reward.rewards[0], extract=str.strip)
     sampler = dataclasses.replace(run.source.sampler, reward=rewards.combine([reward]))
@@ -295,7 +295,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """What the command line says to each of the mistakes above, two processes at a time."""
+    """The command line's answers to each of the mistakes above, two processes at a time."""
     workdirs = {name: tmp_path_factory.mktemp(name) / "run" for name in REFUSED}
     def call(name):
         return train_py(f"--config={CONFIG_FILE}", f"--workdir={workdirs[name]}", *REFUSED[name][0])
@@ -340,7 +340,7 @@ def test_help_and_a_missing_workdir():
 
 
 @pytest.mark.slow
-def test_a_run_that_breaks_keeps_its_last_step_and_goes_on_bit_for_bit(straight, tmp_path, monkeypatch):
+def test_a_run_that_breaks_keeps_its_last_step_and_continues_bit_for_bit(straight, tmp_path, monkeypatch):
     def fails_at_five(source, state, *others):
         if int(state.step) == 4:
             raise ValueError("a reward without an answer")
@@ -358,7 +358,7 @@ def test_a_run_that_breaks_keeps_its_last_step_and_goes_on_bit_for_bit(straight,
     assert_same(saved(tmp_path, 6), saved(straight[0], 6))
 
 
-def test_an_evaluation_that_breaks_is_made_up_for(straight, tmp_path, monkeypatch):
+def test_a_failed_evaluation_is_repeated(straight, tmp_path, monkeypatch):
     def fails_at_six(one, params, lora, *, problems, key, timer=None):
         if (tmp_path / "metrics.jsonl").exists() and [line["step"] for line in lines(tmp_path)][-1:] == [5]:
             raise OSError("the disk is full")
@@ -377,7 +377,7 @@ def test_an_evaluation_that_breaks_is_made_up_for(straight, tmp_path, monkeypatc
 
 @pytest.mark.slow
 def test_a_data_file_that_vanishes(tmp_path, monkeypatch):
-    """The run that has read it ends as it would have; one that goes on from it is told, and goes on once the file is back."""
+    """A run that has read the file ends normally; a resumed run names the missing file, and continues once the file is back."""
     problems, workdir, collect = tmp_path / "problems.jsonl", tmp_path / "run", Source.next
     options = {"task": f"jsonl(path='{problems}')", "eval.every": 0, "samples_every": 0}
     rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(4)]

@@ -1,4 +1,4 @@
-"""Numbers of trajectories: what is drawn depends on them alone, a run hands out each once, a resumed one goes on counting."""
+"""Uids of trajectories: draws depend only on them, a run uses each once, and a resumed run continues the count."""
 import json
 
 import jax
@@ -39,7 +39,7 @@ def drawn(built, problems, firsts, seed=3):
 
 
 def test_a_trajectory_does_not_change_with_its_company(built):
-    """Alone beside filling rows, in another order and among others, also beyond 32 bits: the same tokens in float32."""
+    """Alone beside filling rows, in another order, among others and beyond 32 bits: the same tokens in float32."""
     beyond = 2**40
     whole = drawn(built, [5, 0, 9, 2], [beyond] * 4)
     assert sorted(whole) == [beyond + i for i in range(4 * G)] and len(set(map(str, whole.values()))) > 2 * G
@@ -53,7 +53,7 @@ def test_a_trajectory_does_not_change_with_its_company(built):
     assert drawn(built, [5, 0, 9, 2], [beyond] * 4, seed=4) != whole
 
 
-def test_keys_are_told_apart_by_all_bits():
+def test_keys_differ_in_all_bits_of_a_uid():
     uids = np.array([0, 1, 2**31, 2**32, 2**32 + 1, 2**33, 2**62, -1])
     data = jax.random.key_data(row_keys(jax.random.key(0), uids))
     assert len(np.unique(data, axis=0)) == len(uids)
@@ -67,7 +67,7 @@ def watch(monkeypatch):
 
     def watched(key, uids):
         asked.append((tuple(np.asarray(jax.random.key_data(key)).tolist()), uids[uids[:, 0] >= 0]))
-        assert (uids[uids[:, 0] < 0] == -1).all()  # filling takes no numbers
+        assert (uids[uids[:, 0] < 0] == -1).all()  # filling rows have no uids
         return keys(key, uids)
 
     monkeypatch.setattr(groups, "row_keys", watched)
@@ -79,7 +79,7 @@ def saved_next(workdir, step):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_counting_and_evaluations_count_for_themselves(tmp_path, monkeypatch):
+def test_a_resumed_run_continues_its_count_and_evaluations_have_their_own(tmp_path, monkeypatch):
     asked = watch(monkeypatch)
     loop.train(config(steps=4, **{"eval.every": 2, "checkpoint.every": 1}), tmp_path / "straight")
     straight, asked[:] = list(asked), []
@@ -104,7 +104,7 @@ def test_a_resumed_run_goes_on_counting_and_evaluations_count_for_themselves(tmp
     pytest.param({"method": "reinforce_ada", "sampling.max_group": 2 * G, "rewards": "exact"}, marks=pytest.mark.slow),
     pytest.param({"method": "grpo", "budget.utility": "per_rollout", "prior.source": "oracle"}, marks=pytest.mark.slow)))
 def test_every_number_is_handed_out_once_however_often_is_sampled(monkeypatch, changes):
-    """Rounds that filters, estimators or an oracle ask for: no number twice, none left out, and those kept are recorded."""
+    """Rounds for filters, estimators or an oracle: no uid twice, none left out, and those of kept rollouts are recorded."""
     asked = watch(monkeypatch)
     run, params = setup.build(config(**changes))
     state, source = setup.initial_state(run, params), run.source

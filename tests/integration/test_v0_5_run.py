@@ -1,4 +1,4 @@
-"""V0.5 in the training loop: resume bit for bit, what is drawn and counted, wrong priors, unequal groups in the loss."""
+"""V0.5 in the training loop: resume bit for bit, draws and their counts, wrong priors, unequal groups in the loss."""
 import dataclasses
 import json
 
@@ -51,7 +51,7 @@ def test_a_resumed_run_is_the_same_run(straight, tmp_path):
     assert lines(tmp_path) == lines(straight)
 
 
-def test_all_that_was_drawn_is_counted(straight):
+def test_all_draws_are_counted(straight):
     tokens, sizes = [], []
     for line in lines(straight)[1::2]:  # the pages of the others hold held-out problems
         rows = page(straight, line["step"])
@@ -108,7 +108,7 @@ def test_a_wrong_prior_costs_rollouts_and_nothing_else(built):
     assert counts[0.5].sum() < P * MOST
 
 
-def test_what_was_drawn_is_what_the_prior_learns(built):
+def test_the_prior_learns_from_all_draws(built):
     before, (sampled, forest, *_), state, _ = step_with(built, 0.25)
     rewards, valid, learned = sampled.rewards, sampled.valid, state.control["prior"]
     for row, problem in enumerate(forest.problems):
@@ -122,7 +122,7 @@ def test_what_was_drawn_is_what_the_prior_learns(built):
 
 
 def test_every_rollout_drawn_has_its_share_of_the_gradient(built):
-    """The loss of the rows that the learner sees is `- sum(A) / tokens` over what was drawn, `A` by hand in float64."""
+    """The loss of the learner's rows is `- sum(A) / tokens` over all draws, with `A` by hand in float64."""
     _, (sampled, *_), _, metrics = step_with(built, 0.45)
     valid, rewards, lengths = sampled.valid, sampled.rewards.astype(float), sampled.mask.sum(-1)
     count = valid.sum(1)

@@ -1,4 +1,4 @@
-"""Attention of long rows by blocks of keys against its plain reference, and what memory and products it takes."""
+"""Attention of long rows by blocks of keys against its plain reference, and its memory and products."""
 import jax
 import jax.numpy as jnp
 import numpy as np

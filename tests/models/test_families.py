@@ -43,7 +43,7 @@ def checkpoint(tmp_path_factory):
 
 
 def pulls(shape):
-    """Weights by which every token pulls its own way."""
+    """Weights that differ between all tokens."""
     return np.sin(1.0 + np.arange(np.prod(shape), dtype=np.float32)).reshape(shape)
 
 
@@ -105,7 +105,7 @@ def test_decoding_and_the_update_with_its_gradient_equal_transformers(checkpoint
 
 @pytest.mark.parametrize("name", ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3_longrope"))
 def test_transformers_reads_the_same_weights_from_the_gguf_files(checkpoint, name, tmp_path):
-    """What `check.gguf_files` writes is the format, and not just what is read here."""
+    """`check.gguf_files` writes the published format, and not only one that this library reads."""
     theirs, ours = checkpoint(name)
     gguf_files.write(tmp_path / "model.gguf", theirs)
     again = type(theirs).from_pretrained(tmp_path, gguf_file="model.gguf", config=theirs.config, dtype="float32").eval()
@@ -164,7 +164,7 @@ def test_the_command_refuses_in_a_sentence(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", families.families())
-def test_a_config_that_says_nothing_means_what_transformers_takes(name):
+def test_an_empty_config_means_the_defaults_of_transformers(name):
     if name == "qwen2_5_vl_text":
         theirs = transformers.Qwen2_5_VLConfig().text_config
     else:

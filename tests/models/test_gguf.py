@@ -144,7 +144,7 @@ def torch_row(tokens, mask):
 @pytest.mark.slow
 @pytest.mark.skipif(not SMOLLM2.exists(), reason="models/smollm2 is absent; scripts/get_smollm2.sh fetches it")
 def test_smollm2_equals_transformers():
-    """In a process of its own: two copies of the model beside compiled programs of other tests take too much memory."""
+    """In a process of its own: two copies of the model beside other tests' compiled programs take too much memory."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         pool.submit(compare_smollm2).result()
 

@@ -79,7 +79,7 @@ def test_bfloat16_states_leave_the_gradient_of_a_float32_unembedding_exact_over_
     assert np.linalg.norm(chunks - whole) < 2e-3 * np.linalg.norm(whole)
 
 
-def test_chunks_that_nobody_wants_are_not_computed():
+def test_unused_chunks_are_not_computed():
     random = np.random.default_rng(5)
     normed, unembedding = (jnp.asarray(random.normal(size=shape), jnp.float32) for shape in ((11, 6), (9, 6)))
     tokens, wanted = jnp.asarray(random.integers(0, 9, 11)), jnp.arange(11) < 5  # of three chunks of four the first two

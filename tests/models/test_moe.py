@@ -23,10 +23,10 @@ def layer(dtype=np.float32, seed=0):
 
 
 def routing(kind):
-    """`(weights f32[N, K], experts i32[N, K])` of routers that make it hard."""
+    """`(weights f32[N, K], experts i32[N, K])` of difficult routers."""
     random = np.random.default_rng(1)
     experts = np.argsort(random.random((N, E)))[:, :K]
-    if kind == "empty":  # nobody wants experts 0 and 3
+    if kind == "empty":  # no token chooses experts 0 and 3
         experts = np.array([1, 2, 4])[np.argsort(random.random((N, 3)))[:, :K]]
     elif kind == "one":
         experts = np.tile([3, 1], (N, 1))
@@ -66,7 +66,7 @@ def test_blocks_equal_ragged_dot(sizes):
     np.testing.assert_allclose(jax.jit(grouped.sums_by_blocks)(x, dy, sizes), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_what_accelerators_are_given_equals_the_blocks(monkeypatch):
+def test_the_programs_of_accelerators_equal_the_blocks(monkeypatch):
     rows, (weights, experts) = layer(), routing("empty")
     def loss(*arrays):
         return (moe.sorted_experts(arrays[0], weights, experts, *arrays[1:], jax.nn.silu) ** 2).sum()
@@ -92,7 +92,7 @@ def test_a_router_takes_the_largest_of_a_softmax_in_float32(normalize):
     assert weights.dtype == jnp.float32
 
 
-def test_a_router_tells_whom_it_chose_and_how_probable_all_were():
+def test_a_router_reports_its_choices_and_all_probabilities():
     x = jnp.asarray(np.random.default_rng(4).normal(size=(3, 6)), jnp.float32)
     router = moe.Router(Experts(4, 2, 8))
     variables = {"params": {"kernel": jnp.asarray(np.random.default_rng(5).normal(size=(6, 4)), jnp.float32)}}
@@ -217,7 +217,7 @@ def test_routers_stay_in_float32_where_all_else_is_bfloat16():
 @pytest.mark.slow
 @pytest.mark.parametrize("filled", (4, 3))
 def test_loads_count_every_token_that_is_computed_once(filled):
-    """Against the routers of plain rows, of whose tokens those are left out that are padding, repeated, or predict nothing."""
+    """Against the routers of plain rows, without tokens that are padding, repeated, or predict nothing."""
     prompt_tokens, prompt_mask, tokens, mask = batch()
     loads = jax.jit(lambda p: MODEL.packed_states(p, prompt_tokens, prompt_mask, tokens, mask=mask, filled=filled,
                                                   return_loads=True)[2])(params())

@@ -21,7 +21,7 @@ jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_lev
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_packed_states_and_gradients_equal_transformers(pair, name):
-    """Of the gradients those of a router and of an expert's last matrix, which all others pass through."""
+    """Of the gradients, those of a router and of an expert's last matrix, which all others pass through."""
     p = pair(name)
     tokens, mask = padded_rows()
     expected, hidden = reference(p.torch, tokens, mask)
@@ -101,7 +101,7 @@ def test_hyper_parameters_come_from_the_checkpoint(pair):
 def test_gguf_gives_the_model_that_safetensors_give(pair, tmp_path, name):
     config, params = weights.load(gguf_files.write(tmp_path / "tiny.gguf", pair(name).torch))
     expected = pair(name).model.config
-    if name == "mixtral":  # whose window no file of this format says
+    if name == "mixtral":  # no file of this format gives its window
         expected = dataclasses.replace(expected, window=None, local_layers=(False,) * 3, rope_local_theta=1e4)
     assert dataclasses.replace(config, norm_eps=expected.norm_eps) == expected
     assert_same_bits(params, pair(name).params)

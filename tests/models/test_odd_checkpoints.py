@@ -68,7 +68,7 @@ def test_absent_keys_have_the_defaults_of_transformers(pair, tmp_path, name, abs
     assert {key: getattr(config, key) for key in expected} == expected
 
 
-def test_a_head_dimension_that_is_not_said_is_that_of_transformers(pair, tmp_path):
+def test_a_missing_head_dimension_is_that_of_transformers(pair, tmp_path):
     directory = copy_of(pair, "qwen3", tmp_path, head_dim=...)
     with pytest.raises(ValueError, match=r"(q|k)_proj.*expected shape \((512|256), 32\)"):  # heads of 128
         weights.load(directory)
@@ -148,7 +148,7 @@ def test_a_directory_with_one_gguf_file_is_that_model(pair, tmp_path):
         weights.load(tmp_path)
 
 
-def test_what_else_people_point_at_is_named(pair, tmp_path):
+def test_other_paths_are_named(pair, tmp_path):
     directory = copy_of(pair, "llama", tmp_path)
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     with pytest.raises(FileNotFoundError, match="pytorch_model.bin is a pickle file, which runs code.*save_pretrained"):

@@ -51,7 +51,7 @@ def decoded_states(model, params, prompt_tokens, prompt_mask, tokens):
 def loss_of(model, states, params, tokens, mask):
     logprobs = jax.nn.log_softmax(model.logits(params, states))
     chosen = jnp.take_along_axis(logprobs, tokens[..., None], -1)[..., 0]
-    weights = jnp.sin(1.0 + jnp.arange(P * G * T, dtype=jnp.float32)).reshape(P, G, T)  # every token pulls its own way
+    weights = jnp.sin(1.0 + jnp.arange(P * G * T, dtype=jnp.float32)).reshape(P, G, T)  # every token has another weight
     return jnp.sum(chosen * weights * mask)
 
 

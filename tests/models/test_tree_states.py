@@ -53,7 +53,7 @@ def both_of(model):
 
 
 def agree(model, params, case, packed, adapters=None, length=None):
-    pull = np.sin(1.0 + np.arange(case.mask.size, dtype=np.float32)).reshape(case.mask.shape)  # each token pulls its own way
+    pull = np.sin(1.0 + np.arange(case.mask.size, dtype=np.float32)).reshape(case.mask.shape)  # each token has another weight
     found, wanted = both_of(model)(params, adapters, pull, packed.rows, packed.index, forests.plain_rows(case, length))
     for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
         assert np.abs(b).max() > 0, path
@@ -95,7 +95,7 @@ def test_rows_of_any_trees_equal_plain_rows(monkeypatch):
 
 
 @pytest.mark.slow
-def test_mixtures_of_experts_and_what_they_had_to_do(pair):
+def test_mixtures_of_experts_and_their_work(pair):
     model, params, case = pair("qwen2_moe").model, pair("qwen2_moe").params, forests.group(np.random.default_rng(2))
     packed = packed_of(case, 64)
     agree(model, params, case, packed)
@@ -154,4 +154,4 @@ def test_scores_of_all_pairs_never_exist_at_once(monkeypatch):
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary(2048) < 2.5 * temporary(1024)
-    assert temporary(2048) < 2048 * 2048 * 4  # less than one head's, or than what says who sees whom
+    assert temporary(2048) < 2048 * 2048 * 4  # less than one head's scores, or than the mask of pairs

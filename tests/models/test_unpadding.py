@@ -1,4 +1,4 @@
-"""Padding removed and restored: every real token in its place, gradients the same way, and no token lost in silence."""
+"""Padding removed and restored: every real token in its place, gradients likewise, and an error before any token is lost."""
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +11,7 @@ from jaxrl_llm.values.critic import Critic
 
 P, G, T = 2, 3, 8
 MASK = np.arange(T) < np.array([[5, 0, 1], [8, 2, 4]])[..., None]
-MASK[1, 0, 3] = False  # what a tool wrote: does not count, and is read by what follows
+MASK[1, 0, 3] = False  # a tool's text: not trained, but read by later tokens
 REAL = np.arange(T) < np.array([[5, 0, 1], [8, 2, 4]])[..., None]
 
 
@@ -38,7 +38,7 @@ def test_gradients_are_those_of_the_matrix_that_moves_the_tokens():
     np.testing.assert_allclose(jax.vjp(slots.restore, z)[1](y)[0], move @ y.reshape(-1), rtol=1e-6)
 
 
-def test_too_few_slots_are_told():
+def test_too_few_slots_are_reported():
     assert not bool(unpadding(jnp.asarray(MASK), 1).fits)
 
 

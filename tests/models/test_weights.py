@@ -255,7 +255,7 @@ def test_export_and_reload_is_bit_equal_and_transformers_reads_it(pair, tmp_path
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_an_exported_adapter_is_the_merged_model_to_peft(pair, tmp_path, name):
-    """Ours on top of the base, by PEFT, gives the logits of the merged export; neither is for its writer's eyes alone."""
+    """The adapter on its base, by PEFT, gives the logits of the merged export; other users may read both exports."""
     p, old = pair(name), os.umask(0o022)
     adapters = lora.init(jax.random.key(0), p.params, rank=2, alpha=8.0)
     adapters = jax.tree.map(lambda x: x + 0.05 * jax.random.normal(jax.random.key(x.size), x.shape), adapters)

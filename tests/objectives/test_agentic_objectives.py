@@ -93,7 +93,7 @@ def test_rank_grpo_clip_separators_and_surplus_items():
 
 
 def test_rank_grpo_pays_for_stopping_before_the_first_item():
-    """Nothing but a stop token: it has no rank, but its own ratio, and carries the penalty of -0.1."""
+    """A single stop token has no rank, but its own ratio and the penalty of -0.1."""
     rollouts = ranked(ranks=((0, 1, 1, 1), (-1, -1, -1, -1)), eos=((0, 0, 0, 1), (1, 0, 0, 0)), hits=((0, 0), (0, 0)))
     rollouts = rollouts.replace(mask=jnp.asarray([[[1, 1, 1, 1], [1, 0, 0, 0]]], bool))
     values, _ = advantages.rank_grpo().update(rollouts, ())

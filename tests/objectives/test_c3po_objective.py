@@ -1,4 +1,4 @@
-"""C3PO: the worked example, the budget to the token, what is left out and what divides."""
+"""C3PO: the worked example, the exact token budget, dropped tokens, and the divisor."""
 import jax
 import jax.numpy as jnp
 import numpy as np

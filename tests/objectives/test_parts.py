@@ -93,7 +93,7 @@ def test_terms_with_their_own_denominator_and_a_state():
 
 
 def test_local_denominators_would_not_add_up():
-    """The fault that the weights prevent: a micro-batch that divides by its own token count."""
+    """The error that the weights prevent: a micro-batch that divides by its own token count."""
     rollouts = from_lists([[1, 0], [1, 0]], lengths=[[3, 3], [1, 1]])
     logprobs, advantages = -jnp.ones((2, 2, 3)), jnp.ones((2, 2, 3)) * jnp.array([1.0, 3.0])[:, None, None]
     objective = objectives.reinforce()

@@ -47,7 +47,7 @@ def test_clip_cov_example():
     objective = objectives.clip_cov(fraction=0.2, cov_low=0.2)
     for step in range(40):
         loss, gradient, metrics = run(objective, example(), SIGNS, state=jnp.int32(step))
-        assert np.sum(gradient == 0) == 1 and gradient[1] != 0  # one is drawn, and never one that is no candidate
+        assert np.sum(gradient == 0) == 1 and gradient[1] != 0  # one of the candidates is drawn
         np.testing.assert_allclose(metrics["candidates"], 0.8, rtol=1e-6)
         np.testing.assert_allclose(metrics["covariance"] * 5, 0.7658 - 0.215357 + 0.262913 + 0.437407 + 0.782626, 1e-5)
         if gradient[0] == 0:

@@ -1,4 +1,4 @@
-"""Objectives whose numbers follow schedules: they are the plain objective with the number of each step."""
+"""Objectives with scheduled numbers: each step equals the plain objective with the number of that step."""
 import functools
 
 import jax
@@ -106,7 +106,7 @@ def test_numbers_that_are_no_coefficients_are_refused():
 
 
 def test_every_method_with_a_kl_term_can_schedule_it():
-    """As far as it is built: what is refused later is refused by name."""
+    """Each is built; a later refusal names its reason."""
     seen = 0
     for slug in methods.names():
         try:

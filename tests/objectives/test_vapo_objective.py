@@ -29,7 +29,7 @@ def test_worked_example():
     assert loss_of(EXAMPLE, nll_coef=0.0)[0] == pytest.approx(surrogate, abs=1e-6)
 
 
-def test_right_is_what_the_record_says():
+def test_the_record_decides_which_rollouts_are_right():
     recorded = EXAMPLE.replace(extras={"correct": jnp.array([[False, True]])})
     surrogate, likelihood = (-1.28 - 1.25 + 2 * 0.8) / 3, -1 + np.log(0.5)
     assert loss_of(recorded)[0] == pytest.approx(surrogate - 0.1 * likelihood, abs=1e-6)

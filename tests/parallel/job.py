@@ -30,22 +30,22 @@ def free_port() -> int:
 
 
 def with_devices(count: int, flags: str | None = None) -> dict[str, str]:
-    """The environment of a process on a CPU with so many virtual devices, and other XLA `flags` (None: as they are)."""
+    """The environment of a CPU process with `count` virtual devices, and other XLA `flags` (None: unchanged)."""
     others = os.environ.get("XLA_FLAGS", "") if flags is None else flags
     kept = [part for part in others.split() if "device_count" not in part]
     return os.environ | {"XLA_FLAGS": " ".join([*kept, f"--xla_force_host_platform_device_count={count}"]),
                          "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}",
-                         # A device that waits for others keeps a thread; with one per core all may wait for one that has none.
+                         # A waiting device keeps a thread; with one thread per core all may wait for a device without one.
                          "PJRT_NPROC": str(8 * count)}
 
 
 @functools.cache
 def lines_of(script: str, devices: int, flags: str | None = None) -> list[str]:
-    """What a script of this folder prints in a process of its own, once for all workers of a test run; it must end well."""
+    """The output lines of a script of this folder in its own process, once for all workers of a test run; it must succeed."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.getpid())
     kept = Path(os.environ["JAX_COMPILATION_CACHE_DIR"], f"{run}-{script}-{devices}{flags or ''}")
     with kept.open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # a worker that comes while another runs the script waits for its lines
+        fcntl.flock(file, fcntl.LOCK_EX)  # another worker waits for the lines of a running script
         file.seek(0)
         if not (found := file.read()):
             found = printed(script, devices, flags)
@@ -61,7 +61,7 @@ def printed(script: str, devices: int, flags: str | None) -> str:
 
 
 def start(processes: int, devices: int, arguments: list[str], logs: Path) -> list[subprocess.Popen]:
-    """`experiments/train.py` in so many processes of so many virtual devices each; they print to logs/0, logs/1, ..."""
+    """`experiments/train.py` in this many processes, each with `devices` virtual devices; they print to logs/0, logs/1, ..."""
     environment = with_devices(devices)
     cache = f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"  # the session's, not the user's
     logs.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def start(processes: int, devices: int, arguments: list[str], logs: Path) -> lis
 
 
 def start_script(script: str, processes: int, devices: int, logs: Path, *arguments: str) -> list[subprocess.Popen]:
-    """`script ARGUMENTS PORT PROCESS` of this folder in so many processes; they print to logs/0, logs/1, ..."""
+    """`script ARGUMENTS PORT PROCESS` of this folder in this many processes; they print to logs/0, logs/1, ..."""
     logs.mkdir(parents=True, exist_ok=True)
     environment, port, started = with_devices(devices), free_port(), []
     for number in range(processes):
@@ -87,7 +87,7 @@ def start_script(script: str, processes: int, devices: int, logs: Path, *argumen
 
 
 def finish(started: list[subprocess.Popen], seconds: float) -> list[int | None]:
-    """Exit codes once all have ended; whoever has not after `seconds` is killed and counts as None."""
+    """Exit codes once all processes end; a process still running after `seconds` is killed and has None."""
     end = time.monotonic() + seconds
     try:
         while any(one.poll() is None for one in started) and time.monotonic() < end:

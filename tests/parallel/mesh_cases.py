@@ -32,7 +32,7 @@ def tiny(**mesh):
 
 
 def steps(config, count, devices, unpads=False):
-    """`count` steps as the loop takes them, with short completions in the second, whose padding is left out if it `unpads`.
+    """`count` steps of the training loop, with short completions in the second, whose padding is left out if it `unpads`.
 
     Returns samples, parameters and metrics on the host.
     """
@@ -53,13 +53,13 @@ def steps(config, count, devices, unpads=False):
 
 
 def on_first_device() -> int:
-    """Bytes of all arrays that live there."""
+    """Bytes of all arrays on the first device."""
     pieces = [shard.data for x in jax.live_arrays() for shard in x.addressable_shards if shard.device == jax.devices()[0]]
     return sum({piece.unsafe_buffer_pointer(): piece.nbytes for piece in pieces}.values())
 
 
 def published():
-    """Weights of a file, read for a 2 x 2 x 2 mesh, with what the first device holds whenever a tensor is asked for."""
+    """Weights of a file, read for a 2 x 2 x 2 mesh, with the first device's memory at each read of a tensor."""
     c = ModelConfig(vocab_size=64, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=4, head_dim=8, mlp_size=48,
                     tie_embeddings=False, qkv_bias=True)
     stored = {place.hf: np.random.default_rng(i).standard_normal(place.shape).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Runs in a process of its own with four virtual devices: runs of Adafactor on a mesh, one broken off and resumed."""
+"""Runs in a process of its own with four virtual devices: runs of Adafactor on a mesh, one interrupted and resumed."""
 import json
 import sys
 import tempfile
@@ -26,7 +26,7 @@ def config(name: str, steps: int, **changes):
 
 
 def end_of(folder: Path, c):
-    """`(state, as it was laid out)` of the last checkpoint, in the layout of its run and in the memory where it waits."""
+    """`(state, as it was laid out)` of the last checkpoint, in the layout of its run and in its memory kind."""
     run, params = setup.build(c)
     target = offload.moments_away(run.learner.offload, setup.initial_state(run, params))
     with Checkpoints(folder / "checkpoints", read_only=True) as store:

@@ -50,7 +50,7 @@ def damaged(folder: Path, mesh) -> dict:
                 for a, b in zip(found.state[name].addressable_shards, wanted[name].addressable_shards)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            checkpoints.save(2, state_of(mesh, 2), host="again")  # the run goes on
+            checkpoints.save(2, state_of(mesh, 2), host="again")  # the run continues
         again = checkpoints.restore(state_of(mesh, 0))
         parallel.barrier("read")
         if parallel.is_primary():
@@ -67,7 +67,7 @@ def damaged(folder: Path, mesh) -> dict:
 
 
 def apart(folder: Path, process: int) -> str:
-    """What a process is refused with whose run folder is another one, as when each host has a disk of its own."""
+    """The error of a process with another run folder, as when each host has its own disk."""
     lock.PATIENCE = 0.3
     with lock.locked(folder):
         parallel.barrier("both are in")

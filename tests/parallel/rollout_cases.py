@@ -40,7 +40,7 @@ def weights():
 
 
 def moved(params, *sizes) -> dict:
-    """What becomes of `params` by a reshard, in bfloat16 and in float32, and what the latter's program sends."""
+    """The result of a reshard of `params`, in bfloat16 and in float32, and the communication of the latter's program."""
     mesh, named = mesh_of(*sizes), lambda tree: {rules.path_name(path): x for path, x in jax.tree.leaves_with_path(tree)}
     ruled, lain = parallel.rollout_shardings(params, mesh), parallel.put(params, parallel.tree_shardings(params, mesh))
     found = parallel.reshard(lain, mesh, jnp.bfloat16)

@@ -204,7 +204,7 @@ def test_what_does_not_divide_is_summed_whole():
 
 @pytest.fixture(scope="module")
 def eight():
-    """What `mesh_cases.py` found in programs compiled for eight virtual devices."""
+    """The results of `mesh_cases.py` for programs compiled for eight virtual devices."""
     return json.loads(job.lines_of("mesh_cases.py", 8)[-1])["communicated"]
 
 

@@ -1,4 +1,4 @@
-"""Updates of trajectories with the words of others in them on eight virtual devices: gradients are those of plain rows."""
+"""Updates of trajectories with tokens of others on eight virtual devices: gradients equal those of plain rows."""
 import json
 
 import job

@@ -208,7 +208,7 @@ def test_little_room_is_tight_where_devices_have_run_and_no_where_none_has():
         SMALL, WORK, new, 1, found)
 
 
-def test_remedies_go_on_where_updates_and_sampling_need_nearly_the_same():
+def test_remedies_continue_where_updates_and_sampling_need_nearly_the_same():
     """Neither alone makes the peak much smaller, and a last part that makes it fit may save less than the others."""
     w = dataclasses.replace(WORK, prompts=64, group=8, prompt_tokens=512, completion_tokens=1024, dtype="bfloat16",
                             lora_rank=32)
@@ -234,7 +234,7 @@ def test_remedies_change_nothing_that_fits_and_cut_what_is_too_large():
 
 def test_the_device_at_hand_has_its_memory():
     device = device_of(jax.devices()[0])
-    assert 1e8 < device.memory < 1e13 and device.flops != device.flops  # nobody published a CPU's peak here
+    assert 1e8 < device.memory < 1e13 and device.flops != device.flops  # there is no published peak of a CPU
 
 
 def small():
@@ -245,7 +245,7 @@ def small():
     return c
 
 
-def test_a_run_tells_what_it_will_need_and_warns_on_a_cpu_that_is_too_small(monkeypatch):
+def test_a_run_prints_its_memory_and_warns_on_a_cpu_that_is_too_small(monkeypatch):
     run, _ = setup.build(small())
     rows = dict(forecast(run))
     w = work_of(run.config, run.source.sampler.prompt_tokens, run.needs, critic=False)

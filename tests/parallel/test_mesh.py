@@ -129,7 +129,7 @@ def test_no_device_ever_holds_more_of_published_weights_than_its_share(eight):
 
 
 def slices_of(count: int, chips: int) -> list:
-    """TPU slices as jax tells of them: a line of chips each."""
+    """TPU slices as jax reports them: a line of chips each."""
     return [types.SimpleNamespace(id=i, platform="tpu", device_kind="TPU v5p", slice_index=i // chips, process_index=i // 4,
                                   coords=(i % chips, 0, 0), core_on_chip=0) for i in range(count * chips)]
 

@@ -1,4 +1,4 @@
-"""Two processes with four devices each against one device; and what becomes of a job that loses one, or is told to go."""
+"""Two processes with four devices each against one device; and jobs that lose a process or get a signal."""
 import json
 import signal
 import subprocess
@@ -34,15 +34,15 @@ DATA = on(4, 1, 1)
 
 
 def starts_again(code: int | None) -> bool:
-    """Whether launchers start a job again that ended so: killed by a signal, itself or as a shell reports it.
+    """Whether launchers restart a job with this exit code: killed by a signal, or so reported by a shell.
 
-    The runtime aborts, and prints every thread's stack on its way, in which it may also crash.
+    The runtime aborts and prints every thread's stack; it may crash while it prints.
     """
     return code is not None and (code < 0 or code > 128)
 
 
 def trained(processes: int, folder: Path, *arguments: str, devices: int = 4) -> Path:
-    """The run folder of a job with so many devices in so many processes."""
+    """The run folder of a job with this many devices in this many processes."""
     run = folder / "run"
     options = [f"--workdir={run}", f"--config.steps={STEPS}", *arguments]
     started = job.start(processes, devices // processes, options, folder / "logs")
@@ -96,7 +96,7 @@ def test_two_processes_do_what_one_device_does(alone, tmp_path, mesh):
     assert [entry["step"] for entry in told(together)] == list(range(STEPS + 1))
     assert min(entry["grad_norm"] for entry in told(together)[1:]) > 0
     assert "step 4/4" in (tmp_path / "logs" / "0").read_text()
-    assert "step" not in (tmp_path / "logs" / "1").read_text()  # one of them speaks
+    assert "step" not in (tmp_path / "logs" / "1").read_text()  # only the first process prints
 
 
 METHODS = {
@@ -117,12 +117,12 @@ def test_methods_with_more_to_keep_together(tmp_path, method):
 
 
 @several
-def test_a_job_that_is_told_to_go_saves_and_goes_on_in_one_process(alone, tmp_path):
+def test_a_job_with_a_signal_saves_and_continues_in_one_process(alone, tmp_path):
     run = tmp_path / "run"
     arguments = [f"--workdir={run}", f"--config.steps={STEPS}", *DATA, "--config.checkpoint.every=100"]
     started = job.start(2, 2, arguments, tmp_path / "logs")
     wait_for(lambda: (run / "metrics.jsonl").is_file() and len((run / "metrics.jsonl").read_text().splitlines()) > 1, started)
-    started[1].send_signal(signal.SIGTERM)  # only one of them hears of it
+    started[1].send_signal(signal.SIGTERM)  # only one process gets the signal
     assert job.finish(started, 120) == [preemption.EXIT_CODE] * 2
     assert job.finish(job.start(1, 4, [*arguments, "--resume"], tmp_path / "again"), 300) == [0]
     assert_same(alone, run, 1e-4)
@@ -131,7 +131,7 @@ def test_a_job_that_is_told_to_go_saves_and_goes_on_in_one_process(alone, tmp_pa
 @several
 @pytest.mark.parametrize(("victim", "number"), ((0, signal.SIGKILL), (1, signal.SIGSTOP)), ids=("killed", "silent"))
 def test_a_job_that_loses_a_process_ends(tmp_path, victim, number):
-    """Killed, its connections break; stopped, as when its machine is gone from the network, only its silence tells."""
+    """A killed process breaks its connections; a stopped one, like a machine lost from the network, is only silent."""
     run = tmp_path / "run"
     started = job.start(2, 2, [f"--workdir={run}", "--config.steps=1000", *DATA], tmp_path / "logs")
     wait_for(lambda: (run / "metrics.jsonl").is_file() and len((run / "metrics.jsonl").read_text().splitlines()) > 1, started)
@@ -144,7 +144,7 @@ def test_a_job_that_loses_a_process_ends(tmp_path, victim, number):
 
 
 @several
-def test_what_fails_in_one_process_ends_the_job_and_is_told(tmp_path):
+def test_an_error_in_one_process_ends_the_job_and_is_reported(tmp_path):
     started = job.start(2, 2, [f"--workdir={tmp_path / 'run'}", "--config.steps=1000", *DATA, "--config.warmup.steps=0",
                                "--config.rewards=isolated(target='job:picky')"], tmp_path / "logs")
     codes = job.finish(started, 150)
@@ -189,7 +189,7 @@ def test_a_barrier_to_which_one_does_not_come_ends_the_job(damaged):
 
 @several
 def test_a_job_that_is_not_complete_does_not_start(tmp_path):
-    """Nobody but process 0 was started."""
+    """Only process 0 is started."""
     with (tmp_path / "log").open("w") as log:
         alone = subprocess.Popen([sys.executable, "-c", "from jaxrl_llm.parallel import runtime; runtime.START_SECONDS = 3\n"
                                   f"with runtime.job('127.0.0.1:{job.free_port()}', 2, 0): print('started')"],

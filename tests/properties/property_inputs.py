@@ -181,7 +181,7 @@ def advantages(seed: int, shape: tuple[int, int, int] = (P, G, T)) -> jax.Array:
 
 
 def pad(x, extra: tuple[int, int, int] = (1, 1, 2)):
-    """`x` with more prompts, rollouts and tokens: NaN in measurements, 0 or False elsewhere; axes told by size."""
+    """`x` with more prompts, rollouts and tokens: NaN in measurements, 0 or False elsewhere; axes identified by size."""
     x = np.asarray(x)
     widths = [(0, extra[0])]
     if x.ndim > 1:

@@ -101,7 +101,7 @@ def everything(slug, case, rollouts):
 @few
 @seeds
 def test_what_others_wrote_into_a_rollout_changes_nothing(slug, case, seed):
-    """Tokens that are seen and not trained get exactly 0, and whatever is recorded of them has no influence."""
+    """Tokens that are seen and not trained get exactly 0, and no record of them has an influence."""
     rollouts = inputs.batch(seed, case)
     trained = np.asarray(rollouts.token_mask)
     spoiled = inputs.spoil(rollouts, trained, seed)

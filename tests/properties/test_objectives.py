@@ -125,7 +125,7 @@ def as_trained(row):
 @few
 @seeds
 def test_what_others_wrote_into_a_rollout_changes_nothing(row, seed):
-    """Tokens that are seen and not trained have exactly no gradient, and whatever is recorded of them has no influence."""
+    """Tokens that are seen and not trained have exactly no gradient, and no record of them has an influence."""
     case, run = build(row)[0], as_trained(row)
     arguments = sample(seed, case)
     trained = np.asarray(arguments[1].token_mask)

@@ -72,7 +72,7 @@ def test_a_checkpoint_keeps_them():
         np.testing.assert_array_equal(one.facts["replay_weight"], two.facts["replay_weight"])
 
 
-def test_what_is_refused():
+def test_impossible_settings_are_refused():
     for hyper, words in (({"share": 1.0}, "share=1.0"), ({"least": 0.0}, "least=0.0")):
         with pytest.raises(ValueError, match=words):
             replay.make("prioritised", **hyper)

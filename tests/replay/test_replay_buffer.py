@@ -1,4 +1,4 @@
-"""The buffer: what is added, dropped, put back and saved, on forests written by hand and on random ones."""
+"""The buffer: additions, drops, replays and saves, on forests written by hand and on random ones."""
 import dataclasses
 import json
 
@@ -54,7 +54,7 @@ def same(a, b):
 
 
 def test_rapo_step_by_step():
-    """A success of problem 4, which comes back when all fail there; its log-probs, version and text come along."""
+    """A success of problem 4 returns when all rollouts fail there, with its log-probs, version and text."""
     rule = replay.make("latest_success")
     first = step(rule, EMPTY, batch([4, 0], [[1.1, 1.1, 0.1], [0.1] * 3], version=0), 0)
     assert uids(first.forest) == [(4, [0, 1, 2]), (0, [3, 4, 5])] and uids(first.buffer) == [(4, [1])]
@@ -65,7 +65,7 @@ def test_rapo_step_by_step():
     (zero, four, five) = uids(second.forest)
     assert zero == (0, [6, 7, 8]) and five == (5, [12, 13, 14])
     assert four[1][-1] == 1 and len(four[1]) == 3 and set(four[1][:2]) < {9, 10, 11}
-    assert uids(second.buffer) == [(4, [1]), (5, [13])]  # the one put back is not stored again
+    assert uids(second.buffer) == [(4, [1]), (5, [13])]  # the replayed one is not stored again
     assert second.metrics == {"replay/size": 2, "replay/share": pytest.approx(1 / 9), "replay/age": 3}
     end = second.forest.ends[5]
     assert second.forest.rewards[end] == np.float32(1.1) and second.forest.texts[end] == "1" and not second.forest.stopped[end]
@@ -94,7 +94,7 @@ def test_a_problem_that_is_drawn_twice_gets_a_success_once():
     assert [number for _, group in uids(found) for number in group].count(1) == 1 and len(found.ends) == 4
 
 
-def test_spear_replays_what_was_good_once():
+def test_spear_replays_a_good_rollout_once():
     rule = replay.make("self_imitation", max_age=2)
     first = step(rule, EMPTY, batch([1, 2], [[1, 0, 0], [1, 1, 0]], version=0), 0)
     assert uids(first.buffer) == [(1, [0]), (2, [3, 4])]
@@ -118,7 +118,7 @@ def test_groups_of_recent_policies_are_whole_and_leave_one_prompt_to_be_sampled(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_capacity_ages_and_copies_of_random_runs(seed):
-    """Whatever happens: never more than the capacity, never older than the limit, no rollout twice in a batch or the buffer."""
+    """In all cases: at most the capacity, none older than the limit, no rollout twice in a batch or the buffer."""
     rng, rule = np.random.default_rng(seed), replay.Replay(
         lambda rewards, valid: valid & (rewards > 0), lambda rewards, valid, rng: np.where(rewards.max(1) <= 0, 0, -1),
         lambda born, version, prompts, rng: rng.permutation(len(born))[:2], capacity=9, per_prompt=3, max_age=4,
@@ -133,7 +133,7 @@ def test_capacity_ages_and_copies_of_random_runs(seed):
         mixed, buffer = found.forest.uid[found.forest.ends].tolist(), found.buffer
         replayed = [uid for uid in mixed if uid < 12 * version]
         twice = len(mixed) - len(set(mixed))
-        assert not twice or not rule.once and twice <= 2  # a group that comes back whole may hold what was put back
+        assert not twice or not rule.once and twice <= 2  # a group that returns whole may contain replayed rollouts
         assert all(len(set(group)) == len(group) for _, group in uids(found.forest)) and set(replayed) <= before
         assert forests.versions(found.forest).tolist() == [born[uid] for uid in mixed]
         stored = buffer.uid[buffer.ends].tolist()
@@ -145,7 +145,7 @@ def test_capacity_ages_and_copies_of_random_runs(seed):
         assert buffer.decode_steps == 0 and not buffer.failures
 
 
-def test_what_is_saved_is_what_was():
+def test_a_saved_buffer_is_restored_exactly():
     buffer = step(replay.make("past_success"), EMPTY, batch([3, 19], [[1, 0], [1, 1]], 5, lengths=[[3, 1], [2, 7]]), 5).buffer
     stored = json.loads(json.dumps(buffers.encode(buffer)))
     same(buffers.decode(stored, EMPTY, PROBLEMS, lambda text, problem: text), buffer)
@@ -157,7 +157,7 @@ def test_what_is_saved_is_what_was():
     assert buffers.stored_bytes(rollouts=10, prompt_tokens=3, tokens=5) == 1280
 
 
-def test_a_conversation_is_put_back_with_its_turns():
+def test_a_conversation_is_replayed_with_its_turns():
     """Grafting keeps chains of nodes, of which forks share the first."""
     other = batch([2], [[1, 1]], version=0)
     other = grow(other, [1, 1], [0, 7], role=[Role.POLICY, Role.ENVIRONMENT], length=[1, 2], stopped=[True, True],

@@ -1,4 +1,4 @@
-"""Replay rules by hand: what is stored, which rollout gives way, which groups come back."""
+"""Replay rules by hand: stored rollouts, replaced rollouts, and returning groups."""
 import textwrap
 
 import numpy as np

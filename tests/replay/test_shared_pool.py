@@ -1,4 +1,4 @@
-"""A folder that runs share: what is read of it, what others may have put there, and how long it counts."""
+"""A folder that runs share: its groups, files of others, and their lifetime."""
 import json
 import os
 import threading
@@ -16,7 +16,7 @@ def pool(folder, node, max_age=60.0):
     return Pool(folder, node, of_task(TASK), max_age)
 
 
-def test_what_one_publishes_others_read(tmp_path):
+def test_published_groups_are_read_by_others(tmp_path):
     a, b, c = (pool(tmp_path / "pool", name) for name in "abc")
     a.publish(3, [(TASK[1], ["4", "5"]), (TASK[2], ["6", "\ud800 x é"])])
     b.publish(1, [(TASK[3], ["2", "3"])])
@@ -92,8 +92,8 @@ def test_unknown_problems_are_left(tmp_path):
             pool(tmp_path, name)
 
 
-def test_nobody_sees_half_a_file(tmp_path):
-    """Four nodes publish at once while another reads: whatever it finds is whole."""
+def test_readers_see_only_whole_files(tmp_path):
+    """Four nodes publish at once while another reads: every file that it reads is whole."""
     reader, stop, seen = pool(tmp_path, "reader"), threading.Event(), []
 
     def write(name):

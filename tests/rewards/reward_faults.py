@@ -8,7 +8,7 @@ import numpy as np
 
 
 def fault(completion, answer, problem):
-    """The completion says what happens."""
+    """The completion names the fault."""
     if completion == "sleep":
         time.sleep(600)
     if completion == "power":  # holds the interpreter lock: no thread or Python signal handler could stop it

@@ -55,7 +55,7 @@ def test_outcomes():
 
 
 def test_the_expected_output_is_not_within_reach():
-    # The program reads every file it was given and fails (-2) should one of them hold the expected output.
+    # The program reads every file that it can and fails (-2) if one of them has the expected output.
     search = ("import os\nfor folder, _, files in os.walk('.'):\n    for name in files:\n"
               "        assert 'some' + 'secret' not in open(os.path.join(folder, name)).read()\n"
               "print('reached the end')")

@@ -1,4 +1,4 @@
-"""Adding rewards up, and what happens when one of them misbehaves."""
+"""The sum of rewards, and the effect of one that misbehaves."""
 
 import threading
 import time

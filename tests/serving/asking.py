@@ -1,4 +1,4 @@
-"""Engines that sample from a server, our own on a loopback port, and a server in between that misbehaves on purpose."""
+"""Engines that sample from a server: our own on a loopback port, and a proxy that misbehaves on purpose."""
 import contextlib
 import inspect
 import json
@@ -34,7 +34,7 @@ def make_worker(seed=7, slot_tokens=SLOT_TOKENS):
 
 @contextlib.contextmanager
 def asking(url, folder, **options):
-    """A server as a run knows it."""
+    """A server as a run uses it."""
     found = external.Server(external.Client(url, **options), MODEL.config, folder)
     try:
         yield found
@@ -58,7 +58,7 @@ def collected(engine):
 
 
 def expected(uids, limit=24, seed=0, **fields):
-    """What an engine of this process samples with the seeds that the server is given."""
+    """The samples of an engine in this process with the seeds of the server."""
     engine = Engine(MODEL, weights(seed), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
     engine.submit(*requests(uids, limit, **fields))
     return collected(engine)
@@ -75,10 +75,9 @@ def assert_same_nodes(found, wanted):
 
 @contextlib.contextmanager
 def troubled(url, trouble):
-    """A server before the one at `url`.
+    """A proxy before the server at `url`.
 
-    `trouble(path, body)` says what becomes of a request: a Response in the place of the answer, or a function that changes the
-    JSON of it; None: nothing.
+    `trouble(path, body)` returns a Response that replaces the answer, a function that changes its JSON, or None for no change.
     """
     async def answer(request):
         content = await request.body()
@@ -99,7 +98,7 @@ def troubled(url, trouble):
 
 
 def choice(change):
-    """What changes the only choice of an answer."""
+    """Changes the only choice of an answer."""
     return lambda answer: change(answer["choices"][0])
 
 

@@ -1,4 +1,4 @@
-"""A server that takes weights, and who asks it."""
+"""A server that accepts weights, and its clients."""
 
 import pytest
 from asking import MODEL, asking, collected, make_engine, make_worker, requests
@@ -36,7 +36,7 @@ def short_waits(monkeypatch):
 
 @pytest.fixture(scope="module")
 def healthy(url, folder):
-    """12 trajectories of a server that nothing happens to."""
+    """12 trajectories of a server without faults."""
     with asking(url, folder) as server:
         engine = make_engine(server)
         engine.submit(*requests(range(12)))

@@ -1,4 +1,4 @@
-"""A tiny byte model behind a real server on a loopback port, and what it should answer."""
+"""A tiny byte model behind a real server on a loopback port, and its expected answers."""
 import contextlib
 import functools
 import socket
@@ -55,7 +55,7 @@ def serving(worker, port=0, config=MODEL.config, around=lambda app: app, **optio
 
 @contextlib.contextmanager
 def listening(app, port=0):
-    """`http://...` of an application in a thread of its own, ended behind the block."""
+    """`http://...` of an application in a thread of its own, which ends with the block."""
     sock = socket.create_server(("127.0.0.1", port))
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
@@ -70,7 +70,7 @@ def listening(app, port=0):
 
 
 def until(holds, seconds=20):
-    """Waits for something that another thread does."""
+    """Waits for an effect of another thread."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it never came to be"

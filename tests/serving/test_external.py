@@ -45,7 +45,7 @@ def test_trajectories_are_those_of_the_weights_that_were_published(server, worke
     assert all((node.policy_version == 3).all() and node.parent is None for node in found.values())
 
 
-def test_draws_follow_from_the_key_the_uid_and_what_was_drawn(server):
+def test_draws_follow_from_the_key_the_uid_and_earlier_draws(server):
     def nodes(key, *uids):
         engine = external.ExternalEngine(server, weights(0), key, slot_tokens=SLOT_TOKENS)
         engine.submit(*requests(uids))
@@ -56,8 +56,8 @@ def test_draws_follow_from_the_key_the_uid_and_what_was_drawn(server):
     assert nodes(jax.random.key(1), 4) != alone
 
 
-def test_a_trajectory_goes_on_with_the_very_tokens(url, folder):
-    """The prompt of a turn is what was sampled and what others said, token by token; nothing is spelled in between."""
+def test_a_trajectory_continues_with_the_exact_tokens(url, folder):
+    """The prompt of a turn has the exact tokens of samples and messages before it; no text is encoded again."""
     bodies = []
 
     def record(path, body):
@@ -106,7 +106,7 @@ def test_what_a_server_cannot_do_is_refused(server):
     assert node.uid == 0 and engine.collect() == []
 
 
-def test_what_is_released_is_not_waited_for(server, worker):
+def test_released_trajectories_are_not_awaited(server, worker):
     engine, event = make_engine(server), threading.Event()
     worker.call(lambda _: event.wait(60))
     engine.submit(*requests([0, 1]))

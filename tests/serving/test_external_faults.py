@@ -1,4 +1,4 @@
-"""Sampling from a server that fails, answers garbage, dies amid a batch or has other weights than it says."""
+"""Sampling from a server that fails, answers garbage, dies amid a batch or has other weights than it reports."""
 import contextlib
 import json
 import socket
@@ -59,7 +59,7 @@ def first_times(troubles):
     return trouble, seeds
 
 
-def test_what_fails_is_asked_for_again_and_nothing_is_lost(url, folder, healthy):
+def test_failed_requests_are_repeated_and_nothing_is_lost(url, folder, healthy):
     troubles = [found for found, _ in [*GARBAGE.values(), *BUSY.values()]]
     trouble, seeds = first_times(troubles)
     with troubled(url, trouble) as at, asking(at, folder, deadline=60) as server:
@@ -94,7 +94,7 @@ def test_a_server_that_stays_busy_is_asked_until_the_deadline(url, folder, statu
         assert f"{at}: status {status}: not now; asking again for up to" in capsys.readouterr().err
 
 
-def test_others_go_on_where_one_fails(url, folder, healthy):
+def test_others_continue_where_one_fails(url, folder, healthy):
     broken = []
 
     def trouble(path, body):
@@ -134,7 +134,7 @@ def test_no_answer_in_time(folder):
     (choice(lambda one: one.pop("token_ids")), "answers without token_ids .it has entropies, finish_reason"),
     (choice(lambda one: one.update(prompt_token_ids=[1])), "the server replaces the tokens of the prompt"),
     (error(401), "status 401: not now")))
-def test_what_no_further_attempt_mends_ends_the_run_at_once(url, folder, change, reason):
+def test_permanent_faults_end_the_run_at_once(url, folder, change, reason):
     count = []
     with troubled(url, lambda path, body: (count.append(1), change)[1] if path == "/v1/completions" else None) as at, \
             asking(at, folder) as server:
@@ -146,7 +146,7 @@ def test_what_no_further_attempt_mends_ends_the_run_at_once(url, folder, change,
 
 
 def test_a_server_that_dies_amid_a_batch_gets_its_weights_again(folder, healthy):
-    """It comes back at the same port, with other weights than the run has; what was on its way is sampled again."""
+    """It restarts at the same port with other weights than the run's; requests in flight are sampled again."""
     socket_, found = socket.create_server(("127.0.0.1", 0)), {}
     port = socket_.getsockname()[1]
     socket_.close()
@@ -157,7 +157,7 @@ def test_a_server_that_dies_amid_a_batch_gets_its_weights_again(folder, healthy)
             engine = make_engine(server)
             engine.submit(*requests(range(12)))
             found |= {node.uid: node for node in engine.collect()}
-            worker.call(lambda _: time.sleep(2))  # longer than it waits for those that it answers
+            worker.call(lambda _: time.sleep(2))  # longer than its answers take
         assert 0 < len(found) < 12
         again = make_worker(8)
         with serving(again, port, config=MODEL.config, weights_from=folder):
@@ -168,7 +168,7 @@ def test_a_server_that_dies_amid_a_batch_gets_its_weights_again(folder, healthy)
 # --- other weights than were published ---------------------------------------------------------------------------------------
 
 
-def test_a_server_that_goes_on_with_old_weights_is_found_out_at_once(url, folder, worker):
+def test_a_server_that_keeps_old_weights_is_detected_at_once(url, folder, worker):
     taken = Response(json.dumps({"success": True}))
     with troubled(url, lambda path, body: taken if path == "/update_weights_from_disk" else None) as at, \
             asking(at, folder) as server:
@@ -188,7 +188,7 @@ def test_a_server_that_takes_no_weights_is_refused(url, folder, tmp_path):
 
 
 def test_answers_by_other_weights_are_not_learned_from(url, folder, worker):
-    """The list of models names the right weights, and the answers come of others."""
+    """The list of models names the right weights, and the answers use others."""
     def lie(answer):
         answer["choices"][0]["weight_versions"] = None
         answer["metadata"]["weight_version"] = "forgotten"
@@ -200,7 +200,7 @@ def test_answers_by_other_weights_are_not_learned_from(url, folder, worker):
             engine.collect()
 
 
-def test_what_another_client_publishes_in_between_is_put_right(server, url, folder, healthy, worker):
+def test_weights_published_by_another_client_are_replaced(server, url, folder, healthy, worker):
     with asking(url, folder) as other:
         engine = make_engine(server)
         other.publish(weights(31))

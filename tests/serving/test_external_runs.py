@@ -47,8 +47,8 @@ def test_a_run_samples_from_a_server(url, worker, tmp_path, folder, changes):
 
 
 @pytest.mark.slow
-def test_a_run_whose_server_fails_goes_on_with_the_next(url, tmp_path, folder):
-    """It ends with the step before saved, and resumed becomes what it would have been."""
+def test_a_run_whose_server_fails_continues_with_the_next(url, tmp_path, folder):
+    """It ends with the step before saved, and a resumed run equals an uninterrupted one."""
     asked = []
 
     def dies(path, body):
@@ -74,7 +74,7 @@ def steps_of(config):
 
 
 def test_a_server_with_other_weights_ends_the_run(url, folder):
-    """It says that it serves what was published, and does not: the log-probs show it."""
+    """It claims to serve the published weights, and does not: the log-probs show it."""
     tag = []
     with asking(url, folder) as server:
         server.publish(weights(41))
@@ -130,6 +130,6 @@ def test_a_server_that_holds_too_few_tokens_is_refused_before_the_first_step(tmp
     ({"server.deadline": 0.0}, "server.deadline is 0.0"),
     ({"server.max_mismatch": -1.0}, "server.max_mismatch"),
     ({"method": "aepo_advantage"}, "reads the sampler's entropies")))
-def test_what_cannot_work_is_refused_before_anything_is_asked(changes, reason, tmp_path):
+def test_impossible_settings_are_refused_before_any_request(changes, reason, tmp_path):
     with pytest.raises(ValueError, match=reason):
         setup.build(config_of("http://127.0.0.1:1", tmp_path, **changes))

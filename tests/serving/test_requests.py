@@ -1,4 +1,4 @@
-"""Bodies of requests: what they ask for, and what is refused with a reason."""
+"""Bodies of requests: their settings, and refusals with a reason."""
 import dataclasses
 import json
 
@@ -21,7 +21,7 @@ def test_defaults_are_those_of_openai():
     assert one.request.stop_tokens == (258,) and one.request.stop_texts == ()
     chat = asked({"messages": [{"role": "user", "content": "ab"}]}, chat=True)
     assert TOKENIZER.decode(chat.prompts[0]) == "user: ab\nassistant:" and chat.request.limit == 128 - len(chat.prompts[0])
-    assert asked({"prompt": "ab"}).seed != asked({"prompt": "ab"}).seed  # nobody gets the draws of another
+    assert asked({"prompt": "ab"}).seed != asked({"prompt": "ab"}).seed  # no two clients share draws
 
 
 def test_every_field_is_read():
@@ -46,7 +46,7 @@ def test_conversations_reach_the_template_as_it_wants_them():
     tools = [{"type": "function", "function": {"name": "add"}}]
     one = asked({"messages": messages, "tools": tools}, chat=True)
     assert TOKENIZER.decode(one.prompts[0]) == "[add;]user: ab\nassistant: \ntool: <|eos|>\nassistant:"
-    assert 258 not in one.prompts[0]  # what a tool says adds no control token
+    assert 258 not in one.prompts[0]  # a tool's text adds no control token
     plain = [{"role": "user", "content": "ab"}]
     assert asked({"messages": plain, "tools": tools, "tool_choice": "none"}, chat=True).prompts == [
         conversation.start(TOKENIZER, plain)]
@@ -97,7 +97,7 @@ def test_conversations_reach_the_template_as_it_wants_them():
     (True, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}, "Expecting property name"),
     (True, {"messages": [{"role": "assistant", "tool_calls": ["a"]}]}, "tool_calls with 'a'"),
     (True, {"messages": [{"role": "user", "content": "a"}], "logprobs": 1}, "logprobs=1; give true or false")])
-def test_what_is_wrong_is_refused_with_a_reason(chat, body, reason):
+def test_wrong_requests_are_refused_with_a_reason(chat, body, reason):
     if reason is None:
         assert asked(body, chat).prompts == [[257]]
         return

@@ -145,14 +145,14 @@ def running(worker):
 
 
 def held(worker, first=lambda engine: None):
-    """The engine's thread does something, then it waits between two chunks; `(it waits, what lets it go on)`."""
+    """Makes the engine's thread do something, then wait between two chunks; `(it waits, the event that releases it)`."""
     waits, event = threading.Event(), threading.Event()
     worker.call(lambda engine: (first(engine), waits.set(), event.wait(60)))
     return waits, event
 
 
 def in_between(worker, ask, happens):
-    """What `ask()` returns, where `happens(engine)` after the first step for it."""
+    """The result of `ask()`, with `happens(engine)` after the first step for it."""
     waits, event = held(worker)
     waits.wait()
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -180,7 +180,7 @@ def test_a_client_that_goes_away_frees_its_rows(client, url, worker, kind):
         event.set()
         waits.wait()
         assert len(found) == SLOTS
-    until(lambda: worker._inbox.qsize())  # it has been noticed
+    until(lambda: worker._inbox.qsize())  # the engine has noticed it
     after = worker.call(lambda engine: (engine.running, len(engine._queue)))
     second.set()
     assert after.result() == ((), 0)  # no chunk ran in between: they were stopped, and did not end by themselves
@@ -190,7 +190,7 @@ def test_a_client_that_goes_away_frees_its_rows(client, url, worker, kind):
 # --- failures ---------------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_device_loses_is_computed_again(client, worker):
+def test_rows_lost_by_the_device_are_computed_again(client, worker):
     def lose(engine):
         for array in jax.tree.leaves(engine._caches.slots):
             array.delete()
@@ -200,7 +200,7 @@ def test_what_the_device_loses_is_computed_again(client, worker):
     assert [choice.token_ids for choice in choices] == [expected[5].tokens.tolist(), expected[6].tokens.tolist()]
 
 
-def test_rows_that_fail_twice_are_given_up_and_others_go_on(client, worker, monkeypatch):
+def test_rows_that_fail_twice_are_given_up_and_others_continue(client, worker, monkeypatch):
     decode, calls = engines.programs_of.decode, []
 
     def broken(model, weights, slots, lanes, *arguments, **options):
@@ -244,7 +244,7 @@ def test_errors_are_in_the_format_of_openai(client, url):
     assert httpx.get(url + "/v1/completions").status_code == 405
 
 
-def test_too_many_requests_are_refused_and_those_before_go_on():
+def test_too_many_requests_are_refused_and_earlier_ones_continue():
     one = make_worker()
     with serving(one, limits=Limits(requests=1)) as url, \
             openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
@@ -295,7 +295,7 @@ def test_weights_are_published_between_chunks(tmp_path, worker, client, update):
         choice = in_between(worker, lambda: complete(client, max_tokens=100, seed=9), publish).choices[0]
         assert updates[0].result().json() == {"success": True, "message": "serving second", "weight_version": "second"}
     versions = choice.weight_versions
-    assert len(versions) > 8 and versions == sorted(versions) and set(versions) == {"first", "second"}  # a row goes on
+    assert len(versions) > 8 and versions == sorted(versions) and set(versions) == {"first", "second"}  # a row continues
     answer = complete(client)
     assert answer.metadata["weight_version"] == client.models.list().data[0].metadata["weight_version"] == "second"
     assert answer.choices[0].token_ids == sampled(PROMPT, [5], 12, weights=1)[5].tokens.tolist()

@@ -1,4 +1,4 @@
-"""Text that is passed on as tokens come in."""
+"""Text that is sent while tokens arrive."""
 import numpy as np
 import pytest
 
@@ -29,7 +29,7 @@ def test_pieces_are_the_whole_cut_before_the_first_stop_text(stops):
 def test_what_may_be_the_beginning_of_a_stop_text_is_held_back():
     found, one = pieces("xabab!", [3, 1, 1], ("abc", "b!"))
     assert found == ["x", "ab", "", "a"] and one.ended and one.held == "b!"
-    assert pieces("xab", [2], ("abc",))[0] == ["x", "ab"]  # the end shows that it was none
+    assert pieces("xab", [2], ("abc",))[0] == ["x", "ab"]  # the end shows that it is none
 
 
 def test_letters_come_whole():

@@ -57,7 +57,7 @@ def ask(server, route, body, key=KEY, **options):
 
 
 def result_of(server, pending):
-    """What came of a raw request."""
+    """The result of a raw request."""
     while (answer := ask(server, "retrieve_future", pending).json()).get("type") == "try_again":
         pass
     return answer
@@ -148,7 +148,7 @@ def test_stops_are_texts_tokens_or_none(client):
 
 
 def test_a_future_is_asked_for_until_it_is_there(server, training):
-    """The worker is held up: raw answers say to try again, and the client waits."""
+    """The worker is blocked: raw answers ask to try again, and the client waits."""
     let_go = threading.Event()
     server[1].worker.call(lambda engine: let_go.wait(30))
     forward = training.forward([datum()], "cross_entropy")
@@ -212,7 +212,7 @@ def test_malformed_requests_get_a_clear_error(server, training):
     refused("forward_backward", sparse.SerializeToString(), "one number for each token")
 
 
-def test_the_client_hears_what_is_wrong(client, training):
+def test_the_client_gets_the_reason_of_an_error(client, training):
     def failed(message, call):
         with pytest.raises((tinker.RequestFailedError, tinker.APIStatusError), match=message):
             call().result(60)

@@ -1,4 +1,4 @@
-"""Adapters on one base: sampled each under its own weights, trained apart, saved and loaded, dropped with their sessions."""
+"""Adapters on one base: each sampled with its weights, trained apart, saved and loaded, dropped with its session."""
 import concurrent.futures
 
 import jax
@@ -105,7 +105,7 @@ def test_two_models_do_not_disturb_each_other(service):
     assert not equal(tree(service, one), tree(service, other))
 
 
-def test_a_saved_state_goes_on_exactly(service):
+def test_a_saved_state_continues_exactly(service):
     session = service.begin()
     name = created(service, session)
     train(service, name, steps=2)
@@ -175,7 +175,7 @@ def test_samplers_of_checkpoints_and_snapshots_keep_their_weights(service):
     assert not any(key.startswith(session) for key in service._held)
 
 
-def test_prompts_are_scored_under_the_adapter(service):
+def test_log_probs_of_prompts_are_those_of_the_adapter(service):
     name = created(service)
     train(service, name, steps=2)
     for adapter in (tree(service, name), None):
@@ -190,7 +190,7 @@ def test_prompts_are_scored_under_the_adapter(service):
     assert np.isnan(service.score(Snapshot(), [65], None).result(60)).all()
 
 
-def test_what_the_engine_refuses_does_not_hold_up_others(service):
+def test_refusals_of_the_engine_do_not_hold_up_others(service):
     other = Snapshot(tree(service, created(service)))
     with pytest.raises(ValueError, match="a slot holds 128"):
         service.sample(other, rows([1], 10_000)).result(60)
@@ -199,7 +199,7 @@ def test_what_the_engine_refuses_does_not_hold_up_others(service):
     check_nodes(service.sample(Snapshot(), rows([3])).result(60), merged(None, [3]))
 
 
-def test_a_failing_engine_fails_its_rows_and_goes_on(service, monkeypatch):
+def test_a_failing_engine_fails_its_rows_and_continues(service, monkeypatch):
     decode = engines.programs_of.decode
 
     def broken(model, weights, slots, lanes, *arguments, **options):

@@ -1,4 +1,4 @@
-"""The page: complete, closed to the outside, deaf to what a policy wrote. Read by a parser and, where one is, a browser."""
+"""The page: complete, without requests, safe from a policy's text. Read by a parser and, where there is one, a browser."""
 import ast
 import html.parser
 import json

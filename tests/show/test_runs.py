@@ -1,4 +1,4 @@
-"""What is read from run folders, and what is said about them."""
+"""The facts of run folders, and the messages about them."""
 import io
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def test_each_symptom_is_found_and_named(name, value):
     assert f"({name})" in found
 
 
-def test_a_score_that_falls_is_told_from_noise():
+def test_a_falling_score_is_distinguished_from_noise():
     metrics = healthy()
     metrics["eval/score"][-1] -= 0.04
     assert findings(metrics) == []

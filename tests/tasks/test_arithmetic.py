@@ -35,7 +35,7 @@ def test_one_digit_addition_is_all_hundred_problems():
     task = tasks.make("arithmetic", level="digit")
     assert (len(task.train), len(task.heldout)) == (82, 18)
     assert {p.prompt for p in [*task.train, *task.heldout]} == {f"{a}+{b}=" for a in range(10) for b in range(10)}
-    # Typed in: the split must never move, or old checkpoints would be graded on what they were trained on.
+    # Literal values: the split must never change, or old checkpoints would be evaluated on their training problems.
     assert [p.prompt for p in task.heldout] == [
         "0+0=", "0+2=", "0+3=", "1+3=", "2+0=", "3+0=", "3+1=", "3+5=", "3+8=", "5+3=", "5+8=", "6+8=", "6+9=", "8+3=",
         "8+5=", "8+6=", "8+8=", "9+6="]

@@ -1,4 +1,4 @@
-"""Data sets of every form by one mapping of columns: what is read, what is held out, and which row or column is wrong."""
+"""Data sets of every form by one mapping of columns: rows, held-out rows, and errors that name the row or column."""
 import json
 import sys
 
@@ -80,7 +80,7 @@ def test_a_data_set_to_be_measured_on_alone(folder):
         tasks.make("dataset", path=str(folder / "saved"), split="", **GSM8K)
 
 
-def test_the_share_that_is_held_out_depends_on_the_words_alone(folder):
+def test_the_held_out_share_depends_on_the_words_alone(folder):
     plain = tasks.make("dataset", path=str(folder / "sums.parquet"), **GSM8K)
     dressed = tasks.make("dataset", path=str(folder / "sums.csv"), system="Be brief.", shots=2, **GSM8K)
     assert [p.prompt[-1] for p in dressed.heldout] == [p.prompt[-1] for p in plain.heldout]
@@ -124,12 +124,12 @@ def test_keys_of_columns_and_messages(tmp_path):
     ({"prompt": "{question}", "tests": "answer"}, "column 'answer' is no JSON"),
     ({}, r"expected exactly one of 'prompt' and 'messages', got keys .* say by prompt="),
 ])
-def test_what_is_wrong_is_named(folder, options, message):
+def test_wrong_options_are_named(folder, options, message):
     with pytest.raises(ValueError, match=message):
         tasks.make("dataset", path=str(folder / "saved"), **options)
 
 
-def test_what_cannot_be_read_is_named(folder, tmp_path, monkeypatch):
+def test_unreadable_data_are_named(folder, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="subset None, split 'dev': Unknown split"):
         tasks.make("dataset", path=str(folder / "hub"), split="dev", **GSM8K)
     with pytest.raises(FileNotFoundError, match="none.parquet"):

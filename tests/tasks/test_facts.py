@@ -1,4 +1,4 @@
-"""Tasks of boxes and of patches, and the numbers that their problems hold for methods."""
+"""Tasks of boxes and of patches, and the facts of their problems for methods."""
 import numpy as np
 import pytest
 

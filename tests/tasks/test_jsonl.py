@@ -1,4 +1,4 @@
-"""JSONL problems: what is read, and where exactly a bad file is bad."""
+"""JSONL problems: valid lines, and the exact place of an error."""
 
 import json
 

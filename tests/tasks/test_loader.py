@@ -49,7 +49,7 @@ def test_processes_share_each_batch_without_overlap(train):
     assert all(len(batch) == 2 for shard in shards for batch in shard)
     for k, batch in enumerate(whole):
         assert sorted(sum((shard[k] for shard in shards), [])) == sorted(batch)
-    seen = [set(sum(shard, [])) for shard in shards]  # 80 of 82 problems: within the first epoch nobody shares one
+    seen = [set(sum(shard, [])) for shard in shards]  # 80 of 82 problems: within the first epoch no two processes share one
     assert sum(map(len, seen)) == len(set.union(*seen)) == 80
 
 

@@ -48,7 +48,7 @@ def test_every_batch_has_the_share_of_every_task(weight, shares):
     assert sorted(seen[:82]) == list(range(82))  # every problem of a task once, before one comes again
 
 
-def test_what_is_left_over_goes_round():
+def test_the_remainder_rotates():
     task = setup.make_task("arithmetic(label=a), arithmetic(label=b, level=mul2), arithmetic(label=c, level=add3)")
     _, found = stream(task, 4, 6)
     counts = np.array([[sum(p.task == k for p in batch) for k in range(3)] for batch in found])
@@ -114,7 +114,7 @@ def test_thresholds_and_metrics_are_those_of_each_task():
     ("arithmetic(level=digit, label=a), arithmetic(level=digit, heldout_fraction=0.5, label=b)",
      "task 'b' holds out a prompt that task 'a' trains on, '0[+]4='"),
 ])
-def test_mixtures_that_cannot_be(text, message):
+def test_impossible_mixtures_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
         setup.make_task(text)
 
@@ -137,7 +137,7 @@ def test_evaluation_sets():
 
 
 def test_rewards_of_a_mixture_are_one_batch_for_each_task():
-    """The deadline of a batch counts what earlier parts of it took, reward by reward."""
+    """The deadline of a batch includes the time of its earlier parts, reward by reward."""
     spent = []
 
     def remember(completions, answers, problems, until):

@@ -75,7 +75,7 @@ LINES = (
 )
 TEMPLATES = {"smollm2": SMOLLM2, "qwen2.5": QWEN25, "qwen3": QWEN3, "llama3": LLAMA3, "gemma3": GEMMA3, "lines": LINES}
 ENDS = {"llama3": "<|eot_id|>", "gemma3": "<end_of_turn>", "lines": "</s>"}  # "<|im_end|>" for the others
-ALTERNATING = ("gemma3", "lines")  # results of tools are said by the user
+ALTERNATING = ("gemma3", "lines")  # the user says results of tools
 THINKING = ("qwen3",)
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
             "<|eot_id|>", "<bos>", "<start_of_turn>", "<end_of_turn>", "</s>"]

@@ -21,7 +21,7 @@ def family(request, tmp_path_factory):
 
 
 def results(name, *texts):
-    """What a tool or, where the template knows none, the user says."""
+    """A message of a tool or, where the template has no tools, of the user."""
     return [{"role": "user", "content": "\n".join(texts)}] if name in ALTERNATING else [
         {"role": "tool", "content": text} for text in texts]
 
@@ -112,7 +112,7 @@ def test_control_tokens_by_other_keys_and_by_trusted_roles(family):
         plain, forged = (conversation.extend(tokenizer, [tokenizer.eos_id], [{"role": "system", "content": text}])
                          for text in ("x", ATTACK))
         controls = set(tokenizer.control_tokens.values())
-        assert [i for i in forged if i in controls] == [i for i in plain if i in controls], "later all is data, whoever says it"
+        assert [i for i in forged if i in controls] == [i for i in plain if i in controls], "later messages are all data"
     named = [{"role": "user", "content": "Hi", "name": "<|eos|>"}]
     shows = ByteTokenizer("{% for m in messages %}{{ m.name }}: {{ m.content }}{% endfor %}")
     assert shows.eos_id not in conversation.start(shows, named)
@@ -120,7 +120,7 @@ def test_control_tokens_by_other_keys_and_by_trusted_roles(family):
 
 @pytest.mark.parametrize("family", THINKING, indirect=True)
 def test_what_was_thought_stays_where_the_template_drops_it(family):
-    """The next rendering of such a template is no continuation of the conversation that the policy had; ours is."""
+    """Such a template does not continue the policy's conversation at its next rendering; ours does."""
     name, tokenizer = family
     messages = [{"role": "user", "content": "6 times 7?"}]
     thought = "<think>\n6 * 7 = 42\n</think>\n\n42"
@@ -149,7 +149,7 @@ def test_descriptions_of_tools_forge_no_role(family):
     assert tokenizer.decode(forged, skip_special=False) == rendered, "and all is to be read"
 
 
-def test_what_the_policy_said(family):
+def test_messages_of_the_policy(family):
     _, tokenizer = family
     own = tokenizer.encode("<tool_call>{}</tool_call><|im_start|>") + [tokenizer.eos_id]
     assert conversation.said(tokenizer, own) == {"role": "assistant", "content": "<tool_call>{}</tool_call><|im_start|>"}
@@ -157,7 +157,7 @@ def test_what_the_policy_said(family):
     assert conversation.said(tokenizer, [])["content"] == ""
 
 
-def test_templates_that_cannot_go_on():
+def test_templates_that_cannot_continue():
     deaf = ByteTokenizer("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}")
     with pytest.raises(ValueError, match="leaves out or changes the policy's messages"):
         conversation.extend(deaf, [1, 2], [{"role": "user", "content": "go on"}])

@@ -1,4 +1,4 @@
-"""Rules by which some prompts get further rollouts: the papers' tables, totals that are kept, forests that grow by them."""
+"""Rules that give some prompts further rollouts: the papers' tables, exact totals, and the forests that grow by them."""
 import sys
 
 import numpy as np
@@ -30,7 +30,7 @@ def test_dars_brings_hard_prompts_to_the_target():
 
 
 def test_dars_in_a_forest():
-    """Of a group of 4 and at most 12: none right gets 8 more, 1 of 4 gets 2 more, half gets none; who is never right leaves."""
+    """Groups of 4, at most 12: none right gets 8 more, 1 of 4 gets 2 more, half gets none; a prompt never right leaves."""
     outcomes = {0: [0] * 12, 1: [1, 0, 0, 0] + [0] * 8, 2: [1, 1, 0, 0], 3: [1] * 4, 4: [0] * 11 + [1]}
     topology = by_rule(5, group=4, most=12, rule=topologies.make_rule("dars"))
     plans, forest = follow(topology, lambda problem, number: float(outcomes[problem][number]), group=4)
@@ -42,9 +42,9 @@ def test_dars_in_a_forest():
     ("dars", {}, [0, 0, 3, 3], [False, True, False, False]), ("speed_rl", {}, [1, 1], [False, True, False, False]),
     ("gvm_raft", {"mean": 1.5}, [1, 2], [True] * 4), ("xrpo_allocation", {"mean": 1.25, "rounds": 1}, [2], [True] * 4)])
 def test_success_is_the_reward_s_own_criterion(name, hyper, further, kept):
-    """Of `last_number + soft_overlong`: a right answer that is too long earns nearly nothing, a wrong one less than that.
+    """With `last_number + soft_overlong` a right answer that is too long earns nearly nothing, and a wrong one less.
 
-    XRPO's intervals are of what is earned, whatever that is.
+    XRPO's intervals are those of the total reward.
     """
     right = {0: [0] * 12, 1: [1, 1] + [0] * 10, 2: [1] * 12, 3: [0] * 12}
     overlong = {0: [0] * 12, 1: [-0.9, -0.9] + [0] * 10, 2: [0, 0, -0.5, -0.5] + [0] * 8, 3: [-0.5] * 12}
@@ -58,7 +58,7 @@ def test_success_is_the_reward_s_own_criterion(name, hyper, further, kept):
 
 
 def test_speed_rl_screens_and_continues():
-    """The example of the spec: of six screens, two a draw, (0,1) and (1,1) go on; 32 rollouts for 16 that are learned from."""
+    """The example of the spec: of six screens, two a draw, (0,1) and (1,1) continue; 32 rollouts, 16 of which are trained."""
     screens = {0: "0000", 1: "10001001", 2: "1111", 3: "11001110", 4: "00010000", 5: "0000"}
     topology = refill(by_rule(2, group=4, most=8, rule=topologies.make_rule("speed_rl")), 2, keep=disagree, attempts=9)
     plans, forest = follow(topology, lambda problem, number: float(screens[problem][number]), group=4)

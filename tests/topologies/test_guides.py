@@ -1,4 +1,4 @@
-"""How much of a solution completions begin with: the worked examples of ADHint, plans on forests, and what is refused."""
+"""The share of a solution that completions begin with: the worked examples of ADHint, plans on forests, and refusals."""
 import numpy as np
 import pytest
 from test_topologies import asked, follow
@@ -39,7 +39,7 @@ def test_an_expert_takes_the_first_places_of_each_group():
 
 
 def test_hints_follow_a_group_without_any():
-    """Problem 0 is solved, 1 half of the time, 2 never; asked again, the same forest has the same noise."""
+    """Problem 0 is solved, 1 half of the time, 2 never; a second call with the same forest has the same noise."""
     topology = guided(3, group=2, guide=make_guide("adhint"))
     plans, forest = follow(topology, reward=lambda problem, number: float(number % 2 == 0 if problem == 1 else problem == 0))
     assert asked(plans) == [3, [0, 1, 2], [0, 1, 2]] and topology.max_groups == 2
@@ -51,7 +51,7 @@ def test_hints_follow_a_group_without_any():
     np.testing.assert_array_equal(again[2].shares, plans[2].shares)
 
 
-def test_what_is_refused():
+def test_impossible_settings_are_refused():
     with pytest.raises(ValueError, match="traces=4 leave none of the 4 completions of a group to the policy"):
         guided(3, group=4, guide=make_guide("experts", traces=4))
     for name, hyper, words in (("experts", {"traces": 0}, "traces=0"), ("experts", {"share": 1.5}, "share=1.5"),

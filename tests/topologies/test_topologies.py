@@ -1,4 +1,4 @@
-"""Who is sampled next: plans against forests that grow by what was planned."""
+"""The next samples of a source: plans against forests that grow by them."""
 import numpy as np
 import pytest
 
@@ -13,7 +13,7 @@ from jaxrl_llm.values.v0_5 import fuse, wants_more
 def follow(topology, reward=lambda problem, number: 1.0, group=2, expected=None, score=None):
     """`(the plans, the forest at the end)` where completion `number` of a problem earns `reward(problem id, number)`.
 
-    `score`: its first component, where that is not all that it earns.
+    `score`: the first component of the reward, if the reward has others.
     """
     forest, plans = plant([], [], ("exact",), answers=False), []
     while not (plan := topology.plan(forest)).complete:
@@ -47,8 +47,8 @@ def test_one_group_for_every_prompt():
     assert asked(plans) == [3, [0, 1, 2]] and single(3).choose(forest).tolist() == [True] * 3
 
 
-def test_those_who_disagree_with_their_prior_are_sampled_again():
-    """Prompt 0 is believed; 1 and 2 are not."""
+def test_prompts_that_disagree_with_their_prior_are_sampled_again():
+    """Prompt 0 agrees with its prior; 1 and 2 do not."""
     prior = np.array([1.0, 0.0, 1.0])
     truth = {0: [1] * 6, 1: [1, 1, 0, 1, 1, 0], 2: [0, 0, 0, 1, 1, 0]}
 
@@ -66,7 +66,7 @@ def test_those_who_disagree_with_their_prior_are_sampled_again():
     assert valid[0].tolist() == [True, True] + [False] * 4 and rewards[1, :4].tolist() == [1, 1, 0, 1]
 
 
-def test_rounds_end_when_nobody_wants_more_or_at_the_most():
+def test_rounds_end_when_no_prompt_wants_more_or_at_the_limit():
     assert asked(follow(rounds(2, group=2, most=8, wants=lambda forest: np.zeros(2, bool)))[0]) == [2, [0, 1]]
     plans, _ = follow(rounds(2, group=2, most=6, wants=lambda forest: np.array([False, True])))
     assert asked(plans) == [2, [0, 1], [1], [1]]
@@ -137,7 +137,7 @@ def test_refilling_keeps_what_a_plan_says_of_its_rows():
 
 
 def test_what_a_filter_drops_can_leave_a_batch_smaller():
-    """Alone nothing is drawn again; behind a filter that refills it sees what that kept."""
+    """Alone it draws nothing again; behind a filter that refills it reads the kept prompts."""
     mixed = {1, 3, 4}
     topology = narrowed(single(3), keep=disagree)
     plans, forest = follow(topology, lambda problem, number: float(problem in mixed and number))

@@ -1,4 +1,4 @@
-"""Trajectories with the words of others in them, and what an update of them is by plain rows, one for each trajectory."""
+"""Trajectories with tokens of others in them, and their update by plain rows, one for each trajectory."""
 import functools
 from typing import Any
 

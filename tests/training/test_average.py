@@ -1,4 +1,4 @@
-"""The moving average of the weights: its equation, resume bit for bit, and who reads it."""
+"""The moving average of the weights: its equation, resume bit for bit, and its readers."""
 import json
 import os
 import subprocess

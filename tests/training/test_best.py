@@ -1,4 +1,4 @@
-"""The weights of the best evaluation: which are kept, also where a run goes on from an earlier step."""
+"""The weights of the best evaluation: which are kept, also in a run that continues from an earlier step."""
 import json
 import warnings
 
@@ -10,7 +10,7 @@ from jaxrl_llm.training.checkpoints import Checkpoints
 
 
 def see(folder, values, start=0):
-    """Evaluations of a run that goes on from `start`; their lines are in metrics.jsonl, as a run has them."""
+    """Evaluations of a run that continues from `start`; their lines are in metrics.jsonl, as in a real run."""
     file = folder / "metrics.jsonl"
     lines = [line for line in (file.read_text().splitlines() if file.is_file() else []) if json.loads(line)["step"] <= start]
     file.write_text("".join(line + "\n" for line in lines))
@@ -28,11 +28,11 @@ def see(folder, values, start=0):
 
 def test_the_first_of_the_largest_is_kept(tmp_path):
     assert see(tmp_path, {0: 0.1, 2: 0.5, 4: 0.5, 6: 0.2}) == (2, 0.5)
-    assert see(tmp_path, {8: 0.4}, start=6) == (2, 0.5)  # what was seen before counts
+    assert see(tmp_path, {8: 0.4}, start=6) == (2, 0.5)  # earlier evaluations count
     assert see(tmp_path, {10: 0.6}, start=8) == (10, 0.6)
 
 
-def test_a_run_that_goes_on_before_its_best_step_forgets_it(tmp_path):
+def test_a_run_that_continues_before_its_best_step_forgets_it(tmp_path):
     see(tmp_path, {0: 0.1, 2: 0.3, 4: 0.9})
     with pytest.warns(RuntimeWarning, match="on a new branch: checkpoints .4. of the old one are now in"):
         assert see(tmp_path, {3: 0.2}, start=2) == (3, 0.2)

@@ -1,4 +1,4 @@
-"""Checkpoints survive what happens to real runs: kills, full disks, damaged files, changed models, changed meshes."""
+"""Checkpoints survive the hazards of real runs: kills, full disks, damaged files, changed models, changed meshes."""
 
 import logging
 import os
@@ -84,7 +84,7 @@ def test_round_trip_is_bit_exact_for_every_kind_of_leaf(tmp_path):
     np.testing.assert_array_equal(jax.random.normal(restored.state.key, 5), jax.random.normal(state.key, 5))
 
 
-def test_a_reader_hears_nothing_of_being_one(tmp_path, caplog):
+def test_a_reader_gets_no_warning_for_being_one(tmp_path, caplog):
     Checkpoints(tmp_path).close()
     caplog.clear()
     Checkpoints(tmp_path, read_only=True).close()
@@ -175,7 +175,7 @@ def truncate_host(directory):
 @pytest.mark.parametrize(
     "damage", [flip_byte, truncate_data, garble_metadata, delete_metadata, delete_state, empty_step, truncate_host]
 )
-def test_damaged_latest_falls_back_and_says_so(tmp_path, damage):
+def test_damaged_latest_falls_back_and_is_reported(tmp_path, damage):
     states = [
         {"w": jnp.asarray(np.random.default_rng(seed).standard_normal((64, 64)), jnp.float32)} for seed in range(3)
     ]
@@ -193,7 +193,7 @@ def test_damaged_latest_falls_back_and_says_so(tmp_path, damage):
         assert_identical(restored.state, states[1])
         with pytest.raises((OSError, FileNotFoundError), match="step 2"):
             checkpoints.restore(states[0], step=2)
-        # Training goes on from 1 and must be able to save step 2 again.
+        # Training continues from 1 and must be able to save step 2 again.
         checkpoints.restore(states[0], step=1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -300,7 +300,7 @@ def test_disk_that_lacks_room_is_refused_before_anything_is_written(tmp_path, mo
         assert checkpoints.steps() == [2]
 
 
-def test_host_that_lacks_memory_for_the_copy_is_told(tmp_path, monkeypatch):
+def test_host_that_lacks_memory_for_the_copy_is_reported(tmp_path, monkeypatch):
     with Checkpoints(tmp_path) as checkpoints:
         memory = psutil.virtual_memory()
         monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=3_000_000))
@@ -476,7 +476,7 @@ def test_write_error_during_save_keeps_the_last_good_one_and_is_reported(tmp_pat
 
 
 def test_disk_that_fills_during_save_keeps_the_last_good_one(tmp_path):
-    """A real full disk: a file system of 24 MB, of which somebody else takes 12 after the check for room."""
+    """A real full disk: a file system of 24 MB, of which another file takes 12 after the check for room."""
     disk = tmp_path / "disk"
     disk.mkdir()
     body = """
@@ -544,7 +544,7 @@ def test_restores_onto_another_mesh(tmp_path):
 
 
 def test_checksums_of_many_sharded_tensors_do_not_wait_for_each_other(tmp_path):
-    """Each tensor's checksum is a program with an all-reduce; forty in flight at once once held up all threads of a CPU."""
+    """Each tensor's checksum is a program with an all-reduce; forty in flight at once can block all threads of a CPU."""
     body = """
         from jax.sharding import NamedSharding, PartitionSpec as P
         mesh = jax.make_mesh((2,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))

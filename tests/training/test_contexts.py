@@ -1,4 +1,4 @@
-"""Trajectories whose context begins anew: what the forest and its views hold, and what is learned from them."""
+"""Trajectories whose context begins anew: the forest, its views, and the update."""
 import chatter
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Metrics files stay strict JSON, survive kills and resumes, and say what went wrong."""
+"""Metrics files are strict JSON, survive kills and resumes, and report errors."""
 
 import json
 import math

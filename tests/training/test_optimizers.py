@@ -34,7 +34,7 @@ def gradient():
 
 
 def changes(name, steps=1, **settings):
-    """What an optimiser adds to the weights in its last of so many steps with the same gradient."""
+    """An optimiser's last change of the weights in `steps` steps with the same gradient."""
     optimizer, _ = make_optimizer(1e-2, 10, name=name, **settings)
     step, state = jax.jit(optimizer.update), optimizer.init(params())
     for _ in range(steps):
@@ -144,7 +144,7 @@ def test_moments_in_pieces_are_planned_in_pieces():
     assert held[4] < 0.05 * held[0]
 
 
-def test_only_adam_tells_the_noise_of_gradients():
+def test_only_adam_reports_the_noise_of_gradients():
     from jaxrl_llm.training.config import default_config, resolve
     for name in TABLE:
         config = default_config()

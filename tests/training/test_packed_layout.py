@@ -1,4 +1,4 @@
-"""A learner of packed rows learns what one of rectangular rows does, with few programs."""
+"""A learner of packed rows learns the same as one of rectangular rows, with few programs."""
 import dataclasses
 
 import jax

@@ -1,4 +1,4 @@
-"""A notice of a coming kill ends the run between two steps, with its own exit code, after all that is open has closed."""
+"""A signal before a kill ends the run between two steps, with its own exit code, after all open files are closed."""
 import os
 import signal
 import subprocess
@@ -54,8 +54,8 @@ def test_other_threads_are_left_alone():
     assert found == [before]
 
 
-def test_a_process_saves_on_its_way_out_and_tells_its_code():
-    """As `training.loop` does: whatever ends the steps, the state is saved, and the exception goes on."""
+def test_a_process_saves_on_its_way_out_and_returns_its_code():
+    """Like `training.loop`: at any end of the steps the state is saved, and the exception continues."""
     body = """if True:
         import os, signal, sys
         from jaxrl_llm.training import preemption

@@ -1,4 +1,4 @@
-"""Progress speaks in logs and on terminals, also when nothing happens, and never ends a run."""
+"""Progress in logs and on terminals: it also appears while nothing happens, and never ends a run."""
 
 import contextlib
 import io
@@ -121,7 +121,7 @@ def test_terminal_shows_bar_metrics_and_phase():
     shown = []
 
     def read():
-        with contextlib.suppress(OSError):  # how a terminal says that nobody writes to it any more
+        with contextlib.suppress(OSError):  # the error of a terminal that is gone
             while data := os.read(leader, 65536):
                 shown.append(data)
 

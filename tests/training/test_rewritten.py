@@ -131,6 +131,6 @@ def test_the_first_turn_cannot_be_rewritten():
 
 
 def wrong() -> Environment:
-    """Rewrites what nobody has said."""
+    """Rewrites a message that does not exist."""
     return Environment(name="wrong", task=seeded("wrong", "?", 20, 8), reset=lambda problem, key: ([], list(problem.prompt)),
                        step=lambda state, message: Turn(done=True, rewritten=[(0, 0, 1)]))

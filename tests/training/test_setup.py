@@ -1,4 +1,4 @@
-"""What is refused before anything is loaded, and the supervised warm-up's batches."""
+"""Refusals before anything is loaded, and the batches of the supervised warm-up."""
 import dataclasses
 
 import numpy as np
@@ -13,7 +13,7 @@ from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.warmup import demonstrations
 
 
-def test_methods_that_need_what_nobody_records_are_refused():
+def test_methods_with_unrecorded_needs_are_refused():
     method, parts = methods.get("grpo"), methods.build("grpo")
     provision.check(method, *parts)
     teacher = dataclasses.replace(method, needs=("teacher_logprobs",))

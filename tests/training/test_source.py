@@ -1,4 +1,4 @@
-"""Sources: texts, rewards, filling and uids. The completions are known beforehand, or sampled by a real tiny model."""
+"""Sources: texts, rewards, filling and uids. The completions are given, or sampled by a real tiny model."""
 import dataclasses
 
 import jax
@@ -215,7 +215,7 @@ def test_a_trajectory_does_not_change_with_its_company(run):
     assert list(other.values()) != list(whole.values())
 
 
-def test_uids_are_handed_out_once_and_go_on_from_a_saved_position(run):
+def test_uids_are_used_once_and_continue_from_a_saved_position(run):
     built, state = run
     one = dataclasses.replace(built.source)
     first = one.next(state)

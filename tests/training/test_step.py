@@ -150,7 +150,7 @@ KL = objectives.make("ppo_clip", kl_coef=0.1)
 @pytest.mark.parametrize("name, objective, passes", (
     ("no advantage", CLIPPED, 2), ("whole batch", CLIPPED._replace(whole_batch=True), 2), ("another term", KL, 4)))
 def test_prompts_without_advantage_cost_no_backward_pass(name, objective, passes):
-    """Two of four prompts, first and third, have no advantage: the gradient is that of the whole, from half of the parts."""
+    """Two of four prompts, first and third, have no advantage: the whole gradient comes from half of the parts."""
     alive = ADVANTAGES * np.array([0, 1, 0, 1], np.float32)[:, None, None]
     rollouts = batch().replace(ref_logprobs=batch().old_logprobs)
     whole, metrics = make_update(POLICY, objective, OPTIMIZER)(fresh_state(objective), rollouts, alive)
@@ -167,7 +167,7 @@ def test_prompts_without_advantage_cost_no_backward_pass(name, objective, passes
 
 @pytest.mark.slow
 def test_micro_batches_of_an_objective_that_needs_the_whole_batch():
-    """Here a token's weight depends on the log-probs of all rollouts, so that parts alone would give another gradient."""
+    """A token's weight depends on the log-probs of all rollouts here, so parts alone would give another gradient."""
     def token_loss(logprobs, rollouts, advantages):
         sequence = masked.sum(logprobs, rollouts.token_mask, axis=2)
         share = jax.nn.softmax(jnp.where(rollouts.live, sequence, -jnp.inf).reshape(-1)).reshape(sequence.shape)

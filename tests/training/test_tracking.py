@@ -1,4 +1,4 @@
-"""Metrics on Weights & Biases, with a stand-in for the package: what it is told, and that a resumed run is the same run."""
+"""Metrics on Weights & Biases, with a stand-in for the package: its calls, and that a resumed run is the same run."""
 import sys
 import types
 
@@ -33,7 +33,7 @@ def write(folder, step, resume):
         writer.write(step, {"loss": float(step)})
 
 
-def test_a_resumed_run_goes_on_as_the_same_and_a_fresh_one_does_not(told, tmp_path):
+def test_a_resumed_run_continues_the_same_run_and_a_fresh_one_does_not(told, tmp_path):
     folder = tmp_path / "first"
     folder.mkdir()
     for step, resume in ((1, False), (2, True), (1, False)):

@@ -116,7 +116,7 @@ def test_turns_that_the_policy_ended_are_counted():
     assert not finished.rollouts.extras["eos"].any()  # all were cut
 
 
-def test_a_batch_of_which_all_is_lost_is_told():
+def test_a_batch_without_any_trajectory_is_reported():
     run, params = setup.build(chatter.get_config(environment="chatter:letters(broken=-2)", environment_invalid=1.0))
     with pytest.raises(TooManyInvalid, match="lost all 16 trajectories of a batch ..'letters/error': 16.*KeyError"):
         run.source.next(setup.initial_state(run, params))

@@ -1,4 +1,4 @@
-"""The rule of POISE: worked examples, unbiasedness by enumeration, what may and may not reach a baseline, the start."""
+"""The rule of POISE: worked examples, unbiasedness by enumeration, the inputs of a baseline, the first batches."""
 import functools
 
 import jax
@@ -193,7 +193,7 @@ def test_metrics_of_a_batch():
     assert early["bootstrap"] == 1 and np.isnan(early["value/mae"]) and np.isfinite(early["value/variance_reduction"])
 
 
-def test_history_holds_what_was_predicted_before_it_was_seen():
+def test_the_history_has_predictions_from_before_the_rewards():
     estimator, model = make(), values.poise(feature_size=F, capacity=64, first_fit=2, alpha=1.0)
     state = run(estimator, range(4))
     rollouts = batch(7)

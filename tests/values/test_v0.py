@@ -1,4 +1,4 @@
-"""V0: adapter against float64 numpy, what the head may and may not see, loss examples, references, learning."""
+"""V0: adapter against float64 numpy, the inputs of the head, loss examples, references, learning."""
 
 import math
 

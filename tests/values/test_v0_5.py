@@ -1,4 +1,4 @@
-"""V0.5: the worked examples and error tables of arXiv 2603.10848's equations, brute force, and what the estimator promises."""
+"""V0.5: the worked examples and error tables of arXiv 2603.10848's equations, brute force, and the estimator's contract."""
 
 import itertools
 
