@@ -67,7 +67,7 @@ def is_key(dotted: str) -> bool:
     return True
 
 
-def test_the_pages_are_found():
+def test_the_list_of_pages_is_complete():
     assert {"README.md", "docs/concepts.md", "docs/guides/method.md", "CONTRIBUTING.md"} <= {str(page) for page in PAGES}
 
 

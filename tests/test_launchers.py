@@ -144,7 +144,7 @@ def test_weights_on_the_storage_of_all_hosts_are_taken():
     assert "--config.model.path=/mnt/runs/models/x" in bash("scripts/launch_tpu_pod.sh", "--dry-run", *VM, "--", *recipe).stdout
 
 
-def test_the_hosts_of_a_larger_slice_are_told_to_find_each_other():
+def test_the_hosts_of_a_larger_slice_find_each_other():
     for kind, several in (("v5p-8", False), ("v5p-64", True), ("v6e-8", False), ("v6e-16", True)):
         told = bash("scripts/launch_tpu_pod.sh", "--dry-run", "vm", "--name=a", f"--type={kind}", "--zone=z", "--", *TRAIN)
         assert told.returncode == 0 and ("--multihost" in told.stdout) == several, kind

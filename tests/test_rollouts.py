@@ -123,7 +123,7 @@ def test_clean_removes_garbage_from_padding_only():
     assert rollouts.extras["quality"].tolist() == [[1, 0]] and rollouts.extras["traj"].tolist() == [[7, 7]]
 
 
-def test_clean_tells_tokens_from_features_of_the_same_number():
+def test_clean_distinguishes_tokens_from_features_of_the_same_number():
     rollouts = from_lists([[1, 0]], lengths=[[2, 1]], features=np.float32([[[1, 2], [3, 4]]]),
                           reward_components=np.float32([[[5, 6], [7, 8]]]))
     found = clean(rollouts)

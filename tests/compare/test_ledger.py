@@ -31,7 +31,7 @@ def test_tokens_seconds_and_steps(tmp_path):
 
 def test_tokens_of_others_cost_operations_and_are_not_sampled(tmp_path):
     job = job_of(tmp_path, "grpo")
-    write_run(job, BUDGET, [0.1, 0.2], told={"completion/tokens": 40.0, "completion/present": 9.0})
+    write_run(job, BUDGET, [0.1, 0.2], more={"completion/tokens": 40.0, "completion/present": 9.0})
     run = ledger.read_run(job.folder)
     np.testing.assert_array_equal(run.spent["tokens"], [0, 40, 80])
     step = costs("grpo").step_flops(np.array([9.0]), np.ones(1))[0]

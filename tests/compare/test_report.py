@@ -20,7 +20,7 @@ def compared(tmp_path_factory):
     for job in jobs:
         if job.entry.config.method == "grpo":
             write_run(job, BUDGET, [0.1, 0.3 + 0.01 * job.seed, 0.5 + 0.01 * job.seed], length=2.5, seconds=4.0,
-                      told={"grpo/kept": 0.25})
+                      more={"grpo/kept": 0.25})
         elif job.seed < 3:
             write_run(job, BUDGET, [0.1, 0.2, 0.2 + 0.04 * job.seed])
         else:

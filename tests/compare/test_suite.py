@@ -23,7 +23,7 @@ def write(out, contest, methods, seeds=SEEDS):
     entries = plan.read_entries(", ".join(methods), base)
     for job in plan.jobs_of(entries, seeds, budget, out / contest.name / "runs"):
         final = 0.5 + 0.01 * job.seed + GAINS[job.entry.label][SEEDS.index(job.seed)]
-        write_run(job, budget, [0.2, 0.3, final], told=None if contest.metric == "eval/score" else {"eval/reward": final - 0.1})
+        write_run(job, budget, [0.2, 0.3, final], more=None if contest.metric == "eval/score" else {"eval/reward": final - 0.1})
     return entries, budget
 
 

@@ -13,7 +13,7 @@ def test_shipped_environments_pass(name, capsys):
     assert all(policy in printed for policy in audit.POLICIES) and "FAILS" not in printed and printed.count("holds") == 7
 
 
-def test_every_fault_of_a_faulty_one_is_found(capsys):
+def test_every_planted_fault_is_detected(capsys):
     assert audit.main(["faulty_environments:leaky", "--trajectories=4"]) == 1
     printed = capsys.readouterr().out
     for check in ("trajectories end", "returns in range", "repeats itself", "answer not shown", "attacks earn nothing",

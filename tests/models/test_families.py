@@ -69,7 +69,7 @@ def test_logits_export_and_gguf_equal_transformers(checkpoint, name, tmp_path):
     theirs, ours = checkpoint(name)
     tokens, mask = comparisons.padded_rows(64)
     expected = ours.reference(tokens, mask)
-    assert np.abs(expected[mask]).max() > 1.0 and np.unique(expected[mask].argmax(-1)).size > 5  # logits that tell models apart
+    assert np.abs(expected[mask]).max() > 1.0 and np.unique(expected[mask].argmax(-1)).size > 5  # they distinguish models
     found = np.asarray(comparisons.plain_logits(ours.model, ours.params, tokens, mask))
     assert comparisons.difference(found[mask], expected[mask]) < 1e-4
     assert comparisons.export_difference(ours) == "equal"

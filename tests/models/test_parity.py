@@ -86,4 +86,4 @@ def test_greedy_continuations_equal_transformers(pair, name):
     rows, mask = np.concatenate([tokens, chosen[:3]], axis=1), np.pad(left, ((0, 0), (0, NEW)), constant_values=True)
     # every token is transformers' greedy choice after those before it, and so the whole continuation is its own
     np.testing.assert_array_equal(chosen[:3], reference(p.torch, rows, mask)[0].argmax(-1)[:, 8:-1])
-    assert len(np.unique(chosen)) > 5  # a continuation that can tell models apart
+    assert len(np.unique(chosen)) > 5  # a continuation that distinguishes models

@@ -61,7 +61,7 @@ def gradient(mesh, rollouts, advantage, packed, model=MODEL, balance=0.0):
 
 
 def learned(devices, packed_rows, **sizes):
-    """`(adapters, metrics)` after two steps of a run on so many devices: two passes over each batch, with a reference."""
+    """`(adapters, metrics)` after two steps of a run on this many devices: two passes over each batch, with a reference."""
     c = default_config()
     c.task, c.lora.rank, c.objective = "arithmetic(level=digit)", 2, "kl_coef=0.1"
     c.model.hidden_size, c.model.num_layers, c.model.num_heads, c.model.mlp_size = 32, 2, 4, 48

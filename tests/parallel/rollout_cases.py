@@ -86,7 +86,7 @@ def same(one, other) -> bool:
 
 
 def halved(params) -> dict:
-    """Shards of 16 and 64 rows that go on with half of them, and what their programs send."""
+    """Shards of 16 and 64 rows that continue with half of them, and the communication of their programs."""
     (one, _), (other, sent) = (sampled(params, *sizes, work=(8, 8, 66)) for sizes in ((1, 1, 1), (2, 2, 2)))
     return {"same": same(one, other), "sent": sent, "steps": other.decode_steps.tolist(), "lengths": one.mask.sum(-1).tolist()}
 

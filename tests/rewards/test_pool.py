@@ -1,4 +1,4 @@
-"""Worker processes: late ones are killed and replaced, whatever they do; faults reach the caller by name."""
+"""Worker processes: late ones are killed and replaced in any state; faults reach the caller by name."""
 
 import os
 import pathlib

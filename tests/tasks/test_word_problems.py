@@ -1,4 +1,4 @@
-"""Word problems: answers worked out again from the numbers of the text, and held-out templates of which none is trained on."""
+"""Word problems: answers computed again from the numbers of the text, and held-out templates that training never uses."""
 import re
 
 import pytest
@@ -50,8 +50,8 @@ def test_explanations_calculate_right_and_end_with_the_answer():
     for problem in tasks.make("word_problems", size=800).train:
         text = problem.extra["solution"]
         assert last_number(text, problem.answer, problem) == 1 and text.endswith(f"The answer is {problem.answer}.")
-        said = re.findall(r"(\d+) (\+|-|/|times) (\d+) (?:=|is) (\d+)", text)
-        assert said and all(SIGNS[sign](int(a), int(b)) == int(c) for a, sign, b, c in said), text
+        steps = re.findall(r"(\d+) (\+|-|/|times) (\d+) (?:=|is) (\d+)", text)
+        assert steps and all(SIGNS[sign](int(a), int(b)) == int(c) for a, sign, b, c in steps), text
         for a, b, tens, ones in re.findall(r"tens of (\d+) and (\d+) make (\d+) and the ones make (\d+)", text):
             assert int(tens) == int(a) // 10 * 10 + int(b) // 10 * 10 and int(tens) + int(ones) == int(a) + int(b)
 

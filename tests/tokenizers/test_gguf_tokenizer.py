@@ -89,8 +89,8 @@ def test_gguf_qwen_composes_and_llama_takes_whole_words_first(tmp_path):
 def test_gguf_stop_ids(tmp_path, backend):
     plain = load(byte_level_gguf(tmp_path / "p.gguf", backend, "gpt-2", eos=0))
     assert plain.stop_ids == (0,) and plain.pad_id == 0 and plain.bos_id is None
-    told = load(byte_level_gguf(tmp_path / "t.gguf", backend, "gpt-2", eos=0, eot_token_id=2, eom_token_id=1))
-    assert told.stop_ids == (0, 2, 1)
+    tokenizer = load(byte_level_gguf(tmp_path / "t.gguf", backend, "gpt-2", eos=0, eot_token_id=2, eom_token_id=1))
+    assert tokenizer.stop_ids == (0, 2, 1)
     assert load(byte_level_gguf(tmp_path / "c.gguf", backend, "gpt-2", eos=0, chat_template=CHATML)).stop_ids == (0, 2)
 
 

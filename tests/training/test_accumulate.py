@@ -1,4 +1,4 @@
-"""Updates from packed rows equal those of plain rows, whatever the trees, the micro-batches and the objective."""
+"""Updates from packed rows equal those of plain rows, for any trees, micro-batches and objectives."""
 import dataclasses
 import functools
 

@@ -50,7 +50,7 @@ def test_a_run_follows_its_schedule_over_a_resume(tmp_path):
     assert all("kl" in line for line in lines[1:])
     saved = run_files.saved(tmp_path / "straight", tiny())
     assert saved[".objective_state.updates"] == 4 * 2
-    schedule = "kl_coef=linear(start=0.4, end=0, steps=4), clip_high=0.3"  # as the other, whatever the number of steps is
+    schedule = "kl_coef=linear(start=0.4, end=0, steps=4), clip_high=0.3"  # as the other, for any number of steps
     loop.train(tiny(objective=schedule, steps=2), tmp_path / "broken")
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
         loop.train(tiny(objective=schedule), tmp_path / "broken", resume=True)

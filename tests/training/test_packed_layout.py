@@ -34,7 +34,7 @@ def build(S, T, **changes):
 
 
 def batch(rng, S, T, lengths=None, prompts=None):
-    """Rollouts `[P, G, T]` of random tokens, of which two were dropped and one has a stretch that an environment wrote."""
+    """Rollouts `[P, G, T]` of random tokens: two are dropped, and one has a stretch that an environment wrote."""
     lengths = rng.integers(1, T + 1, (P, G)) if lengths is None else np.broadcast_to(lengths, (P, G))
     prompts = rng.integers(1, S + 1, P) if prompts is None else np.broadcast_to(prompts, P)
     there, valid = np.arange(T) < lengths[..., None], np.ones((P, G), bool)

@@ -46,7 +46,7 @@ def test_worked_example_of_similar_calls():
 
 
 def test_worked_example_of_attempts():
-    """Four attempts of the first turn, of which the third has another idea; then nothing is rewritten any more."""
+    """Four attempts of the first turn; the third has another idea, and then nothing is rewritten any more."""
     state, read, parts = play(["a|f(1", "b|f(1", "c|zzz", "d|g(", "e|h(", "f|h()"])
     assert read == ["1 error"] * 4 + ["2 error", "3 ok"] and state.inner == ["d|g(", "e|h(", "f|h()"]
     assert parts == [[], [(1, 0, 1), (0, 1, 6)], [(0, 0, 6)], [(0, 0, 5)], [], []]
@@ -91,7 +91,7 @@ def sampled():
     return run, state, run.source.next(state)
 
 
-def test_trajectories_are_as_if_the_correction_had_come_first(sampled):
+def test_trajectories_equal_those_that_begin_with_the_correction(sampled):
     run, _, finished = sampled
     forest, letters, corrected = finished.forest, chatter.letters(), 0
     for end in forest.ends:

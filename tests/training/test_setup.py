@@ -49,8 +49,8 @@ def test_demonstrations_are_answers_with_the_end_token():
 
 def test_answers_that_do_not_fit_are_never_imitated_in_part():
     problems = [Problem("7+5=", "12", 3), Problem("999+1=", "1000", 4)]
-    said = "solution of problem 4 has 5 tokens with the end token.*sampling.max_tokens=4: '1000'"
-    with pytest.raises(ValueError, match=said):
+    message = "solution of problem 4 has 5 tokens with the end token.*sampling.max_tokens=4: '1000'"
+    with pytest.raises(ValueError, match=message):
         demonstrations(problems, ByteTokenizer(), prompt_tokens=10, max_tokens=4, overlong="fail")
     assert demonstrations(problems, ByteTokenizer(), 10, 5, "fail").mask.sum(-1).tolist() == [[3], [5]]
 

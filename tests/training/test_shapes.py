@@ -77,7 +77,7 @@ def test_quarters_of_the_slots_that_are_filled():
     mask = np.arange(8) < np.array([[8, 8], [1, 0], [4, 2], [0, 0]])[..., None]
     assert [quarters_filled(mask, n) for n in (1, 2, 4)] == [4, 3, 2]  # 16 of 16, 22 of 32, 23 of 64
     assert quarters_filled(mask[1:2], 1) == quarters_filled(mask[3:], 1) == 1
-    mask[3, 1, 7] = True  # whatever comes before a token that counts is read by it
+    mask[3, 1, 7] = True  # a token that counts reads everything before it
     assert quarters_filled(mask[3:], 1) == 2
     random = np.random.default_rng(0)
     for _ in range(20):

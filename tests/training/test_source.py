@@ -163,7 +163,7 @@ def test_problems_that_do_not_fit():
 
 
 def test_processes_that_read_in_turns_all_get_the_batch_in_order(monkeypatch):
-    """Two of three read: each its problems, of which those that do not fit are left out afterwards."""
+    """Two of three processes read: each reads its problems, and too long ones are left out afterwards."""
     problems = [Problem("abcdefgh"[:n], "", i) for i, n in enumerate((1, 8, 3, 2, 8, 4))]
     one_alone = source.fitting_problems(problems, BYTES, 5, "skip")
     sent = []

@@ -43,8 +43,8 @@ def test_turns_and_answers_alternate_and_rewards_add_up(played):
         np.testing.assert_allclose(forest.components[end, 0], forest.rewards[end] / 0.75)
         assert forest.stopped[end] == (len(nodes) == 5) and all(forest.length[n] <= 4 for n in nodes[::2])
         answers = [forest.texts[n] for n in nodes[1::2]]
-        said = [any("a" <= c <= "z" for c in forest.texts[n]) for n in nodes[::2]]
-        assert answers == ["Good." if good else "No." for good in said[:-1]]
+        good_turns = [any("a" <= c <= "z" for c in forest.texts[n]) for n in nodes[::2]]
+        assert answers == ["Good." if good else "No." for good in good_turns[:-1]]
 
 
 def test_tokens_are_those_of_the_conversation(played):

@@ -169,9 +169,9 @@ def test_read_only_file_system(tmp_path):
         subprocess.run([*mount, "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("this system does not let a test mount a file system")
-    told = subprocess.run([*mount, sys.executable, "-c", textwrap.dedent(body)], capture_output=True, text=True)
-    assert told.returncode == 1
-    assert f"cannot write to workdir {tmp_path}/run: Read-only file system; check its permissions" in told.stderr
+    done = subprocess.run([*mount, sys.executable, "-c", textwrap.dedent(body)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"cannot write to workdir {tmp_path}/run: Read-only file system; check its permissions" in done.stderr
 
 
 def test_failing_write_leaves_the_old_files(tmp_path):

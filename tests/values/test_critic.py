@@ -30,7 +30,7 @@ def policy_params():
 
 
 def fresh(critic):
-    """A critic whose values are not 0: as if it had been trained."""
+    """A critic with values other than 0, as after training."""
     state = critic.init(policy_params())
     head = {"weight": jax.random.normal(jax.random.key(1), (D,)) / D**0.5, "bias": jnp.float32(0.3)}
     return state.replace(params=state.params | {"head": head})

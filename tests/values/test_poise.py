@@ -22,7 +22,7 @@ def make(**hyper):
 
 
 def batch(seed, prompts=6, group=2, valid=None, slope=1.0):
-    """Rewards that features tell something about."""
+    """Rewards that depend on the features."""
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(prompts, group, F)).astype(np.float32)
     chance = 1 / (1 + np.exp(-2 * slope * features[..., :1].mean(1)))

@@ -56,7 +56,7 @@ def test_primal_dual_and_float64_agree(alpha, rows):
 
 
 def test_a_singular_table_with_almost_no_penalty_stays_finite():
-    """Repeated columns, float32: alpha below its resolution acts like the smallest one it can tell from 0."""
+    """Repeated columns, float32: alpha below its resolution acts like the smallest one that differs from 0."""
     x = np.repeat(np.random.default_rng(0).normal(size=(50, 10)), 9, axis=1).astype(np.float32)
     y = x[:, 0] - 2 * x[:, 9]
     for dual in (False, True):
