@@ -41,10 +41,10 @@ def of_lengths(rng, parent, lengths, leaves, share=1.0, vocabulary=40) -> Case:
     offsets = np.append(0, np.cumsum(lengths))
     forest = Trees(rng.integers(0, vocabulary, offsets[-1]).astype(np.int32), offsets, np.asarray(parent, np.int32))
     leaves = np.asarray(leaves, np.int32)
-    found = Case(forest, leaves, None)
-    after = np.array([[sum(np.asarray(lengths)[found.path(leaf)[1:]]) for leaf in row] for row in leaves]).astype(int)
+    result = Case(forest, leaves, None)
+    after = np.array([[sum(np.asarray(lengths)[result.path(leaf)[1:]]) for leaf in row] for row in leaves]).astype(int)
     mask = np.arange(max(after.max(), 1)) < after[..., None]
-    return found._replace(mask=mask & (rng.random(mask.shape) < share))
+    return result._replace(mask=mask & (rng.random(mask.shape) < share))
 
 
 def group(rng) -> Case:

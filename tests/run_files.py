@@ -26,10 +26,10 @@ def saved(workdir, config, step=None):
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state)}
 
 
-def assert_same(found, wanted):
-    assert found.keys() == wanted.keys()
+def assert_same(result, wanted):
+    assert result.keys() == wanted.keys()
     for name in wanted:
-        np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
+        np.testing.assert_array_equal(result[name], wanted[name], err_msg=name)
 
 
 def called(reward, function):

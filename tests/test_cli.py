@@ -45,8 +45,8 @@ def test_usage_and_an_unknown_command(tmp_path):
 
 
 def test_search_finds_what_has_a_name_by_words(tmp_path):
-    found = search.matching(["entropy"])
-    assert {"aepo_clip", "t1"} <= {entry.name for entry in found if entry.kind == "methods"}
+    result = search.matching(["entropy"])
+    assert {"aepo_clip", "t1"} <= {entry.name for entry in result if entry.kind == "methods"}
     paper, one = methods.get("grpo").arxiv[0], search.matching(["learning", "peak"])
     assert "grpo" in {entry.name for entry in search.matching([paper])}
     assert one[0][:3] == ("keys", "optimizer.learning_rate", "--config.optimizer.learning_rate=0.0001")

@@ -15,8 +15,8 @@ import os, sys
 from jaxrl_llm import command_line
 
 def main():
-    told = [name for name in ("LD_PRELOAD", "MALLOC_CONF") if name in os.environ]
-    print("jemalloc" in open("/proc/self/maps").read(), os.getpid(), sys.argv[1:], told)
+    inherited = [name for name in ("LD_PRELOAD", "MALLOC_CONF") if name in os.environ]
+    print("jemalloc" in open("/proc/self/maps").read(), os.getpid(), sys.argv[1:], inherited)
 
 if __name__ == "__main__":
     command_line.run(main)

@@ -38,9 +38,9 @@ def anchors(page: Path) -> set[str]:
 def commands(text: str) -> list[tuple[str, list[str]]]:
     """(script, flags given to it) of every command of a page, continued lines joined."""
     text = re.sub(r"\\\n\s*", " ", text)
-    text = re.sub(r"^jaxrl_llm (\w+)", lambda found: script_of(found[1]), text, flags=re.MULTILINE)
-    return [(found[1], re.findall(r"(?<![\w-])--([\w.]+)", found[2]))
-            for found in re.finditer(r"((?:experiments|scripts)/[\w/]+\.(?:py|sh))([^\n`#|]*)", text)]
+    text = re.sub(r"^jaxrl_llm (\w+)", lambda result: script_of(result[1]), text, flags=re.MULTILINE)
+    return [(result[1], re.findall(r"(?<![\w-])--([\w.]+)", result[2]))
+            for result in re.finditer(r"((?:experiments|scripts)/[\w/]+\.(?:py|sh))([^\n`#|]*)", text)]
 
 
 def script_of(command: str) -> str:
@@ -114,12 +114,12 @@ def resolve(dotted: str):
     parts = dotted.split(".")
     for cut in range(len(parts), 0, -1):
         try:
-            found = importlib.import_module(".".join(parts[:cut]))
+            result = importlib.import_module(".".join(parts[:cut]))
         except ModuleNotFoundError:
             continue
         for part in parts[cut:]:
-            found = getattr(found, part)
-        return found
+            result = getattr(result, part)
+        return result
     raise ModuleNotFoundError(dotted)
 
 
@@ -134,8 +134,8 @@ def test_names_of_the_library_exist(page):
 
 def test_the_checks_fail_where_they_should():
     assert anchors(Path("docs/troubleshooting.md")) >= {"recompilationerror", "updates-are-refused-or-training-diverged"}
-    found = commands("python experiments/show.py runs/x \\\n  --nopage --bogus=1")
-    assert found == [("experiments/show.py", ["nopage", "bogus"])]
+    result = commands("python experiments/show.py runs/x \\\n  --nopage --bogus=1")
+    assert result == [("experiments/show.py", ["nopage", "bogus"])]
     assert commands("```bash\njaxrl_llm show runs/x --out=y\n```") == [("experiments/show.py", ["out"])]
     assert "nopage" in flags_of("experiments/show.py") and "bogus" not in flags_of("experiments/show.py")
     assert is_key("sampling.group") and not is_key("sampling.groups") and not is_key("steps.x")

@@ -30,90 +30,90 @@ def node(forest, parent, ids, uid, *, role=Role.POLICY, reward=0.0, answer=None,
 
 def conversation():
     """Prompt 0: two turns with a tool's answer between, and a fork of it after that answer; prompt 1: one turn."""
-    found = prompts(2)
-    found = node(found, 0, [1, 2], uid=0)
-    found = node(found, 2, [50, 51, 52], uid=0, role=Role.ENVIRONMENT)
-    found = node(found, 3, [3], uid=0, reward=1.0, answer="12")
-    found = node(found, 3, [4, 5], uid=1, answer="7", stopped=False)
-    return node(found, 1, [6], uid=2, reward=0.25, answer="12")
+    result = prompts(2)
+    result = node(result, 0, [1, 2], uid=0)
+    result = node(result, 2, [50, 51, 52], uid=0, role=Role.ENVIRONMENT)
+    result = node(result, 3, [3], uid=0, reward=1.0, answer="12")
+    result = node(result, 3, [4, 5], uid=1, answer="7", stopped=False)
+    return node(result, 1, [6], uid=2, reward=0.25, answer="12")
 
 
 def test_a_path_holds_all_tokens_after_the_prompt_and_the_mask_has_holes():
-    found = rollouts.check(paths(conversation(), group=2, prompts=2, **SAME))
-    np.testing.assert_array_equal(found.tokens, [[[1, 2, 50, 51, 52, 3, 0], [1, 2, 50, 51, 52, 4, 5]],
-                                                 [[6, 0, 0, 0, 0, 0, 0], [0] * 7]])
-    np.testing.assert_array_equal(found.mask[0], np.array([[1, 1, 0, 0, 0, 1, 0], [1, 1, 0, 0, 0, 1, 1]], bool))
-    np.testing.assert_allclose(found.behavior_logprobs[0, 0], -np.array([1, 2, 50, 51, 52, 3, 0]) / 10, rtol=1e-6)
-    np.testing.assert_array_equal(found.role[0, 0], [1, 1, 2, 2, 2, 1, 0])
-    assert found.present.sum(-1).tolist() == [[6, 7], [1, 0]] and found.lengths.tolist() == [[3, 4], [1, 0]]
-    assert found.policy_version[0, 1].tolist() == [0, 0, 0, 0, 0, 1, 1] and found.policy_version[1, 0, 1:].tolist() == [7] * 6
-    assert found.valid.tolist() == [[True, True], [True, False]]
-    np.testing.assert_array_equal(found.rewards, [[1, 0], [0.25, 0]])
-    np.testing.assert_array_equal(found.reward_components[0], [[1, 0], [0, 1]])
-    np.testing.assert_array_equal(found.prompt_tokens, [[100, 0], [101, 101]])
-    np.testing.assert_array_equal(found.prompt_mask, [[True, False], [True, True]])
-    assert found.extras["truncated"].tolist() == [[False, True], [False, False]]
-    assert found.extras["correct"].tolist() == [[True, False], [False, False]]
-    assert found.extras["answers"].tolist() == [[0, 1], [0, -1]]
-    assert found.prompt_ids.tolist() == [0, 1] and found.extras["current_version"].tolist() == [7, 7]
+    result = rollouts.check(paths(conversation(), group=2, prompts=2, **SAME))
+    np.testing.assert_array_equal(result.tokens, [[[1, 2, 50, 51, 52, 3, 0], [1, 2, 50, 51, 52, 4, 5]],
+                                                  [[6, 0, 0, 0, 0, 0, 0], [0] * 7]])
+    np.testing.assert_array_equal(result.mask[0], np.array([[1, 1, 0, 0, 0, 1, 0], [1, 1, 0, 0, 0, 1, 1]], bool))
+    np.testing.assert_allclose(result.behavior_logprobs[0, 0], -np.array([1, 2, 50, 51, 52, 3, 0]) / 10, rtol=1e-6)
+    np.testing.assert_array_equal(result.role[0, 0], [1, 1, 2, 2, 2, 1, 0])
+    assert result.present.sum(-1).tolist() == [[6, 7], [1, 0]] and result.lengths.tolist() == [[3, 4], [1, 0]]
+    assert result.policy_version[0, 1].tolist() == [0, 0, 0, 0, 0, 1, 1] and result.policy_version[1, 0, 1:].tolist() == [7] * 6
+    assert result.valid.tolist() == [[True, True], [True, False]]
+    np.testing.assert_array_equal(result.rewards, [[1, 0], [0.25, 0]])
+    np.testing.assert_array_equal(result.reward_components[0], [[1, 0], [0, 1]])
+    np.testing.assert_array_equal(result.prompt_tokens, [[100, 0], [101, 101]])
+    np.testing.assert_array_equal(result.prompt_mask, [[True, False], [True, True]])
+    assert result.extras["truncated"].tolist() == [[False, True], [False, False]]
+    assert result.extras["correct"].tolist() == [[True, False], [False, False]]
+    assert result.extras["answers"].tolist() == [[0, 1], [0, -1]]
+    assert result.prompt_ids.tolist() == [0, 1] and result.extras["current_version"].tolist() == [7, 7]
 
 
 def test_a_row_of_200_tokens_of_the_policy_among_400_of_a_tool_is_not_cut():
-    found = node(node(node(prompts(1), 0, [1] * 100, 0), 1, [2] * 400, 0, role=Role.ENVIRONMENT), 2, [3] * 100, 0)
+    result = node(node(node(prompts(1), 0, [1] * 100, 0), 1, [2] * 400, 0, role=Role.ENVIRONMENT), 2, [3] * 100, 0)
     shapes = SAME | {"tokens": lambda longest: smallest(buckets(1000, 4), longest)}
-    view = paths(found, group=1, prompts=1, **shapes)
+    view = paths(result, group=1, prompts=1, **shapes)
     assert view.mask.shape == (1, 1, 750) and view.mask.sum() == 200 and view.tokens[0, 0, 500:600].tolist() == [3] * 100
     assert quarters_filled(np.asarray(view.token_mask), 1) == 4  # what lies between is read
 
 
 def test_without_others_all_that_is_there_is_trained():
-    found = node(prompts(1), 0, [1, 2], uid=0)
-    view = paths(found, group=1, prompts=1, **SAME)
-    assert view.role is None and view.present.sum() == 2 and "completion/present" not in forests.metrics(found)
+    result = node(prompts(1), 0, [1, 2], uid=0)
+    view = paths(result, group=1, prompts=1, **SAME)
+    assert view.role is None and view.present.sum() == 2 and "completion/present" not in forests.metrics(result)
 
 
 def test_packed_rows_hold_the_tokens_of_the_view():
     """The index has every trained token of a path, and shared turns are computed once."""
-    found = conversation()
-    view = paths(found, group=2, prompts=2, **SAME)
-    trees, leaves = packing.of_forest(found, 2)
+    result = conversation()
+    view = paths(result, group=2, prompts=2, **SAME)
+    trees, leaves = packing.of_forest(result, 2)
     packed = packing.pack(trees, leaves, view.mask, [16])
     assert (packed.index >= 0).tolist() == view.mask.tolist()
     assert packed.rows.tokens.reshape(-1)[packed.index][view.mask].tolist() == view.tokens[view.mask].tolist()
-    assert (packed.node >= 0).sum() == len(found.tokens) and packed.index[0, 0, 0] == packed.index[0, 1, 0]
+    assert (packed.node >= 0).sum() == len(result.tokens) and packed.index[0, 0, 0] == packed.index[0, 1, 0]
 
 
 def test_turns_are_rows_of_their_trajectory():
-    found = rollouts.check(turns(conversation(), group=3, prompts=2, **SAME))
-    np.testing.assert_array_equal(found.tokens[0], [[1, 2], [3, 0], [4, 5]])
-    assert found.mask.sum() == 6 and found.valid.tolist() == [[True] * 3, [True, False, False]]
-    np.testing.assert_array_equal(found.extras["traj"], [[0, 0, 1], [0, 0, 0]])
-    np.testing.assert_array_equal(found.extras["step"], [[0, 1, 1], [0, 0, 0]])
-    np.testing.assert_array_equal(found.rewards[0], [0, 1, 0])
+    result = rollouts.check(turns(conversation(), group=3, prompts=2, **SAME))
+    np.testing.assert_array_equal(result.tokens[0], [[1, 2], [3, 0], [4, 5]])
+    assert result.mask.sum() == 6 and result.valid.tolist() == [[True] * 3, [True, False, False]]
+    np.testing.assert_array_equal(result.extras["traj"], [[0, 0, 1], [0, 0, 0]])
+    np.testing.assert_array_equal(result.extras["step"], [[0, 1, 1], [0, 0, 0]])
+    np.testing.assert_array_equal(result.rewards[0], [0, 1, 0])
 
 
 def test_contexts_of_one_trajectory_share_its_number():
     """A trajectory whose context was rewritten: a second chain from the prompt with the same uid."""
-    found = node(node(prompts(1), 0, [1, 2], uid=4), 0, [3], uid=4, reward=1.0)
-    found = node(found, 0, [5], uid=9)
-    view = contexts(found, group=3, prompts=1, **SAME)
+    result = node(node(prompts(1), 0, [1, 2], uid=4), 0, [3], uid=4, reward=1.0)
+    result = node(result, 0, [5], uid=9)
+    view = contexts(result, group=3, prompts=1, **SAME)
     assert view.extras["traj"].tolist() == [[0, 0, 1]] and view.mask.sum(-1).tolist() == [[2, 1, 1]]
 
 
 def test_missing_prompts_are_copies_without_valid_rollouts():
-    found = rollouts.check(paths(conversation(), group=4, prompts=3, **SAME))
-    assert found.valid.sum(1).tolist() == [2, 1, 0] and found.prompt_mask.any(1).all()
+    result = rollouts.check(paths(conversation(), group=4, prompts=3, **SAME))
+    assert result.valid.sum(1).tolist() == [2, 1, 0] and result.prompt_mask.any(1).all()
     for name in ("tokens", "prompt_tokens", "prompt_ids", "mask"):
-        np.testing.assert_array_equal(getattr(found, name)[2], getattr(found, name)[0])
-    assert not found.token_mask[~found.valid].any()
+        np.testing.assert_array_equal(getattr(result, name)[2], getattr(result, name)[0])
+    assert not result.token_mask[~result.valid].any()
     with pytest.raises(ValueError, match="a prompt has 2 rollouts, more than the group of 1"):
         paths(conversation(), group=1, prompts=2, **SAME)
 
 
 def test_lengths_come_from_those_who_compile():
     shapes = SAME | {"tokens": lambda longest: 10 if longest == 7 else None, "prompt_tokens": lambda longest: 4 * longest}
-    found = paths(conversation(), group=2, prompts=2, **shapes)
-    assert found.mask.shape == (2, 2, 10) and found.prompt_mask.shape == (2, 8)
+    result = paths(conversation(), group=2, prompts=2, **shapes)
+    assert result.mask.shape == (2, 2, 10) and result.prompt_mask.shape == (2, 8)
 
 
 def test_a_reward_that_reads_no_answers():
@@ -123,20 +123,20 @@ def test_a_reward_that_reads_no_answers():
 
 
 def test_the_first_component_says_what_is_correct_not_the_total():
-    found = conversation()
-    found = dataclasses.replace(found, rewards=np.where(found.rewards > 0, np.float32(0.4), np.float32(0.9)))
-    view = paths(found, group=2, prompts=2, **SAME)
+    result = conversation()
+    result = dataclasses.replace(result, rewards=np.where(result.rewards > 0, np.float32(0.4), np.float32(0.9)))
+    view = paths(result, group=2, prompts=2, **SAME)
     assert view.correct.tolist() == [[True, False], [False, False]]
 
 
 def test_selecting_and_joining_keep_everything_together():
     both = join([select(conversation(), np.array([False, True])), conversation(), prompts(1, first_id=5, draw=3)])
     assert [p.id for p in both.problems] == [1, 0, 1, 5] and both.draw.tolist() == [0, 0, 0, 3]
-    found = paths(select(both, np.array([True, True, True, False])), group=2, prompts=3, **SAME)
+    result = paths(select(both, np.array([True, True, True, False])), group=2, prompts=3, **SAME)
     for row, was in ((0, 1), (1, 0), (2, 1)):
         alone = paths(conversation(), group=2, prompts=2, **SAME)
         for name in ("tokens", "mask", "behavior_logprobs", "rewards", "valid"):
-            np.testing.assert_array_equal(getattr(found, name)[row], getattr(alone, name)[was])
+            np.testing.assert_array_equal(getattr(result, name)[row], getattr(alone, name)[was])
     assert both.decode_steps == 2 * 9 and both.failures == {"exact/error": 10}
     assert both.texts[both.ends].tolist() == ["text 2", "text 0", "text 1", "text 2"]
     nothing = select(both, np.zeros(4, bool))
@@ -157,13 +157,13 @@ def test_outcomes():
 
 def test_metrics_by_hand():
     """Prompts count the same however often they were sampled; only the policy's tokens count as its own."""
-    found = forests.metrics(conversation())
-    assert found["reward/mean"] == found["reward/exact"] == pytest.approx((0.5 + 0.25) / 2)
-    assert found["completion/tokens"] == 6  # each once, though the first turn is part of two trajectories
-    assert found["completion/length"] == pytest.approx((3 + 4 + 1) / 3)
-    assert found["completion/present"] == pytest.approx((6 + 7 + 1) / 3)
-    assert found["completion/truncated"] == pytest.approx(1 / 3)
-    assert found["groups/all_equal"] == 0.5 and found["groups/largest"] == 2 and found["reward_failures/exact/error"] == 5
+    result = forests.metrics(conversation())
+    assert result["reward/mean"] == result["reward/exact"] == pytest.approx((0.5 + 0.25) / 2)
+    assert result["completion/tokens"] == 6  # each once, though the first turn is part of two trajectories
+    assert result["completion/length"] == pytest.approx((3 + 4 + 1) / 3)
+    assert result["completion/present"] == pytest.approx((6 + 7 + 1) / 3)
+    assert result["completion/truncated"] == pytest.approx(1 / 3)
+    assert result["groups/all_equal"] == 0.5 and result["groups/largest"] == 2 and result["reward_failures/exact/error"] == 5
 
 
 def test_equal_answers_get_equal_numbers_within_a_prompt():
@@ -174,14 +174,14 @@ def test_equal_answers_get_equal_numbers_within_a_prompt():
 def test_random_forests_equal_a_walk_from_each_end_to_its_prompt():
     for seed in range(20):
         rng = np.random.default_rng(seed)
-        found = prompts(int(rng.integers(1, 4)))
+        result = prompts(int(rng.integers(1, 4)))
         for uid in range(int(rng.integers(1, 15))):
-            parent = int(rng.integers(0, len(found.uid)))
+            parent = int(rng.integers(0, len(result.uid)))
             role = Role.POLICY if rng.random() < 0.6 else Role.ENVIRONMENT
-            found = node(found, parent, rng.integers(1, 99, rng.integers(0, 5)), uid, role=role, reward=float(uid))
-        keep = rng.random(len(found.problems)) < 0.7
+            result = node(result, parent, rng.integers(1, 99, rng.integers(0, 5)), uid, role=role, reward=float(uid))
+        keep = rng.random(len(result.problems)) < 0.7
         keep[0] = True
-        for forest in (found, select(found, keep), join([found, select(found, keep)])):
+        for forest in (result, select(result, keep), join([result, select(result, keep)])):
             if not len(forest.ends):
                 continue
             P = len(forest.problems)

@@ -34,7 +34,7 @@ def extras() -> set[str]:
 
 def asked_for(text: str) -> set[str]:
     """The extras that a text names: EXTRAS=..., setup.sh ..."""
-    return {one for found in re.findall(r"(?:EXTRAS=|setup\.sh )([\w,]+)", text) for one in found.split(",")}
+    return {one for result in re.findall(r"(?:EXTRAS=|setup\.sh )([\w,]+)", text) for one in result.split(",")}
 
 
 def test_what_is_copied_is_there_and_is_all_that_is_installed():

@@ -30,15 +30,15 @@ def program(folder: Path, name: str, body: str) -> Path:
 def test_scripts_parse_and_tell_their_usage(script):
     assert subprocess.run(["bash", "-n", str(ROOT / script)]).returncode == 0
     for options in ((), ("--help",)):
-        told = bash(script, *options)
-        assert told.returncode == 0 and told.stdout.startswith(("Trains", "usage")) and "xit codes: " in told.stdout
-        assert "set -" not in told.stdout and "#!" not in told.stdout
+        answer = bash(script, *options)
+        assert answer.returncode == 0 and answer.stdout.startswith(("Trains", "usage")) and "xit codes: " in answer.stdout
+        assert "set -" not in answer.stdout and "#!" not in answer.stdout
 
 
 def test_a_dry_run_of_a_tpu_vm_prints_its_commands():
-    told = bash("scripts/launch_tpu_pod.sh", "--dry-run", *VM, "--project=p", "--spot", "--", *TRAIN)
-    assert told.returncode == 0 and not told.stderr
-    archive, state, delete, create, copy, start, follow = told.stdout.splitlines()
+    answer = bash("scripts/launch_tpu_pod.sh", "--dry-run", *VM, "--project=p", "--spot", "--", *TRAIN)
+    assert answer.returncode == 0 and not answer.stderr
+    archive, state, delete, create, copy, start, follow = answer.stdout.splitlines()
     assert archive == "tar czf /tmp/a.tar.gz --exclude=./.git --exclude=./.venv --exclude=./runs --exclude=./models ."
     assert state == ("state=$(gcloud compute tpus tpu-vm describe a --zone=z --project=p --format='value(state)' 2> /dev/null "
                      "|| true)")
@@ -71,9 +71,9 @@ def test_a_machine_that_was_preempted_is_made_again(tmp_path, state, verbs):
 
 def test_shared_files_are_mounted_on_every_host():
     where = ("--nfs=10.0.0.2:/share", "--", TRAIN[0], "--workdir=/mnt/share/a")
-    told = bash("scripts/launch_tpu_pod.sh", "--dry-run", *VM, *where).stdout
-    assert "{ mountpoint -q /mnt/share || " in told and "sudo mount -t nfs 10.0.0.2:/share /mnt/share; }; }" in told
-    assert told.index("mount -t nfs") < told.index("sudo install -d -o $(id -u) /mnt/share/a") < told.index("--mounted")
+    answer = bash("scripts/launch_tpu_pod.sh", "--dry-run", *VM, *where).stdout
+    assert "{ mountpoint -q /mnt/share || " in answer and "sudo mount -t nfs 10.0.0.2:/share /mnt/share; }; }" in answer
+    assert answer.index("mount -t nfs") < answer.index("sudo install -d -o $(id -u) /mnt/share/a") < answer.index("--mounted")
 
 
 def test_a_folder_on_the_disk_of_the_machine_is_refused_there(tmp_path):
@@ -112,7 +112,7 @@ def test_a_run_executes_the_commands_of_a_dry_run(tmp_path):
     assert command.startswith("exec bash scripts/keep_training.sh --mounted --config=configs/arithmetic.py --config.objective=")
 
 
-@pytest.mark.parametrize("options, told", (
+@pytest.mark.parametrize("options, answer", (
     (("pod", *VM[1:], "--", *TRAIN), "the first word is vm or xpk, not 'pod'"),
     (("vm", "--name=a", "--zone=z", "--", *TRAIN), "--type=... is missing"),
     (("xpk", *VM[1:], "--project=p", "--image=i", "--", *TRAIN), "--cluster=... is missing"),
@@ -134,9 +134,9 @@ def test_a_run_executes_the_commands_of_a_dry_run(tmp_path):
     ((*VM, "--", *TRAIN, "--config.model.path=models/x"), "--config.model.path=models/x lies beside this script"),
     ((*VM, "--", *TRAIN, "--config.teacher.path=runs/t"), "--config.teacher.path=runs/t lies beside this script"),
 ))
-def test_an_impossible_launch_is_refused(options, told):
-    found = bash("scripts/launch_tpu_pod.sh", *options, PATH="/usr/bin:/bin")
-    assert found.returncode == 2 and told in found.stderr and not found.stdout
+def test_an_impossible_launch_is_refused(options, answer):
+    result = bash("scripts/launch_tpu_pod.sh", *options, PATH="/usr/bin:/bin")
+    assert result.returncode == 2 and answer in result.stderr and not result.stdout
 
 
 def test_weights_on_the_storage_of_all_hosts_are_taken():
@@ -146,25 +146,25 @@ def test_weights_on_the_storage_of_all_hosts_are_taken():
 
 def test_the_hosts_of_a_larger_slice_find_each_other():
     for kind, several in (("v5p-8", False), ("v5p-64", True), ("v6e-8", False), ("v6e-16", True)):
-        told = bash("scripts/launch_tpu_pod.sh", "--dry-run", "vm", "--name=a", f"--type={kind}", "--zone=z", "--", *TRAIN)
-        assert told.returncode == 0 and ("--multihost" in told.stdout) == several, kind
+        answer = bash("scripts/launch_tpu_pod.sh", "--dry-run", "vm", "--name=a", f"--type={kind}", "--zone=z", "--", *TRAIN)
+        assert answer.returncode == 0 and ("--multihost" in answer.stdout) == several, kind
 
 
 def test_several_slices_are_one_job():
     gke = ("--dry-run", "xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i")
-    told = bash("scripts/launch_tpu_pod.sh", *gke, "--slices=2", "--", *TRAIN).stdout
-    assert "--tpu-type=v6e-8 --num-slices=2 " in told and "--multihost" in told
+    answer = bash("scripts/launch_tpu_pod.sh", *gke, "--slices=2", "--", *TRAIN).stdout
+    assert "--tpu-type=v6e-8 --num-slices=2 " in answer and "--multihost" in answer
     alone = bash("scripts/launch_tpu_pod.sh", *gke, "--", *TRAIN).stdout
     assert "--num-slices=1 " in alone and "--multihost" not in alone
 
 
 def test_the_slurm_job_prints_what_it_runs_and_needs_slurm():
-    told = bash("scripts/slurm.sbatch", "--dry-run", *TRAIN[::2])
+    answer = bash("scripts/slurm.sbatch", "--dry-run", *TRAIN[::2])
     words = " ".join(TRAIN[::2]).replace("'", "\\'")
-    assert told.returncode == 0 and told.stdout.splitlines()[0] == f"sbatch scripts/slurm.sbatch {words}"
+    assert answer.returncode == 0 and answer.stdout.splitlines()[0] == f"sbatch scripts/slurm.sbatch {words}"
     for option in ("--signal=TERM@300", "--requeue", "--cpus-per-task=32", "--mem=0"):
-        assert f"  #SBATCH {option}\n" in told.stdout
-    assert f"  XLA_PYTHON_CLIENT_MEM_FRACTION=0.92 srun bash scripts/keep_training.sh {words}\n" in told.stdout
+        assert f"  #SBATCH {option}\n" in answer.stdout
+    assert f"  XLA_PYTHON_CLIENT_MEM_FRACTION=0.92 srun bash scripts/keep_training.sh {words}\n" in answer.stdout
     alone = bash("scripts/slurm.sbatch", *TRAIN, SLURM_JOB_ID="")
     assert alone.returncode == 2 and "no SLURM job" in alone.stderr
 
@@ -178,9 +178,9 @@ def test_a_slurm_job_stopped_by_a_signal_is_queued_again(tmp_path):
         return bash("scripts/slurm.sbatch", "--workdir=w", SLURM_JOB_ID="7", SLURM_SUBMIT_DIR=str(tmp_path),
                     PATH=f"{tmp_path}:{os.environ['PATH']}", CODE=str(code), SLURM_GPUS_ON_NODE="4",
                     SLURM_CPUS_PER_TASK="12")
-    told = run(75)
-    assert told.returncode == 75
-    assert told.stdout.splitlines() == ["0.92 0,1,2,3 12 bash scripts/keep_training.sh --workdir=w", "scontrol requeue 7"]
+    answer = run(75)
+    assert answer.returncode == 75
+    assert answer.stdout.splitlines() == ["0.92 0,1,2,3 12 bash scripts/keep_training.sh --workdir=w", "scontrol requeue 7"]
     for code in (0, 1):
         assert run(code).returncode == code and "scontrol" not in run(code).stdout
 
@@ -196,9 +196,9 @@ def test_training_continues_through_crashes_and_ends_when_it_should(tmp_path):
         for file in (tmp_path / "starts", tmp_path / "run" / "checkpoints" / "4"):
             if file.exists():
                 file.unlink() if file.is_file() else file.rmdir()
-        found = bash("scripts/keep_training.sh", f"--workdir={tmp_path}/run", "--config=c.py", *options,
-                     PYTHON=str(python), CODES=codes, JAXRL_LLM_PAUSE="0")
-        return found.returncode, [line.split()[-1] == "--resume" for line in (tmp_path / "starts").read_text().splitlines()]
+        result = bash("scripts/keep_training.sh", f"--workdir={tmp_path}/run", "--config=c.py", *options,
+                      PYTHON=str(python), CODES=codes, JAXRL_LLM_PAUSE="0")
+        return result.returncode, [line.split()[-1] == "--resume" for line in (tmp_path / "starts").read_text().splitlines()]
 
     assert keep("0") == (0, [False])
     assert keep("137,139,134,0") == (0, [False, False, True, True])  # killed, segmentation fault, abort
@@ -222,6 +222,6 @@ def test_a_signal_reaches_the_training_which_may_take_its_time(tmp_path):
         time.sleep(0.02)
     kept.send_signal(signal.SIGTERM)
     kept.send_signal(signal.SIGUSR1)
-    _, told = kept.communicate(timeout=30)
-    assert kept.returncode == 75 and "the same command continues" in told
+    _, answer = kept.communicate(timeout=30)
+    assert kept.returncode == 75 and "the same command continues" in answer
     assert (tmp_path / "log").read_text() == "saved\n"

@@ -33,13 +33,13 @@ def test_every_row_can_be_built_and_runs_or_says_what_it_lacks(slug):
 
 def test_the_pages_say_how_many_methods_run():
     runnable, elsewhere, known = methods.runnable(), methods.runnable_elsewhere(), len(methods.names())
-    said = (f"Of {known} methods {len(runnable)} run by name on any task, {len(elsewhere)} more in environments, with teachers "
-            "or on tasks made for them")
+    sentence = (f"Of {known} methods {len(runnable)} run by name on any task, {len(elsewhere)} more in environments, with "
+                "teachers or on tasks made for them")
     for page in ("README.md", "CHANGELOG.md", "docs/architecture.md"):
         text = (PAGE.parent.parent / page).read_text()
-        assert said in text, f"run: python -m jaxrl_llm.methods --counts {page}"
+        assert sentence in text, f"run: python -m jaxrl_llm.methods --counts {page}"
     assert PAGE.read_text().count("**not provided: ") == known - len(runnable)
-    assert methods.with_counts(re.sub(r"\d+", "9", said) + "; 9 of 8") == said + "; 9 of 8"
+    assert methods.with_counts(re.sub(r"\d+", "9", sentence) + "; 9 of 8") == sentence + "; 9 of 8"
     assert not {*runnable} & {*elsewhere} and {"gigpo", "spiral", "rank_grpo", "swe_rl_reward"} <= {*elsewhere}
     assert not {"portool", "oprl", "luffy", "sil"} & {*elsewhere}  # an environment alone is not enough
 

@@ -112,7 +112,7 @@ def test_groups_of_rollouts_are_forests_of_depth_one():
     assert leaves.tolist() == [[1, -1], [4, 5]] and forest.parent.tolist() == [-1, 0, 0, -1, 3, 3]
     case = forests.Case(forest, leaves, mask)
     rows = [(place, prompt.tolist(), rest.tolist()) for place, prompt, rest, _ in case.trajectories()]
-    assert [(tuple(map(int, place)), *found) for place, *found in rows] == [
+    assert [(tuple(map(int, place)), *result) for place, *result in rows] == [
         ((0, 0), prompts[0, 1:].tolist(), tokens[0, 0, :3].tolist()),  # with what was seen between the tokens that count
         ((1, 0), prompts[1, :1].tolist(), tokens[1, 0].tolist()), ((1, 1), prompts[1, :1].tolist(), tokens[1, 1, :2].tolist())]
     check(case, pack(forest, leaves, mask, [6]))

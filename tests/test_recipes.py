@@ -65,8 +65,8 @@ def test_every_variant_fits_its_machine_with_the_margin(name):
             c, (device, count) = recipe(name, f"{model}-{machine}"), recipes.machine_of(machine)
             architecture = MODELS[PUBLISHED[model][0]]
             mesh = mesh_sizes(count, fsdp=c.mesh.fsdp, tensor=c.mesh.tensor)
-            found = plan.placed(architecture, recipes.work_of(c, architecture), device, count, mesh)
-            assert found.margin(device) >= plan.MARGIN, (model, machine)
+            result = plan.placed(architecture, recipes.work_of(c, architecture), device, count, mesh)
+            assert result.margin(device) >= plan.MARGIN, (model, machine)
             assert c.model.path == PUBLISHED[model][1] and (machine == "cpu" or c.model.dtype == "bfloat16")
 
 
@@ -78,8 +78,8 @@ def test_games_of_published_models_fit_the_machines_of_one_device():
                 continue
             c, (device, count) = recipe("game", f"{model}-{machine}"), recipes.machine_of(machine)
             architecture = MODELS[PUBLISHED[model][0]]
-            found = plan.placed(architecture, recipes.work_of(c, architecture), device, count)
-            assert found.margin(device) >= plan.MARGIN, (model, machine)
+            result = plan.placed(architecture, recipes.work_of(c, architecture), device, count)
+            assert result.margin(device) >= plan.MARGIN, (model, machine)
             assert c.environment == f"treasure(size={2 if machine == 'cpu' else 3})"
     with pytest.raises(ValueError, match="Unknown machine of configs/game.py 'h100-8'"):
         recipe("game", "qwen2.5_1.5b-h100-8")
@@ -162,10 +162,10 @@ def test_three_steps_of_distillation_from_a_teacher_by_path(hub, tmp_path, teach
         "teacher.path": str(teacher), "steps": 3, "prompts.per_step": 2, "sampling.group": 2, "sampling.max_tokens": 8,
         "eval.problems": 2, "optimizer.learning_rate": 1e-2})
     loop.train(config, tmp_path / "run")
-    found = read_metrics(tmp_path / "run")
-    gaps = found["teacher/gap"][1:]
-    assert len(gaps) == 3 and np.isfinite(gaps).all() and (found["grad_norm"][1:] > 0).all()
-    assert (found["reward/mean"][1:] == 0).all()  # random bytes solve nothing, but the policy learns from them
+    result = read_metrics(tmp_path / "run")
+    gaps = result["teacher/gap"][1:]
+    assert len(gaps) == 3 and np.isfinite(gaps).all() and (result["grad_norm"][1:] > 0).all()
+    assert (result["reward/mean"][1:] == 0).all()  # random bytes solve nothing, but the policy learns from them
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -111,8 +111,8 @@ def test_zeros_are_padding_and_roles_stay_integers():
 def test_clean_removes_garbage_from_holes():
     rollouts = from_lists([[1]], lengths=[[3]], old_logprobs=np.float32([[[-1, np.nan, -2]]]),
                           extras={"values": np.float32([[[1, np.inf, 2]]])}, role=np.array([[[1, 2, 1]]], np.int8))
-    found = clean(rollouts.replace(mask=rollouts.role == Role.POLICY))
-    assert found.old_logprobs.tolist() == [[[-1, 0, -2]]] and found.extras["values"].tolist() == [[[1, 0, 2]]]
+    result = clean(rollouts.replace(mask=rollouts.role == Role.POLICY))
+    assert result.old_logprobs.tolist() == [[[-1, 0, -2]]] and result.extras["values"].tolist() == [[[1, 0, 2]]]
 
 
 def test_clean_removes_garbage_from_padding_only():
@@ -126,8 +126,8 @@ def test_clean_removes_garbage_from_padding_only():
 def test_clean_distinguishes_tokens_from_features_of_the_same_number():
     rollouts = from_lists([[1, 0]], lengths=[[2, 1]], features=np.float32([[[1, 2], [3, 4]]]),
                           reward_components=np.float32([[[5, 6], [7, 8]]]))
-    found = clean(rollouts)
-    assert found.features.tolist() == [[[1, 2], [3, 4]]] and found.reward_components.tolist() == [[[5, 6], [7, 8]]]
+    result = clean(rollouts)
+    assert result.features.tolist() == [[[1, 2], [3, 4]]] and result.reward_components.tolist() == [[[5, 6], [7, 8]]]
 
 
 @pytest.mark.parametrize("change, message", [

@@ -12,7 +12,7 @@ JOINS = {"calls": "count", "broken": "any", "game": "once", "agent": "turn", "vo
          "eos": "last", "gains": "list", "items": "spans"}
 
 
-def said(calls, broken, agent, void, marks, eos=True, gains=(), items=()):
+def facts(calls, broken, agent, void, marks, eos=True, gains=(), items=()):
     return {"calls": calls, "broken": broken, "game": 4, "agent": agent, "void": void, "marks": marks, "eos": eos,
             "gains": list(gains) or [0, 0], "items": list(items)}
 
@@ -30,9 +30,9 @@ def grown(nodes, returns=None):
                 turn_info=list(info), prompt=np.zeros(count, int))
 
 
-NODES = [(7, 0, Role.POLICY, 2, said(1, False, 0, False, 0.5, False, items=[0, -1])), (7, 1, Role.ENVIRONMENT, 1, {}),
-         (7, 2, Role.POLICY, 1, said(2, True, 1, True, -0.5, gains=[1, 0.5], items=[3])),
-         (8, 0, Role.POLICY, 3, said(0, False, 1, False, 0.25, items=[1, 1, 2]))]
+NODES = [(7, 0, Role.POLICY, 2, facts(1, False, 0, False, 0.5, False, items=[0, -1])), (7, 1, Role.ENVIRONMENT, 1, {}),
+         (7, 2, Role.POLICY, 1, facts(2, True, 1, True, -0.5, gains=[1, 0.5], items=[3])),
+         (8, 0, Role.POLICY, 3, facts(0, False, 1, False, 0.25, items=[1, 1, 2]))]
 
 
 def view(forest, turns=3):

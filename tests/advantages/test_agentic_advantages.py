@@ -408,5 +408,5 @@ def test_worked_example_of_table_gpt_r1():
     assert float(loss) + 1e-3 * -0.5 == pytest.approx(-0.034245, abs=3e-6)  # the published loss has 0.001 of an entropy of 0.5
     counts |= {"tool_calls": [[4, 4]], "tool_errors": [[1, 4]], "tool_failed": [[1, 2]], "tool_unknown": [[0, 1]]}
     same = from_lists([[0.0, 1.5]], extras={name: jnp.asarray(x) for name, x in counts.items()})
-    found, _ = advantages.make("table_gpt_r1", progress=0.25, failed=-0.25, unknown=-0.5).update(same, ())
-    np.testing.assert_array_equal(found, 0)  # 0.75 - 0.25 against 1.5 - 0.5 - 0.5
+    actual, _ = advantages.make("table_gpt_r1", progress=0.25, failed=-0.25, unknown=-0.5).update(same, ())
+    np.testing.assert_array_equal(actual, 0)  # 0.75 - 0.25 against 1.5 - 0.5 - 0.5

@@ -34,13 +34,13 @@ def test_worked_example():
     greedy = rollouts.extras["greedy_logprobs"] - rollouts.extras["max_logprobs"]
     y = bellman_targets(rollouts.rewards, values[None, None], greedy, rollouts.mask, 0.999)
     np.testing.assert_allclose(y[0, 0], [-1.000248, -.3], atol=1e-6)
-    found, _ = advantages.make("b_coder").update(rollouts, ())
-    loss, (metrics, _) = objectives.make("b_coder").update(rollouts.old_logprobs, rollouts, found, ())
+    result, _ = advantages.make("b_coder").update(rollouts, ())
+    loss, (metrics, _) = objectives.make("b_coder").update(rollouts.old_logprobs, rollouts, result, ())
     np.testing.assert_allclose(loss, 2.943948, atol=2e-6)
     without = example(expert=False)
-    loss, _ = objectives.make("b_coder").update(without.old_logprobs, without, found, ())
+    loss, _ = objectives.make("b_coder").update(without.old_logprobs, without, result, ())
     np.testing.assert_allclose(loss, 2.833901, atol=2e-6)
-    alone, _ = objectives.make("b_coder", adv_coef=0.0, ce_coef=1.0).update(rollouts.old_logprobs, rollouts, found, ())
+    alone, _ = objectives.make("b_coder", adv_coef=0.0, ce_coef=1.0).update(rollouts.old_logprobs, rollouts, result, ())
     np.testing.assert_allclose(alone - loss, .220095, atol=2e-6)
     q = rollouts.old_logprobs - rollouts.extras["max_logprobs"] + values
     np.testing.assert_allclose(program_scores(q, values[None, None], rollouts.mask, 0.999), .996007, atol=1e-6)
@@ -75,8 +75,8 @@ def test_ranks_of_programs():
     both = jax.tree.map(pair, rollouts)
     extras = {**both.extras, "max_logprobs": both.extras["max_logprobs"].at[:, 0].add(1.0)}  # the first seems worse
     both = both.replace(rewards=jnp.array([[-0.3, 1.0]]), extras=extras)
-    told = advantages.make("b_coder").metrics(both, None, ())
-    assert told["b_coder/ranked"] == 1
+    numbers = advantages.make("b_coder").metrics(both, None, ())
+    assert numbers["b_coder/ranked"] == 1
     assert advantages.make("b_coder").metrics(both.replace(rewards=both.rewards[:, ::-1]), None, ())["b_coder/ranked"] == 0
 
 
@@ -87,16 +87,16 @@ def test_the_recorder_reads_whole_logits():
     rng = np.random.default_rng(0)
     rollouts = Rollouts(mask=np.ones((2, 3, 4), bool), valid=np.ones((2, 3), bool), tokens=rng.integers(0, 11, (2, 3, 4)),
                         prompt_tokens=rng.integers(0, 11, (2, 3)), prompt_mask=np.ones((2, 3), bool))
-    found = recorders.greedy(Policy(model, chunk=5).likeliest, adapters=False).record(start, params, None, rollouts)
+    result = recorders.greedy(Policy(model, chunk=5).likeliest, adapters=False).record(start, params, None, rollouts)
 
     def logits(weights):
         states, _ = model.packed_states(weights, rollouts.prompt_tokens, rollouts.prompt_mask, rollouts.tokens)
         return jax.nn.log_softmax(states @ model.unembedding(weights).T)
 
     own, theirs = logits(params), logits(start)
-    np.testing.assert_allclose(found["max_logprobs"], own.max(-1), atol=1e-4)
+    np.testing.assert_allclose(result["max_logprobs"], own.max(-1), atol=1e-4)
     expected = np.take_along_axis(np.asarray(own), np.asarray(theirs.argmax(-1))[..., None], -1)[..., 0]
-    np.testing.assert_allclose(found["greedy_logprobs"], expected, atol=1e-4)
+    np.testing.assert_allclose(result["greedy_logprobs"], expected, atol=1e-4)
     assert (expected < np.asarray(own.max(-1)) - 1e-3).any()
 
 
@@ -108,6 +108,6 @@ def test_a_policy_that_is_right_about_everything_has_no_loss(gamma):
     zero = jnp.zeros((1, 1, 4))
     rollouts = Rollouts(mask=mask, valid=jnp.ones((1, 1), bool), rewards=jnp.ones((1, 1)), old_logprobs=zero,
                         extras={"values": values, "max_logprobs": zero, "greedy_logprobs": zero})
-    found, _ = advantages.make("b_coder", gamma=gamma).update(rollouts, ())
-    loss, _ = objectives.make("b_coder").update(zero, rollouts, found, ())
+    result, _ = advantages.make("b_coder", gamma=gamma).update(rollouts, ())
+    loss, _ = objectives.make("b_coder").update(zero, rollouts, result, ())
     np.testing.assert_allclose(loss, 0, atol=1e-9)

@@ -31,11 +31,11 @@ def trajectories(agents, returns, group, **extras):
 def credited(name, rollouts, state=None, **hyper):
     """`(advantages of each turn by trajectory, state)`; all tokens of a turn have its advantage, other tokens have none."""
     estimator = of_environment(advantages.make(name, **hyper))
-    found, state = estimator.update(rollouts, estimator.init() if state is None else state)
-    found, mask, step = (np.asarray(x).reshape(-1, x.shape[-1]) for x in (found, rollouts.token_mask, rollouts.step_ids))
-    assert not found[~mask].any()
+    result, state = estimator.update(rollouts, estimator.init() if state is None else state)
+    result, mask, step = (np.asarray(x).reshape(-1, x.shape[-1]) for x in (result, rollouts.token_mask, rollouts.step_ids))
+    assert not result[~mask].any()
     turns = []
-    for row, own, number in zip(found, mask, step):
+    for row, own, number in zip(result, mask, step):
         values = [row[own & (number == k)] for k in range(number.max() + 1) if (own & (number == k)).any()]
         assert all(len({*value.tolist()}) == 1 for value in values)
         turns.append([value[0] for value in values])

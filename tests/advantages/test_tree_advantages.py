@@ -111,8 +111,8 @@ def test_branchgrpo_prob_and_group():
 @pytest.mark.parametrize("variant", ["mean", "prob"])
 def test_branchgrpo_against_recursion(variant):
     def leaves(nodes, name):
-        found = [leaf for child in below(nodes, name) for leaf in leaves(nodes, child)]
-        return found or [nodes[name]["r"]]
+        actual = [leaf for child in below(nodes, name) for leaf in leaves(nodes, child)]
+        return actual or [nodes[name]["r"]]
 
     def value(nodes, name):
         children = below(nodes, name)

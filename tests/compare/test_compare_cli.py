@@ -20,21 +20,21 @@ def compare_py(out, *arguments):
 def test_two_methods_two_seeds_then_more_of_one_beside_one_that_breaks(tmp_path):
     done = compare_py(tmp_path, "--methods=rloo, grpo", "--seeds=0,1", "--budget=steps=2")
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads((tmp_path / "report.json").read_text())
-    assert set(found["methods"]) == {"rloo", "grpo"} and found["methods"]["rloo"]["seeds"] == [0, 1]
-    assert found["methods"]["grpo"]["spent"]["steps"] == 2 and found["common"]["tokens"] > 0
+    result = json.loads((tmp_path / "report.json").read_text())
+    assert set(result["methods"]) == {"rloo", "grpo"} and result["methods"]["rloo"]["seeds"] == [0, 1]
+    assert result["methods"]["grpo"]["spent"]["steps"] == 2 and result["common"]["tokens"] > 0
     metrics = (tmp_path / "runs/rloo/seed1/metrics.jsonl").read_bytes()
 
     # More of one method, in tokens: the run continues from its last step and stops at the budget.
-    budget = 1.5 * found["common"]["tokens"]
+    budget = 1.5 * result["common"]["tokens"]
     more = compare_py(tmp_path, "--methods=tis_mis(sampling.top_k=5), rloo", "--seeds=1", f"--budget=tokens={budget}")
     assert more.returncode == 1 and "1 of 2 runs failed" in more.stderr, more.stderr[-3000:]
     assert "tis_mis seed 1: FAILED with exit code 1" in more.stdout and "top_p and min_p" in more.stdout
     again = (tmp_path / "runs/rloo/seed1/metrics.jsonl").read_bytes()
     assert again.startswith(metrics) and again.count(b"\n") >= 4  # steps 0 to 3 at least
     assert json.loads((tmp_path / "runs/rloo/seed1/config.json").read_text())["config"]["steps"] == 1_000_000
-    found = json.loads((tmp_path / "report.json").read_text())
-    assert list(found["methods"]) == ["rloo"] and "tis_mis has no finished run" in " ".join(found["warnings"])
+    result = json.loads((tmp_path / "report.json").read_text())
+    assert list(result["methods"]) == ["rloo"] and "tis_mis has no finished run" in " ".join(result["warnings"])
 
 
 @pytest.mark.slow

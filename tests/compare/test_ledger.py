@@ -51,13 +51,13 @@ def test_filtered_rollouts_count_as_cost(tmp_path):
 
 
 def test_operations_of_a_step_by_hand():
-    found = costs("rloo")
-    model, prompt = found.model, round(found.prompt)
-    assert (model.hidden_size, model.num_layers, found.prompts, found.group) == (16, 1, 4, 2)
+    result = costs("rloo")
+    model, prompt = result.model, round(result.prompt)
+    assert (model.hidden_size, model.num_layers, result.prompts, result.group) == (16, 1, 4, 2)
     group = flops.packed_flops(model, prompt, [5, 5])
     rollouts = flops.prefill_flops(model, [prompt]) + 2 * flops.decode_flops(model, prompt, 5)
-    assert found.step_flops(np.array([5.0]), np.array([1.0]))[0] == 4 * (rollouts + 3 * group)
-    between = found.step_flops(np.array([5.0, 5.25, 6.0]), np.ones(3))
+    assert result.step_flops(np.array([5.0]), np.array([1.0]))[0] == 4 * (rollouts + 3 * group)
+    between = result.step_flops(np.array([5.0, 5.25, 6.0]), np.ones(3))
     assert between[1] == pytest.approx(0.75 * between[0] + 0.25 * between[2], rel=1e-12)
     assert costs("rloo(learner.epochs=2)").step_flops(np.array([5.0]), np.ones(1))[0] == 4 * (rollouts + 7 * group)
     assert costs("grpo(objective='kl_coef=0.1')").scores == 1 + costs("grpo").scores

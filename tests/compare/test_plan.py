@@ -23,7 +23,7 @@ def test_entries_carry_their_overrides_and_leave_the_base_alone():
     assert [entry.label for entry in same] == ["grpo", "grpo(sampling.group=8)", "rloo"]
 
 
-@pytest.mark.parametrize("text, said", (
+@pytest.mark.parametrize("text, message", (
     ("gropo", "Did you mean 'grpo'"),
     ("grpo(sampling.grup=8)", "Did you mean 'sampling.group'"),
     ("grpo(sampling.group=many)", "config.sampling.group='many': it is 2 here, of type int"),
@@ -33,8 +33,8 @@ def test_entries_carry_their_overrides_and_leave_the_base_alone():
     ("grpo, rloo, grpo", "grpo would share a folder"),
     ("", "no methods to compare"),
 ))
-def test_entries_that_cannot_be_read(text, said):
-    with pytest.raises(ValueError, match=said.replace("(", r"\(")):
+def test_entries_that_cannot_be_read(text, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         plan.read_entries(text, base())
 
 
@@ -48,13 +48,13 @@ def test_random_search_begins_as_configured_and_stays_in_its_space():
     assert plan.draw_settings(text, 5) == drawn[:5]  # further trials continue this sequence
 
 
-@pytest.mark.parametrize("call, said", (
+@pytest.mark.parametrize("call, message", (
     (lambda: plan.read_grid("optimizer.learning_rate=1e-5..1e-2"), "is a range, of which --trials=N draws points"),
     (lambda: plan.draw_settings("optimizer.learning_rate=1e-2..1e-5", 2), "0 < low < high"),
     (lambda: plan.draw_settings("optimizer.learning_rate=0..1", 2), "0 < low < high"),
 ))
-def test_spaces_that_cannot_be_searched(call, said):
-    with pytest.raises(ValueError, match=said):
+def test_spaces_that_cannot_be_searched(call, message):
+    with pytest.raises(ValueError, match=message):
         call()
 
 
@@ -67,9 +67,9 @@ def test_a_grid_is_every_combination():
 def test_budgets():
     assert plan.read_budget("tokens=2e6", base()) == ("tokens", 2e6)
     assert plan.read_budget("", base()) == ("steps", 4)
-    for text, said in (("token=3", "Did you mean 'tokens'"), ("steps=2.5", "whole"), ("seconds=0", "above 0"),
-                       ("seconds=5, steps=3", "one unit"), ("seconds=long", "above 0")):
-        with pytest.raises(ValueError, match=said):
+    for text, message in (("token=3", "Did you mean 'tokens'"), ("steps=2.5", "whole"), ("seconds=0", "above 0"),
+                          ("seconds=5, steps=3", "one unit"), ("seconds=long", "above 0")):
+        with pytest.raises(ValueError, match=message):
             plan.read_budget(text, base())
     entry, = plan.read_entries("grpo", base(**{"optimizer.schedule": "cosine"}))
     plan.check_schedule(entry, plan.Budget("steps", 10))
@@ -100,11 +100,11 @@ def test_a_written_configuration_reads_back(tmp_path):
     spec = importlib.util.spec_from_file_location("written", job.config_file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found, wanted = module.get_config(), plan.changed(entries[0].config, {"steps": 7, "seed": 0, "checkpoint.every": 10})
-    assert found.to_dict() == wanted.to_dict() and found.is_locked
-    assert found.sampling.stop_strings == ("a", "b")
+    result, wanted = module.get_config(), plan.changed(entries[0].config, {"steps": 7, "seed": 0, "checkpoint.every": 10})
+    assert result.to_dict() == wanted.to_dict() and result.is_locked
+    assert result.sampling.stop_strings == ("a", "b")
     assert plan.run_config(job, plan.Budget("tokens", 7.0)).steps == plan.ENDLESS
-    config_lib.check(config_lib.resolve(found, {}))
+    config_lib.check(config_lib.resolve(result, {}))
 
 
 def test_a_folder_of_other_settings_is_refused(tmp_path):

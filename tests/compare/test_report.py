@@ -27,15 +27,15 @@ def compared(tmp_path_factory):
             write_run(job, BUDGET, [0.1])
             (job.folder / "log.txt").write_text("step 1/9\nRuntimeError: no more memory\n")
     results, warnings = report.finished_runs(jobs, BUDGET)
-    found = report.analyse(results, BUDGET, warnings)
-    found |= {"settings": report.settings(results), "facts": report.facts(results), "command": "python experiments/compare.py"}
-    return root, results, json.loads(json.dumps(found, allow_nan=False))
+    result = report.analyse(results, BUDGET, warnings)
+    result |= {"settings": report.settings(results), "facts": report.facts(results), "command": "python experiments/compare.py"}
+    return root, results, json.loads(json.dumps(result, allow_nan=False))
 
 
 def test_final_best_and_mean_at_the_budget(compared):
-    found = compared[2]
-    assert found["order"] == ["grpo", "rloo"]
-    grpo, rloo = found["methods"].values()
+    result = compared[2]
+    assert result["order"] == ["grpo", "rloo"]
+    grpo, rloo = result["methods"].values()
     # A quarter of the way from 0.3 to 0.5 (budget 100 between 80 and 160); four seeds lose one at each end.
     assert [run["final"] for run in grpo["runs"]] == pytest.approx([0.35, 0.36, 0.37, 0.38])
     assert grpo["final"]["value"] == pytest.approx(0.365) and 0.35 <= grpo["final"]["low"] < 0.365 < grpo["final"]["high"]
@@ -46,11 +46,11 @@ def test_final_best_and_mean_at_the_budget(compared):
 
 
 def test_who_is_better_and_by_how_much(compared):
-    found = compared[2]
-    grpo, rloo = found["order"]
-    assert found["improvement"][grpo][rloo] == {"value": 1.0, "low": 1.0, "high": 1.0}
-    assert found["improvement"][rloo][grpo]["value"] == 0.0
-    paired = found["differences"][grpo][rloo]
+    result = compared[2]
+    grpo, rloo = result["order"]
+    assert result["improvement"][grpo][rloo] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert result["improvement"][rloo][grpo]["value"] == 0.0
+    paired = result["differences"][grpo][rloo]
     assert paired["mean"] == pytest.approx(0.15) and paired["seeds"] == 3 and paired["p_value"] == 0.25
 
 
@@ -87,46 +87,46 @@ def test_means_of_the_last_tenth(compared):
 
 
 def test_metrics_of_a_method(compared):
-    _, results, found = compared
+    _, results, result = compared
     assert report.own_metrics(results["grpo"], plan.Budget("tokens", 80.0), {"reward/mean"}) == {
         "completion/length": 2.5, "grpo/kept": 0.25}
-    assert found["methods"]["grpo"]["own"] == {}  # no step ends within the last tenth of this budget
-    own = {label: m | {"own": {"grpo/kept": 0.25} if label == "grpo" else {}} for label, m in found["methods"].items()}
-    assert "Metrics that only some of the methods write:\n\n- grpo: grpo/kept 0.25" in page.markdown(found | {"methods": own})
-    assert "only some of the methods" not in page.markdown(found)
+    assert result["methods"]["grpo"]["own"] == {}  # no step ends within the last tenth of this budget
+    own = {label: m | {"own": {"grpo/kept": 0.25} if label == "grpo" else {}} for label, m in result["methods"].items()}
+    assert "Metrics that only some of the methods write:\n\n- grpo: grpo/kept 0.25" in page.markdown(result | {"methods": own})
+    assert "only some of the methods" not in page.markdown(result)
 
 
 def test_missing_data_are_named(compared):
-    root, results, found = compared
-    warnings = " ".join(found["warnings"])
+    root, results, result = compared
+    warnings = " ".join(result["warnings"])
     assert "rloo seed 3 is not finished (0% of the budget)" in warnings and "RuntimeError: no more memory" in warnings
     assert "different numbers of finished seeds: grpo: 4, rloo: 3" in warnings
-    assert found["settings"]["rloo"] == ["sampling.group: 4 -> 2", "sampling.max_group: 16 -> 8"]
+    assert result["settings"]["rloo"] == ["sampling.group: 4 -> 2", "sampling.max_group: 16 -> 8"]
     one = {"grpo": results["rloo"][:1]}
     assert "next to nothing" in report.cautions(one)[0]
 
 
 def test_a_method_that_never_left_its_bootstrap_is_not_named(compared):
     results = compared[1]
-    def with_share(found, *shares):
+    def with_share(result, *shares):
         return [r._replace(run=dataclasses.replace(r.run, metrics=r.run.metrics | {"bootstrap": np.array([np.nan, *shares])}))
-                for r in found]
+                for r in result]
     mixed = results | {"rloo": with_share(results["rloo"], 1.0, 0.0)}
     assert report.without_idle(mixed) == (mixed, []) and report.bootstrap_share(mixed["rloo"]) == 0.5
     assert report.bootstrap_share(results["grpo"]) is None
-    left, said = report.without_idle(results | {"rloo": with_share(results["rloo"], 1.0, 1.0)})
-    assert list(left) == ["grpo"] and "rloo is left out: all its steps were bootstrap steps" in said[0]
+    left, notes = report.without_idle(results | {"rloo": with_share(results["rloo"], 1.0, 1.0)})
+    assert list(left) == ["grpo"] and "rloo is left out: all its steps were bootstrap steps" in notes[0]
 
 
 def test_the_headline_names_a_winner_only_where_all_paired_tests_do(compared):
-    _, _, found = compared
+    _, _, result = compared
     def headline(*p_values, seeds=8, mean=0.1):
         others = [f"other{i}" for i in range(len(p_values))]
         test, order = {"mean": mean, "low": 0.01, "high": 0.2, "seeds": seeds}, ["grpo", *others]
         differences = {"grpo": {name: test | {"p_value": p} for name, p in zip(others, p_values)}}
         even = {a: {b: {"value": 0.5, "low": 0.0, "high": 1.0} for b in order} for a in order}
-        rows = found["methods"] | dict.fromkeys(others, found["methods"]["rloo"])
-        return page.markdown(found | {"order": order, "differences": differences, "methods": rows, "improvement": even})
+        rows = result["methods"] | dict.fromkeys(others, result["methods"]["rloo"])
+        return page.markdown(result | {"order": order, "differences": differences, "methods": rows, "improvement": even})
     assert "**grpo** ends highest" in headline(0.008) and "**grpo** ends highest" in headline(0.008, 0.02)
     assert "**" not in headline(0.008, 0.04).partition("##")[0]  # 0.05 is shared by two tests
     assert "No method is shown to be best. The highest mean is that of grpo" in headline(0.2)
@@ -134,9 +134,9 @@ def test_the_headline_names_a_winner_only_where_all_paired_tests_do(compared):
 
 
 def test_the_page_and_its_pictures(compared):
-    root, results, found = compared
-    text = page.markdown(found)
-    drawn = {path.name for path in figures.draw_all(results, found, root)}
+    root, results, result = compared
+    text = page.markdown(result)
+    drawn = {path.name for path in figures.draw_all(results, result, root)}
     assert drawn == set(re.findall(r"\]\((\w+\.png)\)", text))
     assert all((root / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for name in drawn)
     assert "# 2 methods at 100 generated tokens" in text and "ends highest" not in text
@@ -145,7 +145,7 @@ def test_the_page_and_its_pictures(compared):
     assert "| rloo | 3 | 21.0% [" in text
     for line in text.splitlines():
         assert not line.startswith("|") or line.count("|") >= 3
-    assert "21.0%" in page.summary(found) and "note: rloo seed 3" in page.summary(found)
+    assert "21.0%" in page.summary(result) and "note: rloo seed 3" in page.summary(result)
 
 
 def test_curves_are_read_on_a_common_grid(compared):
@@ -165,11 +165,11 @@ def test_the_text_of_a_search(compared):
     """A search over two keys: it keeps the worked example's setting, names a failed run, and shows the cost of testing all."""
     grid = [{"a": 1, "b": 4}, {"a": 1, "b": 8}, {"a": 2, "b": 4}]
     tune = [[.5, .7], [.9, .2], [.6, .65]]
-    found = report.tuning(grid, 2, [7, 8], tune, drawn=False)
-    found |= report.protocol(found, [[.55, .6], [.4, .5], [.62, .6]])
-    assert found["chosen"] == "a=2, b=4" and found["runs"] == 6 and found["by_value"]["a"]["2"] == pytest.approx(.625)
-    assert found["regret"] == 0 and found["single_seed_regret"] == pytest.approx([.16, .035])
-    text = page.markdown(compared[2] | {"tuning": {"grpo": found | {"gap": .015}}})
+    result = report.tuning(grid, 2, [7, 8], tune, drawn=False)
+    result |= report.protocol(result, [[.55, .6], [.4, .5], [.62, .6]])
+    assert result["chosen"] == "a=2, b=4" and result["runs"] == 6 and result["by_value"]["a"]["2"] == pytest.approx(.625)
+    assert result["regret"] == 0 and result["single_seed_regret"] == pytest.approx([.16, .035])
+    text = page.markdown(compared[2] | {"tuning": {"grpo": result | {"gap": .015}}})
     for words in ("grid and budget", "took 6 runs of 100 generated tokens",
                   "| grpo | a=2, b=4 | 60.0%, 65.0% | 62.5% | x | 62.0%, 60.0% |",
                   "| grpo | 7.5% |", "| +1.5% | 0.0% | 16.0%, 3.5% | 1.00 |", "| grpo | b=8 | 55.0% |"):
@@ -181,6 +181,6 @@ def test_the_text_of_a_search(compared):
 
 
 def test_a_search_is_drawn(compared, tmp_path):
-    found = report.tuning([{}, {"a": 3}], 0, [7, 8], [[.5, .6], [.7, float("nan")]], drawn=True)
-    figures.draw_all(compared[1], compared[2] | {"tuning": {"grpo": found, "rloo": found}}, tmp_path)
+    result = report.tuning([{}, {"a": 3}], 0, [7, 8], [[.5, .6], [.7, float("nan")]], drawn=True)
+    figures.draw_all(compared[1], compared[2] | {"tuning": {"grpo": result, "rloo": result}}, tmp_path)
     assert (tmp_path / "tuning.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -52,8 +52,8 @@ def test_detectable_differences_follow_from_the_tuning_seeds(tmp_path, part):
     scores = {"grpo": [[0.1, 0.2], [0.4, 0.6]], "rloo": [[0.5, 0.5], [0.1, 0.1]]}
     tuning = {label: {"grid": ["a", "b"], "chosen": chosen, "scores": scores[label]}
               for label, chosen in (("grpo", "b"), ("rloo", "a"))}
-    found = analysed(tmp_path, suite.contests("embedded")[0], ("grpo", "rloo"), tuning)
-    assert found["power_from"] == "tuning" and found["deviation"] == pytest.approx(np.std([-0.1, 0.1], ddof=1))
+    result = analysed(tmp_path, suite.contests("embedded")[0], ("grpo", "rloo"), tuning)
+    assert result["power_from"] == "tuning" and result["deviation"] == pytest.approx(np.std([-0.1, 0.1], ddof=1))
 
 
 def test_the_page_says_which_are_ties(part, tmp_path):
@@ -97,5 +97,5 @@ def test_some_tasks_of_a_suite():
 
 
 def test_all_are_those_that_run_by_name():
-    found = plan.read_entries("all", suite.config_of(suite.contests("embedded")[0]))
-    assert [entry.label for entry in found] == plan.methods.runnable() and len(found) > 80
+    result = plan.read_entries("all", suite.config_of(suite.contests("embedded")[0]))
+    assert [entry.label for entry in result] == plan.methods.runnable() and len(result) > 80

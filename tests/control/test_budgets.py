@@ -169,10 +169,10 @@ def reference(row, keep, rule):
 def test_kept_draws_agree_with_the_loop(rule):
     rows = [row for n in (1, 2, 5, 6) for row in itertools.product([0.0, 1.0], repeat=n)]
     rollouts = from_lists([list(row) for row in rows])
-    for row, found in zip(rows, advantages_of(rollouts.rewards, rollouts.valid, rule=rule)):
-        assert sorted(found) == sorted(reference(row, 4, rule)), row
+    for row, result in zip(rows, advantages_of(rollouts.rewards, rollouts.valid, rule=rule)):
+        assert sorted(result) == sorted(reference(row, 4, rule)), row
         mean = np.mean(row) if len(row) > 1 else 0
-        close([found[i] for i in sorted(found)], [row[i] - mean for i in sorted(found)], atol=1e-6)
+        close([result[i] for i in sorted(result)], [row[i] - mean for i in sorted(result)], atol=1e-6)
 
 
 def test_one_outcome_gives_no_signal_and_a_rare_one_much_with_std():
@@ -180,8 +180,8 @@ def test_one_outcome_gives_no_signal_and_a_rare_one_much_with_std():
     same, rare = advantages_of(rollouts.rewards, rollouts.valid, norm_std=True)
     assert set(same.values()) == {0.0}
     close(rare[3], (1 - 1 / 6) / np.std([0, 0, 0, 1, 0, 0], ddof=1), rtol=1e-5)
-    told = advantages.reinforce_ada().metrics(rollouts, None, ())
-    assert {name: float(x) for name, x in told.items()} == {"reinforce_ada/rollouts": 6, "reinforce_ada/mixed": 0.5}
+    metrics = advantages.reinforce_ada().metrics(rollouts, None, ())
+    assert {name: float(x) for name, x in metrics.items()} == {"reinforce_ada/rollouts": 6, "reinforce_ada/mixed": 0.5}
     with pytest.raises(ValueError, match="rule 'balance'. Did you mean 'balanced'"):
         reinforce_ada.kept(rollouts.rewards, rollouts.valid, rule="balance")
 

@@ -115,8 +115,8 @@ def test_acereason():
     one = control.make("acereason_curriculum", every=2)
     state, seen = one.init(prompts=5, max_tokens=32), []
     for step in range(9):
-        found = one.propose(state)
-        seen.append((int(found["max_tokens"]), found["prompt_weights"].tolist()))
+        result = one.propose(state)
+        seen.append((int(result["max_tokens"]), result["prompt_weights"].tolist()))
         state = one.observe(state, facts([16, 16, 16, 16, 0], [0, 3, 6 if step < 4 else 16, 7, 0]))
     everyone, some, fewer = [1] * 5, [1, 1, 1, 0, 1], [1, 1, 0, 0, 1]  # the last was never tried
     assert seen == [(8, everyone)] * 2 + [(16, everyone)] * 2 + [(24, some)] * 2 + [(32, fewer)] * 3
@@ -158,10 +158,10 @@ def test_siri(shape):
     state = one.init(max_tokens=16384)
     for step in range(640):
         state = one.observe(state, facts([0], step=step))
-        found = one.propose(state)["max_tokens"]
-        assert 8192 <= found <= 16384 and found.dtype == jnp.int32
+        result = one.propose(state)["max_tokens"]
+        assert 8192 <= result <= 16384 and result.dtype == jnp.int32
         if step + 1 in TIMES:
-            assert int(found) == round(LIMITS[shape][TIMES.index(step + 1)])
+            assert int(result) == round(LIMITS[shape][TIMES.index(step + 1)])
 
 
 # --- QwenLong-L1
@@ -264,11 +264,11 @@ def test_drive_in_steps():
     state, seen = one.init(prompts=6, batch=2, seed=SEED, group=8, max_group=64, max_tokens=32), []
     rates = np.array([0.1, 0.9, 0.2, 0.5, 0.1, 0])
     for step in range(14):
-        found = one.propose(state)
-        weights = np.flatnonzero(found["prompt_weights"]).tolist()
-        assert set(found["prompt_ids"].tolist()) <= set(weights)
-        seen.append((weights, found["group_sizes"].tolist(), int(found["max_tokens"])))
-        state = one.observe(state, asked(found["prompt_ids"], 6, rates=rates))
+        result = one.propose(state)
+        weights = np.flatnonzero(result["prompt_weights"]).tolist()
+        assert set(result["prompt_ids"].tolist()) <= set(weights)
+        seen.append((weights, result["group_sizes"].tolist(), int(result["max_tokens"])))
+        state = one.observe(state, asked(result["prompt_ids"], 6, rates=rates))
     assert seen[:3] == [([0, 1, 2, 3, 4, 5], [8, 8], 24)] * 3
     assert seen[3:7] == [([0, 2, 4, 5], [64, 64], 32)] * 4
     assert seen[7:] == [([0, 4, 5], [64, 64], 32)] * 2 + [([0, 5], [64, 64], 32)] * 5
@@ -311,10 +311,10 @@ CURRICULA = {"vade": {}, "kimi_sampling": {"every": 1}, "acereason_curriculum": 
 
 def played(one, state, first, last):
     """The proposals and the state of steps `first` to `last`, with the outcomes of a policy that solves some problems."""
-    found = []
+    result = []
     for step in range(first, last):
         proposed = one.propose(state)
-        found.append(jax.tree.map(np.asarray, proposed))
+        result.append(jax.tree.map(np.asarray, proposed))
         rng = np.random.default_rng(step)
         ids = proposed.get("prompt_ids")
         tried = np.zeros(12, np.int32)
@@ -323,7 +323,7 @@ def played(one, state, first, last):
         rates = np.where(proposed.get("reference_ids", np.zeros(4)) >= 0, rng.random(4), np.nan).astype(np.float32)
         state = one.observe(state, {"step": np.int32(step), "tried": tried, "right": right.astype(np.int32),
                                     "reference_rates": rates})
-    return found, state
+    return result, state
 
 
 @pytest.mark.parametrize("slug", CURRICULA)

@@ -25,9 +25,9 @@ def test_the_worked_example_of_predictions():
     np.testing.assert_allclose(base, [0.449166, 0.550834], atol=1e-6)
     temperature, bias = calibration(jnp.float32([0.5, -0.1]))
     np.testing.assert_allclose([temperature, bias], [0.974077, -0.099668], atol=1e-6)
-    found = calibrated(base, temperature, bias)
-    np.testing.assert_allclose(found, [0.423325, 0.527423], atol=1e-6)
-    np.testing.assert_allclose(selection(found, tau=0.1), [0.3793, 0.6207], atol=5e-5)
+    result = calibrated(base, temperature, bias)
+    np.testing.assert_allclose(result, [0.423325, 0.527423], atol=1e-6)
+    np.testing.assert_allclose(selection(result, tau=0.1), [0.3793, 0.6207], atol=5e-5)
 
 
 def test_a_calibration_finds_the_temperature_and_bias_that_made_its_data():
@@ -46,9 +46,9 @@ def test_predictions_rank_problems_by_those_that_were_measured():
     centre = np.repeat(np.float32([[3, 0, 0], [-3, 0, 0], [0, 0, 0]]), 20, axis=0)
     x = centre + rng.normal(0, 0.3, (60, 3)).astype(np.float32)
     ids = np.concatenate([np.arange(8), 20 + np.arange(8)])
-    found = np.asarray(predictions(x, ids, np.float32([0.9] * 8 + [0.1] * 8)))
-    assert found[:20].min() > found[40:].max() and found[20:40].max() < found[40:].min()
-    chosen = drawn(np.array([1, 2]), 10, np.asarray(selection(found, tau=0.02)))
+    result = np.asarray(predictions(x, ids, np.float32([0.9] * 8 + [0.1] * 8)))
+    assert result[:20].min() > result[40:].max() and result[20:40].max() < result[40:].min()
+    chosen = drawn(np.array([1, 2]), 10, np.asarray(selection(result, tau=0.02)))
     assert len({*chosen.tolist()}) == 10 and (chosen >= 40).mean() > 0.7
     np.testing.assert_allclose(predictions(x, np.full(4, -1), np.zeros(4)), 0.5)
 
@@ -57,10 +57,10 @@ def test_predictions_rank_problems_by_those_that_were_measured():
 def test_probabilities_sum_to_one_and_none_vanishes(tau):
     """At any distance from the target a problem has a weight that the loader can draw; equal predictions have equal weights."""
     predicted = np.float32([0.0, 0.3, 0.5, 0.5, 1.0, 0.5001])
-    found = np.asarray(selection(predicted, tau=tau))
-    assert found.sum() == pytest.approx(1) and found.min() > 0 and found[2] == found[3] == found.max()
+    result = np.asarray(selection(predicted, tau=tau))
+    assert result.sum() == pytest.approx(1) and result.min() > 0 and result[2] == result[3] == result.max()
     np.testing.assert_allclose(selection(np.full(7, 0.2, np.float32), tau=tau), 1 / 7, rtol=1e-6)
-    assert sorted(drawn(np.array([3]), 6, found).tolist()) == [0, 1, 2, 3, 4, 5]
+    assert sorted(drawn(np.array([3]), 6, result).tolist()) == [0, 1, 2, 3, 4, 5]
 
 
 def test_the_controller_measures_in_every_second_step_and_keeps_its_last_measurement():

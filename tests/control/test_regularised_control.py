@@ -12,12 +12,12 @@ from jaxrl_llm.rollouts import Rollouts, from_lists
 def resets(*scores):
     """ProRL's proposals after each of the scores."""
     controller = control.make("prorl")
-    state, found = controller.init(), []
+    state, value = controller.init(), []
     assert not controller.propose(state)["reset"]
     for score in scores:
         state = controller.observe(state, {"score": score})
-        found.append(bool(controller.propose(state)["reset"]))
-    return found
+        value.append(bool(controller.propose(state)["reset"]))
+    return value
 
 
 def test_prorl_resets_on_a_drop_or_a_plateau():
@@ -115,8 +115,8 @@ def test_the_example_whose_accuracy_varies_most_is_chosen():
 
 def test_an_example_twice_in_a_batch_is_visited_once():
     visits = control.make("historical_variance").init(3)
-    found = historical_variance.visited(visits, jnp.array([1, 1, 7]), jnp.array([1.0, 0.0, 1.0]), jnp.array([True, True, True]))
-    assert found.times.tolist() == [0, 1, 0] and found.mean.tolist() == [0, 0.5, 0] and found.squares.tolist() == [0, 0, 0]
+    value = historical_variance.visited(visits, jnp.array([1, 1, 7]), jnp.array([1.0, 0.0, 1.0]), jnp.array([True, True, True]))
+    assert value.times.tolist() == [0, 1, 0] and value.mean.tolist() == [0, 0.5, 0] and value.squares.tolist() == [0, 0, 0]
 
 
 def test_routing_replay():

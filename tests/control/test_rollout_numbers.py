@@ -19,8 +19,8 @@ SEED = jax.random.key_data(jax.random.key(3))
 
 
 def test_bins_and_their_margins():
-    found = gdro_bins.bins_of(jnp.array([0, 0.5, 1]), jnp.array([-1, 3, -1]))
-    assert found.tolist() == [0, 3, 6]
+    result = gdro_bins.bins_of(jnp.array([0, 0.5, 1]), jnp.array([-1, 3, -1]))
+    assert result.tolist() == [0, 3, 6]
     accuracy, previous = jnp.array([0.62, 0.64, 0.58, 0.56, 0.62]), jnp.array([3, 3, 4, 4, -1])
     assert gdro_bins.bins_of(accuracy, previous).tolist() == [3, 4, 4, 3, 4]  # beyond 0.6 by 0.03, or new
 
@@ -79,8 +79,8 @@ def test_bandits_use_the_whole_budget_of_a_run():
     rates, observe, drawn = np.linspace(0, 1, 20), jax.jit(one.observe), []
     rng = np.random.default_rng(0)
     for _ in range(40):
-        found = one.propose(state)
-        ids, sizes = (np.asarray(found[name]) for name in ("prompt_ids", "group_sizes"))
+        result = one.propose(state)
+        ids, sizes = (np.asarray(result[name]) for name in ("prompt_ids", "group_sizes"))
         assert (sizes % 2 == 0).all() and sizes.min() >= 2 and sizes.max() <= 12 and sizes.sum() == 4 * 4
         drawn += ids.tolist()
         tried = np.zeros(20, np.int32)
@@ -108,9 +108,9 @@ def test_failures_alone_change_no_score():
     one = control.make("gdro_rollout")
     state, observe = one.init(prompts=8, batch=4, seed=SEED, group=2, max_group=12), jax.jit(one.observe)
     for _ in range(30):
-        found = one.propose(state)
+        result = one.propose(state)
         tried = np.zeros(8, np.int32)
-        tried[np.asarray(found["prompt_ids"])] = np.asarray(found["group_sizes"])
+        tried[np.asarray(result["prompt_ids"])] = np.asarray(result["group_sizes"])
         state = observe(state, {"tried": tried, "right": np.zeros(8, np.int32)})
     assert not state.scores.any() and state.usual[0] == 1
     with pytest.raises(ValueError, match="sampling.max_group=4 is no more than the 2 groups of 2"):
@@ -131,13 +131,13 @@ def test_dart_samples_successful_problems_less():
     state = one.init(prompts=2, batch=2, seed=SEED, max_group=8)
     sizes = []
     for right in ([0, 8], [0, 2], [8, 0]):
-        found = one.propose(state)
-        sizes.append(dict(zip(found["prompt_ids"].tolist(), found["group_sizes"].tolist())))
+        result = one.propose(state)
+        sizes.append(dict(zip(result["prompt_ids"].tolist(), result["group_sizes"].tolist())))
         tried = np.array([sizes[-1][0], sizes[-1][1]], np.int32)
         state = one.observe(state, {"tried": tried, "right": np.array(right, np.int32)})
     assert sizes == [{0: 8, 1: 8}, {0: 8, 1: 2}, {0: 8, 1: 2}]
-    found = one.propose(state)  # problem 0: 8 of 8 + 4 + 2, problem 1: 0 + 1 + 2 of 2 + 1 + 2
-    assert dict(zip(found["prompt_ids"].tolist(), found["group_sizes"].tolist())) == {0: 8, 1: 8}
+    result = one.propose(state)  # problem 0: 8 of 8 + 4 + 2, problem 1: 0 + 1 + 2 of 2 + 1 + 2
+    assert dict(zip(result["prompt_ids"].tolist(), result["group_sizes"].tolist())) == {0: 8, 1: 8}
 
 
 # --- BroRL

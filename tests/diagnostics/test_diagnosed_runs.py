@@ -38,20 +38,20 @@ def run(tmp_path_factory):
 
 def measured(name, folders, tmp_path, **options):
     chosen = diagnostics.make(name, **options)
-    found = chosen.measure(folders)
-    assert chosen.figure(found, tmp_path / "figure.png").read_bytes()[:8] == PNG
-    assert found["tables"] and all(rows and all(row.keys() == rows[0].keys() for row in rows)
-                                   for rows in found["tables"].values())
-    return found
+    result = chosen.measure(folders)
+    assert chosen.figure(result, tmp_path / "figure.png").read_bytes()[:8] == PNG
+    assert result["tables"] and all(rows and all(row.keys() == rows[0].keys() for row in rows)
+                                    for rows in result["tables"].values())
+    return result
 
 
 def test_plain_rows_have_the_log_probs_of_the_policy(run):
     policy = trained(run)
     _, rollouts = rows.sampled(policy, 16, seed=0)
-    found, _ = jax.jit(lambda p: rows.logprobs(policy.policy, p, None, rows.plain(rollouts)))(policy.params)
+    result, _ = jax.jit(lambda p: rows.logprobs(policy.policy, p, None, rows.plain(rollouts)))(policy.params)
     wanted, _ = policy.policy.logprobs(policy.params, None, rollouts)
     mask = np.asarray(rollouts.mask)
-    np.testing.assert_allclose(np.asarray(found).reshape(mask.shape)[mask], np.asarray(wanted)[mask], atol=2e-4)
+    np.testing.assert_allclose(np.asarray(result).reshape(mask.shape)[mask], np.asarray(wanted)[mask], atol=2e-4)
     np.testing.assert_allclose(np.asarray(wanted)[mask], np.asarray(rollouts.behavior_logprobs)[mask], atol=2e-4)
     chances = rows.distributions(policy.policy, policy.params, None, rows.plain(rollouts))
     np.testing.assert_allclose(np.asarray(chances.sum(-1)), 1, atol=1e-5)
@@ -60,11 +60,11 @@ def test_plain_rows_have_the_log_probs_of_the_policy(run):
 
 
 def test_policy_cliff(run, tmp_path):
-    found = measured("policy_cliff", [run], tmp_path, problems=16, formats=FORMATS)
-    assert found["names"] == ["plain", "worked", "other"] and 0 < found["facts"]["classes tied"] <= 1
-    for curve in found["curves"]:
+    result = measured("policy_cliff", [run], tmp_path, problems=16, formats=FORMATS)
+    assert result["names"] == ["plain", "worked", "other"] and 0 < result["facts"]["classes tied"] <= 1
+    for curve in result["curves"]:
         assert all(0 <= x <= bound + 1e-12 for x, bound in zip(curve["soft"], curve["bounds"]))
-    chosen = {what: np.array(share) for what, share in found["chosen"].items()}
+    chosen = {what: np.array(share) for what, share in result["chosen"].items()}
     assert all(share.sum() == pytest.approx(1) for share in chosen.values())
     longer, shorter = chosen["longer pays 0.001"], chosen["shorter pays 0.001"]
     assert longer[1] > shorter[1]  # worked answers are longer
@@ -72,8 +72,8 @@ def test_policy_cliff(run, tmp_path):
 
 
 def test_echo_chamber(run, tmp_path):
-    found = measured("echo_chamber", [run], tmp_path, formats=FORMATS)
-    (steps,) = found["runs"].values()
+    result = measured("echo_chamber", [run], tmp_path, formats=FORMATS)
+    (steps,) = result["runs"].values()
     assert [one["step"] for one in steps] == [0, 1, 2, 3, 4, 5]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for one, line in zip(steps, lines):
@@ -84,13 +84,13 @@ def test_echo_chamber(run, tmp_path):
 
 
 def test_alp(run, tmp_path):
-    found = measured("alp", [run], tmp_path, problems=8, scales=(1e-4, 0.5))
-    assert found["layers"] == ["0", "1", "all"] and len(found["rms"]) == 2 and min(found["rms"]) > 0
-    for layer in found["layers"]:
-        small, large = found["numbers"][layer]
+    result = measured("alp", [run], tmp_path, problems=8, scales=(1e-4, 0.5))
+    assert result["layers"] == ["0", "1", "all"] and len(result["rms"]) == 2 and min(result["rms"]) > 0
+    for layer in result["layers"]:
+        small, large = result["numbers"][layer]
         assert 0 <= small["kl"] < 1e-5 < large["kl"] and small["sequence ratio, high"] == pytest.approx(1, abs=0.02)
         assert large["sequence ratio, low"] < 0.9
-        assert found["scores"][layer][0] == pytest.approx(found["score"], abs=0.05)
+        assert result["scores"][layer][0] == pytest.approx(result["score"], abs=0.05)
     policy = trained(run)
     noisy = with_noise(policy.params, "1", 0.1, jax.random.key(0))
     moved = jax.tree.map(lambda a, b: np.abs(np.asarray(a - b)).reshape(len(a), -1).max(1) > 0, noisy["layers"],
@@ -100,10 +100,10 @@ def test_alp(run, tmp_path):
 
 
 def test_opd_alignment(run, tmp_path):
-    found = measured("opd_alignment", [run], tmp_path, problems=6, positions=2, tokens=2, samples=4)
-    assert "step 0" in found["student"] and "step 5" in found["teacher"]
-    assert len(found["nodes"]) >= 6
-    for one in found["nodes"]:
+    result = measured("opd_alignment", [run], tmp_path, problems=6, positions=2, tokens=2, samples=4)
+    assert "step 0" in result["student"] and "step 5" in result["teacher"]
+    assert len(result["nodes"]) >= 6
+    for one in result["nodes"]:
         assert all(-1 <= one[loss] <= 1 for loss in ("forward_kl", "reverse_kl", "jsd")) and 0 <= one["success"] <= 1
         assert 0 < one["overlap"] <= 1 + 1e-6
     same = diagnostics.make("opd_alignment", problems=4, positions=2, tokens=2, samples=2).measure([run, run])
@@ -129,9 +129,9 @@ def test_success_after_a_forced_token_is_that_of_the_whole_answer(run):
 
 
 def test_predict_downstream(run, tmp_path):
-    found = measured("predict_downstream", [run], tmp_path, unit="steps", problems=16)
-    assert found["steps"] == [1, 2, 3, 4, 5] == found["compute"] and found["facts"]["checkpoints"] == 5
-    assert all(len(stage["mean"]) == 5 for stage in found["stages"].values())
+    result = measured("predict_downstream", [run], tmp_path, unit="steps", problems=16)
+    assert result["steps"] == [1, 2, 3, 4, 5] == result["compute"] and result["facts"]["checkpoints"] == 5
+    assert all(len(stage["mean"]) == 5 for stage in result["stages"].values())
     with pytest.raises(ValueError, match="Did you mean 'tokens'"):
         diagnostics.make("predict_downstream", unit="token")
 

@@ -36,9 +36,9 @@ def runs(tmp_path):
 
 
 def test_groups_curves_and_ends(runs):
-    found = diagnostics.make("open_rl_benchmark", by=("method",)).measure([runs])
-    assert list(found["groups"]) == ["grpo", "rloo"] and not found["notes"]
-    grpo = found["groups"]["grpo"]
+    result = diagnostics.make("open_rl_benchmark", by=("method",)).measure([runs])
+    assert list(result["groups"]) == ["grpo", "rloo"] and not result["notes"]
+    grpo = result["groups"]["grpo"]
     assert grpo["mean"] == pytest.approx(0.55) and grpo["deviation"] == pytest.approx(0.05)
     x = np.array(grpo["x"])
     assert x[0] == 0 and x[-1] == 160
@@ -55,8 +55,8 @@ def test_a_deleted_run_changes_its_own_cell_only(runs):
 
 
 def test_filters(runs):
-    found = diagnostics.make("open_rl_benchmark", where=("method=grpo", "seed=1|7", "sampling.group=2.0")).measure([runs])
-    (group,) = found["groups"].values()
+    result = diagnostics.make("open_rl_benchmark", where=("method=grpo", "seed=1|7", "sampling.group=2.0")).measure([runs])
+    (group,) = result["groups"].values()
     assert [run["seed"] for run in group["runs"]] == [1] and group["mean"] == pytest.approx(0.6)
     with pytest.raises(ValueError, match="no run below .* 4 runs were read"):
         diagnostics.make("open_rl_benchmark", where=("method=ppo",)).measure([runs])
@@ -75,24 +75,24 @@ def test_broken_and_partial_folders_are_named_and_left_out(runs):
         (runs / name / "metrics.jsonl").write_text('{"step": 0}\n')
     (runs / "new").mkdir()
     (runs / "new/config.json").write_text("{}")
-    found = diagnostics.make("open_rl_benchmark", by=("method",)).measure([runs])
-    assert [len(one["runs"]) for one in found["groups"].values()] == [3, 2]
-    said = "\n".join(found["notes"])
+    result = diagnostics.make("open_rl_benchmark", by=("method",)).measure([runs])
+    assert [len(one["runs"]) for one in result["groups"].values()] == [3, 2]
+    notes = "\n".join(result["notes"])
     for words in ("broken: JSONDecodeError", "foreign: TypeError", "other: KeyError", "new: nothing measured yet",
                   "started: no eval/score after a step", "different numbers of runs", "cut: 3 of 40 steps"):
-        assert words in said, said
-    json.dumps(strict(found), allow_nan=False)
+        assert words in notes, notes
+    json.dumps(strict(result), allow_nan=False)
 
 
 def test_a_repeated_seed_is_named(runs):
     write(runs / "again", [0.1, 0.2, 0.3], method="rloo", seed=1, **{"optimizer.learning_rate": 1e-3})
-    said = "\n".join(diagnostics.make("open_rl_benchmark", by=("method",)).measure([runs])["notes"])
-    assert "rloo has a seed twice" in said
+    notes = "\n".join(diagnostics.make("open_rl_benchmark", by=("method",)).measure([runs])["notes"])
+    assert "rloo has a seed twice" in notes
 
 
 def test_a_training_metric_with_a_window(runs):
-    found = diagnostics.make("open_rl_benchmark", metric="reward/mean", unit="steps", window=2, last=2).measure([runs])
-    (group, _) = found["groups"].values()
+    result = diagnostics.make("open_rl_benchmark", metric="reward/mean", unit="steps", window=2, last=2).measure([runs])
+    (group, _) = result["groups"].values()
     assert group["mean"] == pytest.approx(0.35) and group["x"][-1] == 4
     assert group["curve"][-1] == pytest.approx(0.35)
 
@@ -107,27 +107,27 @@ def test_laws_of_recipes(tmp_path):
             write(tmp_path / name / f"seed{seed}", scores.tolist(), entropies.tolist(), seed=seed)
     folders = [tmp_path / "good", tmp_path / "bad"]
     fits = diagnostics.make("scalerl_fit", unit="tokens", resamples=20)
-    found = json.loads(json.dumps(strict(fits.measure(folders)), allow_nan=False))
-    good, bad = found["recipes"].values()
+    result = json.loads(json.dumps(strict(fits.measure(folders)), allow_nan=False))
+    good, bad = result["recipes"].values()
     low, high = good["sigmoid"]["intervals"]["ceiling"]
     assert good["runs"] == 3 and low - 0.02 <= 0.8 <= high + 0.02
     assert good["extrapolation"]["sigmoid"] < good["extrapolation"]["logarithm"] and "does not rise" in bad["problem"]
-    (rows,) = found["tables"].values()
+    (rows,) = result["tables"].values()
     assert rows[0]["runs"] == 3 and "does not rise" in rows[1]["ceiling A"] and rows[0].keys() == rows[1].keys()
-    assert fits.figure(found, tmp_path / "scaling.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert fits.figure(result, tmp_path / "scaling.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     laws = diagnostics.make("entropy_law")
-    found = json.loads(json.dumps(strict(laws.measure(folders)), allow_nan=False))
-    fitted = found["recipes"]["good"]
+    result = json.loads(json.dumps(strict(laws.measure(folders)), allow_nan=False))
+    fitted = result["recipes"]["good"]
     assert fitted["law"]["a"] == pytest.approx(0.2, abs=1e-6) and fitted["law"]["b"] == pytest.approx(0.9, abs=1e-6)
     assert fitted["early_rmse"] < 1e-6
-    assert laws.figure(found, tmp_path / "entropy.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert laws.figure(result, tmp_path / "entropy.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     with pytest.raises(FileNotFoundError, match="holds no run"):
         laws.measure([tmp_path])
 
 
 def test_without_entropy_there_is_no_law(runs):
-    found = diagnostics.make("entropy_law").measure([runs / "grpo"])
-    (recipe,) = found["recipes"].values()
+    result = diagnostics.make("entropy_law").measure([runs / "grpo"])
+    (recipe,) = result["recipes"].values()
     assert "at least three points" in recipe["problem"] and "law" not in recipe
 
 

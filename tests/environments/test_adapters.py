@@ -168,10 +168,10 @@ def test_the_games_of_textarena_that_begin_without_a_network(monkeypatch, capfd)
     chosen = {name: spec for name, spec in known.items()
               if name.startswith(("TicTacToe-v0", "KuhnPoker-v0", "GuessTheNumber-v0", "Debate-v0"))}
     monkeypatch.setattr(textarena.envs.registration, "ENV_REGISTRY", chosen)
-    found = {game.name: game for game in textarena_list.games()}
-    assert (found["GuessTheNumber-v0"].players, found["TicTacToe-v0"].players, found["KuhnPoker-v0"].players) == (1, 2, 2)
-    assert found["KuhnPoker-v0"].private and not found["TicTacToe-v0"].private
-    assert found["Debate-v0"].players == 0 and "API key" in found["Debate-v0"].why
+    result = {game.name: game for game in textarena_list.games()}
+    assert (result["GuessTheNumber-v0"].players, result["TicTacToe-v0"].players, result["KuhnPoker-v0"].players) == (1, 2, 2)
+    assert result["KuhnPoker-v0"].private and not result["TicTacToe-v0"].private
+    assert result["Debate-v0"].players == 0 and "API key" in result["Debate-v0"].why
     assert textarena_list.main() == 0
     assert "KuhnPoker-v0  players 2  says things to one player alone\n" in capfd.readouterr().out
 

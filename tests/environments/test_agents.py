@@ -64,8 +64,8 @@ def test_held_out_games_are_against_random_moves_that_follow_the_key():
             assert turn.info["agent"] == side
         assert turn.reward == turn.info["returns"][side]
         boards.add(state.board)
-        said = [{"role": "assistant", "content": environment.oracle(base.begin(environment, problem, key)[0])}]
-        assert base.replay(environment, problem, key, said)[1] == base.replay(environment, problem, key, said)[1]
+        messages = [{"role": "assistant", "content": environment.oracle(base.begin(environment, problem, key)[0])}]
+        assert base.replay(environment, problem, key, messages)[1] == base.replay(environment, problem, key, messages)[1]
     assert len(boards) > 3
 
 
@@ -136,8 +136,8 @@ def test_a_context_holds_the_last_turns():
     state, opening = base.begin(environment, problem, 0)
     alone, same = base.begin(inner, problem, 0)
     assert opening.messages == same.messages and environment.contexts == 4
-    said = ["go up", "take key", "go north", "dance"]
-    turns, read = say(environment, state, *said), [turn.messages[0]["content"] for turn in say(inner, alone, *said)]
+    messages = ["go up", "take key", "go north", "dance"]
+    turns, read = say(environment, state, *messages), [turn.messages[0]["content"] for turn in say(inner, alone, *messages)]
     assert [turn.fresh for turn in turns] == [True, True, True, False] and [turn.done for turn in turns] == [False] * 3 + [True]
     assert [turn.messages[0]["content"] for turn in turns[:3]] == [
         f"> go up\n{read[0]}", f"> go up\n{read[0]}\n> take key\n{read[1]}", f"> take key\n{read[1]}\n> go north\n{read[2]}"]

@@ -37,8 +37,8 @@ def say(text):
 
 def both(answers):
     """The results of two steps in flight, together or one after the other."""
-    found = answers.ready(wait=True)
-    return found if len(found) == 2 else found | answers.ready(wait=True)
+    result = answers.ready(wait=True)
+    return result if len(result) == 2 else result | answers.ready(wait=True)
 
 
 def test_steps_wait_beside_each_other():
@@ -48,8 +48,8 @@ def test_steps_wait_beside_each_other():
     answers.ask({2: say("b")})
     assert answers.ready(wait=False) == {}
     GATES["b"].set()  # the step requested last ends first
-    found = answers.ready(wait=True)
-    assert list(found) == [2] and found[2].messages[0]["content"] == "b"
+    result = answers.ready(wait=True)
+    assert list(result) == [2] and result[2].messages[0]["content"] == "b"
     GATES["a"].set()
     assert sorted(both(answers)) == [0, 1]
     assert answers.ready(wait=True) == {}  # no step is in flight
@@ -68,8 +68,8 @@ def test_lost_trajectories_are_none_and_too_many_an_error():
     GATES["open"].set()
     answers, runner = opened(2)
     answers.ask({0: say("open"), 1: say("raise")})
-    found = both(answers)
-    assert found[1] is None and found[0] is not None and dict(runner.counts) == {"gated/error": 1}
+    result = both(answers)
+    assert result[1] is None and result[0] is not None and dict(runner.counts) == {"gated/error": 1}
     answers, _ = opened(2, limit=0.25)
     answers.ask({1: say("raise")})
     with pytest.raises(TooManyInvalid, match="gated/error"):

@@ -36,12 +36,12 @@ def play(runner, count):
     """All turns of random trajectories, by uid; messages depend only on the uid."""
     chances = {uid: random.Random(uid) for uid in range(count)}
     turns = runner.reset(problems(runner, count))
-    told = {uid: [turn] for uid, turn in turns.items()}
-    while going := [uid for uid, all_turns in told.items() if not all_turns[-1].done]:
-        turns = runner.step({uid: words_of(runner.environment, told[uid][-1], chances[uid]) for uid in going})
+    turns_of = {uid: [turn] for uid, turn in turns.items()}
+    while going := [uid for uid, all_turns in turns_of.items() if not all_turns[-1].done]:
+        turns = runner.step({uid: words_of(runner.environment, turns_of[uid][-1], chances[uid]) for uid in going})
         for uid, turn in turns.items():
-            told[uid].append(turn)
-    return told
+            turns_of[uid].append(turn)
+    return turns_of
 
 
 def test_a_game_by_hand():
@@ -75,28 +75,28 @@ def test_messages_without_a_legal_move():
 @pytest.mark.parametrize("other", ["threads", "alone"])
 def test_a_batch_equals_single_trajectories(other):
     compiled = make(options={"strict": True})
-    told = play(compiled, 21)  # three of each problem: different keys and randomness
+    turns_of = play(compiled, 21)  # three of each problem: different keys and randomness
     if other == "threads":
-        assert told == play(make("threads", options={"strict": True}), 21)
+        assert turns_of == play(make("threads", options={"strict": True}), 21)
     else:
-        assert told == {uid: compiled.replay(uid) for uid in told}
-    lucks = {tuple(turn.info["luck"] for turn in turns[1:]) for turns in told.values()}
-    assert len(lucks) > 10 and len({turns[0].messages[0]["content"] for turns in told.values()}) > 1
+        assert turns_of == {uid: compiled.replay(uid) for uid in turns_of}
+    lucks = {tuple(turn.info["luck"] for turn in turns[1:]) for turns in turns_of.values()}
+    assert len(lucks) > 10 and len({turns[0].messages[0]["content"] for turns in turns_of.values()}) > 1
 
 
 def test_turns_do_not_depend_on_other_trajectories():
     """Tables of 8, 16 and 64 rows, started together or one after the other, with rows that are freed and used again."""
     whole = play(make(), 40)
     assert play(make(), 5) == {uid: whole[uid] for uid in range(5)}
-    runner, told = make(), {}
+    runner, turns_of = make(), {}
     for uid in range(40):
-        told[uid] = [runner.reset({uid: problems(runner, 40)[uid]})[uid]]
+        turns_of[uid] = [runner.reset({uid: problems(runner, 40)[uid]})[uid]]
         if uid % 3 == 2:  # two others are in progress
             for one in range(uid - 2, uid + 1):
                 chance = random.Random(one)
-                while not told[one][-1].done:
-                    told[one].append(runner.step({one: words_of(runner.environment, told[one][-1], chance)})[one])
-    assert all(told[uid] == whole[uid] for uid in range(39))
+                while not turns_of[one][-1].done:
+                    turns_of[one].append(runner.step({one: words_of(runner.environment, turns_of[one][-1], chance)})[one])
+    assert all(turns_of[uid] == whole[uid] for uid in range(39))
     assert len(runner._pool._table.count) == 8, "free rows were used again"
 
 
@@ -204,10 +204,10 @@ MORE = [*(("pgx_game", {"game": game}) for game in ("connect_four", "othello", "
 def test_games_of_packages_play_alike_alone_and_together(name, options):
     pytest.importorskip(name.removesuffix("_game"))
     runner = make(target=name, options={**options, "turns": 12})
-    told = play(runner, 12)
-    for uid, turns in told.items():
+    turns_of = play(runner, 12)
+    for uid, turns in turns_of.items():
         assert turns == runner.replay(uid) and sum(turn.reward for turn in turns) <= runner.environment.returns[1]
-    assert any(len(turns) > 2 for turns in told.values())
+    assert any(len(turns) > 2 for turns in turns_of.values())
 
 
 def test_tic_tac_toe_has_the_rules_that_we_know():

@@ -27,13 +27,13 @@ def test_a_perfect_policy_gets_the_highest_return_and_every_problem_opens_alike(
         problem = environment.task.train[place]
         state, opening = base.begin(environment, problem, 5)
         assert base.begin(environment, problem, 6)[1] == opening, "a group starts from the same text, whatever its keys"
-        total, said, turns = 0.0, [], [opening]
+        total, messages, turns = 0.0, [], [opening]
         while not turns[-1].done:
-            said.append(say(environment.oracle(state)))
-            turns.append(base.advance(environment, state, said[-1]))
+            messages.append(say(environment.oracle(state)))
+            turns.append(base.advance(environment, state, messages[-1]))
             total += turns[-1].reward
         assert total == 1.0
-        _, again = base.replay(environments.make(kind.split()[0], **KINDS[kind]), problem, 5, said)
+        _, again = base.replay(environments.make(kind.split()[0], **KINDS[kind]), problem, 5, messages)
         assert again == turns
         assert all(turn.messages or turn.done for turn in turns)
 
@@ -66,9 +66,9 @@ def test_invalid_turns_are_refused(turn, why):
 
 def test_what_is_a_turn():
     turn = Turn(({"role": "tool", "content": "7", "name": "f"},), np.float32(0.5), np.bool_(True), {"n": 1})
-    found = base.advance(environment_of(turn), [], say("x"))
-    assert found == Turn([{"role": "tool", "content": "7", "name": "f"}], 0.5, True, {"n": 1})
-    assert type(found.reward) is float and type(found.done) is bool
+    result = base.advance(environment_of(turn), [], say("x"))
+    assert result == Turn([{"role": "tool", "content": "7", "name": "f"}], 0.5, True, {"n": 1})
+    assert type(result.reward) is float and type(result.done) is bool
     assert base.advance(environment_of(Turn(done=True, reward=True)), [], say("x")).reward == 1.0
 
 
@@ -87,7 +87,7 @@ def test_messages_of_tokens_have_ids():
     def environment(**ids):
         message = {"role": "user", "content": "", **ids}
         return Environment(name="x", task=seeded("x", "x", 1, 1), reset=lambda problem, key: ({}, [message]), tokens=True,
-                           step=lambda state, said: Turn([message]))
+                           step=lambda state, messages: Turn([message]))
 
     state, opening = base.begin(environment(ids=[3, 4]), None, 0)
     assert opening.messages == [{"role": "user", "content": "", "ids": [3, 4]}]

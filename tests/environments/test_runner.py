@@ -59,8 +59,8 @@ def test_faults_are_invalid_trajectories_and_the_others_continue(kind):
         runner.reset(problems(runner, len(faults) + 1))
         turns = runner.step({uid: say(text) for uid, text in enumerate([*faults, "fine"])})
         assert list(turns) == [len(faults)] and turns[len(faults)].messages[0]["content"].split()[1] == "fine"
-        assert {uid: found.kind for uid, found in runner.invalid.items()} == dict(enumerate(faults.values()))
-        assert {found.turn for found in runner.invalid.values()} == {1}
+        assert {uid: result.kind for uid, result in runner.invalid.items()} == dict(enumerate(faults.values()))
+        assert {result.turn for result in runner.invalid.values()} == {1}
         assert runner.counts == {f"obedient/{kind}": list(faults.values()).count(kind) for kind in faults.values()}
         assert "KeyError: 'no such drawer'" in runner.invalid[0].message and "allowed is Turn" in runner.invalid[1].message
         with pytest.raises(KeyError, match="no such drawer"):

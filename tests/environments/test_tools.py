@@ -102,9 +102,9 @@ def test_a_message_has_at_most_four_calls():
     made = []
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     tool = tools.Tool("note", "", schema, lambda n: made.append(n) or str(n))
-    found = tools.answers([tool], [*(Call("note", {"n": n}) for n in range(5)), Call("none", {})])
-    assert [one["content"] for one in found] == ["0", "1", "2", "3", *["error: a message has at most 4 calls"] * 2]
-    assert made == [0, 1, 2, 3] and [(one["role"], one["name"]) for one in found[4:]] == [("tool", "note"), ("tool", "none")]
+    actual = tools.answers([tool], [*(Call("note", {"n": n}) for n in range(5)), Call("none", {})])
+    assert [one["content"] for one in actual] == ["0", "1", "2", "3", *["error: a message has at most 4 calls"] * 2]
+    assert made == [0, 1, 2, 3] and [(one["role"], one["name"]) for one in actual[4:]] == [("tool", "note"), ("tool", "none")]
     for name in ("tool_use", "faulty_environments:drawers"):
         environment = environments.make(name)
         state, _ = base.begin(environment, environment.task.train[0], 0)
@@ -153,9 +153,9 @@ CALL = {"name": "book", "arguments": {"city": "Bonn"}}
     ("fenced", "<think>```python\nprint(1)\n```</think>7", []),
 ])
 def test_parsers(parse, text, calls):
-    found = parsers.PARSERS[parse](text)
-    assert len(found) == len(calls)
-    for call, (name, arguments, error) in zip(found, calls):
+    actual = parsers.PARSERS[parse](text)
+    assert len(actual) == len(calls)
+    for call, (name, arguments, error) in zip(actual, calls):
         assert (call.name, call.arguments, bool(call.error)) == (name, arguments, bool(error))
         assert call.error.startswith(error)
 
@@ -327,8 +327,8 @@ def test_search(tmp_path):
     state, _ = base.begin(environment, environment.task.train[0], 0)
     def ask(query):
         return base.advance(environment, state, say(call("search", query=query))).messages[0]["content"]
-    found = ask("How many legs has a spider?")
-    assert found.startswith("[1] Spiders\nA spider has eight legs.\n\n[2] \nA horse")
+    actual = ask("How many legs has a spider?")
+    assert actual.startswith("[1] Spiders\nA spider has eight legs.\n\n[2] \nA horse")
     assert ask("quantum chromodynamics") == ask("?! the") == ask("") == "(nothing found)"
     assert len(ask("tea leaves")) < 1100 and ask("spider " * 5000).startswith("[1] Spiders")
     for text, why in (("", "holds no documents"), ("{}", "line 1: expected an object with 'text'"), ("[1]", "line 1"),

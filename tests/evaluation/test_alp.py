@@ -33,8 +33,8 @@ def test_the_divergence_is_that_of_distributions():
     random = np.random.default_rng(0)
     p, q = random.dirichlet(np.ones(6)), random.dirichlet(np.ones(6))
     drawn = random.choice(6, 400_000, p=p)
-    found = alp.divergence(np.log(q)[drawn], np.log(p)[drawn], np.ones(len(drawn), bool))
-    assert found == pytest.approx((p * np.log(p / q)).sum(), rel=0.02) and found > 0
+    result = alp.divergence(np.log(q)[drawn], np.log(p)[drawn], np.ones(len(drawn), bool))
+    assert result == pytest.approx((p * np.log(p / q)).sum(), rel=0.02) and result > 0
 
 
 def test_tails():

@@ -38,8 +38,8 @@ def test_probability_of_improvement_is_mann_whitneys_u():
 
 def test_strata_are_resampled_apart():
     """Two constant strata: if their rows mixed, some draw would differ from the others."""
-    found = comparison.stratified_bootstrap(lambda s: s[0].mean() - s[1].mean(), [np.ones(4), np.zeros(4)], resamples=50)
-    assert found == (1.0, 1.0, 1.0)
+    result = comparison.stratified_bootstrap(lambda s: s[0].mean() - s[1].mean(), [np.ones(4), np.zeros(4)], resamples=50)
+    assert result == (1.0, 1.0, 1.0)
     curves = np.array([[0.0, 1.0], [1.0, 0.0]])  # a run's points stay together: the sum over them is always 1
     assert comparison.stratified_bootstrap(lambda s: s[0].mean(0).sum(), [curves], resamples=50) == (1.0, 1.0, 1.0)
 
@@ -47,8 +47,8 @@ def test_strata_are_resampled_apart():
 def test_bootstrap_intervals_cover_about_as_often_as_they_say():
     random, covered = np.random.default_rng(3), 0
     for trial in range(150):
-        found = comparison.mean_over_runs(random.normal(size=40), resamples=200, seed=trial)
-        covered += found.low <= 0 <= found.high
+        result = comparison.mean_over_runs(random.normal(size=40), resamples=200, seed=trial)
+        covered += result.low <= 0 <= result.high
     assert 0.88 <= covered / 150 <= 0.99
 
 
@@ -64,8 +64,8 @@ def test_how_often_an_interval_over_few_seeds_is_right(seeds, coverage):
 
 def test_an_interval_of_improvement_contains_the_estimate():
     x, y = np.array([0.5, 0.6, 0.7, 0.65]), np.array([0.4, 0.55, 0.5, 0.62])
-    found = comparison.improvement(x, y)
-    assert found.value == 12.5 / 16 and 0.3 < found.low < found.value < found.high <= 1
+    result = comparison.improvement(x, y)
+    assert result.value == 12.5 / 16 and 0.3 < result.low < result.value < result.high <= 1
 
 
 A = np.array([0.0, 10, 20, 40]), np.array([0.1, 0.2, 0.35, 0.5])
@@ -103,10 +103,10 @@ def test_a_paired_difference_against_scipy():
     random = np.random.default_rng(1)
     b = random.random(9)
     a = b + random.normal(0.05, 0.1, 9)
-    found = paired_difference(a, b)
+    result = paired_difference(a, b)
     wanted = stats.permutation_test((a, b), lambda x, y: np.mean(x - y), permutation_type="samples", n_resamples=np.inf)
-    assert found.mean == pytest.approx((a - b).mean()) and found.p_value == pytest.approx(wanted.pvalue)
-    assert found.low < found.mean < found.high
+    assert result.mean == pytest.approx((a - b).mean()) and result.p_value == pytest.approx(wanted.pvalue)
+    assert result.low < result.mean < result.high
 
 
 def test_the_smallest_p_value_of_few_pairs():

@@ -14,10 +14,10 @@ def test_a_worked_example():
     assert [pass_at_k(4, right, k).mean() for k in (1, 2, 4)] == pytest.approx([0.5, 0.75, 1])
     answers = [[5, 3, 3, None], [2, 2, 7, 2]]
     assert np.mean([majority_at_k(count_votes(a, c), 4) for a, c in zip(answers, CORRECT)]) == 0.5
-    found = echo.shares(FORMATS, 2)
-    np.testing.assert_array_equal(found, [0.625, 0.375])
+    result = echo.shares(FORMATS, 2)
+    np.testing.assert_array_equal(result, [0.625, 0.375])
     np.testing.assert_allclose(echo.accuracy(CORRECT, FORMATS, 2), [0.8, 0])
-    assert echo.mixture_entropy(found) == pytest.approx(0.661563, abs=5e-7)
+    assert echo.mixture_entropy(result) == pytest.approx(0.661563, abs=5e-7)
     assert echo.distinct_correct(CORRECT, [[1, 2, 3, 4], [5, 5, 6, 7]]) == [(0, 1), (1, 5), (1, 7)]
 
 

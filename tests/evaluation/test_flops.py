@@ -37,6 +37,6 @@ def test_the_compiler_counts_the_same_for_one_layer():
     params = model.init(jax.random.key(0))
     def forward(p):
         return model.logits(p, model.hidden_states(p, tokens, tokens == 0)[0])
-    found = jax.jit(forward).lower(params).compile().cost_analysis()["flops"]
+    result = jax.jit(forward).lower(params).compile().cost_analysis()["flops"]
     square = 2 * flops.matmul_parameters(config) * 64 + 4 * 64 * 64 * 64
-    assert found == pytest.approx(square, rel=0.07)
+    assert result == pytest.approx(square, rel=0.07)

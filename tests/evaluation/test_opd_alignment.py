@@ -13,9 +13,9 @@ def test_a_worked_example():
     for loss, gradient, score in (
             ("forward_kl", [-.3, .4, -.1], .977687), ("reverse_kl", [-.286853, .356965, -.070112], .987932),
             ("jsd", [-.068512, .089018, -.020506], .981847)):
-        found = opd.distillation(PI, PT, loss)
-        np.testing.assert_allclose(found, gradient, atol=5e-7)
-        assert opd.cosine(goal, found) == pytest.approx(score, abs=5e-7)
+        result = opd.distillation(PI, PT, loss)
+        np.testing.assert_allclose(result, gradient, atol=5e-7)
+        assert opd.cosine(goal, result) == pytest.approx(score, abs=5e-7)
     assert opd.teacher_advantage(PI, PT, Q) == pytest.approx(.22, abs=1e-12)
 
 
@@ -51,8 +51,8 @@ def test_unvisited_tokens_are_left_out_and_equal_success_scores_nothing():
     kept = opd.restrict(PI, visited)
     np.testing.assert_allclose(kept, [.5 / .7, 0, .2 / .7])
     for loss in opd.LOSSES:
-        found = opd.distillation(kept, opd.restrict(PT, visited), loss)
-        assert found[1] == 0 and found.sum() == pytest.approx(0, abs=1e-12)
+        result = opd.distillation(kept, opd.restrict(PT, visited), loss)
+        assert result[1] == 0 and result.sum() == pytest.approx(0, abs=1e-12)
     assert opd.cosine(opd.ideal(PI, np.full(3, .5)), PT - PI) == 0
     np.testing.assert_array_equal(opd.restrict(PI, np.zeros(3, bool)), np.zeros(3))
     assert not opd.distillation(PI, PI, "reverse_kl").any()

@@ -10,8 +10,8 @@ from jaxrl_llm.evaluation.pass_at_k import Votes, boundary, count_votes, majorit
 
 
 def test_pass_at_k_of_worked_examples():
-    found = [pass_at_k([8], [3], k)[0] for k in (1, 2, 4)]
-    np.testing.assert_allclose(found, [0.375, 0.642857142857, 0.928571428571], rtol=1e-11)
+    result = [pass_at_k([8], [3], k)[0] for k in (1, 2, 4)]
+    np.testing.assert_allclose(result, [0.375, 0.642857142857, 0.928571428571], rtol=1e-11)
     assert pass_at_k([10], [1], 5)[0] == pytest.approx(0.5, abs=1e-12)
     assert pass_at_k([6], [0], 3)[0] == 0
 
@@ -30,15 +30,15 @@ def test_pass_at_k_of_many_samples():
     n = 4096
     counts = np.array([1, 2, 100, 3000, 3073, 4096])
     wanted = [1 - comb(n - int(c), 1024) / comb(n, 1024) for c in counts]
-    found = pass_at_k(np.full(6, n), counts, 1024)
-    np.testing.assert_allclose(found, wanted, rtol=1e-10)
-    assert (1 - (1 - counts[:2] / n) ** 1024 < found[:2]).all()
+    result = pass_at_k(np.full(6, n), counts, 1024)
+    np.testing.assert_allclose(result, wanted, rtol=1e-10)
+    assert (1 - (1 - counts[:2] / n) ** 1024 < result[:2]).all()
     assert pass_at_k_error(np.full(2, 4), np.array([4, 0]), 1) == pytest.approx(0.5)
 
 
 def test_pass_at_more_than_there_are_samples_cannot_hide_in_a_mean():
-    found = pass_at_k(np.array([4, 8]), np.array([1, 1]), 5)
-    assert np.isnan(found[0]) and found[1] == pytest.approx(0.625, abs=1e-12)
+    result = pass_at_k(np.array([4, 8]), np.array([1, 1]), 5)
+    assert np.isnan(result[0]) and result[1] == pytest.approx(0.625, abs=1e-12)
     with pytest.raises(ValueError, match="0 <= correct <= samples"):
         pass_at_k([4], [5], 1)
 
@@ -46,8 +46,8 @@ def test_pass_at_more_than_there_are_samples_cannot_hide_in_a_mean():
 def test_a_vote_of_a_worked_example():
     votes = count_votes([7, 7, 8, None], [True, True, False, False])
     assert votes == Votes(2, (1,), 1)
-    found = [majority_at_k(votes, k) for k in (1, 2, 3, 4)]
-    np.testing.assert_allclose(found, [0.5, 2 / 3, 0.75, 1], atol=1e-14)
+    result = [majority_at_k(votes, k) for k in (1, 2, 3, 4)]
+    np.testing.assert_allclose(result, [0.5, 2 / 3, 0.75, 1], atol=1e-14)
 
 
 def vote(answers):
@@ -90,8 +90,8 @@ def test_the_boundary_of_two_models():
 
 def test_wilson_is_the_set_that_a_score_test_accepts():
     for successes, trials in ((0, 7), (3, 10), (10, 10), (501, 1000)):
-        found = intervals.wilson(successes, trials)
-        for bound in (found.low, found.high):
+        result = intervals.wilson(successes, trials)
+        for bound in (result.low, result.high):
             if 0 < bound < 1:
                 z = (successes / trials - bound) / np.sqrt(bound * (1 - bound) / trials)
                 assert abs(z) == pytest.approx(1.959963985, abs=1e-8)
@@ -105,8 +105,8 @@ def test_wilson_covers_on_average_and_the_exact_interval_always():
         chances = stats.binom.pmf(np.arange(31), 30, p)
         wilson = [intervals.wilson(x, 30) for x in range(31)]
         exact = [intervals.clopper_pearson(x, 30) for x in range(31)]
-        def inside(found):
-            return sum(c for c, i in zip(chances, found) if i.low <= p <= i.high)
+        def inside(result):
+            return sum(c for c, i in zip(chances, result) if i.low <= p <= i.high)
         assert inside(exact) >= 0.95 and 0.91 <= inside(wilson) <= 0.99
 
 
@@ -114,14 +114,14 @@ def test_wilson_covers_on_average_and_the_exact_interval_always():
     (5, 0.4, 0.25, 0.0527450, 0.8058796), (137, 0.0145985, 0.0073529, 0.0017729, 0.0402860),
     (2, 1, 1, 0.1581139, 1), (4000, 0.0005, 0.00025006, 6.056e-5, 0.00139246)))
 def test_sampling_until_two_successes(tries, rate, unbiased, low, high):
-    found = pass_until.pass_until_interval(tries, 2)
-    np.testing.assert_allclose(found, [rate, low, high], rtol=2e-4 if tries == 4000 else 1e-5, atol=1e-7)
+    result = pass_until.pass_until_interval(tries, 2)
+    np.testing.assert_allclose(result, [rate, low, high], rtol=2e-4 if tries == 4000 else 1e-5, atol=1e-7)
     assert pass_until.pass_until(tries, 2, unbiased=True) == pytest.approx(unbiased, rel=1e-4)
 
 
 def test_giving_up():
-    found = pass_until.pass_until_interval(1000, 1)
-    np.testing.assert_allclose(found, [0.001, 2.53e-5, 0.0055589], rtol=1e-3)
+    result = pass_until.pass_until_interval(1000, 1)
+    np.testing.assert_allclose(result, [0.001, 2.53e-5, 0.0055589], rtol=1e-3)
     for wrong in ((0, 0, 2), (5, 3, 2), (1, 2, 2)):
         with pytest.raises(ValueError, match="cannot be"):
             pass_until.pass_until(*wrong)
@@ -130,8 +130,8 @@ def test_giving_up():
 def test_the_unbiased_rate_and_its_interval_in_simulation():
     random = np.random.default_rng(0)
     tries = 2 + random.negative_binomial(2, 0.03, size=2000)
-    found = [pass_until.pass_until(int(k), 2, unbiased=True) for k in tries]
-    assert np.mean(found) == pytest.approx(0.03, abs=0.002)
+    result = [pass_until.pass_until(int(k), 2, unbiased=True) for k in tries]
+    assert np.mean(result) == pytest.approx(0.03, abs=0.002)
     assert np.mean(2 / tries) > 0.045  # the plain rate is far too high
     covered = [i.low <= 0.03 <= i.high for i in (pass_until.pass_until_interval(int(k), 2) for k in tries[:400])]
     assert np.mean(covered) >= 0.93
@@ -139,10 +139,10 @@ def test_the_unbiased_rate_and_its_interval_in_simulation():
 
 def test_the_task_law():
     sizes = np.array([3e7, 1e8, 3e8, 8e8, 2.4e9])
-    found = pass_until.fit_task_law(sizes, np.exp(-2000 * sizes**-0.35))
-    assert found.c == pytest.approx(2000, rel=1e-8) and found.alpha == pytest.approx(0.35, rel=1e-9)
-    np.testing.assert_allclose(found.bend, 0, atol=1e-12)
-    assert found.predict(2.4e9) == pytest.approx(np.exp(-2000 * 2.4e9**-0.35))
+    result = pass_until.fit_task_law(sizes, np.exp(-2000 * sizes**-0.35))
+    assert result.c == pytest.approx(2000, rel=1e-8) and result.alpha == pytest.approx(0.35, rel=1e-9)
+    np.testing.assert_allclose(result.bend, 0, atol=1e-12)
+    assert result.predict(2.4e9) == pytest.approx(np.exp(-2000 * 2.4e9**-0.35))
     faster = pass_until.fit_task_law(sizes, np.exp(-2000 * sizes**-0.35 * np.exp(-0.05 * np.log(sizes / 3e7) ** 2)))
     assert (faster.bend < 0).all()
     with pytest.raises(ValueError, match="Sample longer"):

@@ -8,8 +8,8 @@ from jaxrl_llm.evaluation.power import paired_deviation, power, smallest_differe
 
 def test_power_is_that_of_simulated_tests():
     random = np.random.default_rng(0)
-    found = stats.ttest_1samp(random.normal(1.0, 1.0, (20_000, 8)), 0.0, axis=1).pvalue < 0.05
-    assert power(1.0, 1.0, 8) == pytest.approx(found.mean(), abs=0.01)
+    result = stats.ttest_1samp(random.normal(1.0, 1.0, (20_000, 8)), 0.0, axis=1).pvalue < 0.05
+    assert power(1.0, 1.0, 8) == pytest.approx(result.mean(), abs=0.01)
     assert power(0.0, 1.0, 8) == pytest.approx(0.05, abs=1e-9)  # no effect: false alarms alone
     assert power(0.5, 2.0, 30) == pytest.approx(power(-0.5, 2.0, 30))
 
@@ -25,8 +25,8 @@ def test_smallest_difference_of_a_worked_example():
 def test_deviation_of_pairs_leaves_out_what_seeds_share():
     seeds = np.array([0.1, 0.5, 0.9])
     assert paired_deviation(np.stack([seeds, seeds + 0.2])) == pytest.approx(0, abs=1e-12)
-    found = paired_deviation(np.stack([seeds, seeds + [0.1, 0.2, 0.3], seeds]))
-    assert found == pytest.approx(np.sqrt((0.01 + 0.01 + 0) / 3))
+    result = paired_deviation(np.stack([seeds, seeds + [0.1, 0.2, 0.3], seeds]))
+    assert result == pytest.approx(np.sqrt((0.01 + 0.01 + 0) / 3))
 
 
 @pytest.mark.parametrize("call", [lambda: smallest_difference(1.0, 1), lambda: power(1.0, 0.0, 8),

@@ -10,10 +10,10 @@ from jaxrl_llm.evaluation.rates import bootstrap_mean, pass_at_k
 def test_mean_and_interval_of_known_cases():
     assert bootstrap_mean(np.ones((5, 3))) == (1.0, 1.0, 1.0)
     scores = np.repeat([[1.0], [0.0]], 50, axis=0)  # 100 problems, half right
-    found = bootstrap_mean(scores)
-    assert found.mean == 0.5
+    result = bootstrap_mean(scores)
+    assert result.mean == 0.5
     half = 1.96 * np.sqrt(0.25 / 100)
-    assert abs(found.low - (0.5 - half)) < 0.02 and abs(found.high - (0.5 + half)) < 0.02
+    assert abs(result.low - (0.5 - half)) < 0.02 and abs(result.high - (0.5 + half)) < 0.02
 
 
 def test_more_samples_of_the_same_problems_do_not_narrow_the_interval():
@@ -27,8 +27,8 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     covered = 0
     for trial in range(200):
         skill = random.beta(2, 3, size=(60, 1))
-        found = bootstrap_mean(random.random((60, 4)) < skill, seed=trial, resamples=300)
-        covered += found.low <= 0.4 <= found.high
+        result = bootstrap_mean(random.random((60, 4)) < skill, seed=trial, resamples=300)
+        covered += result.low <= 0.4 <= result.high
     assert 0.88 <= covered / 200 <= 0.99
 
 

@@ -20,28 +20,28 @@ JOINED = {
 
 
 def test_all_numbers_of_two_problems():
-    found = summary.measure(JOINED)
-    json.dumps(found, allow_nan=False)
-    assert (found["problems"], found["samples"]) == (2, 4)
-    assert found["score"] == found["solved"] == found["pass@1"] == [0.25, 0.0, 0.5]
-    assert found["pass@2"][0] == pytest.approx((5 / 6) / 2) and found["pass@4"][0] == 0.5
-    assert found["maj@2"][0] == pytest.approx((2 / 3) / 2) and found["maj@4"] == [0.5, 0.0, 1.0]
-    assert found["ever_solved"][0] == 0.5 and 0 < found["ever_solved"][1] and found["ever_solved"][2] < 1
-    assert found["truncated"][0] == 1 / 8 and found["components"] == {"exact": [0.25, 0.0, 0.5], "format": [1.0, 1.0, 1.0]}
-    assert found["length"] == {"mean": 4.0, "median": 4.0, "p95": pytest.approx(6.6), "right": 2.0,
-                               "wrong": pytest.approx(28 / 6)}
+    result = summary.measure(JOINED)
+    json.dumps(result, allow_nan=False)
+    assert (result["problems"], result["samples"]) == (2, 4)
+    assert result["score"] == result["solved"] == result["pass@1"] == [0.25, 0.0, 0.5]
+    assert result["pass@2"][0] == pytest.approx((5 / 6) / 2) and result["pass@4"][0] == 0.5
+    assert result["maj@2"][0] == pytest.approx((2 / 3) / 2) and result["maj@4"] == [0.5, 0.0, 1.0]
+    assert result["ever_solved"][0] == 0.5 and 0 < result["ever_solved"][1] and result["ever_solved"][2] < 1
+    assert result["truncated"][0] == 1 / 8 and result["components"] == {"exact": [0.25, 0.0, 0.5], "format": [1.0, 1.0, 1.0]}
+    assert result["length"] == {"mean": 4.0, "median": 4.0, "p95": pytest.approx(6.6), "right": 2.0,
+                                "wrong": pytest.approx(28 / 6)}
 
 
 def test_one_completion_each_has_wilsons_interval():
-    found = summary.measure({i: row([int(i < 3)]) for i in range(10)})
-    assert found["solved"] == found["ever_solved"] and found["solved"][:2] == [0.3, pytest.approx(0.1077912674)]
-    assert "maj@1" not in found  # no answers were read
+    result = summary.measure({i: row([int(i < 3)]) for i in range(10)})
+    assert result["solved"] == result["ever_solved"] and result["solved"][:2] == [0.3, pytest.approx(0.1077912674)]
+    assert "maj@1" not in result  # no answers were read
 
 
 def test_partial_credit_counts_for_the_score_and_not_as_solved():
     half = row([0, 1]) | {"components": {"gym": [0.6, 1.0], "format": [1.0, 1.0]}}
-    found = summary.measure({1: half, 2: half})
-    assert found["score"][0] == pytest.approx(0.8) and found["solved"][0] == 0.5
+    result = summary.measure({1: half, 2: half})
+    assert result["score"][0] == pytest.approx(0.8) and result["solved"][0] == 0.5
 
 
 def test_sizes_end_with_all_samples():
@@ -50,17 +50,17 @@ def test_sizes_end_with_all_samples():
 
 
 def test_levels_apart():
-    found = summary.by_level(JOINED)
-    assert list(found) == ["easy", "hard"] and found["easy"]["solved"][0] == 0.5 and found["hard"]["solved"][0] == 0
+    result = summary.by_level(JOINED)
+    assert list(result) == ["easy", "hard"] and result["easy"]["solved"][0] == 0.5 and result["hard"]["solved"][0] == 0
     assert summary.by_level({4: JOINED[4]}) == {}
 
 
 def test_sampling_until_solved_twice():
     joined = {1: row([0, 1, 0, 0, 1, 1]), 2: row([1, 1]), 3: row([0, 0, 1, 0])}
-    found = json.loads(json.dumps(summary.measure_until(joined, 2)))
-    assert found["rate"][0] == pytest.approx((1 / 4 + 1 + 1 / 4) / 3)  # (r - 1) / (K - 1), and 1 of 4 where it was given up
-    assert found["given_up"] == pytest.approx(1 / 3) and found["tries"] == 5 + 2 + 4
-    assert found["per_problem"]["1"] == pytest.approx([0.4, 0.0527450, 0.8058796], abs=1e-6)
+    result = json.loads(json.dumps(summary.measure_until(joined, 2)))
+    assert result["rate"][0] == pytest.approx((1 / 4 + 1 + 1 / 4) / 3)  # (r - 1) / (K - 1), and 1 of 4 where it was given up
+    assert result["given_up"] == pytest.approx(1 / 3) and result["tries"] == 5 + 2 + 4
+    assert result["per_problem"]["1"] == pytest.approx([0.4, 0.0527450, 0.8058796], abs=1e-6)
     assert summary.measure_until(joined, 1)["rate"][0] == pytest.approx((1 / 2 + 1 + 1 / 3) / 3)
 
 
@@ -76,15 +76,15 @@ def test_a_better_policy_on_the_same_problems():
         return {i: row((random.random(n) < s).astype(int).tolist()) for i, s in enumerate(p)}
     better, base = draw(np.minimum(skill + 0.2, 1), 8), draw(skill, 16)
     del base[3]
-    found = summary.compare(better, base)
-    json.dumps(found, allow_nan=False)
-    assert (found["problems"], found["samples"]) == (59, 8)
-    assert found["solved"]["low"] > 0.08 and found["solved"]["high"] < 0.3 and found["solved"]["p_value"] < 0.01
-    assert found["pass@8"]["mean"] < found["solved"]["mean"]  # most problems are within reach of both
-    assert "pass@16" not in found
+    result = summary.compare(better, base)
+    json.dumps(result, allow_nan=False)
+    assert (result["problems"], result["samples"]) == (59, 8)
+    assert result["solved"]["low"] > 0.08 and result["solved"]["high"] < 0.3 and result["solved"]["p_value"] < 0.01
+    assert result["pass@8"]["mean"] < result["solved"]["mean"]  # most problems are within reach of both
+    assert "pass@16" not in result
     def solved(rows):
         return sum(any(rows[i]["correct"][:8]) for i in base)
-    b = found["boundary"]
+    b = result["boundary"]
     assert b["expansion"] + b["preserved"] == solved(better) and b["shrinkage"] + b["preserved"] == solved(base)
     same = summary.compare(base, base)
     assert same["solved"] == {"mean": 0, "low": 0, "high": 0, "p_value": 1} and same["boundary"]["expansion"] == 0

@@ -6,15 +6,15 @@ import time
 
 def marked(mark):
     """The other processes that carry the mark."""
-    found = []
+    result = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             try:
                 if mark.encode() in pathlib.Path("/proc", name, "environ").read_bytes():
-                    found.append(int(name))
+                    result.append(int(name))
             except OSError:
                 pass
-    return found
+    return result
 
 
 def eventually(condition, seconds=20):

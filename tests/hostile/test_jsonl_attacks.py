@@ -54,10 +54,10 @@ def test_what_looks_alike_but_is_text_is_read(tmp_path):
                  r'{"prompt": "\\ud800", "answer": " 7 "}', r'{"prompt": "\u0000", "answer": "\u0000 1"}')
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = read_problems(path)
-    assert [(p.prompt[:7], p.answer) for p in found] == [
+        result = read_problems(path)
+    assert [(p.prompt[:7], p.answer) for p in result] == [
         ("\U0001f600", "\U0001f600"), ("[[[[[[[", "0"), ("x", "1"), ("\\ud800", " 7 "), ("\0", "\0 1")]
-    assert json.dumps(found[2].extra["a"]) == deep
+    assert json.dumps(result[2].extra["a"]) == deep
 
 
 def test_keys_that_are_given_twice_are_warned_of_and_the_last_counts(tmp_path):
@@ -65,8 +65,8 @@ def test_keys_that_are_given_twice_are_warned_of_and_the_last_counts(tmp_path):
     path = write(tmp_path / "twice.jsonl", GOOD, twice, '{"prompt": "y", "answer": "3", "a": {"b": 1, "b": 2, "b": 3}}')
     with pytest.warns(RuntimeWarning, match=r"twice\.jsonl, line 2: the key 'answer' is given twice, the last one counts "
                                             r"\(and so in 1 further lines\)"):
-        found = read_problems(path)
-    assert [p.answer for p in found] == ["2", "2", "3"] and found[2].extra == {"a": {"b": 3}}
+        result = read_problems(path)
+    assert [p.answer for p in result] == ["2", "2", "3"] and result[2].extra == {"a": {"b": 3}}
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):

@@ -62,9 +62,9 @@ def test_a_second_run_is_refused_by_name_and_changes_nothing_until_the_first_is_
         for resume in (False, True, "auto"):
             with pytest.raises(RuntimeError) as refused:
                 small_run.train(folder, resume)
-            told = str(refused.value)
-            assert f"{folder} is in use by another run (host {platform.node()}, process {other.pid}, since 20" in told
-            assert "choose another --workdir" in told
+            report = str(refused.value)
+            assert f"{folder} is in use by another run (host {platform.node()}, process {other.pid}, since 20" in report
+            assert "choose another --workdir" in report
         assert os.listdir(folder) == [FILE_NAME]
         other.send_signal(signal.SIGKILL)
         other.wait()
@@ -157,8 +157,8 @@ def test_commands_beside_a_living_run_are_refused_and_do_not_disturb_it(tmp_path
         for options in ((), ("--resume",)):
             second = small_run.start(folder, tmp_path / "second", *options, **settings)
             assert second.wait(120) == 1
-            told = (tmp_path / "second").read_text()
-            assert f"process {first.pid}" in told and "Traceback" not in told
+            report = (tmp_path / "second").read_text()
+            assert f"process {first.pid}" in report and "Traceback" not in report
         assert first.wait(240) == 0, (tmp_path / "first").read_text()[-2000:]
     finally:
         first.kill()
@@ -198,9 +198,9 @@ def test_sigterm_before_the_end_of_the_first_step_stops_at_once_and_loses_nothin
         assert stopped.value.code == preemption.EXIT_CODE == 75
         begun = (folder / "checkpoints" / "0").exists()
         assert begun == (name in ("sampling", "learning")), name
-        told = capfd.readouterr().err
-        assert "SIGTERM: the run stops, nothing is lost (exit code 75)" in told
-        assert ("continue with --resume" if begun else "start it again, without --resume") in told
+        report = capfd.readouterr().err
+        assert "SIGTERM: the run stops, nothing is lost (exit code 75)" in report
+        assert ("continue with --resume" if begun else "start it again, without --resume") in report
         if begun:
             assert [line["step"] for line in run_files.lines(folder)] == [0]
         small_run.train(folder, begun, **settings)
@@ -280,7 +280,7 @@ def on_small_disks(folder: Path, body: str, *mounts: str) -> dict:
 @pytest.mark.slow
 def test_a_full_disk_is_named_with_what_to_free_and_the_run_continues_from_its_last_checkpoint(tmp_path):
     """A real full disk: another file takes the rest of it before step 3 is written."""
-    found = on_small_disks(tmp_path, f"""
+    result = on_small_disks(tmp_path, f"""
         import contextlib, errno, json, pathlib, warnings
         import run_files, small_run
         from jaxrl_llm.training.source import Source
@@ -296,19 +296,19 @@ def test_a_full_disk_is_named_with_what_to_free_and_the_run_continues_from_its_l
         try:
             small_run.train(disk / "run", **settings)
         except OSError as error:
-            told = [str(error), *error.__notes__]
+            report = [str(error), *error.__notes__]
         Source.next = collect
         (disk / "other").unlink()
         small_run.train(disk / "run", True, **settings)
         small_run.train(disk / "whole", **settings)
         lines = [[run_files.repeatable(line) for line in run_files.lines(disk / name)] for name in ("run", "whole")]
-        print(json.dumps([told, lines]))
+        print(json.dumps([report, lines]))
     """, f'mount -t tmpfs -o size=48m tmpfs "{tmp_path}"')
-    told, (lines, whole) = found
+    report, (lines, whole) = result
     # The last page of metrics.jsonl may have room for its line: then the save after it fails.
-    assert "cannot append step 3 to" in told[0] or "checkpoint of step 3 needs" in told[0]
-    assert "step 3 could not be saved" in told[1] and "the last saved one is step 2" in told[1]
-    assert "samples 0." in told[2] and "checkpoints" in told[2] and "then continue with --resume" in told[2]
+    assert "cannot append step 3 to" in report[0] or "checkpoint of step 3 needs" in report[0]
+    assert "step 3 could not be saved" in report[1] and "the last saved one is step 2" in report[1]
+    assert "samples 0." in report[2] and "checkpoints" in report[2] and "then continue with --resume" in report[2]
     assert lines == whole and len(whole) == 5
 
 
@@ -319,20 +319,20 @@ def test_metrics_that_cannot_be_written_end_the_run_after_its_last_step_was_save
     (tmp_path / "disk").mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / what).symlink_to(tmp_path / "disk" / "metrics.jsonl" if what == "metrics.jsonl" else tmp_path / "disk")
-    told, saved = on_small_disks(tmp_path, f"""
+    report, saved = on_small_disks(tmp_path, f"""
         import json, pathlib
         import small_run
         folder = pathlib.Path({str(tmp_path)!r}) / "run"
         try:
             small_run.train(folder, **{{"steps": 60, "checkpoint.every": 100}})
         except OSError as error:
-            told = [str(error), *error.__notes__]
-        print(json.dumps([told, sorted(int(path.name) for path in (folder / "checkpoints").iterdir())]))
+            report = [str(error), *error.__notes__]
+        print(json.dumps([report, sorted(int(path.name) for path in (folder / "checkpoints").iterdir())]))
     """, f'mount -t tmpfs -o size=8k tmpfs "{tmp_path / "disk"}"')
     step = saved[-1]
     assert 1 <= step < 60 and saved == [0, step]
-    assert f"cannot append step {step} to " in told[0] and "No space left on device" in told[0]
-    assert told[1] == f"step {step} was saved; continue with --resume"
+    assert f"cannot append step {step} to " in report[0] and "No space left on device" in report[0]
+    assert report[1] == f"step {step} was saved; continue with --resume"
 
 
 def test_a_lost_history_is_reported(tmp_path):
@@ -375,8 +375,8 @@ def test_a_save_that_fails_is_an_error_but_not_in_place_of_another(tmp_path):
                 if name == "second":
                     raise ZeroDivisionError
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-            told = [str(caught.value), *getattr(caught.value, "__notes__", ())]
-            assert told[-1].startswith("checkpoint of step 1 was not written")
+            report = [str(caught.value), *getattr(caught.value, "__notes__", ())]
+            assert report[-1].startswith("checkpoint of step 1 was not written")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
@@ -406,9 +406,9 @@ def test_a_finished_run_with_a_closed_output_is_a_success(tmp_path):
     while "sampling (compiles" not in process.stdout.readline():
         assert process.poll() is None
     process.stdout.close()
-    told = process.stderr.read()
-    assert process.wait(240) == 0, told[-2000:]
-    assert (tmp_path / "run" / "checkpoints" / "1").exists() and "Traceback" not in told
+    report = process.stderr.read()
+    assert process.wait(240) == 0, report[-2000:]
+    assert (tmp_path / "run" / "checkpoints" / "1").exists() and "Traceback" not in report
 
 
 def test_a_step_all_of_whose_rollouts_are_dropped_learns_nothing():
@@ -435,14 +435,14 @@ def test_saves_leave_nothing_in_memory(tmp_path):
         import gc, json, sys
         import jax.numpy as jnp
         from jaxrl_llm.training.checkpoints import Checkpoints
-        state, found = {{f"w{{i}}": jnp.full(64, i) for i in range(48)}}, []
+        state, counts = {{f"w{{i}}": jnp.full(64, i) for i in range(48)}}, []
         with Checkpoints({str(tmp_path)!r}, keep=2) as checkpoints:
             for step in range(101):
                 checkpoints.save(step, state, {{"data": step}})
                 if step % 50 == 0:
                     gc.collect()
-                    found.append(sys.getallocatedblocks())
-        print(json.dumps(found))
+                    counts.append(sys.getallocatedblocks())
+        print(json.dumps(counts))
     """)
     assert process.wait() == 0
     _, early, late = json.loads(process.first)

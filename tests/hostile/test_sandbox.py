@@ -25,9 +25,9 @@ ECHO = {"input": "7", "output": "7"}
 
 
 def working(mode):
-    found = sandbox.probe(mode)
-    if found.missing:
-        pytest.skip(str(found))
+    actual = sandbox.probe(mode)
+    if actual.missing:
+        pytest.skip(str(actual))
     return mode
 
 
@@ -314,7 +314,7 @@ def test_programs_are_found_in_linear_time(hostile):
 def test_system_call_numbers_are_those_of_the_kernel():
     def numbers(path):
         text = pathlib.Path(path).read_text()
-        return {found[1]: int(found[2]) for found in re.finditer(r"#define\s+__NR(?:3264)?_(\w+)\s+(\d+)", text)}
+        return {actual[1]: int(actual[2]) for actual in re.finditer(r"#define\s+__NR(?:3264)?_(\w+)\s+(\d+)", text)}
 
     arm = numbers("/usr/include/asm-generic/unistd.h")
     listed = syscalls._NEVER | syscalls._WITHOUT_NAMESPACES | syscalls._FORK

@@ -107,8 +107,8 @@ def test_answers_in_tags_are_what_the_pattern_finds():
     draw, pattern = random.Random(0), re.compile("<answer>(.*?)</answer>", re.DOTALL)
     for _ in range(3000):
         text = "".join(draw.choices(["<answer>", "</answer>", "a", "\n", "<"], k=draw.randrange(9)))
-        found = pattern.findall(text)
-        assert tagged_answer(text) == (found[-1] if found else text).strip()
+        actual = pattern.findall(text)
+        assert tagged_answer(text) == (actual[-1] if actual else text).strip()
 
 
 def test_edits_are_what_the_pattern_finds():
@@ -116,12 +116,12 @@ def test_edits_are_what_the_pattern_finds():
     draw = random.Random(0)
     parts = ["```", "\n", "### ", "a", "<<<<<<< SEARCH", "\n=======\n", "\n>>>>>>> REPLACE\n```", "\n<<<<<<< SEARCH\n",
              "```\n### p\n<<<<<<< SEARCH\n", "=======", "###", ">>>>>>> REPLACE"]
-    found = 0
+    actual = 0
     for _ in range(20_000):
         text = "".join(draw.choices(parts, k=draw.randrange(1, 14)))
         assert (edits(text) or []) == pattern.findall(text)
-        found += bool(edits(text))
-    assert found > 300
+        actual += bool(edits(text))
+    assert actual > 300
 
 
 def test_a_long_box_costs_no_time():

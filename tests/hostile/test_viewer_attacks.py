@@ -87,10 +87,10 @@ def test_the_script_of_the_page_spells_out_the_same_characters():
         console.log(JSON.stringify(given.map((text) => text.replace(HIDDEN, spelled))));
     """
     given = [*UNSEEN, "\ud800", "a\udc00b", *SEEN]
-    found = subprocess.run(["node", "-e", body, json.dumps(given)], capture_output=True, text=True, check=True).stdout
+    result = subprocess.run(["node", "-e", body, json.dumps(given)], capture_output=True, text=True, check=True).stdout
     def code(c):
         return f"{ord(c):04x}" if ord(c) < 0x10000 else f"{{{ord(c):x}}}"
-    assert json.loads(found) == [*(f"\\u{code(c)}" for c in UNSEEN), "\\ud800", "a\\udc00b", *SEEN]
+    assert json.loads(result) == [*(f"\\u{code(c)}" for c in UNSEEN), "\\ud800", "a\\udc00b", *SEEN]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")

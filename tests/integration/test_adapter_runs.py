@@ -48,10 +48,10 @@ def served():
 
 def needs(module):
     try:
-        found = importlib.util.find_spec(module) is not None
+        result = importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of the package in which it would be
-        found = False
-    if not found:
+        result = False
+    if not result:
         pytest.skip(f"{module} is not installed")
 
 

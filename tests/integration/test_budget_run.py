@@ -42,9 +42,9 @@ def straight(tmp_path_factory):
 def test_the_completions_of_a_step_are_shared_out(straight):
     for line in run_files.lines(straight)[1:]:
         if line["step"] < 4:  # the last page has held-out problems
-            found = sizes(straight, line["step"])
-            assert len(found) == PROMPTS and found.sum() == ROWS * G and (found % G == 0).all() and found.max() <= MOST
-            assert line["groups/largest"] == found.max()
+            result = sizes(straight, line["step"])
+            assert len(result) == PROMPTS and result.sum() == ROWS * G and (result % G == 0).all() and result.max() <= MOST
+            assert line["groups/largest"] == result.max()
         assert line["skipped_updates"] == 0 and np.isfinite(line["loss"]) and abs(line["max/ratio"] - 1) < 1e-4
 
 
@@ -87,8 +87,8 @@ def test_other_sources_of_expected_rewards_resume_too(tmp_path, source):
     loop.train(config(steps=2, **changes), tmp_path / "resumed")
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
         loop.train(config(**changes), tmp_path / "resumed", resume=True)
-    found, wanted = (run_files.saved(tmp_path / name, config(**changes)) for name in ("resumed", "straight"))
-    run_files.assert_same(found, wanted)
+    result, wanted = (run_files.saved(tmp_path / name, config(**changes)) for name in ("resumed", "straight"))
+    run_files.assert_same(result, wanted)
     if source == "probe":
         window = {name: leaf for name, leaf in wanted.items() if "prior" in name}
         assert any(np.any(leaf) for name, leaf in window.items() if "probe" in name), sorted(window)
@@ -99,14 +99,14 @@ def test_the_oracle_asks_the_policy(built):
     run, params = built
     asked = []
 
-    def told(texts, answers, problems, lengths, spent):
+    def answer(texts, answers, problems, lengths, spent):
         asked.append(len(problems))
         total = np.array([problem.id / 100 for problem in problems], np.float32)
         return Scores(total, total[:, None], ("exact",), {})
 
     c = config(**{"budget.prompts": 4, "budget.utility": "per_rollout", "prior.source": "oracle"})
     oracle = prior.make(c, run.learner.policy, len(run.source.task.train), run.source.sampler.prompt_tokens, Capture(0))
-    reward = run_files.called(run.source.sampler.reward, told)
+    reward = run_files.called(run.source.sampler.reward, answer)
     problems = iter([[run.source.task.train[i] for i in (5, 9, 2, 7)]])
     topology = budgets(4, rows=ROWS, group=G, most=MOST, utility="per_rollout")
     source = dataclasses.replace(run.source, data=problems, prior=oracle, topology=topology,
@@ -166,6 +166,6 @@ def test_few_are_learned_from_where_prompts_get_no_second_group():
     ({"prior.source": "v0"}, "needs config.prior.weights"),
     ({"prior.source": "stars"}, "config.prior.source"),
 ))
-def test_impossible_settings_are_refused(changes, told):
-    with pytest.raises(ValueError, match=told):
+def test_impossible_settings_are_refused(changes, answer):
+    with pytest.raises(ValueError, match=answer):
         setup.build(config(**changes))

@@ -15,10 +15,10 @@ def straight(tmp_path_factory):
     return workdir
 
 
-def moved(found, wanted, part):
-    names = [name for name in found if name.startswith(part)]
+def moved(result, wanted, part):
+    names = [name for name in result if name.startswith(part)]
     assert names
-    return any((found[name] != wanted[name]).any() for name in names)
+    return any((result[name] != wanted[name]).any() for name in names)
 
 
 @pytest.mark.slow
@@ -28,13 +28,13 @@ def test_the_critic_is_trained_alone_first(straight):
         assert not moved(states[2], states[0], part) and moved(states[3], states[2], part)
     for part in (".beside['critic'].params['trunk']", ".beside['critic'].params['head']"):
         assert moved(states[2], states[0], part) and moved(states[3], states[2], part)
-    found = lines(straight)
-    assert all(("loss" in line) == (line["step"] > 2) for line in found)
-    for line in found[1:]:
+    result = lines(straight)
+    assert all(("loss" in line) == (line["step"] > 2) for line in result)
+    for line in result[1:]:
         assert {"value/loss", "value/clip_fraction", "value/grad_norm", "value/explained_variance"} <= line.keys()
         assert line["value/return"] == pytest.approx(line["reward/mean"], abs=0.15) and line["value/skipped"] == 0
-    assert found[1]["value/mean"] == 0 and abs(found[4]["value/mean"]) > 0.01
-    assert [line["learning_rate"] for line in found[3:]] == pytest.approx([3e-3, 3e-3])  # two updates of warm-up in step 3
+    assert result[1]["value/mean"] == 0 and abs(result[4]["value/mean"]) > 0.01
+    assert [line["learning_rate"] for line in result[3:]] == pytest.approx([3e-3, 3e-3])  # two updates of warm-up in step 3
     np.testing.assert_equal(states[3][".beside['critic'].opt_state[0].count"], 6)
     np.testing.assert_equal(states[3][".opt_state[0].count"], 2)
 

@@ -77,8 +77,8 @@ def test_each_task_has_its_teacher():
     rollouts = Rollouts(mask=np.ones((4, 1, 2), bool), valid=np.ones((4, 1), bool), tokens=np.full((4, 1, 2), 7),
                         extras={"task": np.array([2, 0, 1, 2])})
     one, apart = (teacher(scorers, weights, apart=apart) for apart in (False, True))
-    found = one.record(one.given, None, None, rollouts)["teacher_logprobs"]
-    assert found[:, 0].tolist() == [[21.0] * 2, [7.0] * 2, [14.0] * 2, [21.0] * 2] and one.provides == ("teacher_logprobs",)
+    result = one.record(one.given, None, None, rollouts)["teacher_logprobs"]
+    assert result[:, 0].tolist() == [[21.0] * 2, [7.0] * 2, [14.0] * 2, [21.0] * 2] and one.provides == ("teacher_logprobs",)
     both = apart.record(apart.given, None, None, rollouts)
     assert both["teacher_logprobs"].shape == (4, 1, 2, 3) and both["teacher_id"].tolist() == [2, 0, 1, 2]
     assert both["teacher_logprobs"][0, 0, 0].tolist() == [7.0, 14.0, 21.0] and apart.provides[1] == "teacher_id"

@@ -65,15 +65,15 @@ def test_lost_trajectories_are_counted_and_not_learned_from(tmp_path):
 
 def test_answers_that_wait_change_no_trajectory():
     """The engine continues with the other rows meanwhile; samples do not depend on them."""
-    found = []
+    result = []
     for waits in (False, True):
         run, params = setup.build(chatter.get_config(environment=f"chatter:letters(waits={waits})"))
         finished = run.source.next(setup.initial_state(run, params))
         assert 0.9 < finished.metrics["completion/computed"] <= 1.0  # no prefix is computed twice
-        found.append(finished.rollouts)
+        result.append(finished.rollouts)
     for name in ("tokens", "mask", "role", "rewards", "step_ids"):
-        np.testing.assert_array_equal(getattr(found[0], name), getattr(found[1], name), err_msg=name)
-    np.testing.assert_allclose(*(np.where(one.mask, one.behavior_logprobs, 0) for one in found), atol=1e-5)
+        np.testing.assert_array_equal(getattr(result[0], name), getattr(result[1], name), err_msg=name)
+    np.testing.assert_allclose(*(np.where(one.mask, one.behavior_logprobs, 0) for one in result), atol=1e-5)
 
 
 def test_too_many_lost_trajectories_end_the_run(tmp_path):
@@ -96,8 +96,8 @@ def test_too_many_lost_trajectories_end_the_run(tmp_path):
     ({"sampling.max_turns": 0}, "sampling.max_turns"),
     ({"environment_invalid": 1.5}, "environment_invalid"),
 ))
-def test_impossible_settings_are_refused(changes, told):
-    with pytest.raises(ValueError, match=told):
+def test_impossible_settings_are_refused(changes, reason):
+    with pytest.raises(ValueError, match=reason):
         setup.build(chatter.get_config(**changes))
 
 

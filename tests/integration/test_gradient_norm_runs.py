@@ -28,7 +28,7 @@ def test_norms_are_those_of_each_completion_alone(rank):
     texts = texts_of(run.source.next(state).rollouts)
     if rank:  # adapters begin with a matrix of zeros: away from there
         state = state.replace(lora=jax.tree.map(lambda x: x + 0.01, state.lora))
-    found = gradient_norms.make(run.learner.policy)(state.params, state.lora, texts.replace(filled=4))
+    result = gradient_norms.make(run.learner.policy)(state.params, state.lora, texts.replace(filled=4))
 
     def alone(tree, p, g):
         at = state.with_trainable(tree)
@@ -37,7 +37,7 @@ def test_norms_are_those_of_each_completion_alone(rank):
 
     for p, g in ((0, 0), (1, 3), (3, 2)):
         wanted = optax.tree.norm(jax.grad(alone)(state.trainable, p, g), squared=True)
-        np.testing.assert_allclose(found[p, g], wanted, rtol=1e-4)
+        np.testing.assert_allclose(result[p, g], wanted, rtol=1e-4)
     empty = texts.replace(filled=4, mask=texts.mask & (np.arange(4) != 1)[None, :, None])
     zeroed = gradient_norms.make(run.learner.policy)(state.params, state.lora, empty)
     assert not np.asarray(zeroed)[:, 1].any() and (np.asarray(zeroed)[:, 0] > 0).all()
@@ -72,16 +72,16 @@ def test_rollouts_are_conserved_and_bounded():
     for _ in range(200):
         n, most = int(rng.integers(1, 9)), int(rng.integers(1, 6))
         total = int(rng.integers(0, 40))
-        found = share_out((rng.integers(0, 5, n) / 4).astype(np.float32), rng.gamma(1, size=n).astype(np.float32), total, most)
-        assert found.sum() == min(total, most * n) and found.min() >= 0 and found.max() <= most
+        result = share_out((rng.integers(0, 5, n) / 4).astype(np.float32), rng.gamma(1, size=n).astype(np.float32), total, most)
+        assert result.sum() == min(total, most * n) and result.min() >= 0 and result.max() <= most
 
 
 def test_the_rule_shares_out_whole_groups_once():
     rule = topologies.make_rule("gvm_raft", mean=3.0)
     rewards, valid = np.float32([[0, 0], [1, 0], [1, 1]]), np.ones((3, 2), bool)
     wide = np.pad(rewards, ((0, 0), (0, 6))), np.pad(valid, ((0, 0), (0, 6)))
-    found = rule.more(*wide, 2, 8, gradient_norms=np.float32([0, 4, 1]))
-    assert found.sum() == 2 * 3 * 2 and (found % 2 == 0).all() and found[1] == 6 and found[0] == 0
+    result = rule.more(*wide, 2, 8, gradient_norms=np.float32([0, 4, 1]))
+    assert result.sum() == 2 * 3 * 2 and (result % 2 == 0).all() and result[1] == 6 and result[0] == 0
     later = wide[1].copy()
     later[1, 2:4] = True
     assert not rule.more(wide[0], later, 2, 8, gradient_norms=np.ones(3, np.float32)).any()

@@ -99,8 +99,8 @@ def test_a_resumed_run_is_the_straight_one(tmp_path, method):
     shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
     shutil.rmtree(tmp_path / "resumed/checkpoints/3")
     loop.train(tiny(method, **options), tmp_path / "resumed", resume=True)
-    found, wanted = (run_files.saved(tmp_path / name, tiny(method, **options)) for name in ("resumed", "straight"))
-    assert_same(found, wanted)
+    result, wanted = (run_files.saved(tmp_path / name, tiny(method, **options)) for name in ("resumed", "straight"))
+    assert_same(result, wanted)
     kept = [[repeatable(line) for line in lines(tmp_path / name)] for name in ("resumed", "straight")]
     assert kept[0] == kept[1] and all(np.isfinite(list(line.values())).all() for line in kept[0])
 

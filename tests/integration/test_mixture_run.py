@@ -28,14 +28,14 @@ def straight(tmp_path_factory):
 @pytest.mark.slow
 def test_numbers_are_given_by_task_and_set(straight):
     workdir, evaluations = straight
-    found = run_files.lines(workdir)
-    assert [line["step"] for line in found] == list(range(5))
-    for line in found[1:]:
+    result = run_files.lines(workdir)
+    assert [line["step"] for line in result] == list(range(5))
+    for line in result[1:]:
         assert line["task/sums/prompts"] == line["task/products/prompts"] == 2
         assert line["reward/score"] == pytest.approx((line["task/sums/score"] + line["task/products/score"]) / 2)
-    assert all(("eval/score" in line) == (line["step"] in (0, 4)) for line in found)
-    assert all(("eval/hard/score" in line) == (line["step"] in (0, 2, 4)) for line in found)
-    last = found[-1]
+    assert all(("eval/score" in line) == (line["step"] in (0, 4)) for line in result)
+    assert all(("eval/hard/score" in line) == (line["step"] in (0, 2, 4)) for line in result)
+    last = result[-1]
     assert last["eval/score"] == pytest.approx((last["eval/sums/score"] + last["eval/products/score"]) / 2)
     assert set(evaluations["after"].by_task) == {"sums", "products"}
     page = (workdir / "eval" / "hard" / "samples" / "step_000002.txt").read_text()

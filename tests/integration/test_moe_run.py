@@ -23,8 +23,8 @@ def test_a_mixture_learns_resumes_and_is_exported(tmp_path):
     with pytest.warns(RuntimeWarning, match="steps: 12 -> 24"):
         loop.train(tiny(24), tmp_path / "broken", resume=True)
     run_files.assert_same(*(run_files.saved(tmp_path / name, tiny(24)) for name in ("broken", "straight")))
-    found = run_files.lines(tmp_path / "straight")
-    steps = [line for line in found if "moe/max_load" in line]
+    result = run_files.lines(tmp_path / "straight")
+    steps = [line for line in result if "moe/max_load" in line]
     assert len(steps) == 24 and all(1 <= line["moe/max_load"] <= 2 for line in steps)
     assert all(1.9 < line["moe/balance_loss"] < 2.5 and line["max/mismatch"] < 1e-4 for line in steps)
     rewards = [line["reward/mean"] for line in steps]

@@ -75,10 +75,10 @@ def test_every_optimiser_moves_the_weights_and_reports_its_rate(straight):
     for leaf in first:
         if leaf.startswith(".params"):
             assert np.isfinite(last[leaf]).all() and (last[leaf] != first[leaf]).any(), leaf
-    found = lines(workdir)
+    result = lines(workdir)
     # two updates a step; the first has half of the rate
-    assert [line["learning_rate"] for line in found[1:]] == pytest.approx([RATES[name]] * 4)
-    assert all(("adam_noise" in line) == (name == "adamw") for line in found[1:])
+    assert [line["learning_rate"] for line in result[1:]] == pytest.approx([RATES[name]] * 4)
+    assert all(("adam_noise" in line) == (name == "adamw") for line in result[1:])
 
 
 @pytest.mark.slow
@@ -88,8 +88,8 @@ def test_a_damaged_moment_on_the_host_is_detected(straight, tmp_path):
     run, params = setup.build(config(name, "optimizer"))
     target = loop.offload.moments_away(run.learner.offload, setup.initial_state(run, params))
     with Checkpoints(workdir / "checkpoints", read_only=True) as store:
-        found = store.restore(target).state
-    arrays = checkpoints._to_storage(found.opt_state)
+        result = store.restore(target).state
+    arrays = checkpoints._to_storage(result.opt_state)
     assert all(leaf.sharding.memory_kind == "pinned_host" for leaf in jax.tree.leaves(arrays))
     near = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")), arrays)
     sums = checkpoints._checksums(arrays)

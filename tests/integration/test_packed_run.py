@@ -24,11 +24,11 @@ def test_a_run_is_that_of_rectangular_rows_and_resumes_bit_for_bit(tmp_path):
     weights = [run_files.saved(tmp_path / name, tiny(3, size, **sgd)) for name, size in (("packed", 1), ("plain", 0))]
     for name in weights[1]:
         np.testing.assert_allclose(weights[0][name], weights[1][name], atol=1e-5, rtol=1e-5, err_msg=name)
-    for found, told in zip(*(run_files.lines(tmp_path / name) for name in ("packed", "plain")), strict=True):
-        found, told = run_files.repeatable(found), run_files.repeatable(told)
-        assert found.keys() == told.keys()
-        for name in told:
-            assert found[name] == pytest.approx(told[name], rel=1e-3, abs=1e-5), name
+    for result, measured in zip(*(run_files.lines(tmp_path / name) for name in ("packed", "plain")), strict=True):
+        result, measured = run_files.repeatable(result), run_files.repeatable(measured)
+        assert result.keys() == measured.keys()
+        for name in measured:
+            assert result[name] == pytest.approx(measured[name], rel=1e-3, abs=1e-5), name
     loop.train(tiny(4, 1), tmp_path / "straight")
     loop.train(tiny(2, 1), tmp_path / "broken")
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):

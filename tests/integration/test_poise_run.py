@@ -36,16 +36,16 @@ def test_a_resumed_run_is_the_same_run(straight, tmp_path):
     loop.train(config(steps=2), tmp_path)
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
         loop.train(config(), tmp_path, resume=True)
-    found, wanted = (run_files.saved(workdir, config()) for workdir in (tmp_path, straight))
-    assert any("buffer" in name for name in found)
-    run_files.assert_same(found, wanted)
+    result, wanted = (run_files.saved(workdir, config()) for workdir in (tmp_path, straight))
+    assert any("buffer" in name for name in result)
+    run_files.assert_same(result, wanted)
     assert lines(tmp_path) == lines(straight)
 
 
 def test_the_diagnostics_are_logged_and_drawn(straight):
-    found = lines(straight)
-    assert found[1]["value/mae"] == "NaN" and found[1]["value/rows"] == 0  # no probe yet
-    for line in found[2:]:
+    result = lines(straight)
+    assert result[1]["value/mae"] == "NaN" and result[1]["value/rows"] == 0  # no probe yet
+    for line in result[2:]:
         values = [line[f"value/{name}"] for name in ("mae", "rmse", "bias", "pearson", "brier_skill", "pair_accuracy")]
         assert np.isfinite(values).all() and 0 <= values[0] <= values[1] <= 1
         assert line["value/rows"] == min(16 * (line["step"] - 1), 24)
@@ -56,17 +56,17 @@ def test_the_diagnostics_are_logged_and_drawn(straight):
 @pytest.mark.slow
 def test_in_parts_the_run_is_the_same_but_for_rounding(straight, tmp_path):
     loop.train(config(**{"sampling.micro_batches": 4, "learner.micro_batches": 2, "steps": 2}), tmp_path)
-    for found, wanted in zip(lines(tmp_path)[1:], lines(straight)[1:]):
-        assert found["reward/mean"] == wanted["reward/mean"]
-        assert [found[name] for name in ("grad_norm", "value/variance_reduction", "loss")] == pytest.approx(
+    for result, wanted in zip(lines(tmp_path)[1:], lines(straight)[1:]):
+        assert result["reward/mean"] == wanted["reward/mean"]
+        assert [result[name] for name in ("grad_norm", "value/variance_reduction", "loss")] == pytest.approx(
             [wanted[name] for name in ("grad_norm", "value/variance_reduction", "loss")], rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.slow
 def test_several_updates_of_a_batch_share_its_advantages(tmp_path):
     loop.train(config(**{"learner.minibatches": 2, "steps": 1, "eval.every": 1}), tmp_path)
-    found = lines(tmp_path)[1]
-    assert found["grad_norm"] > 0 and found["max/ratio"] > 1 + 1e-4 and np.isfinite(found["value/variance_reduction"])
+    result = lines(tmp_path)[1]
+    assert result["grad_norm"] > 0 and result["max/ratio"] > 1 + 1e-4 and np.isfinite(result["value/variance_reduction"])
 
 
 def test_adams_noise_on_the_papers_numbers():

@@ -35,8 +35,8 @@ def with_factor(run, factor):
     reward = run.source.sampler.reward
 
     def scaled(*rest):
-        found = reward(*rest)
-        return Scores(found.total * factor[0], found.components * factor[0], found.names, found.failures)
+        result = reward(*rest)
+        return Scores(result.total * factor[0], result.components * factor[0], result.names, result.failures)
 
     return dataclasses.replace(run, source=dataclasses.replace(run.source, sampler=dataclasses.replace(
         run.source.sampler, reward=run_files.called(reward, scaled))))
@@ -82,12 +82,12 @@ def test_three_steps_by_name(method):
         finished, learned, rollouts = done.finished, done.learned, done.finished.rollouts
         metrics = finished.metrics | learned.metrics
         replayed, age = rollouts.extras["replayed"], rollouts.extras["age"]
-        found, uids = by_uid(finished.forest, rollouts), finished.forest.uid[finished.forest.ends]
+        result, uids = by_uid(finished.forest, rollouts), finished.forest.uid[finished.forest.ends]
         assert rollouts.valid.shape == (P, G) and replayed[rollouts.valid].sum() == (uids < fresh_from).sum()
         for uid in uids[uids < fresh_from].tolist():  # as it was sampled
-            for was, now in zip(seen[uid], found[uid]):
+            for was, now in zip(seen[uid], result[uid]):
                 np.testing.assert_array_equal(was, now)
-        seen |= found
+        seen |= result
         share = (replayed & rollouts.valid).sum() / rollouts.valid.sum()
         assert metrics["replay/share"] == pytest.approx(share) and (share > 0) == (number > 0)
         assert metrics["replay/size"] > 0 or number and run.source.replay.once  # then all of it is used
@@ -144,9 +144,9 @@ def test_a_position_includes_the_buffer():
     assert wanted.metrics["replay/share"] > 0 and len(run.source.buffer.ends) > len(position["buffer"].ends)
     for place in (stored, position):
         run.source.set_position(place)
-        found = run.source.next(state)
-        jax.tree.map(np.testing.assert_array_equal, found.rollouts, wanted.rollouts)
-        assert found.metrics == wanted.metrics and found.forest.texts.tolist() == wanted.forest.texts.tolist()
+        result = run.source.next(state)
+        jax.tree.map(np.testing.assert_array_equal, result.rollouts, wanted.rollouts)
+        assert result.metrics == wanted.metrics and result.forest.texts.tolist() == wanted.forest.texts.tolist()
 
 
 def test_a_rule_and_a_method_of_ones_own(monkeypatch):
@@ -202,8 +202,8 @@ def test_a_resumed_run_is_the_straight_one(tmp_path, capsys, method):
     shutil.rmtree(tmp_path / "resumed/checkpoints/4")
     loop.train(tiny(method, **options, steps=4), tmp_path / "resumed", resume=True)
     assert "replay buffer, at most" in capsys.readouterr().out
-    found, wanted = (run_files.saved(tmp_path / name, tiny(method, **options, steps=4)) for name in ("resumed", "straight"))
-    assert_same(found, wanted)
+    result, wanted = (run_files.saved(tmp_path / name, tiny(method, **options, steps=4)) for name in ("resumed", "straight"))
+    assert_same(result, wanted)
     kept = [[repeatable(line) for line in lines(tmp_path / name)] for name in ("resumed", "straight")]
     assert kept[0] == kept[1] and kept[0][-1]["replay/share"] > 0
     hosts = [next((tmp_path / name / "checkpoints/4/host").glob("*")).read_text() for name in ("resumed", "straight")]

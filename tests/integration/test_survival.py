@@ -49,9 +49,9 @@ def test_what_interruptions_cost_is_measured():
                            f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"], capture_output=True, text=True,
                           cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr[-3000:]
-    told = {line[:30].strip(): float(line[30:].replace(",", "")) for line in done.stdout.splitlines()}
-    assert len(told) == 8 and all(number > 0 for number in told.values())
-    assert told["state, MB"] == pytest.approx(3 * 4 * told["weights"] / 1e6, rel=0.05)  # weights and two moments
+    facts = {line[:30].strip(): float(line[30:].replace(",", "")) for line in done.stdout.splitlines()}
+    assert len(facts) == 8 and all(number > 0 for number in facts.values())
+    assert facts["state, MB"] == pytest.approx(3 * 4 * facts["weights"] / 1e6, rel=0.05)  # weights and two moments
 
 
 def written(workdir: Path) -> int:

@@ -74,22 +74,22 @@ def test_a_run_writes_what_it_promises(straight):
     assert {f"step_{n:06d}.txt" for n in range(7)} <= {path.name for path in (workdir / "samples").iterdir()}
     assert (workdir / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert set(evaluations) == {"before", "after"}
-    for found in evaluations.values():
-        for rate in (found.score, found.solved):
+    for result in evaluations.values():
+        for rate in (result.score, result.solved):
             assert 0 <= rate.low <= rate.mean <= rate.high <= 1
 
 
 def test_metrics_of_a_run(straight):
-    found = lines(straight[0])
-    assert [line["step"] for line in found] == list(range(7))
-    assert {"eval/score", "eval/solved", "eval/pass_at_group"} <= found[0].keys() & found[3].keys() & found[6].keys()
-    for line in found[1:]:
+    result = lines(straight[0])
+    assert [line["step"] for line in result] == list(range(7))
+    assert {"eval/score", "eval/solved", "eval/pass_at_group"} <= result[0].keys() & result[3].keys() & result[6].keys()
+    for line in result[1:]:
         assert {"reward/mean", "reward/format", "loss", "entropy", "grad_norm", "clip_fraction", "mismatch/kl", "max/mismatch",
                 "learning_rate", "groups/all_equal", "time/rollout", "time/update", "time/step", "host/rss_gb"} <= line.keys()
         assert line["max/ratio"] == 1.0 and line["max/mismatch"] < 1e-4
         assert line["skipped_updates"] == 0 and line["grad_norm"] > 0
         assert 0 < line["completion/length"] <= 6 and line["entropy"] > 0
-    assert [line["learning_rate"] for line in found[1:4]] == pytest.approx([1.5e-3, 3e-3, 3e-3])
+    assert [line["learning_rate"] for line in result[1:4]] == pytest.approx([1.5e-3, 3e-3, 3e-3])
 
 
 def test_samples_can_be_read(straight):
@@ -161,9 +161,9 @@ def test_a_reference_is_kept_over_a_resume(with_reference, tmp_path, monkeypatch
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
         run(tmp_path, True, **KEPT | changes, steps=4)
     assert kinds == [[{"pinned_host" if changes else "device"}] * 2 + [{"device"}]] * 4
-    found = lines(with_reference)
-    assert abs(found[1]["kl"]) < 1e-9 and found[4]["kl"] > 1e-4
-    assert [repeatable(line) for line in lines(tmp_path)] == [repeatable(line) for line in found]
+    result = lines(with_reference)
+    assert abs(result[1]["kl"]) < 1e-9 and result[4]["kl"] > 1e-4
+    assert [repeatable(line) for line in lines(tmp_path)] == [repeatable(line) for line in result]
     assert_same(saved(tmp_path, **KEPT, steps=4), saved(with_reference, **KEPT, steps=4))
 
 
@@ -171,9 +171,9 @@ def test_a_reference_is_kept_over_a_resume(with_reference, tmp_path, monkeypatch
 def test_adapters_with_a_reference_and_several_updates(tmp_path):
     options = {"lora.rank": 2, "objective": "kl_coef=0.1", "learner.epochs": 2, "optimizer.learning_rate": 3e-2}
     run(tmp_path, **options, steps=3)
-    found, first = saved(tmp_path, **options), saved(tmp_path, 0, **options)
-    assert all((found[name] == first[name]).all() for name in found if name.startswith(".params"))
-    assert any((found[name] != first[name]).any() for name in found if name.startswith(".lora"))
+    result, first = saved(tmp_path, **options), saved(tmp_path, 0, **options)
+    assert all((result[name] == first[name]).all() for name in result if name.startswith(".params"))
+    assert any((result[name] != first[name]).any() for name in result if name.startswith(".lora"))
     assert lines(tmp_path)[3]["kl"] > 1e-5
 
 
@@ -182,10 +182,10 @@ def test_minibatches_and_epochs(tmp_path):
     options = {"learner.minibatches": 2, "learner.epochs": 2, "optimizer.warmup_updates": 8, "steps": 2}
     run(tmp_path, **options)
     assert saved(tmp_path, **options)[".opt_state[0].count"] == 2 * 2 * 2
-    found = lines(tmp_path)
-    assert [line["learning_rate"] for line in found[1:]] == pytest.approx([3e-3 * 4 / 8, 3e-3])
-    assert found[2]["max/ratio"] > 1.0001  # later updates are off-policy
-    assert found[2]["max/mismatch"] < 1e-4  # which is not a disagreement of sampler and learner
+    result = lines(tmp_path)
+    assert [line["learning_rate"] for line in result[1:]] == pytest.approx([3e-3 * 4 / 8, 3e-3])
+    assert result[2]["max/ratio"] > 1.0001  # later updates are off-policy
+    assert result[2]["max/mismatch"] < 1e-4  # which is not a disagreement of sampler and learner
 
 
 def test_metrics_of_several_updates():
@@ -216,8 +216,8 @@ def test_batches_whose_groups_all_agree_change_nothing(tmp_path):
 def test_pages_compile_no_second_program_for_scores(tmp_path):
     """There is one length and so one shape: a page must use the same program as the updates."""
     run(tmp_path, **{"learner.minibatches": 2, "sampling.max_tokens": 1, "samples_every": 1, "steps": 2, "eval.every": 0})
-    told = [json.loads(line) for line in (tmp_path / "samples" / "step_000001.jsonl").read_text().splitlines()]
-    assert all(len(row["tokens"]) == len(row["ratios"]) == len(row["advantages"]) == row["length"] == 1 for row in told)
+    written = [json.loads(line) for line in (tmp_path / "samples" / "step_000001.jsonl").read_text().splitlines()]
+    assert all(len(row["tokens"]) == len(row["ratios"]) == len(row["advantages"]) == row["length"] == 1 for row in written)
 
 
 @pytest.mark.slow
@@ -333,8 +333,8 @@ def test_resuming_nothing_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_help_and_a_missing_workdir():
-    told = train_py("--help")
-    assert "--workdir" in told.stdout and "--resume" in told.stdout and "Traceback" not in told.stderr
+    written = train_py("--help")
+    assert "--workdir" in written.stdout and "--resume" in written.stdout and "Traceback" not in written.stderr
     missing = train_py(f"--config={CONFIG_FILE}")
     assert missing.returncode != 0 and "--workdir" in missing.stderr + missing.stdout
 
@@ -432,8 +432,8 @@ def test_reward_rises(tmp_path):
 @pytest.mark.slow
 def test_evaluate_measures_a_run_and_refuses_two_sources(straight, tmp_path):
     workdir = shutil.copytree(straight[0], tmp_path / "run")
-    found = train_py(f"--workdir={workdir}", "--problems=4", script="evaluate.py")
-    assert found.returncode == 0, found.stderr
+    result = train_py(f"--workdir={workdir}", "--problems=4", script="evaluate.py")
+    assert result.returncode == 0, result.stderr
     facts = json.loads((workdir / "evaluation_step6_temperature1_seed0/evaluation.json").read_text())
     assert facts["all"]["problems"] == 4 and facts["step"] == 6
     mean, low, high = facts["all"]["score"]

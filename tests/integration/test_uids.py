@@ -28,14 +28,14 @@ def built():
 def drawn(built, problems, firsts, seed=3):
     """Tokens of each uid, for these problems of the task with G uids each from `firsts` on, as a source samples them."""
     run, params = built
-    sampler, found = run.source.sampler, {}
+    sampler, value = run.source.sampler, {}
     rows = fitting_problems([run.source.task.train[i] for i in problems], sampler.tokenizer, sampler.prompt_tokens, "fail")
     generate = sampler.under(params, None)
     for first in sorted(set(firsts)):
         chosen = np.flatnonzero(np.asarray(firsts) == first)
         forest = sampler.groups(generate, run.source.planted(rows, 0), chosen, first, jax.random.key(seed), 0, PhaseTimer())
-        found |= {int(forest.uid[end]): forest.tokens[forest.offset[end]:][:forest.length[end]].tolist() for end in forest.ends}
-    return found
+        value |= {int(forest.uid[end]): forest.tokens[forest.offset[end]:][:forest.length[end]].tolist() for end in forest.ends}
+    return value
 
 
 def test_a_trajectory_does_not_change_with_its_company(built):
@@ -93,7 +93,7 @@ def test_a_resumed_run_continues_its_count_and_evaluations_have_their_own(tmp_pa
     by_key = {}
     for key, uids in straight:
         by_key.setdefault(key, []).append(uids.ravel())
-    counts = sorted(np.concatenate(found).tolist() for found in by_key.values())
+    counts = sorted(np.concatenate(value).tolist() for value in by_key.values())
     # three evaluations in one stream, four steps in another
     assert counts == [list(range(4 * G)) * 3, list(range(4 * 4 * G))]
     assert [saved_next(tmp_path / "resumed", step) for step in (3, 4)] == [3 * 4 * G, 4 * 4 * G]
@@ -113,10 +113,10 @@ def test_every_number_is_handed_out_once_however_often_is_sampled(monkeypatch, c
     first = len(asked)
     again = source.next(state).forest
     assert first > 1 and len({key for key, _ in asked}) == 1
-    handed = np.concatenate([found.ravel() for _, found in asked])
+    handed = np.concatenate([value.ravel() for _, value in asked])
     np.testing.assert_array_equal(handed, np.arange(100, 100 + handed.size))
     assert source.next_uid == 100 + handed.size
     for forest, turns in ((sampled, asked[:first]), (again, asked[first:])):
         kept = forest.uid[forest.ends].tolist()
         assert kept and len(set(kept)) == len(kept)
-        assert set(kept) <= set(np.concatenate([found.ravel() for _, found in turns]).tolist())
+        assert set(kept) <= set(np.concatenate([value.ravel() for _, value in turns]).tolist())

@@ -45,9 +45,9 @@ def test_a_resumed_run_is_the_same_run(straight, tmp_path):
     loop.train(config(steps=2), tmp_path)
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
         loop.train(config(), tmp_path, resume=True)
-    found, wanted = (run_files.saved(workdir, config()) for workdir in (tmp_path, straight))
+    result, wanted = (run_files.saved(workdir, config()) for workdir in (tmp_path, straight))
     assert wanted[".control['prior'].weight"].sum() > 0
-    run_files.assert_same(found, wanted)
+    run_files.assert_same(result, wanted)
     assert lines(tmp_path) == lines(straight)
 
 

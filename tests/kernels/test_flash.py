@@ -46,12 +46,12 @@ def both(arrays, rows, softcap):
 def test_values_and_gradients(monkeypatch, block, softcap, reach, filled):
     """Trees, padding, empty rows, windows, soft caps and grouped heads; one block, several, and blocks of one slot."""
     monkeypatch.setattr(flash, "BLOCK", block)
-    found, wanted = both(*case(filled=filled, reach=reach), softcap)
-    for ours, theirs in zip(found, wanted, strict=True):
+    result, wanted = both(*case(filled=filled, reach=reach), softcap)
+    for ours, theirs in zip(result, wanted, strict=True):
         assert ours.shape == theirs.shape and ours.dtype == theirs.dtype and np.abs(theirs).max() > 0.1
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-5)
     padding = np.arange(23) >= np.array(filled)[:, None]
-    assert not np.asarray(found[0]).transpose(0, 3, 1, 2, 4)[padding].any()
+    assert not np.asarray(result[0]).transpose(0, 3, 1, 2, 4)[padding].any()
 
 
 @pytest.mark.parametrize("begin, count", ((0, 7), (7, 7), (16, 7), (5, 2)))
@@ -61,8 +61,8 @@ def test_queries_of_some_slots(monkeypatch, begin, count):
     (queries, keys, values), rows = case(reach=6)
     rows = rows._replace(begin=jnp.int32(begin))
     part = queries[..., begin:begin + count, :]
-    found, wanted = both((part, keys, values), rows, None)
-    for ours, theirs in zip(found, wanted, strict=True):
+    result, wanted = both((part, keys, values), rows, None)
+    for ours, theirs in zip(result, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-5)
     large, _ = both((30 * part, keys, values), rows, None)  # exponentials without their maximum overflow
     assert all(np.isfinite(x).all() for x in large)
@@ -73,18 +73,18 @@ def test_holes_between_trees(monkeypatch):
     monkeypatch.setattr(flash, "BLOCK", 4)
     arrays, rows = case(N=16, filled=(16,))
     end = jnp.asarray([[6, 6, 4, 4, 6, 6, 0, 0, 0, 0, 16, 16, 14, 14, 16, 16]])
-    found, wanted = both(arrays, rows._replace(end=end), None)
-    for ours, theirs in zip(found, wanted, strict=True):
+    result, wanted = both(arrays, rows._replace(end=end), None)
+    for ours, theirs in zip(result, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-5)
-    assert not np.asarray(found[0])[:, :, :, 6:10].any()
+    assert not np.asarray(result[0])[:, :, :, 6:10].any()
 
 
 def test_bfloat16_in_and_float32_between(monkeypatch):
     monkeypatch.setattr(flash, "BLOCK", 4)
     arrays, rows = case(dtype=jnp.bfloat16)
-    found, _ = both(arrays, rows, None)
+    result, _ = both(arrays, rows, None)
     exact, _ = both([x.astype(jnp.float32) for x in arrays], rows, None)
-    for ours, theirs in zip(found, exact, strict=True):
+    for ours, theirs in zip(result, exact, strict=True):
         assert ours.dtype == jnp.bfloat16
         np.testing.assert_allclose(ours.astype(jnp.float32), theirs, atol=0.02 * np.abs(theirs).max())
 

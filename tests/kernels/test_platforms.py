@@ -125,10 +125,10 @@ def test_grouped_products_of_tpus(sizes):
     rng, sizes = np.random.default_rng(0), jnp.asarray(sizes, jnp.int32)
     x, dy, kernels = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((200, 96), (200, 160), (4, 96, 160)))
     for given, axis in ((x, 1), (dy, 2)):
-        found = grouped.times_on_tpu(given, kernels, sizes, axis, interpret=True)
-        np.testing.assert_allclose(found, grouped.times_by_blocks(given, kernels, sizes, axis=axis), rtol=1e-4, atol=1e-4)
-    found = grouped.sums_on_tpu(x, dy, sizes, interpret=True)
-    np.testing.assert_allclose(found, grouped.sums_by_blocks(x, dy, sizes), rtol=1e-4, atol=1e-3)
+        result = grouped.times_on_tpu(given, kernels, sizes, axis, interpret=True)
+        np.testing.assert_allclose(result, grouped.times_by_blocks(given, kernels, sizes, axis=axis), rtol=1e-4, atol=1e-4)
+    result = grouped.sums_on_tpu(x, dy, sizes, interpret=True)
+    np.testing.assert_allclose(result, grouped.sums_by_blocks(x, dy, sizes), rtol=1e-4, atol=1e-3)
     text = lowered(lambda x, kernels: grouped.grouped_matmul(x, kernels, sizes, "tpu"), x, kernels, platform="tpu")
     assert text.count("tpu_custom_call") >= 2 and "ragged_dot" not in text
 
@@ -144,10 +144,10 @@ def paged_case(dtype=jnp.float32, d=64, page=16):
 @pytest.mark.parametrize("softcap", (None, 3.0))
 def test_paged_attention_of_gpus(softcap):
     queries, keys, values, *where = paged_case()
-    found = paged.paged_attention("cuda", softcap, queries, paged.laid("cuda", keys, values), *where, interpret=True)
+    result = paged.paged_attention("cuda", softcap, queries, paged.laid("cuda", keys, values), *where, interpret=True)
     wanted = paged.paged_attention("plain", softcap, queries, paged.laid("plain", keys, values), *where)
     assert np.abs(wanted).max() > 0.1
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_paged_attention_of_tpus():
@@ -155,6 +155,6 @@ def test_paged_attention_of_tpus():
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
     queries, keys, values, table, lengths = paged_case(d=128)
     cache, = paged.laid("tpu", keys, values)
-    found = ref_ragged_paged_attention(queries, cache, lengths, table, jnp.arange(4), jnp.array([3]))
+    result = ref_ragged_paged_attention(queries, cache, lengths, table, jnp.arange(4), jnp.array([3]))
     wanted = paged.plain_paged_attention(None, queries, keys, values, table, lengths)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5)

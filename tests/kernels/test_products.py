@@ -17,8 +17,8 @@ def test_values_and_gradients_equal_the_plain_product(shape):
     wanted = jax.value_and_grad(loss(plain_matmul), argnums=(0, 1))(x, kernel)
     for product in (matmul, lambda x, kernel: row_matmul(x, transpose(kernel))):
         np.testing.assert_allclose(product(jnp.asarray(x), jnp.asarray(kernel)), x @ kernel, rtol=1e-4, atol=1e-5)
-        found = jax.jit(jax.value_and_grad(loss(product), argnums=(0, 1)))(x, kernel)
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        result = jax.jit(jax.value_and_grad(loss(product), argnums=(0, 1)))(x, kernel)
+        for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(wanted), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 

@@ -20,10 +20,10 @@ def assert_equal(kernel, reference, arguments, atol=2e-5):
         leaves = jax.tree.leaves(f(*arguments))
         return sum((jnp.sin(x) * (jnp.arange(x.size).reshape(x.shape) % 7)).sum() for x in leaves), leaves
 
-    found, wanted = (jax.jit(jax.value_and_grad(functools.partial(loss, f), has_aux=True))(arguments)
-                     for f in (kernel, reference))
+    result, wanted = (jax.jit(jax.value_and_grad(functools.partial(loss, f), has_aux=True))(arguments)
+                      for f in (kernel, reference))
     assert any(np.abs(x).max() > 0.1 for x in jax.tree.leaves(wanted[1]))
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    for ours, theirs in zip(jax.tree.leaves(result), jax.tree.leaves(wanted), strict=True):
         assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=atol)
 
@@ -72,9 +72,9 @@ def test_rms_norm(shape, offset):
 @pytest.mark.parametrize("vocab", (8, 11, 3))
 def test_blocks_of_a_vocabulary(vocab):
     logits = normal(5, vocab).at[2, 1].set(-jnp.inf)
-    found, wanted = (jax.jit(f, static_argnums=1)(logits, 4) for f in (vocabulary.in_blocks, vocabulary.plain_in_blocks))
-    assert found.logits.shape == (-(-vocab // 4), 4, 5)
-    for ours, theirs in zip(found, wanted, strict=True):
+    result, wanted = (jax.jit(f, static_argnums=1)(logits, 4) for f in (vocabulary.in_blocks, vocabulary.plain_in_blocks))
+    assert result.logits.shape == (-(-vocab // 4), 4, 5)
+    for ours, theirs in zip(result, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 

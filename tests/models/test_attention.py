@@ -50,9 +50,9 @@ def test_values_and_gradients_are_those_of_one_softmax(monkeypatch, shared, reco
         out = (jax.checkpoint(run) if recomputed else run)(*floats[:3], seen)
         return jnp.sum(jnp.sin(out)), out
 
-    found, expected = (jax.jit(jax.value_and_grad(lambda x: loss(a, x), has_aux=True))(floats)
-                       for a in (grouped_attention, plain))
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    result, expected = (jax.jit(jax.value_and_grad(lambda x: loss(a, x), has_aux=True))(floats)
+                        for a in (grouped_attention, plain))
+    for ours, theirs in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         assert np.isfinite(ours).all()
         np.testing.assert_allclose(ours, theirs, atol=2e-5)
 

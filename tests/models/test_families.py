@@ -57,11 +57,11 @@ def torch_update(theirs, prompt_tokens, prompt_mask, tokens):
         -1, torch.tensor(tokens).reshape(len(rows), -1, 1))[..., 0].reshape(tokens.shape)
     theirs.zero_grad()
     (logprobs * torch.tensor(pulls(tokens.shape))).sum().backward()
-    found = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
+    result = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
     if theirs.config.model_type in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"):  # one parameter for all experts of a layer
-        found = revert_weight_conversion(theirs, found)
+        result = revert_weight_conversion(theirs, result)
     return logprobs.detach().numpy(), {name.replace("model.language_model.", "model."): gradient.numpy()
-                                       for name, gradient in found.items()}
+                                       for name, gradient in result.items()}
 
 
 @pytest.mark.parametrize("name", tiny.CHECKPOINTS)
@@ -70,8 +70,8 @@ def test_logits_export_and_gguf_equal_transformers(checkpoint, name, tmp_path):
     tokens, mask = comparisons.padded_rows(64)
     expected = ours.reference(tokens, mask)
     assert np.abs(expected[mask]).max() > 1.0 and np.unique(expected[mask].argmax(-1)).size > 5  # they distinguish models
-    found = np.asarray(comparisons.plain_logits(ours.model, ours.params, tokens, mask))
-    assert comparisons.difference(found[mask], expected[mask]) < 1e-4
+    result = np.asarray(comparisons.plain_logits(ours.model, ours.params, tokens, mask))
+    assert comparisons.difference(result[mask], expected[mask]) < 1e-4
     assert comparisons.export_difference(ours) == "equal"
     assert plan.parameters(ours.model.config) == sum(p.numel() for key, p in theirs.named_parameters() if "visual" not in key)
     if tiny.CHECKPOINTS[name].family.gguf is not None and tiny.CHECKPOINTS[name].gguf:
@@ -113,12 +113,12 @@ def test_transformers_reads_the_same_weights_from_the_gguf_files(checkpoint, nam
     np.testing.assert_array_equal(comparisons.torch_logits(again)(tokens[:1], mask[:1]), ours.reference(tokens[:1], mask[:1]))
 
 
-def assert_same_config(found: ModelConfig, expected: ModelConfig):
+def assert_same_config(result: ModelConfig, expected: ModelConfig):
     """Equal but for numbers that one format keeps in single precision."""
     differ = {field.name for field in dataclasses.fields(ModelConfig)
-              if getattr(found, field.name) != getattr(expected, field.name)}
+              if getattr(result, field.name) != getattr(expected, field.name)}
     for name in differ:
-        a, b = (jax.tree.leaves(dataclasses.asdict(x)[name]) for x in (found, expected))
+        a, b = (jax.tree.leaves(dataclasses.asdict(x)[name]) for x in (result, expected))
         assert len(a) == len(b) and all(x == y or isinstance(x, float) and np.isclose(x, y, rtol=1e-6)
                                         for x, y in zip(a, b)), (name, a, b)
 
@@ -213,10 +213,10 @@ def test_all_features_hold_in_unpadded_updates_with_their_gradient():
     def plain(params):
         return jnp.where(mask, plain_logprobs(model, params, prompts, prompt_mask, tokens) * pulls(tokens.shape), 0.0).sum()
 
-    found, expected = jit(lambda p: (jax.grad(unpadded)(p), jax.grad(plain)(p)))(params)
+    result, expected = jit(lambda p: (jax.grad(unpadded)(p), jax.grad(plain)(p)))(params)
     for path, leaf in jax.tree_util.tree_leaves_with_path(expected):
         assert np.abs(leaf).max() > 0, path
-    assert max(jax.tree.leaves(jax.tree.map(comparisons.difference, found, expected))) < 1e-5
+    assert max(jax.tree.leaves(jax.tree.map(comparisons.difference, result, expected))) < 1e-5
 
 
 @pytest.mark.slow

@@ -45,8 +45,8 @@ def gradients(config, kernels, filled=4):
     return [jax.jit(jax.value_and_grad(f, has_aux=True))(params) for f in (packed, plain)]
 
 
-def assert_same(found, wanted):
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+def assert_same(result, wanted):
+    for ours, theirs in zip(jax.tree.leaves(result), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=2e-4 * max(1, float(np.abs(theirs).max())))
 
 

@@ -31,12 +31,12 @@ def test_values_and_gradients_equal_the_plain_formula(count, chunk, temperature)
         return token_logprobs(h, w, tokens, temperature=temperature, chunk=chunk)
     def theirs(h, w):
         return plain(h, w, tokens, temperature if np.ndim(temperature) == 0 else temperature[:, None])
-    for found, wanted in zip(jax.jit(ours)(normed, unembedding), theirs(normed, unembedding)):
-        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
+    for result, wanted in zip(jax.jit(ours)(normed, unembedding), theirs(normed, unembedding)):
+        np.testing.assert_allclose(result, wanted, rtol=2e-5, atol=2e-6)
     def slope(f):
         return jax.grad(lambda h, w: (f(h, w)[0] * weights).sum(), argnums=(0, 1))
-    for found, wanted in zip(jax.jit(slope(ours))(normed, unembedding), slope(theirs)(normed, unembedding)):
-        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
+    for result, wanted in zip(jax.jit(slope(ours))(normed, unembedding), slope(theirs)(normed, unembedding)):
+        np.testing.assert_allclose(result, wanted, rtol=2e-5, atol=2e-6)
 
 
 def test_entropies_carry_no_gradient():
@@ -49,11 +49,11 @@ def test_bfloat16_states_give_float32_results_from_float32_logits():
     normed, unembedding, tokens = inputs(9)
     def half(x):
         return jnp.asarray(x, jnp.bfloat16)
-    found, entropies = token_logprobs(half(normed), half(unembedding), tokens, chunk=4)
-    assert found.dtype == entropies.dtype == jnp.float32
+    result, entropies = token_logprobs(half(normed), half(unembedding), tokens, chunk=4)
+    assert result.dtype == entropies.dtype == jnp.float32
     def rounded(x):
         return np.asarray(half(x), np.float32)
-    np.testing.assert_allclose(found, plain(rounded(normed), rounded(unembedding), tokens, 1.0)[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(result, plain(rounded(normed), rounded(unembedding), tokens, 1.0)[0], rtol=1e-5, atol=1e-5)
 
 
 def test_memory_does_not_grow_with_the_number_of_tokens():
@@ -88,14 +88,14 @@ def test_unused_chunks_are_not_computed():
     @jax.jit
     def run(normed, wanted):
         def loss(h, w):
-            found = token_logprobs(h, w, tokens, chunk=4, wanted=wanted)
-            return (found[0] * pull).sum(), found
+            result = token_logprobs(h, w, tokens, chunk=4, wanted=wanted)
+            return (result[0] * pull).sum(), result
 
         return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(normed, unembedding)
 
-    (_, found), gradient = run(jnp.where(jnp.arange(11)[:, None] < 8, normed, jnp.nan), wanted)
+    (_, result), gradient = run(jnp.where(jnp.arange(11)[:, None] < 8, normed, jnp.nan), wanted)
     (_, all_of_them), whole = run(normed, jnp.ones(11, bool))
-    for ours, theirs in zip(found, all_of_them):
+    for ours, theirs in zip(result, all_of_them):
         np.testing.assert_array_equal(ours[:8], theirs[:8])
         np.testing.assert_array_equal(ours[8:], 0)
     for ours, theirs in zip(gradient, whole):

@@ -47,9 +47,9 @@ def test_sorted_experts_equal_all_experts_in_values_and_gradients(kind, dtype):
         return jax.jit(jax.value_and_grad(functools.partial(loss, way), argnums=range(5), has_aux=True))
     both = [run(way)(rows[0], weights, *rows[1:]) for way in (moe.sorted_experts, moe.all_experts)]
     tolerance = dict(rtol=1e-5, atol=1e-6) if dtype == jnp.float32 else dict(rtol=0.05, atol=0.03)
-    for found, wanted in zip(*map(jax.tree.leaves, both), strict=True):
-        assert found.dtype == wanted.dtype
-        np.testing.assert_allclose(found.astype(jnp.float32), wanted.astype(jnp.float32), **tolerance)
+    for result, wanted in zip(*map(jax.tree.leaves, both), strict=True):
+        assert result.dtype == wanted.dtype
+        np.testing.assert_allclose(result.astype(jnp.float32), wanted.astype(jnp.float32), **tolerance)
     assert both[0][0][1].dtype == dtype
 
 
@@ -75,8 +75,8 @@ def test_the_programs_of_accelerators_equal_the_blocks(monkeypatch):
         return default(*arrays)
     monkeypatch.setattr(jax.lax, "platform_dependent", choose)
     ragged = jax.value_and_grad(loss, argnums=range(4))(*rows)
-    for found, wanted in zip(*map(jax.tree.leaves, (blocks, ragged)), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    for result, wanted in zip(*map(jax.tree.leaves, (blocks, ragged)), strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("normalize", (True, False))
@@ -177,8 +177,8 @@ def test_packed_rows_with_and_without_padding_equal_plain_ones(remat):
 
     wanted = jax.jit(jax.value_and_grad(plain))(params())
     for filled in (4, 3):
-        found = jax.jit(jax.value_and_grad(functools.partial(packed, filled)))(params())
-        for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
+        result = jax.jit(jax.value_and_grad(functools.partial(packed, filled)))(params())
+        for (path, a), b in zip(jax.tree.leaves_with_path(result), jax.tree.leaves(wanted), strict=True):
             assert np.abs(b).max() > 0, path
             np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max(), rtol=0, err_msg=str(path))
 
@@ -239,11 +239,11 @@ def test_loads_count_every_token_that_is_computed_once(filled):
         weights = jax.tree.map(lambda w, i=i: w[i], params()["layers"])
         (x, _), state = MODEL.block.apply({"params": weights}, x, tables.full, attend, mutable=["routing"])
         seen.append(state["routing"]["router"])
-    for found, name in zip(loads, ("experts", "probs")):
+    for result, name in zip(loads, ("experts", "probs")):
         for layer, routing in enumerate(seen):
             of_tokens = routing[name] if name == "probs" else jax.nn.one_hot(routing[name], 4).sum(-2)
             wanted = (np.asarray(of_tokens).reshape(P, G, S + T, 4) * counted[..., None]).sum((1, 2))
-            np.testing.assert_allclose(found[layer], wanted, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(result[layer], wanted, rtol=1e-4, atol=1e-5)
     assert loads.chosen.shape == (2, P, 4) and float(loads.chosen.sum()) == 2 * 2 * counted.sum()
 
 

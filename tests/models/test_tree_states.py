@@ -54,8 +54,8 @@ def both_of(model):
 
 def agree(model, params, case, packed, adapters=None, length=None):
     pull = np.sin(1.0 + np.arange(case.mask.size, dtype=np.float32)).reshape(case.mask.shape)  # each token has another weight
-    found, wanted = both_of(model)(params, adapters, pull, packed.rows, packed.index, forests.plain_rows(case, length))
-    for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
+    result, wanted = both_of(model)(params, adapters, pull, packed.rows, packed.index, forests.plain_rows(case, length))
+    for (path, a), b in zip(jax.tree.leaves_with_path(result), jax.tree.leaves(wanted), strict=True):
         assert np.abs(b).max() > 0, path
         np.testing.assert_allclose(a, b, atol=1e-5 * max(1, np.abs(b).max()), rtol=0, err_msg=jax.tree_util.keystr(path))
 

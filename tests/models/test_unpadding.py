@@ -52,22 +52,22 @@ def parts(pair):
     model, params = pair("qwen3").model, pair("qwen3").params
     weights = jnp.asarray(random.normal(size=(P, G, T)), jnp.float32) * rollouts.token_mask
 
-    def found(rollouts):
+    def result(rollouts):
         def loss(params):
             logprobs, entropies = Policy(model, temperature=0.7, chunk=5).logprobs(params, None, rollouts)
             return (logprobs * weights).sum(), (logprobs, entropies)
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
-    return model, params, rollouts, jax.jit(found)
+    return model, params, rollouts, jax.jit(result)
 
 
 def test_log_probs_entropies_and_gradients_without_padding(parts):
-    _, _, rollouts, found = parts
-    (loss, values), gradient = found(rollouts)
+    _, _, rollouts, result = parts
+    (loss, values), gradient = result(rollouts)
     real = np.asarray(rollouts.token_mask)
     for quarters in (2, 3):
-        (short_loss, short_values), short_gradient = found(rollouts.replace(filled=quarters))
+        (short_loss, short_values), short_gradient = result(rollouts.replace(filled=quarters))
         np.testing.assert_allclose(short_loss, loss, rtol=1e-5)
         for ours, expected in zip(short_values, values):
             np.testing.assert_allclose(np.asarray(ours)[real], np.asarray(expected)[real], rtol=1e-4, atol=1e-5)
@@ -76,14 +76,14 @@ def test_log_probs_entropies_and_gradients_without_padding(parts):
 
 
 def test_a_broken_promise_is_nan_and_no_update(parts):
-    _, _, rollouts, found = parts
-    (loss, _), _ = found(rollouts.replace(filled=1))
+    _, _, rollouts, result = parts
+    (loss, _), _ = result(rollouts.replace(filled=1))
     assert np.isnan(loss)
 
 
 def test_products_shrink_with_the_promise(parts):
-    _, params, rollouts, found = parts
-    whole, half = (found.lower(rollouts.replace(filled=n)).compile().cost_analysis()["flops"] for n in (4, 2))
+    _, params, rollouts, result = parts
+    whole, half = (result.lower(rollouts.replace(filled=n)).compile().cost_analysis()["flops"] for n in (4, 2))
     assert half < 0.75 * whole
 
 

@@ -60,7 +60,7 @@ def test_parts_of_a_mini_batch_add_up():
     weighed = rollouts.replace(loss_weights=one.weights(rollouts))
     parts = [one.update(*jax.tree.map(lambda x: x[i], split((logprobs, weighed, A), 2)), one.init()) for i in range(2)]
     close(sum(loss for loss, _ in parts), whole, rtol=1e-6)
-    close(sum(found["objective/kl_coef"] for _, (found, _) in parts), 0.4, rtol=1e-6)
+    close(sum(result["objective/kl_coef"] for _, (result, _) in parts), 0.4, rtol=1e-6)
     assert all(int(after.updates) == int(state.updates) == 1 for _, (_, after) in parts)
 
 

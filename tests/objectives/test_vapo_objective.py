@@ -14,17 +14,17 @@ ADVANTAGES = jnp.array([[[1.0, 1.0], [-2.0, 9.0]]])
 
 
 def loss_of(example, **hyper):
-    (loss, (found, _)), slope = jax.value_and_grad(objectives.vapo(**hyper).update, has_aux=True)(NEW, example, ADVANTAGES, ())
-    return float(loss), found, np.asarray(slope)
+    (loss, (result, _)), slope = jax.value_and_grad(objectives.vapo(**hyper).update, has_aux=True)(NEW, example, ADVANTAGES, ())
+    return float(loss), result, np.asarray(slope)
 
 
 def test_worked_example():
     """Ratios 1.5 (bounded at 1.28), 1.25 (inside) and 0.5 (a negative advantage: bounded at 0.8)."""
     surrogate = (-1.28 - 1.25 + 2 * 0.8) / 3
     likelihood = (-1 + np.log(1.5) - 1 + np.log(1.25)) / 2
-    loss, found, slope = loss_of(EXAMPLE)
+    loss, result, slope = loss_of(EXAMPLE)
     assert loss == pytest.approx(surrogate - 0.1 * likelihood, abs=1e-6)
-    assert found["clip_fraction"] == pytest.approx(2 / 3)
+    assert result["clip_fraction"] == pytest.approx(2 / 3)
     np.testing.assert_allclose(slope, [[[-0.05, -1.25 / 3 - 0.05], [0, 0]]], atol=1e-6)
     assert loss_of(EXAMPLE, nll_coef=0.0)[0] == pytest.approx(surrogate, abs=1e-6)
 

@@ -21,9 +21,9 @@ MODEL = Transformer(ModelConfig(
 def forward(params, _, rows, whole):
     prompts, tokens = rows
     states, _ = MODEL.packed_states(params, prompts, jnp.ones(prompts.shape, bool), tokens, whole=whole)
-    found, _ = token_logprobs(states.reshape(-1, 32), MODEL.unembedding(params), tokens.reshape(-1), chunk=8,
-                              divisor=MODEL.config.logit_divisor, softcap=MODEL.config.logit_softcap)
-    return found.reshape(tokens.shape)
+    result, _ = token_logprobs(states.reshape(-1, 32), MODEL.unembedding(params), tokens.reshape(-1), chunk=8,
+                               divisor=MODEL.config.logit_divisor, softcap=MODEL.config.logit_softcap)
+    return result.reshape(tokens.shape)
 
 
 def gradient(mesh, params, rows):

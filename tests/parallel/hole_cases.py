@@ -60,7 +60,7 @@ def critic():
     def recorded():
         return np.where(trained, random.normal(size=trained.shape), np.nan).astype(np.float32)
     rollouts = inputs.batch().replace(extras={"values": recorded(), "value_targets": recorded()})
-    found = []
+    result = []
     for mesh in (None, MESH):
         one = Critic(inputs.MODEL, inputs.GRADIENT, clip=0.2, mesh=mesh)
         state = one.init(inputs.params())
@@ -68,9 +68,9 @@ def critic():
         policy, batch = (inputs.params(), None), rollouts
         if mesh is not None:
             state, policy, batch = spread(state), spread(policy), placed(rollouts)
-        after, told = make_critic_update(one, clip_norm=None, micro_batches=2)(state, policy, batch)
-        found.append((jax.device_get(after.opt_state.trace), float(told["value/loss"])))
-    return {"apart": inputs.distance(found[1][0], found[0][0]), "loss": found[1][1]}
+        after, measured = make_critic_update(one, clip_norm=None, micro_batches=2)(state, policy, batch)
+        result.append((jax.device_get(after.opt_state.trace), float(measured["value/loss"])))
+    return {"apart": inputs.distance(result[1][0], result[0][0]), "loss": result[1][1]}
 
 
 def main():

@@ -47,10 +47,10 @@ def lines_of(script: str, devices: int, flags: str | None = None) -> list[str]:
     with kept.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # another worker waits for the lines of a running script
         file.seek(0)
-        if not (found := file.read()):
-            found = printed(script, devices, flags)
-            file.write(found)
-    return found.splitlines()
+        if not (result := file.read()):
+            result = printed(script, devices, flags)
+            file.write(result)
+    return result.splitlines()
 
 
 def printed(script: str, devices: int, flags: str | None) -> str:

@@ -39,7 +39,7 @@ def steps(config, count, devices, unpads=False):
     setup.unpads = lambda model, slots: unpads
     run, params = built(config, devices)
     state = setup.initial_state(run, params)
-    frozen, tokens, found = run.learner.frozen(state.params), [], {}
+    frozen, tokens, result = run.learner.frozen(state.params), [], {}
     for number in range(count):
         sampled = run.source.next(state).rollouts
         if number == 1:
@@ -47,9 +47,9 @@ def steps(config, count, devices, unpads=False):
             sampled = sampled.replace(mask=short & sampled.mask)
         rewards = np.linspace(-1, 1, sampled.rewards.size, dtype=np.float32).reshape(sampled.rewards.shape)
         tokens.append(sampled.tokens)
-        state, found, *_ = run.learner.learn(state, sampled.replace(rewards=rewards), frozen)  # there is something to learn
+        state, result, *_ = run.learner.learn(state, sampled.replace(rewards=rewards), frozen)  # there is something to learn
     evaluate(run.source, state.params, state.lora, problems=4, key=jax.random.key(1))
-    return run, state, tokens, found
+    return run, state, tokens, result
 
 
 def on_first_device() -> int:
@@ -133,26 +133,26 @@ def with_experts():
         c.model.experts, c.learner.balance, c.model.expert_size = 4, 0.05, 24
         return steps(c, 3, devices, unpads=devices == 8)
 
-    _, one, tokens, told = run(1, data=1)
-    found = {}
+    _, one, tokens, measured = run(1, data=1)
+    result = {}
     for name, devices, sizes in (("data", 4, {"data": 4}), ("fsdp", 4, {"data": 1, "fsdp": 4}),
                                  ("tensor", 4, {"data": 1, "tensor": 4}), ("all", 8, {"data": 2, "fsdp": 2, "tensor": 2})):
         _, state, sampled, metrics = run(devices, **sizes)
         gate = state.params["layers"]["experts_gate"]["kernel"]
-        found[name] = {"same_tokens": all(bool((a == b).all()) for a, b in zip(sampled, tokens, strict=True)),
-                       "difference": max(float(np.abs(a - b).max()) for a, b in zip(leaves(state), leaves(one), strict=True)),
-                       "metrics": {key: [metrics[key], told[key]]
-                                   for key in ("loss", "grad_norm", "kl", "moe/balance_loss", "moe/max_load")},
-                       "shard_of_gate": gate.addressable_shards[0].data.shape}
-    return found
+        result[name] = {"same_tokens": all(bool((a == b).all()) for a, b in zip(sampled, tokens, strict=True)),
+                        "difference": max(float(np.abs(a - b).max()) for a, b in zip(leaves(state), leaves(one), strict=True)),
+                        "metrics": {key: [metrics[key], measured[key]]
+                                    for key in ("loss", "grad_norm", "kl", "moe/balance_loss", "moe/max_load")},
+                        "shard_of_gate": gate.addressable_shards[0].data.shape}
+    return result
 
 
 def along_one_axis(axis, tokens, state, metrics):
     """Three steps on four devices along one axis, against those on one device."""
-    _, found, sampled, told = steps(tiny(**{"data": 1, axis: 4}), 3, 4)
+    _, result, sampled, measured = steps(tiny(**{"data": 1, axis: 4}), 3, 4)
     return {"same_tokens": all(bool((a == b).all()) for a, b in zip(sampled, tokens, strict=True)),
-            "difference": max(float(np.abs(a - b).max()) for a, b in zip(leaves(found), leaves(state), strict=True)),
-            "metrics": {name: [told[name], metrics[name]] for name in ("loss", "grad_norm", "kl", "entropy")}}
+            "difference": max(float(np.abs(a - b).max()) for a, b in zip(leaves(result), leaves(state), strict=True)),
+            "metrics": {name: [measured[name], metrics[name]] for name in ("loss", "grad_norm", "kl", "entropy")}}
 
 
 def in_bfloat16(**mesh) -> float:
@@ -177,10 +177,10 @@ def judged():
                                    in_specs=(PartitionSpec(), policies, policies, policies, prompts, prompts)))
     given = params, contexts, outcomes, mask, states, real
     compiled = spread.lower(*given).compile()
-    found, alone = spread(*given), jax.jit(predict)(*given)
+    result, alone = spread(*given), jax.jit(predict)(*given)
     return {"sent": communication.by_kind(communication.collectives(compiled.as_text())),
-            "distance": float(np.abs(np.asarray(found) - np.asarray(alone)).max()), "shape": found.shape,
-            "on_each": found.addressable_shards[0].data.shape}
+            "distance": float(np.abs(np.asarray(result) - np.asarray(alone)).max()), "shape": result.shape,
+            "on_each": result.addressable_shards[0].data.shape}
 
 
 def main():

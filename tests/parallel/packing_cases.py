@@ -84,28 +84,28 @@ def learned(devices, packed_rows, **sizes):
 
 def runs(**sizes):
     """How far packed rows on eight devices are from rectangular ones on one device."""
-    (spread, told), (alone, wanted) = learned(8, 4, **sizes), learned(1, 0, data=1)
+    (spread, measured), (alone, wanted) = learned(8, 4, **sizes), learned(1, 0, data=1)
     pairs = [*zip(jax.tree.leaves(spread), jax.tree.leaves(alone), strict=True)]
     return {"apart": max(float(np.abs(a - b).max()) for a, b in pairs),
             "largest": max(float(np.abs(b).max()) for _, b in pairs),
-            "metrics": {key: [told[key], value] for key, value in wanted.items()}}
+            "metrics": {key: [measured[key], value] for key, value in wanted.items()}}
 
 
 def main():
     given = batch(np.random.default_rng(0))
     dense, sparse = gradient(None, *given), gradient(None, *given, MIXTURE, 0.1)
-    found = {"rows": given[2].node.shape, "norm": float(optax.tree.norm(dense[0]))}
+    result = {"rows": given[2].node.shape, "norm": float(optax.tree.norm(dense[0]))}
     for name, sizes in (("all", dict(data=2, fsdp=2, tensor=2)), ("data", dict(data=4, fsdp=1, tensor=2)),
                         ("fsdp", dict(data=1, fsdp=4, tensor=2)), ("seq", dict(data=1, tensor=2, seq=4)),
                         ("cut", dict(data=1, fsdp=2, tensor=2, seq=2)), ("experts", dict(data=2, fsdp=1, tensor=2, seq=2))):
         flash.BLOCK = 5 if name == "cut" else 512  # twelve slots of a shard in three blocks
-        kind, (alone, told, _) = ((MIXTURE, 0.1), sparse) if name == "experts" else ((MODEL,), dense)
+        kind, (alone, measured, _) = ((MIXTURE, 0.1), sparse) if name == "experts" else ((MODEL,), dense)
         spread, metrics, ruled = gradient(parallel.make_mesh(**sizes), *given, *kind)
         apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / np.abs(a).max()), alone, spread)
-        found[name] = {"apart": max(jax.tree.leaves(apart)), "ruled": ruled,
-                       "metrics": {key: [float(metrics[key]), float(value)] for key, value in told.items()}}
+        result[name] = {"apart": max(jax.tree.leaves(apart)), "ruled": ruled,
+                        "metrics": {key: [float(metrics[key]), float(value)] for key, value in measured.items()}}
     flash.BLOCK = 512
-    print(json.dumps(found | {"runs": [runs(data=2, fsdp=2, tensor=2), runs(data=1, fsdp=2, tensor=2, seq=2)]}))
+    print(json.dumps(result | {"runs": [runs(data=2, fsdp=2, tensor=2), runs(data=1, fsdp=2, tensor=2, seq=2)]}))
 
 
 if __name__ == "__main__":

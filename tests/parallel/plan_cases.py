@@ -33,9 +33,9 @@ def measured(c: ModelConfig, w: plan.Work, mesh, sampler: bool) -> dict[str, flo
     """Bytes per device: what the update is given and what it needs beside, and what the sampler needs beside."""
     P, G, S, T = w.prompts, w.group, w.prompt_tokens, w.completion_tokens
     model, update = Transformer(c, remat=w.remat), lower_update(c, w, mesh).compile().memory_analysis()
-    found = {"given": update.argument_size_in_bytes, "update": update.temp_size_in_bytes}
+    result = {"given": update.argument_size_in_bytes, "update": update.temp_size_in_bytes}
     if not sampler:
-        return found
+        return result
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (P, G)))
     def array(dtype, *shape):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.batch_sharding(mesh))
@@ -44,14 +44,14 @@ def measured(c: ModelConfig, w: plan.Work, mesh, sampler: bool) -> dict[str, flo
     sample = generate.lower(model, params, array(np.int32, P, S), array(bool, P, S), array(keys.dtype, P, G), mesh=mesh,
                             sampling=Sampling(np.float32(1.0)), max_tokens=T, stop_ids=(1,)).compile().memory_analysis()
     gathered = sample.argument_size_in_bytes if mesh.shape["fsdp"] > 1 else 0  # else they are the weights that are kept
-    return found | {"sampler": sample.temp_size_in_bytes + gathered}
+    return result | {"sampler": sample.temp_size_in_bytes + gathered}
 
 
 def main():
     for name, (c, w, sizes, sampler) in CASES.items():
         mesh = parallel.make_mesh(*sizes, devices=jax.devices()[:int(np.prod(sizes))])
-        found = plan.estimate(c, w, mesh.shape)
-        planned = {"given": found.kept, "update": found.update, "sampler": found.sampler}
+        result = plan.estimate(c, w, mesh.shape)
+        planned = {"given": result.kept, "update": result.update, "sampler": result.sampler}
         planned = {what: sum(sizes.values()) for what, sizes in planned.items()}
         print(json.dumps({"case": name, "planned": planned, "measured": measured(c, w, mesh, sampler)}), flush=True)
 

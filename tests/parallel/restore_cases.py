@@ -43,11 +43,11 @@ def damaged(folder: Path, mesh) -> dict:
     parallel.barrier("damaged")
     wanted = state_of(mesh, 1)
     with Checkpoints(folder, keep=5) as checkpoints:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = checkpoints.restore(state_of(mesh, 0))
+            value = checkpoints.restore(state_of(mesh, 0))
         same = [bool((np.asarray(a.data) == np.asarray(b.data)).all()) for name in wanted
-                for a, b in zip(found.state[name].addressable_shards, wanted[name].addressable_shards)]
+                for a, b in zip(value.state[name].addressable_shards, wanted[name].addressable_shards)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             checkpoints.save(2, state_of(mesh, 2), host="again")  # the run continues
@@ -62,8 +62,8 @@ def damaged(folder: Path, mesh) -> dict:
             refusal = ""
         except OSError as error:
             refusal = str(error)
-    return {"step": found.step, "host": found.host, "skipped": found.skipped, "same": same, "again": [again.step, again.host],
-            "warnings": [str(one.message) for one in told if "restored step" in str(one.message)], "refusal": refusal}
+    return {"step": value.step, "host": value.host, "skipped": value.skipped, "same": same, "again": [again.step, again.host],
+            "warnings": [str(one.message) for one in caught if "restored step" in str(one.message)], "refusal": refusal}
 
 
 def apart(folder: Path, process: int) -> str:
@@ -82,8 +82,8 @@ def main():
     folder, port, process = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     with runtime.job(f"127.0.0.1:{port}", 2, process):
         mesh = parallel.make_mesh(fsdp=4)
-        found = {"apart": apart(folder.with_name("run"), process)} | damaged(folder, mesh)
-        print(json.dumps(found), flush=True)
+        value = {"apart": apart(folder.with_name("run"), process)} | damaged(folder, mesh)
+        print(json.dumps(value), flush=True)
         runtime.BARRIER_SECONDS = 2
         parallel.barrier("all are here")
         parallel.barrier("all are here")  # the same name again

@@ -22,10 +22,10 @@ def mesh_of(*sizes):
     return parallel.make_mesh(*sizes, devices=jax.devices()[:int(np.prod(sizes))])
 
 
-def told(text: str, unknown_trips=None) -> dict:
-    found = collectives(text, unknown_trips)
-    return {"kinds": sorted({c.kind for c in found}), "groups": sorted({c.group for c in found}),
-            "bytes": sum(c.size for c in found), "sizes": sorted(c.size for c in found)}
+def traffic(text: str, unknown_trips=None) -> dict:
+    result = collectives(text, unknown_trips)
+    return {"kinds": sorted({c.kind for c in result}), "groups": sorted({c.group for c in result}),
+            "bytes": sum(c.size for c in result), "sizes": sorted(c.size for c in result)}
 
 
 def weights():
@@ -43,17 +43,17 @@ def moved(params, *sizes) -> dict:
     """The result of a reshard of `params`, in bfloat16 and in float32, and the communication of the latter's program."""
     mesh, named = mesh_of(*sizes), lambda tree: {rules.path_name(path): x for path, x in jax.tree.leaves_with_path(tree)}
     ruled, lain = parallel.rollout_shardings(params, mesh), parallel.put(params, parallel.tree_shardings(params, mesh))
-    found = parallel.reshard(lain, mesh, jnp.bfloat16)
+    result = parallel.reshard(lain, mesh, jnp.bfloat16)
     def program(dtype):
         return jax.jit(functools.partial(parallel.reshard, mesh=mesh, dtype=dtype)).lower(lain)
-    equal = jax.tree.map(lambda x, y: bool((np.asarray(x.astype(y.dtype)) == np.asarray(y)).all()), params, found)
-    as_ruled = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), found, ruled)
-    return {"untouched": found is lain, "equal": all(jax.tree.leaves(equal)), "as_ruled": all(jax.tree.leaves(as_ruled)),
+    equal = jax.tree.map(lambda x, y: bool((np.asarray(x.astype(y.dtype)) == np.asarray(y)).all()), params, result)
+    as_ruled = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), result, ruled)
+    return {"untouched": result is lain, "equal": all(jax.tree.leaves(equal)), "as_ruled": all(jax.tree.leaves(as_ruled)),
             "kept": not any(x.is_deleted() for x in jax.tree.leaves(lain)),
-            "dtypes": {name: str(x.dtype) for name, x in named(found).items()},
-            "shards": {name: x.addressable_shards[0].data.shape for name, x in named(found).items()},
+            "dtypes": {name: str(x.dtype) for name, x in named(result).items()},
+            "shards": {name: x.addressable_shards[0].data.shape for name, x in named(result).items()},
             "laid": re.findall(r"sdy.sharding_constraint .*x(\w+)>\n", program(jnp.bfloat16).as_text()),
-            "sent": told(program(np.float32).compile().as_text())}
+            "sent": traffic(program(np.float32).compile().as_text())}
 
 
 def moved_from_the_wrong_order() -> dict:
@@ -61,7 +61,7 @@ def moved_from_the_wrong_order() -> dict:
     mesh = mesh_of(2, 2, 2)
     x = jax.ShapeDtypeStruct((32, 16), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(None, ("fsdp", "tensor"))))
     to = NamedSharding(mesh, PartitionSpec(None, "tensor"))
-    return told(jax.jit(lambda x: x + 0, out_shardings=to).lower(x).compile().as_text())
+    return traffic(jax.jit(lambda x: x + 0, out_shardings=to).lower(x).compile().as_text())
 
 
 def inputs(mesh, prompts, group):
@@ -77,7 +77,7 @@ def sampled(params, *sizes, work=(P, G, T)):
     lain = parallel.reshard(parallel.put(params, parallel.tree_shardings(params, mesh)), mesh, MODEL.dtype)
     arguments = (lain, *inputs(mesh, prompts, group), Sampling(np.float32(0.8)))
     program = generate.lower(MODEL, *arguments, max_tokens=length, stop_ids=(7, 9, 20, 33), chunk=1, mesh=mesh).compile()
-    return parallel.fetch(program(*arguments)), told(program.as_text(), unknown_trips=1)
+    return parallel.fetch(program(*arguments)), traffic(program.as_text(), unknown_trips=1)
 
 
 def same(one, other) -> bool:
@@ -94,11 +94,11 @@ def halved(params) -> dict:
 def cases() -> dict:
     params = weights()
     one, _ = sampled(params, 1, 1, 1)
-    found = {"moved": {"mixed": moved(params, 2, 2, 2), "fsdp": moved(params, 1, 8, 1), "without": moved(params, 4, 1, 2)},
-             "wrong_order": moved_from_the_wrong_order(), "lengths": one.mask.sum(-1).tolist(), "halved": halved(params),
-             "sampled": {}}
+    result = {"moved": {"mixed": moved(params, 2, 2, 2), "fsdp": moved(params, 1, 8, 1), "without": moved(params, 4, 1, 2)},
+              "wrong_order": moved_from_the_wrong_order(), "lengths": one.mask.sum(-1).tolist(), "halved": halved(params),
+              "sampled": {}}
     for name, sizes in {"pieces": (2, 2, 2), "whole": (2, 2, 1), "undivided": (1, 1, 4)}.items():
         other, sent = sampled(params, *sizes)
-        found["sampled"][name] = {"same": same(one, other), "steps": other.decode_steps.tolist(), "sent": sent,
-                                  "difference": float(np.abs(one.logprobs - other.logprobs).max())}
-    return found
+        result["sampled"][name] = {"same": same(one, other), "steps": other.decode_steps.tolist(), "sent": sent,
+                                   "difference": float(np.abs(one.logprobs - other.logprobs).max())}
+    return result

@@ -97,34 +97,34 @@ ENTRY %main (p: f32[5]) -> f32[5] {
 
 
 def test_every_collective_and_every_way_to_write_who_takes_part():
-    found = collectives(FLAT)
-    assert [(c.kind, c.size, c.group) for c in found] == [
+    result = collectives(FLAT)
+    assert [(c.kind, c.size, c.group) for c in result] == [
         ("all-gather", 256, 4), ("reduce-scatter", 32, 4), ("all-reduce", 132, 2), ("all-reduce", 8, 8), ("all-reduce", 40, 4),
         ("all-reduce", 40, 4), ("all-to-all", 16, 2), ("collective-permute", 3, 2), ("collective-permute", 24, 1),
         ("all-gather", 64, 4), ("collective-permute", 16, 2)]
-    assert [c.sent for c in found] == [192, 96, 132, 14, 60, 60, 8, 3, 0, 48, 16]
-    assert by_kind(found) == {"all-gather": 240, "reduce-scatter": 96, "all-reduce": 266, "all-to-all": 8,
-                              "collective-permute": 19}
-    assert found[9].source == "later" and found[0].source == ""
+    assert [c.sent for c in result] == [192, 96, 132, 14, 60, 60, 8, 3, 0, 48, 16]
+    assert by_kind(result) == {"all-gather": 240, "reduce-scatter": 96, "all-reduce": 266, "all-to-all": 8,
+                               "collective-permute": 19}
+    assert result[9].source == "later" and result[0].source == ""
 
 
 def test_loops_multiply_and_one_branch_is_taken():
-    found = collectives(LOOPS)
-    assert [(c.kind, c.times, c.sent) for c in found] == [
+    result = collectives(LOOPS)
+    assert [(c.kind, c.times, c.sent) for c in result] == [
         ("all-gather", 21, 21 * 20), ("all-reduce", 7, 7 * 20), ("all-reduce", 7, 7 * 4), ("all-reduce", 1, 200),
         ("all-to-all", 1, 14)]
-    assert found[0].source == "jit(f)/inner"
+    assert result[0].source == "jit(f)/inner"
 
 
 def test_loops_that_data_ends_must_be_given_a_number():
-    told = LOOPS.replace('"known_trip_count":{"n":"7"},', "")
+    program = LOOPS.replace('"known_trip_count":{"n":"7"},', "")
     with pytest.raises(ValueError, match="the trip count of the loop w depends on data; give it as unknown_trips"):
-        collectives(told)
-    assert by_kind(collectives(told, unknown_trips=2))["all-gather"] == 2 * 3 * 20
+        collectives(program)
+    assert by_kind(collectives(program, unknown_trips=2))["all-gather"] == 2 * 3 * 20
     for other in ("direction=NE", "direction=GT"):
         with pytest.raises(ValueError, match="depends on data"):
             collectives(LOOPS.replace("direction=LT", other))
-    quiet = told.replace("all-reduce(%x), replica_groups=[1,2]<=[2], to_apply=%add", "negate(%x)")
+    quiet = program.replace("all-reduce(%x), replica_groups=[1,2]<=[2], to_apply=%add", "negate(%x)")
     assert len(collectives(quiet.replace("body=%outer.body", "body=%below.1"))) == 2  # a loop that sends nothing may be endless
     with pytest.raises(ValueError, match="no ENTRY computation; give compiled.as_text"):
         collectives("module @jit_f attributes {mhlo.num_partitions = 8 : i32} {")
@@ -243,12 +243,12 @@ def command(*options: str) -> subprocess.CompletedProcess:
 def test_the_command_compares_what_is_compiled_with_the_least():
     done = command("--devices=2", "--work=group=2, prompt_tokens=8, completion_tokens=8", "--json", "--ops=2")
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    assert found["mesh"] == sizes(1, 2, 1) and found["work"]["prompts"] == 2 and found["compile_seconds"] > 0
+    result = json.loads(done.stdout)
+    assert result["mesh"] == sizes(1, 2, 1) and result["work"]["prompts"] == 2 and result["compile_seconds"] > 0
     weights = 134_515_008 - 576 * 61  # but for the norms
-    assert found["reshard"] == found["least"]["rollout"]["weights gathered"] == weights / 2 * 4
-    most, next_most = found["ops"]
-    assert most["sent"] >= next_most["sent"] > 0 and found["sent"][most["kind"]] >= most["sent"]
+    assert result["reshard"] == result["least"]["rollout"]["weights gathered"] == weights / 2 * 4
+    most, next_most = result["ops"]
+    assert most["sent"] >= next_most["sent"] > 0 and result["sent"][most["kind"]] >= most["sent"]
 
 
 @pytest.mark.slow
@@ -264,7 +264,7 @@ def test_statistics_of_methods_are_summed_where_the_batch_lies():
 
     POISE fits its probe to the features of all rollouts, which its window has on every device.
     """
-    found = json.loads(job.lines_of("estimator_cases.py", 8)[-1])
+    result = json.loads(job.lines_of("estimator_cases.py", 8)[-1])
     whole = {"d3s", "demystify_cot", "poise"}
-    assert {slug for slug, sent in found.items() if sent > 3} == whole
-    assert sum(sent == 0 for sent in found.values()) >= 40 and len(found) > 60
+    assert {slug for slug, sent in result.items() if sent > 3} == whole
+    assert sum(sent == 0 for sent in result.values()) >= 40 and len(result) > 60

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.mark.slow
 def test_gradients_on_eight_devices_are_those_of_plain_rows():
-    found = json.loads(job.lines_of("hole_cases.py", 8)[-1])
-    assert list(found) == ["one pass", "micro-batches", "whole batch", "joint", "critic"]
-    for path, told in found.items():
-        assert told["apart"] < 2e-5 and np.isfinite(told["loss"]), (path, told)
+    result = json.loads(job.lines_of("hole_cases.py", 8)[-1])
+    assert list(result) == ["one pass", "micro-batches", "whole batch", "joint", "critic"]
+    for path, facts in result.items():
+        assert facts["apart"] < 2e-5 and np.isfinite(facts["loss"]), (path, facts)

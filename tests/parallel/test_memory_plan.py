@@ -79,8 +79,8 @@ def test_a_mixture_by_hand():
     read = 64_000 + 2 * (attention + 4 * one + rest)
     assert plan.ideal_seconds(MIXTURE, few, ONE, device)["decode"] == pytest.approx((4 * read + caches / 2) * 31 / 1e6)
     assert plan.sampler_memory(MIXTURE, few, ONE)["copy of the weights"] == 4 * 2 * (attention + 8 * one + rest)
-    found = plan.estimate(MODELS["qwen3_30b_a3b"], WORK, ONE)
-    page = plan_page.page("a3b", MODELS["qwen3_30b_a3b"], WORK, DEVICES["h100"], found)
+    result = plan.estimate(MODELS["qwen3_30b_a3b"], WORK, ONE)
+    page = plan_page.page("a3b", MODELS["qwen3_30b_a3b"], WORK, DEVICES["h100"], result)
     assert "a3b: 30,532,122,624 weights (3,353,032,704 of them for each token) on 1 x h100" in page
 
 
@@ -92,8 +92,8 @@ def test_slices_of_cores_and_of_chips():
     assert parse_devices("h100-8") == (DEVICES["h100"], 8)
     assert parse_devices("a100-80") == (DEVICES["a100-80"], 1)
     assert parse_devices("a100-80-16") == parse_devices("a100-16") == (DEVICES["a100-80"], 16)
-    for text, told in (("h10-8", "Did you mean 'h100'"), ("v5p-3", "multiple of 2"), ("h100-0", "multiple of 1")):
-        with pytest.raises(ValueError, match=told):
+    for text, message in (("h10-8", "Did you mean 'h100'"), ("v5p-3", "multiple of 2"), ("h100-0", "multiple of 1")):
+        with pytest.raises(ValueError, match=message):
             parse_devices(text)
 
 
@@ -115,14 +115,14 @@ def test_what_is_kept_by_hand():
 
 
 def test_activations_and_caches_by_hand():
-    found = plan.update_memory(SMALL, WORK, ONE)
+    result = plan.update_memory(SMALL, WORK, ONE)
     tokens = 8 * (16 + 4 * 32)
     # per token and layer: the stream, q, k, v, the attention before and after its output matrix, gate and up
-    assert found["stored activations"] == 4 * tokens * 2 * (64 + 64 + 32 + 32 + 64 + 64 + 192 + 192)
+    assert result["stored activations"] == 4 * tokens * 2 * (64 + 64 + 32 + 32 + 64 + 64 + 192 + 192)
     assert plan.update_memory(SMALL, dataclasses.replace(WORK, remat=True), ONE)["stored activations"] == 4 * tokens * 2 * 64
     halved = plan.update_memory(SMALL, dataclasses.replace(WORK, micro_batches=2, dtype="bfloat16"), ONE)
-    assert halved["stored activations"] == found["stored activations"] / 4
-    assert halved["gradients"] == 2 * found["gradients"] == 2 * 4 * 162_624
+    assert halved["stored activations"] == result["stored activations"] / 4
+    assert halved["gradients"] == 2 * result["gradients"] == 2 * 4 * 162_624
     caches = plan.sampler_memory(SMALL, WORK, ONE)["caches"]
     assert caches == 8 * 2 * 2 * 2 * 16 * 4 * (4 * 31 + 2 * 16)  # P, layers, keys and values, heads, width, bytes, slots
     spread = {"data": 2, "fsdp": 2, "tensor": 2}
@@ -137,15 +137,15 @@ def test_activations_and_caches_by_hand():
 def test_operations_and_ideal_seconds_by_hand():
     device = Device("x", 1e9, flops=1e9, bandwidth=1e6)
     w = dataclasses.replace(WORK, epochs=2, passes=1)
-    found = plan.step_flops(SMALL, w)
-    assert found["prefill"] == 8 * flops.prefill_flops(SMALL, [16])
-    assert found["decode"] == 8 * 4 * flops.decode_flops(SMALL, 16, 32)
-    assert found["record"] * 6 == found["update"] == 2 * 8 * 3 * flops.packed_flops(SMALL, 16, [32] * 4)
+    result = plan.step_flops(SMALL, w)
+    assert result["prefill"] == 8 * flops.prefill_flops(SMALL, [16])
+    assert result["decode"] == 8 * 4 * flops.decode_flops(SMALL, 16, 32)
+    assert result["record"] * 6 == result["update"] == 2 * 8 * 3 * flops.packed_flops(SMALL, 16, [32] * 4)
     seconds = plan.ideal_seconds(SMALL, w, ONE, device)
-    assert seconds["update"] == found["update"] / 1e9
+    assert seconds["update"] == result["update"] / 1e9
     caches = plan.sampler_memory(SMALL, w, ONE)["caches"]
     assert seconds["decode"] == pytest.approx((4 * (98_304 + 64_000) + caches / 2) * 31 / 1e6)  # memory is what limits it here
-    assert plan.ideal_seconds(SMALL, w, ONE, dataclasses.replace(device, bandwidth=1e12))["decode"] == found["decode"] / 1e9
+    assert plan.ideal_seconds(SMALL, w, ONE, dataclasses.replace(device, bandwidth=1e12))["decode"] == result["decode"] / 1e9
     two = {"data": 2, "fsdp": 1, "tensor": 1}
     assert plan.ideal_seconds(SMALL, w, two, device)["update"] == seconds["update"] / 2
 
@@ -163,10 +163,10 @@ def test_a_configuration_as_work():
 
 
 def test_meshes_divide_devices_batch_and_heads():
-    found = list(plan.meshes(SMALL, WORK, 8))
-    assert found[0] == {"data": 8, "fsdp": 1, "tensor": 1} and {"data": 2, "fsdp": 2, "tensor": 2} in found
-    assert {m["tensor"] for m in found} == {1, 2}  # two key/value heads
-    assert all(m["data"] * m["fsdp"] * m["tensor"] == 8 for m in found) and len(found) == 4 + 3
+    result = list(plan.meshes(SMALL, WORK, 8))
+    assert result[0] == {"data": 8, "fsdp": 1, "tensor": 1} and {"data": 2, "fsdp": 2, "tensor": 2} in result
+    assert {m["tensor"] for m in result} == {1, 2}  # two key/value heads
+    assert all(m["data"] * m["fsdp"] * m["tensor"] == 8 for m in result) and len(result) == 4 + 3
     assert [m["tensor"] for m in plan.meshes(SMALL, WORK, 16)] == [2] * 4  # 8 prompts are no 16 shards
     assert not list(plan.meshes(SMALL, WORK, 24))
     assert mesh_sizes(12, fsdp=3, tensor=2) == {"data": 2, "fsdp": 3, "tensor": 2}
@@ -176,14 +176,14 @@ def test_a_plan_that_cannot_fit_is_refused_and_its_advice_works():
     c, device = MODELS["qwen3_0.6b"], DEVICES["h100"]
     w = plan.Work(64, 8, 512, 1024, dtype="bfloat16")
     def refusal(c, w, device):
-        found = plan.placed(c, w, device, 1)
-        assert found.answer(device) == "no" and found.margin(device) < plan.MARGIN
-        return plan.refusal(c, w, device, 1, found)
-    told = refusal(c, w, device)
-    assert re.search(r"needs .* GB on each of 1 devices .* h100 has 80, 90% .* mostly stored", told)
-    assert "It fits (" in told and "learner.micro_batches=" in told
-    parts = int(told.split("learner.micro_batches=")[1].split()[0])
-    samples = int(told.split("sampling.micro_batches=")[1].split()[0]) if "sampling.micro_batches=" in told else 1
+        result = plan.placed(c, w, device, 1)
+        assert result.answer(device) == "no" and result.margin(device) < plan.MARGIN
+        return plan.refusal(c, w, device, 1, result)
+    message = refusal(c, w, device)
+    assert re.search(r"needs .* GB on each of 1 devices .* h100 has 80, 90% .* mostly stored", message)
+    assert "It fits (" in message and "learner.micro_batches=" in message
+    parts = int(message.split("learner.micro_batches=")[1].split()[0])
+    samples = int(message.split("sampling.micro_batches=")[1].split()[0]) if "sampling.micro_batches=" in message else 1
     assert plan.placed(c, dataclasses.replace(w, micro_batches=parts, sampling_parts=samples), device, 1).fits(device)
     small = dataclasses.replace(device, memory=0.2e9)
     assert re.search("No mesh of up to 64 times as many devices helps.*lora.rank=16", refusal(c, w, small))
@@ -196,16 +196,16 @@ def test_a_plan_that_cannot_fit_is_refused_and_its_advice_works():
 
 
 def test_little_room_is_tight_where_devices_have_run_and_no_where_none_has():
-    found = plan.estimate(SMALL, WORK, ONE)
+    result = plan.estimate(SMALL, WORK, ONE)
     for share, measured, wanted in ((0.84, False, "fits"), (0.86, True, "tight"), (0.86, False, "no"), (1.01, True, "no")):
-        device = Device("new", found.peak / share / plan.USABLE, 1e12, 1e12, measured=measured)
-        assert found.answer(device) == wanted and found.margin(device) == pytest.approx(1 - share)
-        assert found.fits(device) == (wanted != "no")
+        device = Device("new", result.peak / share / plan.USABLE, 1e12, 1e12, measured=measured)
+        assert result.answer(device) == wanted and result.margin(device) == pytest.approx(1 - share)
+        assert result.fits(device) == (wanted != "no")
         room = f"{1 - share:.1%} of the usable memory is left" if share < 1 else "1.0 times the usable memory is needed"
-        assert f"{wanted}: {room}" in plan_page.page("small", SMALL, WORK, device, found)
-    new = Device("new", found.peak / 0.86 / plan.USABLE, 1e12, 1e12)
+        assert f"{wanted}: {room}" in plan_page.page("small", SMALL, WORK, device, result)
+    new = Device("new", result.peak / 0.86 / plan.USABLE, 1e12, 1e12)
     assert "The 14% that are left are less than the 15% that an estimate needs which no new has" in plan.refusal(
-        SMALL, WORK, new, 1, found)
+        SMALL, WORK, new, 1, result)
 
 
 def test_remedies_continue_where_updates_and_sampling_need_nearly_the_same():
@@ -214,18 +214,18 @@ def test_remedies_continue_where_updates_and_sampling_need_nearly_the_same():
                             lora_rank=32)
     for name, work, machine, count in (("qwen3_4b", w, "h100", 1), ("qwen2.5_7b", dataclasses.replace(
             w, prompt_tokens=384, completion_tokens=512), "v5e", 8)):
-        changes, _, found = plan.remedies(MODELS[name], work, DEVICES[machine], count)
-        assert found is not None and found.fits(DEVICES[machine]) and changes["sampling.micro_batches"] > 1, name
+        changes, _, result = plan.remedies(MODELS[name], work, DEVICES[machine], count)
+        assert result is not None and result.fits(DEVICES[machine]) and changes["sampling.micro_batches"] > 1, name
 
 
 def test_remedies_change_nothing_that_fits_and_cut_what_is_too_large():
     w = plan.Work(8, 4, 64, 64)
-    changes, same, found = plan.remedies(SMALL, w, DEVICES["v5e"], 4)
-    assert changes == {} and same == w and found.mesh == {"data": 4, "fsdp": 1, "tensor": 1}
-    less = dataclasses.replace(DEVICES["v5e"], memory=found.updating * 0.8)
-    changes, changed, found = plan.remedies(SMALL, w, less, 4)
-    assert changes and found.fits(less) and changed != w
-    page = plan_page.page("small", SMALL, changed, less, found)
+    changes, same, result = plan.remedies(SMALL, w, DEVICES["v5e"], 4)
+    assert changes == {} and same == w and result.mesh == {"data": 4, "fsdp": 1, "tensor": 1}
+    less = dataclasses.replace(DEVICES["v5e"], memory=result.updating * 0.8)
+    changes, changed, result = plan.remedies(SMALL, w, less, 4)
+    assert changes and result.fits(less) and changed != w
+    page = plan_page.page("small", SMALL, changed, less, result)
     assert "together" in page and f"{162_624:,} weights on 4 x v5e" in page
     lines = plan_page.table({"small": (SMALL, w)}, {"v5e-4": (less, 4), "none": (dataclasses.replace(less, memory=1.0), 4)})
     assert [line.count("|") for line in lines.splitlines()] == [10] * 4
@@ -250,8 +250,8 @@ def test_a_run_prints_its_memory_and_warns_on_a_cpu_that_is_too_small(monkeypatc
     rows = dict(forecast(run))
     w = work_of(run.config, run.source.sampler.prompt_tokens, run.needs, critic=False)
     architecture = run.learner.policy.model.config
-    found = plan.estimate(architecture, w, run.learner.mesh.shape)
-    assert rows["memory per device, estimated"].startswith(f"{found.updating / 1e9:.2f} GB updating, ")
+    result = plan.estimate(architecture, w, run.learner.mesh.shape)
+    assert rows["memory per device, estimated"].startswith(f"{result.updating / 1e9:.2f} GB updating, ")
     assert rows["operations per step"] == f"{sum(plan.step_flops(architecture, w).values()) / 1e12:.3g} TFLOP"
     memory = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(total=100_000))
@@ -269,8 +269,8 @@ def test_an_accelerator_that_is_certainly_too_small_is_refused(monkeypatch, memo
                                    memory_stats=lambda: {"bytes_limit": peak * memory})
     mesh = types.SimpleNamespace(local_devices=[device], shape=run.learner.mesh.shape, size=1)
     run = dataclasses.replace(run, learner=dataclasses.replace(run.learner, mesh=mesh))
-    told = "an update needs"
-    with pytest.raises(ValueError, match=told) if refused else pytest.warns(RuntimeWarning, match=told):
+    message = "an update needs"
+    with pytest.raises(ValueError, match=message) if refused else pytest.warns(RuntimeWarning, match=message):
         forecast(run)
 
 
@@ -280,8 +280,8 @@ def test_what_waits_on_the_host_is_not_on_the_devices():
     moments, weights = 8 * plan.parameters(c) + 4, 4 * plan.parameters(c)
     for names, sampling, updating in ((("optimizer",), moments, 0), (("reference",), weights, weights),
                                       (("optimizer", "reference"), moments + weights, weights)):
-        found = plan.estimate(c, dataclasses.replace(w, offload=names), ONE)
-        assert plain.sampling - found.sampling == sampling and plain.updating - found.updating == updating
+        result = plan.estimate(c, dataclasses.replace(w, offload=names), ONE)
+        assert plain.sampling - result.sampling == sampling and plain.updating - result.updating == updating
     with_critic = [plan.estimate(c, dataclasses.replace(w, critic=True, offload=names), ONE) for names in ((), ("optimizer",))]
     assert with_critic[0].updating == with_critic[1].updating
     assert with_critic[0].sampling - with_critic[1].sampling == 2 * moments
@@ -319,16 +319,16 @@ def test_packed_rows_of_one_trajectory_are_planned_as_such():
     assert plain.updating > device.memory
     config.learner.micro_batches, config.learner.packed_rows = 1, 8
     w = work_of(config, 512, set(), critic=False)
-    found = plan.estimate(c, w, mesh)
-    assert (w.rows, w.row_tokens) == (8, 512 + 32_768) and found.updating < plan.USABLE * device.memory
-    assert found.update["stored activations"] == 33_280 * c.num_layers * 2 * c.hidden_size  # one row on each device
-    assert 7.8 < plain.update["stored activations"] / found.update["stored activations"] < 8
+    result = plan.estimate(c, w, mesh)
+    assert (w.rows, w.row_tokens) == (8, 512 + 32_768) and result.updating < plan.USABLE * device.memory
+    assert result.update["stored activations"] == 33_280 * c.num_layers * 2 * c.hidden_size  # one row on each device
+    assert 7.8 < plain.update["stored activations"] / result.update["stored activations"] < 8
     assert not w.fits_mesh(mesh_sizes(16, data=16)) and w.fits_mesh(mesh)
-    assert "8 packed rows of 33280 tokens at a time" in plan_page.page("qwen3_8b", c, w, device, found)
+    assert "8 packed rows of 33280 tokens at a time" in plan_page.page("qwen3_8b", c, w, device, result)
     many = dataclasses.replace(WORK, rows=64, row_tokens=48)
     tight = dataclasses.replace(device, memory=plan.estimate(SMALL, many, ONE).updating * 0.8)
-    changes, changed, found = plan.remedies(SMALL, many, tight, 1)
-    assert changed.rows < 64 and changes == {"learner.packed_rows": changed.rows} and found.fits(tight)
+    changes, changed, result = plan.remedies(SMALL, many, tight, 1)
+    assert changed.rows < 64 and changes == {"learner.packed_rows": changed.rows} and result.fits(tight)
 
 
 def test_rows_that_are_cut_are_planned_in_pieces():
@@ -353,6 +353,6 @@ def test_contexts_of_32k_tokens_fit_with_the_margin(machine):
     """Qwen3-8B with groups of 8 completions of 32k tokens, in half a row for each of eight devices."""
     c, (device, count) = MODELS["qwen3_8b"], parse_devices(machine)
     w = plan.Work(64, 8, 512, 32_768, dtype="bfloat16", remat=True, rows=4, row_tokens=33_280, sampling_parts=16)
-    found = plan.placed(c, w, device, count, mesh_sizes(count, data=1, fsdp=4, tensor=2))
-    assert found.answer(device) == "fits" and found.margin(device) > 0.3
+    result = plan.placed(c, w, device, count, mesh_sizes(count, data=1, fsdp=4, tensor=2))
+    assert result.answer(device) == "fits" and result.margin(device) > 0.3
     assert plan.best(c, w, device, count).answer(device) == "fits"

@@ -84,9 +84,9 @@ def test_three_steps_on_eight_devices_equal_those_on_one(eight):
 @pytest.mark.slow
 @pytest.mark.parametrize("axis", ("data", "fsdp", "tensor"))
 def test_three_steps_along_one_axis_equal_those_on_one_device(eight, axis):
-    found = eight["alone"][axis]
-    assert found["same_tokens"] and found["difference"] < 2e-4
-    for name, (ours, wanted) in found["metrics"].items():
+    result = eight["alone"][axis]
+    assert result["same_tokens"] and result["difference"] < 2e-4
+    for name, (ours, wanted) in result["metrics"].items():
         assert ours == pytest.approx(wanted, rel=1e-3, abs=1e-5), name
 
 
@@ -95,9 +95,9 @@ def test_three_steps_along_one_axis_equal_those_on_one_device(eight, axis):
                                              ("all", [2, 4, 16, 12])))
 def test_three_steps_of_a_mixture_of_experts_equal_those_on_one_device(eight, axis, shard):
     """Each expert lies in pieces, and its load is balanced over the batch of all devices."""
-    found = eight["experts"][axis]
-    assert found["same_tokens"] and found["difference"] < 2e-4 and found["shard_of_gate"] == shard
-    for name, (ours, wanted) in found["metrics"].items():
+    result = eight["experts"][axis]
+    assert result["same_tokens"] and result["difference"] < 2e-4 and result["shard_of_gate"] == shard
+    for name, (ours, wanted) in result["metrics"].items():
         assert ours == pytest.approx(wanted, rel=1e-3, abs=1e-5), name
 
 
@@ -122,10 +122,10 @@ def test_one_axis_takes_what_is_left(eight):
 
 @pytest.mark.slow
 def test_no_device_ever_holds_more_of_published_weights_than_its_share(eight):
-    found = eight["published"]
-    assert found["equal"] and found["as_ruled"]
-    assert found["peak"] == found["own"] < 0.27 * found["whole"]  # norms and what does not divide are whole everywhere
-    assert found["asked"] == [[0.25], [0.25], [0.25]]  # nor is more read than the pieces
+    result = eight["published"]
+    assert result["equal"] and result["as_ruled"]
+    assert result["peak"] == result["own"] < 0.27 * result["whole"]  # norms and what does not divide are whole everywhere
+    assert result["asked"] == [[0.25], [0.25], [0.25]]  # nor is more read than the pieces
 
 
 def slices_of(count: int, chips: int) -> list:
@@ -177,12 +177,12 @@ MATRICES, BIASES = 2 * 64 * 32 + 32 * (32 + 16 + 16) + 32 * 32 + 3 * 32 * 48, 32
 @pytest.mark.slow
 def test_weights_move_to_the_layout_of_rollouts_by_gathers_over_fsdp_alone(eight):
     for mesh, fsdp, tensor in (("mixed", 2, 2), ("fsdp", 8, 1)):
-        found = eight["rollouts"]["moved"][mesh]
-        assert found["equal"] and found["as_ruled"] and found["kept"] and not found["untouched"]
-        assert {name.split("/")[-1] for name, dtype in found["dtypes"].items() if dtype == "float32"} == {"scale", "bias"}
-        assert found["laid"] == ["bf16"] * 18  # nine matrices before and after they are gathered: cast first
-        assert found["sent"]["kinds"] == ["all-gather"] and found["sent"]["groups"] == [fsdp]
-        assert found["sent"]["bytes"] == 4 * MATRICES / tensor  # results of float32: what a device holds at the end, no more
+        result = eight["rollouts"]["moved"][mesh]
+        assert result["equal"] and result["as_ruled"] and result["kept"] and not result["untouched"]
+        assert {name.split("/")[-1] for name, dtype in result["dtypes"].items() if dtype == "float32"} == {"scale", "bias"}
+        assert result["laid"] == ["bf16"] * 18  # nine matrices before and after they are gathered: cast first
+        assert result["sent"]["kinds"] == ["all-gather"] and result["sent"]["groups"] == [fsdp]
+        assert result["sent"]["bytes"] == 4 * MATRICES / tensor  # results of float32: what a device holds at the end, no more
     assert eight["rollouts"]["moved"]["mixed"]["shards"] == PER_TENSOR
     wrong = eight["rollouts"]["wrong_order"]["kinds"]
     assert wrong == ["all-gather", "collective-permute"]  # which other layouts would cost
@@ -190,17 +190,17 @@ def test_weights_move_to_the_layout_of_rollouts_by_gathers_over_fsdp_alone(eight
 
 @pytest.mark.slow
 def test_weights_that_are_whole_over_fsdp_already_stay_as_they_are(eight):
-    found = eight["rollouts"]["moved"]["without"]
-    assert found["untouched"] and found["as_ruled"] and found["sent"]["kinds"] == [] and found["laid"] == []
-    assert found["shards"] == PER_TENSOR and set(found["dtypes"].values()) == {"float32"}
+    result = eight["rollouts"]["moved"]["without"]
+    assert result["untouched"] and result["as_ruled"] and result["sent"]["kinds"] == [] and result["laid"] == []
+    assert result["shards"] == PER_TENSOR and set(result["dtypes"].values()) == {"float32"}
 
 
 @pytest.mark.slow
 def test_policies_and_prompts_are_judged_apart(eight):
     """V0's success of M policies on Q prompts needs nothing of other policies and prompts."""
-    found = eight["judged"]
-    assert not any(found["sent"].values()) and found["distance"] < 1e-6
-    assert found["shape"] == [4, 8] and found["on_each"] == [2, 2]
+    result = eight["judged"]
+    assert not any(result["sent"].values()) and result["distance"] < 1e-6
+    assert result["shape"] == [4, 8] and result["on_each"] == [2, 2]
 
 
 @pytest.mark.slow
@@ -208,9 +208,9 @@ def test_every_shard_of_a_batch_decodes_until_its_own_rows_have_stopped(eight):
     longest = [max(lengths) for lengths in eight["rollouts"]["lengths"]]
     assert min(longest) < 6 and max(longest) == 24 and len(set(longest)) == 4  # of four prompts on one device
     for mesh in ("pieces", "whole"):
-        found = eight["rollouts"]["sampled"][mesh]
-        assert found["same"] and found["difference"] < 1e-5
-        assert found["steps"] == [length - 1 for length in longest]  # the first token needs none
+        result = eight["rollouts"]["sampled"][mesh]
+        assert result["same"] and result["difference"] < 1e-5
+        assert result["steps"] == [length - 1 for length in longest]  # the first token needs none
     assert eight["rollouts"]["sampled"]["whole"]["sent"]["kinds"] == []
     # Permutations would wait, on CPUs, for shards that have stopped; these stay within a pair of `tensor`.
     assert eight["rollouts"]["sampled"]["pieces"]["sent"]["kinds"] == ["all-gather", "all-reduce", "all-to-all"]
@@ -219,27 +219,27 @@ def test_every_shard_of_a_batch_decodes_until_its_own_rows_have_stopped(eight):
 
 @pytest.mark.slow
 def test_shards_leave_their_finished_rows_out_by_themselves_and_send_no_cache(eight):
-    found = eight["rollouts"]["halved"]
-    lengths = np.array(found["lengths"]).reshape(4, 2, 8)  # two prompts on each of data x fsdp
-    assert found["same"] and found["steps"] == (lengths.max((1, 2)) - 1).tolist()
+    result = eight["rollouts"]["halved"]
+    lengths = np.array(result["lengths"]).reshape(4, 2, 8)  # two prompts on each of data x fsdp
+    assert result["same"] and result["steps"] == (lengths.max((1, 2)) - 1).tolist()
     assert all(holds(shard > 33) and (shard > 33).any() for shard in lengths)  # each is halved, in the middle at the latest
-    assert found["sent"]["kinds"] == ["all-gather", "all-reduce", "all-to-all"] and found["sent"]["groups"] == [2]
-    assert max(found["sent"]["sizes"]) < 2 * 4 * 8 * 96 * 4  # keys of half of the rows, one layer and head
+    assert result["sent"]["kinds"] == ["all-gather", "all-reduce", "all-to-all"] and result["sent"]["groups"] == [2]
+    assert max(result["sent"]["sizes"]) < 2 * 4 * 8 * 96 * 4  # keys of half of the rows, one layer and head
 
 
 @pytest.mark.slow
 def test_heads_that_do_not_divide_over_tensor_are_sampled_whole(eight):
-    found = eight["rollouts"]["sampled"]["undivided"]
-    assert found["same"] and found["steps"] == [23]  # two key/value heads over four devices
-    assert found["sent"]["kinds"] == ["all-gather"] and found["sent"]["bytes"] == 4 * (MATRICES + BIASES)  # once
+    result = eight["rollouts"]["sampled"]["undivided"]
+    assert result["same"] and result["steps"] == [23]  # two key/value heads over four devices
+    assert result["sent"]["kinds"] == ["all-gather"] and result["sent"]["bytes"] == 4 * (MATRICES + BIASES)  # once
 
 
 @pytest.mark.slow
 def test_other_optimisers_on_a_mesh_resume_bit_for_bit_with_their_state_on_the_host():
     """Two devices of fsdp x two of tensor: matrices of moments in four pieces, what has lost an axis is whole."""
     cases = json.loads(job.lines_of("optimizer_cases.py", 4)[-1])
-    for name, found in cases.items():
-        assert found["same"] and found["as_ruled"] and found["kinds"] == ["pinned_host"], (name, found)
+    for name, result in cases.items():
+        assert result["same"] and result["as_ruled"] and result["kinds"] == ["pinned_host"], (name, result)
     kernel = "layers/q/kernel"
     factored = cases["adafactor"]["shapes"]
     assert factored[f"0/v_row/{kernel}"] == factored[f"0/v_col/{kernel}"] == [[2, 128], [2, 128]]

@@ -51,7 +51,7 @@ def trained(processes: int, folder: Path, *arguments: str, devices: int = 4) -> 
     return run
 
 
-def told(run: Path) -> list[dict]:
+def reported(run: Path) -> list[dict]:
     """The metrics of every step that do not depend on the clock."""
     return [{name: float(x) for name, x in run_files.repeatable(line).items()} for line in run_files.lines(run)]
 
@@ -72,7 +72,7 @@ def assert_same(one: Path, other: Path, distance: float):
     for page in pages:
         ours, theirs = ((run / "samples" / page).read_text().splitlines() for run in (one, other))
         assert sum(a != b for a, b in zip(ours, theirs, strict=True)) <= 0.01 * len(ours), page
-    for ours, theirs in zip(told(one), told(other), strict=True):
+    for ours, theirs in zip(reported(one), reported(other), strict=True):
         assert ours == pytest.approx(theirs, rel=2e-2, abs=1e-4, nan_ok=True), ours["step"]
     ours, theirs = weights(one), weights(other)
     assert ours.keys() == theirs.keys()
@@ -93,8 +93,8 @@ def alone(tmp_path_factory):
 def test_two_processes_do_what_one_device_does(alone, tmp_path, mesh):
     together = trained(2, tmp_path, *on(*MESHES[mesh]), devices=8)
     assert_same(alone, together, 1e-4)
-    assert [entry["step"] for entry in told(together)] == list(range(STEPS + 1))
-    assert min(entry["grad_norm"] for entry in told(together)[1:]) > 0
+    assert [entry["step"] for entry in reported(together)] == list(range(STEPS + 1))
+    assert min(entry["grad_norm"] for entry in reported(together)[1:]) > 0
     assert "step 4/4" in (tmp_path / "logs" / "0").read_text()
     assert "step" not in (tmp_path / "logs" / "1").read_text()  # only the first process prints
 
@@ -164,13 +164,13 @@ def damaged(tmp_path_factory):
 @several
 def test_a_checkpoint_that_one_process_cannot_read_is_skipped_by_all(damaged):
     for log in damaged[1]:
-        found = json.loads(next(line for line in log.splitlines() if line.startswith("{")))
-        assert (found["step"], found["host"], found["same"]) == (1, "of 1", [True] * 4), log[-2000:]
-        (late, why_late), (early, why_early) = found["skipped"]
+        result = json.loads(next(line for line in log.splitlines() if line.startswith("{")))
+        assert (result["step"], result["host"], result["same"]) == (1, "of 1", [True] * 4), log[-2000:]
+        (late, why_late), (early, why_early) = result["skipped"]
         assert (late, early) == (3, 2) and why_late.endswith("(in process 1)") and why_early.endswith("(in process 0)")
-        assert len(found["warnings"]) == 1 and "unusable: step 3: " in found["warnings"][0]
-        assert found["again"] == [2, "again"]
-        assert "no intact checkpoint" in found["refusal"] and "no other checkpoint is left" in found["refusal"]
+        assert len(result["warnings"]) == 1 and "unusable: step 3: " in result["warnings"][0]
+        assert result["again"] == [2, "again"]
+        assert "no intact checkpoint" in result["refusal"] and "no other checkpoint is left" in result["refusal"]
 
 
 @several
@@ -284,13 +284,13 @@ def test_shares_of_a_batch_make_the_whole(monkeypatch, per):
         monkeypatch.setattr(parallel, "gather_objects", gather_objects)
         return shared_scores(combined, texts, problems, np.ones(7, int))
 
-    sent, told = [[], [], []], [[], [], []]  # by process
+    sent, reported = [[], [], []], [[], [], []]  # by process
     for process in range(3):
         run(process, lambda rows: sent[process].append(rows) or np.concatenate([rows] * 3),
-            lambda value: told[process].append(value) or [value] * 3)
+            lambda value: reported[process].append(value) or [value] * 3)
     assert len(seen) == (7 if per == "completion" else 1)
     arrived = iter([np.concatenate([one[k] for one in sent]) for k in range(2)])
-    found = run(1, lambda rows: next(arrived), lambda value: [one[0] for one in told])
-    np.testing.assert_array_equal(found.total, whole.total)
-    np.testing.assert_array_equal(found.components, whole.components)
-    assert found.failures == whole.failures and found.names == whole.names
+    result = run(1, lambda rows: next(arrived), lambda value: [one[0] for one in reported])
+    np.testing.assert_array_equal(result.total, whole.total)
+    np.testing.assert_array_equal(result.components, whole.components)
+    assert result.failures == whole.failures and result.names == whole.names

@@ -97,20 +97,20 @@ SLOW = Device("slow", 1e9, 1e6, 1e6)
 
 
 def test_what_moves_is_counted_and_nothing_else():
-    found = {one.name: one for one in operations(PROGRAM)}
-    assert set(found) == {"rows", "kept", "met", "rounded", "begun", "f", "last"}
-    assert (found["rows"].read, found["rows"].written) == (8 * 64 * 4 + 8 * 4, 8 * 64 * 4)  # not the table
-    assert (found["kept"].read, found["kept"].written) == (16 * 4 + 4, 16 * 4)  # in place
-    assert (found["met"].read, found["met"].flops) == (16 * 64 * 4 + 16 * 4 + 4 + 8 * 16 * 4, 2 * 8 * 64 * 16)  # all of it
-    assert (found["rounded"].read, found["rounded"].written) == (16 * 64 * 4, 16 * 64 * 4)
-    assert (found["begun"].read, found["begun"].written) == (1000 * 64 * 4, 0)  # into the core
-    product = found["f"]
+    result = {one.name: one for one in operations(PROGRAM)}
+    assert set(result) == {"rows", "kept", "met", "rounded", "begun", "f", "last"}
+    assert (result["rows"].read, result["rows"].written) == (8 * 64 * 4 + 8 * 4, 8 * 64 * 4)  # not the table
+    assert (result["kept"].read, result["kept"].written) == (16 * 4 + 4, 16 * 4)  # in place
+    assert (result["met"].read, result["met"].flops) == (16 * 64 * 4 + 16 * 4 + 4 + 8 * 16 * 4, 2 * 8 * 64 * 16)  # all of it
+    assert (result["rounded"].read, result["rounded"].written) == (16 * 64 * 4, 16 * 64 * 4)
+    assert (result["begun"].read, result["begun"].written) == (1000 * 64 * 4, 0)  # into the core
+    product = result["f"]
     assert (product.times, product.flops, product.source) == (7, 2 * 8 * 32 * 64, "jit(f)/dot")
     assert product.moved == 7 * (8 * 64 * 2 + 64 * 32 * 2 + 8 * 32 * 4)
-    assert found["last"].moved == 2 * 8 * 64 * 4
-    assert product.seconds(SLOW) == 7 * 32768 / 1e6 and found["last"].seconds(SLOW) == 4096 / 1e6  # of what takes longer
-    total = roofline.cost(list(found.values()), SLOW)
-    assert total.flops == 7 * 32768 + 16384 and total.moved == sum(one.moved for one in found.values())
+    assert result["last"].moved == 2 * 8 * 64 * 4
+    assert product.seconds(SLOW) == 7 * 32768 / 1e6 and result["last"].seconds(SLOW) == 4096 / 1e6  # of what takes longer
+    total = roofline.cost(list(result.values()), SLOW)
+    assert total.flops == 7 * 32768 + 16384 and total.moved == sum(one.moved for one in result.values())
     assert total.with_layers(Cost(*(2 * x for x in (total.flops, total.moved, total.seconds))), 5).flops == 5 * total.flops
     with pytest.raises(ValueError, match="ENTRY"):
         operations("nothing")
@@ -181,10 +181,10 @@ def test_the_command_compares_what_is_compiled_with_the_least():
     done = command("--model=tiny", "--phases=decode", "--work=prompts=2, group=2, prompt_tokens=8, completion_tokens=8, "
                    "dtype=float32", "--json", "--ops=1")
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    assert 1 <= found["flops"] / found["useful"] < 1.1 and found["moved"] > found["least"] and found["temporaries"] > 0
-    assert found["seconds"] > found["least_seconds"] > 0 and found["ops"][0]["ms"] > 0
-    assert found["useful"] == 2 * 4 * (4 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128) + 64 * 512) + 4 * 4 * 4 * 64 * 16
+    result = json.loads(done.stdout)
+    assert 1 <= result["flops"] / result["useful"] < 1.1 and result["moved"] > result["least"] and result["temporaries"] > 0
+    assert result["seconds"] > result["least_seconds"] > 0 and result["ops"][0]["ms"] > 0
+    assert result["useful"] == 2 * 4 * (4 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128) + 64 * 512) + 4 * 4 * 4 * 64 * 16
 
 
 @pytest.mark.slow
@@ -192,8 +192,8 @@ def test_all_phases_are_compared():
     done = command("--model=tiny", "--phases=prefill,layer,update", "--work=prompts=2, group=2, prompt_tokens=8, "
                    "completion_tokens=64, dtype=float32", "--json")
     assert done.returncode == 0, done.stderr[-2000:]
-    for found in map(json.loads, done.stdout.splitlines()):
-        assert 0.95 < found["flops"] / found["useful"] < 2 and found["moved"] > found["least"] and found["temporaries"] > 0
+    for result in map(json.loads, done.stdout.splitlines()):
+        assert 0.95 < result["flops"] / result["useful"] < 2 and result["moved"] > result["least"] and result["temporaries"] > 0
 
 
 @pytest.mark.slow

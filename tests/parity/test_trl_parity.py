@@ -90,8 +90,8 @@ def test_losses_and_gradients(loss_type, level, beta):
         options = options | {"clip_low": 0.2, "clip_high": 0.28}
     options = options | ({"kl_coef": beta, "kl_estimator": "k3"} if beta else {})
     wanted, wanted_slope = theirs(data, loss_type, level, beta=beta, **bounds)
-    found, slope = ours(data, name, **options)
-    np.testing.assert_allclose(found, wanted, rtol=1e-10)
+    result, slope = ours(data, name, **options)
+    np.testing.assert_allclose(result, wanted, rtol=1e-10)
     np.testing.assert_allclose(slope, wanted_slope, rtol=1e-9, atol=1e-12)
     assert np.abs(wanted_slope).max() > 0
 
@@ -100,7 +100,7 @@ def test_log_probs_and_entropies():
     random = np.random.default_rng(1)
     normed, unembedding = random.normal(size=(7, 5)), random.normal(size=(11, 5))
     tokens = random.integers(0, 11, 7)
-    found, entropies = token_logprobs(jnp.asarray(normed), jnp.asarray(unembedding), jnp.asarray(tokens), chunk=3)
+    result, entropies = token_logprobs(jnp.asarray(normed), jnp.asarray(unembedding), jnp.asarray(tokens), chunk=3)
     logits = torch.tensor(normed @ unembedding.T)
-    np.testing.assert_allclose(found, utils.selective_log_softmax(logits, torch.tensor(tokens)), rtol=1e-5)
+    np.testing.assert_allclose(result, utils.selective_log_softmax(logits, torch.tensor(tokens)), rtol=1e-5)
     np.testing.assert_allclose(entropies, utils.entropy_from_logits(logits), rtol=1e-5)

@@ -55,7 +55,7 @@ def of_the_catalogue(kind: str, slug: str, cases: list[Case]) -> list[Case]:
     """
     part, factories = ("estimator", ESTIMATORS) if kind == "ESTIMATORS" else ("objective", OBJECTIVES)
     keywords = inspect.signature(factories[slug]).parameters
-    found: list[Case] = []
+    result: list[Case] = []
     for row in methods.METHODS.values():
         name, hyper = getattr(row, part)
         if name != slug:
@@ -65,10 +65,10 @@ def of_the_catalogue(kind: str, slug: str, cases: list[Case]) -> list[Case]:
             hyper = {"max_len": T, **hyper}
         if "feature_size" in keywords:
             hyper = {"feature_size": D, **hyper}
-        if all(dict(case.hyper) != hyper for case in (*cases, *found)):
+        if all(dict(case.hyper) != hyper for case in (*cases, *result)):
             nearest = max(cases, key=lambda case: len(case.hyper.items() & hyper.items()))
-            found.append(dataclasses.replace(nearest, hyper=hyper))
-    return found
+            result.append(dataclasses.replace(nearest, hyper=hyper))
+    return result
 
 
 def parameters(kind: str, slugs: list[str]):
@@ -160,8 +160,8 @@ def squeeze(tree, trained):
             return jnp.take_along_axis(x, order.reshape(p, g, t, *[1] * (x.ndim - 3)), axis=2)
         return x
 
-    found = jax.tree.map(moved, tree)
-    return found.replace(role=found.role * found.mask) if isinstance(found, Rollouts) else found
+    result = jax.tree.map(moved, tree)
+    return result.replace(role=result.role * result.mask) if isinstance(result, Rollouts) else result
 
 
 def as_array(x, floating=None):

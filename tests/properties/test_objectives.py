@@ -115,10 +115,10 @@ def as_trained(row):
     """`eager` as a trainer calls it, compiled: with weights made of what was recorded, whatever is in the holes."""
     _, objective, _ = build(row)
 
-    def found(logprobs, rollouts, advantages):
+    def outcome(logprobs, rollouts, advantages):
         return eager(objective, logprobs, rollouts.replace(loss_weights=objective.weights(rollouts)), advantages)
 
-    return jax.jit(found)
+    return jax.jit(outcome)
 
 
 @each
@@ -129,9 +129,9 @@ def test_what_others_wrote_into_a_rollout_changes_nothing(row, seed):
     case, run = build(row)[0], as_trained(row)
     arguments = sample(seed, case)
     trained = np.asarray(arguments[1].token_mask)
-    found = run(*inputs.spoil(arguments, trained, seed))
-    jax.tree.map(np.testing.assert_array_equal, found, run(*arguments))
-    assert np.all(np.asarray(found[1])[~trained] == 0)
+    outcome = run(*inputs.spoil(arguments, trained, seed))
+    jax.tree.map(np.testing.assert_array_equal, outcome, run(*arguments))
+    assert np.all(np.asarray(outcome[1])[~trained] == 0)
 
 
 @each

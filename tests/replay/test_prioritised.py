@@ -21,8 +21,8 @@ def test_chances_and_weights_by_hand():
     np.testing.assert_allclose(importance(priority, 0.6, 1.0), [1 / 8, 1])
     np.testing.assert_allclose(importance(priority, 0.6, 0.5), [8**-0.5, 1])
     np.testing.assert_allclose(importance(np.full(5, 0.3), 0.6, 1.0), 1)
-    found = replay.make("prioritised").weights(np.float32([0.75, 0.25, 1e-6]))  # the last is a group of right rollouts alone
-    np.testing.assert_allclose(found, [0.444, 0.474, 1], atol=1e-3)
+    result = replay.make("prioritised").weights(np.float32([0.75, 0.25, 1e-6]))  # the last is a group of right rollouts alone
+    np.testing.assert_allclose(result, [0.444, 0.474, 1], atol=1e-3)
     assert importance(np.float32([0.75, 1e-6]), 0.6, 1.0)[0] < 1e-3
 
 
@@ -30,18 +30,18 @@ def test_probabilities_sum_to_one_and_the_least_is_bounded():
     rng = np.random.default_rng(0)
     for _ in range(50):
         priority = np.clip(rng.random(rng.integers(1, 40)) ** 8, 1e-6, 1)
-        found, weights = chances(priority, 0.6), importance(priority, 0.6, 1.0)
-        assert found.sum() == pytest.approx(1) and found.min() >= (1e-6**0.6) / len(priority) - 1e-12
+        result, weights = chances(priority, 0.6), importance(priority, 0.6, 1.0)
+        assert result.sum() == pytest.approx(1) and result.min() >= (1e-6**0.6) / len(priority) - 1e-12
         assert weights.max() == 1 and weights.min() > 0
-        np.testing.assert_allclose(weights * found / (weights * found).sum(), 1 / len(priority))  # what the weights are for
+        np.testing.assert_allclose(weights * result / (weights * result).sum(), 1 / len(priority))  # what the weights are for
 
 
 def test_successes_are_stored_with_how_much_better_they_were():
     rule = replay.make("prioritised")
-    found = buffer_of(rule, [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]])
-    assert uids(found.buffer) == [(0, [0]), (1, [4, 5, 6]), (2, [8, 9, 10, 11])]
-    np.testing.assert_allclose(found.buffer.facts["priority"], [0.75, 0.25, 1e-6])
-    later = step(rule, found.buffer, batch([5], [[1, 1, 0, 0]], 1, first_uid=16), 1, prompts=1)
+    result = buffer_of(rule, [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]])
+    assert uids(result.buffer) == [(0, [0]), (1, [4, 5, 6]), (2, [8, 9, 10, 11])]
+    np.testing.assert_allclose(result.buffer.facts["priority"], [0.75, 0.25, 1e-6])
+    later = step(rule, result.buffer, batch([5], [[1, 1, 0, 0]], 1, first_uid=16), 1, prompts=1)
     np.testing.assert_allclose(later.buffer.facts["priority"], [0.75, 0.25, 1e-6, 0.5])
 
 

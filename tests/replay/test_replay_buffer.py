@@ -18,12 +18,12 @@ EMPTY = plant([], [], ("exact",), answers=True)
 
 def batch(ids, rewards, version, first_uid=0, lengths=None):
     """Groups of one problem each. Token i of trajectory u is 100 u + i, its log-prob -u, its text the uid."""
-    found = plant([PROBLEMS[i] for i in ids], [[i + 1] * (i % 3 + 1) for i in ids], ("exact",), answers=True)
+    result = plant([PROBLEMS[i] for i in ids], [[i + 1] * (i % 3 + 1) for i in ids], ("exact",), answers=True)
     rewards = np.float32(rewards)
     P, G = rewards.shape
     uid = first_uid + np.arange(P * G)
     length = np.full(P * G, 2) if lengths is None else np.ravel(lengths)
-    return grow(found, np.repeat(np.arange(P), G), uid, role=Role.POLICY, length=length, stopped=uid % 2 == 0,
+    return grow(result, np.repeat(np.arange(P), G), uid, role=Role.POLICY, length=length, stopped=uid % 2 == 0,
                 rewards=rewards.ravel(), components=rewards.reshape(-1, 1), texts=[str(u) for u in uid],
                 answers=[str(u) for u in uid], tokens=np.concatenate([100 * u + np.arange(n) for u, n in zip(uid, length)]),
                 logprobs=-np.repeat(uid, length), entropies=np.repeat(uid, length), version=np.full(length.sum(), version),
@@ -90,8 +90,8 @@ def test_arpo_visits_of_the_worked_example():
 
 def test_a_problem_that_is_drawn_twice_gets_a_success_once():
     buffer = step(replay.make("latest_success"), EMPTY, batch([3], [[1, 1]], version=0), 0).buffer
-    found = step(replay.make("latest_success"), buffer, batch([3, 3], [[0, 0], [0, 0]], version=1, first_uid=9), 1).forest
-    assert [number for _, group in uids(found) for number in group].count(1) == 1 and len(found.ends) == 4
+    result = step(replay.make("latest_success"), buffer, batch([3, 3], [[0, 0], [0, 0]], version=1, first_uid=9), 1).forest
+    assert [number for _, group in uids(result) for number in group].count(1) == 1 and len(result.ends) == 4
 
 
 def test_spear_replays_a_good_rollout_once():
@@ -129,19 +129,19 @@ def test_capacity_ages_and_copies_of_random_runs(seed):
                       12 * version, rng.integers(1, 5, (4, 3)))
         born |= dict.fromkeys(range(12 * version, 12 * version + 12), version)
         before = set(buffer.uid[buffer.ends].tolist())
-        found = step(rule, buffer, fresh, version, seed=version, prompts=6)
-        mixed, buffer = found.forest.uid[found.forest.ends].tolist(), found.buffer
+        result = step(rule, buffer, fresh, version, seed=version, prompts=6)
+        mixed, buffer = result.forest.uid[result.forest.ends].tolist(), result.buffer
         replayed = [uid for uid in mixed if uid < 12 * version]
         twice = len(mixed) - len(set(mixed))
         assert not twice or not rule.once and twice <= 2  # a group that returns whole may contain replayed rollouts
-        assert all(len(set(group)) == len(group) for _, group in uids(found.forest)) and set(replayed) <= before
-        assert forests.versions(found.forest).tolist() == [born[uid] for uid in mixed]
+        assert all(len(set(group)) == len(group) for _, group in uids(result.forest)) and set(replayed) <= before
+        assert forests.versions(result.forest).tolist() == [born[uid] for uid in mixed]
         stored = buffer.uid[buffer.ends].tolist()
-        assert len(stored) == len(set(stored)) <= 9 and found.metrics["replay/size"] == len(stored)
+        assert len(stored) == len(set(stored)) <= 9 and result.metrics["replay/size"] == len(stored)
         assert all(version + 1 - born[uid] <= 4 for uid in stored)
         numbers = [problem.id for problem, (_, group) in zip(buffer.problems, uids(buffer)) for _ in group]
         assert max(np.bincount(numbers), default=0) <= 3 and len(buffer.problems) == len(set(buffer.prompt[buffer.ends]))
-        assert found.metrics["replay/share"] == pytest.approx(len(replayed) / len(mixed))
+        assert result.metrics["replay/share"] == pytest.approx(len(replayed) / len(mixed))
         assert buffer.decode_steps == 0 and not buffer.failures
 
 

@@ -20,8 +20,8 @@ def test_published_groups_are_read_by_others(tmp_path):
     a, b, c = (pool(tmp_path / "pool", name) for name in "abc")
     a.publish(3, [(TASK[1], ["4", "5"]), (TASK[2], ["6", "\ud800 x é"])])
     b.publish(1, [(TASK[3], ["2", "3"])])
-    found, left = c.read(2)
-    assert [(one.problem, one.completions, one.node, one.step) for one in found] == [
+    result, left = c.read(2)
+    assert [(one.problem, one.completions, one.node, one.step) for one in result] == [
         (1, ("4", "5"), "a", 3), (2, ("6", "? x é"), "a", 3), (0, ("2", "3"), "b", 1)] and left == {}
     assert [one.node for one in a.read(2)[0]] == ["b"]  # not one's own
     assert c.read(3) == ([], {"size": 3})
@@ -41,8 +41,8 @@ def test_files_get_old(tmp_path):
     for step in (0, 1):
         a.publish(step, [(TASK[0], ["2", "3"])])
     os.utime(tmp_path / "a-0.json", (1e9, 1e9))
-    found, left = b.read(2)
-    assert [one.step for one in found] == [1] and left == {"old": 1}
+    result, left = b.read(2)
+    assert [one.step for one in result] == [1] and left == {"old": 1}
     b.publish(5, [])
     assert (tmp_path / "a-0.json").exists()  # that of another is left alone
     a.publish(2, [])
@@ -66,8 +66,8 @@ def test_garbage_is_counted_and_left(tmp_path, what):
     reader = pool(tmp_path, "reader")
     (tmp_path / "x-1.json").write_bytes(HOSTILE[what])
     pool(tmp_path, "good").publish(0, [(TASK[0], ["2", "3"])])
-    found, left = reader.read(2)
-    assert [one.node for one in found] == ["good"] and left == {"garbage": 1}
+    result, left = reader.read(2)
+    assert [one.node for one in result] == ["good"] and left == {"garbage": 1}
 
 
 def test_nothing_but_plain_files_is_opened_and_nothing_is_waited_for(tmp_path):
@@ -85,8 +85,8 @@ def test_nothing_but_plain_files_is_opened_and_nothing_is_waited_for(tmp_path):
 def test_unknown_problems_are_left(tmp_path):
     a, b = pool(tmp_path, "a"), pool(tmp_path, "b")
     a.publish(0, [(Problem("9+9=", "18", 0), ["1", "2"]), (TASK[0], ["2", "3"])])
-    found, left = b.read(2)
-    assert [one.problem for one in found] == [0] and left == {"unknown": 1}
+    result, left = b.read(2)
+    assert [one.problem for one in result] == [0] and left == {"unknown": 1}
     for name in ("", "a/b", "../x", "a-b", "x" * 65):
         with pytest.raises(ValueError, match="names files"):
             pool(tmp_path, name)
@@ -110,5 +110,5 @@ def test_readers_see_only_whole_files(tmp_path):
     stop.set()
     for one in writers:
         one.join()
-    assert not any(left for _, left in seen) and max(len(found) for found, _ in seen) >= 20
-    assert all(len(found) % 20 == 0 for found, _ in seen)
+    assert not any(left for _, left in seen) and max(len(result) for result, _ in seen) >= 20
+    assert all(len(result) % 20 == 0 for result, _ in seen)

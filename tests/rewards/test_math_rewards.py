@@ -70,11 +70,11 @@ def test_symbolic_verdicts_and_counts(boxed):
 
 
 def test_works_from_another_thread(boxed):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(combine([boxed])([r"\boxed{2(a+b)}"], ["2a+2b"])))
+    actual = []
+    thread = threading.Thread(target=lambda: actual.append(combine([boxed])([r"\boxed{2(a+b)}"], ["2a+2b"])))
     thread.start()
     thread.join()
-    assert found[0].total.tolist() == [1.0] and found[0].failures == {}
+    assert actual[0].total.tolist() == [1.0] and actual[0].failures == {}
 
 
 def test_canary_stops_a_checker_that_is_wrong(monkeypatch):

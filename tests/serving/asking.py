@@ -35,11 +35,11 @@ def make_worker(seed=7, slot_tokens=SLOT_TOKENS):
 @contextlib.contextmanager
 def asking(url, folder, **options):
     """A server as a run uses it."""
-    found = external.Server(external.Client(url, **options), MODEL.config, folder)
+    result = external.Server(external.Client(url, **options), MODEL.config, folder)
     try:
-        yield found
+        yield result
     finally:
-        found.close()
+        result.close()
 
 
 def make_engine(server, seed=0, **options):
@@ -51,10 +51,10 @@ def requests(uids, limit=24, **fields):
 
 
 def collected(engine):
-    found = {}
+    result = {}
     while nodes := engine.collect():
-        found |= {node.uid: node for node in nodes}
-    return found
+        result |= {node.uid: node for node in nodes}
+    return result
 
 
 def expected(uids, limit=24, seed=0, **fields):
@@ -64,13 +64,13 @@ def expected(uids, limit=24, seed=0, **fields):
     return collected(engine)
 
 
-def assert_same_nodes(found, wanted):
-    assert found.keys() == wanted.keys()
+def assert_same_nodes(result, wanted):
+    assert result.keys() == wanted.keys()
     for uid, node in wanted.items():
-        np.testing.assert_array_equal(found[uid].tokens, node.tokens)
-        np.testing.assert_allclose(found[uid].logprobs, node.logprobs, atol=1e-5)
-        np.testing.assert_allclose(found[uid].entropies, node.entropies, atol=1e-5)
-        assert (found[uid].finish, found[uid].start) == (node.finish, node.start)
+        np.testing.assert_array_equal(result[uid].tokens, node.tokens)
+        np.testing.assert_allclose(result[uid].logprobs, node.logprobs, atol=1e-5)
+        np.testing.assert_allclose(result[uid].entropies, node.entropies, atol=1e-5)
+        assert (result[uid].finish, result[uid].start) == (node.finish, node.start)
 
 
 @contextlib.contextmanager
@@ -81,16 +81,16 @@ def troubled(url, trouble):
     """
     async def answer(request):
         content = await request.body()
-        found = trouble(request.url.path, json.loads(content) if content else None)
-        found = await found if inspect.isawaitable(found) else found
-        if isinstance(found, Response):
-            return found
+        result = trouble(request.url.path, json.loads(content) if content else None)
+        result = await result if inspect.isawaitable(result) else result
+        if isinstance(result, Response):
+            return result
         async with httpx.AsyncClient(trust_env=False, verify=False, timeout=60) as session:
             inner = await session.request(request.method, url + request.url.path, content=content,
                                           headers={"Content-Type": "application/json"})
         made = inner.json()
-        if found is not None:
-            found(made)
+        if result is not None:
+            result(made)
         return Response(json.dumps(made), inner.status_code, media_type="application/json")
 
     with listening(Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])) as at:

@@ -25,8 +25,8 @@ def url(worker, folder):
 
 @pytest.fixture
 def server(url, folder):
-    with asking(url, folder, deadline=60) as found:
-        yield found
+    with asking(url, folder, deadline=60) as result:
+        yield result
 
 
 @pytest.fixture

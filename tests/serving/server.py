@@ -40,10 +40,10 @@ def sampled(prompt, seeds, limit, weights=0, sampling=Sampling(), **fields):
     """`seed -> node` by an engine of this process."""
     one = Engine(MODEL, params(weights), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
     one.submit(*(Request(seed, limit, prompt, sampling=sampling, stop_tokens=TOKENIZER.stop_ids, **fields) for seed in seeds))
-    found = {}
+    result = {}
     while nodes := one.collect():
-        found |= {node.uid: node for node in nodes}
-    return found
+        result |= {node.uid: node for node in nodes}
+    return result
 
 
 @contextlib.contextmanager

@@ -37,12 +37,12 @@ def test_trajectories_are_those_of_the_weights_that_were_published(server, worke
     tokens = np.array([5, 9, 12])
     distribution = Sampling(0.7, top_k=200, top_p=0.99, min_p=1e-4)
     engine.submit(*(request for uid in tokens for request in requests([int(uid)], seed=int(uid), sampling=distribution)))
-    found = collected(engine)
+    result = collected(engine)
     local = Engine(MODEL, weights(0), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
     seed = {int(uid): hashed(int(uid).to_bytes(8, "big") + bytes(8)) for uid in tokens}
     local.submit(*(request for uid in seed for request in requests([uid], seed=seed[uid], sampling=distribution)))
-    assert_same_nodes(found, collected(local))
-    assert all((node.policy_version == 3).all() and node.parent is None for node in found.values())
+    assert_same_nodes(result, collected(local))
+    assert all((node.policy_version == 3).all() and node.parent is None for node in result.values())
 
 
 def test_draws_follow_from_the_key_the_uid_and_earlier_draws(server):

@@ -60,7 +60,7 @@ def first_times(troubles):
 
 
 def test_failed_requests_are_repeated_and_nothing_is_lost(url, folder, healthy):
-    troubles = [found for found, _ in [*GARBAGE.values(), *BUSY.values()]]
+    troubles = [value for value, _ in [*GARBAGE.values(), *BUSY.values()]]
     trouble, seeds = first_times(troubles)
     with troubled(url, trouble) as at, asking(at, folder, deadline=60) as server:
         engine = make_engine(server)
@@ -76,9 +76,9 @@ def test_a_server_that_never_makes_sense_ends_the_run(url, folder, kind):
             asking(at, folder) as server:
         engine = make_engine(server)
         engine.submit(*requests([0]))
-        with pytest.raises(external.Fault, match="the last of 5 attempts") as found:
+        with pytest.raises(external.Fault, match="the last of 5 attempts") as value:
             engine.collect()
-        assert reason in str(found.value) and at in str(found.value) and "trajectory 0, 11 tokens" in found.value.__notes__[0]
+        assert reason in str(value.value) and at in str(value.value) and "trajectory 0, 11 tokens" in value.value.__notes__[0]
 
 
 @pytest.mark.parametrize("status", BUSY)
@@ -106,7 +106,7 @@ def test_others_continue_where_one_fails(url, folder, healthy):
     with troubled(url, trouble) as at, asking(at, folder) as server:
         engine = make_engine(server)
         engine.submit(*requests(range(4)))
-        found, failed = {}, []
+        value, failed = {}, []
         while True:
             try:
                 nodes = engine.collect()
@@ -115,9 +115,9 @@ def test_others_continue_where_one_fails(url, folder, healthy):
                 continue
             if not nodes:
                 break
-            found |= {node.uid: node for node in nodes}
-        assert len(found) == 3 and len(failed) == 1 and "status 400: not now" in failed[0]
-        assert_same_nodes(found, {uid: healthy[uid] for uid in found})
+            value |= {node.uid: node for node in nodes}
+        assert len(value) == 3 and len(failed) == 1 and "status 400: not now" in failed[0]
+        assert_same_nodes(value, {uid: healthy[uid] for uid in value})
 
 
 def test_no_answer_in_time(folder):
@@ -147,7 +147,7 @@ def test_permanent_faults_end_the_run_at_once(url, folder, change, reason):
 
 def test_a_server_that_dies_amid_a_batch_gets_its_weights_again(folder, healthy):
     """It restarts at the same port with other weights than the run's; requests in flight are sampled again."""
-    socket_, found = socket.create_server(("127.0.0.1", 0)), {}
+    socket_, value = socket.create_server(("127.0.0.1", 0)), {}
     port = socket_.getsockname()[1]
     socket_.close()
     with contextlib.ExitStack() as stack:
@@ -156,12 +156,12 @@ def test_a_server_that_dies_amid_a_batch_gets_its_weights_again(folder, healthy)
             server = stack.enter_context(asking(at, folder, deadline=60))
             engine = make_engine(server)
             engine.submit(*requests(range(12)))
-            found |= {node.uid: node for node in engine.collect()}
+            value |= {node.uid: node for node in engine.collect()}
             worker.call(lambda _: time.sleep(2))  # longer than its answers take
-        assert 0 < len(found) < 12
+        assert 0 < len(value) < 12
         again = make_worker(8)
         with serving(again, port, config=MODEL.config, weights_from=folder):
-            assert_same_nodes(found | collected(engine), healthy)
+            assert_same_nodes(value | collected(engine), healthy)
             assert again.tag == server.tag
 
 
@@ -173,9 +173,9 @@ def test_a_server_that_keeps_old_weights_is_detected_at_once(url, folder, worker
     with troubled(url, lambda path, body: taken if path == "/update_weights_from_disk" else None) as at, \
             asking(at, folder) as server:
         before = worker.tag
-        with pytest.raises(external.Refusal) as found:
+        with pytest.raises(external.Refusal) as value:
             server.publish(weights(21))
-        assert f"was given the weights {server.tag!r} and says that it serves {before!r}" in str(found.value)
+        assert f"was given the weights {server.tag!r} and says that it serves {before!r}" in str(value.value)
 
 
 def test_a_server_that_takes_no_weights_is_refused(url, folder, tmp_path):

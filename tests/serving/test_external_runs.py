@@ -40,9 +40,9 @@ def test_a_run_samples_from_a_server(url, worker, tmp_path, folder, changes):
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     for line in lines[1:]:
         assert line["skipped_updates"] == 0 and line["grad_norm"] > 0 and line["max/mismatch"] < 2e-5
-    found = trained(tmp_path)  # which samples by itself
-    assert found.source.server is None and found.step == 3
-    whole = found.params if found.lora is None else merge(found.params, found.lora)
+    result = trained(tmp_path)  # which samples by itself
+    assert result.source.server is None and result.step == 3
+    whole = result.params if result.lora is None else merge(result.params, result.lora)
     assert worker.tag == digest(jax.device_get(whole))  # of the evaluation after the last step
 
 
@@ -58,9 +58,9 @@ def test_a_run_whose_server_fails_continues_with_the_next(url, tmp_path, folder)
     config = config_of(url, folder)
     loop.train(config, tmp_path / "straight")
     assert all(line["max/mismatch"] < 2e-5 for line in run_files.lines(tmp_path / "straight")[1:])
-    with troubled(url, dies) as at, pytest.raises(external.Refusal, match="status 400: not now") as found:
+    with troubled(url, dies) as at, pytest.raises(external.Refusal, match="status 400: not now") as result:
         loop.train(config_of(at, folder), tmp_path / "broken")
-    assert "trajectory" in found.value.__notes__[0]
+    assert "trajectory" in result.value.__notes__[0]
     with pytest.warns(RuntimeWarning, match="server.url"):
         loop.train(config, tmp_path / "broken", resume=True)
     plain = config_of("", folder)
@@ -88,10 +88,10 @@ def test_a_server_with_other_weights_ends_the_run(url, folder):
         return choice(lambda one: one.update(weight_versions=tag * len(one["token_ids"])))
 
     with troubled(url, pretend) as at:
-        with pytest.raises(external.Mismatch) as found:
+        with pytest.raises(external.Mismatch) as result:
             next(steps_of(config_of(at, folder)))
-        said = f"{at} says that it serves the weights {tag[0]!r}; the run published {tag[0]!r}"
-        assert said in str(found.value) and "more than server.max_mismatch=0.05" in str(found.value)
+        message = f"{at} says that it serves the weights {tag[0]!r}; the run published {tag[0]!r}"
+        assert message in str(result.value) and "more than server.max_mismatch=0.05" in str(result.value)
         next(steps_of(config_of(at, folder, **{"server.max_mismatch": 100.0})))
 
 

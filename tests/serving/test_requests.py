@@ -101,13 +101,13 @@ def test_wrong_requests_are_refused_with_a_reason(chat, body, reason):
     if reason is None:
         assert asked(body, chat).prompts == [[257]]
         return
-    with pytest.raises(Refused, match=reason if reason.endswith("$") else None) as found:
+    with pytest.raises(Refused, match=reason if reason.endswith("$") else None) as result:
         asked(body, chat)
-    assert reason.rstrip("$") in str(found.value) and found.value.status == 400
-    json.dumps(found.value.param)
+    assert reason.rstrip("$") in str(result.value) and result.value.status == 400
+    json.dumps(result.value.param)
 
 
 def test_another_model_is_not_found():
-    with pytest.raises(Refused, match="'tiny'") as found:
+    with pytest.raises(Refused, match="'tiny'") as result:
         asked({"prompt": "a", "model": "other"})
-    assert found.value.status == 404 and found.value.code == "model_not_found"
+    assert result.value.status == 404 and result.value.code == "model_not_found"

@@ -135,9 +135,9 @@ def test_many_clients_share_the_slots(client):
         return complete(client, seed=i, max_tokens=5 + i, stream=False).choices[0].token_ids
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(ask, range(16)))
+        result = list(pool.map(ask, range(16)))
     for i in range(16):
-        assert found[i] == sampled(PROMPT, [i], 5 + i)[i].tokens.tolist()
+        assert result[i] == sampled(PROMPT, [i], 5 + i)[i].tokens.tolist()
 
 
 def running(worker):
@@ -175,11 +175,11 @@ def test_a_client_that_goes_away_frees_its_rows(client, url, worker, kind):
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
                     b"Content-Length: %d\r\n\r\n" % len(content) + content)
         until(lambda: worker._inbox.qsize())
-        found = []
-        waits, second = held(worker, lambda engine: (engine.step(), found.extend(engine.running)))
+        result = []
+        waits, second = held(worker, lambda engine: (engine.step(), result.extend(engine.running)))
         event.set()
         waits.wait()
-        assert len(found) == SLOTS
+        assert len(result) == SLOTS
     until(lambda: worker._inbox.qsize())  # the engine has noticed it
     after = worker.call(lambda engine: (engine.running, len(engine._queue)))
     second.set()
@@ -210,9 +210,9 @@ def test_rows_that_fail_twice_are_given_up_and_others_continue(client, worker, m
         return decode(model, weights, slots, lanes, *arguments, **options)
 
     monkeypatch.setattr(engines.programs_of, "decode", broken)
-    with pytest.raises(openai.InternalServerError, match="the device is on fire") as found:
+    with pytest.raises(openai.InternalServerError, match="the device is on fire") as result:
         complete(client, seed=77)
-    assert found.value.body["type"] == "server_error" and len(calls) == 2
+    assert result.value.body["type"] == "server_error" and len(calls) == 2
     with pytest.raises(openai.APIError, match="the device is on fire"):  # the status of a stream has been sent
         list(complete(client, seed=77, stream=True))
     assert complete(client).choices[0].token_ids == sampled(PROMPT, [5], 12)[5].tokens.tolist()
@@ -220,9 +220,9 @@ def test_rows_that_fail_twice_are_given_up_and_others_continue(client, worker, m
 
 
 def refused(client, kind, **fields):
-    with pytest.raises(kind) as found:
+    with pytest.raises(kind) as result:
         complete(client, **fields)
-    return found.value
+    return result.value
 
 
 def test_errors_are_in_the_format_of_openai(client, url):

@@ -9,11 +9,11 @@ TEXT = "naïve 🙂 ab\nabc end"
 
 
 def pieces(text, sizes, stops=()):
-    ids, one, found = ByteTokenizer().encode(text), Spelling(ByteTokenizer(), stops), []
+    ids, one, result = ByteTokenizer().encode(text), Spelling(ByteTokenizer(), stops), []
     cuts = [0, *np.cumsum(sizes), len(ids)]
     for start, end in zip(cuts, cuts[1:]):
-        found.append(one.feed(ids[start:end], last=end == len(ids)))
-    return found, one
+        result.append(one.feed(ids[start:end], last=end == len(ids)))
+    return result, one
 
 
 @pytest.mark.parametrize("stops", [(), ("abc",), ("🙂 a", "zz"), ("nothing",), ("\nabd", " end")])
@@ -22,13 +22,13 @@ def test_pieces_are_the_whole_cut_before_the_first_stop_text(stops):
     random = np.random.default_rng(0)
     for _ in range(50):
         sizes = random.integers(0, 5, 12)
-        found, _ = pieces(TEXT, sizes[np.cumsum(sizes) < len(TEXT.encode())], stops)
-        assert "".join(found) == whole
+        result, _ = pieces(TEXT, sizes[np.cumsum(sizes) < len(TEXT.encode())], stops)
+        assert "".join(result) == whole
 
 
 def test_what_may_be_the_beginning_of_a_stop_text_is_held_back():
-    found, one = pieces("xabab!", [3, 1, 1], ("abc", "b!"))
-    assert found == ["x", "ab", "", "a"] and one.ended and one.held == "b!"
+    result, one = pieces("xabab!", [3, 1, 1], ("abc", "b!"))
+    assert result == ["x", "ab", "", "a"] and one.ended and one.held == "b!"
     assert pieces("xab", [2], ("abc",))[0] == ["x", "ab"]  # the end shows that it is none
 
 

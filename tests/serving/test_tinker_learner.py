@@ -77,16 +77,16 @@ def test_losses_and_gradients_are_those_of_plain_jax(learner, name):
     logprobs, pull = jax.vjp(lambda tree: plain_logprobs()(tree, examples), adapter.tree)
     losses, cotangent = jax.vjp(lambda p: weights * plain_loss(name, p, *given), logprobs)
     grads, = pull(cotangent(jnp.ones_like(losses))[0])
-    found = learner.forward_backward(adapter, examples, name, {})
-    assert [len(x) for x in found.logprobs] == list(LENGTHS)
-    assert found.loss == pytest.approx(float(losses.sum()), rel=1e-5)
-    np.testing.assert_allclose(np.concatenate(found.logprobs), logprobs, atol=1e-5)
-    np.testing.assert_allclose(np.concatenate(found.losses), losses, rtol=1e-5, atol=1e-5)
+    result = learner.forward_backward(adapter, examples, name, {})
+    assert [len(x) for x in result.logprobs] == list(LENGTHS)
+    assert result.loss == pytest.approx(float(losses.sum()), rel=1e-5)
+    np.testing.assert_allclose(np.concatenate(result.logprobs), logprobs, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(result.losses), losses, rtol=1e-5, atol=1e-5)
     scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(grads))
     assert scale > 0.01
     jax.tree.map(lambda own, g: np.testing.assert_allclose(own / scale, g / scale, atol=1e-5), adapter.grads, grads)
     once = learner.forward(adapter.tree, examples, name, {})
-    assert once.loss == pytest.approx(found.loss, rel=1e-6)
+    assert once.loss == pytest.approx(result.loss, rel=1e-6)
 
 
 def test_gradients_add_up_and_a_step_is_that_of_optax(learner):
@@ -132,8 +132,8 @@ def test_an_adapter_filled_up_with_zeros_has_the_same_product(learner):
     adapter = adapter_of(learner, Shape(3, mlp=False))
     padded = learner.padded(adapter.tree, 5)
     assert {x["a"].shape[-1] for x in padded.values()} == {5} and set(padded) > set(adapter.tree)
-    expected, found = lora.merge(params(), adapter.tree), lora.merge(params(), padded)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, expected)
+    expected, result = lora.merge(params(), adapter.tree), lora.merge(params(), padded)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), result, expected)
 
 
 def test_rows_are_few_and_hold_every_example_once():
@@ -142,10 +142,10 @@ def test_rows_are_few_and_hold_every_example_once():
     assert {rows.tokens.shape for rows in batches} == {(2, 32)}
     assert sum(int((rows.end > 0).sum()) for rows in batches) == sum(LENGTHS)
     for name in ("tokens", "targets"):
-        for one, found in zip(examples, unpack([getattr(x, name) for x in batches], examples, places), strict=True):
-            assert (found == getattr(one, name)).all()
-    for one, found in zip(examples, unpack([x.fields["advantages"] for x in batches], examples, places), strict=True):
-        assert (found == one.fields["advantages"]).all()
+        for one, result in zip(examples, unpack([getattr(x, name) for x in batches], examples, places), strict=True):
+            assert (result == getattr(one, name)).all()
+    for one, result in zip(examples, unpack([x.fields["advantages"] for x in batches], examples, places), strict=True):
+        assert (result == one.fields["advantages"]).all()
     positions = unpack([x.positions for x in batches], examples, places)
     assert all((x == np.arange(len(x))).all() for x in positions)
 

@@ -85,31 +85,31 @@ def test_a_short_loop_lowers_the_loss_and_samples_have_the_new_weights(client, t
     adapter = jax.device_get(server[1].model(training.model_id).adapter.tree)
     untrained = sampled(PROMPT, (20, 21), 8)
     for sampler, expected in ((last, merged(adapter, (20, 21), 8)), (base, untrained.values()), (first, untrained.values())):
-        found = sampler.sample(types.ModelInput.from_ints(PROMPT), 2, params, include_prompt_logprobs=True).result(60)
-        for one, node in zip(found.sequences, expected, strict=True):
+        result = sampler.sample(types.ModelInput.from_ints(PROMPT), 2, params, include_prompt_logprobs=True).result(60)
+        for one, node in zip(result.sequences, expected, strict=True):
             assert one.tokens == node.tokens.tolist()
             np.testing.assert_allclose(one.logprobs, node.logprobs, atol=1e-4)
             assert one.stop_reason == {"limit": "length", "stop": "stop"}[node.finish]
-        assert len(found.prompt_logprobs) == len(PROMPT)
+        assert len(result.prompt_logprobs) == len(PROMPT)
 
 
 def test_reinforcement_on_samples_of_the_sampler(training):
     """Log-probs of the sampler are those of the learner, so the ratio is 1 and the loss -sum(A)."""
     sampler = training.save_weights_and_get_sampling_client().result(60)
     params = types.SamplingParams(max_tokens=6, seed=1, stop=[])
-    found = sampler.sample(types.ModelInput.from_ints(PROMPT), 3, params).result(60)
+    result = sampler.sample(types.ModelInput.from_ints(PROMPT), 3, params).result(60)
     data = []
-    for i, one in enumerate(found.sequences):
+    for i, one in enumerate(result.sequences):
         ids, before = PROMPT + one.tokens, len(PROMPT) - 1
         data.append(types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs={
             "target_tokens": np.array(ids[1:]), "logprobs": np.array([0.0] * before + one.logprobs, np.float32),
             "advantages": np.array([0.0] * before + [i - 0.5] * len(one.tokens), np.float32)}))
-    total = sum((i - 0.5) * len(one.tokens) for i, one in enumerate(found.sequences))
+    total = sum((i - 0.5) * len(one.tokens) for i, one in enumerate(result.sequences))
     for loss, settings in (("importance_sampling", None), ("ppo", {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1})):
         outcome = training.forward(data, loss, settings).result(60)
         assert outcome.metrics["loss:sum"] == pytest.approx(-total, abs=1e-3)
         np.testing.assert_allclose(outcome.loss_fn_outputs[1]["logprobs"].to_numpy()[len(PROMPT) - 1:],
-                                   found.sequences[1].logprobs, atol=1e-4)
+                                   result.sequences[1].logprobs, atol=1e-4)
 
 
 def test_states_and_named_weights_come_back(client, training):
@@ -251,8 +251,8 @@ def test_the_example_of_the_guide_runs(server, capsys):
 
 
 def test_capabilities_and_the_end_of_a_session(server, tmp_path):
-    found = tinker.RestClient(base_url=server[0], api_key=KEY).get_server_capabilities().result(60).supported_models[0]
-    assert (found.model_name, found.max_context_length, found.trainable, found.sampleable) == ("tiny", 64, True, True)
+    result = tinker.RestClient(base_url=server[0], api_key=KEY).get_server_capabilities().result(60).supported_models[0]
+    assert (result.model_name, result.max_context_length, result.trainable, result.sampleable) == ("tiny", 64, True, True)
     service = make_service(tmp_path, models=1)
     with serving(tmp_path, service) as (url, _):
         for _ in range(2):  # the second one has room as the first session has ended

@@ -62,14 +62,14 @@ def merged(adapter, seeds, limit=10, **fields):
     own = params() if adapter is None else lora.merge(params(), adapter)
     engine = Engine(MODEL, own, KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
     engine.submit(*(Request(seed, limit, PROMPT, **fields) for seed in seeds))
-    found = {}
+    result = {}
     while nodes := engine.collect():
-        found |= {node.uid: node for node in nodes}
-    return [found[seed] for seed in seeds]
+        result |= {node.uid: node for node in nodes}
+    return [result[seed] for seed in seeds]
 
 
-def check_nodes(found, expected):
-    for one, other in zip(found, expected, strict=True):
+def check_nodes(result, expected):
+    for one, other in zip(result, expected, strict=True):
         assert one.tokens.tolist() == other.tokens.tolist() and one.finish == other.finish
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
@@ -82,10 +82,10 @@ def test_many_adapters_are_sampled_at_once_each_under_its_own_weights(service):
     snapshots = [Snapshot(tree) for tree in trees]
     order = [0, 1, 2, 1, 0, 2, 2, 1]
     futures = [service.sample(snapshots[which], rows(range(3 * i, 3 * i + 3))) for i, which in enumerate(order)]
-    found = [future.result(120) for future in futures]
+    result = [future.result(120) for future in futures]
     for i, which in enumerate(order[:4]):
-        check_nodes(found[i], merged(trees[which], range(3 * i, 3 * i + 3)))
-    assert len({tuple(found[i][0].tokens) for i in (0, 1, 2)}) == 3
+        check_nodes(result[i], merged(trees[which], range(3 * i, 3 * i + 3)))
+    assert len({tuple(result[i][0].tokens) for i in (0, 1, 2)}) == 3
     programs = service.worker.call(lambda engine: engine.programs).result()
     assert ("with_adapters",) in programs, "the base is not read again for each adapter"
 
@@ -158,8 +158,8 @@ def test_samplers_of_checkpoints_and_snapshots_keep_their_weights(service):
     service.open_sampler(f"{session}:sample:3", "tiny", None)
     train(service, name, steps=2)
     for i, expected in enumerate((was, was, was, None)):
-        found = service.snapshot_of(f"{session}:sample:{i}").tree
-        assert found is None if expected is None else equal(found, expected)
+        result = service.snapshot_of(f"{session}:sample:{i}").tree
+        assert result is None if expected is None else equal(result, expected)
     assert [service.address_of(f"{session}:sample:{i}") for i in range(4)] == [path, None, None, None]
     service.save_to_sample(name, None, f"{session}:sample:4", True).result(60)
     assert equal(service.snapshot_of(f"{session}:sample:2").tree, tree(service, name)), "all in flight have the newest"
@@ -179,14 +179,14 @@ def test_log_probs_of_prompts_are_those_of_the_adapter(service):
     name = created(service)
     train(service, name, steps=2)
     for adapter in (tree(service, name), None):
-        found = service.score(Snapshot(adapter), PROMPT, None).result(60)
+        result = service.score(Snapshot(adapter), PROMPT, None).result(60)
         ids = np.array(PROMPT)
         states, _, _ = MODEL.hidden_states(params(), ids[None], np.ones((1, len(ids)), bool), lora=adapter)
         logits = jax.nn.log_softmax(MODEL.finished(states[0] @ MODEL.unembedding(params()).T))
-        np.testing.assert_allclose(found[1:], logits[np.arange(len(ids) - 1), ids[1:]], atol=1e-4)
-        assert np.isnan(found[0])
+        np.testing.assert_allclose(result[1:], logits[np.arange(len(ids) - 1), ids[1:]], atol=1e-4)
+        assert np.isnan(result[0])
     last = service.score(Snapshot(), PROMPT, 3).result(60)
-    assert np.isnan(last[:-3]).all() and (last[-3:] == found[-3:]).all()
+    assert np.isnan(last[:-3]).all() and (last[-3:] == result[-3:]).all()
     assert np.isnan(service.score(Snapshot(), [65], None).result(60)).all()
 
 

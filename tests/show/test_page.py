@@ -148,9 +148,9 @@ def test_script_is_valid(page):
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
 def test_page_in_a_browser(page):
-    found = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()],
-                           capture_output=True, text=True, timeout=60)
-    dom = found.stdout
+    result = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()],
+                            capture_output=True, text=True, timeout=60)
+    dom = result.stdout
     assert "<title>&lt;b&gt;one, two</title>" in dom  # no sample took it
     rows = dom[dom.index('<table id="rows"'):dom.index('class="pager"')]
     assert rows.count('<tr class="prompt">') == 8 and rows.count('class="number"') == 16 * 3
@@ -165,8 +165,8 @@ def test_page_in_a_browser(page):
 def test_the_address_chooses_the_view(page, tmp_path):
     view = f"{page.as_uri()}#samples?color=advantages&step=3&nothing=1"
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=900,700", f"--screenshot={tmp_path / 'page.png'}"]
-    found = subprocess.run([BROWSER, *options, "--dump-dom", view], capture_output=True, text=True, timeout=60)
-    rows = found.stdout[found.stdout.index('<table id="rows"'):found.stdout.index('class="pager"')]
+    result = subprocess.run([BROWSER, *options, "--dump-dom", view], capture_output=True, text=True, timeout=60)
+    rows = result.stdout[result.stdout.index('<table id="rows"'):result.stdout.index('class="pager"')]
     assert 0 < rows.count('<tr class="prompt">') < 8 and "background: rgba(0, 114, 178" in rows and "rgba(213, 94, 0" in rows
 
 

@@ -65,8 +65,8 @@ def test_each_symptom_is_found_and_named(name, value):
     metrics = healthy()
     assert findings(metrics) == []
     metrics[name] = np.append(metrics.get(name, np.zeros(50))[:40], np.full(10, value))
-    found, = findings(metrics)
-    assert f"({name})" in found
+    result, = findings(metrics)
+    assert f"({name})" in result
 
 
 def test_a_falling_score_is_distinguished_from_noise():

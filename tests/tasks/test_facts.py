@@ -42,8 +42,8 @@ def test_worked_example_of_boxes():
     boxes, reward = [(10, 10, 30, 30), (0, 0, 200, 150), (100, 100, 140, 125)], rewards.make("box")
     problems = [Problem("", "", 0, extra={"box": box, "image": (400, 300)}) for box in boxes]
     moved = [f"({', '.join(str(x + 4) for x in box)})" for box in boxes]
-    found = reward.fn([" ".join(map(str, box)) for box in boxes] + moved, [""] * 6, problems * 2)
-    np.testing.assert_allclose(found, [1.375] * 3 + [1.241188, 1.351492, 1.275471], rtol=1e-6)
+    result = reward.fn([" ".join(map(str, box)) for box in boxes] + moved, [""] * 6, problems * 2)
+    np.testing.assert_allclose(result, [1.375] * 3 + [1.241188, 1.351492, 1.275471], rtol=1e-6)
     np.testing.assert_allclose(reward.fn(["", "30 30 10 10", "1 2 3"], [""] * 3, problems), 0)
     assert find_box("at 9: 1,2,3.5,4") == (1, 2, 3.5, 4) and find_box("4 4 2 2") is None
     task = tasks.make("grounding", size=40)
@@ -75,9 +75,9 @@ def test_facts_of_problems_are_extras_of_prompts():
     forest = grow(forest, np.arange(2), np.arange(2), role=Role.POLICY, length=np.ones(2, int), stopped=zeros > -1,
                   rewards=zeros, components=zeros[:, None], texts=["", ""], answers=None, tokens=zeros, logprobs=zeros,
                   entropies=zeros, version=zeros)
-    found = paths(forest, of_problems=task.facts, **SHAPE).extras["target_weights"]
-    assert found.dtype == np.float32 and found.shape == (3,)
-    np.testing.assert_allclose(found, [p.extra["target_weights"] for p in [*problems, problems[0]]], rtol=1e-6)
+    result = paths(forest, of_problems=task.facts, **SHAPE).extras["target_weights"]
+    assert result.dtype == np.float32 and result.shape == (3,)
+    np.testing.assert_allclose(result, [p.extra["target_weights"] for p in [*problems, problems[0]]], rtol=1e-6)
     assert "target_weights" not in paths(forest, **SHAPE).extras
 
 

@@ -42,16 +42,16 @@ def test_ids_levels_and_held_out_problems_of_both():
 @pytest.mark.parametrize("weight, shares", [(1, {0: 4, 1: 4}), (3, {0: 2, 1: 6})])
 def test_every_batch_has_the_share_of_every_task(weight, shares):
     task = two(weight)
-    _, found = stream(task, 8, 60)
-    assert all(Counter(p.task for p in batch) == shares for batch in found)
-    seen = [p.id for batch in found for p in batch if p.task == 0]
+    _, result = stream(task, 8, 60)
+    assert all(Counter(p.task for p in batch) == shares for batch in result)
+    seen = [p.id for batch in result for p in batch if p.task == 0]
     assert sorted(seen[:82]) == list(range(82))  # every problem of a task once, before one comes again
 
 
 def test_the_remainder_rotates():
     task = setup.make_task("arithmetic(label=a), arithmetic(label=b, level=mul2), arithmetic(label=c, level=add3)")
-    _, found = stream(task, 4, 6)
-    counts = np.array([[sum(p.task == k for p in batch) for k in range(3)] for batch in found])
+    _, result = stream(task, 4, 6)
+    counts = np.array([[sum(p.task == k for p in batch) for k in range(3)] for batch in result])
     assert ((counts >= 1) & (counts <= 2)).all() and counts.sum(0).tolist() == [8, 8, 8]
 
 
@@ -77,10 +77,10 @@ def test_each_completion_is_scored_by_the_rewards_of_its_task():
     sum_, product = task.train[0], task.train[82]
     texts = [sum_.answer, f"so {sum_.answer}", product.answer, f"{product.answer}.0", "x"]
     problems = [sum_, sum_, product, product, product]
-    found = reward(texts, [p.answer for p in problems], problems)
-    np.testing.assert_array_equal(found.total, [1, 0, 1.5, 1.5, 0.5])  # `exact` of sums, `numeric` and `format` of products
-    np.testing.assert_array_equal(found.components, [[1, np.nan], [0, np.nan], [1, 1], [1, 1], [0, 1]])
-    assert found.seconds.shape == (3,) and reward.extract("12", product) == 12 and reward.extract("12", sum_) == "12"
+    result = reward(texts, [p.answer for p in problems], problems)
+    np.testing.assert_array_equal(result.total, [1, 0, 1.5, 1.5, 0.5])  # `exact` of sums, `numeric` and `format` of products
+    np.testing.assert_array_equal(result.components, [[1, np.nan], [0, np.nan], [1, 1], [1, 1], [0, 1]])
+    assert result.seconds.shape == (3,) and reward.extract("12", product) == 12 and reward.extract("12", sum_) == "12"
     config = default_config()
     config.rewards = "last_number"
     assert setup.make_reward(config, task).names == ("last_number",)  # given for all
@@ -97,12 +97,12 @@ def test_thresholds_and_metrics_are_those_of_each_task():
                           texts=["x"] * 4, answers=None, tokens=[5] * 8, logprobs=[-1.0] * 8, entropies=[1.0] * 8,
                           version=[0] * 8)
     assert forest.solved[forest.ends].tolist() == [True, False, False, True]
-    found = by_task.metrics(forest, ["a", "b", "c"])
+    result = by_task.metrics(forest, ["a", "b", "c"])
     expected = {"a": (1, 0.4, 0.4, 0.5, 2), "b": (1, 1.4, 0.9, 0.5, 2)}
     for label, values in expected.items():
         for name, value in zip(("prompts", "reward", "score", "solved", "length"), values):
-            assert found[f"task/{label}/{name}"] == pytest.approx(value)
-    assert found["task/c/prompts"] == 0 and "task/c/score" not in found
+            assert result[f"task/{label}/{name}"] == pytest.approx(value)
+    assert result["task/c/prompts"] == 0 and "task/c/score" not in result
     assert forests.metrics(forest)["reward/b/format"] == 0.5  # over the completions that have it
     rollouts = forests.paths(forest, group=2, prompts=3, tokens=lambda n: n, prompt_tokens=lambda n: n, version=0)
     assert rollouts.extras["task"].tolist() == [0, 1, 0] and rollouts.reward_components[0, :, 1].tolist() == [0, 0]

@@ -84,12 +84,12 @@ def test_plain_text_starts_with_bos_where_transformers_puts_one(tmp_path, templa
     assert [i for i in theirs.encode("the") if i != 2] == first(ours, "the")
 
 
-@pytest.mark.parametrize("pre, said, wanted", (
+@pytest.mark.parametrize("pre, keys, wanted", (
     ("smollm", {}, False), ("smollm", {"add_bos_token": True}, True), ("llama-bpe", {}, True),
     ("llama-bpe", {"add_bos_token": False}, False)))
-def test_a_gguf_says_whether_plain_text_starts_with_bos(tmp_path, backend, pre, said, wanted):
-    assert load(byte_level_gguf(tmp_path / "m.gguf", backend, pre, bos_token_id=1, **said)).adds_bos is wanted
-    assert load(byte_level_gguf(tmp_path / "none.gguf", backend, pre, **said)).adds_bos is False  # there is no BOS
+def test_a_gguf_says_whether_plain_text_starts_with_bos(tmp_path, backend, pre, keys, wanted):
+    assert load(byte_level_gguf(tmp_path / "m.gguf", backend, pre, bos_token_id=1, **keys)).adds_bos is wanted
+    assert load(byte_level_gguf(tmp_path / "none.gguf", backend, pre, **keys)).adds_bos is False  # there is no BOS
 
 
 def test_a_sentencepiece_model_wants_bos_unless_its_config_denies_it(tmp_path, sentencepiece_models):

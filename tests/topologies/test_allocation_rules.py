@@ -16,8 +16,8 @@ dars, speed_rl, xrpo = (sys.modules[f"jaxrl_llm.topologies.{name}"] for name in 
     ("equal", 32, False, [24, 11, 3, 1, 0, 0, 0, 0, 0]), ("equal", 32, True, [9, 5, 2, 1, 0, 0, 0, 0, 0]),
     ("hardness", 64, False, [56, 24, 8, 3, 0, 0, 0, 0, 0]), ("hardness", 64, True, [23, 14, 6, 3, 0, 0, 0, 0, 0])])
 def test_dars_table(weighting, most, use_std, expected):
-    found = dars.extra_rollouts(np.arange(9) / 8, 8, most, weighting=weighting, use_std=use_std)
-    assert found.tolist() == expected
+    result = dars.extra_rollouts(np.arange(9) / 8, 8, most, weighting=weighting, use_std=use_std)
+    assert result.tolist() == expected
 
 
 def test_dars_brings_hard_prompts_to_the_target():

@@ -11,8 +11,8 @@ from jaxrl_llm.training.groups import halves
 def test_shares_of_the_worked_examples():
     """Difficulty .75: .6 of the solution with a range of .8; .695 and 13 of 20 tokens with .9 and a noise of .02."""
     first, valid = np.float32([[1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]]), np.ones((3, 4), bool)
-    found = make_guide("adhint", noise=0.0).second(first, valid, np.zeros(len(first), np.float32))
-    np.testing.assert_allclose(found, [0.6, 0.0, 0.8], atol=1e-6)
+    result = make_guide("adhint", noise=0.0).second(first, valid, np.zeros(len(first), np.float32))
+    np.testing.assert_allclose(result, [0.6, 0.0, 0.8], atol=1e-6)
     ratio = hint_ratio(np.float32([[0, 0, 0, 1]]), np.ones((1, 4), bool), np.float32([0.02]), high=0.9)
     np.testing.assert_allclose(ratio, [0.695], atol=1e-6)
     assert hint_length(ratio, np.array([20])).tolist() == [13]
@@ -24,11 +24,11 @@ def test_hints_stay_in_their_range_and_grow_with_difficulty():
     valid[:, 0] = True
     guide = make_guide("adhint", low=0.1, high=0.7)
     normal = rng.standard_normal(400).astype(np.float32)
-    found = guide.second(rewards, valid, normal)
-    assert found.min() >= np.float32(0.1) and found.max() <= np.float32(0.7)
+    result = guide.second(rewards, valid, normal)
+    assert result.min() >= np.float32(0.1) and result.max() <= np.float32(0.7)
     rate = (rewards * valid).sum(1) / valid.sum(1)
-    assert (found[rate == 1] == np.float32(0.1)).all() and np.corrcoef(found, rate)[0, 1] < -0.9
-    np.testing.assert_array_equal(found[:7], guide.second(rewards[:7], valid[:7], normal[:7]))  # alone as in company
+    assert (result[rate == 1] == np.float32(0.1)).all() and np.corrcoef(result, rate)[0, 1] < -0.9
+    np.testing.assert_array_equal(result[:7], guide.second(rewards[:7], valid[:7], normal[:7]))  # alone as in company
 
 
 def test_an_expert_takes_the_first_places_of_each_group():
@@ -64,14 +64,14 @@ def test_impossible_settings_are_refused():
 
 def test_nodes_of_completions_that_an_expert_began():
     """An expert's alone, a prefix, the policy's alone, an empty one."""
-    found = halves(np.array([3, 2, 0, 0]), np.array([3, 5, 4, 0]))
-    assert found.row.tolist() == [0, 1, 1, 2, 3] and found.role.tolist() == [4, 4, 1, 1, 1]
-    assert found.length.tolist() == [3, 2, 3, 4, 0]
-    assert found.first.tolist() == [True, True, False, True, True] and found.last.tolist() == [True, False, True, True, True]
+    result = halves(np.array([3, 2, 0, 0]), np.array([3, 5, 4, 0]))
+    assert result.row.tolist() == [0, 1, 1, 2, 3] and result.role.tolist() == [4, 4, 1, 1, 1]
+    assert result.length.tolist() == [3, 2, 3, 4, 0]
+    assert result.first.tolist() == [True, True, False, True, True] and result.last.tolist() == [True, False, True, True, True]
     rng = np.random.default_rng(4)
     lengths = rng.integers(0, 6, 200)
     begun = rng.integers(0, lengths + 1)
-    found = halves(begun, lengths)
-    np.testing.assert_array_equal(np.bincount(found.row, found.length, 200), lengths)
-    np.testing.assert_array_equal(np.bincount(found.row, found.length * (found.role == 4), 200), begun)
-    assert (np.bincount(found.row, found.last, 200) == 1).all() and (np.bincount(found.row, found.first, 200) == 1).all()
+    result = halves(begun, lengths)
+    np.testing.assert_array_equal(np.bincount(result.row, result.length, 200), lengths)
+    np.testing.assert_array_equal(np.bincount(result.row, result.length * (result.role == 4), 200), begun)
+    assert (np.bincount(result.row, result.last, 200) == 1).all() and (np.bincount(result.row, result.first, 200) == 1).all()

@@ -53,9 +53,9 @@ watched.defvjp(lambda logprobs, mask: (logprobs, mask), _backward)
 
 
 def params():
-    found = MODEL.init(jax.random.key(0))
-    return found | {"layers": jax.tree.map(lambda x: x * 6 if x.ndim == 3 else x, found["layers"]),
-                    "embed": found["embed"] * 10}
+    result = MODEL.init(jax.random.key(0))
+    return result | {"layers": jax.tree.map(lambda x: x * 6 if x.ndim == 3 else x, result["layers"]),
+                     "embed": result["embed"] * 10}
 
 
 @functools.cache
@@ -106,8 +106,8 @@ def logprobs(params, lora, rollouts) -> tuple[Any, Any]:
 def gradient(objective, lora, rollouts, advantages):
     """Of the objective, by plain rows, with respect to the adapters or else to the parameters."""
     def loss(tree):
-        found, _ = logprobs(*((tree, None) if lora is None else (params(), tree)), rollouts)
-        return objective.update(found, rollouts, advantages, objective.init())[0]
+        result, _ = logprobs(*((tree, None) if lora is None else (params(), tree)), rollouts)
+        return objective.update(result, rollouts, advantages, objective.init())[0]
 
     return jax.jit(jax.grad(loss))(params() if lora is None else lora)
 
@@ -117,9 +117,9 @@ def fresh_state(objective, lora=None, estimator=None):
     return state_lib.create(params(), lora, GRADIENT, estimator, objective, jax.random.key(1))
 
 
-def distance(found, wanted) -> float:
+def distance(result, wanted) -> float:
     """Largest difference of two trees, as a share of the largest number of each leaf of the second."""
-    apart = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(b).max()), found, wanted)
+    apart = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(b).max()), result, wanted)
     return max(jax.tree.leaves(apart))
 
 

@@ -77,21 +77,21 @@ def plain_update(objective, tree, place, case, rollouts, advantage):
     rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
 
     def loss(tree):
-        found = forests.plain_logprobs(MODEL, *place(tree)[:1], forests.plain_rows(case), TEMPERATURE, place(tree)[1])
-        return loss_terms(objective, *found, rollouts, advantage, objective.init())
+        result = forests.plain_logprobs(MODEL, *place(tree)[:1], forests.plain_rows(case), TEMPERATURE, place(tree)[1])
+        return loss_terms(objective, *result, rollouts, advantage, objective.init())
 
     (_, (metrics, _)), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(tree)
     return gradient, metrics
 
 
-def close(found, wanted, tolerance=2e-5):  # rounding of float32 differs by processor, by 1.05e-5 on one of them
-    for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
+def close(result, wanted, tolerance=2e-5):  # rounding of float32 differs by processor, by 1.05e-5 on one of them
+    for (path, a), b in zip(jax.tree.leaves_with_path(result), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, atol=tolerance * max(1, np.abs(b).max()), rtol=0, err_msg=jax.tree_util.keystr(path))
 
 
-def same_metrics(found, wanted):
+def same_metrics(result, wanted):
     for name, value in wanted.items():
-        assert found[name] == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
+        assert result[name] == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
 
 
 @functools.cache
@@ -109,10 +109,10 @@ def test_updates_row_by_row_and_at_once_equal_those_of_plain_rows(name, make):
     packed = packed_of(case)
     assert packed.node.shape[0] > 2  # micro-batches are parts of a group
     for size in (1, packed.node.shape[0]):
-        state, found = update(parts_of(name), size, fresh_state(objective), packed, rollouts, advantage)
+        state, result = update(parts_of(name), size, fresh_state(objective), packed, rollouts, advantage)
         close(state.opt_state, gradient)
-        same_metrics(found, metrics)
-        assert found["grad_norm"] == pytest.approx(float(optax.tree.norm(gradient)), rel=1e-4)
+        same_metrics(result, metrics)
+        assert result["grad_norm"] == pytest.approx(float(optax.tree.norm(gradient)), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -150,11 +150,11 @@ def test_groups_in_packed_rows_learn_as_rectangular_ones(experts):
     forest, leaves = of_groups(tokens[0], prompt_mask, tokens[1], np.asarray(rollouts.token_mask))
     packed = pack(forest, leaves, np.asarray(rollouts.token_mask), [12], multiple=2)
     parts = make_parts(policy, objective, optimizer, clip_norm=0.05, balance=0.0)
-    found, told = update(parts, 2, state(), packed, rollouts, advantage)
-    close(found.params, wanted.params, 2e-6)
-    assert metrics["grad_norm"] > 0.05 and told.keys() == metrics.keys()
+    result, measured = update(parts, 2, state(), packed, rollouts, advantage)
+    close(result.params, wanted.params, 2e-6)
+    assert metrics["grad_norm"] > 0.05 and measured.keys() == metrics.keys()
     metrics.pop("moe/max_load", None)  # last tokens, and prompts once more, are computed here
-    same_metrics(told, metrics)
+    same_metrics(measured, metrics)
 
 
 @pytest.mark.slow
@@ -167,9 +167,9 @@ def test_experts_are_balanced_over_all_micro_batches():
     parts = make_parts(policy, CLIPPED, KEEP, clip_norm=None, balance=0.5)
     packed = packed_of(case)
     whole, metrics = update(parts, packed.node.shape[0], state(), packed, rollouts, advantage)
-    one_by_one, found = update(parts, 1, state(), packed, rollouts, advantage)
+    one_by_one, result = update(parts, 1, state(), packed, rollouts, advantage)
     close(one_by_one.opt_state, whole.opt_state, 2e-6)
-    same_metrics(found, metrics)
+    same_metrics(result, metrics)
     assert metrics["moe/balance_loss"] > 1 and np.abs(whole.opt_state["layers"]["router"]["kernel"]).max() > 1e-4
 
 

@@ -78,11 +78,11 @@ def test_it_is_measured_and_exported(averaged, tmp_path):
 def test_of_adapters_it_is_adapters(averaged, tmp_path):
     loop.train(tiny(**{"lora.rank": 2, "steps": 1}), tmp_path)
     first, last = (run_files.saved(tmp_path, tiny(**{"lora.rank": 2, "steps": 1}), step) for step in (0, 1))
-    found = trained.trained(tmp_path, average=True)
+    result = trained.trained(tmp_path, average=True)
     for side in ("a", "b"):
         wanted = 0.75 * first[f".lora['q']['{side}']"] + 0.25 * last[f".lora['q']['{side}']"]
-        np.testing.assert_allclose(found.lora["q"][side], wanted, rtol=1e-5, atol=1e-8)
-    np.testing.assert_array_equal(found.params["embed"], first[".params['embed']"])
+        np.testing.assert_allclose(result.lora["q"][side], wanted, rtol=1e-5, atol=1e-8)
+    np.testing.assert_array_equal(result.params["embed"], first[".params['embed']"])
 
 
 def test_what_has_no_average_is_refused(averaged, tmp_path):

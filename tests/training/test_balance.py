@@ -90,21 +90,21 @@ def test_micro_batches_change_nothing(weight):
 
 @pytest.mark.slow
 def test_it_balances_and_pads_do_not_count():
-    skewed, nothing, found = fresh_state(), np.zeros_like(ADVANTAGES), []
+    skewed, nothing, result = fresh_state(), np.zeros_like(ADVANTAGES), []
     skewed.params["embed"] = skewed.params["embed"].at[:, 0].add(1.0)  # what all tokens have, the first expert likes
     router = skewed.params["layers"]["router"]
     router["kernel"] = router["kernel"].at[:, 0, 0].add(2.0)
     state = jax.tree.map(jnp.copy, skewed)
     for _ in range(30):
         state, metrics = update_of(1, 0.5)(state, batch(), nothing)
-        found.append({name: float(metrics[name]) for name in ("moe/balance_loss", "moe/max_load")})
-    assert found[0]["moe/balance_loss"] > K + 0.3 > K + 0.1 > found[-1]["moe/balance_loss"]
-    assert found[0]["moe/max_load"] == E / K and found[-1]["moe/max_load"] < 1.6
+        result.append({name: float(metrics[name]) for name in ("moe/balance_loss", "moe/max_load")})
+    assert result[0]["moe/balance_loss"] > K + 0.3 > K + 0.1 > result[-1]["moe/balance_loss"]
+    assert result[0]["moe/max_load"] == E / K and result[-1]["moe/max_load"] < 1.6
     other = batch()
     tokens, prompts = other.tokens.copy(), other.prompt_tokens.copy()
     tokens[0, 1], tokens[2], tokens[1, 0, 1:], prompts[2], prompts[0, 0] = 7, 7, 7, 7, 7  # all of it padding
     _, metrics = update_of(1, 0.5)(skewed, other.replace(tokens=tokens, prompt_tokens=prompts), nothing)
-    assert metrics["moe/balance_loss"] == pytest.approx(found[0]["moe/balance_loss"], rel=1e-6)
+    assert metrics["moe/balance_loss"] == pytest.approx(result[0]["moe/balance_loss"], rel=1e-6)
 
 
 def test_a_dense_model_has_nothing_to_balance():

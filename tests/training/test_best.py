@@ -20,10 +20,10 @@ def see(folder, values, start=0):
             with open(file, "a") as out:
                 out.write(json.dumps({"step": step, "eval/score": value}) + "\n")
     with Checkpoints(folder / "best", read_only=True) as store:
-        found = store.restore({"params": {"w": np.zeros(2, np.float32)}})
-        assert store.steps() == [found.step]
-    assert found.state["params"]["w"].tolist() == [found.step] * 2
-    return found.step, found.host["value"]
+        result = store.restore({"params": {"w": np.zeros(2, np.float32)}})
+        assert store.steps() == [result.step]
+    assert result.state["params"]["w"].tolist() == [result.step] * 2
+    return result.step, result.host["value"]
 
 
 def test_the_first_of_the_largest_is_kept(tmp_path):

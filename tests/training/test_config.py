@@ -94,9 +94,9 @@ def test_settings_that_an_optimiser_does_not_have_are_refused(key, name, value, 
 def test_an_optimiser_has_its_own_settings(name, given, used):
     config = default_config()
     config.optimizer.name, (config.optimizer.b1, config.optimizer.b2) = name, given
-    found = resolve(config, {})
-    assert (found.optimizer.b1, found.optimizer.b2) == used
-    assert resolve(found, {}).to_dict() == found.to_dict()
+    result = resolve(config, {})
+    assert (result.optimizer.b1, result.optimizer.b2) == used
+    assert resolve(result, {}).to_dict() == result.to_dict()
 
 
 def test_batch_arithmetic_is_refused_with_what_would_work():
@@ -120,11 +120,11 @@ def test_numbers_that_are_given_win_over_those_of_the_method():
     assert resolve(config, {}).learner.to_dict() | {"epochs": 1, "minibatches": 1} == resolve(config, {}).learner.to_dict()
     assert resolve(config, {"epochs": 3, "group_size": 64}).learner.epochs == 3
     config.learner.epochs, config.learner.minibatches = 1, 3  # 8 prompts: not cut down but refused
-    found = resolve(config, {"epochs": 3, "minibatches": 4})
-    assert (found.learner.epochs, found.learner.minibatches) == (1, 3)
+    result = resolve(config, {"epochs": 3, "minibatches": 4})
+    assert (result.learner.epochs, result.learner.minibatches) == (1, 3)
     with pytest.raises(ValueError, match="minibatches=3"):
-        check(found)
-    assert resolve(found, {"epochs": 3, "minibatches": 4}).to_dict() == found.to_dict()  # as on a resume
+        check(result)
+    assert resolve(result, {"epochs": 3, "minibatches": 4}).to_dict() == result.to_dict()  # as on a resume
 
 
 def test_table_of_the_batch_arithmetic():

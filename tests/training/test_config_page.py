@@ -30,11 +30,11 @@ def test_the_page_is_up_to_date():
         assert text.count(f"| `{key.name}` |") == 1 and f"    {key.name} ({key.default})" in help_text
 
 
-@pytest.mark.parametrize("source, found", [
+@pytest.mark.parametrize("source, result", [
     ('def f(c):\n    """Room."""\n    c.a = 1  # one, # two\n    d.b = 2  # other\n', [("a", "1", "one, # two")]),
     ('def f(c):\n    """Room."""\n    c.g = ConfigDict()  # group\n    c.g.x = "# no comment"\n',
      [("g", None, "group"), ("g.x", "'# no comment'", "")]),
     ('x = 1\ndef f():\n    """No room."""\n    return 1  # one\n', []),
 ])
-def test_keys_are_assignments_with_the_comment_of_their_line(source, found):
-    assert [key for _, keys in config_page.rooms(source) for key in keys] == found
+def test_keys_are_assignments_with_the_comment_of_their_line(source, result):
+    assert [key for _, keys in config_page.rooms(source) for key in keys] == result

@@ -79,12 +79,12 @@ def test_all_contexts_of_a_trajectory_have_its_advantage(played):
     total = np.array([forest.rewards[end] for end in forest.ends]).reshape(4, 4)
     z = (total - total.mean(1, keepdims=True)) / (total.std(1, ddof=1, keepdims=True) + 1e-6)
     z = np.where(total.std(1, keepdims=True) > 0, z, 0)
-    batch, found = learned.rollouts, np.asarray(learned.advantages)
+    batch, result = learned.rollouts, np.asarray(learned.advantages)
     seen = 0
     for p, g in np.argwhere(np.asarray(batch.valid)):
         prompt = int(np.flatnonzero([problem.id == batch.prompt_ids[p] for problem in forest.problems])[0])
         tokens = np.asarray(batch.mask)[p, g]
-        np.testing.assert_allclose(found[p, g][tokens], z[prompt, batch.extras["traj"][p, g]], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(result[p, g][tokens], z[prompt, batch.extras["traj"][p, g]], rtol=1e-4, atol=1e-5)
         seen += 1
     assert seen == len(forest.leaves) and learned.metrics["skipped_updates"] == 0
     assert learned.metrics["max/mismatch"] < 1e-4 and abs(learned.metrics["max/ratio"] - 1) < 1e-4

@@ -20,10 +20,10 @@ def tiny(**changes):
 
 
 def test_schedules_by_name():
-    found = [float(numbers.schedule("linear(start=0.4, end=0)", 4)(step)) for step in range(6)]
-    np.testing.assert_allclose(found, [0.4, 0.3, 0.2, 0.1, 0, 0], atol=1e-7)
-    found = [float(numbers.schedule("cosine(start=0, end=1, steps=2)", 100)(step)) for step in range(4)]
-    np.testing.assert_allclose(found, [0, 0.5, 1, 1], atol=1e-7)
+    result = [float(numbers.schedule("linear(start=0.4, end=0)", 4)(step)) for step in range(6)]
+    np.testing.assert_allclose(result, [0.4, 0.3, 0.2, 0.1, 0, 0], atol=1e-7)
+    result = [float(numbers.schedule("cosine(start=0, end=1, steps=2)", 100)(step)) for step in range(4)]
+    np.testing.assert_allclose(result, [0, 0.5, 1, 1], atol=1e-7)
     text = "linear(start=0.4, end=0)"
     assert keywords(f"kl_coef={text}, clip_high=0.3") == {"kl_coef": text, "clip_high": 0.3}
     for text, message in (("linar(start=1, end=0)", "Did you mean 'linear'"), ("linear(begin=1, end=0)", "'linear' 'begin'"),
@@ -65,9 +65,9 @@ def test_a_schedule_begins_when_the_policy_learns():
     for method, expected in (("vc_ppo", [0.4, 0.3, 0.2, 0.1, 0]), ("grpo", [2.4 / 6, 2 / 6, 1.6 / 6, 1.2 / 6, 0.8 / 6])):
         _, objective = numbers.method_parts(tiny(method=method, steps=6, **{
             "learner.epochs": 1, "learner.minibatches": 1, "critic.pretrain_steps": 2}), 16)
-        found = [objective.update(full, rollouts, full, objective.init()._replace(updates=jnp.int32(step)))[1][0]
-                 for step in range(5)]
-        np.testing.assert_allclose([metrics["objective/kl_coef"] for metrics in found], expected, atol=1e-6)
+        result = [objective.update(full, rollouts, full, objective.init()._replace(updates=jnp.int32(step)))[1][0]
+                  for step in range(5)]
+        np.testing.assert_allclose([metrics["objective/kl_coef"] for metrics in result], expected, atol=1e-6)
 
 
 def test_updates_on_a_batch_are_those_of_the_run():

@@ -91,9 +91,9 @@ def test_a_matrix_of_a_layer_is_moved_by_its_own_gradient():
     """Stacked matrices are no one matrix: that of the other layer changes nothing."""
     optimizer, _ = make_optimizer(1e-2, 10, name="muon")
     other = jax.tree.map(lambda x: x.at[1].multiply(3.0).at[1, 0].set(0.0) if x.ndim == 3 else x, gradient())
-    found = [optimizer.update(g, optimizer.init(params()), params())[0]["layers"]["q"]["kernel"] for g in (gradient(), other)]
-    np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-7)
-    assert np.abs(found[0][1] - found[1][1]).max() > 1e-4
+    result = [optimizer.update(g, optimizer.init(params()), params())[0]["layers"]["q"]["kernel"] for g in (gradient(), other)]
+    np.testing.assert_allclose(result[0][0], result[1][0], atol=1e-7)
+    assert np.abs(result[0][1] - result[1][1]).max() > 1e-4
 
 
 def test_adafactors_moments_are_factored_over_the_two_axes_of_a_matrix():

@@ -52,11 +52,11 @@ def batch(rng, S, T, lengths=None, prompts=None):
 def learned(S, T, given, changes):
     """`(weights at the start, weights, metrics of each step)` after a step on each of the given batches."""
     run, state = build(S, T, **changes)
-    frozen, before, found = run.learner.frozen(state.params), jax.device_get(state.trainable), []
+    frozen, before, result = run.learner.frozen(state.params), jax.device_get(state.trainable), []
     for rollouts in given:
         state, metrics, *_ = run.learner.learn(state, rollouts, frozen)
-        found.append(metrics)
-    return before, jax.device_get(state.trainable), found
+        result.append(metrics)
+    return before, jax.device_get(state.trainable), result
 
 
 def assert_alike(ours, wanted):
@@ -66,10 +66,10 @@ def assert_alike(ours, wanted):
     assert moved > 1e-3
     for a, b in zip(jax.tree.leaves(ours[1]), jax.tree.leaves(weights), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * max(moved, 1), rtol=0)
-    for found, told in zip(ours[2], steps, strict=True):
-        assert found.keys() == told.keys()
-        for name in told.keys() - {"moe/max_load"}:  # last tokens are computed here, and prompts once more
-            assert found[name] == pytest.approx(told[name], rel=1e-3, abs=1e-5), name
+    for result, theirs in zip(ours[2], steps, strict=True):
+        assert result.keys() == theirs.keys()
+        for name in theirs.keys() - {"moe/max_load"}:  # last tokens are computed here, and prompts once more
+            assert result[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_steps_on_packed_rows_are_those_on_rectangular_ones(case):
 def test_temperatures_and_factors_of_the_rate(size):
     """What controllers set: log-probs of each prompt at its temperature, steps of another length."""
     rollouts = batch(np.random.default_rng(4), 8, 6).replace(temperature=np.float32([0.5, 1.0, 1.5, 2.0]))
-    found = []
+    result = []
     for rows in (size, 0):
         run, state = build(8, 6, **{"learner.packed_rows": rows})
         placed, before = run.learner.place(rollouts), jax.device_get(state.params)
@@ -94,8 +94,8 @@ def test_temperatures_and_factors_of_the_rate(size):
         advantages = run.learner.place(np.broadcast_to(rollouts.rewards[..., None], rollouts.mask.shape))
         state, metrics = run.learner.layout.update(state, placed, advantages, np.float32(0.5))
         moved = jax.tree.map(lambda a, b: np.asarray(a) - b, state.params, before)
-        found.append((np.asarray(logprobs)[rollouts.token_mask], moved, float(metrics["loss"])))
-    (packed, moved, loss), (plain, wanted, expected) = found
+        result.append((np.asarray(logprobs)[rollouts.token_mask], moved, float(metrics["loss"])))
+    (packed, moved, loss), (plain, wanted, expected) = result
     np.testing.assert_allclose(packed, plain, atol=1e-5)
     assert loss == pytest.approx(expected, rel=1e-4)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), moved, wanted)
@@ -176,18 +176,18 @@ def test_log_probs_without_adapters_are_those_of_the_weights_alone():
     rollouts = batch(np.random.default_rng(3), 8, 6)
     lora = jax.tree.map(lambda x: x + 0.1, state.lora)
     [reference] = [one for one in run.learner.recorders if one.name == "reference"]
-    found = reference.record(None, state.params, lora, run.learner.place(rollouts))["ref_logprobs"]
+    result = reference.record(None, state.params, lora, run.learner.place(rollouts))["ref_logprobs"]
     alone = jax.jit(run.learner.policy.logprobs)(state.params, None, rollouts)[0]
-    np.testing.assert_array_equal(np.asarray(found)[rollouts.token_mask], np.asarray(alone)[rollouts.token_mask])
+    np.testing.assert_array_equal(np.asarray(result)[rollouts.token_mask], np.asarray(alone)[rollouts.token_mask])
 
 
-@pytest.mark.parametrize("changes, told", (
+@pytest.mark.parametrize("changes, message", (
     ({"method": "poise"}, "'poise' pools hidden states of completions, which takes rectangular rows; set learner.packed"),
     ({"method": "ppo"}, "'ppo' trains a critic, which takes rectangular rows; set learner.packed_rows=0"),
     ({"learner.micro_batches": 2}, "learner.packed_rows=2 says how much .* set learner.micro_batches=1"),
     ({"learner.packed_rows": -1}, "learner.packed_rows is -1; it must be at least 0")))
-def test_what_takes_rectangular_rows_is_refused(changes, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_takes_rectangular_rows_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
         build(8, 6, **{"learner.packed_rows": 2, **changes})
 
 

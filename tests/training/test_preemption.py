@@ -40,18 +40,18 @@ def test_without_a_signal_nothing_happens_and_handlers_come_back():
 
 
 def test_other_threads_are_left_alone():
-    found = []
+    result = []
 
     def work():
         with preemption.watch():
-            found.append(signal.getsignal(signal.SIGTERM))
+            result.append(signal.getsignal(signal.SIGTERM))
             preemption.check()
 
     before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [before]
+    assert result == [before]
 
 
 def test_a_process_saves_on_its_way_out_and_returns_its_code():

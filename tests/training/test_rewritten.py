@@ -22,17 +22,17 @@ def programs() -> Environment:
     def step(state, message):
         state.append(message["content"])
         failed = "|" in message["content"] and ")" not in message["content"]
-        said = f"{len(state)} {'error' if failed else 'ok'}"
-        return Turn([{"role": "user", "content": said}], float(failed), len(state) == 10, {"tool_errors": int(failed)})
+        sent = f"{len(state)} {'error' if failed else 'ok'}"
+        return Turn([{"role": "user", "content": sent}], float(failed), len(state) == 10, {"tool_errors": int(failed)})
 
     return Environment(name="programs", task=seeded("programs", "?", 4, 2), step=step, facts={"tool_errors": "count"},
                        reset=lambda problem, key: ([], list(problem.prompt)))
 
 
-def play(said, side="train", **options):
+def play(sent, side="train", **options):
     environment = purified(environment="test_rewritten:programs", mark="|", **options)
     state, _ = base.begin(environment, getattr(environment.task, side)[0], 0)
-    turns = [base.advance(environment, state, {"role": "assistant", "content": text}) for text in said]
+    turns = [base.advance(environment, state, {"role": "assistant", "content": text}) for text in sent]
     return state, [turn.messages[0]["content"] for turn in turns], [[tuple(part) for part in turn.rewritten] for turn in turns]
 
 
@@ -68,12 +68,12 @@ def test_corrections_of_a_tool_in_processes():
         arguments = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
         return {"role": "assistant", "content": f"so <tool_call>{arguments}</tool_call>"}
 
-    said = [call("1/0"), call("1/2"), call("6*7"), {"role": "assistant", "content": "42"}]
+    sent = [call("1/0"), call("1/2"), call("6*7"), {"role": "assistant", "content": "42"}]
     with contextlib.closing(Runner("purified", seed=0, kind="processes")) as runner:
         problem = runner.environment.task.train[0]
         runner.reset({3: problem})
-        turns = [runner.step({3: message})[3] for message in said]
-        assert turns == runner.replay(3)[1:] == base.replay(runner.environment, problem, base.key_of(0, 3), said)[1][1:]
+        turns = [runner.step({3: message})[3] for message in sent]
+        assert turns == runner.replay(3)[1:] == base.replay(runner.environment, problem, base.key_of(0, 3), sent)[1][1:]
     assert turns[0].messages[0]["content"].startswith("error") and turns[1].messages[0]["content"] == "0.5"
     assert [len(turn.rewritten) for turn in turns] == [0, 2, 0, 0] and turns[1].rewritten[0] == [1, 0, 3]
     assert [turn.info["tool_errors"] for turn in turns] == [1, 0, 0, 0] and turns[3].done
@@ -105,9 +105,9 @@ def test_trajectories_equal_those_that_begin_with_the_correction(sampled):
         assert [turn.messages[0]["content"] for turn in turns[:-1]] == [forest.texts[n] for n in nodes[1::2]]
         assert [forest.turn_rewards[n] for n in nodes[::2]] == [turn.reward for turn in turns]
         assert forest.rewards[nodes[-1]] == pytest.approx(sum(turn.reward for turn in turns))
-        found = [forest.turn_info[n] for n in nodes[::2]]
-        assert [{**turn.info, "rewritten": info["rewritten"]} for turn, info in zip(turns, found)] == found
-        corrected += sum(info["rewritten"] for info in found)
+        result = [forest.turn_info[n] for n in nodes[::2]]
+        assert [{**turn.info, "rewritten": info["rewritten"]} for turn, info in zip(turns, result)] == result
+        corrected += sum(info["rewritten"] for info in result)
     assert corrected > 0
     tokens = run.source.sampler.tokenizer
     for node in np.flatnonzero(forest.role == Role.POLICY):

@@ -93,15 +93,15 @@ def test_numbers_per_token(tmp_path, monkeypatch):
     tokens, lengths = np.array([list(map(ord, row)) for row in ("42.", "x..", "abc", "...")]), [2, 1, 3, 0]
     numbers = {"entropies": np.array([[1 / 3, 2.0, 9.0], [0.5, 9.0, 9.0], [1.0, 2.0, 3.0], [9.0, 9.0, 9.0]])}
     mask = np.arange(3) < np.array(lengths)[:, None]
-    found = per_token(tokens, mask, lengths, spell, numbers)
-    assert found == [{"tokens": ["4", "2"], "entropies": [0.3333, 2.0]}, {"tokens": ["x"], "entropies": [0.5]},
-                     {"tokens": ["a", "b", "c"], "entropies": [1.0, 2.0, 3.0]}, {"tokens": [], "entropies": []}]
+    result = per_token(tokens, mask, lengths, spell, numbers)
+    assert result == [{"tokens": ["4", "2"], "entropies": [0.3333, 2.0]}, {"tokens": ["x"], "entropies": [0.5]},
+                      {"tokens": ["a", "b", "c"], "entropies": [1.0, 2.0, 3.0]}, {"tokens": [], "entropies": []}]
     path = write_samples(tmp_path, 1, ["p"], ["a"], [["42", "x"]], [[1.0, 0.0]], [[{}, {}]], [[2, 1]], [["stop", "stop"]],
-                         [found[:2]])
+                         [result[:2]])
     rows = [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
     assert rows[0]["tokens"] == ["4", "2"] and rows[1]["entropies"] == [0.5] and rows[0]["completion"] == "42"
     monkeypatch.setattr(samples, "TOKENS_PER_PAGE", 3)
-    assert per_token(tokens, mask, lengths, spell, numbers)[:3] == [*found[:2], {}]
+    assert per_token(tokens, mask, lengths, spell, numbers)[:3] == [*result[:2], {}]
 
 
 def test_numbers_of_another_batch_are_refused(tmp_path):
@@ -111,6 +111,6 @@ def test_numbers_of_another_batch_are_refused(tmp_path):
 
 def test_tokens_of_others_are_spelled_without_numbers():
     tokens, mask = np.array([list(map(ord, "ab?c"))]), np.array([[True, True, False, True]])
-    found = per_token(tokens, mask, [4], spell, {"advantages": np.array([[1.0, 2.0, np.nan, 3.0]])})
-    assert found == [{"tokens": ["a", "b", "?", "c"], "advantages": [1.0, 2.0, None, 3.0],
-                      "trained": [True, True, False, True]}]
+    result = per_token(tokens, mask, [4], spell, {"advantages": np.array([[1.0, 2.0, np.nan, 3.0]])})
+    assert result == [{"tokens": ["a", "b", "?", "c"], "advantages": [1.0, 2.0, None, 3.0],
+                       "trained": [True, True, False, True]}]

@@ -42,12 +42,12 @@ def test_the_mean_of_what_holds_a_need():
 @pytest.mark.parametrize("sizes", (limits, padded, unpadded))
 def test_few_programs_hold_every_batch(sizes):
     for S, T, G, groups in itertools.product((8, 512, 9000), (1, 32, 32_768), (1, 8), (1, 2, 8)):
-        found = sizes(S, T, G, groups)
-        assert 1 <= found.programs <= MAX_PROGRAMS == 8
-        assert [ladder[-1] for ladder in found[:3]] == [S, T, groups]
-        assert all(list(ladder) == sorted({*ladder}) for ladder in found[:3])
-        shapes = itertools.product(found.prompt_tokens, found.groups, found.tokens)
-        assert found.programs == len({(*shape, filled) for shape in shapes for filled in range(found.filled_of(shape[-1]), 5)})
+        value = sizes(S, T, G, groups)
+        assert 1 <= value.programs <= MAX_PROGRAMS == 8
+        assert [ladder[-1] for ladder in value[:3]] == [S, T, groups]
+        assert all(list(ladder) == sorted({*ladder}) for ladder in value[:3])
+        shapes = itertools.product(value.prompt_tokens, value.groups, value.tokens)
+        assert value.programs == len({(*shape, filled) for shape in shapes for filled in range(value.filled_of(shape[-1]), 5)})
 
 
 def test_sizes_are_spent_on_what_fills_most_slots():

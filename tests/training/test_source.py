@@ -206,8 +206,8 @@ def test_a_trajectory_does_not_change_with_its_company(run):
     assert sorted(whole) == list(range(100, 108)) and len({str(x) for x in whole.values()}) > 4
     for first in (2, 0, 3, 1):
         alone = built.source.planted(rows[first:first + 1], 0)
-        found = by_uid(sampler.groups(generate, alone, np.array([0]), 100 + 2 * first, key, 9, PhaseTimer()))
-        assert found == {uid: whole[uid] for uid in (100 + 2 * first, 101 + 2 * first)}
+        result = by_uid(sampler.groups(generate, alone, np.array([0]), 100 + 2 * first, key, 9, PhaseTimer()))
+        assert result == {uid: whole[uid] for uid in (100 + 2 * first, 101 + 2 * first)}
     later = sampler.groups(generate, built.source.planted(rows, 0), np.array([2, 1]), 500, key, 0, PhaseTimer())
     later = by_uid(sampler.groups(generate, later, np.array([0]), 100, key, 0, PhaseTimer()))
     assert {uid: later[uid] for uid in (100, 101)} == {uid: whole[uid] for uid in (100, 101)}

@@ -36,8 +36,8 @@ def started(path, **changes):
     return run, jax.device_get(params)
 
 
-def same(found, wanted):
-    jax.tree.map(np.testing.assert_array_equal, found, jax.device_get(wanted))
+def same(result, wanted):
+    jax.tree.map(np.testing.assert_array_equal, result, jax.device_get(wanted))
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +69,11 @@ def test_the_newest_weights_those_of_a_step_and_the_best(plain):
 
 @pytest.mark.slow
 def test_adapters_are_merged_in(adapted):
-    found = trained.trained(adapted)
+    result = trained.trained(adapted)
     run, params = started(adapted, **{"lora.rank": 3})
-    for name, kernel in merge(found.params, found.lora)["layers"].items():
+    for name, kernel in merge(result.params, result.lora)["layers"].items():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), params["layers"][name], kernel)
-    assert np.abs(params["layers"]["q"]["kernel"] - np.asarray(found.params["layers"]["q"]["kernel"])).max() > 1e-5
+    assert np.abs(params["layers"]["q"]["kernel"] - np.asarray(result.params["layers"]["q"]["kernel"])).max() > 1e-5
     state = setup.initial_state(run, params)
     assert state.lora["q"]["a"].shape[-1] == 3 and not np.asarray(state.lora["q"]["b"]).any()  # new ones beside the sum
 

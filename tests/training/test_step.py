@@ -84,8 +84,8 @@ def update_of(micro_batches, clip_norm=0.5):
     return make_update(POLICY, CLIPPED, OPTIMIZER, clip_norm=clip_norm, micro_batches=micro_batches)
 
 
-def close(found, wanted, tolerance):
-    for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
+def close(result, wanted, tolerance):
+    for (path, a), b in zip(jax.tree.leaves_with_path(result), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, atol=tolerance, rtol=0, err_msg=jax.tree_util.keystr(path))
 
 
@@ -194,9 +194,9 @@ def test_rollouts_that_do_not_exist_have_no_influence():
     tokens[2, 1], old[2, 1] = 5, np.nan
     loud = ADVANTAGES.copy()
     loud[2, 1] = 1e6
-    found, _ = update_of(1)(fresh_state(), garbage.replace(tokens=tokens, old_logprobs=old), loud)
+    result, _ = update_of(1)(fresh_state(), garbage.replace(tokens=tokens, old_logprobs=old), loud)
     wanted, _ = update_of(1)(fresh_state(), batch(), ADVANTAGES)
-    close(found.params, wanted.params, 1e-7)
+    close(result.params, wanted.params, 1e-7)
 
 
 def test_non_finite_updates_are_skipped_and_counted():
@@ -237,9 +237,9 @@ def test_an_update_without_a_gradient_changes_nothing_and_is_not_counted():
 def test_learning_rate_zero_gives_ratio_one_and_a_small_mismatch_at_another_temperature():
     params, prompts = fresh_params(), batch()
     keys = row_keys(jax.random.key(5), jnp.arange(P * G).reshape(P, G))
-    found = generate(MODEL, params, prompts.prompt_tokens, prompts.prompt_mask, keys, Sampling(np.float32(TEMPERATURE)),
-                     max_tokens=T, stop_ids=(3,))
-    rollouts = Rollouts(mask=found.mask, valid=np.ones((P, G), bool), tokens=found.tokens, behavior_logprobs=found.logprobs,
+    result = generate(MODEL, params, prompts.prompt_tokens, prompts.prompt_mask, keys, Sampling(np.float32(TEMPERATURE)),
+                      max_tokens=T, stop_ids=(3,))
+    rollouts = Rollouts(mask=result.mask, valid=np.ones((P, G), bool), tokens=result.tokens, behavior_logprobs=result.logprobs,
                         prompt_tokens=prompts.prompt_tokens, prompt_mask=prompts.prompt_mask)
     optimizer, _ = make_optimizer(0.0, 10, weight_decay=0.1)
     update = make_update(POLICY, CLIPPED, optimizer)

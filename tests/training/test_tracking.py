@@ -9,22 +9,22 @@ from jaxrl_llm.training.tracking import tracked
 
 
 @pytest.fixture
-def told(monkeypatch):
+def calls(monkeypatch):
     """Everything the package was called with."""
-    found = []
+    result = []
 
     class Run:
         def finish(self, exit_code):
-            found.append(("finished", exit_code))
+            result.append(("finished", exit_code))
 
         def define_metric(self, name, step_metric):
-            found.append((name, step_metric))
+            result.append((name, step_metric))
 
         def log(self, metrics):
-            found.append(metrics)
+            result.append(metrics)
 
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **given: found.append(given) or Run()))
-    return found
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **given: result.append(given) or Run()))
+    return result
 
 
 def write(folder, step, resume):
@@ -33,15 +33,15 @@ def write(folder, step, resume):
         writer.write(step, {"loss": float(step)})
 
 
-def test_a_resumed_run_continues_the_same_run_and_a_fresh_one_does_not(told, tmp_path):
+def test_a_resumed_run_continues_the_same_run_and_a_fresh_one_does_not(calls, tmp_path):
     folder = tmp_path / "first"
     folder.mkdir()
     for step, resume in ((1, False), (2, True), (1, False)):
         write(folder, step, resume)
-    starts = [entry for entry in told if "project" in entry]
+    starts = [entry for entry in calls if "project" in entry]
     assert starts[0] == starts[1] and starts[0].pop("id") != starts[2]["id"]
     assert starts[0] == {"project": "sums", "name": "first", "resume": "allow", "dir": folder, "config": {"steps": 3}}
-    assert told[1:4] == [("*", "step"), {"step": 1, "loss": 1.0}, ("finished", 0)] and told[6] == {"step": 2, "loss": 2.0}
+    assert calls[1:4] == [("*", "step"), {"step": 1, "loss": 1.0}, ("finished", 0)] and calls[6] == {"step": 2, "loss": 2.0}
 
 
 def test_without_a_project_nothing_is_imported_and_with_one_a_missing_package_is_named(monkeypatch, tmp_path):

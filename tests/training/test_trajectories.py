@@ -168,6 +168,6 @@ def test_a_trajectory_that_ends_early_has_fewer_turns():
 
 def test_tokens_weigh_as_in_turns_of_their_own():
     objective = objective_of_turns(objectives.make("ppo_clip", aggregation="seq_mean_token_mean"))
-    found = objective.weights(jax.tree.map(jnp.asarray, trajectories()))
-    np.testing.assert_allclose(found["loss"][0, 0], np.array([1, 1, 0, 2, 0, 2]) / 12, rtol=1e-6)
-    np.testing.assert_allclose(found["sequence"], [[0.5, 0.5]], rtol=1e-6)
+    result = objective.weights(jax.tree.map(jnp.asarray, trajectories()))
+    np.testing.assert_allclose(result["loss"][0, 0], np.array([1, 1, 0, 2, 0, 2]) / 12, rtol=1e-6)
+    np.testing.assert_allclose(result["sequence"], [[0.5, 0.5]], rtol=1e-6)

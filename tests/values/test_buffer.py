@@ -39,14 +39,14 @@ def test_a_window_over_groups_of_all_sizes(capacity):
         arrived = [sorted(row[keep].tolist()) for row, keep in zip(x, valid) if keep.any()]
         while sum(map(len, arrived)) > capacity:
             arrived.pop(0)
-        found = contents(buffer)
-        assert found[len(found) - len(arrived):] == arrived
-        older = found[:len(found) - len(arrived)]
+        result = contents(buffer)
+        assert result[len(result) - len(arrived):] == arrived
+        older = result[:len(result) - len(arrived)]
         assert older == wanted[len(wanted) - len(older):]  # whole groups, the newest of them
         lost = wanted[:len(wanted) - len(older)]
         if lost:  # the last one to go lost a row, or there was no room: ring slots, gaps included, are `capacity`
             assert sum(map(len, older + arrived)) + len(lost[-1]) + 3 > capacity
-        wanted = found
+        wanted = result
     assert int(buffer.cursor) < capacity
 
 

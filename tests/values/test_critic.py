@@ -80,8 +80,8 @@ def update_of(critic, micro_batches=1, clip_norm=0.5):
     return make_update(critic, clip_norm=clip_norm, micro_batches=micro_batches)
 
 
-def close(found, wanted, tolerance):
-    for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
+def close(result, wanted, tolerance):
+    for (path, a), b in zip(jax.tree.leaves_with_path(result), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, atol=tolerance, rtol=0, err_msg=jax.tree_util.keystr(path))
 
 
@@ -110,9 +110,9 @@ def test_what_the_clip_takes_away(new, target, gradient):
 def test_metrics_of_four_tokens():
     mask = np.array([True, True, True, True, False])
     values, returns = np.array([0.0, 0.5, 0.5, 1.0, np.nan], np.float32), np.array([0.0, 0.0, 1.0, 1.0, 9.0], np.float32)
-    found = metrics(values, returns, mask)
-    assert found["value/mean"] == 0.5 and found["value/return"] == 0.5
-    assert found["value/explained_variance"] == pytest.approx(1 - 0.125 / 0.25)
+    result = metrics(values, returns, mask)
+    assert result["value/mean"] == 0.5 and result["value/return"] == 0.5
+    assert result["value/explained_variance"] == pytest.approx(1 - 0.125 / 0.25)
     assert metrics(values, np.ones(5, np.float32), mask)["value/explained_variance"] == 0
     rounded = np.float32([1e-9, -2e-9, 3e-9, 0, 0])  # what is left of (0 - V) + V
     assert metrics(values, rounded, mask)["value/explained_variance"] == 0
@@ -121,10 +121,10 @@ def test_metrics_of_four_tokens():
 @pytest.mark.parametrize("critic", (SEPARATE, HEAD), ids=("separate", "head"))
 def test_packed_values_are_those_of_plain_rows(critic):
     state, policy = fresh(critic), policy_params()
-    found = jax.jit(critic.values)(state.params, (policy, None), batch())
+    result = jax.jit(critic.values)(state.params, (policy, None), batch())
     real = batch().mask & batch().valid[..., None]
     wanted = np.where(real, jax.jit(plain_values, static_argnums=0)(critic, state.params, policy, batch()), 0)
-    np.testing.assert_allclose(found, wanted, atol=2e-6)
+    np.testing.assert_allclose(result, wanted, atol=2e-6)
     assert np.abs(wanted).max() > 0.3
 
 
@@ -143,21 +143,21 @@ def test_two_updates_equal_plain_ones_with_optax():
     opt_state, differentiate = optimizer.init(params), jax.jit(jax.value_and_grad(plain_loss), static_argnums=2)
     for _ in range(2):
         loss, gradient = differentiate(params, batch(), 0.2)
-        state, found = update_of(SEPARATE)(state, (None, None), batch())
-        assert found["value/loss"] == pytest.approx(float(loss), abs=1e-5)
-        assert found["value/grad_norm"] == pytest.approx(float(optax.tree.norm(gradient)), rel=1e-4)
-        assert found["value/grad_norm"] > 0.5  # the clip of the norm acts
+        state, result = update_of(SEPARATE)(state, (None, None), batch())
+        assert result["value/loss"] == pytest.approx(float(loss), abs=1e-5)
+        assert result["value/grad_norm"] == pytest.approx(float(optax.tree.norm(gradient)), rel=1e-4)
+        assert result["value/grad_norm"] > 0.5  # the clip of the norm acts
         changes, opt_state = optimizer.update(gradient, opt_state, params)
         params = optax.apply_updates(params, changes)
-    assert 0 < found["value/clip_fraction"] < 1
+    assert 0 < result["value/clip_fraction"] < 1
     close(state.params, params, 5e-6)
 
 
 def test_micro_batches_change_nothing():
-    whole, found = update_of(SEPARATE)(fresh(SEPARATE), (None, None), batch())
+    whole, result = update_of(SEPARATE)(fresh(SEPARATE), (None, None), batch())
     parts, part_found = update_of(SEPARATE, 4)(fresh(SEPARATE), (None, None), batch())
     close(parts.params, whole.params, 2e-6)
-    close(part_found, found, 1e-5)
+    close(part_found, result, 1e-5)
 
 
 def test_padding_teaches_nothing():
@@ -171,8 +171,8 @@ def test_padding_teaches_nothing():
 
 def test_a_target_that_is_not_finite_is_refused():
     extras = {**batch().extras, "value_targets": np.full((P, G, T), np.inf, np.float32)}
-    state, found = update_of(SEPARATE)(fresh(SEPARATE), (None, None), batch().replace(extras=extras))
-    assert found["value/skipped"] == 1
+    state, result = update_of(SEPARATE)(fresh(SEPARATE), (None, None), batch().replace(extras=extras))
+    assert result["value/skipped"] == 1
     close(state, fresh(SEPARATE), 0)
     with pytest.raises(ValueError, match="'value_targets'"):
         update_of(SEPARATE)(fresh(SEPARATE), (None, None), batch().replace(extras={"values": extras["values"]}))
@@ -189,8 +189,8 @@ def test_a_head_comes_near_the_least_squares_fit_on_the_states_of_the_policy():
     state, update = critic.init(policy), update_of(critic, clip_norm=None)
     before = jax.tree.map(np.array, policy)
     for _ in range(300):
-        state, found = update(state, (policy, None), batch())
-    assert best - 1e-5 <= found["value/loss"] < best + 0.05 < 0.2 < (target[real] ** 2).mean() / 2
+        state, result = update(state, (policy, None), batch())
+    assert best - 1e-5 <= result["value/loss"] < best + 0.05 < 0.2 < (target[real] ** 2).mean() / 2
     close(policy, before, 0)
 
 
@@ -214,11 +214,11 @@ def test_a_critic_learns_what_states_are_worth():
         extras = {"values": values(state.params, (None, None), rollouts), "value_targets": returns}
         state, _ = update_of(SEPARATE)(state, (None, None), rollouts.replace(extras=extras))
     rollouts, returns, true = jax.tree.map(lambda *x: np.concatenate(x), *map(guessing_game, range(1000, 1010)))
-    found = np.concatenate([values(state.params, (None, None), take(rollouts, i * P, P)) for i in range(10)])
-    error = np.abs(found - true)
+    result = np.concatenate([values(state.params, (None, None), take(rollouts, i * P, P)) for i in range(10)])
+    error = np.abs(result - true)
     assert error[..., 2:].mean() < 0.1 and error[..., :2].mean() < 0.1
-    found = metrics(found, returns, rollouts.mask)
-    assert found["value/explained_variance"] == pytest.approx(0.5, abs=0.1)  # half of the states know the answer
+    result = metrics(result, returns, rollouts.mask)
+    assert result["value/explained_variance"] == pytest.approx(0.5, abs=0.1)  # half of the states know the answer
 
 
 VALUES = {"values": jnp.array([[[0.5, 0.6, 0.8]]])}
@@ -235,8 +235,8 @@ def test_targets_come_from_the_estimator():
 def test_targets_of_two_channels_are_advantages_plus_values():
     example = from_lists([[1]], lengths=[[3]], extras=VALUES, tokens=jnp.full((1, 1, 3), 4))
     estimator = advantages.demystify_cot(max_len=8, margin=0, ngram=1, kl_coef=0.0)
-    found, _ = estimator.update(example, ())
-    np.testing.assert_allclose(estimator.value_targets(example, False), found + VALUES["values"], rtol=1e-6)
+    result, _ = estimator.update(example, ())
+    np.testing.assert_allclose(estimator.value_targets(example, False), result + VALUES["values"], rtol=1e-6)
     assert len(set(np.asarray(estimator.value_targets(example, True))[0, 0].tolist())) == 3  # the repeats are blamed
 
 

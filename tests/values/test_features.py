@@ -49,29 +49,29 @@ def bits(mask):
 ])
 def test_spans_of_a_marker(tokens, mask, reasoning, thinking, answer):
     ids, real = np.array([int(c) for c in tokens]), np.array([c == "1" for c in mask])
-    found = features.spans(ids[None, None], real[None, None], (7, 8))
-    assert [bits(x[0, 0]) for x in found] == [reasoning, thinking, answer]
+    result = features.spans(ids[None, None], real[None, None], (7, 8))
+    assert [bits(x[0, 0]) for x in result] == [reasoning, thinking, answer]
 
 
 def test_without_a_marker_or_with_one_that_cannot_fit_all_is_reasoning():
     mask = np.array([[True, True, False]])
     for marker in ((), (1, 2, 3, 4)):
-        found = features.spans(np.ones((1, 3), int), mask, marker)
-        assert bits(found.reasoning[0]) == bits(found.thinking[0]) == "110" and bits(found.answer[0]) == "000"
+        result = features.spans(np.ones((1, 3), int), mask, marker)
+        assert bits(result.reasoning[0]) == bits(result.thinking[0]) == "110" and bits(result.answer[0]) == "000"
 
 
 def test_entropies_of_the_parts():
     entropies, mask = jnp.array([1.0, 2.0, 6.0, 5.0, 9.0]), np.array([True, True, True, True, False])
-    found = features.mean_entropies(entropies, mask, features.spans(np.array([1, 2, 7, 4, 0]), mask, (7,)))
-    assert found.tolist() == [3.5, 1.5, 5.0]
+    result = features.mean_entropies(entropies, mask, features.spans(np.array([1, 2, 7, 4, 0]), mask, (7,)))
+    assert result.tolist() == [3.5, 1.5, 5.0]
     nothing = features.mean_entropies(entropies, ~(mask | True), features.spans(np.zeros(5, int), ~(mask | True), (7,)))
     assert nothing.tolist() == [0, 0, 0]
 
 
 def test_phi_repeats_the_prompt_for_its_rollouts():
     prompt, states, u = jnp.ones((2, 4)), 2 * jnp.ones((2, 3, 4)), 3 * jnp.ones((2, 3, 3))
-    found = features.phi(prompt, states, u)
-    assert found.shape == (2, 3, features.feature_size(4)) and found[1, 2].tolist() == [1] * 4 + [2] * 4 + [3] * 3
+    result = features.phi(prompt, states, u)
+    assert result.shape == (2, 3, features.feature_size(4)) and result[1, 2].tolist() == [1] * 4 + [2] * 4 + [3] * 3
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +83,12 @@ def scored():
                         tokens=rng.integers(0, 3, (P, G, T)), prompt_tokens=rng.integers(0, 11, (P, S)),
                         prompt_mask=prompt_mask)
     params, policy, capture = MODEL.init(jax.random.key(0)), Policy(MODEL, 0.7), Capture(1, pool=2, marker=(2,))
-    found = jax.jit(lambda r: policy.logprobs_and_features(params, None, r, capture))(rollouts)
-    return rollouts, params, policy, capture, found
+    result = jax.jit(lambda r: policy.logprobs_and_features(params, None, r, capture))(rollouts)
+    return rollouts, params, policy, capture, result
 
 
 def test_captured_features_are_those_of_plain_rows(scored):
-    rollouts, params, policy, capture, (logprobs, entropies, found) = scored
+    rollouts, params, policy, capture, (logprobs, entropies, result) = scored
     alone = jax.jit(policy.logprobs)(params, None, rollouts)
     np.testing.assert_allclose(logprobs, alone[0], rtol=1e-5, atol=1e-5)
     pairs = list(np.ndindex(rollouts.valid.shape))
@@ -106,29 +106,29 @@ def test_captured_features_are_those_of_plain_rows(scored):
             return x.mean() if len(x) else 0.0
         u = [own.mean(), mean(own[:end - marked]), mean(own[end:]) if marked else 0.0]
         wanted = [*stream[:len(prompt)][-2:].mean(0), *stream[len(prompt):len(prompt) + end][-2:].mean(0), *u]
-        np.testing.assert_allclose(found[p, g], wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(result[p, g], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_several_layers_at_once_and_in_parts(scored):
-    rollouts, params, policy, capture, (_, _, found) = scored
+    rollouts, params, policy, capture, (_, _, result) = scored
     several = Capture((0, 1), pool=2, marker=(2,))
     def whole(params, lora, r):
         return policy.logprobs_and_features(params, lora, r, several)
     both = jax.jit(in_parts(whole, 2))(params, None, rollouts)[2]
     assert both.shape == (4, 3, 2, 19)
-    np.testing.assert_allclose(both[:, :, 1], found, rtol=1e-5, atol=1e-5)
-    assert np.abs(both[:, :, 0] - found).max() > 1e-3
+    np.testing.assert_allclose(both[:, :, 1], result, rtol=1e-5, atol=1e-5)
+    assert np.abs(both[:, :, 0] - result).max() > 1e-3
 
 
 def test_padding_changes_no_feature(scored):
-    rollouts, params, policy, capture, (_, _, found) = scored
+    rollouts, params, policy, capture, (_, _, result) = scored
     wide = rollouts.replace(
         prompt_tokens=np.pad(rollouts.prompt_tokens, ((0, 0), (3, 0))),
         prompt_mask=np.pad(rollouts.prompt_mask, ((0, 0), (3, 0))),
         tokens=np.pad(rollouts.tokens, ((0, 0), (0, 0), (0, 2)), constant_values=2),
         mask=np.pad(rollouts.mask, ((0, 0), (0, 0), (0, 2))))
     again = jax.jit(lambda r: policy.logprobs_and_features(params, None, r, capture))(wide)[2]
-    np.testing.assert_allclose(again, found, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(again, result, rtol=1e-4, atol=1e-5)
 
 
 def test_no_state_of_every_token_leaves_the_pass(scored):

@@ -16,10 +16,10 @@ ROWS = [(policy, step, f"{n}+{n}=", float((n + step) % 2)) for policy in ("small
 
 
 def test_rows_of_one_result_become_one():
-    found = history.of_rows([("b", 5, "x", 1.0), ("a", 5, "y", 0.0), ("b", 5, "x", 0.5), ("b", 6, "x", 0.0)])
-    assert (found.policies, found.prompts) == (["a", "b"], ["x", "y"])
-    assert list(zip(found.policy, found.step, found.prompt, found.outcome)) == [(1, 5, 0, 0.75), (0, 5, 1, 0), (1, 6, 0, 0)]
-    assert len(set(found.snapshot)) == 3
+    result = history.of_rows([("b", 5, "x", 1.0), ("a", 5, "y", 0.0), ("b", 5, "x", 0.5), ("b", 6, "x", 0.0)])
+    assert (result.policies, result.prompts) == (["a", "b"], ["x", "y"])
+    assert list(zip(result.policy, result.step, result.prompt, result.outcome)) == [(1, 5, 0, 0.75), (0, 5, 1, 0), (1, 6, 0, 0)]
+    assert len(set(result.snapshot)) == 3
     with pytest.raises(ValueError, match="outcome 1.5 of policy 'a' at step 0"):
         history.of_rows([("a", 0, "x", 1.5)])
     with pytest.raises(ValueError, match="no rows"):
@@ -84,10 +84,10 @@ def test_encoder_gives_the_states_of_the_model():
     model = Transformer(config)
     params = jax.jit(model.init)(jax.random.key(0))
     texts = ["1+2=", "11+22=", "3*3="]
-    found = encoder.of_model(model, params, tokenizer, batch=2)
-    states, mask = found.encode(texts)
+    result = encoder.of_model(model, params, tokenizer, batch=2)
+    states, mask = result.encode(texts)
     ids = [tokenizer.encode(text, add_bos=tokenizer.adds_bos) for text in texts]
-    assert found.size == 16 and states.shape == (3, 8, 16) and mask.sum(1).tolist() == [len(row) for row in ids]
+    assert result.size == 16 and states.shape == (3, 8, 16) and mask.sum(1).tolist() == [len(row) for row in ids]
     forward = jax.jit(lambda tokens: model.hidden_states(params, tokens, tokens >= 0)[0][0])
     for place in (0, 2):  # the last one is alone in the second batch of two
         np.testing.assert_allclose(states[place][mask[place]], forward(np.array([ids[place]])), atol=1e-5)

@@ -11,12 +11,12 @@ LOGITS = jnp.array([[0.0, 0.5, 1.0, 0.5, 0.0]])
 
 
 def test_histograms():
-    found = hl_gauss.histogram(jnp.array([0.5, 0.62, 0.0, 1.0, -3.0]), BORDERS)
+    result = hl_gauss.histogram(jnp.array([0.5, 0.62, 0.0, 1.0, -3.0]), BORDERS)
     wanted = [[.022340, .229940, .495440, .229940, .022340], [.002552, .069070, .377873, .440462, .110044],
               [.817578, .174762, .007597, .000063, .000000], [.000000, .000063, .007597, .174762, .817578]]
-    np.testing.assert_allclose(found, [*wanted, wanted[2]], atol=6e-7)
-    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
-    np.testing.assert_allclose(found[:4] @ hl_gauss.centres(BORDERS), [.5, .617275, .138029, .861971], atol=1e-6)
+    np.testing.assert_allclose(result, [*wanted, wanted[2]], atol=6e-7)
+    np.testing.assert_allclose(result.sum(-1), 1, atol=1e-6)
+    np.testing.assert_allclose(result[:4] @ hl_gauss.centres(BORDERS), [.5, .617275, .138029, .861971], atol=1e-6)
 
 
 def test_loss_value_and_gradient():
@@ -31,8 +31,8 @@ def test_loss_value_and_gradient():
 
 
 def test_two_hot():
-    found = hl_gauss.two_hot(jnp.array([0.62, 0.0, 1.0, 0.3]), BORDERS)
-    np.testing.assert_allclose(found, [[0, 0, .4, .6, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 1, 0, 0, 0]], atol=1e-6)
+    result = hl_gauss.two_hot(jnp.array([0.62, 0.0, 1.0, 0.3]), BORDERS)
+    np.testing.assert_allclose(result, [[0, 0, .4, .6, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 1, 0, 0, 0]], atol=1e-6)
 
 
 def test_margins_keep_the_mean_of_targets_at_the_ends():

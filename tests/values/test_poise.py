@@ -17,8 +17,8 @@ F = 9  # two states of width 3 and three entropies
 @functools.lru_cache
 def make(**hyper):
     small = {"feature_size": F, "capacity": 64, "bootstrap": 2, "first_fit": 2, "alpha": 1.0}
-    found = advantages.make("poise", **{**small, **hyper})
-    return found._replace(update=jax.jit(found.update))
+    result = advantages.make("poise", **{**small, **hyper})
+    return result._replace(update=jax.jit(result.update))
 
 
 def batch(seed, prompts=6, group=2, valid=None, slope=1.0):
@@ -70,9 +70,9 @@ def test_the_gradient_is_unbiased_by_enumeration():
     chance = np.prod(np.where(outcomes == 1, .3, .7), axis=1)
     rollouts = from_lists(outcomes.tolist(), features=np.stack([0 * outcomes, outcomes, *3 * [0 * outcomes]], axis=-1))
     estimator = advantages.make("poise", feature_size=5, capacity=8)
-    found, _ = estimator.update(rollouts, with_probe(estimator, [0, .5, 0, 0, 0], .2))
+    result, _ = estimator.update(rollouts, with_probe(estimator, [0, .5, 0, 0, 0], .2))
     score = outcomes - .3
-    np.testing.assert_allclose(chance @ (found[..., 0] * score).mean(1), .21, atol=1e-7)
+    np.testing.assert_allclose(chance @ (result[..., 0] * score).mean(1), .21, atol=1e-7)
     own = outcomes - (.2 + .5 * outcomes)  # the mistake: a baseline from the rollout's own features
     np.testing.assert_allclose(chance @ (own * score).mean(1), .105, atol=1e-7)
 
@@ -82,9 +82,9 @@ def test_starts_with_the_mean_of_the_others():
     state = estimator.init()
     for seed in range(5):
         rollouts = batch(seed)
-        found, state = estimator.update(rollouts, state)
+        result, state = estimator.update(rollouts, state)
         wanted, _ = rloo.update(rollouts, ())
-        assert np.allclose(found, wanted) == (seed < 3)
+        assert np.allclose(result, wanted) == (seed < 3)
     assert int(state[0].steps) == 5
 
 
@@ -93,8 +93,8 @@ def test_no_fit_before_its_time():
     state = run(estimator, range(3))
     assert not np.any(state[0].probe[1]["weights"]) and int(state[0].buffer.real.sum()) == 36
     rollouts = batch(9)
-    found, state = estimator.update(rollouts, state)
-    np.testing.assert_allclose(found, advantages.make("rloo").update(rollouts, ())[0], atol=1e-6)  # nothing is fitted yet
+    result, state = estimator.update(rollouts, state)
+    np.testing.assert_allclose(result, advantages.make("rloo").update(rollouts, ())[0], atol=1e-6)  # nothing is fitted yet
     assert np.any(state[0].probe[1]["weights"])
 
 
@@ -102,22 +102,22 @@ def test_a_batch_is_judged_by_the_probe_of_earlier_batches():
     estimator, model = make(), values.poise(feature_size=F, capacity=64, first_fit=2, alpha=1.0)
     state, rollouts = run(estimator, range(5)), batch(7)
     predicted = model.predict(state[0], rollouts.features)
-    found, after = estimator.update(rollouts, state)
-    np.testing.assert_allclose(found[..., 0], rollouts.rewards - predicted[:, ::-1], atol=1e-6)
+    result, after = estimator.update(rollouts, state)
+    np.testing.assert_allclose(result[..., 0], rollouts.rewards - predicted[:, ::-1], atol=1e-6)
     # The other order of events gives something else, so the line above would see it:
     leaked = rollouts.rewards - model.predict(after[0], rollouts.features)[:, ::-1]
-    assert np.abs(leaked - found[..., 0]).max() > 0.03
+    assert np.abs(leaked - result[..., 0]).max() > 0.03
 
 
 def test_rewards_and_features_reach_only_the_baselines_they_may():
     estimator = make()
     state, rollouts = run(estimator, range(5), group=3), batch(7, group=3)
-    found = np.asarray(estimator.update(rollouts, state)[0])[..., 0]
+    result = np.asarray(estimator.update(rollouts, state)[0])[..., 0]
     rewards = rollouts.rewards.at[0, 1].set(1 - rollouts.rewards[0, 1])
-    changed = np.asarray(estimator.update(rollouts.replace(rewards=rewards), state)[0])[..., 0] != found
+    changed = np.asarray(estimator.update(rollouts.replace(rewards=rewards), state)[0])[..., 0] != result
     assert changed[0, 1] and changed.sum() == 1  # the reward of a rollout: its own advantage, no baseline
     features = rollouts.features.at[0, 1].add(1.0)
-    changed = np.abs(np.asarray(estimator.update(rollouts.replace(features=features), state)[0])[..., 0] - found) > 1e-5
+    changed = np.abs(np.asarray(estimator.update(rollouts.replace(features=features), state)[0])[..., 0] - result) > 1e-5
     assert changed[0].tolist() == [True, False, True] and not changed[1:].any()  # its features: the others' baselines
 
 
@@ -126,13 +126,13 @@ def test_labels_are_the_rewards_of_the_others_and_groups_without_others_teach_no
     valid[0, 2], valid[1, 1:], valid[2] = False, False, False
     rollouts = batch(0, group=3, valid=valid)
     estimator = make()
-    found, (state,) = estimator.update(rollouts, estimator.init())
+    result, (state,) = estimator.update(rollouts, estimator.init())
     r, rows = np.asarray(rollouts.rewards), state.buffer.rows
     assert int(state.buffer.real.sum()) == 2 + 3 * 3
     assert rows["label"][:2].tolist() == [r[0, 1], r[0, 0]]
     np.testing.assert_allclose(rows["label"][2:5], (r[3].sum() - r[3]) / 2, atol=1e-6)
     np.testing.assert_array_equal(rows["features"][2], rollouts.features[3, 0])
-    assert not np.any(found[1:3])
+    assert not np.any(result[1:3])
     lonely = estimator.update(batch(0, group=1), estimator.init())
     assert not np.any(lonely[0]) and int(lonely[1][0].steps) == 0
 
@@ -140,12 +140,12 @@ def test_labels_are_the_rewards_of_the_others_and_groups_without_others_teach_no
 def test_padding_changes_nothing_once_the_probe_is_in_use():
     estimator = make()
     state, rollouts = run(estimator, range(4), group=3), batch(7, group=3)
-    found, after = estimator.update(rollouts, state)
+    result, after = estimator.update(rollouts, state)
     def grow(x):
         return np.pad(x, [(0, 2), (0, 1)] + [(0, 0)] * (x.ndim - 2),
                                 constant_values=np.nan if x.dtype.kind == "f" else 0)
     padded, padded_after = estimator.update(jax.tree.map(lambda x: jnp.asarray(grow(np.asarray(x))), rollouts), state)
-    np.testing.assert_allclose(padded[:6, :3], found, atol=2e-5)
+    np.testing.assert_allclose(padded[:6, :3], result, atol=2e-5)
     assert not np.any(padded[6:]) and not np.any(padded[:, 3:])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), padded_after, after)
 
@@ -154,9 +154,9 @@ def test_prompts_in_another_order():
     estimator = make()
     state, rollouts = run(estimator, range(4), group=3), batch(7, group=3)
     order = np.array([3, 0, 5, 1, 2, 4])
-    found, after = estimator.update(rollouts, state)
+    result, after = estimator.update(rollouts, state)
     moved, moved_after = estimator.update(jax.tree.map(lambda x: x[order], rollouts), state)
-    np.testing.assert_allclose(moved, found[order], atol=1e-6)
+    np.testing.assert_allclose(moved, result[order], atol=1e-6)
     np.testing.assert_allclose(moved_after[0].probe[1]["weights"], after[0].probe[1]["weights"], atol=1e-4)
 
 
@@ -176,8 +176,8 @@ def test_each_domain_has_its_own_probe():
 def test_metrics_of_a_batch():
     estimator = make()
     state, rollouts = run(estimator, range(5), prompts=16), batch(7, prompts=16)
-    found, _ = estimator.update(rollouts, state)
-    told = estimator.metrics(rollouts, found, state)
+    result, _ = estimator.update(rollouts, state)
+    measured = estimator.metrics(rollouts, result, state)
     model = values.poise(feature_size=F, capacity=64, alpha=1.0)
     g, r = (np.asarray(x, np.float64) for x in (model.predict(state[0], rollouts.features), rollouts.rewards))
     y = r[:, ::-1]
@@ -186,10 +186,10 @@ def test_metrics_of_a_batch():
               "variance_reduction": 1 - (r - g[:, ::-1]).var() / r.var(), "rows": 64,
               "pair_accuracy": np.mean([(a > b) + .5 * (a == b) for a, s in zip(g.ravel(), y.ravel()) if s == 1
                                         for b, t in zip(g.ravel(), y.ravel()) if t == 0])}
-    assert told.keys() == {f"value/{name}" for name in wanted} | {"bootstrap"} and told["bootstrap"] == 0
+    assert measured.keys() == {f"value/{name}" for name in wanted} | {"bootstrap"} and measured["bootstrap"] == 0
     for name, value in wanted.items():
-        np.testing.assert_allclose(told[f"value/{name}"], value, atol=1e-5, err_msg=name)
-    early = estimator.metrics(rollouts, found, estimator.init())
+        np.testing.assert_allclose(measured[f"value/{name}"], value, atol=1e-5, err_msg=name)
+    early = estimator.metrics(rollouts, result, estimator.init())
     assert early["bootstrap"] == 1 and np.isnan(early["value/mae"]) and np.isfinite(early["value/variance_reduction"])
 
 
@@ -207,9 +207,9 @@ def test_the_history_has_predictions_from_before_the_rewards():
 
 def test_quality_of_constants_and_of_nothing():
     real = np.array([True, True, False])
-    found = diagnostics.quality(jnp.array([.5, .5, .9]), jnp.array([1.0, 0.0, 5.0]), real)
+    result = diagnostics.quality(jnp.array([.5, .5, .9]), jnp.array([1.0, 0.0, 5.0]), real)
     wanted = {"mae": .5, "rmse": .5, "bias": 0, "pearson": 0, "brier_skill": 0, "pair_accuracy": .5}
-    assert {name: float(x) for name, x in found.items()} == pytest.approx(wanted)
+    assert {name: float(x) for name, x in result.items()} == pytest.approx(wanted)
     nothing = diagnostics.quality(jnp.zeros(3), jnp.zeros(3), np.zeros(3, bool))
     assert all(np.isfinite(x) for x in nothing.values()) and nothing["pair_accuracy"] == .5
 
@@ -217,8 +217,8 @@ def test_quality_of_constants_and_of_nothing():
 def test_calibration_in_equal_bins():
     predicted, actual = np.repeat([.2, .8], 50), np.concatenate([np.arange(50) < 20, np.arange(50) < 40]).astype(float)
     rows = diagnostics.reliability(predicted, actual, bins=2)
-    found = [(row["predicted"], row["actual"], row["count"]) for row in rows]
-    assert found == [(pytest.approx(.2), .4, 50), (pytest.approx(.8), .8, 50)]
+    result = [(row["predicted"], row["actual"], row["count"]) for row in rows]
+    assert result == [(pytest.approx(.2), .4, 50), (pytest.approx(.8), .8, 50)]
     assert diagnostics.calibration_error(predicted, actual, bins=2) == pytest.approx(.1)
     assert diagnostics.reliability([], []) == [] and diagnostics.calibration_error([], []) == 0
 

@@ -68,12 +68,12 @@ def test_ridge_as_by_hand_and_padding_rows_do_not_count():
     x, y, real, group, chance = table()
     fit = jax.jit(probe.make("ridge", sizes=BLOCKS, alpha=3.0).fit)
     ridge = probe.make("ridge", sizes=BLOCKS, alpha=3.0)
-    found = ridge.predict(fit(x, y, real, group), x)
-    np.testing.assert_allclose(found, by_hand(x[:120], y[:120], 3.0)[1](x), atol=2e-4)
+    result = ridge.predict(fit(x, y, real, group), x)
+    np.testing.assert_allclose(result, by_hand(x[:120], y[:120], 3.0)[1](x), atol=2e-4)
     spoilt = np.where(real[:, None], x, np.nan), np.where(real, y, np.nan)
-    np.testing.assert_array_equal(ridge.predict(fit(*spoilt, real, group), x), found)
+    np.testing.assert_array_equal(ridge.predict(fit(*spoilt, real, group), x), result)
     order = np.random.default_rng(1).permutation(160)
-    np.testing.assert_allclose(ridge.predict(fit(x[order], y[order], real[order], group[order]), x), found, atol=1e-4)
+    np.testing.assert_allclose(ridge.predict(fit(x[order], y[order], real[order], group[order]), x), result, atol=1e-4)
 
 
 def test_principal_components_are_numpys():
@@ -107,8 +107,8 @@ def test_ridge_on_principal_components_is_ridge_on_numpys():
     _, wanted = by_hand(np.concatenate([*parts, x64[:, 40:]], axis=1), y[:n], 10.0)
     wanted = wanted(np.concatenate([*parts, x64[:, 40:]], axis=1))
     reduced = probe.make("ridge", sizes=BLOCKS, alpha=10.0, components=(8, 19))
-    found = reduced.predict(reduced.fit(x, y, real, group), x)[:n]
-    assert np.abs(found - wanted).max() < 0.02 and np.corrcoef(found, wanted)[0, 1] > 0.9995
+    result = reduced.predict(reduced.fit(x, y, real, group), x)[:n]
+    assert np.abs(result - wanted).max() < 0.02 and np.corrcoef(result, wanted)[0, 1] > 0.9995
 
 
 def test_logistic_regression_is_at_the_minimum():
@@ -131,11 +131,11 @@ def test_every_probe_learns_and_is_deterministic(name, options):
     made = probe.make(name, sizes=BLOCKS, **{"alpha": 30.0, **options})
     fit = jax.jit(made.fit)
     fitted = fit(x, y, real, group)
-    found = np.asarray(made.predict(fitted, x))
-    assert 0 <= found.min() and found.max() <= 1
-    assert np.corrcoef(found[300:], chance[300:])[0, 1] > 0.8  # on rows it was not fitted to
-    assert diagnostics.calibration_error(found[300:], chance[300:], bins=5) < 0.12
-    np.testing.assert_array_equal(made.predict(fit(x, y, real, group), x), found)
+    result = np.asarray(made.predict(fitted, x))
+    assert 0 <= result.min() and result.max() <= 1
+    assert np.corrcoef(result[300:], chance[300:])[0, 1] > 0.8  # on rows it was not fitted to
+    assert diagnostics.calibration_error(result[300:], chance[300:], bins=5) < 0.12
+    np.testing.assert_array_equal(made.predict(fit(x, y, real, group), x), result)
     blank = made.blank(400, 43)
     assert jax.tree.map(lambda a: (a.shape, a.dtype), blank) == jax.tree.map(lambda a: (a.shape, a.dtype), fitted)
     assert np.isfinite(made.predict(blank, x)).all()
@@ -145,9 +145,9 @@ def test_labels_of_another_range():
     x, y, real, group, chance = table(400, 300)
     for name in ("ridge", ("sigmoid_bce", "hl_gauss")):
         made = probe.make(name, sizes=BLOCKS, alpha=30.0, low=-1.0, high=3.0)
-        found = np.asarray(made.predict(jax.jit(made.fit)(x, 4 * y - 1, real, group), x))[300:]
-        assert -1 <= found.min() < 0 < 2 < found.max() <= 3
-        assert np.corrcoef(found, chance[300:])[0, 1] > 0.8
+        result = np.asarray(made.predict(jax.jit(made.fit)(x, 4 * y - 1, real, group), x))[300:]
+        assert -1 <= result.min() < 0 < 2 < result.max() <= 3
+        assert np.corrcoef(result, chance[300:])[0, 1] > 0.8
 
 
 def test_stacking_gives_a_useless_probe_no_weight():

@@ -22,9 +22,9 @@ def test_example():
 
 def test_curve_pays_for_what_it_chose():
     actual = np.array([[1, 1, 0], [1, 0, 0.5]])
-    found = routing.curve(P, actual, COST, np.array([0.0, 0.8, 1.0]))
-    np.testing.assert_allclose(found.score, [0.25, 0.75, 1.0])
-    np.testing.assert_allclose(found.cost, [1, 5.5, 10])
+    result = routing.curve(P, actual, COST, np.array([0.0, 0.8, 1.0]))
+    np.testing.assert_allclose(result.score, [0.25, 0.75, 1.0])
+    np.testing.assert_allclose(result.cost, [1, 5.5, 10])
 
 
 def test_pareto_points_by_brute_force():

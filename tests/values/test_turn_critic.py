@@ -42,8 +42,8 @@ def batch():
 
 
 def params():
-    found = MODEL.init(jax.random.key(0))
-    return found | {"layers": jax.tree.map(lambda x: x * 6 if x.ndim == 3 else x, found["layers"])}
+    result = MODEL.init(jax.random.key(0))
+    return result | {"layers": jax.tree.map(lambda x: x * 6 if x.ndim == 3 else x, result["layers"])}
 
 
 def test_worked_example_of_the_critic():
@@ -60,11 +60,11 @@ def test_worked_example_of_the_policy():
                         extras={"turn_q": jnp.array([[[.6, .5], [.1, .2]]])[:, :, None],
                                 "turn_v": jnp.array([[[.3, .35], [.15, .2]]])[:, :, None],
                                 "step": jnp.zeros((1, 2, 1), int), "step_rewards": jnp.zeros((1, 2, 1))})
-    found, _ = of_environment(advantages.make("archer")).update(rollouts, ())
-    np.testing.assert_allclose(found, [[[.2, .2], [-.05, 0]]], atol=1e-6)
+    result, _ = of_environment(advantages.make("archer")).update(rollouts, ())
+    np.testing.assert_allclose(result, [[[.2, .2], [-.05, 0]]], atol=1e-6)
     logprobs = jnp.array([[[-1, -.5], [-.2, 0]]])
     objective = of_turns(objectives.make("reinforce", aggregation="seq_mean_token_sum"))
-    (loss, _), gradient = jax.value_and_grad(objective.update, has_aux=True)(logprobs, rollouts, found, objective.init())
+    (loss, _), gradient = jax.value_and_grad(objective.update, has_aux=True)(logprobs, rollouts, result, objective.init())
     np.testing.assert_allclose(loss, .145, atol=1e-6)
     np.testing.assert_allclose(gradient, [[[-.1, -.1], [.025, 0]]], atol=1e-6)
 
@@ -77,15 +77,15 @@ def test_places_are_the_first_token_of_a_turn_and_the_slot_behind_it():
 @pytest.mark.slow
 def test_states_are_those_of_plain_rows():
     r, weights = batch(), params()
-    found = jax.jit(CRITIC.states)(weights, None, r)
+    result = jax.jit(CRITIC.states)(weights, None, r)
     for p, g, k in ((0, 0, 0), (0, 0, 1), (0, 1, 2), (1, 0, 0)):
         own = np.flatnonzero(np.asarray(r.mask[p, g] & (r.step_ids[p, g] == k)))
         prompt = r.prompt_tokens[p][r.prompt_mask[p]]
         for side, count in enumerate((own[0], own[-1] + 1)):
             row = jnp.concatenate([prompt, r.tokens[p, g, :count], jnp.zeros(1, int)])  # the state before the last slot
             alone, _ = MODEL.packed_states(weights, row[None, :1], jnp.ones((1, 1), bool), row[None, None, 1:])
-            np.testing.assert_allclose(found[p, g, k, side], alone[0, 0, -1], atol=2e-5)
-    assert not found[1, 1].any() and not found[0, 0, 2].any()
+            np.testing.assert_allclose(result[p, g, k, side], alone[0, 0, -1], atol=2e-5)
+    assert not result[1, 1].any() and not result[0, 0, 2].any()
 
 
 def test_slow_copies_follow_by_tau():
@@ -100,18 +100,18 @@ def test_slow_copies_follow_by_tau():
 
 
 def fitted(rollouts, times):
-    state, found = CRITIC.init(None), []
+    state, result = CRITIC.init(None), []
     fit = jax.jit(CRITIC.fit)
     for _ in range(times):
         state, facts = fit(state, rollouts)
-        found.append(facts)
-    return state, found
+        result.append(facts)
+    return state, result
 
 
 def test_values_become_the_returns_that_were_seen():
     r = batch()
     r = r.replace(extras={**r.extras, "turn_states": jax.jit(CRITIC.states)(params(), None, r)})
-    state, found = fitted(r, 60)
+    state, result = fitted(r, 60)
     q, v = turn_critic.values(state.params, r.extras["turn_states"])
     there = np.asarray(turn_critic.turns_of(r))
     wanted = np.array([[[.95, 1, 0], [.95 ** 2, .95, 1]], [[.5, 0, 0], [0, 0, 0]]])
@@ -119,8 +119,8 @@ def test_values_become_the_returns_that_were_seen():
     np.testing.assert_allclose(np.asarray(q)[there], np.stack([wanted] * 2, -1)[there], atol=0.03)
     # trajectories of one prompt share the state before their first turn, whose value is the mean of their first Q
     np.testing.assert_allclose(v[0, 0, 0], np.mean([q[0, 0, 0], q[0, 1, 0]], axis=0), atol=0.05)
-    assert found[-1]["value/q_loss"] < 0.1 * found[0]["value/q_loss"] and found[-1]["value/explained_variance"] > 0.9
-    assert all(facts["value/skipped"] == 0 for facts in found)
+    assert result[-1]["value/q_loss"] < 0.1 * result[0]["value/q_loss"] and result[-1]["value/explained_variance"] > 0.9
+    assert all(facts["value/skipped"] == 0 for facts in result)
 
 
 def test_what_is_no_turn_changes_nothing():

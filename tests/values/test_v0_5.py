@@ -156,9 +156,9 @@ def test_metrics_leave_prompts_without_rollouts_out():
     rollouts = rollouts.replace(valid=rollouts.valid.at[2].set(False))
     estimator = advantages.v0_5()
     A, _ = estimator.update(rollouts, ())
-    told = estimator.metrics(rollouts, A, ())
+    measured = estimator.metrics(rollouts, A, ())
     weight = 1 - 0.25 / 4 / 0.8**2
     expected = {"rollouts": 3, "rejected": 0.5, "weight": weight / 2, "prior_mean": 0.35, "prior_error": 0.32}
-    assert {name.removeprefix("v0_5/") for name in told} == set(expected)
+    assert {name.removeprefix("v0_5/") for name in measured} == set(expected)
     for name, value in expected.items():
-        close(told[f"v0_5/{name}"], value, rtol=1e-5)
+        close(measured[f"v0_5/{name}"], value, rtol=1e-5)
