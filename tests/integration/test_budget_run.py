@@ -154,7 +154,7 @@ def test_few_are_learned_from_where_prompts_get_no_second_group():
     np.testing.assert_allclose(advantages, np.where(rollouts.token_mask, (rewards - 3 / 8)[..., None], 0), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("changes", "told"), (
+@pytest.mark.parametrize(("changes", "reason"), (
     ({"budget.utility": "most"}, "config.budget.utility"),
     ({"budget.prompts": 1, "sampling.max_group": 8}, "budget.prompts=1 of at most sampling.max_group=8 .* take 8 of"),
     ({"budget.prompts": 3, "sampling.max_group": 4}, "take 12 of the 6 x 2 of a step, which leaves nothing to allocate"),
@@ -166,6 +166,6 @@ def test_few_are_learned_from_where_prompts_get_no_second_group():
     ({"prior.source": "v0"}, "needs config.prior.weights"),
     ({"prior.source": "stars"}, "config.prior.source"),
 ))
-def test_impossible_settings_are_refused(changes, answer):
-    with pytest.raises(ValueError, match=answer):
+def test_impossible_settings_are_refused(changes, reason):
+    with pytest.raises(ValueError, match=reason):
         setup.build(config(**changes))

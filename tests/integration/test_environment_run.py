@@ -85,7 +85,7 @@ def test_too_many_lost_trajectories_end_the_run(tmp_path):
         run.source.next(state)
 
 
-@pytest.mark.parametrize(("changes", "told"), (
+@pytest.mark.parametrize(("changes", "reason"), (
     ({"model.chat_template": ""}, "config.model.chat_template"),
     ({"prompts.overlong": "truncate"}, "overlong='truncate'"),
     ({"environment": "guess"}, "Did you mean"),
