@@ -88,7 +88,7 @@ ROWS = (
         slug="verltool",
         title="VerlTool: GRPO on trajectories with tools",
         arxiv=("2509.01055",),
-        equation="A = z-score in the group; what tools say is read and not trained, at most 512 tokens of it",
+        equation="A = z-score in the group; tool output is read and not trained, at most 512 tokens of it",
         needs=("tool_calls",),
         defaults={"observation_tokens": 512},
         omits="the server of tools, and tools of one trajectory that run while others are sampled",

@@ -53,7 +53,7 @@ ROWS = (
         objective=("ppo_clip", {"aggregation": "fixed_length"}),
         allocation=("dars", {}),
         defaults={"group_size": 8, "max_group": 32, "epochs": 2, "temperature": 1.0},
-        omits="numbers of extra rollouts that are no multiple of the group, up to which they are rounded",
+        omits="numbers of extra rollouts that are not a multiple of the group: they are rounded up",
     ),
     Method(
         slug="dars_hardness",
@@ -64,7 +64,7 @@ ROWS = (
         objective=("ppo_clip", {"aggregation": "fixed_length"}),
         allocation=("dars", {"weighting": "hardness"}),
         defaults={"group_size": 8, "max_group": 64, "epochs": 2, "temperature": 1.0},
-        omits="numbers of extra rollouts that are no multiple of the group, up to which they are rounded",
+        omits="numbers of extra rollouts that are not a multiple of the group: they are rounded up",
     ),
     Method(
         slug="speed_rl",
@@ -87,7 +87,7 @@ ROWS = (
         objective=("ppo_clip", {"aggregation": "seq_mean_token_mean"}),
         allocation=("xrpo_allocation", {}),
         defaults={"group_size": 4, "max_group": 16},
-        omits="solved problems as examples in the context of those that nobody solves",
+        omits="solved problems as examples in the context of unsolved ones",
     ),
     Method(
         slug="drive",
@@ -96,7 +96,7 @@ ROWS = (
         equation="all problems, G = 8, 3/4 of the tokens; then the hardest 41%, 29%, 14% of them with G = 64; GRPO",
         controllers=("drive",),
         defaults={"group_size": 8, "max_group": 64, "temperature": 1.0},
-        omits="a measurement of all problems that are left before each phase, in whose place their last rollouts count",
+        omits="a measurement of all remaining problems before each phase: their last rollouts are used instead",
     ),
     Method(
         slug="dart_curation",
@@ -117,7 +117,7 @@ ROWS = (
         objective=("ppo_clip", {"clip_high": 0.28, "kl_coef": 0.001}),
         controllers=("gdro_rollout",),
         defaults={"group_size": 2, "max_group": 12},
-        omits="the surrogate loss as the bandits' loss, in whose place the share of wrong rollouts less its moving mean is",
+        omits="the surrogate loss as the bandits' loss: the share of wrong rollouts less its moving mean is used instead",
     ),
     Method(
         slug="brorl",

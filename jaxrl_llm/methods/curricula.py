@@ -62,7 +62,7 @@ ROWS = (
         slug="qwenlong_l1",
         title="QwenLong-L1: input lengths that grow in phases",
         arxiv=("2505.17667",),
-        equation="phase k: prompts with L_(k-1) < tokens <= L_k, and earlier ones that nobody solved; GRPO",
+        equation="phase k: prompts with L_(k-1) < tokens <= L_k, and earlier unsolved ones; GRPO",
         controllers=("qwenlong_l1",),
         defaults={"prompts": 128, "group_size": 8, "temperature": 0.7, "top_p": 0.95, "minibatches": 4},
         omits="the supervised warm-up, the judge of answers beside the rule",
@@ -104,6 +104,6 @@ ROWS = (
         filters=("sws",),
         controllers=("sws_domains",),
         defaults={"group_size": 8},
-        omits="synthetic problems, in whose place the domain's own are drawn more often; a fresh start of the second run",
+        omits="synthetic problems: the domain's own are drawn more often instead; a fresh start of the second run",
     ),
 )

@@ -118,11 +118,11 @@ ROWS = (
         objective=("kepo", {}),
         needs=("teacher_logprobs",),
         defaults={"group_size": 8, "epochs": 1},
-        omits="completions with a teacher's hint in the place of some rollouts (control.kepo says which)",
+        omits="completions with a teacher's hint instead of some rollouts (control.kepo chooses which)",
     ),
     Method(
         slug="props",
-        title="PROPS: draws that make up for what was drawn",
+        title="PROPS: draws that correct the sampling error of earlier draws",
         arxiv=("2311.08290",),
         equation="first tokens of a group ~ p max(exp(-step (share so far - p)), 0.7); two batches; GRPO as if on-policy",
         controllers=("props",),
@@ -139,7 +139,7 @@ ROWS = (
         estimator=("grpo", {"eps": 1e-8}),
         objective=("ppo_clip", {"clip_high": 0.28}),
         defaults={"group_size": 8, "prompts": 8, "foreign_groups": 4, "epochs": 1},
-        omits="questions of tasks that a run does not have itself",
+        omits="questions of tasks that the run itself does not have",
     ),
     Method(
         slug="karl_oapl",

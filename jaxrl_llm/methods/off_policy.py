@@ -81,7 +81,7 @@ ROWS = (
     ),
     Method(
         slug="icepop",
-        title="IcePop: masking what trainer and sampler disagree on",
+        title="IcePop: masking tokens on which trainer and sampler disagree",
         arxiv=("2510.18855",),
         equation="k = p_old / p_sampler; l = k [0.5 <= k <= 5] PPO(rho)",
         objective=("icepop", {}),

@@ -19,24 +19,24 @@ HEAD = """# Methods
 
 Written by `python -m jaxrl_llm.methods --write docs/methods.md`; do not edit by hand.
 
-*Setting* is what the paper sets outside the loss: {names}. The trainer takes `epochs` and `minibatches` from here where its
-configuration leaves them 0 (1 where the row says nothing), `pretrain_steps` where that is -1 and `budget` where that is
-empty; the others are for whoever writes a configuration.
-*Also needs* names what a run has to record, then the filters and controllers of `jaxrl_llm.control`, the rule of
-`jaxrl_llm.topologies` by which some prompts get further rollouts (*allocation*), the guide by which some completions begin with
-the task's own solutions (*guidance*) and the rule of `jaxrl_llm.replay` by which rollouts of earlier steps are learned from
-again. A row with **not provided** does not run by name everywhere: what it names is there with the part in brackets alone.
-Where that is an environment, a teacher or a `config.task` the row runs with it; else its estimator and objective work in your
-own loop. A row with *omits* goes without that part of the published method. What is not provided follows from what the parts
-say they need.
+*Setting* lists the paper's settings outside the loss: {names}. The trainer reads `epochs` and `minibatches` from this column
+if its configuration leaves them 0 (1 if the row has none), `pretrain_steps` if that is -1 and `budget` if that is empty; set
+the others in your configuration.
+*Also needs* lists the fields that a run must record, then the filters and controllers of `jaxrl_llm.control`, the rule of
+`jaxrl_llm.topologies` that gives some prompts further rollouts (*allocation*), the guide that begins some completions with the
+task's own solutions (*guidance*) and the rule of `jaxrl_llm.replay` that trains on rollouts of earlier steps again. A row with
+**not provided** does not run by name everywhere: it needs these fields, and the part in brackets provides them. If that part
+is an environment, a teacher or a `config.task`, the row runs with it; otherwise its estimator and objective work in your own
+loop. A row with *omits* lacks that part of the published method. The missing fields follow from the declared needs of the
+parts.
 """
 
 CONTROL = """## Parts of `jaxrl_llm.control`
 
 The trainer calls the filters of single prompts, and the controllers whose settings and facts it knows (`control.Settings`,
-`control.FACTS`). The rest is for your own loop: controllers by `control.make(name)`, the other functions from
-`jaxrl_llm.control.<module>`; of those the trainer calls `prompt_average`, where a method needs a `prior`, and `budget`; rules
-of replay call `remix` and `spear_clip`.
+`control.FACTS`). The rest is for your own loop: `control.make(name)` makes a controller, and `jaxrl_llm.control.<module>` has
+the other functions. The trainer also calls `budget`, and `prompt_average` if a method needs a `prior`; rules of replay call
+`remix` and `spear_clip`.
 """
 
 
@@ -53,9 +53,9 @@ def markdown(families: Mapping[str, tuple[Method, ...]], lacks: Callable[[str], 
 
 def with_counts(text: str, known: int, runnable: int, elsewhere: int) -> str:
     """`text` with these numbers in each sentence of the form of `COUNTS`."""
-    said = (f"Of {known} methods {runnable} run by name on any task, {elsewhere} more in environments, with teachers or on "
-            "tasks made for them")
-    return COUNTS.sub(said, text)
+    sentence = (f"Of {known} methods {runnable} run by name on any task, {elsewhere} more in environments, with teachers or on "
+                "tasks made for them")
+    return COUNTS.sub(sentence, text)
 
 
 def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

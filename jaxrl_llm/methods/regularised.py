@@ -179,13 +179,13 @@ ROWS = (
     ),
     Method(
         slug="historical_variance",
-        title="1-shot RL on the example whose accuracy moved most",
+        title="1-shot RL on the example whose accuracy varies most",
         arxiv=("2504.20571",),
         equation="clipped + 0.001 KL on all examples, then on the one of largest variance of accuracy over its visits",
         objective=("ppo_clip", {"kl_coef": 0.001}),
         controllers=("historical_variance",),
         defaults={"group_size": 8, "temperature": 0.6},
-        omits="a fresh start with the chosen example: the run goes on with what it has learned until the choice",
+        omits="a fresh start with the chosen example: the run continues with the weights that it has",
     ),
     Method(
         slug="oneshot_entropy",
@@ -195,7 +195,7 @@ ROWS = (
         objective=("oneshot_entropy", {}),
         defaults={"group_size": 8, "temperature": 0.6},
         controllers=("historical_variance",),
-        omits="a fresh start with the chosen example: the run goes on with what it has learned until the choice",
+        omits="a fresh start with the chosen example: the run continues with the weights that it has",
     ),
     Method(
         slug="acereason_temperature",
