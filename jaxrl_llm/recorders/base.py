@@ -50,7 +50,7 @@ class Recorder(NamedTuple):
 def texts_of(batch: Rollouts) -> Rollouts:
     """The fields that log-probs are computed from, so that one program serves batches with any further fields."""
     return Rollouts(mask=batch.mask, valid=batch.valid, tokens=batch.tokens, prompt_tokens=batch.prompt_tokens,
-                    prompt_mask=batch.prompt_mask, temperature=batch.temperature, filled=batch.filled)
+                    prompt_mask=batch.prompt_mask, temperature=batch.temperature, filled=batch.filled, role=batch.role)
 
 
 def recorded(rollouts: Rollouts, arrays: dict[str, Array]) -> Rollouts:

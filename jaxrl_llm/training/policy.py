@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jaxrl_llm.models.logprobs import most_likely, token_logprobs
 from jaxrl_llm.models.moe import Loads
 from jaxrl_llm.models.transformer import Transformer
-from jaxrl_llm.models.unpadding import unpadding
+from jaxrl_llm.models.unpadding import moved, unpadding
 from jaxrl_llm.packing import Rows
 from jaxrl_llm.parallel import over_rows
 from jaxrl_llm.rollouts import Rollouts
@@ -49,7 +49,10 @@ class Policy:
     mesh: Mesh | None = None
 
     def logprobs(self, params, lora, rollouts: Rollouts) -> tuple[jax.Array, jax.Array]:
-        """Log-prob of every completion token and entropy at its position: `(f32[P, G, T], f32[P, G, T])`, nats."""
+        """Log-prob of every completion token and entropy at its position: `(f32[P, G, T], f32[P, G, T])`, nats.
+
+        If rollouts have roles, both are 0 for most tokens of others, whose logits are not computed.
+        """
         return self._forward(params, lora, rollouts)[:2]
 
     def logprobs_and_loads(self, params, lora, rollouts: Rollouts) -> tuple[jax.Array, jax.Array, Loads]:
@@ -91,7 +94,8 @@ class Policy:
                 remove, restore = slots.remove, lambda x: jnp.where(slots.fits, slots.restore(x), jnp.nan)
             if temperature is not None:
                 temperature = remove(jnp.broadcast_to(temperature[:, None, None], tokens.shape))
-            numbers = self._of_tokens(params, remove(states), remove(tokens), temperature=temperature)
+            numbers = self._of_trained(params, remove(states), remove(tokens), None if r.role is None else remove(mask),
+                                       temperature)
             return *map(restore, numbers), *jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (pooled, loads))
 
         r = rollouts
@@ -113,6 +117,17 @@ class Policy:
         r = rollouts
         rows = (r.prompt_tokens, r.prompt_mask, r.tokens, at, r.temperature)
         return over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
+
+    def _of_trained(self, params, states, tokens, trained, temperature):
+        """As `_of_tokens`; the others of `trained bool[n]` are moved to the end, where whole chunks of them cost nothing."""
+        if trained is None:
+            return self._of_tokens(params, states, tokens, temperature=temperature)
+        order = jnp.argsort(~trained, stable=True)
+        back = jnp.argsort(order)
+        if temperature is not None:
+            temperature = temperature[order]
+        numbers = self._of_tokens(params, moved(states, order, back), tokens[order], trained[order], temperature)
+        return tuple(moved(x, back, order) for x in numbers)
 
     def _of_tokens(self, params, states, tokens, wanted=None, temperature=None):
         """Log-probs and entropies `f32[n]` of `tokens i32[n]`, from the normalised states `[n, D]` that predict them.

@@ -134,6 +134,16 @@ def test_words_in_between_are_read():
     assert np.argwhere(changed).tolist() == [[0, 0, 4], [0, 0, 5]]
 
 
+@pytest.mark.parametrize("unpads", (False, True))
+def test_logits_of_words_of_others_are_not_computed(unpads):
+    """They take no chunk of their own: as many tokens as the chunks of the trained ones hold have log-probs, others have 0."""
+    rollouts = cut_down(inputs.batch()) if unpads else inputs.batch()
+    logprobs, entropies = map(np.asarray, jax.jit(inputs.POLICY.logprobs)(inputs.params(), None, rollouts))
+    chunk, trained = inputs.POLICY.chunk, TRAINED.sum()
+    assert trained <= (logprobs != 0).sum() <= -(-trained // chunk) * chunk < np.asarray(rollouts.present).sum()
+    assert (entropies[TRAINED] > 0).all() and not entropies[logprobs == 0].any()
+
+
 def test_recorders_of_log_probs_measure_trained_tokens_as_plain_rows_do():
     """`old`, `reference`, `teacher` and `base` of trajectories with words of others in them."""
     logprobs, rollouts = jax.jit(inputs.POLICY.logprobs), inputs.batch()
