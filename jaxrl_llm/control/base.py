@@ -67,6 +67,7 @@ class Settings(NamedTuple):
     Attributes:
       temperature: f32[], of the sampler and of the learner's log-probs. Held-out evaluations keep the configuration's.
       max_tokens: i32[], of a completion, from 1 to `sampling.max_tokens`; a completion that ends there has not stopped.
+      token_limits: i32[N], the same of each training problem's completions; the lower of the two holds.
       max_turns: i32[], turns of the policy in a trajectory of an environment; at most `sampling.max_turns`.
       announced_turns: i32[], the first limit announced to the policy: after each turn a message gives the number of turns left;
         once these are used up, the messages count to `max_turns`; 0: no messages.
@@ -84,6 +85,7 @@ class Settings(NamedTuple):
 
     temperature: Array | None = None
     max_tokens: Array | None = None
+    token_limits: Array | None = None
     max_turns: Array | None = None
     announced_turns: Array | None = None
     spread: Array | None = None

@@ -14,10 +14,11 @@ from jaxrl_llm.models.transformer import Transformer
 
 
 def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
-             stop_ids: tuple[int, ...], slots: int, stop_texts: Sequence[str] = (), tokenizer=None, lora=None) -> Completions:
+             stop_ids: tuple[int, ...], slots: int, stop_texts: Sequence[str] = (), tokenizer=None, lora=None,
+             limits=None) -> Completions:
     """Samples the tokens of `sampler.generate` on one device, in an engine with `slots` rows. Returns host arrays.
 
-    A completion ends at its first stop text; the tokenizer decodes the tokens to find it.
+    A completion ends at its first stop text; the tokenizer decodes the tokens to find it. `limits`: as in `sampler.generate`.
     """
     prompts, mask, words = (np.asarray(x) for x in jax.device_get((prompt_tokens, prompt_mask, jax.random.key_data(keys))))
     P, G = words.shape[:2]
@@ -25,8 +26,9 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
     engine = Engine(model, params, jax.random.key(0), slots=rows, slot_tokens=prompts.shape[1] + max_tokens,
                     tokenizer=tokenizer, lora=lora)
     asked = dataclasses.replace(request_of(sampling, max_tokens, stop_ids), stop_texts=tuple(stop_texts))
-    engine.submit(*(dataclasses.replace(asked, uid=p * G + g, tokens=prompts[p][mask[p]].tolist(), key=tuple(words[p, g]))
-                    for p in range(P) for g in range(G)))
+    own = np.minimum(asked.limit, np.full(P, asked.limit) if limits is None else np.asarray(jax.device_get(limits)))
+    engine.submit(*(dataclasses.replace(asked, uid=p * G + g, tokens=prompts[p][mask[p]].tolist(), key=tuple(words[p, g]),
+                                        limit=int(own[p])) for p in range(P) for g in range(G)))
     return collected(engine, P, G, max_tokens)
 
 

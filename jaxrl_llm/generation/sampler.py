@@ -48,10 +48,11 @@ class Forced(flax.struct.PyTreeNode):
 
 
 class Rows(flax.struct.PyTreeNode):
-    """The key of each of the rows `[P, G]`, and its forced beginning; None: no row has one."""
+    """The key of each of the rows `[P, G]`, its forced beginning and its own limit `i32[P, G]`; None: no row has one."""
 
     keys: jax.Array
     forced: Forced | None = None
+    limits: jax.Array | np.ndarray | None = None
 
 
 def row_keys(key: jax.Array, uids: np.ndarray) -> jax.Array:
@@ -74,7 +75,7 @@ def fold_in_halves(key, high, low):
 @functools.partial(jax.jit, static_argnames=("model", "max_tokens", "stop_ids", "chunk", "mesh"))
 def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampling: Sampling, *,
              max_tokens: int, stop_ids: tuple[int, ...], chunk: int = 16, lora=None, mesh: Mesh | None = None,
-             forced: Forced | None = None) -> Completions:
+             forced: Forced | None = None, limits=None) -> Completions:
     """Samples a group of completions for every prompt.
 
     Token t of a row is drawn with `fold_in(row key, t)`. Decoding runs in chunks of `chunk` steps (`lax.scan`) inside a
@@ -93,12 +94,14 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
         shards decodes in its own loop. `params` are best sharded as by `parallel.reshard`: matrices and key/value heads stay
         sharded over `tensor`, if it divides these heads (else every device works with all of them); the rest is gathered.
       forced: forced beginnings of completions; None: every token is drawn.
+      limits: `i32[P]`, maximum tokens of each prompt's completions beside those of `sampling`; None: no others.
     """
     chex.assert_rank([prompt_tokens, prompt_mask], 2)
     pieces = 1 if mesh is None or model.config.num_kv_heads % mesh.shape["tensor"] else mesh.shape["tensor"]
     sample = functools.partial(_sample, model, max_tokens=max_tokens, stop_ids=stop_ids, chunk=chunk, pieces=pieces)
+    each = Rows(keys, forced, None if limits is None else jnp.broadcast_to(limits[:, None], keys.shape))
     if mesh is None or mesh.size == 1:
-        return sample(params, lora, prompt_tokens, prompt_mask, Rows(keys, forced), sampling)
+        return sample(params, lora, prompt_tokens, prompt_mask, each, sampling)
 
     def shard(*arguments):
         # Not summed here: shards that are done would wait for the others, which CPUs take for a hang after 40 seconds.
@@ -108,7 +111,7 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
     rows, same = batch_sharding(mesh).spec, PartitionSpec()
     axes = {*mesh.axis_names} - ({"tensor"} if pieces > 1 else set())
     return jax.shard_map(shard, mesh=mesh, axis_names=axes, in_specs=(same, same, rows, rows, rows, same), out_specs=rows,
-                         check_vma=False)(params, lora, prompt_tokens, prompt_mask, Rows(keys, forced), sampling)
+                         check_vma=False)(params, lora, prompt_tokens, prompt_mask, each, sampling)
 
 
 def stages(slots: int, chunk: int) -> tuple[tuple[int, int], ...]:
@@ -215,6 +218,8 @@ def _draw_tokens(d: Decoder, normed, rows: Rows, t, alive):
     token, logprob, entropy = (x.reshape(keys.shape) for x in drawn)
     out = (jnp.where(alive, token, 0), alive, jnp.where(alive, logprob, 0.0), jnp.where(alive, entropy, 0.0))
     alive = alive & ~jnp.isin(token, d.stops)
+    if rows.limits is not None:
+        alive = alive & (t + 1 < rows.limits)
     return out, alive if d.sampling.max_tokens is None else alive & (t + 1 < d.sampling.max_tokens)
 
 

@@ -20,7 +20,7 @@ from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.scoring import decode, joined, shared_scores
 from jaxrl_llm.training.shapes import prompt_buckets, smallest
 
-Generate = Callable[..., Completions]  # (prompt tokens, prompt mask, keys, forced first tokens) -> completions
+Generate = Callable[..., Completions]  # (prompt tokens, prompt mask, keys, forced first tokens, limits) -> completions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Sampler:
       tokenizer, stop_strings, reward: these turn completions into texts and scores.
       mesh, dtype: the mesh of the weights and the dtype of the model's computation.
       forces: whether completions can begin with solutions; one program then serves all calls, even if none does.
+      limits: whether prompts can have limits of their own, likewise.
     """
 
     generate: Guarded | Callable[..., Completions]
@@ -50,6 +51,7 @@ class Sampler:
     stop_strings: Sequence[str] = ()
     micro_batches: int = 1
     forces: bool = False
+    limits: bool = False
     turns: ClassVar[int] = 1
     contexts: ClassVar[int] = 1
     facts: ClassVar[Mapping[str, str]] = {}
@@ -84,23 +86,27 @@ class Sampler:
         sampling_lib.check(chosen)
         params = parallel.reshard(params, self.mesh, self.dtype)
 
-        def run(prompt_tokens, prompt_mask, keys, forced=None):
-            *rows, forced = parallel.put((prompt_tokens, prompt_mask, keys, forced), parallel.batch_sharding(self.mesh))
-            begun = {} if forced is None else {"forced": forced}
-            return self.generate(params, *rows, chosen, lora=lora, **begun)
+        def run(prompt_tokens, prompt_mask, keys, forced=None, limits=None):
+            own = {name: x for name, x in (("forced", forced), ("limits", limits)) if x is not None}
+            rows, own = parallel.put(((prompt_tokens, prompt_mask, keys), own), parallel.batch_sharding(self.mesh))
+            return self.generate(params, *rows, chosen, lora=lora, **own)
 
         return run
 
     def groups(self, generate: Any, forest: Forest, rows: np.ndarray, first_uid: int, key: jax.Array, version: int,
-               timer: PhaseTimer, shares: np.ndarray | None = None) -> Forest:
+               timer: PhaseTimer, shares: np.ndarray | None = None, limits: np.ndarray | None = None) -> Forest:
         """The forest with one more group for each of the prompts `rows` i32[R], with uids from `first_uid` on.
 
         `shares` f32[R, G]: the share of the solution that each completion begins with, see `topologies.Plan`; None: none.
+        `limits` i32[R]: maximum tokens of each prompt's completions; None: those of `sampling`.
         """
         shares = np.zeros((len(rows), self.group), np.float32) if shares is None else shares
+        limits = np.full(len(rows), self.sampling.max_tokens, np.int32) if self.limits and limits is None else limits
         for start in range(0, len(rows), self.prompts):
             part = slice(start, start + self.prompts)
-            forest = self._call(generate, forest, rows[part], shares[part], first_uid + start * self.group, key, version, timer)
+            own = None if limits is None else limits[part]
+            forest = self._call(generate, forest, rows[part], shares[part], own, first_uid + start * self.group, key, version,
+                                timer)
         return forest
 
     def _begun(self, problems: Sequence[Problem], shares: np.ndarray) -> Forced:
@@ -116,7 +122,7 @@ class Sampler:
             tokens[row, :, :min(len(solution), most)] = solution[:most]
         return Forced(tokens, count)
 
-    def _call(self, generate, forest, rows, shares, first_uid, key, version, timer):
+    def _call(self, generate, forest, rows, shares, limits, first_uid, key, version, timer):
         """As `groups`, for at most `prompts` rows. Missing rows are padded, so that no new shape compiles, and then dropped."""
         asked = [forest.prompt_ids(row) for row in rows]
         missing, length = self.prompts - len(asked), smallest(prompt_buckets(self.prompt_tokens), max(map(len, asked)))
@@ -125,7 +131,8 @@ class Sampler:
         keys = row_keys(key, np.pad(uids, ((0, missing), (0, 0)), constant_values=-1))
         begun = self._begun([forest.problems[row] for row in rows], shares) if self.forces else None
         padded = jax.tree.map(lambda x: np.pad(x, ((0, missing), *((0, 0),) * (x.ndim - 1))), begun)
-        parts = self._parts(generate, (batch.tokens, batch.mask, keys, padded), len(rows), timer)
+        limits = None if limits is None else np.pad(limits, (0, missing), constant_values=1)
+        parts = self._parts(generate, (batch.tokens, batch.mask, keys, padded, limits), len(rows), timer)
         made, steps, texts, scores = self._scored(parts, [forest.problems[row] for row in rows], timer)
         lengths, owners = made.mask.sum(-1).reshape(-1), np.repeat(rows, self.group)
         roots = np.flatnonzero(forest.role == Role.PROMPT)

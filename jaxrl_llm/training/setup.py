@@ -216,13 +216,14 @@ def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimat
                                  sharing=parts.make_sharing(config, source.task))
     if estimator.has_critic:  # half of the update programs are the critic's
         source = dataclasses.replace(source, sizes=functools.partial(source.sizes, most=shapes_lib.MAX_PROGRAMS // 2))
-    guides, spreads = parts.make_guide(config, method) is not None, "spread" in parts.controls_of(config, method).knobs
-    if guides or spreads:
-        assert isinstance(source.sampler, Sampler) and isinstance(source.sampler.generate, Guarded)
-        program = source.sampler.generate
-        sampler = dataclasses.replace(  # the program has further arguments
-            source.sampler, forces=guides, generate=Guarded(program.name, program.function, program.shapes),
-            sampling=dataclasses.replace(source.sampler.sampling, spread=np.float32(0) if spreads else None))
+    knobs = parts.controls_of(config, method).knobs
+    guides, spreads, limits = parts.make_guide(config, method) is not None, "spread" in knobs, "token_limits" in knobs
+    if guides or spreads or limits:
+        assert isinstance(source.sampler, Sampler)
+        sampler = dataclasses.replace(source.sampler, forces=guides, limits=limits, sampling=dataclasses.replace(
+            source.sampler.sampling, spread=np.float32(0) if spreads else None))
+        if isinstance(program := sampler.generate, Guarded):  # the program has further arguments
+            sampler = dataclasses.replace(sampler, generate=Guarded(program.name, program.function, program.shapes))
         source = dataclasses.replace(source, guided=guides, sampler=sampler)
 
     def of(prompts):

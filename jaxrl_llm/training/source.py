@@ -37,8 +37,8 @@ _FILLS = 100  # batches to search for prompts that are not too long
 _PROMPT_STREAM = 2**31 - 3  # folded into the run's key, for batches that are drawn by weights
 _REPLAY_STREAM = 2**31 - 4  # folded into the run's key, for replay
 # Settings that a source reads:
-_READ = ("temperature", "max_tokens", "max_turns", "announced_turns", "spread", "prompt_weights", "prompt_ids", "group_sizes",
-         "reference_ids", "reward_baseline")
+_READ = ("temperature", "max_tokens", "token_limits", "max_turns", "announced_turns", "spread", "prompt_weights", "prompt_ids",
+         "group_sizes", "reference_ids", "reward_baseline")
 
 Encode = Callable[[Sequence[Problem], Any], Sequence[list[int] | None]]
 Sample = Callable[..., Forest]  # (forest, rows) -> the forest with one more group for each of these prompts
@@ -138,7 +138,7 @@ class Source:
         spread = {} if known.spread is None else {"spread": known.spread}
         under = self.sampler.under(state.params, state.lora, known.temperature, known.max_tokens, known.max_turns,
                                    known.announced_turns, **spread)
-        generate = functools.partial(self._sampled, under, state, timer)
+        generate = functools.partial(self._sampled, under, known.token_limits, state, timer)
         measured, asked = self._reference_rates(known.reference_ids, generate)
         topology, mix = self._begun(state.key, version)
         forest = self.planted([], draw=0)
@@ -272,12 +272,20 @@ class Source:
         """The forest of these problems and their token ids, without samples."""
         return self.sampler.plant([problem for problem, _ in rows], [ids for _, ids in rows], draw)
 
-    def _sampled(self, generate: Any, state: TrainState, timer: PhaseTimer, forest: Forest, rows: np.ndarray,
+    def _sampled(self, generate: Any, limits: Any, state: TrainState, timer: PhaseTimer, forest: Forest, rows: np.ndarray,
                  shares: np.ndarray | None = None) -> Forest:
-        """The forest with a group for each of `rows`, with the next uids; `shares`: see `topologies.Plan`."""
+        """The forest with a group for each of `rows`, with the next uids; `shares`: see `topologies.Plan`.
+
+        `limits` i32[N]: maximum tokens of the completions of each training problem; None: the sampler's.
+        """
         first, self.next_uid = self.next_uid, self.next_uid + len(rows) * self.sampler.group
-        begun = {} if shares is None else {"shares": shares}
-        return self.sampler.groups(generate, forest, rows, first, state.key, int(state.step), timer, **begun)
+        own: dict[str, Any] = {} if shares is None else {"shares": shares}
+        if limits is not None:
+            if limits.shape != (len(self.task.train),) or limits.min() < 1:
+                raise ValueError(f"controllers propose token limits of shape {limits.shape}, from {limits.min(initial=1)} on, "
+                                 f"for {len(self.task.train)} training problems; give one for each, 1 or more")
+            own["limits"] = np.asarray(limits, np.int32)[[forest.problems[row].id for row in rows]]
+        return self.sampler.groups(generate, forest, rows, first, state.key, int(state.step), timer, **own)
 
     def _drawn(self, forest: Forest, count: int, state: TrainState, sample: Sample, settings: Settings) -> Forest:
         """The forest with `count` further problems of the task, and their facts."""

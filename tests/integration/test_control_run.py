@@ -16,6 +16,7 @@ from jaxrl_llm.control.prorl import prorl
 from jaxrl_llm.training import loop, schedules, setup
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.controls import Controls
+from jaxrl_llm.training.source import sample_held_out
 
 NAMES = {"prorl", "t1"}
 
@@ -123,6 +124,42 @@ def test_an_evaluation_is_observed_once_whatever_breaks_after_it(tmp_path, monke
     resumed, straight = (run_files.saved(tmp_path / one, tiny(**options)) for one in ("resumed", "straight"))
     assert_same(resumed, straight)
     assert resumed[".control['prorl']"] == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ("scan", "slots"))
+def test_completions_of_each_problem_have_limits_of_their_own(monkeypatch, engine):
+    """They are the beginnings of what the policy writes without limits, and have not stopped where a limit ends them."""
+    limits = np.random.default_rng(0).integers(1, 9, 82)
+
+    def bounded():
+        return Controller(lambda: jnp.int32(0), lambda seen: {"token_limits": jnp.asarray(limits)}, lambda seen, facts: seen,
+                          facts=("step",), knobs=("token_limits",))
+
+    free, _ = setup.build(tiny(**{"sampling.engine": engine}))
+    monkeypatch.setitem(control.base.CONTROLLERS, "bounded", bounded)
+    row = dataclasses.replace(methods.get("grpo"), slug="bounded", controllers=("bounded",))
+    monkeypatch.setitem(methods.METHODS, "bounded", row)
+    run, params = setup.build(tiny(method="bounded", **{"sampling.engine": engine}))
+    assert len(run.source.task.train) == len(limits)
+    state = setup.initial_state(run, params)
+    settings = run.learner.controls.settings(state.control)
+    cut, cuts = set(), 0
+    for _ in range(2):
+        own, whole = run.source.next(state, settings=settings).rollouts, free.source.next(state).rollouts
+        np.testing.assert_array_equal(own.prompt_ids, whole.prompt_ids)
+        most = limits[own.prompt_ids][:, None]
+        lengths = np.minimum(whole.mask.sum(-1), most)
+        np.testing.assert_array_equal(own.mask.sum(-1), lengths)
+        T = min(own.tokens.shape[2], whole.tokens.shape[2])
+        kept = np.arange(T) < lengths[..., None]
+        np.testing.assert_array_equal(own.tokens[..., :T][kept], whole.tokens[..., :T][kept])
+        ended = whole.mask.sum(-1) > most
+        assert own.extras["truncated"][ended].all()
+        cut, cuts = cut | {*np.unique(most)}, cuts + ended.sum()
+    assert len(cut) > 3 and cuts > 3
+    held_out = [sample_held_out(source, state.params, None, 4, state.key) for source in (run.source, free.source)]
+    np.testing.assert_array_equal(*(forest.tokens for forest in held_out))  # they have no limits of their own
 
 
 def by_step(**values):

@@ -10,6 +10,7 @@ from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.forecast import forecast
 from jaxrl_llm.training.warmup import demonstrations
 
 
@@ -38,6 +39,23 @@ def test_the_prompt_length_covers_held_out_problems_too():
     run, _ = setup.build(config)
     assert run.source.sampler.prompt_tokens == 8  # BOS and "7+5=", rounded up to a multiple of 8
     assert run.needs <= provision.PROVIDED.keys()
+
+
+@pytest.mark.parametrize("changes", (
+    {}, {"method": "ppo"}, {"method": "v0_5", "sampling.max_group": 16}, {"learner.packed_rows": 4},
+    {"sampling.group": 8, "sampling.max_tokens": 1024, "prompts.max_tokens": 512},
+    {"method": "ppo", "sampling.group": 8, "sampling.max_tokens": 1024, "prompts.max_tokens": 512}),
+    ids=("grpo", "critic", "rounds", "packed rows", "long", "long with a critic"))
+def test_no_run_compiles_more_than_eight_programs_of_updates(changes):
+    """The head of a run says how many; those of a critic count."""
+    config = default_config()
+    config.task, config.model.hidden_size, config.model.num_layers = "arithmetic(level=digit)", 32, 1
+    config.update_from_flattened_dict(changes)
+    run, _ = setup.build(config)
+    printed = dict(forecast(run))["programs to compile, at most"].split(", ")
+    counts = {what: int(count) for count, _, what in (part.partition(" of ") for part in printed)}
+    assert 0 < counts["updates"] + counts.get("updates of the critic", 0) <= 8 and 0 < counts["log-probs"] <= 8
+    assert ("updates of the critic" in counts) == run.learner.estimator.has_critic
 
 
 def test_demonstrations_are_answers_with_the_end_token():
