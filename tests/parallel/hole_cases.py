@@ -22,6 +22,7 @@ import hole_inputs as inputs  # noqa: E402
 MESH = parallel.make_mesh(data=2, fsdp=2, tensor=2)
 SHARDS = 4  # of the prompts
 POLICY = Policy(inputs.MODEL, inputs.POLICY.temperature, chunk=24, mesh=MESH)
+WATCHED = inputs.Watched(inputs.MODEL, inputs.POLICY.temperature, chunk=24, mesh=MESH)
 
 
 def spread(state):
@@ -41,6 +42,16 @@ def updated(objective, parts):
     state, metrics = update(spread(inputs.fresh_state(objective)), *batch)
     wanted = inputs.gradient(objective, None, inputs.batch(), inputs.advantages())
     return {"apart": inputs.distance(state.opt_state.trace, wanted), "loss": float(metrics["loss"])}
+
+
+def targets(adapted):
+    """Whether gradients go back through log-probs of trained tokens, and whether through those of others."""
+    inputs.SEEN.clear()
+    update = make_update(WATCHED, inputs.CLIPPED, inputs.GRADIENT)
+    state = spread(inputs.fresh_state(inputs.CLIPPED, inputs.adapters() if adapted else None))
+    jax.block_until_ready(update(state, *placed((inputs.batch(), inputs.advantages()))))
+    jax.effects_barrier()
+    return [any(bool(cotangent[mask == own].any()) for cotangent, mask in inputs.SEEN) for own in (True, False)]
 
 
 def joint():
@@ -76,6 +87,7 @@ def critic():
 def main():
     print(json.dumps({"one pass": updated(inputs.CLIPPED, 1), "micro-batches": updated(inputs.CLIPPED, 2),
                       "whole batch": updated(inputs.WHOLE, 2), "joint": joint(), "critic": critic()}))
+    print(json.dumps({"weights": targets(False), "adapters": targets(True)}))
 
 
 if __name__ == "__main__":

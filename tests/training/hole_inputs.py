@@ -10,6 +10,7 @@ import optax
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages.base import ESTIMATORS
 from jaxrl_llm.models import ModelConfig, Transformer
+from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.rollouts import Role, Rollouts
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.policy import Policy
@@ -56,6 +57,11 @@ def params():
     result = MODEL.init(jax.random.key(0))
     return result | {"layers": jax.tree.map(lambda x: x * 6 if x.ndim == 3 else x, result["layers"]),
                      "embed": result["embed"] * 10}
+
+
+def adapters():
+    zero = lora_lib.init(jax.random.key(2), params(), rank=2, alpha=4.0)  # b is 0
+    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(3), x.shape), zero)
 
 
 @functools.cache

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, recorders
-from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.objectives import make
 from jaxrl_llm.rollouts import take
 from jaxrl_llm.training import gradient_norms
@@ -33,11 +32,6 @@ def cut_down(rollouts, parts=1):
     return rollouts.replace(filled=filled)
 
 
-def adapters():
-    found = lora_lib.init(jax.random.key(2), inputs.params(), rank=2, alpha=4.0)
-    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(3), x.shape), found)  # b is 0 at first
-
-
 def test_the_inputs_have_every_kind_of_hole():
     rollouts = inputs.batch()
     there, last = np.asarray(rollouts.present), TRAINED[..., ::-1].argmax(-1)
@@ -49,7 +43,7 @@ def test_the_inputs_have_every_kind_of_hole():
 
 @functools.cache
 def plain_gradient(objective, adapted):
-    return inputs.gradient(objective, adapters() if adapted else None, inputs.batch(), inputs.advantages())
+    return inputs.gradient(objective, inputs.adapters() if adapted else None, inputs.batch(), inputs.advantages())
 
 
 @pytest.mark.slow
@@ -64,19 +58,22 @@ def plain_gradient(objective, adapted):
 def test_an_update_is_that_of_plain_rows(objective, parts, unpads, adapted):
     rollouts = cut_down(inputs.batch(), parts) if unpads else inputs.batch()
     update = make_update(inputs.POLICY, objective, inputs.GRADIENT, clip_norm=None, micro_batches=parts)
-    state, metrics = update(inputs.fresh_state(objective, adapters() if adapted else None), rollouts, inputs.advantages())
+    state, metrics = update(inputs.fresh_state(objective, inputs.adapters() if adapted else None), rollouts,
+                            inputs.advantages())
     assert all(np.isfinite(x) for x in metrics.values()) and not state.skipped
     assert inputs.distance(state.opt_state.trace, plain_gradient(objective, adapted)) < 2e-5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective, parts", ((inputs.CLIPPED, 1), (inputs.CLIPPED, 2), (inputs.WHOLE, 2)),
-                         ids=("one pass", "micro-batches", "whole batch"))
-def test_words_of_others_are_no_targets(objective, parts):
+@pytest.mark.parametrize("objective, parts, adapted", (
+    (inputs.CLIPPED, 1, False), (inputs.CLIPPED, 2, False), (inputs.WHOLE, 2, False), (inputs.CLIPPED, 1, True)),
+    ids=("one pass", "micro-batches", "whole batch", "adapters"))
+def test_words_of_others_are_no_targets(objective, parts, adapted):
     """Exactly no gradient goes back through their log-probs."""
     update = make_update(WATCHED, objective, inputs.GRADIENT, micro_batches=parts)
     inputs.SEEN.clear()
-    jax.block_until_ready(update(inputs.fresh_state(objective), cut_down(inputs.batch(), parts), inputs.advantages()))
+    state = inputs.fresh_state(objective, inputs.adapters() if adapted else None)
+    jax.block_until_ready(update(state, cut_down(inputs.batch(), parts), inputs.advantages()))
     jax.effects_barrier()
     assert len(inputs.SEEN) == parts and all(cotangent.any() for cotangent, _ in inputs.SEEN)
     assert not any(cotangent[~trained].any() for cotangent, trained in inputs.SEEN)
