@@ -153,8 +153,8 @@ def _first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, prog
     restored = checkpoints.restore(offload.moments_away(away, setup.initial_state(run, params)))
     run.source.set_position(restored.host)
     progress.step(restored.step, {})
-    seen = (restored.host.get(name, False) for name in ("observed", "reset"))
-    return Reached(offload.moments_away(away, restored.state), run.source.position(), *seen)
+    seen, reset = restored.host.get("observed", True), restored.host.get("reset", False)  # earlier versions saved neither
+    return Reached(offload.moments_away(away, restored.state), run.source.position(), seen, reset)
 
 
 def warm_up(run: setup.Run, params, progress):
