@@ -22,6 +22,7 @@ from jaxrl_llm.models import weights
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import learner, loop, parts, prior, refusals, setup, trained
+from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.training.source import Source, held_out
 from jaxrl_llm.training.warmup import imitate
@@ -252,7 +253,9 @@ def test_every_method_takes_three_steps(shared, slug):
     needs = frozenset(setup.needs_of(method, estimator, objective))
     asked = config.budget.utility or "prior" in needs
     ends = tuple(string.ascii_uppercase + string.digits)  # so that some completions end early
-    sampler = dataclasses.replace(run.source.sampler, stop_strings=ends)
+    program = run.source.sampler.generate  # guarded anew: caches may have been dropped since the last method
+    sampler = dataclasses.replace(run.source.sampler, stop_strings=ends,
+                                  generate=Guarded(program.name, program.function, program.shapes))
     source = dataclasses.replace(
         run.source, sampler=sampler, data=batches(run.source.task.train, 4, seed=0),
         prior=prior.make(config, policy, len(run.source.task.train), sampler.prompt_tokens, Capture(0)) if asked else None)
