@@ -20,10 +20,11 @@ def lanes_of(slots: Sequence[Row | None], count: int, stop_width: int) -> tuple[
 
     Returns the rows, None for inert lanes, and what the device reads.
     """
-    idle = [slot for slot, row in enumerate(slots) if row is None or row.ended]
-    running = [slot for slot, row in enumerate(slots) if row and not row.ended]
+    decoding = [None if row is None or row.ended else row for row in slots]
+    idle = [slot for slot, row in enumerate(decoding) if row is None]
+    running = [slot for slot, row in enumerate(decoding) if row]
     places = sorted(running + idle[:count - len(running)])
-    owners = [None if slot in idle else slots[slot] for slot in places]
+    owners = [decoding[slot] for slot in places]
     stops = np.full((count, stop_width), -1, np.int32)
     numbers = np.zeros((count, 5), np.int64)
     for i, row in enumerate(owners):

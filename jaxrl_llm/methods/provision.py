@@ -13,9 +13,7 @@ from jaxrl_llm.methods.base import Method
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.recorders import base as recorders
 
-RECORDED: dict[str, str] = {}
-for _recorder, _names in recorders.FIELDS.items():
-    RECORDED |= {name: _recorder for name in _names if name not in RECORDED}
+RECORDED = {name: recorder for recorder, names in reversed(recorders.FIELDS.items()) for name in names}  # by the first one
 PROVIDED = {
     **{name: f"the recorder `{recorder}`" for name, recorder in RECORDED.items()},
     **dict.fromkeys(("tokens", "prompt_tokens", "prompt_mask", "prompt_ids", "behavior_logprobs", "entropies", "policy_version",

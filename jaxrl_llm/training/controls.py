@@ -65,9 +65,12 @@ class Controls:
             proposed |= one.propose(states[name])
         return Settings(**proposed)
 
-    def observe(self, states: Mapping[str, Any], facts: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
-        """The states after these facts; a controller that reads other facts is unchanged."""
-        return {name: _observe(one, mesh, states[name], {fact: facts[fact] for fact in one.facts})
+    def observe(self, states: Mapping[str, Any], facts: Mapping[str, Any], mesh: Mesh, consume: bool = True) -> dict[str, Any]:
+        """The states after these facts; a controller that reads other facts is unchanged. `consume`: old ones are lost."""
+        def given(state):
+            return state if consume else jax.tree.map(jax.numpy.copy, state)
+
+        return {name: _observe(one, mesh, given(states[name]), {fact: facts[fact] for fact in one.facts})
                 if facts.keys() >= set(one.facts) else states[name] for name, one in self.by_name.items()}
 
 

@@ -121,8 +121,8 @@ class Learner:
         A reset clears the optimiser's state; the caller makes new `frozen` weights from the policy. The given state stays
         intact, so that it can still be saved if the caller fails.
         """
-        kept = jax.tree.map(jax.numpy.copy, state.control)  # observing donates
-        state = state.replace(control=self.controls.observe(kept, {"score": np.float32(score)}, self.mesh))
+        control = self.controls.observe(state.control, {"score": np.float32(score)}, self.mesh, consume=False)
+        state = state.replace(control=control)
         reset = bool(self.controls.settings(state.control).reset)
         if reset:
             opt_state = self.optimizer.init(state.trainable)

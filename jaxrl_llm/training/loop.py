@@ -212,7 +212,7 @@ class _Session:
                  progress: Progress, reached: Reached, frozen: dict[str, Any]):
         self.run, self.folder, self.checkpoints, self.writer, self.progress = run, folder, checkpoints, writer, progress
         self.reached, self.saved, self.timer = reached, int(reached.state.step), PhaseTimer()
-        self.best, self.frozen, self.changed, self.reset = best, frozen, False, False
+        self.best, self.frozen, self.changed = best, frozen, False
         self.evaluations: dict[str, Evaluation] = {}
         self.note = " (compiles on the first step)"
 
@@ -266,9 +266,8 @@ class _Session:
         del done  # makes room for the next one
         self.writer.write(step, metrics | self.timer.collect() | host_memory())
         self.progress.step(step, metrics)
-        if self.due(step, config.checkpoint.every) or self.reset:  # after the line, which a resume drops without its save
+        if self.due(step, config.checkpoint.every) or self.reached.reset:  # after the line, which a resume drops without it
             self.save()
-            self.reset = False
 
     def due(self, step: int, every: int) -> bool:
         """Whether something is due that happens every `every` steps, before the first and after the last step."""
@@ -287,7 +286,7 @@ class _Session:
             if self.due(step, one.every or every):
                 self.progress.phase(f"evaluating {one.label}")
                 result = evaluate_set(self.run.source, state.params, state.lora, one, key=jax.random.fold_in(key, number),
-                                     timer=self.timer)
+                                      timer=self.timer)
                 write_page(self.folder / "eval" / one.label, step, self.run.source, result.forest, {})
                 metrics |= result.metrics(f"eval/{one.label}")
         if metrics:
@@ -315,7 +314,7 @@ class _Session:
         for one in learner.keeping if reset else ():  # if this fails, the state from before is saved
             own = keep_weights(self.checkpoints.directory.parent / one.name, step, one, state)[one.name]
             self.frozen[one.name] = offload.away(learner.offload, one.name, own)
-        self.reached, self.changed, self.reset = Reached(state, self.reached.position, True, reset), True, reset
+        self.reached, self.changed = Reached(state, self.reached.position, True, reset), True
 
     def save(self) -> None:
         """Saves a checkpoint of the run's progress."""
