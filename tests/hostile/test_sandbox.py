@@ -16,7 +16,7 @@ import pytest
 from jaxrl_llm import rewards, sandbox
 from jaxrl_llm.rewards import RewardError, attacks, combine
 from jaxrl_llm.rewards.code import extract_program, same_output, same_value
-from jaxrl_llm.sandbox import barriers, syscalls
+from jaxrl_llm.sandbox import barriers, modes, syscalls
 from jaxrl_llm.tasks import Problem
 
 AS_USER = [sys.executable, str(pathlib.Path(__file__).with_name("as_user.py"))]
@@ -28,6 +28,12 @@ def working(mode):
     actual = sandbox.probe(mode)
     if actual.missing:
         pytest.skip(str(actual))
+    return mode
+
+
+def installed(mode):
+    if not modes.available(mode):
+        pytest.skip(f"{mode} is not installed")
     return mode
 
 
@@ -147,7 +153,7 @@ def test_a_sandbox_ends_on_a_signal(mode):
     stop, end = os.pipe()
     os.close(end)  # from now on it can be read
     begun = time.monotonic()
-    finished = sandbox.run(program, mode=mode, limits=sandbox.Limits(seconds=60.0), stop=stop)
+    finished = sandbox.run(program, mode=installed(mode), limits=sandbox.Limits(seconds=60.0), stop=stop)
     os.close(stop)
     assert finished.status == "timeout" and time.monotonic() - begun < 20 and gone(mark)
 
@@ -179,7 +185,7 @@ for name, (number, *arguments) in {REFUSED!r}.items():
 import asyncio
 asyncio.run(asyncio.sleep(0))  # what event loops need is still there
 """
-    finished = sandbox.run(program, mode=mode, limits=sandbox.Limits(seconds=30.0))
+    finished = sandbox.run(program, mode=installed(mode), limits=sandbox.Limits(seconds=30.0))
     assert (finished.code, finished.stdout, finished.stderr) == (0, b"", b"")
 
 
@@ -201,7 +207,7 @@ import os
 from jaxrl_llm import sandbox
 kept = os.dup(1)
 os.closerange(0, 3)
-finished = sandbox.run("print(7)", mode={mode!r}, limits=sandbox.Limits(seconds=30.0))
+finished = sandbox.run("print(7)", mode={installed(mode)!r}, limits=sandbox.Limits(seconds=30.0))
 os.write(kept, finished.stdout)
 """
     ran = subprocess.run([sys.executable, "-c", code], env=user_environment(), capture_output=True)
