@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm.generation import slots as programs_of
 from jaxrl_llm.generation.caches import WIDTHS, RowCaches
-from jaxrl_llm.generation.lanes import lane_counts, lanes_of
+from jaxrl_llm.generation.lanes import Common, common_places, lane_counts, lanes_of
 from jaxrl_llm.generation.requests import Node, Request, Row, check_request, check_size, check_tokens, held
 from jaxrl_llm.generation.slots import Drawn, Lanes, Slots
 from jaxrl_llm.generation.stopping import StopSearch
@@ -23,12 +23,13 @@ _NEVER = np.iinfo(np.int32).max
 
 @dataclasses.dataclass
 class _Flight:
-    """A dispatched chunk: its rows (None: an idle lane), steps and version, and its results."""
+    """A dispatched chunk: its rows (None: an idle lane), steps and version, what they share, and its results."""
 
     rows: list[Row | None]
     steps: int
     version: int
     lanes: Lanes
+    common: Common
     drawn: Drawn
 
 
@@ -269,7 +270,7 @@ class Engine:
         if parent.slot is not None and parent.cache is None:
             parent.cache = self._copy(parent)  # shared by all forks until the parent continues
         return Row(request, tokens, request.limit, search, cached=parent.cached, drawn=parent.drawn, start=len(tokens),
-                    cache=parent.cache)
+                   cache=parent.cache, begun=parent.begun)
 
     def _search(self, request: Request) -> StopSearch:
         return StopSearch(request.stop_sequences, request.stop_texts, self._tokenizer)
@@ -325,7 +326,10 @@ class Engine:
             self._slots[row.slot] = row
             placed.append(row)
         if placed:
+            new = [row for row in placed if not row.cached]
             self._caches.fill(self._weights, placed, self._queue)
+            for row in new:
+                row.begun = self.version, row.cached
 
     def _ahead(self) -> int:
         """Steps that are in flight."""
@@ -349,16 +353,19 @@ class Engine:
         steps = next((n for n in self._chunks if n >= left), self._chunks[-1])
         self._caches.make_room(max(row.cached + min(ahead, row.left) for row in rows) + steps)
         if self._flights:
-            owners, lanes = self._flights[-1].rows, self._flights[-1].lanes
+            owners, lanes, common = self._flights[-1].rows, self._flights[-1].lanes, self._flights[-1].common
         else:
             owners, lanes = self._lanes(rows)
+            common = common_places(owners)
             self._changed = False
         restricted = lanes.sampling.top_k is not None
-        self.programs.add(("decode", len(owners), steps, self._caches.slots.room, restricted, lanes.stops.shape[1]))
+        self.programs.add(("decode", len(owners), steps, self._caches.slots.room, restricted, lanes.stops.shape[1],
+                           common.places, len(common.leaders)))
         patience = int(len(owners) * _LOOK) if self._queue else _NEVER
-        self._caches.slots, lanes, drawn = programs_of.decode(self._model, self._weights, self._caches.slots, lanes, self._key,
-                                                              np.int32(patience), steps=steps, transposed=self._transposed)
-        self._flights.append(_Flight(owners, steps, self.version, lanes, drawn))
+        self._caches.slots, lanes, drawn = programs_of.decode(
+            self._model, self._weights, self._caches.slots, lanes, self._key, np.int32(patience),
+            np.asarray(common.leaders, np.int32), steps=steps, common=common.places, transposed=self._transposed)
+        self._flights.append(_Flight(owners, steps, self.version, lanes, common, drawn))
 
     def _lanes(self, rows: list[Row]) -> tuple[list[Row | None], Lanes]:
         """The running rows in the smallest number of lanes that holds them."""

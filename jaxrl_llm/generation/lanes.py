@@ -1,5 +1,6 @@
 """The lanes of a chunk: which rows it decodes, and what the device needs to know about them."""
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -8,6 +9,15 @@ from jaxrl_llm.generation.sampling import Sampling
 from jaxrl_llm.generation.slots import Lanes
 
 FEWEST = 8  # lanes of a chunk: a step of fewer rows takes as long as reading the weights
+
+_PLACES = (1024, 768, 512, 384, 256, 192, 128, 96, 64)  # that lanes may share: few numbers, as each is a program of its own
+
+
+class Common(NamedTuple):
+    """What the caches of lanes share: runs of as many lanes each have their first `places` as in one of the slots `leaders`."""
+
+    places: int
+    leaders: tuple[int, ...]
 
 
 def lane_counts(rows: int) -> tuple[int, ...]:
@@ -42,6 +52,31 @@ def lanes_of(slots: Sequence[Row | None], count: int, stop_width: int) -> tuple[
     alive = np.array([row is not None for row in owners])
     sampling = stacked([Sampling() if row is None else row.request.sampling for row in owners])
     return owners, Lanes(np.asarray(places, np.int32), halves, keyed, length, pending, drawn, left, alive, stops, sampling)
+
+
+def common_places(owners: Sequence[Row | None]) -> Common:
+    """What lanes share: the runs of equal length that leave the fewest places to read; idle lanes go with any run."""
+    best, most = Common(0, ()), 0
+    alike = _alike(owners)
+    for length in (n for n in range(2, len(owners) + 1) if len(owners) % n == 0):
+        runs = [[i for i in range(first, first + length) if owners[i]] for first in range(0, len(owners), length)]
+        places = min(alike[run[0]][0] if len(run) == 1 else min(alike[i][1] for i in run[1:]) for run in runs if run)
+        spared = places * (len(owners) - len(runs))
+        if spared > most:
+            best, most = Common(places, tuple(owners[run[0]].slot if run else 0 for run in runs)), spared
+    return best
+
+
+def _alike(owners: Sequence[Row | None]) -> list[tuple[int, int]]:
+    """Of `_PLACES`, how many each running lane has, and how many of these it shares with the one before it; 0 for none."""
+    alike, last = [], None
+    for row in owners:
+        own = next((n for n in _PLACES if row and n <= row.begun[1]), 0)
+        known = row and last and row.begun[0] == last.begun[0]
+        both = next((n for n in _PLACES if known and n <= min(own, last.begun[1]) and row.tokens[:n] == last.tokens[:n]), 0)
+        alike.append((own, both))
+        last = row or last
+    return alike
 
 
 def stacked(samplings: Sequence[Sampling]) -> Sampling:

@@ -82,6 +82,7 @@ class Row:
       slot: its slot, where it decodes unless it has ended or waits to read.
       cache: a copy of its cache, for forks and while it has no slot; None: the slot has it, or nothing is cached.
       ended: whether it waits for `extend`, in its slot until another row needs that.
+      begun: policy version that computed its cache's first places, and how many; forks have those of the parent.
     """
 
     request: Request
@@ -95,6 +96,7 @@ class Row:
     slot: int | None = None
     cache: Slots | None = None
     ended: bool = False
+    begun: tuple[int, int] = (0, 0)
 
     @property
     def left(self) -> int:

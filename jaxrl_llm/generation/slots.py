@@ -1,7 +1,8 @@
 """Row slots on the device: a cache for each row, and the compiled programs that fill, read and move them.
 
 A row's positions are places in its cache: first the prompt, then the completion. The token after the last cached one is
-`pending`: the next step reads it. Rows share nothing, so each can stop, move and continue in any slot.
+`pending`: the next step reads it. Each row has all of its own, so it can stop, move and continue in any slot; lanes whose
+caches begin alike read that part once.
 """
 import functools
 from typing import Any, NamedTuple
@@ -105,21 +106,25 @@ def _adapters(model: Transformer, lora, *, transposed: bool):
     return [adapters for _, adapters in model.unstack_layers({"layers": {}}, lora, transposed=transposed)]
 
 
-@functools.partial(jax.jit, static_argnames=("model", "steps", "transposed"), donate_argnames=("slots",))
-def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key, patience, *, steps: int,
+@functools.partial(jax.jit, static_argnames=("model", "steps", "common", "transposed"), donate_argnames=("slots",))
+def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key, patience, leaders, *, steps: int, common: int,
            transposed: bool) -> tuple[Slots, Lanes, Drawn]:
     """Decodes a chunk of up to `steps` steps for some of the rows.
 
     Within the chunk the rows' caches are only read; what it adds goes into a small separate cache, which is appended to them at
     the end. A row that ends is inert from then on. The chunk ends with its last row, or once the steps that inert rows took
     part in, summed over these rows, exceed `patience i32[]`. The slots need room for `steps` more tokens in each lane.
+
+    Each of B runs of consecutive lanes shares its first `common` places, which are read from the slot `leaders i32[B]`.
     """
     every = lanes.slot.shape[0] == slots.rows
     own = slots if every else jax.tree.map(lambda x: x[lanes.slot], slots)
-    prompt = PromptCache(own.keys, own.values, jnp.arange(slots.room) < lanes.length[:, None], jnp.asarray(lanes.length))
+    first, own = _parted(slots, own, leaders, common)
+    seen = jnp.arange(common, slots.room) < lanes.length[:, None]
+    prompt = PromptCache(own.keys, own.values, seen, jnp.asarray(lanes.length))
     given = jax.random.wrap_key_data(jnp.asarray(lanes.uid), impl=jax.random.key_impl(key))
     keys = jnp.where(lanes.keyed, given, fold_in_halves(key, *lanes.uid.T))
-    step = functools.partial(_step, model, weights, lanes, prompt, keys, transposed)
+    step = functools.partial(_step, model, weights, lanes, prompt, first, keys, transposed)
 
     def go_on(state):
         i, inert, (_, _, _, alive, _), _ = state
@@ -139,6 +144,14 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
     return _written(slots, block, lanes.slot, lanes.length), after, results
 
 
+def _parted(slots: Slots, own: Slots, leaders, common: int) -> tuple[Slots | None, Slots]:
+    """The first `common` places of the leaders, None for none, and the lanes' places behind them."""
+    if not common:
+        return None, own
+    first = Slots(tuple(x[..., :common][leaders] for x in slots.keys), tuple(x[:, :, :common][leaders] for x in slots.values))
+    return first, Slots(tuple(x[..., common:] for x in own.keys), tuple(x[:, :, common:] for x in own.values))
+
+
 def _chunk(model: Transformer, length, steps: int) -> CompletionCache:
     """The small cache of a chunk of steps, each row being a group of one."""
     c = model.config
@@ -147,10 +160,12 @@ def _chunk(model: Transformer, length, steps: int) -> CompletionCache:
     return CompletionCache(make(c.head_dim, steps), make(steps, c.head_dim), rotations(c, length[:, None] + jnp.arange(steps)))
 
 
-def _step(model: Transformer, weights: Weights, lanes: Lanes, prompt: PromptCache, keys, transposed: bool, carry, i):
+def _step(model: Transformer, weights: Weights, lanes: Lanes, prompt: PromptCache, first: Slots | None, keys,
+          transposed: bool, carry, i):
     """Step `i` of a chunk; token t of a row is drawn with `fold_in(its key, t)`, as `sampler.generate` does."""
     pending, drawn, left, alive, cache = carry
-    normed, cache = model.decode_step(weights.params, weights.layers, pending[:, None], i, prompt, cache, transposed=transposed)
+    normed, cache = model.decode_step(weights.params, weights.layers, pending[:, None], i, prompt, cache, common=first,
+                                      transposed=transposed)
     logits = model.finished(row_matmul(normed[:, 0], weights.unembedding, jnp.float32))
     token, logprob, entropy = draw(jax.vmap(jax.random.fold_in)(keys, drawn), logits, lanes.sampling)
     ended = (token[:, None] == lanes.stops).any(-1) | (left <= 1)

@@ -14,8 +14,9 @@ SAVED = "attention"  # name of the arrays that the backward pass of `attention` 
 
 def plain_attention(softcap, queries, sources):
     """The reference of `attention`: one softmax over all keys, whose scores exist at once, and the built-in gradients."""
+    P, _, G = queries.shape[:3]
     def of_rows(y):  # [P, K, G, U, d]
-        return jnp.broadcast_to(y[:, :, None], (*y.shape[:2], queries.shape[2], *y.shape[2:])) if y.ndim == 4 else y
+        return y if y.ndim == 5 else jnp.repeat(jnp.repeat(y, P // len(y), axis=0)[:, :, None], G, axis=2)
 
     keys, values, rows, biases = zip(*sources)
     products = [jnp.einsum("pkghtd,pkgud->pkghtu", queries, of_rows(k), preferred_element_type=jnp.float32) for k in keys]
@@ -30,8 +31,9 @@ def plain_attention(softcap, queries, sources):
 def attention(softcap, queries, sources):
     """Attention of `queries [P, K, G, H/K, T, d]` over all `sources`, each `(keys, values, rows, bias)`.
 
-    Keys and values belong to a row, `[P, K, G, U, d]`, or to a group, `[P, K, S, d]`. `bias(rows) -> [P, 1, G, 1, t, U]` gives
-    the bias of a block of t queries from the block's part of `rows`, arrays with queries on axis -2.
+    Keys and values belong to a row, `[P, K, G, U, d]`, to a group, `[P, K, S, d]`, or to n consecutive groups,
+    `[P/n, K, S, d]`. `bias(rows) -> [P, 1, G, 1, t, U]` gives the bias of a block of t queries from the block's part of `rows`,
+    arrays with queries on axis -2.
 
     The backward pass starts from the outputs, maxima and inverse sums: weights then take one exponential of the scores, and the
     softmax's sum subtracts `d_out . out` of the query from a gradient (arXiv 2205.14135, appendix B). These three carry the
@@ -115,7 +117,7 @@ def score_products(queries, keys):
 
     The queries are the left operand in their memory order: an einsum may choose the other order, at several times the cost.
     """
-    return _product(_rows(queries, keys), keys, 1).reshape(*queries.shape[:-1], keys.shape[-2])
+    return _of_rows(_product(_rows(queries, keys), keys, 1), queries)
 
 
 def _biased(scores, bias, rows):
@@ -129,7 +131,7 @@ def capped(scores, softcap):
 
 def weighted_sum(weights, values):
     """`weights [..., U]` times `values [..., U, d]`: `f32[..., d]`."""
-    return _product(_rows(weights, values).astype(values.dtype), values, 0).reshape(*weights.shape[:-1], values.shape[-1])
+    return _of_rows(_product(_rows(weights, values).astype(values.dtype), values, 0), weights)
 
 
 def summed_rows(weights, rows, keys):
@@ -138,8 +140,18 @@ def summed_rows(weights, rows, keys):
 
 
 def _rows(x, keys):
-    """`[..., a, b, c, n]` as the rows of one matrix for each of the `keys [..., U, d]`."""
+    """`[..., a, b, c, n]` as the rows of one matrix for each of the `keys [..., U, d]`, which consecutive groups may share."""
+    if len(keys) < len(x):
+        x = jnp.moveaxis(x.reshape(len(keys), -1, *x.shape[1:]), 1, 2)
     return x.reshape(*keys.shape[:-2], -1, x.shape[-1])
+
+
+def _of_rows(product, x):
+    """The inverse of `_rows`: a product `[..., U]` of the rows of `x [..., n]`, in the shape of `x`."""
+    if len(product) < len(x):
+        product = product.reshape(len(product), x.shape[1], -1, *x.shape[2:-1], product.shape[-1])
+        product = jnp.moveaxis(product, 2, 1)
+    return product.reshape(*x.shape[:-1], product.shape[-1])
 
 
 def _product(left, right, right_axis: int):

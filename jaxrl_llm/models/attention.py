@@ -94,18 +94,19 @@ def apply_rotary(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def grouped_attention(queries, keys, values, mask, shared=None, *, scale, softcap=None):
-    """Softmax attention of each row over its own keys and over keys that its whole group shares.
+def grouped_attention(queries, keys, values, mask, *shared, scale, softcap=None):
+    """Softmax attention of each row over its own keys and over keys that its whole group, or several groups, share.
 
-    The shared keys are never copied G times: all queries of a group meet them in one matrix product, and the two parts
-    of the softmax are merged by their common maximum and sum (arXiv 2506.05433 gives the packing this serves).
+    The shared keys are never copied: all their queries meet them in one matrix product, and the parts of the softmax are
+    merged by their common maximum and sum (arXiv 2506.05433 gives the packing this serves).
 
     Args:
       queries: `[P, G, T, H, d]`.
       keys, values: `[P, K, G, U, d]`, the row's own; K divides H (grouped-query attention). Heads come before rows, so that
         queries and scores have one order for own and for shared keys.
       mask: `bool`, broadcastable to `[P, G, T, U]`: which own keys a query sees.
-      shared: `None` or `(keys [P, K, S, d], values [P, K, S, d], mask bool broadcastable to [P, G, T, S])`.
+      shared: any number of `(keys [P/n, K, S, d], values [P/n, K, S, d], mask bool broadcastable to [P, G, T, S])`, each
+        shared by n consecutive groups.
       scale: factor on the scores.
       softcap: scores s become softcap * tanh(s / softcap); None: they stay (arXiv 2408.00118).
     Returns:
@@ -113,8 +114,7 @@ def grouped_attention(queries, keys, values, mask, shared=None, *, scale, softca
     """
     def source(keys, values, mask):
         return (keys, values, _bias(mask)[:, None, :, None], Partial(_as_it_is))
-    sources = [source(keys, values, mask)] if shared is None else [source(keys, values, mask), source(*shared)]
-    return _over_sources(queries, sources, scale, softcap)
+    return _over_sources(queries, [source(keys, values, mask), *(source(*one) for one in shared)], scale, softcap)
 
 
 def tree_attention(queries, keys, values, end, positions, window, local, *, scale, softcap=None, kernels="plain", begin=None):

@@ -430,7 +430,8 @@ class Transformer:
         tables = rotations(c, prompt.length[:, None] + jnp.arange(most or length))
         return CompletionCache(make(c.head_dim, length), make(length, c.head_dim), tables)
 
-    def decode_step(self, params, layers, tokens, t, prompt: PromptCache, cache: CompletionCache, *, transposed: bool = True):
+    def decode_step(self, params, layers, tokens, t, prompt: PromptCache, cache: CompletionCache, *, common=None,
+                    transposed: bool = True):
         """Decodes one token for every row.
 
         Args:
@@ -439,6 +440,8 @@ class Transformer:
           tokens: `i32[P, G]`, token number `t` of each completion.
           t: `i32[]`, number of tokens of each completion before this one.
           prompt: shared cache.  cache: completion cache, slots below `t` filled.
+          common: None, or keys `[P/n, K, d, C]` and values `[P/n, K, C, d]` of the first C tokens of n consecutive prompts, L
+            arrays each; `prompt` then has only the tokens behind them, except that its length counts them.
           transposed: whether `layers` were made transposed.
         Returns:
           `(normed [P, G, D], cache)` with slot `t` filled: the state that predicts token `t + 1`.
@@ -447,7 +450,8 @@ class Transformer:
         c, block = self.config, Block(self.config, self.dtype, transposed, self.kernels)
         positions = (prompt.length[:, None] + t)[:, :, None]
         tables = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, t, 1, axis=1)[:, None], cache.rotations)
-        prompt_positions = positions_of(prompt.mask)
+        first = jnp.arange(0 if common is None else common[1][0].shape[2])
+        prompt_positions = len(first) + positions_of(prompt.mask)
         slots = jnp.arange(cache.values[0].shape[3])
         own_positions = prompt.length[:, None, None] + slots
         x = self.embed(params, tokens)[:, :, None]
@@ -460,8 +464,11 @@ class Transformer:
                 own_v = jax.lax.dynamic_update_slice_in_dim(cache.values[i], heads_first(v), t, axis=3)
                 own = (slots <= t) & in_window(positions, own_positions, c.window, local)
                 seen = prompt.mask[:, None, None, :] & in_window(positions, prompt_positions[:, None], c.window, local)
-                shared = (swap_last(prompt.keys[i]), prompt.values[i], seen)
-                out = grouped_attention(q, swap_last(own_k), own_v, own, shared, scale=c.attention_scale,
+                shared = [(swap_last(prompt.keys[i]), prompt.values[i], seen)]
+                if common is not None:
+                    near = in_window(positions, first[None, None], c.window, local)
+                    shared.append((swap_last(common[0][i]), common[1][i], near))
+                out = grouped_attention(q, swap_last(own_k), own_v, own, *shared, scale=c.attention_scale,
                                         softcap=c.attention_softcap)
                 return out, (own_k, own_v)
 

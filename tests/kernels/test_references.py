@@ -34,9 +34,12 @@ def unchanged(bias):
 
 @pytest.mark.parametrize("softcap", (None, 3.0))
 @pytest.mark.parametrize("block", (512, 2))
-@pytest.mark.parametrize("shared", (False, True))
+@pytest.mark.parametrize("shared", (0, 1, 2))
 def test_attention(monkeypatch, softcap, block, shared):
-    """Five queries in one block or three; one of them sees nothing of its own, and nothing at all without shared keys."""
+    """Five queries in one block or three; one of them sees nothing of its own, and nothing at all without shared keys.
+
+    `shared` groups have keys of their own: none, both together, or each.
+    """
     monkeypatch.setattr(attention, "BLOCK", block)
     P, K, G, H, T, S, d = 2, 2, 3, 2, 5, 4, 8
     own = np.broadcast_to(np.tril(np.ones((T, T), bool)), (P, 1, G, 1, T, T)).copy()
@@ -44,7 +47,7 @@ def test_attention(monkeypatch, softcap, block, shared):
     prompt = np.broadcast_to(np.arange(S) < np.array([4, 2])[:, None, None, None, None, None], (P, 1, 1, 1, 1, S))
     biases = [jnp.where(mask, 0.0, attention.MASKED) for mask in (own, prompt)]
     arrays = [normal(P, K, G, H, T, d), normal(P, K, G, T, d, seed=1), normal(P, K, G, T, d, seed=2)]
-    arrays += [normal(P, K, S, d, seed=3), normal(P, K, S, d, seed=4)] if shared else []
+    arrays += [normal(shared, K, S, d, seed=3), normal(shared, K, S, d, seed=4)] if shared else []
 
     def over(attend):
         def run(queries, *pairs):
