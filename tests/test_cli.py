@@ -64,6 +64,7 @@ def test_help_lists_a_config_file_without_a_docstring(tmp_path):
     assert command_line.recipe_titles(tmp_path) == {"mine": "", "other": "A title."}
 
 
+@pytest.mark.slow
 def test_errors_and_exit_codes_are_those_of_the_script(tmp_path):
     missing = jaxrl_llm("show", "nowhere", cwd=tmp_path)
     assert missing.returncode == 1 and "nowhere" in missing.stderr and "Traceback" not in missing.stderr

@@ -80,6 +80,7 @@ def test_ranks_of_programs():
     assert advantages.make("b_coder").metrics(both.replace(rewards=both.rewards[:, ::-1]), None, ())["b_coder/ranked"] == 0
 
 
+@pytest.mark.slow
 def test_the_recorder_reads_whole_logits():
     model = Transformer(ModelConfig(vocab_size=11, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=8,
                                     mlp_size=16))

@@ -77,6 +77,7 @@ def test_one_command_renews_the_report_of_all_tasks(tmp_path):
     assert (tmp_path / "README.md").is_file() and (tmp_path / "differences.png").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contest", [contest for contests in suite.SUITES.values() for contest in contests],
                          ids=lambda contest: contest.name)
 def test_every_task_of_a_suite_takes_every_method_of_the_suite(contest):

@@ -33,6 +33,7 @@ def test_slots_sample_what_the_scan_samples(left, most):
     assert slots.decode_steps == scan.mask.sum(-1).max() - 1 and len(set(scan.mask.sum(-1).flat)) > 2
 
 
+@pytest.mark.slow
 def test_stop_texts_end_completions_where_they_are_cut_else():
     tokenizer, sampling = ByteTokenizer(), Sampling(np.float32(0.8))
     whole = jax.device_get(generate(DENSE, params(), *asked(), sampling, max_tokens=T, stop_ids=()))
@@ -44,6 +45,7 @@ def test_stop_texts_end_completions_where_they_are_cut_else():
     np.testing.assert_array_equal(made.tokens[made.mask], whole.tokens[made.mask])
 
 
+@pytest.mark.slow
 def test_prompts_of_several_widths_are_read_whole():
     """100 and 70 tokens go into their caches in pieces, beside one that is there after the first."""
     assert [widths_of(n) for n in (1, 16, 17, 64, 65, 200)] == [(16,), (16,), (32,), (64,), (64, 16), (64, 64, 64, 16)]

@@ -129,6 +129,7 @@ def test_padding_of_the_prompt_changes_nothing(side):
     np.testing.assert_allclose(again.logprobs, found.logprobs, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("added", (2, 20))
 def test_another_order_of_prompts_and_a_larger_group_keep_every_row(added):
     assert reads_transposed(P * (G + 20), T) and not reads_transposed(P * (G + 2), T)  # both orders of the matrix products
@@ -170,6 +171,7 @@ def test_one_token_and_lengths_that_the_chunk_does_not_divide():
     assert seven.decode_steps == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length, stop_ids", ((128, (STOP,)), (2048, (STOP, 9))))
 def test_lengths_of_any_size_are_decoded_in_chunks(length, stop_ids):
     """127 and 2047 steps have no divisor up to 16: the tokens of step by step, by chunks of 16 and one step too many."""
@@ -242,6 +244,7 @@ def test_finished_rows_are_left_out_of_long_completions():
     np.testing.assert_allclose(np.where(found.mask, logprobs, 0), found.logprobs, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_decoding_does_leave_for_the_half(monkeypatch):
     rows = np.arange(P * 12).reshape(P, 12)
     options = dict(rows=rows, max_tokens=67, stop_ids=(STOP, 9, 11))

@@ -66,6 +66,7 @@ def test_frequencies_logprobs_and_entropy_are_those_of_the_kept_distribution(cas
     np.testing.assert_allclose(found.entropy, entropy(p), atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", (1, 2, 255, 256, 257, 700))
 def test_any_vocabulary_size_is_drawn_in_proportion(vocab):
     logits = np.random.default_rng(vocab).normal(0, 1.5, vocab).astype(np.float32)
@@ -118,6 +119,7 @@ def test_greedy_takes_the_most_likely_token_and_the_first_of_equals():
     assert found.token.tolist() == [1, 0]
 
 
+@pytest.mark.slow
 def test_impossible_tokens_are_never_drawn():
     logits = np.full(600, -np.inf, np.float32)
     logits[[3, 255, 256, 511]] = 0.0

@@ -234,6 +234,7 @@ def test_a_save_is_not_broken_by_a_signal_that_may_stop_the_run_at_once(interrup
     assert reached == ["saved"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupts", [signal.default_int_handler], indirect=True)
 def test_an_interrupt_between_learning_and_the_position_of_the_data_saves_no_wrong_pair(tmp_path, monkeypatch, interrupts):
     """The position is that after the batch of the step that is saved: reading it again shows the interrupt's moment."""
@@ -335,6 +336,7 @@ def test_metrics_that_cannot_be_written_end_the_run_after_its_last_step_was_save
     assert report[1] == f"step {step} was saved; continue with --resume"
 
 
+@pytest.mark.slow
 def test_a_lost_history_is_reported(tmp_path):
     small_run.train(tmp_path, steps=1)
     (tmp_path / "metrics.jsonl").unlink()

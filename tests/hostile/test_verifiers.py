@@ -132,6 +132,7 @@ def test_a_long_box_costs_no_time():
     boxed.fn.close()
 
 
+@pytest.mark.slow
 def test_hard_boxes_do_not_end_a_run():
     boxed = rewards.make("boxed", workers=2, deadline=1.0)
     assert combine([boxed])([r"\boxed{1+x}"], ["x+1"]).total.tolist() == [1.0]

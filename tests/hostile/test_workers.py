@@ -69,6 +69,7 @@ def test_a_module_with_threads_is_imported_by_every_worker():
     pool.close()
 
 
+@pytest.mark.slow
 @linux
 def test_the_template_may_die(mark):
     pool = WorkerPool(TARGET, workers=1, deadline=2.0, scores=True)
@@ -246,6 +247,7 @@ BUSY = """
 """
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("arguments", [(), ("holder",)])
 def test_workers_end_with_a_parent_that_is_killed(mark, arguments):

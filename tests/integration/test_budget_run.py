@@ -48,6 +48,7 @@ def test_the_completions_of_a_step_are_shared_out(straight):
         assert line["skipped_updates"] == 0 and np.isfinite(line["loss"]) and abs(line["max/ratio"] - 1) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same_run(straight, tmp_path):
     loop.train(config(steps=2), tmp_path)
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
@@ -142,6 +143,7 @@ def test_v0_judges_prompts_and_learns_its_context(monkeypatch, tmp_path):
     assert len(asked) == len(set(asked)) * (1 + len(asked) // (len(set(asked)) + 1))  # each prompt once in a built run
 
 
+@pytest.mark.slow
 def test_few_are_learned_from_where_prompts_get_no_second_group():
     """Reinforce-Ada with groups of 8: A is over all draws, and the update keeps the first two right and two wrong ones."""
     run, params = setup.build(config(method="reinforce_ada", **{"sampling.group": 8, "sampling.max_group": 8}))

@@ -213,6 +213,7 @@ def test_settings_reach_sampler_learner_and_loader():
     assert step.position["data"] | {"chosen_batches": 3, "next_batch": 0} == step.position["data"]
 
 
+@pytest.mark.slow
 def test_a_learning_rate_is_a_factor_of_the_schedule():
     """Half of the rate moves every weight half as far, of the same batch; none leaves it where it is."""
     run, params = setup.build(tiny(**{"model.num_layers": 1, "optimizer.warmup_updates": 0}))

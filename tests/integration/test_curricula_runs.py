@@ -102,6 +102,7 @@ def test_numbers_of_rollouts_over_a_resume(tmp_path):
         tmp_path, method="gdro_rollout", **{"sampling.group": 2, "sampling.max_group": 6, "model.num_layers": 1})
 
 
+@pytest.mark.slow
 def test_numbers_are_set_from_outside():
     run, _ = setup.build(tiny("drive", control="steps=(1, 2), keep=(0.5,)"))
     state = setup.initial_state(run, jax.tree.map(jnp.array, run.learner.policy.model.init(jax.random.key(0))))

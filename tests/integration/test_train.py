@@ -194,6 +194,7 @@ def test_metrics_of_several_updates():
     assert learner.mean_metrics(updates) == {"loss": 1.5, "max/ratio": 3.0, "skipped_updates": 5.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("minibatches", (1, 4))  # those of filling alone are left out
 def test_dynamic_sampling_draws_until_groups_disagree(tmp_path, minibatches):
     run(tmp_path, method="dapo", steps=2, **{"learner.minibatches": minibatches})
@@ -361,6 +362,7 @@ def test_a_run_that_breaks_keeps_its_last_step_and_continues_bit_for_bit(straigh
     assert_same(saved(tmp_path, 6), saved(straight[0], 6))
 
 
+@pytest.mark.slow
 def test_a_failed_evaluation_is_repeated(straight, tmp_path, monkeypatch):
     def fails_at_six(one, params, lora, *, problems, key, timer=None):
         if (tmp_path / "metrics.jsonl").exists() and [line["step"] for line in lines(tmp_path)][-1:] == [5]:
@@ -403,6 +405,7 @@ def test_a_data_file_that_vanishes(tmp_path, monkeypatch):
     assert lines(workdir)[-1]["step"] == 4
 
 
+@pytest.mark.slow
 def test_a_failed_resume_leaves_the_folder_as_it_was(tmp_path):
     run(tmp_path, steps=3)
     before = (tmp_path / "config.json").read_text()
@@ -474,6 +477,7 @@ def test_a_stop_string_of_one_token_ends_rows_in_the_sampler():
     assert not any(letter in text for text in forest.texts for letter in letters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", (1, 20))
 def test_a_short_warm_up_runs(tmp_path, steps):
     run(tmp_path, steps=1, **{"warmup.steps": steps, "warmup.batch": 4, "eval.problems": 4})

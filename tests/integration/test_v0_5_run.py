@@ -14,6 +14,8 @@ from jaxrl_llm.control.prompt_average import PromptAverage
 from jaxrl_llm.training import loop, setup
 from jaxrl_llm.values.v0_5 import draws_used
 
+pytestmark = pytest.mark.slow
+
 P, G, MOST = 4, 2, 6
 
 

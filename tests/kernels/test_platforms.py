@@ -42,6 +42,7 @@ def test_splash_attention(monkeypatch, softcap, reach, filled, fits):
     assert_attends(splash.kernel(interpret=True), softcap, arrays, where, fits)
 
 
+@pytest.mark.slow
 def test_splash_attention_of_some_queries(monkeypatch):
     """The queries of a shard of the slots against the keys of all; the first shard ends within a block of keys."""
     monkeypatch.setattr(splash, "BLOCK", 128)

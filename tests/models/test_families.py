@@ -230,6 +230,7 @@ def test_sampled_logprobs_with_all_features_are_those_of_the_update():
     assert np.unique(drawn.tokens).size > 10
 
 
+@pytest.mark.slow
 def test_adapters_beside_biases_are_the_merged_model():
     model, params = everything()
     batch, adapters = comparisons.groups(64), lora.init(jax.random.key(2), params, rank=2, alpha=4.0)
@@ -247,6 +248,7 @@ def test_every_matrix_and_its_bias_are_spread_over_the_mesh():
                      "layers/q_norm/scale", "layers/k_norm/scale", "layers/o/bias", "layers/down/bias"}
 
 
+@pytest.mark.slow
 def test_features_that_are_off_leave_no_trace():
     plain = ModelConfig(vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, mlp_size=48)
     batch = comparisons.groups(64)

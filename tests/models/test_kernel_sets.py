@@ -50,6 +50,7 @@ def assert_same(result, wanted):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=2e-4 * max(1, float(np.abs(theirs).max())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filled", (4, 3))
 @pytest.mark.parametrize("name", ("plain", "windows"))
 def test_long_rectangular_rows_are_computed_in_blocks_of_keys(monkeypatch, name, filled):
@@ -76,6 +77,7 @@ def test_models_by_the_kernels_of_tpus(monkeypatch, name):
     assert (products["times"] > 0) == (name == "experts")
 
 
+@pytest.mark.slow
 def test_models_by_cudnn(monkeypatch):
     """With XLA in place of its kernels."""
     called = []

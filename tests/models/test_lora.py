@@ -32,6 +32,7 @@ def test_fresh_adapters_change_nothing_and_have_the_papers_scale(pair):
     np.testing.assert_array_equal(run(params, adapters), jit(lambda p: model.hidden_states(p, TOKENS, MASK)[0])(params))
 
 
+@pytest.mark.slow
 def test_merged_parameters_equal_adapters_in_every_path(pair):
     model, params, targets = pair("gemma3").model, pair("gemma3").params, ("q", "v", "down")
     adapters = trained(lora.init(jax.random.key(0), params, rank=2, alpha=4.0, targets=targets))

@@ -205,6 +205,7 @@ def test_decoding_equals_plain_rows(transposed):
     np.testing.assert_allclose(decoded(params())[mask], wanted[mask], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_routers_stay_in_float32_where_all_else_is_bfloat16():
     layers = dataclasses.replace(MODEL, dtype=jnp.bfloat16).unstack_layers(params())
     for weights, _ in layers:

@@ -113,6 +113,7 @@ def test_completions_of_one_token(pair):
     close(states, whole[:, :, :1], 1e-6)
 
 
+@pytest.mark.slow
 def test_recomputation_leaves_the_gradient(pair):
     params = pair("qwen3").params
     prompt_tokens, prompt_mask, tokens, mask = batch()

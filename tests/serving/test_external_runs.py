@@ -73,6 +73,7 @@ def steps_of(config):
     return schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params))
 
 
+@pytest.mark.slow
 def test_a_server_with_other_weights_ends_the_run(url, folder):
     """It claims to serve the published weights, and does not: the log-probs show it."""
     tag = []

@@ -187,6 +187,7 @@ def test_programs_depend_on_the_length_of_rows_not_on_their_number():
     assert compiled[-1] == [2, 1, 2, 1, 0]  # a second length: the two that run the model
 
 
+@pytest.mark.slow
 def test_a_non_finite_update_is_refused_and_counted():
     case, rollouts, advantage = batch(forests.group)
     packed, poisoned = packed_of(case), advantage.copy()

@@ -543,6 +543,7 @@ def test_restores_onto_another_mesh(tmp_path):
     assert_identical(Checkpoints(tmp_path, read_only=True).restore(target).state, expected)
 
 
+@pytest.mark.slow
 def test_checksums_of_many_sharded_tensors_do_not_wait_for_each_other(tmp_path):
     """Each tensor's checksum is a program with an all-reduce; forty in flight at once can block all threads of a CPU."""
     body = """

@@ -15,6 +15,8 @@ from jaxrl_llm.training import loop, setup, start, trained
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.workdir import stored_config
 
+pytestmark = pytest.mark.slow
+
 TEMPLATE = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
 
 

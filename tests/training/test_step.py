@@ -107,6 +107,7 @@ def test_two_updates_equal_plain_ones_with_optax():
     assert metrics["clip_fraction"] > 0 and metrics["skipped_updates"] == 0
 
 
+@pytest.mark.slow
 def test_a_norm_below_the_limit_is_not_scaled():
     gradient = jax.jit(jax.grad(plain_loss))(fresh_params(), batch())
     state, _ = update_of(1, clip_norm=None)(fresh_state(), batch(), ADVANTAGES)
@@ -116,6 +117,7 @@ def test_a_norm_below_the_limit_is_not_scaled():
     close(again.params, state.params, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", (2, 4))
 def test_micro_batches_change_nothing(micro_batches):
     whole, metrics = update_of(1)(fresh_state(), batch(), ADVANTAGES)
@@ -234,6 +236,7 @@ def test_an_update_without_a_gradient_changes_nothing_and_is_not_counted():
     assert metrics["grad_norm"] == 0 and metrics["skipped_updates"] == 0 and state.skipped_in_row == 0
 
 
+@pytest.mark.slow
 def test_learning_rate_zero_gives_ratio_one_and_a_small_mismatch_at_another_temperature():
     params, prompts = fresh_params(), batch()
     keys = row_keys(jax.random.key(5), jnp.arange(P * G).reshape(P, G))
