@@ -11,21 +11,22 @@ from jaxrl_llm.generation import Sampling, generate, row_keys
 from jaxrl_llm.generation.engine import Request
 from jaxrl_llm.generation.lanes import Common, common_places
 
-SYSTEM = np.random.default_rng(3).integers(0, V, 66).tolist()  # of all prompts
-QUESTIONS = [SYSTEM + np.random.default_rng(seed).integers(0, V, n).tolist() for seed, n in ((4, 70), (5, 64), (6, 90))]
+SYSTEM = np.random.default_rng(3).integers(0, V, 100).tolist()  # of all prompts
+QUESTIONS = [SYSTEM + np.random.default_rng(seed).integers(0, V, n).tolist() for seed, n in ((4, 36), (5, 30), (6, 56))]
 LONGEST = max(map(len, QUESTIONS))
 
 
-def row(slot, tokens, begun=None, version=0):
-    return types.SimpleNamespace(slot=slot, tokens=list(tokens), begun=(version, len(tokens) if begun is None else begun))
+def row(slot, tokens, begun=None, version=0, cached=None):
+    begun = len(tokens) if begun is None else begun
+    return types.SimpleNamespace(slot=slot, tokens=list(tokens), begun=(version, begun), cached=cached or begun)
 
 
 def test_places_are_those_of_the_runs_that_spare_most():
     a, b, c = ([n] * 700 for n in (1, 2, 3))
-    begin = [9] * 70
+    begin, short = [9] * 70, [n[:20] for n in (a, b, c)]
     assert common_places([row(0, a), row(1, a), row(2, b), row(3, b)]) == Common(512, (0, 2))
     assert common_places([row(4, a[:700]), row(1, a), row(2, a), row(3, a)]) == Common(512, (4,))
-    assert common_places([row(i, begin + x) for i, x in enumerate((a, b, a, c))]) == Common(64, (0,))
+    assert common_places([row(i, begin + short[x]) for i, x in enumerate((0, 1, 0, 2))]) == Common(64, (0,))
     assert common_places([row(i, begin + x) for i, x in enumerate((a, a, b, b))]) == Common(768, (0, 2))
     assert common_places([row(0, a), row(1, b), row(2, a), row(3, b)]) == Common(0, ())
     assert common_places([row(0, a)]) == common_places([row(0, a[:63]), row(1, a[:63])]) == Common(0, ())
@@ -35,13 +36,19 @@ def test_idle_lanes_go_with_any_run_and_rows_alone_bound_it():
     a, b = ([n] * 700 for n in (1, 2))
     assert common_places([None, row(1, a), row(2, b), row(3, b)]) == Common(512, (1, 2))
     assert common_places([None, row(5, a, begun=130), None, None]) == Common(128, (5,))
-    assert common_places([None, row(1, a, begun=100), row(2, b), None, None, None]) == Common(96, (1, 2, 0))
+    assert common_places([None, row(1, a, begun=100), row(2, b[:190]), None, None, None]) == Common(96, (1, 2, 0))
+
+
+def test_what_is_short_beside_the_rest_is_not_read_apart():
+    a = [1] * 700
+    assert common_places([row(0, a), row(1, a, cached=1025)]) == Common(0, ())
+    assert common_places([row(0, a), row(1, a, cached=1024)]) == Common(512, (0,))
 
 
 def test_caches_of_other_weights_or_behind_what_was_read_at_once_are_not_alike():
     a = [1] * 700
     assert common_places([row(0, a), row(1, a, version=1)]) == Common(0, ())
-    assert common_places([row(0, a, begun=200), row(1, a)]) == Common(192, (0,))
+    assert common_places([row(0, a, begun=200), row(1, a[:300])]) == Common(192, (0,))
 
 
 @functools.cache
@@ -75,7 +82,7 @@ def test_rows_that_share_places_are_those_of_the_scan_sampler(name):
     mixed = engine(name, slots=9, slot_tokens=LONGEST + T)
     mixed.submit(*(asked(uid) for uid in (0, 3, 6, 1, 4, 7, 2, 5, 8)))
     nodes = drain(groups), drain(mixed)
-    assert (128, 3) in shared(groups) and shared(mixed) == {(64, 1)}
+    assert (128, 3) in shared(groups) and shared(mixed) == {(96, 1)}
     for uid, expected in whole(name).items():
         for one in nodes:
             agrees(*one[uid], expected)
