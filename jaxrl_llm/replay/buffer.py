@@ -1,8 +1,8 @@
 """The buffer of a replay: a forest of stored groups on the host, from the oldest to the newest.
 
 The buffer is never changed in place: the buffer of an earlier step stays unchanged. Stored rollouts keep their uids, the
-sampler's log-probs, the version of the weights that sampled them, and what environments said of their turns. Under rules with priorities, stored groups have the fact
-`priority`, and groups of a batch the fact `replay_weight`.
+sampler's log-probs, the version of the weights that sampled them, and what an environment reported of their turns. Under rules
+with priorities, stored groups have the fact `priority`, and groups of a batch the fact `replay_weight`.
 """
 import base64
 import dataclasses

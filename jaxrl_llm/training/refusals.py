@@ -48,8 +48,8 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
         raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and an environment does not tell which "
                          "text is the answer; take another method, for example grpo")
     if "tool_coef" in knobs and environment is not None and environment.tools and "tool_calls" not in environment.facts:
-        raise ValueError(f"method {method.slug!r} rewards turns that call tools, and environment {environment.name!r} has tools "
-                         "but not the fact 'tool_calls' of a turn; add it, or take another method, for example grpo")
+        raise ValueError(f"method {method.slug!r} rewards turns that call tools, and environment {environment.name!r} has "
+                         "tools but not the fact 'tool_calls'; add it, or take another method, for example grpo")
     if "entropies" in needs and c.server.url:
         raise ValueError(f"method {method.slug!r} reads the sampler's entropies, which servers do not have to return; leave "
                          "server.url empty, or take another method, for example grpo")
