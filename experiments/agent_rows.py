@@ -70,7 +70,6 @@ WORLDS = {
     "patches": World("game", {
         "environment": "", "task": "edits(files=1, size=64, heldout=16, brief=True)", "sampling.max_tokens": 128,
         "prompts.max_tokens": 128, "warmup.steps": 300, "warmup.strays": 0.0}),
-    "sums": World("arithmetic", {"warmup.steps": 600, "prompts.per_step": 8, "sampling.group": 8}),
 }
 ROWS = (
     *(Row(name, "treasure") for name in ("gigpo", "hgpo", "salt", "agentgym_rl")),
@@ -78,13 +77,15 @@ ROWS = (
     Row("scaling_inter_rl", "treasure", {"control": "rounds=(4, 6, 8), every=5"}),
     Row("tti", "treasure", {"control": "least=4, most=8, every=5"}),
     Row("turn_control", "treasure", {"control": "steps=5", "sampling.max_tokens": 480}),
-    *(Row(name, "calculator") for name in ("simpletir", "simpletir_filter", "verltool", "table_gpt_r1", "aepo_advantage",
-                                           "aepo_clip")),
+    *(Row(name, "calculator") for name in ("simpletir", "simpletir_filter", "rstar2_roc", "verltool", "table_gpt_r1",
+                                           "aepo_advantage", "aepo_clip")),
+    Row("spear", "calculator", {"objective": "warmup=10", "control": "decay=10"}),  # of 200 steps each in the paper
     Row("cleaner_saar", "purified calculator"),
-    Row("multi_context_grpo", "calculator with a memory"), Row("markov_multi_turn", "treasure, last turns only"),
+    *(Row(name, "calculator with a memory") for name in ("multi_context_grpo", "memsearcher")),
+    Row("markov_multi_turn", "treasure, last turns only"),
     Row("spiral", "tic-tac-toe"), Row("advevo_baseline", "tic-tac-toe"), Row("dr_mas", "solver and verifier"),
     Row("sage_skills", "chain of skills"), Row("rank_grpo", "ranked films"), Row("gui_g1_weights", "boxes on screens"),
-    Row("swe_rl_reward", "patches"), Row("spear", "sums"),
+    Row("swe_rl_reward", "patches"), Row("b_coder", "patches", {"critic.pretrain_steps": 5, "critic.learning_rate": 1e-3}),
 )
 
 
@@ -96,6 +97,11 @@ def config_of(world: World, changes: dict[str, Any]):
         c.update_from_flattened_dict({"eval.problems": 32, "eval.every": 0, "checkpoint.every": 0, "samples_every": 0,
                                       **world.changes, **changes})
     return c
+
+
+def config_of_row(row: Row, seed: int, steps: int):
+    """The configuration of a run of this row, from new weights; a run gets those of `warmed`."""
+    return config_of(WORLDS[row.world], {"method": row.method, "seed": seed, "steps": steps, "warmup.steps": 0, **row.changes})
 
 
 def warmed(name: str, folder: Path) -> str:
@@ -126,11 +132,11 @@ def run(row: Row, seed: int) -> None:
     folder = folder_of(row, seed)
     if finished(folder, _STEPS.value):
         return
-    changes = {"method": row.method, "seed": seed, "steps": _STEPS.value, "warmup.steps": 0, **row.changes}
-    start = warmed(row.world, Path(_OUT.value))
+    config = config_of_row(row, seed, _STEPS.value)
+    config.model.path = warmed(row.world, Path(_OUT.value))
     shutil.rmtree(folder, ignore_errors=True)  # one that was interrupted begins anew
     print(f"--- {row.method}, seed {seed}", flush=True)
-    loop.train(config_of(WORLDS[row.world], {**changes, "model.path": start}), folder)
+    loop.train(config, folder)
 
 
 def table() -> str:

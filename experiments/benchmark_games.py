@@ -1,13 +1,15 @@
-"""Steps per second of array games: as text in runners of each kind, and without text for 1 to 4096 games at once.
+"""Steps per second of games: arrays as text in runners of each kind and without text, and the first M of slow ones.
 
   python experiments/benchmark_games.py [--trajectories=64] [--repeats=3]
 
 Random messages go to FrozenLake of gymnasium in threads and in processes, to that of gymnax in threads and compiled, and to
-2048 of pgx. Ratios are relative to the first row of the same game. Rates do not include compilation.
+2048 of pgx. Ratios are relative to the first row of the same game. Rates do not include compilation. Without text 1 to 4096
+games go at once. The last table is of environments whose steps take 10 to 40 ms, received as soon as M are ready.
 """
 import random
 import statistics
 import time
+from collections import Counter
 from typing import Any
 
 from absl import app, flags
@@ -25,6 +27,8 @@ ROWS = (
     ("2048, pgx", "pgx_game", {"game": "2048", "turns": TURNS}, "threads"),
     ("2048, pgx", "pgx_game", {"game": "2048", "turns": TURNS}, "compiled"),
 )
+SECONDS = (0.01, 0.02, 0.04, 0.01) * 2  # of a step of each slow environment
+SLOW_STEPS = 800
 
 
 def played(runner, first: int) -> tuple[int, float]:
@@ -80,11 +84,52 @@ def array_rates() -> list[dict[str, Any]]:
     return rows
 
 
+def slow():
+    """An environment whose steps take the `SECONDS` of its problem."""
+    from jaxrl_llm.environments import Environment, Turn
+    from jaxrl_llm.tasks.base import seeded
+
+    said = [{"role": "user", "content": "Go on."}]
+
+    def step(state, message):
+        time.sleep(SECONDS[state])
+        return Turn(said)
+
+    return Environment(name="slow", task=seeded("slow", "Go on.", len(SECONDS), 1), step=step,
+                       reset=lambda problem, key: (problem.id, said))
+
+
+def pool_rates() -> list[dict[str, Any]]:
+    """A row for each number of results that are waited for: measured and simulated rates."""
+    from jaxrl_llm.environments.pool_times import pool_times
+    from jaxrl_llm.environments.runner import Runner
+
+    count, rows = len(SECONDS), []
+    for batch in (count, count // 2, count // 4):
+        runner = Runner(f"{__name__}:slow", seed=0, kind="threads", workers=count)
+        problems, steps = runner.environment.task.train, Counter[int]()
+        turns = runner.reset({row: problems[row] for row in range(count)})
+        start = time.perf_counter()
+        runner.send(dict.fromkeys(turns, {"role": "assistant", "content": "left"}))
+        for _ in range(SLOW_STEPS // batch):
+            turns = runner.recv(batch)
+            steps.update(turns.keys())
+            runner.send(dict.fromkeys(turns, {"role": "assistant", "content": "left"}))
+        rate = steps.total() / (time.perf_counter() - start)
+        runner.close()
+        simulated = pool_times(lambda row, step: SECONDS[row], count, batch=batch, workers=count, policy=0.0,
+                               batches=SLOW_STEPS // batch)
+        rows.append({"waits for": f"{batch} of {count}", "steps a second": rate, "simulated": simulated.rate,
+                     "steps of the quickest to the slowest": steps[0] / steps[2]})
+    return rows
+
+
 def main(_):
     from jaxrl_llm.command_line import print_table
 
     print_table(text_rates(), f"{_TRAJECTORIES.value} trajectories as text, up to {TURNS} messages each")
     print_table(array_rates(), "without text")
+    print_table(pool_rates(), f"the first of {len(SECONDS)} environments whose steps take {min(SECONDS)} to {max(SECONDS)} s")
 
 
 if __name__ == "__main__":

@@ -182,9 +182,9 @@ def select(forest: Forest, keep: np.ndarray) -> Forest:
 
 
 def trim(forest: Forest, keep: np.ndarray) -> Forest:
-    """The trajectories where `keep bool[R]` is True, in the order of `ends`, and all prompts."""
-    nodes = forest.role == Role.PROMPT
-    nodes[chains(forest, forest.ends[np.asarray(keep, bool)])[0]] = True
+    """The trajectories where `keep bool[R]` is True, in the order of `ends`, with all their contexts, and all prompts."""
+    nodes, kept = forest.role == Role.PROMPT, np.asarray(keep, bool)[forest.finals[0]]
+    nodes[chains(forest, forest.leaves[kept])[0]] = True
     return _of_nodes(forest, nodes)
 
 

@@ -1,10 +1,12 @@
 """A game for untrained models: every message with a lower-case letter earns a quarter; some problems can fail on purpose."""
+import dataclasses
+import json
 import time
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.environments import Environment, Turn, games
+from jaxrl_llm.environments import Environment, Turn, games, make
 from jaxrl_llm.environments.compiled import environment_of
 from jaxrl_llm.tasks.base import seeded
 from jaxrl_llm.training.config import default_config
@@ -39,6 +41,26 @@ def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None,
     return Environment(name="letters", task=seeded("letters", "Say it.", 20, 8), reset=reset, step=step, replayable=False,
                        facts=FACTS if facts is None else facts, waits=waits, returns=returns,
                        oracle=lambda state: "abc"[state["turn"]])
+
+
+def programs() -> Environment:
+    """Sums with the tool `python`: the first two messages, whatever they say, become programs, which take unequal times."""
+    inner = make("tool_use", tools=("python",), options={"level": "digit", "chat": True}, turns=3)
+
+    def step(state, message):
+        if state.turns == 2:
+            return inner.step(state, message)
+        said = message["content"]
+        code = f"import time\ntime.sleep({len(said) % 4 / 20})\nprint(sum(map(ord, {said!r})))"
+        call = json.dumps({"name": "python", "arguments": {"code": code}})
+        return inner.step(state, {**message, "content": f"<tool_call>{call}</tool_call>"})
+
+    return dataclasses.replace(inner, step=step)
+
+
+def uncounted() -> Environment:
+    """`letters` with a tool, and without facts of its calls."""
+    return dataclasses.replace(letters(facts={}), tools=({"type": "function", "function": {"name": "spell"}},))
 
 
 def duel() -> Environment:

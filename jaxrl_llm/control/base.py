@@ -79,6 +79,8 @@ class Settings(NamedTuple):
         problems get G.
       reference_ids: i32[K], problems that get one group each before the batch, without training on them; ids below 0: none.
       reward_baseline: f32[], `extras["reward_baseline"]` of the rollouts, the baseline of replayed rollouts.
+      tool_coef: f32[], weight of the reward for turns that call tools, `tool_bonus.tool_reward`, which is added to the rewards
+        of sampled trajectories; there are none without tools.
       reference: parameters of the reference policy for `ref_logprobs`.
       reset: bool[], read after evaluations: the policy becomes the reference, and the optimiser's state is reset.
     """
@@ -95,6 +97,7 @@ class Settings(NamedTuple):
     group_sizes: Array | None = None
     reference_ids: Array | None = None
     reward_baseline: Array | None = None
+    tool_coef: Array | None = None
     reference: Any = None
     reset: Array | None = None
 

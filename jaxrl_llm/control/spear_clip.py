@@ -1,20 +1,10 @@
-"""SPEAR's decaying tool reward, and its selection of groups and rollouts (arXiv 2509.22601)."""
+"""SPEAR's selection of groups to train on and of rollouts to store (arXiv 2509.22601)."""
 
 import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm import masked
 from jaxrl_llm.control.base import Filter, prompt_filter
-
-
-def tool_coef(step: Array, *, decay: int = 200) -> Array:
-    """`(1 + cos(pi * step / decay)) / 2`, 0 from `decay` on: the weight of the tool-call reward."""
-    return (1 + jnp.cos(jnp.pi * jnp.minimum(step / decay, 1.0))) / 2
-
-
-def tool_reward(turns: Array, coef: Array) -> Array:
-    """`coef * min(0.1 * turns, 1)`: auxiliary reward of `turns` turns with tool calls."""
-    return coef * jnp.minimum(0.1 * turns, 1.0)
 
 
 def admit(advantages_PG: Array, valid_PG: Array) -> Array:

@@ -67,8 +67,10 @@ class Environment:
       facts: names of numbers in the `info` of every turn, with the join by which they become `extras` of trajectories for
         methods that read them, see `turn_info.JOINS`.
       contexts: maximum number of contexts of a trajectory; 1: no turn is `fresh`.
-      waits: steps are I/O-bound, such as requests to a server. They run concurrently in threads, one per trajectory, while the
-        engine samples the others.
+      waits: steps are slow and not computed in this process, such as requests to a server or programs in a sandbox. They run
+        concurrently in threads, while the engine samples the other trajectories. A run can overrule it by
+        `config.environment_waits`.
+      at_once: maximum number of steps at a time in an environment that waits, if each needs a core; None: no maximum.
       tokens: messages are tokens: each has `ids`, beside a content for display only. The policy reads these ids, without a chat
         template, and its own messages have ids too.
       oracle: `oracle(state) -> str`, a perfect policy's next message, for audits; `choices(state) -> texts`, possible messages.
@@ -84,6 +86,7 @@ class Environment:
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     contexts: int = 1
     waits: bool = False
+    at_once: int | None = None
     tokens: bool = False
     oracle: Callable[[Any], str] | None = None
     choices: Callable[[Any], Sequence[str]] | None = None

@@ -49,7 +49,7 @@ def memory_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = 
     return Environment(
         name=f"{problems.name}+{'+'.join(chosen)}+memory", task=problems, reset=lambda problem, key: (Dialogue(problem),
                                                                                                      list(opening(problem))),
-        step=step, tools=tuple(tool.schema for tool in made), contexts=contexts,
+        step=step, tools=tuple(tool.schema for tool in made), contexts=contexts, **tool_room.pace(made),
         oracle=lambda state: _ideal(name, state, parser),
         choices=lambda state: [f"<memory>{state.said}</memory>", "7", "nothing"])
 

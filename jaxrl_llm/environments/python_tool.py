@@ -1,4 +1,6 @@
 """The tool `python`: programs of the policy in the sandbox."""
+import dataclasses
+
 from jaxrl_llm import sandbox
 from jaxrl_llm.environments.tools import Tool, ToolError, of_function
 
@@ -23,7 +25,7 @@ def python(*, deadline: float = 5.0, memory_mb: int = 512, unsafe: bool = False)
             raise ToolError(str(error)) from error
         return _said(finished, limits)
 
-    return of_function(python)
+    return dataclasses.replace(of_function(python), program=True)
 
 
 def _said(finished: sandbox.Finished, limits: sandbox.Limits) -> str:

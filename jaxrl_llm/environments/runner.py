@@ -1,4 +1,5 @@
 """Many environments at once, outside the device's path: deadlines, retries, and trajectories lost without a penalty."""
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -45,15 +46,17 @@ class Runner:
     If the environment is replayable, a failed step is retried `retries` times. Then its trajectory is invalid: it has no
     reward, neither 0 nor any other, `invalid` has the reason and `counts` the number of such failures ("NAME/timeout"). If more
     than the share `limit` of the trajectories since the last `forget` are invalid, TooManyInvalid is raised. `deadline`:
-    seconds for a step, including replay.
+    seconds for a step, including replay. `waits` overrules the environment's own, see `Environment.waits`.
     """
 
     def __init__(self, target: str, options: Mapping[str, Any] | None = None, *, seed: int, kind: str = "processes",
-                 workers: int | None = None, deadline: float = 30.0, retries: int = 1, limit: float = 0.25):
+                 workers: int | None = None, deadline: float = 30.0, retries: int = 1, limit: float = 0.25,
+                 waits: bool | None = None):
         one_of("kind of runner", kind, ("processes", "threads", "compiled"))
         if retries < 0 or not 0 <= limit <= 1:
             raise ValueError(f"retries={retries}, limit={limit}; allowed are 0 or more retries and a share in [0, 1]")
-        self.environment = environments.make(target, **(options or {}))
+        made = environments.make(target, **(options or {}))
+        self.environment = made if waits is None else dataclasses.replace(made, waits=waits)
         if kind == "processes" and not self.environment.replayable:
             raise ValueError(f"environment {self.environment.name!r} is not replayable, so its states cannot move between "
                              "processes; use kind='threads'")

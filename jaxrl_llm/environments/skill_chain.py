@@ -9,7 +9,7 @@ from jaxrl_llm.environments.base import Environment, Message, Turn
 from jaxrl_llm.environments.parsers import fenced
 from jaxrl_llm.environments.python_tool import python
 from jaxrl_llm.environments.single import reader, scorer
-from jaxrl_llm.environments.tools import Tool, run
+from jaxrl_llm.environments.tools import Tool, pace, run
 from jaxrl_llm.tasks.base import Problem, Task, disjoint_task
 
 RULES = ("There are two tasks. Programs that you write in a ```python block are run, and you read what they print. Functions "
@@ -49,8 +49,8 @@ def skill_chain(*, size: int = 1000, heldout: int = 200, turns: int = 4, seed: i
     tool = python(deadline=deadline, memory_mb=memory_mb, unsafe=unsafe)
     step = functools.partial(_step, tool=tool, score=scorer("last_number"), read=reader("last_number"), limit=turns)
     return Environment(
-        name="skill_chain", task=_pairs(size, heldout, seed), reset=_reset, step=step, facts=FACTS, oracle=_ideal,
-        choices=lambda state: ["7", "```python\nprint(7)\n```", "```python\ndef wug(x):\n    return x\n```"])
+        name="skill_chain", task=_pairs(size, heldout, seed), reset=_reset, step=step, facts=FACTS, **pace([tool]),
+        oracle=_ideal, choices=lambda state: ["7", "```python\nprint(7)\n```", "```python\ndef wug(x):\n    return x\n```"])
 
 
 def skill_rewards(first: float, second: float, used: bool) -> tuple[float, float]:

@@ -66,7 +66,8 @@ def tinker_cookbook_env(*, dataset: str, options: Mapping[str, Any] | None = Non
 
     return Environment(
         name=function, task=disjoint_task(dataset, train, held, _problem, reward="environment"), reset=reset,
-        step=functools.partial(_step, deadline=deadline, what=dataset), returns=returns, replayable=replayable, tokens=True)
+        step=functools.partial(_step, deadline=deadline, what=dataset), returns=returns, replayable=replayable,
+        waits=not replayable, tokens=True)
 
 
 def _places(side: str, dataset: Any) -> list[tuple[str, int, int]]:

@@ -80,7 +80,7 @@ def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, r
     calculates = turns > 1 and any(tool.name == "calculator" for tool in tools)
     return Environment(
         name=f"{problems.name}+{name}", task=problems, reset=reset, step=step, replayable=replayable,
-        waits=waits, tools=() if fenced else tuple(tool.schema for tool in tools), facts=FACTS,
+        **({"waits": waits} | tool_room.pace(tools)), tools=() if fenced else tuple(tool.schema for tool in tools), facts=FACTS,
         oracle=lambda state: _ideal(verifier, state, parser if calculates else ""),
         choices=lambda state: ['<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>',
                                '<tool_call>{"name": "nothing"}</tool_call>', "```python\nprint(1)\n```", "7"])

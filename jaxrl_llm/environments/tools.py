@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm import registry
+from jaxrl_llm.rewards.pool import cores
 
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object", type(None): "null"}
 _CHECKS: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
@@ -32,12 +33,16 @@ class Call(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Tool:
-    """A function by name: `call(**arguments) -> str`; `parameters` is a JSON schema of type object."""
+    """A function by name: `call(**arguments) -> str`; `parameters` is a JSON schema of type object.
+
+    `program`: a call runs a program, which takes a while and needs a core.
+    """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
     call: Callable[..., str]
+    program: bool = False
 
     @property
     def schema(self) -> dict:
@@ -79,6 +84,11 @@ def _schema_of(hint: Any, where: str) -> dict[str, Any]:
         raise ValueError(f"{where} has the type {hint}; allowed are {', '.join(kind.__name__ for kind in _TYPES)}, lists of "
                          "them, Literal and unions")
     return {"type": _TYPES[origin or hint]}
+
+
+def pace(tools: Sequence[Tool]) -> dict[str, Any]:
+    """The fields `waits` and `at_once` of an environment with these tools: if some run programs, one for each core."""
+    return {"waits": True, "at_once": cores()} if any(tool.program for tool in tools) else {}
 
 
 def run(tools: Sequence[Tool], call: Call) -> str:

@@ -82,7 +82,8 @@ def verifiers_env(*, taskset: str, env: str = "", config: Mapping[str, Any] | No
     rows, several = list(range(len(tasks))), len(seats) > 1
     first = max(len(tasks) - heldout, 0)
     return Environment(
-        name=taskset if not env else f"{env}+{taskset}", reset=reset, replayable=replayable, returns=returns, tools=described,
+        name=taskset if not env else f"{env}+{taskset}", reset=reset, replayable=replayable, waits=not replayable,
+        returns=returns, tools=described,
         task=disjoint_task(f"verifiers/{taskset}", rows[:first], rows[first:], problem_of, reward="environment"),
         step=functools.partial(_step, deadline=deadline, what=taskset, several=several),
         facts={"agent": "turn", "functional_group": "turn"} if several else {})

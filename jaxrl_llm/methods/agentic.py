@@ -1,7 +1,19 @@
 """Agents and trees: many rows per task, compared through ids of trajectory, state, agent or tree node."""
 
+import dataclasses
+
 from jaxrl_llm.methods.base import Method
 
+_MULTI_CONTEXT = Method(
+    slug="multi_context_grpo",
+    title="Multi-context GRPO (MemSearcher)",
+    arxiv=("2511.02805",),
+    equation="A = z-score over trajectories, given to all conversations of the trajectory; token mean",
+    estimator=("multi_context_grpo", {}),
+    objective=("multi_context_grpo", {}),
+    needs=("traj",),
+    defaults={"group_size": 5},
+)
 ROWS = (
     Method(
         slug="gigpo",
@@ -123,16 +135,8 @@ ROWS = (
         needs=("agent",),
         defaults={"group_size": 8},
     ),
-    Method(
-        slug="multi_context_grpo",
-        title="Multi-context GRPO (MemSearcher)",
-        arxiv=("2511.02805",),
-        equation="A = z-score over trajectories, given to all conversations of the trajectory; token mean",
-        estimator=("multi_context_grpo", {}),
-        objective=("multi_context_grpo", {}),
-        needs=("traj",),
-        defaults={"group_size": 5},
-    ),
+    _MULTI_CONTEXT,
+    dataclasses.replace(_MULTI_CONTEXT, slug="memsearcher", title="MemSearcher, the same under the paper's name"),
     Method(
         slug="markov_multi_turn",
         title="Every turn a row of its own, with a memory of the last turns (verl-agent)",

@@ -24,7 +24,6 @@ DEFAULTS = {
     "entropy_coef": "weight of an entropy bonus in the loss",
     "expert_traces": "expert completions in each group",
     "max_staleness": "updates that a rollout may be old",
-    "tool_reward_decay": "steps over which the reward for tool calls fades",
     "optimizer_reset": "when the optimiser's state is cleared",
 }
 

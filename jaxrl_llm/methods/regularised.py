@@ -29,10 +29,9 @@ ROWS = (
         objective=("spear_clip", {}),
         needs=("behavior_logprobs", "replayed", "reward_baseline", "age"),
         filters=("spear_clip",),
-        controllers=("spear",),
+        controllers=("spear", "tool_bonus"),
         replay=("self_imitation", {}),
-        defaults={"tool_reward_decay": 200},
-        omits="replay as an update of its own, the reward for tool calls",
+        omits="replay as an update of its own",
     ),
     Method(
         slug="aepo_clip",

@@ -1,8 +1,8 @@
 """The buffer of a replay: a forest of stored groups on the host, from the oldest to the newest.
 
 The buffer is never changed in place: the buffer of an earlier step stays unchanged. Stored rollouts keep their uids, the
-sampler's log-probs and the version of the weights that sampled them. Under rules with priorities, stored groups have the fact
-`priority`, and groups of a batch the fact `replay_weight`.
+sampler's log-probs, the version of the weights that sampled them, and what an environment reported of their turns. Under rules
+with priorities, stored groups have the fact `priority`, and groups of a batch the fact `replay_weight`.
 """
 import base64
 import dataclasses
@@ -121,15 +121,16 @@ def stored_bytes(rollouts: int, prompt_tokens: int, tokens: int) -> int:
 def encode(buffer: Forest) -> dict[str, Any]:
     """The buffer as JSON, for a checkpoint: columns as a compressed archive in base64, with its checksum."""
     file = io.BytesIO()
-    columns: dict[str, Any] = {name: getattr(buffer, name) for name in _COLUMNS}
+    columns: dict[str, Any] = {name: getattr(buffer, name) for name in _columns(buffer)}
     np.savez_compressed(file, **columns | {f"{_FACT}{name}": x for name, x in buffer.facts.items()})
-    return {"problems": _ids(buffer).tolist(), "texts": buffer.texts.tolist(),
+    turns = {} if buffer.turn_info is None else {"turn_info": buffer.turn_info.tolist()}
+    return {"problems": _ids(buffer).tolist(), "texts": buffer.texts.tolist(), **turns,
             "columns": base64.b64encode(file.getvalue()).decode(), "checksum": zlib.crc32(file.getvalue())}
 
 
 def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem],
-           extract: Callable[[str, Problem], Hashable | None]) -> Forest:
-    """The encoded buffer; `empty` is one without rollouts, `problems` are the task's, `extract` reads answers.
+           extract: Callable[[str, Problem], Hashable | None] | None) -> Forest:
+    """The encoded buffer; `empty` is one without rollouts, `problems` are the task's, `extract` reads answers if it has any.
 
     Raises OSError if the checksum does not match.
     """
@@ -138,16 +139,24 @@ def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem],
         raise OSError("the replay buffer of this checkpoint is damaged: its checksum does not match; continue from an earlier "
                       "checkpoint")
     with np.load(io.BytesIO(content)) as archive:
-        columns = {name: archive[name] for name in _COLUMNS}
+        columns: dict[str, Any] = {name: archive[name] for name in _columns(empty)}
         facts = {name: archive[f"{_FACT}{name}"] for name in empty.facts}
     sampled, texts = columns["role"] != forests.Role.PROMPT, stored["texts"]
     known, answers = tuple(problems[number] for number in stored["problems"]), None
+    if empty.turn_info is not None:
+        columns["turn_info"] = forests.objects(stored["turn_info"])
     if empty.answers is not None:
+        assert extract is not None
         answers = [extract(text, known[row]) if own else None for text, own, row in zip(texts, sampled, columns["prompt"])]
     return dataclasses.replace(
         empty, **columns, problems=known, facts=facts,
         draw=np.zeros(len(stored["problems"]), np.int32), texts=forests.objects(texts),
         answers=None if answers is None else forests.objects(answers))
+
+
+def _columns(forest: Forest) -> tuple[str, ...]:
+    """The names of the columns that an archive holds."""
+    return _COLUMNS if forest.turn_rewards is None else (*_COLUMNS, "turn_rewards")
 
 
 def _ids(forest: Forest) -> np.ndarray:

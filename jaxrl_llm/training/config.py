@@ -17,6 +17,7 @@ from jaxrl_llm.values.critic import KINDS
 
 OFFLOADABLE = ("optimizer", "reference", "teacher")
 ENGINES = ("auto", "scan", "slots")
+WAITS = ("auto", "yes", "no")
 _AT_LEAST = {
     1: "steps prompts.per_step sampling.group sampling.max_tokens sampling.micro_batches "
        "sampling.max_turns sampling.turn_tokens "
@@ -64,6 +65,7 @@ def _run(c: ConfigDict) -> None:
 
     c.environment = ""                 # name(option=value, ...) or module:function; brings its own task and reward
     c.environment_deadline = 30.0      # seconds for a step of an environment; a slower one invalidates its trajectory
+    c.environment_waits = "auto"       # "yes": sampling goes on during its steps, "no": it stops; "auto": as it says itself
     c.environment_invalid = 0.25       # largest share of invalid trajectories in a batch; beyond it the run ends
 
 
@@ -341,6 +343,7 @@ def check(config: ConfigDict) -> None:
     one_of("config.prompts.overlong", config.prompts.overlong, OVERLONG)
     for name in parts(config.learner.offload):
         one_of("config.learner.offload", name, OFFLOADABLE)
+    one_of("config.environment_waits", config.environment_waits, WAITS)
     one_of("config.sampling.engine", config.sampling.engine, ENGINES)
     one_of("config.model.kernels", config.model.kernels, SETS)
     one_of("config.critic.kind", config.critic.kind, KINDS)

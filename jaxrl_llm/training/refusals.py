@@ -25,8 +25,8 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
         raise ValueError(f"environment {environment.name!r} begins new contexts in a trajectory, each a rollout of its own; "
                          f"method {method.slug!r} would count a trajectory as often as it has contexts; take one that compares "
                          "trajectories: multi_context_grpo, markov_multi_turn")
-    needs, c = needs_of(method, estimator, objective), config
-    if method.controllers and c.lora.rank and {"reference", "reset"} & parts.controls_of(config, method).knobs:
+    needs, c, knobs = needs_of(method, estimator, objective), config, parts.controls_of(config, method).knobs
+    if c.lora.rank and {"reference", "reset"} & knobs:
         raise ValueError(f"method {method.slug!r} moves the reference with the policy's weights, which adapters leave as they "
                          "are; set lora.rank=0, or take another method")
     if config.budget.utility:
@@ -47,16 +47,16 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
     if config.environment and "answers" in needs:
         raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and an environment does not tell which "
                          "text is the answer; take another method, for example grpo")
-    if config.environment and method.replay is not None:
-        raise ValueError(f"method {method.slug!r} replays completions of single turns; train it on a task, or take a method "
-                         "without replay in this environment, for example grpo")
+    if "tool_coef" in knobs and environment is not None and environment.tools and "tool_calls" not in environment.facts:
+        raise ValueError(f"method {method.slug!r} rewards turns that call tools, and environment {environment.name!r} has "
+                         "tools but not the fact 'tool_calls'; add it, or take another method, for example grpo")
     if "entropies" in needs and c.server.url:
         raise ValueError(f"method {method.slug!r} reads the sampler's entropies, which servers do not have to return; leave "
                          "server.url empty, or take another method, for example grpo")
-    if "token_limits" in parts.controls_of(config, method).knobs and (c.environment or c.server.url):
+    if "token_limits" in knobs and (c.environment or c.server.url):
         raise ValueError(f"method {method.slug!r} limits the completions of each problem, which neither environments nor "
                          "servers do; leave that out, or take another method, for example grpo")
-    if "spread" in parts.controls_of(config, method).knobs and (c.environment or c.server.url):
+    if "spread" in knobs and (c.environment or c.server.url):
         raise ValueError(f"method {method.slug!r} draws the first tokens of a group together, which neither environments nor "
                          "servers do; leave that out, or take another method, for example grpo")
     check_guide(config, method)

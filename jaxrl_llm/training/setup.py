@@ -482,8 +482,8 @@ def make_judge(config: ConfigDict) -> tuple[tasks.Task, Judge]:
 def make_runner(config: ConfigDict) -> Runner:
     """The runner of `config.environment`: compiled, in processes or in threads.
 
-    It is compiled for a game of arrays, uses processes if trajectories can be replayed, else threads. Steps that wait for
-    others do so concurrently, in threads.
+    Environments that wait, by `config.environment_waits`, run in threads. Others are compiled for a game of arrays, use
+    processes if trajectories can be replayed, else threads.
     """
     named = config_lib.calls(config.environment)
     if len(named) != 1:
@@ -491,10 +491,12 @@ def make_runner(config: ConfigDict) -> Runner:
                          f"{', '.join(environments.FACTORIES)}, or your own module:function, with its options in brackets")
     (name, options), = named
     made = environments.make(name, **options)
-    kind = ("compiled" if opening_of(made) is not None else "processes" if made.replayable and not made.waits else "threads")
-    workers = config.prompts.per_step * config.sampling.group if made.waits else None
+    waits = {"auto": made.waits, "yes": True, "no": False}[config.environment_waits]
+    kind = ("threads" if waits else "compiled" if opening_of(made) is not None else
+            "processes" if made.replayable else "threads")
+    workers = made.at_once or config.prompts.per_step * config.sampling.group if waits else None
     return Runner(name, options, seed=config.seed, kind=kind, workers=workers, deadline=config.environment_deadline,
-                  limit=config.environment_invalid)
+                  limit=config.environment_invalid, waits=waits)
 
 
 def make_mesh(config: ConfigDict) -> Mesh:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxrl_llm import forest as forests
 from jaxrl_llm import parallel
 from jaxrl_llm.control import Settings
+from jaxrl_llm.control.tool_bonus import tool_reward
 from jaxrl_llm.forest import Forest
 from jaxrl_llm.generation.external import Server
 from jaxrl_llm.generation.prompts import encode_problems, fit
@@ -38,7 +39,7 @@ _PROMPT_STREAM = 2**31 - 3  # folded into the run's key, for batches that are dr
 _REPLAY_STREAM = 2**31 - 4  # folded into the run's key, for replay
 # Settings that a source reads:
 _READ = ("temperature", "max_tokens", "token_limits", "max_turns", "announced_turns", "spread", "prompt_weights", "prompt_ids",
-         "group_sizes", "reference_ids", "reward_baseline")
+         "group_sizes", "reference_ids", "reward_baseline", "tool_coef")
 
 Encode = Callable[[Sequence[Problem], Any], Sequence[list[int] | None]]
 Sample = Callable[..., Forest]  # (forest, rows) -> the forest with one more group for each of these prompts
@@ -123,9 +124,10 @@ class Source:
         self.data.set_state(position["data"])  # type: ignore[attr-defined]
         self.next_uid, stored = position["next_uid"], position.get("buffer")
         if self.buffer is not None and stored is not None:
-            assert isinstance(self.sampler, Sampler) and self.replay is not None  # nothing is replayed in an environment
+            assert self.replay is not None
+            extract = self.sampler.reward.extract if isinstance(self.sampler, Sampler) else None
             self.buffer = stored if isinstance(stored, Forest) else buffers.decode(
-                stored, buffers.empty(self.replay, self.planted([], draw=0)), self.task.train, self.sampler.reward.extract)
+                stored, buffers.empty(self.replay, self.planted([], draw=0)), self.task.train, extract)
 
     def next(self, state: TrainState, timer: PhaseTimer | None = None, settings: Settings = Settings()) -> Finished:
         """One batch, as planned by its topology.
@@ -138,7 +140,7 @@ class Source:
         spread = {} if known.spread is None else {"spread": known.spread}
         under = self.sampler.under(state.params, state.lora, known.temperature, known.max_tokens, known.max_turns,
                                    known.announced_turns, **spread)
-        generate = functools.partial(self._sampled, under, known.token_limits, state, timer)
+        generate = functools.partial(self._sampled, under, known, state, timer)
         measured, asked = self._reference_rates(known.reference_ids, generate)
         topology, mix = self._begun(state.key, version)
         forest = self.planted([], draw=0)
@@ -272,12 +274,13 @@ class Source:
         """The forest of these problems and their token ids, without samples."""
         return self.sampler.plant([problem for problem, _ in rows], [ids for _, ids in rows], draw)
 
-    def _sampled(self, generate: Any, limits: Any, state: TrainState, timer: PhaseTimer, forest: Forest, rows: np.ndarray,
+    def _sampled(self, generate: Any, known: Settings, state: TrainState, timer: PhaseTimer, forest: Forest, rows: np.ndarray,
                  shares: np.ndarray | None = None) -> Forest:
         """The forest with a group for each of `rows`, with the next uids; `shares`: see `topologies.Plan`.
 
-        `limits` i32[N]: maximum tokens of the completions of each training problem; None: the sampler's.
+        Of the settings on the host it reads `token_limits` i32[N] and `tool_coef` f32[].
         """
+        limits = known.token_limits
         first, self.next_uid = self.next_uid, self.next_uid + len(rows) * self.sampler.group
         own: dict[str, Any] = {} if shares is None else {"shares": shares}
         if limits is not None:
@@ -285,7 +288,9 @@ class Source:
                 raise ValueError(f"controllers propose token limits of shape {limits.shape}, from {limits.min(initial=1)} on, "
                                  f"for {len(self.task.train)} training problems; give one for each, 1 or more")
             own["limits"] = np.asarray(limits, np.int32)[[forest.problems[row].id for row in rows]]
-        return self.sampler.groups(generate, forest, rows, first, state.key, int(state.step), timer, **own)
+        grown = self.sampler.groups(generate, forest, rows, first, state.key, int(state.step), timer, **own)
+        rewards_calls = known.tool_coef is not None and "tool_calls" in self.sampler.facts
+        return with_tool_reward(grown, len(forest.uid), float(known.tool_coef)) if rewards_calls else grown
 
     def _drawn(self, forest: Forest, count: int, state: TrainState, sample: Sample, settings: Settings) -> Forest:
         """The forest with `count` further problems of the task, and their facts."""
@@ -345,6 +350,21 @@ class Source:
             facts["sampled"] = (np.bincount(asked.prompt[asked.ends], asked.rewards[asked.ends])
                                 / np.bincount(asked.prompt[asked.ends])).astype(np.float32)
         return {**facts, "expected": parallel.fetch(prior_lib.predict(self.prior, state.control["prior"], facts))}
+
+
+def with_tool_reward(forest: Forest, first: int, coef: float) -> Forest:
+    """The forest with the `tool_reward` added to the rewards of trajectories that end at the node `first` or behind it.
+
+    Turns that call tools are those whose fact `tool_calls` is above 0, in all contexts of a trajectory.
+    """
+    assert forest.turn_info is not None
+    leaves, (which, last) = forest.leaves, forest.finals
+    node, row = forests.chains(forest, leaves)
+    calls = np.array([info.get("tool_calls", 0) > 0 for info in forest.turn_info[node]], bool)
+    added = tool_reward(np.bincount(which[row], calls, minlength=len(last)), coef)
+    rewards, ends = forest.rewards.copy(), leaves[last]
+    rewards[ends] += np.where(ends >= first, added, 0).astype(np.float32)
+    return dataclasses.replace(forest, rewards=rewards)
 
 
 def outcome_counts(forest: Forest, problems: int) -> dict[str, np.ndarray]:

@@ -107,7 +107,7 @@ STARTS = {"acereason_curriculum": (5, 32), "dart_curation": (5, 2, SEED, 8), "dr
           "rapo_curriculum": (5, 2, SEED), "siri": (32,), "sws_domains": (np.arange(5) % 2,),
           "task_balance": (np.arange(5) % 2, 3, SEED), "vade": (5, 2, SEED),
           "acereason_temperature": (1.0,), "historical_variance": (5,), "pass_rate": (5,), "prorl": (), "scaling_inter_rl": (),
-          "spear": (), "t1": ({"w": jnp.zeros(2)},), "tti": (), "turn_control": ()}
+          "spear": (), "t1": ({"w": jnp.zeros(2)},), "tool_bonus": (), "tti": (), "turn_control": ()}
 FACTS = {"score": 0.3, "step": jnp.int32(0), "tried": jnp.array([4, 0, 4, 8, 0]), "right": jnp.array([4, 0, 1, 2, 0]),
          "params": {"w": jnp.ones(2)}, "reference_rates": jnp.array([0.5, 0, 1, jnp.nan, 0.25]),
          "rollouts": ROLLOUTS.replace(tokens=jnp.ones((4, 3, 4), jnp.int32), behavior_logprobs=jnp.zeros((4, 3, 4)),

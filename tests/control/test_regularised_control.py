@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxrl_llm import control
-from jaxrl_llm.control import acereason_temperature, historical_variance, routing_replay, spear_clip
+from jaxrl_llm.control import acereason_temperature, historical_variance, routing_replay, spear_clip, tool_bonus
 from jaxrl_llm.rollouts import Rollouts, from_lists
 
 
@@ -38,10 +39,22 @@ def test_t1_anchor_follows():
     np.testing.assert_allclose(controller.propose(anchor)["reference"]["w"], [0.01, 0.02], rtol=1e-5)
 
 
-def test_spear_tool_reward_and_groups():
-    coef = spear_clip.tool_coef(jnp.array([0, 50, 100, 200, 300]))
+def test_spear_rewards_turns_with_calls_less_and_less():
+    coef = tool_bonus.tool_coef(jnp.array([0, 50, 100, 200, 300]))
     np.testing.assert_allclose(coef, [1, 0.853553, 0.5, 0, 0], atol=1e-6)
-    np.testing.assert_allclose(spear_clip.tool_reward(jnp.array([7, 13]), coef[1]), [0.597487, 0.853553], rtol=1e-5)
+    np.testing.assert_allclose(tool_bonus.tool_reward(jnp.array([7, 13]), coef[1]), [0.597487, 0.853553], rtol=1e-5)
+    np.testing.assert_allclose(tool_bonus.tool_reward(np.array([0, 7, 13]), 0.853553), [0, 0.597487, 0.853553], rtol=1e-5)
+    controller = control.make("tool_bonus", decay=4)
+    state, coefs = controller.init(), []
+    for step in range(6):
+        coefs.append(float(controller.propose(state)["tool_coef"]))
+        state = controller.observe(state, {"step": step})
+    np.testing.assert_allclose(coefs, [1, 0.853553, 0.5, 0.146447, 0, 0], atol=1e-6)
+    with pytest.raises(ValueError, match="decay=0; give the number of steps"):
+        control.make("tool_bonus", decay=0)
+
+
+def test_spear_keeps_groups_that_differ_and_stores_what_is_better():
     rollouts = from_lists([[1, 0], [1, 1], [1, 0, 0]])
     assert spear_clip.keep_groups(rollouts.rewards, rollouts.valid).tolist() == [True, False, True]
     assert spear_clip.keep_groups(rollouts.rewards, rollouts.valid, share=0.3).tolist() == [True, False, False]

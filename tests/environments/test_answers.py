@@ -8,6 +8,7 @@ from jaxrl_llm import environments
 from jaxrl_llm.environments import Environment, Turn
 from jaxrl_llm.environments.answers import Answers
 from jaxrl_llm.environments.runner import Runner, TooManyInvalid
+from jaxrl_llm.rewards.pool import cores
 from jaxrl_llm.tasks.base import seeded
 
 GATES: dict[str, threading.Event] = {}
@@ -87,5 +88,12 @@ def test_many_threads_count_every_loss():
     assert set(lost.values()) == {None} and runner.counts["gated/error"] == 16 == len(runner.invalid)
 
 
-def test_games_do_not_wait():
-    assert not environments.make("guess_number").waits
+def test_games_and_quick_tools_do_not_wait():
+    assert not any(environments.make(name).waits for name in ("guess_number", "tool_use", "memory_use"))
+
+
+def test_programs_wait_for_a_core_each():
+    python = {"tools": {"python": {"unsafe": True}}}
+    made = [environments.make(name, **python) for name in ("tool_use", "memory_use")]
+    made += [environments.make("skill_chain", unsafe=True), environments.make("purified", options=python)]
+    assert [(one.waits, one.at_once) for one in made] == [(True, cores())] * 4

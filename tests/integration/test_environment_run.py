@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import run_files
 
+from jaxrl_llm import sandbox
+from jaxrl_llm.environments.answers import Answers
 from jaxrl_llm.environments.runner import TooManyInvalid
+from jaxrl_llm.rollouts import Role
 from jaxrl_llm.training import loop, parts, setup
 
 
@@ -76,6 +79,40 @@ def test_answers_that_wait_change_no_trajectory():
     np.testing.assert_allclose(*(np.where(one.mask, one.behavior_logprobs, 0) for one in result), atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(bool(sandbox.best().missing), reason="no sandbox with all barriers on this machine")
+def test_programs_that_run_beside_the_engine_change_no_trajectory():
+    result, shape = [], {"prompts.per_step": 2, "prompts.max_tokens": 128, "sampling.max_tokens": 64}
+    for waits in ("no", "auto"):
+        run, params = setup.build(chatter.get_config(environment="chatter:programs", environment_waits=waits, **shape))
+        runner = run.source.sampler.runner
+        assert runner.environment.waits == (waits == "auto")
+        finished = run.source.next(setup.initial_state(run, params))
+        runner.close()
+        shown = finished.forest.texts[finished.forest.role == Role.ENVIRONMENT]
+        assert len(shown) == 2 * 8 and all(text.isdigit() for text in shown) and len(set(shown)) > 4
+        result.append(finished.rollouts)
+    for name in ("tokens", "mask", "role", "rewards", "step_ids"):
+        np.testing.assert_array_equal(getattr(result[0], name), getattr(result[1], name), err_msg=name)
+    np.testing.assert_allclose(*(np.where(one.mask, one.behavior_logprobs, 0) for one in result), atol=1e-5)
+
+
+@pytest.mark.parametrize(("environment", "setting", "beside"), (
+    ("letters", "auto", False), ("letters", "yes", True), ("letters(waits=True)", "auto", True),
+    ("letters(waits=True)", "no", False), ("alphabet", "auto", False), ("alphabet", "yes", True)))
+def test_a_run_overrules_whether_an_environment_waits(environment, setting, beside):
+    runner = setup.make_runner(chatter.get_config(environment=f"chatter:{environment}", environment_waits=setting))
+    assert runner.environment.waits == beside
+    runner.reset({uid: runner.environment.task.train[0] for uid in range(3)})
+    answers = Answers(runner)
+    answers.ask({uid: {"role": "assistant", "content": "a"} for uid in range(3)})
+    turns = answers.ready(wait=False) if not beside else {}
+    while beside and len(turns) < 3:
+        turns |= answers.ready(wait=True)
+    assert sorted(turns) == [0, 1, 2] and {turn.reward for turn in turns.values()} == {0.25}
+    runner.close()
+
+
 def test_too_many_lost_trajectories_end_the_run(tmp_path):
     config = chatter.get_config(environment="chatter:letters(broken=0)", environment_invalid=0.1)
     run, params = setup.build(config)
@@ -95,6 +132,8 @@ def test_too_many_lost_trajectories_end_the_run(tmp_path):
     ({"method": "ttrl"}, "compares the answers"),
     ({"sampling.max_turns": 0}, "sampling.max_turns"),
     ({"environment_invalid": 1.5}, "environment_invalid"),
+    ({"environment_waits": "never"}, "Unknown config.environment_waits 'never'. .*Allowed: auto, no, yes"),
+    ({"environment": "chatter:uncounted", "method": "spear"}, "'spear' rewards turns that call tools, .*'tool_calls'; add it"),
 ))
 def test_impossible_settings_are_refused(changes, reason):
     with pytest.raises(ValueError, match=reason):

@@ -157,6 +157,43 @@ def test_a_saved_buffer_is_restored_exactly():
     assert buffers.stored_bytes(rollouts=10, prompt_tokens=3, tokens=5) == 1280
 
 
+def conversations(rewards, version, first_uid=0):
+    """A group of trajectories of problem 3: a turn, an answer and a turn, the first of them in two contexts."""
+    whole = plant([PROBLEMS[3]], [[4, 4]], ("success",), answers=False, turns=True)
+    for number, reward in enumerate(rewards):
+        first, again = len(whole.uid), number == 0
+        rows = 4 if again else 3
+        own = np.arange(rows) != 1
+        whole = grow(
+            whole, [0, first, 0, first + 2] if again else [0, first, first + 1], [first_uid + number] * rows, prompt=[0] * rows,
+            role=np.where(own, Role.POLICY, Role.ENVIRONMENT), length=[2] * rows, stopped=[True] * rows,
+            rewards=[0.0] * (rows - 1) + [reward], components=[[0.0]] * (rows - 1) + [[reward]], answers=None,
+            texts=[f"{first_uid + number}.{place}" for place in range(rows)], tokens=np.arange(2 * rows) + 10 * first_uid,
+            logprobs=-np.arange(2.0 * rows), entropies=np.zeros(2 * rows), version=np.full(2 * rows, version),
+            turn_rewards=[0.25 * one for one in own],
+            turn_info=[{"tool_calls": place, "spans": [0, -1], "void": False} if one else {} for place, one in enumerate(own)])
+    return whole
+
+
+def test_conversations_are_stored_with_all_contexts_and_what_was_said_of_turns():
+    rule, nothing = replay.make("self_imitation"), plant([], [], ("success",), answers=False, turns=True)
+    fresh = conversations([1, 0, 1], version=2, first_uid=7)
+    first = step(rule, nothing, fresh, 2)
+    assert uids(first.buffer) == [(3, [7, 9])] and first.buffer.texts.tolist() == [
+        "", "7.0", "7.1", "7.2", "7.3", "9.0", "9.1", "9.2"]
+    assert first.buffer.parent.tolist() == [-1, 0, 1, 0, 3, 0, 5, 6]
+    assert first.buffer.turn_rewards[1:4].tolist() == [0.25, 0, 0.25]
+    assert first.buffer.turn_info[4] == {"tool_calls": 3, "spans": [0, -1], "void": False} and first.buffer.turn_info[2] == {}
+    stored = json.loads(json.dumps(buffers.encode(first.buffer)))
+    same(buffers.decode(stored, nothing, PROBLEMS, None), first.buffer)
+    second = step(rule, first.buffer, conversations([0, 0], version=3, first_uid=20), 3)
+    assert uids(second.forest) == [(3, [20, 21]), (3, [7, 9])] and second.metrics["replay/age"] == 1
+    view = forests.contexts(second.forest, 3, {"tool_calls": "count"}, group=4, prompts=2, tokens=lambda n: n,
+                            prompt_tokens=lambda n: n, version=3)
+    assert view.extras["traj"][1].tolist() == [0, 0, 1, 0] and view.rewards[1].tolist() == [1, 1, 1, 0]
+    assert view.extras["tool_calls"][1].tolist() == [0, 5, 2, 0]
+
+
 def test_a_conversation_is_replayed_with_its_turns():
     """Grafting keeps chains of nodes, of which forks share the first."""
     other = batch([2], [[1, 1]], version=0)
