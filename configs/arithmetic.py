@@ -1,5 +1,7 @@
 """Integer arithmetic with a checkable answer.
 
+  bash scripts/setup.sh && source .venv/bin/activate
+
   :tiny     (default) bytes, a 2-layer policy from scratch, supervised warm-up, then RL. Minutes on two CPU cores.
             python experiments/train.py --config=configs/arithmetic.py --workdir=runs/tiny
   :smollm2  SmolLM2-135M-Instruct with its chat template (get it with scripts/get_smollm2.sh).

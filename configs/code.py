@@ -1,7 +1,7 @@
 """Programs that pass tests: the first 2,000 problems of CodeContests (arXiv 2203.07814), the public tests as the reward.
 
-  bash scripts/setup.sh data     # then a run downloads these problems at its start
-  python -m jaxrl_llm.sandbox    # says whether the sandbox for programs works on this machine
+  bash scripts/setup.sh data && source .venv/bin/activate     # a run then downloads these problems at its start
+  python -m jaxrl_llm.sandbox                               # says whether the sandbox for programs works on this machine
   python experiments/train.py --config=configs/code.py:qwen2.5_7b-h100-8 --workdir=runs/code
 
 A run has 500 steps of 64 problems x 8 completions of up to 2,048 tokens; the plan estimates at least 1.9 hours. Problems

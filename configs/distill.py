@@ -1,6 +1,6 @@
 """On-policy distillation on GSM8K: a larger model teaches every token that the policy samples (arXiv 2602.12125, 2306.13649).
 
-  bash scripts/setup.sh data
+  bash scripts/setup.sh data && source .venv/bin/activate
   python experiments/train.py --config=configs/distill.py:qwen2.5_0.5b-h100 --workdir=runs/distill
 
 The advantage of a token is log p_teacher - log p_policy. Training uses no reward; the held-out score shows whether it helps.

@@ -1,5 +1,7 @@
 """A text adventure without download: find the key, take it, open the chest.
 
+  bash scripts/setup.sh && source .venv/bin/activate
+
   :tiny           (default) a policy of 2 layers, from scratch: a supervised warm-up on turns of the oracle, some of them
                   random, then RL on trajectories of up to 8 turns
                   python experiments/train.py --config=configs/game.py --workdir=runs/game

@@ -1,6 +1,6 @@
 """Grade-school mathematics: GSM8K (arXiv 2110.14168), 7,473 problems to train on and 1,319 held out, the answer in a box.
 
-  bash scripts/setup.sh data     # then a run downloads the data set at its start
+  bash scripts/setup.sh data && source .venv/bin/activate     # a run then downloads the data set at its start
   python experiments/train.py --config=configs/gsm8k.py:qwen2.5_1.5b-h100-8 --workdir=runs/gsm8k
 
 A run has 500 steps of 64 problems x 8 completions of up to 512 tokens, with each problem four times; the plan estimates at

@@ -1,6 +1,6 @@
 r"""Competition mathematics: MATH (arXiv 2103.03874), 12,000 training problems, MATH-500 held out, AIME 2024 evaluated too.
 
-  bash scripts/setup.sh data     # then a run downloads the data sets at its start
+  bash scripts/setup.sh data && source .venv/bin/activate     # a run then downloads the data sets at its start
   python experiments/train.py --config=configs/math.py:qwen2.5_1.5b-h100-8 --workdir=runs/math
 
 To train on the 40,000 problems of DeepScaleR instead of MATH, with a hundredth of them held out (a few have no answer):

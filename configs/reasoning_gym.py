@@ -1,6 +1,6 @@
 """Four generated tasks in one run: sums, Countdown, sorting and spelling of reasoning_gym (arXiv 2505.24760), no download.
 
-  bash scripts/setup.sh tasks
+  bash scripts/setup.sh tasks && source .venv/bin/activate
   python experiments/train.py --config=configs/reasoning_gym.py:qwen2.5_1.5b-h100 --workdir=runs/reasoning_gym
 
 Every batch has the same number of problems of each task; `task/LABEL/...` and `eval/LABEL/...` are the metrics of one task.

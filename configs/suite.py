@@ -4,6 +4,7 @@
   :lengths  completions with heavy-tailed lengths, and a cost of length
   :tools    products by a calculator, in two turns
 
+  bash scripts/setup.sh && source .venv/bin/activate
   python experiments/compare.py --suite=embedded --out=runs/suite
   python experiments/train.py --config=configs/suite.py:lengths --workdir=runs/lengths
 """

@@ -1,5 +1,7 @@
 """A calculator as a tool: products that the policy cannot compute itself, but can request.
 
+  bash scripts/setup.sh && source .venv/bin/activate
+
   :tiny     (default) bytes, a 2-layer policy from scratch, supervised warm-up on the oracle's turns until some calls and
             answers are right, then RL on trajectories of two turns. Minutes on two CPU cores.
             python experiments/train.py --config=configs/tools.py --workdir=runs/tools

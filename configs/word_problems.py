@@ -1,5 +1,6 @@
 """Generated word problems with explanations of up to 150 tokens, half of the templates held out: methods on a laptop.
 
+  bash scripts/setup.sh && source .venv/bin/activate
   bash scripts/get_smollm2.sh
   python experiments/train.py --config=configs/word_problems.py --workdir=runs/word_problems
 

@@ -232,4 +232,4 @@ def test_train_an_agent(tmp_path):
     assert not any(checks.values()) and steps == [0, 1, 2] and all(1 <= n <= 4 for n in turns)
     assert 0 < trained <= present
     assert "oracle      mean return 1.00" in printed and "null        mean return 0.00" in printed
-    assert "the policy: trained" in printed and "held-out return" in printed and "policy: " in printed
+    assert "the policy: trained" in printed and "held-out score" in printed and "policy: " in printed

@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxrl_llm.compare.plan import UNITS
 
-LEVEL = 0.05  # of the paired tests of the method with the highest mean against each other one, Bonferroni-corrected
+LEVEL = 0.05  # of all paired tests of the method with the highest mean against the other ones together (Bonferroni)
 
 
 def markdown(report: Mapping[str, Any]) -> str:
@@ -32,30 +32,39 @@ def summary(report: Mapping[str, Any]) -> str:
                       *[f"note: {warning}" for warning in report["warnings"]]])
 
 
+def _level(report) -> float:
+    """The p-value that each paired test of the method with the highest mean must reach."""
+    return LEVEL / max(len(report["order"]) - 1, 1)
+
+
 def _headline(report) -> str:
-    """Which method ends highest, if the paired tests can tell; otherwise that they cannot."""
+    """Which method ends highest, if the paired tests can tell and all its parts acted; otherwise why none is named."""
     first, *others = report["order"]
     score = f"held-out score {_percent(report['methods'][first]['final'])} from {report['start']:.1%} before training"
     if not others:
         return f"{first}: {score}."
     tests = [report["differences"][first][other] for other in others]
-    if all(test is not None and test["mean"] > 0 and test["p_value"] <= LEVEL / len(tests) for test in tests):
+    level = _level(report)
+    clear = all(test is not None and test["mean"] > 0 and test["p_value"] <= level for test in tests)
+    if clear and first not in report["idle"]:
         return f"**{first}** ends highest: {score}."
     least = 2.0 ** (1 - min((test["seeds"] for test in tests if test is not None), default=1))
-    reason = (f"; these seeds cannot give a p-value below {least:.2g}, and {LEVEL / len(tests):.2g} is asked for"
-              if least > LEVEL / len(tests) else "")
+    reason = (f"; a part of {first} never acted (see the notes)" if clear else
+              f"; these seeds cannot give a p-value below {least:.2g}, and {level:.2g} is asked for" if least > level else "")
     return f"No method is shown to be best{reason}. The highest mean is that of {first}: {score}."
 
 
 def _answer(report) -> str:
-    order = report["order"]
+    order, level = report["order"], _level(report)
     best = order[0]
     lines = [f"# {len(order)} methods at {amount(**report['budget'])}", "", _headline(report)]
+    if len(order) > 1:
+        lines += ["", f"Paired tests, each at p <= {level:.2g} ({LEVEL} in all):", ""]
     for other in order[1:]:
         difference = report["differences"][best][other]
         if difference is None:
             continue
-        clear = difference["p_value"] <= LEVEL
+        clear = difference["p_value"] <= level
         lines.append(f"- {best} minus {other}: {_points(difference)} points over {difference['seeds']} shared seeds "
                      f"(p = {difference['p_value']:.2g}); {'different' if clear else 'not distinguishable'}.")
     lines += ["", *[f"> {warning}" + "\n>" * (i + 1 < len(report["warnings"])) for i, warning in enumerate(report["warnings"])]]

@@ -19,6 +19,9 @@ METRIC, SOLVED = "eval/score", "eval/solved"
 POINTS = 101  # of a curve
 # Of the best method's gain: what "budget to reach" asks for.
 REACH = 0.8
+# Metrics of parts that act only where there is something to do: the value of a step without, and what a whole run of it means.
+IDLE = {"replay/share": (0.0, "nothing was replayed"), "filter/kept": (1.0, "its filter dropped no prompt"),
+        "guide/share": (0.0, "no completion was guided"), "pool/groups": (0.0, "no group of another run was used")}
 
 
 class Result(NamedTuple):
@@ -70,7 +73,8 @@ def analyse(results: Mapping[str, list[Result]], budget: Budget, warnings: Seque
         "order": order, "methods": {label: rows[label] for label in order},
         "improvement": pairs(lambda a, b: _interval(comparison.improvement(finals[a], finals[b]))),
         "differences": pairs(lambda a, b: difference(results[a], results[b], budget)),
-        "warnings": [*warnings, *cautions(results)],
+        "idle": [label for label, runs in results.items() if any(idle_parts(result.run) for result in runs)],
+        "warnings": [*warnings, *cautions(results), *doubts(results, budget)],
     }
 
 
@@ -122,11 +126,39 @@ def bootstrap_share(runs: Sequence[Result]) -> float | None:
 
 
 def without_idle(results: Mapping[str, list[Result]]) -> tuple[dict[str, list[Result]], list[str]]:
-    """The contestants whose method did something, and a warning for each one that never left its bootstrap."""
-    idle = [label for label, runs in results.items() if bootstrap_share(runs) == 1]
-    said = [f"{label} is left out: all its steps were bootstrap steps, in which it is a simpler method; run more of them"
-            for label in idle]
-    return {label: runs for label, runs in results.items() if label not in idle}, said
+    """The runs that left the bootstrap of their method, and a warning for each one that never did."""
+    said = [f"{label} seed {result.job.seed} is left out: all its steps were bootstrap steps, in which it is a simpler method; "
+            "run more of them" for label, runs in results.items() for result in runs if bootstrap_share([result]) == 1]
+    left = {label: [result for result in runs if bootstrap_share([result]) != 1] for label, runs in results.items()}
+    return {label: runs for label, runs in left.items() if runs}, said
+
+
+def idle_parts(run: Run) -> list[str]:
+    """Which parts of a method never acted in a run, by their metrics: filters, replay, guides, a pool."""
+    filters = [name for name in run.metrics if name.startswith("filter/") and name.endswith("/dropped")]
+    said = [text for name, (value, text) in IDLE.items() if _always(run, name, value)]
+    return said + [f"filter {name.split('/')[1]} dropped no completion" for name in filters if _always(run, name, 0.0)]
+
+
+def _always(run: Run, metric: str, value: float) -> bool:
+    """Whether a metric has this value in all steps that have it; False for a run without it."""
+    values = run.metrics.get(metric, np.zeros(0))
+    values = values[np.isfinite(values)]
+    return len(values) > 0 and bool((values == value).all())
+
+
+def doubts(results: Mapping[str, list[Result]], budget: Budget) -> list[str]:
+    """What makes single runs no evidence about their method: parts that never acted, no signal, a score that did not move."""
+    said = []
+    for label, runs in results.items():
+        seeds: dict[str, list[str]] = {}
+        for result, final in zip(runs, scores_of(runs, *budget)["final"]):
+            flat = ["all groups had equal rewards"] * _always(result.run, "groups/all_equal", 1.0)
+            flat += ["it ends at the score that it started from"] * math.isclose(final, result.run.metrics[METRIC][0])
+            for text in [*idle_parts(result.run), *flat]:
+                seeds.setdefault(text, []).append(str(result.job.seed))
+        said += [f"{label}, seed{'s' * (len(own) > 1)} {', '.join(own)}: {text}" for text, own in seeds.items()]
+    return said
 
 
 def late_mean(runs: Sequence[Result], budget: Budget, metric: str) -> float | None:
@@ -210,7 +242,7 @@ def cautions(results: Mapping[str, list[Result]]) -> list[str]:
     if len(set(counts.values())) > 1:
         said.append("methods have different numbers of finished seeds: " + ", ".join(f"{k}: {v}" for k, v in counts.items()))
     if min(counts.values()) < 3:
-        said.append("fewer than three seeds: the intervals say next to nothing")
+        said.append("fewer than three seeds: the intervals are unreliable")
     elif min(counts.values()) < 10:
         said.append("with few seeds a 95% bootstrap interval is too narrow (right in about 73, 89, 93% of cases for 3, 5, 10 "
                     "seeds), and a paired test of n seeds cannot give a p-value below 2^(1-n): read small differences as ties")

@@ -85,9 +85,10 @@ def by_level(joined: Joined) -> dict[str, dict[str, Any]]:
 
 
 def compare(ours: Joined, theirs: Joined) -> dict[str, Any]:
-    """Ours minus theirs on the problems that both have: a paired test for solved, for each pass@k and maj@k.
+    """Ours minus theirs on the problems that both have: a paired test for score, solved, each pass@k and maj@k.
 
-    The longer measurement is cut to the number of completions of the shorter one.
+    The longer measurement is cut to the number of completions of the shorter one. `score` is that of our first component, and
+    absent if theirs has no component of this name.
 
     Raises:
       ValueError: the two share no problem.
@@ -97,12 +98,21 @@ def compare(ours: Joined, theirs: Joined) -> dict[str, Any]:
         raise ValueError("the two measurements have no problem in common; use the same task and number of problems")
     n = min(len(rows[i]["correct"]) for rows in (ours, theirs) for i in shared)
     a, b = ({i: _first(rows[i], n) for i in shared} for rows in (ours, theirs))
-    mine, other = estimates(a), estimates(b)
-    solved = [np.array([np.mean(row["correct"]) for row in rows.values()]) for rows in (a, b)]
-    return {"problems": len(shared), "samples": n, "solved": paired_difference(*solved)._asdict(),
+    score = next(iter(a[shared[0]]["components"]))
+    mine, other = _means(a, score), _means(b, score)
+    return {"problems": len(shared), "samples": n,
             **{name: paired_difference(mine[name], other[name])._asdict() for name in mine if name in other},
-            "boundary": boundary(solved[1], solved[0])._asdict()}
+            "boundary": boundary(other["solved"], mine["solved"])._asdict()}
+
+
+def _means(joined: Joined, score: str) -> dict[str, np.ndarray]:
+    """Per problem `[Q]`: the component `score` where all problems have it, solved, pass@k and maj@k."""
+    rows = joined.values()
+    scored = [np.mean(row["components"][score]) for row in rows if score in row["components"]]
+    return ({"score": np.array(scored)} if len(scored) == len(rows) else {}) | {
+        "solved": np.array([np.mean(row["correct"]) for row in rows]), **estimates(joined)}
 
 
 def _first(row: Mapping[str, Any], n: int) -> dict[str, Any]:
-    return {"correct": row["correct"][:n], "answers": None if row["answers"] is None else row["answers"][:n]}
+    return {"correct": row["correct"][:n], "answers": None if row["answers"] is None else row["answers"][:n],
+            "components": {name: values[:n] for name, values in row["components"].items()}}

@@ -11,9 +11,10 @@ from jaxrl_llm import control
 from jaxrl_llm.methods.base import DEFAULTS, Method, Part
 from jaxrl_llm.methods.provision import Lack
 
-# The sentence by which other pages count methods.
-COUNTS = re.compile(r"Of \d+ methods \d+ run by name on any task, \d+ more in environments, with teachers or on tasks "
-                    r"made for them")
+# The sentence by which other pages count methods, and where it stands in a page, in one line or several.
+SENTENCE = ("Of 0 methods from 0 papers 0 run by name on any task, 0 more in environments, with teachers or on tasks made for "
+            "them; 0 of these omit a part of the published method")
+COUNTS = re.compile(r"\s+".join(r"\d+" if word == "0" else re.escape(word) for word in SENTENCE.split()))
 
 HEAD = """# Methods
 
@@ -51,11 +52,12 @@ def markdown(families: Mapping[str, tuple[Method, ...]], lacks: Callable[[str], 
     return "\n".join([*lines, CONTROL, *_table(("module", "what it is for", "parts"), _control_rows()), ""])
 
 
-def with_counts(text: str, known: int, runnable: int, elsewhere: int) -> str:
-    """`text` with these numbers in each sentence of the form of `COUNTS`."""
-    sentence = (f"Of {known} methods {runnable} run by name on any task, {elsewhere} more in environments, with teachers or on "
-                "tasks made for them")
-    return COUNTS.sub(sentence, text)
+def with_counts(text: str, counts: Sequence[int]) -> str:
+    """`text` with these five numbers in each `SENTENCE`."""
+    def counted(match):
+        numbers = iter(counts)
+        return re.sub(r"\d+", lambda _: str(next(numbers)), match.group())
+    return COUNTS.sub(counted, text)
 
 
 def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -353,8 +353,8 @@ def check(config: ConfigDict) -> None:
     one_of("config.prior.source", config.prior.source, SOURCES)
     one_of("config.budget.utility", config.budget.utility, ("", *UTILITIES))
     if config.learner.packed_rows and config.learner.micro_batches > 1:
-        raise ValueError(f"learner.packed_rows={config.learner.packed_rows} says how much is computed at a time, and so does "
-                         f"learner.micro_batches={config.learner.micro_batches}; set learner.micro_batches=1")
+        raise ValueError(f"learner.packed_rows={config.learner.packed_rows} and learner.micro_batches="
+                         f"{config.learner.micro_batches} both set the micro-batch size; set learner.micro_batches=1")
     P, pieces = config.prompts.per_step, config.learner.minibatches * config.learner.micro_batches
     if P % config.sampling.micro_batches:
         raise ValueError(f"prompts.per_step={P} does not divide into sampling.micro_batches={config.sampling.micro_batches}; "

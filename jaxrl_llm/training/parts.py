@@ -97,7 +97,7 @@ def begins_or_spreads(config: ConfigDict, method: methods.Method) -> bool:
 def with_scan(config: ConfigDict, method: methods.Method) -> ConfigDict:
     """The configuration for a method that `begins_or_spreads`, which only the scan sampler can; ValueError for others."""
     if config.sampling.engine == "slots" or config.server.url:
-        raise ValueError(f"method {method.slug!r} begins completions or spreads draws, which only the scan sampler of this "
+        raise ValueError(f"method {method.slug!r} forces prefixes or couples first tokens, which only the scan sampler of this "
                          f"process does; sampling.engine is {config.sampling.engine!r}, server.url {config.server.url!r}. Set "
                          "sampling.engine to 'auto' and server.url to ''")
     scanned = config.copy_and_resolve_references()

@@ -27,8 +27,8 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
                          "trajectories: multi_context_grpo, markov_multi_turn")
     needs, c, knobs = needs_of(method, estimator, objective), config, parts.controls_of(config, method).knobs
     if c.lora.rank and {"reference", "reset"} & knobs:
-        raise ValueError(f"method {method.slug!r} moves the reference with the policy's weights, which adapters leave as they "
-                         "are; set lora.rank=0, or take another method")
+        raise ValueError(f"method {method.slug!r} updates the reference from full weights; LoRA does not change them. Set "
+                         "lora.rank=0, or take another method")
     if config.budget.utility:
         check_budget(config, method, estimator, needs)
     if c.learner.packed_rows:
@@ -82,8 +82,8 @@ def check_sizes(config: ConfigDict, method: methods.Method, estimator: Estimator
         raise ValueError(f"{' and '.join(deciding)} of method {method.slug!r} both say how many rollouts a prompt gets; "
                          "set budget.utility to nothing, or take another method")
     if unequal and (estimator.has_critic or "features" in needs or method.replay is not None):
-        raise ValueError(f"{unequal[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which goes "
-                         "neither with a critic, nor with a baseline from hidden states, nor with a replay")
+        raise ValueError(f"{unequal[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which "
+                         "critics, hidden-state baselines and replay do not support; take another method")
     s, mean = config.sampling, 1 if rule is None else rule.mean
     if unequal and not config.budget.utility and s.max_group <= mean * s.group:
         raise ValueError(f"{unequal[0]} of method {method.slug!r} would give all prompts the same number of rollouts: "
@@ -103,7 +103,7 @@ def check_replay(config: ConfigDict, method: methods.Method, needs: set[str]) ->
         return
     rule.most(problems=1, per_step=1)
     if config.budget.utility or "prior" in needs:
-        raise ValueError(f"method {method.slug!r} replays rollouts of problems of which nothing was expected before; set "
+        raise ValueError(f"method {method.slug!r} has a replay, whose rollouts have no reward predictions; set "
                          "budget.utility to nothing, or take a method without replay, for example grpo")
 
 
@@ -176,5 +176,5 @@ def check_reward(method: methods.Method, estimator: Estimator, objective: Object
     """Raises ValueError if the method compares answers and the reward reads none."""
     if "answers" in needs_of(method, estimator, objective) and not reward.extracts:
         raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and the reward "
-                         f"{reward.names[0]!r} does not tell which text is the answer; set config.score to one that "
+                         f"{reward.names[0]!r} does not extract an answer; set config.score to one that "
                          "does: exact, last_number, numeric, boxed or reasoning_gym")

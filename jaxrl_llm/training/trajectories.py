@@ -301,7 +301,7 @@ class Trajectories:
                 if len(tokens) > min(self.turn_tokens, self.max_tokens):
                     raise ValueError(f"the oracle of {environment.name!r} says {text[:120]!r}, {len(tokens)} tokens with the "
                                      f"end token; sampling.turn_tokens={self.turn_tokens} and sampling.max_tokens="
-                                     f"{self.max_tokens} are to be as many at least")
+                                     f"{self.max_tokens} must be at least that")
                 if one.turns and len(tokens) > self._limit(limits, one) - one.drawn:
                     one.pop()  # an answer without a next turn
                     break

@@ -103,32 +103,72 @@ def test_missing_data_are_named(compared):
     assert "different numbers of finished seeds: grpo: 4, rloo: 3" in warnings
     assert result["settings"]["rloo"] == ["sampling.group: 4 -> 2", "sampling.max_group: 16 -> 8"]
     one = {"grpo": results["rloo"][:1]}
-    assert "next to nothing" in report.cautions(one)[0]
+    assert "are unreliable" in report.cautions(one)[0]
 
 
-def test_a_method_that_never_left_its_bootstrap_is_not_named(compared):
+def with_metric(runs, name, *values):
+    """The same runs of four steps with one more metric, absent at step 0; two values come twice."""
+    return [r._replace(run=dataclasses.replace(r.run, metrics=r.run.metrics | {name: np.array([np.nan, *values * 2])}))
+            for r in runs]
+
+
+def test_runs_that_never_left_their_bootstrap_are_left_out(compared):
     results = compared[1]
-    def with_share(result, *shares):
-        return [r._replace(run=dataclasses.replace(r.run, metrics=r.run.metrics | {"bootstrap": np.array([np.nan, *shares])}))
-                for r in result]
-    mixed = results | {"rloo": with_share(results["rloo"], 1.0, 0.0)}
-    assert report.without_idle(mixed) == (mixed, []) and report.bootstrap_share(mixed["rloo"]) == 0.5
+    mixed = results | {"rloo": with_metric(results["rloo"], "bootstrap", 1.0, 0.0)}
+    left, notes = report.without_idle(mixed)
+    assert notes == [] and len(left["rloo"]) == 3 and report.bootstrap_share(mixed["rloo"]) == 0.5
     assert report.bootstrap_share(results["grpo"]) is None
-    left, notes = report.without_idle(results | {"rloo": with_share(results["rloo"], 1.0, 1.0)})
-    assert list(left) == ["grpo"] and "rloo is left out: all its steps were bootstrap steps" in notes[0]
+    idle = with_metric(results["rloo"], "bootstrap", 1.0, 1.0)
+    left, notes = report.without_idle(results | {"rloo": [idle[0], mixed["rloo"][1], idle[2]]})  # one that left saves no other
+    assert [r.job.seed for r in left["rloo"]] == [1] and len(left["grpo"]) == 4
+    assert [note.partition(":")[0] for note in notes] == ["rloo seed 0 is left out", "rloo seed 2 is left out"]
+    assert list(report.without_idle(results | {"rloo": idle})[0]) == ["grpo"]
+
+
+def test_runs_whose_parts_never_acted_are_named_by_seed(compared):
+    _, results, result = compared
+    assert result["idle"] == [] and report.doubts(results, BUDGET) == []
+    rloo = results["rloo"]
+    idle, active = with_metric(rloo[:2], "filter/kept", 1.0, 1.0), with_metric(rloo[2:], "filter/kept", 1.0, 0.5)
+    some = results | {"rloo": idle + active}
+    assert report.doubts(some, BUDGET) == ["rloo, seeds 0, 1: its filter dropped no prompt"]
+    for name, value, text in (("replay/share", 0.0, "nothing was replayed"),
+                              ("filter/void_turns/dropped", 0.0, "filter void_turns dropped no completion")):
+        assert report.idle_parts(with_metric(rloo, name, value, value)[0].run) == [text]
+        assert report.idle_parts(with_metric(rloo, name, value, 0.5)[0].run) == []
+    analysis = report.analyse(some, BUDGET)
+    assert analysis["idle"] == ["rloo"] and "rloo, seeds 0, 1: its filter dropped no prompt" in analysis["warnings"]
+
+
+def test_runs_without_signal_and_scores_that_did_not_move_are_named(compared):
+    _, results, _ = compared
+    silent = with_metric(results["rloo"][:1], "groups/all_equal", 1.0, 1.0)
+    there_and_back = {"eval/score": np.array([.1, np.nan, .3, np.nan, .1])}
+    flat = [r._replace(run=dataclasses.replace(r.run, metrics=r.run.metrics | there_and_back)) for r in results["rloo"][1:2]]
+    assert report.doubts({"rloo": silent}, BUDGET) == ["rloo, seed 0: all groups had equal rewards"]
+    assert report.doubts({"rloo": with_metric(results["rloo"], "groups/all_equal", 1.0, 0.9)}, BUDGET) == []
+    assert report.doubts({"rloo": flat}, plan.Budget("tokens", 160.0)) == [
+        "rloo, seed 1: it ends at the score that it started from"]
+    assert report.doubts({"rloo": flat}, BUDGET) == []  # half way back
 
 
 def test_the_headline_names_a_winner_only_where_all_paired_tests_do(compared):
     _, _, result = compared
-    def headline(*p_values, seeds=8, mean=0.1):
+    def headline(*p_values, seeds=8, mean=0.1, idle=()):
         others = [f"other{i}" for i in range(len(p_values))]
         test, order = {"mean": mean, "low": 0.01, "high": 0.2, "seeds": seeds}, ["grpo", *others]
         differences = {"grpo": {name: test | {"p_value": p} for name, p in zip(others, p_values)}}
         even = {a: {b: {"value": 0.5, "low": 0.0, "high": 1.0} for b in order} for a in order}
         rows = result["methods"] | dict.fromkeys(others, result["methods"]["rloo"])
-        return page.markdown(result | {"order": order, "differences": differences, "methods": rows, "improvement": even})
+        return page.markdown(result | {"order": order, "differences": differences, "methods": rows, "improvement": even,
+                                       "idle": idle})
     assert "**grpo** ends highest" in headline(0.008) and "**grpo** ends highest" in headline(0.008, 0.02)
     assert "**" not in headline(0.008, 0.04).partition("##")[0]  # 0.05 is shared by two tests
+    lines = [line for line in headline(0.008, 0.04).splitlines() if line.startswith("- grpo minus")]
+    assert "each at p <= 0.025 (0.05 in all)" in headline(0.008, 0.04)
+    assert [line.rpartition("; ")[2] for line in lines] == ["different.", "not distinguishable."]
+    assert "**grpo**" in headline(0.008, idle=["other0"])
+    assert "best; a part of grpo never acted (see the notes). The highest mean" in headline(0.008, idle=["grpo"])
     assert "No method is shown to be best. The highest mean is that of grpo" in headline(0.2)
     assert "cannot give a p-value below 0.12, and 0.05 is asked for" in headline(0.125, seeds=4)
 

@@ -44,6 +44,18 @@ def test_partial_credit_counts_for_the_score_and_not_as_solved():
     assert result["score"][0] == pytest.approx(0.8) and result["solved"][0] == 0.5
 
 
+def test_scores_are_paired_by_our_first_component():
+    """Two problems: scores .8 and .4 against .2 and .4, on the completions that both have; none of them solves more."""
+    def scored(name, *values):
+        return row([0] * len(values)) | {"components": {name: list(values), "format": [1.0] * len(values)}}
+    ours = {1: scored("gym", .6, 1.), 2: scored("gym", .4, .4)}
+    theirs = {1: scored("gym", .2, .2, .9), 2: scored("gym", .4, .4, .9)}
+    result = summary.compare(ours, theirs)
+    assert list(result)[2:4] == ["score", "solved"] and result["score"]["mean"] == pytest.approx(0.3)
+    assert (result["score"]["low"], result["score"]["high"]) == pytest.approx((0, 0.6)) and result["solved"]["mean"] == 0
+    assert "score" not in summary.compare(ours, {1: scored("exact", .2, .2), 2: scored("exact", .4, .4)})
+
+
 def test_sizes_end_with_all_samples():
     assert summary.sizes(1) == [1] and summary.sizes(8) == [1, 2, 4, 8] and summary.sizes(12) == [1, 2, 4, 8, 12]
     assert len(summary.sizes(1024)) == 11
@@ -86,6 +98,7 @@ def test_a_better_policy_on_the_same_problems():
         return sum(any(rows[i]["correct"][:8]) for i in base)
     b = result["boundary"]
     assert b["expansion"] + b["preserved"] == solved(better) and b["shrinkage"] + b["preserved"] == solved(base)
+    assert result["score"] == result["solved"]  # rewards of 0 and 1
     same = summary.compare(base, base)
     assert same["solved"] == {"mean": 0, "low": 0, "high": 0, "p_value": 1} and same["boundary"]["expansion"] == 0
     with pytest.raises(ValueError, match="no problem in common"):

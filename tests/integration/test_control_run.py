@@ -30,7 +30,7 @@ def tiny(**changes):
 def test_they_are_runnable_and_adapters_are_refused():
     assert set(methods.runnable()) >= NAMES
     for name in NAMES:
-        with pytest.raises(ValueError, match="moves the reference with the policy's weights, which adapters leave"):
+        with pytest.raises(ValueError, match="updates the reference from full weights; LoRA does not change them"):
             setup.build(tiny(method=name, **{"lora.rank": 2}))
 
 

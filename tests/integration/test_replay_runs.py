@@ -58,7 +58,7 @@ def test_they_run_by_name_and_others_have_no_buffer():
     assert run.source.replay is None and "buffer" not in run.source.position()
     with pytest.raises(ValueError, match="config.replay='reuse=1.0' changes numbers of a replay, and method 'grpo' has none"):
         setup.build(tiny("grpo", replay="reuse=1.0"))
-    with pytest.raises(ValueError, match="method 'remix' replays rollouts of problems of which nothing was expected"):
+    with pytest.raises(ValueError, match="method 'remix' has a replay, whose rollouts have no reward predictions"):
         setup.build(tiny("remix", **{"budget.utility": "paper"}))
     with pytest.raises(ValueError, match="method 'spear' weighs tokens by learner over sampler probability"):
         setup.build(tiny("spear", **{"sampling.top_k": 3}))

@@ -184,7 +184,7 @@ def test_log_probs_without_adapters_are_those_of_the_weights_alone():
 @pytest.mark.parametrize("changes, message", (
     ({"method": "poise"}, "'poise' pools hidden states of completions, which takes rectangular rows; set learner.packed"),
     ({"method": "ppo"}, "'ppo' trains a critic, which takes rectangular rows; set learner.packed_rows=0"),
-    ({"learner.micro_batches": 2}, "learner.packed_rows=2 says how much .* set learner.micro_batches=1"),
+    ({"learner.micro_batches": 2}, "learner.packed_rows=2 and learner.micro_batches=2 both set .* set learner.micro_batches=1"),
     ({"learner.packed_rows": -1}, "learner.packed_rows is -1; it must be at least 0")))
 def test_what_takes_rectangular_rows_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):

@@ -141,7 +141,7 @@ def test_a_score_that_is_not_clear_is_refused():
 
 def test_methods_that_compare_answers_need_a_reward_that_reads_them():
     small = {"method": "ttrl", "model.hidden_size": 32, "model.num_layers": 1}
-    with pytest.raises(ValueError, match="'ttrl' compares the answers .* 'format' does not tell"):
+    with pytest.raises(ValueError, match="'ttrl' compares the answers .* 'format' does not extract an answer"):
         setup.build(configured(rewards="format(pattern='a+'), exact(weight=0.1)", **small))
     run, _ = setup.build(configured(rewards="format(pattern='a+'), exact(weight=0.1)", score="exact", **small))
     assert run.needs >= {"answers"} and run.needs <= provision.PROVIDED.keys()
