@@ -44,6 +44,7 @@ def test_the_pages_say_how_many_methods_run():
     for page in ("README.md", "CHANGELOG.md", "docs/architecture.md"):
         text = (PAGE.parent.parent / page).read_text()
         assert " ".join(text.split()).count(sentence) == 1, f"run: python -m jaxrl_llm.methods --counts {page}"
+        assert len(re.findall(r"Of \d+ methods", text)) == 1, f"{page} counts methods more than once"
     assert catalogue.count("**not provided: ") == known - len(runnable)
     stale = re.sub(r"\d+", "9", sentence).replace("in environments", "in\n  environments") + "; 9 of 8"
     assert methods.with_counts(stale) == sentence.replace("in environments", "in\n  environments") + "; 9 of 8"
