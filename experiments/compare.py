@@ -92,7 +92,7 @@ def compare(entries, budget, out: Path, metric: str = "eval/score"):
     for entry in entries:
         plan.check_schedule(entry, budget)
     out.mkdir(parents=True, exist_ok=True)
-    options = [f"--compilation_cache={flags.FLAGS.compilation_cache}"]
+    options = [f"--compilation_cache={flags.FLAGS.compilation_cache}", f"--warm_starts={out / 'warm_starts'}"]
     tuning, points = {}, []
     if _GRID.value:
         entries, tuning, points = tune(entries, budget, out, options, metric)
@@ -128,7 +128,7 @@ def compare_suite(out: Path) -> list[str]:
     for contest in suite.contests(_SUITE.value):
         print(f"--- {contest.name}: {contest.about}")
         base = suite.config_of(contest)
-        entries = plan.read_entries(_METHODS.value or suite.METHODS, base)
+        entries = plan.read_entries(_METHODS.value or suite.METHODS, base, suite.SETTINGS)
         budget = plan.read_budget(_BUDGET.value or contest.budget, base)
         results, analysis, failed = compare(entries, budget, out / contest.name, contest.metric)
         failures += [f"{contest.name}: {failed}"] * bool(failed)

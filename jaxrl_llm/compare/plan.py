@@ -4,6 +4,7 @@ import itertools
 import json
 import pprint
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +24,15 @@ UNITS = {"tokens": "generated tokens", "flops": "floating-point operations", "se
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Entry:
-    """One contestant: its label in tables, the whole configuration except seed and steps, and its text in the list."""
+    """One contestant: its label in tables, the whole configuration except seed and steps, and its text in the list.
+
+    `settings`: keys of the configuration that its comparison gives every run of the method.
+    """
 
     label: str
     config: ConfigDict
     text: str
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -55,10 +60,11 @@ class Job(NamedTuple):
         return f"{self.entry.label} seed {self.seed}"
 
 
-def read_entries(text: str, base: ConfigDict) -> list[Entry]:
+def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str, Any]] = {}) -> list[Entry]:
     """`"grpo, rloo(sampling.group=8, objective='clip_high=0.3')"`: catalogue names, with differences from `base` in brackets.
 
     `all` means the methods that run by name. A contestant is labelled by its method alone if no other has the same method.
+    `settings` are further differences from `base` by method; what is in brackets replaces them.
 
     Raises:
       ValueError: an unknown method or key, a value of another type, the same contestant twice.
@@ -69,7 +75,9 @@ def read_entries(text: str, base: ConfigDict) -> list[Entry]:
         if call is None:
             raise ValueError(f"cannot read {part!r} in {text!r}; write method, or method(key=value, key=value)")
         methods.get(call[1])
-        entries.append(Entry(call[1], changed(base, {"method": call[1]} | read_options(call[2] or "")), part))
+        given = read_options(call[2] or "")
+        own = {key: value for key, value in settings.get(call[1], {}).items() if key not in given}
+        entries.append(Entry(call[1], changed(base, {"method": call[1]} | own | given), part, own))
     names = [entry.name for entry in entries]
     twice = sorted({entry.text for entry in entries if names.count(entry.name) > 1})
     if twice:

@@ -39,7 +39,28 @@ SUITES = {
         Contest("tools", "suite:tools", "tokens=5e5", "eval/score", "products by a calculator, in two turns"),
     ),
 }
-METHODS = "grpo, rloo, dr_grpo, dapo, gspo, cispo, reinforce_pp, ppo, poise, v0_5"
+METHODS = "grpo, rloo, dr_grpo, dapo, gspo, cispo, reinforce_pp, ppo, poise, v0, v0_5"
+# Schedules in proportion to runs of 60 to 160 steps with completions of at most 6 tokens: with the papers' numbers they would
+# not act before such a run ends. Methods without an entry run as the catalogue has them.
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "acereason_curriculum": {"control": "lengths=(0.5, 0.66, 0.83, 1.0), every=25"},  # 3 tokens: a sum with its end token
+    "brorl": {"prompts.per_step": 12, "sampling.group": 32, "control": "usual=16, patience=1"},  # twice the rollouts of others
+    "chord": {"objective": "warmup=20, decay=40"},
+    "chord_mu": {"objective": "decay=60"},
+    "d3s": {"estimator": "total_steps=60"},
+    "dots_rr": {"control": "reference=24, every=4"},  # a quarter more rollouts, as in the paper
+    "drive": {"control": "steps=(16, 6, 6, 6)"},
+    "historical_variance": {"control": "explore=30"},
+    "oneshot_entropy": {"control": "explore=30"},
+    "prorl": {"control": "patience=1"},
+    "qwenlong_l1": {"control": "limits=(7, 9), every=40"},  # prompts of two-digit numbers, of three-digit numbers
+    "siri": {"control": "period=40"},
+    "spear": {"objective": "warmup=40"},
+    "spear_clip": {"objective": "warmup=40"},
+    "sws": {"control": "explore=20"},
+    "vapo": {"critic.pretrain_steps": 10},
+    "vc_ppo": {"critic.pretrain_steps": 10},
+}
 
 
 def contests(text: str) -> tuple[Contest, ...]:
@@ -61,7 +82,7 @@ def analyse(contest: Contest, results: Mapping[str, list[Result]], report: Mappi
 
     Every method is compared with the first one of `results` at the budget, and at the training seconds that all runs reached.
     The differences that testing seeds can show follow from the spread on the tuning seeds, which is known beforehand, or
-    without these from the testing seeds themselves.
+    without these from the testing seeds themselves, after the fact.
     """
     budget = Budget(**report["budget"])
     axes = {budget.unit: budget, "seconds": Budget("seconds", report["common"]["seconds"])}
@@ -81,6 +102,7 @@ def analyse(contest: Contest, results: Mapping[str, list[Result]], report: Mappi
     return {"contest": contest._asdict(), "start": report["start"], "budget": report["budget"], "yardstick": labels[0],
             "seconds": axes["seconds"].size, "smallest_p": 2.0 ** (1 - len(shared)), "deviation": deviation,
             "visible": visible, "power_from": "testing" if tuning is None else "tuning", "methods": rows,
+            "settings": {label: dict(results[label][0].job.entry.settings) for label in labels},
             "silent_groups": {label: report["methods"][label]["silent_groups"] for label in labels},
             "warnings": list(report["warnings"])}
 
@@ -133,16 +155,29 @@ def _section(part: Mapping[str, Any]) -> list[str]:
     rows = []
     for label, numbers in sorted(part["methods"].items(), key=lambda item: -item[1]["final"]):
         cells = [_against(numbers.get(f"difference_at_{unit}"), label == first) for unit in (budget["unit"], "seconds")]
-        rows.append([label, f"{numbers['final']:.3f}", *cells])
-    visible = ("The spread of their differences is not known yet." if part["visible"] is None else
-               f"By the spread of paired differences on the {part['power_from']} seeds ({part['deviation']:.3f}), a difference "
-               f"of {part['visible']:.3f} is seen with a chance of 80%.")
+        rows.append([f"{label}{_own(part['settings'][label])}", f"{numbers['final']:.3f}", *cells])
     heads = ["method", f"`{contest['metric']}`", f"minus {first}, at {budget['size']:,.0f} {UNITS[budget['unit']]}",
              f"minus {first}, at {part['seconds']:,.0f} {UNITS['seconds']}"]
-    return [f"## {contest['name']}", "", f"{contest['about'].capitalize()}. {seeds} seeds. {visible} Tests flip the signs of "
-            f"paired differences; with {seeds} seeds p is at least {part['smallest_p']:.2g}. *Better* and *worse* keep the "
+    return [f"## {contest['name']}", "", f"{contest['about'].capitalize()}. {seeds} seeds. {_power(part)} Tests flip the signs "
+            f"of paired differences; with {seeds} seeds p is at least {part['smallest_p']:.2g}. *Better* and *worse* keep the "
             f"share of false discoveries in a column at {LEVEL:.0%}. [All numbers]({contest['name']}/report.md).", "",
             table(heads, rows)]
+
+
+def _own(settings: Mapping[str, Any]) -> str:
+    """What differs from the common configuration, behind a method's name."""
+    return f" (`{', '.join(f'{key}={value}' for key, value in settings.items())}`)" if settings else ""
+
+
+def _power(part: Mapping[str, Any]) -> str:
+    """The difference that the seeds can show, and whether that was known before they ran."""
+    if part["visible"] is None:
+        return "The spread of their differences is not known yet."
+    seen = f"a difference of {part['visible']:.3f} is seen with a chance of 80%"
+    if part["power_from"] == "tuning":
+        return f"By the spread of paired differences on the tuning seeds ({part['deviation']:.3f}), {seen}."
+    return (f"Computed after the fact, from the spread of paired differences on the testing seeds themselves "
+            f"({part['deviation']:.3f}): {seen}.")
 
 
 def _against(difference: Mapping[str, Any] | None, is_first: bool) -> str:

@@ -73,6 +73,7 @@ class Settings(NamedTuple):
         once these are used up, the messages count to `max_turns`; 0: no messages.
       spread: f32[], how strongly first tokens of a group avoid its earlier ones, see `generation.sampling.spread_out`.
       learning_rate: f32[], a factor of the schedule's rate.
+      epochs: i32[], passes over the batch, 1 or more; at most those that are configured.
       prompt_weights: f32[N], weights of the training problems in the draw of batches, see `tasks.loader.drawn`.
       prompt_ids: i32[B], problems of the next batch; ids below 0, and missing entries of a batch, are drawn by the weights.
       group_sizes: i32[B], rollouts of each of these, rounded up to a multiple of G, from G to `sampling.max_group`; other
@@ -92,6 +93,7 @@ class Settings(NamedTuple):
     announced_turns: Array | None = None
     spread: Array | None = None
     learning_rate: Array | None = None
+    epochs: Array | None = None
     prompt_weights: Array | None = None
     prompt_ids: Array | None = None
     group_sizes: Array | None = None

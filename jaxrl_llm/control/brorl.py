@@ -1,6 +1,8 @@
-"""BroRL's mass balance: terms that change the probability of right answers when few are sampled (arXiv 2510.01180)."""
+"""BroRL: the learning rate of a larger batch, and the mass of right answers when few are sampled (arXiv 2510.01180)."""
 import jax.numpy as jnp
 from jax import Array
+
+from jaxrl_llm.control.base import Controller, controller
 
 
 def mass_balance(logits: Array, right: Array, sampled: Array, *, rate: float, draws: int, right_reward: float = 1.0,
@@ -30,6 +32,22 @@ def unsampled_squares(logits: Array, draws: Array) -> Array:
     return p**2 * (1 - p)**draws
 
 
-def learning_rate_factor(batch: int, reference: int) -> float:
-    """`sqrt(batch / reference)`: the factor of the learning rate when a batch has another number of rollouts."""
-    return (batch / reference)**0.5
+def learning_rate_factor(batch: Array | int, reference: int) -> Array:
+    """f32[]: `sqrt(batch / reference)`, the factor of the learning rate when a batch has another number of rollouts."""
+    return jnp.sqrt(jnp.float32(batch) / reference)
+
+
+@controller
+def brorl(*, usual: int = 64) -> Controller:
+    """`learning_rate`: the `learning_rate_factor` of G rollouts of a prompt, if the configured rate is for `usual` of them.
+
+    The default is the paper's: its batch has 128 prompts, and ProRL's 512 x 16 rollouts would be 64 for each of them. The
+    number of minibatches stays. Facts: `step`.
+
+    Raises:
+      ValueError: less than one rollout.
+    """
+    if usual < 1:
+        raise ValueError(f"usual={usual} rollouts of a prompt; give 1 or more")
+    return Controller(lambda group: jnp.int32(group), lambda group: {"learning_rate": learning_rate_factor(group, usual)},
+                      lambda group, facts: group, facts=("step",), knobs=("learning_rate",))

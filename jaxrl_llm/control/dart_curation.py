@@ -23,8 +23,8 @@ def rollouts_of(success: Array, most: Array | int, *, threshold: float = 0.6, le
     return jnp.where(success > threshold, jnp.maximum(fewer, least), most).astype(jnp.int32)
 
 
-def step_limit(longest_success: Array, *, default: int = 30) -> Array:
-    """i32: steps of the longest success of a task so far, `default` without a success (0)."""
+def step_limit(longest_success: Array, *, default: Array | int = 30) -> Array:
+    """i32: length of the longest success of a problem so far, `default` without a success (0)."""
     return jnp.where(longest_success > 0, longest_success, default)
 
 

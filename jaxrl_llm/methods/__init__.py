@@ -71,17 +71,16 @@ def build(
     *,
     max_len: int | None = None,
     feature_size: int | None = None,
-    updates_per_step: int | None = None,
     estimator: Mapping[str, Any] | None = None,
     objective: Mapping[str, Any] | None = None,
 ) -> tuple[Estimator, Objective]:
     """The estimator and the objective of a method; the two mappings override its hyper-parameters.
 
-    `max_len` is the generation budget in tokens, `feature_size` the width of `rollouts.features` and `updates_per_step` the
-    number of updates on a batch; each is given to the parts that have this keyword.
+    `max_len` is the generation budget in tokens, `feature_size` the width of `rollouts.features`; each is given to the parts
+    that have this keyword.
     """
     method = get(slug)
-    of_the_run = {"max_len": max_len, "feature_size": feature_size, "updates_per_step": updates_per_step}
+    of_the_run = {"max_len": max_len, "feature_size": feature_size}
 
     def part(package, table, row, overrides):
         name, hyper = row

@@ -11,6 +11,7 @@ ROWS = (
         estimator=("v0_5", {}),
         objective=("ppo_clip", {"clip_high": 0.28}),
         defaults={"group_size": 4},
+        omits="the value model V0, unless prior.source is v0: by default the moving average of a prompt's rewards is expected",
     ),
     Method(
         slug="v0",
@@ -18,6 +19,7 @@ ROWS = (
         arxiv=("2602.03584",),
         equation="max sum_i n_i q_i (1 - q_i^(n_i - 1)), q = 1 - V0(prompt, policy)",
         defaults={"budget": "paper", "max_group": 128},
+        omits="the value model V0, unless prior.source is v0: by default the moving average of a prompt's rewards is expected",
     ),
     Method(
         slug="knapsack_rl",
@@ -102,12 +104,13 @@ ROWS = (
         slug="dart_curation",
         title="DART-GUI with fewer rollouts for what succeeds",
         arxiv=("2509.23866",),
-        equation="n = 8 where success <= 0.6, else max(2, round(8 (1 - s) / 0.4)); l = min(p_old / p_sampler, 1) PPO + 0.1 KL",
+        equation="n = 8 where success <= 0.6, else max(2, round(8 (1 - s) / 0.4)), no longer than the longest success of the "
+                 "problem; l = min(p_old / p_sampler, 1) PPO + 0.1 KL",
         objective=("tis_mis", {"max_ratio": 1.0, "clip_high": 0.28, "kl_coef": 0.1}),
-        controllers=("dart_curation",),
+        controllers=("dart_curation", "dart_lengths"),
         defaults={"group_size": 2, "max_group": 8, "temperature": 1.0},
-        omits="advantages of the rewards of all steps, in which long trajectories weigh more, limits of steps by task, "
-              "replayed successes, the choice of high-entropy steps, asynchronous generation",
+        omits="advantages of the rewards of all steps, in which long trajectories weigh more, replayed successes, the choice "
+              "of high-entropy steps, asynchronous generation; limits by task are of tokens, not of steps",
     ),
     Method(
         slug="gdro_rollout",
@@ -123,12 +126,12 @@ ROWS = (
         slug="brorl",
         title="BroRL: hundreds of rollouts a prompt",
         arxiv=("2510.01180",),
-        equation="A = whiten(r - mean of 512); min(p_old / p_sampler, 2) clip(rho, 0.8, 1.4) + beta KL, resets as in ProRL",
+        equation="A = whiten(r - mean of 512); min(p_old / p_sampler, 2) clip(rho, 0.8, 1.4) + beta KL, resets as in ProRL; "
+                 "learning rate * sqrt(growth of the batch)",
         estimator=("reinforce", {"variant": "rfpp_baseline"}),
         objective=("tis_mis", {"clip_high": 0.4, "kl_coef": 1e-4}),
         filters=("dynamic_sampling",),
-        controllers=("prorl",),
+        controllers=("prorl", "brorl"),
         defaults={"prompts": 128, "group_size": 512, "temperature": 1.2},
-        omits="the learning rate times the root of the growth of the batch (control.brorl)",
     ),
 )

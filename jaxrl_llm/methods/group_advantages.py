@@ -168,6 +168,7 @@ ROWS = (
         objective=("ppo_clip", {"aggregation": "prompt_mean"}),
         needs=("task",),
         defaults={"group_size": 8, "epochs": 1},
+        omits="equally many problems of each pass rate of the first policy, which are chosen before training",
     ),
     Method(
         slug="batch_std",

@@ -94,12 +94,13 @@ ROWS = (
         slug="remix",
         title="ReMix: reincarnated mix-policy optimisation",
         arxiv=("2507.06892",),
-        equation="l = max(-A r, -A clip(r, c +- e)) + b (share KL_base + (1 - share) KL_old), c = p_old / p_behaviour",
+        equation="l = max(-A r, -A clip(r, c +- e)) + b (share KL_base + (1 - share) KL_old), c = p_old / p_behaviour; "
+                 "from step 50 on no replay, one epoch, base <- policy",
         objective=("remix", {}),
         needs=("behavior_logprobs", "old_logprobs", "ref_logprobs", "age"),
-        replay=("recent_groups", {}),
+        controllers=("remix",),
+        replay=("recent_groups", {"until": 50}),
         defaults={"epochs": 2},
-        omits="the switch to plain on-policy training, with the policy of that moment as the base",
     ),
     Method(
         slug="r3l",

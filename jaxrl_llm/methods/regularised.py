@@ -153,6 +153,7 @@ ROWS = (
         filters=("dynamic_sampling",),
         controllers=("prorl",),
         defaults={"group_size": 16, "temperature": 1.2},
+        omits="the longer contexts and the new data and rewards of later stages",
     ),
     Method(
         slug="t1",
@@ -174,7 +175,7 @@ ROWS = (
         controllers=("t1",),
         control={"decay": 0.9},
         defaults={"group_size": 64, "temperature": 1.0},
-        omits="the first policy, which is trained on chains with failed attempts",
+        omits="the first policy, which is trained on chains with failed attempts; an anchor that is replaced every M steps",
     ),
     Method(
         slug="historical_variance",

@@ -17,18 +17,17 @@ def base_share(step: int | Array) -> Array:
 @objective
 def remix(
     *, clip_low: float = 0.2, clip_high: float = 0.2, kl_coef: float = 1e-3, kl_estimator: str = "k3",
-    updates_per_step: int = 1,
 ) -> Objective:
     """`max(-A r, -A clip(r, c - clip_low, c + clip_high)) + kl_coef [share KL_base + (1 - share) KL_old]`, token mean.
 
     `r = exp(new - behaviour)`, `c = exp(old - behaviour)` of log-probs: behaviour is the stored policy that sampled the
     row, old the policy at the start of this step, so that c = 1 (PPO) on fresh rows. KL_base is to `ref_logprobs`: first
-    the start model; after the switch to plain on-policy training, which uses only fresh rows, the policy frozen at the
-    switch. `share` is `base_share` of the step, which lasts `updates_per_step` updates. No code is public:
+    the start model; after the switch to plain on-policy training (`control.remix`), which uses only fresh rows, the policy
+    frozen at the switch. `share` is `base_share` of the step `extras["current_version"]` i32[P]. No code is public:
     clip range, `kl_coef`, the k3 estimator and the token mean are our choices.
     """
 
-    def token_loss(logprobs, rollouts, advantages, update):
+    def token_loss(logprobs, rollouts, advantages):
         mask = rollouts.token_mask
         ratio = token_ratio(logprobs, rollouts.behavior_logprobs, mask)
         centre = token_ratio(rollouts.old_logprobs, rollouts.behavior_logprobs, mask)
@@ -36,9 +35,8 @@ def remix(
         loss, clipped = clipped_surrogate(ratio, advantages, 1 - centre + clip_low, centre - 1 + clip_high)
         base = token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
         previous = token_kl(logprobs, rollouts.old_logprobs, kl_estimator)
-        share = base_share(update // updates_per_step)
+        share = base_share(rollouts.extras["current_version"])[:, None, None]
         loss = loss + kl_coef * (share * base + (1 - share) * previous)
         return loss, {"clip_fraction": clipped, "kl": base, "kl_previous": previous, "max/ratio": ratio}
 
-    return token_objective(token_loss, needs=("behavior_logprobs", "old_logprobs", "ref_logprobs"),
-                           init=lambda: jnp.int32(0), advance=lambda update: update + 1)
+    return token_objective(token_loss, needs=("behavior_logprobs", "old_logprobs", "ref_logprobs", "current_version"))

@@ -7,13 +7,15 @@ from jaxrl_llm.replay.base import Replay, rule
 
 
 @rule
-def recent_groups(*, reuse: float = 0.4, max_age: int = 2) -> Replay:
+def recent_groups(*, reuse: float = 0.4, max_age: int = 2, until: int | None = None) -> Replay:
     """With probability `reuse` a group of a batch is one that was sampled 1 to `max_age` steps ago, see `policy_ages`.
 
     All rollouts are stored, and no group comes twice in a batch. Old log-probs are the current policy's, behaviour log-probs
-    those of sampling.
+    those of sampling. From step `until` on nothing is replayed; None: always.
     """
     def groups(born, version, prompts, rng):
+        if until is not None and version >= until:
+            return np.zeros(0, np.int64)
         key, stored = jax.random.key(int(rng.integers(2**31))), version - int(born.min())
         ages = np.asarray(policy_ages(key, prompts, stored, reuse=reuse, max_age=max_age))
         order = rng.permutation(len(born))

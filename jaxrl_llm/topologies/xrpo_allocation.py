@@ -54,7 +54,7 @@ def xrpo_allocation(*, mean: float = 2.0, rounds: int = 2, alpha: float = 0.05, 
         left = min(total - int(n.sum()), share)
         if left <= 0:
             return np.zeros(len(n), np.int64)
-        centre = np.mean(rewards, axis=1, where=valid, keepdims=True)
+        centre = np.sum(rewards, axis=1, where=valid, keepdims=True) / np.maximum(n, 1)[:, None]  # all may be lost
         std = np.sqrt(np.sum((rewards - centre)**2, axis=1, where=valid) / np.maximum(n - 1, 1))
         return block(std, np.maximum(n, 2), left, most, unit=first, alpha=alpha, explore=explore)
 

@@ -99,7 +99,7 @@ class Checkpoints:
         if self._current is not None and step < self._current:
             raise ValueError(f"save(step={step}) after step {self._current}: steps must increase")
         arrays = _to_storage(state)
-        content = {"host": host, "checksums": _checksums(arrays)}
+        content = {"host": host, "checksums": checksums(arrays)}
         text = json.dumps(content)  # raises TypeError here rather than in the background
         self._check_room(step, arrays, len(text))
         self._abandon(step)
@@ -345,7 +345,8 @@ def _host_checksum(x: jax.Array) -> int:
     return total % 2**32
 
 
-def _checksums(arrays: PyTree) -> dict[str, int]:
+def checksums(arrays: PyTree) -> dict[str, int]:
+    """A checksum of 32 bits of each array of a tree, by its dotted path; equal in all processes."""
     # One program at a time: several programs in flight, each with a collective, can occupy all threads of a CPU and wait
     # forever for the device that got none.
     leaves = _named_leaves(arrays)
@@ -357,7 +358,7 @@ def _checksums(arrays: PyTree) -> dict[str, int]:
 
 def _check_sums(arrays: PyTree, content: dict[str, Any]) -> None:
     """Raises OSError naming tensors that differ from the saved ones."""
-    actual, expected = _checksums(arrays), content["checksums"]
+    actual, expected = checksums(arrays), content["checksums"]
     damaged = [name for name in actual if actual[name] != expected[name]]
     if damaged:
         raise OSError(f"checksum of {', '.join(damaged[:3])} differs ({len(damaged)} of {len(actual)} tensors damaged)")

@@ -149,11 +149,12 @@ class Learner:
             return Learned(state.replace(step=state.step + 1, control=control), {})
         settings = self.controls.settings(state.control)
         rate = None if settings.learning_rate is None else np.float32(parallel.fetch(settings.learning_rate))
+        epochs = self.epochs if settings.epochs is None else min(self.epochs, int(parallel.fetch(settings.epochs)))
         with timer("record"):
             state, batch, advantages, measured = self._credit(state, rollouts, frozen or {}, settings, alone)
         with timer("update"):
             state = offload.moments_near(self.offload, state)
-            state, updates, estimated = self._updates(state, batch, advantages, alone, rate)
+            state, updates, estimated = self._updates(state, batch, advantages, alone, rate, epochs)
             metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(measured | self.optimizer_metrics(state.opt_state))
             state = offload.moments_away(self.offload, state)
         if int(state.skipped_in_row) >= self.max_skipped:
@@ -165,6 +166,7 @@ class Learner:
             seen |= facts_of(rollouts, batch, state.params, metrics)
             state = state.replace(control=self.controls.observe(state.control, seen, self.mesh))
         metrics |= {} if rate is None else {"control/learning_rate": float(rate)}
+        metrics |= {} if settings.epochs is None else {"control/epochs": float(epochs)}
         return Learned(state.replace(step=state.step + 1), metrics, batch, estimated)
 
     def place(self, tree):
@@ -237,14 +239,14 @@ class Learner:
         facts = jax.device_get(jax.jit(value_metrics)(batch.extras["values"], returns, batch.token_mask))
         return self.place(batch), facts
 
-    def _updates(self, state: TrainState, batch: Rollouts, advantages, alone: bool, rate: np.float32 | None):
-        """`(state, metrics of each update, advantages)` after all epochs and minibatches."""
+    def _updates(self, state: TrainState, batch: Rollouts, advantages, alone: bool, rate: np.float32 | None, epochs: int):
+        """`(state, metrics of each update, advantages)` after all minibatches of these epochs."""
         rows = batch.mask.shape[0]
         size, updates, estimated, real = rows // self.minibatches, [], advantages, parallel.fetch(batch.live).any(1)
         if self.drops and not real.any():  # an empty update would still move weights along earlier gradients
             return state, updates, advantages
         shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), _SHUFFLE_STREAM)
-        for epoch in range(self.epochs):
+        for epoch in range(epochs):
             if self.minibatches == 1:
                 state, measured = self._update(state, batch, advantages, alone, rate)
                 estimated = measured.pop("advantages", advantages)

@@ -1,6 +1,7 @@
 """A run from its first step to its last: steps by schedule, with evaluations, pages and checkpoints at intervals."""
 import contextlib
 import errno
+import functools
 import io
 import sys
 import time
@@ -16,6 +17,7 @@ from jaxrl_llm import parallel
 from jaxrl_llm.recorders import Recorder
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import offload, optimizers, preemption, schedules, setup
+from jaxrl_llm.training import warm_starts as warm_starts_lib
 from jaxrl_llm.training import workdir as folders
 from jaxrl_llm.training.best import Best
 from jaxrl_llm.training.checkpoints import Checkpoints
@@ -59,11 +61,13 @@ class Reached(NamedTuple):
         return jsonable(self.position) | {"observed": self.observed, "reset": self.reset}
 
 
-def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -> dict[str, Evaluation]:
+def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False, warm_starts: str | Path | None = None
+          ) -> dict[str, Evaluation]:
     """Runs `config` in `workdir` to its last step. Returns the held-out evaluations `{"before": ..., "after": ...}`.
 
     "before" is missing when the run was resumed. The folder then holds config.json, metrics.jsonl, TensorBoard events,
-    samples/, curves.png and checkpoints/.
+    samples/, curves.png and checkpoints/. `warm_starts`: a folder in which runs of one process share the weights after equal
+    supervised warm-ups; None: nothing is shared.
 
     Raises:
       ValueError, FileExistsError: for configurations that cannot work and folders that belong to another run.
@@ -75,7 +79,7 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
     folder = folders.folder_of(workdir)
     with preemption.watch(), locked(folder):
         try:
-            return _train(config, folder, resume)
+            return _train(config, folder, resume, None if warm_starts is None else Path(warm_starts).expanduser())
         except preemption.Preempted as stopped:
             if parallel.is_primary():
                 saved = folders.checkpoint_steps(folder / "checkpoints")
@@ -84,7 +88,7 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False) -
             raise
 
 
-def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, Evaluation]:
+def _train(config: ConfigDict, workdir: Path, resume: bool | str, warm_starts: Path | None) -> dict[str, Evaluation]:
     with preemption.at_once():
         run, params = setup.build(config)
     preemption.check()
@@ -99,7 +103,7 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str) -> dict[str, E
           records(work) as folder, tracked(config.wandb if primary else "", folder, config.to_dict(), work.resume) as log,
           Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
         with preemption.at_once():
-            first: Reached | None = _first(run, params, work, checkpoints, progress)
+            first: Reached | None = _first(run, params, work, checkpoints, progress, warm_starts)
             params = None  # the state has its own, and there may be no room for both
         preemption.check()
         assert first is not None
@@ -129,6 +133,9 @@ def _of_method(run: setup.Run) -> list[tuple[str, str]]:
     if first:
         rows.append(("bootstrap", f"{run.method.slug} begins after {first} of {steps} steps"
                      + (": never in this run" if first >= steps else "")))
+    if run.source.prior is not None:
+        source = run.config.prior.source
+        rows.append(("expected rewards", f"prior.source={source}" + (", not the value model V0" if source != "v0" else "")))
     return [("method", run.method.slug), *rows]
 
 
@@ -143,11 +150,11 @@ def _print_head(run: setup.Run, params) -> None:
         print(f"{name:32}{value}")
 
 
-def _first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, progress) -> Reached:
+def _first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, progress, warm_starts: Path | None) -> Reached:
     """The beginning of a run, or its last checkpoint, whose position is then set in the source."""
     away = run.learner.offload
     if not work.resume:
-        state = offload.moments_away(away, setup.initial_state(run, warm_up(run, params, progress)))
+        state = offload.moments_away(away, setup.initial_state(run, warm_up(run, params, progress, warm_starts)))
         return Reached(state, run.source.position())
     progress.phase("restoring")
     restored = checkpoints.restore(offload.moments_away(away, setup.initial_state(run, params)))
@@ -157,11 +164,16 @@ def _first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, prog
     return Reached(offload.moments_away(away, restored.state), run.source.position(), seen, reset)
 
 
-def warm_up(run: setup.Run, params, progress):
-    """The supervised warm-up, if one is configured."""
-    w, source = run.config.warmup, run.source
-    if not w.steps:
+def warm_up(run: setup.Run, params, progress, folder: Path | None = None):
+    """The weights after the supervised warm-up, if one is configured; `folder`: where runs share them, see `warm_starts`."""
+    if not run.config.warmup.steps:
         return params
+    make = functools.partial(_warmed_up, run, params, progress)
+    return make() if folder is None or parallel.several() else warm_starts_lib.shared(folder, run, params, progress, make)
+
+
+def _warmed_up(run: setup.Run, params, progress):
+    w, source = run.config.warmup, run.source
     data = batches(source.task.train, w.batch, seed=run.config.seed + 1)
     if isinstance(source.sampler, Trajectories):
         shown = (oracle_demonstrations(source, problems, w.strays) for problems in data)

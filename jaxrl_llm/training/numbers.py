@@ -50,7 +50,7 @@ def method_parts(config: ConfigDict, feature_size: int) -> tuple[Estimator, Obje
     plain = {name: value for name, value in given.items() if not (isinstance(value, str) and value.endswith(")"))}
     per_step = max(config.learner.epochs * config.learner.minibatches, 1)
     build = functools.partial(methods.build, config.method, max_len=config.sampling.max_tokens, feature_size=feature_size,
-                              updates_per_step=per_step, estimator=config_lib.keywords(config.estimator))
+                              estimator=config_lib.keywords(config.estimator))
 
     def objective(**now: Any) -> Objective:
         return build(objective={**plain, **now})[1]

@@ -53,9 +53,9 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
     if "entropies" in needs and c.server.url:
         raise ValueError(f"method {method.slug!r} reads the sampler's entropies, which servers do not have to return; leave "
                          "server.url empty, or take another method, for example grpo")
-    if "token_limits" in knobs and (c.environment or c.server.url):
-        raise ValueError(f"method {method.slug!r} limits the completions of each problem, which neither environments nor "
-                         "servers do; leave that out, or take another method, for example grpo")
+    if "token_limits" in knobs and c.server.url and not c.environment:
+        raise ValueError(f"method {method.slug!r} limits the completions of each problem, which servers do not do for single "
+                         "turns; leave server.url empty, or take another method, for example grpo")
     if "spread" in knobs and (c.environment or c.server.url):
         raise ValueError(f"method {method.slug!r} draws the first tokens of a group together, which neither environments nor "
                          "servers do; leave that out, or take another method, for example grpo")

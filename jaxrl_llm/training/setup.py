@@ -222,8 +222,7 @@ def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimat
         source = dataclasses.replace(source, sizes=functools.partial(source.sizes, most=shapes_lib.MAX_PROGRAMS // 2))
     knobs = parts.controls_of(config, method).knobs
     guides, spreads, limits = parts.make_guide(config, method) is not None, "spread" in knobs, "token_limits" in knobs
-    if guides or spreads or limits:
-        assert isinstance(source.sampler, Sampler)
+    if (guides or spreads or limits) and isinstance(source.sampler, Sampler):
         sampler = dataclasses.replace(source.sampler, forces=guides, limits=limits, sampling=dataclasses.replace(
             source.sampler.sampling, spread=np.float32(0) if spreads else None))
         if isinstance(program := sampler.generate, Guarded):  # the program has further arguments

@@ -58,6 +58,7 @@ class Trajectory:
 
     `ids` are all tokens of the context, `prompt_ids` its first ones, `pieces` the nodes of all contexts (see `grow`), `drawn`
     the policy's tokens in the context, `begins` the indices in `pieces` where contexts begin; `done`: the environment ended it.
+    `most`: the problem's own limit of tokens after the prompt; None: it has none.
     `opening` are the messages that several contexts begin with. `requests`: how often the engine had to read all ids again.
     """
 
@@ -72,6 +73,7 @@ class Trajectory:
     begins: list[int] = dataclasses.field(default_factory=lambda: [0])
     opening: Sequence[base.Message] = ()
     requests: int = 0
+    most: int | None = None
 
     @property
     def behind(self) -> int:
@@ -199,16 +201,19 @@ class Trajectories:
         return Weights(parallel.reshard(params, self.mesh, self.dtype), lora, chosen, limits)
 
     def groups(self, weights: Any, forest: Forest, rows: np.ndarray, first_uid: int, key: jax.Array, version: int,
-               timer: PhaseTimer) -> Forest:
+               timer: PhaseTimer, limits: np.ndarray | None = None) -> Forest:
         """The forest with one more group for each of the prompts `rows` i32[R], with uids from `first_uid` on.
 
+        `limits` i32[R]: maximum tokens after each prompt, at most those of the `weights`; None: those of the `weights`.
         Raises ValueError if the trajectories of a problem open differently, TooManyInvalid if the environment loses more of
         them than the runner allows, or all.
         """
         owner = np.repeat(rows, self.group)
         held_out = HELD_OUT if version < 0 else 0
         prompts = {row: forest.prompt_ids(row).tolist() for row in set(rows.tolist())}
-        going = {first_uid + i: Trajectory(list(prompts[row]), int(row), prompts[row]) for i, row in enumerate(owner.tolist())}
+        most = {} if limits is None else dict(zip(rows.tolist(), limits.tolist()))
+        going = {first_uid + i: Trajectory(list(prompts[row]), row, prompts[row], most=most.get(row))
+                 for i, row in enumerate(owner.tolist())}
         with timer("environment"):
             opened = self.runner.reset({held_out + uid: forest.problems[one.prompt] for uid, one in going.items()})
         check_openings({uid: (one.prompt, opened[held_out + uid]) for uid, one in going.items() if held_out + uid in opened})
@@ -403,7 +408,8 @@ class Trajectories:
 
     def _limit(self, limits: Limits, one: Trajectory, more: int = 0) -> int:
         """Maximum of `drawn` at the end of the next turn, after `more` tokens of others."""
-        return one.drawn + min(self.turn_tokens, limits.tokens - one.behind - more)
+        tokens = limits.tokens if one.most is None else min(limits.tokens, one.most)
+        return one.drawn + min(self.turn_tokens, tokens - one.behind - more)
 
 
 def variables_of(environment: base.Environment) -> dict[str, Any]:

@@ -13,7 +13,8 @@ CONFIG_FILE = ROOT / "tests/integration/tiny_config.py"
 
 
 def compare_py(out, *arguments):
-    return started(out, f"--config={CONFIG_FILE}", "--config.eval.every=1", *arguments)
+    return started(out, f"--config={CONFIG_FILE}", "--config.eval.every=1", "--config.warmup.steps=2",
+                   "--config.warmup.batch=8", *arguments)
 
 
 @pytest.mark.slow
@@ -24,6 +25,9 @@ def test_two_methods_two_seeds_then_more_of_one_beside_one_that_breaks(tmp_path)
     assert set(result["methods"]) == {"rloo", "grpo"} and result["methods"]["rloo"]["seeds"] == [0, 1]
     assert result["methods"]["grpo"]["spent"]["steps"] == 2 and result["common"]["tokens"] > 0
     metrics = (tmp_path / "runs/rloo/seed1/metrics.jsonl").read_bytes()
+    shared = [path.name for path in (tmp_path / "warm_starts").iterdir()]  # a warm start for each seed, which rloo makes first
+    logs = {name: (tmp_path / f"runs/{name}/seed1/log.txt").read_text() for name in ("rloo", "grpo")}
+    assert len(shared) == 2 and [f"loading the warm start {tmp_path}" in logs[name] for name in logs] == [False, True]
 
     # More of one method, in tokens: the run continues from its last step and stops at the budget.
     budget = 1.5 * result["common"]["tokens"]
@@ -41,7 +45,7 @@ def test_two_methods_two_seeds_then_more_of_one_beside_one_that_breaks(tmp_path)
 def test_settings_are_chosen_on_tuning_seeds(tmp_path):
     """The better setting on the tuning seeds is the worse one on the testing seed, which must not affect the choice."""
     config = runpy.run_path(str(CONFIG_FILE))["get_config"]()
-    config.eval.every = 1
+    config.eval.every, config.warmup.steps, config.warmup.batch = 1, 2, 8
     budget, grid = plan.Budget("tokens", 100.0), [{"optimizer.learning_rate": 1e-3}, {"optimizer.learning_rate": 2e-3}]
     rloo, = plan.read_entries("rloo", config)
     for i, (choice, scores) in enumerate(zip(grid, ((0.3, 0.5), (0.2, 0.4)))):

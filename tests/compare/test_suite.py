@@ -8,6 +8,11 @@ from run_folders import started, write_run
 from jaxrl_llm.compare import plan, report, suite
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation.power import smallest_difference
+from jaxrl_llm.generation.prompts import encode_problems
+from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.tasks.loader import drawn, levels_of
+from jaxrl_llm.tokenizers.byte import ByteTokenizer
+from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import parts, refusals, setup
 
 SEEDS = list(range(8))
@@ -56,6 +61,12 @@ def test_detectable_differences_follow_from_the_tuning_seeds(tmp_path, part):
     assert result["power_from"] == "tuning" and result["deviation"] == pytest.approx(np.std([-0.1, 0.1], ddof=1))
 
 
+def test_the_page_says_when_a_difference_was_known(part):
+    after, before = (suite.markdown([part | {"power_from": seeds}], "") for seeds in ("testing", "tuning"))
+    assert "Computed after the fact, from the spread of paired differences on the testing seeds themselves" in after
+    assert "after the fact" not in before and "on the tuning seeds" in before
+
+
 def test_the_page_says_which_are_ties(part, tmp_path):
     text = suite.markdown([part], "python experiments/compare.py --suite=embedded")
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
@@ -88,6 +99,90 @@ def test_every_task_of_a_suite_takes_every_method_of_the_suite(contest):
         task, judge = setup.make_judge(entry.config)
         environment = judge.environment if isinstance(judge, Runner) else None
         refusals.check_method(entry.config, method, *parts.make_parts(entry.config, 96), task, environment)
+
+
+MIXED = suite.contests("embedded")[0]
+STEPS = 104  # of 24 x 8 completions of 6 tokens each, within the budget of MIXED
+SWITCHES = {"historical_variance": 1, "oneshot_entropy": 1, "qwenlong_l1": 1, "sws": 1}  # the others: twice or more
+
+
+def entry_of(method):
+    entry, = plan.read_entries(method, suite.config_of(MIXED), suite.SETTINGS)
+    return entry
+
+
+@pytest.fixture(scope="module")
+def known():
+    """What controllers know of the task of MIXED."""
+    train = setup.make_judge(suite.config_of(MIXED))[0].train
+    problems = [train[i] for i in range(len(train))]
+    lengths = np.array([len(ids) for ids in encode_problems(problems, ByteTokenizer())], np.int32)
+    return {"prompts": len(train), "levels": levels_of(train), "prompt_lengths": lengths, "seed": np.array([0, 1], np.uint32),
+            "embeddings": np.random.default_rng(0).normal(size=(len(train), 4)).astype(np.float32)}
+
+
+def proposals(entry, known):
+    """What the controllers of an entry propose in each step of a run in which the middle third of the problems is learned.
+
+    Every second evaluation is worse than the one before it.
+    """
+    method = plan.methods.get(entry.label)
+    c = config_lib.resolve(entry.config, method.defaults)
+    P, G, rng, mesh = c.prompts.per_step, c.sampling.group, np.random.default_rng(0), setup.make_mesh(c)
+    controls = parts.controls_of(c, method)
+    state = controls.init(params={}, temperature=1.0, batch=P, group=G, max_group=c.sampling.max_group,
+                          max_tokens=c.sampling.max_tokens, **known)
+    for step in range(STEPS):
+        settings = controls.settings(state)
+        yield {name: np.asarray(x) for name, x in settings._asdict().items() if x is not None}
+        weights = np.ones(known["prompts"]) if settings.prompt_weights is None else np.asarray(settings.prompt_weights)
+        ids = drawn(np.array([step]), P, weights) if settings.prompt_ids is None else np.array(settings.prompt_ids)
+        right = rng.random((P, G)) < np.array([0.9, step / STEPS, 0.0])[known["levels"][ids]][:, None]
+        tried, solved = (np.zeros(known["prompts"], np.int32) for _ in range(2))
+        np.add.at(tried, ids, G)
+        np.add.at(solved, ids, right.sum(1))
+        facts = {"step": np.int32(step), "tried": tried, "right": solved, "rollouts": Rollouts(
+            mask=np.ones((P, G, 1), bool), valid=np.ones((P, G), bool), rewards=right.astype(np.float32),
+            prompt_ids=ids.astype(np.int32))}
+        if settings.reference_ids is not None:
+            asked = np.asarray(settings.reference_ids)
+            facts["reference_rates"] = np.where(asked < 0, np.nan, rng.random(len(asked))).astype(np.float32)
+        state = controls.observe(state, facts, mesh)
+        if (step + 1) % c.eval.every == 0:
+            state = controls.observe(state, {"score": np.float32(0.5 + 0.1 * (step // c.eval.every % 2))}, mesh)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name, own in suite.SETTINGS.items() if "control" in own and name != "brorl"])
+def test_controllers_act_several_times_in_a_run_of_the_suite(method, known):
+    given = list(proposals(entry_of(method), known))
+    walked = {"prompt_ids", "reference_ids"}  # they differ in every step anyway
+    changes = sum(any(not np.array_equal(now[name], before[name]) for name in now.keys() - walked)
+                  for before, now in zip(given, given[1:]))
+    assert changes >= SWITCHES.get(method, 2)
+
+
+def test_other_schedules_end_within_a_run_of_the_suite():
+    """The shortest runs of the suite have 60 steps: a filter draws three times as many groups as it keeps."""
+    for slug, own in suite.SETTINGS.items():
+        method = plan.methods.get(slug)
+        config = config_lib.resolve(entry_of(slug).config, method.defaults)
+        parts.make_parts(config, config.model.hidden_size)  # and its numbers are known
+        numbers = {**config_lib.keywords(own.get("objective", "")), **config_lib.keywords(own.get("estimator", ""))}
+        assert sum(numbers.values()) <= 60 and config.critic.pretrain_steps <= 10
+    brorl = entry_of("brorl").config
+    usual, first = suite.config_of(MIXED), next(proposals(entry_of("brorl"), {"prompts": 3}))
+    growth = brorl.prompts.per_step * brorl.sampling.group / (usual.prompts.per_step * usual.sampling.group)
+    assert growth == 2 and first["learning_rate"] == pytest.approx(growth**0.5)
+
+
+def test_settings_of_the_suite_are_printed_and_give_way_to_brackets(part):
+    siri, other = plan.read_entries("siri, siri(control='period=8')", suite.config_of(MIXED), suite.SETTINGS)
+    assert siri.settings == {"control": "period=40"} and siri.config.control == "period=40"
+    assert other.settings == {} and other.config.control == "period=8"
+    text = suite.markdown([part | {"settings": {**part["settings"], "rloo": {"control": "period=40"}}}], "")
+    assert "| rloo (`control=period=40`) |" in text and "| dapo |" in text
+    assert plan.tuned(siri, {"sampling.group": 4}).settings == siri.settings
 
 
 def test_some_tasks_of_a_suite():

@@ -101,10 +101,11 @@ def test_without_components_filters_look_at_the_rewards():
 
 
 SEED = jax.random.key_data(jax.random.key(1))
-STARTS = {"acereason_curriculum": (5, 32), "dart_curation": (5, 2, SEED, 8), "drive": (5, 2, SEED, 2, 8, 32),
+STARTS = {"acereason_curriculum": (5, 32), "brorl": (8,), "dart_curation": (5, 2, SEED, 8), "dart_lengths": (5, 32),
+          "drive": (5, 2, SEED, 2, 8, 32),
           "dots_rr": (np.eye(5, 3), SEED), "props": (),
           "gdro_rollout": (5, 2, SEED, 2, 8), "kimi_sampling": (np.arange(5),), "qwenlong_l1": (1000 * np.arange(5),),
-          "rapo_curriculum": (5, 2, SEED), "siri": (32,), "sws_domains": (np.arange(5) % 2,),
+          "rapo_curriculum": (5, 2, SEED), "remix": ({"w": jnp.zeros(2)},), "siri": (32,), "sws_domains": (np.arange(5) % 2,),
           "task_balance": (np.arange(5) % 2, 3, SEED), "vade": (5, 2, SEED),
           "acereason_temperature": (1.0,), "historical_variance": (5,), "pass_rate": (5,), "prorl": (), "scaling_inter_rl": (),
           "spear": (), "t1": ({"w": jnp.zeros(2)},), "tool_bonus": (), "tti": (), "turn_control": ()}

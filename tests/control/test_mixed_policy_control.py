@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import advantages, objectives
+from jaxrl_llm import advantages, control, objectives
 from jaxrl_llm.control import kepo, r3l, remix, simpletir_filter, spear
 from jaxrl_llm.control.base import without
 from jaxrl_llm.rollouts import from_lists, pad_lists
@@ -44,6 +44,22 @@ def test_remix_takes_the_named_share_from_each_recent_policy():
     np.testing.assert_allclose([np.mean(ages == i) for i in range(4)], [0.6, 0.2, 0.2, 0], atol=0.015)
     assert np.unique(remix.policy_ages(jax.random.key(0), 1000, 1)).tolist() == [0, 1]
     assert not np.any(remix.policy_ages(jax.random.key(0), 1000, jnp.int32(0)))
+
+
+def test_remix_switches_once_to_the_policy_of_that_moment():
+    one = control.make("remix", switch=2)
+    state = one.init({"w": jnp.zeros(1)})
+    assert one.propose(state)["reference"]["w"] == 0 and one.propose(state)["epochs"] > 10**6  # as many as configured
+    bases, epochs = [], []
+    for step in range(4):
+        state = one.observe(state, {"step": jnp.int32(step), "params": {"w": jnp.full(1, step + 1.0)}})
+        bases.append(float(one.propose(state)["reference"]["w"][0]))
+        epochs.append(int(one.propose(state)["epochs"]) == 1)
+    assert bases == [0, 2, 2, 2] and epochs == [False, True, True, True]
+    late = one.observe(one.init({"w": jnp.zeros(1)}), {"step": jnp.int32(7), "params": {"w": jnp.ones(1)}})
+    assert late.params["w"] == 1 and late.switched
+    with pytest.raises(ValueError, match="switch=0; give the number of steps before the switch"):
+        control.make("remix", switch=0)
 
 
 @pytest.mark.parametrize("text, expected", [

@@ -10,6 +10,7 @@ from hypothesis import strategies
 
 from jaxrl_llm import control
 from jaxrl_llm.control import brorl, dart_curation, gdro_bins, gdro_rollout
+from jaxrl_llm.rollouts import Role, Rollouts
 
 close = np.testing.assert_allclose
 SEED = jax.random.key_data(jax.random.key(3))
@@ -140,6 +141,23 @@ def test_dart_samples_successful_problems_less():
     assert dict(zip(result["prompt_ids"].tolist(), result["group_sizes"].tolist())) == {0: 8, 1: 8}
 
 
+def test_dart_limits_a_problem_by_its_longest_success():
+    """Problem 0 has right rollouts of 2 and 3 tokens, of which one was read; later ones and strangers change nothing."""
+    role = np.zeros((3, 3, 4), np.int8)
+    for place, length in np.ndenumerate(np.array([[2, 3, 4], [1, 2, 3], [4, 4, 4]])):
+        role[place][:length] = Role.POLICY
+    role[0, 1, 1] = Role.ENVIRONMENT
+    rollouts = Rollouts(mask=role == Role.POLICY, valid=np.array([[1, 1, 1], [1, 1, 0], [1, 1, 1]], bool), role=role,
+                        rewards=np.float32([[1, 1, 0], [0, 0, 1], [1, 1, 1]]), prompt_ids=np.array([0, 2, -1]))
+    one = control.make("dart_lengths")
+    state = one.init(prompts=3, max_tokens=9)
+    assert one.propose(state)["token_limits"].tolist() == [9, 9, 9]
+    state = one.observe(state, {"rollouts": rollouts})
+    assert one.propose(state)["token_limits"].tolist() == [3, 9, 9]  # problem 2: wrong, or lost
+    shorter = rollouts.replace(rewards=np.float32([[1, 0, 0], [0, 1, 0], [0, 0, 0]]), prompt_ids=np.array([0, 2, 1]))
+    assert one.propose(one.observe(state, {"rollouts": shorter}))["token_limits"].tolist() == [3, 9, 2]
+
+
 # --- BroRL
 
 
@@ -162,4 +180,14 @@ def test_the_missing_term_vanishes_with_more_draws():
     for draws, right, wrong in ((0, 0.206939, 0.091722), (8, 0.008408, 0.012386), (64, 4.3967e-7, 4.3998e-7)):
         left = np.asarray(brorl.unsampled_squares(LOGITS, draws))
         close([left[:2].sum(), left[2:].sum()], [right, wrong], rtol=1e-4)
+
+
+def test_the_learning_rate_grows_with_the_root_of_the_batch():
     assert brorl.learning_rate_factor(512, 128) == 2
+    one = control.make("brorl")  # the paper's 128 x 512 rollouts, and ProRL's 512 x 16
+    close(one.propose(one.init(group=512))["learning_rate"], np.sqrt(128 * 512 / (512 * 16)), rtol=1e-6)
+    one = control.make("brorl", usual=8)
+    state = one.init(group=8)
+    assert one.propose(one.observe(state, {"step": jnp.int32(3)}))["learning_rate"] == 1
+    with pytest.raises(ValueError, match="usual=0 rollouts of a prompt; give 1 or more"):
+        control.make("brorl", usual=0)

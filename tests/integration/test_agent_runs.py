@@ -17,7 +17,7 @@ CORRECTED = {"environment": "purified(environment='chatter:letters', mark='')", 
 WINDOWS = {"environment": "recent(environment='chatter:letters', turns=1, contexts=3)"}
 ROWS = {
     "simpletir_filter": {}, "simpletir": {"sampling.max_rounds": 2}, "verltool": {"sampling.observation_tokens": 3},
-    "agentgym_rl": {}, "tti": {}, "turn_control": {}, "table_gpt_r1": {},
+    "agentgym_rl": {}, "tti": {"control": "least=1, most=3"}, "turn_control": {}, "table_gpt_r1": {},
     "cleaner_saar": CORRECTED,
     "dr_mas": BOTH_SIDES, "advevo_baseline": BOTH_SIDES, "spiral": BOTH_SIDES, "sage_skills": BOTH_SIDES,
     "rank_grpo": {"environment": "ranked_list(brief=True)", "sampling.turn_tokens": 24, "prompts.max_tokens": 40},
@@ -94,11 +94,13 @@ def test_rows_run_by_name(method):
     run, params = setup.build(chatter.get_config(**{"method": method, **ROWS[method]}))
     state = setup.initial_state(run, params)
     steps = schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params))
-    learned = 0
+    learned, turns = 0, []
     for _, step in zip(range(3), steps):
+        turns.append(step.finished.metrics.get("control/max_turns"))
         learned += step.learned.metrics.get("grad_norm", 0) > 0
         assert step.learned.metrics.get("skipped_updates", 0) == 0 and step.finished.metrics["environment/turns"] >= 1
     assert learned or method == "simpletir"  # an untrained policy may fill no batch of these
+    assert method != "tti" or turns == [1, 2, 3]
 
 
 @pytest.mark.slow

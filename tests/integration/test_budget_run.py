@@ -39,6 +39,15 @@ def straight(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.parametrize("source, more", [("moving_average", ", not the value model V0"), ("v0", "")])
+def test_the_head_of_v0_says_what_predicts_rewards(monkeypatch, capsys, source, more):
+    monkeypatch.setattr(prior, "of_v0", lambda weights, encoder: prior.of_averages(82))
+    run, params = setup.build(config(method="v0", **{"prior.source": source}))
+    loop._print_head(run, params)
+    row, = (line for line in capsys.readouterr().out.splitlines() if line.startswith("expected rewards"))
+    assert row.split(" ", 2)[2].strip() == f"prior.source={source}{more}"
+
+
 def test_the_completions_of_a_step_are_shared_out(straight):
     for line in run_files.lines(straight)[1:]:
         if line["step"] < 4:  # the last page has held-out problems

@@ -14,9 +14,14 @@ from jaxrl_llm.training import parts, schedules, setup
 from jaxrl_llm.training.controls import Controls
 
 CHOOSING = ["vade", "gdro_prompt", "c3po", "qwenlong_aepo", "kimi_sampling", "acereason_curriculum", "rapo_curriculum",
-            "qwenlong_l1", "siri", "sws"]
+            "qwenlong_l1", "siri", "sws", "historical_variance", "oneshot_entropy"]
 ALLOTTING = ["dars", "dars_hardness", "speed_rl", "xrpo_allocation", "drive", "dart_curation", "gdro_rollout", "brorl"]
 P, G, MOST = 4, 2, 6
+# Schedules whose numbers are so small that they switch between the first and the third step:
+CONTROL = {"acereason_curriculum": {"control": "every=1"}, "siri": {"control": "period=4"}, "sws": {"control": "explore=1"},
+           "kimi_sampling": {"control": "every=1"}, "drive": {"control": "steps=(1, 1, 1), keep=(0.5, 0.25)"},
+           "historical_variance": {"control": "explore=2"}, "oneshot_entropy": {"control": "explore=2"},
+           "qwenlong_l1": {"control": "limits=(9, 10), every=1", "task": "arithmetic(level=sum3, size=80)"}}
 
 
 def tiny(method, **changes):
@@ -44,10 +49,14 @@ def test_they_run_by_name():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", CHOOSING + ALLOTTING)
 def test_three_steps_by_name(method):
-    """The proposed problems are sampled and counted, group sizes stay within their limits, and all numbers are finite."""
-    run, params = setup.build(tiny(method))
-    before = jax.device_get(params)
+    """The proposed problems are sampled and counted, group sizes stay within their limits, and all numbers are finite.
+
+    Schedules propose other limits, sizes or weights in the third step than in the first one.
+    """
+    run, params = setup.build(tiny(method, **CONTROL.get(method, {})))
+    before, proposed = jax.device_get(params), []
     for number, (settings, done) in enumerate(steps_of(run, params, 3)):
+        proposed.append([settings.max_tokens, settings.group_sizes, settings.prompt_weights])
         finished, numbers = done.finished, done.finished.metrics | done.learned.metrics
         assert all(np.isfinite(value) for value in numbers.values()) and int(done.learned.state.step) == number + 1
         tried, right = (finished.counts[name] for name in ("tried", "right"))
@@ -57,6 +66,8 @@ def test_three_steps_by_name(method):
             assert set(np.flatnonzero(tried)) == set(ids[ids >= 0].tolist())
         if settings.group_sizes is not None:
             assert tried[ids].tolist() == settings.group_sizes.tolist()  # here all are multiples of the group
+        if settings.prompt_ids is None and settings.prompt_weights is not None and settings.prompt_weights.any():
+            assert {*np.flatnonzero(tried)} <= {*np.flatnonzero(settings.prompt_weights)}
         if settings.max_tokens is not None:
             assert numbers["control/max_tokens"] == settings.max_tokens
         if finished.rollouts is None:
@@ -67,6 +78,7 @@ def test_three_steps_by_name(method):
         assert (tried[chosen] > 0).all() and tried.sum() >= sizes.sum()
     moved = jax.tree.map(lambda a, b: np.abs(a - np.asarray(b)).max(), before, jax.device_get(done.learned.state.params))
     assert max(jax.tree.leaves(moved)) > 0
+    assert method not in CONTROL or not all(map(np.array_equal, proposed[0], proposed[2]))
 
 
 def test_counts_include_all_samples():

@@ -92,10 +92,10 @@ def test_a_damaged_moment_on_the_host_is_detected(straight, tmp_path):
     arrays = checkpoints._to_storage(result.opt_state)
     assert all(leaf.sharding.memory_kind == "pinned_host" for leaf in jax.tree.leaves(arrays))
     near = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")), arrays)
-    sums = checkpoints._checksums(arrays)
-    assert sums == checkpoints._checksums(near)
+    sums = checkpoints.checksums(arrays)
+    assert sums == checkpoints.checksums(near)
     largest = max(jax.tree.leaves(arrays), key=lambda x: x.size)
     flipped = np.array(largest)
     flipped.view(np.uint32).flat[flipped.size // 2] ^= 1
     changed = jax.tree.map(lambda x: jax.device_put(flipped, x.sharding) if x is largest else x, arrays)
-    assert sum(sums[key] != value for key, value in checkpoints._checksums(changed).items()) == 1
+    assert sum(sums[key] != value for key, value in checkpoints.checksums(changed).items()) == 1

@@ -15,6 +15,7 @@ from jaxrl_llm.replay import Replay
 from jaxrl_llm.replay.base import RULES
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.training import loop, schedules, setup
+from jaxrl_llm.training.optimizers import updates_made
 from jaxrl_llm.training.source import jsonable
 
 P, G = 4, 4
@@ -113,6 +114,28 @@ def check_old(method, run, rollouts):
     assert (gap.max() == 0) == run.source.replay.as_sampled
 
 
+@pytest.mark.slow
+def test_remix_switches_to_on_policy_training():
+    """After two steps of four: no replay, one epoch, and the base of the KL term is the policy of that moment."""
+    run, params = setup.build(tiny("remix", control="switch=2", replay="reuse=1.0, until=2", objective="kl_coef=0.1"))
+    state, done = setup.initial_state(run, params), []
+    for step in schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params)):
+        done.append(step)
+        if len(done) == 4:
+            break
+    metrics = [step.finished.metrics | step.learned.metrics for step in done]
+    assert [one["control/epochs"] for one in metrics] == [2, 2, 1, 1]
+    assert [one["replay/share"] > 0 for one in metrics] == [False, True, False, False]
+    gaps = []
+    for step in done:
+        rollouts = step.learned.rollouts
+        tokens = np.asarray(rollouts.token_mask)
+        gaps.append(np.abs(np.asarray(rollouts.ref_logprobs) - np.asarray(rollouts.old_logprobs))[tokens].max())
+    assert gaps[0] < 1e-6 and gaps[2] < 1e-6 and gaps[1] > 1e-4 and gaps[3] > 1e-4
+    counts = [updates_made(step.learned.state.opt_state) for step in done]
+    assert np.diff([0, *counts]).tolist() == [2, 2, 1, 1]
+
+
 def test_rapo_learns_from_replayed_successes():
     """A group of failures has an advantage as soon as it contains its stored success, by hand."""
     factor = [1.0]
@@ -192,11 +215,11 @@ def test_dots_rr_measures_some_problems_and_replays_half_of_a_batch():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["spear_clip", "sil", "dots_rr"])
+@pytest.mark.parametrize("method", ["spear_clip", "sil", "dots_rr", "remix"])
 def test_a_resumed_run_is_the_straight_one(tmp_path, capsys, method):
     """Bit for bit, after the loss of all steps behind step 2: weights, metrics of each step, the last checkpoint's buffer."""
     options = {"checkpoint.every": 2, "eval.every": 4, "samples_every": 0, "eval.problems": 1}
-    options |= {"control": "reference=6"} if method == "dots_rr" else {}
+    options |= {"control": {"dots_rr": "reference=6", "remix": "switch=1"}.get(method, "")}
     loop.train(tiny(method, **options, steps=4), tmp_path / "straight")
     shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
     shutil.rmtree(tmp_path / "resumed/checkpoints/4")

@@ -295,14 +295,14 @@ def test_remix_share_of_the_base_model(step, share):
 def test_remix_worked_example():
     new = np.log(np.float32([[[0.5, 0.4]]]))
     rollouts = one_group([[0.4, 0.5]], behavior_logprobs=np.log(np.float32([[[0.25, 0.5]]])),
-                         ref_logprobs=np.log(np.float32([[[0.3, 0.5]]])))
+                         ref_logprobs=np.log(np.float32([[[0.3, 0.5]]])), extras={"current_version": np.array([61])})
     hyper = dict(kl_coef=0.01, clip_low=0.201)  # at 0.2 the second ratio is on the bound, where the gradient jumps
-    loss, metrics, gradient = run("remix", new, rollouts, [[[1.0, -1.0]]], state=61, **hyper)
+    loss, metrics, gradient = run("remix", new, rollouts, [[[1.0, -1.0]]], **hyper)
     close(loss, -0.499399, atol=1e-6)
     close(gradient, [[[0.0018, 0.39875]]], atol=1e-6)
     close([metrics["kl"], metrics["kl_previous"], metrics["clip_fraction"]], [0.068841, 0.025, 0.5], atol=1e-5)
-    twice, _, _ = run("remix", new, rollouts, [[[1.0, -1.0]]], state=123, updates_per_step=2, **hyper)
-    close(twice, loss, rtol=1e-7)
+    first = rollouts.replace(extras={"current_version": jnp.array([50])})  # all of the KL term is to the base
+    close(loss - run("remix", new, first, [[[1.0, -1.0]]], **hyper)[0], 0.01 * 0.2 * (0.025 - 0.068841), atol=1e-6)
 
 
 def test_remix_against_numpy_and_ppo(double):
@@ -320,10 +320,11 @@ def test_remix_against_numpy_and_ppo(double):
         return total / len(real)
 
     hyper = dict(clip_low=0.1, clip_high=0.3, kl_coef=0.05)
-    check("remix", b, to_rollouts(b), loss_of, state=61, **hyper)
+    check("remix", b, to_rollouts(b, current_version=np.array([61, 61])), loss_of, **hyper)
     b["behavior"] = b["old"]
     ppo = run("ppo_clip", b["new"], to_rollouts(b), b["advantage"], **hyper)
-    fresh = run("remix", b["new"], to_rollouts(b), b["advantage"], **hyper)  # share = 1 in the first steps
+    first = to_rollouts(b, current_version=np.array([0, 50]))  # share = 1 in the first steps
+    fresh = run("remix", b["new"], first, b["advantage"], **hyper)
     close(fresh[0], ppo[0], rtol=1e-12)
     close(fresh[2], ppo[2], rtol=1e-10, atol=1e-14)
 

@@ -34,6 +34,10 @@ def stored(rng, p, g, t):
     return {"extras": {"age": rng.integers(0, 16, (p, g)), "reward_baseline": rng.choice([0.2, 0.6], p)}}
 
 
+def versions(rng, p, g, t):
+    return {"extras": {"current_version": rng.integers(40, 110, p)}}
+
+
 def expert_text(rng, p, g, t):
     return {"tokens": rng.integers(0, 2, (p, g, t)), "extras": {"targets": rng.integers(0, 2, (p, 1, t))}}
 
@@ -71,7 +75,7 @@ OBJECTIVES = {
         Case({"centre": "grpo", "weighting": "only_positive"}, inputs=labels),
         Case({"centre": "naive", "score": "logprob", "weighting": "none"}),
     ],
-    "remix": [Case({"kl_coef": 0.1})],
+    "remix": [Case({"kl_coef": 0.1}, inputs=versions)],
     "dots_rr": [Case()],
     "r3l": [Case({"kl_coef": 0.1}, inputs=retries)],
     "karl_oapl": [Case({"beta2": 0.1})],

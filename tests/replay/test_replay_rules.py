@@ -51,6 +51,9 @@ def test_remix_takes_groups_of_the_last_two_policies_and_none_twice():
     assert rule.groups(np.array([9, 9]), 10, 400, rng(0)).tolist() in ([0, 1], [1, 0])  # there are no more
     assert rule.admit(*arrays([[0, 1]], [[1, 0]])).tolist() == [[True, False]]
     assert rule.most(problems=1000, per_step=32) == 64
+    ending = replay.make("recent_groups", reuse=1.0, until=10)
+    born = np.repeat([8, 9], 40)
+    assert len(ending.groups(born - 1, 9, 40, rng(0))) == 40 and not len(ending.groups(born, 10, 40, rng(0)))
 
 
 def test_spear_stores_what_did_better_than_its_group_and_replays_half_a_batch():

@@ -97,6 +97,19 @@ def test_xrpo_spends_its_budget(mean, rounds, most):
         topologies.make_rule("xrpo_allocation", mean=0.5)
 
 
+def test_rules_with_lost_rollouts():
+    """An environment lost one rollout of the first prompt, and all of the last one."""
+    rewards, valid = np.zeros((4, 8), np.float32), np.zeros((4, 8), bool)
+    rewards[0, :1], rewards[1, :4], valid[0, :3], valid[1:3, :4] = 1, 1, True, True
+    rule = topologies.make_rule("speed_rl")
+    assert rule.more(rewards, valid, 4, 8).tolist() == [4, 0, 0, 0]
+    valid[0, :6] = True  # of the four further rollouts one is lost
+    assert not rule.more(rewards, valid, 4, 8).any() and rule.keep(rewards, valid).tolist() == [True, False, False, False]
+    rule = topologies.make_rule("xrpo_allocation", rounds=1)
+    more = rule.more(rewards, valid, 4, 8)  # 14 of 32 rollouts: what is missing goes to prompts with room, in whole groups
+    assert more.tolist() == [0, 4, 4, 4]
+
+
 def test_sizes_are_rounded_up_to_groups():
     topology = sized(4, group=2, most=6)
     plans, forest = follow_sized(topology, [0, 3, 6, 99])

@@ -68,15 +68,3 @@ def test_a_schedule_begins_when_the_policy_learns():
         result = [objective.update(full, rollouts, full, objective.init()._replace(updates=jnp.int32(step)))[1][0]
                   for step in range(5)]
         np.testing.assert_allclose([metrics["objective/kl_coef"] for metrics in result], expected, atol=1e-6)
-
-
-def test_updates_on_a_batch_are_those_of_the_run():
-    """ReMix of 3 epochs of 2 minibatches is in its step 61 after 366 updates: 0.8 of the KL term is to the base."""
-    new, base = jnp.full((1, 2, 3), -1.0), jnp.full((1, 2, 3), -2.0)
-    rollouts = Rollouts(mask=new < 0, valid=jnp.ones((1, 2), bool), rewards=jnp.array([[1.0, 0]]), old_logprobs=new,
-                        ref_logprobs=base, behavior_logprobs=new)
-    _, objective = numbers.method_parts(tiny(method="remix", objective="kl_coef=1", **{
-        "learner.epochs": 3, "learner.minibatches": 2}), 16)
-    for updates, share in ((365, 0.9), (366, 0.8)):
-        loss, _ = objective.update(new, rollouts, 0 * new, jnp.int32(updates))
-        np.testing.assert_allclose(loss, share * np.exp(-1), rtol=1e-5)  # k3 of log-probs that differ by 1
