@@ -43,9 +43,9 @@ class Runner:
     "compiled" is for games of arrays (`compiled.environment_of`): the games of a call step in one program.
 
     If the environment is replayable, a failed step is retried `retries` times. Then its trajectory is invalid: it has no
-    reward, neither 0 nor any other, `invalid` has the reason and `counts` the number of such failures ("NAME/timeout"). If more
-    than the share `limit` of the trajectories since the last `forget` are invalid, TooManyInvalid is raised. `deadline`:
-    seconds for a step, including replay.
+    reward, neither 0 nor any other, `invalid` has the reason and `counts` the number of such failures ("NAME/timeout"). If more than the share `limit` of the trajectories since the last `forget` are invalid,
+    TooManyInvalid is raised. `deadline`: seconds for a step, including replay. `seconds` are those of each call of the
+    environment's `reset` and `step`; calls that were given up count as the deadline, other calls without an answer not at all.
     """
 
     def __init__(self, target: str, options: Mapping[str, Any] | None = None, *, seed: int, kind: str = "processes",
@@ -58,7 +58,7 @@ class Runner:
             raise ValueError(f"environment {self.environment.name!r} is not replayable, so its states cannot move between "
                              "processes; use kind='threads'")
         self._target, self._options, self._seed, self._limit = target, json.dumps(dict(options or {})), seed, limit
-        self._retries = retries if self.environment.replayable else 0
+        self._retries, self._deadline = retries if self.environment.replayable else 0, deadline
         if kind == "compiled":
             self._states: Any = Compiled(self.environment)
             self._pool: Any = self._states
@@ -72,6 +72,7 @@ class Runner:
         self._opened = 0
         self.invalid: dict[int, Invalid] = {}
         self.counts: Counter = Counter()
+        self.seconds: list[float] = []
 
     def reset(self, problems: Mapping[int, Problem]) -> dict[int, base.Turn]:
         """Opens a trajectory of each problem, by uid. Trajectories missing in the result are in `invalid`.
@@ -117,7 +118,7 @@ class Runner:
             for uid, outcome in ended:
                 if uid not in self._sent:
                     continue  # it was ended
-                result = _read(outcome)
+                result = self._result(outcome)
                 if isinstance(result, base.Turn):
                     del self._sent[uid]
                     turns[uid] = result
@@ -166,6 +167,7 @@ class Runner:
         self._recordings.clear()
         self.invalid.clear()
         self.counts.clear()
+        self.seconds.clear()
         self._opened = len(self._running)
 
     def close(self) -> None:
@@ -178,7 +180,7 @@ class Runner:
         for attempt in range(self._retries + 1):
             failed = {}
             for uid, outcome in zip(waiting, self._pool.map([self._call(uid) for uid in waiting])):
-                result = _read(outcome)
+                result = self._result(outcome)
                 if isinstance(result, base.Turn):
                     turns[uid] = result
                 else:
@@ -213,6 +215,18 @@ class Runner:
         self._sent[uid] += 1
         self._pool.submit(uid, self._call(uid))
 
+    def _result(self, outcome: Outcome) -> base.Turn | tuple[str, str]:
+        """The turn, or the kind of failure and a message. A process's answer is checked again."""
+        if outcome.status == "timeout":
+            self.seconds.append(self._deadline)
+        if outcome.status != "ok":
+            return outcome.status, outcome.message
+        self.seconds.append(float(outcome.value["seconds"]))
+        if "failed" in outcome.value:
+            kind, message = outcome.value["failed"]
+            return kind, message
+        return base.Turn(*outcome.value["turn"])
+
     def _settle(self, uid: int, turn: base.Turn) -> None:
         """Records a turn; a `done` turn ends the trajectory."""
         recording, seen = self._running[uid]
@@ -241,13 +255,3 @@ class Runner:
             f"{self._limit:g}; the first: uid {uid}, problem {self.recording(uid).problem.id}, turn {first.turn}, "
             f"{first.kind}: {first.message}. `runner.replay({uid})` plays it again alone; a higher limit continues without "
             "such trajectories")
-
-
-def _read(outcome: Outcome) -> base.Turn | tuple[str, str]:
-    """The turn, or the kind of failure and a message. A process's answer is checked again."""
-    if outcome.status != "ok":
-        return outcome.status, outcome.message
-    if "failed" in outcome.value:
-        kind, message = outcome.value["failed"]
-        return kind, message
-    return base.Turn(*outcome.value["turn"])

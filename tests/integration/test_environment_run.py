@@ -7,7 +7,9 @@ import pytest
 import run_files
 
 from jaxrl_llm.environments.runner import TooManyInvalid
+from jaxrl_llm.rollouts import Role
 from jaxrl_llm.training import loop, parts, setup
+from jaxrl_llm.training.metrics import PhaseTimer
 
 
 @pytest.fixture(scope="module", params=["grpo", "gigpo"])
@@ -25,7 +27,8 @@ def test_a_run_learns_from_turns(straight):
         assert line["max/mismatch"] < 1e-4  # the engine and the learner read the same conversation
         assert 1 <= line["environment/turns"] <= 3 and line["environment/invalid"] == 0
         assert line["completion/present"] > line["completion/length"] > 0
-        assert {"time/rollout", "time/environment", "time/template"} <= line.keys()
+        assert {"time/rollout", "time/wait", "time/template"} <= line.keys()
+        assert 0 < line["environment/seconds"] <= line["environment/slowest"]
     assert 0 <= lines[-1]["eval/score"] <= 1
 
 
@@ -61,6 +64,19 @@ def test_lost_trajectories_are_counted_and_not_learned_from(tmp_path):
     np.testing.assert_array_equal(finished.rollouts.valid, ~np.array(lost)[:, None] & np.ones((4, 4), bool))
     learned = run.learner.learn(state, finished.rollouts)
     assert not np.any(np.asarray(learned.advantages)[np.array(lost)]) and learned.metrics["skipped_updates"] == 0
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_slow_call_is_seen(waits):
+    run, params = setup.build(chatter.get_config(environment=f"chatter:letters(slow=0.5, waits={waits})"))
+    timer = PhaseTimer()
+    finished = run.source.next(setup.initial_state(run, params), timer)
+    turns = int((finished.forest.role == Role.POLICY).sum())
+    assert len(finished.forest.seconds) == 4 + 16 + turns, "the openings of 4 problems and 16 trajectories, and all turns"
+    assert finished.metrics["environment/slowest"] >= 0.5
+    assert finished.metrics["environment/seconds"] >= 0.5 / (20 + turns)
+    waited = timer.collect()["time/wait"]
+    assert waited >= (0 if waits else 0.5)
 
 
 def test_answers_that_wait_change_no_trajectory():
