@@ -1,7 +1,7 @@
 """Many environments at once, outside the device's path: deadlines, retries, and trajectories lost without a penalty."""
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm import environments
@@ -34,6 +34,22 @@ class Recording(NamedTuple):
     said: list[base.Message]
 
 
+class Lost(NamedTuple):
+    """An invalid trajectory in types of JSON: why it is invalid (see `Invalid`), and all that a replay needs.
+
+    `problem` is the number of its problem, `seen` the fingerprint of its turns before the failure.
+    """
+
+    uid: int
+    problem: int
+    kind: str
+    turn: int
+    message: str
+    key: int
+    seen: str
+    said: list[base.Message]
+
+
 class Runner:
     """Plays trajectories of one environment, `make(target, **options)`, many at a time.
 
@@ -43,7 +59,8 @@ class Runner:
     "compiled" is for games of arrays (`compiled.environment_of`): the games of a call step in one program.
 
     If the environment is replayable, a failed step is retried `retries` times. Then its trajectory is invalid: it has no
-    reward, neither 0 nor any other, `invalid` has the reason and `counts` the number of such failures ("NAME/timeout"). If more than the share `limit` of the trajectories since the last `forget` are invalid,
+    reward, neither 0 nor any other, `invalid` has the reason and `counts` the number of such failures ("NAME/timeout"), and
+    `report` is called with it. If more than the share `limit` of the trajectories since the last `forget` are invalid,
     TooManyInvalid is raised. `deadline`: seconds for a step, including replay. `seconds` are those of each call of the
     environment's `reset` and `step`; calls that were given up count as the deadline, other calls without an answer not at all.
     """
@@ -73,6 +90,7 @@ class Runner:
         self.invalid: dict[int, Invalid] = {}
         self.counts: Counter = Counter()
         self.seconds: list[float] = []
+        self.report: Callable[[Lost], None] = lambda lost: None
 
     def reset(self, problems: Mapping[int, Problem]) -> dict[int, base.Turn]:
         """Opens a trajectory of each problem, by uid. Trajectories missing in the result are in `invalid`.
@@ -235,10 +253,12 @@ class Runner:
             self._end(uid)
 
     def _lose(self, uid: int, kind: str, message: str) -> None:
-        """Marks a trajectory as invalid and counts why."""
-        self.invalid[uid] = Invalid(kind, len(self.recording(uid).said), message)
+        """Marks a trajectory as invalid, counts why, and reports it."""
+        (problem, key, said), seen = self._running[uid]
+        self.invalid[uid] = Invalid(kind, len(said), message)
         self.counts[f"{self.environment.name}/{kind}"] += 1
         self._end(uid)
+        self.report(Lost(uid, problem.id, kind, len(said), message, key, seen, said))
 
     def _end(self, uid: int) -> None:
         """Keeps the recording of a trajectory and drops its state."""

@@ -479,17 +479,22 @@ def make_judge(config: ConfigDict) -> tuple[tasks.Task, Judge]:
     return task, make_reward(config, task)
 
 
+def named_environment(config: ConfigDict) -> tuple[str, dict[str, Any]]:
+    """The name and the options of `config.environment`; ValueError unless it names one."""
+    named = config_lib.calls(config.environment)
+    if len(named) != 1:
+        raise ValueError(f"config.environment={config.environment!r} names {len(named)} environments; give one of "
+                         f"{', '.join(environments.FACTORIES)}, or your own module:function, with its options in brackets")
+    return named[0]
+
+
 def make_runner(config: ConfigDict) -> Runner:
     """The runner of `config.environment`: compiled, in processes or in threads.
 
     It is compiled for a game of arrays, uses processes if trajectories can be replayed, else threads. Steps that wait for
     others do so concurrently, in threads.
     """
-    named = config_lib.calls(config.environment)
-    if len(named) != 1:
-        raise ValueError(f"config.environment={config.environment!r} names {len(named)} environments; give one of "
-                         f"{', '.join(environments.FACTORIES)}, or your own module:function, with its options in brackets")
-    (name, options), = named
+    name, options = named_environment(config)
     made = environments.make(name, **options)
     kind = ("compiled" if opening_of(made) is not None else "processes" if made.replayable and not made.waits else "threads")
     workers = config.prompts.per_step * config.sampling.group if made.waits else None

@@ -1,15 +1,18 @@
 """Runs in an environment: learning, resume bit for bit, lost trajectories, and refusals."""
 import json
+import re
 
 import chatter
 import numpy as np
 import pytest
 import run_files
 
+from jaxrl_llm.environments import replay
 from jaxrl_llm.environments.runner import TooManyInvalid
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.training import loop, parts, setup
 from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.visible import visible
 
 
 @pytest.fixture(scope="module", params=["grpo", "gigpo"])
@@ -77,6 +80,57 @@ def test_a_slow_call_is_seen(waits):
     assert finished.metrics["environment/seconds"] >= 0.5 / (20 + turns)
     waited = timer.collect()["time/wait"]
     assert waited >= (0 if waits else 0.5)
+
+
+@pytest.mark.slow
+def test_lost_trajectories_are_written_and_played_again(tmp_path, capsys):
+    config = chatter.get_config(environment="chatter:letters(broken=0, replayable=True)", environment_invalid=0.5, steps=5)
+    loop.train(config, tmp_path)
+    shown, lines = capsys.readouterr().out, run_files.lines(tmp_path)
+    (step,) = (line["step"] for line in lines if line.get("environment/invalid"))  # problem 0 is in one batch of five
+    records = [json.loads(line) for line in (tmp_path / "invalid.jsonl").read_text().splitlines()]
+    first = (step - 1) * 16
+    assert len(records) == 4 and {one["uid"] for one in records} <= {*range(first, first + 16)}
+    for one in records:
+        assert (one["step"], one["problem"], one["kind"], one["turn"]) == (step, 0, "error", 2) and len(one["said"]) == 2
+        assert "no such letter" in one["message"]
+    uid = records[0]["uid"]
+    assert shown.count("the environment lost trajectory") == 1 and f"replay {tmp_path} {uid}` plays it again alone" in shown
+    assert replay.main([str(tmp_path), str(uid)]) == 1
+    shown = capsys.readouterr().out
+    assert f"trajectory {uid} of step {step} in letters, problem 0: error at turn 2" in shown
+    for message in records[0]["said"]:
+        assert f"[assistant]\n{visible(message['content'])}\n" in shown
+    assert "--- turn 0: reward 0," in shown and "[user]\nSay 0.\n" in shown and "KeyError: 'no such letter'" in shown
+    assert "not those of the run" not in shown
+    for arguments, reason in (([tmp_path, 10**6], f"no trajectory 1000000; the last ones that it has are {records[0]['uid']}"),
+                              ([tmp_path / "other", 1], "is no run folder")):
+        with pytest.raises(SystemExit, match="2"):
+            replay.main([str(argument) for argument in arguments])
+        assert reason in capsys.readouterr().err
+    (tmp_path / "invalid.jsonl").unlink()
+    with pytest.raises(SystemExit, match="2"):
+        replay.main([str(tmp_path), str(uid)])
+    assert "no trajectory of this run was lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("replayable", [True, False])
+def test_the_error_that_ends_a_run_names_file_and_command(tmp_path, capsys, replayable):
+    config = chatter.get_config(environment=f"chatter:letters(broken=-2, replayable={replayable})")
+    with pytest.raises(TooManyInvalid, match="letters/error") as caught:  # in the evaluation before the first step
+        loop.train(config, tmp_path)
+    note, = (note for note in caught.value.__notes__ if "invalid.jsonl" in note)
+    uid = re.search(r"trajectory (\d+): ", note)[1]
+    last = json.loads((tmp_path / "invalid.jsonl").read_text().splitlines()[-1])
+    assert (last["step"], str(last["uid"])) == (0, uid) and last["problem"] >= 20
+    if replayable:
+        assert f"`python -m jaxrl_llm.environments.replay {tmp_path} {uid}`" in note
+        assert replay.main([str(tmp_path), uid]) == 1 and "KeyError: 'no such letter'" in capsys.readouterr().out
+        return
+    assert "not replayable" in note and "python -m" not in note
+    with pytest.raises(SystemExit, match="2"):
+        replay.main([str(tmp_path), uid])
+    assert "environment 'letters' is not replayable" in capsys.readouterr().err
 
 
 def test_answers_that_wait_change_no_trajectory():
