@@ -95,7 +95,7 @@ def alone() -> None:
         state = run.learner.learn(state, finished.rollouts, timer=timer).state
         seconds, times, metrics = time.perf_counter() - began, timer.collect(), finished.metrics
         phases = {name.removeprefix("time/"): round(x, 3) for name, x in times.items()}
-        print(json.dumps({"step_s": round(seconds, 3), **phases, "idle": round(times["time/environment"] / seconds, 4),
+        print(json.dumps({"step_s": round(seconds, 3), **phases, "idle": round(times["time/wait"] / seconds, 4),
                           "computed": round(metrics["completion/computed"], 4), "tokens": metrics["completion/tokens"],
                           "present": metrics["completion/present"]}), flush=True)
 

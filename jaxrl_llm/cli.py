@@ -16,6 +16,7 @@ COMMANDS = {  # command: its module, what it does
     "methods": ("jaxrl_llm.methods", "the catalogue of methods"),
     "search": ("jaxrl_llm.search", "finds methods, keys, recipes, tasks, rewards and environments by words"),
     "audit": ("jaxrl_llm.environments.audit", "what an environment pays to policies that deserve nothing"),
+    "replay": ("jaxrl_llm.environments.replay", "plays a trajectory again that the environment of a run lost"),
 }
 
 

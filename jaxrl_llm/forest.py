@@ -39,6 +39,7 @@ class Forest:
       solved_above: threshold of the first component above which a problem counts as solved, for each task.
       decode_steps: steps of the sampler.  computed: tokens that an engine computed.  failures: failures of rewards, by name.
       invalid: number of trajectories that an environment lost and that are not in the forest, by name.
+      seconds: the duration of each call of an environment.
     """
 
     problems: tuple[Problem, ...]
@@ -66,6 +67,7 @@ class Forest:
     turn_rewards: np.ndarray | None = None
     turn_info: np.ndarray | None = None
     invalid: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    seconds: tuple[float, ...] = ()
 
     @property
     def solved(self) -> np.ndarray:
@@ -151,7 +153,8 @@ def plant(problems: Sequence[Problem], ids: Sequence[Sequence[int]], names: Sequ
 
 def grow(forest: Forest, parent, uid, *, role, length, stopped, rewards, components, texts, answers, tokens, logprobs,
          entropies, version, turn_rewards=None, turn_info=None, prompt=None, decode_steps: int = 0,
-         computed: int = 0, failures: Mapping[str, int] | None = None, invalid: Mapping[str, int] | None = None) -> Forest:
+         computed: int = 0, failures: Mapping[str, int] | None = None, invalid: Mapping[str, int] | None = None,
+         seconds: Sequence[float] = ()) -> Forest:
     """The forest with further nodes, `parent i32[n]` being nodes of it; the other columns as in `Forest`.
 
     If some parents are among the new nodes, which are numbered after those of the forest, `prompt i32[n]` must be given.
@@ -169,7 +172,8 @@ def grow(forest: Forest, parent, uid, *, role, length, stopped, rewards, compone
     return dataclasses.replace(forest, **columns, decode_steps=forest.decode_steps + int(decode_steps),
                                computed=forest.computed + int(computed),
                                failures=dict(Counter(forest.failures) + Counter(failures or {})),
-                               invalid=dict(Counter(forest.invalid) + Counter(invalid or {})))
+                               invalid=dict(Counter(forest.invalid) + Counter(invalid or {})),
+                               seconds=(*forest.seconds, *seconds))
 
 
 def select(forest: Forest, keep: np.ndarray) -> Forest:
@@ -223,7 +227,8 @@ def join(forests: Sequence[Forest]) -> Forest:
     return dataclasses.replace(first, **columns, problems=tuple(p for one in forests for p in one.problems),
                                facts={name: np.concatenate([one.facts[name] for one in forests]) for name in first.facts},
                                decode_steps=sum(one.decode_steps for one in forests),
-                               computed=sum(one.computed for one in forests), failures=dict(failures), invalid=dict(invalid))
+                               computed=sum(one.computed for one in forests), failures=dict(failures), invalid=dict(invalid),
+                               seconds=tuple(second for one in forests for second in one.seconds))
 
 
 # --- views --------------------------------------------------------------------------------------------------------------
@@ -488,8 +493,9 @@ def metrics(forest: Forest) -> dict[str, float]:
 
     `completion/tokens` counts all policy tokens that were drawn, `completion/length` is their mean number per trajectory,
     `completion/present` the mean number of all tokens, if not only the policy wrote. `completion/computed` is the number of
-    tokens that an engine computed per existing token: above 1 if prefixes were computed twice. Every prompt has the same weight
-    in means of rewards: prompts that are drawn most often are not a fair sample.
+    tokens that an engine computed per existing token: above 1 if prefixes were computed twice. `environment/seconds` is the
+    mean duration of a call of an environment, `environment/slowest` the longest. Every prompt has the same weight in means of
+    rewards: prompts that are drawn most often are not a fair sample.
     """
     ends = forest.ends
     owner, rewards = forest.prompt[ends], forest.rewards[ends]
@@ -513,6 +519,8 @@ def metrics(forest: Forest) -> dict[str, float]:
     if forest.turn_rewards is not None:
         by_name["environment/turns"] = float(np.bincount(row, written[node], minlength=len(ends)).mean())
         by_name["environment/invalid"] = float(sum(forest.invalid.values()))
+    if forest.seconds:
+        by_name |= {"environment/seconds": float(np.mean(forest.seconds)), "environment/slowest": max(forest.seconds)}
     if forest.computed:
         by_name["completion/computed"] = forest.computed / float(forest.length.sum())
     for name, values in zip(forest.names, forest.components[ends].T):

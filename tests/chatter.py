@@ -1,5 +1,6 @@
 """A game for untrained models: every message with a lower-case letter earns a quarter; some problems can fail on purpose."""
 import dataclasses
+import itertools
 import json
 import time
 
@@ -18,11 +19,14 @@ FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count"
          "tool_failed": "count", "tool_unknown": "count"}
 
 
-def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None, returns=(0.0, 0.75)) -> Environment:
+def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None, returns=(0.0, 0.75), replayable: bool = False,
+            slow: float = 0.0) -> Environment:
     """Three turns. The second turn raises for the problem with id `broken`, and for every problem if `broken` is -2.
 
-    With `waits` answers take different times in different trajectories.
+    With `waits` answers take different times in different trajectories. One of all steps takes `slow` seconds more.
     """
+    steps = itertools.count()
+
     def reset(problem, key):
         return {"id": problem.id, "turn": 0, "key": key}, [{"role": "user", "content": f"Say {problem.id % 3}."}]
 
@@ -30,6 +34,8 @@ def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None,
         state["turn"] += 1
         if waits:
             time.sleep(0.002 * (state["key"] % 13))
+        if next(steps) == 5:
+            time.sleep(slow)
         if broken in (state["id"], -2) and state["turn"] == 2:
             raise KeyError("no such letter")
         good = any("a" <= letter <= "z" for letter in message["content"])
@@ -38,7 +44,7 @@ def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None,
                 "malformed": upper, "void": not good, "tool_failed": int(good and upper), "tool_unknown": 0}
         return Turn([{"role": "user", "content": "Good." if good else "No."}], 0.25 * good, state["turn"] == 3, info)
 
-    return Environment(name="letters", task=seeded("letters", "Say it.", 20, 8), reset=reset, step=step, replayable=False,
+    return Environment(name="letters", task=seeded("letters", "Say it.", 20, 8), reset=reset, step=step, replayable=replayable,
                        facts=FACTS if facts is None else facts, waits=waits, returns=returns,
                        oracle=lambda state: "abc"[state["turn"]])
 

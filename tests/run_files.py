@@ -14,7 +14,8 @@ def lines(workdir):
 
 
 def repeatable(line):
-    return {name: value for name, value in line.items() if not name.startswith(("time/", "host/", "speed/"))}
+    measured = ("time/", "host/", "speed/", "environment/seconds", "environment/slowest")
+    return {name: value for name, value in line.items() if not name.startswith(measured)}
 
 
 def saved(workdir, config, step=None):

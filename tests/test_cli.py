@@ -20,7 +20,7 @@ def jaxrl_llm(*arguments, cwd):
 
 
 def test_every_command_has_its_module():
-    assert list(cli.COMMANDS) == "train evaluate compare export serve show diagnose plan methods search audit".split()
+    assert list(cli.COMMANDS) == "train evaluate compare export serve show diagnose plan methods search audit replay".split()
     for module, what in cli.COMMANDS.values():
         assert importlib.util.find_spec(module) and f"{what}\n" in cli.usage() + "\n"
 

@@ -166,6 +166,15 @@ def test_metrics_by_hand():
     assert result["groups/all_equal"] == 0.5 and result["groups/largest"] == 2 and result["reward_failures/exact/error"] == 5
 
 
+def test_durations_of_calls_are_joined():
+    one = grow(prompts(1), [], [], role=Role.POLICY, length=[], stopped=[], rewards=[], components=np.zeros((0, 2)), texts=[],
+               answers=[], tokens=[], logprobs=[], entropies=[], version=[], seconds=[1.0, 4.0])
+    both = join([dataclasses.replace(conversation(), seconds=(0.5, 0.5)), one])
+    result = forests.metrics(select(both, np.array([True, True, False])))
+    assert result["environment/seconds"] == 1.5 and result["environment/slowest"] == 4.0
+    assert "environment/seconds" not in forests.metrics(conversation())
+
+
 def test_equal_answers_get_equal_numbers_within_a_prompt():
     owner, answers = np.array([0, 0, 0, 0, 1, 1, 1]), ["12", "7", "12", None, "7", "5", "7"]
     assert forests.equal_answers(answers, owner).tolist() == [0, 1, 0, -1, 0, 1, 0]

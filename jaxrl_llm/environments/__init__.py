@@ -1,6 +1,6 @@
 """Environments: conversations that answer and reward. `make` one by name; `runner.Runner` plays many at once."""
 from jaxrl_llm import registry
-from jaxrl_llm.environments.base import Environment, Message, Rubbish, Turn, key_of, replay
+from jaxrl_llm.environments.base import Environment, Message, Rubbish, Turn, key_of
 from jaxrl_llm.environments.guess_number import guess_number
 from jaxrl_llm.environments.gymnasium_text import gymnasium_text
 from jaxrl_llm.environments.gymnax_game import gymnax_game
@@ -24,7 +24,7 @@ from jaxrl_llm.environments.tool_use import tool_use
 from jaxrl_llm.environments.treasure import treasure
 from jaxrl_llm.environments.verifiers_env import verifiers_env
 
-__all__ = ["FACTORIES", "Environment", "Message", "Rubbish", "Turn", "key_of", "make", "of_methods", "replay"]
+__all__ = ["FACTORIES", "Environment", "Message", "Rubbish", "Turn", "key_of", "make", "of_methods"]
 
 FACTORIES: dict[str, registry.Factory] = {}
 for _factory in (single, sequence, tool_use, memory_use, recent, purified, solver_verifier, skill_chain, ranked_list,

@@ -148,14 +148,19 @@ def checked(environment: Environment, turn: Any) -> Turn:
     return Turn(said, reward, bool(done), info, bool(fresh), parts)
 
 
+def check_replayable(environment: Environment) -> None:
+    """Raises ValueError if the environment is not replayable."""
+    if not environment.replayable:
+        raise ValueError(f"environment {environment.name!r} is not replayable: its state cannot be rebuilt from the policy's "
+                         "messages")
+
+
 def replay(environment: Environment, problem: Problem, key: int, said: Sequence[Message]) -> tuple[Any, list[Turn]]:
     """The state and all turns, the opening first, of the trajectory with these messages of the policy.
 
     Raises the environment's errors, and ValueError if it is not replayable.
     """
-    if not environment.replayable:
-        raise ValueError(f"environment {environment.name!r} is not replayable: its state cannot be rebuilt from the policy's "
-                         "messages")
+    check_replayable(environment)
     state, opening = begin(environment, problem, key)
     return state, [opening, *(advance(environment, state, message) for message in said)]
 

@@ -1,5 +1,6 @@
 """Environments with rules on arrays: one trajectory at a time under the usual contract, or all of them in one program."""
 import dataclasses
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -109,7 +110,8 @@ class Compiled:
         self._places: dict[tuple[int, int], Place] = {}
 
     def map(self, calls: Sequence[tuple]) -> list[Outcome]:
-        """The outcome of each `worker.Call`, in order: its next turn."""
+        """The outcome of each `worker.Call`, in order: its next turn, and the seconds that the whole batch took."""
+        start = time.perf_counter()
         named = {_name(call): call for call in (Call(*call) for call in calls)}
         gone = {name: call for name, call in named.items() if not self._here(name, call)}
         turns = self._open(gone)
@@ -121,8 +123,9 @@ class Compiled:
                 raise RuntimeError(f"environment {self._environment.name!r} answered differently when problem "
                                    f"{call.problem.id} was replayed; its rules must depend on state, action and key alone")
         turns |= self._step({name: call.said[-1] for name, call in named.items() if call.said})
-        return [Outcome("ok", {"failed": ("rubbish", turn)} if isinstance(turn, str) else {"turn": turn})
-                for turn in (turns[name] for name in named)]
+        seconds = time.perf_counter() - start
+        return [Outcome("ok", {"failed": ("rubbish", turn), "seconds": seconds} if isinstance(turn, str) else
+                        {"turn": turn, "seconds": seconds}) for turn in (turns[name] for name in named)]
 
     def drop(self, target: str, options: str, key: int, problem: Problem) -> None:
         """Forgets a trajectory that will not be continued."""

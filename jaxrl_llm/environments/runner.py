@@ -2,7 +2,7 @@
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm import environments
@@ -35,6 +35,22 @@ class Recording(NamedTuple):
     said: list[base.Message]
 
 
+class Lost(NamedTuple):
+    """An invalid trajectory in types of JSON: why it is invalid (see `Invalid`), and all that a replay needs.
+
+    `problem` is the number of its problem, `seen` the fingerprint of its turns before the failure.
+    """
+
+    uid: int
+    problem: int
+    kind: str
+    turn: int
+    message: str
+    key: int
+    seen: str
+    said: list[base.Message]
+
+
 class Runner:
     """Plays trajectories of one environment, `make(target, **options)`, many at a time.
 
@@ -44,9 +60,11 @@ class Runner:
     "compiled" is for games of arrays (`compiled.environment_of`): the games of a call step in one program.
 
     If the environment is replayable, a failed step is retried `retries` times. Then its trajectory is invalid: it has no
-    reward, neither 0 nor any other, `invalid` has the reason and `counts` the number of such failures ("NAME/timeout"). If more
-    than the share `limit` of the trajectories since the last `forget` are invalid, TooManyInvalid is raised. `deadline`:
-    seconds for a step, including replay. `waits` overrules the environment's own, see `Environment.waits`.
+    reward, neither 0 nor any other, `invalid` has the reason and `counts` the number of such failures ("NAME/timeout"), and
+    `report` is called with it. If more than the share `limit` of the trajectories since the last `forget` are invalid,
+    TooManyInvalid is raised. `deadline`: seconds for a step, including replay. `seconds` are those of each call of the
+    environment's `reset` and `step`; calls that were given up count as the deadline, other calls without an answer not at all.
+    `waits` overrules the environment's own, see `Environment.waits`.
     """
 
     def __init__(self, target: str, options: Mapping[str, Any] | None = None, *, seed: int, kind: str = "processes",
@@ -61,7 +79,7 @@ class Runner:
             raise ValueError(f"environment {self.environment.name!r} is not replayable, so its states cannot move between "
                              "processes; use kind='threads'")
         self._target, self._options, self._seed, self._limit = target, json.dumps(dict(options or {})), seed, limit
-        self._retries = retries if self.environment.replayable else 0
+        self._retries, self._deadline = retries if self.environment.replayable else 0, deadline
         if kind == "compiled":
             self._states: Any = Compiled(self.environment)
             self._pool: Any = self._states
@@ -75,6 +93,8 @@ class Runner:
         self._opened = 0
         self.invalid: dict[int, Invalid] = {}
         self.counts: Counter = Counter()
+        self.seconds: list[float] = []
+        self.report: Callable[[Lost], None] = lambda lost: None
 
     def reset(self, problems: Mapping[int, Problem]) -> dict[int, base.Turn]:
         """Opens a trajectory of each problem, by uid. Trajectories missing in the result are in `invalid`.
@@ -120,7 +140,7 @@ class Runner:
             for uid, outcome in ended:
                 if uid not in self._sent:
                     continue  # it was ended
-                result = _read(outcome)
+                result = self._result(outcome)
                 if isinstance(result, base.Turn):
                     del self._sent[uid]
                     turns[uid] = result
@@ -169,6 +189,7 @@ class Runner:
         self._recordings.clear()
         self.invalid.clear()
         self.counts.clear()
+        self.seconds.clear()
         self._opened = len(self._running)
 
     def close(self) -> None:
@@ -181,7 +202,7 @@ class Runner:
         for attempt in range(self._retries + 1):
             failed = {}
             for uid, outcome in zip(waiting, self._pool.map([self._call(uid) for uid in waiting])):
-                result = _read(outcome)
+                result = self._result(outcome)
                 if isinstance(result, base.Turn):
                     turns[uid] = result
                 else:
@@ -216,6 +237,18 @@ class Runner:
         self._sent[uid] += 1
         self._pool.submit(uid, self._call(uid))
 
+    def _result(self, outcome: Outcome) -> base.Turn | tuple[str, str]:
+        """The turn, or the kind of failure and a message. A process's answer is checked again."""
+        if outcome.status == "timeout":
+            self.seconds.append(self._deadline)
+        if outcome.status != "ok":
+            return outcome.status, outcome.message
+        self.seconds.append(float(outcome.value["seconds"]))
+        if "failed" in outcome.value:
+            kind, message = outcome.value["failed"]
+            return kind, message
+        return base.Turn(*outcome.value["turn"])
+
     def _settle(self, uid: int, turn: base.Turn) -> None:
         """Records a turn; a `done` turn ends the trajectory."""
         recording, seen = self._running[uid]
@@ -224,10 +257,12 @@ class Runner:
             self._end(uid)
 
     def _lose(self, uid: int, kind: str, message: str) -> None:
-        """Marks a trajectory as invalid and counts why."""
-        self.invalid[uid] = Invalid(kind, len(self.recording(uid).said), message)
+        """Marks a trajectory as invalid, counts why, and reports it."""
+        (problem, key, said), seen = self._running[uid]
+        self.invalid[uid] = Invalid(kind, len(said), message)
         self.counts[f"{self.environment.name}/{kind}"] += 1
         self._end(uid)
+        self.report(Lost(uid, problem.id, kind, len(said), message, key, seen, said))
 
     def _end(self, uid: int) -> None:
         """Keeps the recording of a trajectory and drops its state."""
@@ -244,13 +279,3 @@ class Runner:
             f"{self._limit:g}; the first: uid {uid}, problem {self.recording(uid).problem.id}, turn {first.turn}, "
             f"{first.kind}: {first.message}. `runner.replay({uid})` plays it again alone; a higher limit continues without "
             "such trajectories")
-
-
-def _read(outcome: Outcome) -> base.Turn | tuple[str, str]:
-    """The turn, or the kind of failure and a message. A process's answer is checked again."""
-    if outcome.status != "ok":
-        return outcome.status, outcome.message
-    if "failed" in outcome.value:
-        kind, message = outcome.value["failed"]
-        return kind, message
-    return base.Turn(*outcome.value["turn"])

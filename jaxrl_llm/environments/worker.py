@@ -3,6 +3,7 @@ import functools
 import json
 import signal
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -37,22 +38,34 @@ class Worker:
         self._steps: dict[tuple, object] = {}  # the running step of each trajectory
 
     def __call__(self, *call) -> Mapping[str, Any]:
-        """The next turn of `Call(*call)` as `{"turn": ...}`, or `{"failed": (kind, why)}` for an error of `base.KINDS`."""
+        """The next turn of `Call(*call)` as `{"turn": ...}`, or `{"failed": (kind, why)}` for an error of `base.KINDS`.
+
+        Either also has the `seconds` of the environment's `reset` or `step`, without those of a replay before it.
+        """
         given = Call(*call)
         given = given._replace(said=list(given.said))  # in threads this is the runner's list, which keeps growing
         trajectory, step, after = (given.target, given.options, given.key, given.problem.id), object(), None
         with self._lock:
             self._steps[trajectory] = step
             kept = self._kept.pop(trajectory, None)
+        start = time.perf_counter()
         try:
-            state, turn = self._next(given, kept)
+            environment = self._environment or _environment(given.target, given.options)
+            state = self._state(environment, given, kept) if given.said else None
+            start = time.perf_counter()
+            if given.said:
+                turn = base.advance(environment, state, given.said[-1])
+            else:
+                state, turn = base.begin(environment, given.problem, given.key)
+            seconds = time.perf_counter() - start
             if not turn.done:
                 after = given.said, base.digest([turn], given.seen), state
         except tuple(base.KINDS) as error:
-            return {"failed": (next(kind for of, kind in base.KINDS.items() if isinstance(error, of)), str(error))}
+            kind = next(kind for of, kind in base.KINDS.items() if isinstance(error, of))
+            return {"failed": (kind, str(error)), "seconds": time.perf_counter() - start}
         finally:
             self._put_back(trajectory, step, after)
-        return {"turn": turn}
+        return {"turn": turn, "seconds": seconds}
 
     def drop(self, target: str, options: str, key: int, problem: Problem) -> None:
         """Forgets a trajectory that will not be continued."""
@@ -77,18 +90,15 @@ class Worker:
                 while self._capacity is not None and len(self._kept) > self._capacity:
                     self._kept.popitem(last=False)
 
-    def _next(self, call: Call, kept: tuple[Sequence[base.Message], str, Any] | None) -> tuple[Any, base.Turn]:
-        environment = self._environment or _environment(call.target, call.options)
-        if not call.said:
-            return base.begin(environment, call.problem, call.key)
+    def _state(self, environment: base.Environment, call: Call, kept: tuple[Sequence[base.Message], str, Any] | None) -> Any:
+        """The state before the last message: the kept one, or one rebuilt by replay."""
         if kept is not None and kept[:2] == (call.said[:-1], call.seen):
-            state = kept[2]
-        else:
-            state, turns = base.replay(environment, call.problem, call.key, call.said[:-1])
-            if base.digest(turns) != call.seen:
-                raise RuntimeError("the environment answered differently when it was replayed; set replayable=False and run it "
-                                   "in threads, or draw its random numbers from problem and key alone")
-        return state, base.advance(environment, state, call.said[-1])
+            return kept[2]
+        state, turns = base.replay(environment, call.problem, call.key, call.said[:-1])
+        if base.digest(turns) != call.seen:
+            raise RuntimeError("the environment answered differently when it was replayed; set replayable=False and run it in "
+                               "threads, or draw its random numbers from problem and key alone")
+        return state
 
 
 @functools.cache

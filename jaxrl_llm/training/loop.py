@@ -14,6 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
+from jaxrl_llm.environments.runner import TooManyInvalid
 from jaxrl_llm.recorders import Recorder
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import offload, optimizers, preemption, schedules, setup
@@ -25,6 +26,7 @@ from jaxrl_llm.training.config import arithmetic_table, paper_table
 from jaxrl_llm.training.forecast import forecast
 from jaxrl_llm.training.heldout import Evaluation, evaluate, evaluate_set
 from jaxrl_llm.training.lock import locked
+from jaxrl_llm.training.lost import LostWriter
 from jaxrl_llm.training.metrics import MetricWriter, PhaseTimer, host_memory
 from jaxrl_llm.training.pages import lessons, write_page
 from jaxrl_llm.training.plots import draw_or_warn, plot_curves
@@ -66,12 +68,13 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False, w
     """Runs `config` in `workdir` to its last step. Returns the held-out evaluations `{"before": ..., "after": ...}`.
 
     "before" is missing when the run was resumed. The folder then holds config.json, metrics.jsonl, TensorBoard events,
-    samples/, curves.png and checkpoints/. `warm_starts`: a folder in which runs of one process share the weights after equal
-    supervised warm-ups; None: nothing is shared.
+    samples/, curves.png and checkpoints/, and invalid.jsonl if its environment lost trajectories. `warm_starts`: a folder in
+    which runs of one process share the weights after equal supervised warm-ups; None: nothing is shared.
 
     Raises:
       ValueError, FileExistsError: for configurations that cannot work and folders that belong to another run.
       RuntimeError: when another live run has the folder.
+      TooManyInvalid: when an environment loses more trajectories of a batch than `environment_invalid` allows.
       TrainingDiverged: after `learner.max_skipped` non-finite updates in a row.
       RecompilationError: when a step compiles again after its shapes are settled.
       Preempted (SystemExit 75): after SIGTERM or SIGUSR1.
@@ -227,6 +230,8 @@ class _Session:
         self.best, self.frozen, self.changed = best, frozen, False
         self.evaluations: dict[str, Evaluation] = {}
         self.note = " (compiles on the first step)"
+        runner = run.source.sampler.runner if isinstance(run.source.sampler, Trajectories) else None
+        self.lost = None if runner is None else LostWriter(folder, self.saved, runner, progress.note)
 
     def steps(self) -> dict[str, Evaluation]:
         """Runs all remaining steps; returns the evaluations before and after them."""
@@ -263,6 +268,8 @@ class _Session:
     def step(self, step: int) -> None:
         """One step, and the evaluations, pages and checkpoints due after it."""
         config, began = self.run.config, time.perf_counter()
+        if self.lost is not None:
+            self.lost.step = step
         with preemption.at_once(bool(self.note)):  # the state before the first step has been saved
             done = self.schedule.send(self.reached.state) if self.changed else next(self.schedule)
             self.reached, self.note, self.changed = Reached(done.learned.state, done.position), "", False
@@ -358,6 +365,8 @@ class _Session:
             except Exception as problem:  # the error that ended the run is the one to show
                 error.add_note(f"step {int(state.step)} could not be saved: {problem}; the last saved one is step {saved}, "
                                "from which --resume continues")
+        if self.lost is not None and isinstance(error, TooManyInvalid):
+            error.add_note(self.lost.note())
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             with contextlib.suppress(OSError):
                 error.add_note(folders.what_to_free(self.folder))

@@ -31,12 +31,12 @@ class MetricWriter:
                  also: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None):
         workdir = Path(workdir)
         self.path, self._also = workdir / FILE_NAME, also
-        kept = [] if restored_step is None else _lines_up_to(self.path, restored_step)
+        kept = [] if restored_step is None else lines_up_to(self.path, restored_step)
         self.last_step = json.loads(kept[-1])["step"] if kept else None
-        with _naming(f"begin {self.path}"):
+        with naming(f"begin {self.path}"):
             workdir.mkdir(parents=True, exist_ok=True)
             if kept or self.path.is_file():
-                _replace_text(self.path, "".join(kept))
+                replace_text(self.path, "".join(kept))
             self._file = open(self.path, "a")
             self._events = _Events(workdir / "tensorboard", 0 if restored_step is None else restored_step + 1)
 
@@ -61,11 +61,11 @@ class MetricWriter:
             raise ValueError("the metric name 'step' is taken by the step itself; rename yours")
         values = {name: _as_float(name, value) for name, value in jax.device_get(dict(metrics)).items()}
         line = json.dumps({"step": int(step), **{name: _encode(value) for name, value in values.items()}})
-        with _naming(f"append step {step} to {self.path}"):
+        with naming(f"append step {step} to {self.path}"):
             self._file.write(line + "\n")
             self._file.flush()
         self.last_step = int(step)
-        with _naming(f"append step {step} to {self._events.path}"):
+        with naming(f"append step {step} to {self._events.path}"):
             self._events.write(int(step), {name: value for name, value in values.items() if math.isfinite(value)})
         self._also(int(step), values)
 
@@ -159,14 +159,14 @@ def read_metrics(path: str | Path) -> dict[str, np.ndarray]:
     path = path / FILE_NAME if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"no metrics file {path}; give a run folder or its {FILE_NAME}")
-    rows = [json.loads(line) for line in _lines_up_to(path, math.inf)]
+    rows = [json.loads(line) for line in lines_up_to(path, math.inf)]
     names = dict.fromkeys(name for row in rows for name in row if name != "step")
     columns = {name: np.array([float(row.get(name, "nan")) for row in rows], np.float64) for name in names}
     return {"step": np.array([row["step"] for row in rows], np.int64), **columns}
 
 
 @contextlib.contextmanager
-def _naming(action: str) -> Iterator[None]:
+def naming(action: str) -> Iterator[None]:
     """Adds the failed action to an OSError raised within; by itself a full disk names no file."""
     try:
         yield
@@ -189,8 +189,11 @@ def _encode(value: float) -> float | str:
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
-def _lines_up_to(path: Path, last_step: float) -> list[str]:
-    """The complete lines of steps <= last_step, with their line ends."""
+def lines_up_to(path: Path, last_step: float) -> list[str]:
+    """The complete lines of steps <= last_step of a file of JSON lines, with their line ends; none if there is no file.
+
+    Raises ValueError with the number of a line that is broken or has no step.
+    """
     if not path.is_file():
         return []
     with open(path) as file:
@@ -202,13 +205,14 @@ def _lines_up_to(path: Path, last_step: float) -> list[str]:
         try:
             step = json.loads(line)["step"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path}, line {number} is no metrics line: {line[:80]!r}; remove it") from error
+            raise ValueError(f"{path}, line {number} is no JSON object with a step: {line[:80]!r}; remove it") from error
         if step <= last_step:
             kept.append(line)
     return kept
 
 
-def _replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
+    """Replaces a file's content in one step, so that a kill leaves the old or the new one."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)
     os.replace(temporary, path)

@@ -82,6 +82,15 @@ class Progress:
             elif now - self._last_line >= self.interval or len(self._step_ends) == 1 or step >= self.total_steps:
                 self._line(f"step {step}{self._of}  {self._summary()}".rstrip())
 
+    def note(self, text: str) -> None:
+        """Prints a line that stays, above the bar or in the log."""
+        with self._lock:
+            if self._display:
+                with contextlib.suppress(ValueError, OSError):
+                    self._display.print(text)
+            else:
+                self._line(text)
+
     def _count(self) -> tuple[int, int]:
         return self._part or (self._step, self.total_steps)
 
@@ -133,6 +142,9 @@ class _Bar:
         self._rich = RichProgress(*columns, console=Console(file=stream), expand=False)
         self._task = self._rich.add_task("", total=total_steps, completed=start_step, summary="", phase="starting")
         self.start, self.stop = self._rich.start, self._rich.stop
+
+    def print(self, text: str) -> None:
+        self._rich.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def update(self, done: int, total: int, summary: str, phase: str) -> None:
         self._rich.update(self._task, completed=done, total=total, summary=summary, phase=phase)

@@ -482,17 +482,22 @@ def make_judge(config: ConfigDict) -> tuple[tasks.Task, Judge]:
     return task, make_reward(config, task)
 
 
+def named_environment(config: ConfigDict) -> tuple[str, dict[str, Any]]:
+    """The name and the options of `config.environment`; ValueError unless it names one."""
+    named = config_lib.calls(config.environment)
+    if len(named) != 1:
+        raise ValueError(f"config.environment={config.environment!r} names {len(named)} environments; give one of "
+                         f"{', '.join(environments.FACTORIES)}, or your own module:function, with its options in brackets")
+    return named[0]
+
+
 def make_runner(config: ConfigDict) -> Runner:
     """The runner of `config.environment`: compiled, in processes or in threads.
 
     Environments that wait, by `config.environment_waits`, run in threads. Others are compiled for a game of arrays, use
     processes if trajectories can be replayed, else threads.
     """
-    named = config_lib.calls(config.environment)
-    if len(named) != 1:
-        raise ValueError(f"config.environment={config.environment!r} names {len(named)} environments; give one of "
-                         f"{', '.join(environments.FACTORIES)}, or your own module:function, with its options in brackets")
-    (name, options), = named
+    name, options = named_environment(config)
     made = environments.make(name, **options)
     waits = {"auto": made.waits, "yes": True, "no": False}[config.environment_waits]
     kind = ("threads" if waits else "compiled" if opening_of(made) is not None else

@@ -141,14 +141,14 @@ class Source:
         under = self.sampler.under(state.params, state.lora, known.temperature, known.max_tokens, known.max_turns,
                                    known.announced_turns, **spread)
         generate = functools.partial(self._sampled, under, known, state, timer)
-        measured, asked = self._reference_rates(known.reference_ids, generate)
+        measured, asked = self._reference_rates(known.reference_ids, generate, timer)
         topology, mix = self._begun(state.key, version)
         forest = self.planted([], draw=0)
         while not (plan := topology.plan(forest)).complete:
             if plan.measure:
                 forest = self._measured(forest, plan.measure, state)
             elif plan.draw:
-                forest = self._drawn(forest, plan.draw, state, generate, known)
+                forest = self._drawn(forest, plan.draw, state, generate, known, timer)
             else:
                 forest = generate(forest, plan.rows, plan.shares)
         own = forests.trim(forest, ~forest.aided) if self.guided else forest
@@ -165,7 +165,7 @@ class Source:
             return Finished(None, chosen, metrics, counts)
         return Finished(self._completed(self.view(chosen, version), chosen, known, version), chosen, metrics, counts)
 
-    def _reference_rates(self, asked_ids: Any, generate: Sample) -> tuple[dict[str, np.ndarray], int]:
+    def _reference_rates(self, asked_ids: Any, generate: Sample, timer: PhaseTimer) -> tuple[dict[str, np.ndarray], int]:
         """The fact `reference_rates`, if controllers set ids i32[K], and the number of tokens sampled for it.
 
         Each problem gets a group that is not trained on.
@@ -177,7 +177,7 @@ class Source:
         rates, asked = np.full(len(ids), np.nan, np.float32), np.flatnonzero(ids >= 0)
         if len(asked):
             problems = [self.task.train[int(number)] for number in ids[asked]]
-            encoded = self.sampler.encode(problems, self.sampler.tokenizer)
+            encoded = encoder(self.sampler, timer)(problems, self.sampler.tokenizer)
             fits = [None if one is None or len(one) > self.sampler.prompt_tokens else one for one in encoded]
             rows = [(problem, one) for problem, one in zip(problems, fits) if one is not None]
             forest = generate(self.planted(rows, draw=0), np.arange(len(rows)))
@@ -292,7 +292,8 @@ class Source:
         rewards_calls = known.tool_coef is not None and "tool_calls" in self.sampler.facts
         return with_tool_reward(grown, len(forest.uid), float(known.tool_coef)) if rewards_calls else grown
 
-    def _drawn(self, forest: Forest, count: int, state: TrainState, sample: Sample, settings: Settings) -> Forest:
+    def _drawn(self, forest: Forest, count: int, state: TrainState, sample: Sample, settings: Settings, timer: PhaseTimer
+               ) -> Forest:
         """The forest with `count` further problems of the task, and their facts."""
         rows: list[tuple[Problem, list[int]]] = []
         if forest.problems:  # controllers propose one batch per step
@@ -300,7 +301,7 @@ class Source:
         for attempt in range(_FILLS):
             asked = settings if not attempt else settings._replace(prompt_ids=None)
             rows += fitting_problems(self._problems(state.key, asked), self.sampler.tokenizer, self.sampler.prompt_tokens,
-                                     self.overlong, self.readers, self.sampler.encode)
+                                     self.overlong, self.readers, encoder(self.sampler, timer))
             if len(rows) >= count:
                 break
         if not rows:
@@ -389,6 +390,11 @@ def jsonable(position: dict[str, Any]) -> dict[str, Any]:
     return {name: buffers.encode(part) if isinstance(part, Forest) else part for name, part in position.items()}
 
 
+def encoder(sampler: Sampler | Trajectories, timer: PhaseTimer) -> Encode:
+    """The sampler's function from problems to token ids; in an environment it opens them, and the time for this is measured."""
+    return functools.partial(sampler.encode, timer=timer) if isinstance(sampler, Trajectories) else sampler.encode
+
+
 def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, overlong: str, processes: int = 1,
                      encode: Encode = encode_problems):
     """The problems whose prompts fit and their token ids (see `generation.prompts.fit`).
@@ -421,8 +427,9 @@ def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array,
     Whole groups are drawn, of which the first `samples` are kept. Environments that are not replayable play at most a batch's
     number of problems at a time.
     """
+    timer = timer or PhaseTimer()
     rows = fitting_problems(held_out(source.task.heldout, problems), source.sampler.tokenizer, source.sampler.prompt_tokens,
-                            source.overlong, encode=source.sampler.encode)
+                            source.overlong, encode=encoder(source.sampler, timer))
     if not rows:
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={source.sampler.prompt_tokens}; raise it")
     generate = source.sampler.under(params, lora, temperature, max_tokens)
@@ -431,7 +438,7 @@ def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array,
     for number in range(1 if samples is None else -(-samples // sampler.group)):
         for part in np.split(np.arange(len(rows)), range(size, len(rows), size)):
             first = (number * len(rows) + int(part[0])) * sampler.group
-            forest = sampler.groups(generate, forest, part, first, key, -1, timer or PhaseTimer())
+            forest = sampler.groups(generate, forest, part, first, key, -1, timer)
     owner = forest.prompt[forest.ends]
     place = np.arange(len(owner)) - np.searchsorted(owner, owner)
     return forest if samples is None else forests.trim(forest, place < samples)

@@ -163,17 +163,19 @@ class Trajectories:
         """Whether at most a batch of trajectories may be open at a time, since servers have room for that many."""
         return not self.runner.environment.replayable
 
-    def encode(self, problems: Sequence[Problem], tokenizer) -> list[list[int] | None]:
+    def encode(self, problems: Sequence[Problem], tokenizer, timer: PhaseTimer | None = None) -> list[list[int] | None]:
         """Token ids of the opening of each problem and of all its contexts; None if the environment fails to open it.
 
         Such a failure is counted.
         """
+        timer = timer or PhaseTimer()
         uids = [_OPENINGS + next(self.opened) for _ in problems]
         size = self.prompts * self.group if self.limited else max(len(uids), 1)
         opened: dict[int, base.Turn] = {}
         for first in range(0, len(uids), size):
-            turns = self.runner.reset(dict(zip(uids[first:first + size], problems[first:first + size])))
-            self.runner.end(list(turns))
+            with timer("wait"):
+                turns = self.runner.reset(dict(zip(uids[first:first + size], problems[first:first + size])))
+                self.runner.end(list(turns))
             opened |= turns
         return [self._start(tokenizer, opened[uid].messages) if uid in opened else None for uid in uids]
 
@@ -214,7 +216,7 @@ class Trajectories:
         most = {} if limits is None else dict(zip(rows.tolist(), limits.tolist()))
         going = {first_uid + i: Trajectory(list(prompts[row]), row, prompts[row], most=most.get(row))
                  for i, row in enumerate(owner.tolist())}
-        with timer("environment"):
+        with timer("wait"):
             opened = self.runner.reset({held_out + uid: forest.problems[one.prompt] for uid, one in going.items()})
         check_openings({uid: (one.prompt, opened[held_out + uid]) for uid, one in going.items() if held_out + uid in opened})
         going = {uid: one for uid, one in going.items() if held_out + uid in opened}
@@ -224,13 +226,13 @@ class Trajectories:
         engine = self.make_engine(weights.params, key, slot_tokens=self.prompt_tokens + self.max_tokens, version=version,
                                   lora=weights.lora)
         ended = self._played(engine, weights, going, held_out, timer)
-        invalid = self.runner.counts.copy()
+        invalid, seconds = self.runner.counts.copy(), self.runner.seconds.copy()
         if self.runner.invalid and not ended and not len(forest.ends):  # a topology would request the same again, forever
             first = next(iter(self.runner.invalid.values()))
             raise TooManyInvalid(f"the environment lost all {len(owner)} trajectories of a batch ({dict(invalid)}); the first: "
                                  f"{first.kind}, {first.message}")
         self.runner.forget()
-        return grown(forest, ended, self.runner.environment.returns, version, invalid, getattr(engine, "computed", 0))
+        return grown(forest, ended, self.runner.environment.returns, version, invalid, getattr(engine, "computed", 0), seconds)
 
     def _played(self, engine: Any, weights: Weights, going: Mapping[int, Trajectory], held_out: int, timer: PhaseTimer
                 ) -> dict[int, Trajectory]:
@@ -249,7 +251,7 @@ class Trajectories:
                 nodes = engine.collect()
             said = {node.uid % _REQUEST: self._said(node) for node in nodes}
             waiting |= {node.uid % _REQUEST: (node, said[node.uid % _REQUEST]) for node in nodes}
-            with timer("environment"):  # while it waits, the engine continues until it has nothing else to do
+            with timer("wait"):  # for environments that wait only if no row is left to sample
                 if said:
                     answers.ask({held_out + uid: message for uid, message in said.items()})
                 turns = {uid - held_out: turn for uid, turn in answers.ready(wait=not nodes).items()}
@@ -433,8 +435,11 @@ def success(total: float, returns: tuple[float, float]) -> float:
 
 
 def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float, float], version: int, invalid: Counter,
-          computed: int = 0) -> Forest:
-    """The forest with the nodes of these trajectories, by uid; `computed`: number of tokens that the engine computed."""
+          computed: int = 0, seconds: Sequence[float] = ()) -> Forest:
+    """The forest with the nodes of these trajectories, by uid.
+
+    `computed`: number of tokens that the engine computed; `seconds`: those of each call of the environment.
+    """
     roots = np.flatnonzero(forest.role == Role.PROMPT)
     rows, parents = [], []
     for uid, one in ended.items():
@@ -458,4 +463,4 @@ def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float,
         tokens=of_tokens("tokens", np.int32), logprobs=of_tokens("logprobs", np.float32),
         entropies=of_tokens("entropies", np.float32), version=np.full(sum(row["length"] for row in rows), version),
         turn_rewards=column("turn_rewards", np.float32), turn_info=[row["turn_info"] for row in rows],
-        prompt=column("prompt", np.int32), computed=computed, invalid=invalid)
+        prompt=column("prompt", np.int32), computed=computed, invalid=invalid, seconds=seconds)

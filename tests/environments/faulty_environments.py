@@ -30,6 +30,8 @@ def obedient(*, folder: str = "", replayable: bool = True) -> Environment:
             raise KeyError("no such drawer")
         if text == "hang":
             time.sleep(60)
+        if text == "slow":
+            time.sleep(0.5)
         if text == "die":
             os._exit(3)
         if text.startswith("once") and not tried_before(text):

@@ -82,7 +82,21 @@ def test_a_step_that_hangs_is_given_up_and_the_others_continue(kind):
         runner.reset(problems(runner, 3))
         assert list(runner.step({0: say("hang"), 1: say("a"), 2: say("b")})) == [1, 2]
         assert runner.invalid[0].kind == "timeout" and "no result within 5 s" in runner.invalid[0].message
+        assert runner.seconds.count(5.0) == 1 and len(runner.seconds) == 6, "a call that was given up counts as the deadline"
         assert runner.counts == {"obedient/timeout": 1} and runner.step({1: say("bye"), 2: say("bye")}).keys() == {1, 2}
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_call_is_timed(kind):
+    runner = make(kind)
+    try:
+        runner.reset(problems(runner, 3))
+        runner.step({0: say("a"), 1: say("slow"), 2: say("b")})
+        assert len(runner.seconds) == 6 and max(runner.seconds) >= 0.5 and min(runner.seconds) >= 0
+        runner.forget()
+        assert not runner.seconds
     finally:
         runner.close()
 

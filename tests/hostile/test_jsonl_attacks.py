@@ -77,5 +77,5 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
 def test_other_readers_of_json_survive_deep_nesting(tmp_path):
     """A reflection that a policy writes, and an edited line of metrics."""
     assert r3l.parse_reflection('{"outcome": ' + "[" * 5000, 3) is None
-    with pytest.raises(ValueError, match="line 1 is no metrics line"):
+    with pytest.raises(ValueError, match="line 1 is no JSON object with a step"):
         read_metrics(write(tmp_path / "metrics.jsonl", "[" * 5000))

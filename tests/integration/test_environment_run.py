@@ -1,5 +1,6 @@
 """Runs in an environment: learning, resume bit for bit, lost trajectories, and refusals."""
 import json
+import re
 
 import chatter
 import numpy as np
@@ -7,10 +8,13 @@ import pytest
 import run_files
 
 from jaxrl_llm import sandbox
+from jaxrl_llm.environments import replay
 from jaxrl_llm.environments.answers import Answers
 from jaxrl_llm.environments.runner import TooManyInvalid
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.training import loop, parts, setup
+from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.visible import visible
 
 
 @pytest.fixture(scope="module", params=["grpo", "gigpo"])
@@ -28,7 +32,8 @@ def test_a_run_learns_from_turns(straight):
         assert line["max/mismatch"] < 1e-4  # the engine and the learner read the same conversation
         assert 1 <= line["environment/turns"] <= 3 and line["environment/invalid"] == 0
         assert line["completion/present"] > line["completion/length"] > 0
-        assert {"time/rollout", "time/environment", "time/template"} <= line.keys()
+        assert {"time/rollout", "time/wait", "time/template"} <= line.keys()
+        assert 0 < line["environment/seconds"] <= line["environment/slowest"]
     assert 0 <= lines[-1]["eval/score"] <= 1
 
 
@@ -64,6 +69,70 @@ def test_lost_trajectories_are_counted_and_not_learned_from(tmp_path):
     np.testing.assert_array_equal(finished.rollouts.valid, ~np.array(lost)[:, None] & np.ones((4, 4), bool))
     learned = run.learner.learn(state, finished.rollouts)
     assert not np.any(np.asarray(learned.advantages)[np.array(lost)]) and learned.metrics["skipped_updates"] == 0
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_slow_call_is_seen(waits):
+    run, params = setup.build(chatter.get_config(environment=f"chatter:letters(slow=0.5, waits={waits})"))
+    timer = PhaseTimer()
+    finished = run.source.next(setup.initial_state(run, params), timer)
+    turns = int((finished.forest.role == Role.POLICY).sum())
+    assert len(finished.forest.seconds) == 4 + 16 + turns, "the openings of 4 problems and 16 trajectories, and all turns"
+    assert finished.metrics["environment/slowest"] >= 0.5
+    assert finished.metrics["environment/seconds"] >= 0.5 / (20 + turns)
+    waited = timer.collect()["time/wait"]
+    assert waited >= (0 if waits else 0.5)
+
+
+@pytest.mark.slow
+def test_lost_trajectories_are_written_and_played_again(tmp_path, capsys):
+    config = chatter.get_config(environment="chatter:letters(broken=0, replayable=True)", environment_invalid=0.5, steps=5)
+    loop.train(config, tmp_path)
+    shown, lines = capsys.readouterr().out, run_files.lines(tmp_path)
+    (step,) = (line["step"] for line in lines if line.get("environment/invalid"))  # problem 0 is in one batch of five
+    records = [json.loads(line) for line in (tmp_path / "invalid.jsonl").read_text().splitlines()]
+    first = (step - 1) * 16
+    assert len(records) == 4 and {one["uid"] for one in records} <= {*range(first, first + 16)}
+    for one in records:
+        assert (one["step"], one["problem"], one["kind"], one["turn"]) == (step, 0, "error", 2) and len(one["said"]) == 2
+        assert "no such letter" in one["message"]
+    uid = records[0]["uid"]
+    assert shown.count("the environment lost trajectory") == 1 and f"replay {tmp_path} {uid}` plays it again alone" in shown
+    assert replay.main([str(tmp_path), str(uid)]) == 1
+    shown = capsys.readouterr().out
+    assert f"trajectory {uid} of step {step} in letters, problem 0: error at turn 2" in shown
+    for message in records[0]["said"]:
+        assert f"[assistant]\n{visible(message['content'])}\n" in shown
+    assert "--- turn 0: reward 0," in shown and "[user]\nSay 0.\n" in shown and "KeyError: 'no such letter'" in shown
+    assert "not those of the run" not in shown
+    for arguments, reason in (([tmp_path, 10**6], f"no trajectory 1000000; the last ones that it has are {records[0]['uid']}"),
+                              ([tmp_path / "other", 1], "is no run folder")):
+        with pytest.raises(SystemExit, match="2"):
+            replay.main([str(argument) for argument in arguments])
+        assert reason in capsys.readouterr().err
+    (tmp_path / "invalid.jsonl").unlink()
+    with pytest.raises(SystemExit, match="2"):
+        replay.main([str(tmp_path), str(uid)])
+    assert "no trajectory of this run was lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("replayable", [True, False])
+def test_the_error_that_ends_a_run_names_file_and_command(tmp_path, capsys, replayable):
+    config = chatter.get_config(environment=f"chatter:letters(broken=-2, replayable={replayable})")
+    with pytest.raises(TooManyInvalid, match="letters/error") as caught:  # in the evaluation before the first step
+        loop.train(config, tmp_path)
+    note, = (note for note in caught.value.__notes__ if "invalid.jsonl" in note)
+    uid = re.search(r"trajectory (\d+): ", note)[1]
+    last = json.loads((tmp_path / "invalid.jsonl").read_text().splitlines()[-1])
+    assert (last["step"], str(last["uid"])) == (0, uid) and last["problem"] >= 20
+    if replayable:
+        assert f"`python -m jaxrl_llm.environments.replay {tmp_path} {uid}`" in note
+        assert replay.main([str(tmp_path), uid]) == 1 and "KeyError: 'no such letter'" in capsys.readouterr().out
+        return
+    assert "not replayable" in note and "python -m" not in note
+    with pytest.raises(SystemExit, match="2"):
+        replay.main([str(tmp_path), uid])
+    assert "environment 'letters' is not replayable" in capsys.readouterr().err
 
 
 def test_answers_that_wait_change_no_trajectory():

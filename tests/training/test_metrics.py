@@ -118,7 +118,7 @@ def test_broken_and_missing_files(tmp_path):
     with pytest.raises(FileNotFoundError, match="no metrics file"):
         read_metrics(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 1.0}\nnoise\n{"step": 2, "a": 1.0}\n')
-    with pytest.raises(ValueError, match="line 2 is no metrics line: 'noise"):
+    with pytest.raises(ValueError, match="line 2 is no JSON object with a step: 'noise"):
         read_metrics(tmp_path)
 
 

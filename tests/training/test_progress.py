@@ -61,6 +61,13 @@ def test_a_run_that_was_restored_has_no_numbers_yet():
     assert stream.getvalue() == "step 2/3\n"
 
 
+def test_notes_are_lines_of_their_own():
+    stream = io.StringIO()
+    with Progress(3, 2, interval=3600, stream=stream) as progress:
+        progress.note("lost [one]")
+    assert stream.getvalue().splitlines() == ["lost [one]", "done at step 2/3"]
+
+
 def test_silence_is_broken_by_a_sign_of_life():
     stream = Pipe("step 2/9  still compiling update (")
     with Progress(9, 2, interval=0.01, stream=stream) as progress:
@@ -130,11 +137,12 @@ def test_terminal_shows_bar_metrics_and_phase():
     with os.fdopen(follower, "w") as stream, Progress(20, 5, stream=stream) as progress:
         progress.phase("compiling [update]")
         progress.step(6, {"reward/mean": 0.125})
+        progress.note("lost [one]")
     reader.join(30)
     os.close(leader)
     text = b"".join(shown).decode()
     assert "6/20" in text and "reward 0.125" in text and "compiling [update]" in text
-    assert "done at step 6/20" in text
+    assert "done at step 6/20" in text and "lost [one]\r\n" in text
 
 
 @pytest.mark.parametrize(
