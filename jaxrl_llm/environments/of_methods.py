@@ -51,8 +51,9 @@ def of_methods(factory: Callable[[], Any], task: Task, *, reward: Callable[[Any]
     def step(state: Played, message: Message) -> Turn:
         state.turns += 1
         calls = PARSERS[parser](message["content"])
-        said = tools.answers(state.tools, calls)
-        info = {"tool_calls": len(calls), "tool_errors": sum("error" in one["content"].lower() for one in said),
+        results = tools.results(state.tools, calls)
+        said = tools.answers(calls, results)
+        info = {"tool_calls": len(calls), "tool_errors": sum(result.failed for result in results),
                 "malformed": any(call.error for call in calls)}
         if calls and state.turns < turns:
             return Turn(said, info=info)
