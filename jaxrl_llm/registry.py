@@ -66,18 +66,25 @@ def discover(package: str, path: Iterable[str]) -> None:
             importlib.import_module(f"{package}.{module.name}")
 
 
+def imported(target: str) -> Any:
+    """What "module:name" names. Raises ValueError without a colon, ImportError and AttributeError if it is not there."""
+    module, colon, name = target.partition(":")
+    if not colon:
+        raise ValueError(f"{target!r} has no colon; write module:name, such as my_module:MyClass")
+    return getattr(importlib.import_module(module), name)
+
+
 def make(table: dict[str, Factory], kind: str, slug: str, hyper: dict[str, Any], made: type | None = None) -> Any:
     """Calls the factory of that name in `table` with `hyper`; with `made`, the result's type, also your own "module:function".
 
     Raises ValueError with the nearest match for an unknown name or keyword, TypeError if your own function
     returns another type.
     """
-    module, colon, function = slug.partition(":") if made else (slug, "", "")
-    if not colon:
+    if not made or ":" not in slug:
         if slug not in table:
             raise unknown(kind, slug, table)
         return table[slug](**hyper)
-    built = getattr(importlib.import_module(module), function)(**hyper)
+    built = imported(slug)(**hyper)
     if made and not isinstance(built, made):
         raise TypeError(f"{slug} returned a {type(built).__name__}; it must return a {made.__module__}.{made.__qualname__}")
     return built
