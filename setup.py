@@ -29,7 +29,7 @@ TEST = [
     "httpx>=0.28",
     "openai>=3.0",
     "tinker>=0.38",
-    "mcp>=2.3",
+    "mcp>=2.3,<3",
     "textarena>=0.7",
 ]
 
@@ -83,9 +83,11 @@ setup(
         "data": ["datasets>=4.0", "pyarrow>=18", "tensorflow-datasets>=4.9.7"],
         "tasks": ["reasoning-gym>=0.1.23"],
         "environments": ["bm25s>=0.2.7", "gymnasium>=1.0", "textarena>=0.7", "pgx>=2.6", "gymnax>=1.0", "jumanji>=1.1.2"],
-        "mcp": ["mcp>=2.3"],  # tools of MCP servers
-        "openenv": ["openenv>=0.10"],  # these three ask for different versions of common packages: each in its own environment
-        "verifiers": ["verifiers>=0.4"],
+        "mcp": ["mcp>=2.3,<3"],  # tools of MCP servers
+        # These three ask for different versions of common packages: each in its own environment. The adapters use parts of the
+        # first two that may change with a minor version.
+        "openenv": ["openenv>=0.10,<0.11"],
+        "verifiers": ["verifiers>=0.4,<0.5"],
         "tinker-cookbook": ["tinker-cookbook>=0.5.8"],
         "serve": ["starlette>=1.0", "uvicorn>=0.40"],
         "tinker": ["starlette>=1.0", "uvicorn>=0.40", "tinker>=0.38"],  # serve --tinker

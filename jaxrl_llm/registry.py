@@ -67,6 +67,14 @@ def discover(package: str, path: Iterable[str]) -> None:
             importlib.import_module(f"{package}.{module.name}")
 
 
+def imported(target: str) -> Any:
+    """What "module:name" names. Raises ValueError without a colon, ImportError and AttributeError if it is not there."""
+    module, colon, name = target.partition(":")
+    if not colon:
+        raise ValueError(f"{target!r} has no colon; write module:name, such as my_module:MyClass")
+    return getattr(importlib.import_module(module), name)
+
+
 def make(table: dict[str, Factory], kind: str, slug: str, hyper: dict[str, Any], made: type | None = None) -> Any:
     """Calls the factory of that name in `table` with `hyper`; with `made`, the result's type, also your own "module:function".
 

@@ -16,7 +16,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content + ('<|eos|>' if m.role == 'assis
 
 
 FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count", "malformed": "any", "void": "tokens",
-         "tool_failed": "count", "tool_unknown": "count"}
+         "tool_failed": "count", "tool_unknown": "count", "error_words": "count"}
 
 
 def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None, returns=(0.0, 0.75), replayable: bool = False,
@@ -41,7 +41,8 @@ def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None,
         good = any("a" <= letter <= "z" for letter in message["content"])
         upper = any("A" <= letter <= "Z" for letter in message["content"])
         info = {"tool_calls": int(good), "tool_errors": int(good and upper), "answer_blocks": int(state["turn"] == 3),
-                "malformed": upper, "void": not good, "tool_failed": int(good and upper), "tool_unknown": 0}
+                "malformed": upper, "void": not good, "tool_failed": int(good and upper), "tool_unknown": 0,
+                "error_words": int(good and upper)}
         return Turn([{"role": "user", "content": "Good." if good else "No."}], 0.25 * good, state["turn"] == 3, info)
 
     return Environment(name="letters", task=seeded("letters", "Say it.", 20, 8), reset=reset, step=step, replayable=replayable,

@@ -9,7 +9,7 @@ from jaxrl_llm.advantages.grpo import group_z_score
 from jaxrl_llm.advantages.selection import over_kept
 from jaxrl_llm.control.rstar2_roc import mess_penalty, resample_on_correct
 
-COUNTS = ("tool_calls", "tool_errors", "answer_blocks", "turns", "malformed")
+COUNTS = ("tool_calls", "error_words", "answer_blocks", "turns", "malformed")
 
 
 @estimator
@@ -24,11 +24,12 @@ def rstar2_roc(
 ) -> Estimator:
     """Group z-score over the `train_rollouts` rollouts that `resample_on_correct` keeps, 0 on others.
 
-    Sample twice as many as are kept. Reads `extras` i32[P, G] `tool_calls`, `tool_errors` (failed calls),
-    `answer_blocks`, `turns` (of the assistant) and bool[P, G] `malformed`. `variant="paper"` draws at random
-    (from `seed` and the state, a step count) where the published code, `"code"`, ranks. Dropped rollouts leave the
-    token mean: kept advantages are multiplied by (number of tokens) / (number of kept tokens). Raises ValueError if the
-    two minima exceed `train_rollouts`. The numbers are those of the published recipe, which samples 32.
+    Sample twice as many as are kept. Reads `extras` i32[P, G] `tool_calls`, `error_words` (results that contain the word
+    "error", by which the published code knows failed calls), `answer_blocks`, `turns` (of the assistant) and bool[P, G]
+    `malformed`. `variant="paper"` draws at random (from `seed` and the state, a step count) where the published code,
+    `"code"`, ranks. Dropped rollouts leave the token mean: kept advantages are multiplied by (number of tokens) / (number of
+    kept tokens). Raises ValueError if the two minima exceed `train_rollouts`. The numbers are those of the published recipe,
+    which samples 32.
     """
     registry.one_of("variant", variant, ("code", "paper"))
     if min_negative + min_positive > train_rollouts:

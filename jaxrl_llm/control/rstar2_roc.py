@@ -8,14 +8,14 @@ from jaxrl_llm import masked
 
 
 def mess_penalty(
-    tool_calls: Array, tool_errors: Array, answer_blocks: Array, turns: Array, malformed: Array
+    tool_calls: Array, error_words: Array, answer_blocks: Array, turns: Array, malformed: Array
 ) -> Array:
     """Error part plus format part, both in [0, 1]; counts per rollout, all of one shape, `malformed` bool (broken tags).
 
-    Errors: failed calls / calls, 0.5 without a call. Format: 1 if malformed or without an answer block or turn, else
-    min((answer blocks - 1) / turns, 1).
+    Errors: results that contain the word "error" / calls, 0.5 without a call. Format: 1 if malformed or without an answer
+    block or turn, else min((answer blocks - 1) / turns, 1).
     """
-    errors = jnp.where(tool_calls > 0, tool_errors / jnp.maximum(tool_calls, 1), 0.5)
+    errors = jnp.where(tool_calls > 0, error_words / jnp.maximum(tool_calls, 1), 0.5)
     surplus = jnp.minimum((answer_blocks - 1) / jnp.maximum(turns, 1), 1)
     return errors + jnp.where(malformed | (answer_blocks == 0) | (turns == 0), 1, surplus)
 

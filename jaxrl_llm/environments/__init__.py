@@ -7,7 +7,7 @@ from jaxrl_llm.environments.gymnax_game import gymnax_game
 from jaxrl_llm.environments.jumanji_game import jumanji_game
 from jaxrl_llm.environments.mcp_tools import mcp_tools
 from jaxrl_llm.environments.memory_use import memory_use
-from jaxrl_llm.environments.of_methods import of_methods
+from jaxrl_llm.environments.of_methods import methods_of, of_methods
 from jaxrl_llm.environments.openenv_server import openenv_server
 from jaxrl_llm.environments.pgx_game import pgx_game
 from jaxrl_llm.environments.purified import purified
@@ -29,11 +29,11 @@ __all__ = ["FACTORIES", "Environment", "Message", "Rubbish", "Turn", "key_of", "
 FACTORIES: dict[str, registry.Factory] = {}
 for _factory in (single, sequence, tool_use, memory_use, recent, purified, solver_verifier, skill_chain, ranked_list,
                  guess_number, treasure, tic_tac_toe, gymnasium_text, textarena_game, pgx_game, gymnax_game, jumanji_game,
-                 mcp_tools, openenv_server, tinker_cookbook_env, verifiers_env):
+                 methods_of, mcp_tools, openenv_server, tinker_cookbook_env, verifiers_env):
     registry.register(FACTORIES, "environment", _factory)
 
 
-def make(target: str, **options) -> Environment:
+def make(target: str, /, **options) -> Environment:
     """The environment of that name, or of your own "module:function".
 
     Raises ValueError with the nearest match for an unknown name or option, or if your function returns something else.

@@ -75,7 +75,7 @@ def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call
         return Turn(reward=score(text, state.problem), done=True)
     if all(call.error for call in calls) or state.contexts == limit:
         return Turn(done=True, info={"format_failure": all(call.error for call in calls)})
-    said = tool_room.answers(tools, calls)
+    said = tool_room.answers(calls, tool_room.results(tools, calls))
     state.said = "\n".join(one["content"] for one in said) or "(nothing)"
     said[-1]["content"] += f"\n{ASKED}"
     return Turn(said)

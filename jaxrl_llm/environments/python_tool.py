@@ -2,7 +2,7 @@
 import dataclasses
 
 from jaxrl_llm import sandbox
-from jaxrl_llm.environments.tools import Tool, ToolError, of_function
+from jaxrl_llm.environments.tools import Result, Tool, ToolError, of_function
 
 
 def python(*, deadline: float = 5.0, memory_mb: int = 512, unsafe: bool = False) -> Tool:
@@ -13,7 +13,7 @@ def python(*, deadline: float = 5.0, memory_mb: int = 512, unsafe: bool = False)
     mode = sandbox.require(unsafe).mode
     limits = sandbox.Limits(seconds=deadline, memory_mb=memory_mb)
 
-    def python(code: str) -> str:
+    def python(code: str) -> Result:
         """Runs a Python program and returns what it prints. Nothing is kept from one call to the next.
 
         Args:
@@ -23,7 +23,7 @@ def python(*, deadline: float = 5.0, memory_mb: int = 512, unsafe: bool = False)
             finished = sandbox.run(code, limits=limits, mode=mode)
         except ValueError as error:  # a program that cannot be sent
             raise ToolError(str(error)) from error
-        return _said(finished, limits)
+        return Result(_said(finished, limits), finished.status != "done" or finished.code != 0)
 
     return dataclasses.replace(of_function(python), program=True)
 

@@ -117,7 +117,7 @@ def _step(state: Chain, message: Message, *, tool: Tool, score: Callable[[str, P
     state.programs += [call.arguments["code"] for call in calls]
     if calls and state.turns < limit:
         before = "".join(f"{source}\n" for source in state.library.values())
-        said = "\n".join(run([tool], call._replace(arguments={"code": before + call.arguments["code"]})) for call in calls)
+        said = "\n".join(run([tool], call._replace(arguments={"code": before + call.arguments["code"]})).text for call in calls)
         return Turn([{"role": "user", "content": said}], info=_info(state, now))
     got = score(text, Problem("", state.problem.extra["answers"][now], 0)) if not calls and read(text) is not None else 0.0
     state.scores = (*state.scores, got)

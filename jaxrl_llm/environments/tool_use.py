@@ -22,7 +22,7 @@ for _factory in (calculator, python, search):
 _EXPRESSION = re.compile(r"\d+(?: ?[-+*/] ?\d+)+")
 _MARKED = re.compile(r"\\boxed\{|<answer>")
 FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count", "malformed": "any", "void": "tokens",
-         "tool_failed": "count", "tool_unknown": "count"}
+         "tool_failed": "count", "tool_unknown": "count", "error_words": "count"}
 FENCED = "Programs that you write in a ```python block are run, and you read what they print. Then give your answer."
 
 
@@ -41,14 +41,14 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
              reward: str | None = None, turns: int = 8, preface: Sequence[Message] = ()) -> Environment:
     """A task of `jaxrl_llm.tasks` with tools, by name or by name and options (`{"search": {"path": ...}}`).
 
-    A message that calls tools is answered by their results, calls after the first `tools.CALLS` by an error. A message without
+    A message that calls tools is answered by their results, calls after the first `tools.CALLS` by one error. A message without
     calls is the answer, which the task's verifier scores. A policy that still calls at the last of its `turns` gets no reward.
     `preface` are messages before the problem, such as rules and an example, for a chat template that shows no tools. The facts
-    of a turn are `tool_calls`; `tool_errors`, calls whose result contains the word "error", among them `tool_failed`, readable
-    calls of a known tool, and `tool_unknown`, readable calls of an unknown one; `answer_blocks`, answers in a box or in
-    `<answer>`, or read by the verifier; `malformed`, whether a call could not be parsed; and `void`: no readable call and no
-    answer. The `action` of a turn is its calls, or the answer as the verifier reads it. Raises ValueError for unknown names,
-    SandboxError if the tool `python` cannot run.
+    of a turn are `tool_calls`; `tool_errors`, calls that failed, among them `tool_failed`, readable calls of a known tool, and
+    `tool_unknown`, readable calls of an unknown one; `error_words`, results that contain the word "error", failed or not;
+    `answer_blocks`, answers in a box or in `<answer>`, or read by the verifier; `malformed`, whether a call could not be
+    parsed; and `void`: no readable call and no answer. The `action` of a turn is its calls, or the answer as the verifier reads
+    it. Raises ValueError for unknown names, SandboxError if the tool `python` cannot run.
     """
     problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
     chosen = tools if isinstance(tools, Mapping) else dict.fromkeys(tools, {})
@@ -104,14 +104,17 @@ def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call
     action = tool_room.identity(calls) if calls else None if answer is None else f"answer {answer}"
     info = {"action": action, "tool_calls": len(calls), "tool_errors": 0, "answer_blocks": marked or int(answered),
             "malformed": any(call.error for call in calls),
-            "void": not (answered or marked or any(not call.error for call in calls)), "tool_failed": 0, "tool_unknown": 0}
+            "void": not (answered or marked or any(not call.error for call in calls)), "tool_failed": 0, "tool_unknown": 0,
+            "error_words": 0}
     if not calls:
         return Turn(reward=score(text, state.problem), done=True, info=info)
     if state.turns >= limit:
         return Turn(done=True, info={**info, "out_of_turns": True})
-    said = tool_room.answers(state.tools, calls, role)
+    results = tool_room.results(state.tools, calls)
     names = {tool.name for tool in state.tools}
-    failed = [call for call, one in zip(calls, said) if "error" in one["content"].lower()]
-    return Turn(said, info={**info, "tool_errors": len(failed),
-                            "tool_failed": sum(not call.error and call.name in names for call in failed),
-                            "tool_unknown": sum(not call.error and call.name not in names for call in calls)})
+    failed = [call for call, result in zip(calls, results) if result.failed]
+    return Turn(tool_room.answers(calls, results, role), info={
+        **info, "tool_errors": len(failed),
+        "tool_failed": sum(not call.error and call.name in names for call in failed),
+        "tool_unknown": sum(not call.error and call.name not in names for call in failed),
+        "error_words": sum("error" in result.text.lower() for result in results)})  # a failed call in the code of rStar2-Agent

@@ -15,12 +15,18 @@ _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list:
 _CHECKS: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
                                         "array": (list,), "object": (dict,), "null": (type(None),)}
 CALLS = 4  # calls of a message: without a limit they could exceed the deadline of a step
-_TOO_MANY = f"error: a message has at most {CALLS} calls"
 RESULT_LIMIT = 8000  # characters of a result, so that a tool's output cannot fill the context
 
 
 class ToolError(ValueError):
     """A call that cannot be answered; the policy reads why. Other exceptions of a tool are faults of the tool."""
+
+
+class Result(NamedTuple):
+    """The text that the policy reads after a call, and whether the call failed."""
+
+    text: str
+    failed: bool = False
 
 
 class Call(NamedTuple):
@@ -33,15 +39,16 @@ class Call(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Tool:
-    """A function by name: `call(**arguments) -> str`; `parameters` is a JSON schema of type object.
+    """A function by name; `parameters` is a JSON schema of type object.
 
-    `program`: a call runs a program, which takes a while and needs a core.
+    `call(**arguments)` returns a text, or a `Result` if failures have an output of their own. `program`: a call runs a program,
+    which takes a while and needs a core.
     """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
-    call: Callable[..., str]
+    call: Callable[..., str | Result]
     program: bool = False
 
     @property
@@ -91,8 +98,8 @@ def pace(tools: Sequence[Tool]) -> dict[str, Any]:
     return {"waits": True, "at_once": cores()} if any(tool.program for tool in tools) else {}
 
 
-def run(tools: Sequence[Tool], call: Call) -> str:
-    """The text that the policy reads after a call: the result, or "error: ..." with the reason."""
+def run(tools: Sequence[Tool], call: Call) -> Result:
+    """The result of a call. Calls that are malformed or unknown, or whose tool raises ToolError, fail with "error: ..."."""
     try:
         if call.error:
             raise ToolError(call.error)
@@ -100,18 +107,29 @@ def run(tools: Sequence[Tool], call: Call) -> str:
         tool = by_name[registry.one_of("tool", call.name, by_name)]
         check(tool, call.arguments)
     except ValueError as error:
-        return f"error: {error}"
+        return _refused(str(error))
     try:
         result = tool.call(**call.arguments)
     except ToolError as error:
-        return f"error: {error}"
-    return shorten(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False))
+        return _refused(str(error))
+    text, failed = result if isinstance(result, Result) else (result, False)
+    return Result(shorten(text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)), failed)
 
 
-def answers(tools: Sequence[Tool], calls: Sequence[Call], role: str = "tool") -> list[dict[str, str]]:
-    """The answer to each call of a message. At most `CALLS` calls are made; the others are answered by an error."""
-    results = [run(tools, call) for call in calls[:CALLS]] + [_TOO_MANY] * (len(calls) - CALLS)
-    return [{"role": role, "name": call.name, "content": result} for call, result in zip(calls, results)]
+def results(tools: Sequence[Tool], calls: Sequence[Call]) -> list[Result]:
+    """The result of each call of a message. At most `CALLS` calls are made; the others fail."""
+    not_run = _refused(f"a message has at most {CALLS} calls; the other {len(calls) - CALLS} were not run")
+    return [run(tools, call) for call in calls[:CALLS]] + [not_run] * (len(calls) - CALLS)
+
+
+def answers(calls: Sequence[Call], results: Sequence[Result], role: str = "tool") -> list[dict[str, str]]:
+    """A message for the result of each call that was made, and one for all calls beyond the limit."""
+    shown = list(zip(calls, results))[:CALLS + 1]
+    return [{"role": role, "name": call.name, "content": result.text} for call, result in shown]
+
+
+def _refused(why: str) -> Result:
+    return Result(shorten(f"error: {why}"), True)
 
 
 def identity(calls: Sequence[Call]) -> str | None:

@@ -202,7 +202,7 @@ ROWS = (
         equation="A = z-score over G of 2G rollouts: failures in proportion and the cleanest successes",
         estimator=("rstar2_roc", {}),
         objective=("ppo_clip", {"clip_high": 0.28}),
-        needs=("tool_calls", "tool_errors", "answer_blocks", "turns", "malformed"),
+        needs=("tool_calls", "error_words", "answer_blocks", "turns", "malformed"),
         defaults={"group_size": 32},
     ),
     Method(

@@ -34,7 +34,7 @@ ELSEWHERE = {
     **dict.fromkeys((*TURNS, "step_ids", "turns"), _TURNS),
     **dict.fromkeys(AGENTS, "an environment of several agents"),
     **dict.fromkeys(("tool_calls", "tool_errors", "answer_blocks", "malformed", "void", "format_rewards", "tool_failed",
-                     "tool_unknown"), _TOOLS),
+                     "tool_unknown", "error_words"), _TOOLS),
     "rewritten": "the environment `purified`", "skill_used": "the environment `skill_chain`",
     **dict.fromkeys(("teacher_logprobs", "teacher_id"), _TEACHER),
     **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),

@@ -6,6 +6,8 @@ of users and tools are data: control tokens spelled out in them stay plain text,
 which may come from a server. In the initial messages, the roles in `TRUSTED` are the task's own and may contain control
 tokens; all later messages are data.
 """
+import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -51,14 +53,28 @@ def extend(tokenizer: Tokenizer, ids: Sequence[int], messages: Messages, **varia
     template renders the new messages after a placeholder for the policy's turn, so nothing earlier is written again. Raises
     ValueError if the template cannot render them, or writes no turn of the policy.
     """
-    def behind(given: Messages, **more) -> str:
-        before, marker, text = tokenizer.render_chat([*_BEFORE, *given], **more).partition(_SAID)
-        if not marker:
-            raise ValueError("the chat template leaves out or changes the policy's messages; give a template that keeps them")
-        return text
-
-    new = _encode(tokenizer, messages, behind, (), variables)
+    new = _encode(tokenizer, messages, functools.partial(_behind, tokenizer), (), variables)
     return new[_already_there(tokenizer, ids, new):]
+
+
+def shows(tokenizer: Tokenizer, messages: Messages, **variables) -> bool:
+    """Whether the chat template writes these messages, with their contents, after a message of the policy."""
+    try:
+        text = _behind(tokenizer, messages, **variables)
+    except ValueError:
+        return False
+    return all(line in text for message in messages for line in message["content"].splitlines())
+
+
+def without_tools(messages: Messages) -> list[Mapping[str, Any]]:
+    """The messages for a template without tools: successive results, and the user's words beside them, are one of the user."""
+    result: list[Mapping[str, Any]] = []
+    for answers, group in itertools.groupby(messages, lambda message: message["role"] in ("user", "tool")):
+        run = list(group)
+        if answers and any(message["role"] == "tool" for message in run):
+            run = [{"role": "user", "content": "\n".join(message["content"] for message in run)}]
+        result += run
+    return result
 
 
 def shortened(tokenizer: Tokenizer, messages: Messages, limit: int) -> list[dict[str, Any]]:
@@ -77,6 +93,14 @@ def said(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[str, str]:
     """The message that the policy sampled as `ids`: its text with control tokens spelled out, without the stop token."""
     ended = bool(len(ids)) and int(ids[-1]) in tokenizer.stop_ids
     return {"role": "assistant", "content": tokenizer.decode(ids[:-1] if ended else ids, skip_special=False)}
+
+
+def _behind(tokenizer: Tokenizer, messages: Messages, **variables) -> str:
+    """What the template writes after a message of the policy that these messages follow."""
+    before, marker, text = tokenizer.render_chat([*_BEFORE, *messages], **variables).partition(_SAID)
+    if not marker:
+        raise ValueError("the chat template leaves out or changes the policy's messages; give a template that keeps them")
+    return text
 
 
 def _already_there(tokenizer: Tokenizer, ids: Sequence[int], new: Sequence[int]) -> int:

@@ -121,6 +121,7 @@ class Trajectories:
       tokenizer, stop_strings: the tokenizer of messages, and strings that end a turn beside the tokenizer's stop tokens.
       mesh, dtype: the mesh of the weights and the dtype of the model's computation.
       observation_tokens: maximum tokens of a message of the environment; a longer one loses its middle; 0: no limit.
+      hears_tools: whether the chat template has the role of tools; else the results of a turn are one message of the user.
       opened: numbers of openings that are read as prompts.
     """
 
@@ -138,6 +139,7 @@ class Trajectories:
     dtype: Any
     stop_strings: Sequence[str] = ()
     observation_tokens: int = 0
+    hears_tools: bool = True
     opened: Iterator[int] = dataclasses.field(default_factory=itertools.count)
 
     @property
@@ -147,7 +149,10 @@ class Trajectories:
 
     def prepare(self) -> list[tuple[str, str]]:
         """The reward's name and method, for the head of a run."""
-        return [("environment", f"{self.runner.environment.name}, up to {self.turns} turns of {self.turn_tokens} tokens")]
+        rows = [("environment", f"{self.runner.environment.name}, up to {self.turns} turns of {self.turn_tokens} tokens")]
+        if self.runner.environment.tools and not self.hears_tools:
+            rows.append(("results of tools", "one message of the user in each turn; the chat template has no role of tools"))
+        return rows
 
     def plant(self, problems: Sequence[Problem], ids: Sequence[Sequence[int]], draw: int) -> Forest:
         """The forest of these prompts, to grow groups on. The only component of the reward is `success`, see `success`."""
@@ -184,7 +189,11 @@ class Trajectories:
         if self.runner.environment.tokens:
             return conversation.given(tokenizer, opening)
         start = conversation.start if self.contexts == 1 else conversation.shared
-        return start(tokenizer, opening, **variables_of(self.runner.environment))
+        return start(tokenizer, self._in_roles(opening), **variables_of(self.runner.environment))
+
+    def _in_roles(self, messages: Sequence[base.Message]) -> Sequence[base.Message]:
+        """The messages in roles that the chat template has."""
+        return messages if self.hears_tools else conversation.without_tools(messages)
 
     def under(self, params, lora, temperature: float | jax.Array | None = None,
               max_tokens: int | jax.Array | None = None, max_turns: int | jax.Array | None = None,
@@ -339,7 +348,7 @@ class Trajectories:
             messages[-1]["content"] += f"\nTurns left: {limits.left(one.turns)}."
         if turn.fresh:
             return self._renewed(one, messages, limits)
-        ids = conversation.extend(self.tokenizer, one.ids, messages, **variables_of(self.runner.environment))
+        ids = conversation.extend(self.tokenizer, one.ids, self._in_roles(messages), **variables_of(self.runner.environment))
         return self._heard(one, ids, "\n".join(message["content"] for message in messages), limits)
 
     def _heard(self, one: Trajectory, ids: list[int], text: str, limits: Limits) -> list[int] | None:
@@ -400,7 +409,8 @@ class Trajectories:
 
     def _read(self, one: Trajectory, messages: Sequence[base.Message]) -> list[int]:
         """Adds the messages that the policy reads in a new context after the prompt, and returns their ids."""
-        whole = conversation.start(self.tokenizer, [*one.opening, *messages], **variables_of(self.runner.environment))
+        spoken = self._in_roles([*one.opening, *messages])
+        whole = conversation.start(self.tokenizer, spoken, **variables_of(self.runner.environment))
         count = len(one.prompt_ids)
         if whole[:count] != one.prompt_ids:
             raise ValueError("the chat template writes the opening of a conversation otherwise when messages follow: the "
@@ -417,6 +427,21 @@ class Trajectories:
 def variables_of(environment: base.Environment) -> dict[str, Any]:
     """The variables of a chat template beside messages."""
     return {"tools": list(environment.tools)} if environment.tools else {}
+
+
+def hears_tools(tokenizer, environment: base.Environment) -> bool:
+    """Whether the chat template writes messages of tools after one of the policy; True for environments of tokens.
+
+    Raises ValueError if the environment has tools, and the template writes their results neither so nor as the user's.
+    """
+    results = [{"role": "tool", "name": "probe", "content": content} for content in ("result 271828", "result 314159")]
+    variables = variables_of(environment)
+    if environment.tokens or conversation.shows(tokenizer, results, **variables):
+        return True
+    if environment.tools and not conversation.shows(tokenizer, conversation.without_tools(results), **variables):
+        raise ValueError(f"environment {environment.name!r} answers calls, and the chat template writes neither messages "
+                         "of tools nor of the user after one of the policy; set config.model.chat_template to one that does")
+    return False
 
 
 def check_openings(opened: Mapping[int, tuple[int, base.Turn]]) -> None:

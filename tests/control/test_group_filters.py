@@ -78,7 +78,7 @@ def test_d3s_estimator_relaxes_and_its_token_mean_is_over_the_kept_tokens():
 
 ROC = {
     "tool_calls": [2, 0, 4, 1, 1, 2, 0, 1],
-    "tool_errors": [1, 0, 0, 0, 1, 0, 0, 0],
+    "error_words": [1, 0, 0, 0, 1, 0, 0, 0],
     "answer_blocks": [1, 1, 3, 1, 0, 1, 1, 0],
     "turns": [3, 1, 5, 2, 2, 3, 1, 2],
     "malformed": [False] * 8,

@@ -1,11 +1,12 @@
 """Environments with faults on demand; worker processes import them too."""
+import asyncio
 import itertools
 import os
 import pathlib
 import time
 
 from jaxrl_llm.environments import Environment, Turn, of_methods
-from jaxrl_llm.tasks.base import seeded
+from jaxrl_llm.tasks.base import Task, seeded
 
 TASK = seeded("faulty", "Say something.", 20, 5)
 _COUNT = itertools.count()
@@ -90,8 +91,53 @@ class Drawers:
         raise AssertionError
 
 
+class PatientDrawers(Drawers):
+    """The same, with every method asynchronous."""
+
+    async def reset(self, hidden: int = 1, **row) -> str:
+        await asyncio.sleep(0)
+        return super().reset(hidden, **row)
+
+    async def open_drawer(self, number: int, loudly: bool = False) -> str:
+        """Opens a drawer.
+
+        Args:
+            number: which one, from 1 to 3
+            loudly: whether with a bang
+        """
+        await asyncio.sleep(0)
+        return super().open_drawer(number, loudly)
+
+    async def get_reward(self) -> float:
+        await asyncio.sleep(0)
+        return super().get_reward()
+
+
+class Meeting:
+    """A call returns when another trajectory makes one too."""
+
+    barrier = asyncio.Barrier(2)
+
+    def reset(self):
+        self.met = False
+
+    async def meet(self) -> str:
+        """Waits for another one."""
+        await self.barrier.wait()
+        self.met = True
+        return "Hello."
+
+
+def how_met(meeting: Meeting) -> float:
+    return float(meeting.met)
+
+
+def find_the_coin() -> Task:
+    return seeded("drawers", "Find the coin.", 10, 2)
+
+
 def drawers() -> Environment:
-    return of_methods(Drawers, seeded("drawers", "Find the coin.", 10, 2), turns=3)
+    return of_methods(Drawers, find_the_coin(), turns=3)
 
 
 def nothing():

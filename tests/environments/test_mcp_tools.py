@@ -67,6 +67,8 @@ def test_tools_of_a_server_over_pipes(drawers):
     assert "argument 'number' of open_drawer is \"two\"; allowed is integer" in texts[5]
     assert "Did you mean 'open_drawer'?" in texts[6]
     assert [turn.info["tool_errors"] for turn in answers] == [0, 0, 0, 0, 1, 1, 1]
+    found = play(drawers, call("search", query="error"))[0]
+    assert '"error"' in found.messages[0]["content"] and found.info["tool_errors"] == 0, "the server says that it succeeded"
     assert play(drawers, call("open_drawer", number=3))[0].messages[0]["content"] == "1 opened", "a server of its own"
 
 

@@ -1,11 +1,18 @@
 """Classes in the shape of TRL's environments, through the one adapter."""
+import contextlib
 import json
+import time
 
 import pytest
-from faulty_environments import TASK, Drawers
+from faulty_environments import TASK, Drawers, Meeting
 
 from jaxrl_llm import environments
 from jaxrl_llm.environments import base, of_methods
+from jaxrl_llm.environments.runner import Runner
+from jaxrl_llm.environments.threads import Threads
+from jaxrl_llm.rewards.pool import WorkerPool
+from jaxrl_llm.training import setup
+from jaxrl_llm.training.config import default_config
 
 
 def say(*calls):
@@ -60,16 +67,11 @@ def test_classes_that_are_no_environments():
         def get_reward(self):
             return 0.0
 
-    class Asynchronous(Drawers):
-        async def wait(self, seconds: int):
-            """Waits."""
-
     class Untyped(Drawers):
         def look(self, where):
             """Looks."""
 
-    for factory, why in ((NoReset, "no method reset"), (Asynchronous, "'wait' is asynchronous"),
-                         (Untyped, "'where' of tool 'look'")):
+    for factory, why in ((NoReset, "no method reset"), (Untyped, "'where' of tool 'look'")):
         with pytest.raises(ValueError, match=why):
             of_methods(factory, TASK)
 
@@ -80,3 +82,75 @@ def test_classes_that_are_no_environments():
     environment = of_methods(Pictures, TASK)
     with pytest.raises(TypeError, match="Pictures.reset returned .*allowed are a text and None"):
         base.begin(environment, TASK.train[0], 0)
+
+
+NAMED = {"target": "faulty_environments:Drawers", "task": "faulty_environments:find_the_coin", "turns": 3}
+ASYNCHRONOUS = {**NAMED, "target": "faulty_environments:PatientDrawers"}
+CALLS = (("open_drawer", {"number": 1, "loudly": True}), ("open_drawer", {"number": 9}))
+
+
+@pytest.mark.parametrize("options", [NAMED, ASYNCHRONOUS], ids=["plain", "asynchronous"])
+def test_a_class_by_name_plays_as_its_factory_does(options):
+    environment, made = environments.make("methods_of", **options), environments.make("faulty_environments:drawers")
+    assert environment.tools == made.tools and environment.waits == (options is ASYNCHRONOUS)
+    said = [say(*CALLS), say()]
+    actual, expected = (base.replay(one, one.task.train[4], 0, said)[1] for one in (environment, made))
+    assert actual == expected and actual[-1].reward == 1.0
+    assert [m["content"] for m in actual[1].messages] == ["A coin!", "error: there is no such drawer"]
+    assert actual[1].info == {"tool_calls": 2, "tool_errors": 1, "malformed": False}
+
+
+@pytest.mark.parametrize("options, pool", [(NAMED, WorkerPool), (ASYNCHRONOUS, Threads)])
+def test_a_run_plays_a_class_by_name(options, pool):
+    """From a configuration, in the kind of runner that suits the class."""
+    config = default_config()
+    config.environment = f"methods_of({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+    with contextlib.closing(setup.make_runner(config)) as runner:
+        assert isinstance(runner._pool, pool)
+        runner.reset({3: runner.environment.task.train[0]})
+        read = runner.step({3: say(*CALLS)})[3].messages
+        assert [message["content"] for message in read] == ["A coin!", "error: there is no such drawer"]
+        assert runner.step({3: say()})[3].reward == 1.0
+
+
+def test_asynchronous_methods_of_several_trajectories_run_at_once():
+    options = {"target": "faulty_environments:Meeting", "task": "faulty_environments:find_the_coin",
+               "reward": "faulty_environments:how_met"}
+    with contextlib.closing(Runner("methods_of", options, seed=0, kind="threads", workers=2)) as runner:
+        runner.reset({uid: runner.environment.task.train[uid] for uid in range(2)})
+        turns = runner.step({uid: say(("meet", {})) for uid in range(2)})
+        assert [turns[uid].messages[0]["content"] for uid in range(2)] == ["Hello."] * 2, "each waited for the other"
+        assert runner.step({0: say()})[0].reward == 1.0
+
+
+def test_an_asynchronous_method_that_is_late_loses_its_trajectory():
+    options = {"target": "faulty_environments:Meeting", "task": "faulty_environments:find_the_coin",
+               "reward": "faulty_environments:how_met", "deadline": 0.2}
+    with contextlib.closing(Runner("methods_of", options, seed=0, kind="threads", limit=1.0, retries=0)) as runner:
+        runner.reset({0: runner.environment.task.train[0]})
+        assert runner.step({0: say(("meet", {}))}) == {} and runner.invalid[0].kind == "timeout"
+        assert runner.invalid[0].message == "Meeting.meet: nothing came back within 0.2 s"
+    for _ in range(500):
+        if Meeting.barrier.n_waiting:
+            time.sleep(0.01)
+    assert Meeting.barrier.n_waiting == 0, "it was cancelled"
+
+
+def test_a_corrected_call_reaches_the_object_before_the_failed_one():
+    """The state is rewound: the object of the trajectory is a copy, and so are its tools."""
+    environment = environments.make("purified", environment="methods_of", options=NAMED)
+    state, _ = base.begin(environment, environment.task.train[0], 0)
+    turns = [base.advance(environment, state, say(*calls)) for calls in (
+        [("open_drawer", {"number": 2}), ("open_drawer", {"number": 9})], [("open_drawer", {"number": 1})], [])]
+    assert [bool(turn.rewritten) for turn in turns] == [False, True, False]
+    assert state.inner.instance.opened == [1] and turns[2].reward == 1.0, "drawer 2 was never opened first"
+
+
+@pytest.mark.parametrize("changes, error, why", [
+    ({"target": "Drawers"}, ValueError, "'Drawers' has no colon; write module:name"),
+    ({"target": "faulty_environments:Drawer"}, AttributeError, "Drawer"), ({"task": "arithmetik"}, ValueError, "Did you mean"),
+    ({"target": "faulty_environments:Meeting"}, ValueError, r"class Meeting has no method get_reward\(\)"),
+    ({"reword": "x"}, ValueError, "Did you mean 'reward'")])
+def test_names_that_are_not_there(changes, error, why):
+    with pytest.raises(error, match=why):
+        environments.make("methods_of", **{**NAMED, **changes})

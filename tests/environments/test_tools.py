@@ -7,9 +7,10 @@ from typing import Literal
 
 import pytest
 
-from jaxrl_llm import environments, sandbox
+from jaxrl_llm import environments, sandbox, tasks
 from jaxrl_llm.environments import base, parsers, python_tool, tools
 from jaxrl_llm.environments.calculator import calculator, value, written
+from jaxrl_llm.environments.tool_use import of_tools
 from jaxrl_llm.environments.tools import Call, ToolError
 
 
@@ -80,7 +81,8 @@ def test_functions_that_are_no_tools():
     (Call("", {}, "not JSON"), "error: not JSON"),
 ])
 def test_calls_are_checked(call, answer):
-    assert tools.run([BOOK], call).startswith(answer)
+    result = tools.run([BOOK], call)
+    assert result.text.startswith(answer) and result.failed == answer.startswith("error")
 
 
 def test_faults_of_a_tool_are_no_answers():
@@ -90,26 +92,56 @@ def test_faults_of_a_tool_are_no_answers():
             raise ToolError("not today")
         raise ZeroDivisionError("a bug")
     tool = tools.of_function(fails)
-    assert tools.run([tool], Call("fails", {"x": 1})) == "error: not today"
+    assert tools.run([tool], Call("fails", {"x": 1})) == ("error: not today", True)
     with pytest.raises(ZeroDivisionError):
         tools.run([tool], Call("fails", {"x": 0}))
-    long = tools.Tool("long", "", {"type": "object", "properties": {}}, lambda: "a" * 10_000 + "z")
-    shortened = tools.run([long], Call("long", {}))
-    assert len(shortened) < 8100 and shortened.endswith("z") and "[2001 characters left out]" in shortened
+
+
+def long() -> str:
+    return "a" * 10_000 + "z"
+
+
+def long_error() -> str:
+    raise ToolError(long()[7:])  # behind "error: "
+
+
+@pytest.mark.parametrize("function", [long, long_error])
+def test_long_results_lose_their_middle(function):
+    text, failed = tools.run([tools.of_function(function)], Call(function.__name__, {}))
+    assert len(text) < 8100 and text.endswith("z") and "[2001 characters left out]" in text
+    assert failed == (function is long_error)
+
+
+def test_tools_say_whether_they_failed():
+    """The text of a result says nothing about it, in both directions."""
+    def build(target: str) -> tools.Result:
+        """Builds."""
+        return tools.Result(f"{target}: 0 errors" if target == "all" else f"nothing is called {target}", target != "all")
+
+    tool = tools.of_function(build)
+    assert tools.run([tool], Call("build", {"target": "all"})) == ("all: 0 errors", False)
+    assert tools.run([tool], Call("build", {"target": "x"})) == ("nothing is called x", True)
+    listed = tools.Tool("listed", "", {"type": "object", "properties": {}}, lambda: ["error"])
+    assert tools.run([listed], Call("listed", {})) == ('["error"]', False)
 
 
 def test_a_message_has_at_most_four_calls():
     made = []
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     tool = tools.Tool("note", "", schema, lambda n: made.append(n) or str(n))
-    actual = tools.answers([tool], [*(Call("note", {"n": n}) for n in range(5)), Call("none", {})])
-    assert [one["content"] for one in actual] == ["0", "1", "2", "3", *["error: a message has at most 4 calls"] * 2]
-    assert made == [0, 1, 2, 3] and [(one["role"], one["name"]) for one in actual[4:]] == [("tool", "note"), ("tool", "none")]
+    calls = [*(Call("note", {"n": n}) for n in range(5)), Call("none", {})]
+    results = tools.results([tool], calls)
+    assert made == [0, 1, 2, 3] and [result.failed for result in results] == [False] * 4 + [True] * 2
+    why = "error: a message has at most 4 calls; the other 2 were not run"
+    assert tools.answers(calls, results) == [
+        {"role": "tool", "name": "note", "content": text} for text in ("0", "1", "2", "3", why)]
+    assert [one["content"] for one in tools.answers(calls[:4], tools.results([tool], calls[:4]))] == ["0", "1", "2", "3"]
     for name in ("tool_use", "faulty_environments:drawers"):
         environment = environments.make(name)
         state, _ = base.begin(environment, environment.task.train[0], 0)
         turn = base.advance(environment, state, say("<tool_call>{}</tool_call>" * 2000))
-        assert (turn.info["tool_calls"], turn.info["tool_errors"], len(turn.messages)) == (2000, 2000, 2000)
+        assert (turn.info["tool_calls"], turn.info["tool_errors"], len(turn.messages)) == (2000, 2000, 5)
+        assert turn.messages[4]["content"].endswith("the other 1996 were not run")
 
 
 CALL = {"name": "book", "arguments": {"city": "Bonn"}}
@@ -177,7 +209,7 @@ def test_parsers_take_linear_time_and_never_raise(parse):
     ("0.12345678901234567891 * 1e20", "12345678901234567891"), ("-" * 491 + "1", "-1"),
 ])
 def test_the_calculator_is_exact(expression, result):
-    assert tools.run([calculator()], Call("calculator", {"expression": expression})) == result
+    assert tools.run([calculator()], Call("calculator", {"expression": expression})) == (result, False)
 
 
 @pytest.mark.parametrize("expression, why", [
@@ -193,8 +225,8 @@ def test_the_calculator_is_exact(expression, result):
     ("(0.5)**100000000000", "too large"), ("1_0 + \ud800", "no arithmetic expression"),
 ])
 def test_the_calculator_refuses_what_is_no_arithmetic(expression, why):
-    answer = tools.run([calculator()], Call("calculator", {"expression": expression}))
-    assert answer.startswith("error: ") and why in answer
+    answer, failed = tools.run([calculator()], Call("calculator", {"expression": expression}))
+    assert answer.startswith("error: ") and why in answer and failed
 
 
 def test_numbers_are_written_so_that_they_say_what_they_are():
@@ -211,7 +243,7 @@ linux = pytest.mark.skipif(bool(sandbox.best().missing), reason="no sandbox with
 def test_programs_run_in_the_sandbox(tmp_path):
     tool = python_tool.python(deadline=20.0)
     def run(code):
-        return tools.run([tool], Call("python", {"code": code}))
+        return tools.run([tool], Call("python", {"code": code})).text
     assert run("print(6 * 7)") == "42" and run("x = 1") == "(nothing was printed)"
     assert run("print('a'); 1/0").startswith("a\nTraceback") and "ZeroDivisionError" in run("1/0")
     assert run("def (") == "error: the program is not valid Python"
@@ -223,7 +255,22 @@ def test_programs_run_in_the_sandbox(tmp_path):
     assert "more than" in run("print('a' * 10**8)") and "MemoryError" in run("x = bytearray(10**10)")
     assert run("y = 1") and "NameError" in run("print(y)"), "nothing is kept"
     brief = python_tool.python(deadline=0.5)
-    assert "stopped after 0.5 seconds" in tools.run([brief], Call("python", {"code": "while True: pass"}))
+    stopped = tools.run([brief], Call("python", {"code": "while True: pass"}))
+    assert "stopped after 0.5 seconds" in stopped.text and stopped.failed
+
+
+@linux
+@pytest.mark.parametrize("code, said, failed", [
+    ("print('0 errors')", "0 errors", False), ("raise Exception('x')", "Exception: x", True),
+    ("import sys; print('Error'); sys.exit(0)", "Error", False), ("import sys; print('fine'); sys.exit(1)", "code 1", True),
+    ("import sys; print('an error', file=sys.stderr)", "(nothing was printed)", False),
+    ("def (", "error: the program is not valid Python", True), ("print('a' * 10**8)", "bytes", True),
+    ("import os; os._exit(3)", "code 3", True), ("\ud800", "", True)])
+def test_a_program_fails_by_how_it_ends(code, said, failed):
+    result = tools.run([python_tool.python(deadline=20.0)], Call("python", {"code": code}))
+    assert result.text.endswith(said) and result.failed == failed
+    if said == "Exception: x":
+        assert "error" not in result.text.lower(), "the text does not say so"
 
 
 def test_the_python_tool_refuses_where_a_barrier_is_missing(monkeypatch):
@@ -256,7 +303,7 @@ def test_a_dialogue_with_tools():
     last = base.advance(environment, state, say(f"It is {turn.messages[0]['content']}"))
     assert (last.reward, last.done, last.info) == (1.0, True, {
         "tool_calls": 0, "tool_errors": 0, "answer_blocks": 1, "malformed": False, "void": False, "tool_failed": 0,
-        "tool_unknown": 0})
+        "tool_unknown": 0, "error_words": 0})
     state, _ = base.begin(environment, problem, 0)
     for count in range(3):
         turn = base.advance(environment, state, say(call("calculator", expression=expression)))
@@ -265,12 +312,14 @@ def test_a_dialogue_with_tools():
 
 
 @pytest.mark.parametrize(("text", "facts"), (
-    ('<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>', (1, 0, 0, False, False, 0, 0)),
-    ('<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>', (1, 1, 0, False, False, 1, 0)),
-    ('<tool_call>{"name": "calculator", ', (1, 1, 0, True, True, 0, 0)),  # never closed
-    (r"\boxed{7} or \boxed{8}", (0, 0, 2, False, False, 0, 0)), ("The answer is 7", (0, 0, 0, False, True, 0, 0)),
-    ('<tool_call>{"name": "abacus"}</tool_call>', (1, 1, 0, False, False, 0, 1)),
-    ("", (0, 0, 0, False, True, 0, 0)),
+    ('<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>', (1, 0, 0, False, False, 0, 0, 0)),
+    ('<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>', (1, 1, 0, False, False, 1, 0, 1)),
+    ('<tool_call>{"name": "calculator", "arguments": {"expression": 1}}</tool_call>', (1, 1, 0, False, False, 1, 0, 1)),
+    ('<tool_call>{"name": "calculator", ', (1, 1, 0, True, True, 0, 0, 1)),  # never closed
+    (r"\boxed{7} or \boxed{8}", (0, 0, 2, False, False, 0, 0, 0)), ("The answer is 7", (0, 0, 0, False, True, 0, 0, 0)),
+    ('<tool_call>{"name": "abacus"}</tool_call>', (1, 1, 0, False, False, 0, 1, 1)),
+    ('<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>' * 6, (6, 2, 0, False, False, 2, 0, 2)),
+    ("", (0, 0, 0, False, True, 0, 0, 0)),
 ))
 def test_facts_of_a_turn(text, facts):
     environment = environments.make("tool_use", reward="boxed")
@@ -313,6 +362,29 @@ def test_names_of_tools_and_parsers():
         environments.make("tool_use", parser="fenced")
     with pytest.raises(ValueError, match="keyword of tool 'python' 'dedline'. Did you mean 'deadline'"):
         environments.make("tool_use", tools={"python": {"dedline": 1.0}})
+
+
+def programs() -> environments.Environment:
+    """A tool whose text has nothing to do with whether it fails."""
+    tool = tools.Tool("run", "", {"type": "object", "properties": {"fails": {"type": "boolean"}}},
+                      lambda fails: tools.Result("broken" if fails else "0 errors", fails))
+    return of_tools(tasks.make("arithmetic", chat=True), [tool], name="programs", parser="hermes", reward=None, turns=8)
+
+
+def test_facts_follow_the_tool_and_not_its_words():
+    environment = programs()
+    state, _ = base.begin(environment, environment.task.train[0], 0)
+    for fails in (False, True):
+        info = base.advance(environment, state, say(call("run", fails=fails))).info
+        assert (info["tool_errors"], info["tool_failed"], info["error_words"]) == (fails, fails, not fails)
+
+
+def test_a_good_call_is_not_corrected_whatever_its_result_says():
+    environment = environments.make("purified", environment="test_tools:programs")
+    state, _ = base.begin(environment, environment.task.train[0], 0)
+    turns = [base.advance(environment, state, say(call("run", fails=fails))) for fails in (False, True, False)]
+    assert [turn.messages[0]["content"] for turn in turns] == ["0 errors", "broken", "0 errors"]
+    assert [bool(turn.rewritten) for turn in turns] == [False, False, True], "the second call is corrected, not the first"
 
 
 DOCUMENTS = [{"title": "Spiders", "text": "A spider has eight legs."}, {"text": "A horse has four legs and a mane."},

@@ -33,7 +33,7 @@ def with_nan(rng, p, g, t):
 def tool_use(rng, p, g, t):
     calls = rng.integers(0, 4, (p, g))
     return {"rewards": rng.integers(0, 2, (p, g)).astype(float),
-            "extras": {"tool_calls": calls, "tool_errors": rng.integers(0, calls + 1),
+            "extras": {"tool_calls": calls, "error_words": rng.integers(0, calls + 1),
                        "answer_blocks": rng.integers(0, 3, (p, g)), "turns": rng.integers(0, 5, (p, g)),
                        "malformed": rng.random((p, g)) < 0.2}}
 

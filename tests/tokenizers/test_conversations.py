@@ -184,3 +184,23 @@ def test_of_long_messages_the_middle_is_left_out():
     assert [short(limit) for limit in (8, 5, 1, 11, 12, 99)] == [
         "abcdijkl", "abckl", "a", "abcdefhijkl", "abcdefghijkl", "abcdefghijkl"]
     assert conversation.shortened(tokenizer, [tool], 8) == [{**tool, "content": "abcdijkl"}] and len(tool["content"]) == 12
+
+
+def test_templates_that_show_results_of_tools(family):
+    name, tokenizer = family
+    tool = [{"role": "tool", "content": "one"}, {"role": "tool", "content": "two"}]
+    assert conversation.shows(tokenizer, tool) == (name != "gemma3")
+    assert conversation.shows(tokenizer, conversation.without_tools(tool))
+    drops = ByteTokenizer("{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}")
+    assert not conversation.shows(drops, tool) and conversation.shows(drops, conversation.without_tools(tool))
+
+
+def test_results_become_one_message_of_the_user():
+    def spoken(*pairs):
+        return [{"role": role, "content": text} for role, text in pairs]
+
+    given = spoken(("user", "a"), ("assistant", "b"), ("tool", "c"), ("tool", "d"), ("user", "e"), ("assistant", "f"),
+                   ("user", "g"), ("user", "h"), ("system", "i"), ("tool", "j"))
+    assert conversation.without_tools(given) == spoken(
+        ("user", "a"), ("assistant", "b"), ("user", "c\nd\ne"), ("assistant", "f"), ("user", "g"), ("user", "h"),
+        ("system", "i"), ("user", "j"))
