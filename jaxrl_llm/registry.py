@@ -67,14 +67,6 @@ def discover(package: str, path: Iterable[str]) -> None:
             importlib.import_module(f"{package}.{module.name}")
 
 
-def imported(target: str) -> Any:
-    """What "module:name" names. Raises ValueError without a colon, ImportError and AttributeError if it is not there."""
-    module, colon, name = target.partition(":")
-    if not colon:
-        raise ValueError(f"{target!r} has no colon; write module:name, such as my_module:MyClass")
-    return getattr(importlib.import_module(module), name)
-
-
 def make(table: dict[str, Factory], kind: str, slug: str, hyper: dict[str, Any], made: type | None = None) -> Any:
     """Calls the factory of that name in `table` with `hyper`; with `made`, the result's type, also your own "module:function".
 
@@ -124,6 +116,7 @@ def function_of(kind: str, target: str) -> Callable[..., Any]:
         raise ValueError(f"{kind} {target!r}: there is no module {error.name!r} on the path; correct its name, or give "
                          "the folder of its file before the command, PYTHONPATH=FOLDER") from error
     if not callable(getattr(found, name, None)):
-        functions = [given for given, value in vars(found).items() if inspect.isfunction(value) and not given.startswith("_")]
+        functions = [given for given, value in vars(found).items()
+                     if (inspect.isfunction(value) or inspect.isclass(value)) and not given.startswith("_")]
         raise unknown(f"function of {module}", name, functions)
     return getattr(found, name)

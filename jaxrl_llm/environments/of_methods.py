@@ -33,10 +33,10 @@ def methods_of(*, target: str, task: str, options: Mapping[str, Any] | None = No
     """Your class "module:Class" and the problems of a task of `jaxrl_llm.tasks`, as in `of_methods`.
 
     `reward` is your "module:function" of an object, for a class without `get_reward()`. Raises ValueError as `of_methods` does
-    and for names without a colon, ImportError and AttributeError for names that are not there.
+    and for names that are not there.
     """
-    return of_methods(registry.imported(target), tasks.make(task, **(options or {})),
-                      reward=None if reward is None else registry.imported(reward), parser=parser, turns=turns,
+    return of_methods(registry.function_of("class", target), tasks.make(task, **(options or {})),
+                      reward=None if reward is None else registry.function_of("reward", reward), parser=parser, turns=turns,
                       returns=returns, replayable=replayable, deadline=deadline)
 
 
