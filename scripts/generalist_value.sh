@@ -6,7 +6,8 @@
 set -euo pipefail
 case "${1:-}" in -h|--help) sed -n '2,5p' "$0" | sed 's/^# //'; exit 0;; esac
 out="$(realpath -m "${1:-runs/generalist_value}")"
-source "$(dirname "$0")/setup.sh" tasks
+source "$(dirname "$0")/setup.sh" data
+python -c "import tensorflow_datasets" || { echo "TFDS, which keeps the histories, cannot be imported: bash scripts/setup.sh data" >&2; exit 1; }
 encoder="models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 [ -f "$encoder" ] || { echo "$encoder is missing: bash scripts/get_smollm2.sh" >&2; exit 1; }
 

@@ -54,19 +54,35 @@ esac
 if [ -n "$nfs" ] && [[ "$workdir" != "/mnt/${nfs#*:/}/"* ]]; then
   fail "--workdir=$workdir is not in /mnt/${nfs#*:/}, where --nfs=$nfs is mounted"
 fi
-# Weights: models/ is not copied to the hosts, so a recipe for a published model needs the path of its weights on that storage.
-weights="" variant=""
+# Weights: models/ is not copied to the hosts, so what a recipe reads there is given by paths on that storage.
+config="" weights="" teacher=""
 for option in "$@"; do
   case "$option" in
-    --config.model.path=*) weights="${option#*=}" ;;
-    --config=*:smollm2|--config=*:*-*) variant="${option#*=}" ;;
-  esac
-  case "$option" in --config.model.path=[!/]*|--config.teacher.path=[!/]*)
-    fail "$option lies beside this script and is not copied to the hosts; copy it to the storage of --workdir and give its path there" ;;
+    --config.model.path=[!/]*|--config.teacher.path=[!/]*|--config.teacher.base=[!/]*)
+      fail "$option lies beside this script and is not copied to the hosts; copy it to the storage of --workdir and give its path there" ;;
+    --config.model.path=*) weights=1 ;;
+    --config.teacher.path=*) teacher=1 ;;
+    --config=*) config="${option#*=}" ;;
   esac
 done
-[ -z "$variant" ] || [ -n "$weights" ] || fail "--config=$variant reads weights in models/, which is not copied to the hosts; copy them to \
-the storage of --workdir and add --config.model.path=${workdir%/*}/models/..."
+file="${config%%:*}"
+[[ "$file" == */* || "$file" == *.py ]] || file="configs/$file.py"  # the name of a recipe
+[[ "$file" == /* ]] || file="$(dirname "${BASH_SOURCE[0]}")/../$file"
+variant="${config#"${config%%:*}"}"  # begins with a colon; or the file's default, empty if it has no variants
+[ -n "$variant" ] || [ ! -f "$file" ] || variant="$(sed -n 's/^def get_config(variant: str = "\(.*\)"):.*/:\1/p' "$file")"
+published="" missing=""
+case "$variant" in
+  :smollm2|:*-*) published=1 ;;
+  "") if [ -f "$file" ] && grep -q 'model\.path = "models/' "$file"; then published=1; fi ;;
+esac
+if [ -n "$published" ]; then
+  [ -n "$weights" ] || missing=" --config.model.path=${workdir%/*}/models/..."
+  if [ -z "$teacher" ] && [ -f "$file" ] && grep -q 'taught=True' "$file"; then
+    missing="$missing --config.teacher.path=${workdir%/*}/models/..."
+  fi
+fi
+[ -z "$missing" ] || fail "--config=$config reads weights in models/, which is not copied to the hosts; copy them to the storage of \
+--workdir and add$missing"
 
 # The software image, and the units of the type (cores for v4 and v5p, chips otherwise) on one host.
 case "$type" in
@@ -88,7 +104,7 @@ if [ "$form" = vm ]; then
   archive="/tmp/$name.tar.gz"
   python="{ command -v python3.11 > /dev/null || { sudo apt-get update -qq && sudo apt-get install -yqq python3.11 python3.11-venv; }; }"
   start="mkdir -p jaxrl_llm && tar xzf $name.tar.gz -C jaxrl_llm && cd jaxrl_llm && $python && PYTHON=python3.11"
-  start="$start bash scripts/setup.sh tpu && source .venv/bin/activate"
+  start="$start bash scripts/setup.sh tpu,data,tasks && source .venv/bin/activate"
   if [ -n "$nfs" ]; then
     share="/mnt/${nfs#*:/}"
     start="$start && { mountpoint -q $share || { sudo apt-get install -yqq nfs-common && sudo mkdir -p $share"

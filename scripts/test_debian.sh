@@ -26,6 +26,7 @@ git ls-files -z | tar --null -T - -cf - | tar -xf - -C "$root/srv/jaxrl_llm"
 mountpoint -q "$root" || mount --bind "$root" "$root"  # sandboxes can change this root
 mountpoint -q "$root/proc" || mount -t proc proc "$root/proc"
 mountpoint -q "$root/dev" || mount --rbind /dev "$root/dev"
+mount --make-rslave "$root/dev"  # the unmounting below does not spread to /dev
 trap 'umount -l "$root"' EXIT
 chroot "$root" env -u PIP_FIND_LINKS HOME=/root PATH=/usr/bin:/bin:/usr/sbin:/sbin bash -c '
   set -euo pipefail

@@ -1,5 +1,7 @@
 """The launchers: a dry run prints the real commands, wrong options are refused, and restarts end as they should."""
+import importlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -51,7 +53,7 @@ def test_a_dry_run_of_a_tpu_vm_prints_its_commands():
     checked, kept = start.split("keep_training.sh ")[1:]
     assert checked.startswith("--dry-run --mounted --config=configs/arithmetic.py ") and "setsid nohup" in checked
     assert kept.startswith("--mounted --config=configs/arithmetic.py ") and follow.startswith("# follow it: gcloud")
-    assert "nfs" not in start
+    assert "nfs" not in start and "bash scripts/setup.sh tpu,data,tasks && " in start  # data sets are what recipes read
 
 
 @pytest.mark.parametrize("state, verbs", (
@@ -131,12 +133,29 @@ def test_a_run_executes_the_commands_of_a_dry_run(tmp_path):
     (("xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i", "--", "--workdir=/home/a"), "xpk storage attach"),
     (("xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i", "--nfs=h:/s", "--", *TRAIN), "--nfs is for vm"),
     ((*VM, "--", "--config=configs/gsm8k.py:qwen3_4b-v5e-8", "--workdir=/mnt/runs/a"), "--config.model.path=/mnt/runs/models"),
+    (("--dry-run", *VM, "--", "--config=configs/gsm8k.py", "--workdir=/mnt/r/a"), "add --config.model.path=/mnt/r/models/...;"),
+    (("--dry-run", *VM, "--", "--config=word_problems", "--workdir=/mnt/r/a"), "add --config.model.path=/mnt/r/models/...;"),
+    (("--dry-run", *VM, "--", "--config=distill:qwen3_4b-v5e-8", "--config.model.path=/mnt/m", "--workdir=/mnt/r/a"),
+     "add --config.teacher.path=/mnt/r/models/...;"),
+    ((*VM, "--", *TRAIN, "--config.teacher.base=runs/t"), "--config.teacher.base=runs/t lies beside this script"),
     ((*VM, "--", *TRAIN, "--config.model.path=models/x"), "--config.model.path=models/x lies beside this script"),
     ((*VM, "--", *TRAIN, "--config.teacher.path=runs/t"), "--config.teacher.path=runs/t lies beside this script"),
 ))
 def test_an_impossible_launch_is_refused(options, answer):
     result = bash("scripts/launch_tpu_pod.sh", *options, PATH="/usr/bin:/bin")
     assert result.returncode == 2 and answer in result.stderr and not result.stdout
+
+
+@pytest.mark.parametrize("recipe", sorted(path.stem for path in (ROOT / "configs").glob("[!_]*.py") if path.stem != "suite"))
+def test_launches_need_the_paths_of_what_a_recipe_reads_in_models(recipe):
+    """Against the paths of the default variant's configuration."""
+    config = importlib.import_module(f"jaxrl_llm.configs.{recipe}").get_config()
+    wanted = [f"--config.{key}" for key, path in (("model.path", config.model.path), ("teacher.path", config.teacher.path))
+              if path.startswith("models/")]
+    for form in (recipe, f"configs/{recipe}.py"):
+        result = bash("scripts/launch_tpu_pod.sh", "--dry-run", *VM, "--", f"--config={form}", "--workdir=/mnt/runs/a")
+        assert re.findall(r"(--config\.[a-z.]+)=/mnt/runs/models", result.stderr) == wanted
+        assert result.returncode == (2 if wanted else 0), result.stderr
 
 
 def test_weights_on_the_storage_of_all_hosts_are_taken():
@@ -225,3 +244,29 @@ def test_a_signal_reaches_the_training_which_may_take_its_time(tmp_path):
     _, answer = kept.communicate(timeout=30)
     assert kept.returncode == 75 and "the same command continues" in answer
     assert (tmp_path / "log").read_text() == "saved\n"
+
+
+def test_a_root_is_unmounted_without_the_devices_of_this_machine(tmp_path):
+    """Stand-ins record what is mounted; nothing is mounted before."""
+    root = tmp_path / "root"
+    (root / "etc/ssl/certs").mkdir(parents=True)
+    (root / "made").touch()
+    for name in ("mount", "umount", "chroot"):
+        program(tmp_path, name, f'echo "{name} $*" >> {tmp_path}/calls')
+    for name, body in (("id", "echo 0"), ("debootstrap", "true"), ("mountpoint", "false")):
+        program(tmp_path, name, body)
+    done = bash("scripts/test_debian.sh", PATH=f"{tmp_path}:{os.environ['PATH']}", JAXRL_LLM_ROOT=str(root))
+    assert done.returncode == 0, done.stderr
+    calls = (tmp_path / "calls").read_text().splitlines()
+    devices = calls.index(f"mount --rbind /dev {root}/dev")
+    assert calls[devices + 1] == f"mount --make-rslave {root}/dev" and calls[-1] == f"umount -l {root}"
+
+
+def test_the_measurements_of_v0_do_not_start_without_the_package_that_keeps_histories(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/setup.sh").write_text("set -euo pipefail\necho extras $1\n")  # like the real one
+    (tmp_path / "scripts/generalist_value.sh").write_text((ROOT / "scripts/generalist_value.sh").read_text())
+    program(tmp_path, "python", f'echo "$@" >> {tmp_path}/calls; exit 1')
+    done = bash(tmp_path / "scripts/generalist_value.sh", str(tmp_path / "out"), PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 1 and done.stdout == "extras data\n" and "bash scripts/setup.sh data" in done.stderr
+    assert (tmp_path / "calls").read_text() == "-c import tensorflow_datasets\n"
