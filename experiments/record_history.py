@@ -23,7 +23,9 @@ def main():
     import jax
 
     from jaxrl_llm.experiments.value_parts import fleet
+    from jaxrl_llm.tasks.base import optional
     from jaxrl_llm.values import history
+    optional("tensorflow_datasets", "data", "history")  # which keeps the results of long work
     rows = []
     for folder in _RUNS.value:
         if _SOURCE.value == "samples":

@@ -93,16 +93,19 @@ def seeded(name: str, words: str, train: int, heldout: int) -> Task:
     return disjoint_task(name, list(range(train)), list(range(train, train + heldout)), build, reward="environment")
 
 
-def optional(package: str, extra: str = "tasks") -> Any:
-    """Imports and returns a package; if it is missing, ValueError names the extra that installs it."""
+def optional(package: str, extra: str = "tasks", user: str = "") -> Any:
+    """Imports and returns a package; if it is missing, ValueError names its user and the extra that installs it.
+
+    `user`: a word for what needs the package, by default a task or an environment, as the extra says.
+    """
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         if error.name != package:  # it is there, and lacks something itself
             raise
-        kind = "task" if extra == "tasks" else "environment"
-        raise ValueError(f"this {kind} needs the package {package.replace('_', '-')}, "
-                         f'which is not installed: pip install -e ".[{extra}]"') from error
+        user = user or ("task" if extra in ("tasks", "data") else "environment")
+        raise ValueError(f"this {user} needs the package {package.replace('_', '-')}, "
+                         f"which is not installed: pip install 'jaxrl_llm[{extra}]'") from error
 
 
 def split_position(key: str) -> float:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxrl_llm.tasks.base import optional
 from jaxrl_llm.values.v0_training import Episode, pairs
 
 NAME, VERSION = "policy_history", "1.0.0"
@@ -61,10 +62,9 @@ def select(history: History, rows: np.ndarray) -> History:
 def save(history: History, directory: str | Path) -> Path:
     """Writes ArrayRecord files through a TFDS builder into `directory`; returns the folder that `load` reads.
 
-    Raises FileExistsError if there already is a history.
+    Raises FileExistsError if there already is a history, ValueError without the package of extra `data`.
     """
-    import tensorflow_datasets as tfds
-
+    tfds = optional("tensorflow_datasets", "data", "history")
     folder = Path(directory).absolute() / NAME / VERSION
     if folder.exists():
         raise FileExistsError(f"{folder} exists; a history is written once: choose another directory")
@@ -97,8 +97,7 @@ def save(history: History, directory: str | Path) -> Path:
 
 def load(folder: str | Path) -> History:
     """The history in a folder that `save` returned; ValueError if there is none."""
-    import tensorflow_datasets as tfds
-
+    tfds = optional("tensorflow_datasets", "data", "history")
     if not (Path(folder) / "dataset_info.json").is_file():
         raise ValueError(f"{folder} holds no history; give the folder that experiments/record_history.py printed")
     def text(x):

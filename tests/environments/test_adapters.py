@@ -184,5 +184,5 @@ def test_the_missing_package_is_named(name, package, options, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     named = package.replace("_", "-")
     extra = "environments" if package in ("gymnasium", "textarena") else named
-    with pytest.raises(ValueError, match=rf'environment needs the package {named}, .*pip install -e "\.\[{extra}\]"'):
+    with pytest.raises(ValueError, match=rf"environment needs the package {named}, .*pip install 'jaxrl_llm\[{extra}\]'"):
         environments.make(name, **options)

@@ -297,7 +297,7 @@ def test_unplayable_games_are_named(name, monkeypatch):
         environments.make(name, game="go")
     with monkeypatch.context() as patch:
         patch.setitem(__import__("sys").modules, package, None)
-        with pytest.raises(ValueError, match=rf'needs the package {package}, .*pip install -e "\.\[environments\]"'):
+        with pytest.raises(ValueError, match=rf"needs the package {package}, .*pip install 'jaxrl_llm\[environments\]'"):
             environments.make(name)
 
 

@@ -343,5 +343,5 @@ def test_search_says_which_package_is_missing(monkeypatch, tmp_path):
     import sys
     monkeypatch.setitem(sys.modules, "bm25s", None)
     (tmp_path / "x.jsonl").write_text('{"text": "a"}')
-    with pytest.raises(ValueError, match=r'needs the package bm25s, .*pip install -e "\.\[environments\]"'):
+    with pytest.raises(ValueError, match=r"needs the package bm25s, .*pip install 'jaxrl_llm\[environments\]'"):
         environments.make("tool_use", tools={"search": {"path": str(tmp_path / "x.jsonl")}})

@@ -142,7 +142,7 @@ def test_unreadable_data_are_named(folder, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="cannot read the data set 'openai/gsm8k'.*download it elsewhere and give its folder"):
         tasks.make("dataset", path="openai/gsm8k", subset="main", **GSM8K)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r'needs the package datasets, .*pip install -e "\.\[data\]"'):
+    with pytest.raises(ValueError, match=r"this task needs the package datasets, .*pip install 'jaxrl_llm\[data\]'"):
         tasks.make("dataset", path="openai/gsm8k")
 
 

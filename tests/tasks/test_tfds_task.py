@@ -93,5 +93,5 @@ def test_reading_does_not_import_tensorflow(data_dir):
 
 def test_a_missing_package_is_named_with_the_way_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(ValueError, match=r'needs the package tensorflow-datasets, .*pip install -e "\.\[data\]"'):
+    with pytest.raises(ValueError, match=r"this task needs the package tensorflow-datasets, .*pip install 'jaxrl_llm\[data\]'"):
         tasks.make("dataset", path="tfds:gsm8k")

@@ -1,6 +1,10 @@
 """Histories on disk, episodes that never leak, and the encoder of a real model."""
 
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,6 +15,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.values import encoder, history
 
+ROOT = Path(__file__).parents[2]
 ROWS = [(policy, step, f"{n}+{n}=", float((n + step) % 2)) for policy in ("small", "large") for step in (0, 5)
         for n in range(20)]
 
@@ -40,6 +45,25 @@ def test_round_trip_through_array_records(tmp_path):
         history.save(before, tmp_path)
     with pytest.raises(ValueError, match="holds no history"):
         history.load(tmp_path)
+
+
+def test_without_the_package_histories_are_refused_with_the_way_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    message = r"history needs the package tensorflow-datasets, .*pip install 'jaxrl_llm\[data\]'"
+    with pytest.raises(ValueError, match=message):
+        history.save(history.of_rows(ROWS), tmp_path)
+    with pytest.raises(ValueError, match=message):
+        history.load(tmp_path)
+
+
+@pytest.mark.slow
+def test_results_are_not_recorded_without_the_package_that_keeps_them(tmp_path):
+    """The script stops before it opens the first run, which does not exist."""
+    (tmp_path / "tensorflow_datasets.py").write_text("raise ModuleNotFoundError(name='tensorflow_datasets')")
+    script = ROOT / "experiments/record_history.py"
+    done = subprocess.run([sys.executable, script, f"--runs={tmp_path}/absent", f"--out={tmp_path}"], capture_output=True,
+                          text=True, env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}, timeout=120)
+    assert done.returncode == 1 and done.stderr.startswith("ValueError: this history needs the package tensorflow-datasets")
 
 
 @pytest.mark.parametrize("split", [False, True])
