@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 Factory = Callable[..., Any]
+NAMED: set[str] = set()  # modules of functions that were given as "module:function", see training.own_code
 
 
 def nearest(given: object, allowed: Iterable[str], count: int, cutoff: float = 0.5) -> list[str]:
@@ -69,15 +70,52 @@ def discover(package: str, path: Iterable[str]) -> None:
 def make(table: dict[str, Factory], kind: str, slug: str, hyper: dict[str, Any], made: type | None = None) -> Any:
     """Calls the factory of that name in `table` with `hyper`; with `made`, the result's type, also your own "module:function".
 
-    Raises ValueError with the nearest match for an unknown name or keyword, TypeError if your own function
-    returns another type.
+    Raises ValueError with the nearest match for an unknown name or keyword, and if your own function cannot be found, takes no
+    such keywords or returns another type.
     """
-    module, colon, function = slug.partition(":") if made else (slug, "", "")
-    if not colon:
-        if slug not in table:
-            raise unknown(kind, slug, table)
-        return table[slug](**hyper)
-    built = getattr(importlib.import_module(module), function)(**hyper)
-    if made and not isinstance(built, made):
-        raise TypeError(f"{slug} returned a {type(built).__name__}; it must return a {made.__module__}.{made.__qualname__}")
+    if made and ":" in slug:
+        return own(kind, slug, hyper, made)
+    if slug not in table:
+        raise unknown(kind, slug, table)
+    return table[slug](**hyper)
+
+
+def own(kind: str, target: str, hyper: dict[str, Any], made: type) -> Any:
+    """Calls your own "module:function" with `hyper`.
+
+    Raises ValueError if it cannot be found, takes no such keywords or returns something else than `made`.
+    """
+    function = function_of(kind, target)
+    try:
+        inspect.signature(function).bind(**hyper)
+    except TypeError as error:
+        raise ValueError(f"{kind} {target!r} takes {inspect.signature(function)}: {error}") from error
+    built = function(**hyper)
+    if not isinstance(built, made):
+        raise ValueError(f"{target} returned a {type(built).__name__}; it must return a {made.__module__}.{made.__qualname__}")
     return built
+
+
+def split_target(kind: str, target: str) -> tuple[str, str]:
+    """Module and function of your own "module:function", whose module enters `NAMED`; ValueError for a text of another form."""
+    module, _, function = target.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise ValueError(f"{kind} {target!r} names no function; write module:function, for example my_module:my_function")
+    NAMED.add(module)
+    return module, function
+
+
+def function_of(kind: str, target: str) -> Callable[..., Any]:
+    """Your own function, imported from "module:function"; ValueError if there is no such module or function."""
+    module, name = split_target(kind, target)
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):  # the module is there, and lacks something itself
+            raise
+        raise ValueError(f"{kind} {target!r}: there is no module {error.name!r} on the path; correct its name, or give "
+                         "the folder of its file before the command, PYTHONPATH=FOLDER") from error
+    if not callable(getattr(found, name, None)):
+        functions = [given for given, value in vars(found).items() if inspect.isfunction(value) and not given.startswith("_")]
+        raise unknown(f"function of {module}", name, functions)
+    return getattr(found, name)

@@ -36,7 +36,6 @@ for _factory in (single, sequence, tool_use, memory_use, recent, purified, solve
 def make(target: str, **options) -> Environment:
     """The environment of that name, or of your own "module:function".
 
-    Raises ValueError with the nearest match for an unknown name or option, TypeError if your function returns something
-    else.
+    Raises ValueError with the nearest match for an unknown name or option, or if your function returns something else.
     """
     return registry.make(FACTORIES, "environment", target, options, Environment)

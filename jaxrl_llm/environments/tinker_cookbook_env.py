@@ -3,12 +3,12 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import importlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jaxrl_llm import registry
 from jaxrl_llm.environments.background import Opened, wait
 from jaxrl_llm.environments.base import Environment, Message, Turn
 from jaxrl_llm.tasks.base import Problem, disjoint_task, optional
@@ -40,17 +40,13 @@ def tinker_cookbook_env(*, dataset: str, options: Mapping[str, Any] | None = Non
     (`config.sampling.stop_strings`). Each observation must begin with all earlier observations and messages; a renderer that
     drops or rewrites earlier turns is refused at that turn. Rewards that compare the trajectories of a group see one
     trajectory, without log-probs. `replayable`: equal tokens get equal answers; then trajectories run in processes, are
-    retried and can be resumed. Raises ValueError without tinker-cookbook or problems, TypeError if the function returns
-    something else.
+    retried and can be resumed. Raises ValueError without tinker-cookbook or problems, and if the function returns something
+    else.
     """
     optional("tinker_cookbook", "tinker-cookbook")
     from tinker_cookbook.rl.types import RLDatasetBuilder
 
-    module, _, function = dataset.partition(":")
-    made = getattr(importlib.import_module(module), function)(**(options or {}))
-    if not isinstance(made, RLDatasetBuilder):
-        raise TypeError(f"{dataset} returned a {type(made).__name__}; it must return a "
-                        "tinker_cookbook.rl.types.RLDatasetBuilder")
+    made = registry.own("dataset", dataset, dict(options or {}), RLDatasetBuilder)
     training, test = wait(made(), 20 * deadline, dataset)
     train = _places("train", training)
     held = _places("test", test) if test is not None else train[len(train) - heldout:]
@@ -65,7 +61,7 @@ def tinker_cookbook_env(*, dataset: str, options: Mapping[str, Any] | None = Non
         return Played(group, builder, list(ids), []), [{"role": "user", "content": "", "ids": ids}]
 
     return Environment(
-        name=function, task=disjoint_task(dataset, train, held, _problem, reward="environment"), reset=reset,
+        name=dataset.partition(":")[2], task=disjoint_task(dataset, train, held, _problem, reward="environment"), reset=reset,
         step=functools.partial(_step, deadline=deadline, what=dataset), returns=returns, replayable=replayable, tokens=True)
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from jaxrl_llm.registry import split_target
 from jaxrl_llm.rewards.base import BatchOutput, ReportedError, number
 from jaxrl_llm.rewards.pool import WorkerPool
 
@@ -16,6 +17,7 @@ class Isolated:
     """
 
     def __init__(self, target: str, workers: int | None, deadline: float):
+        split_target("reward", target)  # the module is imported by the processes alone
         self._pool = WorkerPool(target, workers, deadline, scores=True)
 
     def __call__(self, completions, answers, problems, until: float | None = None, fail_fast: bool = False) -> BatchOutput:

@@ -22,6 +22,6 @@ for _factory in (arithmetic, attempts, dataset, jsonl, reasoning_gym, grounding,
 def make(name: str, **options) -> Task:
     """The task of that name, or of your own "module:function".
 
-    Raises ValueError with the nearest match for an unknown name or option, TypeError if your function does not return a Task.
+    Raises ValueError with the nearest match for an unknown name or option, or if your function does not return a Task.
     """
     return registry.make(FACTORIES, "task", name, options, Task)

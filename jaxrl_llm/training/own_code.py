@@ -17,36 +17,65 @@ _TABLES: tuple[dict[str, registry.Factory], ...] = (
     tasks.FACTORIES)
 
 
-def origins() -> list[str]:
-    """The configuration files of the command line, as absolute paths, and the modules that registered parts, by name."""
+def origins() -> list[str | dict[str, str]]:
+    """The configuration files of the command line, as absolute paths, and this run's modules, each by `module` and `file`.
+
+    These are modules that registered parts, and modules of functions that a configuration names, as "module:function".
+    """
     files = []
     if flags.FLAGS.is_parsed():
         own = [flags.FLAGS[name] for name in flags.FLAGS if "." not in name]  # other flags change single values
         given = [flag for flag in own if isinstance(flag.value, ConfigDict)]
         names = (config_flags.get_config_filename(flag).partition(".py:") for flag in given)  # a variant is not a file
         files = [str(Path(name + ".py" * bool(colon)).expanduser().absolute()) for name, colon, _ in names]
-    modules = {factory.__module__ for table in _TABLES for factory in table.values()} - {"__main__"}
-    others = [name for name in sorted(modules) if name.partition(".")[0] != _PACKAGE and _file(name) not in map(Path, files)]
-    return files + [name for name in others if _file(name) is not None]
+    modules = {factory.__module__ for table in _TABLES for factory in table.values()} | registry.NAMED
+    others = {name: _file(name) for name in sorted(modules - {"__main__"}) if name.partition(".")[0] != _PACKAGE}
+    return [*files, *({"module": name, "file": str(file)} for name, file in others.items()
+                      if file is not None and file not in map(Path, files))]
 
 
-def load(names: Iterable[str]) -> None:
-    """Imports the files and modules named by `origins` that this process lacks; warns about missing ones."""
-    for name in names:
+def load(places: Iterable[str | dict[str, str]]) -> None:
+    """Imports the files and modules of `origins` that this process lacks, and warns about missing ones.
+
+    The folder of a module that is not on the path is added to the end of it. In earlier runs a module is a name alone.
+    """
+    for place in places:
         try:
-            if not name.endswith(".py"):
-                importlib.import_module(name)
-            elif Path(name) not in {_file(module) for module in list(sys.modules)}:
-                _import_file(Path(name))
+            if isinstance(place, dict):
+                _import_module(place["module"], Path(place["file"]))
+            elif not place.endswith(".py"):
+                importlib.import_module(place)
+            elif Path(place) not in {_file(module) for module in list(sys.modules)}:
+                _import_file(Path(place))
         except (ImportError, FileNotFoundError) as error:
+            name = place["module"] if isinstance(place, dict) else place
             warnings.warn(f"the code of this run, {name}, cannot be imported ({error}); what it registered is unknown",
                           RuntimeWarning, stacklevel=2)
 
 
 def _file(module: str) -> Path | None:
-    """The source of an imported module."""
-    file = getattr(sys.modules.get(module), "__file__", None)
+    """The source of a module that is imported, or that could be."""
+    if module in sys.modules:
+        file = getattr(sys.modules[module], "__file__", None)
+    else:
+        try:
+            spec = importlib.util.find_spec(module)
+        except ImportError:  # of a package that holds it
+            return None
+        file = spec.origin if spec is not None and spec.has_location else None
     return Path(file).absolute() if file else None
+
+
+def _import_module(name: str, file: Path) -> None:
+    """Imports a module by its name; if that fails, with the folder that its names start from at the end of the path."""
+    folder = str(file.parents[name.count(".") + (file.name == "__init__.py")])
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        if not file.is_file() or folder in sys.path:
+            raise
+        sys.path.append(folder)
+        importlib.import_module(name)
 
 
 def _import_file(path: Path) -> None:

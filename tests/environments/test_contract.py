@@ -126,7 +126,7 @@ def test_names():
         environments.make("treasure", sise=3)
     with pytest.raises(ValueError, match="needs the keyword 'env_id'"):
         environments.make("gymnasium_text")
-    with pytest.raises(TypeError, match="returned a str; it must return a jaxrl_llm.environments.base.Environment"):
+    with pytest.raises(ValueError, match="returned a str; it must return a jaxrl_llm.environments.base.Environment"):
         environments.make("faulty_environments:nothing")
     assert environments.make("faulty_environments:obedient", replayable=False).replayable is False
     with pytest.raises(ValueError, match="not replayable"):

@@ -75,5 +75,5 @@ def test_the_audit_and_what_is_no_builder(capsys):
     audit.main(["tinker_cookbook_env", f"--options={options}", "--trajectories=6"])  # its attacks hold letters, and earn
     printed = capsys.readouterr().out
     assert "holds  raises nothing" in printed and "holds  repeats itself" in printed and "holds  returns in range" in printed
-    with pytest.raises(TypeError, match="cookbook_bytes:nothing returned a NoneType"):
+    with pytest.raises(ValueError, match="cookbook_bytes:nothing returned a NoneType"):
         environments.make("tinker_cookbook_env", dataset="cookbook_bytes:nothing")

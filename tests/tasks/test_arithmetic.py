@@ -118,7 +118,31 @@ def test_a_task_that_a_function_of_yours_returns(monkeypatch):
     module.nothing = lambda: None
     monkeypatch.setitem(sys.modules, "own_tasks", module)
     assert len(tasks.make("own_tasks:sums", top=5).train) == 5
-    with pytest.raises(TypeError, match="own_tasks:nothing returned a NoneType; it must return"):
+    with pytest.raises(ValueError, match="own_tasks:nothing returned a NoneType; it must return"):
         tasks.make("own_tasks:nothing")
-    with pytest.raises(ModuleNotFoundError, match="no_such_tasks"):
-        tasks.make("no_such_tasks:sums")
+
+
+@pytest.mark.parametrize("target, options, message", (
+    ("sums_heer:sums", {}, "task 'sums_heer:sums': there is no module 'sums_heer' on the path; .*PYTHONPATH=FOLDER"),
+    ("sums_here.deeper:sums", {}, r"there is no module 'sums_here\.deeper' on the path"),
+    ("sums_here:sum", {}, "Unknown function of sums_here 'sum'. Did you mean 'sums'"),
+    ("sums_here:size", {}, "Unknown function of sums_here 'size'"),
+    ("sums_here:sums", {"topp": 5}, r"task 'sums_here:sums' takes \(top=3\): got an unexpected keyword argument 'topp'"),
+    ("sums_here:", {}, "task 'sums_here:' names no function; write module:function"),
+    ("./sums_here:sums", {}, "write module:function"),
+))
+def test_functions_that_cannot_be_found_or_called(tmp_path, monkeypatch, target, options, message):
+    (tmp_path / "sums_here.py").write_text("size = 3\n\n\ndef sums(top=3):\n    raise KeyError(top)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        tasks.make(target, **options)
+
+
+def test_errors_inside_a_function_of_yours_stay_as_they_are(tmp_path, monkeypatch):
+    (tmp_path / "faulty_tasks.py").write_text("def sums(top=3):\n    return {}[top]\n")
+    (tmp_path / "lacking_tasks.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyError):
+        tasks.make("faulty_tasks:sums")
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        tasks.make("lacking_tasks:sums")

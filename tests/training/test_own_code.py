@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_llm import advantages
+from jaxrl_llm import advantages, registry, rewards, tasks
 from jaxrl_llm.training import own_code
 
 MODULE = """
@@ -35,10 +35,47 @@ def test_a_module_that_registered_something_is_named_and_imported_again(place):
     (place / "my_module.py").write_text(MODULE.format(name="module"))
     before = own_code.origins()
     importlib.import_module("my_module")
-    assert set(own_code.origins()) - set(before) == {"my_module"}
-    del sys.modules["my_module"], advantages.base.ESTIMATORS["of_module"]
-    own_code.load(["my_module"])
-    assert "of_module" in advantages.base.ESTIMATORS
+    added = [place for place in own_code.origins() if place not in before]
+    assert added == [{"module": "my_module", "file": str(place / "my_module.py")}]
+    for form in ("my_module", *added):
+        del sys.modules["my_module"], advantages.base.ESTIMATORS["of_module"]
+        own_code.load([form])
+        assert "of_module" in advantages.base.ESTIMATORS
+
+
+def test_modules_of_functions_that_a_configuration_names_are_found_again_without_the_path(tmp_path, monkeypatch):
+    """A task of a package, and a reward of a module that only its processes import."""
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package/__init__.py").touch()
+    (tmp_path / "my_package/my_tasks.py").write_text(
+        "import my_numbers\nfrom jaxrl_llm import tasks\n\n\ndef sums(): return tasks.make('arithmetic', level='digit')\n")
+    (tmp_path / "my_numbers.py").touch()
+    (tmp_path / "my_rewards.py").write_text("def score(completion, answer, problem): return len(completion)\n")
+    with monkeypatch.context() as known:
+        known.syspath_prepend(tmp_path)
+        known.setattr(registry, "NAMED", set())
+        tasks.make("my_package.my_tasks:sums")
+        rewards.make("isolated", target="my_rewards:score")
+        assert "my_rewards" not in sys.modules
+        found = [place for place in own_code.origins() if isinstance(place, dict) and place["module"].startswith("my_")]
+    assert found == [{"module": "my_package.my_tasks", "file": str(tmp_path / "my_package/my_tasks.py")},
+                     {"module": "my_rewards", "file": str(tmp_path / "my_rewards.py")}]
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("my_package.my_tasks", "my_package", "my_numbers"):
+        del sys.modules[name]
+    own_code.load(found)
+    assert sys.path[-1] == str(tmp_path) and sys.path.count(str(tmp_path)) == 1
+    assert len(tasks.make("my_package.my_tasks:sums").heldout) > 0
+    scored = rewards.combine([rewards.make("isolated", target="my_rewards:score", workers=1)])
+    assert scored(["abc"], [""], [None]).total == [3.0]
+    for name in ("my_package.my_tasks", "my_package", "my_numbers", "my_rewards"):
+        del sys.modules[name]
+
+
+def test_a_module_whose_file_is_gone_too_is_a_warning(tmp_path):
+    with pytest.warns(RuntimeWarning, match="no_such_module, cannot be imported"):
+        own_code.load([{"module": "no_such_module", "file": str(tmp_path / "no_such_module.py")}])
+    assert str(tmp_path) not in sys.path
 
 
 @pytest.mark.parametrize("variant", ("", ":small"))
