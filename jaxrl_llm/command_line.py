@@ -6,7 +6,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from absl import app, flags, logging
@@ -118,20 +118,30 @@ def help_text() -> str:
 
 
 def parse(arguments: list[str]) -> list[str]:
-    """Parses flags by absl; an unknown key of the configuration is a plain error with the nearest keys, no stack trace."""
+    """Parses flags by absl. Unknown keys of the configuration, and what its file refuses, are plain errors without a stack."""
     if {"--help", "-h", "-help"} & set(arguments):
         print(help_text())
         sys.exit()
     try:
-        return app.parse_flags_with_usage([shipped_config(argument) for argument in arguments])
+        return flags.FLAGS([shipped_config(argument) for argument in arguments])
+    except flags.Error as error:
+        raised = error.__context__
+        if isinstance(raised, Exception) and str(raised).startswith("Error whilst parsing config file"):
+            raise raised.__context__ or raised from None  # of the file itself; ml_collections made its stack a text
+        sys.exit(f"{error}\n(--help lists the flags)")
     except (AttributeError, KeyError) as error:  # of ml_collections: a KeyError, often nested, names the key and similar ones
         reason = error
         while isinstance(reason, Exception) and reason.args:
             reason = reason.args[0]
         missing = {given.partition("=")[0].removeprefix("--config.") for given in arguments if given.startswith("--config.")}
-        near = [f"config.{key}" for name in sorted(missing) for key in nearest_keys(name)]
-        hint = f"; near: {', '.join(near)}" if near else ""
+        hint = near_keys(sorted(missing), "config.")
         raise ValueError("the configuration has no key " + " ".join(str(reason).split()) + hint) from error
+
+
+def near_keys(names: Iterable[str], prefix: str = "") -> str:
+    """The end of a message about keys that a configuration lacks: the keys that resemble them, with a prefix."""
+    near = [prefix + key for name in names for key in nearest_keys(name)]
+    return f"; near: {', '.join(near)}" if near else ""
 
 
 def nearest_keys(name: str) -> list[str]:

@@ -97,3 +97,24 @@ def test_keys_that_there_are_not_are_answered_with_the_nearest():
     assert "optimizer.learning_rate" in near("lr") and near("temperature")[0] == "sampling.temperature"
     assert "sampling.group" in near("groups") and near("optimiser.learning_rate")[0] == "optimizer.learning_rate"
     assert near("sampling.group") == [] and near("zzzzzz") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config, message", (
+    ("gsm8k:qwen2.5_7b-cpu", "ValueError: qwen2.5_7b does not fit cpu, even where adapters alone are trained"),
+    ("gsm8k:qwen2.5_7b-h100-9", "ValueError: Unknown machine of a recipe 'h100-9'. Did you mean 'h100-8'?"),
+))
+def test_what_a_configuration_file_refuses_is_a_message_without_a_stack(config, message):
+    plan = [sys.executable, "-m", "jaxrl_llm.experiments.plan", "--model=qwen3_0.6b", "--devices=h100-8", f"--config={config}"]
+    done = subprocess.run(plan, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.startswith(message), done.stderr
+    assert "Traceback" not in done.stderr and "whilst parsing" not in done.stderr
+
+
+@pytest.mark.slow
+def test_errors_in_the_code_of_a_configuration_file_keep_their_stack(tmp_path):
+    file = tmp_path / "broken.py"
+    file.write_text("def get_config():\n    return 1 + 'a'  # here\n")
+    plan = [sys.executable, "-m", "jaxrl_llm.experiments.plan", "--model=qwen3_0.6b", "--devices=h100-8", f"--config={file}"]
+    done = subprocess.run(plan, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "return 1 + 'a'  # here" in done.stderr and "whilst parsing" not in done.stderr

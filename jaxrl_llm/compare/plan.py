@@ -11,7 +11,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
-from jaxrl_llm.registry import one_of, unknown
+from jaxrl_llm.command_line import near_keys
+from jaxrl_llm.registry import one_of
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import own_code
 from jaxrl_llm.training.progress import ENDLESS  # of runs with a budget in another unit than steps, which ends them
@@ -169,7 +170,7 @@ def changed(base: ConfigDict, changes: dict[str, object]) -> ConfigDict:
     known = _flat(config.to_dict())
     for key, value in changes.items():
         if key not in known:
-            raise unknown("key of the configuration", key, known)
+            raise ValueError(f"the configuration has no key {key!r}{near_keys([key])}; --help lists all")
         try:
             config.update_from_flattened_dict({key: value})
         except (TypeError, ValueError) as error:

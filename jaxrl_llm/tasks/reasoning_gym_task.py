@@ -1,6 +1,6 @@
 """Any data set of the reasoning-gym package, with its own scorer (reasoning-gym, arXiv 2505.24760)."""
 
-from jaxrl_llm.registry import unknown
+from jaxrl_llm.registry import nearest
 from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, optional
 
 INSTRUCTION = "\nGive the final answer between <answer> and </answer>."
@@ -15,8 +15,12 @@ def reasoning_gym(*, dataset: str, train_size: int = 1000, heldout_size: int = 2
     `config` goes to the data set. Raises ValueError for an unknown data set or a configuration that it refuses.
     """
     package = optional("reasoning_gym")
-    if dataset not in package.factory.DATASETS:
-        raise unknown("reasoning_gym data set", dataset, package.factory.DATASETS)
+    known = package.factory.DATASETS
+    if dataset not in known:
+        near = nearest(dataset, known, 5, cutoff=0.3)
+        command = "python -c 'from reasoning_gym.factory import DATASETS; print(*sorted(DATASETS))'"
+        raise ValueError(f"Unknown reasoning_gym data set {dataset!r}. Near: {', '.join(near) or 'none'}. "
+                         f"`{command}` lists all {len(known)}")
     try:
         generator = package.create_dataset(dataset, seed=seed, size=train_size + heldout_size, **(config or {}))
     except (TypeError, AssertionError) as error:

@@ -25,7 +25,8 @@ def test_entries_carry_their_overrides_and_leave_the_base_alone():
 
 @pytest.mark.parametrize("text, message", (
     ("gropo", "Did you mean 'grpo'"),
-    ("grpo(sampling.grup=8)", "Did you mean 'sampling.group'"),
+    ("grpo(sampling.grup=8)", "no key 'sampling.grup'; near: sampling.group"),
+    ("grpo(lr=1e-3)", "no key 'lr'; near: .*optimizer.learning_rate"),
     ("grpo(sampling.group=many)", "config.sampling.group='many': it is 2 here, of type int"),
     ("grpo(sampling.group)", "write key=value"),
     ("grpo(steps=1, steps=2)", "each key once"),

@@ -1,11 +1,13 @@
 """reasoning_gym data sets as tasks, with their own scorer."""
+import re
+import subprocess
 import sys
 
 import pytest
 
 from jaxrl_llm import rewards, tasks
 
-pytest.importorskip("reasoning_gym")
+reasoning_gym = pytest.importorskip("reasoning_gym")
 
 
 def test_sides_are_disjoint_and_reproducible():
@@ -51,8 +53,12 @@ def test_text_that_a_scorer_evaluates_cannot_act(tmp_path):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="reasoning_gym data set 'leg_countin'. Did you mean 'leg_counting'"):
+    with pytest.raises(ValueError, match="data set 'leg_countin'. Near: leg_counting, .* lists all") as caught:
         tasks.make("reasoning_gym", dataset="leg_countin")
+    assert str(caught.value).split("Near: ")[1].split(". ")[0].count(",") < 5  # at most five
+    everything = re.search("`python -c '(.*)'`", str(caught.value))[1]
+    assert subprocess.run([sys.executable, "-c", everything], capture_output=True, text=True).stdout.split() == sorted(
+        reasoning_gym.factory.DATASETS)
     with pytest.raises(ValueError, match="refused the configuration {'min_animal': 1}.*min_animal"):
         tasks.make("reasoning_gym", dataset="leg_counting", config={"min_animal": 1})
     with pytest.raises(rewards.RewardError, match="needs problems of the reasoning_gym task"):
@@ -61,5 +67,5 @@ def test_errors():
 
 def test_a_missing_package_is_named_with_the_way_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ValueError, match=r'needs the package reasoning-gym, .*pip install -e "\.\[tasks\]"'):
+    with pytest.raises(ValueError, match=r"this task needs the package reasoning-gym, .*pip install 'jaxrl_llm\[tasks\]'"):
         tasks.make("reasoning_gym", dataset="chain_sum")
