@@ -38,6 +38,7 @@ def test_the_pages_say_how_many_methods_run():
     for page in ("README.md", "CHANGELOG.md", "docs/architecture.md"):
         text = (PAGE.parent.parent / page).read_text()
         assert sentence in text, f"run: python -m jaxrl_llm.methods --counts {page}"
+        assert len(re.findall(r"Of \d+ methods", text)) == 1, f"{page} counts methods more than once"
     assert PAGE.read_text().count("**not provided: ") == known - len(runnable)
     assert methods.with_counts(re.sub(r"\d+", "9", sentence) + "; 9 of 8") == sentence + "; 9 of 8"
     assert not {*runnable} & {*elsewhere} and {"gigpo", "spiral", "rank_grpo", "swe_rl_reward"} <= {*elsewhere}

@@ -21,7 +21,6 @@ DEFAULTS = {
     "turns": "of a trajectory in an environment",
     "observation_tokens": "of a message of an environment",
     "top_p": "of sampling",
-    "entropy_coef": "weight of an entropy bonus in the loss",
     "expert_traces": "expert completions in each group",
     "max_staleness": "updates that a rollout may be old",
     "tool_reward_decay": "steps over which the reward for tool calls fades",

@@ -20,8 +20,9 @@ HEAD = """# Methods
 Written by `python -m jaxrl_llm.methods --write docs/methods.md`; do not edit by hand.
 
 *Setting* lists the paper's settings outside the loss: {names}. The trainer reads `epochs` and `minibatches` from this column
-if its configuration leaves them 0 (1 if the row has none), `pretrain_steps` if that is -1 and `budget` if that is empty; set
-the others in your configuration.
+if its configuration leaves them 0 (1 if the row has none), `pretrain_steps` if that is -1 and `budget` if that is empty.
+`--config.setting=paper` takes the others too, where a configuration has a key for them; without it a run prints those that
+differ from its own.
 *Also needs* lists the fields that a run must record, then the filters and controllers of `jaxrl_llm.control`, the rule of
 `jaxrl_llm.topologies` that gives some prompts further rollouts (*allocation*), the guide that begins some completions with the
 task's own solutions (*guidance*) and the rule of `jaxrl_llm.replay` that trains on rollouts of earlier steps again. A row with

@@ -8,7 +8,8 @@ from jax import Array
 
 from jaxrl_llm import registry
 from jaxrl_llm.experts import expert_tokens
-from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
+from jaxrl_llm.objectives.entropy import sampled_entropy
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
 from jaxrl_llm.rollouts import Rollouts
@@ -24,13 +25,17 @@ def probability(logprobs: Array, mask: Array) -> Array:
 def mixed_policy(
     expert_weight: Callable[[Array, Rollouts], Array],
     *,
+    entropy_coef: float,
     clip_low: float,
     clip_high: float,
     aggregation: str,
     max_len: int | None,
     needs: tuple[str, ...],
 ) -> Objective:
-    """`-A rho` (clipped) on the policy's own tokens and `-A * expert_weight(logprobs, rollouts)` on the expert's."""
+    """`-A rho` (clipped) `- entropy_coef H` on own tokens, `-A * expert_weight(logprobs, rollouts)` on the expert's.
+
+    H is that of `objectives.entropy`, which estimates its gradient from tokens that the policy drew.
+    """
 
     def token_loss(logprobs, rollouts, advantages):
         expert = expert_tokens(rollouts)
@@ -39,9 +44,12 @@ def mixed_policy(
         weight = expert_weight(logprobs, rollouts)
         metrics = {"clip_fraction": clipped & ~expert, "expert_fraction": expert,
                    "max/ratio": jnp.where(expert, 0, ratio)}
+        if used(entropy_coef):
+            own = own - entropy_coef * sampled_entropy(logprobs, rollouts)
         return jnp.where(expert, -advantages * weight, own), metrics
 
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("expert", *needs))
+    needs = ("expert", *(("entropies",) if used(entropy_coef) else ()), *needs)
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs)
 
 
 @objective
@@ -52,12 +60,13 @@ def luffy(
     log_coef: float = 0.1,
     off_min: float = 0.0,
     off_max: float = math.inf,
+    entropy_coef: float = 0.0,
     clip_low: float = math.inf,
     clip_high: float = math.inf,
     aggregation: str = "fixed_length",
     max_len: int | None = None,
 ) -> Objective:
-    """Own tokens: `l = -A rho`; expert tokens: `l = -A f(p)`, p = exp(logprobs), `f(p) = p / (p + gamma)`.
+    """Own tokens: `l = -A rho - entropy_coef H`; expert tokens: `l = -A f(p)`, p = exp(logprobs), `f(p) = p / (p + gamma)`.
 
     The gradient of f with respect to log p, `gamma p / (p + gamma)^2`, is largest at p = gamma, so rare expert tokens
     still learn. Other `shaping`: `none` p, `sqrt` p^0.5, `log` log p, `none_plus_log` p + log_coef * log p, `target`
@@ -80,5 +89,6 @@ def luffy(
         }[shaping]()
         return jnp.clip(weight, off_min, off_max)
 
-    return mixed_policy(expert_weight, clip_low=clip_low, clip_high=clip_high, aggregation=aggregation, max_len=max_len,
+    return mixed_policy(expert_weight, entropy_coef=entropy_coef, clip_low=clip_low, clip_high=clip_high,
+                        aggregation=aggregation, max_len=max_len,
                         needs=("expert_logprobs",) if shaping == "target" else ())

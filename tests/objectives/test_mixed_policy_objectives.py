@@ -140,6 +140,16 @@ def test_rl_plus_worked_example():
 
 
 @pytest.mark.parametrize("slug", ["luffy", "rl_plus"])
+def test_the_entropy_bonus_counts_the_own_tokens(slug):
+    known = GROUP.replace(entropies=jnp.full((1, 4, 2), 0.7, jnp.float32))
+    plain, _, before = run(slug, NEW, GROUP, A, max_len=2)
+    loss, _, gradient = run(slug, NEW, known, A, max_len=2, entropy_coef=0.1)
+    close((loss - plain) * ROWS, -0.1 * 6 * 0.7 / 2, atol=1e-6)
+    added = [[0, 0], [-0.025199, -0.008652], [-0.045472, 0.011350], [0.000428, 0.000343]]  # 0.1 rho (log p + 0.7) / 2
+    close((gradient - before)[0] * ROWS, added, atol=1e-6)
+
+
+@pytest.mark.parametrize("slug", ["luffy", "rl_plus"])
 def test_expert_objectives_against_numpy(slug, double):
     b = random_batch(0)
     rows = sum(any(i[:2] == (p, g) for i in tokens(b)) for p, g in np.ndindex(*b["valid"].shape))

@@ -53,13 +53,13 @@ ESTIMATORS = {
 
 OBJECTIVES = {
     "luffy": [
-        Case({"max_len": 8}, inputs=expert),
+        Case({"max_len": 8, "entropy_coef": 0.1}, inputs=expert),
         Case({"shaping": "target", "aggregation": "token_mean", "clip_low": 0.2, "clip_high": 0.3},
              inputs=expert_prefix),
         Case({"shaping": "log", "off_min": -np.inf, "aggregation": "token_mean"}, inputs=expert_prefix),
     ],
     "rl_plus": [
-        Case({"max_len": 8}, inputs=expert),
+        Case({"max_len": 8, "entropy_coef": 0.1}, inputs=expert),
         Case({"variant": "target", "aggregation": "token_mean"}, inputs=expert_prefix),
     ],
     "chord": [
