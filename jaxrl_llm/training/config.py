@@ -188,7 +188,7 @@ def _around(c: ConfigDict) -> None:
     c.eval = ConfigDict()              # evaluation on held-out problems, at the training temperature
     c.eval.every = 10                  # steps between evaluations; 0: only before and after the run
     c.eval.problems = 64               # held-out problems, each with a group of completions
-    c.eval.sets = ""                   # further tasks, e.g. "dataset(..., label=aime, problems=30, temperature=0.6, every=50)"
+    c.eval.sets = ""                   # further tasks, e.g. "dataset(..., label=aime, problems=30, samples=64, every=50)"
 
     c.checkpoint = ConfigDict()
     c.checkpoint.every = 50            # steps between checkpoints; 0: only at the end

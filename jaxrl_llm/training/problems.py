@@ -8,14 +8,14 @@ from jaxrl_llm import rewards, tasks
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.training import config as config_lib
 
-_SET = {"problems": 64, "every": 0, "temperature": None, "max_tokens": None}
+_SET = {"problems": 64, "every": 0, "samples": None, "temperature": None, "top_p": None, "max_tokens": None}
 
 
 class EvalSpec(NamedTuple):
     """An evaluation set of `config.eval.sets`: the held-out problems of a task, and the settings of their sampling.
 
-    `every`: steps between its evaluations; 0: together with those of the run's own task. `temperature`, `max_tokens`: None:
-    the values of training.
+    `every`: steps between its evaluations; 0: together with those of the run's own task. `samples`: completions per problem;
+    None: a group. `temperature`, `top_p`, `max_tokens`: None: the values of training.
     """
 
     label: str
@@ -23,7 +23,9 @@ class EvalSpec(NamedTuple):
     reward: rewards.Combined
     problems: int
     every: int
+    samples: int | None
     temperature: float | None
+    top_p: float | None
     max_tokens: int | None
 
 
@@ -93,10 +95,12 @@ def make_sets(config: ConfigDict, task: tasks.Task) -> tuple[EvalSpec, ...]:
         if not spec.label or spec.label in taken or "/" in spec.label:
             raise ValueError(f"the evaluation set {spec.label!r} needs a name of its own without a slash; give it a label, "
                              f"for example \"{name}(..., label=hard)\"")
-        tokens = 1 if spec.max_tokens is None else spec.max_tokens
-        if spec.problems < 1 or spec.every < 0 or not 1 <= tokens <= config.sampling.max_tokens:
-            raise ValueError(f"evaluation set {spec.label!r}: problems={spec.problems}, every={spec.every}, max_tokens="
-                             f"{spec.max_tokens}; problems is at least 1, every at least 0, and max_tokens from 1 to "
+        samples, top_p, tokens = (1 if own[key] is None else own[key] for key in ("samples", "top_p", "max_tokens"))
+        inside = min(spec.problems, samples, tokens) >= 1 and spec.every >= 0 and 0 < top_p <= 1
+        if not inside or tokens > config.sampling.max_tokens:
+            raise ValueError(f"evaluation set {spec.label!r}: problems={spec.problems}, every={spec.every}, samples="
+                             f"{spec.samples}, top_p={spec.top_p}, max_tokens={spec.max_tokens}; problems and samples are at "
+                             "least 1, every at least 0, top_p above 0 and at most 1, and max_tokens from 1 to "
                              f"sampling.max_tokens={config.sampling.max_tokens}")
         taken.add(spec.label)
         made.append(spec)

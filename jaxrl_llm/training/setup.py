@@ -135,8 +135,9 @@ def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer,
     if sets and isinstance(judge, Runner):
         raise NotImplementedError("config.eval.sets are of tasks, and this run samples in an environment; leave it empty")
     asked, server = (task.train, task.heldout, *(one.task.heldout for one in sets)), make_server(config, model.config)
+    restricted = {one.top_p < 1 for one in sets if one.top_p is not None} - ({False} if s.top_p == 1 else set())
     sampler = (make_trajectories(config, model, mesh, tokenizer, asked, judge, server) if isinstance(judge, Runner)
-               else make_sampler(config, model, mesh, tokenizer, asked, judge, server))
+               else make_sampler(config, model, mesh, tokenizer, asked, judge, server, 1 + len(restricted)))
     drawn = config.budget.prompts if config.budget.utility else config.prompts.per_step
     readers = int(np.gcd(drawn, jax.process_count()))
     return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
@@ -157,12 +158,15 @@ def make_server(config: ConfigDict, model: ModelConfig) -> external.Server | Non
 
 
 def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, asked: Sequence[Sequence[tasks.Problem]],
-                 reward: Reward, server: external.Server | None) -> Sampler:
-    """The sampler of completions, each scored as a whole; `asked`: all problems to sample. `server` samples if not None."""
+                 reward: Reward, server: external.Server | None, kinds: int = 1) -> Sampler:
+    """The sampler of completions, each scored as a whole; `asked`: all problems to sample. `server` samples if not None.
+
+    `kinds`: number of programs for each length of prompts; evaluation sets that cut the distribution otherwise have another.
+    """
     s, prompt_tokens = config.sampling, prompt_length(config, asked, tokenizer, model.config.max_positions)
     stops, pieces = stop_ids(tokenizer, s.stop_strings), s.micro_batches
     compiled = functools.partial(generate, model, max_tokens=s.max_tokens, stop_ids=stops, mesh=mesh)
-    draw: Any = Guarded("rollout", compiled, len(prompt_buckets(prompt_tokens)))
+    draw: Any = Guarded("rollout", compiled, kinds * len(prompt_buckets(prompt_tokens)))
     if server is not None:
         draw = functools.partial(external.generate, server, max_tokens=s.max_tokens, stop_ids=stops, stop_texts=s.stop_strings)
     elif parts.in_slots(config, mesh.devices.flatten().tolist(), prompt_tokens, stops):

@@ -395,10 +395,11 @@ def held_out(source: Sequence[Problem], problems: int) -> list[Problem]:
 
 
 def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array, timer: PhaseTimer | None = None,
-                    temperature: float | None = None, max_tokens: int | None = None) -> Forest:
-    """A group for each of `problems` held-out problems; ValueError if no prompt fits.
+                    temperature: float | None = None, max_tokens: int | None = None, samples: int | None = None) -> Forest:
+    """`samples` completions (None: a group) for each of `problems` held-out problems; ValueError if no prompt fits.
 
-    Environments that are not replayable play at most a batch's number of problems at a time.
+    Whole groups are drawn, of which the first `samples` are kept. Environments that are not replayable play at most a batch's
+    number of problems at a time.
     """
     rows = fitting_problems(held_out(source.task.heldout, problems), source.sampler.tokenizer, source.sampler.prompt_tokens,
                             source.overlong, encode=source.sampler.encode)
@@ -407,6 +408,10 @@ def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array,
     generate = source.sampler.under(params, lora, temperature, max_tokens)
     forest, sampler = source.planted(rows, draw=0), source.sampler
     size = sampler.prompts if isinstance(sampler, Trajectories) and sampler.limited else len(rows)
-    for part in np.split(np.arange(len(rows)), range(size, len(rows), size)):
-        forest = sampler.groups(generate, forest, part, int(part[0]) * sampler.group, key, -1, timer or PhaseTimer())
-    return forest
+    for number in range(1 if samples is None else -(-samples // sampler.group)):
+        for part in np.split(np.arange(len(rows)), range(size, len(rows), size)):
+            first = (number * len(rows) + int(part[0])) * sampler.group
+            forest = sampler.groups(generate, forest, part, first, key, -1, timer or PhaseTimer())
+    owner = forest.prompt[forest.ends]
+    place = np.arange(len(owner)) - np.searchsorted(owner, owner)
+    return forest if samples is None else forests.trim(forest, place < samples)

@@ -8,7 +8,8 @@ from jaxrl_llm.training import loop, trained
 
 TASKS = ("arithmetic(level=digit, label=sums, reward=\"format(pattern='(?s).*[a-z].*')\"), "
          "arithmetic(level=mul, label=products, reward=\"format(pattern='(?s).*[A-Z].*')\")")
-SETS = "arithmetic(level=add2, label=hard, problems=3, temperature=0, every=2, reward=\"format(pattern='(?s).*[a-z].*')\")"
+SETS = ("arithmetic(level=add2, label=hard, problems=3, temperature=0, every=2, reward=\"format(pattern='(?s).*[a-z].*')\"), "
+        "arithmetic(level=sub2, label=many, problems=3, samples=6, temperature=1, top_p=0.000001)")
 
 
 def config(**changes):
@@ -38,9 +39,10 @@ def test_numbers_are_given_by_task_and_set(straight):
     last = result[-1]
     assert last["eval/score"] == pytest.approx((last["eval/sums/score"] + last["eval/products/score"]) / 2)
     assert set(evaluations["after"].by_task) == {"sums", "products"}
-    page = (workdir / "eval" / "hard" / "samples" / "step_000002.txt").read_text()
-    texts = [line for line in page.splitlines() if line and not line.startswith(("-", "=", "step", "prompt"))]
-    assert "3 prompts, 12 completions" in page and len(set(texts)) <= 6  # greedy: a group has one completion
+    for label, step, number in (("hard", 2, 12), ("many", 4, 18)):  # groups have 4 completions
+        page = (workdir / "eval" / label / "samples" / f"step_{step:06}.txt").read_text()
+        texts = [line for line in page.splitlines() if line and not line.startswith(("-", "=", "step", "prompt"))]
+        assert f"3 prompts, {number} completions" in page and len(set(texts)) <= 6  # the likeliest tokens: one for a problem
 
 
 @pytest.mark.slow

@@ -122,13 +122,17 @@ def test_impossible_mixtures_are_refused(text, message):
 def test_evaluation_sets():
     config, task = default_config(), two()
     config.eval.sets = "arithmetic(level=add2, label=hard, problems=5, temperature=0, every=20, reward=numeric), "
-    config.eval.sets += "arithmetic(max_tokens=4)"
+    config.eval.sets += "arithmetic(max_tokens=4, samples=64, top_p=0.95)"
     hard, other = make_sets(config, task)
     assert (hard.label, hard.problems, hard.every, hard.temperature, hard.max_tokens) == ("hard", 5, 20, 0, None)
+    assert (hard.samples, hard.top_p, other.samples, other.top_p) == (None, None, 64, 0.95)
     assert hard.reward.names == ("numeric",) and other.reward.names == ("exact",)
     assert (other.label, other.problems, other.every, other.max_tokens) == ("arithmetic", 64, 0, 4)
     for text, message in (("arithmetic(label=mul)", "set 'mul' needs a name of its own"),
-                          ("arithmetic(problems=0)", "problems=0, every=0, max_tokens=None"),
+                          ("arithmetic(problems=0)", "problems=0, every=0, samples=None, top_p=None, max_tokens=None"),
+                          ("arithmetic(samples=0)", "samples=0, .*; problems and samples are at least 1"),
+                          ("arithmetic(top_p=0)", "top_p=0, .*top_p above 0 and at most 1"),
+                          ("arithmetic(top_p=1.1)", "top_p=1.1, .*top_p above 0 and at most 1"),
                           ("arithmetic(max_tokens=33)", "from 1 to sampling.max_tokens=32"),
                           ("arithmetic(tempreature=0)", "keyword of task 'arithmetic' 'tempreature'")):
         config.eval.sets = text
