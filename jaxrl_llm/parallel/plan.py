@@ -9,7 +9,7 @@ Within 25% of the compiler's own figures for tiny models and SmolLM2 in float32,
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -46,7 +46,7 @@ class Work:
       lora_rank: rank of adapters; 0 if all weights are trained.
       passes: forward passes over the batch beside the update's own (old and reference log-probs).
       reference: whether frozen weights are kept beside the trained ones.
-      teachers: bytes of the weights of other models on each device.
+      teachers: bytes of the weights of other models on each device of a mesh.
       critic: whether a second transformer is trained.
       average: whether a moving average of the trained weights is kept.
       offload: which of `optimizer` and `reference` wait in the host's memory.
@@ -67,7 +67,7 @@ class Work:
     lora_rank: int = 0
     passes: int = 0
     reference: bool = False
-    teachers: float = 0.0
+    teachers: Callable[[Mapping[str, int]], float] | None = None
     critic: bool = False
     average: bool = False
     offload: tuple[str, ...] = ()
@@ -185,7 +185,7 @@ def kept_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
             "optimiser": kept * state_memory(c, w.optimizer, mesh, w.lora_rank),
             "reference": weights * (w.reference and "reference" not in w.offload),
             "critic": w.critic * (weights + kept * state_memory(c, w.optimizer, mesh)),
-            **({"average": trained} if w.average else {}), **({"teachers": w.teachers} if w.teachers else {})}
+            **({"average": trained} if w.average else {}), **({"teachers": w.teachers(mesh)} if w.teachers else {})}
 
 
 def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:

@@ -75,7 +75,8 @@ def forecast(run: Run) -> list[tuple[str, str]]:
     own, critic = mesh.local_devices[0], run.learner.estimator.value_targets is not None
     device = device_of(own)
     beside, teachers = taught(run)
-    w = dataclasses.replace(work_of(run.config, run.source.sampler.prompt_tokens, run.needs, critic), teachers=beside)
+    w = dataclasses.replace(work_of(run.config, run.source.sampler.prompt_tokens, run.needs, critic),
+                            teachers=(lambda mesh: beside) if teachers else None)
     estimate = plan.estimate(c, w, mesh.shape)
     if not estimate.fits(device):
         refusal = plan.refusal(c, w, device, mesh.size, plan.placed(c, w, device, mesh.size, mesh.shape))

@@ -27,8 +27,8 @@ def machine_of(name: str) -> tuple[Device, int]:
 def work_of(config: ConfigDict, architecture: ModelConfig) -> plan.Work:
     """The step that a configuration describes, for a model that need not exist on this machine.
 
-    The weights of a published teacher are counted whole on every device, an upper bound, since a mesh can only reduce them.
-    Raises ValueError if the length of prompts would be read from the task.
+    The weights of a published teacher are counted as they are kept: in float32, sharded like the policy's. Raises ValueError if
+    the length of prompts would be read from the task.
     """
     method = methods.get(config.method)
     config = config_lib.resolve(config, method.defaults)
@@ -39,8 +39,12 @@ def work_of(config: ConfigDict, architecture: ModelConfig) -> plan.Work:
     work = forecast.work_of(config, config.prompts.max_tokens, needs_of(method, estimator, objective),
                             critic=estimator.value_targets is not None)
     rows = {path: row for row, path in TEACHERS.values()}
-    weights = sum(plan.parameters(MODELS[rows[path]]) for path in config_lib.parts(config.teacher.path) if path in rows)
-    return dataclasses.replace(work, teachers=4.0 * weights)
+    taught = [MODELS[rows[path]] for path in config_lib.parts(config.teacher.path) if path in rows]
+
+    def beside(mesh):
+        return sum(4 * plan.weights_per_device(one, mesh) for one in taught)
+
+    return dataclasses.replace(work, teachers=beside if taught else None)
 
 
 def sized(c: ConfigDict, variant: str, *, taught: bool = False) -> ConfigDict:
