@@ -132,6 +132,18 @@ def test_names_of_the_library_exist(page):
             pytest.fail(f"{page} names {name}, which cannot be imported")
 
 
+def test_messages_that_the_page_of_troubles_quotes_are_those_of_the_code():
+    """Each text in quotation marks that is no value; `...` in it stands for what differs."""
+    files = [path.read_text() for path in sorted((ROOT / "jaxrl_llm").rglob("*.py"))]
+    texts = [node.value for file in files for node in ast.walk(ast.parse(file))
+             if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    page = " ".join(FENCE.sub("", text_of(Path("docs/troubleshooting.md"))).split())
+    quoted = re.findall(r'"`?([a-zA-Z][^"=`]* [^"=`]*)`?"', page)
+    assert len(quoted) >= 2
+    for part in (part.strip(" ()") for message in quoted for part in message.split("...")):
+        assert any(part in text for text in texts), f"docs/troubleshooting.md quotes {part!r}, which no message says"
+
+
 def test_the_checks_fail_where_they_should():
     assert anchors(Path("docs/troubleshooting.md")) >= {"recompilationerror", "updates-are-refused-or-training-diverged"}
     result = commands("python experiments/show.py runs/x \\\n  --nopage --bogus=1")
