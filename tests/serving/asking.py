@@ -2,6 +2,7 @@
 import contextlib
 import inspect
 import json
+import pathlib
 
 import chatter
 import httpx
@@ -33,9 +34,9 @@ def make_worker(seed=7, slot_tokens=SLOT_TOKENS):
 
 
 @contextlib.contextmanager
-def asking(url, folder, **options):
+def asking(url, folder, reload="sglang", **options):
     """A server as a run uses it."""
-    result = external.Server(external.Client(url, **options), MODEL.config, folder)
+    result = external.Server(external.Client(url, **options), MODEL.config, folder, reload=reload)
     try:
         yield result
     finally:
@@ -77,11 +78,13 @@ def assert_same_nodes(result, wanted):
 def troubled(url, trouble):
     """A proxy before the server at `url`.
 
-    `trouble(path, body)` returns a Response that replaces the answer, a function that changes its JSON, or None for no change.
+    `trouble(path, body)`, the path with its query, returns a Response that replaces the answer, a function that changes its
+    JSON, or None for no change.
     """
     async def answer(request):
         content = await request.body()
-        result = trouble(request.url.path, json.loads(content) if content else None)
+        path = f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
+        result = trouble(path, json.loads(content) if content else None)
         result = await result if inspect.isawaitable(result) else result
         if isinstance(result, Response):
             return result
@@ -104,3 +107,34 @@ def choice(change):
 
 def error(status):
     return Response(json.dumps({"error": {"message": "not now"}}), status, media_type="application/json")
+
+
+def untagged(path):
+    """What takes the names of weights out of the answers of our server, as others do not name them."""
+    def change(answer):
+        for one in (answer, *answer.get("data", ()), *answer.get("choices", ())):
+            for name in ("metadata", "weight_versions"):
+                one.pop(name, None)
+    return change if path in ("/v1/models", "/v1/completions") else None
+
+
+def as_vllm(url, seen):
+    """`trouble` of a proxy that makes our server at `url` take weights as vLLM does; requests for that are added to `seen`."""
+    async def trouble(path, body):
+        if path.startswith("/v1/"):
+            return untagged(path)
+        seen.append(path)
+        if path == "/collective_rpc" and body["method"] == "reload_weights":
+            await hand_over(url, body["kwargs"]["weights_path"])
+            return Response(json.dumps({"results": [None, None]}))
+        cleared = path == "/reset_prefix_cache?reset_running_requests=true"
+        return Response("") if cleared else Response(json.dumps({"detail": "Not Found"}), 404)
+    return trouble
+
+
+async def hand_over(url, path):
+    """Makes our server read weights as a client of its own would."""
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as session:
+        given = {"model_path": str(path), "weight_version": pathlib.Path(path).name}
+        made = await session.post(url + "/update_weights_from_disk", json=given)
+        assert made.json()["success"]

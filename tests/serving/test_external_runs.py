@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 import run_files
-from asking import MODEL, asking, choice, error, make_worker, troubled, weights
+from asking import MODEL, as_vllm, asking, choice, error, make_worker, troubled, untagged, weights
 from server import serving
 from starlette.responses import Response
 
@@ -94,6 +94,22 @@ def test_a_server_with_other_weights_ends_the_run(url, folder):
         message = f"{at} says that it serves the weights {tag[0]!r}; the run published {tag[0]!r}"
         assert message in str(result.value) and "more than server.max_mismatch=0.05" in str(result.value)
         next(steps_of(config_of(at, folder, **{"server.max_mismatch": 100.0})))
+
+
+def test_a_run_publishes_to_vllm(url, folder, worker):
+    seen = []
+    with troubled(url, as_vllm(url, seen)) as at:
+        steps = steps_of(config_of(at, folder, **{"server.reload": "vllm"}))
+        gaps = [next(steps).learned.metrics["max/mismatch"] for _ in range(2)]
+    assert max(gaps) < 2e-5 and seen == ["/collective_rpc", "/reset_prefix_cache?reset_running_requests=true"] * 2
+
+
+def test_a_folder_that_no_server_reads_ends_the_run(url, folder):
+    with asking(url, folder) as server:
+        server.publish(weights(42))
+    with troubled(url, lambda path, body: untagged(path)) as at, \
+            pytest.raises(external.Mismatch, match="serves the weights None"):
+        next(steps_of(config_of(at, folder, **{"server.reload": "folder"})))
 
 
 def test_a_mismatch_that_is_no_number_is_left_to_the_learner(server):

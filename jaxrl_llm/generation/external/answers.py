@@ -71,9 +71,22 @@ def description(answer: Any, name: str, url: str) -> Description:
 
 
 def updated(answer: Any) -> None:
-    """Raises `Refusal` unless the server accepted the weights."""
+    """Raises `Refusal` unless the server accepted the weights, in SGLang's form."""
     if not isinstance(answer, Mapping) or answer.get("success") is not True:
         raise Refusal(f"the server did not take the weights: {str(answer)[:300]}")
+
+
+def reloaded(answer: Any) -> None:
+    """Raises `Refusal` unless all workers of vLLM accepted the weights: each returns nothing, and errors are statuses."""
+    results = answer.get("results") if isinstance(answer, Mapping) else None
+    if not isinstance(results, list) or not results or any(one is not None for one in results):
+        raise Refusal(f"the server did not take the weights: {str(answer)[:300]}")
+
+
+def cleared(answer: Any) -> None:
+    """Raises `Garbled` unless vLLM dropped its keys and values; some versions say so by an empty answer."""
+    if answer != "" and not (isinstance(answer, Mapping) and answer.get("success") is True):
+        raise Garbled(f"the server did not drop keys and values of earlier weights: {str(answer)[:300]}")
 
 
 def _finish(body: Mapping[str, Any], reason: Any, tokens: Sequence[int]) -> str:

@@ -1,9 +1,8 @@
 """A server that samples for a run: weights are published to it, and its completions are checked."""
-import functools
 import hashlib
 import shutil
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,18 @@ import numpy as np
 from jaxrl_llm.generation.engine import Request
 from jaxrl_llm.generation.external import answers
 from jaxrl_llm.generation.external.answers import Completion
-from jaxrl_llm.generation.external.client import Client, Refusal, ServerError
+from jaxrl_llm.generation.external.client import Client, Fault, Refusal, ServerError
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import merge
 
 _FIRST_CONTACT = 30.0  # seconds for a server that has not answered yet
 _KEPT = 2  # publications whose files stay: the one in use, and the one before, which may still be read
+_ADVICE = {  # for a server that does not know a request
+    "sglang": "set server.reload to vllm, or to folder for a server that has neither's",
+    "vllm": "start vLLM, 0.16 or later, with VLLM_SERVER_DEV_MODE=1, or set server.reload to folder",
+}
+RELOADS = (*_ADVICE, "folder")
 
 
 class Stale(ServerError):
@@ -42,16 +46,19 @@ class Server:
       max_mismatch: see `check`.
     """
 
-    def __init__(self, client: Client, config: ModelConfig, folder: Path, model: str = "", max_mismatch: float = 0.05):
+    def __init__(self, client: Client, config: ModelConfig, folder: Path, model: str = "", max_mismatch: float = 0.05,
+                 reload: str = "sglang"):
         """
         Args:
           client: sends the requests.
           config: architecture of the model.
           folder: folder in which weights are written for the server.
           model: the server's name for the model; empty: the only model that it has.
+          reload: how it learns of new weights, one of `RELOADS`: by a request that SGLang or vLLM has, or "folder": by itself
+            from the link `latest` in the folder.
         """
         self.url, self.tag, self.max_mismatch = client.url, "", max_mismatch
-        self._client, self._config, self._folder, self._model = client, config, folder, model
+        self._client, self._config, self._folder, self._model, self._reload = client, config, folder, model, reload
         self._given: list[Any] = []  # weak references to the weights that were published last
         self._order: dict[str, int] = {}  # tag -> number of its last publication
         self._most: int | None = None  # maximum number of tokens of a prompt with its completion
@@ -80,11 +87,19 @@ class Server:
         if self.served() != self.tag:
             self._hand_over()
 
-    def served(self) -> str | None:
-        """The tag of the weights that the server reports as served; None if it reports none. Errors as in `publish`."""
-        read = functools.partial(answers.description, name=self._model, url=self.url)
+    def served(self, wanted: str = "") -> str | None:
+        """The tag of the weights that the server reports as served; None if it reports none. Errors as in `publish`.
+
+        If it reports tags, waits for the one that is `wanted`.
+        """
+        def read(answer):
+            found = answers.description(answer, self._model, self.url)
+            if wanted and found.tag not in (None, wanted):
+                raise Fault(f"it serves the weights {found.tag!r}, not yet {wanted!r}")
+            return found
+
         description = self._client.ask("GET", "/v1/models", None, read,
-                                       None if self._given else min(_FIRST_CONTACT, self._client.deadline)).result()
+                                       None if self._given or wanted else min(_FIRST_CONTACT, self._client.deadline)).result()
         self._model, self._most = description.name, description.most
         return description.tag
 
@@ -135,21 +150,39 @@ class Server:
 
     def _hand_over(self) -> None:
         """Lets the server read the weights that were published last."""
-        body = {"model_path": str(self._folder / self.tag), "weight_version": self.tag}
-        self._client.ask("POST", "/update_weights_from_disk", body, answers.updated).result()
-        serves = self.served()
+        try:
+            for address, body, read in self._requests():
+                self._client.ask("POST", address, body, read).result()
+        except Refusal as refusal:
+            raise Refusal(f"{refusal}; if it has no such request, {_ADVICE[self._reload]}") from refusal
+        serves = self.served(self.tag if self._reload == "folder" else "")
         if serves not in (None, self.tag):
             raise Refusal(f"{self.url} was given the weights {self.tag!r} and says that it serves {serves!r}; where several "
                           "runs publish to one server, give each its own")
 
+    def _requests(self) -> list[tuple[str, dict[str, Any] | None, Callable[[Any], None]]]:
+        """The address, body and reader of each request after which the server uses the weights that were published last."""
+        path = str(self._folder / self.tag)
+        if self._reload == "sglang":
+            return [("/update_weights_from_disk", {"model_path": path, "weight_version": self.tag}, answers.updated)]
+        if self._reload == "vllm":  # it would else read keys and values of earlier weights for prompts that it knows
+            return [("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}, answers.reloaded),
+                    ("/reset_prefix_cache?reset_running_requests=true", None, answers.cleared)]
+        return []
+
     def _write(self, params: Any) -> None:
-        """Writes these weights and returns their directory; removes this run's older ones but the last."""
+        """Writes these weights, at once for readers; removes this run's older ones but the last."""
         folder = self._folder / self.tag
         if not folder.is_dir():
             part = self._folder / f"{self.tag}.part"
             shutil.rmtree(part, ignore_errors=True)
             weights.save_hf(part, self._config, params)
             part.rename(folder)
+        if self._reload == "folder":
+            link = self._folder / "latest.part"
+            link.unlink(missing_ok=True)
+            link.symlink_to(self.tag)
+            link.replace(self._folder / "latest")
         self._written = [*(one for one in self._written if one != folder), folder]
         while len(self._written) > _KEPT:
             shutil.rmtree(self._written.pop(0), ignore_errors=True)
