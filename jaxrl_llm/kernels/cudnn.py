@@ -5,22 +5,38 @@ over all keys `l = log(e^a + e^b)`, out = e^(a - l) out_a + e^(b - l) out_b. Gra
 are the same for every source: `weight = exp(score - l)`, `slope = weight (d_out . value - d_out . out)` (arXiv 2205.14135).
 
 `jax.nn.dot_product_attention` calls the same kernels, but rounds l to the dtype of the outputs and gives it no gradient. This
-module calls the functions underneath it, or with `implementation="xla"` a plain computation of the same.
+module calls the functions underneath it, which JAX does not promise to keep, or with `implementation="xla"` a plain computation
+of the same.
 """
+import contextlib
 import functools
+import importlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src.cudnn import fused_attention_stablehlo as fused
 
 from jaxrl_llm.kernels.attention import SAVED
 from jaxrl_llm.kernels.flash import FAR, Rows
 from jaxrl_llm.kernels.rows import Kernel
 
+fused: Any = None
+with contextlib.suppress(ImportError):
+    fused = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
+_NEEDED = ("dot_product_attention", "_dot_product_attention_bwd_rule", "_normalize_layout", "check_cudnn_version", "MaskType")
+
 
 def serves(queries, softcap) -> bool:
-    """Whether cuDNN has a kernel for these `queries [..., d]`: 16-bit numbers, d a multiple of 8 up to 128, no soft cap."""
-    return softcap is None and queries.dtype.itemsize == 2 and queries.shape[-1] % 8 == 0 and queries.shape[-1] <= 128
+    """Whether cuDNN has a kernel for these `queries [..., d]`: 16-bit numbers, d a multiple of 8 up to 128, no soft cap.
+
+    Raises NotImplementedError if it has, and this version of JAX has no functions that call it.
+    """
+    fits = softcap is None and queries.dtype.itemsize == 2 and queries.shape[-1] % 8 == 0 and queries.shape[-1] <= 128
+    if fits and (missing := [name for name in _NEEDED if not hasattr(fused, name)]):
+        raise NotImplementedError(f"the kernels 'cuda' call cuDNN by functions of jax._src.cudnn, and JAX {jax.__version__} "
+                                  f"lacks {', '.join(missing)}; set model.kernels=plain, or install the version of JAX that "
+                                  "docs/scaling.md names")
+    return fits
 
 
 def forward(implementation: str, layout: str, queries, keys, values, lengths, causal: bool):

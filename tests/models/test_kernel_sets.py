@@ -1,4 +1,5 @@
 """Models by every set of kernels against the plain one, and the memory of long rows."""
+import importlib.util
 import subprocess
 import sys
 
@@ -91,6 +92,25 @@ def test_models_by_cudnn(monkeypatch):
         called.clear()
         assert_same(gradients(MODELS[name], "cuda"), gradients(MODELS[name], "plain"))
         assert ("cudnn" in called) == (name == "plain")
+
+
+@pytest.mark.parametrize("lost", ("module", "function"))
+def test_kernels_that_jax_no_longer_has_are_refused(monkeypatch, lost):
+    if lost == "module":
+        monkeypatch.setitem(sys.modules, "jax._src.cudnn.fused_attention_stablehlo", None)
+        spec = importlib.util.spec_from_file_location("jaxrl_llm.kernels.cudnn_elsewhere", cudnn.__file__)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        assert module.fused is None
+        monkeypatch.setattr(cudnn, "fused", module.fused)
+    else:
+        monkeypatch.delattr(cudnn.fused, "check_cudnn_version")
+    config = ModelConfig(**SMALL)
+    model, params = Transformer(config, jnp.bfloat16, kernels="cuda"), params_of(config)
+    with pytest.raises(NotImplementedError, match="lacks .*check_cudnn_version.*; set model.kernels=plain"):
+        jax.eval_shape(lambda params: model.packed_states(params, PROMPTS, PROMPT_MASK, TOKENS, mask=MASK), params)
+    other = Transformer(config, kernels="cuda")  # 32-bit numbers, which cuDNN has no kernel for
+    assert jax.eval_shape(lambda params: other.packed_states(params, PROMPTS, PROMPT_MASK, TOKENS, mask=MASK), params)
 
 
 @pytest.mark.slow
