@@ -348,11 +348,25 @@ def test_rows_that_are_cut_are_planned_in_pieces():
     assert half in list(plan.meshes(c, fewer, 8)) and not any("seq" in mesh for mesh in plan.meshes(c, WORK, 8))
 
 
+LONG = plan.Work(64, 8, 512, 32_768, dtype="bfloat16", remat=True, rows=4, row_tokens=33_280, sampling_parts=16)
+
+
 @pytest.mark.parametrize("machine", ("h100-8", "v5p-16"))
 def test_contexts_of_32k_tokens_fit_with_the_margin(machine):
     """Qwen3-8B with groups of 8 completions of 32k tokens, in half a row for each of eight devices."""
-    c, (device, count) = MODELS["qwen3_8b"], parse_devices(machine)
-    w = plan.Work(64, 8, 512, 32_768, dtype="bfloat16", remat=True, rows=4, row_tokens=33_280, sampling_parts=16)
+    c, w, (device, count) = MODELS["qwen3_8b"], LONG, parse_devices(machine)
     result = plan.placed(c, w, device, count, mesh_sizes(count, data=1, fsdp=4, tensor=2))
     assert result.answer(device) == "fits" and result.margin(device) > 0.3
     assert plan.best(c, w, device, count).answer(device) == "fits"
+
+
+def test_the_plan_of_32k_tokens_agrees_with_the_compiler_of_tpus():
+    """The same update: the compiler's bytes per device, of two and of four layers, as `plan.py --compiled` printed them."""
+    c, (device, count) = MODELS["qwen3_8b"], parse_devices("v5p-16")
+    sizes = mesh_sizes(count, data=1, fsdp=4, tensor=2)
+    result, state = plan.placed(c, LONG, device, count, sizes), plan.state_memory(c, LONG.optimizer, sizes)
+    two, four = 1.66e9 + 4.51e9, 2.05e9 + 5.42e9  # arguments and temporaries
+    compiled = two + (c.num_layers - 2) * (four - two) / 2 + state
+    assert compiled == pytest.approx(36.5e9, rel=0.01) and result.updating == pytest.approx(compiled, rel=0.15)
+    text = " ".join((ROOT / "docs/scaling.md").read_text().split())
+    assert f"update needs {result.updating / 1e9:.1f} GB per device" in text and "36.5 GB per device for this update" in text
