@@ -83,6 +83,8 @@ class RowCaches:
                 copies.setdefault(id(row.cache), (row.cache, []))[1].append((0, row))
         for cache, entries in copies.values():
             self._put(jax.device_put(cache, self._device), entries)
+        if forks := [(row.source.slot, row) for row in placed if row.source is not None]:
+            self._put(None, forks)
         self._go_on(weights, [(row.slot, row.tokens[row.cached:-1], row.cached) for row in placed if row.cached])
         rows = [(prompt, row) for row in placed if not row.cached and (prompt := prompt_of(row))]
         self._compute(weights, [prompt for prompt, _ in rows], waiting)
@@ -96,7 +98,9 @@ class RowCaches:
         while len(self.prefixes) > self._rows:  # evicted only now, since one of the oldest may just have been read again
             self.prefixes.popitem(last=False)
         for row in placed:
-            row.cache, row.cached = None, len(row.tokens) - 1
+            if row.source is not None:
+                row.source.forks.remove(row)
+            row.source, row.cache, row.cached = None, None, len(row.tokens) - 1
 
     def _compute(self, weights: Weights, prompts: Iterable[tuple[int, ...]], waiting: Iterable[Row]) -> None:
         """Computes the missing prefixes of these prompts, a few at a time, together with some prompts of waiting rows."""
@@ -104,7 +108,7 @@ class RowCaches:
         spare = min(-len(new) % _PROMPTS, self._rows - len(new))
         if new and spare > 0:
             longest, known = max(map(len, new)), {*new, *self.prefixes}
-            others = (prompt_of(row) for row in itertools.islice(waiting, self._rows) if row.cache is None)
+            others = (prompt_of(row) for row in itertools.islice(waiting, self._rows) if not row.cached)
             new += list(dict.fromkeys(p for p in others if p and p not in known and len(p) <= longest))[:spare]
         self.prefilled += sum(map(len, new))
         self.read += sum(map(len, new))
@@ -140,12 +144,16 @@ class RowCaches:
             entries = [(slot, tokens[width:], before + width) for slot, tokens, before in part] + entries
         return slots
 
-    def _put(self, block: Slots, entries: Sequence[tuple[int, Row]]) -> None:
-        """Copies rows of a block into slots; each entry is `(row of the block, row whose slot receives it)`."""
-        self.make_room(block.room)
+    def _put(self, block: Slots | None, entries: Sequence[tuple[int, Row]]) -> None:
+        """Copies rows of a block, or of the slots themselves (None), into slots.
+
+        Each entry is `(row of the block, row whose slot receives it)`.
+        """
+        if block is not None:
+            self.make_room(block.room)
         count = next(n for n in (1, FEWEST, self._rows) if n >= len(entries))
         slot, which = _padded([row.slot for _, row in entries], self._rows, count), _padded([i for i, _ in entries], 0, count)
-        self.programs.add(("put", count, block.rows, block.room, self.slots.room))
+        self.programs.add(("put", count, *((block.rows, block.room) if block is not None else ()), self.slots.room))
         self.slots = programs_of.put(self.slots, block, which, slot)
 
 

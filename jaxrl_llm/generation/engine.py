@@ -118,6 +118,9 @@ class Engine:
             if request.uid in self._rows or request.uid in rows:
                 raise ValueError(f"uid {request.uid} was submitted before; release it, or give this trajectory its own uid")
             rows[request.uid] = self._root(request) if request.parent is None else self._child(request)
+        for row in rows.values():
+            if row.source is not None:
+                row.source.forks.append(row)
         self._rows |= rows
         self._queue.extend(rows.values())
 
@@ -145,7 +148,7 @@ class Engine:
         if not row.ended and row.measured:
             self._done.append(row.node("extended"))
         row.tokens += [int(t) for t in tokens]
-        row.limit, row.start, row.measured, row.ended = limit, len(row.tokens), [], False
+        row.limit, row.start, row.measured, row.ended, row.paused = limit, len(row.tokens), [], False, False
         row.search = self._search(row.request)
         self._queue.appendleft(row)
 
@@ -156,16 +159,19 @@ class Engine:
         """
         self._settle()
         row = self._held(uid)
-        if not self._active(row):
+        if row.idle:
             raise ValueError(f"uid {uid} " + ("has ended; extend it" if row.ended else "is paused already"))
-        self._take_out(row)
+        if row in self._queue:
+            self._queue.remove(row)
+        row.paused = True
         return row.node("paused")
 
     def resume(self, uid: int) -> None:
         """Continues a paused trajectory. Raises KeyError for a uid that is not held, ValueError for one not paused."""
         row = self._held(uid)
-        if self._active(row) or row.ended:
+        if not row.paused:
             raise ValueError(f"uid {uid} " + ("has ended; extend it" if row.ended else "is not paused"))
+        row.paused = False
         self._queue.appendleft(row)
 
     def release(self, uid: int) -> None:
@@ -224,8 +230,11 @@ class Engine:
         self._caches.clear()
         self._changed = False
         for row in [row for row in self._slots if row]:
-            self._slots[row.slot], row.slot, row.cached, row.cache = None, None, 0, None
-            if not row.ended and row not in self._queue:
+            for lost in (row, *row.forks):
+                lost.cached, lost.cache, lost.source = 0, None, None
+            row.forks.clear()
+            self._slots[row.slot], row.slot = None, None
+            if not row.idle and row not in self._queue:
                 self._queue.appendleft(row)
 
     def step(self) -> bool:
@@ -257,7 +266,7 @@ class Engine:
         return Row(request, tokens, request.limit, self._search(request), start=len(tokens))
 
     def _child(self, request: Request) -> Row:
-        """A row that continues its parent's tokens, with a copy of the parent's cache."""
+        """A row that continues its parent's tokens, with a copy of the parent's cache, made once it has a slot of its own."""
         parent = self._held(request.parent)
         check_request(request, self._tokenizer)
         if len(request.tokens):
@@ -267,36 +276,40 @@ class Engine:
         search = self._search(request)
         if not len(request.tokens) and not parent.ended:
             search.feed(parent.search.tokens)
-        if parent.slot is not None and parent.cache is None:
-            parent.cache = self._copy(parent)  # shared by all forks until the parent continues
         return Row(request, tokens, request.limit, search, cached=parent.cached, drawn=parent.drawn, start=len(tokens),
-                   cache=parent.cache, begun=parent.begun)
+                   source=parent if parent.slot is not None and parent.cached else parent.source, cache=parent.cache,
+                   begun=parent.begun)
 
     def _search(self, request: Request) -> StopSearch:
         return StopSearch(request.stop_sequences, request.stop_texts, self._tokenizer)
 
     def _decoding(self) -> list[Row]:
-        """The rows in slots that have not ended, in slot order; an ended one stays in its slot until another row needs it."""
-        return [row for row in self._slots if row and not row.ended]
-
-    def _active(self, row: Row) -> bool:
-        return not row.ended and (row.slot is not None or row in self._queue)
+        """The rows in slots that are not idle, in slot order; idle ones stay in their slots until other rows need these."""
+        return [row for row in self._slots if row and not row.idle]
 
     def _free(self, row: Row) -> None:
-        """Takes a row out of its slot and out of the queue."""
+        """Takes a row out of its slot and out of the queue; forks of it that still wait for a slot get a copy of its cache."""
+        if row.forks:
+            self._copy(row)
         if row.slot is not None:
             self._slots[row.slot], row.slot = None, None
         if row in self._queue:
             self._queue.remove(row)
+        if row.source is not None:
+            row.source.forks.remove(row)
 
     def _take_out(self, row: Row) -> None:
-        if row.slot is not None:
-            row.cache = self._copy(row)
+        """Takes an idle row out of its slot."""
+        row.cache = self._copy(row)
         self._free(row)
 
     def _copy(self, row: Row) -> Slots:
-        """The cache of a running row, on the host."""
-        return jax.device_get(self._caches.taken(row.slot, row.cached))
+        """The cache of a row in a slot, on the host, where forks that wait for a slot have it from now on."""
+        cache = jax.device_get(self._caches.taken(row.slot, row.cached))
+        for fork in row.forks:
+            fork.cache, fork.source = cache, None
+        row.forks.clear()
+        return cache
 
     def _check_weights(self, policy) -> None:
         old, new = (dict(jax.tree_util.tree_leaves_with_path(x)) for x in (self._policy, policy))
@@ -311,16 +324,16 @@ class Engine:
     # --- the device ---------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Moves waiting rows into free slots, or into those of ended rows, and fills their caches."""
+        """Moves waiting rows into free slots, or into those of idle rows, and fills their caches."""
         if self._queue and not any(self._slots):
             self._caches.slots = None  # no row is in them: short caches suffice again
         placed = [row for row in self._queue if row.slot is not None]
         for row in placed:
             self._queue.remove(row)
-        ended = [row for row in self._slots if row and row.ended]
-        while self._queue and (ended or None in self._slots):
+        idle = [row for row in self._slots if row and row.idle]
+        while self._queue and (idle or None in self._slots):
             if None not in self._slots:
-                self._take_out(ended.pop())
+                self._take_out(idle.pop())
             row = self._queue.popleft()
             row.slot = self._slots.index(None)
             self._slots[row.slot] = row
@@ -379,7 +392,7 @@ class Engine:
         flight = self._flights.popleft()
         drawn = jax.device_get(flight.drawn)
         for lane, row in enumerate(flight.rows):
-            if row is not None and row.slot is not None and not row.ended:  # or it ended at a stop string during this chunk
+            if row is not None and row.slot is not None and not row.idle:  # or it ended at a stop string during this chunk
                 count = int(drawn.mask[:, lane].sum())
                 self._append(row, [x[:count, lane].tolist() for x in (drawn.tokens, drawn.logprobs, drawn.entropies)],
                              flight.version)
@@ -391,7 +404,7 @@ class Engine:
         tokens, logprobs, entropies = drawn
         row.tokens += tokens
         row.measured += [(a, b, version) for a, b in zip(logprobs, entropies)]
-        row.drawn, row.cached, row.cache = row.drawn + len(tokens), row.cached + len(tokens), None
+        row.drawn, row.cached = row.drawn + len(tokens), row.cached + len(tokens)
         self._decoded += len(tokens)
         stopped = tokens[-1] in row.request.stop_tokens
         before = len(row.search.tokens)
@@ -409,11 +422,10 @@ class Engine:
 
     def _finish(self, row: Row, finish: str) -> None:
         self._done.append(row.node(finish))
-        if row.request.keep:
-            row.ended = True
-        else:
-            self._free(row)
+        row.ended = True
+        if not row.request.keep:
             del self._rows[row.request.uid]
+            self._free(row)
 
     def _settle(self) -> None:
         """Fetches all that is in flight, so that rows can be changed."""

@@ -26,11 +26,11 @@ def lane_counts(rows: int) -> tuple[int, ...]:
 
 
 def lanes_of(slots: Sequence[Row | None], count: int, stop_width: int) -> tuple[list[Row | None], Lanes]:
-    """The rows of `slots` that have not ended in `count` lanes, filled up with other slots, which stay inert.
+    """The rows of `slots` that are not idle in `count` lanes, filled up with other slots, which stay inert.
 
     Returns the rows, None for inert lanes, and what the device reads.
     """
-    decoding = [None if row is None or row.ended else row for row in slots]
+    decoding = [None if row is None or row.idle else row for row in slots]
     idle = [slot for slot, row in enumerate(decoding) if row is None]
     running = [slot for slot, row in enumerate(decoding) if row]
     places = sorted(running + idle[:count - len(running)])
@@ -42,7 +42,7 @@ def lanes_of(slots: Sequence[Row | None], count: int, stop_width: int) -> tuple[
             stops[i, :len(row.request.stop_tokens)] = row.request.stop_tokens
             numbers[i] = row.request.stream, row.cached, row.tokens[-1], row.drawn, row.left
         elif slots[places[i]] is not None:
-            numbers[i, 1] = slots[places[i]].cached  # a chunk writes behind what an ended row has cached
+            numbers[i, 1] = slots[places[i]].cached  # a chunk writes behind what an idle row has cached
     uid, length, pending, drawn, left = numbers.T
     halves = np.stack([uid >> 32, uid & 0xFFFFFFFF], axis=1).astype(np.uint32)
     keyed = np.array([row is not None and row.request.key is not None for row in owners])

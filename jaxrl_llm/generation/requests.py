@@ -79,8 +79,11 @@ class Row:
       drawn, limit: how many the policy wrote, and may write.
       start: where its current node begins.  search: stop strings of the completion, which may have begun before a fork.
       measured: log-prob, entropy and version of each token of the node.
-      slot: its slot, where it decodes unless it has ended or waits to read.
-      cache: a copy of its cache, for forks and while it has no slot; None: the slot has it, or nothing is cached.
+      paused: whether it waits for `resume`, in its slot until another row needs that.
+      slot: its slot, where it decodes unless it is idle or waits to read.
+      source: the row in whose slot its cache lies, while it has no slot; that row's cache only grows, so it may go on.
+      forks: rows whose `source` it is.
+      cache: a copy of its cache on the host, while it has neither slot nor source; None otherwise, or if nothing is cached.
       ended: whether it waits for `extend`, in its slot until another row needs that.
       begun: policy version that computed its cache's first places, and how many; forks have those of the parent.
     """
@@ -93,7 +96,10 @@ class Row:
     drawn: int = 0
     start: int = 0
     measured: list[tuple[float, float, int]] = dataclasses.field(default_factory=list)
+    paused: bool = False
     slot: int | None = None
+    source: "Row | None" = None
+    forks: "list[Row]" = dataclasses.field(default_factory=list)
     cache: Slots | None = None
     ended: bool = False
     begun: tuple[int, int] = (0, 0)
@@ -101,6 +107,11 @@ class Row:
     @property
     def left(self) -> int:
         return self.limit - self.drawn
+
+    @property
+    def idle(self) -> bool:
+        """Whether it keeps its slot only until another row needs that."""
+        return self.ended or self.paused
 
     def node(self, finish: str, since: int = 0) -> Node:
         """What the policy wrote since the last node, without the first `since` tokens."""

@@ -224,9 +224,13 @@ def take(slots: Slots, slot, *, room: int) -> Slots:
 
 
 @functools.partial(jax.jit, donate_argnames=("slots",))
-def put(slots: Slots, block: Slots, which, slot) -> Slots:
-    """The slots with the rows `which i32[n]` of `block` copied into the rows `slot i32[n]`; R means no row."""
-    return _written(slots, jax.tree.map(lambda x: x[which], block), slot, jnp.zeros_like(slot))
+def put(slots: Slots, block: Slots | None, which, slot) -> Slots:
+    """The slots with the rows `which i32[n]` of `block`, None for themselves, copied into the rows `slot i32[n]`.
+
+    R means no row.
+    """
+    copied = jax.tree.map(lambda x: x[which], slots if block is None else block)
+    return _written(slots, copied, slot, jnp.zeros_like(slot))
 
 
 @functools.partial(jax.jit, static_argnames=("room",))

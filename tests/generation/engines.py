@@ -74,17 +74,17 @@ def agrees(node, expected, start=0):
     assert node.finish == ("stop" if stopped else "limit")
 
 
-@jax.jit
-def all_logits(weights, row, length):
-    normed, _, _ = DENSE.hidden_states(weights, row, jnp.arange(row.shape[1])[None] < length)
-    return DENSE.logits(weights, normed)[0]
+@functools.partial(jax.jit, static_argnames=("name",))
+def all_logits(weights, row, length, name="dense"):
+    normed, _, _ = MODELS[name].hidden_states(weights, row, jnp.arange(row.shape[1])[None] < length)
+    return MODELS[name].logits(weights, normed)[0]
 
 
-def logits_before(tokens, start, weights):
+def logits_before(tokens, start, weights, name="dense"):
     """f64[n, V], the logits before each of `tokens[start:]` in a plain forward pass over the whole sequence."""
     row = np.zeros((1, 48), np.int32)
     row[0, :len(tokens)] = tokens
-    return np.asarray(all_logits(weights, row, len(tokens))[start - 1:len(tokens) - 1], np.float64)
+    return np.asarray(all_logits(weights, row, len(tokens), name)[start - 1:len(tokens) - 1], np.float64)
 
 
 @jax.jit
@@ -92,12 +92,12 @@ def drawn_token(row_key, t, logits, sampling):
     return draw(jax.random.fold_in(row_key, t)[None], logits, sampling).token[0]
 
 
-def plain(tokens, uid, drawn, count, sampling=Sampling(0.8)):
+def plain(tokens, uid, drawn, count, sampling=Sampling(0.8), name="dense"):
     """The next `count` tokens of a trajectory that has drawn some, each by a plain forward pass over all before it."""
     tokens = list(tokens)
     row_key = row_keys(KEY, np.array([uid]))[0]
     for t in range(drawn, drawn + count):
-        z = logits_before([*tokens, 0], len(tokens), params())
+        z = logits_before([*tokens, 0], len(tokens), params(name), name)
         tokens.append(int(drawn_token(row_key, t, z.astype(np.float32), sampling)))
     return tokens[-count:]
 

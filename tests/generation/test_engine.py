@@ -47,11 +47,11 @@ def test_rows_are_those_of_the_scan_sampler(name, slots):
     assert one.collect() == [] and not one.step()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_no_schedule_changes_a_row(seed):
+@pytest.mark.parametrize("slots, seed", [(4, 0), (4, 1), (4, 2), (16, 3), (64, 4)])
+def test_no_schedule_changes_a_row(slots, seed):
     """Submitted bit by bit in any order, paused, resumed and with slots that others take in between."""
     random = np.random.default_rng(seed)
-    one, found, paused, waiting = engine(), {}, [], list(random.permutation(P * G))
+    one, found, paused, waiting = engine(slots=slots), {}, [], list(random.permutation(P * G))
     pauses = 0
     while waiting or paused or len(found) < P * G:
         for _ in range(min(len(waiting), random.integers(0, 4))):
@@ -221,6 +221,26 @@ def test_an_extension_equals_a_model_run_over_the_whole_sequence(state):
     np.testing.assert_allclose(last.logprobs, logprobs[np.arange(len(last.tokens)), last.tokens], atol=1e-5)
     for uid in range(4):  # those beside it
         agrees(*found[uid], scanned()[uid])
+
+
+@pytest.mark.parametrize("name", ("windows", pytest.param("experts", marks=pytest.mark.slow)))
+def test_extensions_beside_decoding_rows_in_other_models(name):
+    """The extension is longer than the window and than one width."""
+    one = engine(name, slot_tokens=48)
+    one.submit(*(request(uid) for uid in range(3)), request(8, limit=12, stop_tokens=(), keep=True))
+    one.step()
+    said = np.random.default_rng(4).integers(0, V, 19).tolist()
+    one.extend(8, said, limit=18)
+    one.step()
+    assert len(one.running) > 1 and 8 in one.running
+    found = drain(one)
+    first, last = found[8]
+    early = first.tokens.tolist()
+    assert early == scanned(name, stop_tokens=())[8][0][:len(early)] and 0 < len(early) < 12
+    sequence = [*prompts()[2], *early, *said]
+    assert last.tokens.tolist() == plain(sequence, 8, len(early), 18 - len(early), name=name)
+    for uid in range(3):
+        agrees(*found[uid], scanned(name)[uid])
 
 
 def test_new_weights_go_on_with_the_caches_of_old_ones():
