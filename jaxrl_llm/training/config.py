@@ -8,7 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrl_llm.control.budget import UTILITIES
-from jaxrl_llm.generation.external.server import UPDATES
+from jaxrl_llm.generation.external.server import RELOADS
 from jaxrl_llm.generation.prompts import OVERLONG
 from jaxrl_llm.kernels.choice import SETS
 from jaxrl_llm.registry import one_of
@@ -119,7 +119,7 @@ def _sampling(c: ConfigDict) -> None:
     c.server.url = ""                  # its address, e.g. "http://127.0.0.1:8000"; empty: this process samples
     c.server.model = ""                # name of the model on the server; empty: its only one
     c.server.weights = ""              # folder through which it receives weights; both see it under the same path
-    c.server.update = "sglang"         # how it learns of them: by a request of "sglang" or "vllm", or from the "folder" alone
+    c.server.reload = "sglang"         # how it learns of them: by a request of "sglang" or "vllm", or from the "folder" alone
     c.server.deadline = 600.0          # seconds for a request with all its retries; beyond it the run ends
     c.server.max_mismatch = 0.05       # largest mismatch/kl of a batch, nats per token; beyond it the run ends
 
@@ -347,7 +347,7 @@ def check(config: ConfigDict) -> None:
         one_of("config.learner.offload", name, OFFLOADABLE)
     one_of("config.environment_waits", config.environment_waits, WAITS)
     one_of("config.sampling.engine", config.sampling.engine, ENGINES)
-    one_of("config.server.update", config.server.update, UPDATES)
+    one_of("config.server.reload", config.server.reload, RELOADS)
     one_of("config.model.kernels", config.model.kernels, SETS)
     one_of("config.critic.kind", config.critic.kind, KINDS)
     one_of("config.prior.source", config.prior.source, SOURCES)

@@ -154,7 +154,7 @@ def make_server(config: ConfigDict, model: ModelConfig) -> external.Server | Non
     if parallel.several():
         raise NotImplementedError("one process asks a server; run it on one process, or leave server.url empty")
     client = external.Client(c.url, os.environ.get("JAXRL_LLM_TOKEN", ""), c.deadline)
-    return external.Server(client, model, Path(c.weights).expanduser().resolve(), c.model, c.max_mismatch, c.update)
+    return external.Server(client, model, Path(c.weights).expanduser().resolve(), c.model, c.max_mismatch, c.reload)
 
 
 def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, asked: Sequence[Sequence[tasks.Problem]],

@@ -223,7 +223,7 @@ def test_an_extension_equals_a_model_run_over_the_whole_sequence(state):
         agrees(*found[uid], scanned()[uid])
 
 
-@pytest.mark.parametrize("name", ("windows", "experts"))
+@pytest.mark.parametrize("name", ("windows", pytest.param("experts", marks=pytest.mark.slow)))
 def test_extensions_beside_decoding_rows_in_other_models(name):
     """The extension is longer than the window and than one width."""
     one = engine(name, slot_tokens=48)

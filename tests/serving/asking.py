@@ -34,9 +34,9 @@ def make_worker(seed=7, slot_tokens=SLOT_TOKENS):
 
 
 @contextlib.contextmanager
-def asking(url, folder, update="sglang", **options):
+def asking(url, folder, reload="sglang", **options):
     """A server as a run uses it."""
-    result = external.Server(external.Client(url, **options), MODEL.config, folder, update=update)
+    result = external.Server(external.Client(url, **options), MODEL.config, folder, reload=reload)
     try:
         yield result
     finally:

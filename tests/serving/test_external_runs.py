@@ -99,7 +99,7 @@ def test_a_server_with_other_weights_ends_the_run(url, folder):
 def test_a_run_publishes_to_vllm(url, folder, worker):
     seen = []
     with troubled(url, as_vllm(url, seen)) as at:
-        steps = steps_of(config_of(at, folder, **{"server.update": "vllm"}))
+        steps = steps_of(config_of(at, folder, **{"server.reload": "vllm"}))
         gaps = [next(steps).learned.metrics["max/mismatch"] for _ in range(2)]
     assert max(gaps) < 2e-5 and seen == ["/collective_rpc", "/reset_prefix_cache?reset_running_requests=true"] * 2
 
@@ -109,7 +109,7 @@ def test_a_folder_that_no_server_reads_ends_the_run(url, folder):
         server.publish(weights(42))
     with troubled(url, lambda path, body: untagged(path)) as at, \
             pytest.raises(external.Mismatch, match="serves the weights None"):
-        next(steps_of(config_of(at, folder, **{"server.update": "folder"})))
+        next(steps_of(config_of(at, folder, **{"server.reload": "folder"})))
 
 
 def test_a_mismatch_that_is_no_number_is_left_to_the_learner(server):

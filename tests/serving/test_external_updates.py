@@ -69,7 +69,7 @@ def test_a_server_that_has_no_such_request_is_named_the_way_that_works(url, fold
             external.Refusal, match="/collective_rpc: status 404: .* no such request, start vLLM, .*VLLM_SERVER_DEV_MODE=1"):
         server.publish(weights(54))
     with troubled(url, as_vllm(url, [])) as at, asking(at, folder) as server, pytest.raises(
-            external.Refusal, match="weights_from_disk: status 404: .*Not Found.* no such request, set server.update to vllm"):
+            external.Refusal, match="weights_from_disk: status 404: .*Not Found.* no such request, set server.reload to vllm"):
         server.publish(weights(54))
 
 

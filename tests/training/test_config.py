@@ -65,7 +65,7 @@ def test_zero_is_refused_by_name(key):
     ("prompts.max_tokens", -1, "config.prompts.max_tokens is -1"), ("model.num_layers", 0, "config.model.num_layers"),
     ("optimizer.b2", 1.0, "config.optimizer.b2 is 1.0; give 0 or more and less than 1, or -1: the optimiser's own"),
     ("reward_deadline", 0.0, "config.reward_deadline is 0.0; give a number of seconds above 0"),
-    ("server.update", "vlm", "Unknown config.server.update 'vlm'. Did you mean 'vllm'?"),
+    ("server.reload", "vlm", "Unknown config.server.reload 'vlm'. Did you mean 'vllm'?"),
     ("prompts.overlong", "skp", "Unknown config.prompts.overlong 'skp'. Did you mean 'skip'?"),
     ("learner.offload", "optimiser", "Unknown config.learner.offload 'optimiser'. Did you mean 'optimizer'?")))
 def test_values_that_cannot_work_are_refused_by_name(key, value, words):

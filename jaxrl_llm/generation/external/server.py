@@ -21,10 +21,10 @@ from jaxrl_llm.models.lora import merge
 _FIRST_CONTACT = 30.0  # seconds for a server that has not answered yet
 _KEPT = 2  # publications whose files stay: the one in use, and the one before, which may still be read
 _ADVICE = {  # for a server that does not know a request
-    "sglang": "set server.update to vllm, or to folder for a server that has neither's",
-    "vllm": "start vLLM, 0.16 or later, with VLLM_SERVER_DEV_MODE=1, or set server.update to folder",
+    "sglang": "set server.reload to vllm, or to folder for a server that has neither's",
+    "vllm": "start vLLM, 0.16 or later, with VLLM_SERVER_DEV_MODE=1, or set server.reload to folder",
 }
-UPDATES = (*_ADVICE, "folder")
+RELOADS = (*_ADVICE, "folder")
 
 
 class Stale(ServerError):
@@ -47,18 +47,18 @@ class Server:
     """
 
     def __init__(self, client: Client, config: ModelConfig, folder: Path, model: str = "", max_mismatch: float = 0.05,
-                 update: str = "sglang"):
+                 reload: str = "sglang"):
         """
         Args:
           client: sends the requests.
           config: architecture of the model.
           folder: folder in which weights are written for the server.
           model: the server's name for the model; empty: the only model that it has.
-          update: how it learns of new weights, one of `UPDATES`: by a request that SGLang or vLLM has, or "folder": by itself
+          reload: how it learns of new weights, one of `RELOADS`: by a request that SGLang or vLLM has, or "folder": by itself
             from the link `latest` in the folder.
         """
         self.url, self.tag, self.max_mismatch = client.url, "", max_mismatch
-        self._client, self._config, self._folder, self._model, self._update = client, config, folder, model, update
+        self._client, self._config, self._folder, self._model, self._reload = client, config, folder, model, reload
         self._given: list[Any] = []  # weak references to the weights that were published last
         self._order: dict[str, int] = {}  # tag -> number of its last publication
         self._most: int | None = None  # maximum number of tokens of a prompt with its completion
@@ -154,8 +154,8 @@ class Server:
             for address, body, read in self._requests():
                 self._client.ask("POST", address, body, read).result()
         except Refusal as refusal:
-            raise Refusal(f"{refusal}; if it has no such request, {_ADVICE[self._update]}") from refusal
-        serves = self.served(self.tag if self._update == "folder" else "")
+            raise Refusal(f"{refusal}; if it has no such request, {_ADVICE[self._reload]}") from refusal
+        serves = self.served(self.tag if self._reload == "folder" else "")
         if serves not in (None, self.tag):
             raise Refusal(f"{self.url} was given the weights {self.tag!r} and says that it serves {serves!r}; where several "
                           "runs publish to one server, give each its own")
@@ -163,9 +163,9 @@ class Server:
     def _requests(self) -> list[tuple[str, dict[str, Any] | None, Callable[[Any], None]]]:
         """The address, body and reader of each request after which the server uses the weights that were published last."""
         path = str(self._folder / self.tag)
-        if self._update == "sglang":
+        if self._reload == "sglang":
             return [("/update_weights_from_disk", {"model_path": path, "weight_version": self.tag}, answers.updated)]
-        if self._update == "vllm":  # it would else read keys and values of earlier weights for prompts that it knows
+        if self._reload == "vllm":  # it would else read keys and values of earlier weights for prompts that it knows
             return [("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}, answers.reloaded),
                     ("/reset_prefix_cache?reset_running_requests=true", None, answers.cleared)]
         return []
@@ -178,7 +178,7 @@ class Server:
             shutil.rmtree(part, ignore_errors=True)
             weights.save_hf(part, self._config, params)
             part.rename(folder)
-        if self._update == "folder":
+        if self._reload == "folder":
             link = self._folder / "latest.part"
             link.unlink(missing_ok=True)
             link.symlink_to(self.tag)
