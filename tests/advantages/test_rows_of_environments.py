@@ -21,7 +21,8 @@ def trajectories(agents, returns, group, **extras):
         return np.array([list(row) + [fill] * (K - len(row)) for row in values]).reshape(-1, group, K)
 
     named = {"agent": padded(agents, -1), "agent_returns": padded(returns, 0.0).astype(np.float32),
-             "step": padded([range(len(turns)) for turns in agents], -1), "settled": np.ones((len(agents) // group, group), bool),
+             "step": padded([range(len(turns)) for turns in agents], -1),
+             "settled": np.ones((len(agents) // group, group), bool),
              **{name: padded(values, -1) for name, values in extras.items()}}
     valid = np.array([bool(turns) for turns in agents]).reshape(-1, group)
     return jax.tree.map(jnp.asarray, Rollouts(mask=mask, valid=valid, rewards=np.zeros(valid.shape, np.float32), step_ids=step,

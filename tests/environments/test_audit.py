@@ -66,9 +66,10 @@ def counting(**fields):
 
 def test_environments_that_do_not_repeat_themselves():
     """Replayable ones fail; others are played again as well, and only say that they differ."""
-    _, checks = audit.audit(counting(), counting(), 4, 0)
-    assert checks["repeats itself"].failed and checks["repeats itself"].why.endswith(": turn 1 is another when it is played again")
-    _, checks = audit.audit(*(counting(replayable=False) for _ in range(2)), 4, 0)
+    _, checks = audit.audit(*[counting()] * 2, 4, 0)
+    found = checks["repeats itself"]
+    assert found.failed and found.why.endswith(": turn 1 is another when it is played again")
+    _, checks = audit.audit(*[counting(replayable=False)] * 2, 4, 0)
     assert checks["repeats itself"].state == UNCHECKED
     assert checks["repeats itself"].why.startswith("it is not replayable, and did not repeat itself: problem ")
     steady = environment_of(lambda state, message: Turn(done=True), replayable=False)

@@ -20,7 +20,7 @@ from jaxrl_llm.training import setup
 SAME = {"tokens": lambda longest: longest, "prompt_tokens": lambda longest: longest, "version": 0, "group": 2, "prompts": 1}
 # The example of SALT: both trajectories do a5 in the state 0, then a6 or a8 in the state 1, and a7 in the state 2 or 3.
 SAID = [["I see two doors. go north", "take key", "open chest"], ["GO NORTH, I think", "go east", "So: open chest"]]
-READ = [["You are in the crypt.", "Taken. You are in the crypt."], ["North it is. You are in the crypt.", "You are in the vault."]]
+READ = [["You are in the crypt.", "Taken. You are in the crypt."], ["Fine. You are in the crypt.", "You are in the vault."]]
 STATES, ACTIONS = [[0, 1, 2], [0, 1, 3]], [["a5", "a6", "a7"], ["a5", "a8", "a7"]]
 
 
@@ -177,7 +177,7 @@ def test_gymnasium_knows_observations_of_numbers():
     assert known(turns) == [(0, "down"), (4, "up"), (0, "right"), (1, "")]
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_runners_carry_them(kind):
     """Through workers, in replays, and in trajectories that continue from their recordings."""
     said = [{"role": "assistant", "content": text} for text in ("go north", "hm", "please go east", "go west")]
@@ -193,6 +193,7 @@ def test_runners_carry_them(kind):
         assert second.step({5: said[3]})[5] == turns[3]
 
 
+@pytest.mark.slow
 def test_trajectories_of_a_run_carry_them():
     run, params = setup.build(chatter.get_config(environment="treasure(size=2, brief=True)", method="salt", **{
         "sampling.max_tokens": 320, "sampling.turn_tokens": 12, "sampling.max_turns": 8, "prompts.max_tokens": 64}))
