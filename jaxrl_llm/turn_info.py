@@ -1,4 +1,5 @@
 """Facts that an environment reports about turns (`Turn.info`), as entries of the extras of trajectories."""
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ JOINS = {
     "spans": "i32[P, G, T], numbers of parts of the text, given as (start, end, number) in characters; -1 elsewhere",
 }
 AGENT, RETURNS, AGENT_RETURNS = "agent", "returns", "agent_returns"
+SETTLED = "settled"  # whether a trajectory ended with `returns`
+STATE, ACTION = "state", "action"  # identities of a turn that replace its texts, see `environments.base.Turn`
 EOS = "eos"  # whether the policy ended the turn by a stop token, as the sampler reports
 
 
@@ -75,8 +78,9 @@ def joined(facts: Mapping[str, str], info: np.ndarray, node: np.ndarray, row: np
       node, row: i32[E], the turns of the policy in their order, and the trajectory of each, in ascending order.
       length: i32[N], tokens of each node.  rewards: f32[R], rewards of the trajectories.
 
-    If `agent` is a fact, there is `agent_returns` f32[R, K] beside it: the return of each turn's agent, from the list
-    `returns` in the info of the last turn, or the reward of the trajectory if that has no such list.
+    If `agent` is a fact, there are `agent_returns` f32[R, K] beside it, the return of each turn's agent, from the list
+    `returns` in the info of the last turn, or the reward of the trajectory if that has no such list; and `settled` bool[R],
+    whether it has one. A game that is cut before its end has none.
     """
     columns, tokens = dict[str, np.ndarray](), dict[str, np.ndarray]()
     step = np.arange(len(row)) - np.searchsorted(row, row)
@@ -100,7 +104,7 @@ def joined(facts: Mapping[str, str], info: np.ndarray, node: np.ndarray, row: np
         else:
             tokens[name] = _of_tokens(join, values, node, length)
     if AGENT in facts:
-        columns[AGENT_RETURNS] = _agent_returns(info, node, row, step, columns[AGENT], rewards)
+        columns[AGENT_RETURNS], columns[SETTLED] = _agent_returns(info, node, row, columns[AGENT], rewards)
     return Joined(columns, tokens)
 
 
@@ -133,11 +137,17 @@ def _numbers(name: str, info: np.ndarray, node: np.ndarray, length: np.ndarray) 
     return numbers
 
 
-def _agent_returns(info, node, row, step, agent: np.ndarray, rewards: np.ndarray) -> np.ndarray:
-    """f32[R, K]"""
-    by_agent = np.where(agent >= 0, rewards[:, None], 0).astype(np.float32)
+def _agent_returns(info, node, row, agent: np.ndarray, rewards: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`(returns f32[R, K], settled bool[R])`"""
+    by_agent, settled = np.where(agent >= 0, rewards[:, None], 0).astype(np.float32), np.zeros(len(agent), bool)
     last = np.append(row[1:] != row[:-1], True) if len(row) else np.zeros(0, bool)
     for one, line in zip(node[last].tolist(), row[last].tolist()):
         if (returns := info[one].get(RETURNS)) is not None:
             by_agent[line] = np.where(agent[line] >= 0, np.asarray(returns, np.float32)[agent[line]], 0)
-    return by_agent
+            settled[line] = True
+    return by_agent, settled
+
+
+def identity(info: Mapping[str, Any], name: str) -> tuple[str, str] | None:
+    """The `state` or `action` of a turn, hashable and apart from texts: equal values are equal; None if the info has none."""
+    return None if info.get(name) is None else (name, json.dumps(info[name], sort_keys=True))

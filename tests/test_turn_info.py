@@ -51,11 +51,13 @@ def test_every_join():
     assert extras["gains"].tolist() == [[[1, 0.5], [0, 0]]] and extras["gains"].dtype == np.float32
     assert extras["items"][0, 0, :4].tolist() == [0, -1, -1, 3] and extras["items"][0, 1, :3].tolist() == [1, 1, 2]
     assert extras["agent_returns"].tolist() == [[[2, 2, 0], [3, 0, 0]]]  # without returns that of the trajectory
+    assert extras["settled"].tolist() == [[False, False]] and extras["settled"].dtype == bool
 
 
 def test_agents_get_returns_of_their_own():
-    extras = view(grown(NODES[:3], returns=[-1.0, 1.0])).extras
-    assert extras["agent_returns"].tolist() == [[[-1, 1, 0], [0, 0, 0]]]
+    moved = [(uid, parent + (parent > 0), *rest) for uid, parent, *rest in NODES[:3]]
+    extras = view(grown([NODES[3], *moved], returns=[-1.0, 1.0])).extras  # the first trajectory was cut, the second one ended
+    assert extras["agent_returns"].tolist() == [[[0, 0, 0], [-1, 1, 0]]] and extras["settled"].tolist() == [[False, True]]
 
 
 def test_a_turn_without_tokens_has_nowhere_to_be_marked():

@@ -61,7 +61,7 @@ def of_agents(estimator: Estimator) -> Estimator:
 
 
 def of_games(estimator: Estimator) -> Estimator:
-    """As `of_turns`, for an estimator that reads finished games in order of arrival on the P axis and turns on the G axis.
+    """As `of_turns`, for an estimator that reads games in order of arrival on the P axis and turns on the G axis.
 
     Games of a prompt come one after another; rows have their own tokens.
     """
@@ -72,7 +72,7 @@ def of_games(estimator: Estimator) -> Estimator:
         extras = {name: rollouts.extras[name].reshape(P * G, K) for name in ("agent", "step")}
         rows = Rollouts(mask=tokens.reshape(P * G, K, -1), valid=valid.reshape(P * G, K),
                         rewards=_rewards(rollouts).reshape(P * G, K),
-                        extras={**extras, "game": rollouts.extras["game"].reshape(P * G)})
+                        extras=extras | {name: rollouts.extras[name].reshape(P * G) for name in ("game", "settled")})
         advantages, state = estimator.update(rows, state)
         return advantages.reshape(tokens.shape).sum(axis=2), state
 

@@ -108,10 +108,10 @@ ROWS = (
         slug="spiral",
         title="Self-play with role-conditioned advantages",
         arxiv=("2506.24119",),
-        equation="A = R - b[game, role]; b <- 0.95 b + 0.05 R; l = -A log p",
+        equation="A = R - b[game, role]; b <- 0.95 b + 0.05 R, of games that ended; l = -A log p",
         estimator=("spiral_rae", {}),
         objective=("reinforce", {}),
-        needs=("game", "agent", "step"),
+        needs=("game", "settled", "agent", "step"),
         defaults={"epochs": 1},
     ),
     Method(

@@ -25,7 +25,7 @@ PROVIDED = {
 OBSERVED = control.FACTS.keys()  # the facts that a run lets controllers observe
 READ = {*control.Settings._fields}  # the settings that a run reads from controllers
 TURNS = ("traj", "step", "step_rewards", "obs", "act", "next_obs")  # fields of turns as rows, see `advantages.turns`
-AGENTS = ("agent", "functional_group", "game")  # fields of turns in environments whose policy speaks for several agents
+AGENTS = ("agent", "functional_group", "game", "settled")  # fields of environments whose policy speaks for several agents
 REPLAYED = {"age", "replayed"}  # fields that a run provides if its method replays rollouts
 GUIDED = {"expert", "hinted", "hint_mask"}  # fields for completions that begin with solutions, see `Method.guidance`
 _TURNS = "an environment, config.environment"
@@ -107,7 +107,7 @@ def of_environment(objective: Objective, facts: Mapping[str, str] = {}, contexts
         of_contexts = (name for name, join in facts.items() if join != "turn")
         return ("step_ids", "turns", *of_contexts, *(() if "traj" in objective.needs else ("traj",)))
     rows = {*TURNS, *AGENTS}
-    there = ("step_ids", "turns", *TURNS, *facts)
+    there = ("step_ids", "turns", *TURNS, *facts, *(("settled",) if "agent" in facts else ()))
     return tuple(name for name in there if name not in rows) if {*objective.needs} & rows else there
 
 

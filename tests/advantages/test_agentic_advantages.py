@@ -332,6 +332,7 @@ def test_dr_mas_and_multi_context_against_loops():
 
 def play(rewards, role, step, game=(0, 0), valid=None, state=None, **hyper):
     rollouts = make_rollouts(rewards, agent=role, step=step, game=game)
+    rollouts.extras["settled"] = jnp.ones(len(rewards), bool)
     if valid is not None:
         rollouts = rollouts.replace(valid=jnp.asarray(valid))
     estimator = advantages.spiral_rae(**hyper)

@@ -22,6 +22,7 @@ def trajectories(agents, returns, group, **extras):
 
     named = {"agent": padded(agents, -1), "agent_returns": padded(returns, 0.0).astype(np.float32),
              "step": padded([range(len(turns)) for turns in agents], -1),
+             "settled": np.ones((len(agents) // group, group), bool),
              **{name: padded(values, -1) for name, values in extras.items()}}
     valid = np.array([bool(turns) for turns in agents]).reshape(-1, group)
     return jax.tree.map(jnp.asarray, Rollouts(mask=mask, valid=valid, rewards=np.zeros(valid.shape, np.float32), step_ids=step,
@@ -93,6 +94,26 @@ def test_turns_of_draws_leave_the_mean_over_tokens_by_their_tokens():
     uneven = trajectories([[0], [0, 1]], [[0], [1, -1]], 2)
     uneven.extras["game"] = jnp.zeros((1, 2), int)
     close(credited("spiral_rae", uneven)[0], [[0], [4 / 3, -4 / 3]])
+
+
+def test_worked_example_of_a_game_that_was_cut():
+    """Won, cut after three turns, lost: the cut one moves no baseline and gets no advantage, also not in the token mean.
+
+    b before the third game is (0.05, -0.05); without a cut game between them it is the same, and the advantages are those of
+    the worked example, here times 3 + 6 + 3 tokens over 3 + 3. A draw would have left b at 0.95 * (0.05, -0.05).
+    """
+    rollouts = trajectories([[0, 1], [0, 1, 0], [0, 1]], [[1, -1], [0, 0, 0], [-1, 1]], 3)
+    rollouts.extras["game"], rollouts.extras["settled"] = jnp.zeros((1, 3), int), jnp.array([[True, False, True]])
+    turns, state = credited("spiral_rae", rollouts)
+    close(turns, [[2, -2], [0, 0, 0], [-2.1, 2.1]])
+    np.testing.assert_allclose(state, [[-0.0025, 0.0025]], atol=1e-7)
+    close(credited("spiral_rae", rollouts, filter_zero=False)[0], [[2, -2], [0, 0, 0], [-2.1, 2.1]])
+    after, state = credited("spiral_rae", rollouts.replace(extras={**rollouts.extras, "settled": jnp.zeros((1, 3), bool)}),
+                            jnp.array([[0.5, -0.5]]))
+    close(after, [[0, 0], [0, 0, 0], [0, 0]])
+    np.testing.assert_allclose(state, [[0.5, -0.5]])
+    drawn = rollouts.replace(extras={**rollouts.extras, "settled": jnp.ones((1, 3), bool)})
+    np.testing.assert_allclose(credited("spiral_rae", drawn)[0][1], [-0.05, 0.05, -0.05], rtol=1e-5)
 
 
 def test_an_absent_game_changes_no_baseline():

@@ -126,9 +126,15 @@ def game():
     return run, run.source.next(setup.initial_state(run, params))
 
 
-def test_both_sides_of_a_game_are_credited_with_what_they_get(game):
+@pytest.mark.parametrize("cut", [False, True])
+def test_both_sides_of_a_game_are_credited_with_what_they_get(game, cut):
+    """With every second game cut, these get nothing and move no baseline."""
     run, finished = game
     rollouts = finished.rollouts
+    assert rollouts.extras["settled"][rollouts.valid].all()
+    settled = np.ones(rollouts.valid.shape, bool)
+    settled[:, ::2] = not cut
+    rollouts = rollouts.replace(extras={**rollouts.extras, "settled": settled})
     learned = run.learner.learn(fresh(run), rollouts)
     agent, returns, turns = (rollouts.extras[name] for name in ("agent", "agent_returns", "turns"))
     assert not rollouts.rewards.any() and turns.max() == 4 and {-1, 1} <= {*np.unique(returns)} <= {-1, 0, 1}
@@ -136,6 +142,9 @@ def test_both_sides_of_a_game_are_credited_with_what_they_get(game):
     for p, g in np.ndindex(rollouts.valid.shape):  # games in order of arrival, each side's baseline after each game
         assert agent[p, g, :turns[p, g]].tolist() == [0, 1, 0, 1][:turns[p, g]]
         outcome = returns[p, g, 0] * np.array([1, -1])
+        if not settled[p, g]:
+            assert not np.asarray(learned.advantages[p, g]).any()
+            continue
         for k in range(turns[p, g]):
             tokens = rollouts.mask[p, g] & (rollouts.step_ids[p, g] == k)
             expected = outcome[agent[p, g, k]] - baseline[agent[p, g, k]]
@@ -143,6 +152,15 @@ def test_both_sides_of_a_game_are_credited_with_what_they_get(game):
                                        atol=1e-6)
         baseline = 0.95 * baseline + 0.05 * outcome
     np.testing.assert_allclose(learned.state.estimator_state[0], baseline, rtol=1e-5)
+
+
+def test_a_run_whose_limits_end_no_game_learns_nothing():
+    run, params = setup.build(chatter.get_config(method="spiral", **{**BOTH_SIDES, "sampling.max_turns": 3}))
+    rollouts = run.source.next(setup.initial_state(run, params)).rollouts
+    assert rollouts.mask.any() and rollouts.extras["truncated"][rollouts.valid].all()
+    assert not rollouts.extras["settled"].any() and not rollouts.extras["agent_returns"].any()
+    learned = run.learner.learn(fresh(run), rollouts)
+    assert not np.asarray(learned.advantages).any() and not np.asarray(learned.state.estimator_state[0]).any()
 
 
 @pytest.mark.slow

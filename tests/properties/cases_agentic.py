@@ -43,7 +43,7 @@ def calls(rng, p, g, t):
 
 
 def plays(rng, p, g, t):
-    extras = {"game": rng.integers(0, 2, p), "agent": rng.integers(0, 2, (p, g)),
+    extras = {"game": rng.integers(0, 2, p), "agent": rng.integers(0, 2, (p, g)), "settled": rng.random(p) < 0.7,
               "step": rng.permuted(np.tile(np.arange(g), (p, 1)), axis=1)}
     outcome = rng.choice([-1.0, 0.0, 1.0], (p, 1))
     return {"rewards": np.where(extras["agent"] == 0, outcome, -outcome), "extras": extras}
