@@ -266,9 +266,10 @@ def turn_facts(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarr
     """Facts about the turns of trajectories with an environment, `[R, K]` each, K being the maximum number of `turns`.
 
     `step`: number of the turn, -1 where there is none; `traj`: its trajectory, counted from 0 within its prompt;
-    `step_rewards`: f32, its own reward. `obs`, `act`, `next_obs` are numbers of the text before the turn, the policy's text and
-    the text after it: equal texts of one prompt have equal numbers. After the last turn `next_obs` is the end and its reward.
-    `turns` i32[R]: number of turns. Raises ValueError if there are more than K.
+    `step_rewards`: f32, its own reward. `obs`, `act`, `next_obs` are numbers of the state before the turn, of the policy's
+    action and of the state after it: the `state` and `action` in the info of turns, where the environment gives them, else the
+    texts. Equal ones of one prompt have equal numbers. After the last turn `next_obs` is the end and its reward. `turns`
+    i32[R]: number of turns. Raises ValueError if there are more than K.
     """
     assert forest.turn_rewards is not None
     mine = forest.role[node] == Role.POLICY
@@ -283,15 +284,26 @@ def turn_facts(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarr
               "step_rewards": np.zeros((len(ends), turns), np.float32)}
     fields["step"][place], fields["step_rewards"][place] = place[1], forest.turn_rewards[at]
     after = {int(forest.parent[one]): int(one) for one in node.tolist()}
-    role, texts = forest.role, forest.texts
-    facts = {"obs": [(int(role[above]), texts[above]) for above in forest.parent[at].tolist()],
-             "act": [texts[one].strip() for one in at.tolist()],
-             "next_obs": [texts[after[one]] if one in after else (bool(forest.stopped[one]), float(forest.turn_rewards[one]))
-                          for one in at.tolist()]}
-    for name, values in facts.items():
+    for name, values in _edges(forest, at.tolist(), line.tolist(), after).items():
         fields[name] = np.full((len(ends), turns), -1, np.int32)
         fields[name][place] = equal_answers(values, forest.prompt[at])
     return fields
+
+
+def _edges(forest: Forest, at: Sequence[int], line: Sequence[int], after: Mapping[int, int]) -> dict[str, list[Hashable]]:
+    """State, action and next state of each turn, for turns `at` of the trajectories `line`; `after`: nodes by their parent."""
+    assert forest.turn_info is not None and forest.turn_rewards is not None
+    texts, states = forest.texts, [turn_infos.identity(forest.turn_info[one], turn_infos.STATE) for one in at]
+    found: dict[str, list[Hashable]] = {"obs": [], "act": [], "next_obs": []}
+    for place, (one, state) in enumerate(zip(at, states)):
+        above, goes_on = int(forest.parent[one]), place + 1 < len(line) and line[place] == line[place + 1]
+        found["obs"].append(state or (int(forest.role[above]), texts[above]))
+        found["act"].append(turn_infos.identity(forest.turn_info[one], turn_infos.ACTION) or texts[one].strip())
+        if one not in after:
+            found["next_obs"].append((bool(forest.stopped[one]), float(forest.turn_rewards[one])))
+        else:
+            found["next_obs"].append((states[place + 1] if goes_on else None) or texts[after[one]])
+    return found
 
 
 def turns(forest: Forest, **shape) -> Rollouts:

@@ -35,7 +35,10 @@ class Turn(NamedTuple):
     """The environment's answer to a message of the policy.
 
     The policy reads `messages` before its next message. `reward` is the reward of this turn; the return of a trajectory is the
-    sum of its rewards. `done` ends the trajectory. `info` holds further facts about the turn, by name, in types of JSON.
+    sum of its rewards. `done` ends the trajectory. `info` holds further facts about the turn, by name, in types of JSON. Two of
+    them are optional: `state` identifies the state in which the message was said, `action` what the environment read in the
+    message. Methods that compare turns use them instead of the texts, so that two phrasings of one move are one action; equal
+    values of one problem have to mean equal states and actions.
     `fresh` begins a new context: the policy forgets everything after the opening, and `messages` directly follow the opening.
     `rewritten` replaces the policy's last two messages, and the text between them, by one message made of parts
     (n, start, end): characters `start` to `end` of the message n before the last one, n 0 or 1; the stop token counts as one

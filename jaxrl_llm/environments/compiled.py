@@ -18,19 +18,21 @@ _FEWEST = 8  # rows of a table
 
 
 class Alone:
-    """The state of one trajectory: a table of one row, and its last `Shown`."""
+    """The state of one trajectory: a table of one row, its last `Shown`, and the text of its position."""
 
     def __init__(self, opening: "Opening", problem: Problem, key: int):
         self.game, row = opening.game, np.ones(1, bool)
         self.table, shown = games.opened(self.game, games.empty(self.game, 1), row, *opening.beginnings([(problem, key)]))
         self.shown = _rows(shown)[0]
+        self.position = self.game.text(self.shown.seen)
 
     def step(self, message: Message) -> Turn:
         """The turn after a message, as `Environment.step` returns it."""
-        action = np.array([games.action_of(self.game, message)], np.int32)
-        self.table, shown = games.stepped(self.game, self.table, np.ones(1, bool), action)
+        action = games.action_of(self.game, message)
+        self.table, shown = games.stepped(self.game, self.table, np.ones(1, bool), np.array([action], np.int32))
         self.shown = _rows(shown)[0]
-        return turn_of(self.game, self.shown)
+        turn, self.position = turn_of(self.game, self.shown, self.position, action)
+        return turn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Opening:
 
     def __call__(self, problem: Problem, key: int) -> tuple[Alone, list[Message]]:
         state = Alone(self, problem, key)
-        return state, _said(games.opening_text(self.game, state.shown))
+        return state, _said(games.opening_text(self.game, state.shown, state.position))
 
     def beginnings(self, trajectories: Sequence[tuple[Problem, int]]) -> tuple[np.ndarray, ...]:
         """For each problem and key: data u32[n, 2] of the seed's key and of the chance's key, and whether it is held out."""
@@ -67,18 +69,26 @@ def opening_of(environment: Environment) -> Opening | None:
     return environment.reset if isinstance(environment.reset, Opening) and environment.step is Alone.step else None
 
 
-def turn_of(game: Game, shown: Shown) -> Turn:
-    """The turn after a message, from the `Shown` of one game."""
-    info = {name: np.asarray(value).tolist() for name, value in shown.info.items() if name != "returns" or shown.done}
-    info |= {"truncated": bool(shown.truncated), "invalid_move": bool(shown.invalid)}
-    done = bool(shown.done)
-    return Turn([] if done else _said(games.answer_text(game, shown)), float(shown.reward), done, info)
+def turn_of(game: Game, shown: Shown, before: str, action: int) -> tuple[Turn, str]:
+    """The turn after a message, and the text of its position, from the `Shown` of one game.
+
+    `before` is the text of the position in which the message named the `action`. A game cut at its limit has no `returns`.
+    """
+    ended = shown.done and not shown.truncated
+    info = {name: np.asarray(value).tolist() for name, value in shown.info.items() if name != "returns" or ended}
+    info |= {"truncated": bool(shown.truncated), "invalid_move": bool(shown.invalid), "state": before,
+             "action": game.words[action] if action >= 0 else ""}
+    if shown.done:
+        return Turn([], float(shown.reward), True, info), ""
+    position = game.text(shown.seen)
+    return Turn(_said(games.answer_text(game, shown, position)), float(shown.reward), False, info), position
 
 
 class Place(NamedTuple):
-    """The place of a trajectory: its row of the table, its number of messages, and the fingerprint of its turns."""
+    """The place of a trajectory: its row of the table, its position as text, its messages, and its turns' fingerprint."""
 
     row: int
+    position: str
     said: int
     seen: str
 
@@ -138,30 +148,36 @@ class Compiled:
         for full, given in zip([new, *padded], [np.ones(len(calls), bool), *begun]):
             full[rows] = given
         self._table, shown = games.opened(self._game, self._table, new, *padded)
-        each = _rows(shown, rows)
-        return {name: self._settled(name, row, Turn(_said(games.opening_text(self._game, one))))
-                for name, row, one in zip(calls, rows, each)}
+        turns: dict[tuple[int, int], Turn | str] = {}
+        for name, row, one in zip(calls, rows, _rows(shown, rows)):
+            position = self._game.text(one.seen)
+            turn = Turn(_said(games.opening_text(self._game, one, position)))
+            self._places[name] = Place(row, position, 0, digest([turn]))
+            turns[name] = turn
+        return turns
 
     def _step(self, said: Mapping[tuple[int, int], Message]) -> dict[tuple[int, int], Turn | str]:
         if not said:
             return {}
-        rows = [self._places[name].row for name in said]
+        places = [self._places[name] for name in said]
+        rows = [place.row for place in places]
         going, actions = np.zeros(len(self._table.count), bool), np.full(len(self._table.count), -1, np.int32)
         going[rows] = True
         actions[rows] = [games.action_of(self._game, message) for message in said.values()]
         self._table, shown = games.stepped(self._game, self._table, going, actions)
-        return {name: self._settled(name, row, turn_of(self._game, one))
-                for name, row, one in zip(said, rows, _rows(shown, rows))}
+        return {name: self._settled(name, one, int(actions[place.row]))
+                for name, place, one in zip(said, places, _rows(shown, rows))}
 
-    def _settled(self, name: tuple[int, int], row: int, turn: Turn) -> Turn | str:
+    def _settled(self, name: tuple[int, int], shown: Shown, action: int) -> Turn | str:
         """The checked turn, or the reason why it is invalid; updates the place of its trajectory, or frees it at the end."""
-        place = self._places.pop(name, Place(row, -1, ""))
+        place = self._places.pop(name)
+        turn, position = turn_of(self._game, shown, place.position, action)
         try:
-            turn = checked(self._environment, turn) if place.said >= 0 else turn
+            turn = checked(self._environment, turn)
         except Rubbish as error:
             return str(error)
         if not turn.done:
-            self._places[name] = Place(row, place.said + 1, digest([turn], place.seen))
+            self._places[name] = place._replace(position=position, said=place.said + 1, seen=digest([turn], place.seen))
         return turn
 
     def _room(self, count: int) -> list[int]:

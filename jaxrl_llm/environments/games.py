@@ -134,18 +134,16 @@ def action_of(game: Game, message: Message) -> int:
     return _numbers(game.words)[matches[-1]] if matches else -1
 
 
-def opening_text(game: Game, shown: Shown) -> str:
-    """The opening text of a trajectory; `shown` is that of one game."""
-    said = game.text(shown.seen)
-    return said if game.brief else f"{game.rules}\n\n{said}\n\n{_moves(game, shown)}"
+def opening_text(game: Game, shown: Shown, position: str) -> str:
+    """The opening text of a trajectory; `shown` and `position`, the text of its state, are those of one game."""
+    return position if game.brief else f"{game.rules}\n\n{position}\n\n{_moves(game, shown)}"
 
 
-def answer_text(game: Game, shown: Shown) -> str:
+def answer_text(game: Game, shown: Shown, position: str) -> str:
     """The text that the policy reads after a message that did not end the game."""
-    said = game.text(shown.seen)
     if game.brief:
-        return said
-    return f"{'That is no legal move.' if shown.invalid else said}\n\n{_moves(game, shown)}"
+        return position
+    return f"{'That is no legal move.' if shown.invalid else position}\n\n{_moves(game, shown)}"
 
 
 def choices(game: Game, shown: Shown) -> list[str]:

@@ -47,16 +47,17 @@ def guess_number(*, highest: int = 100, heldout_fraction: float = 0.2) -> Enviro
 
 def _step(game: Game, message: Message) -> Turn:
     numbers = _NUMBER.findall(message["content"])
-    game.left -= 1
     guess = int(numbers[-1]) if numbers else None
+    info = {"state": [game.low, game.high, game.left], "action": "" if guess is None else guess}
+    game.left -= 1
     if guess == game.hidden:
-        return Turn(reward=1.0, done=True, info={"guesses_left": game.left})
+        return Turn(reward=1.0, done=True, info={**info, "guesses_left": game.left})
     if game.left == 0:
-        return Turn(done=True, info={"guesses_left": 0})
+        return Turn(done=True, info={**info, "guesses_left": 0})
     if guess is None:
         said = "That is no number."
     elif guess < game.hidden:
         said, game.low = f"Mine is higher than {guess}.", max(game.low, guess + 1)
     else:
         said, game.high = f"Mine is lower than {guess}.", min(game.high, guess - 1)
-    return Turn([{"role": "user", "content": f"{said} {game.left} left."}])
+    return Turn([{"role": "user", "content": f"{said} {game.left} left."}], info=info)

@@ -15,10 +15,11 @@ _COLOURED = re.compile(r"\x1b\[[0-9;]*m([^\x1b]*)\x1b\[0m")
 
 @dataclasses.dataclass
 class Played:
-    """An environment of gymnasium, and how many messages the policy may still send."""
+    """An environment of gymnasium, how many messages the policy may still send, and its last observation."""
 
     inside: Any
     left: int
+    seen: Any
 
 
 def gymnasium_text(*, env_id: str, options: Mapping[str, Any] | None = None, actions: Sequence[str] | None = None,
@@ -41,7 +42,7 @@ def gymnasium_text(*, env_id: str, options: Mapping[str, Any] | None = None, act
         inside = make()
         seen, _ = inside.reset(seed=problem.extra["seed"])
         inside.unwrapped.np_random = np.random.default_rng(key)
-        return Played(inside, turns), [{"role": "user", "content": f"{asked}\n\n{_text(inside, seen)}".strip()}]
+        return Played(inside, turns, seen), [{"role": "user", "content": f"{asked}\n\n{_text(inside, seen)}".strip()}]
 
     return Environment(
         name=env_id, task=seeded(f"gymnasium/{env_id}", asked or env_id, problems, heldout), reset=reset,
@@ -51,16 +52,19 @@ def gymnasium_text(*, env_id: str, options: Mapping[str, Any] | None = None, act
 def _step(state: Played, message: Message, *, words: Sequence[str]) -> Turn:
     state.left -= 1
     action: Any = message["content"]
+    info: dict[str, Any] = {}
     if words:
         longest_first = sorted(words, key=len, reverse=True)
         matches = re.findall(rf"(?<!\w)({'|'.join(map(re.escape, longest_first))})(?!\w)", action)
+        info |= {"state": _identity(state.seen), "action": matches[-1] if matches else ""}
         if not matches:
-            return Turn([{"role": "user", "content": f"Answer with one of: {', '.join(words)}."}], done=state.left <= 0)
+            said = [{"role": "user", "content": f"Answer with one of: {', '.join(words)}."}]
+            return Turn(said, done=state.left <= 0, info=info)
         action = words.index(matches[-1])
-    seen, reward, terminated, truncated, _ = state.inside.step(action)
+    state.seen, reward, terminated, truncated, _ = state.inside.step(action)
     done = bool(terminated or truncated or state.left <= 0)
-    return Turn([{"role": "user", "content": _text(state.inside, seen) or "(nothing)"}], reward, done,
-                {"truncated": bool(done and not terminated)})
+    return Turn([{"role": "user", "content": _text(state.inside, state.seen) or "(nothing)"}], reward, done,
+                {**info, "truncated": bool(done and not terminated)})
 
 
 def _maker(gymnasium, env_id: str, options: Mapping[str, Any]):
@@ -87,6 +91,15 @@ def _words(gymnasium, space, actions: Sequence[str] | None, env_id: str) -> list
     if len(words) != space.n:
         raise ValueError(f"{len(words)} actions for {env_id}, which has {space.n}: give a word for each")
     return words
+
+
+def _identity(seen: Any) -> Any:
+    """An observation of numbers in types of JSON, which a rendering may show in several ways; None for other observations."""
+    try:
+        values = np.asarray(seen)
+    except ValueError:  # parts of different lengths
+        return None
+    return values.tolist() if values.dtype.kind in "biuf" else None
 
 
 def _text(inside, seen: Any) -> str:

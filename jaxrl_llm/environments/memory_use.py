@@ -2,7 +2,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm import registry, tasks
@@ -62,7 +62,7 @@ def _ideal(reward: str, state: Dialogue, parser: str) -> str:
 
 
 def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call]], tools: Sequence[Tool],
-          score: Callable[[str, Problem], float], read: Callable[[str], bool], limit: int) -> Turn:
+          score: Callable[[str, Problem], float], read: Callable[[str], Hashable | None], limit: int) -> Turn:
     text = message["content"]
     if state.said:
         memories = _MEMORY.findall(text)
@@ -71,7 +71,7 @@ def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call
         state.memory, state.said, state.contexts = memories[-1].strip(), "", state.contexts + 1
         return Turn([{"role": "user", "content": f"Memory: {state.memory}"}], fresh=True)
     calls = parse(text)
-    if not calls and read(text):
+    if not calls and read(text) is not None:
         return Turn(reward=score(text, state.problem), done=True)
     if all(call.error for call in calls) or state.contexts == limit:
         return Turn(done=True, info={"format_failure": all(call.error for call in calls)})

@@ -53,7 +53,7 @@ def of_methods(factory: Callable[[], Any], task: Task, *, reward: Callable[[Any]
         calls = PARSERS[parser](message["content"])
         said = tools.answers(state.tools, calls)
         info = {"tool_calls": len(calls), "tool_errors": sum("error" in one["content"].lower() for one in said),
-                "malformed": any(call.error for call in calls)}
+                "malformed": any(call.error for call in calls), "action": tools.identity(calls) if calls else None}
         if calls and state.turns < turns:
             return Turn(said, info=info)
         value = state.instance.get_reward() if reward is None else reward(state.instance)

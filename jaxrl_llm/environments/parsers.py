@@ -1,12 +1,14 @@
-"""Parsers of tool calls in a policy's text, in the formats that models were trained on. Time is linear in the text.
+"""Parsers of tool calls in a policy's text, in the formats that models were trained on, and writers of single calls.
 
-A parser is `parse(text) -> calls`; an empty list means that the text is an answer. A malformed call is returned with its
-`error`, so that the policy can read it. Calls inside thoughts (before the last `</think>`) do not count.
+Parsing takes time linear in the text. A parser is `parse(text) -> calls`; an empty list means that the text is an answer. A
+malformed call is returned with its `error`, so that the policy can read it. Calls inside thoughts (before the last
+`</think>`) do not count.
 """
 import ast
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from jaxrl_llm.environments.tools import Call
 from jaxrl_llm.rewards.code import extract_program
@@ -67,6 +69,23 @@ PARSERS: dict[str, Callable[[str], list[Call]]] = {"hermes": hermes, "llama3": l
                                                       "fenced": fenced}
 
 
+def _json(name: str, key: str, arguments: Mapping[str, Any]) -> str:
+    return json.dumps({"name": name, key: dict(arguments)})
+
+
+def _literal(value: Any) -> str:
+    """A value in Python, texts in double quotes."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+WRITERS: dict[str, Callable[[str, Mapping[str, Any]], str]] = {  # a call that the parser of the same name reads
+    "hermes": lambda name, arguments: f"{_OPEN}{_json(name, 'arguments', arguments)}{_CLOSE}",
+    "llama3": lambda name, arguments: _json(name, "parameters", arguments),
+    "pythonic": lambda name, arguments: f"[{name}({', '.join(f'{key}={_literal(x)}' for key, x in arguments.items())})]",
+    "fenced": lambda name, arguments: f"```python\n{arguments.get('code', '')}\n```",  # always of the tool `python`
+}
+
+
 def _answer(text: str) -> str:
     """The text after the thoughts."""
     return text.rpartition("</think>")[2]
@@ -93,6 +112,7 @@ def _python_call(node: ast.expr) -> Call:
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         return Call(node.func.id, {}, 'arguments are given by name, name(key="value")')
     try:
-        return Call(node.func.id, {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in node.keywords})
+        literals = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+        return Call(node.func.id, json.loads(json.dumps(literals)))  # sets, bytes and the like are no arguments
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return Call(node.func.id, {}, "arguments of a call are literals, such as numbers and texts in quotes")

@@ -1,6 +1,6 @@
 """Tasks with one answer as environments: one message of the policy, which the task's verifier scores."""
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm import rewards, tasks
@@ -37,10 +37,9 @@ def scorer(name: str) -> Callable[[str, Problem], float]:
     return lambda text, problem: float(combined([text], [problem.answer], [problem]).total[0])
 
 
-def reader(name: str) -> Callable[[str], bool]:
-    r"""Whether a reward of that name reads an answer in a text; rewards without an extractor look for `\boxed{}`."""
-    extract = _alone(name).extract or last_boxed
-    return lambda text: extract(text) is not None
+def reader(name: str) -> Callable[[str], Hashable | None]:
+    r"""The answer that a reward of that name reads in a text, or None; rewards without an extractor look for `\boxed{}`."""
+    return _alone(name).extract or last_boxed
 
 
 def _alone(name: str) -> rewards.Reward:

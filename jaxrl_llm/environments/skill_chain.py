@@ -3,7 +3,7 @@ import ast
 import dataclasses
 import functools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 from jaxrl_llm.environments.base import Environment, Message, Turn
 from jaxrl_llm.environments.parsers import fenced
@@ -110,8 +110,8 @@ def _ideal(state: Chain) -> str:
     return f"```python\n{defined}print({extra['calls'][state.task]})\n```"
 
 
-def _step(state: Chain, message: Message, *, tool: Tool, score: Callable[[str, Problem], float], read: Callable[[str], bool],
-          limit: int) -> Turn:
+def _step(state: Chain, message: Message, *, tool: Tool, score: Callable[[str, Problem], float],
+          read: Callable[[str], Hashable | None], limit: int) -> Turn:
     text, now, state.turns = message["content"], state.task, state.turns + 1
     calls = fenced(text)
     state.programs += [call.arguments["code"] for call in calls]
@@ -119,7 +119,7 @@ def _step(state: Chain, message: Message, *, tool: Tool, score: Callable[[str, P
         before = "".join(f"{source}\n" for source in state.library.values())
         said = "\n".join(run([tool], call._replace(arguments={"code": before + call.arguments["code"]})) for call in calls)
         return Turn([{"role": "user", "content": said}], info=_info(state, now))
-    got = score(text, Problem("", state.problem.extra["answers"][now], 0)) if not calls and read(text) else 0.0
+    got = score(text, Problem("", state.problem.extra["answers"][now], 0)) if not calls and read(text) is not None else 0.0
     state.scores = (*state.scores, got)
     if now == 1:
         return Turn(reward=got / 2, done=True, info=_info(state, now))

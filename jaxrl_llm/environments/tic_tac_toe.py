@@ -98,7 +98,7 @@ def _begun() -> list[str]:
 
 def _step(game: Game, message: Message, *, brief: bool) -> Turn:
     mine, moves = game.side, _MOVE.findall(message["content"])
-    info = {"agent": mine, "functional_group": mine, "game": 0}
+    info = {"agent": mine, "functional_group": mine, "game": 0, "state": game.board, "action": moves[-1] if moves else ""}
     square = int(moves[-1]) - 1 if moves else None
     if square is None or game.board[square] != ".":
         return _ended(game, info, 1 - mine, mine, {"invalid_move": True})

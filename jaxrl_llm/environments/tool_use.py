@@ -1,16 +1,15 @@
 """Tasks with one answer in which the policy may call tools before it answers."""
 import dataclasses
 import functools
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm import registry, tasks
 from jaxrl_llm.environments import tools as tool_room
 from jaxrl_llm.environments.base import Environment, Message, Turn
 from jaxrl_llm.environments.calculator import calculator
-from jaxrl_llm.environments.parsers import PARSERS
+from jaxrl_llm.environments.parsers import PARSERS, WRITERS
 from jaxrl_llm.environments.python_tool import python
 from jaxrl_llm.environments.search import search
 from jaxrl_llm.environments.single import ideal, opening, reader, scorer
@@ -22,8 +21,6 @@ for _factory in (calculator, python, search):
     registry.register(TOOLS, "tool", _factory)
 _EXPRESSION = re.compile(r"\d+(?: ?[-+*/] ?\d+)+")
 _MARKED = re.compile(r"\\boxed\{|<answer>")
-_CALLS = {"hermes": '<tool_call>{"name": "calculator", "arguments": %s}</tool_call>',
-          "llama3": '{"name": "calculator", "parameters": %s}', "pythonic": "[calculator(expression=%s)]"}
 FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count", "malformed": "any", "void": "tokens",
          "tool_failed": "count", "tool_unknown": "count"}
 FENCED = "Programs that you write in a ```python block are run, and you read what they print. Then give your answer."
@@ -50,7 +47,8 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
     of a turn are `tool_calls`; `tool_errors`, calls whose result contains the word "error", among them `tool_failed`, readable
     calls of a known tool, and `tool_unknown`, readable calls of an unknown one; `answer_blocks`, answers in a box or in
     `<answer>`, or read by the verifier; `malformed`, whether a call could not be parsed; and `void`: no readable call and no
-    answer. Raises ValueError for unknown names, SandboxError if the tool `python` cannot run.
+    answer. The `action` of a turn is its calls, or the answer as the verifier reads it. Raises ValueError for unknown names,
+    SandboxError if the tool `python` cannot run.
     """
     problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
     chosen = tools if isinstance(tools, Mapping) else dict.fromkeys(tools, {})
@@ -92,18 +90,19 @@ def _ideal(reward: str, state: Dialogue, parser: str) -> str:
 
 
 def call_of(problem: Problem, parser: str) -> str | None:
-    """A call of the calculator with the expression in a problem; None without an expression, or for other parsers."""
+    """A call of the calculator with the expression in a problem; None without an expression, and for no parser or `fenced`."""
     match = _EXPRESSION.search(opening(problem)[-1]["content"])
-    written = json.dumps(None if match is None else match[0] if parser == "pythonic" else {"expression": match[0]})
-    return None if match is None or parser not in _CALLS else _CALLS[parser] % written
+    return None if match is None or parser in ("", "fenced") else WRITERS[parser]("calculator", {"expression": match[0]})
 
 
 def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call]], score: Callable[[str, Problem], float],
-          read: Callable[[str], bool], limit: int, role: str) -> Turn:
+          read: Callable[[str], Hashable | None], limit: int, role: str) -> Turn:
     state.turns += 1
     text, calls = message["content"], parse(message["content"])
-    marked, answered = len(_MARKED.findall(text)), not calls and read(text)
-    info = {"tool_calls": len(calls), "tool_errors": 0, "answer_blocks": marked or int(answered),
+    answer = None if calls else read(text)
+    marked, answered = len(_MARKED.findall(text)), answer is not None
+    action = tool_room.identity(calls) if calls else None if answer is None else f"answer {answer}"
+    info = {"action": action, "tool_calls": len(calls), "tool_errors": 0, "answer_blocks": marked or int(answered),
             "malformed": any(call.error for call in calls),
             "void": not (answered or marked or any(not call.error for call in calls)), "tool_failed": 0, "tool_unknown": 0}
     if not calls:

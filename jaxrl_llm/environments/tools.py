@@ -104,6 +104,28 @@ def answers(tools: Sequence[Tool], calls: Sequence[Call], role: str = "tool") ->
     return [{"role": role, "name": call.name, "content": result} for call, result in zip(calls, results)]
 
 
+def identity(calls: Sequence[Call]) -> str | None:
+    """A text that is equal for equal calls, however they were written; None for arguments that are nested too deeply.
+
+    The order of arguments, spaces around texts, and the form of whole numbers do not count.
+    """
+    try:
+        made = [[call.name, _plain(dict(call.arguments)), call.error] for call in calls[:CALLS]]
+        return json.dumps([*made, len(calls)], sort_keys=True)
+    except RecursionError:
+        return None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, str):
+        return value.strip()
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def check(tool: Tool, arguments: Mapping[str, Any]) -> None:
     """Raises ToolError if arguments are missing, unknown or not of the schema's type.
 

@@ -104,6 +104,7 @@ def best_command(maze: Maze) -> str:
 def _step(maze: Maze, message: Message) -> Turn:
     commands = _COMMAND.findall(message["content"].lower())
     direction, take, unlock = commands[-1] if commands else ("", "", "")
+    info = {"state": [*maze.here, maze.key is None], "action": f"go {direction}" if direction else take or unlock}
     maze.left -= 1
     said = "Nothing happens."
     if direction and direction in maze.doors[maze.here]:
@@ -113,10 +114,10 @@ def _step(maze: Maze, message: Message) -> Turn:
     elif take and maze.key == maze.here:
         maze.key, said = None, "Taken."
     elif unlock and maze.here == maze.chest and maze.key is None:
-        return Turn(reward=1.0, done=True, info={"commands_left": maze.left})
+        return Turn(reward=1.0, done=True, info={**info, "commands_left": maze.left})
     if maze.left <= 0:
-        return Turn(done=True, info={"commands_left": 0})
-    return Turn([{"role": "user", "content": f"{said} {describe(maze)}".strip()}])
+        return Turn(done=True, info={**info, "commands_left": 0})
+    return Turn([{"role": "user", "content": f"{said} {describe(maze)}".strip()}], info=info)
 
 
 def _beside(place: Place, direction: str) -> Place:

@@ -52,7 +52,7 @@ def test_a_game_by_hand():
     turns = runner.step({0: say("One, or rather TWO."), 1: say("none of it, twofold")})
     assert turns[0].messages[0]["content"].startswith(f"{start + 2}\n\nMoves: one") and turns[0].reward == 0
     assert turns[1] == base.Turn([{"role": "user", "content": "That is no legal move.\n\nMoves: one, two."}], 0.0, False,
-                                 {"luck": 0, "truncated": False, "invalid_move": True})
+                                 {"luck": 0, "truncated": False, "invalid_move": True, "state": str(start), "action": ""})
     while start < 2:  # one and one are two
         runner.step({1: say("one")})
         start += 1
@@ -69,7 +69,10 @@ def test_messages_without_a_legal_move():
     turns = [lenient.step({0: say("seven")})[0] for _ in range(6)]
     assert [turn.done for turn in turns] == [False] * 5 + [True] and turns[-1].info["truncated"] and turns[-1].reward == 0
     turn = strict.step({0: say("seven")})[0]
-    assert (turn.reward, turn.done, turn.info) == (-1.0, True, {"luck": -1, "truncated": False, "invalid_move": True})
+    start = turn.info.pop("state")
+    assert start in strict.replay(0)[0].messages[0]["content"]
+    assert (turn.reward, turn.done, turn.info) == (
+        -1.0, True, {"luck": -1, "truncated": False, "invalid_move": True, "action": ""})
 
 
 @pytest.mark.parametrize("other", ["threads", "alone"])
@@ -232,6 +235,17 @@ def test_tic_tac_toe_has_the_rules_that_we_know():
                 assert turn.info["returns"] == ([0, 0] if lost is None else [1.0 - 2 * (lost == agent) for agent in (0, 1)])
             else:
                 assert "returns" not in turn.info
+
+
+def test_a_game_that_is_cut_has_no_returns():
+    pytest.importorskip("pgx")
+    runner = make(target="pgx_game", options={"selfplay": True, "opening": 0, "turns": 6, "brief": True})
+    turns = runner.reset({uid: runner.environment.task.train[uid] for uid in range(2)})
+    for squares in zip("123587", "12539 "):  # the second game is won by the fifth move
+        turns |= runner.step({uid: say(square) for uid, square in enumerate(squares) if not turns[uid].done})
+    assert turns[1].done and not turns[1].info["truncated"] and turns[1].info["returns"] == [1, -1]
+    assert turns[0].done and turns[0].info["truncated"] and "returns" not in turns[0].info
+    assert turns[0].info["action"] == "7" and turns[0].info["state"] == "XOX\n4O6\n7X9\nO"
 
 
 def test_games_for_two_against_chance():

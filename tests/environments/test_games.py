@@ -20,7 +20,8 @@ def test_guess_number_word_by_word():
     turns, state = play(environment, problem_of(environment, 7), "It is 12", "3?", "seven", "7")
     assert [turn.messages[0]["content"] for turn in turns[:3]] == [
         "Mine is lower than 12. 4 left.", "Mine is higher than 3. 3 left.", "That is no number. 2 left."]
-    assert turns[3] == base.Turn([], 1.0, True, {"guesses_left": 1}) and (state.low, state.high) == (4, 11)
+    assert turns[3] == base.Turn([], 1.0, True, {"guesses_left": 1, "state": [4, 11, 2], "action": 7})
+    assert (state.low, state.high) == (4, 11)
 
 
 def test_a_list_of_all_numbers_is_one_guess():

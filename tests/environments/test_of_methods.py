@@ -26,7 +26,7 @@ def test_a_trajectory_of_a_class():
     assert [(m["role"], m["name"], m["content"]) for m in turn.messages] == [
         ("tool", "open_drawer", "A coin!"), ("tool", "open_drawer", "error: there is no such drawer")]
     assert base.advance(environment, state, say()) == base.Turn(
-        [], 1.0, True, {"tool_calls": 0, "tool_errors": 0, "malformed": False})
+        [], 1.0, True, {"tool_calls": 0, "tool_errors": 0, "malformed": False, "action": None})
 
 
 def test_turns_run_out_and_objects_are_their_own():

@@ -147,6 +147,9 @@ CALL = {"name": "book", "arguments": {"city": "Bonn"}}
     ("pythonic", 'book("Bonn")', [("book", {}, "arguments are given by name")]),
     ("pythonic", "book(**{'city': 'Bonn'})", [("book", {}, "arguments are given by name")]),
     ("pythonic", "book(city=__import__('os').system('true'))", [("book", {}, "arguments of a call are literals")]),
+    ("pythonic", "book(city={1, 2})", [("book", {}, "arguments of a call are literals")]),
+    ("pythonic", "book(city=b'7')", [("book", {}, "arguments of a call are literals")]),
+    ("pythonic", "book(city=(1, 2.5))", [("book", {"city": [1, 2.5]}, "")]),
     ("pythonic", "book(city=1 + 2, " + "x=" + "(" * 100_000, [("", {}, "the call is no Python expression")]),
     ("fenced", "```python\nprint(1)\n```\nor\n```python\nprint(2)\n```", [("python", {"code": "print(2)"}, "")]),
     ("fenced", "```python\nprint(1)", []),
@@ -255,8 +258,8 @@ def test_a_dialogue_with_tools():
     assert turn.messages[1]["content"].startswith("error: Unknown tool 'no'") and not turn.done and turn.reward == 0.0
     last = base.advance(environment, state, say(f"It is {turn.messages[0]['content']}"))
     assert (last.reward, last.done, last.info) == (1.0, True, {
-        "tool_calls": 0, "tool_errors": 0, "answer_blocks": 1, "malformed": False, "void": False, "tool_failed": 0,
-        "tool_unknown": 0})
+        "action": f"answer {problem.answer}", "tool_calls": 0, "tool_errors": 0, "answer_blocks": 1, "malformed": False,
+        "void": False, "tool_failed": 0, "tool_unknown": 0})
     state, _ = base.begin(environment, problem, 0)
     for count in range(3):
         turn = base.advance(environment, state, say(call("calculator", expression=expression)))
@@ -276,7 +279,7 @@ def test_facts_of_a_turn(text, facts):
     environment = environments.make("tool_use", reward="boxed")
     state, _ = base.begin(environment, environment.task.train[0], 0)
     info = base.advance(environment, state, say(text)).info
-    assert tuple(info.items()) == tuple(zip(environment.facts, facts))
+    assert tuple(info[name] for name in environment.facts) == facts and info.keys() == {*environment.facts, "action"}
 
 
 @linux
