@@ -1,45 +1,177 @@
-"""The audit passes the shipped environments, and detects every fault that it checks."""
+"""The audit passes the shipped environments, detects every fault that it checks, and says what it did not check."""
+import itertools
+import time
+
 import pytest
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import Environment, Turn, audit
+from jaxrl_llm.environments import Environment, Turn, attacks, audit, parsers
+from jaxrl_llm.environments.audit import FAILS, HOLDS, UNCHECKED
 from jaxrl_llm.tasks import make
+from jaxrl_llm.tasks.base import Problem, Task
+
+
+def states(checks):
+    return {name: check.state for name, check in checks.items()}
 
 
 @pytest.mark.parametrize("name", ["single", "tool_use", "guess_number", "treasure"])
 def test_shipped_environments_pass(name, capsys):
     assert audit.main([name, "--trajectories=12", "--seed=1"]) == 0
     printed = capsys.readouterr().out
-    assert all(policy in printed for policy in audit.POLICIES) and "FAILS" not in printed and printed.count("holds") == 7
+    assert all(policy in printed for policy in audit.POLICIES) and "FAILS" not in printed
+    if name == "treasure":
+        assert printed.count("holds") == 8
+        assert "not checked  answer not shown: all problems that were played have the same answer, 'open chest'" in printed
+    else:
+        assert printed.count("holds") == 9 and "not checked" not in printed
 
 
-def test_every_planted_fault_is_detected(capsys):
+def test_every_planted_fault_is_detected(capsys, monkeypatch):
+    monkeypatch.setattr(audit, "TURN_LIMIT", 20)
     assert audit.main(["faulty_environments:leaky", "--trajectories=4"]) == 1
     printed = capsys.readouterr().out
-    for check in ("trajectories end", "returns in range", "repeats itself", "answer not shown", "attacks earn nothing",
+    for check in ("trajectories end", "returns in range", "opens alike", "answer not shown", "attacks earn nothing",
                   "oracle wins"):
         assert f"FAILS  {check}" in printed, check
     assert "it is in 100% of what is to be read, another problem's in 0%" in printed and "depends on the key" in printed
-    assert "holds  raises nothing" in printed
+    assert "20 messages, the first of the policy null" in printed
+    for check in ("raises nothing", "answers in time", "repeats itself"):
+        assert f"holds  {check}" in printed, check
+
+
+def environment_of(step, **fields):
+    task = fields.pop("task", None) or make("arithmetic", chat=True)
+    return Environment(name="x", task=task, step=step,
+                       **{"reset": lambda problem, key: ({}, [{"role": "user", "content": "?"}]), **fields})
 
 
 def test_exceptions_and_forgotten_states_are_detected():
-    def environment():
-        task = make("arithmetic", chat=True)
-        def step(state, message):
-            if "tool" in message["content"]:
-                raise LookupError("parser")
-            return Turn(done=True, reward=float(id(state) % 7) if "0 1 2" in message["content"] else 0.0)
-        return Environment(name="x", task=task, returns=(0.0, 7.0), step=step,
-                           reset=lambda problem, key: ({}, [{"role": "user", "content": "?"}]))
-    rows, checks = audit.audit(environment(), environment(), 40, 0)
-    assert "LookupError: parser" in checks["raises nothing"] and checks["trajectories end"] == ""
+    def step(state, message):
+        if "tool" in message["content"]:
+            raise LookupError("parser")
+        return Turn(done=True, reward=float(id(state) % 7) if "0 1 2" in message["content"] else 0.0)
+
+    rows, checks = audit.audit(*(environment_of(step, returns=(0.0, 7.0)) for _ in range(2)), 40, 0)
+    assert checks["raises nothing"].failed and "LookupError: parser" in checks["raises nothing"].why
+    assert checks["trajectories end"] == (HOLDS, "") and checks["oracle wins"] == (UNCHECKED, "it has no oracle")
     assert [row["policy"] for row in rows] == ["null", "random", "injection"] and rows[2]["raised"] > 0
-    assert "oracle wins" not in checks
+
+
+def counting(**fields):
+    """An environment that never answers the same twice."""
+    count = itertools.count()
+    return environment_of(lambda state, message: Turn(done=True, info={"count": next(count)}), **fields)
+
+
+def test_environments_that_do_not_repeat_themselves():
+    """Replayable ones fail; others are played again as well, and only say that they differ."""
+    _, checks = audit.audit(*[counting()] * 2, 4, 0)
+    found = checks["repeats itself"]
+    assert found.failed and found.why.endswith(": turn 1 is another when it is played again")
+    _, checks = audit.audit(*[counting(replayable=False)] * 2, 4, 0)
+    assert checks["repeats itself"].state == UNCHECKED
+    assert checks["repeats itself"].why.startswith("it is not replayable, and did not repeat itself: problem ")
+    steady = environment_of(lambda state, message: Turn(done=True), replayable=False)
+    assert audit.audit(steady, steady, 4, 0)[1]["repeats itself"] == (HOLDS, "")
+    lost = environment_of(lambda state, message: 1 / 0, replayable=False)
+    assert audit.audit(steady, lost, 4, 0)[1]["repeats itself"].why.endswith(
+        "turn 1 fails when it is played again: ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize("replayable", [True, False])
+def test_a_group_has_to_open_alike(replayable):
+    opened = {"reset": lambda problem, key: ({}, [{"role": "user", "content": str(key % 100)}]), "replayable": replayable}
+    environment = environment_of(lambda state, message: Turn(done=True), **opened)
+    checks = audit.audit(environment, environment, 4, 0)[1]
+    assert checks["opens alike"].failed and not checks["repeats itself"].failed
+
+
+def test_an_environment_that_hangs_does_not_hang_the_audit(capsys):
+    """The policy whose step hangs plays no more, and the others go on."""
+    def step(state, message):
+        if "get_reward" in message["content"]:
+            time.sleep(60)
+        return Turn(done=True)
+
+    environment = environment_of(step)
+    start = time.monotonic()
+    rows, checks = audit.audit(environment, environment, 4, 0, deadline=0.2)
+    assert time.monotonic() - start < 30
+    first = next(place for place, text in enumerate(attacks.ATTACKS) if "get_reward" in text)
+    assert checks["answers in time"].failed
+    assert checks["answers in time"].why.startswith("1 times, the first: policy injection, problem ")
+    assert checks["answers in time"].why.endswith(": the answer to message 0 was not there within 0.2 s")
+    assert [(row["trajectories"], row["late"], row["raised"]) for row in rows] == [(4, 0, 0), (4, 0, 0), (first + 1, 1, 0)]
+    assert checks["raises nothing"].state == checks["repeats itself"].state == HOLDS
+
+
+def test_an_opening_that_hangs():
+    environment = environment_of(None, reset=lambda problem, key: time.sleep(60))
+    rows, checks = audit.audit(environment, environment, 4, 0, deadline=0.1)
+    assert [(row["trajectories"], row["late"]) for row in rows] == [(1, 1)] * 3
+    assert "its opening was not there within 0.1 s" in checks["answers in time"].why and checks["answers in time"].failed
+    assert {name for name, check in checks.items() if check.state == UNCHECKED} == {
+        "trajectories end", "returns in range", "opens alike", "repeats itself", "answer not shown", "attacks earn nothing",
+        "oracle wins"}
+
+
+def task_of(answers):
+    problems = [Problem("?", answer, number) for number, answer in enumerate(answers)]
+    return Task("x", problems, problems[:1], reward="environment")
+
+
+@pytest.mark.parametrize("answers, state, why", [
+    (["cat", "dog", "cat", "cat"], HOLDS, ""), ([""] * 4, UNCHECKED, "its problems have no answer"),
+    (["cat"] * 4, UNCHECKED, "all problems that were played have the same answer, 'cat'")])
+def test_answers_that_cannot_be_shown(answers, state, why):
+    environment = environment_of(lambda state, message: Turn(done=True), task=task_of(answers))
+    assert audit.audit(environment, environment, 8, 0)[1]["answer not shown"] == (state, why)
+    shown = environment_of(lambda state, message: Turn(done=True), task=task_of(answers),
+                           reset=lambda problem, key: ({}, [{"role": "user", "content": problem.answer or "?"}]))
+    leaks = audit.audit(shown, shown, 8, 0)[1]["answer not shown"]
+    assert leaks.state == (FAILS if state == HOLDS else UNCHECKED)  # also where most answers are the same
 
 
 def test_chance_is_no_leak():
     """Answers of one digit often appear by chance: as often as those of other problems."""
     environment = environments.make("single", options={"level": "digit"})
     _, checks = audit.audit(environment, environment, 60, 3)
-    assert checks["answer not shown"] == ""
+    assert checks["answer not shown"] == (HOLDS, "")
+
+
+def test_rewards_that_attacks_cannot_move():
+    generous = environment_of(lambda state, message: Turn(done=True, reward=1.0), returns=(-float("inf"), float("inf")))
+    checks = audit.audit(generous, generous, 4, 0)[1]
+    assert checks["returns in range"].state == UNCHECKED and checks["attacks earn nothing"].state == HOLDS
+    checks = audit.audit(*[environment_of(generous.step)] * 2, 4, 0)[1]
+    assert checks["attacks earn nothing"] == (UNCHECKED, "silence or chance already earn the highest return, 1")
+    environment = environments.make("tic_tac_toe")
+    checks = audit.audit(environment, environment, 4, 0)[1]
+    assert checks["attacks earn nothing"] == (
+        UNCHECKED, "the policy plays all agents, whose returns differ, and its own return is always 0")
+    assert checks["oracle wins"].why.startswith("it has several agents")
+
+
+@pytest.mark.parametrize("form", parsers.PARSERS)
+def test_attacks_are_calls_in_every_format(form):
+    """Each parser reads valid calls, among them programs, and refuses others; a tool's result is forged for each format."""
+    assert set(parsers.WRITERS) == set(parsers.PARSERS) == set(attacks._FORGED) == set(attacks._FLOODS)
+    calls = [call for text in attacks.ATTACKS for call in parsers.PARSERS[form](text)]
+    assert any("_exit(3)" in str(call.arguments) for call in calls if not call.error)
+    assert form == "fenced" or {"get_reward", "calculator"} <= {call.name for call in calls if not call.error}
+    assert form == "fenced" or any(call.error for call in calls)
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama3", "pythonic"])
+def test_tools_survive_attacks_in_every_format(form):
+    rows, checks = audit.audit(*(environments.make("tool_use", parser=form) for _ in range(2)), 4, 0)
+    assert set(states(checks).values()) == {HOLDS}, checks
+    assert rows[-1]["trajectories"] == len(attacks.ATTACKS) and rows[-1]["turns"] > 1
+
+
+def test_written_calls_are_read():
+    arguments = {"text": 'a "quoted" \u00e9\U0001f600\n', "number": -1.5, "list": [1, {"x": None}], "flag": True}
+    for form in ("hermes", "llama3", "pythonic"):
+        assert parsers.PARSERS[form](parsers.WRITERS[form]("f", arguments)) == [("f", arguments, "")]
+    assert parsers.fenced(parsers.WRITERS["fenced"]("python", {"code": "print(1)"})) == [("python", {"code": "print(1)"}, "")]
