@@ -1,6 +1,7 @@
 """Games of TextArena for one player, or for two that are both played by the policy (arXiv 2504.11442)."""
 import contextlib
 import dataclasses
+import functools
 import random
 import re
 import threading
@@ -15,6 +16,7 @@ from jaxrl_llm.tasks.base import Problem, optional, seeded
 _CHANCE = threading.Lock()  # the games draw from the global random generators of the process
 _GAME = -1  # the speaker of messages that no player says
 _MOVES = re.compile(r"\[[^\[\]\n]{1,40}\]")
+_BEGUN, _PLAYED, _MOVED = 4, 2, 8  # games that are begun, and played for some moves, to see what they hide
 
 
 @dataclasses.dataclass
@@ -38,19 +40,22 @@ class Played:
         return self.inside.state.current_player_id
 
 
-def textarena_game(*, game: str = "GuessTheNumber-v0", turns: int = 50, problems: int = 1000,
-                   heldout: int = 200) -> Environment:
+def textarena_game(*, game: str = "GuessTheNumber-v0", turns: int = 50, problems: int = 1000, heldout: int = 200,
+                   show_private: bool = False) -> Environment:
     """A game of TextArena by its id. A problem is a seed of `reset`; chance during the trajectory comes from the key.
 
     The return of a game for one player is the game's reward, or 0 if the `turns` are used up first. In a game for two players
     the policy plays both, agents 0 and 1, in one conversation that both read. The reward is 0, and the reward of each player is
-    in the info of the last turn (`returns`). On held-out problems the policy is alternately player 0 and 1, and the other
-    player makes a random one of the moves that it last read in square brackets; the reward is the policy's. Raises ValueError
-    without textarena, for an unknown game, and for one that needs more players.
+    in the info of the last turn (`returns`), unless the `turns` were used up. On held-out problems the policy is alternately
+    player 0 and 1, and the other player makes a random one of the moves that it last read in square brackets; the reward is the
+    policy's. Raises ValueError without textarena, for an unknown game, for one that needs more players, and for one that hides
+    something from a player, see `private`, unless `show_private` lets both players read all.
     """
     textarena = optional("textarena", "environments")
     with _chance_of(Played(None, 0, None, random.Random())):
         players = len(opened(textarena, game, 0).state.observations)
+        if players > 1 and not show_private and (why := private(textarena, game)):
+            raise ValueError(f"{game}: {_refused(why)}")
 
     def reset(problem: Problem, key: int) -> tuple[Played, list[Message]]:
         seed = problem.extra["seed"]
@@ -65,8 +70,8 @@ def textarena_game(*, game: str = "GuessTheNumber-v0", turns: int = 50, problems
             return state, _messages(state)
 
     facts = {} if players == 1 else {"agent": "turn", "functional_group": "turn", "game": "once"}
-    return Environment(name=game, task=seeded(f"textarena/{game}", game, problems, heldout), reset=reset, step=_step,
-                       returns=(-1.0, 1.0), facts=facts)
+    return Environment(name=game, task=seeded(f"textarena/{game}", game, problems, heldout), reset=reset,
+                       step=functools.partial(_step, show_private=show_private), returns=(-1.0, 1.0), facts=facts)
 
 
 def opened(textarena: Any, game: str, seed: int) -> Any:
@@ -84,17 +89,66 @@ def opened(textarena: Any, game: str, seed: int) -> Any:
     raise ValueError(f"{game} is no game for one player or two: {refused}") from refused
 
 
-def _step(state: Played, message: Message) -> Turn:
+def private(textarena: Any, game: str) -> str:
+    """What a game for two hides from a player, "" if nothing was found in some beginnings and random moves.
+
+    The package says who gets each message (`State.observations`). A line for one player alone is private if it depends on the
+    seed, such as a card; other lines are rules, such as "You are Player 0". For hidden moves see `_hides`.
+    """
+    begun = [opened(textarena, game, seed) for seed in range(_BEGUN)]
+    for player in range(2):
+        alone = [_lines(inside, player) - _lines(inside, 1 - player) for inside in begun]
+        if told := sorted({line for lines in alone for line in lines if any(line not in others for others in alone)}):
+            return f"player {player} alone reads {told[0].strip()[:100]!r}"
+    chance = random.Random(0)
+    for inside in begun[:_PLAYED]:
+        read: dict[int, list[str]] = {0: [], 1: []}
+        for _ in range(_MOVED):
+            player = inside.state.current_player_id
+            for one, messages in inside.state.observations.items():
+                read[one] += [text for _, text, _ in messages]
+                messages.clear()
+            if inside.step(_any_move(read[player], chance))[0]:
+                break
+            if _hides(inside, player):
+                return f"player {1 - player} does not see what player {player} does"
+    return ""
+
+
+def _refused(why: str) -> str:
+    return (f"{why}, but in self-play both players read one conversation. Take a game in which both know the same; "
+            "show_private=True plays this one as another game, in which both read all")
+
+
+def _lines(inside: Any, player: int) -> set[str]:
+    return {line for _, text, _ in inside.state.observations[player] for line in text.splitlines()}
+
+
+def _hides(inside: Any, player: int) -> bool:
+    """Whether the move that was just made is hidden: the other player gets no message, or not the one that the player gets.
+
+    A move that is no valid one is answered to its player alone (GAME_ADMIN).
+    """
+    own, other = inside.state.observations[player], inside.state.observations[1 - player]
+    if any(kind.name == "GAME_ADMIN" for _, _, kind in own):
+        return False
+    heard_own, heard_other = (any(author == player for author, _, _ in messages) for messages in (own, other))
+    return not other or (heard_own and not heard_other)
+
+
+def _step(state: Played, message: Message, *, show_private: bool) -> Turn:
     state.left -= 1
     agent = state.player
     with _chance_of(state):
-        done = state.inside.step(message["content"])[0] or _others_move(state)
+        done = state.inside.step(message["content"])[0]
+        if state.seat is None and not done and not show_private and _hides(state.inside, agent):
+            raise ValueError(_refused(f"player {1 - agent} does not see what player {agent} does"))
+        done = done or _others_move(state)
         said = [] if done else _messages(state)
     alone = len(state.unread) == 1
     info: dict[str, Any] = {} if alone else {"agent": agent, "functional_group": agent, "game": 0}
     if not done:
-        ends = state.left <= 0
-        return Turn(said, done=ends, info={**info, "returns": [0, 0]} if ends and not alone else info)
+        return Turn(said, done=state.left <= 0, info=info)
     rewards, facts = state.inside.close()
     info["invalid_move"] = any(fact.get("invalid_move") for fact in facts.values())
     if not alone:
@@ -108,9 +162,13 @@ def _others_move(state: Played) -> bool:
     while state.seat is not None and state.player != state.seat and not done:
         _read(state)
         read, state.unread[state.player] = state.unread[state.player], []
-        moves = next((matches for text in reversed(read) if (matches := _MOVES.findall(text))), ["[pass]"])
-        done = state.inside.step(state.opponent.choice(moves))[0]
+        done = state.inside.step(_any_move(read, state.opponent))[0]
     return done
+
+
+def _any_move(read: list[str], chance: random.Random) -> str:
+    """A random one of the moves in square brackets that a player read last."""
+    return chance.choice(next((moves for text in reversed(read) if (moves := _MOVES.findall(text))), ["[pass]"]))
 
 
 def _messages(state: Played) -> list[Message]:

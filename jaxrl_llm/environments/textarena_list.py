@@ -1,6 +1,6 @@
 """`python -m jaxrl_llm.environments.textarena_list`: the games of TextArena that begin on this machine without a network.
 
-It prints the players of each, 1 or 2, and whether the game has private messages, which both players read in self-play.
+It prints the players of each, 1 or 2, and whether the game hides something from a player, and is refused in self-play.
 """
 import collections
 import contextlib
@@ -12,29 +12,26 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
-from jaxrl_llm.environments.textarena_game import opened
+from jaxrl_llm.environments.textarena_game import opened, private
 from jaxrl_llm.tasks.base import optional
 
 
 class Game(NamedTuple):
-    """A game by its id; `players` is 0 if it does not begin, and `why` is the reason."""
+    """A game by its id; `private`: what it hides from a player; `players` is 0 if it does not begin, `why` is the reason."""
 
     name: str
     players: int
-    private: bool = False
+    private: str = ""
     why: str = ""
 
 
 def look(textarena: Any, name: str) -> Game:
     """The entry of a game, started without downloads."""
     try:
-        inside = opened(textarena, name, 0)
+        players = len(opened(textarena, name, 0).state.observations)
     except Exception as error:
         return Game(name, 0, why=f"{type(error).__name__}: {str(error).replace(name, 'it')}".splitlines()[0][:100])
-    queues = inside.state.observations
-    rules = textarena.ObservationType.PROMPT
-    said = [[text for _, text, kind in messages if kind is not rules] for messages in queues.values()]
-    return Game(name, len(queues), any(texts != said[0] for texts in said))
+    return Game(name, players, private(textarena, name) if players > 1 else "")
 
 
 def games() -> list[Game]:
@@ -70,7 +67,7 @@ def main() -> int:
     entries = games()
     for game in entries:
         if game.players:
-            print(f"{game.name}  players {game.players}{'  says things to one player alone' if game.private else ''}")
+            print(f"{game.name}  players {game.players}{f'  private: {game.private}' if game.private else ''}")
     reasons = collections.Counter(game.why for game in entries if not game.players)
     print(f"{sum(game.players > 0 for game in entries)} of {len(entries)} games begin without a network; the others:")
     for why, count in reasons.most_common():

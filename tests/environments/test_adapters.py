@@ -122,7 +122,8 @@ def test_a_game_of_textarena_for_two_is_played_on_both_sides():
     assert "invalid move" in texts(lost[1]) and lost[1].info["agent"] == lost[2].info["agent"] == 0
     assert lost[2].done and lost[2].info["returns"] == [-1.0, 1.0] and lost[2].info["invalid_move"]
     short = environments.make("textarena_game", game="TicTacToe-v0", turns=1)
-    assert base.replay(short, short.task.train[0], 0, [say("[4]")])[1][-1].info["returns"] == [0, 0]
+    cut = base.replay(short, short.task.train[0], 0, [say("[4]")])[1][-1]
+    assert cut.done and cut.info == {"agent": 0, "functional_group": 0, "game": 0}, "a game without an end has no returns"
 
 
 def test_held_out_games_for_two_are_against_random_moves():
@@ -154,6 +155,44 @@ def test_the_audit_of_a_game_for_two(capsys):
     assert "FAILS" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("game, why", [
+    ("KuhnPoker-v0", r"player 0 alone reads .*Your card is"), ("SimpleNegotiation-v0", "player 0 alone reads .*Value: "),
+    ("IteratedRockPaperScissors-v0", "player 1 does not see what player 0 does"),
+    ("IteratedPrisonersDilemma-v0", "player 1 does not see what player 0 does")])
+def test_games_of_textarena_that_hide_something_are_refused(game, why):
+    pytest.importorskip("textarena")
+    random.seed(7)
+    outside = random.getstate()
+    with pytest.raises(ValueError, match=f"{game}: {why}.*both players read one conversation.*show_private=True plays"):
+        environments.make("textarena_game", game=game)
+    assert random.getstate() == outside
+    shown = environments.make("textarena_game", game=game, show_private=True)
+    state, opening = base.begin(shown, shown.task.train[0], 0)
+    assert base.advance(shown, state, say("[pass]")).info["agent"] in (0, 1) and texts(opening)
+
+
+@pytest.mark.parametrize("game", ["TicTacToe-v0", "ConnectFour-v0", "Nim-v0", "Othello-v0-tiny", "IteratedUltimatumGame-v0"])
+def test_public_games_of_textarena_are_played(game):
+    pytest.importorskip("textarena")
+    environment = environments.make("textarena_game", game=game)
+    state, _ = base.begin(environment, environment.task.train[0], 0)
+    assert base.advance(environment, state, say("[0]")).info["agent"] == 0
+
+
+def test_hidden_moves_that_random_play_does_not_find_are_errors():
+    """[<number>] is what the rules write in brackets, and is no guess."""
+    pytest.importorskip("textarena")
+    environment = environments.make("textarena_game", game="IteratedTwoThirdsAverage-v0")
+    state, _ = base.begin(environment, environment.task.train[0], 0)
+    assert not base.advance(environment, state, say("no number")).done
+    with pytest.raises(ValueError, match="player 1 does not see what player 0 does, but in self-play"):
+        base.advance(environment, state, say("[50]"))
+    shown = environments.make("textarena_game", game="IteratedTwoThirdsAverage-v0", show_private=True)
+    assert len(base.replay(shown, shown.task.train[0], 0, [say("[50]"), say("[30]")])[1]) == 3
+    alone, turn = base.begin(environment, environment.task.heldout[0], 0)  # against random moves nothing is shown
+    assert base.advance(environment, alone, say("[50]")).info["agent"] == 0
+
+
 def test_games_of_textarena_that_cannot_be_played():
     pytest.importorskip("textarena")
     with pytest.raises(ValueError, match="textarena has no game 'Nothing-v0'"):
@@ -170,10 +209,12 @@ def test_the_games_of_textarena_that_begin_without_a_network(monkeypatch, capfd)
     monkeypatch.setattr(textarena.envs.registration, "ENV_REGISTRY", chosen)
     result = {game.name: game for game in textarena_list.games()}
     assert (result["GuessTheNumber-v0"].players, result["TicTacToe-v0"].players, result["KuhnPoker-v0"].players) == (1, 2, 2)
-    assert result["KuhnPoker-v0"].private and not result["TicTacToe-v0"].private
+    assert result["KuhnPoker-v0"].private.startswith("player 0 alone reads \"### Starting round 1")
+    assert not result["TicTacToe-v0"].private and not result["GuessTheNumber-v0"].private
     assert result["Debate-v0"].players == 0 and "API key" in result["Debate-v0"].why
     assert textarena_list.main() == 0
-    assert "KuhnPoker-v0  players 2  says things to one player alone\n" in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    assert "KuhnPoker-v0  players 2  private: player 0 alone reads " in printed and "TicTacToe-v0  players 2\n" in printed
 
 
 @pytest.mark.parametrize("name, package, options", [
