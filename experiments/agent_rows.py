@@ -77,8 +77,9 @@ ROWS = (
     Row("scaling_inter_rl", "treasure", {"control": "rounds=(4, 6, 8), every=5"}),
     Row("tti", "treasure", {"control": "least=4, most=8, every=5"}),
     Row("turn_control", "treasure", {"control": "steps=5", "sampling.max_tokens": 480}),
-    *(Row(name, "calculator") for name in ("simpletir", "simpletir_filter", "rstar2_roc", "verltool", "table_gpt_r1",
-                                           "aepo_advantage", "aepo_clip")),
+    *(Row(name, "calculator") for name in ("simpletir", "simpletir_filter", "verltool", "table_gpt_r1", "aepo_advantage",
+                                           "aepo_clip")),
+    Row("rstar2_roc", "calculator", {"estimator": "train_rollouts=4, min_negative=1, min_positive=1"}),  # of groups of 8
     Row("spear", "calculator", {"objective": "warmup=10", "control": "decay=10"}),  # of 200 steps each in the paper
     Row("cleaner_saar", "purified calculator"),
     *(Row(name, "calculator with a memory") for name in ("multi_context_grpo", "memsearcher")),

@@ -289,8 +289,9 @@ class Source:
                                  f"for {len(self.task.train)} training problems; give one for each, 1 or more")
             own["limits"] = np.asarray(limits, np.int32)[[forest.problems[row].id for row in rows]]
         grown = self.sampler.groups(generate, forest, rows, first, state.key, int(state.step), timer, **own)
-        rewards_calls = known.tool_coef is not None and "tool_calls" in self.sampler.facts
-        return with_tool_reward(grown, len(forest.uid), float(known.tool_coef)) if rewards_calls else grown
+        if known.tool_coef is None or "tool_calls" not in self.sampler.facts:
+            return grown
+        return with_tool_reward(grown, len(forest.uid), float(known.tool_coef))
 
     def _drawn(self, forest: Forest, count: int, state: TrainState, sample: Sample, settings: Settings, timer: PhaseTimer
                ) -> Forest:

@@ -24,7 +24,7 @@ def letters():
 
 def test_tokens_in_tokens_out(letters):
     import cookbook_bytes
-    assert letters.tokens and (len(letters.task.train), len(letters.task.heldout)) == (10, 3)
+    assert letters.tokens and letters.waits and (len(letters.task.train), len(letters.task.heldout)) == (10, 3)
     state, opening = base.begin(letters, letters.task.train[9], 0)
     assert conversation.given(BYTES, opening.messages) == BYTES.encode("Say j.\n")
     odd = {**say("j"), "ids": [ord("j"), 1, 0, 255, BYTES.eos_id]}  # no encoding of any text

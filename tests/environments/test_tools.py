@@ -305,13 +305,8 @@ def test_a_dialogue_with_tools():
     assert turn.messages[1]["content"].startswith("error: Unknown tool 'no'") and not turn.done and turn.reward == 0.0
     last = base.advance(environment, state, say(f"It is {turn.messages[0]['content']}"))
     assert (last.reward, last.done, last.info) == (1.0, True, {
-<<<<<<< ours
-        "tool_calls": 0, "tool_errors": 0, "answer_blocks": 1, "malformed": False, "void": False, "tool_failed": 0,
-        "tool_unknown": 0, "error_words": 0})
-=======
         "action": f"answer {problem.answer}", "tool_calls": 0, "tool_errors": 0, "answer_blocks": 1, "malformed": False,
-        "void": False, "tool_failed": 0, "tool_unknown": 0})
->>>>>>> theirs
+        "void": False, "tool_failed": 0, "tool_unknown": 0, "error_words": 0})
     state, _ = base.begin(environment, problem, 0)
     for count in range(3):
         turn = base.advance(environment, state, say(call("calculator", expression=expression)))

@@ -31,7 +31,7 @@ def drawers():
 
 def test_a_taskset_with_a_toolset(drawers):
     assert (len(drawers.task.train), len(drawers.task.heldout), drawers.task.train[1].answer) == (8, 4, "2")
-    assert [tool["function"]["name"] for tool in drawers.tools] == ["open_drawer"]
+    assert [tool["function"]["name"] for tool in drawers.tools] == ["open_drawer"] and drawers.waits
     opening, turns = play(drawers, open_drawer(2), say("2"))
     assert opening.messages == [{"role": "system", "content": "Open drawers."}, {"role": "user", "content": "Where is coin 1?"}]
     assert turns[0].messages == [{"role": "tool", "name": "open_drawer", "content": "A coin."}] and turns[0].reward == 0
