@@ -72,7 +72,7 @@ def save(history: History, directory: str | Path) -> Path:
     rows = [{"policy": history.policies[m], "step": step, "prompt": history.prompts[u], "outcome": outcome}
             for m, step, u, outcome in columns]
 
-    class PolicyHistory(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
+    class PolicyHistory(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg, name-defined]
         """Shares of right answers of policies at training steps on prompts."""
 
         VERSION = tfds.core.Version(VERSION)

@@ -148,7 +148,8 @@ def test_a_corrected_call_reaches_the_object_before_the_failed_one():
 
 @pytest.mark.parametrize("changes, error, why", [
     ({"target": "Drawers"}, ValueError, "class 'Drawers' names no function; write module:function"),
-    ({"target": "faulty_environments:Drawer"}, ValueError, "Did you mean 'Drawers'"), ({"task": "arithmetik"}, ValueError, "Did you mean"),
+    ({"target": "faulty_environments:Drawer"}, ValueError, "Did you mean 'Drawers'"),
+    ({"task": "arithmetik"}, ValueError, "Did you mean"),
     ({"target": "faulty_environments:Meeting"}, ValueError, r"class Meeting has no method get_reward\(\)"),
     ({"reword": "x"}, ValueError, "Did you mean 'reward'")])
 def test_names_that_are_not_there(changes, error, why):
