@@ -153,7 +153,8 @@ def proposals(entry, known):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [name for name, own in suite.SETTINGS.items() if "control" in own and name != "brorl"])
+@pytest.mark.parametrize("method", ["kimi_sampling", "scalerl"] + [
+    name for name, own in suite.SETTINGS.items() if "control" in own and name != "brorl"])
 def test_controllers_act_several_times_in_a_run_of_the_suite(method, known):
     given = list(proposals(entry_of(method), known))
     walked = {"prompt_ids", "reference_ids"}  # they differ in every step anyway

@@ -54,6 +54,7 @@ def test_runs_of_two_methods_share_one_warm_up(config, tmp_path, capsys):
     assert checkpoint_steps(tmp_path / "loaded/checkpoints") == checkpoint_steps(tmp_path / "own/checkpoints")
 
 
+@pytest.mark.slow
 def test_what_is_damaged_is_made_anew(tmp_path):
     run, params = setup.build(tiny())
     progress = Silent()
