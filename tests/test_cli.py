@@ -44,6 +44,7 @@ def test_usage_and_an_unknown_command(tmp_path):
     assert wrong.returncode == 2 and not wrong.stdout and "Did you mean 'train'?" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_search_finds_what_has_a_name_by_words(tmp_path):
     result = search.matching(["entropy"])
     assert {"aepo_clip", "t1"} <= {entry.name for entry in result if entry.kind == "methods"}

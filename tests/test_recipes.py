@@ -107,6 +107,7 @@ def test_the_table_of_the_documentation_is_what_the_recipes_say():
         assert minutes == f"{c.steps * sum(seconds.values()) / 60:.0f}", name
 
 
+@pytest.mark.slow
 def test_the_plan_takes_a_recipe():
     done = subprocess.run(
         [sys.executable, "experiments/plan.py", "--model=qwen2.5_1.5b", "--devices=h100-8",
@@ -175,6 +176,7 @@ def test_three_steps_of_distillation_from_a_teacher_by_path(hub, tmp_path, teach
     assert (result["reward/mean"][1:] == 0).all()  # random bytes solve nothing, but the policy learns from them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.filterwarnings("ignore:.*rows are left out:RuntimeWarning")
 def test_every_recipe_is_built_at_tiny_size(name, hub, tmp_path, teacher):

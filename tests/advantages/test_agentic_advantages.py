@@ -105,6 +105,7 @@ TWO = dict(rewards=[[10, 10, 10, 0, 0, 0]], traj=[[0, 0, 0, 1, 1, 1]], step=[[0,
            step_rewards=[[0, 0, 10, 0, 0, 0]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode, expected", [
     ("mean_norm", [9.5125, 5, 10, -9.5125, -5, -10]),
     ("mean_std_norm", [1.4142134, 0.7071067, 1.4142134, -1.4142134, -0.7071067, -1.4142134])])
@@ -119,6 +120,7 @@ def test_gigpo_does_not_depend_on_the_order_of_the_rows():
     np.testing.assert_allclose(per_row("gigpo", make_rollouts(**shuffled))[0], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gigpo_lone_trajectory_and_cross_steps():
     alone = make_rollouts([[10.0, 10.0]], traj=[[0, 0]], step=[[0, 1]], obs=[[0, 1]], step_rewards=[[0, 10]])
     np.testing.assert_allclose(per_row("gigpo", alone), [[10, 10]])
@@ -129,6 +131,7 @@ def test_gigpo_lone_trajectory_and_cross_steps():
     np.testing.assert_allclose(per_row("gigpo", long, cross_steps=True), [[0.25, 0.25, 0.25, -0.75]])
 
 
+@pytest.mark.slow
 def test_gigpo_against_loops():
     def reference(rows):
         add_returns(rows, 0.9)
@@ -146,6 +149,7 @@ THREE = dict(rewards=[[0.0] * 9], traj=[[0] * 3 + [1] * 3 + [2] * 3], step=[[0, 
              obs=[[0, 1, 2, 0, 1, 2, 0, 3, 2]], step_rewards=[[0, 0, 10, 0, 0, 0, 0, 0, 10]])
 
 
+@pytest.mark.slow
 def test_hgpo_worked_example():
     expected = [0.7071059, 0.9999995, 0.9511841, -1.4142118, -0.9999995, -1.0690352, 0.7071059, 0, 0.7071059]
     np.testing.assert_allclose(per_row("hgpo", make_rollouts(**THREE))[0], expected, rtol=1e-6)
@@ -225,6 +229,7 @@ def test_salt_against_loops(history):
 STEPS = dict(traj=[[0, 0, 0, 1, 1]], step=[[0, 1, 2, 0, 1]], match=[[1, 1, 1, 1, 0]], step_rewards=[[1, 1, 1, 1, 0.2]])
 
 
+@pytest.mark.slow
 def test_ui_s1_worked_example():
     rollouts = make_rollouts([[0.0] * 5], **STEPS)
     expected = [1.1543178, 1.1543184, 0.4472123, -0.2598931, -2.4959554]

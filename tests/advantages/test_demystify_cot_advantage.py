@@ -42,6 +42,7 @@ def test_repetition_example():
     assert not np.any(repetition(tokens, mask, size=11))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3, 4, 7])
 def test_repetition_against_a_set_of_tuples(size):
     rng = np.random.default_rng(size)

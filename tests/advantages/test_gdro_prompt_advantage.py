@@ -87,6 +87,7 @@ def test_a_bin_with_few_prompts_fails_no_more_than_others():
     close(scored(nothing, nothing, bins, losses, valid, per_share=True)[0], [4 / 7, 0, 0, 0, 0, 0, 4], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_failing_bins_gain_weight():
     """One prompt mostly fails and one mostly succeeds, both with mixed groups: the first ends with the larger advantages."""
     one = advantages.make("gdro_prompt", num_prompts=8, window=3)

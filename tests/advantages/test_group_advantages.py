@@ -165,6 +165,7 @@ def test_gdpo_distinguishes_rewards_with_equal_sums():
     close(values, np.sqrt(2) * np.array([[-0.5, 0.5], [-1, 1]]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gdpo_weights_conditions_nan_and_one_component():
     close(gdpo(TWO_REWARDS, weights=(1, 0), whiten="none")[0], z([1, 1, 0, 0], 1e-4), rtol=1e-6)
     conditioned = gdpo(TWO_REWARDS, conditions=((1, 0, 0.5),), whiten="none")
@@ -175,6 +176,7 @@ def test_gdpo_weights_conditions_nan_and_one_component():
         gdpo(TWO_REWARDS, weights=(1, 1, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whiten", ["seq", "token"])
 def test_gdpo_agrees_with_numpy(whiten):
     rollouts, weights = batch(3), (1.0, 0.3, 2.0)

@@ -24,6 +24,7 @@ def single(ids, rewards, kls, entropies):
         ref_logprobs=old + jnp.asarray(d, jnp.float32)[:, None, None])
 
 
+@pytest.mark.slow
 def test_worked_example():
     estimator = advantages.mssr(num_prompts=3)
     start = estimator.init()._replace(
@@ -38,6 +39,7 @@ def test_worked_example():
     close(vanilla[:, 0, 0], [0.7071068, -1.4142136, 0.7071068], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_several_steps_agree_with_numpy():
     """Prompts repeat inside a batch, the KL window wraps round, and two prompts (0 and 5) share a place."""
     rng, N, window = np.random.default_rng(0), 5, 3
@@ -78,6 +80,7 @@ def test_a_batch_of_one_keeps_its_raw_advantage():
     close(A[0, 0], [0.5, 0.75])
 
 
+@pytest.mark.slow
 def test_the_bonus_weakens_penalties_by_at_most_the_cap():
     rollouts = single([0, 1], [0, 1], [0.0, 0.0], [[100.0], [100.0]])
     A, _ = advantages.mssr(num_prompts=2, entropy_cap=4.0).update(rollouts, advantages.mssr(num_prompts=2).init())

@@ -98,6 +98,7 @@ def test_rec_family_example():
     np.testing.assert_allclose(rec([[0.7]], scale=True), 0.7 / (1 + 1e-6), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_red_drop_keeps_as_many_wrong_as_right():
     seen = {tuple(rec([[1, 0, 0, 0]], state, drop="balance")[0].tolist()) for state in range(24)}
     assert seen == {(0.5, -0.5, 0, 0), (0.5, 0, -0.5, 0), (0.5, 0, 0, -0.5)}

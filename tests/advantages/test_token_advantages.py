@@ -98,6 +98,7 @@ IMAGES = jnp.full((3, 2), jnp.array([400.0, 300.0]))
 PREDICTED = jnp.stack([TARGETS, TARGETS + 4], axis=1)
 
 
+@pytest.mark.slow
 def test_boxes():
     np.testing.assert_allclose(size_weights(TARGETS, IMAGES), [1.5, 0.5, 0.891892], rtol=1e-6)
     np.testing.assert_allclose(size_weights(TARGETS[:1], IMAGES[:1]), 1)

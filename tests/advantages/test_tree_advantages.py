@@ -108,6 +108,7 @@ def test_branchgrpo_prob_and_group():
                                [[leaves[:2].mean(), leaves[2:].mean(), *leaves]], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["mean", "prob"])
 def test_branchgrpo_against_recursion(variant):
     def leaves(nodes, name):
@@ -219,6 +220,7 @@ def test_portool_spreads_a_step_over_its_tokens():
     np.testing.assert_allclose(values[0, 2], [-0.7071057] * 3 + [0] * 2, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agg", ["max", "mean"])
 def test_portool_against_loops(agg):
     rng = np.random.default_rng(1)

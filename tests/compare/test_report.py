@@ -173,6 +173,7 @@ def test_the_headline_names_a_winner_only_where_all_paired_tests_do(compared):
     assert "cannot give a p-value below 0.12, and 0.05 is asked for" in headline(0.125, seeds=4)
 
 
+@pytest.mark.slow
 def test_the_page_and_its_pictures(compared):
     root, results, result = compared
     text = page.markdown(result)
@@ -220,6 +221,7 @@ def test_the_text_of_a_search(compared):
     assert "random search" in text and "| grpo | a=3 | 70.0%, failed | failed |  |" in text
 
 
+@pytest.mark.slow
 def test_a_search_is_drawn(compared, tmp_path):
     result = report.tuning([{}, {"a": 3}], 0, [7, 8], [[.5, .6], [.7, float("nan")]], drawn=True)
     figures.draw_all(compared[1], compared[2] | {"tuning": {"grpo": result, "rloo": result}}, tmp_path)

@@ -52,6 +52,7 @@ def test_a_gain_a_loss_and_a_tie(part):
     assert part["smallest_p"] == 2 / 2**8
 
 
+@pytest.mark.slow
 def test_detectable_differences_follow_from_the_tuning_seeds(tmp_path, part):
     assert part["power_from"] == "testing" and part["visible"] == pytest.approx(smallest_difference(part["deviation"], 8))
     scores = {"grpo": [[0.1, 0.2], [0.4, 0.6]], "rloo": [[0.5, 0.5], [0.1, 0.1]]}

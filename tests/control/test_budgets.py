@@ -78,6 +78,7 @@ def test_concave_utilities_are_maximised_exactly(utility):
         close(VALUES[utility](p, counts).sum(), VALUES[utility](p, options).sum(1).max(), rtol=1e-6)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=30, deadline=None, derandomize=True)
 @hypothesis.given(p=strategies.lists(strategies.floats(0, 1, width=32), min_size=5, max_size=5),
                   total=strategies.integers(0, 70), low=strategies.integers(0, 3), more=strategies.integers(0, 9),

@@ -119,6 +119,7 @@ def test_every_controller_is_tested_here():
     assert control.names() == sorted(STARTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slug", STARTS)
 def test_controllers_are_pure_functions_of_pytrees_of_one_shape(slug):
     controller = control.make(slug)

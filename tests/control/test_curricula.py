@@ -60,6 +60,7 @@ def test_vade():
     close((won + 1) / (won + lost + 2), [0.5, 0.331395, 0.799395], atol=5e-7)
 
 
+@pytest.mark.slow
 def test_vade_prefers_uncertain_problems_and_starves_none():
     """Of 20 problems that are solved, failed or mixed, the mixed ones come most often; counts decay, so all return."""
     rates = np.repeat([0.0, 0.35, 1.0], [8, 4, 8])
@@ -151,6 +152,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", siri.SHAPES)
 def test_siri(shape):
     close(siri.length_limit(jnp.array(TIMES), 8192, 16384, period=640, shape=shape), LIMITS[shape], atol=6e-3)
@@ -326,6 +328,7 @@ def played(one, state, first, last):
     return result, state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slug", CURRICULA)
 def test_a_restored_state_continues_exactly(slug):
     """Six steps in a row, and three plus three with a copy of the state through the host, propose the same to the last bit."""

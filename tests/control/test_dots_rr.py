@@ -40,6 +40,7 @@ def test_a_calibration_finds_the_temperature_and_bias_that_made_its_data():
     assert [float(x) for x in against] == [1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_predictions_rank_problems_by_those_that_were_measured():
     """Two clusters of problems, one solved and one unsolved; a cluster between them is preferred."""
     rng = np.random.default_rng(0)
@@ -63,6 +64,7 @@ def test_probabilities_sum_to_one_and_none_vanishes(tau):
     assert sorted(drawn(np.array([3]), 6, result).tolist()) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_the_controller_measures_in_every_second_step_and_keeps_its_last_measurement():
     made = control.make("dots_rr", reference=3, every=2)
     x = np.random.default_rng(1).normal(size=(10, 4)).astype(np.float32)

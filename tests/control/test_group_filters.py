@@ -19,6 +19,7 @@ close = np.testing.assert_allclose
 # D3S
 
 
+@pytest.mark.slow
 def test_d3s_worked_example():
     A = jnp.array([[1.5, -0.5, -0.5, -0.5], [0.5, 0.5, 0.5, -1.5]])
     H = jnp.arange(16.0).reshape(2, 4, 2) / 10
@@ -39,6 +40,7 @@ def test_d3s_subset_has_the_largest_variance_of_all():
         close(np.var(x[keep]), best, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_d3s_groups_are_sampled_on_their_own_and_at_least_one_rollout_stays():
     A, mask = jnp.array([[9.0, -9, 0, 0], [1, -1, 0, 0]]), jnp.ones((2, 4, 1), bool)
     H = jnp.ones((2, 4, 1))
@@ -50,6 +52,7 @@ def test_d3s_groups_are_sampled_on_their_own_and_at_least_one_rollout_stays():
     assert np.sum(least) == 1 and np.sum(token) == 1
 
 
+@pytest.mark.slow
 def test_d3s_estimator_relaxes_and_its_token_mean_is_over_the_kept_tokens():
     rng = np.random.default_rng(1)
     rollouts = from_lists(rng.normal(size=(3, 4)), rng.integers(1, 4, (3, 4)))
@@ -120,6 +123,7 @@ def test_roc_drops_groups_without_disagreement_and_padding():
         advantages.rstar2_roc(train_rollouts=3)
 
 
+@pytest.mark.slow
 def test_roc_of_the_paper_draws_clean_positives_more_often():
     """One of two positives, penalties 0.25 and 0.75: the first in three quarters of the draws; negatives evenly."""
     P = 4000

@@ -53,6 +53,7 @@ def test_joint_choice_and_update():
     close(gdro_rollout.square_root_law(counts, jnp.array([0.09, 0.25, 0.01]), 4.0), [4, 6.666667, 1.333333], atol=1e-6)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
 @hypothesis.given(counts=strategies.lists(strategies.integers(0, 4), min_size=3, max_size=3), seed=strategies.integers(0, 99))
 def test_the_total_is_met_by_the_likeliest_choice(counts, seed):
@@ -73,6 +74,7 @@ def test_the_total_is_met_by_the_likeliest_choice(counts, seed):
     assert mine[0] == best[0] and (mine[1] == pytest.approx(best[1], abs=1e-4))
 
 
+@pytest.mark.slow
 def test_bandits_use_the_whole_budget_of_a_run():
     """Each step has exactly two groups per prompt on average, and problems come in passes."""
     one = control.make("gdro_rollout")
@@ -91,6 +93,7 @@ def test_bandits_use_the_whole_budget_of_a_run():
     assert len(set(np.asarray(state.windows.bins).tolist())) > 2 and np.abs(state.scores).max() > 0
 
 
+@pytest.mark.slow
 def test_the_loss_of_an_arm_is_the_failure_of_its_bin_above_the_mean():
     """A usual share of failures changes no score; a larger share raises the score of the played arm."""
     one = control.make("gdro_rollout", mean=2)

@@ -187,6 +187,7 @@ def test_skills_of_the_first_task_serve_the_second():
         environments.make("skill_chain", turns=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, options", [
     pytest.param("skill_chain", {"size": 20}, marks=linux), ("tic_tac_toe", {}), ("solver_verifier", {}), ("memory_use", {}),
     ("recent", {"options": {"size": 2}, "contexts": 20})], ids=lambda x: x if isinstance(x, str) else "")

@@ -15,6 +15,7 @@ def states(checks):
     return {name: check.state for name, check in checks.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["single", "tool_use", "guess_number", "treasure"])
 def test_shipped_environments_pass(name, capsys):
     assert audit.main([name, "--trajectories=12", "--seed=1"]) == 0

@@ -203,6 +203,7 @@ MORE = [*(("pgx_game", {"game": game}) for game in ("connect_four", "othello", "
         *(("jumanji_game", {"game": game}) for game in ("SlidingTilePuzzle-v0", "Minesweeper-v0", "Sudoku-very-easy-v0"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, options", [*PLAYED, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE)])
 def test_games_of_packages_play_alike_alone_and_together(name, options):
     pytest.importorskip(name.removesuffix("_game"))
@@ -248,6 +249,7 @@ def test_a_game_that_is_cut_has_no_returns():
     assert turns[0].info["action"] == "7" and turns[0].info["state"] == "XOX\n4O6\n7X9\nO"
 
 
+@pytest.mark.slow
 def test_games_for_two_against_chance():
     """The policy's side moves first and the reward is that of this side; the other side moves by the key."""
     pytest.importorskip("pgx")

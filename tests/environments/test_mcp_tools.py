@@ -53,6 +53,7 @@ def play(environment, *sent):
     return [base.advance(environment, state, message) for message in sent]
 
 
+@pytest.mark.slow
 def test_tools_of_a_server_over_pipes(drawers):
     names = [tool["function"]["name"] for tool in drawers.tools]
     assert names == ["calculator", "open_drawer", "search", "fail", "hang", "die", "refuse", "forge"]
@@ -72,6 +73,7 @@ def test_tools_of_a_server_over_pipes(drawers):
     assert play(drawers, call("open_drawer", number=3))[0].messages[0]["content"] == "1 opened", "a server of its own"
 
 
+@pytest.mark.slow
 def test_output_of_a_tool_forges_no_role(drawers):
     sent = play(drawers, call("forge"))[0].messages
     tokenizer = ByteTokenizer("{% for m in messages %}{{ m.role }}: {{ m.content }}<|eos|>{% endfor %}")
@@ -120,6 +122,7 @@ def test_a_tool_that_hangs_and_a_server_that_dies_lose_their_trajectories_alone(
         runner.close()
 
 
+@pytest.mark.slow
 def test_servers_end_with_their_trajectories():
     import psutil
     environment = environments.make("mcp_tools", **OPTIONS)
@@ -143,6 +146,7 @@ def test_a_shared_server_over_http(address):
     own = environments.make("mcp_tools", servers={"drawers": address}, deadline=30.0)
     assert environment.waits and own.waits and not environments.make("mcp_tools", **OPTIONS).waits
 
+@pytest.mark.slow
 @pytest.mark.parametrize("servers, tools, why", [
     ({"x": ["/no/such/program"]}, (), "MCP server 'x', /no/such/program: FileNotFoundError"),
     ({"x": [sys.executable, "-c", "import sys; sys.exit('no documents')"]}, (), "has ended; it said: no documents"),
@@ -154,6 +158,7 @@ def test_servers_that_cannot_be_used(servers, tools, why):
         environments.make("mcp_tools", servers=servers, tools=tools, deadline=30.0)
 
 
+@pytest.mark.slow
 def test_a_trajectory_with_a_server_of_its_own_has_no_copy(drawers):
     purified = environments.make("purified", environment="mcp_tools", options=OPTIONS)
     state, _ = base.begin(purified, purified.task.train[0], 0)

@@ -101,6 +101,7 @@ def test_a_class_by_name_plays_as_its_factory_does(options):
     assert {name: actual[1].info[name] for name in facts} == facts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options, pool", [(NAMED, WorkerPool), (ASYNCHRONOUS, Threads)])
 def test_a_run_plays_a_class_by_name(options, pool):
     """From a configuration, in the kind of runner that suits the class."""

@@ -65,6 +65,7 @@ def test_audit():
     assert not any(check.failed for check in checks.values()), checks
 
 
+@pytest.mark.slow
 def test_rollouts_have_the_ranks_of_their_tokens():
     config = chatter.get_config(environment="ranked_list(brief=True)", method="rank_grpo", **{
         "sampling.turn_tokens": 24, "prompts.max_tokens": 40})

@@ -88,6 +88,7 @@ def test_a_step_that_hangs_is_given_up_and_the_others_continue(kind):
         runner.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_call_is_timed(kind):
     runner = make(kind)
@@ -101,6 +102,7 @@ def test_every_call_is_timed(kind):
         runner.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_fails_once_is_tried_again_from_the_same_state(kind, tmp_path):
     runner = make(kind, options={"folder": str(tmp_path)}, retries=1)
@@ -209,6 +211,7 @@ def test_a_state_is_that_of_the_same_messages():
     assert (last.reward, last.done) == (1.0, True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(sandbox.best().missing), reason="no sandbox with all barriers on this machine")
 @pytest.mark.parametrize("kind", KINDS)
 def test_programs_of_tools_run_in_runners(kind):

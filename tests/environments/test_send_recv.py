@@ -73,6 +73,7 @@ def finish():
             thread.join(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_step_that_ends_after_its_trajectory_was_lost_leaves_no_state(doors, retries):
     runner = make(2, deadline=1.0, retries=retries)

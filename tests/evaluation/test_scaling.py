@@ -48,6 +48,7 @@ def test_curves_that_fall_are_flagged():
         scaling.fit_sigmoid(COMPUTE[:3], noisy()[:3], 0.3)
 
 
+@pytest.mark.slow
 def test_intervals_over_seeds_and_over_residuals():
     random = np.random.default_rng(1)
     recipes = [scaling.Sigmoid(0.3, 0.61 + random.normal(0, 0.01), 1.9, 2600).predict(COMPUTE) for _ in range(4)]

@@ -74,6 +74,7 @@ def shared(one):
     return {program[-2:] for program in one.programs if program[0] == "decode"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_that_share_places_are_those_of_the_scan_sampler(name):
     """Groups beside each other share their prompts, mixed ones the system prompt; windows count from the true positions."""
@@ -88,6 +89,7 @@ def test_rows_that_share_places_are_those_of_the_scan_sampler(name):
             agrees(*one[uid], expected)
 
 
+@pytest.mark.slow
 def test_forks_and_extended_rows_share_what_was_read_at_the_start():
     one = engine(slots=4, slot_tokens=LONGEST + 3 * T)
     one.submit(asked(0, keep=True, limit=5, stop_tokens=()))
@@ -106,6 +108,7 @@ def test_forks_and_extended_rows_share_what_was_read_at_the_start():
     assert len(first.tokens) == 5 and len(nodes[0][0].tokens) == 7
 
 
+@pytest.mark.slow
 def test_prompts_read_under_other_weights_are_read_apart():
     """A row that was there before a publication keeps its old cache; one that comes after has the new prompt."""
     def run(together):

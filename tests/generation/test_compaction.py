@@ -23,6 +23,7 @@ def fits(alive) -> bool:
     return sum(-(-count // size) for count in alive.sum(1)) <= -(-P * G // size // 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("P,G", SIZES)
 def test_a_half_holds_all_living_rows_when_it_says_so(P, G):
     said = []
@@ -39,6 +40,7 @@ def test_a_half_holds_all_living_rows_when_it_says_so(P, G):
     assert len(set(said)) == 2  # both happen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("P,G", SIZES)
 def test_what_is_taken_comes_back_to_its_place(P, G):
     x = jax.numpy.arange(P * G * 2).reshape(P, G, 2)

@@ -27,6 +27,7 @@ from jaxrl_llm.generation import Sampling, generate, row_keys
 from jaxrl_llm.models import lora
 
 
+@pytest.mark.slow
 def test_the_cases_occur():
     found = scanned()
     lengths = [len(tokens) for tokens, *_ in found.values()]
@@ -92,6 +93,7 @@ def test_a_slot_whose_row_ended_takes_the_next_request_at_the_next_chunk():
     assert -(-sum(lengths) // 4) <= steps < batches  # batches of as many rows would have waited for their longest
 
 
+@pytest.mark.slow
 def test_equal_prompts_are_computed_once_also_later_and_again_under_new_weights():
     one = engine(slots=4)
     one.submit(request(4), request(5))
@@ -107,6 +109,7 @@ def test_equal_prompts_are_computed_once_also_later_and_again_under_new_weights(
     agrees(node, scanned(seed=1)[7])
 
 
+@pytest.mark.slow
 def test_prompts_that_are_read_again_stay_while_others_come():
     """Two prompts are kept, and a third comes together with the older one of them."""
     def asked(first, *starts):
@@ -157,6 +160,7 @@ def test_forks_before_the_first_token_are_rows_that_were_sampled_whole():
     assert one.prefilled == 3
 
 
+@pytest.mark.slow
 def test_forks_go_on_from_where_their_parent_stands():
     one = engine()
     one.submit(request(8, stop_tokens=()))
@@ -188,6 +192,7 @@ def test_a_fork_of_a_kept_row_reads_tokens_of_its_own():
     assert (found[50][0].start, found[51][0].start) == (S + 9, S + 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ("ended", "running", "paused", "waiting"))
 def test_an_extension_equals_a_model_run_over_the_whole_sequence(state):
     one = engine(slot_tokens=48)
@@ -223,6 +228,7 @@ def test_an_extension_equals_a_model_run_over_the_whole_sequence(state):
         agrees(*found[uid], scanned()[uid])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ("windows", pytest.param("experts", marks=pytest.mark.slow)))
 def test_extensions_beside_decoding_rows_in_other_models(name):
     """The extension is longer than the window and than one width."""
@@ -289,6 +295,7 @@ def test_the_same_weights_published_again_change_nothing_but_versions():
     assert (np.diff(versions) >= 0).all() and len(set(versions.tolist())) > 1
 
 
+@pytest.mark.slow
 def test_adapters_are_part_of_the_policy():
     adapters = jax.tree.map(lambda x: x + 0.1, lora.init(jax.random.key(3), params(), 2, 4.0, ("q", "v")))
     tokens = np.asarray([prompts()[1]], np.int32)

@@ -9,6 +9,7 @@ from jaxrl_llm.generation.caches import rooms
 from jaxrl_llm.generation.lanes import lane_counts
 
 
+@pytest.mark.slow
 def test_programs_are_counted_and_few():
     compiled = []
 
@@ -36,6 +37,7 @@ def test_programs_are_counted_and_few():
         assert not known or len(compiled) == before
 
 
+@pytest.mark.slow
 def test_caches_grow_by_few_sizes_and_lanes_shrink():
     assert rooms(93) == (32, 64, 96) and rooms(10) == (32,) and rooms(2000) == (512, 1024, 1504, 2016)
     assert lane_counts(64) == (64, 32, 16) and lane_counts(16) == (16, 8) and lane_counts(4) == (4,)
@@ -78,6 +80,7 @@ def test_what_a_row_wrote_can_be_read_while_it_goes_on():
         one.written(5)
 
 
+@pytest.mark.slow
 def test_prompts_of_rows_that_wait_are_computed_with_those_that_begin(monkeypatch):
     calls, prefill = [], slots.prefill
     monkeypatch.setattr(slots, "prefill", lambda *given, **named: calls.append(given[2].shape) or prefill(*given, **named))
@@ -90,6 +93,7 @@ def test_prompts_of_rows_that_wait_are_computed_with_those_that_begin(monkeypatc
     assert drain(alone)[12][0].tokens.tolist() == found[12][0].tokens.tolist()
 
 
+@pytest.mark.slow
 def test_chunks_end_early_where_rows_wait_and_others_idle(monkeypatch):
     seen, decode = [], slots.decode
 

@@ -48,6 +48,7 @@ def test_rows_continue_where_they_ended_whoever_ran_in_between(slots, seed):
         assert drawn == 4 * TURN
 
 
+@pytest.mark.slow
 def test_rows_that_continue_in_their_slots_are_not_copied_and_read_their_tokens_together(monkeypatch):
     def refused(*_):
         raise AssertionError("a cache was fetched")

@@ -16,6 +16,7 @@ def run(tokens, count, temperature=0.8):
                                    stop_ids=(STOP, 9), chunk=5, forced=forced))
 
 
+@pytest.mark.slow
 def test_rows_that_are_forced_along_their_own_completion_are_the_same_completion():
     """Also rows without a forced token, and those that are forced to their end."""
     free = reference()

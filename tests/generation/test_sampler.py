@@ -78,6 +78,7 @@ def test_cached_decoding_draws_from_the_distribution_of_a_full_forward_pass():
             np.testing.assert_allclose(found.entropies[p, g, :length], -(np.exp(logp) * logp).sum(-1), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_those_of_a_full_forward_pass():
     found = run(temperature=0.0, stop_ids=())
     assert found.mask.all() and not found.stopped.any()
@@ -116,6 +117,7 @@ def test_a_row_drawn_alone_is_the_row_drawn_in_its_batch():
     np.testing.assert_allclose(alone.logprobs[0, 0], found.logprobs[p, g], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ("left", "right"))
 def test_padding_of_the_prompt_changes_nothing(side):
     found, (tokens, mask) = reference(), prompts()
@@ -142,6 +144,7 @@ def test_another_order_of_prompts_and_a_larger_group_keep_every_row(added):
     np.testing.assert_allclose(again.logprobs[:, :G], found.logprobs[order], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", (1, 4, 12, 64))
 def test_chunk_size_does_not_change_samples(chunk):
     found, again = reference(), run(chunk=chunk)
@@ -150,6 +153,7 @@ def test_chunk_size_does_not_change_samples(chunk):
     np.testing.assert_allclose(again.logprobs, found.logprobs, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_decoding_ends_with_the_longest_row():
     one = run(stop_ids=range(V))
     assert one.decode_steps == 0 and (one.mask.sum(-1) == 1).all() and one.stopped.all()  # the prefill's token stops
@@ -160,6 +164,7 @@ def test_decoding_ends_with_the_longest_row():
     assert reference().decode_steps == T - 1  # some row was cut
 
 
+@pytest.mark.slow
 def test_one_token_and_lengths_that_the_chunk_does_not_divide():
     first = run(max_tokens=1)
     np.testing.assert_array_equal(first.tokens[:, :, 0], reference().tokens[:, :, 0])
@@ -184,6 +189,7 @@ def test_lengths_of_any_size_are_decoded_in_chunks(length, stop_ids):
     assert length > 128 or not found.stopped.all()  # and nobody who goes on beyond the last token counts as stopped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", (128, 2048, 8192))
 def test_chunks_have_the_size_that_is_asked_for(length):
     program = generate.trace(MODEL, params(), *prompts(), row_keys(SEED, np.arange(P * G).reshape(P, G)), Sampling(),
@@ -273,6 +279,7 @@ def test_every_stage_has_room_for_its_steps_and_grows():
             assert list(steps) == sorted(set(steps)) and list(rooms) == sorted(set(rooms))
 
 
+@pytest.mark.slow
 def test_a_stop_token_with_id_zero_counts_although_padding_is_zero_too():
     found = run(rows=4 + np.arange(P * G).reshape(P, G), stop_ids=(0,) + tuple(range(1, V, 3)), chunk=1)
     ends = np.take_along_axis(found.tokens, found.mask.sum(-1, keepdims=True) - 1, axis=2)[..., 0]
@@ -280,6 +287,7 @@ def test_a_stop_token_with_id_zero_counts_although_padding_is_zero_too():
     assert found.stopped[ends == 0].all()
 
 
+@pytest.mark.slow
 def test_top_k_restricts_tokens_and_logprobs_describe_the_restricted_distribution():
     found = run(top_k=2, stop_ids=())
     z = full_logits(0, found.tokens[0, 0]) / 0.8

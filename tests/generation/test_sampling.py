@@ -54,6 +54,7 @@ CASES = [dict(temperature=t) for t in (0.3, 0.7, 1.0, 2.5)] + [
     dict(temperature=1.5, top_k=5, top_p=0.9, min_p=0.15)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_frequencies_logprobs_and_entropy_are_those_of_the_kept_distribution(case):
     p = expected(LOGITS, **case)

@@ -37,6 +37,7 @@ def draws(spread, P=400, G=8, temperature=1.0):
     return jax.tree.map(lambda x: np.asarray(x).reshape(P, G), found)
 
 
+@pytest.mark.slow
 def test_groups_are_closer_to_the_policy_and_all_together_as_close():
     counts = {step: np.stack([(draws(step).token == a).sum(1) for a in range(3)], 1) for step in (0.0, 2.0, 5.0)}
     errors = [float(sampling_error(counts[step], np.tile(PI, (400, 1)))) for step in (0.0, 2.0, 5.0)]
@@ -58,6 +59,7 @@ def test_what_a_row_is_drawn_from():
             counts[found.token[p, g]] += 1
 
 
+@pytest.mark.slow
 def test_a_spread_of_nothing_is_the_plain_draw():
     keys = jax.random.split(jax.random.key(3), (400, 8))
     plain = draw(keys.reshape(-1), jnp.broadcast_to(jnp.log(PI), (3200, 3)), Sampling(1.0))

@@ -349,6 +349,7 @@ def test_a_lost_history_is_reported(tmp_path):
 # ---- errors that must be neither hidden nor caused
 
 
+@pytest.mark.slow
 def test_a_picture_that_fails_ends_no_run_and_hides_no_error(tmp_path, monkeypatch):
     def broken(*arguments, **options):
         raise RuntimeError("no font was found")

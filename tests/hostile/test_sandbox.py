@@ -74,6 +74,7 @@ def appeared(mark, count, seconds=20.0):
     return True
 
 
+@pytest.mark.slow
 def test_the_probes_intruder_gets_through_where_nothing_stops_it(tmp_path):
     (tmp_path / "hidden").write_text("hidden")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -103,6 +104,7 @@ def test_every_attack_is_held_for_a_user_without_rights():
     assert len(re.findall(r" held \(", ran.stdout)) >= len(attacks.ATTACKS), ran.stdout
 
 
+@pytest.mark.slow
 @as_root
 def test_a_machine_without_barriers_is_refused_unless_unsafe(tmp_path):
     # Nothing can make namespaces, and no other user can read the interpreter: programs would run as root.
@@ -223,6 +225,7 @@ def test_lost_exit_codes_are_no_verdict():
         signal.signal(signal.SIGCHLD, before)
 
 
+@pytest.mark.slow
 def test_forty_programs_leave_no_descriptor():
     mode = sandbox.require().mode
     sandbox.run("", mode=mode)
@@ -253,6 +256,7 @@ exit(3)
     assert finished == ("done", 3, b"[10] kept given\n", b"", b"")
 
 
+@pytest.mark.slow
 def test_looping_programs_end_with_the_batch_and_are_counted():
     """240 programs wait for two workers, which cannot end them one by one within the time of the batch."""
     loop, right = "```python\nwhile True: pass\n```", "```python\nprint(input())\n```"

@@ -48,6 +48,7 @@ def test_memory_is_bounded(template):
     assert "MemoryError: more than 1024 MiB are needed" in message and "How many legs has a spider?" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [LOOPS, "{{ 9 ** (9 ** 9) }}", "{{ n ** (n ** n) }}"])
 def test_time_is_bounded(renderer, template):
     start = time.monotonic()

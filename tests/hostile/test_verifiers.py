@@ -59,6 +59,7 @@ def test_patterns_mean_what_they_mean_in_re(pattern):
     assert [ours(text, "", None) for text in texts] == [float(bool(expected.fullmatch(text.strip()))) for text in texts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("completion", ["\ud800", "a\udfffb", "\0", "a\0b", "\U000e0041", "\ufffe"])
 def test_any_text_is_judged(completion):
     names = ("exact", "last_number", "numeric", "boxed")
@@ -124,6 +125,7 @@ def test_edits_are_what_the_pattern_finds():
     assert actual > 300
 
 
+@pytest.mark.slow
 def test_a_long_box_costs_no_time():
     boxed = rewards.make("boxed", workers=1, deadline=30.0)
     start = time.monotonic()

@@ -37,6 +37,7 @@ def pool():
     pool.close()
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("attack", ["child", "forty", "setsid", "chain"])
 def test_what_a_reward_starts_ends_with_its_worker(pool, mark, attack):
@@ -46,6 +47,7 @@ def test_what_a_reward_starts_ends_with_its_worker(pool, mark, attack):
     assert [marked(mark) for _ in range(3)] == [[]] * 3
 
 
+@pytest.mark.slow
 @linux
 def test_a_late_call_takes_what_it_started_with_it(pool, mark):
     outcomes = pool.map(calls("forty", "setsid", "sleep", "a"))
@@ -55,6 +57,7 @@ def test_a_late_call_takes_what_it_started_with_it(pool, mark):
     assert marked(mark) == []
 
 
+@pytest.mark.slow
 def test_a_call_is_not_blamed_for_leftovers_of_earlier_calls():
     pool = WorkerPool(TARGET, workers=2, deadline=5.0, scores=True)
     assert [outcome.value for outcome in pool.map(calls("poison", "poison", "poison", "poison"))] == [0.25] * 4
@@ -63,6 +66,7 @@ def test_a_call_is_not_blamed_for_leftovers_of_earlier_calls():
     pool.close()
 
 
+@pytest.mark.slow
 def test_a_module_with_threads_is_imported_by_every_worker():
     pool = WorkerPool("threaded_reward:length", workers=2, deadline=5.0, scores=True)
     assert [outcome.value for outcome in pool.map(calls("a", "ab", "abc"))] == [1.0, 2.0, 3.0]
@@ -89,6 +93,7 @@ def test_a_worker_without_its_keeper_dies(pool, mark):
     assert eventually(lambda: not marked(mark))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("attack", "status", "message"), [
     ("close", "crash", "ended with code"),
     ("write", "crash", "no reply"), ("nested", "crash", "no reply"),
@@ -114,6 +119,7 @@ def test_a_machine_without_room_for_processes_stops_the_run():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.slow
 def test_a_long_value_is_refused():
     pool = WorkerPool("worker_attacks:value", workers=1, deadline=20.0)
     outcomes = pool.map(calls("long", "deep", "float"))
@@ -141,6 +147,7 @@ def test_both_ways_of_running_a_reward_accept_the_same(both, kind, expected):
     assert [score(reward, [kind]).total.tolist() for reward in both] == [[expected]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "message"), [
     ("none", "returned None, which is not a number"), ("text", "returned '1.0', which is not a number"),
     ("bytes", "returned b'1', which is not a number"), ("list", "returned [1.0], which is not a number"),
@@ -168,6 +175,7 @@ def test_one_impossible_number_of_a_batch_reward_is_one_failure():
     assert scores.total.tolist() == [1.0, 0.0, 0.5] and scores.failures == {"mine/error": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("completion", ["\ud800", "\udfff a", "a\0b", "\0", "\U000e0041", "a" * 5_000_000])
 def test_any_text_is_a_completion(both, completion):
     pool = WorkerPool(TARGET, workers=1, deadline=20.0, scores=True)
@@ -187,6 +195,7 @@ def test_a_batch_that_is_late_scores_the_rest_zero_and_counts_it():
     reward.fn.close()
 
 
+@pytest.mark.slow
 def test_a_call_that_is_put_off_gets_its_whole_deadline():
     pool = WorkerPool(TARGET, workers=1, deadline=3.0, scores=True)
     outcomes = pool.map(calls("second", *["a"] * 20), until=time.monotonic() + 8)  # a share is less than half a second
@@ -194,6 +203,7 @@ def test_a_call_that_is_put_off_gets_its_whole_deadline():
     pool.close()
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_late_does_not_end_the_run_where_errors_do():
     reward = rewards.make("isolated", target=TARGET, workers=1, deadline=60.0)
     scores = score(reward, ["a", "sleep", "a"], on_error="raise", deadline=3.0)
@@ -206,6 +216,7 @@ def test_a_pool_that_is_busy_is_not_waited_for_beyond_the_deadline(pool):
         assert [outcome.status for outcome in pool.map(calls("a", "a"), until=time.monotonic() + 0.1)] == ["late", "late"]
 
 
+@pytest.mark.slow
 def test_timeouts_do_not_wait_for_a_new_process():
     pool = WorkerPool(TARGET, workers=2, deadline=0.5, scores=True)
     assert [o.value for o in pool.map(calls("a", "a"))] == [1.0, 1.0]
@@ -215,6 +226,7 @@ def test_timeouts_do_not_wait_for_a_new_process():
     pool.close()
 
 
+@pytest.mark.slow
 @linux
 def test_the_first_error_ends_the_batch_and_the_processes(mark):
     reward = rewards.make("isolated", target=TARGET, workers=2, deadline=20.0)
@@ -264,6 +276,7 @@ def test_workers_end_with_a_parent_that_is_killed(mark, arguments):
     assert len(left) == len(arguments)
 
 
+@pytest.mark.slow
 @linux
 def test_an_interrupt_ends_a_run_and_its_workers_at_once(mark):
     parent = program("import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + textwrap.dedent(BUSY))
@@ -274,6 +287,7 @@ def test_an_interrupt_ends_a_run_and_its_workers_at_once(mark):
     assert "KeyboardInterrupt" in errors and eventually(lambda: not marked(mark))
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_does_not_keep_the_interpreter():
     parent = program("""
         import time
@@ -285,6 +299,7 @@ def test_a_reward_that_hangs_does_not_keep_the_interpreter():
     assert parent.returncode == 1 and "'mine' did not score 1 completions within 0.5 s" in errors
 
 
+@pytest.mark.slow
 @linux
 def test_no_process_or_descriptor_is_left_after_many_batches(mark):
     reward = rewards.make("isolated", target=TARGET, workers=2, deadline=0.5)

@@ -75,6 +75,7 @@ def test_a_batch_of_void_turns_changes_nothing(filtered):
     jax.tree.map(np.testing.assert_array_equal, kept, jax.tree.map(np.asarray, (learned.state.params, learned.state.opt_state)))
 
 
+@pytest.mark.slow
 def test_the_policy_reads_how_many_turns_are_left(filtered):
     run, finished = filtered
     sampler, forest = run.source.sampler, finished.forest
@@ -156,6 +157,7 @@ def test_both_sides_of_a_game_are_credited_with_what_they_get(game, cut):
     np.testing.assert_allclose(learned.state.estimator_state[0], baseline, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_whose_limits_end_no_game_learns_nothing():
     run, params = setup.build(chatter.get_config(method="spiral", **{**BOTH_SIDES, "sampling.max_turns": 3}))
     rollouts = run.source.next(setup.initial_state(run, params)).rollouts

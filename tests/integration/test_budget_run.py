@@ -70,6 +70,7 @@ def built():
     return setup.build(config(**{"budget.prompts": 8, "budget.utility": "per_rollout"}))
 
 
+@pytest.mark.slow
 def test_of_more_prompts_than_rows_those_with_the_largest_gain_are_sampled(built):
     run, params = built
     state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))

@@ -81,6 +81,7 @@ def test_three_steps_by_name(method):
     assert method not in CONTROL or not all(map(np.array_equal, proposed[0], proposed[2]))
 
 
+@pytest.mark.slow
 def test_counts_include_all_samples():
     """With a filter, controllers also observe the dropped groups, even in a step without a kept group."""
     run, params = setup.build(tiny("sws", **{"sampling.max_rounds": 2}))
@@ -92,6 +93,7 @@ def test_counts_include_all_samples():
     assert int(done.learned.state.control["sws_domains"].step) == int(done.learned.state.step) == 1
 
 
+@pytest.mark.slow
 def test_groups_dropped_by_spear_are_not_replaced():
     """At most the three groups of largest spread remain of four, from one draw."""
     run, params = setup.build(tiny("spear_clip", **{"sampling.group": 4}))
@@ -136,6 +138,7 @@ def test_numbers_are_set_from_outside():
     assert run.source.topology.max_groups == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["v0", "knapsack_rl", "gvm_raft", "xrpo_allocation", "gdro_rollout", "dars", "speed_rl",
                                     "dart_curation", "drive", "v0_5", "reinforce_ada"])
 def test_by_default_groups_grow_to_four_times_their_size(method):

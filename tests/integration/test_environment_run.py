@@ -57,6 +57,7 @@ def test_pages_show_the_speakers(straight):
         "Good." not in message["content"] for row in rows for message in row["messages"])
 
 
+@pytest.mark.slow
 def test_lost_trajectories_are_counted_and_not_learned_from(tmp_path):
     run, params = setup.build(chatter.get_config(environment="chatter:letters(broken=0)", environment_invalid=0.5))
     state = setup.initial_state(run, params)
@@ -71,6 +72,7 @@ def test_lost_trajectories_are_counted_and_not_learned_from(tmp_path):
     assert not np.any(np.asarray(learned.advantages)[np.array(lost)]) and learned.metrics["skipped_updates"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_slow_call_is_seen(waits):
     run, params = setup.build(chatter.get_config(environment=f"chatter:letters(slow=0.5, waits={waits})"))
@@ -116,6 +118,7 @@ def test_lost_trajectories_are_written_and_played_again(tmp_path, capsys):
     assert "no trajectory of this run was lost" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replayable", [True, False])
 def test_the_error_that_ends_a_run_names_file_and_command(tmp_path, capsys, replayable):
     config = chatter.get_config(environment=f"chatter:letters(broken=-2, replayable={replayable})")

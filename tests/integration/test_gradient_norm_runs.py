@@ -20,6 +20,7 @@ def tiny(**changes):
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", (0, pytest.param(2, marks=pytest.mark.slow)))
 def test_norms_are_those_of_each_completion_alone(rank):
     """Against the gradient of the whole packed batch with all other completions masked; of adapters too."""
@@ -43,6 +44,7 @@ def test_norms_are_those_of_each_completion_alone(rank):
     assert not np.asarray(zeroed)[:, 1].any() and (np.asarray(zeroed)[:, 0] > 0).all()
 
 
+@pytest.mark.slow
 def test_vcpo_records_them_and_scales_its_step():
     run, params = setup.build(tiny(method="vcpo"))
     state = setup.initial_state(run, params)
@@ -61,6 +63,7 @@ def test_vcpo_records_them_and_scales_its_step():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(b, 0.25 * a, rtol=1e-3, atol=1e-7), *moves)
 
 
+@pytest.mark.slow
 def test_rollouts_are_conserved_and_bounded():
     """Totals equal the given total, or the capacity if it is smaller; the paper's own example has no bounds."""
     p, g = np.float32([0, 0.05, 0.25, 0.6, 1]), np.float32([0, 3, 2, 1.5, 0.4])

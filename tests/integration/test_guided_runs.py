@@ -36,6 +36,7 @@ def test_they_run_by_name():
     assert {*NAMES} == {row.slug for row in methods.METHODS.values() if row.guidance} <= {*methods.runnable()}
 
 
+@pytest.mark.slow
 def test_an_expert_is_in_every_group_and_others_are_counted_without_it():
     run, step = batch(tiny("luffy", guidance="traces=2"))
     rollouts, forest, metrics = step.finished.rollouts, step.finished.forest, step.finished.metrics
@@ -56,6 +57,7 @@ def test_an_expert_is_in_every_group_and_others_are_counted_without_it():
     assert step.learned.metrics["max/mismatch"] < 1e-4  # the sampler's log-probs of an expert's tokens are the policy's
 
 
+@pytest.mark.slow
 def test_hints_are_prefixes_that_the_policy_completes():
     """The policy solves nothing alone: hints are .8 of the answer's digits, followed by the policy's own tokens."""
     run, step = batch(tiny("adhint_schedule", guidance="noise=0.0"))
@@ -84,6 +86,7 @@ def test_impossible_settings_are_refused():
         setup.build(tiny("luffy", **{"budget.utility": "paper"}))
 
 
+@pytest.mark.slow
 def test_a_solution_that_does_not_fit_is_not_cut_short():
     _, step = batch(tiny("luffy", **{"sampling.max_tokens": 4}))
     rollouts, forest = step.finished.rollouts, step.finished.forest

@@ -17,6 +17,7 @@ def tiny(folder, method="swarm_sapo", **changes):
     return config
 
 
+@pytest.mark.slow
 def test_the_worked_example():
     """One own and one foreign group, both [1, 0, 0, 0]: advantages and the gradient over eight tokens, at a ratio of 1."""
     rollouts = from_lists([[1.0, 0, 0, 0]] * 2)
@@ -30,6 +31,7 @@ def test_the_worked_example():
     np.testing.assert_allclose(gradient[..., 0], [[-0.1875, 0.0625, 0.0625, 0.0625]] * 2, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_batch_holds_groups_of_others(tmp_path):
     """Of three shared groups one has equal rewards and one has another size; the third takes the place of a prompt."""
     run, params = setup.build(tiny(tmp_path))

@@ -202,6 +202,7 @@ def test_dynamic_sampling_draws_until_groups_disagree(tmp_path, minibatches):
         assert 1 <= line["filter/rounds"] <= 4 and 0 < line["filter/kept"] <= 1 and line["grad_norm"] > 0
 
 
+@pytest.mark.slow
 def test_batches_whose_groups_all_agree_change_nothing(tmp_path):
     """An untrained model never solves anything: after `max_rounds` the run continues, without a learning signal."""
     options = {"method": "dapo", "steps": 2, "sampling.max_rounds": 2, "rewards": "exact"}
@@ -240,6 +241,7 @@ def shared():
     return dataclasses.replace(run, source=dataclasses.replace(run.source, sampler=sampler)), params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slug", [
     slug if slug in ("grpo", "dapo", "reinforce") else pytest.param(slug, marks=pytest.mark.slow)
     for slug in methods.runnable()])
@@ -464,6 +466,7 @@ def test_short_prompts_are_sampled_and_learned_from_in_shorter_shapes(tmp_path):
     assert shapes == {64, 152}
 
 
+@pytest.mark.slow
 def test_a_stop_string_of_one_token_ends_rows_in_the_sampler():
     letters = string.ascii_letters
     built, params = setup.build(tiny(**{"sampling.stop_strings": (*letters, "12")}))
@@ -484,6 +487,7 @@ def test_a_short_warm_up_runs(tmp_path, steps):
     assert np.isfinite(lines(tmp_path)[1]["loss"])
 
 
+@pytest.mark.slow
 def test_a_warm_up_ends_at_its_loss():
     config = tiny(**{"warmup.steps": 40, "warmup.batch": 8, "warmup.learning_rate": 1e-2})
     built, params = setup.build(config)

@@ -54,6 +54,7 @@ def test_values_and_gradients(monkeypatch, block, softcap, reach, filled):
     assert not np.asarray(result[0]).transpose(0, 3, 1, 2, 4)[padding].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin, count", ((0, 7), (7, 7), (16, 7), (5, 2)))
 def test_queries_of_some_slots(monkeypatch, begin, count):
     """A shard of the slots, not a multiple of the block: what fills its last block up is no query."""

@@ -30,6 +30,7 @@ def assert_attends(kernel, softcap, arrays, where, fits=True):
                 lambda *a: flash.plain_flash_attention(softcap, *a, where), arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("softcap, reach, filled, fits", (
     (None, FAR, (300, 170), True), (3.0, 40, (300, 0), True), (None, FAR, (300, 170), False)))
 def test_splash_attention(monkeypatch, softcap, reach, filled, fits):
@@ -120,6 +121,7 @@ def test_programs_for_cpus_hold_neither():
     assert texts[0] == texts[1] and "custom_call" not in texts[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", ((0, 130, 0, 70), (200, 0, 0, 0)))
 def test_grouped_products_of_tpus(sizes):
     """Interpreted: rows of several tiles, groups without rows, and products the other way around."""
@@ -142,6 +144,7 @@ def paged_case(dtype=jnp.float32, d=64, page=16):
     return queries * d**-0.5, keys, values, table, jnp.asarray([4 * page - 3, page + 1, 1], jnp.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("softcap", (None, 3.0))
 def test_paged_attention_of_gpus(softcap):
     queries, keys, values, *where = paged_case()
@@ -151,6 +154,7 @@ def test_paged_attention_of_gpus(softcap):
     np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_paged_attention_of_tpus():
     """By JAX's own reference of the kernel, whose program can neither be interpreted nor lowered without a TPU."""
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention

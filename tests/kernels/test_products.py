@@ -22,6 +22,7 @@ def test_values_and_gradients_equal_the_plain_product(shape):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", ((), (3,), (2, 3)))
 @pytest.mark.parametrize(("m", "n"), ((4, 7), (5, 5), (7, 4)), ids=("wider_last", "square", "wider_first"))
 def test_sums_over_rows_in_either_order(batch, m, n):

@@ -36,6 +36,7 @@ def inputs(*shared):
     return own, [(normal(n, K, S, d), normal(n, K, S, d), seen) for n in shared]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", ((), (P,), (1,), (P, 1)), ids=("own", "group", "groups", "both"))
 @pytest.mark.parametrize("recomputed", (False, True))
 @pytest.mark.parametrize("block", (512, 2))
@@ -57,6 +58,7 @@ def test_values_and_gradients_are_those_of_one_softmax(monkeypatch, shared, reco
         np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_its_dtype_in_both_directions():
     (queries, keys, values, mask), [prompt] = inputs(P)
     def low(*arrays):

@@ -18,6 +18,7 @@ from jaxrl_llm.models.check import gguf_files
 SMOLLM2 = Path(__file__).parents[2] / "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ("llama", "llama_untied", "qwen2", "qwen3", "gemma3"))
 def test_gguf_gives_the_model_that_safetensors_give(pair, tmp_path, name):
     config, params = weights.load(gguf_files.write(tmp_path / "tiny.gguf", pair(name).torch))

@@ -33,6 +33,7 @@ def routing(kind):
     return jnp.asarray(random.uniform(0.1, 1, size=(N, K)), jnp.float32), jnp.asarray(experts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ("mixed", "empty", "one"))
 @pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16), ids=("float32", "bfloat16"))
 def test_sorted_experts_equal_all_experts_in_values_and_gradients(kind, dtype):
@@ -66,6 +67,7 @@ def test_blocks_equal_ragged_dot(sizes):
     np.testing.assert_allclose(jax.jit(grouped.sums_by_blocks)(x, dy, sizes), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_programs_of_accelerators_equal_the_blocks(monkeypatch):
     rows, (weights, experts) = layer(), routing("empty")
     def loss(*arrays):
@@ -248,6 +250,7 @@ def test_loads_count_every_token_that_is_computed_once(filled):
     assert loads.chosen.shape == (2, P, 4) and float(loads.chosen.sum()) == 2 * 2 * counted.sum()
 
 
+@pytest.mark.slow
 def test_adapters_are_for_attention_alone():
     adapters = lora.init(jax.random.key(1), params(), rank=2, alpha=4.0)
     assert set(adapters) == {"q", "k", "v", "o"}

@@ -69,6 +69,7 @@ def test_greedy_continuations_equal_transformers(pair, name):
     assert len(np.unique(chosen)) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", (*FAMILIES, "qwen2_moe_unbiased"))
 def test_export_and_reload_is_bit_equal_and_transformers_reads_it(pair, tmp_path, name):
     p = pair(name)
@@ -97,6 +98,7 @@ def test_hyper_parameters_come_from_the_checkpoint(pair):
     np.testing.assert_array_equal(pair("qwen3_moe").params["layers"]["experts_up"]["kernel"][1, 3], state[3, 24:].T)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_gguf_gives_the_model_that_safetensors_give(pair, tmp_path, name):
     config, params = weights.load(gguf_files.write(tmp_path / "tiny.gguf", pair(name).torch))

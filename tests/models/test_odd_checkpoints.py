@@ -25,6 +25,7 @@ def logits_of(directory, tokens):
 TOKENS = np.arange(12)[None] % 60
 
 
+@pytest.mark.slow
 def test_an_unembedding_of_its_own_is_used_though_the_config_ties_it(pair, tmp_path):
     directory = copy_of(pair, "llama_untied", tmp_path, tie_word_embeddings=True)
     with pytest.warns(UserWarning, match="tie_word_embeddings is true, but .*holds an unembedding 'lm_head.weight'"):

@@ -73,6 +73,7 @@ def test_logits_and_layer_means_equal_transformers(pair, name):
     np.testing.assert_allclose(pooled[:-1], means[1:-1], atol=1e-4 * np.abs(means[1:-1]).max(), rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ("llama_llama3_rope", "qwen2_sliding", "qwen3", "gemma3"))
 def test_greedy_continuations_equal_transformers(pair, name):
     p = pair(name)

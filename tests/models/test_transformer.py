@@ -104,6 +104,7 @@ def test_last_tokens_are_not_computed(pair):
     assert all_rows in pooled and needed not in pooled
 
 
+@pytest.mark.slow
 def test_completions_of_one_token(pair):
     model, params = pair("qwen2").model, pair("qwen2").params
     prompt_tokens, prompt_mask, tokens, _ = batch()
@@ -175,6 +176,7 @@ def single_layer(local: bool) -> tuple[Transformer, dict]:
                                jit(model.init)(jax.random.key(0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local", (False, True))
 def test_plain_rows_see_the_past_and_no_more(local):
     model, params = single_layer(local)
@@ -187,6 +189,7 @@ def test_plain_rows_see_the_past_and_no_more(local):
     np.testing.assert_array_equal(seen, (j <= i) & ((i - j < 3) | (not local)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local", (False, True))
 def test_completions_see_the_prompt_and_themselves_and_not_each_other(local):
     model, params = single_layer(local)
@@ -218,6 +221,7 @@ def test_more_padding_changes_nothing(pair):
     close(np.asarray(wider)[:, :, :T][np.asarray(mask)], np.asarray(states)[np.asarray(mask)], 1e-6)
 
 
+@pytest.mark.slow
 def test_bfloat16_runs_close_to_float32(pair):
     model, params = pair("qwen3").model, pair("qwen3").params
     half = dataclasses.replace(model, dtype=jnp.bfloat16)

@@ -76,6 +76,7 @@ def test_rows_of_groups_and_conversations_equal_plain_rows(pair, monkeypatch, na
     agree(pair(name).model, pair(name).params, case, packed)
 
 
+@pytest.mark.slow
 def test_rows_of_any_trees_equal_plain_rows(monkeypatch):
     monkeypatch.setattr(attention, "BLOCK", 7)  # of plain rows
     monkeypatch.setattr(flash, "BLOCK", 7)
@@ -126,6 +127,7 @@ def test_padding_is_neither_seen_nor_dangerous(pair):
     jax.tree.map(np.testing.assert_array_equal, gradient, other_gradient)
 
 
+@pytest.mark.slow
 def test_a_rope_that_changes_with_length_limits_trajectories_not_rows():
     case = forests.group(np.random.default_rng(4))  # the longest trajectory has 11 tokens, all of them together 34
     packed = packed_of(case, 40)
@@ -141,6 +143,7 @@ def test_a_rope_that_changes_with_length_limits_trajectories_not_rows():
         placed(Policy(model_of(10)), 1, packed)
 
 
+@pytest.mark.slow
 def test_scores_of_all_pairs_never_exist_at_once(monkeypatch):
     monkeypatch.setattr(flash, "BLOCK", 64)
     model = Transformer(ModelConfig(vocab_size=32, hidden_size=16, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8,

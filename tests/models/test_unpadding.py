@@ -62,6 +62,7 @@ def parts(pair):
     return model, params, rollouts, jax.jit(result)
 
 
+@pytest.mark.slow
 def test_log_probs_entropies_and_gradients_without_padding(parts):
     _, _, rollouts, result = parts
     (loss, values), gradient = result(rollouts)
@@ -75,6 +76,7 @@ def test_log_probs_entropies_and_gradients_without_padding(parts):
             np.testing.assert_allclose(ours, expected, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_a_broken_promise_is_nan_and_no_update(parts):
     _, _, rollouts, result = parts
     (loss, _), _ = result(rollouts.replace(filled=1))
@@ -87,6 +89,7 @@ def test_products_shrink_with_the_promise(parts):
     assert half < 0.75 * whole
 
 
+@pytest.mark.slow
 def test_critic_without_padding(parts):
     model, params, rollouts, _ = parts
     critic = Critic(model, optimizer=None, kind="head")
@@ -95,6 +98,7 @@ def test_critic_without_padding(parts):
     np.testing.assert_allclose(half, whole, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_block_of_a_model_reads_the_restored_rows(parts):
     model, params, r, _ = parts
     def pool(prompt, completions):

@@ -44,6 +44,7 @@ def rewrite(directory, change):
 # --- Hugging Face directories ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hyper_parameters_come_from_the_checkpoint(pair):
     assert pair("gemma3").model.config == ModelConfig(
         vocab_size=64, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=16, mlp_size=48,
@@ -237,6 +238,7 @@ def test_files_that_are_not_there_or_cut_short(pair, tmp_path):
 # --- export -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_export_and_reload_is_bit_equal_and_transformers_reads_it(pair, tmp_path, name):
     p = pair(name)
@@ -253,6 +255,7 @@ def test_export_and_reload_is_bit_equal_and_transformers_reads_it(pair, tmp_path
         np.testing.assert_array_equal(again(tokens).logits, p.torch(tokens).logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_an_exported_adapter_is_the_merged_model_to_peft(pair, tmp_path, name):
     """The adapter on its base, by PEFT, gives the logits of the merged export; other users may read both exports."""
@@ -276,6 +279,7 @@ def test_an_exported_adapter_is_the_merged_model_to_peft(pair, tmp_path, name):
     assert not np.allclose(before, wanted, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_an_adapter_of_fused_matrices_is_refused(tmp_path):
     config = ModelConfig(vocab_size=64, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=4, mlp_size=8,
                          family="phi3")

@@ -25,6 +25,7 @@ def conversations():
                       old_logprobs=jnp.zeros((1, 3, 2)))
 
 
+@pytest.mark.slow
 def test_multi_context_worked_example():
     rollouts = conversations()
     values, _ = advantages.multi_context_grpo().update(rollouts, ())
@@ -36,6 +37,7 @@ def test_multi_context_worked_example():
     np.testing.assert_allclose(gradient, [[[-share / 3] * 2, [-share / 3, 0], [share / 2] * 2]], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_multi_context_trajectories_weigh_the_same_in_micro_batches():
     rng = np.random.default_rng(0)
     rollouts = Rollouts(mask=jnp.asarray(rng.random((2, 4, 3)) < 0.8), valid=jnp.ones((2, 4), bool),
@@ -69,6 +71,7 @@ def ranked(ranks=((0, 0, 1, 1), (0, 1, 1, 1)), eos=((0, 0, 0, 1), (0, 0, 0, 1)),
                     extras={"hits": jnp.asarray(hits)[None], "ranks": ranks, "eos": jnp.asarray(eos, bool)[None]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation, expected", [("token_mean", -0.1868054), ("rank_mean", 0.0355268)])
 def test_rank_grpo_worked_example(aggregation, expected):
     rollouts = ranked()
@@ -115,6 +118,7 @@ def test_rank_grpo_kl():
 # --- Step-APO ---
 
 
+@pytest.mark.slow
 def test_step_apo_worked_example():
     rollouts = from_lists([[0.6, -0.4]], ref_logprobs=jnp.full((1, 2, 1), -11.0), extras={"final": jnp.array([False])})
     new = np.array([[[-10.0], [-12.0]]])
@@ -176,6 +180,7 @@ def test_lightningrl_worked_example():
     np.testing.assert_allclose(gradient[..., 0], [expected, np.zeros(4)], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_lightningrl_terms_have_their_own_denominators():
     new, old, ref = (np.log(pad_lists([rows], fill=1)) for rows in (
         [[0.6, 0.5], [0.2]], [[0.5, 0.5], [0.4]], [[0.3, 0.5], [0.2]]))

@@ -24,6 +24,7 @@ def example():
     return jnp.asarray(old + moved), rollouts, A
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truncate, counts, loss", [(True, [3, 2, 0], -0.6341324816), (False, [3, 4, 0], -0.3795562154)])
 def test_worked_example(truncate, counts, loss):
     logprobs, rollouts, A = example()

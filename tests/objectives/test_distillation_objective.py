@@ -20,6 +20,7 @@ SEVERAL = ROLLOUTS.replace(extras={"teacher_logprobs": jnp.stack([BASE, TEACHER]
                                    "teacher_id": jnp.array([1])})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slug, rollouts, weight, expected, loss, gradient", [
     ("gopd", ROLLOUTS, 0.5, [0.058892, -0.549306], 0.276693, [-0.030918, 0.307611]),
     ("gopd", ROLLOUTS, 1.0, [0.405465, -1.098612], 0.402354, [-0.212869, 0.615223]),

@@ -149,6 +149,7 @@ def test_the_entropy_bonus_counts_the_own_tokens(slug):
     close((gradient - before)[0] * ROWS, added, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slug", ["luffy", "rl_plus"])
 def test_expert_objectives_against_numpy(slug, double):
     b = random_batch(0)
@@ -250,6 +251,7 @@ def test_pacs_equal_labels_give_no_first_step_and_a_lone_rollout_needs_naive():
     assert np.any(run("pacs", PACS_NEW, lone, np.zeros((1, 3)), centre="naive")[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("centre, weighting", [
     ("rloo", "balanced"), ("grpo", "balanced"), ("grpo", "only_positive"), ("rloo", "none"),
     ("naive", "only_positive")])
@@ -292,6 +294,7 @@ def test_remix_share_of_the_base_model(step, share):
     close(base_share(step), share, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_remix_worked_example():
     new = np.log(np.float32([[[0.5, 0.4]]]))
     rollouts = one_group([[0.4, 0.5]], behavior_logprobs=np.log(np.float32([[[0.25, 0.5]]])),
@@ -378,6 +381,7 @@ def test_kepo_worked_example():
     assert gated_distillation(*logits, rollouts.rewards, rollouts.mask, gate=3.0) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.0, 0.3, 0.5, 1.0])
 def test_jsd_by_hand_and_its_estimate_by_enumeration(beta, double):
     student, teacher = np.array([0.2, -0.4, 0.9]), np.array([1.0, 0.0, -1.0])

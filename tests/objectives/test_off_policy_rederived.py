@@ -202,6 +202,7 @@ def by_rollout(token_loss):
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slug, hyper, token_loss, aggregation", CASES, ids=[f"{c[0]}-{c[2].__name__}" for c in CASES])
 def test_value_and_gradient(slug, hyper, token_loss, aggregation):
     counted = MASK.copy()
@@ -237,6 +238,7 @@ def test_mars2_adds_the_kl_of_every_token():
     np.testing.assert_allclose(with_kl[1] - plain[1], share * (NEW - REF), atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order, statistic, target", [
     ("low_first", "value", 1.0), ("high_first", "value", 1.05), ("low_first", "gradient", 1.1),
     ("high_first", "gradient", 1.3)])

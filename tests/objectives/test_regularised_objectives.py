@@ -400,6 +400,7 @@ DERIVED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DERIVED)
 def test_against_plain_loops_in_float64(name):
     hyper, reference = DERIVED[name]

@@ -44,6 +44,7 @@ def test_a_rejected_prompt_only_pays_its_kl_unless_it_is_dropped():
     assert loss == 0 and not np.any(gradient)
 
 
+@pytest.mark.slow
 def test_dropping_takes_rejected_tokens_out_of_the_denominator():
     good, bad = example([1, -1]), example([1, 1])
     both = jax.tree.map(lambda *x: jnp.concatenate(x), good, bad)

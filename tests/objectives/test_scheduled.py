@@ -30,6 +30,7 @@ def falling(step):
     return 0.4 - 0.1 * step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, factory", [
     ("kl_coef", functools.partial(objectives.ppo_clip, clip_high=0.3)), ("clip_high", objectives.ppo_clip),
     ("entropy_coef", functools.partial(objectives.make, "oneshot_entropy")),

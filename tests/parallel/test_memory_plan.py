@@ -39,6 +39,7 @@ ACTIVE = {  # of them for each token, in units of 1e9 as their papers and model 
 }
 
 
+@pytest.mark.slow
 def test_presets_have_the_published_numbers_of_parameters():
     assert MODELS.keys() == PUBLISHED.keys()
     for name, c in MODELS.items():

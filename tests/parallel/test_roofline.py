@@ -177,6 +177,7 @@ def command(*options: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "experiments/roofline.py", *options], capture_output=True, text=True, cwd=job.ROOT)
 
 
+@pytest.mark.slow
 def test_the_command_compares_what_is_compiled_with_the_least():
     done = command("--model=tiny", "--phases=decode", "--work=prompts=2, group=2, prompt_tokens=8, completion_tokens=8, "
                    "dtype=float32", "--json", "--ops=1")

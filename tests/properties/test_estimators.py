@@ -136,12 +136,14 @@ def test_a_batch_without_a_signal_has_advantages_of_exactly_zero(slug, case, edg
         assert not np.any(np.asarray(values))
 
 
+@pytest.mark.slow
 @each
 def test_group_of_one_is_finite(slug, case):
     skip_if_exempt(case, "group_of_one")
     assert inputs.finite(run(slug, case, inputs.batch(0, case, shape=(P, 1, T))))
 
 
+@pytest.mark.slow
 @each
 def test_jit_and_vmap_agree_with_eager(slug, case):
     batches = [inputs.batch(seed, case) for seed in (0, 1)]
@@ -175,6 +177,7 @@ def test_nothing_flows_back_through_an_advantage(slug, case):
     assert not any(np.any(np.asarray(x)) for x in gradient)
 
 
+@pytest.mark.slow
 @each
 def test_the_dtype_of_rewards_does_not_matter(slug, case):
     rollouts = inputs.batch(5, case)

@@ -62,6 +62,7 @@ def test_padding_changes_nothing(row, seed):
         assert not np.any(np.asarray(beyond))
 
 
+@pytest.mark.slow
 @each
 @few
 @seeds
@@ -158,6 +159,7 @@ def test_a_batch_without_tokens_has_loss_and_gradient_zero(row, edge):
     assert float(result[0]) == 0 and not np.any(np.asarray(gradient)) and inputs.finite(result)
 
 
+@pytest.mark.slow
 @each
 def test_group_of_one_is_finite(row):
     case, _, run = build(row)
@@ -173,6 +175,7 @@ def test_extreme_ratios_have_finite_gradients(row, shift):
     assert inputs.finite(run(logprobs + shift, rollouts, advantages))
 
 
+@pytest.mark.slow
 @each
 def test_compiled_and_vmapped_agree_with_eager(row):
     case, objective, run = build(row)

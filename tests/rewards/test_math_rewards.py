@@ -61,6 +61,7 @@ def test_loose_boxes_are_those_of_the_symbolic_checker():
     assert quick_verdict("579", "123+456", strict=False) is None and quick_verdict("579", "578", strict=False) is False
 
 
+@pytest.mark.slow
 def test_symbolic_verdicts_and_counts(boxed):
     pairs = [(r"\boxed{(x+1)^2}", "x^2+2x+1", 1), (r"\boxed{x}", "y", 0), (r"\boxed{9^{9^{9^{9}}}}", r"\sqrt{5}", 0),
              (r"\boxed{9^{9^{9^{9}}}}", r"\sqrt{5}", 0), ("no box", "5", 0), (r"\boxed{\frac{1}{2}}", "0.5", 1)]
@@ -85,6 +86,7 @@ def test_canary_stops_a_checker_that_is_wrong(monkeypatch):
     reward.fn.close()
 
 
+@pytest.mark.slow
 def test_a_canary_that_is_late_is_judged_again(monkeypatch):
     """As on a machine that is busy while workers start; one that is late three times is no working checker."""
     reward, judged = rewards.make("boxed", workers=1), []

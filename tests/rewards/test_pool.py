@@ -33,6 +33,7 @@ def pool():
     pool.close()
 
 
+@pytest.mark.slow
 def test_every_fault_is_reported_and_the_next_call_is_served(pool):
     outcomes = pool.map(calls("a", "sleep", "a", "power", "a", "exit", "a", "raise", "text", "memory", "print", "b"))
     assert [outcome.status for outcome in outcomes] == [
@@ -76,6 +77,7 @@ def test_arguments_that_cannot_be_sent(pool):
     assert pool.map([]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["no_such_module:f", "reward_faults:no_such_function"])
 def test_a_worker_that_cannot_start_stops_the_run(target):
     reward = rewards.make("isolated", target=target, workers=1)
@@ -83,6 +85,7 @@ def test_a_worker_that_cannot_start_stops_the_run(target):
         combine([reward], on_error="zero")(["a"], ["a"])
 
 
+@pytest.mark.slow
 def test_isolated_reward_names_or_counts_each_fault():
     reward = rewards.make("isolated", target="reward_faults:fault", workers=1, deadline=1.0)
     completions = ["a", "sleep", "exit", "raise", "text", "numpy"]

@@ -31,6 +31,7 @@ from jaxrl_llm.generation.external.server import digest
 pytestmark = pytest.mark.usefixtures("short_waits")
 
 
+@pytest.mark.slow
 def test_trajectories_are_those_of_the_weights_that_were_published(server, worker, folder):
     engine = make_engine(server, version=3)
     assert worker.tag == server.tag == digest(jax.device_get(weights(0))) and (folder / server.tag).is_dir()
@@ -45,6 +46,7 @@ def test_trajectories_are_those_of_the_weights_that_were_published(server, worke
     assert all((node.policy_version == 3).all() and node.parent is None for node in result.values())
 
 
+@pytest.mark.slow
 def test_draws_follow_from_the_key_the_uid_and_earlier_draws(server):
     def nodes(key, *uids):
         engine = external.ExternalEngine(server, weights(0), key, slot_tokens=SLOT_TOKENS)

@@ -69,6 +69,7 @@ def test_failed_requests_are_repeated_and_nothing_is_lost(url, folder, healthy):
     assert len(seeds) == len(troubles)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_a_server_that_never_makes_sense_ends_the_run(url, folder, kind):
     trouble, reason = GARBAGE[kind]
@@ -81,6 +82,7 @@ def test_a_server_that_never_makes_sense_ends_the_run(url, folder, kind):
         assert reason in str(value.value) and at in str(value.value) and "trajectory 0, 11 tokens" in value.value.__notes__[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", BUSY)
 def test_a_server_that_stays_busy_is_asked_until_the_deadline(url, folder, status, capsys):
     with troubled(url, lambda path, body: error(status) if path == "/v1/completions" else None) as at, \
@@ -145,6 +147,7 @@ def test_permanent_faults_end_the_run_at_once(url, folder, change, reason):
         assert len(count) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_amid_a_batch_gets_its_weights_again(folder, healthy):
     """It restarts at the same port with other weights than the run's; requests in flight are sampled again."""
     socket_, value = socket.create_server(("127.0.0.1", 0)), {}

@@ -96,6 +96,7 @@ def test_a_server_with_other_weights_ends_the_run(url, folder):
         next(steps_of(config_of(at, folder, **{"server.max_mismatch": 100.0})))
 
 
+@pytest.mark.slow
 def test_a_run_publishes_to_vllm(url, folder, worker):
     seen = []
     with troubled(url, as_vllm(url, seen)) as at:
@@ -104,6 +105,7 @@ def test_a_run_publishes_to_vllm(url, folder, worker):
     assert max(gaps) < 2e-5 and seen == ["/collective_rpc", "/reset_prefix_cache?reset_running_requests=true"] * 2
 
 
+@pytest.mark.slow
 def test_a_folder_that_no_server_reads_ends_the_run(url, folder):
     with asking(url, folder) as server:
         server.publish(weights(42))

@@ -244,6 +244,7 @@ def test_errors_are_in_the_format_of_openai(client, url):
     assert httpx.get(url + "/v1/completions").status_code == 405
 
 
+@pytest.mark.slow
 def test_too_many_requests_are_refused_and_earlier_ones_continue():
     one = make_worker()
     with serving(one, limits=Limits(requests=1)) as url, \

@@ -69,6 +69,7 @@ def plain_loss(name, p, q, advantages):
             "dro": -p * advantages + 0.025 * (p - q) ** 2}[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_and_gradients_are_those_of_plain_jax(learner, name):
     adapter, examples = adapter_of(learner), data(name)
@@ -89,6 +90,7 @@ def test_losses_and_gradients_are_those_of_plain_jax(learner, name):
     assert once.loss == pytest.approx(result.loss, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_add_up_and_a_step_is_that_of_optax(learner):
     adapter, examples = adapter_of(learner), data("cross_entropy")
     learner.forward_backward(adapter, examples[:2], "cross_entropy", {})

@@ -63,6 +63,7 @@ def result_of(server, pending):
     return answer
 
 
+@pytest.mark.slow
 def test_a_short_loop_lowers_the_loss_and_samples_have_the_new_weights(client, training, server):
     first = training.save_weights_and_get_sampling_client().result(60)
     data, losses = [datum(weights=[0, 0, 1, 1, 1, 1, 1, 1, 1, 1])], []
@@ -166,6 +167,7 @@ def test_a_future_is_asked_for_until_it_is_there(server, training):
     assert unknown.status_code == 410 and "was dropped" in unknown.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_request_that_comes_twice_is_done_once(server, client):
     model = client.create_lora_training_client("tiny", rank=2, seed=3).result(60)
     model.forward_backward([datum()], "cross_entropy").result(60)
@@ -236,6 +238,7 @@ def test_losses_of_the_client_go_through_cross_entropy(client):
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_guide_runs(server, capsys):
     page = (Path(__file__).parents[2] / "docs/guides/serving.md").read_text(encoding="utf-8")
     code, = re.findall(r"```py\n(.*?)```", page, re.DOTALL)

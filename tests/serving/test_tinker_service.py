@@ -74,6 +74,7 @@ def check_nodes(result, expected):
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_many_adapters_are_sampled_at_once_each_under_its_own_weights(service):
     names = [created(service, seed=seed, shape=shape) for seed, shape in ((1, Shape(3)), (2, Shape(RANK, mlp=False)))]
     for i, name in enumerate(names):
@@ -175,6 +176,7 @@ def test_samplers_of_checkpoints_and_snapshots_keep_their_weights(service):
     assert not any(key.startswith(session) for key in service._held)
 
 
+@pytest.mark.slow
 def test_log_probs_of_prompts_are_those_of_the_adapter(service):
     name = created(service)
     train(service, name, steps=2)

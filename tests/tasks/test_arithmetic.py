@@ -21,6 +21,7 @@ def by_hand(text):
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [*LEVELS, "mixed"])
 def test_every_problem_is_right_and_the_sides_are_disjoint(level):
     task = tasks.make("arithmetic", level=level, size=100 if level != "mixed" else None)

@@ -27,6 +27,7 @@ def test_heldout_drops_what_training_has():
     assert 0 < len(task.heldout) < 100 and not train & heldout
 
 
+@pytest.mark.slow
 def test_own_scorer():
     task = tasks.make("reasoning_gym", dataset="countdown", train_size=4, heldout_size=2)
     problem = task.train[0]
@@ -37,6 +38,7 @@ def test_own_scorer():
     assert total[0] == total[1] == 1.0 and total[2] < 0.1
 
 
+@pytest.mark.slow
 def test_text_that_a_scorer_evaluates_cannot_act(tmp_path):
     # The countdown scorer evaluates the answer: in an unrestricted process each of these leaves the marker.
     task, marker = tasks.make("reasoning_gym", dataset="countdown", train_size=1, heldout_size=1), tmp_path / "marker"

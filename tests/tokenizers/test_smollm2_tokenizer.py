@@ -39,6 +39,7 @@ def test_smollm2_literals(smollm2):
     )
 
 
+@pytest.mark.slow
 def test_smollm2_saved_for_transformers(smollm2, tmp_path):
     from transformers import AutoTokenizer
 

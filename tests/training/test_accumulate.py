@@ -200,6 +200,7 @@ def test_a_non_finite_update_is_refused_and_counted():
     assert (state.skipped, state.skipped_in_row) == (1, 0)
 
 
+@pytest.mark.slow
 def test_log_probs_are_those_of_plain_rows_and_nothing_else():
     case, rollouts, _ = batch(forests.conversations)
     micro_batches, index = placed(POLICY, 1, packed_of(case))
@@ -243,6 +244,7 @@ def test_rows_that_do_not_divide_are_refused():
         placed(POLICY, 3, packed_of(case))
 
 
+@pytest.mark.slow
 def test_a_part_of_a_group_needs_less_memory_than_all_of_it(monkeypatch):
     """One prompt of 64 tokens with 8 completions of 192: by what the compiler says, rows of 512 against one of 1600."""
     monkeypatch.setattr(flash, "BLOCK", 64)  # or the scores of two blocks are most of it, for a model as small as this

@@ -172,6 +172,7 @@ def truncate_host(directory):
     os.truncate(directory / "2" / "host" / "metadata", 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage", [flip_byte, truncate_data, garble_metadata, delete_metadata, delete_state, empty_step, truncate_host]
 )
@@ -362,6 +363,7 @@ KILL_BEFORE_PUBLISHING = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [KILL_WHILE_WRITING, KILL_BEFORE_PUBLISHING], ids=["writing", "publishing"])
 def test_kill_during_save_keeps_the_last_good_one(tmp_path, body):
     result = run_child(tmp_path, body)
@@ -401,6 +403,7 @@ def interrupt_in(seconds):
     return timer.join
 
 
+@pytest.mark.slow
 def test_an_interrupt_waits_for_the_save(interruptible, tmp_path, capfd):
     """At whatever moment it comes: the step is published, the interrupt is raised, and the same step can be saved again."""
     state, moments = make_state(), np.geomspace(0.001, 0.1, 13)
@@ -447,6 +450,7 @@ def test_an_ignored_interrupt_stays_ignored(interruptible, tmp_path, monkeypatch
     assert os.listdir(tmp_path) == ["1"]
 
 
+@pytest.mark.slow
 def test_write_error_during_save_keeps_the_last_good_one_and_is_reported(tmp_path):
     """A limit on file size makes write() fail in the middle of the data, as a full disk does."""
     result = run_child(
@@ -475,6 +479,7 @@ def test_write_error_during_save_keeps_the_last_good_one_and_is_reported(tmp_pat
     assert "LATER ['3']" in result.stdout
 
 
+@pytest.mark.slow
 def test_disk_that_fills_during_save_keeps_the_last_good_one(tmp_path):
     """A real full disk: a file system of 24 MB, of which another file takes 12 after the check for room."""
     disk = tmp_path / "disk"
@@ -521,6 +526,7 @@ def test_disk_that_fills_during_save_keeps_the_last_good_one(tmp_path):
     assert "LATER ['3']" in result.stdout
 
 
+@pytest.mark.slow
 def test_restores_onto_another_mesh(tmp_path):
     """Saved sharded over four devices, restored here on one: the checksum does not depend on the layout."""
     body = """

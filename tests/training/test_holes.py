@@ -79,6 +79,7 @@ def test_words_of_others_are_no_targets(objective, parts, adapted):
     assert not any(cotangent[~trained].any() for cotangent, trained in inputs.SEEN)
 
 
+@pytest.mark.slow
 def test_the_loss_by_hand():
     """With `seq_mean_token_mean` a trajectory is divided by the number of its trained tokens, not by its length."""
     rollouts, values = inputs.batch(), inputs.advantages()
@@ -109,6 +110,7 @@ def test_mini_batches():
         assert inputs.distance(state.opt_state.trace, inputs.gradient(inputs.CLIPPED, None, *plain)) < 2e-5
 
 
+@pytest.mark.slow
 def test_words_behind_the_last_trained_token_are_not_even_read():
     rollouts = inputs.batch()
     behind = ~(np.flip(np.flip(TRAINED, -1).cumsum(-1), -1) > 0)
@@ -119,6 +121,7 @@ def test_words_behind_the_last_trained_token_are_not_even_read():
     jax.tree.map(np.testing.assert_array_equal, found.opt_state.trace, again.opt_state.trace)
 
 
+@pytest.mark.slow
 def test_words_in_between_are_read():
     """The log-prob of a trained token changes with every word of others before it in its trajectory, and with no other."""
     rollouts = inputs.batch()
@@ -131,6 +134,7 @@ def test_words_in_between_are_read():
     assert np.argwhere(changed).tolist() == [[0, 0, 4], [0, 0, 5]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unpads", (False, True))
 def test_logits_of_words_of_others_are_not_computed(unpads):
     """They take no chunk of their own: as many tokens as the chunks of the trained ones hold have log-probs, others have 0."""
@@ -154,6 +158,7 @@ def test_recorders_of_log_probs_measure_trained_tokens_as_plain_rows_do():
         np.testing.assert_allclose(np.asarray(measured)[TRAINED], wanted[TRAINED], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_likeliest_tokens_are_those_of_plain_rows():
     """`greedy` reads the words of others, and its log-probs are those of the most likely tokens before each trained one."""
     rollouts, other = inputs.batch(), jax.tree.map(lambda x: x * 0.9, inputs.params())

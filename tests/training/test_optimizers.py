@@ -42,6 +42,7 @@ def changes(name, steps=1, **settings):
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLE)
 def test_updates_are_counted_and_the_rate_is_the_schedules(name):
     """The first update has half of the rate, by the warm-up, and is half as large."""
@@ -55,6 +56,7 @@ def test_updates_are_counted_and_the_rate_is_the_schedules(name):
     assert jax.tree.structure(state) == jax.tree.structure(optimizer.init(params()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, kind in TABLE.items() if "weight_decay" in kind.own])
 def test_decay_takes_the_same_share_of_the_weights_in_all(name):
     """- learning rate x decay x weight, of every leaf, whichever rule moves it."""
@@ -87,6 +89,7 @@ def test_muon_orthogonalises_the_matrices_of_the_layers_one_by_one_and_adam_does
             assert 0.6 < np.quantile(values, 0.05) and values.max() < 1.3, name
 
 
+@pytest.mark.slow
 def test_a_matrix_of_a_layer_is_moved_by_its_own_gradient():
     """Stacked matrices are no one matrix: that of the other layer changes nothing."""
     optimizer, _ = make_optimizer(1e-2, 10, name="muon")
@@ -123,6 +126,7 @@ def test_states_lie_as_their_parameters_or_whole(name):
                     "rmsprop": matrices + others, "muon": matrices + 2 * others, "adafactor": norms, "sgd": 0}[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLE)
 @pytest.mark.parametrize("rank", (0, 4))
 def test_the_plan_counts_the_bytes_of_the_state_that_runs(name, rank):

@@ -43,6 +43,7 @@ def test_a_module_that_registered_something_is_named_and_imported_again(place):
         assert "of_module" in advantages.base.ESTIMATORS
 
 
+@pytest.mark.slow
 def test_modules_of_functions_that_a_configuration_names_are_found_again_without_the_path(tmp_path, monkeypatch):
     """A task of a package, and a reward of a module that only its processes import."""
     (tmp_path / "my_package").mkdir()
@@ -78,6 +79,7 @@ def test_a_module_whose_file_is_gone_too_is_a_warning(tmp_path):
     assert str(tmp_path) not in sys.path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ("", ":small"))
 def test_a_configuration_file_is_named_without_its_variant(place, variant):
     file = place / "mine.py"

@@ -107,6 +107,7 @@ def whole_of(layout):
     return next(program for program in layout.update_programs if program.name == "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("minibatches, packings", ((1, 1), (2, 1 + 2 * 2)))
 def test_a_batch_is_packed_once_for_all_that_reads_it_whole(monkeypatch, minibatches, packings):
     """Old and reference log-probs and two epochs; mini-batches of each epoch are other rows."""

@@ -56,6 +56,7 @@ def png_size(path):
     return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
 
 
+@pytest.mark.slow
 def test_full_run(tmp_path):
     out = plot_curves(write_run(tmp_path, 50) / "metrics.jsonl", tmp_path / "figures" / "curves.png")
     assert png_size(out) == (round(4 * 4.3 * 130), round(2 * 3.4 * 130))
@@ -86,6 +87,7 @@ def test_full_run(tmp_path):
     assert time.get_ylim() == pytest.approx((0, 1.35 * 6.1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2, 19])
 def test_short_run(tmp_path, steps):
     plot_curves(write_run(tmp_path, steps), tmp_path / "curves.png")

@@ -62,6 +62,7 @@ def test_corrections_without_a_call_and_shares():
         environments.make("purified", environment="treasure")
 
 
+@pytest.mark.slow
 def test_corrections_of_a_tool_in_processes():
     """A call of the calculator that divides by zero, its correction, the answer: as in this process, and played again."""
     def call(expression):
@@ -115,6 +116,7 @@ def test_trajectories_equal_those_that_begin_with_the_correction(sampled):
         assert tokens.decode(ids[:-1] if ids[-1] == tokens.eos_id else ids, skip_special=False) == forest.texts[node]
 
 
+@pytest.mark.slow
 def test_what_was_rewritten_is_learned_from_with_log_probs_of_the_learner(sampled):
     run, state, finished = sampled
     rollouts = finished.rollouts
@@ -124,6 +126,7 @@ def test_what_was_rewritten_is_learned_from_with_log_probs_of_the_learner(sample
     assert learned.metrics["max/mismatch"] > 1e-3  # the sampler drew corrections behind what is no longer there
 
 
+@pytest.mark.slow
 def test_the_first_turn_cannot_be_rewritten():
     run, params = setup.build(chatter.get_config(environment="test_rewritten:wrong", method="grpo"))
     with pytest.raises(ValueError, match="rewrites the first turn"):

@@ -41,6 +41,7 @@ def test_the_prompt_length_covers_held_out_problems_too():
     assert run.needs <= provision.PROVIDED.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", (
     {}, {"method": "ppo"}, {"method": "v0_5", "sampling.max_group": 16}, {"learner.packed_rows": 4},
     {"sampling.group": 8, "sampling.max_tokens": 1024, "prompts.max_tokens": 512},
@@ -109,6 +110,7 @@ def test_a_task_in_a_string(tmp_path):
         setup.make_task("")
 
 
+@pytest.mark.slow
 def test_a_reasoning_gym_task_in_a_string():
     pytest.importorskip("reasoning_gym")
     task = setup.make_task("reasoning_gym(dataset=chain_sum, train_size=5, heldout_size=3, config={'max_terms': 2})")

@@ -230,6 +230,7 @@ def test_uids_are_used_once_and_continue_from_a_saved_position(run):
     assert [p.id for p in again.forest.problems] == [p.id for p in second.forest.problems]
 
 
+@pytest.mark.slow
 def test_a_learner_works_without_a_source(run):
     """On rollouts written out by hand: what is rewarded becomes likelier."""
     built, state = run

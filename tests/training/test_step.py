@@ -149,6 +149,7 @@ BACKWARD: list[int] = []
 KL = objectives.make("ppo_clip", kl_coef=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, objective, passes", (
     ("no advantage", CLIPPED, 2), ("whole batch", CLIPPED._replace(whole_batch=True), 2), ("another term", KL, 4)))
 def test_prompts_without_advantage_cost_no_backward_pass(name, objective, passes):
@@ -255,6 +256,7 @@ def test_learning_rate_zero_gives_ratio_one_and_a_small_mismatch_at_another_temp
     assert metrics["max/mismatch"] > 0.05  # the metric would notice a temperature that only one side knows
 
 
+@pytest.mark.slow
 def test_with_adapters_only_they_are_trained():
     adapters = lora_lib.init(jax.random.key(2), fresh_params(), rank=2, alpha=4.0)
     state = fresh_state(lora=adapters)

@@ -118,6 +118,7 @@ def test_metrics_of_four_tokens():
     assert metrics(values, rounded, mask)["value/explained_variance"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("critic", (SEPARATE, HEAD), ids=("separate", "head"))
 def test_packed_values_are_those_of_plain_rows(critic):
     state, policy = fresh(critic), policy_params()
@@ -153,6 +154,7 @@ def test_two_updates_equal_plain_ones_with_optax():
     close(state.params, params, 5e-6)
 
 
+@pytest.mark.slow
 def test_micro_batches_change_nothing():
     whole, result = update_of(SEPARATE)(fresh(SEPARATE), (None, None), batch())
     parts, part_found = update_of(SEPARATE, 4)(fresh(SEPARATE), (None, None), batch())
@@ -178,6 +180,7 @@ def test_a_target_that_is_not_finite_is_refused():
         update_of(SEPARATE)(fresh(SEPARATE), (None, None), batch().replace(extras={"values": extras["values"]}))
 
 
+@pytest.mark.slow
 def test_a_head_comes_near_the_least_squares_fit_on_the_states_of_the_policy():
     policy, target = policy_params(), batch().extras["value_targets"]
     real = batch().mask & batch().valid[..., None]
@@ -207,6 +210,7 @@ def guessing_game(seed):
     return rollouts, returns, true
 
 
+@pytest.mark.slow
 def test_a_critic_learns_what_states_are_worth():
     state, values = SEPARATE.init(policy_params()), jax.jit(SEPARATE.values)
     for seed in range(400):

@@ -64,6 +64,7 @@ def with_probe(estimator, weights, intercept, steps=16):
     return (state.replace(probe=(scaler, params), steps=jnp.int32(steps)),)
 
 
+@pytest.mark.slow
 def test_the_gradient_is_unbiased_by_enumeration():
     """One Bernoulli token, P(a = 1) = .3, r = a, g = .2 + .5 a, score a - .3: the true gradient is .3 * .7 = .21."""
     outcomes = np.array([(a, b) for a in (0, 1) for b in (0, 1)], np.float32)
@@ -173,6 +174,7 @@ def test_each_domain_has_its_own_probe():
         estimator.update(batch(0), state)
 
 
+@pytest.mark.slow
 def test_metrics_of_a_batch():
     estimator = make()
     state, rollouts = run(estimator, range(5), prompts=16), batch(7, prompts=16)

@@ -43,6 +43,7 @@ def test_the_papers_ridge_on_four_rows():
     np.testing.assert_allclose(ridge.predict(fitted, new), [.370769, 1.0], atol=6e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.5, 30.0])
 @pytest.mark.parametrize("rows", [24, 120])
 def test_primal_dual_and_float64_agree(alpha, rows):
@@ -97,6 +98,7 @@ def test_axes_beyond_the_rank_of_the_rows_are_left_out():
     assert np.abs(linear.scaled(scaler, rng.normal(size=(50, 30)).astype(np.float32), (30,))).max() < 10
 
 
+@pytest.mark.slow
 def test_ridge_on_principal_components_is_ridge_on_numpys():
     x, y, real, group, _ = table()
     x64, n = x[:120].astype(float), 120
@@ -123,6 +125,7 @@ def test_logistic_regression_is_at_the_minimum():
     assert abs(error.mean()) < 2e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, options", [
     ("ridge", {}), ("mlp", {"alpha": 0.3}), (("ridge", "sigmoid_bce"), {}), (("ridge", "hl_gauss"), {"ensemble": "stack"}),
 ], ids=lambda x: "-".join(x) if isinstance(x, tuple) else None)
@@ -141,6 +144,7 @@ def test_every_probe_learns_and_is_deterministic(name, options):
     assert np.isfinite(made.predict(blank, x)).all()
 
 
+@pytest.mark.slow
 def test_labels_of_another_range():
     x, y, real, group, chance = table(400, 300)
     for name in ("ridge", ("sigmoid_bce", "hl_gauss")):

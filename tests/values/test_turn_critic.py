@@ -108,6 +108,7 @@ def fitted(rollouts, times):
     return state, result
 
 
+@pytest.mark.slow
 def test_values_become_the_returns_that_were_seen():
     r = batch()
     r = r.replace(extras={**r.extras, "turn_states": jax.jit(CRITIC.states)(params(), None, r)})

@@ -302,6 +302,7 @@ def test_the_adapter_learns_which_tokens_make_a_prompt_hard():
     assert losses[-1] < 0.6 * losses[0] and np.mean(right) > 0.75, (losses[0], losses[-1], np.mean(right))
 
 
+@pytest.mark.slow
 def test_a_frozen_head_stays_as_it_is(params):
     episode = v0_training.Episode(np.arange(4), np.array([0, 1, 0, 1.0]), np.ones(4, bool), np.arange(4, 6),
                                   np.array([1.0, 0.0]), *v0_training.pairs(np.array([1.0, 0.0]), 2))

@@ -84,6 +84,7 @@ def test_one_test_in_eight_is_a_false_alarm():
     assert exact_risk(0.0, 0.0, low=-1.0, k_init=4, k_max=4).rejected == 0.125
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_enumeration_agrees_with_all_sequences_one_by_one(chunk):
     options = {"k_init": 2, "chunk": chunk, "cost": 0.002}
