@@ -93,7 +93,7 @@ def test_a_wheel_works_where_no_checkout_is(tmp_path):
     assert "step 1, temperature 1" in jaxrl_llm("evaluate", cache, "--workdir=run", "--problems=2")
     jaxrl_llm("export", cache, "--workdir=run", "--out=model")
     assert json.loads((elsewhere / "model" / "config.json").read_text())["hidden_size"] == 16
-    assert "page: run/page.html" in jaxrl_llm("show", "run") and (elsewhere / "run" / "page.html").stat().st_size > 20_000
+    assert "/run/page.html\n" in jaxrl_llm("show", "run") and (elsewhere / "run" / "page.html").stat().st_size > 20_000
     assert "aepo_clip" in jaxrl_llm("search", "entropy")
     plan = jaxrl_llm("plan", "--model=smollm2_135m", "--devices=h100-1", "--config.learner.micro_batches=8", cache)
     assert "64 prompts of 512" in plan
