@@ -66,9 +66,9 @@ def test_what_is_ended_is_not_waited_for(doors):
     assert list(runner.recv(2)) == [1]
 
 
-def finish():
-    """Waits for all threads of environments."""
-    for thread in threading.enumerate():
+def finish(earlier):
+    """Waits for all threads of environments but `earlier` ones, of other tests."""
+    for thread in set(threading.enumerate()) - earlier:
         if thread.name == "environment":
             thread.join(60)
 
@@ -76,21 +76,23 @@ def finish():
 @pytest.mark.slow
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_step_that_ends_after_its_trajectory_was_lost_leaves_no_state(doors, retries):
+    earlier = set(threading.enumerate())
     runner = make(2, deadline=1.0, retries=retries)
     assert runner.step({0: say("a"), 1: say("at once")}).keys() == {1} and runner.invalid[0].kind == "timeout"
     doors["a"].set()
-    finish()
+    finish(earlier)
     assert [key for _, _, key, _ in runner._states._kept] == [runner.recording(1).key]
     assert not runner._states._steps
 
 
 @pytest.mark.parametrize("end", [lambda runner: runner.end([0]), Runner.close])
 def test_a_step_that_ends_after_its_trajectory_leaves_no_state(doors, end):
+    earlier = set(threading.enumerate())
     runner = make(1)
     runner.send({0: say("a")})
     end(runner)
     doors["a"].set()
-    finish()
+    finish(earlier)
     assert not runner._states._kept and not runner._states._steps
 
 
