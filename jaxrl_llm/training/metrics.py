@@ -5,6 +5,7 @@ import json
 import math
 import os
 import platform
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -78,6 +79,19 @@ class MetricWriter:
                 warnings.warn(f"the metrics of {self.path.parent} were not closed: {error}", RuntimeWarning, stacklevel=2)
 
 
+@contextlib.contextmanager
+def _without(module: str) -> Iterator[None]:
+    """Hides `module` from imports within the block, unless it is loaded: tensorboardX loads all of PyTorch for seconds."""
+    hidden = module not in sys.modules
+    if hidden:
+        sys.modules[module] = None
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules[module]
+
+
 class _Events:
     """A TensorBoard event file in `folder`, written by the caller's own thread.
 
@@ -85,8 +99,9 @@ class _Events:
     """
 
     def __init__(self, folder: Path, purge_step: int):
-        from tensorboardX.proto.event_pb2 import SessionLog
-        from tensorboardX.record_writer import RecordWriter
+        with _without("torch"):
+            from tensorboardX.proto.event_pb2 import SessionLog
+            from tensorboardX.record_writer import RecordWriter
 
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"events.out.tfevents.{time.time():.6f}.{platform.node()}"

@@ -64,17 +64,22 @@ def adapters():
     return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(3), x.shape), zero)
 
 
+def unrecorded(random: np.random.Generator) -> Rollouts:
+    """The trajectories as they were sampled."""
+    letters = np.array([[list(text.ljust(T, ".")) for text in pair] for pair in TURNS])
+    prompt_mask, valid = np.ones((P, S), bool), np.ones((P, G), bool)
+    prompt_mask[0, 0], prompt_mask[1, 2], valid[3, 1] = False, False, False
+    return Rollouts(
+        mask=(letters == "p") | (letters == "X"), valid=valid, role=np.vectorize(ROLES.get)(letters).astype(np.int8),
+        tokens=random.integers(0, V, (P, G, T)).astype(np.int32), rewards=random.normal(size=(P, G)).astype(np.float32),
+        prompt_tokens=random.integers(0, V, (P, S)).astype(np.int32), prompt_mask=prompt_mask)
+
+
 @functools.cache
 def batch() -> Rollouts:
     """The trajectories, off-policy by a bit; all that is recorded of tokens that are not trained is NaN."""
     random = np.random.default_rng(3)
-    letters = np.array([[list(text.ljust(T, ".")) for text in pair] for pair in TURNS])
-    prompt_mask, valid = np.ones((P, S), bool), np.ones((P, G), bool)
-    prompt_mask[0, 0], prompt_mask[1, 2], valid[3, 1] = False, False, False
-    rollouts = Rollouts(
-        mask=(letters == "p") | (letters == "X"), valid=valid, role=np.vectorize(ROLES.get)(letters).astype(np.int8),
-        tokens=random.integers(0, V, (P, G, T)).astype(np.int32), rewards=random.normal(size=(P, G)).astype(np.float32),
-        prompt_tokens=random.integers(0, V, (P, S)).astype(np.int32), prompt_mask=prompt_mask)
+    rollouts = unrecorded(random)
     near = np.asarray(jax.jit(logprobs)(params(), None, rollouts)[0])
     def recorded():
         return np.where(rollouts.token_mask, near + random.normal(0, 0.25, near.shape), np.nan)

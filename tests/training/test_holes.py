@@ -21,8 +21,9 @@ from jaxrl_llm.values.critic import make_update as make_critic_update
 
 P, G, T, D = inputs.P, inputs.G, inputs.T, 32
 WATCHED = inputs.Watched(inputs.MODEL, inputs.POLICY.temperature, chunk=24)
-TRAINED = np.asarray(inputs.batch().token_mask)
-MARKER = (int(inputs.batch().tokens[0, 1, 3]),)  # the second trained token of a trajectory that begins with a hint
+SAMPLED = inputs.unrecorded(np.random.default_rng(3))  # `inputs.batch()` computes log-probs, too slow for an import
+TRAINED = np.asarray(SAMPLED.token_mask)
+MARKER = (int(SAMPLED.tokens[0, 1, 3]),)  # the second trained token of a trajectory that begins with a hint
 
 
 def cut_down(rollouts, parts=1):

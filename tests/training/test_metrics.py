@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 import time
 
 import jax.numpy as jnp
@@ -26,6 +28,14 @@ def tensorboard_scalars(folder):
                 purges.append(event.step)
             offset += length + 16
     return scalars, purges
+
+
+def test_writing_events_loads_no_pytorch(tmp_path):
+    code = ("import sys; from jaxrl_llm.training.metrics import MetricWriter\n"
+            f"with MetricWriter({str(tmp_path)!r}) as writer: writer.write(1, {{'score': 0.5}})\n"
+            "assert 'tensorboardX' in sys.modules and 'torch' not in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert tensorboard_scalars(tmp_path / "tensorboard")[0] == [("score", 1, 0.5)]
 
 
 def test_lines_are_strict_json_and_read_back(tmp_path):
