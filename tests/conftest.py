@@ -54,6 +54,12 @@ def programs_of_a_test(request):
         drop_programs()
 
 
+def pytest_collection_finish(session):
+    """Keeps the garbage collector from reading thousands of tests and modules again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 _peaks: list[tuple[int, str]] = []  # the most memory of this process in bytes, of the tests that needed most
 
 

@@ -1,4 +1,5 @@
 """The model that a run starts with: a published one, another run's, or a new one."""
+import functools
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,9 +79,14 @@ def load_model(m: ConfigDict, mesh: Mesh, seed: int = 0) -> tuple[Tokenizer, Tra
             architecture = model_config(m, tokenizer.vocab_size)
     model = Transformer(architecture, dtype=DTYPES[m.dtype], remat=m.remat, kernels=m.kernels)
     if params is None:
-        shardings = parallel.tree_shardings(model.abstract_params(), mesh)
-        params = jax.jit(model.init, out_shardings=shardings)(jax.random.key(seed))
+        params = _init(model, mesh)(jax.random.key(seed))
     return tokenizer, model, params
+
+
+@functools.lru_cache(maxsize=8)
+def _init(model: Transformer, mesh: Mesh):
+    """`model.init` with its parameters sharded over the mesh, compiled once for all runs of a process."""
+    return jax.jit(model.init, out_shardings=parallel.tree_shardings(model.abstract_params(), mesh))
 
 
 def _of_run(start: Start, m: ConfigDict, mesh: Mesh) -> tuple[Tokenizer, ModelConfig, Any]:

@@ -91,6 +91,13 @@ def each(names: str, values: list, rows: list, ids: list[str]):
         for value, name, later in zip(values, ids, further)])
 
 
+def first(names: str, values: list, rows: list, ids: list[str]):
+    """Parametrises a test over the first case of every slug, where further hyper-parameters could hardly change its outcome."""
+    slugs = [slug for slug, _ in rows]
+    chosen = [place for place, slug in enumerate(slugs) if slug not in slugs[:place]]
+    return pytest.mark.parametrize(names, [values[place] for place in chosen], ids=[ids[place] for place in chosen])
+
+
 def batch(seed: int, case: Case, shape: tuple[int, int, int] = (P, G, T), edge: str = "none") -> Rollouts:
     """A random batch: some rollouts invalid, some empty, some with holes in the mask, written by others.
 

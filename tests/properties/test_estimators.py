@@ -13,6 +13,7 @@ from jaxrl_llm import advantages
 
 ROWS, IDS = inputs.parameters("ESTIMATORS", advantages.names())
 each = inputs.each("slug, case", ROWS, ROWS, IDS)
+first = inputs.first("slug, case", ROWS, ROWS, IDS)
 few = settings(max_examples=3, deadline=None, derandomize=True)
 seeds = given(seed=strategies.integers(0, 2**20))
 G, P, T = inputs.G, inputs.P, inputs.T
@@ -137,14 +138,14 @@ def test_a_batch_without_a_signal_has_advantages_of_exactly_zero(slug, case, edg
 
 
 @pytest.mark.slow
-@each
+@first
 def test_group_of_one_is_finite(slug, case):
     skip_if_exempt(case, "group_of_one")
     assert inputs.finite(run(slug, case, inputs.batch(0, case, shape=(P, 1, T))))
 
 
 @pytest.mark.slow
-@each
+@first
 def test_jit_and_vmap_agree_with_eager(slug, case):
     batches = [inputs.batch(seed, case) for seed in (0, 1)]
     estimator = advantages.make(slug, **case.hyper)
@@ -154,7 +155,7 @@ def test_jit_and_vmap_agree_with_eager(slug, case):
         inputs.same(jax.tree.map(lambda x: x[i], actual), estimator.update(rollouts, estimator.init()))
 
 
-@each
+@first
 def test_float32_agrees_with_float64(slug, case):
     skip_if_exempt(case, "float64")
     rollouts = inputs.batch(3, case)
@@ -178,7 +179,7 @@ def test_nothing_flows_back_through_an_advantage(slug, case):
 
 
 @pytest.mark.slow
-@each
+@first
 def test_the_dtype_of_rewards_does_not_matter(slug, case):
     rollouts = inputs.batch(5, case)
     values = rollouts.rewards, rollouts.reward_components

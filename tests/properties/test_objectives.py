@@ -14,6 +14,7 @@ from jaxrl_llm.rollouts import take
 
 ROWS, IDS = inputs.parameters("OBJECTIVES", objectives.names())
 each = inputs.each("row", list(range(len(ROWS))), ROWS, IDS)
+first = inputs.first("row", list(range(len(ROWS))), ROWS, IDS)
 few = settings(max_examples=3, deadline=None, derandomize=True)
 seeds = given(seed=strategies.integers(0, 2**20))
 G, P, T = inputs.G, inputs.P, inputs.T
@@ -160,7 +161,7 @@ def test_a_batch_without_tokens_has_loss_and_gradient_zero(row, edge):
 
 
 @pytest.mark.slow
-@each
+@first
 def test_group_of_one_is_finite(row):
     case, _, run = build(row)
     skip_if_exempt(case, "group_of_one")
@@ -176,7 +177,7 @@ def test_extreme_ratios_have_finite_gradients(row, shift):
 
 
 @pytest.mark.slow
-@each
+@first
 def test_compiled_and_vmapped_agree_with_eager(row):
     case, objective, run = build(row)
     batches = [sample(seed, case) for seed in (0, 1)]
@@ -187,7 +188,7 @@ def test_compiled_and_vmapped_agree_with_eager(row):
         inputs.same(jax.tree.map(lambda x: x[i], mapped), run(*arguments))
 
 
-@each
+@first
 def test_float32_agrees_with_float64(row):
     case, _, run = build(row)
     skip_if_exempt(case, "float64")
@@ -199,7 +200,7 @@ def test_float32_agrees_with_float64(row):
         inputs.same(single, exact, rtol=1e-4, atol=1e-5)
 
 
-@each
+@first
 def test_only_the_logprobs_are_differentiated(row):
     case, objective, _ = build(row)
     logprobs, rollouts, advantages = sample(0, case)
