@@ -95,8 +95,8 @@ def of_contexts(estimator: Estimator, agents: int) -> Estimator:
             raise ValueError(f"groups of {R} contexts do not split into trajectories of {agents} agents")
         mine = rollouts.extras["agent"][..., 0]
         place = jnp.where(rollouts.valid & (mine >= 0), rollouts.extras["traj"] * agents + mine, R)
-        found = place[:, None, :] == jnp.arange(R)[:, None]  # [P, place, context]
-        source, there = jnp.argmax(found, axis=-1), jnp.any(found, axis=-1)
+        matches = place[:, None, :] == jnp.arange(R)[:, None]  # [P, place, context]
+        source, there = jnp.argmax(matches, axis=-1), jnp.any(matches, axis=-1)
 
         def joined(x, fill):
             ordered = x[jnp.arange(P)[:, None], source]
