@@ -327,18 +327,21 @@ def turns(forest: Forest, **shape) -> Rollouts:
 def contexts(forest: Forest, turns: int = 0, facts: Mapping[str, str] | None = None, **shape) -> Rollouts:
     """As `paths`, for trajectories of several contexts, each a separate chain with the uid and reward of the trajectory.
 
-    `extras["traj"]` i32[P, G] numbers the trajectories of a prompt, `turns` i32[P, G] is the number of turns of the context.
-    The `facts` that are not joined by `turn` are included for each context.
+    `extras["traj"]` i32[P, G] numbers the trajectories of a prompt, `turns` i32[P, G] is the number of turns of the context,
+    `step` i32[P, G, K] their numbers in it, -1 where there is none. The `facts` are joined for each context; what agents get,
+    and whether the trajectory is `settled`, is that of its last turn.
     """
     leaves, (which, last) = forest.leaves, forest.finals
     node, row = chains(forest, leaves)
     known, tokens = {"traj": _numbered(forest, leaves)}, dict[str, np.ndarray]()
     if forest.turn_info is not None:
         own = forest.role[node] == Role.POLICY
-        known["turns"] = np.bincount(row, own, minlength=len(leaves)).astype(np.int32)
-        joins = {name: join for name, join in (facts or {}).items() if join != "turn"}
-        said = turn_infos.joined(joins, forest.turn_info, node[own], row[own], len(leaves), turns, forest.length,
-                                 forest.rewards[leaves[last[which]]])
+        count = known["turns"] = np.bincount(row, own, minlength=len(leaves)).astype(np.int32)
+        known["step"] = np.where(np.arange(turns) < count[:, None], np.arange(turns, dtype=np.int32), np.int32(-1))
+        ends = np.full(len(last), -1)
+        np.maximum.at(ends, which[row[own]], node[own])
+        said = turn_infos.joined(facts or {}, forest.turn_info, node[own], row[own], len(leaves), turns, forest.length,
+                                 forest.rewards[leaves[last[which]]], ends[which])
         known, tokens = known | said.rows, said.tokens
     return view(forest, leaves, node, row, known, tokens, results=leaves[last[which]], **shape)
 

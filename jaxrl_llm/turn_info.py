@@ -18,8 +18,8 @@ JOINS = {
     "list": "f32[P, G, L], the L numbers of the last turn",
     "spans": "i32[P, G, T], numbers of parts of the text, given as (start, end, number) in characters; -1 elsewhere",
 }
-AGENT, RETURNS, AGENT_RETURNS = "agent", "returns", "agent_returns"
-SETTLED = "settled"  # whether a trajectory ended with `returns`
+AGENT, GAME, RETURNS, AGENT_RETURNS = "agent", "game", "returns", "agent_returns"
+SETTLED = "settled"  # False for trajectories that are games, and ended without `returns`
 STATE, ACTION = "state", "action"  # identities of a turn that replace its texts, see `environments.base.Turn`
 EOS = "eos"  # whether the policy ended the turn by a stop token, as the sampler reports
 
@@ -69,7 +69,7 @@ def check_joins(facts: Mapping[str, str]) -> None:
 
 
 def joined(facts: Mapping[str, str], info: np.ndarray, node: np.ndarray, row: np.ndarray, rows: int, turns: int,
-           length: np.ndarray, rewards: np.ndarray) -> Joined:
+           length: np.ndarray, rewards: np.ndarray, ends: np.ndarray | None = None) -> Joined:
     """The facts of `rows` trajectories with at most `turns` turns.
 
     Args:
@@ -77,10 +77,11 @@ def joined(facts: Mapping[str, str], info: np.ndarray, node: np.ndarray, row: np
       info: object[N], the facts of each node, by name; read for the nodes in `node`.
       node, row: i32[E], the turns of the policy in their order, and the trajectory of each, in ascending order.
       length: i32[N], tokens of each node.  rewards: f32[R], rewards of the trajectories.
+      ends: i32[R], the last turn of each trajectory, for rows that are contexts; None: the last turn of the row.
 
     If `agent` is a fact, there are `agent_returns` f32[R, K] beside it, the return of each turn's agent, from the list
     `returns` in the info of the last turn, or the reward of the trajectory if that has no such list; and `settled` bool[R],
-    whether it has one. A game that is cut before its end has none.
+    whether they are the outcome: False for a `game` without such a list, which was cut before its end.
     """
     columns, tokens = dict[str, np.ndarray](), dict[str, np.ndarray]()
     step = np.arange(len(row)) - np.searchsorted(row, row)
@@ -104,7 +105,8 @@ def joined(facts: Mapping[str, str], info: np.ndarray, node: np.ndarray, row: np
         else:
             tokens[name] = _of_tokens(join, values, node, length)
     if AGENT in facts:
-        columns[AGENT_RETURNS], columns[SETTLED] = _agent_returns(info, node, row, columns[AGENT], rewards)
+        columns[AGENT_RETURNS], told = _agent_returns(info, node, row, columns[AGENT], rewards, ends)
+        columns[SETTLED] = told if GAME in facts else np.ones(rows, bool)
     return Joined(columns, tokens)
 
 
@@ -137,15 +139,17 @@ def _numbers(name: str, info: np.ndarray, node: np.ndarray, length: np.ndarray) 
     return numbers
 
 
-def _agent_returns(info, node, row, agent: np.ndarray, rewards: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`(returns f32[R, K], settled bool[R])`"""
-    by_agent, settled = np.where(agent >= 0, rewards[:, None], 0).astype(np.float32), np.zeros(len(agent), bool)
+def _agent_returns(info, node, row, agent: np.ndarray, rewards: np.ndarray, ends: np.ndarray | None
+                   ) -> tuple[np.ndarray, np.ndarray]:
+    """`(returns f32[R, K], told bool[R])`; the latter: whether the last turn has `returns`."""
+    by_agent, told = np.where(agent >= 0, rewards[:, None], 0).astype(np.float32), np.zeros(len(agent), bool)
     last = np.append(row[1:] != row[:-1], True) if len(row) else np.zeros(0, bool)
-    for one, line in zip(node[last].tolist(), row[last].tolist()):
+    own = node[last] if ends is None else ends[row[last]]
+    for one, line in zip(own.tolist(), row[last].tolist()):
         if (returns := info[one].get(RETURNS)) is not None:
             by_agent[line] = np.where(agent[line] >= 0, np.asarray(returns, np.float32)[agent[line]], 0)
-            settled[line] = True
-    return by_agent, settled
+            told[line] = True
+    return by_agent, told
 
 
 def identity(info: Mapping[str, Any], name: str) -> tuple[str, str] | None:

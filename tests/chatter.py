@@ -109,6 +109,34 @@ def forgetful() -> Environment:
                        contexts=3, oracle=lambda state: "a")
 
 
+def cards() -> Environment:
+    """Two agents, each of which alone reads its card, speak at most three times in turns; an upper-case letter loses.
+
+    Without one the higher card wins.
+    """
+    def dealt(problem):
+        return problem.id % 3, (problem.id + 1) % 3
+
+    def reset(problem, key):
+        first = {"role": "user", "content": f"Yours is {dealt(problem)[0]}.", "reader": 0}
+        return {"cards": dealt(problem), "turn": 0, "heard": {0}}, [{"role": "user", "content": "Cards."}, first]
+
+    def step(state, message):
+        agent = state["turn"] % 2
+        state["turn"] += 1
+        info = {"agent": agent, "functional_group": agent, "game": 0}
+        upper = any("A" <= letter <= "Z" for letter in message["content"])
+        if upper or state["turn"] == 6:
+            first = (1 if state["cards"][0] > state["cards"][1] else -1) if not upper else -1 if agent == 0 else 1
+            return Turn(done=True, info={**info, "returns": [first, -first]})
+        deal = "" if state["turn"] > 1 else f"Yours is {state['cards'][1]}. "
+        return Turn([{"role": "user", "content": f"{deal}Now {state['turn']}.", "reader": 1 - agent}], info=info)
+
+    return Environment(name="cards", task=seeded("cards", "Say it.", 20, 8), reset=reset, step=step, contexts=2, apart=True,
+                       facts={"agent": "turn", "functional_group": "turn", "game": "once"}, returns=(-1.0, 1.0),
+                       replayable=False, oracle=lambda state: "ab"[state["turn"] % 2])
+
+
 def spelled() -> Environment:
     """Two turns in tokens: the bytes of question and answer, without a template."""
     def message(text):

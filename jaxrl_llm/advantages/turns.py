@@ -3,6 +3,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.advantages.selection import over_kept
 from jaxrl_llm.rollouts import Rollouts
 
 VALUES = ("turn_q", "turn_v")  # [P, G, K, 2], from a critic of turns
@@ -47,17 +48,20 @@ def of_turns(estimator: Estimator) -> Estimator:
 def of_agents(estimator: Estimator) -> Estimator:
     """As `of_turns`, for an estimator whose rows are the agents of each trajectory (`agent`), one row per agent.
 
-    The first turn of an agent represents it; its other turns get the same advantage.
+    The first turn of an agent represents it; its other turns get the same advantage. Agents of a game that is not `settled`
+    are not compared: their tokens get 0 and leave the mean over tokens.
     """
     def update(rollouts, state):
         rows, shape = rows_of_turns(rollouts), rollouts.extras["step"].shape
         agent = rollouts.extras["agent"]
         first = jnp.argmax(agent[..., :, None] == agent[..., None, :], axis=-1)  # for each turn, the first turn of its agent
-        stands = (first == jnp.arange(shape[-1])).reshape(rows.valid.shape) & rows.valid
+        settled = rollouts.extras["settled"][..., None]
+        stands = ((first == jnp.arange(shape[-1])) & settled).reshape(rows.valid.shape) & rows.valid
         advantages, state = estimator.update(rows.replace(valid=stands, mask=stands[..., None]), state)
-        return _to_tokens(jnp.take_along_axis(advantages[..., 0].reshape(shape), first, axis=-1), rollouts), state
+        tokens = _to_tokens(jnp.take_along_axis(advantages[..., 0].reshape(shape), first, axis=-1), rollouts)
+        return over_kept(tokens, rollouts.token_mask & settled, rollouts.token_mask), state
 
-    return _adapted(estimator, update)
+    return _adapted(estimator._replace(needs=(*estimator.needs, "agent", "settled")), update)
 
 
 def of_games(estimator: Estimator) -> Estimator:
@@ -77,6 +81,44 @@ def of_games(estimator: Estimator) -> Estimator:
         return advantages.reshape(tokens.shape).sum(axis=2), state
 
     return _adapted(estimator, update)
+
+
+def of_contexts(estimator: Estimator, agents: int) -> Estimator:
+    """The estimator of `of_environment` for rollouts that are the contexts of agents, at most one of each in a trajectory.
+
+    The contexts of a trajectory (`traj`) are joined one after another, in the order of its agents 0 to `agents` - 1, and the
+    estimator reads the result as a trajectory. Raises ValueError for groups that are no multiple of `agents`.
+    """
+    def update(rollouts, state):
+        (P, R, T), K = rollouts.mask.shape, rollouts.extras["step"].shape[-1]
+        if R % agents:
+            raise ValueError(f"groups of {R} contexts do not split into trajectories of {agents} agents")
+        mine = rollouts.extras["agent"][..., 0]
+        place = jnp.where(rollouts.valid & (mine >= 0), rollouts.extras["traj"] * agents + mine, R)
+        matches = place[:, None, :] == jnp.arange(R)[:, None]  # [P, place, context]
+        source, there = jnp.argmax(matches, axis=-1), jnp.any(matches, axis=-1)
+
+        def joined(x, fill):
+            ordered = x[jnp.arange(P)[:, None], source]
+            ordered = jnp.where(there.reshape(P, R, *(1,) * (x.ndim - 2)), ordered, jnp.asarray(fill, x.dtype))
+            return ordered.reshape(P, R // agents, -1)
+
+        first = jnp.arange(agents * K).reshape(agents, K)[:, :1]  # number of each agent's first turn
+        own = {name: joined(rollouts.extras[name], -1) for name in ("agent", "functional_group", "step")
+               if name in rollouts.extras}
+        whole = {name: jnp.max(joined(rollouts.extras[name], 0), axis=-1) for name in ("game", "settled")
+                 if name in rollouts.extras}
+        own["traj"] = jnp.broadcast_to(jnp.arange(R // agents)[:, None], own["step"].shape)
+        own["agent_returns"] = joined(rollouts.extras["agent_returns"], 0)
+        numbers = joined(rollouts.step_ids, 0).reshape(P, -1, agents, T) + first
+        played = Rollouts(mask=joined(rollouts.mask, False), valid=jnp.any(there.reshape(P, -1, agents), axis=-1),
+                          rewards=joined(rollouts.rewards, 0)[..., 0], step_ids=numbers.reshape(P, -1, agents * T),
+                          extras={**own, **whole})
+        advantages, state = estimator.update(played, state)
+        back = advantages.reshape(P, R, T)[jnp.arange(P)[:, None], jnp.minimum(place, R - 1)]
+        return jnp.where(rollouts.token_mask, back, 0), state
+
+    return estimator._replace(update=update, needs=(*estimator.needs, "traj", "step"))
 
 
 def _adapted(estimator: Estimator, update) -> Estimator:

@@ -13,6 +13,7 @@ from jaxrl_llm.tasks.base import Problem, Task
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 OPENING_ROLES = ("system", "user", "assistant", "tool")
+READER = "reader"  # key of a message: the agent that reads it, see `Environment.apart`
 ROLES = ("system", "user", "tool")  # roles of messages after the opening: only the policy speaks for the assistant
 
 
@@ -70,6 +71,9 @@ class Environment:
       facts: names of numbers in the `info` of every turn, with the join by which they become `extras` of trajectories for
         methods that read them, see `turn_info.JOINS`.
       contexts: maximum number of contexts of a trajectory; 1: no turn is `fresh`.
+      apart: the contexts are those of the agents 0 to `contexts` - 1, the fact `agent`, which see different things: an agent
+        reads what is addressed to it, and what it said itself. The messages of a turn have a `reader`, the agent that speaks
+        next. The opening begins with messages without a reader, which all agents read; the others are those of the first one.
       waits: steps are slow and not computed in this process, such as requests to a server or programs in a sandbox. They run
         concurrently in threads, while the engine samples the other trajectories. A run can overrule it by
         `config.environment_waits`.
@@ -88,6 +92,7 @@ class Environment:
     replayable: bool = True
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     contexts: int = 1
+    apart: bool = False
     waits: bool = False
     at_once: int | None = None
     tokens: bool = False
@@ -98,6 +103,9 @@ class Environment:
         turn_info.check_joins(self.facts)
         if self.tokens and (self.contexts > 1 or self.tools):
             raise ValueError(f"environment {self.name!r} speaks in tokens: it has one context, and no tools for a template")
+        if self.apart and (self.contexts < 2 or turn_info.AGENT not in self.facts):
+            raise ValueError(f"environment {self.name!r} has contexts={self.contexts} and the facts {sorted(self.facts)}; with "
+                             "apart=True it has two contexts or more, one for each agent, and the fact 'agent'")
 
 
 def key_of(seed: int, uid: int) -> int:
@@ -114,7 +122,17 @@ def begin(environment: Environment, problem: Problem, key: int) -> tuple[Any, Tu
     turn = Turn(_messages(messages, OPENING_ROLES, environment.tokens))
     if not _readable(turn.messages, environment.tokens):
         raise Rubbish("reset returned no message, or no ids in any; the policy needs something to answer")
+    if environment.apart:
+        _check_reader(environment, addressed(turn.messages)[1])
+        if not addressed(turn.messages)[0]:
+            raise Rubbish("all messages of the opening have a reader; it begins with one that all agents read")
     return state, turn
+
+
+def addressed(opening: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+    """The messages of an opening that all agents read, and those of the agent that speaks first."""
+    return ([message for message in opening if message.get(READER) is None],
+            [message for message in opening if message.get(READER) is not None])
 
 
 def advance(environment: Environment, state: Any, message: Message) -> Turn:
@@ -142,7 +160,11 @@ def checked(environment: Environment, turn: Any) -> Turn:
     except (TypeError, ValueError, RecursionError) as error:
         raise Rubbish(f"reward {_short(reward)}, info {_short(info)}: {error}; allowed are a finite number and a dictionary in "
                       "types of JSON") from error
+    if fresh and environment.apart:
+        raise Rubbish("a turn begins a new context, and the contexts are those of agents; a reader is enough")
     said = _messages(messages, ROLES, environment.tokens)
+    if environment.apart and not done:
+        _check_reader(environment, said)
     if not done and not _readable(said, environment.tokens):
         raise Rubbish("step returned no message, or no ids in any, and is not done; the policy needs something to answer")
     return Turn(said, reward, bool(done), info, bool(fresh), parts)
@@ -197,6 +219,14 @@ def _messages(messages: Any, roles: Sequence[str], tokens: bool) -> list[dict]:
         return json.loads(json.dumps([dict(message) for message in messages]))
     except (TypeError, ValueError, RecursionError) as error:
         raise Rubbish(f"the messages {_short(messages)} are not in types of JSON: {error}") from error
+
+
+def _check_reader(environment: Environment, messages: Sequence[Message]) -> None:
+    """Raises Rubbish unless all messages are for one agent."""
+    readers = {json.dumps(message.get(READER)) for message in messages}
+    if len(readers) != 1 or not readers <= {json.dumps(agent) for agent in range(environment.contexts)}:
+        raise Rubbish(f"the messages that the policy reads next have the readers {sorted(readers)}; allowed is one agent, 0 to "
+                      f"{environment.contexts - 1}")
 
 
 def _readable(messages: Sequence[Message], tokens: bool) -> bool:

@@ -45,7 +45,7 @@ class Opening:
 
     def __call__(self, problem: Problem, key: int) -> tuple[Alone, list[Message]]:
         state = Alone(self, problem, key)
-        return state, _said(games.opening_text(self.game, state.shown, state.position))
+        return state, _opening(self.game, state.shown, state.position)
 
     def beginnings(self, trajectories: Sequence[tuple[Problem, int]]) -> tuple[np.ndarray, ...]:
         """For each problem and key: data u32[n, 2] of the seed's key and of the chance's key, and whether it is held out."""
@@ -56,8 +56,10 @@ class Opening:
 def environment_of(game: Game, *, name: str, task: Task, returns: tuple[float, float], facts: Mapping[str, str] | None = None,
                    oracle: Any = None) -> Environment:
     """The environment of a game, whose problems have an `extra["seed"]`; `oracle(seen) -> str` is a perfect move."""
+    apart = game.reader is not None
     return Environment(
         name=name, task=task, reset=Opening(game, len(task.train)), step=Alone.step, returns=returns, facts=facts or {},
+        contexts=2 if apart else 1, apart=apart,
         oracle=None if oracle is None else lambda state: oracle(state.shown.seen),
         choices=lambda state: games.choices(game, state.shown))
 
@@ -82,7 +84,7 @@ def turn_of(game: Game, shown: Shown, before: str, action: int) -> tuple[Turn, s
     if shown.done:
         return Turn([], float(shown.reward), True, info), ""
     position = game.text(shown.seen)
-    return Turn(_said(games.answer_text(game, shown, position)), float(shown.reward), False, info), position
+    return Turn(_said(game, shown, games.answer_text(game, shown, position)), float(shown.reward), False, info), position
 
 
 class Place(NamedTuple):
@@ -154,7 +156,7 @@ class Compiled:
         turns: dict[tuple[int, int], Turn | str] = {}
         for name, row, one in zip(calls, rows, _rows(shown, rows)):
             position = self._game.text(one.seen)
-            turn = Turn(_said(games.opening_text(self._game, one, position)))
+            turn = Turn(_opening(self._game, one, position))
             self._places[name] = Place(row, position, 0, digest([turn]))
             turns[name] = turn
         return turns
@@ -205,5 +207,11 @@ def _rows(shown: Shown, rows: Iterable[int] = (0,)) -> list[Shown]:
     return [jax.tree.map(lambda x: x[row], shown) for row in rows]
 
 
-def _said(text: str) -> list[Message]:
-    return [{"role": "user", "content": text}]
+def _opening(game: Game, shown: Shown, position: str) -> list[Message]:
+    if game.reader is None:
+        return _said(game, shown, games.opening_text(game, shown, position))
+    return [{"role": "system", "content": game.rules}, *_said(game, shown, games.answer_text(game, shown, position))]
+
+
+def _said(game: Game, shown: Shown, text: str) -> list[Message]:
+    return [{"role": "user", "content": text, **({} if game.reader is None else {"reader": game.reader(shown.seen)})}]

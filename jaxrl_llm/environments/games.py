@@ -41,6 +41,8 @@ class Game:
       forfeit: `forfeit(state) -> Move` after a message without a legal action; None: the state is kept and the policy is asked
         again.
       brief: messages contain only `text`, neither rules nor legal moves.
+      reader: `reader(seen) -> int`, on the host, the one of two agents that moves next, if `text` is for that agent alone; the
+        rules are then a message to both (see `Environment.apart`). None: all is for all.
     """
 
     words: tuple[str, ...]
@@ -53,6 +55,7 @@ class Game:
     turns: int = 100
     forfeit: Callable[[Any], Move] | None = None
     brief: bool = False
+    reader: Callable[[Any], int] | None = None
 
 
 class Table(NamedTuple):

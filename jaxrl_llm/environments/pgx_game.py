@@ -28,7 +28,10 @@ class Seat(NamedTuple):
 
 
 class Board(NamedTuple):
-    """The board that players see: bool[rows, columns, 2] stones of the side to move and of the other, i32[] side to move."""
+    """What players see: bool[rows, columns, 2] stones of the side to move and of the other, i32[] side to move.
+
+    In a game that hides something, `stones` is what the side to move observes.
+    """
 
     stones: jax.Array
     side: jax.Array
@@ -36,11 +39,17 @@ class Board(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The text form of a board for two players: words of the actions, rules, and the drawing with its labels."""
+    """The text form of a board for two players: words of the actions, rules, and the drawing with its labels.
+
+    `hidden`: players see different things, and `drawn` takes what the one that moves observes instead of squares. `most` is the
+    largest return.
+    """
 
     words: tuple[str, ...]
     rules: str
-    drawn: Callable[[list[list[str]]], str]
+    drawn: Callable[[Any], str]
+    hidden: bool = False
+    most: float = 1.0
 
 
 def _numbered(rows: list[list[str]]) -> str:
@@ -56,6 +65,11 @@ def _lettered(rows: list[list[str]]) -> str:
     return "\n".join(["  " + "".join("abcdefgh"[:len(rows)]), *(f"{i + 1} {''.join(row)}" for i, row in enumerate(rows))])
 
 
+def _hand(observation: Any) -> str:
+    card, mine, others = (int(np.argmax(part)) for part in np.split(np.asarray(observation), [3, 5]))
+    return f"Your card is {'JQK'[card]}. You have bet {mine}, the other player {others}."
+
+
 SHAPES = {
     "tic_tac_toe": Shape(
         tuple(str(i + 1) for i in range(9)), "This is tic-tac-toe. Free squares have a number. Answer with the number of the "
@@ -67,17 +81,22 @@ SHAPES = {
         tuple(f"{column}{row}" for row in range(1, 9) for column in "abcdefgh") + ("pass",),
         "This is Othello. Answer with the square that you take, a letter and a number, or with pass where you cannot take one. "
         "More stones at the end win; a move that turns none loses.", _lettered),
+    "kuhn_poker": Shape(
+        ("bet", "pass"), "This is Kuhn poker. Each player has paid a chip and has one of the cards J, Q and K, which the other "
+        "one does not see. Answer with bet or pass. To bet pays a chip more, or as much as the other player; to pass after a "
+        "bet of the other player gives up. If no one gives up, the higher card wins.", _hand, hidden=True, most=2.0),
 }
 
 
 def pgx_game(*, game: str = "tic_tac_toe", selfplay: bool = False, opening: int = 2, brief: bool = False, turns: int = 100,
              problems: int = 1000, heldout: int = 200) -> Environment:
-    """A game of pgx: tic_tac_toe, connect_four and othello for two, 2048 for one.
+    """A game of pgx: tic_tac_toe, connect_four, othello and kuhn_poker for two, 2048 for one.
 
     Games for two begin with up to `opening` random moves, drawn from the problem's seed. The policy plays the side that moves
-    next, and the other side moves at random by the trajectory's key; the reward is 1, 0 or -1. With `selfplay` the policy
-    plays both sides of training problems: the reward is 0, and the returns of agents 0 (X, who moved first) and 1 (O) are in
-    the info of the last turn (`returns`). A message without a legal move loses.
+    next, and the other side moves at random by the trajectory's key; the reward is 1, 0 or -1, and in poker the chips. With
+    `selfplay` the policy plays both sides of training problems: the reward is 0, and the returns of agents 0 (X, who moved
+    first) and 1 (O) are in the info of the last turn (`returns`). A message without a legal move loses. Poker begins with at
+    most one random move, and each agent has a context of its own.
 
     In 2048 the return is the growth of the logarithm of the largest tile as a share of the logarithm of 2048, where the game is
     won. `brief` shows only the board. Raises ValueError without pgx, or for a game that is not listed.
@@ -88,7 +107,8 @@ def pgx_game(*, game: str = "tic_tac_toe", selfplay: bool = False, opening: int 
     if game == "2048":
         return environment_of(_merged(brief, turns), name=game, task=task, returns=(0.0, 1.0))
     oracle = _perfect if game == "tic_tac_toe" else None
-    return environment_of(_for_two(game, selfplay, opening, brief, turns), name=game, task=task, returns=(-1.0, 1.0),
+    return environment_of(_for_two(game, selfplay, opening, brief, turns), name=game, task=task,
+                          returns=(-SHAPES[game].most, SHAPES[game].most),
                           facts={"agent": "turn", "functional_group": "turn", "game": "once"}, oracle=oracle)
 
 
@@ -100,12 +120,13 @@ def _for_two(game: str, selfplay: bool, opening: int, brief: bool, turns: int) -
     import pgx
 
     env, shape = pgx.make(game), SHAPES[game]
+    moves_before = min(opening, 1) if shape.hidden else opening
 
     def reset(key: jax.Array, heldout: jax.Array) -> Seat:
         begin, how_many, moves = jax.random.split(key, 3)
         begun = env.init(begin)
         state = jax.lax.fori_loop(
-            0, jax.random.randint(how_many, (), 0, opening + 1),
+            0, jax.random.randint(how_many, (), 0, moves_before + 1),
             lambda number, state: env.step(state, _any_legal(state, jax.random.fold_in(moves, number))), begun)
         return Seat(state, begun.current_player, jnp.logical_not(selfplay) | heldout)
 
@@ -131,11 +152,12 @@ def _for_two(game: str, selfplay: bool, opening: int, brief: bool, turns: int) -
         return Board(seat.inside.observation, (seat.inside.current_player != seat.first).astype(jnp.int32))
 
     def text(board: Board) -> str:
-        side = SIDES[int(board.side)]
-        return f"{shape.drawn(_squares(board))}\n{side}" if brief else f"{shape.drawn(_squares(board))}\n\nYou are {side}."
+        side, drawn = SIDES[int(board.side)], shape.drawn(board.stones if shape.hidden else _squares(board))
+        return f"{drawn}\n{side}" if brief else f"{drawn}\n\nYou are {side}."
 
     return Game(words=shape.words, reset=reset, step=step, legal=lambda seat: seat.inside.legal_action_mask, seen=seen,
-                text=text, rules=shape.rules, turns=turns, forfeit=forfeit, brief=brief)
+                text=text, rules=shape.rules, turns=turns, forfeit=forfeit, brief=brief,
+                reader=(lambda board: int(board.side)) if shape.hidden else None)
 
 
 def _any_legal(state: Any, key: jax.Array) -> jax.Array:

@@ -17,12 +17,13 @@ class Window:
 
 
 def recent(*, environment: str = "treasure", options: Mapping[str, Any] | None = None, turns: int = 2,
-           contexts: int = 8) -> Environment:
+           contexts: int = 8, thoughts: bool = True) -> Environment:
     """An environment by name in which every turn begins a new context: the opening, and the last `turns` turns as text.
 
     Before each answer is a line with the policy's message, "> message". The length of a context does not depend on the number
-    of turns. A trajectory ends with the last of its `contexts`. Raises ValueError for an environment that begins contexts
-    itself, for `turns` below 1 and `contexts` below 2.
+    of turns. A trajectory ends with the last of its `contexts`. Without `thoughts` messages begin after their last `</think>`,
+    as chat templates such as Qwen3's write earlier turns; the policy is trained on what it thought. Raises ValueError for an
+    environment that begins contexts itself, for `turns` below 1 and `contexts` below 2.
     """
     inner = environments.make(environment, **(options or {}))
     if inner.contexts > 1:
@@ -35,8 +36,9 @@ def recent(*, environment: str = "treasure", options: Mapping[str, Any] | None =
         return Window(state), list(messages)
 
     def step(state: Window, message: Message) -> Turn:
-        turn = inner.step(state.inner, message)
-        state.turns.append((message["content"], "\n".join(one["content"] for one in turn.messages)))
+        turn, said = inner.step(state.inner, message), message["content"]
+        said = said if thoughts else said.rpartition("</think>")[2].lstrip("\n")
+        state.turns.append((said, "\n".join(one["content"] for one in turn.messages)))
         if turn.done or len(state.turns) == contexts:
             return turn._replace(messages=(), done=True)
         text = "\n".join(f"> {said}\n{read}" for said, read in state.turns[-turns:])

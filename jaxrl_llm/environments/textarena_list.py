@@ -1,6 +1,6 @@
 """`python -m jaxrl_llm.environments.textarena_list`: the games of TextArena that begin on this machine without a network.
 
-It prints the players of each, 1 or 2, and whether the game hides something from a player, and is refused in self-play.
+It prints the players of each, 1 or 2, and what the game hides from a player, who then has a conversation of its own.
 """
 import collections
 import contextlib

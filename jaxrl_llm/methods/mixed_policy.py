@@ -13,7 +13,8 @@ ROWS = (
         objective=("ppo_clip", {"clip_high": 0.28, "dual_clip": 3.0}),
         filters=("simpletir_filter",),
         defaults={"group_size": 16, "turns": 5},
-        omits="the end of a void trajectory at a message of malformed calls alone (only calls in fences end it)",
+        omits="the end of a void trajectory at a message of malformed calls alone (only calls in fences end it), and void "
+              "turns whose answer the verifier reads although no box is around it",
     ),
     Method(
         slug="simpletir",
@@ -24,8 +25,10 @@ ROWS = (
         filters=("simpletir", "simpletir_filter"),
         defaults={"group_size": 16, "turns": 5},
         omits="the option to leave out rollouts that reach the limit of tokens; the second stage of longer trajectories; "
-              "the end of a void trajectory at a message of malformed calls alone (only calls in fences end it); answers that "
-              "a program prints; the request for an answer before the last turn; cuts of outputs to 512 characters",
+              "the end of a void trajectory at a message of malformed calls alone (only calls in fences end it), and void "
+              "turns whose answer the verifier reads although no box is around it; three times as many prompts at once (rounds "
+              "fill a batch); answers that a program prints; the request for an answer before the last turn; cuts of outputs "
+              "to 512 characters",
     ),
     Method(
         slug="pacs",

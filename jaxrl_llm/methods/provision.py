@@ -97,12 +97,17 @@ def unrecorded(needs: Iterable[str], recorded: Iterable[str]) -> set[str]:
     return {name for name in needs if name in RECORDED and name != "entropies"} - {*recorded}
 
 
-def of_environment(objective: Objective, facts: Mapping[str, str] = {}, contexts: int = 1) -> tuple[str, ...]:
+def of_environment(objective: Objective, facts: Mapping[str, str] = {}, contexts: int = 1, apart: bool = False
+                   ) -> tuple[str, ...]:
     """The further fields of a run in an environment that provides these `facts` about turns.
 
     Turns as rows are for estimators; rows of an objective are trajectories. If a trajectory has several `contexts`, the rows of
-    both are contexts; the rows of an objective may be a subset of them.
+    both are contexts; the rows of an objective may be a subset of them. If contexts are those of agents (`apart`), estimators
+    of agents read trajectories.
     """
+    if apart:
+        there = ("step_ids", "turns", "traj", "step", *facts, "settled")
+        return tuple(name for name in there if name not in objective.needs or name not in ("traj", "step", *AGENTS))
     if contexts > 1:
         of_contexts = (name for name, join in facts.items() if join != "turn")
         return ("step_ids", "turns", *of_contexts, *(() if "traj" in objective.needs else ("traj",)))

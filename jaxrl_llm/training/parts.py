@@ -11,7 +11,9 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import control, methods, parallel, replay
 from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.advantages.turns import of_contexts
 from jaxrl_llm.advantages.turns import of_environment as estimator_of_environment
+from jaxrl_llm.environments import Environment
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
@@ -30,16 +32,19 @@ from jaxrl_llm.values import features
 FASTER_IN_SLOTS = 4  # from this number of parts of a batch on the slot engine is faster, see the table of docs/guides/engine.md
 
 
-def make_parts(config: ConfigDict, hidden_size: int, contexts: int = 1) -> tuple[Estimator, Objective]:
+def make_parts(config: ConfigDict, hidden_size: int, environment: Environment | None = None) -> tuple[Estimator, Objective]:
     """Estimator and objective of the configured method, for a model whose states have this width.
 
     In an environment, methods with turns, agents or games as rows read and credit the turns of trajectories, unless these have
-    several `contexts`, which are then the rows.
+    several contexts, which are then the rows. Contexts of agents are joined to trajectories for methods that read agents.
     """
     estimator, objective = method_parts(config, features.feature_size(hidden_size))
-    if config.environment and contexts == 1 and {*estimator.needs} & {*methods.provision.TURNS, *methods.provision.AGENTS}:
-        return estimator_of_environment(estimator), objective_of_turns(objective)
-    return estimator, objective
+    apart, contexts = (False, 1) if environment is None else (environment.apart, environment.contexts)
+    rows = {*methods.provision.AGENTS, *(() if apart else methods.provision.TURNS)}
+    if not config.environment or contexts > 1 and not apart or not {*estimator.needs} & rows:
+        return estimator, objective
+    adapted = estimator_of_environment(estimator)
+    return of_contexts(adapted, contexts) if apart else adapted, objective_of_turns(objective)
 
 
 def make_replay(config: ConfigDict, method: methods.Method) -> replay.Replay | None:

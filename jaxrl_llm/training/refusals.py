@@ -19,12 +19,14 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
     `environment`: the environment of trajectories, if there is one.
     """
     around = () if environment is None else methods.provision.of_environment(objective, environment.facts,
-                                                                             environment.contexts)
+                                                                             environment.contexts, environment.apart)
     methods.provision.check(method, estimator, objective, (*task.facts, *around, *teachers.provided(config)))
     if environment is not None and environment.contexts > 1 and "traj" not in estimator.needs:
+        fitting = ("agents: spiral, advevo_baseline, dr_mas" if environment.apart
+                   else "trajectories: multi_context_grpo, markov_multi_turn")
         raise ValueError(f"environment {environment.name!r} begins new contexts in a trajectory, each a rollout of its own; "
                          f"method {method.slug!r} would count a trajectory as often as it has contexts; take one that compares "
-                         "trajectories: multi_context_grpo, markov_multi_turn")
+                         f"{fitting}")
     needs, c, knobs = needs_of(method, estimator, objective), config, parts.controls_of(config, method).knobs
     if c.lora.rank and {"reference", "reset"} & knobs:
         raise ValueError(f"method {method.slug!r} updates the reference from full weights; LoRA does not change them. Set "

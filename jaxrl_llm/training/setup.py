@@ -78,8 +78,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     check_there(config.model.path)
     task, judge = make_judge(config)
     environment = judge.environment if isinstance(judge, Runner) else None
-    contexts = 1 if environment is None else environment.contexts
-    checked = parts.make_parts(config, config.model.hidden_size, contexts)  # before weights, which may take minutes, are read
+    checked = parts.make_parts(config, config.model.hidden_size, environment)  # before weights, which take minutes, are read
     refusals.check_method(config, method, *checked, task, environment)
     sets = make_sets(config, task)
     if not isinstance(judge, Runner):
@@ -87,7 +86,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     mesh = make_mesh(config)
     tokenizer, model, params = load_model(config.model, mesh, config.seed)
     refusals.check_balance(config, model)
-    estimator, objective = parts.make_parts(config, model.config.hidden_size, contexts)  # of the model's own width
+    estimator, objective = parts.make_parts(config, model.config.hidden_size, environment)  # of the model's own width
     policy = policy_of(config, model, mesh)
     needs = frozenset(needs_of(method, estimator, objective))
     source = make_source(config, method, estimator, needs, policy, mesh, tokenizer, task, judge, sets)

@@ -52,14 +52,26 @@ class Weights(NamedTuple):
     limits: Limits
 
 
+class Waiting(NamedTuple):
+    """The context of an agent while others speak, see `Trajectory`."""
+
+    ids: list[int]
+    last: int
+    drawn: int
+    request: int
+
+
 @dataclasses.dataclass
 class Trajectory:
     """A trajectory so far.
 
-    `ids` are all tokens of the context, `prompt_ids` its first ones, `pieces` the nodes of all contexts (see `grow`), `drawn`
-    the policy's tokens in the context, `begins` the indices in `pieces` where contexts begin; `done`: the environment ended it.
+    `ids` are all tokens of the context, `prompt_ids` its first ones, `pieces` the nodes of all contexts (see `grow`), `parents`
+    the index of the piece before each in its context (-1: it begins the context), `last` that of the context's last piece,
+    `drawn` the policy's tokens in the context; `done`: the environment ended it. `contexts`: how many were begun.
     `most`: the problem's own limit of tokens after the prompt; None: it has none.
-    `opening` are the messages that several contexts begin with. `requests`: how often the engine had to read all ids again.
+    `opening` are the messages that several contexts begin with. `requests`: how often the engine had to read all ids again, and
+    `request` the number of the context's own request. If contexts are those of agents, `reader` is the agent of this one, and
+    `waiting` has those of the others.
     """
 
     ids: list[int]
@@ -70,9 +82,14 @@ class Trajectory:
     turns: int = 0
     total: float = 0.0
     done: bool = False
-    begins: list[int] = dataclasses.field(default_factory=lambda: [0])
+    parents: list[int] = dataclasses.field(default_factory=list)
+    last: int = -1
+    contexts: int = 1
     opening: Sequence[base.Message] = ()
     requests: int = 0
+    request: int = 0
+    reader: int | None = None
+    waiting: dict[int, "Waiting"] = dataclasses.field(default_factory=dict)
     most: int | None = None
 
     @property
@@ -80,25 +97,45 @@ class Trajectory:
         """Number of tokens of the context after the prompt."""
         return len(self.ids) - len(self.prompt_ids)
 
+    @property
+    def open_requests(self) -> set[int]:
+        """Numbers of the requests of its contexts, which the engine holds."""
+        return {self.request, *(context.request for context in self.waiting.values())}
+
     def begin(self) -> None:
         """Begins a new context with the prompt."""
-        self.ids = list(self.prompt_ids)
-        self.begins.append(len(self.pieces))
-        self.request()
+        self.ids, self.last, self.contexts = list(self.prompt_ids), -1, self.contexts + 1
+        self.ask_anew()
 
-    def request(self) -> None:
+    def ask_anew(self) -> None:
         """Begins a new request: the engine reads all ids again, and counts its samples from 0."""
         self.drawn, self.requests = 0, self.requests + 1
+        self.request = self.requests
+
+    def hand_to(self, reader: int) -> bool:
+        """Goes to the context of an agent; returns whether it is a new one."""
+        if reader == self.reader:
+            return False
+        assert self.reader is not None
+        self.waiting[self.reader] = Waiting(self.ids, self.last, self.drawn, self.request)
+        self.reader, known = reader, self.waiting.pop(reader, None)
+        if known is None:
+            self.begin()
+        else:
+            self.ids, self.last, self.drawn, self.request = known
+        return known is None
 
     def append(self, role: Role, ids: Sequence[int], text: str, **columns) -> None:
         """Appends a node."""
         self.ids += map(int, ids)
+        self.parents.append(self.last)
+        self.last = len(self.pieces)
         self.pieces.append({"role": role, "tokens": np.asarray(ids, np.int32), "texts": text, "logprobs": np.zeros(len(ids)),
                             "entropies": np.zeros(len(ids)), "turn_rewards": 0.0, "turn_info": {}, **columns})
 
     def pop(self) -> None:
-        """Removes the last node."""
-        piece = self.pieces.pop()
+        """Removes the last node, which is one of this context."""
+        piece, self.last = self.pieces.pop(), self.parents.pop()
         self.total -= piece["turn_rewards"]
         del self.ids[len(self.ids) - len(piece["tokens"]):]
 
@@ -188,6 +225,7 @@ class Trajectories:
         """Token ids of an opening, and of all contexts of its trajectory."""
         if self.runner.environment.tokens:
             return conversation.given(tokenizer, opening)
+        opening = base.addressed(opening)[0] if self.runner.environment.apart else opening
         start = conversation.start if self.contexts == 1 else conversation.shared
         return start(tokenizer, self._in_roles(opening), **variables_of(self.runner.environment))
 
@@ -230,8 +268,7 @@ class Trajectories:
         check_openings({uid: (one.prompt, opened[held_out + uid]) for uid, one in going.items() if held_out + uid in opened})
         going = {uid: one for uid, one in going.items() if held_out + uid in opened}
         for uid, one in going.items() if self.contexts > 1 else ():
-            one.opening = opened[held_out + uid].messages
-            self._read(one, [])
+            self._open(one, opened[held_out + uid].messages)
         engine = self.make_engine(weights.params, key, slot_tokens=self.prompt_tokens + self.max_tokens, version=version,
                                   lora=weights.lora)
         ended = self._played(engine, weights, going, held_out, timer)
@@ -247,13 +284,14 @@ class Trajectories:
                 ) -> dict[int, Trajectory]:
         """The trajectories, played to their ends, without those that the environment lost."""
         def request(uid: int, one: Trajectory) -> Request:
-            return Request(uid + _REQUEST * one.requests, self._limit(weights.limits, one), one.ids, keep=True,
+            return Request(uid + _REQUEST * one.request, self._limit(weights.limits, one), one.ids, keep=True,
                            sampling=weights.sampling, stop_tokens=tuple(self.tokenizer.stop_ids),
                            stop_texts=tuple(self.stop_strings))
 
         with timer("rollout"):
             engine.submit(*(request(uid, one) for uid, one in going.items()))
         lost: set[int] = set()
+        held = {uid: one.open_requests for uid, one in going.items()}
         answers, waiting = Answers(self.runner), dict[int, tuple[Node, base.Message]]()
         while True:
             with timer("rollout"):
@@ -273,14 +311,16 @@ class Trajectories:
             lost |= turns.keys() - read.keys()
             self.runner.end([held_out + uid for uid, ids in read.items() if ids is None and not going[uid].done])
             with timer("rollout"):
-                for uid, (node, _) in answered.items():
-                    ids, anew = read.get(uid), node.uid // _REQUEST < going[uid].requests
-                    if ids is None or anew:
-                        engine.release(node.uid)
-                    if ids is not None and anew:
-                        engine.submit(request(uid, going[uid]))
+                for uid in answered:
+                    ids, one = read.get(uid), going[uid]
+                    kept = set[int]() if ids is None else one.open_requests
+                    for number in held[uid] - kept:
+                        engine.release(uid + _REQUEST * number)
+                    if ids is not None and one.request in held[uid]:
+                        engine.extend(uid + _REQUEST * one.request, ids, self._limit(weights.limits, one))
                     elif ids is not None:
-                        engine.extend(node.uid, ids, self._limit(weights.limits, going[uid]))
+                        engine.submit(request(uid, one))
+                    held[uid] = kept
 
     def _said(self, node: Node) -> base.Message:
         """The sampled message, with its tokens if the environment reads tokens."""
@@ -305,9 +345,9 @@ class Trajectories:
             key = base.key_of(_DEMONSTRATED, problem.id)
             (state, turn), chance = base.begin(environment, problem, key), random.Random(key)
             prompt = self._start(self.tokenizer, turn.messages)
-            one = ended[number] = Trajectory(list(prompt), number, prompt, opening=turn.messages)
+            one = ended[number] = Trajectory(list(prompt), number, prompt)
             if self.contexts > 1:
-                self._read(one, [])
+                self._open(one, turn.messages)
             ids: list[int] | None = prompt
             while ids is not None:
                 stray = chance.random() < strays
@@ -348,6 +388,10 @@ class Trajectories:
             messages[-1]["content"] += f"\nTurns left: {limits.left(one.turns)}."
         if turn.fresh:
             return self._renewed(one, messages, limits)
+        if self.runner.environment.apart:
+            begun, messages = one.hand_to(messages[-1][base.READER]), without_readers(messages)
+            if begun:
+                return self._begun(one, messages, limits)
         ids = conversation.extend(self.tokenizer, one.ids, self._in_roles(messages), **variables_of(self.runner.environment))
         return self._heard(one, ids, "\n".join(message["content"] for message in messages), limits)
 
@@ -372,14 +416,14 @@ class Trajectories:
 
         Tokens are the sampled ones, with their log-probs. Raises ValueError if there is no previous turn.
         """
-        if len(one.pieces) - one.begins[-1] < 2:
+        if one.last < 0 or one.parents[one.last] < 0:
             raise ValueError(f"environment {self.runner.environment.name!r} rewrites the first turn of a context; there is "
                              "none before it")
         one.pop()
         before = {**one.pieces[-1], "ids": one.pieces[-1]["tokens"].tolist(), "text": one.pieces[-1]["texts"]}
         one.pop()
         one.turns -= 1
-        one.request()
+        one.ask_anew()
         ids, text, columns = [], "", {"logprobs": [], "entropies": []}
         for back, start, end in parts:
             source = before if back else last
@@ -397,15 +441,27 @@ class Trajectories:
 
         Raises ValueError if there are too many contexts.
         """
-        if len(one.begins) >= self.contexts:
-            raise ValueError(f"environment {self.runner.environment.name!r} begins context {len(one.begins) + 1} of a "
+        if one.contexts >= self.contexts:
+            raise ValueError(f"environment {self.runner.environment.name!r} begins context {one.contexts + 1} of a "
                              f"trajectory, and says that it has contexts={self.contexts} at most")
         one.begin()
+        return self._begun(one, messages, limits)
+
+    def _begun(self, one: Trajectory, messages: Sequence[base.Message], limits: Limits) -> list[int] | None:
+        """Adds the first messages of a context, and returns their ids; None if they fill the context."""
         ids = self._read(one, messages)
         if self._limit(limits, one) > one.drawn:
             return ids
         one.pop()
         return None
+
+    def _open(self, one: Trajectory, opening: Sequence[base.Message]) -> None:
+        """Adds the first context of a trajectory of several; of agents with contexts of their own, that of the first one."""
+        one.opening, own = opening, list[base.Message]()
+        if self.runner.environment.apart:
+            one.opening, own = base.addressed(opening)
+            one.reader = own[-1][base.READER]
+        self._read(one, without_readers(own))
 
     def _read(self, one: Trajectory, messages: Sequence[base.Message]) -> list[int]:
         """Adds the messages that the policy reads in a new context after the prompt, and returns their ids."""
@@ -422,6 +478,11 @@ class Trajectories:
         """Maximum of `drawn` at the end of the next turn, after `more` tokens of others."""
         tokens = limits.tokens if one.most is None else min(limits.tokens, one.most)
         return one.drawn + min(self.turn_tokens, tokens - one.behind - more)
+
+
+def without_readers(messages: Sequence[base.Message]) -> list[base.Message]:
+    """The messages as a chat template reads them."""
+    return [{name: value for name, value in message.items() if name != base.READER} for message in messages]
 
 
 def variables_of(environment: base.Environment) -> dict[str, Any]:
@@ -468,9 +529,10 @@ def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float,
     roots = np.flatnonzero(forest.role == Role.PROMPT)
     rows, parents = [], []
     for uid, one in ended.items():
-        for place, piece in enumerate(one.pieces):
+        first = len(forest.uid) + len(rows)
+        for place, (piece, parent) in enumerate(zip(one.pieces, one.parents)):
             last = place == len(one.pieces) - 1
-            parents.append(roots[one.prompt] if place in one.begins else len(forest.uid) + len(rows) - 1)
+            parents.append(roots[one.prompt] if parent < 0 else first + parent)
             rows.append({"uid": uid, "prompt": one.prompt, "stopped": one.done or not last, "length": len(piece["tokens"]),
                          "rewards": one.total if last else 0.0,
                          "components": [success(one.total, returns) if last else 0.0], **piece})

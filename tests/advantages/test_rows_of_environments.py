@@ -116,6 +116,18 @@ def test_worked_example_of_a_game_that_was_cut():
     np.testing.assert_allclose(credited("spiral_rae", drawn)[0][1], [-0.05, 0.05, -0.05], rtol=1e-5)
 
 
+def test_a_game_that_was_cut_is_in_no_baseline_of_a_function():
+    """1, a cut game and 0.5 of function 0: the baseline is 0.75, and 0.5 if the cut game counted. 6 of 12 tokens count."""
+    agents = [[0, 1], [0, 1, 0], [0, 1]]
+    rollouts = trajectories(agents, [[1, -1], [0, 0, 0], [0.5, -0.5]], 3, functional_group=agents)
+    settled = jnp.array([[True, False, True]])
+    cut = rollouts.replace(extras={**rollouts.extras, "settled": settled})
+    close(credited("advevo_baseline", cut)[0], [[0.5, -0.5], [0, 0, 0], [-0.5, 0.5]])
+    close(credited("advevo_baseline", rollouts)[0], [[0.5, -0.5], [-0.5, 0.5, -0.5], [0, 0]])
+    none = cut.replace(extras={**cut.extras, "settled": jnp.zeros((1, 3), bool)})
+    close(credited("advevo_baseline", none)[0], [[0, 0], [0, 0, 0], [0, 0]])
+
+
 def test_an_absent_game_changes_no_baseline():
     rollouts = trajectories([[0, 1], []], [[1, -1], []], 2)
     rollouts.extras["game"] = jnp.zeros((1, 2), int)

@@ -1,5 +1,6 @@
 """Environments of other packages, where they are installed."""
 import random
+import re
 import sys
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from jaxrl_llm import environments
 from jaxrl_llm.environments import audit, base, textarena_list
+from jaxrl_llm.environments.textarena_game import private
 
 
 def say(text):
@@ -98,7 +100,7 @@ def test_a_game_of_textarena():
         if not turn.done:
             assert f"[{middle}]" not in turn.messages[0]["content"], "not the player's own message"
             low, high = (low, middle - 1) if "lower" in turn.messages[0]["content"] else (middle + 1, high)
-    assert (turn.reward, turn.info) == (1.0, {"invalid_move": False})
+    assert (turn.reward, turn.info["invalid_move"], turn.info["action"]) == (1.0, False, [f"[{middle}]"])
     assert base.advance(environment, other, say(f"[{middle}]")).reward == 1.0, "of one problem, hence the same number"
     assert random.getstate() == outside, "the random numbers of this process are left alone"
 
@@ -123,7 +125,7 @@ def test_a_game_of_textarena_for_two_is_played_on_both_sides():
     assert lost[2].done and lost[2].info["returns"] == [-1.0, 1.0] and lost[2].info["invalid_move"]
     short = environments.make("textarena_game", game="TicTacToe-v0", turns=1)
     cut = base.replay(short, short.task.train[0], 0, [say("[4]")])[1][-1]
-    assert cut.done and cut.info == {"agent": 0, "functional_group": 0, "game": 0}, "a game without an end has no returns"
+    assert cut.done and "returns" not in cut.info, "a game without an end has no returns"
 
 
 def test_held_out_games_for_two_are_against_random_moves():
@@ -159,16 +161,49 @@ def test_the_audit_of_a_game_for_two(capsys):
     ("KuhnPoker-v0", r"player 0 alone reads .*Your card is"), ("SimpleNegotiation-v0", "player 0 alone reads .*Value: "),
     ("IteratedRockPaperScissors-v0", "player 1 does not see what player 0 does"),
     ("IteratedPrisonersDilemma-v0", "player 1 does not see what player 0 does")])
-def test_games_of_textarena_that_hide_something_are_refused(game, why):
-    pytest.importorskip("textarena")
+def test_in_games_of_textarena_that_hide_something_players_read_conversations_of_their_own(game, why):
+    textarena = pytest.importorskip("textarena")
     random.seed(7)
     outside = random.getstate()
-    with pytest.raises(ValueError, match=f"{game}: {why}.*both players read one conversation.*show_private=True plays"):
-        environments.make("textarena_game", game=game)
-    assert random.getstate() == outside
+    made = environments.make("textarena_game", game=game)
+    assert random.getstate() == outside and re.match(why, private(textarena, game))
+    assert (made.apart, made.contexts) == (True, 2)
+    state, opening = base.begin(made, made.task.train[0], 0)
+    common, own = base.addressed(opening.messages)
+    assert common == [{"role": "system", "content": f"You play {game}."}] and own[0]["reader"] == state.player
     shown = environments.make("textarena_game", game=game, show_private=True)
     state, opening = base.begin(shown, shown.task.train[0], 0)
+    assert (shown.apart, shown.contexts) == (False, 1) and "reader" not in opening.messages[0]
     assert base.advance(shown, state, say("[pass]")).info["agent"] in (0, 1) and texts(opening)
+
+
+def test_players_of_poker_read_their_own_cards_alone():
+    pytest.importorskip("textarena")
+    made = environments.make("textarena_game", game="KuhnPoker-v0")
+    cards = set()
+    for problem in (made.task.train[i] for i in range(6)):
+        _, turns = base.replay(made, problem, 0, [say("[check]"), say("Bluff? [bet]"), say("[call]")])
+        first = turns[0].messages[-1]["reader"]
+        assert [turn.messages[-1]["reader"] for turn in turns[:3]] == [first, 1 - first, first]
+        assert [turn.info["agent"] for turn in turns[1:]] == [first, 1 - first, first]
+        read = [texts(turn) for turn in turns]
+        (own,), (other,) = ({*re.findall("Your card is: '(.)'", text)} for text in read[:2])
+        assert own != other and "Your card" not in read[2]
+        assert f"Player {first}: [check]" in read[1] and f"Player {1 - first}: Bluff? [bet]" in read[2]
+        assert all(f"Player {speaker}: " not in text for speaker, text in zip((first, 1 - first, first), read))
+        cards.add((own, other))
+    assert len(cards) > 2
+    state, opening = base.begin(made, made.task.heldout[1], 0)  # against random moves it reads the same conversation
+    assert opening.messages[-1]["reader"] == state.player == 1 and "Your card is" in texts(opening)
+
+
+def test_moves_at_the_same_time_are_hidden_until_both_are_made():
+    pytest.importorskip("textarena")
+    made = environments.make("textarena_game", game="IteratedRockPaperScissors-v0")
+    _, turns = base.replay(made, made.task.train[0], 0, [say("I am sure: [rock]"), say("[paper]"), say("[rock]")])
+    assert [turn.messages[-1]["reader"] for turn in turns] == [0, 1, 0, 1]
+    assert "rock" not in texts(turns[1]).partition("[s]")[2] and "sure" not in texts(turns[1])
+    assert texts(turns[2]) == texts(turns[3]) == "Round result: Player 1 wins!"
 
 
 @pytest.mark.parametrize("game", ["TicTacToe-v0", "ConnectFour-v0", "Nim-v0", "Othello-v0-tiny", "IteratedUltimatumGame-v0"])
@@ -185,8 +220,11 @@ def test_hidden_moves_that_random_play_does_not_find_are_errors():
     environment = environments.make("textarena_game", game="IteratedTwoThirdsAverage-v0")
     state, _ = base.begin(environment, environment.task.train[0], 0)
     assert not base.advance(environment, state, say("no number")).done
-    with pytest.raises(ValueError, match="player 1 does not see what player 0 does, but in self-play"):
+    with pytest.raises(ValueError, match="player 1 does not see what player 0 does, but both read one.*apart=True gives each"):
         base.advance(environment, state, say("[50]"))
+    apart = environments.make("textarena_game", game="IteratedTwoThirdsAverage-v0", apart=True)
+    read = [texts(turn) for turn in base.replay(apart, apart.task.train[0], 0, [say("[50]"), say("[30]")])[1]]
+    assert "50" not in read[1] and read[2].startswith("Player 0 guessed 50.0; Player 1 guessed 30.0.")
     shown = environments.make("textarena_game", game="IteratedTwoThirdsAverage-v0", show_private=True)
     assert len(base.replay(shown, shown.task.train[0], 0, [say("[50]"), say("[30]")])[1]) == 3
     alone, turn = base.begin(environment, environment.task.heldout[0], 0)  # against random moves nothing is shown
@@ -199,6 +237,9 @@ def test_games_of_textarena_that_cannot_be_played():
         environments.make("textarena_game", game="Nothing-v0")
     with pytest.raises(ValueError, match="ThreePlayerIPD-v0 is no game for one player or two"):
         environments.make("textarena_game", game="ThreePlayerIPD-v0")
+    for game, options in (("GuessTheNumber-v0", {}), ("KuhnPoker-v0", {"show_private": True})):
+        with pytest.raises(ValueError, match="conversations are apart in games for two"):
+            environments.make("textarena_game", game=game, apart=True, **options)
 
 
 def test_the_games_of_textarena_that_begin_without_a_network(monkeypatch, capfd):

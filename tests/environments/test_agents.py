@@ -154,6 +154,21 @@ def test_a_context_holds_the_last_turns():
         environments.make("recent", turns=0)
 
 
+def test_earlier_turns_without_their_thoughts():
+    """The environment reads all of a message; contexts hold what comes after the thought, and one that was not ended stays."""
+    said = ["<think>\ngo south?\n</think>\n\ngo north", "<think>a</think>take<think>b</think> key", "<think>\nhm", "go east"]
+    texts = {}
+    for thoughts in (True, False):
+        environment = environments.make("recent", options={"size": 2, "brief": True}, turns=3, contexts=5, thoughts=thoughts)
+        turns = say(environment, base.begin(environment, environment.task.train[5], 0)[0], *said)
+        assert [turn.info["action"] for turn in turns] == ["go north", "", "", "go east"]
+        texts[thoughts] = [turn.messages[0]["content"] for turn in turns]
+    own = [[line[2:] for line in text.splitlines() if line.startswith("> ")] for text in texts[False]]
+    assert own == [["go north"], ["go north", " key"], ["go north", " key", "<think>"], [" key", "<think>", "go east"]]
+    assert "go south?" in texts[True][0] and "a</think>take" in texts[True][1] and "a</think>" not in texts[False][1]
+    assert texts[False][0] == texts[True][0].replace("<think>\ngo south?\n</think>\n\n", "")
+
+
 @linux
 def test_skills_of_the_first_task_serve_the_second():
     environment = environments.make("skill_chain", size=20, heldout=5)

@@ -197,7 +197,7 @@ def test_ways():
 STILL = {"settings": {"is_slippery": False}}
 PLAYED = [("pgx_game", {"game": "tic_tac_toe"}), ("gymnax_game", {"game": "FrozenLake-misc"}),
           ("jumanji_game", {"game": "Maze-v0"})]
-MORE = [*(("pgx_game", {"game": game}) for game in ("connect_four", "othello", "2048")),
+MORE = [*(("pgx_game", {"game": game}) for game in ("connect_four", "othello", "kuhn_poker", "2048")),
         *(("gymnax_game", {"game": game}) for game in ("FourRooms-misc", "Catch-bsuite", "Breakout-MinAtar", "CartPole-v1",
                                                        "MountainCar-v0")),
         *(("jumanji_game", {"game": game}) for game in ("SlidingTilePuzzle-v0", "Minesweeper-v0", "Sudoku-very-easy-v0"))]
@@ -236,6 +236,31 @@ def test_tic_tac_toe_has_the_rules_that_we_know():
                 assert turn.info["returns"] == ([0, 0] if lost is None else [1.0 - 2 * (lost == agent) for agent in (0, 1)])
             else:
                 assert "returns" not in turn.info
+
+
+def test_in_poker_each_agent_reads_its_own_card():
+    """X passes, O bets, X bets or gives up: two chips for the higher card, or one for O."""
+    pytest.importorskip("pgx")
+    runner = make(target="pgx_game", options={"game": "kuhn_poker", "selfplay": True, "opening": 0})
+    assert runner.environment.apart and runner.environment.returns == (-2.0, 2.0)
+    opened = runner.reset({uid: runner.environment.task.train[uid] for uid in range(8)})
+    answered = runner.step({uid: say("I pass") for uid in range(8)})
+    raised = runner.step({uid: say("bet") for uid in range(8)})
+    ended = runner.step({uid: say("bet" if uid % 2 else "pass") for uid in range(8)})
+    seen = set()
+    for uid in range(8):
+        rules, first = opened[uid].messages
+        second, third = answered[uid].messages[0], raised[uid].messages[0]
+        assert rules["role"] == "system" and "reader" not in rules
+        assert [message["reader"] for message in (first, second, third)] == [0, 1, 0]
+        mine, other = (text["content"].split()[3].rstrip(".") for text in (first, second))
+        assert mine != other and third["content"].startswith(f"Your card is {mine}. You have bet 0, the other player 1.")
+        assert "You are X" in first["content"] and second["content"].startswith(f"Your card is {other}. You have bet 0, ")
+        chips = -1 if uid % 2 == 0 else 2 if "JQK".index(mine) > "JQK".index(other) else -2
+        assert ended[uid].done and ended[uid].info["returns"] == [chips, -chips] and ended[uid].info["agent"] == 0
+        assert ended[uid] == runner.replay(uid)[-1]
+        seen.add((mine, other))
+    assert len(seen) > 2
 
 
 def test_a_game_that_is_cut_has_no_returns():

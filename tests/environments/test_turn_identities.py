@@ -177,6 +177,21 @@ def test_gymnasium_knows_observations_of_numbers():
     assert known(turns) == [(0, "down"), (4, "up"), (0, "right"), (1, "")]
 
 
+def test_textarena_knows_positions_and_moves_in_brackets():
+    """Right and back left is the first square again; a step into the wall leaves it; two phrasings are one move."""
+    pytest.importorskip("textarena")
+    game = {"game": "FrozenLake-v0"}
+    turns, _ = play("textarena_game", 0, game, "I go [right].", "so [left]", "[right]", "well, [right]")
+    states, actions = zip(*known(turns))
+    assert states[0] == states[2] != states[1] == states[3]
+    assert actions == (["[right]"], ["[left]"], ["[right]"], ["[right]"])
+    (silent,), _ = play("textarena_game", 0, game, "hm")
+    assert known([silent]) == [(states[0], [])]
+    assert play("textarena_game", 1, game, "hm")[0][0].info["state"] != states[0]
+    both, _ = play("textarena_game", 0, {"game": "TicTacToe-v0"}, "[4]", "[0]", "[3]")
+    assert len({turn.info["state"] for turn in both}) == 3 and "action" not in both[0].info  # the other player reads the text
+
+
 @pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_runners_carry_them(kind):
     """Through workers, in replays, and in trajectories that continue from their recordings."""

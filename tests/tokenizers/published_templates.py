@@ -57,6 +57,32 @@ LLAMA3 = (
     "{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
 )
+# With tools: they are shown in the first message of the user, calls are JSON, and results, which are texts, too.
+LLAMA31 = (
+    "{{- bos_token }}{%- if messages[0]['role'] == 'system' %}{%- set system = messages[0]['content']|trim %}"
+    "{%- set messages = messages[1:] %}{%- else %}{%- set system = '' %}{%- endif %}"
+    "{{- '<|start_header_id|>system<|end_header_id|>\n\n' }}"
+    "{%- if builtin_tools is defined or tools is not none %}{{- 'Environment: ipython\n' }}{%- endif %}"
+    "{{- 'Cutting Knowledge Date: December 2023\n\n' + system + '<|eot_id|>' }}"
+    "{%- if tools is not none %}{%- set question = messages[0]['content']|trim %}{%- set messages = messages[1:] %}"
+    "{{- '<|start_header_id|>user<|end_header_id|>\n\nRespond with JSON for a call of one of these functions.\n\n' }}"
+    "{%- for t in tools %}{{- t | tojson(indent=4) }}{{- '\n\n' }}{%- endfor %}{{- question + '<|eot_id|>' }}{%- endif %}"
+    "{%- for message in messages %}{%- if message.role == 'tool' or message.role == 'ipython' %}"
+    "{{- '<|start_header_id|>ipython<|end_header_id|>\n\n' }}"
+    "{%- if message.content is mapping or message.content is iterable %}"
+    "{{- message.content | tojson }}{%- else %}{{- message.content }}{%- endif %}{{- '<|eot_id|>' }}"
+    "{%- elif 'tool_calls' in message %}{%- if not message.tool_calls|length == 1 %}"
+    "{{- raise_exception('One call in a message') }}{%- endif %}{%- set call = message.tool_calls[0].function %}"
+    "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
+    "{%- if builtin_tools is defined and call.name in builtin_tools %}{{- '<|python_tag|>' + call.name + '.call(' }}"
+    "{%- for name, value in call.arguments | items %}{{- name + '=\"' + value + '\"' + ('' if loop.last else ', ') }}"
+    "{%- endfor %}{{- ')' }}{%- else %}"
+    "{{- '{\"name\": \"' + call.name + '\", \"parameters\": ' }}{{- call.arguments | tojson }}{{- '}' }}{%- endif %}"
+    "{{- '<|eom_id|>' if builtin_tools is defined else '<|eot_id|>' }}{%- else %}"
+    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}"
+    "{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
+)
 GEMMA3 = (
     "{{ bos_token }}{%- if messages[0]['role'] == 'system' -%}{%- set first = messages[0]['content'] + '\n\n' -%}"
     "{%- set rest = messages[1:] -%}{%- else -%}{%- set first = '' -%}{%- set rest = messages -%}{%- endif -%}"
@@ -73,14 +99,15 @@ LINES = (
     "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' + ('</s>' if m.role == 'assistant' else '') }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
-TEMPLATES = {"smollm2": SMOLLM2, "qwen2.5": QWEN25, "qwen3": QWEN3, "llama3": LLAMA3, "gemma3": GEMMA3, "lines": LINES}
-ENDS = {"llama3": "<|eot_id|>", "gemma3": "<end_of_turn>", "lines": "</s>"}  # "<|im_end|>" for the others
+TEMPLATES = {"smollm2": SMOLLM2, "qwen2.5": QWEN25, "qwen3": QWEN3, "llama3": LLAMA3, "llama3.1": LLAMA31, "gemma3": GEMMA3,
+             "lines": LINES}
+ENDS = {"llama3": "<|eot_id|>", "llama3.1": "<|eot_id|>", "gemma3": "<end_of_turn>", "lines": "</s>"}  # others: "<|im_end|>"
 ALTERNATING = ("gemma3", "lines")  # the user says results of tools
 THINKING = ("qwen3",)
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
-            "<|eot_id|>", "<bos>", "<start_of_turn>", "<end_of_turn>", "</s>"]
+            "<|eot_id|>", "<|eom_id|>", "<|python_tag|>", "<bos>", "<start_of_turn>", "<end_of_turn>", "</s>"]
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]  # whole, not special
-BEGINS = {"llama3": "<|begin_of_text|>", "gemma3": "<bos>"}
+BEGINS = {"llama3": "<|begin_of_text|>", "llama3.1": "<|begin_of_text|>", "gemma3": "<bos>"}
 
 
 def vocabulary():
@@ -92,7 +119,7 @@ def vocabulary():
     backend.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(words, behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=340, special_tokens=SPECIALS, show_progress=False,
+    trainer = trainers.BpeTrainer(vocab_size=342, special_tokens=SPECIALS, show_progress=False,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     text = "user\n\nassistant\n\nsystem\n\nmodel\n\nthe result is the answer\n\n\nThe answer: 42 <|im_ <tool |> "
     backend.train_from_iterator([text] * 20, trainer)
