@@ -1,5 +1,6 @@
 """Installs jaxrl_llm: `pip install -e .` for training, `pip install -e ".[test]"` for the test-suite."""
 import re
+from pathlib import Path
 
 from setuptools import find_packages, setup
 
@@ -34,6 +35,23 @@ TEST = [
 ]
 
 
+def packages() -> tuple[list[str], dict[str, str]]:
+    """The packages, and the folders of those that lie elsewhere.
+
+    `jaxrl_llm/experiments` and `jaxrl_llm/configs` are links to folders beside it. Where pip unpacks a .zip archive, and in a
+    checkout on Windows, files are in their place.
+    """
+    names, folders = find_packages(include=["jaxrl_llm", "jaxrl_llm.*"]), {}
+    for name in ("experiments", "configs"):
+        if not Path("jaxrl_llm", name).is_dir():
+            names += [f"jaxrl_llm.{name}", *(f"jaxrl_llm.{name}.{one}" for one in find_packages(name))]
+            folders[f"jaxrl_llm.{name}"] = name
+    return names, folders
+
+
+NAMES, FOLDERS = packages()
+
+
 def readme() -> str:
     """README.md; its links and pictures lead to the project where that has an address, as an index of packages needs them."""
     text = open("README.md", encoding="utf-8").read()
@@ -52,7 +70,8 @@ setup(
     license="Apache-2.0",
     **({"url": URL} if URL else {}),
     python_requires=">=3.11",
-    packages=find_packages(include=["jaxrl_llm", "jaxrl_llm.*"]),  # through the links jaxrl_llm/experiments, jaxrl_llm/configs
+    packages=NAMES,
+    package_dir=FOLDERS,
     package_data={"jaxrl_llm.show": ["page.html", "page.css", "page.js"]},
     entry_points={"console_scripts": ["jaxrl_llm = jaxrl_llm.cli:main"]},
     install_requires=[
@@ -88,7 +107,7 @@ setup(
         # first two that may change with a minor version.
         "openenv": ["openenv>=0.10,<0.11"],
         "verifiers": ["verifiers>=0.4,<0.5"],
-        "tinker-cookbook": ["tinker-cookbook>=0.5.8"],
+        "tinker-cookbook": ["tinker-cookbook[math-rl]>=0.5.8"],
         "serve": ["starlette>=1.0", "uvicorn>=0.40"],
         "tinker": ["starlette>=1.0", "uvicorn>=0.40", "tinker>=0.38"],  # serve --tinker
         "external": ["httpx>=0.28"],  # to sample from a server

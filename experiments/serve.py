@@ -100,10 +100,19 @@ def tinker_application(loaded, name: str, token: str, size: int):
                     lora=learner.padded(None, _RANK.value))
     store = Store(Path(_CHECKPOINTS.value))
     service = Service(name, learner, Worker(engine, tag), store, rank=_RANK.value, models=_MODELS.value)
-    folder = _TOKENIZER.value or _MODEL.value
-    tokenizer_id = str(Path(folder).resolve()) if folder and Path(folder).is_dir() else None
     limits = Limits(_COMPLETIONS.value, _REQUESTS.value, body=64 << 20)
-    return make_app(Served(service, tokenizer_id, tuple(tokenizer.stop_ids), token, limits))
+    return make_app(Served(service, tokenizer_folder(tokenizer), tuple(tokenizer.stop_ids), token, limits))
+
+
+def tokenizer_folder(tokenizer) -> str:
+    """The folder from which clients load the tokenizer; it is written beside their checkpoints if no flag names one."""
+    given = Path(_TOKENIZER.value or _MODEL.value or "")
+    if (given / "tokenizer_config.json").is_file():
+        return str(given.resolve())
+    written = Path(_CHECKPOINTS.value) / "tokenizer"
+    written.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(written)
+    return str(written.resolve())
 
 
 def main():

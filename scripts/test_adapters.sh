@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests the environment adapters whose packages conflict, each in its own virtual environment.
+# Tests the environment adapters whose packages conflict, each in its own virtual environment; recipes of the cookbook too.
 # usage: bash scripts/test_adapters.sh [openenv|verifiers|tinker-cookbook ...]     default: all three
 # JAXRL_LLM_ADAPTERS: the folder of these environments (default: ~/.cache/jaxrl_llm/adapters); it is kept. PYTHON: the interpreter.
 set -euo pipefail
@@ -9,11 +9,13 @@ folder="${JAXRL_LLM_ADAPTERS:-$HOME/.cache/jaxrl_llm/adapters}"
 [ $# -gt 0 ] || set -- openenv verifiers tinker-cookbook
 failed=()
 for extra in "$@"; do
-  tests=(tests/environments/test_"${extra//-/_}"_*.py tests/integration/test_adapter_runs.py)
+  tests=(tests/*/test_"${extra//-/_}"_*.py tests/integration/test_adapter_runs.py)
   [ -e "${tests[0]}" ] || { echo "no tests of an adapter '$extra'; openenv, verifiers or tinker-cookbook" >&2; exit 1; }
   set +e  # continues with the others after a failure
   ( set -e
-    JAXRL_LLM_VENV="$folder/$extra" source scripts/setup.sh "$extra"
+    also=""
+    [ "$extra" != tinker-cookbook ] || also=",tinker"  # recipes train on the server
+    JAXRL_LLM_VENV="$folder/$extra" source scripts/setup.sh "$extra$also"
     python -m pip install --quiet --disable-pip-version-check pytest pytest-rerunfailures hypothesis
     echo "--- $extra $(python -c "import importlib.metadata as m; print(m.version('$extra'))")"
     python -m pytest -q -p no:cacheprovider "${tests[@]}" )

@@ -41,6 +41,20 @@ def test_every_folder_with_code_is_a_package_that_is_installed():
     assert {".".join(folder.parts) for folder in folders} == shipped
 
 
+def test_an_archive_without_links_has_the_same_packages(tmp_path):
+    """pip unpacks a link of a .zip archive as a file that holds its target."""
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "jaxrl_llm", source / "jaxrl_llm", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in LINKS:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        (source / "jaxrl_llm" / name).unlink()
+        (source / "jaxrl_llm" / name).write_text(f"../{name}")
+    for name in BUILT_FROM:
+        shutil.copy(ROOT / name, source / name)
+    call("setup.py", "-q", "build", "-b", str(tmp_path / "build"), cwd=source)
+    assert modules() == {path.relative_to(tmp_path / "build/lib") for path in (tmp_path / "build/lib").rglob("*.py")}
+
+
 def modules() -> set[Path]:
     """Files of the installed package, relative to where it is installed: all but those that run beside other libraries."""
     linked = {Path("jaxrl_llm") / path.relative_to(ROOT) for name in LINKS for path in (ROOT / name).rglob("*.py")

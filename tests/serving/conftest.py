@@ -1,10 +1,16 @@
-"""A server that accepts weights, and its clients."""
+"""A server that accepts weights, and its clients; a server as a process."""
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from asking import MODEL, asking, collected, make_engine, make_worker, requests
 from server import serving
 
 from jaxrl_llm.generation.external import client as clients
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +47,21 @@ def healthy(url, folder):
         engine = make_engine(server)
         engine.submit(*requests(range(12)))
         return collected(engine)
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Starts `jaxrl_llm serve`; `(its first line, the process)`."""
+    started, path = [], os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+
+    def start(*arguments, **environment):
+        process = subprocess.Popen([sys.executable, "-m", "jaxrl_llm.cli", "serve", "--port=0", *arguments], cwd=tmp_path,
+                                   text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   env=os.environ | {"PYTHONPATH": path, "LD_PRELOAD": ""} | environment)
+        started.append(process)
+        return process.stdout.readline(), process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -1,9 +1,6 @@
 """The command `jaxrl_llm serve` as a process, with the checkpoint of a run, and what it serves."""
-import os
+import importlib.util
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import openai
@@ -16,26 +13,6 @@ from jaxrl_llm.models import ModelConfig, Transformer, weights
 from jaxrl_llm.serving import policy
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import default_config
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def command(tmp_path):
-    """Starts the command; `(its first line, the process)`."""
-    started, path = [], os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-
-    def start(*arguments, **environment):
-        process = subprocess.Popen([sys.executable, "-m", "jaxrl_llm.cli", "serve", "--port=0", *arguments], cwd=tmp_path,
-                                   text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   env=os.environ | {"PYTHONPATH": path, "LD_PRELOAD": ""} | environment)
-        started.append(process)
-        return process.stdout.readline(), process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
 
 
 def greedy(loaded, prompt, limit):
@@ -79,6 +56,8 @@ def test_tinkers_client_trains_what_is_served(tmp_path, command):
     with tinker.ServiceClient(base_url=line.split()[3].rstrip(","), api_key="tml-key") as client:
         model = client.create_lora_training_client("tiny", rank=2).result(60)
         path = model.save_state("first").result(60).path
+        if importlib.util.find_spec("transformers"):
+            assert model.get_tokenizer().encode("1+1=", add_special_tokens=False) == [*b"1+1="]
     assert path.endswith("/weights/first") and len(list((tmp_path / "saved").rglob("first.safetensors"))) == 1
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) in (0, -signal.SIGTERM) and "Traceback" not in process.stderr.read()

@@ -82,7 +82,9 @@ def write_pass(outcome: Outcome) -> bytes:
 def prompt_of(request: types.SampleRequest) -> list[int]:
     """The prompt's tokens. Raises `Refused` for one that is not text, and for options that this server does not compute."""
     if set_ := [name for name in _UNSUPPORTED if getattr(request, name)]:
-        raise Refused(f"{set_[0]} is not supported by this server; leave it out")
+        own = " (the loss 'stable_reinforce' needs it; train with loss_fn='importance_sampling')"
+        raise Refused(f"{set_[0]} is not supported by this server; leave it out"
+                      f"{own if set_[0] == 'record_stability_info' else ''}")
     if any(not isinstance(chunk, types.EncodedTextChunk) for chunk in request.prompt.chunks):
         raise Refused("the prompt holds other chunks than encoded_text; this server reads tokens alone")
     return request.prompt.to_ints()
