@@ -10,8 +10,8 @@ from jaxrl_llm.topologies.rules import Rule
 
 
 def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.ndarray],
-           choose: Callable[[Forest], np.ndarray] = everyone) -> Topology:
-    """`prompts` problems with a group of `group` each, then further groups as `wants` decides, up to `most` completions.
+           choose: Callable[[Forest], np.ndarray] = everyone, first: int = 1) -> Topology:
+    """`prompts` problems with `first` groups of `group` each, then groups as `wants` decides, up to `most` completions.
 
     `wants(forest) -> bool[P] or i64[P]`: the number of groups each prompt gets next; zero for all ends the batch.
 
@@ -26,7 +26,7 @@ def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.
         number = np.arange(len(forest.problems))
         sizes = group_sizes(forest)
         if not sizes.any():
-            return Plan(rows=number)
+            return Plan(rows=np.repeat(number, first))
         room = (most - sizes) // group
         return Plan(rows=np.repeat(number, np.minimum(wants(forest), room))) if room.any() else Plan()
 
@@ -34,14 +34,22 @@ def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.
 
 
 def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
-    """`rounds` in which a rule decides the further rollouts of each prompt, rounded up to whole groups."""
+    """`rounds` in which a rule decides the further rollouts of each prompt, rounded up to whole groups.
+
+    Raises ValueError if the pilot of the rule is not a multiple of `group`.
+    """
+    if rule.pilot % group:
+        raise ValueError(f"pilot={rule.pilot} rollouts are no multiple of sampling.group={group}, the completions that are "
+                         "sampled at once; give a multiple, or sampling.group=1 for single rollouts")
+    first, own = rule.pilot or group, {"group": group} if rule.pilot else {}
+
     def seen(forest):
         if rule.solved:
             forest = dataclasses.replace(forest, rewards=forest.solved.astype(np.float32))
         return outcomes(forest, most)
 
     def wants(forest):
-        more = np.asarray(rule.more(*seen(forest), group, most, **{name: forest.facts[name] for name in rule.reads}))
+        more = np.asarray(rule.more(*seen(forest), first, most, **own, **{name: forest.facts[name] for name in rule.reads}))
         return -(-more // group)
 
     def plan(forest):
@@ -51,5 +59,5 @@ def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
     def choose(forest):
         return everyone(forest) if rule.keep is None else np.asarray(rule.keep(*seen(forest)))
 
-    inner = rounds(prompts, group=group, most=most, wants=wants, choose=choose)
+    inner = rounds(prompts, group=group, most=most, wants=wants, choose=choose, first=first // group)
     return inner._replace(plan=plan)

@@ -5,14 +5,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec
 
-from jaxrl_llm import masked
+from jaxrl_llm import masked, parallel
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.state import with_trained
-
-ALONE = ("gradient norms of single completions are taken on one device, and this run has {devices}; give it one, or take "
-         "another method, for example grpo")
 
 
 def make(policy: Policy) -> Callable:
@@ -20,13 +18,9 @@ def make(policy: Policy) -> Callable:
 
     theta are all trained parameters, weights or adapters; GVM's code uses only the embeddings. Completions go through the model
     one after another, each in a separate forward and backward pass: this takes as many operations as an update, and no more
-    memory. The norm is 0 without trained tokens.
-
-    Raises:
-      NotImplementedError: the weights are on several devices, and one completion cannot be sharded over them.
+    memory. The norm is 0 without trained tokens. On a mesh each shard of prompts does this with its own: sharded weights are
+    gathered, so every device must hold the weights and one gradient of them in whole.
     """
-    if policy.mesh is not None and policy.mesh.size > 1:
-        raise NotImplementedError(ALONE.format(devices=policy.mesh.size))
     alone = dataclasses.replace(policy, mesh=None)
 
     def square_norms(params, lora, rollouts: Rollouts):
@@ -47,4 +41,8 @@ def make(policy: Policy) -> Callable:
 
         return jax.lax.map(of_row, jnp.arange(P * G)).reshape(P, G)
 
-    return jax.jit(square_norms)
+    mesh = policy.mesh
+    if mesh is None or mesh.size == 1:
+        return jax.jit(square_norms)
+    same, rows = PartitionSpec(), parallel.batch_sharding(mesh).spec
+    return jax.jit(jax.shard_map(square_norms, mesh=mesh, in_specs=(same, same, rows), out_specs=rows, check_vma=False))

@@ -87,10 +87,12 @@ def check_sizes(config: ConfigDict, method: methods.Method, estimator: Estimator
         raise ValueError(f"{unequal[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which "
                          "critics, hidden-state baselines and replay do not support; take another method")
     s, mean = config.sampling, 1 if rule is None else rule.mean
-    if unequal and not config.budget.utility and s.max_group <= mean * s.group:
+    pilot = 0 if rule is None else rule.pilot
+    if unequal and not config.budget.utility and s.max_group <= mean * (pilot or s.group):
+        first = f"pilot={pilot}; raise it" if pilot else (
+            f"sampling.group={s.group}; raise it, or set it to 0: four times the group")
         raise ValueError(f"{unequal[0]} of method {method.slug!r} would give all prompts the same number of rollouts: "
-                         f"sampling.max_group={s.max_group} is no more than {mean:g} x sampling.group={s.group}; raise it, or "
-                         "set it to 0: four times the group")
+                         f"sampling.max_group={s.max_group} is no more than {mean:g} x {first}")
     drawn_again = [name for name, one in parts.filters_of(method).items() if one.per == "prompt" and one.refills]
     if rule is not None and rule.reads and drawn_again:
         raise NotImplementedError(f"the allocation rule of method {method.slug!r} reads {', '.join(rule.reads)}, which are "

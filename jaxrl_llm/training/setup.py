@@ -142,7 +142,7 @@ def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer,
     return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
                   single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
                   readers=readers, sizes=sizes_of(config, model.config), sets=sets, server=server,
-                  square_norms=gradient_norms.make(policy) if mesh.size == 1 else None)
+                  square_norms=gradient_norms.make(policy))
 
 
 def make_server(config: ConfigDict, model: ModelConfig) -> external.Server | None:
@@ -207,13 +207,7 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
 
 
 def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, source: Source) -> Source:
-    """The source with the topology of the method, with its replay and its guide.
-
-    Raises NotImplementedError if gradients of single completions must be measured on several devices.
-    """
-    rule = parts.make_rule(config, method)
-    if rule is not None and "gradient_norms" in rule.reads and source.square_norms is None:
-        raise NotImplementedError(gradient_norms.ALONE.format(devices=source.mesh.size))
+    """The source with the topology of the method, with its replay and its guide."""
     inner = make_topology(config, method, estimator, config.prompts.per_step)
     source = dataclasses.replace(source, topology=inner, replay=parts.make_replay(config, method),
                                  sharing=parts.make_sharing(config, source.task))

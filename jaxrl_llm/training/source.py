@@ -24,6 +24,7 @@ from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.tasks.loader import Batches, drawn
 from jaxrl_llm.tasks.mixture import Mixed
 from jaxrl_llm.topologies import Topology
+from jaxrl_llm.topologies.base import group_sizes
 from jaxrl_llm.training import by_task
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training.groups import Sampler
@@ -250,9 +251,10 @@ class Source:
         return self.sizes(self.sampler.prompt_tokens, self.max_tokens, self.sampler.group, self.max_groups)
 
     def _measured(self, forest: Forest, name: str, state: TrainState) -> Forest:
-        """The forest with a fact of `topologies.base.MEASURED`, from one group of each prompt."""
+        """The forest with a fact of `topologies.base.MEASURED`, from the first groups of each prompt."""
         assert name == "gradient_norms" and self.square_norms is not None
-        rollouts = self.view(forest, int(state.step), self.sampler.group)
+        group, most = self.sampler.group, int(group_sizes(forest).max())
+        rollouts = self.view(forest, int(state.step), -(-most // group) * group)
         right, texts = rollouts.correct & rollouts.valid, texts_of(rollouts)
         texts = parallel.put(texts.replace(filled=4), parallel.batch_sharding(self.mesh))
         norms = np.sqrt(parallel.fetch(self.square_norms(state.params, state.lora, texts)))

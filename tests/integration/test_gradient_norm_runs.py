@@ -7,8 +7,9 @@ import optax
 import pytest
 import tiny_config
 
-from jaxrl_llm import topologies
+from jaxrl_llm import advantages, objectives, topologies
 from jaxrl_llm.recorders.base import texts_of
+from jaxrl_llm.rollouts import from_lists
 from jaxrl_llm.topologies.gvm_raft import share_out
 from jaxrl_llm.training import gradient_norms, setup
 from jaxrl_llm.training.step import advance
@@ -88,8 +89,61 @@ def test_the_rule_shares_out_whole_groups_once():
     later = wide[1].copy()
     later[1, 2:4] = True
     assert not rule.more(wide[0], later, 2, 8, gradient_norms=np.ones(3, np.float32)).any()
-    with pytest.raises(ValueError, match="mean=0.5 groups a prompt"):
+    with pytest.raises(ValueError, match="mean=0.5 pilots a prompt"):
         topologies.make_rule("gvm_raft", mean=0.5)
+
+
+def test_single_rollouts_after_a_pilot_of_several():
+    """The worked example: of 40 rollouts beyond the pilot the hard prompt gets 26; with 100, as many as it may have."""
+    rule, counts = topologies.make_rule("gvm_raft", pilot=20), np.array([0, 1, 5, 12, 20])
+    rewards = (np.arange(60) < counts[:, None]).astype(np.float32)
+    norms = np.float32([0, 3, 2, 1.5, 0.4])
+    more = rule.more(rewards, np.broadcast_to(np.arange(60) < 20, (5, 60)), 20, 60, norms, group=1)
+    assert more.sum() == 5 * 20 and more[0] == 0 and more[1] == 40 and more[2:].tolist() == share_out(
+        np.float32([0.25, 0.6, 1]), norms[2:], 60, 40).tolist()
+    half = topologies.make_rule("gvm_raft", pilot=20, mean=1.4)
+    assert half.more(rewards, np.broadcast_to(np.arange(60) < 20, (5, 60)), 20, 60, norms, group=1).tolist() == [0, 26, 9, 4, 1]
+    topology = topologies.by_rule(2, group=1, most=9, rule=topologies.make_rule("gvm_raft", pilot=3))
+    assert topology.max_groups == 9
+    with pytest.raises(ValueError, match="pilot=3 rollouts are no multiple of sampling.group=2"):
+        topologies.by_rule(2, group=2, most=8, rule=topologies.make_rule("gvm_raft", pilot=3))
+    with pytest.raises(ValueError, match="sampling.max_group=6 is no more than 2 x pilot=3; raise it"):
+        setup.build(tiny(method="gvm_raft", allocation="pilot=3", **{"sampling.group": 1, "sampling.max_group": 6}))
+
+
+def test_the_loss_weighs_prompts_alike_and_learns_from_right_rollouts():
+    """Two right of three, one of three, none: by hand, -log p has the weights 1/4, 1/4 and 1/2."""
+    rollouts = from_lists([[1, 0, 1], [1, 0, 0], [0, 0, 0]], [[1, 1, 2], [1, 1, 1], [1, 1, 1]])
+    values, _ = advantages.gvm_raft().update(rollouts, ())
+    np.testing.assert_allclose(values[..., 0], [[2.25, 0, 2.25], [4.5, 0, 0], [0, 0, 0]])
+    made, old = objectives.make("ppo_clip", clip_high=0.3, aggregation="seq_mean_token_sum"), np.zeros((3, 3, 2), np.float32)
+    rollouts = rollouts.replace(old_logprobs=old)
+    loss, gradient = jax.value_and_grad(lambda lp: made.update(lp, rollouts, values, made.init())[0])(old)
+    np.testing.assert_allclose(loss, -(0.25 + 0.5 + 0.5), rtol=1e-6)
+    np.testing.assert_allclose(gradient[..., 0], [[-0.25, 0, -0.25], [-0.5, 0, 0], [0, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(gradient[..., 1], [[0, 0, -0.25], [0, 0, 0], [0, 0, 0]], rtol=1e-6)
+    empty, _ = advantages.gvm_raft().update(from_lists([[0, 0]]), ())
+    assert not np.any(empty)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method, changes", [
+    ("gvm_raft", {"sampling.group": 1, "sampling.max_group": 9, "allocation": "pilot=3"}),
+    ("gvm_raft_pp", {"sampling.group": 2, "sampling.max_group": 8})])
+def test_three_steps_by_name(method, changes):
+    """Single rollouts after a pilot of three groups of one, and rejection sampling: the totals are two pilots per prompt."""
+    run, params = setup.build(tiny(method=method, **changes))
+    state, before, pilot = setup.initial_state(run, params), jax.device_get(params), 3 if method == "gvm_raft" else 2
+    for number in range(3):
+        finished = run.source.next(state)
+        size = np.bincount(finished.forest.prompt[finished.forest.ends])
+        assert size.sum() == 2 * 4 * pilot and (size >= pilot).all() and (finished.forest.facts["gradient_norms"] >= 0).all()
+        learned = run.learner.learn(state, finished.rollouts, facts=finished.facts)
+        assert all(np.isfinite(value) for value in (finished.metrics | learned.metrics).values())
+        state = learned.state
+        assert int(state.step) == number + 1
+    moved = jax.tree.map(lambda a, b: np.abs(a - np.asarray(b)).max(), before, jax.device_get(state.params))
+    assert max(jax.tree.leaves(moved)) > 0
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_llm import advantages, parallel
 from jaxrl_llm.objectives import make
+from jaxrl_llm.training import gradient_norms
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.shapes import quarters_filled
 from jaxrl_llm.training.step import make_joint_update, make_update
@@ -84,9 +85,17 @@ def critic():
     return {"apart": inputs.distance(result[1][0], result[0][0]), "loss": result[1][1]}
 
 
+def norms():
+    """Of the gradients of single trajectories, against those on one device."""
+    result = []
+    for policy, place, batch in ((inputs.POLICY, lambda tree: tree, inputs.batch()), (POLICY, spread, placed(inputs.batch()))):
+        result.append(np.asarray(gradient_norms.make(policy)(place(inputs.params()), None, batch)))
+    return {"apart": float(np.abs(result[1] / result[0] - 1).max()), "loss": float(result[1].min())}
+
+
 def main():
     print(json.dumps({"one pass": updated(inputs.CLIPPED, 1), "micro-batches": updated(inputs.CLIPPED, 2),
-                      "whole batch": updated(inputs.WHOLE, 2), "joint": joint(), "critic": critic()}))
+                      "whole batch": updated(inputs.WHOLE, 2), "joint": joint(), "critic": critic(), "norms": norms()}))
     print(json.dumps({"weights": targets(False), "adapters": targets(True)}))
 
 
