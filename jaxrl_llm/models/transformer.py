@@ -8,6 +8,7 @@ Four ways through the same layers, all giving the same numbers:
 Parameters are one tree: `embed [V, D]`, `layers` (every leaf stacked over L), `final_norm`, and `unembed` if not tied.
 """
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import chex
@@ -143,6 +144,11 @@ def positions_of(mask: jax.Array) -> jax.Array:
     return jnp.maximum(jnp.cumsum(mask, axis=-1, dtype=jnp.int32) - 1, 0)
 
 
+@functools.lru_cache(maxsize=64)
+def _abstract_params(model: "Transformer") -> Params:
+    return jax.eval_shape(model.init, jax.random.key(0))
+
+
 @dataclasses.dataclass(frozen=True)
 class Transformer:
     """A model: architecture, compute dtype and whether backward recomputes each layer. Parameters are always arguments.
@@ -181,7 +187,7 @@ class Transformer:
 
     def abstract_params(self) -> Params:
         """Shapes and dtypes of the parameters, without making them."""
-        return jax.eval_shape(self.init, jax.random.key(0))
+        return jax.tree.map(lambda x: x, _abstract_params(self))  # dictionaries of the caller's own
 
     def embed(self, params: Params, tokens: jax.Array) -> jax.Array:
         """Token embeddings `[..., D]` of `tokens i32[...]`."""
