@@ -48,7 +48,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "chord": {"objective": "warmup=20, decay=40"},
     "chord_mu": {"objective": "decay=60"},
     "d3s": {"estimator": "total_steps=60"},
-    "dots_rr": {"control": "reference=24, every=4"},  # a quarter more rollouts, as in the paper
+    "dots_rr": {"control": "reference=24, every=4, width=64"},  # a quarter more rollouts, as in the paper
     "drive": {"control": "steps=(16, 6, 6, 6)"},
     "historical_variance": {"control": "explore=30"},
     "oneshot_entropy": {"control": "explore=30"},

@@ -22,7 +22,8 @@ ROWS = (
         controllers=("dots_rr",),
         replay=("dots_rr", {}),
         defaults={"prompts": 512, "group_size": 8, "minibatches": 8, "temperature": 0.6},
-        omits="a trained predictor on another model's embeddings; the reference is measured a step before it is used",
+        omits="another model's embeddings; training of the predictor before the run, in which it learns from each measurement; "
+              "the reference is measured a step before it is used",
     ),
     Method(
         slug="kimi_sampling",

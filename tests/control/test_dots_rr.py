@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import control, objectives
-from jaxrl_llm.control.dots_rr import attention, calibrated, calibration, fitted, predictions, selection
+from jaxrl_llm.control.dots_rr import attention, calibrated, calibration, networks, predictions, projected, selection
 from jaxrl_llm.rollouts import from_lists
 from jaxrl_llm.tasks.loader import drawn
 
@@ -30,28 +30,39 @@ def test_the_worked_example_of_predictions():
     np.testing.assert_allclose(selection(result, tau=0.1), [0.3793, 0.6207], atol=5e-5)
 
 
-def test_a_calibration_finds_the_temperature_and_bias_that_made_its_data():
-    """It keeps 1 and 0 if there are no data, or if success does not depend on the prediction."""
-    base = jnp.linspace(0.05, 0.95, 200)
-    temperature, bias = fitted(base, calibrated(base, jnp.float32(0.5), jnp.float32(-0.4)))
-    np.testing.assert_allclose([temperature, bias], [0.5, -0.4], atol=0.03)
-    assert [float(x) for x in fitted(jnp.zeros(0), jnp.zeros(0))] == [1.0, 0.0]
-    against = fitted(base, 1 - base)
-    assert [float(x) for x in against] == [1.0, 0.0]
+def test_before_it_learns_the_predictor_averages_over_similar_problems():
+    """Both networks begin alike and the calibration with 1 and 0: by the outputs of one of them, without the problem's own."""
+    own = networks(jax.random.key(0), 4, width=16)
+    x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    rates, read = np.float32([0.1, 0.9, 0.4, 0.5, 0.2, 0.7]), ~np.eye(6, dtype=bool)
+    read[:, 5] = False
+    h = np.asarray(projected(own["query"], x))
+    np.testing.assert_allclose((h**2).mean(1), 1, rtol=1e-3)
+    weights = np.where(read, np.exp(h @ h.T / 4), 0)
+    base = weights @ rates / weights.sum(1)
+    np.testing.assert_allclose(predictions(own, x, x, rates, read), base, rtol=1e-4)
+    changed = np.append(rates[:5], np.float32(0))  # of a problem that nobody reads
+    np.testing.assert_allclose(predictions(own, x, x, changed, read), base, rtol=1e-4)
 
 
 @pytest.mark.slow
-def test_predictions_rank_problems_by_those_that_were_measured():
-    """Two clusters of problems, one solved and one unsolved; a cluster between them is preferred."""
-    rng = np.random.default_rng(0)
-    centre = np.repeat(np.float32([[3, 0, 0], [-3, 0, 0], [0, 0, 0]]), 20, axis=0)
-    x = centre + rng.normal(0, 0.3, (60, 3)).astype(np.float32)
-    ids = np.concatenate([np.arange(8), 20 + np.arange(8)])
-    result = np.asarray(predictions(x, ids, np.float32([0.9] * 8 + [0.1] * 8)))
-    assert result[:20].min() > result[40:].max() and result[20:40].max() < result[40:].min()
-    chosen = drawn(np.array([1, 2]), 10, np.asarray(selection(result, tau=0.02)))
-    assert len({*chosen.tolist()}) == 10 and (chosen >= 40).mean() > 0.7
-    np.testing.assert_allclose(predictions(x, np.full(4, -1), np.zeros(4)), 0.5)
+def test_the_predictor_learns_which_direction_is_difficulty():
+    """One of eight directions of the embeddings decides; what was never measured is then predicted better than at the start."""
+    x = np.random.default_rng(2).normal(size=(400, 8)).astype(np.float32)
+    rates, results = (1 / (1 + np.exp(-3 * x[:, 0]))).astype(np.float32), {}
+    for epochs in (0, 20):
+        made = control.make("dots_rr", reference=48, every=1, width=32, epochs=epochs)
+        state, observe = made.init(x, jax.random.key_data(jax.random.key(3))), jax.jit(made.observe)
+        unseen = np.ones(400, bool)
+        for _ in range(6):
+            ids = np.asarray(state.next_ids)
+            unseen[ids] = False
+            state = observe(state, {"reference_rates": rates[ids]})
+        predicted = np.asarray(state.predicted)
+        results[epochs] = np.corrcoef(predicted[unseen], rates[unseen])[0, 1]
+        entropy = -(rates * np.log(predicted) + (1 - rates) * np.log(1 - predicted))[unseen].mean()
+        results[f"entropy {epochs}"] = entropy
+    assert results[20] > results[0] + 0.1 and results[20] > 0.7 and results["entropy 20"] < results["entropy 0"], results
 
 
 @pytest.mark.parametrize("tau", (1e-3, 0.1, 10.0))
@@ -65,23 +76,27 @@ def test_probabilities_sum_to_one_and_none_vanishes(tau):
 
 
 @pytest.mark.slow
-def test_the_controller_measures_in_every_second_step_and_keeps_its_last_measurement():
-    made = control.make("dots_rr", reference=3, every=2)
+def test_the_controller_measures_in_every_second_step_and_keeps_its_last_predictions():
+    made = control.make("dots_rr", reference=3, every=2, width=8)
     x = np.random.default_rng(1).normal(size=(10, 4)).astype(np.float32)
     state = made.init(x, jax.random.key_data(jax.random.key(0)))
-    asked, observe = [], jax.jit(made.observe)
-    for number in range(4):
-        proposed = made.propose(state)
-        asked.append(np.asarray(proposed["reference_ids"]))
+    np.testing.assert_allclose(made.propose(state)["prompt_weights"], 0.1, rtol=1e-6)
+    asked, predicted, observe = [], [np.asarray(state.predicted)], jax.jit(made.observe)
+    for _ in range(4):
+        asked.append(np.asarray(made.propose(state)["reference_ids"]))
         rates = np.where(asked[-1] >= 0, [0.0, np.nan, 1.0], np.nan).astype(np.float32)
-        if number:
-            assert np.asarray(state.ids).tolist() == [asked[(number - 1) // 2 * 2][0], -1, asked[(number - 1) // 2 * 2][2]]
         state = observe(state, {"reference_rates": rates})
+        predicted.append(np.asarray(state.predicted))
     assert [(one >= 0).all() for one in asked] == [True, False, True, False] and (asked[1] == -1).all()
     assert len({*asked[0].tolist()}) == 3 and asked[0].tolist() != asked[2].tolist()
-    np.testing.assert_allclose(made.propose(made.init(x, np.zeros(2, np.uint32)))["prompt_weights"], 0.1, rtol=1e-6)
+    assert [(a != b).any() for a, b in zip(predicted, predicted[1:])] == [True, False, True, False]
+    assert all(((0 < one) & (one < 1)).all() for one in predicted)
+    unmeasured = observe(state._replace(next_ids=jnp.int32([0, 1, 2])), {"reference_rates": np.full(3, np.nan, np.float32)})
+    np.testing.assert_array_equal(unmeasured.predicted, predicted[-1])
     with pytest.raises(ValueError, match="reference=1 problems every=2 steps"):
         control.make("dots_rr", reference=1)
+    with pytest.raises(ValueError, match="width=1, epochs=20"):
+        control.make("dots_rr", width=1)
 
 
 def test_the_worked_example_of_the_buffer():

@@ -194,7 +194,7 @@ def test_a_rule_and_a_method_of_ones_own(monkeypatch):
 @pytest.mark.slow
 def test_dots_rr_measures_some_problems_and_replays_half_of_a_batch():
     """Reference problems are measured in every second step and not trained; replayed ratios use stored log-probs."""
-    run, params = setup.build(tiny("dots_rr", control="reference=6, every=2"))
+    run, params = setup.build(tiny("dots_rr", control="reference=6, every=2, width=16"))
     state, batches = setup.initial_state(run, params), []
     for step in schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params)):
         batches.append((step.finished, step.learned, run.source.next_uid))
@@ -219,7 +219,7 @@ def test_dots_rr_measures_some_problems_and_replays_half_of_a_batch():
 def test_a_resumed_run_is_the_straight_one(tmp_path, capsys, method):
     """Bit for bit, after the loss of all steps behind step 2: weights, metrics of each step, the last checkpoint's buffer."""
     options = {"checkpoint.every": 2, "eval.every": 4, "samples_every": 0, "eval.problems": 1}
-    options |= {"control": {"dots_rr": "reference=6", "remix": "switch=1"}.get(method, "")}
+    options |= {"control": {"dots_rr": "reference=6, width=16", "remix": "switch=1"}.get(method, "")}
     loop.train(tiny(method, **options, steps=4), tmp_path / "straight")
     shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
     shutil.rmtree(tmp_path / "resumed/checkpoints/4")
