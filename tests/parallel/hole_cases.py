@@ -90,7 +90,9 @@ def norms():
     result = []
     for policy, place, batch in ((inputs.POLICY, lambda tree: tree, inputs.batch()), (POLICY, spread, placed(inputs.batch()))):
         result.append(np.asarray(gradient_norms.make(policy)(place(inputs.params()), None, batch)))
-    return {"apart": float(np.abs(result[1] / result[0] - 1).max()), "loss": float(result[1].min())}
+    there = result[0] > 0  # else nothing of it is trained
+    assert there.any() and not result[1][~there].any()
+    return {"apart": float(np.abs(result[1][there] / result[0][there] - 1).max()), "loss": float(result[1].sum())}
 
 
 def main():
