@@ -107,12 +107,12 @@ def test_forks_that_wait_while_their_parent_overwrites_its_window(name):
     one.step()
     one.fork(0, (10, 11))
     begun = one.written(0).tokens.tolist()
-    assert len(begun) == 4
-    found = drain(one)
-    of_node(name, LONG[:70], *found[0])
-    of_node(name, LONG[:70], *found[1])
+    assert 4 <= len(begun) <= 8
+    nodes = drain(one)
+    of_node(name, LONG[:70], *nodes[0])
+    of_node(name, LONG[:70], *nodes[1])
     for uid in (10, 11):
-        of_node(name, [*LONG[:70], *begun], *found[uid], drawn=4)
+        of_node(name, [*LONG[:70], *begun], *nodes[uid], drawn=len(begun))
 
 
 @pytest.mark.slow
