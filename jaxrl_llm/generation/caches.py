@@ -29,15 +29,19 @@ class RowCaches:
 
     Attributes:
       slots: the slots on the device; None while no row is in them.
+      near: maximum places of sliding-window layers; None if there are none.
       prefixes: caches of prompts, at most as many as rows, the most recently read last.
       prefilled: number of prompt tokens computed.  read: the same, plus the tokens that others wrote into rows.
       programs: the compiled programs, one entry for each combination of shapes.
     """
 
-    def __init__(self, model: Transformer, device: jax.Device, rows: int, most: int, *, transposed: bool, programs: set[tuple]):
-        """Caches of up to `most` places for each of the `rows`; `transposed` says whether the weights will be."""
+    def __init__(self, model: Transformer, device: jax.Device, rows: int, tokens: int, chunk: int, *, transposed: bool,
+                 programs: set[tuple]):
+        """Caches of rows of up to `tokens` tokens that decode up to `chunk` at a time; `transposed`: weights may be that."""
         self._model, self._device, self._rows, self._transposed = model, device, rows, transposed
-        self._rooms = rooms(most)
+        most, local = tokens + max(chunk, WIDTHS[-1]), model.config.local_layers
+        self.near = near_places(model.config.window, chunk) if any(local) else None
+        self._rooms = rooms(most if self.near is None or not all(local) else min(most, self.near))
         self.slots: Slots | None = None
         self.prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
         self.prefilled, self.read = 0, 0
@@ -51,19 +55,20 @@ class RowCaches:
     def make_room(self, length: int) -> None:
         """Makes or lengthens the caches so that each has at least `length` places."""
         if self.slots is None:
-            self.slots = jax.device_put(programs_of.empty(self._model, self._rows, self._room(length)), self._device)
+            self.slots = jax.device_put(programs_of.empty(self._model, self._rows, self._room(length), self.near),
+                                        self._device)
         else:
             self.slots = self._lengthened(self.slots, length)
 
     def _room(self, length: int) -> int:
-        return next(room for room in self._rooms if room >= length)
+        return next((room for room in self._rooms if room >= length), self._rooms[-1])
 
     def _lengthened(self, slots: Slots, length: int) -> Slots:
         room = self._room(length)
         if room <= slots.room:
             return slots
         self.programs.add(("lengthen", slots.rows, slots.room, room))
-        return programs_of.lengthen(slots, room=room)
+        return programs_of.lengthen(self._model, slots, room=room, near=self.near)
 
     def taken(self, slot: int, length: int) -> Slots:
         """A copy of the cache of a row with `length` filled places."""
@@ -122,7 +127,7 @@ class RowCaches:
         rows, widths = 1 if len(prompts) == 1 else _PROMPTS, widths_of(max(map(len, prompts)))
         room = self._room(sum(widths))
         self.programs.add(("prefill", rows, widths[0], room))
-        block = programs_of.prefill(self._model, weights, _lines(prompts, rows, widths[0]), room=room)
+        block = programs_of.prefill(self._model, weights, _lines(prompts, rows, widths[0]), room=room, near=self.near)
         return self._extended(weights, block, [(i, prompt[widths[0]:], widths[0]) for i, prompt in enumerate(prompts)])
 
     def _go_on(self, weights: Weights, entries: Sequence[tuple[int, Sequence[int], int]]) -> None:
@@ -140,7 +145,8 @@ class RowCaches:
             length = _padded([before for _, _, before in part], 0, lanes)
             self.programs.add(("extend", lanes, width, slots.rows, slots.room))
             slots = programs_of.extend(self._model, weights, slots, slot, length,
-                                       _lines([tokens for _, tokens, _ in part], lanes, width), transposed=self._transposed)
+                                       _lines([tokens for _, tokens, _ in part], lanes, width), near=self.near,
+                                       transposed=self._transposed)
             entries = [(slot, tokens[width:], before + width) for slot, tokens, before in part] + entries
         return slots
 
@@ -180,6 +186,14 @@ def rooms(most: int) -> tuple[int, ...]:
     """Cache lengths, up to four multiples of 32 as in `sampler.stages`; the last has at least `most` places."""
     count = min(4, -(-most // 32))
     return tuple(-(-most * k // (count * 32)) * 32 for k in range(1, count + 1))
+
+
+def near_places(window: int, chunk: int) -> int:
+    """Places that a sliding-window layer keeps, a multiple of 32.
+
+    Behind a row's last token there may be two chunks, one of them dispatched ahead, or tokens of others up to a whole width.
+    """
+    return -(-(window + max(2 * chunk, WIDTHS[-1])) // 32) * 32
 
 
 def _padded(values: Sequence[int], fill: int, count: int) -> np.ndarray:

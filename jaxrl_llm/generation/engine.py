@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.generation import slots as programs_of
-from jaxrl_llm.generation.caches import WIDTHS, RowCaches
+from jaxrl_llm.generation.caches import RowCaches
 from jaxrl_llm.generation.lanes import Common, common_places, lane_counts, lanes_of
 from jaxrl_llm.generation.requests import Node, Request, Row, check_request, check_size, check_tokens, held
 from jaxrl_llm.generation.slots import Drawn, Lanes, Slots
@@ -74,8 +74,8 @@ class Engine:
         self._given: list[jax.Array | None] = []  # the parameters as given, where they are immutable arrays
         self._policy = jax.eval_shape(lambda: (params, lora))
         self.programs: set[tuple] = set()
-        self._caches = RowCaches(model, self._device, slots, slot_tokens + max(*chunks, WIDTHS[-1]),
-                                 transposed=self._transposed, programs=self.programs)
+        self._caches = RowCaches(model, self._device, slots, slot_tokens, max(chunks), transposed=self._transposed,
+                                 programs=self.programs)
         self._decoded = 0  # tokens
         self.publish(version, params, lora)
 
@@ -338,6 +338,10 @@ class Engine:
             row.slot = self._slots.index(None)
             self._slots[row.slot] = row
             placed.append(row)
+        if self._caches.near is not None:  # else places stay as they are, and forks copy them from slot to slot
+            for row in self._decoding():
+                if any(fork.slot is None for fork in row.forks):
+                    self._copy(row)
         if placed:
             new = [row for row in placed if not row.cached]
             self._caches.fill(self._weights, placed, self._queue)
@@ -369,7 +373,7 @@ class Engine:
             owners, lanes, common = self._flights[-1].rows, self._flights[-1].lanes, self._flights[-1].common
         else:
             owners, lanes = self._lanes(rows)
-            common = common_places(owners)
+            common = Common(0, ()) if all(self._model.config.local_layers) else common_places(owners)
             self._changed = False
         restricted = lanes.sampling.top_k is not None
         self.programs.add(("decode", len(owners), steps, self._caches.slots.room, restricted, lanes.stops.shape[1],
@@ -377,7 +381,8 @@ class Engine:
         patience = int(len(owners) * _LOOK) if self._queue else _NEVER
         self._caches.slots, lanes, drawn = programs_of.decode(
             self._model, self._weights, self._caches.slots, lanes, self._key, np.int32(patience),
-            np.asarray(common.leaders, np.int32), steps=steps, common=common.places, transposed=self._transposed)
+            np.asarray(common.leaders, np.int32), steps=steps, common=common.places, near=self._caches.near,
+            transposed=self._transposed)
         self._flights.append(_Flight(owners, steps, self.version, lanes, common, drawn))
 
     def _lanes(self, rows: list[Row]) -> tuple[list[Row | None], Lanes]:

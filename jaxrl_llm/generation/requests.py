@@ -81,7 +81,8 @@ class Row:
       measured: log-prob, entropy and version of each token of the node.
       paused: whether it waits for `resume`, in its slot until another row needs that.
       slot: its slot, where it decodes unless it is idle or waits to read.
-      source: the row in whose slot its cache lies, while it has no slot; that row's cache only grows, so it may go on.
+      source: the row in whose slot its cache lies, while it has no slot; that row's cache only grows, so it may go on, except
+        with sliding windows.
       forks: rows whose `source` it is.
       cache: a copy of its cache on the host, while it has neither slot nor source; None otherwise, or if nothing is cached.
       ended: whether it waits for `extend`, in its slot until another row needs that.

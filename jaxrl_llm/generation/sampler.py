@@ -253,11 +253,12 @@ def _unfinished(d: Decoder, full: int, shrinks: int, loop):
 def _decode_rows(d: Decoder, rows: Rows, prompt, loop, lengths, shrinks: int):
     """Decodes to the end: through caches of all `lengths`, and `shrinks` times with half of the rows from then on."""
     chunk = functools.partial(_decode_chunk, d, rows, prompt)
+    c = d.model.config
     for full, room in lengths:
         (steps, token, cache, alive), buffers = loop
         # Half of the rows continue with a cache of all positions, so not while this cache has fewer than half of them.
         goes_on = functools.partial(_unfinished, d, full, shrinks if 2 * room >= lengths[-1][1] else 0)
-        loop = jax.lax.while_loop(goes_on, chunk, ((steps, token, cache.lengthened(room), alive), buffers))
+        loop = jax.lax.while_loop(goes_on, chunk, ((steps, token, cache.lengthened(c.places(room, c.window)), alive), buffers))
     (steps, token, cache, alive), buffers = loop
     if not shrinks:
         return steps, alive, buffers

@@ -3,8 +3,13 @@
 A row's positions are places in its cache: first the prompt, then the completion. The token after the last cached one is
 `pending`: the next step reads it. Each row has all of its own, so it can stop, move and continue in any slot; lanes whose
 caches begin alike read that part once.
+
+A sliding-window layer keeps its last `near` places: position p is in place p mod `near`. Programs write beyond a row's last
+token, and overwrite first what is there: `near` is the window and as many places more as they may write, so that every place
+that a later token sees is still there.
 """
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -14,13 +19,17 @@ import numpy as np
 
 from jaxrl_llm.generation.sampler import fold_in_halves
 from jaxrl_llm.generation.sampling import Sampling, draw
-from jaxrl_llm.models.attention import grouped_attention, in_window, rotations
+from jaxrl_llm.models.attention import grouped_attention, held, in_window, rotations
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import row_matmul
 from jaxrl_llm.models.transformer import Block, CompletionCache, PromptCache, Transformer, heads_first, swap_last
 
 
 class Slots(NamedTuple):
-    """Keys `[R, K, d, U]` and values `[R, K, U, d]` of R rows in caches of U places: L arrays each, filled from the left."""
+    """Keys `[R, K, d, U]` and values `[R, K, U, d]` of R rows in caches of U places: L arrays each, filled from the left.
+
+    Sliding-window layers have no more than `near` places.
+    """
 
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
@@ -32,8 +41,8 @@ class Slots(NamedTuple):
 
     @property
     def room(self) -> int:
-        """U."""
-        return self.values[0].shape[2]
+        """U, or `near` if all layers have windows."""
+        return max(x.shape[2] for x in self.values)
 
 
 class Weights(NamedTuple):
@@ -80,12 +89,13 @@ class Drawn(NamedTuple):
     entropies: jax.Array
 
 
-def empty(model: Transformer, rows: int, room: int) -> Slots:
+def empty(model: Transformer, rows: int, room: int, near: int | None) -> Slots:
     """Slots on the host, all zero."""
     c = model.config
-    def make(*shape):
-        return tuple(np.zeros((rows, c.num_kv_heads, *shape), model.dtype) for _ in range(c.num_layers))
-    return Slots(make(c.head_dim, room), make(room, c.head_dim))
+    places = c.places(room, near)
+    def zeros(*shape):
+        return np.zeros((rows, c.num_kv_heads, *shape), model.dtype)
+    return Slots(tuple(zeros(c.head_dim, n) for n in places), tuple(zeros(n, c.head_dim) for n in places))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "transposed"))
@@ -106,20 +116,21 @@ def _adapters(model: Transformer, lora, *, transposed: bool):
     return [adapters for _, adapters in model.unstack_layers({"layers": {}}, lora, transposed=transposed)]
 
 
-@functools.partial(jax.jit, static_argnames=("model", "steps", "common", "transposed"), donate_argnames=("slots",))
+@functools.partial(jax.jit, static_argnames=("model", "steps", "common", "near", "transposed"), donate_argnames=("slots",))
 def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key, patience, leaders, *, steps: int, common: int,
-           transposed: bool) -> tuple[Slots, Lanes, Drawn]:
+           near: int | None, transposed: bool) -> tuple[Slots, Lanes, Drawn]:
     """Decodes a chunk of up to `steps` steps for some of the rows.
 
     Within the chunk the rows' caches are only read; what it adds goes into a small separate cache, which is appended to them at
     the end. A row that ends is inert from then on. The chunk ends with its last row, or once the steps that inert rows took
     part in, summed over these rows, exceed `patience i32[]`. The slots need room for `steps` more tokens in each lane.
 
-    Each of B runs of consecutive lanes shares its first `common` places, which are read from the slot `leaders i32[B]`.
+    Each of B runs of consecutive lanes shares its first `common` places, except those of sliding-window layers; they are read
+    from the slot `leaders i32[B]`.
     """
     every = lanes.slot.shape[0] == slots.rows
     own = slots if every else jax.tree.map(lambda x: x[lanes.slot], slots)
-    first, own = _parted(slots, own, leaders, common)
+    first, own = _parted(model.config, slots, own, leaders, common)
     seen = jnp.arange(common, slots.room) < lanes.length[:, None]
     prompt = PromptCache(own.keys, own.values, seen, jnp.asarray(lanes.length))
     given = jax.random.wrap_key_data(jnp.asarray(lanes.uid), impl=jax.random.key_impl(key))
@@ -141,15 +152,23 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
     _, _, (pending, drawn, left, alive, added), results = jax.lax.while_loop(go_on, body, (0, jnp.int32(0), carry, buffers))
     block = Slots(*(tuple(x[:, :, 0] for x in arrays) for arrays in added[:2]))
     after = lanes.replace(pending=pending, length=lanes.length + drawn - lanes.drawn, drawn=drawn, left=left, alive=alive)
-    return _written(slots, block, lanes.slot, lanes.length), after, results
+    return _appended(model.config, slots, block, lanes.slot, lanes.length, near), after, results
 
 
-def _parted(slots: Slots, own: Slots, leaders, common: int) -> tuple[Slots | None, Slots]:
-    """The first `common` places of the leaders, None for none, and the lanes' places behind them."""
+def _parted(c: ModelConfig, slots: Slots, own: Slots, leaders, common: int) -> tuple[Any, Slots]:
+    """The first `common` places of the leaders, None for none, and the lanes' places behind them.
+
+    Sliding-window layers remain whole: they have None as first places.
+    """
     if not common:
         return None, own
-    first = Slots(tuple(x[..., :common][leaders] for x in slots.keys), tuple(x[:, :, :common][leaders] for x in slots.values))
-    return first, Slots(tuple(x[..., common:] for x in own.keys), tuple(x[:, :, common:] for x in own.values))
+    def split(keys, values, own_keys, own_values, local):
+        if local:
+            return None, None, own_keys, own_values
+        return (keys[..., :common][leaders], values[:, :, :common][leaders], own_keys[..., common:],
+                own_values[:, :, common:])
+    keys, values, *own = zip(*map(split, *slots, *own, c.local_layers))
+    return (keys, values), Slots(*own)
 
 
 def _chunk(model: Transformer, length, steps: int) -> CompletionCache:
@@ -160,7 +179,7 @@ def _chunk(model: Transformer, length, steps: int) -> CompletionCache:
     return CompletionCache(make(c.head_dim, steps), make(steps, c.head_dim), rotations(c, length[:, None] + jnp.arange(steps)))
 
 
-def _step(model: Transformer, weights: Weights, lanes: Lanes, prompt: PromptCache, first: Slots | None, keys,
+def _step(model: Transformer, weights: Weights, lanes: Lanes, prompt: PromptCache, first, keys,
           transposed: bool, carry, i):
     """Step `i` of a chunk; token t of a row is drawn with `fold_in(its key, t)`, as `sampler.generate` does."""
     pending, drawn, left, alive, cache = carry
@@ -173,8 +192,9 @@ def _step(model: Transformer, weights: Weights, lanes: Lanes, prompt: PromptCach
     return carry, Drawn(token, alive, logprob, entropy)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "transposed"), donate_argnames=("slots",))
-def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tokens, *, transposed: bool) -> Slots:
+@functools.partial(jax.jit, static_argnames=("model", "near", "transposed"), donate_argnames=("slots",))
+def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tokens, *, near: int | None,
+           transposed: bool) -> Slots:
     """Appends given tokens to some rows.
 
     Args:
@@ -185,7 +205,7 @@ def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tok
     """
     c = model.config
     own = jax.tree.map(lambda x: jnp.take(x, slot, axis=0, mode="clip"), slots)
-    places, order = jnp.arange(slots.room), jnp.arange(tokens.shape[1])
+    order = jnp.arange(tokens.shape[1])
     positions = length[:, None] + order
     tables = rotations(c, positions)
     x, kept = model.embed(weights.params, tokens), []
@@ -195,8 +215,8 @@ def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tok
         def attend(q, k, v):
             k, v = heads_first(k), heads_first(v)
             causal = (order[:, None] >= order) & in_window(positions, positions, c.window, local)
-            seen = (places < length[:, None])[:, None] & in_window(
-                positions, jnp.broadcast_to(places, (len(slot), slots.room)), c.window, local)
+            there = held(length, own.values[i].shape[2])
+            seen = (there >= 0)[:, None] & in_window(positions, there, c.window, local)
             before = swap_last(own.keys[i]), own.values[i], seen[:, None]
             out = grouped_attention(q[:, None], k[:, :, None], v[:, :, None], causal[:, None], before,
                                     scale=c.attention_scale, softcap=c.attention_softcap)
@@ -205,21 +225,25 @@ def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tok
         variables = {"params": kernels} if adapters is None else {"params": kernels, "lora": adapters}
         x, pair = Block(c, model.dtype, transposed).apply(variables, x, tables.of_layer(local, rotated), attend)
         kept.append(pair)
-    return _written(slots, Slots(*zip(*kept)), slot, length)
+    return _appended(c, slots, Slots(*zip(*kept)), slot, length, near)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "room"))
-def prefill(model: Transformer, weights: Weights, tokens, *, room: int) -> Slots:
-    """Slots of `room` places each whose rows have read `tokens i32[m, W]`; it loops over the layers, which compiles fast."""
+@functools.partial(jax.jit, static_argnames=("model", "room", "near"))
+def prefill(model: Transformer, weights: Weights, tokens, *, room: int, near: int | None) -> Slots:
+    """Slots of `room` places each whose rows have read `tokens i32[m, W]`; it loops over the layers, which compiles fast.
+
+    W must be at most `near`.
+    """
     _, (keys, values), _ = model.hidden_states(weights.params, tokens, jnp.ones(tokens.shape, bool), lora=weights.lora)
-    return _longer(Slots(tuple(swap_last(keys)), tuple(values)), room)
+    return _longer(Slots(tuple(swap_last(keys)), tuple(values)), model.config.places(room, near))
 
 
 @functools.partial(jax.jit, static_argnames=("room",))
 def take(slots: Slots, slot, *, room: int) -> Slots:
     """A copy of the first `room` places of one row, `[1, K, ...]`."""
     def row(arrays, axis):
-        return tuple(jax.lax.slice_in_dim(jax.lax.dynamic_slice_in_dim(x, slot, 1), 0, room, axis=axis) for x in arrays)
+        return tuple(jax.lax.slice_in_dim(jax.lax.dynamic_slice_in_dim(x, slot, 1), 0, min(room, x.shape[axis]), axis=axis)
+                     for x in arrays)
     return Slots(row(slots.keys, 3), row(slots.values, 2))
 
 
@@ -229,33 +253,49 @@ def put(slots: Slots, block: Slots | None, which, slot) -> Slots:
 
     R means no row.
     """
-    copied = jax.tree.map(lambda x: x[which], slots if block is None else block)
-    return _written(slots, copied, slot, jnp.zeros_like(slot))
+    copied, start = jax.tree.map(lambda x: x[which], slots if block is None else block), jnp.zeros_like(slot)
+    return Slots(tuple(_written(x, y, 3, slot, start) for x, y in zip(slots.keys, copied.keys)),
+                 tuple(_written(x, y, 2, slot, start) for x, y in zip(slots.values, copied.values)))
 
 
-@functools.partial(jax.jit, static_argnames=("room",))
-def lengthen(slots: Slots, *, room: int) -> Slots:
+@functools.partial(jax.jit, static_argnames=("model", "room", "near"))
+def lengthen(model: Transformer, slots: Slots, *, room: int, near: int | None) -> Slots:
     """The same slots with `room` places each."""
-    return _longer(slots, room)
+    return _longer(slots, model.config.places(room, near))
 
 
-def _longer(slots: Slots, room: int) -> Slots:
-    def longer(arrays, axis):
-        return tuple(jnp.pad(x, [(0, room - slots.room if i == axis else 0) for i in range(x.ndim)]) for x in arrays)
-    return Slots(longer(slots.keys, 3), longer(slots.values, 2))
+def _longer(slots: Slots, places: Sequence[int]) -> Slots:
+    def longer(x, axis, length):
+        return jnp.pad(x, [(0, length - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
+    return Slots(tuple(longer(x, 3, n) for x, n in zip(slots.keys, places, strict=True)),
+                 tuple(longer(x, 2, n) for x, n in zip(slots.values, places, strict=True)))
 
 
-def _written(slots: Slots, block: Slots, slot, offset) -> Slots:
-    """The slots with `block` (m rows of W places) written into the rows `slot i32[m]` from place `offset i32[m]` on.
+def _appended(c: ModelConfig, slots: Slots, block: Slots, slot, length, near: int | None) -> Slots:
+    """The slots with `block` (m rows of W places) behind the first `length i32[m]` tokens of the rows `slot i32[m]`.
+
+    Rows that do not exist are skipped, and in layers without windows those that have no room for W more places.
+    """
+    def append(keys, values, new_keys, new_values, local):
+        if local:
+            return _around(keys, new_keys, 3, slot, length, near), _around(values, new_values, 2, slot, length, near)
+        return _written(keys, new_keys, 3, slot, length), _written(values, new_values, 2, slot, length)
+
+    return Slots(*zip(*map(append, *slots, *block, c.local_layers)))
+
+
+def _around(x, y, axis: int, slot, length, near: int | None):
+    """`x [R, ...]` with W positions of `y [m, ...]` from position `length` on, p in place p mod `near` of its `axis`."""
+    positions = length[:, None] + jnp.arange(y.shape[axis])
+    where = slot[:, None], *[slice(None)] * (axis - 1), positions % near
+    return x.at[where].set(jnp.moveaxis(y, axis, 1), mode="drop")
+
+
+def _written(x, y, axis: int, slot, offset):
+    """`x [R, ...]` with the W places of `y [m, ...]` in the rows `slot i32[m]` from place `offset i32[m]` of `axis` on.
 
     A row that does not exist, or has no room for W places from there on, is skipped.
     """
-    where = jnp.stack([slot, offset], axis=1)
-
-    def write(x, y, axis):
-        axes = jax.lax.ScatterDimensionNumbers(update_window_dims=(1, 2, 3), inserted_window_dims=(0,),
-                                               scatter_dims_to_operand_dims=(0, axis))
-        return jax.lax.scatter(x, where, y, axes, mode=jax.lax.GatherScatterMode.FILL_OR_DROP)
-
-    return Slots(tuple(write(x, y, 3) for x, y in zip(slots.keys, block.keys)),
-                 tuple(write(x, y, 2) for x, y in zip(slots.values, block.values)))
+    axes = jax.lax.ScatterDimensionNumbers(update_window_dims=(1, 2, 3), inserted_window_dims=(0,),
+                                           scatter_dims_to_operand_dims=(0, axis))
+    return jax.lax.scatter(x, jnp.stack([slot, offset], axis=1), y, axes, mode=jax.lax.GatherScatterMode.FILL_OR_DROP)

@@ -186,6 +186,15 @@ def _over_sources(queries, sources, scale, softcap):
     return attention(softcap, grouped, sources).transpose(0, 2, 4, 1, 3, 5).reshape(P, G, T, H, d)
 
 
+def held(count, places: int):
+    """`i32[..., n]`: the position that each of n `places` holds of the `count i32[...]` first ones; negative: none.
+
+    Position p is in place p mod n, so that a sliding-window layer needs no more places than its window.
+    """
+    newest = count[..., None] - 1
+    return newest - (newest - jnp.arange(places)) % places
+
+
 def in_window(query_positions, key_positions, window, local):
     """Whether a key is inside the sliding window of a query: `bool[..., T, U]` from positions `[..., T]`, `[..., U]`.
 

@@ -163,3 +163,7 @@ class ModelConfig:
     def rotary_dim(self) -> int:
         """Dimensions of each head that are rotated."""
         return int(self.head_dim * self.rotary_factor)
+
+    def places(self, length: int, near: int | None) -> tuple[int, ...]:
+        """Places of each layer in a cache of `length` tokens: sliding-window layers keep `near`, if given and fewer."""
+        return tuple(length if near is None or not local else min(length, near) for local in self.local_layers)

@@ -9,6 +9,7 @@ Parameters are one tree: `embed [V, D]`, `layers` (every leaf stacked over L), `
 """
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -26,6 +27,7 @@ from jaxrl_llm.models.attention import (
     by_cudnn,
     group_by_cudnn,
     grouped_attention,
+    held,
     in_blocks,
     in_window,
     rotations,
@@ -102,7 +104,8 @@ class PromptCache(NamedTuple):
     """Keys and values of the prompts, per layer, shared by every completion of a prompt.
 
     keys: L arrays `[P, K, d, S]`, positions last, as products with few queries read them.  values: L arrays `[P, K, S, d]`.
-    mask: `bool[P, S]`.  length: `i32[P]`, real tokens of each prompt.
+      Those of sliding-window layers have n places, which hold the last real tokens: position p in place p mod n, see `held`.
+    mask: `bool[P, S]`, of the other layers.  length: `i32[P]`, real tokens of each prompt.
     """
 
     keys: tuple[jax.Array, ...]
@@ -114,6 +117,8 @@ class PromptCache(NamedTuple):
 class CompletionCache(NamedTuple):
     """Keys `[P, K, G, d, T]` and values `[P, K, G, T, d]` of the completions so far: L arrays each, filled from the left.
 
+    Sliding-window layers have no more places than their window: token t of n places is in place t mod n, see `held`.
+
     rotations: the rotary tables of all positions that decoding can reach, `[P, >= T, ...]`. They are computed before the decode
     loop: within it the compiler would compute the same cosines again in every layer and head.
     """
@@ -122,14 +127,18 @@ class CompletionCache(NamedTuple):
     values: tuple[jax.Array, ...]
     rotations: Rotations
 
-    def lengthened(self, length: int) -> "CompletionCache":
-        """The same cache with `length` slots in all: attention's cost grows with the length of its cache, filled or not."""
-        def longer(arrays, axis):
-            more = length - arrays[0].shape[axis]
-            chex.assert_scalar_non_negative(more)
-            return tuple(jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)]) for x in arrays)
+    def lengthened(self, lengths: Sequence[int]) -> "CompletionCache":
+        """The same cache with `lengths` places in its layers, see `ModelConfig.places`: attention's cost grows with them.
 
-        return CompletionCache(longer(self.keys, 4), longer(self.values, 3), self.rotations)
+        A layer that becomes longer must not have overwritten its first tokens yet.
+        """
+        def longer(x, axis, length):
+            more = length - x.shape[axis]
+            chex.assert_scalar_non_negative(more)
+            return jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)])
+
+        return CompletionCache(tuple(longer(x, 4, n) for x, n in zip(self.keys, lengths, strict=True)),
+                               tuple(longer(x, 3, n) for x, n in zip(self.values, lengths, strict=True)), self.rotations)
 
     def of_rows(self, prompts: jax.Array, rows: jax.Array) -> "CompletionCache":
         """The cache of the `rows i32[P', G']` of `prompts i32[P']`."""
@@ -423,18 +432,25 @@ class Transformer:
         """Fills the shared cache. Returns `(PromptCache, normed [P, D])`: the state that predicts the first token."""
         normed, (keys, values), _ = self.hidden_states(params, prompt_tokens, prompt_mask, lora=lora)
         last = jnp.take_along_axis(normed, last_index(prompt_mask)[:, None, None], axis=1)[:, 0]
-        cache = PromptCache(tuple(swap_last(keys)), tuple(values), prompt_mask, prompt_mask.sum(-1, dtype=jnp.int32))
-        return cache, last
+        c, length, S = self.config, prompt_mask.sum(-1, dtype=jnp.int32), prompt_mask.shape[1]
+        order = jnp.argsort(~prompt_mask, axis=-1, stable=True)  # real tokens first, wherever their padding is
+
+        def near(x, places):  # [P, K, S, d], in which place p mod n of n is token p
+            return jax.vmap(lambda x, order, p: x[:, order[p]])(x, order, jnp.maximum(held(length, places), 0))
+
+        def kept(arrays):
+            return tuple(near(x, n) if local else x for x, n, local in
+                         zip(arrays, c.places(S, c.window), c.local_layers, strict=True))
+        return PromptCache(tuple(map(swap_last, kept(keys))), kept(values), prompt_mask, length), last
 
     def empty_completions(self, prompt: PromptCache, group: int, length: int, most: int | None = None) -> CompletionCache:
         """A completion cache of `length` slots for `group` rows of each prompt, to be `lengthened` to `most` of them."""
         c = self.config
         self.check_length(prompt.mask.shape[1] + (most or length))
-        heads = (len(prompt.length), c.num_kv_heads, group)
-        def make(*shape):
-            return tuple(jnp.zeros(heads + shape, self.dtype) for _ in range(c.num_layers))
+        heads, places = (len(prompt.length), c.num_kv_heads, group), c.places(length, c.window)
         tables = rotations(c, prompt.length[:, None] + jnp.arange(most or length))
-        return CompletionCache(make(c.head_dim, length), make(length, c.head_dim), tables)
+        return CompletionCache(tuple(jnp.zeros((*heads, c.head_dim, n), self.dtype) for n in places),
+                               tuple(jnp.zeros((*heads, n, c.head_dim), self.dtype) for n in places), tables)
 
     def decode_step(self, params, layers, tokens, t, prompt: PromptCache, cache: CompletionCache, *, common=None,
                     transposed: bool = True):
@@ -445,35 +461,38 @@ class Transformer:
           layers: per-layer parameters from `unstack_layers`, made once, outside the decode loop.
           tokens: `i32[P, G]`, token number `t` of each completion.
           t: `i32[]`, number of tokens of each completion before this one.
-          prompt: shared cache.  cache: completion cache, slots below `t` filled.
+          prompt: shared cache.  cache: completion cache with tokens below `t`.
           common: None, or keys `[P/n, K, d, C]` and values `[P/n, K, C, d]` of the first C tokens of n consecutive prompts, L
-            arrays each; `prompt` then has only the tokens behind them, except that its length counts them.
+            arrays each, None for sliding-window layers; in the other layers `prompt` then has only the tokens behind them,
+            except that its length counts them.
           transposed: whether `layers` were made transposed.
         Returns:
-          `(normed [P, G, D], cache)` with slot `t` filled: the state that predicts token `t + 1`.
+          `(normed [P, G, D], cache)` with token `t`: the state that predicts token `t + 1`.
         """
         chex.assert_rank(tokens, 2)
         c, block = self.config, Block(self.config, self.dtype, transposed, self.kernels)
         positions = (prompt.length[:, None] + t)[:, :, None]
         tables = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, t, 1, axis=1)[:, None], cache.rotations)
-        first = jnp.arange(0 if common is None else common[1][0].shape[2])
+        first = jnp.arange(0 if common is None else next((x.shape[2] for x in common[1] if x is not None), 0))
         prompt_positions = len(first) + positions_of(prompt.mask)
-        slots = jnp.arange(cache.values[0].shape[3])
-        own_positions = prompt.length[:, None, None] + slots
         x = self.embed(params, tokens)[:, :, None]
         kept = []
         for i, (weights, adapters) in enumerate(layers):
-            local, rotated = c.local_layers[i], None if c.rotary_layers[i] else False
+            local, rotated, places = c.local_layers[i], None if c.rotary_layers[i] else False, cache.values[i].shape[3]
 
             def attend(q, k, v):
-                own_k = jax.lax.dynamic_update_slice_in_dim(cache.keys[i], swap_last(heads_first(k)), t, axis=4)
-                own_v = jax.lax.dynamic_update_slice_in_dim(cache.values[i], heads_first(v), t, axis=3)
-                own = (slots <= t) & in_window(positions, own_positions, c.window, local)
-                seen = prompt.mask[:, None, None, :] & in_window(positions, prompt_positions[:, None], c.window, local)
+                own_k = jax.lax.dynamic_update_slice_in_dim(cache.keys[i], swap_last(heads_first(k)), t % places, axis=4)
+                own_v = jax.lax.dynamic_update_slice_in_dim(cache.values[i], heads_first(v), t % places, axis=3)
+                which = held(jnp.asarray(t + 1), places)
+                own = (which >= 0) & in_window(positions, prompt.length[:, None, None] + which, c.window, local)
+                there, real = prompt_positions, prompt.mask
+                if local:
+                    there = held(prompt.length, prompt.values[i].shape[2])
+                    real = there >= 0
+                seen = real[:, None, None, :] & in_window(positions, there[:, None], c.window, local)
                 shared = [(swap_last(prompt.keys[i]), prompt.values[i], seen)]
-                if common is not None:
-                    near = in_window(positions, first[None, None], c.window, local)
-                    shared.append((swap_last(common[0][i]), common[1][i], near))
+                if common is not None and not local:
+                    shared.append((swap_last(common[0][i]), common[1][i], jnp.ones((1, 1, 1, len(first)), bool)))
                 out = grouped_attention(q, swap_last(own_k), own_v, own, *shared, scale=c.attention_scale,
                                         softcap=c.attention_softcap)
                 return out, (own_k, own_v)

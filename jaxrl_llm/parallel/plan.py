@@ -246,9 +246,10 @@ def sampler_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     gathered = weights_per_device(c, {**mesh, "fsdp": 1, "seq": 1}) * item if mesh["fsdp"] * mesh.get("seq", 1) > 1 else 0.0
     gathered += parameters(c) * item if tensor < mesh["tensor"] else 0.0
     table = c.vocab_size * c.hidden_size * item / tensor if item < 4 and not gathered else 0
-    slots = 2 * c.num_layers * c.num_kv_heads * c.head_dim * item / tensor
+    places = sum(G * own + S + near for own, near in zip(c.places(T - 1, c.window), c.places(S, c.window)))
+    caches = 2 * c.num_kv_heads * c.head_dim * item / tensor * P * places
     prefill = P * (3 * 4 * c.num_heads * S * S / tensor + S * item * (3 * _mlp_width(c) / tensor + 6 * c.hidden_size))
-    return {"gathered weights": gathered, "copy of the weights": matrices + table, "caches": slots * P * (G * (T - 1) + 2 * S),
+    return {"gathered weights": gathered, "copy of the weights": matrices + table, "caches": caches,
             "logits": 4 * 4 * P * G * c.vocab_size / tensor, "prefill": prefill}
 
 

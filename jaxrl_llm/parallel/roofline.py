@@ -240,7 +240,8 @@ def decode_least(c: ModelConfig, w: Work) -> Least:
     rows, seen = w.prompts * w.group, w.prompt_tokens + w.completion_tokens
     products = 2 * rows * flops.matmul_parameters(c) + rows * flops.attention_flops(c, 1, before=seen - 1)
     experts = None if c.experts is None else min(c.experts.count, rows * c.experts.per_token)
-    caches = _token(c, w) * w.prompts * (w.prompt_tokens + w.group * w.completion_tokens)
+    places = sum(c.places(w.prompt_tokens, c.window)) + w.group * sum(c.places(w.completion_tokens, c.window))
+    caches = _token(c, w) / c.num_layers * w.prompts * places
     return Least(products, w.itemsize * flops.matmul_parameters(c, experts=experts) + caches)
 
 

@@ -126,6 +126,9 @@ def test_activations_and_caches_by_hand():
     assert halved["gradients"] == 2 * result["gradients"] == 2 * 4 * 162_624
     caches = plan.sampler_memory(SMALL, WORK, ONE)["caches"]
     assert caches == 8 * 2 * 2 * 2 * 16 * 4 * (4 * 31 + 2 * 16)  # P, layers, keys and values, heads, width, bytes, slots
+    windows = dataclasses.replace(SMALL, window=10, local_layers=(True, False))
+    near = 8 * 2 * 2 * 16 * 4 * (4 * 10 + 16 + 10 + 4 * 31 + 2 * 16)  # a layer keeps 10 of both, the prefill all of prompts
+    assert plan.sampler_memory(windows, WORK, ONE)["caches"] == near < caches
     spread = {"data": 2, "fsdp": 2, "tensor": 2}
     assert plan.sampler_memory(SMALL, WORK, spread)["caches"] == caches / 8
     assert plan.sampler_memory(SMALL, WORK, spread)["copy of the weights"] == 4 * 98_304 / 2  # in pieces over tensor alone

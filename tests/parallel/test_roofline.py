@@ -1,4 +1,5 @@
 """FLOPs and bytes of compiled programs, read from their text: by hand, and against what XLA itself counts."""
+import dataclasses
 import json
 import subprocess
 import sys
@@ -161,6 +162,9 @@ def test_the_least_by_hand():
     weights, token = 3 * layer + 3200, 2 * 2 * 3 * 16
     products = 2 * 8 * weights + 8 * 4 * 3 * 32 * 40
     assert roofline.decode_least(c, w) == (products, 2 * weights + token * 2 * (16 + 4 * 24))
+    windows = dataclasses.replace(c, window=10, local_layers=(True, True, False))
+    near = weights * 2 + token // 3 * 2 * (2 * 10 + 16 + 4 * (2 * 10 + 24))
+    assert roofline.decode_least(windows, w).moved == near
     assert roofline.prefill_least(c, w) == (2 * 32 * 3 * layer + 2 * 4 * 3 * 32 * 136, 2 * 3 * layer + token * 32)
     assert roofline.layer_least(c, w).moved == 12 * layer
     attention = 4 * 32 * (136 + 4 * (24 * 16 + 300))
