@@ -308,7 +308,7 @@ KNOWN = {"prompts": 12, "batch": 3, "group": 2, "max_group": 8, "max_tokens": 32
 CURRICULA = {"vade": {}, "kimi_sampling": {"every": 1}, "acereason_curriculum": {"every": 2}, "rapo_curriculum": {},
              "qwenlong_l1": {"every": 2}, "sws_domains": {"explore": 3}, "siri": {"period": 4},
              "drive": {"steps": (2, 1, 1, 1)}, "task_balance": {}, "dart_curation": {}, "gdro_rollout": {},
-             "dots_rr": {"reference": 4}}
+             "dots_rr": {"reference": 4, "width": 8}}
 
 
 def played(one, state, first, last):

@@ -48,7 +48,6 @@ def steps(config, count, devices, unpads=False):
         rewards = np.linspace(-1, 1, sampled.rewards.size, dtype=np.float32).reshape(sampled.rewards.shape)
         tokens.append(sampled.tokens)
         state, result, *_ = run.learner.learn(state, sampled.replace(rewards=rewards), frozen)  # there is something to learn
-    evaluate(run.source, state.params, state.lora, problems=4, key=jax.random.key(1))
     return run, state, tokens, result
 
 
@@ -187,6 +186,8 @@ def main():
     loaded = published()
     run, state, tokens, metrics = steps(tiny(data=2, fsdp=2, tensor=2), 3, 8, unpads=True)
     one_run, one_state, one_tokens, one_metrics = steps(tiny(data=1), 3, 1)
+    solved = [evaluate(a_run.source, a_state.params, None, problems=4, key=jax.random.key(1)).solved.mean
+              for a_run, a_state in ((run, state), (one_run, one_state))]
     layers = state.params["layers"]
     wanted = tree_shardings(state, run.learner.mesh)
     print(json.dumps({
@@ -202,6 +203,7 @@ def main():
         "difference": max(float(np.abs(a - b).max()) for a, b in zip(leaves(state), leaves(one_state), strict=True)),
         "loss": [metrics["loss"], one_metrics["loss"]], "grad_norm": [metrics["grad_norm"], one_metrics["grad_norm"]],
         "kl": [metrics["kl"], one_metrics["kl"]],
+        "solved": solved,
         "mismatch": metrics["max/mismatch"],
         "q": str(layers["q"]["kernel"].sharding.spec), "o": str(layers["o"]["kernel"].sharding.spec),
         "shard_of_q": layers["q"]["kernel"].addressable_shards[0].data.shape,

@@ -21,7 +21,8 @@ MIXTURE = ModelConfig(vocab_size=512, hidden_size=128, num_layers=4, num_heads=4
 CASES = {  # architecture, work, mesh, whether the sampler is compiled too
     "tiny": (TINY, plan.Work(4, 4, 32, 32), (1, 1, 1), True),
     "long, layers again, in parts": (TINY, plan.Work(4, 4, 64, 128, remat=True, micro_batches=2), (1, 1, 1), False),
-    "SmolLM2": (MODELS["smollm2_135m"], plan.Work(8, 8, 44, 24), (1, 1, 1), True),
+    "SmolLM2": (MODELS["smollm2_135m"], plan.Work(8, 8, 44, 24), (1, 1, 1), False),
+    "middle": (MIDDLE, plan.Work(8, 8, 44, 24), (1, 1, 1), True),
     "fsdp": (MODELS["smollm2_135m"], plan.Work(8, 8, 44, 24), (1, 8, 1), False),
     "mixture": (MIXTURE, plan.Work(4, 4, 64, 64), (1, 1, 1), True),
     "mixture, mixed": (MIXTURE, plan.Work(8, 4, 64, 64), (2, 2, 2), True),

@@ -79,6 +79,7 @@ def test_three_steps_on_eight_devices_equal_those_on_one(eight):
     for name in ("loss", "grad_norm", "kl"):
         assert eight[name][0] == pytest.approx(eight[name][1], rel=1e-3, abs=1e-5), name
     assert eight["mismatch"] < 1e-4
+    assert eight["solved"][0] == eight["solved"][1]  # of held-out problems
 
 
 @pytest.mark.slow

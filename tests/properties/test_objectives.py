@@ -64,7 +64,7 @@ def test_padding_changes_nothing(row, seed):
 
 
 @pytest.mark.slow
-@each
+@first
 @few
 @seeds
 def test_order_of_prompts_and_rollouts_does_not_matter(row, seed):
@@ -168,7 +168,7 @@ def test_group_of_one_is_finite(row):
     assert inputs.finite(run(*sample(0, case, shape=(P, 1, T))))
 
 
-@each
+@first
 @pytest.mark.parametrize("shift", [-1000.0, 1000.0])
 def test_extreme_ratios_have_finite_gradients(row, shift):
     case, _, run = build(row)
