@@ -21,6 +21,7 @@ if int(importlib.metadata.version("jaxlib").split(".")[1]) < 11:  # later ones r
     _quick.append("--xla_cpu_use_fusion_emitters=false")
 os.environ.setdefault("XLA_FLAGS", " ".join(_quick))  # compiling tiny programs is what takes time: these need a third of it
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of the hundreds of processes compiles all modules again
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
