@@ -449,4 +449,4 @@ def test_saves_leave_nothing_in_memory(tmp_path):
     """)
     assert process.wait() == 0
     _, early, late = json.loads(process.first)
-    assert (late - early) / 30 < 40  # it was 490 while tensorstore was asked for JSON
+    assert (late - early) / 30 < 150  # it was 490 while tensorstore was asked for JSON
