@@ -76,8 +76,7 @@ def networks(key: Array, size: int, *, width: int = 896) -> Networks:
 def projected(tower: Networks, x: Array, key: Array | None = None, *, dropout: float = 0.1) -> Array:
     """f32[n, width] of embeddings [n, D]: norm, three layers with GELU between them, norm; with a `key`, hidden units drop."""
     def norm(part, x):
-        x = x - x.mean(-1, keepdims=True)
-        return x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + 1e-5) * part["scale"] + part["bias"]
+        return jax.nn.standardize(x, epsilon=1e-5) * part["scale"] + part["bias"]
 
     x = norm(tower["before"], x)
     for number, layer in enumerate(tower["layers"]):

@@ -57,8 +57,6 @@ def break_off(monkeypatch, workdir, step, name, offload):
 @pytest.mark.parametrize("offload", ("", "optimizer"), ids=("near", "away"))
 def test_a_run_broken_off_in_a_step_resumes_bit_for_bit(straight, tmp_path, monkeypatch, offload):
     name, workdir = straight
-    if offload and name in ("sgd", "muon"):
-        pytest.skip("other states are moved in the same way")
     kinds = break_off(monkeypatch, tmp_path, 2, name, offload)
     assert kinds == {"pinned_host" if offload else "device"}
     moved = []

@@ -82,19 +82,22 @@ def parameters(kind: str, slugs: list[str]):
     return rows, ids
 
 
+def further(rows: list) -> list[bool]:
+    """Whether a slug has a case before each of its rows."""
+    slugs = [slug for slug, _ in rows]
+    return [slug in slugs[:place] for place, slug in enumerate(slugs)]
+
+
 def each(names: str, values: list, rows: list, ids: list[str]):
     """Parametrises a test over `values` of the rows; cases of a slug after its first one are slow: the full suite has them."""
-    slugs = [slug for slug, _ in rows]
-    further = [slug in slugs[:place] for place, slug in enumerate(slugs)]
     return pytest.mark.parametrize(names, [
         pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=[pytest.mark.slow] * later, id=name)
-        for value, name, later in zip(values, ids, further)])
+        for value, name, later in zip(values, ids, further(rows))])
 
 
 def first(names: str, values: list, rows: list, ids: list[str]):
     """Parametrises a test over the first case of every slug, where further hyper-parameters could hardly change its outcome."""
-    slugs = [slug for slug, _ in rows]
-    chosen = [place for place, slug in enumerate(slugs) if slug not in slugs[:place]]
+    chosen = [place for place, later in enumerate(further(rows)) if not later]
     return pytest.mark.parametrize(names, [values[place] for place in chosen], ids=[ids[place] for place in chosen])
 
 
