@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 URL = ""  # of the project, "https://HOST/OWNER/jaxrl_llm": makes links of the README absolute, and see notebooks/links.py
 
 TEST = [
-    "pytest>=8.3",
+    "pytest>=9",
     "pytest-xdist>=3.6",
     "pytest-rerunfailures>=16",
     "hypothesis>=6.120",

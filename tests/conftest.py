@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 import tempfile
+import time
 
 import psutil
 import pytest
@@ -61,6 +62,16 @@ def pytest_collection_finish(session):
     gc.freeze()
 
 
+# Machines of continuous integration differ by a factor of two and end a job at its limit whatever it has tested.
+_MINUTES = "JAXRL_LLM_TEST_MINUTES"  # of a session, after which no slow test begins; the summary counts those left out
+_END = "JAXRL_LLM_TEST_END"  # the same as a time of the clock, for all processes of the session
+
+
+def pytest_runtest_setup(item):
+    if time.time() > float(os.environ.get(_END, "inf")) and item.get_closest_marker("slow"):
+        pytest.skip(f"{os.environ[_MINUTES]} minutes have passed")
+
+
 _peaks: list[tuple[int, str]] = []  # the most memory of this process in bytes, of the tests that needed most
 
 
@@ -87,7 +98,7 @@ def pytest_sessionfinish(session):
 
 
 class _Peaks:
-    """Reports the largest processes of the session, which CONTRIBUTING bounds."""
+    """Reports the largest processes of the session, which CONTRIBUTING bounds, and what the time did not suffice for."""
 
     def __init__(self):
         self.workers = []
@@ -97,10 +108,16 @@ class _Peaks:
         self.workers += getattr(node, "workeroutput", {}).get("peaks", [])
 
     def pytest_terminal_summary(self, terminalreporter):
+        late = sum("minutes have passed" in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
+        if late:
+            terminalreporter.write_line(f"{late} slow tests were left out: {os.environ[_MINUTES]} minutes had passed; "
+                                        f"run them where there is more time, or without {_MINUTES}")
         for size, test in sorted(map(tuple, self.workers or _peaks), reverse=True)[:3]:
             terminalreporter.write_line(f"largest process: {size / 1e9:.2f} GB, in {test}")
 
 
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):
+        if _MINUTES in os.environ:
+            os.environ[_END] = str(time.time() + 60 * float(os.environ[_MINUTES]))
         config.pluginmanager.register(_Peaks())
