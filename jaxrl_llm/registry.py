@@ -5,7 +5,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 Factory = Callable[..., Any]
@@ -34,12 +34,14 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
     return given
 
 
-def register(table: dict[str, Factory], kind: str, factory: Factory) -> Factory:
+def register(table: dict[str, Factory], kind: str, factory: Factory, *, pure: bool = False) -> Factory:
     """Enter `factory` into `table` under its own name and check the keywords of every later call.
 
-    All parameters of a factory are keyword-only hyper-parameters. Unknown or missing ones raise ValueError.
+    All parameters of a factory are keyword-only hyper-parameters. Unknown or missing ones raise ValueError. A `pure` factory
+    makes pure functions: equal keywords give the same object again, so that runs of a process share what is compiled with it.
     """
     slug = factory.__name__
+    kept = functools.lru_cache(maxsize=64, typed=True)(factory) if pure else factory
     parameters = inspect.signature(factory).parameters
     if any(p.kind is not inspect.Parameter.KEYWORD_ONLY for p in parameters.values()):
         raise TypeError(f"{kind} {slug!r}: every parameter must be keyword-only (put a bare * first)")
@@ -54,7 +56,7 @@ def register(table: dict[str, Factory], kind: str, factory: Factory) -> Factory:
         for name, parameter in parameters.items():
             if parameter.default is inspect.Parameter.empty and name not in hyper:
                 raise ValueError(f"{kind} {slug!r} needs the keyword {name!r}, which has no default")
-        return factory(**hyper)
+        return (kept if all(isinstance(value, Hashable) for value in hyper.values()) else factory)(**hyper)
 
     table[slug] = checked
     return checked

@@ -25,7 +25,7 @@ from jaxrl_llm.rollouts import Rollouts, clean, measured
 
 State = Any
 ESTIMATORS: dict[str, registry.Factory] = {}
-estimator = functools.partial(registry.register, ESTIMATORS, "estimator")
+estimator = functools.partial(registry.register, ESTIMATORS, "estimator", pure=True)
 
 
 class OfTurns(NamedTuple):

@@ -22,7 +22,7 @@ from jaxrl_llm.rollouts import Rollouts, measured
 State = Any
 FILTERS: dict[str, registry.Factory] = {}
 CONTROLLERS: dict[str, registry.Factory] = {}
-controller = functools.partial(registry.register, CONTROLLERS, "controller")
+controller = functools.partial(registry.register, CONTROLLERS, "controller", pure=True)
 
 
 # Facts that a run lets controllers observe: all but the last after each step, the last after each held-out evaluation. Rows of

@@ -28,7 +28,7 @@ from jaxrl_llm.rollouts import Rollouts, clean, measured
 State = Any
 Metrics = dict[str, Array]
 OBJECTIVES: dict[str, registry.Factory] = {}
-objective = functools.partial(registry.register, OBJECTIVES, "objective")
+objective = functools.partial(registry.register, OBJECTIVES, "objective", pure=True)
 
 
 class Objective(NamedTuple):

@@ -8,6 +8,7 @@ The loss is one function of the log-probs of all trajectories, `[P, G, T]`, whic
 A mini-batch of one micro-batch runs all four in one program, with one forward pass less. Programs differ by the length of the
 rows and the shape of the trajectories, not by the number of rows.
 """
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -47,6 +48,7 @@ class Parts(NamedTuple):
     whole: Callable
 
 
+@functools.lru_cache(maxsize=8)  # equal parts, one program: runs of a process share it
 def make_logprobs(policy: Policy) -> Callable:
     """The part `logprobs`, also for log-probs of a reference or of the policy before the first of several updates."""
 
@@ -56,6 +58,7 @@ def make_logprobs(policy: Policy) -> Callable:
     return jax.jit(logprobs, donate_argnums=0)
 
 
+@functools.lru_cache(maxsize=8)
 def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0,
                balance: float = 0.0) -> Parts:
     """The `Parts` of an update equivalent to `training.step.make_update`, with the same arguments."""

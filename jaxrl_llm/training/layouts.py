@@ -18,7 +18,7 @@ from jaxrl_llm.training import accumulate
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.shapes import Ladders, quarters_filled
-from jaxrl_llm.training.step import in_parts, make_update
+from jaxrl_llm.training.step import jitted, make_update
 
 
 class Layout(NamedTuple):
@@ -48,7 +48,7 @@ def rectangular(policy: Policy, objective: Objective, optimizer: optax.GradientT
       parts: number of parts of a batch, whose log-probs are computed one after another.
       together: number of prompts that go through the model at a time.
     """
-    logprobs = Guarded("log-probs", jax.jit(in_parts(policy.logprobs, parts)), sizes.programs)
+    logprobs = Guarded("log-probs", jitted(type(policy).logprobs, policy, parts), sizes.programs)
     update = Guarded("update", make_update(policy, objective, optimizer, clip_norm=clip_norm, micro_batches=micro_batches,
                                            balance=balance), sizes.programs)
 

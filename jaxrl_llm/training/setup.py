@@ -45,7 +45,7 @@ from jaxrl_llm.training.shapes import Ladders, prompt_buckets, row_lengths
 from jaxrl_llm.training.source import Encode, Source
 from jaxrl_llm.training.start import load_model
 from jaxrl_llm.training.state import TrainState
-from jaxrl_llm.training.step import in_parts, make_joint_update
+from jaxrl_llm.training.step import jitted, make_joint_update
 from jaxrl_llm.training.trajectories import Trajectories, hears_tools
 from jaxrl_llm.training.variants import check_there
 from jaxrl_llm.values import critic as critic_lib
@@ -313,8 +313,8 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
         together = make_joint_update(policy, capture, objective, estimator, optimizer, clip_norm=clip_norm)
         joint = Guarded("update", together, shapes)
     elif "features" in needs:
-        read = functools.partial(policy.logprobs_and_features, capture=capture)
-        recorded.append(recorders.features(Guarded("features", jax.jit(in_parts(read, pieces)), shapes)))
+        read = jitted(type(policy).logprobs_and_features, policy, pieces, capture=capture)
+        recorded.append(recorders.features(Guarded("features", read, shapes)))
     elif learner.epochs * learner.minibatches > 1 or "old_logprobs" in needs:
         recorded.append(recorders.old(layout.logprobs, source.replay is not None and source.replay.as_sampled))
     of_start = tuple(name for name in ("ref_logprobs", "base_logprobs") if name in needs
@@ -325,7 +325,7 @@ def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective,
         recorded.append(recorders.gradients(Guarded("gradient norms", gradient_norms.make(policy), shapes)))
     recorded += teachers_of(config, objective, optimizer, needs, source)
     if {"max_logprobs", "greedy_logprobs"} & needs:
-        likeliest = Guarded("likeliest", jax.jit(policy.likeliest), 2 * shapes)  # by itself, and of given tokens
+        likeliest = Guarded("likeliest", jitted(type(policy).likeliest, policy), 2 * shapes)  # by itself, and of given tokens
         recorded.append(recorders.greedy(likeliest, bool(config.lora.rank)))
     if estimator.value_targets is not None:
         recorded.append(critic_of(config, model, source.mesh, shapes))
@@ -404,7 +404,7 @@ def critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: int) -
     fit = critic_lib.make_update(critic, clip_norm=config.optimizer.clip_norm or None,
                                  micro_batches=config.learner.micro_batches)
     pieces = config.learner.minibatches * config.learner.micro_batches
-    return recorders.values(critic, Guarded("values", jax.jit(in_parts(critic.values, pieces)), shapes),
+    return recorders.values(critic, Guarded("values", jitted(critic_lib.Critic.values, critic, pieces), shapes),
                             Guarded("update of the critic", fit, shapes))
 
 

@@ -1,6 +1,7 @@
 """The update: from rollouts and advantages to new weights, as one pure jitted function of the state."""
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,12 @@ def in_parts(function: Callable, parts: int) -> Callable:
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), mapped)
 
     return whole
+
+
+@functools.lru_cache(maxsize=32)  # equal arguments, one program: runs of a process share it
+def jitted(function: Callable, owner: Hashable, parts: int = 1, **settings: Any) -> Callable:
+    """The jitted `function(owner, params, lora, rollouts, **settings)`, on `parts` equal parts of the prompts in turn."""
+    return jax.jit(in_parts(functools.partial(function, owner, **settings), parts))
 
 
 def merge_metrics(metrics):
@@ -215,6 +222,7 @@ def advance(optimizer, clip_norm, mesh, state: TrainState, grads, metrics, objec
     return state, metrics | {"grad_norm": norm, "skipped_updates": state.skipped}
 
 
+@functools.lru_cache(maxsize=8)
 def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *,
                 clip_norm: float | None = 1.0, micro_batches: int = 1, balance: float = 0.0) -> Update:
     """The jitted update `(state, rollouts, advantages, rate=None) -> (state, metrics)`; the state is donated.
@@ -244,6 +252,7 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
     return jax.jit(update, donate_argnums=0)
 
 
+@functools.lru_cache(maxsize=8)
 def make_joint_update(policy: Policy, capture: Capture, objective: Objective, estimator: Estimator,
                       optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0):
     """The jitted update `(state, rollouts, rate=None) -> (state, metrics)` that also estimates, see `joint_gradients`."""

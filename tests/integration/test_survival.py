@@ -14,7 +14,7 @@ import tiny_config
 from jaxrl_llm.training import loop
 
 ROOT = Path(__file__).parents[2]
-KILLS = int(os.environ.get("JAXRL_LLM_KILLS", "4"))  # docs/scaling.md has the numbers of twenty
+KILLS = int(os.environ.get("JAXRL_LLM_KILLS", "2"))  # docs/scaling.md has the numbers of twenty
 PLAIN = {"eval.every": 0, "samples_every": 0, "checkpoint.every": 1}
 KINDS = {
     "single turn": (KILLS, {}),

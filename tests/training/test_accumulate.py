@@ -175,7 +175,7 @@ def test_experts_are_balanced_over_all_micro_batches():
 
 @pytest.mark.slow
 def test_programs_depend_on_the_length_of_rows_not_on_their_number():
-    parts = make_parts(POLICY, CLIPPED, KEEP, clip_norm=None)
+    parts = make_parts(dataclasses.replace(POLICY, chunk=25), CLIPPED, KEEP, clip_norm=None)  # programs of this test alone
     case, rollouts, advantage = batch(forests.group)
     state, compiled = fresh_state(CLIPPED), []
     for length, multiple in ((LENGTH, 2), (LENGTH, 6), (LENGTH, 2), (16, 2), (16, 8)):
