@@ -1,6 +1,6 @@
-"""Single-turn generation by an engine: the contract of `sampler.generate`, with fewer rows at a time than completions."""
+"""Single-turn generation by an engine: the completions of `sampler.generate`, with fewer rows at a time, as they end."""
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +15,8 @@ from jaxrl_llm.models.transformer import Transformer
 
 def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
              stop_ids: tuple[int, ...], slots: int, stop_texts: Sequence[str] = (), tokenizer=None, lora=None,
-             limits=None) -> Completions:
-    """Samples the tokens of `sampler.generate` on one device, in an engine with `slots` rows. Returns host arrays.
+             limits=None) -> Iterator[Completions]:
+    """Samples the tokens of `sampler.generate` on one device, in an engine with `slots` rows; yields them as `completed` does.
 
     A completion ends at its first stop text; the tokenizer decodes the tokens to find it. `limits`: as in `sampler.generate`.
     """
@@ -29,7 +29,7 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
     own = np.minimum(asked.limit, np.full(P, asked.limit) if limits is None else np.asarray(jax.device_get(limits)))
     engine.submit(*(dataclasses.replace(asked, uid=p * G + g, tokens=prompts[p][mask[p]].tolist(), key=tuple(words[p, g]),
                                         limit=int(own[p])) for p in range(P) for g in range(G)))
-    return collected(engine, P, G, max_tokens)
+    yield from completed(engine, P, G, max_tokens)
 
 
 def request_of(sampling: Sampling, max_tokens: int, stop_ids: tuple[int, ...]) -> Request:
@@ -38,16 +38,27 @@ def request_of(sampling: Sampling, max_tokens: int, stop_ids: tuple[int, ...]) -
     return Request(0, limit, sampling=sampling.replace(max_tokens=None), stop_tokens=stop_ids)
 
 
-def collected(engine: Any, P: int, G: int, max_tokens: int) -> Completions:
-    """Collects the requested trajectories, with uids 0 to P G - 1, from the engine as the completions of P prompts."""
+def completed(engine: Any, P: int, G: int, max_tokens: int) -> Iterator[Completions]:
+    """The trajectories with uids 0 to P G - 1, requested from the engine, as completions of P prompts in host arrays.
+
+    A part holds consecutive prompts and is yielded once all of their completions have ended. Decode steps of the parts add up
+    to those of the longest completion.
+    """
     arrays: dict[str, Any] = {name: np.zeros((P, G, max_tokens), dtype) for name, dtype in (
         ("tokens", np.int32), ("mask", bool), ("logprobs", np.float32), ("entropies", np.float32))}
-    arrays["stopped"], longest = np.zeros((P, G), bool), 1
-    while nodes := engine.collect():
+    arrays["stopped"], running, first, steps = np.zeros((P, G), bool), np.full(P, G), 0, 0
+    while first < P:
+        nodes = engine.collect()
+        assert nodes, f"no trajectory runs, and those of prompt {first} have not all ended"
         for node in nodes:
             row, count = divmod(node.uid, G), len(node.tokens)
             for name in ("tokens", "logprobs", "entropies"):
                 arrays[name][row][:count] = getattr(node, name)
             arrays["mask"][row][:count], arrays["stopped"][row] = True, node.finish == "stop"
-            longest = max(longest, count)
-    return Completions(**arrays | {"decode_steps": np.int32(longest - 1)})
+            running[row[0]] -= 1
+        ended = first + int(np.argmax(np.append(running[first:], 1) > 0))
+        if ended > first:
+            part = {name: x[first:ended] for name, x in arrays.items()}
+            more = max(steps, int(part["mask"].sum(-1).max()) - 1) - steps
+            first, steps = ended, steps + more
+            yield Completions(**part | {"decode_steps": np.int32(more)})

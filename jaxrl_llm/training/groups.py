@@ -1,6 +1,8 @@
 """Groups of completions for prompts of a forest: the compiled sampler, then texts and rewards on the host."""
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -20,7 +22,7 @@ from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.scoring import decode, joined, shared_scores
 from jaxrl_llm.training.shapes import prompt_buckets, smallest
 
-Generate = Callable[..., Completions]  # (prompt tokens, prompt mask, keys, forced first tokens, limits) -> completions
+Generate = Callable[..., Any]  # (prompt tokens, prompt mask, keys, forced first tokens, limits) -> completions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +30,11 @@ class Sampler:
     """A sampler of `prompts` x `group` completions at a time, in one compiled program.
 
     Attributes:
-      generate: `(params, prompt_tokens, prompt_mask, keys, sampling, lora=) -> Completions`, see `generation.generate`.
+      generate: `(params, prompt_tokens, prompt_mask, keys, sampling, lora=) -> Completions`, see `generation.generate`; or, if
+        it `streams`, an iterator of completions of consecutive prompts, see `generation.by_engine`.
       sampling: the distribution to draw from, and the maximum number of tokens.
-      prompts, group: P and G of a call.  micro_batches: parts of the prompts, one after another; rewards of
-        one part are computed while the device samples the next.
+      prompts, group: P and G of a call.  micro_batches: parts of the prompts, one after another. Rewards of one part, or of
+        the prompts that an iterator yields, are computed while the next are sampled.
       prompt_tokens: length of the longest prompt.
       tokenizer, stop_strings, reward: these turn completions into texts and scores.
       mesh, dtype: the mesh of the weights and the dtype of the model's computation.
@@ -50,6 +53,7 @@ class Sampler:
     dtype: Any
     stop_strings: Sequence[str] = ()
     micro_batches: int = 1
+    streams: bool = False
     forces: bool = False
     limits: bool = False
     turns: ClassVar[int] = 1
@@ -149,15 +153,19 @@ class Sampler:
             version=np.full(int(lengths.sum()), version), decode_steps=steps, failures=scores.failures)
 
     def _parts(self, generate: Generate, batch: Any, count: int, timer) -> Iterator[Completions]:
-        """Completions of the first `count` prompts, one part after the other; the device samples the next during its use.
+        """Completions of the first `count` prompts, one part after the other; the next is sampled during its use.
 
-        No part is started before the previous one is finished: the device would have to hold both.
+        No program is started before the previous one is finished: the device would have to hold the rows of both.
         """
         size = self.prompts // self.micro_batches
 
         def start(first):
             return generate(*jax.tree.map(lambda x: x[first:first + size], batch))
 
+        if self.streams:
+            batch = jax.tree.map(lambda x: x[:count], batch)
+            yield from _beside(itertools.chain.from_iterable(map(start, range(0, count, size))), timer)
+            return
         with timer("rollout"):
             running = start(0)
         for following in range(size, count + size, size):
@@ -213,6 +221,19 @@ def halves(begun: np.ndarray, lengths: np.ndarray) -> Halves:
     policy = ~(new & expert[row])
     role = np.where(policy, Role.POLICY, Role.EXPERT).astype(np.int8)
     return Halves(row, role, np.where(policy, rest[row], begun[row]), new, np.append(row[1:] != row[:-1], True)[:len(row)])
+
+
+def _beside(parts: Iterator[Completions], timer: PhaseTimer) -> Iterator[Completions]:
+    """The same parts, each of which is made in a thread during the use of the previous one."""
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(next, parts, None)
+        while True:
+            with timer("rollout"):
+                part = running.result()
+            if part is None:
+                return
+            running = thread.submit(next, parts, None)
+            yield part
 
 
 def _joined(*parts: Completions) -> Completions:

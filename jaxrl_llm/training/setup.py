@@ -166,14 +166,15 @@ def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, 
     stops, pieces = stop_ids(tokenizer, s.stop_strings), s.micro_batches
     compiled = functools.partial(generate, model, max_tokens=s.max_tokens, stop_ids=stops, mesh=mesh)
     draw: Any = Guarded("rollout", compiled, kinds * len(prompt_buckets(prompt_tokens)))
+    slotted = server is None and parts.in_slots(config, mesh.devices.flatten().tolist(), prompt_tokens, stops)
     if server is not None:
         draw = functools.partial(external.generate, server, max_tokens=s.max_tokens, stop_ids=stops, stop_texts=s.stop_strings)
-    elif parts.in_slots(config, mesh.devices.flatten().tolist(), prompt_tokens, stops):
+    elif slotted:
         draw = functools.partial(by_engine.generate, model, max_tokens=s.max_tokens, stop_ids=stops, tokenizer=tokenizer,
                                  stop_texts=s.stop_strings, slots=config.prompts.per_step * s.group // pieces)
         pieces = 1  # the engine processes that many rows at a time
     return Sampler(draw, parts.sampling_of(config), config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh,
-                   model.dtype, tuple(s.stop_strings), pieces)
+                   model.dtype, tuple(s.stop_strings), pieces, streams=slotted or server is not None)
 
 
 def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer,

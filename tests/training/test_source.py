@@ -1,5 +1,6 @@
 """Sources: texts, rewards, filling and uids. The completions are given, or sampled by a real tiny model."""
 import dataclasses
+import threading
 
 import jax
 import numpy as np
@@ -125,6 +126,34 @@ def test_a_part_is_begun_before_the_rewards_of_the_one_before():
     made, _, _ = sampled([["1$", "2$"]])
     assert in_parts(made, 3)[1] == [("sample", 10, 11), ("sample", 12, 13), ("reward", 10, 11), ("sample", 14, 10),
                                     ("reward", 12, 13), ("reward", 14)]
+
+
+def test_prompts_of_an_iterator_are_sampled_beside_the_rewards_of_those_before():
+    """Rewards of each yielded part wait for the beginning of the next one, which must come from another thread."""
+    made, _, _ = sampled([["1$", "2$"]])
+    begun = [threading.Event() for _ in range(4)]  # of parts of 2, 1 and 2 prompts, and of the end
+
+    def generate(params, tokens, mask, keys, sampling, lora):
+        assert tokens[:, 0].tolist() == [10, 11, 12, 13, 14]  # none of filling
+        for number, part in enumerate((slice(0, 2), slice(2, 3), slice(3, 5))):
+            begun[number].set()
+            yield completions(GROUPS[part])
+        begun[3].set()
+
+    def rewarded(texts, *others):
+        number = {4: 1, 2: 2}[len(texts)] if not begun[3].is_set() else 3
+        assert begun[number].wait(60)
+        return made.sampler.reward(texts, *others)
+
+    whole, _ = in_parts(made, 1)
+    sampler = dataclasses.replace(made.sampler, generate=generate, prompts=6, streams=True, stop_strings=(";",),
+                                  reward=run_files.called(made.sampler.reward, rewarded))
+    problems = [Problem(f"q{p}", "12", p) for p in range(5)]
+    forest = made.planted([(problem, [10 + p, 20]) for p, problem in enumerate(problems)], draw=0)
+    forest = sampler.groups(sampler.under({}, None), forest, np.arange(5), 40, jax.random.key(0), 3, PhaseTimer())
+    for name, column in vars(whole).items():
+        if name != "decode_steps":
+            np.testing.assert_equal(vars(forest)[name], column, err_msg=name)
 
 
 def test_a_reward_of_the_whole_batch_waits_for_the_last_part():

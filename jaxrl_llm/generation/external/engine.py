@@ -2,13 +2,13 @@
 import dataclasses
 import hashlib
 import queue
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
 import jax
 import numpy as np
 
-from jaxrl_llm.generation.by_engine import collected, request_of
+from jaxrl_llm.generation.by_engine import completed, request_of
 from jaxrl_llm.generation.external.answers import Completion
 from jaxrl_llm.generation.external.client import ServerError
 from jaxrl_llm.generation.external.server import Server, Stale
@@ -173,8 +173,8 @@ def hashed(stream: bytes) -> int:
 
 
 def generate(server: Server, params, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
-             stop_ids: tuple[int, ...], stop_texts: Sequence[str] = (), lora=None) -> Completions:
-    """As `sampler.generate`, but sampled by a server; returns host arrays.
+             stop_ids: tuple[int, ...], stop_texts: Sequence[str] = (), lora=None) -> Iterator[Completions]:
+    """As `sampler.generate`, but sampled by a server; yields completions as `by_engine.completed` does.
 
     The server draws a row with a seed derived from the row's key. A completion ends at its first stop text. Raises `Fault`,
     `Refusal` and `Stale`.
@@ -185,4 +185,4 @@ def generate(server: Server, params, prompt_tokens, prompt_mask, keys, sampling:
     engine = ExternalEngine(server, params, jax.random.key(0), slot_tokens=prompts.shape[1] + max_tokens, lora=lora)
     engine.submit(*(dataclasses.replace(asked, uid=p * G + g, tokens=prompts[p][mask[p]].tolist(),
                                         seed=hashed(words[p, g].tobytes())) for p in range(P) for g in range(G)))
-    return collected(engine, P, G, max_tokens)
+    yield from completed(engine, P, G, max_tokens)
