@@ -129,7 +129,14 @@ def test_weights_that_change_amid_a_trajectory_are_named_token_by_token(server, 
     while not started.is_set():
         worker.call(hold)
         time.sleep(0.001)
-    threading.Timer(0.5, event.set).start()
+    waiting, end = worker._inbox.qsize(), time.monotonic() + 60
+
+    def let_go():
+        while worker._inbox.qsize() == waiting and time.monotonic() < end:  # until the new weights wait for the next chunk
+            time.sleep(0.01)
+        event.set()
+
+    threading.Thread(target=let_go).start()
     engine.publish(2, weights(1))
     versions = engine.collect()[0].policy_version.tolist()
     assert versions == sorted(versions) and set(versions) == {1, 2}
@@ -157,8 +164,10 @@ def test_a_server_is_asked_for_few_things_at_a_time(url, folder):
 
     async def slow(path, body):
         now[0] += 1
-        most[0] = max(most[0], now[0])
-        await asyncio.sleep(0.02)
+        most[0], end = max(most[0], now[0]), time.monotonic() + 60
+        while path == "/v1/completions" and most[0] < 3 and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.02)  # in which a fourth would come
         now[0] -= 1
 
     with troubled(url, slow) as at, asking(at, folder, requests=3) as server:
