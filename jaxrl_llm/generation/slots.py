@@ -9,7 +9,6 @@ token, and overwrite first what is there: `near` is the window and as many place
 that a later token sees is still there.
 """
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -22,7 +21,15 @@ from jaxrl_llm.generation.sampling import Sampling, draw
 from jaxrl_llm.models.attention import grouped_attention, held, in_window, rotations
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import row_matmul
-from jaxrl_llm.models.transformer import Block, CompletionCache, PromptCache, Transformer, heads_first, swap_last
+from jaxrl_llm.models.transformer import (
+    Block,
+    CompletionCache,
+    PromptCache,
+    Transformer,
+    heads_first,
+    swap_last,
+    with_places,
+)
 
 
 class Slots(NamedTuple):
@@ -235,7 +242,7 @@ def prefill(model: Transformer, weights: Weights, tokens, *, room: int, near: in
     W must be at most `near`.
     """
     _, (keys, values), _ = model.hidden_states(weights.params, tokens, jnp.ones(tokens.shape, bool), lora=weights.lora)
-    return _longer(Slots(tuple(swap_last(keys)), tuple(values)), model.config.places(room, near))
+    return Slots(*with_places(tuple(swap_last(keys)), tuple(values), model.config.places(room, near)))
 
 
 @functools.partial(jax.jit, static_argnames=("room",))
@@ -261,14 +268,7 @@ def put(slots: Slots, block: Slots | None, which, slot) -> Slots:
 @functools.partial(jax.jit, static_argnames=("model", "room", "near"))
 def lengthen(model: Transformer, slots: Slots, *, room: int, near: int | None) -> Slots:
     """The same slots with `room` places each."""
-    return _longer(slots, model.config.places(room, near))
-
-
-def _longer(slots: Slots, places: Sequence[int]) -> Slots:
-    def longer(x, axis, length):
-        return jnp.pad(x, [(0, length - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
-    return Slots(tuple(longer(x, 3, n) for x, n in zip(slots.keys, places, strict=True)),
-                 tuple(longer(x, 2, n) for x, n in zip(slots.values, places, strict=True)))
+    return Slots(*with_places(*slots, model.config.places(room, near)))
 
 
 def _appended(c: ModelConfig, slots: Slots, block: Slots, slot, length, near: int | None) -> Slots:

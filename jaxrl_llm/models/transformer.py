@@ -100,6 +100,18 @@ class Block(nn.Module):
         return added(out, "mlp_post_norm"), kept
 
 
+def with_places(keys: Sequence[jax.Array], values: Sequence[jax.Array], places: Sequence[int]
+                ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """Keys `[..., d, n]` and values `[..., n, d]` of each layer, filled up with zeros to its number of `places`."""
+    def longer(x, axis, length):
+        more = length - x.shape[axis]
+        chex.assert_scalar_non_negative(more)
+        return jnp.pad(x, [(0, more if i == x.ndim + axis else 0) for i in range(x.ndim)])
+
+    return (tuple(longer(x, -1, n) for x, n in zip(keys, places, strict=True)),
+            tuple(longer(x, -2, n) for x, n in zip(values, places, strict=True)))
+
+
 class PromptCache(NamedTuple):
     """Keys and values of the prompts, per layer, shared by every completion of a prompt.
 
@@ -132,13 +144,7 @@ class CompletionCache(NamedTuple):
 
         A layer that becomes longer must not have overwritten its first tokens yet.
         """
-        def longer(x, axis, length):
-            more = length - x.shape[axis]
-            chex.assert_scalar_non_negative(more)
-            return jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)])
-
-        return CompletionCache(tuple(longer(x, 4, n) for x, n in zip(self.keys, lengths, strict=True)),
-                               tuple(longer(x, 3, n) for x, n in zip(self.values, lengths, strict=True)), self.rotations)
+        return CompletionCache(*with_places(self.keys, self.values, lengths), self.rotations)
 
     def of_rows(self, prompts: jax.Array, rows: jax.Array) -> "CompletionCache":
         """The cache of the `rows i32[P', G']` of `prompts i32[P']`."""
