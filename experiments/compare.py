@@ -113,12 +113,17 @@ def compare(entries, budget, out: Path, metric: str = "eval/score"):
         if label in results:
             facts["gap"] = max(x for x in facts["means"] if isinstance(x, float)) - analysis["methods"][label]["final_mean"]
     analysis |= {"tuning": tuning, "settings": report.settings(results), "facts": report.facts(results),
-                 "command": shlex.join(["python", *sys.argv])}
+                 "command": _command()}
     (out / "report.json").write_text(json.dumps(analysis, indent=1, allow_nan=False))
     (out / "report.md").write_text(page.markdown(analysis))
     figures.draw_all(results, analysis, out)
     print(page.summary(analysis) + f"\nreport: {out}/report.md")
     return results, analysis, f"{len(failed)} of {len(own)} runs failed" if failed else ""
+
+
+def _command() -> str:
+    """The command line of this run; `--only_report`, which starts nothing, is no part of how results are made."""
+    return shlex.join(["python", *(part for part in sys.argv if part != "--only_report")])
 
 
 def compare_suite(out: Path) -> list[str]:
@@ -134,7 +139,7 @@ def compare_suite(out: Path) -> list[str]:
         failures += [f"{contest.name}: {failed}"] * bool(failed)
         parts.append(suite.analyse(contest, results, analysis))
         (out / "suite.json").write_text(json.dumps(parts, indent=1, allow_nan=False))
-        (out / "README.md").write_text(suite.markdown(parts, shlex.join(["python", *sys.argv])))
+        (out / "README.md").write_text(suite.markdown(parts, _command()))
         suite.draw(parts, out)
     print(f"report: {out}/README.md")
     return failures

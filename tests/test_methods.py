@@ -39,7 +39,7 @@ def test_the_pages_say_how_many_methods_run():
     partial = [row for row in rows if "*omits " in row and re.match(r"\| `(\w+)`", row)[1] in {*runnable, *elsewhere}]
     assert papers == {*re.findall(r"\]\(https://arxiv.org/abs/([\d.]+)\)", catalogue)} and partial
     sentence = (f"Of {known} methods from {len(papers)} papers {len(runnable)} run by name on any task, {len(elsewhere)} more "
-                f"in environments, with teachers or on tasks made for them; {len(partial)} of these omit a part of the "
+                f"in environments, with teachers or on tasks made for them; of all that run, {len(partial)} omit a part of the "
                 "published method")
     for page in ("README.md", "CHANGELOG.md", "docs/architecture.md"):
         text = (PAGE.parent.parent / page).read_text()

@@ -13,7 +13,7 @@ from jaxrl_llm.methods.provision import Lack
 
 # The sentence by which other pages count methods, and where it stands in a page, in one line or several.
 SENTENCE = ("Of 0 methods from 0 papers 0 run by name on any task, 0 more in environments, with teachers or on tasks made for "
-            "them; 0 of these omit a part of the published method")
+            "them; of all that run, 0 omit a part of the published method")
 COUNTS = re.compile(r"\s+".join(r"\d+" if word == "0" else re.escape(word) for word in SENTENCE.split()))
 
 HEAD = """# Methods
