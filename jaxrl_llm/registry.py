@@ -5,8 +5,10 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from jaxrl_llm import memo
 
 Factory = Callable[..., Any]
 NAMED: set[str] = set()  # modules of functions that were given as "module:function", see training.own_code
@@ -37,11 +39,12 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
 def register(table: dict[str, Factory], kind: str, factory: Factory, *, pure: bool = False) -> Factory:
     """Enter `factory` into `table` under its own name and check the keywords of every later call.
 
-    All parameters of a factory are keyword-only hyper-parameters. Unknown or missing ones raise ValueError. A `pure` factory
-    makes pure functions: equal keywords give the same object again, so that runs of a process share what is compiled with it.
+    All parameters of a factory are keyword-only hyper-parameters. Unknown or missing ones raise ValueError. With `pure`, those
+    of this package depend on their keywords alone: equal ones give the same object again, so that runs of a process share what
+    is compiled with it. Your own factories may read what they like, and are called each time.
     """
     slug = factory.__name__
-    kept = functools.lru_cache(maxsize=64, typed=True)(factory) if pure else factory
+    made = memo.remembered(64)(factory) if pure and factory.__module__.startswith("jaxrl_llm.") else factory
     parameters = inspect.signature(factory).parameters
     if any(p.kind is not inspect.Parameter.KEYWORD_ONLY for p in parameters.values()):
         raise TypeError(f"{kind} {slug!r}: every parameter must be keyword-only (put a bare * first)")
@@ -56,7 +59,7 @@ def register(table: dict[str, Factory], kind: str, factory: Factory, *, pure: bo
         for name, parameter in parameters.items():
             if parameter.default is inspect.Parameter.empty and name not in hyper:
                 raise ValueError(f"{kind} {slug!r} needs the keyword {name!r}, which has no default")
-        return (kept if all(isinstance(value, Hashable) for value in hyper.values()) else factory)(**hyper)
+        return made(**hyper)
 
     table[slug] = checked
     return checked

@@ -1,17 +1,17 @@
 """Adapters that apply estimators of turns, agents or games to rollouts that are trajectories."""
-import functools
 
 import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.advantages.selection import over_kept
+from jaxrl_llm.memo import remembered
 from jaxrl_llm.rollouts import Rollouts
 
 VALUES = ("turn_q", "turn_v")  # [P, G, K, 2], from a critic of turns
 
 
-@functools.lru_cache(maxsize=16)
+@remembered(16)
 def of_environment(estimator: Estimator) -> Estimator:
     """The estimator adapted to trajectories of an environment; its `needs` decide whether rows are games, agents or turns."""
     if "game" in estimator.needs:
@@ -86,7 +86,7 @@ def of_games(estimator: Estimator) -> Estimator:
     return _adapted(estimator, update)
 
 
-@functools.lru_cache(maxsize=16)
+@remembered(16)
 def of_contexts(estimator: Estimator, agents: int) -> Estimator:
     """The estimator of `of_environment` for rollouts that are the contexts of agents, at most one of each in a trajectory.
 

@@ -22,8 +22,7 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
     """
     prompts, mask, words = (np.asarray(x) for x in jax.device_get((prompt_tokens, prompt_mask, jax.random.key_data(keys))))
     P, G = words.shape[:2]
-    rows = min(slots, P * G)
-    engine = Engine(model, params, jax.random.key(0), slots=rows, slot_tokens=prompts.shape[1] + max_tokens,
+    engine = Engine(model, params, jax.random.key(0), slots=slots, slot_tokens=prompts.shape[1] + max_tokens,
                     tokenizer=tokenizer, lora=lora)
     asked = dataclasses.replace(request_of(sampling, max_tokens, stop_ids), stop_texts=tuple(stop_texts))
     own = np.minimum(asked.limit, np.full(P, asked.limit) if limits is None else np.asarray(jax.device_get(limits)))

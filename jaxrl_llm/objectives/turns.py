@@ -1,13 +1,13 @@
 """Objectives of methods whose rows are turns, for rollouts that are trajectories."""
-import functools
 
 import jax.numpy as jnp
 
+from jaxrl_llm.memo import remembered
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.rollouts import Rollouts
 
 
-@functools.lru_cache(maxsize=16)
+@remembered(16)
 def of_turns(objective: Objective) -> Objective:
     """The objective with token shares as if each turn were a separate rollout.
 

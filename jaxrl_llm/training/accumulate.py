@@ -8,7 +8,6 @@ The loss is one function of the log-probs of all trajectories, `[P, G, T]`, whic
 A mini-batch of one micro-batch runs all four in one program, with one forward pass less. Programs differ by the length of the
 rows and the shape of the trajectories, not by the number of rows.
 """
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ import numpy as np
 import optax
 
 from jaxrl_llm import parallel
+from jaxrl_llm.memo import remembered
 from jaxrl_llm.models import moe
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.packing import Packed
@@ -48,7 +48,7 @@ class Parts(NamedTuple):
     whole: Callable
 
 
-@functools.lru_cache(maxsize=8)  # equal parts, one program: runs of a process share it
+@remembered(8)  # equal parts, one program: runs of a process share it
 def make_logprobs(policy: Policy) -> Callable:
     """The part `logprobs`, also for log-probs of a reference or of the policy before the first of several updates."""
 
@@ -58,7 +58,7 @@ def make_logprobs(policy: Policy) -> Callable:
     return jax.jit(logprobs, donate_argnums=0)
 
 
-@functools.lru_cache(maxsize=8)
+@remembered(8)
 def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0,
                balance: float = 0.0) -> Parts:
     """The `Parts` of an update equivalent to `training.step.make_update`, with the same arguments."""

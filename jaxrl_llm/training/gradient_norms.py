@@ -1,6 +1,5 @@
 """Norms of the gradients of single completions: VCPO's baseline (arXiv 2602.17616), GVM's allocation (arXiv 2505.02391)."""
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax
@@ -9,12 +8,13 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm import masked, parallel
+from jaxrl_llm.memo import remembered
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.state import with_trained
 
 
-@functools.lru_cache(maxsize=8)
+@remembered(8)
 def make(policy: Policy) -> Callable:
     """The jitted `(params, lora, rollouts) -> f32[P, G]`, `|d / d theta sum_t log p_t|^2` over each one's trained tokens.
 

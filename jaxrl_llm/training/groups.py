@@ -1,8 +1,9 @@
 """Groups of completions for prompts of a forest: the compiled sampler, then texts and rewards on the host."""
 import dataclasses
 import itertools
+import queue
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -42,7 +43,7 @@ class Sampler:
       limits: whether prompts can have limits of their own, likewise.
     """
 
-    generate: Guarded | Callable[..., Completions]
+    generate: Guarded | Callable[..., Any]
     sampling: sampling_lib.Sampling
     prompts: int
     group: int
@@ -92,7 +93,9 @@ class Sampler:
 
         def run(prompt_tokens, prompt_mask, keys, forced=None, limits=None):
             own = {name: x for name, x in (("forced", forced), ("limits", limits)) if x is not None}
-            rows, own = parallel.put(((prompt_tokens, prompt_mask, keys), own), parallel.batch_sharding(self.mesh))
+            rows = prompt_tokens, prompt_mask, keys
+            if not self.streams:  # engines and servers read them on the host
+                rows, own = parallel.put((rows, own), parallel.batch_sharding(self.mesh))
             return self.generate(params, *rows, chosen, lora=lora, **own)
 
         return run
@@ -127,7 +130,7 @@ class Sampler:
         return Forced(tokens, count)
 
     def _call(self, generate, forest, rows, shares, limits, first_uid, key, version, timer):
-        """As `groups`, for at most `prompts` rows. Missing rows are padded, so that no new shape compiles, and then dropped."""
+        """As `groups`, for at most `prompts` rows. Missing rows are padded for a compiled program, which has one shape."""
         asked = [forest.prompt_ids(row) for row in rows]
         missing, length = self.prompts - len(asked), smallest(prompt_buckets(self.prompt_tokens), max(map(len, asked)))
         batch = pad([ids.tolist() for ids in asked] + [asked[0].tolist()] * missing, [0] * self.prompts, length)
@@ -224,16 +227,38 @@ def halves(begun: np.ndarray, lengths: np.ndarray) -> Halves:
 
 
 def _beside(parts: Iterator[Completions], timer: PhaseTimer) -> Iterator[Completions]:
-    """The same parts, each of which is made in a thread during the use of the previous one."""
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(next, parts, None)
-        while True:
+    """The same completions, made in a thread during the use of earlier ones; parts that are ready together come as one.
+
+    A thread that nobody waits for: an interrupt or an error ends a run at once, also while a server is silent.
+    """
+    made: queue.SimpleQueue[Completions | BaseException | None] = queue.SimpleQueue()
+    stopped = threading.Event()
+
+    def make():
+        try:
+            for part in parts:
+                made.put(part)
+                if stopped.is_set():
+                    return
+            made.put(None)
+        except BaseException as error:  # raised where the completions are used
+            made.put(error)
+
+    threading.Thread(target=make, name="sampling", daemon=True).start()
+    ended = False
+    try:
+        while not ended:
             with timer("rollout"):
-                part = running.result()
-            if part is None:
-                return
-            running = thread.submit(next, parts, None)
-            yield part
+                ready = [made.get()]
+            while not made.empty():
+                ready.append(made.get())
+            if isinstance(ready[-1], BaseException):
+                raise ready[-1]
+            ended = ready[-1] is None
+            if some := [part for part in ready if isinstance(part, Completions)]:
+                yield _joined(*some)
+    finally:
+        stopped.set()
 
 
 def _joined(*parts: Completions) -> Completions:

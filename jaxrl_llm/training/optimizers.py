@@ -1,5 +1,4 @@
 """The optimisers of `config.optimizer.name`: constructors of optax, each with its settings."""
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ import optax
 from ml_collections import ConfigDict
 from optax import contrib
 
+from jaxrl_llm.memo import remembered
 from jaxrl_llm.registry import one_of
 
 UNSET = {"b1": -1.0, "b2": -1.0, "weight_decay": 0.0}  # values of the configuration that every optimiser accepts
@@ -73,7 +73,7 @@ def settings_of(name: str, **given: float) -> dict[str, float]:
     return own | chosen
 
 
-@functools.lru_cache(maxsize=16)  # equal settings, one object, with which runs of a process share compiled updates
+@remembered(16)  # equal settings, one object, with which runs of a process share compiled updates
 def make_optimizer(learning_rate: float, total_updates: int, *, name: str = "adamw", warmup_updates: int = 0,
                    schedule: str = "constant", **settings: float) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """An optimiser with linear warm-up to `learning_rate`, then `constant`, `linear` or `cosine` (the last two down to 0).

@@ -10,6 +10,7 @@ import optax
 from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.descent import descend, keep_finite, split
+from jaxrl_llm.memo import remembered
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.parallel import tree_shardings
 from jaxrl_llm.rollouts import Rollouts
@@ -33,7 +34,7 @@ def in_parts(function: Callable, parts: int) -> Callable:
     return whole
 
 
-@functools.lru_cache(maxsize=32)  # equal arguments, one program: runs of a process share it
+@remembered(32)  # equal arguments, one program: runs of a process share it
 def jitted(function: Callable, owner: Hashable, parts: int = 1, **settings: Any) -> Callable:
     """The jitted `function(owner, params, lora, rollouts, **settings)`, on `parts` equal parts of the prompts in turn."""
     return jax.jit(in_parts(functools.partial(function, owner, **settings), parts))
@@ -222,7 +223,7 @@ def advance(optimizer, clip_norm, mesh, state: TrainState, grads, metrics, objec
     return state, metrics | {"grad_norm": norm, "skipped_updates": state.skipped}
 
 
-@functools.lru_cache(maxsize=8)
+@remembered(8)
 def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *,
                 clip_norm: float | None = 1.0, micro_batches: int = 1, balance: float = 0.0) -> Update:
     """The jitted update `(state, rollouts, advantages, rate=None) -> (state, metrics)`; the state is donated.
@@ -252,7 +253,7 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
     return jax.jit(update, donate_argnums=0)
 
 
-@functools.lru_cache(maxsize=8)
+@remembered(8)
 def make_joint_update(policy: Policy, capture: Capture, objective: Objective, estimator: Estimator,
                       optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0):
     """The jitted update `(state, rollouts, rate=None) -> (state, metrics)` that also estimates, see `joint_gradients`."""

@@ -10,7 +10,6 @@ V_t is the value of the state before token t: the prompt and the tokens up to t 
     state, metrics = make_update(critic)(state, policy, rollouts)          # policy = (params, lora)
 """
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +22,7 @@ from jax.sharding import Mesh
 
 from jaxrl_llm import masked
 from jaxrl_llm.descent import descend, split
+from jaxrl_llm.memo import remembered
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.parallel import over_rows, tree_shardings
@@ -105,7 +105,7 @@ def metrics(values: Array, returns: Array, mask: Array) -> dict[str, Array]:
             "value/explained_variance": jnp.where(varies, 1 - left, 0)}
 
 
-@functools.lru_cache(maxsize=8)
+@remembered(8)
 def make_update(critic: Critic, *, clip_norm: float | None = 1.0, micro_batches: int = 1
                 ) -> Callable[[CriticState, tuple[Any, Any], Rollouts], tuple[CriticState, dict[str, Array]]]:
     """The jitted update `(state, policy, rollouts) -> (state, metrics)` on the mean of `value_loss` over all tokens.

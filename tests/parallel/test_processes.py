@@ -46,7 +46,7 @@ def trained(processes: int, folder: Path, *arguments: str, devices: int = 4) -> 
     run = folder / "run"
     options = [f"--workdir={run}", f"--config.steps={STEPS}", *arguments]
     started = job.start(processes, devices // processes, options, folder / "logs")
-    codes = job.finish(started, 400)
+    codes = job.finish(started, 240)
     assert codes == [0] * processes, "\n".join((folder / "logs" / str(i)).read_text()[-3000:] for i in range(processes))
     return run
 

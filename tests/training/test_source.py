@@ -128,32 +128,62 @@ def test_a_part_is_begun_before_the_rewards_of_the_one_before():
                                     ("reward", 12, 13), ("reward", 14)]
 
 
+def streaming(made, generate, rewarded):
+    """The forest of `GROUPS` from a sampler whose `generate` is an iterator."""
+    sampler = dataclasses.replace(made.sampler, generate=generate, prompts=6, streams=True, stop_strings=(";",),
+                                  reward=run_files.called(made.sampler.reward, rewarded))
+    problems = [Problem(f"q{p}", "12", p) for p in range(len(GROUPS))]
+    forest = made.planted([(problem, [10 + p, 20]) for p, problem in enumerate(problems)], draw=0)
+    return sampler.groups(sampler.under({}, None), forest, np.arange(len(GROUPS)), 40, jax.random.key(0), 3, PhaseTimer())
+
+
 def test_prompts_of_an_iterator_are_sampled_beside_the_rewards_of_those_before():
-    """Rewards of each yielded part wait for the beginning of the next one, which must come from another thread."""
+    """Each part's rewards wait for the beginning of the next part, which waits for them to begin: both must run at once."""
     made, _, _ = sampled([["1$", "2$"]])
-    begun = [threading.Event() for _ in range(4)]  # of parts of 2, 1 and 2 prompts, and of the end
+    parts = slice(0, 2), slice(2, 3), slice(3, 5)
+    begun, scored = ([threading.Event() for _ in range(4)] for _ in range(2))
 
     def generate(params, tokens, mask, keys, sampling, lora):
-        assert tokens[:, 0].tolist() == [10, 11, 12, 13, 14]  # none of filling
-        for number, part in enumerate((slice(0, 2), slice(2, 3), slice(3, 5))):
+        assert tokens[:, 0].tolist() == [10, 11, 12, 13, 14] and isinstance(tokens, np.ndarray)  # none of filling
+        for number, part in enumerate(parts):
             begun[number].set()
+            assert not number or scored[number - 1].wait(60)
             yield completions(GROUPS[part])
         begun[3].set()
 
-    def rewarded(texts, *others):
-        number = {4: 1, 2: 2}[len(texts)] if not begun[3].is_set() else 3
-        assert begun[number].wait(60)
-        return made.sampler.reward(texts, *others)
+    def rewarded(texts, answers, problems, *others):
+        number = [part.start for part in parts].index(problems[0].id)
+        scored[number].set()
+        assert begun[number + 1].wait(60)
+        return made.sampler.reward(texts, answers, problems, *others)
 
     whole, _ = in_parts(made, 1)
-    sampler = dataclasses.replace(made.sampler, generate=generate, prompts=6, streams=True, stop_strings=(";",),
-                                  reward=run_files.called(made.sampler.reward, rewarded))
-    problems = [Problem(f"q{p}", "12", p) for p in range(5)]
-    forest = made.planted([(problem, [10 + p, 20]) for p, problem in enumerate(problems)], draw=0)
-    forest = sampler.groups(sampler.under({}, None), forest, np.arange(5), 40, jax.random.key(0), 3, PhaseTimer())
-    for name, column in vars(whole).items():
+    for name, column in vars(streaming(made, generate, rewarded)).items():
         if name != "decode_steps":
-            np.testing.assert_equal(vars(forest)[name], column, err_msg=name)
+            np.testing.assert_equal(column, vars(whole)[name], err_msg=name)
+
+
+def test_an_error_of_the_sampling_thread_is_raised_and_one_of_a_reward_waits_for_nothing():
+    made, _, _ = sampled([["1$", "2$"]])
+    silent = threading.Event()
+
+    def breaks(*given, **settings):
+        yield completions(GROUPS[:2])
+        raise OSError("the server died")
+
+    def never_answers(*given, **settings):
+        yield completions(GROUPS[:2])
+        silent.wait(60)
+
+    def broken(*given):
+        raise ZeroDivisionError
+
+    with pytest.raises(OSError, match="the server died"):
+        streaming(made, breaks, made.sampler.reward)
+    with pytest.raises(ZeroDivisionError):
+        streaming(made, never_answers, broken)
+    assert not silent.is_set()
+    silent.set()
 
 
 def test_a_reward_of_the_whole_batch_waits_for_the_last_part():
