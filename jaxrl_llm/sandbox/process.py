@@ -92,12 +92,16 @@ def _start(mode: str, passed: tuple[int, int, int], given: int) -> subprocess.Po
 
 
 def _end(process: subprocess.Popen, namespace: list[int]) -> None:
-    """Kills the process, and waits until the kernel has ended everything in its namespace.
+    """Kills the process with its group, and waits until the kernel has ended everything in its namespace.
+
+    The group, as a child that has just been forked does not die with its parent yet: it would wait for it forever.
 
     `namespace` holds descriptors of the process's children, hence of the first process there, which dies with its parent and
     ends only after all others.
     """
-    process.kill()
+    if process.returncode is None:  # else its number may be another's
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     for first in namespace:
         _ready([first], _END_LIMIT)
         os.close(first)

@@ -1,5 +1,6 @@
 """Programs that try to get out of the sandbox, stop the run, or leave something behind."""
 import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
@@ -11,12 +12,14 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from jaxrl_llm import rewards, sandbox
 from jaxrl_llm.rewards import RewardError, attacks, combine
 from jaxrl_llm.rewards.code import extract_program, same_output, same_value
 from jaxrl_llm.sandbox import barriers, modes, syscalls
+from jaxrl_llm.sandbox import process as one_program
 from jaxrl_llm.tasks import Problem
 
 AS_USER = [sys.executable, str(pathlib.Path(__file__).with_name("as_user.py"))]
@@ -372,3 +375,35 @@ def test_signals_of_a_killed_program_are_no_success():
                            mode=sandbox.require().mode, limits=sandbox.Limits(seconds=30.0))
     if sandbox.require().mode in sandbox.NAMESPACES:
         assert (finished.status, finished.code) == ("done", 128 + signal.SIGKILL)
+
+
+def test_a_sandbox_that_is_killed_while_it_starts_leaves_no_process():
+    """Its first child is forked before it is tied to its parent, at some moment of the first milliseconds."""
+    mode, begun = installed("bubblewrap"), []
+    for number in range(30):
+        with contextlib.ExitStack() as stack:
+            (_, report), (lifeline, _) = one_program._pipe(stack), one_program._pipe(stack)
+            process = one_program._start(mode, (one_program._nameless("{}", stack), report, lifeline), subprocess.DEVNULL)
+            end = time.monotonic() + number * 1.5e-4
+            while time.monotonic() < end:
+                pass
+            one_program._end(process, [])
+            process.wait()
+            process.stdout.close()
+            process.stderr.close()
+            begun.append(process.pid)
+
+    def living():
+        return [one for one in psutil.process_iter(["status"]) if one.info["status"] != psutil.STATUS_ZOMBIE
+                and one.pid in groups and groups[one.pid] in begun]
+
+    end = time.monotonic() + 20
+    while True:
+        groups = {}
+        for pid in psutil.pids():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                groups[pid] = os.getpgid(pid)
+        if not (left := living()) or time.monotonic() > end:
+            break
+        time.sleep(0.05)
+    assert not left
