@@ -51,7 +51,8 @@ def open_rl_benchmark(*, metric: str = "eval/score", unit: str = "tokens", by: S
         for record in chosen:
             made = np.isfinite(record.run.metrics.get(metric, np.zeros(0)))
             if made.any() and record.run.spent[unit][made][-1] > 0:
-                groups.setdefault(", ".join(str(record.settings.get(key, "(absent)")) for key in by), []).append(record)
+                group = ", ".join(str(record.settings.get(key, "(absent)")) or "(empty)" for key in by)
+                groups.setdefault(group, []).append(record)
             else:
                 notes.append(f"{record.folder}: no {metric} after a step")
         if not groups:

@@ -119,6 +119,7 @@ def draw(results, axes) -> None:
     axes[1].set_xlabel(UNITS[results["unit"]])
     axes[1].set_title("Mean score, from its lowest to its highest")
     axes[2].scatter(results["right"], results["wrong"], s=12, color=COLORS[0])
+    axes[2].locator_params(axis="x", nbins=4)  # small numbers have long labels
     axes[2].set_xlabel("log p of the right choice")
     axes[2].set_ylabel("log mass of the wrong ones")
     axes[2].set_title("Problems, last checkpoint")
