@@ -52,7 +52,7 @@ def programs_of_a_test(request):
     """After each test of the rooms of pure functions and of whole runs, whose modules alone compile more than fits."""
     yield
     if request.path.parent.name in ("advantages", "control", "objectives", "properties", "values") or (
-            request.path.name == "test_train.py"):
+            request.path.name in ("test_train.py", "test_gradient_norm_runs.py")):
         drop_programs()
 
 
