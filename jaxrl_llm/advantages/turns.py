@@ -1,5 +1,4 @@
 """Adapters that apply estimators of turns, agents or games to rollouts that are trajectories."""
-
 import jax.numpy as jnp
 from jax import Array
 

@@ -1,5 +1,4 @@
 """Objectives of methods whose rows are turns, for rollouts that are trajectories."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm.memo import remembered

@@ -10,12 +10,13 @@ from jaxrl_llm.generation import Sampling, by_engine, generate, row_keys
 from jaxrl_llm.generation.caches import widths_of
 from jaxrl_llm.generation.requests import Node
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
+from jaxrl_llm.training.groups import _joined
 from jaxrl_llm.training.scoring import cut_at_stop_strings
 
 
 def joined(*given, **settings):
     """All parts that the engine yields as one, in host arrays."""
-    return jax.tree.map(lambda *x: np.concatenate(x) if np.ndim(x[0]) else sum(x), *by_engine.generate(*given, **settings))
+    return _joined(*by_engine.generate(*given, **settings))
 
 
 def asked(left=False):

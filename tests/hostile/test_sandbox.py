@@ -394,16 +394,12 @@ def test_a_sandbox_that_is_killed_while_it_starts_leaves_no_process():
             begun.append(process.pid)
 
     def living():
-        return [one for one in psutil.process_iter(["status"]) if one.info["status"] != psutil.STATUS_ZOMBIE
-                and one.pid in groups and groups[one.pid] in begun]
+        for one in psutil.process_iter(["status"]):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getpgid(one.pid) in begun and one.info["status"] != psutil.STATUS_ZOMBIE:
+                    yield one
 
     end = time.monotonic() + 20
-    while True:
-        groups = {}
-        for pid in psutil.pids():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                groups[pid] = os.getpgid(pid)
-        if not (left := living()) or time.monotonic() > end:
-            break
+    while (left := list(living())) and time.monotonic() < end:
         time.sleep(0.05)
     assert not left

@@ -92,6 +92,13 @@ def test_failures_of_rewards_are_counted():
 GROUPS = [["12$", "1;2"], ["7$", "12$"], ["5", "12;$"], ["$", "12$"], ["12", "3$"]]
 
 
+def grown(made, sampler, count):
+    """The forest of one group for each of `count` problems, whose prompts begin with 10, 11, ..."""
+    problems = [Problem(f"q{p}", "12", p) for p in range(count)]
+    forest = made.planted([(problem, [10 + p, 20]) for p, problem in enumerate(problems)], draw=0)
+    return sampler.groups(sampler.under({}, None), forest, np.arange(count), 40, jax.random.key(0), 3, PhaseTimer())
+
+
 def in_parts(made, parts, reward=None, groups=GROUPS):
     """`(forest, log)` of `groups` sampled in parts by a batch of 6 prompts; the log says what was begun, in order."""
     log = []
@@ -107,9 +114,7 @@ def in_parts(made, parts, reward=None, groups=GROUPS):
 
     sampler = dataclasses.replace(made.sampler, generate=generate, prompts=6, micro_batches=parts,
                                   reward=run_files.called(reward, rewarded), stop_strings=(";",))
-    problems = [Problem(f"q{p}", "12", p) for p in range(len(groups))]
-    forest = made.planted([(problem, [10 + p, 20]) for p, problem in enumerate(problems)], draw=0)
-    return sampler.groups(sampler.under({}, None), forest, np.arange(len(groups)), 40, jax.random.key(0), 3, PhaseTimer()), log
+    return grown(made, sampler, len(groups)), log
 
 
 @pytest.mark.parametrize("parts", (2, 3, 6))
@@ -132,9 +137,7 @@ def streaming(made, generate, rewarded):
     """The forest of `GROUPS` from a sampler whose `generate` is an iterator."""
     sampler = dataclasses.replace(made.sampler, generate=generate, prompts=6, streams=True, stop_strings=(";",),
                                   reward=run_files.called(made.sampler.reward, rewarded))
-    problems = [Problem(f"q{p}", "12", p) for p in range(len(GROUPS))]
-    forest = made.planted([(problem, [10 + p, 20]) for p, problem in enumerate(problems)], draw=0)
-    return sampler.groups(sampler.under({}, None), forest, np.arange(len(GROUPS)), 40, jax.random.key(0), 3, PhaseTimer())
+    return grown(made, sampler, len(GROUPS))
 
 
 def test_prompts_of_an_iterator_are_sampled_beside_the_rewards_of_those_before():
