@@ -77,7 +77,9 @@ def machine(dtype, rows: int, width: int):
     product, rows_last, total = jax.jit(jnp.matmul), jax.jit(row_matmul), jax.jit(jnp.sum)
 
     def measure() -> dict[str, float]:
-        square, few, matrix = jnp.ones((n, n), dtype), jnp.ones((rows, width), dtype), jnp.ones((columns, width), dtype)
+        # Random numbers, as accelerators multiply equal ones faster.
+        square, few, matrix = (jax.random.normal(jax.random.key(0), shape, dtype)
+                               for shape in ((n, n), (rows, width), (columns, width)))
         orders = seconds_of(product, few, matrix.T), seconds_of(rows_last, few, matrix)
         return {"gemm_flops_per_s": 2 * n**3 / seconds_of(product, square, square),
                 "rows_flops_per_s": 2 * rows * columns * width / min(orders),
@@ -139,9 +141,20 @@ def decode_floor(architecture, prompts: list[int], lengths: list[list[int]], siz
     rows = [sum(n > t for own in steps for n in own) for t in range(max(map(max, steps)))]  # rows that decode in step t
     products = sum(max(2 * weights * n / limits["rows_flops_per_s"], weights * size / bandwidth) for n in rows)
     attention = sum(flops.attention_flops(architecture, n, before=p) for p, own in zip(prompts, steps) for n in own)
+    return products + max(attention / rate, cache_bytes(architecture, prompts, steps, size) / bandwidth)
+
+
+def cache_bytes(architecture, prompts: list[int], steps: list[list[int]], size: int) -> float:
+    """The minimum bytes read of the caches: in each step a prompt's once per group, a completion's up to its current length."""
     positions = sum(max(own) * p + sum(n * (n + 1) // 2 for n in own) for p, own in zip(prompts, steps))
-    position = 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * size
-    return products + max(attention / rate, positions * position / bandwidth)
+    return positions * 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * size
+
+
+def decode_bytes(architecture, prompts: list[int], lengths: list[list[int]], size: int) -> float:
+    """The minimum bytes of decoding: all weights in each step, and the caches."""
+    from jaxrl_llm.evaluation import flops
+    steps = [[n - 1 for n in own] for own in lengths]
+    return max(map(max, steps)) * flops.matmul_parameters(architecture) * size + cache_bytes(architecture, prompts, steps, size)
 
 
 def rows_of(run, times: dict[str, float], rollouts, limits) -> list[dict]:
@@ -171,7 +184,9 @@ def rows_of(run, times: dict[str, float], rollouts, limits) -> list[dict]:
     learned = sum(prompts) + completion_tokens
     return [
         row("prefill", times["prefill"], sum(prompts), prefill, prefill / rate),
-        row("decode", times["decode"], completion_tokens, decode, floor(limits)) | {"share_by_square_products": square},
+        row("decode", times["decode"], completion_tokens, decode, floor(limits)) | {
+            "share_by_square_products": square,
+            "gb_per_s": decode_bytes(architecture, prompts, lengths, size) / times["decode"] / 1e9},
         row("record" if times["recorded"] else "record (not part of this step)", times["record"], learned, packed,
             packed / rate),
         row("update", times["update"], learned, updates, updates / rate),
@@ -248,13 +263,14 @@ def show(results: dict) -> None:
                       text(row["gflop_per_s"], ",.0f"), text(row["share_of_limit"], ".0%"))
     console = Console(width=110)
     console.print(table)
-    square = next(row["share_by_square_products"] for row in results["phases"] if row["phase"] == "decode")
+    decode = next(row for row in results["phases"] if row["phase"] == "decode")
     def rate(name):
         return f"{limits[name + '_flops_per_s'] / 1e9:,.0f} GFLOP/s"
     console.print(f"matrix products {rate('gemm')}, those of {w['prompts'] * w['group']} rows {rate('rows')}; memory "
-                  f"{limits['bytes_per_s'] / 1e9:,.1f} GB/s; decode: {square:.0%} of what square products and memory "
-                  f"allow; peak memory {results['peak_memory_gb']:.1f} GB; first step "
-                  f"{results['first_step_s']:.1f} s of which {results['compile_s']:.1f} s in the compiler or its cache",
+                  f"{limits['bytes_per_s'] / 1e9:,.1f} GB/s; decode: {decode['share_by_square_products']:.0%} of what square "
+                  f"products and memory allow, weights and caches read at {decode['gb_per_s']:,.1f} GB/s; peak memory "
+                  f"{results['peak_memory_gb']:.1f} GB; first step {results['first_step_s']:.1f} s of which "
+                  f"{results['compile_s']:.1f} s in the compiler or its cache",
                   highlight=False)
 
 

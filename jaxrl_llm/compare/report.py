@@ -283,7 +283,8 @@ def facts(results: Mapping[str, list[Result]]) -> str:
     run = next(iter(results.values()))[0]
     c = stored_config(run.job.folder)
     software = json.loads((run.job.folder / "environment.json").read_text())["starts"][-1]
-    model = c.model.path or f"{c.model.num_layers} layers of width {c.model.hidden_size} from scratch"
+    sizes = c.model.sizes or f"{c.model.num_layers} layers of width {c.model.hidden_size}"
+    model = c.model.path or f"{sizes} from scratch"
     warm = f", after {c.warmup.steps} supervised steps" if c.warmup.steps else ""
     return (f"Task {c.task}; {model}{warm}; {c.prompts.per_step} prompts x {c.sampling.group} completions of at most "
             f"{c.sampling.max_tokens} tokens; learning rate {c.optimizer.learning_rate:g}; {c.eval.problems} held-out problems "

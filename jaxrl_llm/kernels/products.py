@@ -3,6 +3,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from jaxrl_llm.kernels.choice import chosen
+
 _ROW_MAJOR = Layout(major_to_minor=(0, 1))
 
 
@@ -57,8 +59,11 @@ def row_matmul(x, kernel, dtype=None):
     """`x [..., in] @ kernel^T` in `dtype` from `kernel [out, in]`: the faster order when rows are few, as in decoding.
 
     Computed as kernel @ x^T with both operands in their memory order. The layouts are pinned because the compiler would
-    fold the transpositions into a product of another order, which takes up to twice as long on CPUs.
+    fold the transpositions into a product of another order, which takes up to twice as long on CPUs. The libraries of NVIDIA
+    GPUs take any order, and pinned layouts cost them transpositions: a decode step of Qwen2.5-1.5B is 8% quicker without.
     """
+    if chosen("auto") == "cuda":
+        return jnp.einsum("...i,oi->...o", x, kernel, preferred_element_type=dtype)
     rows = x.reshape(-1, x.shape[-1])
     y = jnp.matmul(kernel, with_layout_constraint(rows.T, _ROW_MAJOR), preferred_element_type=dtype)
     y = with_layout_constraint(y, _ROW_MAJOR)

@@ -18,7 +18,7 @@ def token_logprobs(normed, unembedding, tokens, *, temperature: float | jax.Arra
 
     Args:
       normed: `[N, D]` final normed states.
-      unembedding: `[V, D]`, cast to the dtype of `normed` chunk by chunk, so that its gradient adds up in its own dtype.
+      unembedding: `[V, D]`, cast to the dtype of `normed`; its gradient adds up in its own dtype.
       tokens: `i32[N]`.
       temperature: the sampler's temperature, so that both log-probs describe the same distribution: a number, which is
         compiled in, or `f32[N]`, one per token, which is not. It gets no gradient.
@@ -38,8 +38,8 @@ def most_likely(normed, unembedding, *, chunk: int = 512):
 
     The model's divisor and softcap, see `finished`, do not change the order of the logits.
     """
-    chunk = min(chunk, len(normed))
-    return jax.lax.map(lambda h: jnp.argmax(_logits(h, unembedding, 1.0, None), axis=-1).astype(jnp.int32),
+    chunk, matrix = min(chunk, len(normed)), unembedding.astype(normed.dtype)
+    return jax.lax.map(lambda h: jnp.argmax(_logits(h, matrix, 1.0, None), axis=-1).astype(jnp.int32),
                        _chunks(normed, chunk)).reshape(-1)[:len(normed)]
 
 
@@ -55,8 +55,10 @@ def _token_logprobs(shape, chunk, normed, unembedding, tokens, wanted, temperatu
 
 
 def _forward(shape, chunk, normed, unembedding, tokens, wanted, temperatures):
+    matrix = unembedding.astype(normed.dtype)  # outside the loops, as compilers cast it once for each chunk otherwise
+
     def one_chunk(h, targets, temperatures):
-        logits = _logits(h, unembedding, *shape[1:]) / (shape[0] if temperatures is None else temperatures[:, None])
+        logits = _logits(h, matrix, *shape[1:]) / (shape[0] if temperatures is None else temperatures[:, None])
         top = logits.max(-1, keepdims=True)
         shifted = logits - top
         total, spread = exponential_sums(shifted, axis=1)
@@ -78,17 +80,17 @@ def _forward(shape, chunk, normed, unembedding, tokens, wanted, temperatures):
 def _backward(shape, chunk, saved, cotangents):
     """d logprob_n / d logits_nv = [v = token_n] - softmax_nv, from the saved normalisers: nothing is reduced over V again."""
     normed, unembedding, tokens, normalizers, wanted, temperatures = saved
-    fixed, divisor, softcap = shape
+    (fixed, divisor, softcap), matrix = shape, unembedding.astype(normed.dtype)
 
     def one_chunk(total, rows):
         h, targets, normalizers, cotangents, temperatures = rows
         temperature = fixed if temperatures is None else temperatures
-        logits = _logits(h, unembedding, divisor, softcap)
+        logits = _logits(h, matrix, divisor, softcap)
         chances = jnp.exp(logits / (fixed if temperatures is None else temperatures[:, None]) - normalizers[:, None])
         hit = targets[:, None] == jnp.arange(unembedding.shape[0])
         slope = (hit - chances) * (cotangents / (temperature * divisor))[:, None]
         slope = (slope if softcap is None else slope * (1 - (logits / softcap) ** 2)).astype(h.dtype)
-        dh = jnp.matmul(slope, unembedding.astype(h.dtype), preferred_element_type=jnp.float32)
+        dh = jnp.matmul(slope, matrix, preferred_element_type=jnp.float32)
         return total + summed(h, slope, jnp.float32).astype(total.dtype), dh.astype(h.dtype)
 
     def one_wanted(total, rows):
@@ -106,8 +108,8 @@ def _backward(shape, chunk, saved, cotangents):
 _token_logprobs.defvjp(_forward, _backward)
 
 
-def _logits(h, unembedding, divisor, softcap):
-    products = jnp.einsum("nd,vd->nv", h, unembedding.astype(h.dtype), preferred_element_type=jnp.float32)
+def _logits(h, matrix, divisor, softcap):
+    products = jnp.einsum("nd,vd->nv", h, matrix, preferred_element_type=jnp.float32)
     return finished(products, divisor, softcap)
 
 

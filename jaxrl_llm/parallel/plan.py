@@ -210,7 +210,7 @@ def update_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     gradients = 4 * (adapter_weights(c, w.lora_rank) if w.lora_rank else held) * (2 if several else 1)
     layer += 0 if w.lora_rank or not c.tie_embeddings else table  # its gradient as unembedding, until that as embedding
     # While the logits exist, no gradient of a layer does yet; sums over micro-batches do.
-    logits = 3 * 4 * min(_CHUNK, predicted) * c.vocab_size / tensor
+    logits = 3 * 4 * min(_CHUNK, predicted) * c.vocab_size / tensor + (item < 4) * item / 4 * table  # which is cast once
     waiting = max(layer + gradients, logits + table + (gradients / 2 if several else 0))
     gathered = table * (1 if c.tie_embeddings else 2)
     gathered += 2 * 4 * (_layer_matrices(c) / c.num_layers) / tensor

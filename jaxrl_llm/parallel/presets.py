@@ -30,7 +30,7 @@ class Device:
 # From the vendors' data sheets; GPUs are the SXM versions.
 DEVICES = {device.name: device for device in (
     Device("a100-80", 80e9, 312e12, 2.039e12),
-    Device("h100", 80e9, 989e12, 3.35e12),
+    Device("h100", 80e9, 989e12, 3.35e12, measured=True),  # docs/benchmarks.md, "On a GPU"
     Device("h200", 141e9, 989e12, 4.8e12),
     Device("v4", 32e9, 275e12, 1.228e12, parts=2),
     Device("v5e", 16e9, 197e12, 0.819e12),

@@ -11,6 +11,7 @@ from jaxrl_llm.control.budget import UTILITIES
 from jaxrl_llm.generation.external.server import RELOADS
 from jaxrl_llm.generation.prompts import OVERLONG
 from jaxrl_llm.kernels.choice import SETS
+from jaxrl_llm.parallel.presets import MODELS
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.training.optimizers import UNSET, settings_of
 from jaxrl_llm.training.prior import SOURCES
@@ -76,6 +77,7 @@ def _model(c: ConfigDict) -> None:
     c.model.path = ""                  # Hugging Face directory, .gguf file or run folder; empty: from scratch, sizes below
     c.model.tokenizer = ""             # directory or file of another tokenizer; empty: the one of model.path, or bytes
     c.model.chat_template = ""         # jinja source, or the name of a template of the tokenizer; empty: its default
+    c.model.sizes = ""                 # from scratch in the sizes of a published model, e.g. "qwen2.5_1.5b"; empty: those below
     c.model.hidden_size = 128          # width of the residual stream; this and the next six keys: only from scratch
     c.model.num_layers = 4             # transformer blocks
     c.model.num_heads = 4              # attention heads; must divide hidden_size
@@ -349,6 +351,10 @@ def check(config: ConfigDict) -> None:
     one_of("config.sampling.engine", config.sampling.engine, ENGINES)
     one_of("config.server.reload", config.server.reload, RELOADS)
     one_of("config.model.kernels", config.model.kernels, SETS)
+    one_of("config.model.sizes", config.model.sizes, ("", *MODELS))
+    if config.model.path and config.model.sizes:
+        raise ValueError(f"config.model.path={config.model.path!r} has its own sizes; set config.model.sizes only for a new "
+                         "model, without a path")
     one_of("config.critic.kind", config.critic.kind, KINDS)
     one_of("config.prior.source", config.prior.source, SOURCES)
     one_of("config.budget.utility", config.budget.utility, ("", *UTILITIES))

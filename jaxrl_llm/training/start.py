@@ -14,6 +14,7 @@ from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.config import Experts, ModelConfig
 from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.parallel.presets import MODELS
 from jaxrl_llm.tokenizers import Tokenizer
 from jaxrl_llm.training.best import FOLDER
 from jaxrl_llm.training.checkpoints import Checkpoints
@@ -77,6 +78,7 @@ def load_model(m: ConfigDict, mesh: Mesh, seed: int = 0) -> tuple[Tokenizer, Tra
             tokenizer = tokenizer.limited_to(architecture.vocab_size)
         else:
             architecture = model_config(m, tokenizer.vocab_size)
+            tokenizer = tokenizer.limited_to(architecture.vocab_size)
     model = Transformer(architecture, dtype=DTYPES[m.dtype], remat=m.remat, kernels=m.kernels)
     if params is None:
         params = _init(model, mesh)(jax.random.key(seed))
@@ -115,7 +117,12 @@ def _described(tree: Any) -> Any:
 
 
 def model_config(m: ConfigDict, vocab_size: int) -> ModelConfig:
-    """A small Llama-style architecture from the sizes in `config.model`; with `experts`, a Mixtral-style one."""
+    """A small Llama-style architecture from the sizes in `config.model`; with `experts`, a Mixtral-style one.
+
+    With `sizes` it is that of a published model, vocabulary included.
+    """
+    if m.sizes:
+        return MODELS[m.sizes]
     experts = None
     if m.experts:
         experts = Experts(m.experts, m.experts_per_token, m.expert_size or max(m.mlp_size // m.experts_per_token, 1))
