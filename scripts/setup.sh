@@ -22,11 +22,12 @@ if [ ! -x "$venv/bin/python" ]; then
     exit 1
   fi
 fi
+# Modules are compiled when they are imported: most never are (--no-compile).
 # Skips the installation if setup.py is unchanged since the last installation of these extras.
 stamp="$venv/installed$extras-$(cksum < setup.py | cut -d' ' -f1)"
 if [ ! -e "$stamp" ]; then
   echo "Installing jaxrl_llm$extras and its dependencies (a minute or two) ..."
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e ".$extras" 2> "$venv/pip.log" || {
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -e ".$extras" 2> "$venv/pip.log" || {
     cat "$venv/pip.log" >&2
     exit 1
   }

@@ -10,5 +10,8 @@ if [ "${1:-}" = --all ]; then
   chosen=()
 fi
 ruff check .
-mypy
-exec python -m pytest -q --durations=15 -n "${JAXRL_LLM_TEST_WORKERS:-auto}" --dist worksteal "${chosen[@]}" "$@"
+mypy & types=$!  # beside the tests, as it uses one core
+status=0
+python -m pytest -q --durations=15 -n "${JAXRL_LLM_TEST_WORKERS:-auto}" --dist worksteal "${chosen[@]}" "$@" || status=$?
+wait "$types" || { echo "mypy found errors, which stand above the tests" >&2; status=1; }
+exit "$status"

@@ -27,7 +27,7 @@ def asked(left=False):
     return rows, mask, row_keys(KEY, np.arange(2**33, 2**33 + P * G).reshape(P, G))
 
 
-@pytest.mark.parametrize("left, most", ((False, None), (True, 9)))
+@pytest.mark.parametrize("left, most", (pytest.param(False, None, marks=pytest.mark.slow), (True, 9)))
 def test_slots_sample_what_the_scan_samples(left, most):
     sampling = Sampling(np.float32(0.8), top_k=20, max_tokens=None if most is None else np.int32(most))
     both = [jax.device_get(f(DENSE, params(), *asked(left), sampling, max_tokens=T, stop_ids=STOPS))

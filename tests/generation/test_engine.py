@@ -35,7 +35,7 @@ def test_the_cases_occur():
     assert not all(stopped for *_, stopped in found.values())
 
 
-@pytest.mark.parametrize("slots", (4, 16, 64))
+@pytest.mark.parametrize("slots", (4, *(pytest.param(n, marks=pytest.mark.slow) for n in (16, 64))))
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_are_those_of_the_scan_sampler(name, slots):
     one = engine(name, slots)

@@ -37,7 +37,7 @@ def conversations(slots, seed, chunks=(4,)):
         late = late[count:]
 
 
-@pytest.mark.parametrize("slots, seed", [(4, 0), (4, 1), (16, 2)])
+@pytest.mark.parametrize("slots, seed", [(4, 0), (4, 1), pytest.param(16, 2, marks=pytest.mark.slow)])
 def test_rows_continue_where_they_ended_whoever_ran_in_between(slots, seed):
     _, ids, places = conversations(slots, seed)
     for uid, whole in ids.items():

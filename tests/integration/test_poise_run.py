@@ -42,6 +42,7 @@ def test_a_resumed_run_is_the_same_run(straight, tmp_path):
     assert lines(tmp_path) == lines(straight)
 
 
+@pytest.mark.slow
 def test_the_diagnostics_are_logged_and_drawn(straight):
     result = lines(straight)
     assert result[1]["value/mae"] == "NaN" and result[1]["value/rows"] == 0  # no probe yet

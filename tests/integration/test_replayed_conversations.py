@@ -49,6 +49,7 @@ def replayed():
     return run, batches, [by_uid(one.finished.forest, one.finished.rollouts) for one in batches]
 
 
+@pytest.mark.slow
 def test_a_trajectory_returns_with_all_its_turns(replayed):
     _, batches, (first, second) = replayed
     again = first.keys() & second.keys()

@@ -36,6 +36,7 @@ def games_of(forest):
     return games
 
 
+@pytest.mark.slow
 def test_each_agent_reads_its_own_card_and_its_own_words(played):
     run, finished, _ = played
     forest, tokenizer, offset = finished.forest, run.source.sampler.tokenizer, finished.forest.offset
