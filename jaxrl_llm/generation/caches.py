@@ -14,7 +14,8 @@ from jaxrl_llm.generation.slots import Slots, Weights
 from jaxrl_llm.models.transformer import Transformer
 
 WIDTHS = (16, 32, 64)  # tokens that go into a row at a time
-_PROMPTS = 8  # prompts computed together, including those of waiting rows: a single one costs as much
+_LANES = (1, 4, 8)  # rows that are read together, unless all are
+_MOST = 2048  # tokens that are read together, padding included: more are no quicker
 
 
 class Prefix(NamedTuple):
@@ -110,7 +111,7 @@ class RowCaches:
     def _compute(self, weights: Weights, prompts: Iterable[tuple[int, ...]], waiting: Iterable[Row]) -> None:
         """Computes the missing prefixes of these prompts, a few at a time, together with some prompts of waiting rows."""
         new = list(dict.fromkeys(prompt for prompt in prompts if prompt not in self.prefixes))
-        spare = min(-len(new) % _PROMPTS, self._rows - len(new))
+        spare = min(-len(new) % _LANES[-1], self._rows - len(new))  # a single one costs as much
         if new and spare > 0:
             longest, known = max(map(len, new)), {*new, *self.prefixes}
             others = (prompt_of(row) for row in itertools.islice(waiting, self._rows) if not row.cached)
@@ -118,13 +119,13 @@ class RowCaches:
         self.prefilled += sum(map(len, new))
         self.read += sum(map(len, new))
         while new:
-            part, new = new[:_PROMPTS], new[_PROMPTS:]
+            part, new = new[:_LANES[-1]], new[_LANES[-1]:]
             block = self._block(weights, part)
             self.prefixes |= {prompt: Prefix(block, i) for i, prompt in enumerate(part)}
 
     def _block(self, weights: Weights, prompts: Sequence[Sequence[int]]) -> Slots:
         """Prefills a block with these prompts in its rows."""
-        rows, widths = 1 if len(prompts) == 1 else _PROMPTS, widths_of(max(map(len, prompts)))
+        rows, widths = lanes_for(len(prompts)), widths_of(max(map(len, prompts)))
         room = self._room(sum(widths))
         self.programs.add(("prefill", rows, widths[0], room))
         block = programs_of.prefill(self._model, weights, _lines(prompts, rows, widths[0]), room=room, near=self.near)
@@ -138,8 +139,8 @@ class RowCaches:
     def _extended(self, weights: Weights, slots: Slots, entries: Sequence[tuple[int, Sequence[int], int]]) -> Slots:
         """The slots after each entry `(slot, tokens, number of tokens before them)` is written, some tokens at a time."""
         while entries := [entry for entry in entries if len(entry[1])]:
-            part, entries = entries[:_PROMPTS], entries[_PROMPTS:]
-            lanes, width = 1 if len(part) == 1 else _PROMPTS, widths_of(max(len(tokens) for _, tokens, _ in part))[0]
+            count, lanes, width = together([len(tokens) for _, tokens, _ in entries], slots.rows)
+            part, entries = entries[:count], entries[count:]
             slots = self._lengthened(slots, max(before for _, _, before in part) + width)
             slot = _padded([slot for slot, _, _ in part], slots.rows, lanes)
             length = _padded([before for _, _, before in part], 0, lanes)
@@ -161,6 +162,23 @@ class RowCaches:
         slot, which = _padded([row.slot for _, row in entries], self._rows, count), _padded([i for i, _ in entries], 0, count)
         self.programs.add(("put", count, *((block.rows, block.room) if block is not None else ()), self.slots.room))
         self.slots = programs_of.put(self.slots, block, which, slot)
+
+
+def lanes_for(count: int) -> int:
+    """The rows of a program that reads `count` rows, at most 8."""
+    return next(n for n in _LANES if n >= count)
+
+
+def together(lengths: Sequence[int], rows: int) -> tuple[int, int, int]:
+    """How texts of these lengths, about in order, go into slots: `(number of the first ones, lanes, width)` of the next call.
+
+    All go at once if they fill three quarters of the `rows` and most are as wide as the longest: larger products are quicker.
+    """
+    count, width = len(lengths), widths_of(max(lengths))[0]
+    if 4 * count >= 3 * rows > 3 * _LANES[-1] and rows * width <= _MOST and widths_of(sorted(lengths)[count // 4])[0] == width:
+        return count, rows, width
+    count = min(count, _LANES[-1])
+    return count, lanes_for(count), widths_of(max(lengths[:count]))[0]
 
 
 def widths_of(length: int) -> tuple[int, ...]:

@@ -57,7 +57,7 @@ def lanes_of(slots: Sequence[Row | None], count: int, stop_width: int) -> tuple[
 def common_places(owners: Sequence[Row | None]) -> Common:
     """What lanes share: the runs of equal length that leave the fewest places to read; idle lanes go with any run.
 
-    It is half of the longest cache at least, as a chunk copies the places behind it.
+    It is a quarter of the longest cache at least, as a chunk copies the places behind it.
     """
     best, most = Common(0, ()), 0
     alike, longest = _alike(owners), max((row.cached for row in owners if row), default=0)
@@ -65,7 +65,7 @@ def common_places(owners: Sequence[Row | None]) -> Common:
         runs = [[i for i in range(first, first + length) if owners[i]] for first in range(0, len(owners), length)]
         places = min(alike[run[0]][0] if len(run) == 1 else min(alike[i][1] for i in run[1:]) for run in runs if run)
         spared = places * (len(owners) - len(runs))
-        if spared > most and 2 * places >= longest:
+        if spared > most and 4 * places >= longest:
             best, most = Common(places, tuple(owners[run[0]].slot if run else 0 for run in runs)), spared
     return best
 

@@ -41,8 +41,8 @@ def test_idle_lanes_go_with_any_run_and_rows_alone_bound_it():
 
 def test_what_is_short_beside_the_rest_is_not_read_apart():
     a = [1] * 700
-    assert common_places([row(0, a), row(1, a, cached=1025)]) == Common(0, ())
-    assert common_places([row(0, a), row(1, a, cached=1024)]) == Common(512, (0,))
+    assert common_places([row(0, a), row(1, a, cached=2049)]) == Common(0, ())
+    assert common_places([row(0, a), row(1, a, cached=2048)]) == Common(512, (0,))
 
 
 def test_caches_of_other_weights_or_behind_what_was_read_at_once_are_not_alike():

@@ -5,7 +5,7 @@ import pytest
 from engines import G, P, S, T, V, agrees, drain, engine, params, prompts, request, scanned
 
 from jaxrl_llm.generation import slots
-from jaxrl_llm.generation.caches import rooms
+from jaxrl_llm.generation.caches import rooms, together
 from jaxrl_llm.generation.lanes import lane_counts
 
 
@@ -114,3 +114,14 @@ def test_chunks_end_early_where_rows_wait_and_others_idle(monkeypatch):
         assert idle <= patience and not mask[steps:].any() and (steps == 20 or patience == 4 or not goes_on)
     assert any(goes_on and mask[-1].sum() == 0 for _, _, mask, goes_on in seen)
     assert {patience for _, patience, _, _ in seen} == {4, 2**31 - 1}
+
+
+@pytest.mark.parametrize(("lengths", "rows", "wanted"), (
+    ([18] * 32, 32, (32, 32, 32)),  # all at once
+    ([18] * 20, 32, (8, 8, 32)),  # too few for that
+    ([5] * 24 + [60] * 8, 32, (8, 8, 16)),  # most are short
+    ([18] * 8 + [60] * 24, 32, (32, 32, 64)),
+    ([60] * 64, 64, (8, 8, 64)),  # too many tokens
+    ([18] * 8, 8, (8, 8, 32)), ([300, 9], 8, (2, 4, 64)), ([9], 32, (1, 1, 16))))
+def test_texts_that_go_into_slots_together(lengths, rows, wanted):
+    assert together(lengths, rows) == wanted

@@ -63,7 +63,7 @@ def test_rows_that_continue_in_their_slots_are_not_copied_and_read_their_tokens_
     assert one.running == tuple(range(P * G))
     assert len(one.collect()) == P * G
     extends = {program for program in one.programs if program[0] == "extend"}
-    assert {lanes for _, lanes, *_ in extends} == {8} and not [p for p in one.programs if p[0] == "take"]
+    assert {lanes for _, lanes, *_ in extends} == {16} and not [p for p in one.programs if p[0] == "take"]
 
 
 def test_a_row_that_ended_is_read_again_after_an_error():
