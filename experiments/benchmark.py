@@ -141,11 +141,12 @@ def decode_floor(architecture, prompts: list[int], lengths: list[list[int]], siz
     rows = [sum(n > t for own in steps for n in own) for t in range(max(map(max, steps)))]  # rows that decode in step t
     products = sum(max(2 * weights * n / limits["rows_flops_per_s"], weights * size / bandwidth) for n in rows)
     attention = sum(flops.attention_flops(architecture, n, before=p) for p, own in zip(prompts, steps) for n in own)
-    return products + max(attention / rate, cache_bytes(architecture, prompts, steps, size) / bandwidth)
+    return products + max(attention / rate, cache_bytes(architecture, prompts, lengths, size) / bandwidth)
 
 
-def cache_bytes(architecture, prompts: list[int], steps: list[list[int]], size: int) -> float:
+def cache_bytes(architecture, prompts: list[int], lengths: list[list[int]], size: int) -> float:
     """The minimum bytes read of the caches: in each step a prompt's once per group, a completion's up to its current length."""
+    steps = [[n - 1 for n in own] for own in lengths]
     positions = sum(max(own) * p + sum(n * (n + 1) // 2 for n in own) for p, own in zip(prompts, steps))
     return positions * 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * size
 
@@ -153,8 +154,8 @@ def cache_bytes(architecture, prompts: list[int], steps: list[list[int]], size: 
 def decode_bytes(architecture, prompts: list[int], lengths: list[list[int]], size: int) -> float:
     """The minimum bytes of decoding: all weights in each step, and the caches."""
     from jaxrl_llm.evaluation import flops
-    steps = [[n - 1 for n in own] for own in lengths]
-    return max(map(max, steps)) * flops.matmul_parameters(architecture) * size + cache_bytes(architecture, prompts, steps, size)
+    weights = (max(map(max, lengths)) - 1) * flops.matmul_parameters(architecture) * size
+    return weights + cache_bytes(architecture, prompts, lengths, size)
 
 
 def rows_of(run, times: dict[str, float], rollouts, limits) -> list[dict]:

@@ -15,7 +15,7 @@ class Device:
       memory: bytes of device memory.
       flops: dense bfloat16 operations per second at its peak.
       bandwidth: bytes per second between memory and compute.
-      measured: whether a device of this kind has run work that was estimated for it.
+      measured: whether estimates for devices of this kind were compared with enough runs to need no margin.
       parts: units per chip in the number of a slice's name (v4 and v5p slices are named by cores, two per chip).
     """
 
@@ -30,7 +30,7 @@ class Device:
 # From the vendors' data sheets; GPUs are the SXM versions.
 DEVICES = {device.name: device for device in (
     Device("a100-80", 80e9, 312e12, 2.039e12),
-    Device("h100", 80e9, 989e12, 3.35e12, measured=True),  # docs/benchmarks.md, "On a GPU"
+    Device("h100", 80e9, 989e12, 3.35e12),
     Device("h200", 141e9, 989e12, 4.8e12),
     Device("v4", 32e9, 275e12, 1.228e12, parts=2),
     Device("v5e", 16e9, 197e12, 0.819e12),

@@ -59,17 +59,13 @@ def lower_accumulate(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
 
 def _made(c: ModelConfig, w: Work, mesh: Mesh):
     """The policy, GRPO's objective, and the shapes of the state with their shardings."""
-    model = Transformer(c, dtype=jax.numpy.dtype(w.dtype), remat=w.remat, kernels=kernels_of(mesh))
+    kernels = choice.of_platform(mesh.devices.flat[0].platform)
+    model = Transformer(c, dtype=jax.numpy.dtype(w.dtype), remat=w.remat, kernels=kernels)
     estimator, objective = methods.build("grpo", max_len=w.completion_tokens)
     def create(params):
         return state_lib.create(params, None, w.optimizer, estimator, objective, jax.random.key(0))
     state = jax.eval_shape(create, model.abstract_params())
     return Policy(model, mesh=mesh), objective, parallel.with_shardings(state, parallel.tree_shardings(state, mesh))
-
-
-def kernels_of(mesh: Mesh) -> str:
-    """The kernels of the devices of a mesh, which need not be those of this process."""
-    return choice.of_platform(mesh.devices.flat[0].platform)
 
 
 def lower_decode(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
@@ -105,7 +101,7 @@ def lower_layer(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
     """Forward and backward pass of one layer over P prompts with their completions, without the logits."""
     P, G, S, T = w.prompts, w.group, w.prompt_tokens, w.completion_tokens
     c = with_layers(dataclasses.replace(c, vocab_size=8, tie_embeddings=True), 1)
-    model = Transformer(c, dtype=jax.numpy.dtype(w.dtype), remat=w.remat, kernels=kernels_of(mesh))
+    model = Transformer(c, dtype=jax.numpy.dtype(w.dtype), remat=w.remat)
 
     def gradients(params, prompt_tokens, prompt_mask, tokens, cotangent):
         def states(params):

@@ -1,6 +1,6 @@
 """The kernels of NVIDIA GPUs on a GPU, against plain references on the same one.
 
-  JAX_PLATFORMS=cuda JAX_DEFAULT_MATMUL_PRECISION=highest XLA_FLAGS= python -m pytest tests/kernels/test_on_gpu.py
+  JAX_PLATFORMS=cuda,cpu JAX_DEFAULT_MATMUL_PRECISION=highest XLA_FLAGS= python -m pytest tests/kernels/test_on_gpu.py
 """
 import os
 
@@ -93,7 +93,7 @@ def params_of(config):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_models(name):
-    """In 16 bits the GPU's kernels are no further from plain ones in 32 than plain ones in 16 are."""
+    """In 16 bits the GPU's kernels are about as far from plain ones in 32 as plain ones in 16 are."""
     params, rng = params_of(MODELS[name]), np.random.default_rng(0)
     prompts, tokens = rng.integers(0, V, (P, S)), rng.integers(0, V, (P, G, T))
     real = np.arange(S) >= np.array([[0], [5], [23]])
@@ -107,7 +107,7 @@ def test_gradients_of_models(name):
             states = jnp.where(mask[..., None], states, 0).astype(jnp.float32)
             return jnp.sin(states).sum(), states
         (_, states), slopes = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-        return [states, *(np.concatenate([np.ravel(x) for x in jax.tree.leaves(slopes)]),)]
+        return states, np.concatenate([np.ravel(x) for x in jax.tree.leaves(slopes)])
 
     wanted = found("plain", jnp.float32)
     for ours, plain, exact in zip(found("cuda", jnp.bfloat16), found("plain", jnp.bfloat16), wanted, strict=True):
@@ -133,7 +133,4 @@ def test_the_engine_gives_the_tokens_of_the_scan_sampler():
     nodes = {}
     while done := engine.collect():
         nodes |= {node.uid: node.tokens.tolist() for node in done}
-    on_gpu = scanned(jax.devices()[0])
-    assert nodes == on_gpu
-    if "cpu" in os.environ["JAX_PLATFORMS"]:
-        assert on_gpu == scanned(jax.devices("cpu")[0])
+    assert nodes == scanned(jax.devices()[0]) == scanned(jax.devices("cpu")[0])
