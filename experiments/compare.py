@@ -127,9 +127,9 @@ def _command() -> str:
 
 
 def compare_suite(out: Path) -> list[str]:
-    """Runs every contest of the suite in its own folder, and writes the page on all of them; returns the failures."""
+    """Runs every contest of the suite in its own folder, and writes the page on all that `out` holds; returns the failures."""
     from jaxrl_llm.compare import plan, suite
-    parts, failures = [], []
+    parts, failures = suite.read(out), []
     for contest in suite.contests(_SUITE.value):
         print(f"--- {contest.name}: {contest.about}")
         base = suite.config_of(contest)
@@ -137,10 +137,8 @@ def compare_suite(out: Path) -> list[str]:
         budget = plan.read_budget(_BUDGET.value or contest.budget, base)
         results, analysis, failed = compare(entries, budget, out / contest.name, contest.metric)
         failures += [f"{contest.name}: {failed}"] * bool(failed)
-        parts.append(suite.analyse(contest, results, analysis))
-        (out / "suite.json").write_text(json.dumps(parts, indent=1, allow_nan=False))
-        (out / "README.md").write_text(suite.markdown(parts, _command()))
-        suite.draw(parts, out)
+        parts = suite.with_part(parts, suite.analyse(contest, results, analysis))
+        suite.write(parts, out)
     print(f"report: {out}/README.md")
     return failures
 

@@ -1,5 +1,6 @@
 """Several comparisons with one list of methods: the gain of each method over the first one on every task, and the ties."""
 import importlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from jaxrl_llm.evaluation.power import paired_deviation, smallest_difference
 from jaxrl_llm.figures import COLORS
 from jaxrl_llm.registry import one_of
 
+FILE_NAME = "suite.json"
 LEVEL = 0.05  # false discoveries among the differences of a task that are called real (Benjamini and Hochberg)
 
 
@@ -104,7 +106,7 @@ def analyse(contest: Contest, results: Mapping[str, list[Result]], report: Mappi
             "visible": visible, "power_from": "testing" if tuning is None else "tuning", "methods": rows,
             "settings": {label: dict(results[label][0].job.entry.settings) for label in labels},
             "silent_groups": {label: report["methods"][label]["silent_groups"] for label in labels},
-            "warnings": list(report["warnings"])}
+            "warnings": list(report["warnings"]), "command": report["command"]}
 
 
 def _tuning_scores(report: Mapping[str, Any]) -> np.ndarray | None:
@@ -141,12 +143,33 @@ def _verdict(test, adjusted: float) -> str:
     return "better" if test.mean > 0 else "worse"
 
 
-def markdown(parts: Sequence[Mapping[str, Any]], command: str) -> str:
-    """The suite's page: one table per task, with the differences that its seeds can show."""
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The parts of the page in `folder`; none where there is no page yet."""
+    file = folder / FILE_NAME
+    return json.loads(file.read_text()) if file.is_file() else []
+
+
+def with_part(parts: Sequence[Mapping[str, Any]], part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The parts with this one in the place of an older one of its contest, or behind all others."""
+    names = [one["contest"]["name"] for one in parts]
+    at = names.index(part["contest"]["name"]) if part["contest"]["name"] in names else len(names)
+    return [*parts[:at], part, *parts[at + 1:]]
+
+
+def write(parts: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """The page of these parts with its figure, and the file that the next page of the folder continues."""
+    (folder / FILE_NAME).write_text(json.dumps(parts, indent=1, allow_nan=False))
+    (folder / "README.md").write_text(markdown(parts))
+    draw(parts, folder)
+
+
+def markdown(parts: Sequence[Mapping[str, Any]]) -> str:
+    """The suite's page: one table per task, with the differences that its seeds can show, and the commands behind them."""
     lines = ["# The embedded suite", "", "![differences](differences.png)", ""]
     for part in parts:
         lines += [*_section(part), ""]
-    return "\n".join([*lines, "## How this was made", "", "```bash", command, "```", ""])
+    commands = dict.fromkeys(part["command"] for part in parts)
+    return "\n".join([*lines, "## How this was made", "", "```bash", *commands, "```", ""])
 
 
 def _section(part: Mapping[str, Any]) -> list[str]:

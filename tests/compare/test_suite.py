@@ -19,6 +19,7 @@ SEEDS = list(range(8))
 NOISE = np.array([0.00, 0.03, -0.02, 0.04, -0.01, 0.01, 0.02, -0.03])
 GAINS = {"grpo": 0 * NOISE, "rloo": 0.1 + NOISE, "dapo": NOISE, "dr_grpo": -0.2 + NOISE}  # a gain, a tie, a loss
 BUDGET = "steps=4"
+COMMAND = "python experiments/compare.py --suite=embedded:mixed"
 
 
 def write(out, contest, methods, seeds=SEEDS):
@@ -35,7 +36,7 @@ def write(out, contest, methods, seeds=SEEDS):
 def analysed(out, contest, methods=tuple(GAINS), tuning=None):
     entries, budget = write(out, contest, methods)
     results, _ = report.finished_runs(plan.jobs_of(entries, SEEDS, budget, out / contest.name / "runs"), budget)
-    return suite.analyse(contest, results, report.analyse(results, budget) | {"tuning": tuning or {}})
+    return suite.analyse(contest, results, report.analyse(results, budget) | {"tuning": tuning or {}, "command": COMMAND})
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +64,13 @@ def test_detectable_differences_follow_from_the_tuning_seeds(tmp_path, part):
 
 
 def test_the_page_says_when_a_difference_was_known(part):
-    after, before = (suite.markdown([part | {"power_from": seeds}], "") for seeds in ("testing", "tuning"))
+    after, before = (suite.markdown([part | {"power_from": seeds}]) for seeds in ("testing", "tuning"))
     assert "Computed after the fact, from the spread of paired differences on the testing seeds themselves" in after
     assert "after the fact" not in before and "on the tuning seeds" in before
 
 
 def test_the_page_says_which_are_ties(part, tmp_path):
-    text = suite.markdown([part], "python experiments/compare.py --suite=embedded")
+    text = suite.markdown([part])
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
     assert list(lines)[2:] == ["rloo", "dapo", "grpo", "dr_grpo"] or list(lines)[2:] == ["rloo", "grpo", "dapo", "dr_grpo"]
     assert "better" in lines["rloo"] and "tie" in lines["dapo"] and "worse" in lines["dr_grpo"]
@@ -87,6 +88,16 @@ def test_one_command_renews_the_report_of_all_tasks(tmp_path):
     assert [part["contest"]["name"] for part in parts] == [contest.name for contest in suite.contests("embedded")]
     assert parts[1]["methods"]["grpo"]["final"] == pytest.approx(0.41)  # the reward, with its cost
     assert (tmp_path / "README.md").is_file() and (tmp_path / "differences.png").is_file()
+
+
+def test_a_page_keeps_the_tasks_of_earlier_commands(part, tmp_path):
+    other = part | {"contest": part["contest"] | {"name": "other"}, "command": "python another.py"}
+    for held in ([part], suite.with_part([part], other), suite.with_part([part, other], part | {"seconds": 7.0})):
+        suite.write(held, tmp_path)
+        assert suite.read(tmp_path) == held
+    assert [(one["contest"]["name"], one["seconds"]) for one in held] == [("mixed", 7.0), ("other", part["seconds"])]
+    page = (tmp_path / "README.md").read_text()
+    assert f"{COMMAND}\npython another.py" in page and "## other" in page
 
 
 @pytest.mark.slow
@@ -182,7 +193,7 @@ def test_settings_of_the_suite_are_printed_and_give_way_to_brackets(part):
     siri, other = plan.read_entries("siri, siri(control='period=8')", suite.config_of(MIXED), suite.SETTINGS)
     assert siri.settings == {"control": "period=40"} and siri.config.control == "period=40"
     assert other.settings == {} and other.config.control == "period=8"
-    text = suite.markdown([part | {"settings": {**part["settings"], "rloo": {"control": "period=40"}}}], "")
+    text = suite.markdown([part | {"settings": {**part["settings"], "rloo": {"control": "period=40"}}}])
     assert "| rloo (`control=period=40`) |" in text and "| dapo |" in text
     assert plan.tuned(siri, {"sampling.group": 4}).settings == siri.settings
 
