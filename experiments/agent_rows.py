@@ -63,12 +63,12 @@ WORLDS = {
         "prompts.max_tokens": 512, "prompts.per_step": 4, "warmup.steps": 200}),
     "ranked films": World("game", {
         "environment": "ranked_list(brief=True)", "sampling.turn_tokens": 40, "sampling.max_tokens": 40,
-        "sampling.max_turns": 1, "warmup.steps": 100}),
+        "sampling.max_turns": 1, "warmup.steps": 600}),
     "boxes on screens": World("game", {
         "environment": "", "task": "grounding(elements=1, size=64)", "sampling.max_tokens": 24, "prompts.max_tokens": 128,
         "warmup.steps": 400, "warmup.batch": 32, "warmup.strays": 0.0}),
     "patches": World("game", {
-        "environment": "", "task": "edits(files=1, size=64, heldout=16, brief=True)", "sampling.max_tokens": 128,
+        "environment": "", "task": "edits(files=1, size=64, heldout=16, brief=True)", "sampling.max_tokens": 160,
         "prompts.max_tokens": 128, "warmup.steps": 300, "warmup.strays": 0.0}),
 }
 ROWS = (
@@ -111,7 +111,9 @@ def warmed(name: str, folder: Path) -> str:
     start = folder / "start" / name.replace(" ", "_").replace(",", "")
     if not finished(start, 1):
         shutil.rmtree(start, ignore_errors=True)
-        loop.train(config_of(WORLDS[name], {"steps": 1, "optimizer.learning_rate": 0.0, "eval.problems": 1}), start)
+        method = next(row.method for row in ROWS if row.world == name)  # some worlds refuse methods that others take
+        loop.train(config_of(WORLDS[name], {"method": method, "steps": 1, "optimizer.learning_rate": 0.0, "eval.problems": 1}),
+                   start)
     return str(start)
 
 
