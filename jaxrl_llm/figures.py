@@ -6,6 +6,7 @@ from typing import Any
 
 # Okabe and Ito's palette, distinguishable with any colour vision and in print; then two more for long lists.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C", "#000000", "#7A4FBF", "#8B5A2B")
+_DPI = 130
 _STYLE = {
     "font.size": 10,
     "axes.titlesize": 11.5,
@@ -34,8 +35,10 @@ def figure_file(path: str | Path, width: float, height: float) -> Iterator[Any]:
     from matplotlib.figure import Figure
 
     with rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained", dpi=_DPI)
         FigureCanvasAgg(figure)
         yield figure
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130, facecolor="white")
+        figure.get_layout_engine().execute(figure)
+        figure.set_layout_engine()  # none: with one, all would be drawn twice, the first time for the layout alone
+        figure.savefig(path, dpi=_DPI, facecolor="white")

@@ -26,6 +26,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of the hundreds of 
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+gc.set_threshold(200_000, 50, 100)  # tracing allocates much and leaves little garbage, for which the default looks often
 _ENOUGH = 0.7e9  # bytes that compiled programs may add to a process before they are dropped
 _start = [0.5e9]  # bytes of the process after they were dropped last
 
@@ -57,9 +58,32 @@ def programs_of_a_test(request):
 
 
 def pytest_collection_finish(session):
-    """Keeps the garbage collector from reading thousands of tests and modules again and again."""
+    """Keeps the garbage collector from reading thousands of tests and modules again and again; figures are drawn once."""
     gc.collect()
     gc.freeze()
+    if (loop := sys.modules.get("jaxrl_llm.training.loop")) is not None:
+        loop.plot_curves = drawn_once(loop.plot_curves)
+
+
+def drawn_once(plot_curves):
+    """`plot_curves` that draws the first figure with given panels in this process, and copies it for the runs after it.
+
+    To draw takes as long as the steps of a tiny run; `tests/training/test_plots.py` looks at what is drawn.
+    """
+    from jaxrl_llm.training import plots
+
+    drawn = {}
+
+    def plot(metrics_path, out_png):
+        panels = tuple(title for title, _ in plots._panels(plots.read_metrics(metrics_path)))
+        if panels in drawn:
+            out_png.write_bytes(drawn[panels])
+            return out_png
+        written = plot_curves(metrics_path, out_png)
+        drawn[panels] = written.read_bytes()
+        return written
+
+    return plot
 
 
 # Machines of continuous integration differ by a factor of two and end a job at its limit whatever it has tested.

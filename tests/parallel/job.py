@@ -54,8 +54,9 @@ def lines_of(script: str, devices: int, flags: str | None = None) -> list[str]:
 
 
 def printed(script: str, devices: int, flags: str | None) -> str:
-    done = subprocess.run([sys.executable, str(Path(__file__).with_name(script))], capture_output=True, text=True, cwd=ROOT,
-                          env=with_devices(devices, flags))
+    start = "import gc, runpy, sys; gc.set_threshold(200_000, 50, 100); runpy.run_path(sys.argv[1], run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", start, str(Path(__file__).with_name(script))], capture_output=True, text=True,
+                          cwd=ROOT, env=with_devices(devices, flags))  # the threshold is that of conftest.py
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -294,7 +294,7 @@ def test_what_waits_on_the_host_is_not_on_the_devices():
 @pytest.mark.slow
 def test_memory_is_what_the_compiler_says():
     """Updates and samplers compiled, not run: tiny ones, SmolLM2, and meshes of eight devices."""
-    printed = job.lines_of("plan_cases.py", 8, "--xla_backend_optimization_level=0")
+    printed = job.lines_of("plan_cases.py", 8)
     cases = [json.loads(line) for line in printed if line.startswith("{")]
     assert len(cases) == 8
     for case in cases:

@@ -155,7 +155,7 @@ def spoil(tree, trained, seed: int):
         if x.shape[:3] != trained.shape or (path and getattr(path[-1], "name", "") in ("mask", "role")):
             return x
         own = np.asarray(trained).reshape(*trained.shape, *[1] * (x.ndim - 3))
-        return jnp.where(own, x, rng.choice(choices[np.dtype(x.dtype).kind], x.shape).astype(x.dtype))
+        return np.where(own, x, rng.choice(choices[np.dtype(x.dtype).kind], x.shape).astype(x.dtype))
 
     return jax.tree.map_with_path(spoiled, tree)
 
@@ -167,7 +167,7 @@ def squeeze(tree, trained):
 
     def moved(x):
         if x.ndim > 2 and x.shape[:3] in ((p, g, t), (p, 1, t)):
-            return jnp.take_along_axis(x, order.reshape(p, g, t, *[1] * (x.ndim - 3)), axis=2)
+            return np.take_along_axis(np.asarray(x), order.reshape(p, g, t, *[1] * (x.ndim - 3)), axis=2)
         return x
 
     result = jax.tree.map(moved, tree)
@@ -177,7 +177,7 @@ def squeeze(tree, trained):
 def as_array(x, floating=None):
     x = np.asarray(x)
     kinds = {"f": floating or jnp.float32, "i": jnp.int32, "u": jnp.uint32, "b": jnp.bool_}
-    return jnp.asarray(x, kinds[x.dtype.kind])
+    return jax.device_put(np.asarray(x, kinds[x.dtype.kind]))  # which dispatches less than jnp.asarray
 
 
 def logprobs(seed: int, shape: tuple[int, int, int] = (P, G, T)) -> jax.Array:
@@ -205,7 +205,7 @@ def pad(x, extra: tuple[int, int, int] = (1, 1, 2)):
 
 def permute(x, order_P, order_G):
     """`x` with prompts and, where it has that axis, rollouts in another order."""
-    x = jnp.asarray(x)[order_P]
+    x = np.asarray(x)[order_P]
     return x[:, order_G] if x.ndim > 1 and x.shape[1] == G else x
 
 

@@ -25,7 +25,7 @@ def strict():
         yield
 
 
-@functools.cache
+@functools.lru_cache(4)  # the properties of a row follow one another; programs of earlier ones need not be kept
 def compiled(of, slug, case):
     """`of(slug, case, ...)`, compiled once per shape for all tests."""
     return jax.jit(functools.partial(of, slug, case))

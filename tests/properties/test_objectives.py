@@ -26,7 +26,7 @@ def strict():
         yield
 
 
-@functools.lru_cache
+@functools.lru_cache(2)  # the properties of a row follow one another; programs of earlier ones need not be kept
 def build(row):
     """The case, its objective, and `eager` of it, compiled once per shape for all tests."""
     slug, case = ROWS[row]
@@ -112,7 +112,7 @@ def test_masked_tokens_have_exactly_no_gradient(row, seed):
     assert np.all(np.asarray(gradient)[~np.asarray(rollouts.token_mask)] == 0)
 
 
-@functools.lru_cache
+@functools.lru_cache(2)
 def as_trained(row):
     """`eager` as a trainer calls it, compiled: with weights made of what was recorded, whatever is in the holes."""
     _, objective, _ = build(row)
