@@ -1,6 +1,8 @@
-"""Part of `mesh_cases.py`: weights moved to the layout of rollouts, and shards that decode by themselves, on eight devices."""
+"""Runs in a process of its own with eight devices: weights moved to the layout of rollouts, shards that decode alone."""
 import functools
+import json
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -102,3 +104,7 @@ def cases() -> dict:
         result["sampled"][name] = {"same": same(one, other), "steps": other.decode_steps.tolist(), "sent": sent,
                                    "difference": float(np.abs(one.logprobs - other.logprobs).max())}
     return result
+
+
+if __name__ == "__main__":
+    sys.exit(print(json.dumps(cases())))

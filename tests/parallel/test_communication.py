@@ -204,8 +204,8 @@ def test_what_does_not_divide_is_summed_whole():
 
 @pytest.fixture(scope="module")
 def eight():
-    """The results of `mesh_cases.py` for programs compiled for eight virtual devices."""
-    return json.loads(job.lines_of("mesh_cases.py", 8)[-1])["communicated"]
+    """The results of `placed_cases.py` for programs compiled for eight virtual devices."""
+    return json.loads(job.lines_of("placed_cases.py", 8)[-1])["communicated"]
 
 
 @pytest.mark.slow

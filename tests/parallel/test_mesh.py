@@ -71,6 +71,21 @@ def eight():
     return json.loads(job.lines_of("mesh_cases.py", 8)[-1])
 
 
+@pytest.fixture(scope="module")
+def experts():
+    return json.loads(job.lines_of("expert_cases.py", 8)[-1])
+
+
+@pytest.fixture(scope="module")
+def placed():
+    return json.loads(job.lines_of("placed_cases.py", 8)[-1])
+
+
+@pytest.fixture(scope="module")
+def rollouts():
+    return json.loads(job.lines_of("rollout_cases.py", 8)[-1])
+
+
 @pytest.mark.slow
 def test_three_steps_on_eight_devices_equal_those_on_one(eight):
     assert eight["devices"] == [8, 1]
@@ -93,18 +108,18 @@ def test_three_steps_along_one_axis_equal_those_on_one_device(eight, axis):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("axis", "shard"), (("tensor", [2, 4, 32, 6]), ("all", [2, 4, 16, 12])))
-def test_three_steps_of_a_mixture_of_experts_equal_those_on_one_device(eight, axis, shard):
+def test_three_steps_of_a_mixture_of_experts_equal_those_on_one_device(experts, axis, shard):
     """Each expert lies in pieces, and its load is balanced over the batch of all devices."""
-    result = eight["experts"][axis]
+    result = experts["experts"][axis]
     assert result["same_tokens"] and result["difference"] < 2e-4 and result["shard_of_gate"] == shard
     for name, (ours, wanted) in result["metrics"].items():
         assert ours == pytest.approx(wanted, rel=1e-3, abs=1e-5), name
 
 
 @pytest.mark.slow
-def test_gradients_in_bfloat16_are_summed_in_float32(eight):
+def test_gradients_in_bfloat16_are_summed_in_float32(experts):
     """Also because CPUs crash on sums in bfloat16 within a shard_map."""
-    assert eight["bfloat16"][0] == pytest.approx(eight["bfloat16"][1], rel=0.02)
+    assert experts["bfloat16"][0] == pytest.approx(experts["bfloat16"][1], rel=0.02)
 
 
 @pytest.mark.slow
@@ -121,8 +136,8 @@ def test_one_axis_takes_what_is_left(eight):
 
 
 @pytest.mark.slow
-def test_no_device_ever_holds_more_of_published_weights_than_its_share(eight):
-    result = eight["published"]
+def test_no_device_ever_holds_more_of_published_weights_than_its_share(placed):
+    result = placed["published"]
     assert result["equal"] and result["as_ruled"]
     assert result["peak"] == result["own"] < 0.27 * result["whole"]  # norms and what does not divide are whole everywhere
     assert result["asked"] == [[0.25], [0.25], [0.25]]  # nor is more read than the pieces
@@ -175,51 +190,51 @@ MATRICES, BIASES = 2 * 64 * 32 + 32 * (32 + 16 + 16) + 32 * 32 + 3 * 32 * 48, 32
 
 
 @pytest.mark.slow
-def test_weights_move_to_the_layout_of_rollouts_by_gathers_over_fsdp_alone(eight):
+def test_weights_move_to_the_layout_of_rollouts_by_gathers_over_fsdp_alone(rollouts):
     for mesh, fsdp, tensor in (("mixed", 2, 2), ("fsdp", 8, 1)):
-        result = eight["rollouts"]["moved"][mesh]
+        result = rollouts["moved"][mesh]
         assert result["equal"] and result["as_ruled"] and result["kept"] and not result["untouched"]
         assert {name.split("/")[-1] for name, dtype in result["dtypes"].items() if dtype == "float32"} == {"scale", "bias"}
         assert result["laid"] == ["bf16"] * 18  # nine matrices before and after they are gathered: cast first
         assert result["sent"]["kinds"] == ["all-gather"] and result["sent"]["groups"] == [fsdp]
         assert result["sent"]["bytes"] == 4 * MATRICES / tensor  # results of float32: what a device holds at the end, no more
-    assert eight["rollouts"]["moved"]["mixed"]["shards"] == PER_TENSOR
-    wrong = eight["rollouts"]["wrong_order"]["kinds"]
+    assert rollouts["moved"]["mixed"]["shards"] == PER_TENSOR
+    wrong = rollouts["wrong_order"]["kinds"]
     assert wrong == ["all-gather", "collective-permute"]  # which other layouts would cost
 
 
 @pytest.mark.slow
-def test_weights_that_are_whole_over_fsdp_already_stay_as_they_are(eight):
-    result = eight["rollouts"]["moved"]["without"]
+def test_weights_that_are_whole_over_fsdp_already_stay_as_they_are(rollouts):
+    result = rollouts["moved"]["without"]
     assert result["untouched"] and result["as_ruled"] and result["sent"]["kinds"] == [] and result["laid"] == []
     assert result["shards"] == PER_TENSOR and set(result["dtypes"].values()) == {"float32"}
 
 
 @pytest.mark.slow
-def test_policies_and_prompts_are_judged_apart(eight):
+def test_policies_and_prompts_are_judged_apart(placed):
     """V0's success of M policies on Q prompts needs nothing of other policies and prompts."""
-    result = eight["judged"]
+    result = placed["judged"]
     assert not any(result["sent"].values()) and result["distance"] < 1e-6
     assert result["shape"] == [4, 8] and result["on_each"] == [2, 2]
 
 
 @pytest.mark.slow
-def test_every_shard_of_a_batch_decodes_until_its_own_rows_have_stopped(eight):
-    longest = [max(lengths) for lengths in eight["rollouts"]["lengths"]]
+def test_every_shard_of_a_batch_decodes_until_its_own_rows_have_stopped(rollouts):
+    longest = [max(lengths) for lengths in rollouts["lengths"]]
     assert min(longest) < 6 and max(longest) == 24 and len(set(longest)) == 4  # of four prompts on one device
     for mesh in ("pieces", "whole"):
-        result = eight["rollouts"]["sampled"][mesh]
+        result = rollouts["sampled"][mesh]
         assert result["same"] and result["difference"] < 1e-5
         assert result["steps"] == [length - 1 for length in longest]  # the first token needs none
-    assert eight["rollouts"]["sampled"]["whole"]["sent"]["kinds"] == []
+    assert rollouts["sampled"]["whole"]["sent"]["kinds"] == []
     # Permutations would wait, on CPUs, for shards that have stopped; these stay within a pair of `tensor`.
-    assert eight["rollouts"]["sampled"]["pieces"]["sent"]["kinds"] == ["all-gather", "all-reduce", "all-to-all"]
-    assert eight["rollouts"]["sampled"]["pieces"]["sent"]["groups"] == [2]
+    assert rollouts["sampled"]["pieces"]["sent"]["kinds"] == ["all-gather", "all-reduce", "all-to-all"]
+    assert rollouts["sampled"]["pieces"]["sent"]["groups"] == [2]
 
 
 @pytest.mark.slow
-def test_shards_leave_their_finished_rows_out_by_themselves_and_send_no_cache(eight):
-    result = eight["rollouts"]["halved"]
+def test_shards_leave_their_finished_rows_out_by_themselves_and_send_no_cache(rollouts):
+    result = rollouts["halved"]
     lengths = np.array(result["lengths"]).reshape(4, 2, 8)  # two prompts on each of data x fsdp
     assert result["same"] and result["steps"] == (lengths.max((1, 2)) - 1).tolist()
     assert all(holds(shard > 33) and (shard > 33).any() for shard in lengths)  # each is halved, in the middle at the latest
@@ -228,8 +243,8 @@ def test_shards_leave_their_finished_rows_out_by_themselves_and_send_no_cache(ei
 
 
 @pytest.mark.slow
-def test_heads_that_do_not_divide_over_tensor_are_sampled_whole(eight):
-    result = eight["rollouts"]["sampled"]["undivided"]
+def test_heads_that_do_not_divide_over_tensor_are_sampled_whole(rollouts):
+    result = rollouts["sampled"]["undivided"]
     assert result["same"] and result["steps"] == [23]  # two key/value heads over four devices
     assert result["sent"]["kinds"] == ["all-gather"] and result["sent"]["bytes"] == 4 * (MATRICES + BIASES)  # once
 
