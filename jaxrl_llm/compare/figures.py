@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.compare.page import counted
 from jaxrl_llm.compare.plan import UNITS, Budget
 from jaxrl_llm.compare.report import METRIC, Result, curves
 from jaxrl_llm.evaluation.comparison import mean_over_runs
@@ -76,7 +77,7 @@ def _learning(axes, results, unit, budget, style, since_start: bool = False) -> 
         x, y = curves(runs, unit, budget, METRIC)
         if np.isfinite(y).any():
             gain = y - y[:, :1] if since_start else y
-            _band(axes, x, gain, f"{label} ({len(runs)} seeds)", style[label], len(results))
+            _band(axes, x, gain, f"{label} ({counted(len(runs), 'seed')})", style[label], len(results))
     _budget_axis(axes, unit)
     _score_axis(axes)
 

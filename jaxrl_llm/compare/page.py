@@ -22,9 +22,14 @@ def amount(unit: str, size: float) -> str:
     return f"{size:.4g} {UNITS[unit]}"
 
 
+def counted(number: int, word: str) -> str:
+    """"1 seed", "2 seeds"."""
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
 def summary(report: Mapping[str, Any]) -> str:
     """The result as a table for the terminal."""
-    rows = [(label, _percent(m["final"]), f"{_number(m['spent']['tokens'])} tokens", f"{m['spent']['seconds']:.0f} s")
+    rows = [(label, _percent(m["final"], m), f"{_number(m['spent']['tokens'])} tokens", f"{m['spent']['seconds']:.0f} s")
             for label, m in report["methods"].items()]
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
@@ -40,7 +45,8 @@ def _level(report) -> float:
 def _headline(report) -> str:
     """Which method ends highest, if the paired tests can tell and all its parts acted; otherwise why none is named."""
     first, *others = report["order"]
-    score = f"held-out score {_percent(report['methods'][first]['final'])} from {report['start']:.1%} before training"
+    ended = report["methods"][first]
+    score = f"held-out score {_percent(ended['final'], ended)} from {report['start']:.1%} before training"
     if not others:
         return f"{first}: {score}."
     tests = [report["differences"][first][other] for other in others]
@@ -65,7 +71,7 @@ def _answer(report) -> str:
         if difference is None:
             continue
         clear = difference["p_value"] <= level
-        lines.append(f"- {best} minus {other}: {_points(difference)} points over {difference['seeds']} shared seeds "
+        lines.append(f"- {best} minus {other}: {_points(difference)} points over {counted(difference['seeds'], 'shared seed')} "
                      f"(p = {difference['p_value']:.2g}); {'different' if clear else 'not distinguishable'}.")
     lines += ["", *[f"> {warning}" + "\n>" * (i + 1 < len(report["warnings"])) for i, warning in enumerate(report["warnings"])]]
     lines += ["", "![learning curves](curves.png)"]
@@ -73,7 +79,7 @@ def _answer(report) -> str:
 
 
 def _finals(report) -> str:
-    rows = [[label, str(len(m["seeds"])), *(_percent(m[name]) for name in ("final", "final_solved", "best", "mean"))]
+    rows = [[label, str(len(m["seeds"])), *(_percent(m[name], m) for name in ("final", "final_solved", "best", "mean"))]
             for label, m in report["methods"].items()]
     return ("## Final and best\n\nInterquartile mean over seeds and its 95% bootstrap interval. *Final*: at the budget, linear "
             "between evaluations; *solved*: the share of completions that solve their problem there. *Best*: the highest point "
@@ -84,7 +90,7 @@ def _finals(report) -> str:
 
 def _equal(report) -> str:
     heads = ["method"] + [amount(unit, report["common"][unit]) for unit in UNITS]
-    rows = [[label] + [_percent(m["at_equal"][unit]) for unit in UNITS] for label, m in report["methods"].items()]
+    rows = [[label] + [_percent(m["at_equal"][unit], m) for unit in UNITS] for label, m in report["methods"].items()]
     return ("## At equal budgets of each kind\n\nThe same runs at the largest budget that all of them reached on each axis: "
             "a ranking that holds on one axis only is about that axis.\n\n" + table(heads, rows) + "\n\n![axes](axes.png)")
 
@@ -215,14 +221,20 @@ def _score(x) -> str:
     return f"{x:.1%}" if isinstance(x, float) else "failed"
 
 
-def _percent(interval) -> str:
+def _percent(interval, method) -> str:
     if any(isinstance(x, str) for x in interval.values()):
         return "n/a"
-    return f"{interval['value']:.1%} [{interval['low']:.1%}, {interval['high']:.1%}]"
+    return f"{interval['value']:.1%}" + _between(interval, "{:.1%}", len(method["seeds"]))
 
 
 def _points(difference) -> str:
-    return f"{100 * difference['mean']:+.1f} [{100 * difference['low']:+.1f}, {100 * difference['high']:+.1f}]"
+    return f"{100 * difference['mean']:+.1f}" + _between(
+        {side: 100 * difference[side] for side in ("low", "high")}, "{:+.1f}", difference["seeds"])
+
+
+def _between(interval, form: str, seeds: int) -> str:
+    """The interval in brackets; nothing for one seed, which says nothing of others."""
+    return f" [{form.format(interval['low'])}, {form.format(interval['high'])}]" if seeds > 1 else ""
 
 
 def _plain(interval) -> str:

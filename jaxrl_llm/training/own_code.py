@@ -34,10 +34,12 @@ def origins() -> list[str | dict[str, str]]:
                       if file is not None and file not in map(Path, files))]
 
 
-def load(places: Iterable[str | dict[str, str]]) -> None:
+def load(places: Iterable[str | dict[str, str]], run: Path | None = None) -> None:
     """Imports the files and modules of `origins` that this process lacks, and warns about missing ones.
 
-    The folder of a module that is not on the path is added to the end of it. In earlier runs a module is a name alone.
+    The folder of a module that is not on the path is added to the end of it. In earlier runs a module is a name alone. A
+    configuration file that is no longer at its place is looked for in the folder `run` and in the one around it, where
+    comparisons keep it: folders of runs move from machine to machine.
     """
     for place in places:
         try:
@@ -45,12 +47,18 @@ def load(places: Iterable[str | dict[str, str]]) -> None:
                 _import_module(place["module"], Path(place["file"]))
             elif not place.endswith(".py"):
                 importlib.import_module(place)
-            elif Path(place) not in {_file(module) for module in list(sys.modules)}:
-                _import_file(Path(place))
+            elif (file := _moved(Path(place), run)) not in {_file(module) for module in list(sys.modules)}:
+                _import_file(file)
         except (ImportError, FileNotFoundError) as error:
             name = place["module"] if isinstance(place, dict) else place
             warnings.warn(f"the code of this run, {name}, cannot be imported ({error}); what it registered is unknown",
                           RuntimeWarning, stacklevel=2)
+
+
+def _moved(file: Path, run: Path | None) -> Path:
+    """The file, or one of its name with the run if it is not there."""
+    places = (file, *(() if run is None else (run / file.name, run.parent / file.name)))
+    return next((place.absolute() for place in places if place.is_file()), file)
 
 
 def _file(module: str) -> Path | None:

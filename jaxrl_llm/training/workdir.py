@@ -169,7 +169,7 @@ def stored_config(folder: Path) -> ml_collections.ConfigDict:
 def load_code(folder: Path) -> None:
     """Imports the code that the run in `folder` was last started with, see `own_code`."""
     for start in starts_of(folder)[-1:]:
-        own_code.load(start.get("code", ()))
+        own_code.load(start.get("code", ()), folder)
 
 
 def describe_environment() -> dict[str, Any]:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from run_folders import base, write_run
 
-from jaxrl_llm.compare import plan
+from jaxrl_llm.compare import launch, plan
 from jaxrl_llm.training import config as config_lib
 
 
@@ -91,6 +91,14 @@ def test_shares_are_a_partition(tmp_path):
     for wrong in ("0/4", "5/4", "half"):
         with pytest.raises(ValueError, match="part/parts"):
             plan.share(jobs, wrong)
+
+
+def test_runs_at_a_time_share_the_memory_of_a_gpu(monkeypatch):
+    name = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    monkeypatch.delenv(name, raising=False)
+    assert name not in launch.environment(1) and launch.environment(4)[name] == "0.23"
+    monkeypatch.setenv(name, "0.1")
+    assert launch.environment(4)[name] == "0.1"
 
 
 def test_a_written_configuration_reads_back(tmp_path):

@@ -173,6 +173,17 @@ def test_the_headline_names_a_winner_only_where_all_paired_tests_do(compared):
     assert "cannot give a p-value below 0.12, and 0.05 is asked for" in headline(0.125, seeds=4)
 
 
+def test_one_seed_has_no_interval(compared):
+    result = compared[2]
+    grpo, rloo = result["order"]
+    alone = {"value": 0.413, "low": 0.413, "high": 0.413}
+    difference = result["differences"][grpo][rloo] | {"mean": 0.2, "low": 0.2, "high": 0.2, "seeds": 1, "p_value": 1.0}
+    methods = {label: m | {"final": alone, "seeds": [0]} for label, m in result["methods"].items()}
+    text = page.markdown(result | {"methods": methods, "differences": {grpo: {rloo: difference}}})
+    assert "held-out score 41.3% from" in text and "| 41.3% |" in text and "[41.3%, 41.3%]" not in text
+    assert "+20.0 points over 1 shared seed (p = 1); not distinguishable." in text
+
+
 @pytest.mark.slow
 def test_the_page_and_its_pictures(compared):
     root, results, result = compared

@@ -432,7 +432,8 @@ def test_a_step_all_of_whose_rollouts_are_dropped_learns_nothing():
 def test_saves_leave_nothing_in_memory(tmp_path):
     """Saves a state of 48 tensors, about as many as a model has with its moments, in a process that does nothing else.
 
-    The test counts objects, which is exact: a save leaked 18 to 40 kB of resident memory, which jumps by megabytes.
+    The test counts objects, which is exact: a save leaked 18 to 40 kB of resident memory, which jumps by megabytes. The least
+    of ten counts is that without what threads of a busy machine still hold.
     """
     process = child(f"""
         import gc, json, sys
@@ -440,13 +441,14 @@ def test_saves_leave_nothing_in_memory(tmp_path):
         from jaxrl_llm.training.checkpoints import Checkpoints
         state, counts = {{f"w{{i}}": jnp.full(64, i) for i in range(48)}}, []
         with Checkpoints({str(tmp_path)!r}, keep=2) as checkpoints:
-            for step in range(101):
+            for step in range(100):
                 checkpoints.save(step, state, {{"data": step}})
-                if step % 50 == 0:
+                if step % 50 >= 40:
+                    checkpoints.wait()
                     gc.collect()
                     counts.append(sys.getallocatedblocks())
         print(json.dumps(counts))
     """)
     assert process.wait() == 0
-    _, early, late = json.loads(process.first)
-    assert (late - early) / 50 < 40  # it was 490 while tensorstore was asked for JSON
+    counts = json.loads(process.first)
+    assert (min(counts[10:]) - min(counts[:10])) / 50 < 40  # it was 490 while tensorstore was asked for JSON

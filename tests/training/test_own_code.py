@@ -39,7 +39,7 @@ def test_a_module_that_registered_something_is_named_and_imported_again(place):
     assert added == [{"module": "my_module", "file": str(place / "my_module.py")}]
     for form in ("my_module", *added):
         del sys.modules["my_module"], advantages.base.ESTIMATORS["of_module"]
-        own_code.load([form])
+        own_code.load([form], place)
         assert "of_module" in advantages.base.ESTIMATORS
 
 
@@ -64,7 +64,7 @@ def test_modules_of_functions_that_a_configuration_names_are_found_again_without
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("my_package.my_tasks", "my_package", "my_numbers"):
         del sys.modules[name]
-    own_code.load(found)
+    own_code.load(found, tmp_path)
     assert sys.path[-1] == str(tmp_path) and sys.path.count(str(tmp_path)) == 1
     assert len(tasks.make("my_package.my_tasks:sums").heldout) > 0
     scored = rewards.combine([rewards.make("isolated", target="my_rewards:score", workers=1)])
@@ -75,7 +75,7 @@ def test_modules_of_functions_that_a_configuration_names_are_found_again_without
 
 def test_a_module_whose_file_is_gone_too_is_a_warning(tmp_path):
     with pytest.warns(RuntimeWarning, match="no_such_module, cannot be imported"):
-        own_code.load([{"module": "no_such_module", "file": str(tmp_path / "no_such_module.py")}])
+        own_code.load([{"module": "no_such_module", "file": str(tmp_path / "no_such_module.py")}], tmp_path)
     assert str(tmp_path) not in sys.path
 
 
@@ -102,11 +102,20 @@ print(own_code.origins())
 def test_a_file_is_imported_once_and_a_missing_one_is_a_warning(place):
     file = place / "my_file.py"
     file.write_text(MODULE.format(name="file") + "\nimport sys\nsys.loads = getattr(sys, 'loads', 0) + 1\n")
-    own_code.load([str(file)])
-    own_code.load([str(file)])
+    own_code.load([str(file)], place)
+    own_code.load([str(file)], place)
     assert "of_file" in advantages.base.ESTIMATORS and sys.loads == 1
     del sys.loads
     with pytest.warns(RuntimeWarning, match="gone.py, cannot be imported.*what it registered is unknown"):
-        own_code.load([str(place / "gone.py")])
+        own_code.load([str(place / "gone.py")], place)
     with pytest.warns(RuntimeWarning, match="no_such_module_anywhere, cannot be imported"):
-        own_code.load(["no_such_module_anywhere"])
+        own_code.load(["no_such_module_anywhere"], place)
+
+
+@pytest.mark.parametrize("where", ("run", "."))
+def test_the_file_of_a_run_that_moved_is_found_with_the_run(place, where):
+    run = place / "moved" / "run"
+    run.mkdir(parents=True)
+    (run.parent if where == "." else run).joinpath("my_other_file.py").write_text(MODULE.format(name="moved"))
+    own_code.load([str(place / "where it was" / "my_other_file.py")], run)
+    assert "of_moved" in advantages.base.ESTIMATORS
