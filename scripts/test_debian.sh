@@ -32,6 +32,6 @@ chroot "$root" env -u PIP_FIND_LINKS HOME=/root PATH=/usr/bin:/bin:/usr/sbin:/sb
   set -euo pipefail
   cd /srv/jaxrl_llm
   source scripts/setup.sh test-light
-  python -c "import sys, importlib.metadata as m; print(\"Python\", sys.version.split()[0], *(f\"{n} {m.version(n)}\" for n in
+  python -c "import sys, importlib.metadata as m; print(\"Python \" + sys.version.split()[0], *(f\"{n} {m.version(n)}\" for n in
              (\"jax\", \"flax\", \"optax\", \"orbax-checkpoint\", \"numpy\")), sep=\", \")"
   exec python -m pytest -q -n "${JAXRL_LLM_TEST_WORKERS:-auto}" --dist worksteal -m "not slow" "$@"' bash "$@"

@@ -132,7 +132,7 @@ def test_calls_are_compared_by_name_and_arguments():
                  [Call("f", {}, "broken")], [Call("f", {})] * 2, [Call("f", {"a": 0.5})]]
     assert len({tools.identity(calls) for calls in different}) == len(different)
     deep = []
-    for _ in range(600):
+    for _ in range(2000):  # deeper than any Python's stack
         deep = [deep]
     assert tools.identity([Call("f", {"a": deep})]) is None
     many = [Call("f", {"n": n}) for n in range(5)]
