@@ -151,9 +151,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 def with_part(parts: Sequence[Mapping[str, Any]], part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The parts with this one in the place of an older one of its contest, or behind all others."""
-    names = [one["contest"]["name"] for one in parts]
-    at = names.index(part["contest"]["name"]) if part["contest"]["name"] in names else len(names)
-    return [*parts[:at], part, *parts[at + 1:]]
+    return [*{one["contest"]["name"]: one for one in (*parts, part)}.values()]
 
 
 def write(parts: Sequence[Mapping[str, Any]], folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Starts the processes of one job, as a cluster would, and never leaves one behind."""
 import fcntl
 import functools
+import json
 import os
 import socket
 import subprocess
@@ -51,6 +52,11 @@ def lines_of(script: str, devices: int, flags: str | None = None) -> list[str]:
             result = printed(script, devices, flags)
             file.write(result)
     return result.splitlines()
+
+
+def result_of(script: str, devices: int):
+    """The last of `lines_of`, which is JSON."""
+    return json.loads(lines_of(script, devices)[-1])
 
 
 def printed(script: str, devices: int, flags: str | None) -> str:

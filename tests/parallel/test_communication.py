@@ -205,7 +205,7 @@ def test_what_does_not_divide_is_summed_whole():
 @pytest.fixture(scope="module")
 def eight():
     """The results of `placed_cases.py` for programs compiled for eight virtual devices."""
-    return json.loads(job.lines_of("placed_cases.py", 8)[-1])["communicated"]
+    return job.result_of("placed_cases.py", 8)["communicated"]
 
 
 @pytest.mark.slow
@@ -264,7 +264,7 @@ def test_statistics_of_methods_are_summed_where_the_batch_lies():
 
     POISE fits its probe to the features of all rollouts, which its window has on every device.
     """
-    result = json.loads(job.lines_of("estimator_cases.py", 8)[-1])
+    result = job.result_of("estimator_cases.py", 8)
     whole = {"d3s", "demystify_cot", "poise"}
     assert {slug for slug, sent in result.items() if sent > 3} == whole
     assert sum(sent == 0 for sent in result.values()) >= 40 and len(result) > 60

@@ -1,6 +1,5 @@
 """The partition table, refusals, and a training step on eight virtual devices that equals one device's."""
 import dataclasses
-import json
 import types
 
 import jax
@@ -68,22 +67,22 @@ def test_meshes_that_do_not_fit_one_device_are_refused(sizes):
 @pytest.fixture(scope="module")
 def eight():
     """What `mesh_cases.py` prints under eight virtual devices."""
-    return json.loads(job.lines_of("mesh_cases.py", 8)[-1])
+    return job.result_of("mesh_cases.py", 8)
 
 
 @pytest.fixture(scope="module")
 def experts():
-    return json.loads(job.lines_of("expert_cases.py", 8)[-1])
+    return job.result_of("expert_cases.py", 8)
 
 
 @pytest.fixture(scope="module")
 def placed():
-    return json.loads(job.lines_of("placed_cases.py", 8)[-1])
+    return job.result_of("placed_cases.py", 8)
 
 
 @pytest.fixture(scope="module")
 def rollouts():
-    return json.loads(job.lines_of("rollout_cases.py", 8)[-1])
+    return job.result_of("rollout_cases.py", 8)
 
 
 @pytest.mark.slow
@@ -252,7 +251,7 @@ def test_heads_that_do_not_divide_over_tensor_are_sampled_whole(rollouts):
 @pytest.mark.slow
 def test_other_optimisers_on_a_mesh_resume_bit_for_bit_with_their_state_on_the_host():
     """Two devices of fsdp x two of tensor: matrices of moments in four pieces, what has lost an axis is whole."""
-    cases = json.loads(job.lines_of("optimizer_cases.py", 4)[-1])
+    cases = job.result_of("optimizer_cases.py", 4)
     for name, result in cases.items():
         assert result["same"] and result["as_ruled"] and result["kinds"] == ["pinned_host"], (name, result)
     kernel = "layers/q/kernel"

@@ -1,5 +1,4 @@
 """Updates from packed rows that groups straddle give the same gradient on meshes as on one device, and compile once."""
-import json
 
 import job
 import pytest
@@ -8,7 +7,7 @@ import pytest
 @pytest.fixture(scope="module")
 def result():
     """What `packing_cases.py` prints under eight virtual devices."""
-    return json.loads(job.lines_of("packing_cases.py", 8)[-1])
+    return job.result_of("packing_cases.py", 8)
 
 
 @pytest.mark.slow
